@@ -1,0 +1,98 @@
+"""The host side of all_reduce: a weighted mean of the replicas' buffers in one pass."""
+import numpy as np
+
+# Elements a block: two float32 blocks of 64 Ki elements fit into a core's second-level cache.
+BLOCK = 1 << 16
+
+
+def all_reduce(buffers, weights, out=None, accumulate=False):
+    """Weighted sum of equal-shaped buffers, in one pass over memory.
+
+    Parameters
+    ----------
+    buffers : list of ndarray
+        One a replica, of one shape and floating dtype.
+    weights : list of float
+        One a buffer; for a mean over samples, the sub-batch's share of the batch.
+    out : ndarray, optional
+        Where the result goes; reused from step to step. Made like the first buffer if absent.
+    accumulate : bool
+        Add to what `out` holds.
+
+    Returns
+    -------
+    ndarray
+        `out`; with one buffer of weight 1 and nothing to add to, that buffer itself, uncopied.
+
+    Notes
+    -----
+    The sum is formed block by block in the cache, so that each buffer is read from memory once and
+    `out` is written once. float16 is summed in float32.
+
+    Examples
+    --------
+    >>> all_reduce([np.array([1., 2.]), np.array([3., 6.])], [0.5, 0.5])
+    array([2., 4.])
+    """
+    if len(buffers) == 1 and weights[0] == 1 and not accumulate:
+        return buffers[0]
+    if out is None:
+        out = np.empty_like(buffers[0])
+    flat_out = _flat(out, out)
+    flat = [_flat(buffer, out) for buffer in buffers]
+    sum_dtype = np.promote_types(out.dtype, 'float32')
+    scratch = np.empty(min(BLOCK, flat_out.size), sum_dtype)
+    total = np.empty_like(scratch) if sum_dtype != out.dtype else None
+    for start in range(0, flat_out.size, BLOCK):
+        block = slice(start, start + BLOCK)
+        target = flat_out[block]
+        product = scratch[:target.size]
+        partial = target if total is None else total[:target.size]
+        if accumulate and total is not None:
+            partial[...] = target
+        for i, (buffer, weight) in enumerate(zip(flat, weights)):
+            if i == 0 and not accumulate:
+                np.multiply(buffer[block], weight, out=partial, dtype=sum_dtype)
+            else:
+                np.multiply(buffer[block], weight, out=product, dtype=sum_dtype)
+                np.add(partial, product, out=partial)
+        if total is not None:
+            target[...] = partial
+    return out
+
+
+def _flat(buffer, like):
+    """One-dimensional view of a buffer in the memory order of `like`; a copy where they differ."""
+    if buffer.strides != like.strides and buffer.size > 1:
+        ordered = np.empty_like(like)
+        ordered[...] = buffer
+        buffer = ordered
+    return buffer.ravel(order='K')
+
+
+class HostBuffers:
+    """Preallocated host buffers, made at first use and again only when a shape changes."""
+
+    def __init__(self):
+        self._buffers = {}
+
+    def get(self, key, like):
+        """The buffer of a key, of the shape and dtype of `like`.
+
+        Parameters
+        ----------
+        key : hashable
+        like : ndarray or pygpu.gpuarray.GpuArray
+
+        Returns
+        -------
+        ndarray
+            C-contiguous, or in the memory order of a host array.
+        """
+        shape, dtype = tuple(like.shape), np.dtype(like.dtype)
+        buffer = self._buffers.get(key)
+        if buffer is None or buffer.shape != shape or buffer.dtype != dtype:
+            # A host array's memory order is kept, so that flat views of it and the buffer agree.
+            buffer = np.empty_like(like) if isinstance(like, np.ndarray) else np.empty(shape, dtype)
+            self._buffers[key] = buffer
+        return buffer

@@ -1,0 +1,279 @@
+"""Version fixes and hooks: what Theano 1.0.5 and Keras 2.3.1 need in order to import and run today.
+
+Every monkey-patch of theano_mgpu is here or in ``contexts.py``. Each names the version that it
+mends and the symptom without it, and is applied only where it is needed.
+"""
+import collections
+import collections.abc
+import functools
+import importlib.util
+import json
+import os
+import sys
+import sysconfig
+import warnings
+import weakref
+
+from . import config
+
+NUMPY_ALIASES = {'bool': bool, 'int': int, 'float': float, 'complex': complex,
+                 'object': object, 'str': str}
+COLLECTIONS_ABCS = ('Callable', 'Container', 'Hashable', 'Iterable', 'Iterator', 'Mapping',
+                    'MutableMapping', 'MutableSequence', 'MutableSet', 'Sequence', 'Set', 'Sized')
+
+
+def restore_numpy_aliases():
+    """NumPy 1.24 removed ``np.bool`` and its like; Theano 1.0.5 dies with AttributeError on them."""
+    import numpy
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # NumPy 1.20 to 1.23 warn about the very look-up.
+        missing = {name: value for name, value in NUMPY_ALIASES.items() if not hasattr(numpy, name)}
+    vars(numpy).update(missing)
+
+
+def restore_collections_abcs():
+    """Python 3.10 removed ``collections.Iterable`` and its like; Keras 2.3.1 still imports them."""
+    for name in COLLECTIONS_ABCS:
+        if not hasattr(collections, name):
+            setattr(collections, name, getattr(collections.abc, name))
+
+
+def disable_scan_extension():
+    """Use scan's pure-Python loop: its C file is Cython 0.28's and does not build on Python 3.9+.
+
+    Without this, a compiler's error (``tp_print``, ``longintrepr.h``) ends the first scan.
+    """
+    if sys.version_info >= (3, 9):
+        sys.modules.setdefault('theano.scan_module.scan_perform_ext', None)
+
+
+def default_keras_backend():
+    """Choose Theano as Keras's backend where TensorFlow, Keras's own default, is not installed.
+
+    Without this, ``import keras`` ends with "No module named 'tensorflow'".
+    """
+    if 'KERAS_BACKEND' in os.environ:
+        return
+    path = os.path.join(os.path.expanduser(os.environ.get('KERAS_HOME', '~/.keras')), 'keras.json')
+    chosen = 'tensorflow'
+    if os.path.exists(path):
+        with open(path) as f:
+            chosen = json.load(f).get('backend', chosen)
+    if chosen == 'tensorflow' and importlib.util.find_spec('tensorflow') is None:
+        os.environ['KERAS_BACKEND'] = 'theano'
+
+
+def default_pocl_devices():
+    """PoCL shows one device unless POCL_DEVICES says otherwise; it reads it at the first OpenCL call."""
+    os.environ.setdefault('POCL_DEVICES', 'pthread pthread')
+
+
+def blas_ldflags():
+    """Linker flags of a BLAS that links: ``-lopenblas`` where OpenBLAS's link is there, else none.
+
+    Without a value, Theano 1.0.5 asks ``np.distutils.__config__.blas_opt_info``, which NumPy 1.22
+    and later lack, and dies at import.
+    """
+    multiarch = sysconfig.get_config_var('MULTIARCH') or ''
+    folders = ['/usr/lib/' + multiarch, '/usr/local/lib', '/usr/lib64', '/usr/lib', '/lib64', '/lib',
+               os.path.join(sys.prefix, 'lib')] + os.environ.get('LIBRARY_PATH', '').split(os.pathsep)
+    found = any(os.path.exists(os.path.join(folder, 'libopenblas.so')) for folder in folders if folder)
+    return '-lopenblas' if found else ''
+
+
+def install():
+    """Apply the fixes that must come before Theano and Keras are imported."""
+    restore_numpy_aliases()
+    restore_collections_abcs()
+    disable_scan_extension()
+    default_keras_backend()
+    default_pocl_devices()
+
+
+def import_theano():
+    """Import Theano with the flags that it understands, and give it theano_mgpu's own.
+
+    ``contexts`` is kept from it: Theano would open the devices at import, only log one that fails,
+    and lose the second name of a device. ``theano_mgpu.contexts`` opens them instead, on demand.
+
+    Returns
+    -------
+    bool
+        True if Theano had been imported before, and so had read its flags by itself.
+    """
+    if 'theano' in sys.modules:
+        _register_own_flags()
+        return True
+    given = os.environ.get('THEANO_FLAGS')
+    flags = config.parse_flags(given or '')
+    own = {key: flags.pop(key) for key in list(flags) if key in config.OWN_FLAGS}
+    flags['contexts'] = ''
+    if config.flag('blas.ldflags') is None:
+        flags['blas.ldflags'] = blas_ldflags()
+    os.environ['THEANO_FLAGS'] = config.join_flags(flags)
+    try:
+        import theano
+    finally:
+        if given is None:
+            del os.environ['THEANO_FLAGS']
+        else:
+            os.environ['THEANO_FLAGS'] = given
+    theano.configparser.THEANO_FLAGS_DICT.update(own)
+    _register_own_flags()
+    return False
+
+
+def _register_own_flags():
+    from theano.configparser import AddConfigVar, EnumStr
+    for name, (default, allowed, doc) in config.OWN_FLAGS.items():
+        config.own_flag(name)  # raises our own message for a value that it cannot have
+        others = [value for value in allowed if value != default]
+        AddConfigVar(name, doc, EnumStr(default, *others), in_c_key=False)
+
+
+# --- Hooks on shared variables -------------------------------------------------------------------
+# Theano 1.0.5's shared variables have no hook: a copy on another context goes stale in silence
+# when the variable is set, and the variable when the copies are trained. The patches below ask,
+# where a variable is watched, its watcher before a read and tell it after a write.
+
+_watchers = weakref.WeakValueDictionary()  # id(storage) -> watcher; a watcher keeps its storage alive
+_generation = 0                            # grows with every watch, so that functions look again
+
+
+def watch(variable, watcher):
+    """Have `watcher` told of each use of a shared variable.
+
+    Parameters
+    ----------
+    variable : theano.compile.SharedVariable
+    watcher : object
+        Its ``before_read()`` is called before the variable's value is read, ``after_write()``
+        after it was changed, by get_value, set_value, or any Theano function over the variable;
+        ``read_only`` says that a borrowed value must not be written to, since no one would know.
+        The caller keeps the watcher alive.
+    """
+    global _generation
+    _watchers[id(variable.container.storage)] = watcher
+    _generation += 1
+
+
+def watcher_of(variable):
+    """The watcher of a shared variable; None if it is not watched."""
+    return _watchers.get(id(variable.container.storage))
+
+
+def _wrap_accessors(cls):
+    def wrapped(name, wrap):
+        original = cls.__dict__.get(name)
+        if original is not None:
+            setattr(cls, name, functools.wraps(original)(wrap(original)))
+
+    def reads(original):
+        def get_value(self, borrow=False, return_internal_type=False):
+            watcher = watcher_of(self)
+            if watcher is None:
+                return original(self, borrow, return_internal_type)
+            watcher.before_read()
+            value = original(self, borrow, return_internal_type)
+            if borrow and watcher.read_only and hasattr(value, 'setflags'):
+                value = value.view()
+                value.setflags(write=False)
+            return value
+        return get_value
+
+    def writes(original):
+        def write(self, *args, **kwargs):
+            result = original(self, *args, **kwargs)
+            watcher = watcher_of(self)
+            if watcher is not None:
+                watcher.after_write()
+            return result
+        return write
+
+    wrapped('get_value', reads)
+    wrapped('set_value', writes)
+    wrapped('zero', writes)
+
+
+def _watched_by(function):
+    """Watchers of the shared variables of a compiled function: (all, those that it updates)."""
+    generation, watched, updated = getattr(function, '_mgpu_watched', (None, (), ()))
+    if generation != _generation:
+        found = [(_watchers.get(id(container.storage)), spec)
+                 for container, spec in zip(function.input_storage, function.maker.expanded_inputs)]
+        watched = [watcher for watcher, _ in found if watcher is not None]
+        updated = [watcher for watcher, spec in found if watcher is not None and spec.update is not None]
+        function._mgpu_watched = (_generation, watched, updated)
+    return watched, updated
+
+
+def _wrap_function_call(cls):
+    original = cls.__call__
+
+    @functools.wraps(original)
+    def __call__(self, *args, **kwargs):
+        if not _watchers:
+            return original(self, *args, **kwargs)
+        watched, updated = _watched_by(self)
+        for watcher in watched:
+            watcher.before_read()
+        result = original(self, *args, **kwargs)
+        for watcher in updated:
+            watcher.after_write()
+        return result
+
+    cls.unwatched_call = original
+    cls.__call__ = __call__
+
+
+# --- Ops of theano.gpuarray ----------------------------------------------------------------------
+
+def give_mrg_its_context(op_class):
+    """Theano 1.0.5 makes each MRG draw for the default context, whatever the context of its state.
+
+    Without this, on a named context: "context name None not defined", and all ops stay on the host.
+    """
+    @classmethod
+    def new(cls, rstate, ndim, dtype, size):
+        from theano.gpuarray.type import GpuArrayType
+        from theano.tensor import as_tensor_variable, get_vector_length
+        size = as_tensor_variable(size)
+        ndim = get_vector_length(size) if ndim is None else ndim
+        output_type = GpuArrayType(dtype, (False,) * ndim, context_name=rstate.type.context_name)
+        return cls(output_type)(rstate, size)
+    op_class.new = new
+
+
+def cast_conv_shape(op_class):
+    """Theano 1.0.5 reads a gradient's image shape as int64 on a GPU, whatever integer it is.
+
+    Without this, the transposed convolution to a shape of Python integers (which Theano makes
+    int8) asks for "4 x 2 x 442372112 x 404381200". The CPU's op casts, as this does.
+    """
+    original = op_class.make_node
+
+    @functools.wraps(original)
+    def make_node(self, first, topgrad, shape=None):
+        from theano.tensor import as_tensor_variable
+        if shape is not None:
+            shape = [as_tensor_variable(shape[i]).astype('int64') for i in range(len(self.subsample))]
+        return original(self, first, topgrad, shape)
+
+    op_class.make_node = make_node
+
+
+def mend_theano():
+    """Patch the imported Theano: the hooks that `watch` needs, and the GPU ops; once a process."""
+    from theano.compile.function_module import Function
+    from theano.compile.sharedvalue import SharedVariable
+    from theano.gpuarray import blas, rng_mrg
+    from theano.gpuarray.type import GpuArraySharedVariable
+    if hasattr(Function, 'unwatched_call'):
+        return
+    _wrap_accessors(SharedVariable)
+    _wrap_accessors(GpuArraySharedVariable)
+    _wrap_function_call(Function)
+    give_mrg_its_context(rng_mrg.GPUA_mrg_uniform)
+    for op_class in (blas.GpuCorrMM_gradInputs, blas.GpuCorrMM_gradWeights,
+                     blas.GpuCorr3dMM_gradInputs, blas.GpuCorr3dMM_gradWeights):
+        cast_conv_shape(op_class)

@@ -1,0 +1,122 @@
+"""Theano's flags as text: THEANO_FLAGS and .theanorc, read without importing Theano."""
+import configparser
+import os
+import shlex
+
+from .errors import MgpuError
+
+# Flags of theano_mgpu's own: name -> (default, allowed values, documentation).
+OWN_FLAGS = {
+    'mgpu.executor': ('auto', ('auto', 'serial', 'threads'),
+                      'How replicas are run: one after the other from one thread (serial), or a '
+                      'thread a replica (threads); auto chooses by what the functions do.'),
+}
+
+
+def parse_flags(text):
+    """Parse a THEANO_FLAGS string, as ``theano.configparser.parse_config_string`` does.
+
+    Parameters
+    ----------
+    text : str
+        Comma-separated ``key=value`` entries; the last of a repeated key wins.
+
+    Returns
+    -------
+    dict of str to str
+
+    Examples
+    --------
+    >>> parse_flags('floatX=float32,contexts=dev0->cuda0;dev1->cuda1')
+    {'floatX': 'float32', 'contexts': 'dev0->cuda0;dev1->cuda1'}
+    """
+    splitter = shlex.shlex(text, posix=True)
+    splitter.whitespace = ','
+    splitter.whitespace_split = True
+    entries = (entry.strip() for entry in splitter)
+    return dict(entry.split('=', 1) for entry in entries if '=' in entry)
+
+
+def join_flags(flags):
+    """Join a dict of flags into a THEANO_FLAGS string that `parse_flags` reads back.
+
+    Examples
+    --------
+    >>> join_flags({'floatX': 'float32', 'gcc.cxxflags': '-O2 -g'})
+    "floatX=float32,gcc.cxxflags='-O2 -g'"
+    """
+    return ','.join('%s=%s' % (key, _quote(value)) for key, value in flags.items())
+
+
+def _quote(value):
+    return "'%s'" % value if any(c in value for c in ', \t') and "'" not in value else value
+
+
+def theanorc_files():
+    """Paths of the .theanorc files that Theano reads, later ones winning."""
+    given = os.environ.get('THEANORC')
+    return [os.path.expanduser(path) for path in (given or '~/.theanorc').split(os.pathsep)]
+
+
+def read_theanorc():
+    """Read the .theanorc files into a flat dict: ``[global] x`` is ``x``, ``[a] b`` is ``a.b``."""
+    parser = configparser.RawConfigParser()
+    parser.read(theanorc_files())
+    return {(key if section == 'global' else section + '.' + key): value
+            for section in parser.sections() for key, value in parser.items(section)}
+
+
+def flag(name, default=None):
+    """Value of a flag: THEANO_FLAGS first, then .theanorc, else `default`."""
+    flags = parse_flags(os.environ.get('THEANO_FLAGS', ''))
+    if name in flags:
+        return flags[name]
+    # configparser lower-cases option names, as Theano's own reading of .theanorc does.
+    section, dot, option = name.rpartition('.')
+    return read_theanorc().get(section + dot + option.lower(), default)
+
+
+def own_flag(name):
+    """Value of one of theano_mgpu's own flags, checked against its allowed values.
+
+    Raises
+    ------
+    MgpuError
+        If the flag has a value that it cannot have.
+    """
+    default, allowed, _ = OWN_FLAGS[name]
+    value = flag(name, default)
+    if value not in allowed:
+        raise MgpuError('flag %s=%s is not one of %s. Mend it in THEANO_FLAGS or .theanorc'
+                        % (name, value, ', '.join(allowed)))
+    return value
+
+
+def theanorc_text(contexts, floatx='float32', executor='auto'):
+    """Text of a .theanorc for a context map.
+
+    Parameters
+    ----------
+    contexts : str
+        A context map, e.g. ``'dev0->cuda0;dev1->cuda1'``.
+    floatx : {'float16', 'float32', 'float64'}
+    executor : {'auto', 'serial', 'threads'}
+
+    Examples
+    --------
+    >>> print(theanorc_text('dev0->cuda0;dev1->cuda1').split('[mgpu]')[0])
+    [global]
+    device = cpu
+    floatX = float32
+    contexts = dev0->cuda0;dev1->cuda1
+    <BLANKLINE>
+    <BLANKLINE>
+    """
+    return ('[global]\n'
+            'device = cpu\n'
+            'floatX = %s\n'
+            'contexts = %s\n'
+            '\n'
+            '[mgpu]\n'
+            '# %s\n'
+            'executor = %s\n' % (floatx, contexts, OWN_FLAGS['mgpu.executor'][2], executor))

@@ -1,0 +1,256 @@
+"""Contexts: Theano's names for devices. Choose them, open their devices, look names up.
+
+Also here: the mends of Theano's own context handling, since they need what this module knows.
+"""
+import contextlib
+import os
+import sys
+
+from . import config, devices
+from .context_map import EXAMPLE, default_map, describe, parse_context_map
+from .errors import ContextError
+
+_active = []          # the contexts that functions run over
+_pinned = [None]      # the context that a graph is being compiled for, innermost last
+
+
+def configured():
+    """Contexts of THEANO_FLAGS or .theanorc, else every CUDA device, every OpenCL device, or cpu."""
+    text = config.flag('contexts', '').strip()
+    return parse_context_map(text or default_map(devices.discover_best()))
+
+
+def init(contexts=None):
+    """Choose the contexts that functions run over, and open their devices.
+
+    Parameters
+    ----------
+    contexts : str, int, list of str, or None
+        A context map (``'dev0->cuda0;dev1->cuda1'``); the number of contexts to take from those of
+        THEANO_FLAGS, .theanorc or this machine's devices; their names; or None for all of them.
+
+    Returns
+    -------
+    list of Context
+
+    Raises
+    ------
+    ContextError
+        If the map is malformed, there are fewer contexts than asked for, a name is not mapped, or
+        a device cannot be opened; the contexts then stay as they were.
+
+    Examples
+    --------
+    >>> init('dev0->cpu')
+    [Context(name='dev0', device='cpu', kind='cpu')]
+    """
+    chosen = _choose(contexts)
+    for context in chosen:
+        _open(context)
+    _active[:] = chosen
+    return list(chosen)
+
+
+def _choose(contexts):
+    if isinstance(contexts, str):
+        return parse_context_map(contexts)
+    if contexts is None:
+        return configured()
+    if isinstance(contexts, int) and not isinstance(contexts, bool):
+        known = configured()
+        if not 1 <= contexts <= len(known):
+            raise ContextError('%d contexts were asked for; there are %d: %s. Ask for 1 to %d, or map '
+                               'more, e.g. %s' % (contexts, len(known), describe(known), len(known), EXAMPLE))
+        return known[:contexts]
+    names = list(contexts)
+    if not names:
+        raise ContextError('an empty list of contexts was given; name at least one of: %s'
+                           % describe(configured()))
+    if len(set(names)) < len(names):
+        raise ContextError('a context is named twice in %r; name each one once' % (names,))
+    return [_lookup(name, configured()) for name in names]
+
+
+def contexts():
+    """The contexts that functions run over; opens the configured ones at the first call.
+
+    Returns
+    -------
+    list of Context
+    """
+    return list(_active) if _active else init()
+
+
+def get(name):
+    """The active context of a name; a ContextError that lists the known ones if there is none."""
+    return _lookup(name, contexts())
+
+
+def _lookup(name, known):
+    for context in known:
+        if context.name == name:
+            return context
+    mapped = describe(known)
+    raise ContextError('context %r is not mapped; known contexts: %s. Add it to THEANO_FLAGS, e.g. '
+                       'contexts=%s;%s->cuda%d' % (name, ', '.join(c.name for c in known),
+                                                   mapped, name, len(known)))
+
+
+def gpu_context(context):
+    """The open pygpu context of a Context; None for ``cpu``."""
+    if context.kind == 'cpu':
+        return None
+    from theano.gpuarray.type import get_context
+    return get_context(context.name)
+
+
+def _open(context):
+    """Open the device of a context and register its name with Theano; does nothing the second time."""
+    if context.kind == 'cpu':
+        return
+    import theano.gpuarray
+    from theano.gpuarray.type import list_contexts
+    if context.name in list_contexts():
+        opened = _opened_device(context.name)
+        if opened != context.device:
+            raise ContextError('context %r is open on %s already and cannot be mapped to %s in the same '
+                               'process; use another name' % (context.name, opened, context.device))
+        return
+    if theano.gpuarray.pygpu is None:
+        raise ContextError('context %s: pygpu, which opens GPUs for Theano, cannot be imported. Install '
+                           "it (Debian: apt-get install python3-pygpu; a virtual environment sees it if "
+                           "made with --system-site-packages), or map to cpu, e.g. contexts=%s->cpu"
+                           % (describe([context]), context.name))
+    # Theano registers a name only for a device string that it has not seen: without this pop, the
+    # second name of one device prints "Mapped name dev1 ..." and is then unknown (Theano 1.0.5).
+    seen = theano.gpuarray.init_dev.devmap
+    first = seen.pop(context.device, None)
+    try:
+        theano.gpuarray.init_dev(context.device, context.name)
+    # pygpu raises ValueError, GpuArrayException, RuntimeError ...: all mean "not opened".
+    except Exception as error:
+        raise ContextError('context %s could not be opened: %s. %s'
+                           % (describe([context]), devices.reason(error), _remedy(context))) from error
+    finally:
+        if first is not None:
+            seen[context.device] = first
+    gpu_context(context).dev = context.device
+    _enable_gpuarray()
+
+
+def _opened_device(name):
+    """Device of a context that is registered with Theano; init_dev leaves it on the pygpu context."""
+    from theano.gpuarray.type import get_context
+    return getattr(get_context(name), 'dev', 'an unknown device')
+
+
+def _remedy(context):
+    found, why_none = devices.discover(context.kind)
+    if not found:
+        return 'There is no %s device (%s); run "theano-mgpu doctor"' % (context.kind, why_none)
+    if context.device not in found:
+        pocl = ''
+        if context.kind == 'opencl' and 'POCL_DEVICES' in os.environ:
+            pocl = ('; PoCL shows what POCL_DEVICES=%r says, read at the first OpenCL call'
+                    % os.environ['POCL_DEVICES'])
+        return 'There is: %s%s' % (', '.join(found), pocl)
+    return 'The device exists; run "theano-mgpu doctor" to see what is wrong with it'
+
+
+def _enable_gpuarray():
+    """As Theano does for its ``contexts`` flag: ``shared(target=)`` works, graphs move to the GPU."""
+    import theano.compile.sharedvalue
+    import theano.gpuarray
+    if theano.gpuarray.gpuarray_shared_constructor not in theano.compile.sharedvalue.shared.constructors:
+        theano.gpuarray.use('')
+
+
+@contextlib.contextmanager
+def compiling_for(context):
+    """While a graph is built and compiled: where nothing else says so, its context is this one."""
+    _pinned.append(context)
+    try:
+        yield
+    finally:
+        _pinned.pop()
+
+
+def install():
+    """Mend how Theano 1.0.5 infers contexts; once, after Theano was imported.
+
+    ``infer_context_name`` walks up through nodes of one input only. Without the mend, every conv2d
+    with ``filter_flip=True`` fails on a named context: "Could not infer context from inputs".
+    """
+    from theano.gpuarray import basic_ops, opt
+    original = basic_ops.infer_context_name
+    if original is infer_context_name:
+        return
+    infer_context_name.original = original
+    for name, module in list(sys.modules.items()):
+        if name.startswith('theano.gpuarray') and getattr(module, 'infer_context_name', None) is original:
+            module.infer_context_name = infer_context_name
+    _mend_graph_to_gpu(opt.GraphToGPU)
+
+
+def infer_context_name(*variables):
+    """Context of an op from its inputs: the nearest GPU ancestor's, else the one compiled for.
+
+    Replaces ``theano.gpuarray.basic_ops.infer_context_name``; breadth first over all ancestors.
+    """
+    from theano.gpuarray.basic_ops import HostFromGpu
+    from theano.gpuarray.type import GpuArrayType
+    seen, level = set(), list(variables)
+    while level:
+        for variable in level:
+            if isinstance(variable.type, GpuArrayType):
+                return variable.type.context_name
+            if getattr(variable.tag, 'context_name', None) is not None:
+                return variable.tag.context_name
+            if variable.owner and isinstance(variable.owner.op, HostFromGpu):
+                return variable.owner.inputs[0].type.context_name
+        seen.update(level)
+        level = [parent for variable in level if variable.owner for parent in variable.owner.inputs
+                 if parent not in seen]
+    if _pinned[-1] is not None and _pinned[-1].kind != 'cpu':
+        return _pinned[-1].name
+    return infer_context_name.original(*variables)
+
+
+def _mend_graph_to_gpu(graph_to_gpu):
+    """Keep Theano 1.0.5's ``GraphToGPU`` from failing, and logging it, where there is no default context.
+
+    It asks for the context of a graph's inputs even if nothing of the graph lies on a GPU, and
+    lifts an Alloc before it has seen a GPU variable to context ``None``: "context name None not
+    defined". A graph without a GPU variable stays on the host; in any other, None means its context.
+    """
+    original = graph_to_gpu.apply
+
+    def apply(self, fgraph):
+        from theano.gpuarray.type import GpuArrayType, list_contexts
+        if _pinned[-1] is not None and _pinned[-1].kind == 'cpu':
+            return None
+        if None in list_contexts():
+            return original(self, fgraph)
+        placed = [v.type.context_name for v in fgraph.variables if isinstance(v.type, GpuArrayType)]
+        if not placed:
+            return None
+        lifters = self.local_optimizers_map
+        self.local_optimizers_map = {key: [_LifterTo(placed[0], lifter) for lifter in found]
+                                     for key, found in lifters.items()}
+        try:
+            return original(self, fgraph)
+        finally:
+            self.local_optimizers_map = lifters
+
+    graph_to_gpu.apply = apply
+
+
+class _LifterTo:
+    """A local optimiser of GraphToGPU that lifts to a named context instead of to None."""
+
+    def __init__(self, context_name, lifter):
+        self.context_name = context_name
+        self.lifter = lifter
+
+    def transform(self, op, context_name, inputs, outputs):
+        return self.lifter.transform(op, context_name or self.context_name, inputs, outputs)

@@ -1,0 +1,42 @@
+"""The errors of theano_mgpu: each says what was wrong, what was given, what exists, and the next step."""
+
+
+class MgpuError(Exception):
+    """Base of every error that theano_mgpu raises on purpose."""
+
+
+class ContextError(MgpuError, ValueError):
+    """A context is malformed, unknown, not mapped, or its device could not be opened."""
+
+
+class GraphError(MgpuError, ValueError):
+    """A Theano graph, or what was asked of it, cannot be run over several contexts."""
+
+
+class BatchError(MgpuError, ValueError):
+    """The arguments of a call cannot be split into sub-batches."""
+
+
+class NonFiniteError(MgpuError, ArithmeticError):
+    """The loss or a gradient is infinite or not a number; no parameter was changed."""
+
+
+class ReplicaError(MgpuError, RuntimeError):
+    """An exception inside one replica; the original one is its ``__cause__``.
+
+    Attributes
+    ----------
+    replica : int
+        Index of the replica that failed.
+    context : theano_mgpu.Context
+        The context that it runs on.
+    samples : tuple of int or None
+        First and one-past-last sample of the batch that it worked on; None in the update, which
+        works on no samples.
+    """
+
+    def __init__(self, message, replica, context, samples=None):
+        super().__init__(message)
+        self.replica = replica
+        self.context = context
+        self.samples = samples

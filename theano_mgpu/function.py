@@ -1,0 +1,351 @@
+"""`mgpu.function`: a `theano.function` that runs over sub-batches on several contexts."""
+import threading
+
+import numpy as np
+import theano
+
+from . import graph
+from .collectives import HostBuffers, all_reduce
+from .errors import BatchError, GraphError
+from .parallel_graph import ParallelGraph, Transaction, choose_executor, resolve_contexts, run_replicas
+from .rng import is_random_state
+from .scatter_gather import REDUCTIONS, batch_length, fetch, gather, micro_batch_rounds
+from .timeline import Timings
+
+
+def function(inputs, outputs, reduce=None, broadcast=(), givens=None, contexts=None, executor=None,
+             mode=None, name=None):
+    """Compile a Theano graph into a callable that runs it over sub-batches on every context.
+
+    A call splits its arguments along axis 0 into sub-batches whose sizes differ by at most one, runs
+    each context's own compiled function on one of them, and puts the outputs together.
+
+    Parameters
+    ----------
+    inputs : list of theano.Variable
+        Each has samples along axis 0, but for scalars and those named in `broadcast`.
+    outputs : theano.Variable or list of theano.Variable
+    reduce : {None, 'gather', 'mean', 'sum'} or list of these
+        What becomes of the replicas' outputs: concatenated along axis 0 (None, 'gather'); averaged,
+        weighted by sub-batch size ('mean'); added ('sum'). A list has one entry an output.
+    broadcast : list of theano.Variable
+        Inputs that every replica gets whole.
+    givens : dict of theano.Variable to theano.Variable, optional
+        As for `theano.function`, e.g. ``{x: data[indices]}`` with shared data and the input `indices`.
+    contexts : list of str, optional
+        Names of the contexts to run on; all by default.
+    executor : {'auto', 'serial', 'threads'}, optional
+        The flag ``mgpu.executor`` by default.
+    mode, name
+        As for `theano.function`.
+
+    Returns
+    -------
+    ParallelFunction
+        Called with arrays, it returns an array, or a list of arrays if `outputs` is a list.
+
+    Raises
+    ------
+    GraphError, ContextError
+        If the graph cannot be run over these contexts.
+
+    Notes
+    -----
+    Random streams in the graph go on independently on each replica. Other shared variables with a
+    default update (running averages) get the mean of the replicas' new values, weighted by
+    sub-batch size.
+
+    Examples
+    --------
+    >>> import theano.tensor as T
+    >>> x = T.dmatrix('x')
+    >>> f = function([x], x.sum(axis=1), mode='FAST_COMPILE')
+    >>> f(np.ones((3, 2)))
+    array([2., 2., 2.])
+    """
+    single = not isinstance(outputs, (list, tuple))
+    output_list = [outputs] if single else list(outputs)
+    reductions = reduce if isinstance(reduce, (list, tuple)) else [reduce] * len(output_list)
+    if len(reductions) != len(output_list):
+        raise GraphError('reduce=%r has %d entries for %d outputs' % (reduce, len(reductions), len(output_list)))
+    return ParallelFunction(inputs, output_list, reductions, broadcast, givens, contexts, executor, mode,
+                            name, single)
+
+
+class ParallelFunction:
+    """What `function` returns.
+
+    Attributes
+    ----------
+    contexts : list of Context
+    compiled : list of theano.compile.function_module.Function
+        One a context.
+    timings : Timings
+        Seconds that its calls spent in each phase.
+    """
+
+    def __init__(self, inputs, outputs, reductions, broadcast, givens, contexts, executor, mode, name, single):
+        self.contexts = resolve_contexts(contexts)
+        self.forward = Forward(inputs, outputs, reductions, broadcast, givens, self.contexts, executor, mode, name)
+        self.timings = self.forward.timings
+        self._single = single
+
+    @property
+    def compiled(self):
+        return self.forward.graph.compiled
+
+    def __call__(self, *args, **kwargs):
+        """Run the function on a batch; arguments as for a compiled `theano.function`."""
+        with self.forward.step(args, kwargs) as step:
+            step.run_all()
+            results = step.gathered()
+            step.commit()
+        return results[0] if self._single else results
+
+
+class Forward:
+    """The part of a step that `mgpu.function` and `mgpu.training_function` share.
+
+    Scatter, run, fetch, and the states (random streams, running averages) that the graph moves on.
+
+    Parameters
+    ----------
+    reduced : int
+        The first so many outputs are averaged or added into buffers that are reused from step to
+        step (gradients); the others are gathered or reduced afresh.
+    """
+
+    def __init__(self, inputs, outputs, reductions, broadcast, givens, contexts, executor, mode, name,
+                 micro_batches=1, reduced=0):
+        self.inputs = [check_input(variable) for variable in inputs]
+        whole = broadcast_set(broadcast, self.inputs)
+        self.split = [variable not in whole and getattr(variable.type, 'ndim', 1) > 0 for variable in self.inputs]
+        if not any(self.split):
+            raise GraphError('no input has samples to split: %s. A batch needs one at least' % (self.inputs,))
+        if not isinstance(micro_batches, int) or micro_batches < 1:
+            raise GraphError('micro_batches is a number of slices, at least 1, not %r' % (micro_batches,))
+        outputs, states = with_givens(outputs, givens)
+        self.output_names = [str(output) for output in outputs]
+        self.reductions = [check_reduction(how, output) for how, output in zip(reductions, outputs)]
+        self.graph = ParallelGraph(self.inputs, outputs, states, contexts, mode=mode, name=name)
+        self.contexts = contexts
+        self.executor = choose_executor(executor, self.graph.compiled)
+        self.timings = Timings()
+        self.micro_batches = micro_batches
+        self.reduced = reduced
+        self.buffers = HostBuffers()
+        self._lock = threading.Lock()
+
+    def step(self, args, kwargs):
+        """Begin a step: check and scatter the arguments; see `Step`."""
+        return Step(self, args, kwargs, self._lock)
+
+    def arguments(self, args, kwargs):
+        """Arguments in the order of the inputs, each converted to its input's type."""
+        names = [str(variable) for variable in self.inputs]
+        if len(args) > len(self.inputs):
+            raise TypeError('%d arguments were given for the inputs %s' % (len(args), names))
+        values = dict(zip(names, args))
+        for name, value in kwargs.items():
+            if name not in names or name in values:
+                raise TypeError('%r is %s; the inputs are %s'
+                                % (name, 'given twice' if name in values else 'no input', names))
+            values[name] = value
+        missing = [name for name in names if name not in values]
+        if missing:
+            raise TypeError('no value was given for %s; the inputs are %s' % (', '.join(missing), names))
+        return [_converted(variable, values[name]) for variable, name in zip(self.inputs, names)]
+
+    def scatter(self, values):
+        """Rounds of sample ranges, one a replica; see `scatter_gather.micro_batch_rounds`."""
+        named = [(value, str(variable)) for value, variable, split in zip(values, self.inputs, self.split) if split]
+        length = batch_length(*map(list, zip(*named)))
+        return length, micro_batch_rounds(length, len(self.contexts), self.micro_batches)
+
+    def part(self, values, start, stop):
+        """The arguments of one sub-batch; slices are views."""
+        return [value[start:stop] if split else value for value, split in zip(values, self.split)]
+
+
+class Step:
+    """One call: a context manager that leaves everything as it was if its block raises.
+
+    Attributes
+    ----------
+    length : int
+        Samples in the batch.
+    """
+
+    def __init__(self, forward, args, kwargs, lock):
+        self.forward = forward
+        self.transaction = Transaction()
+        self._lock = lock
+        self._arguments = args, kwargs
+        self._pieces = []       # (replica, (start, stop), outputs), in the order in which they ran
+        self._states = []       # the new values of the states, for each piece
+        self.averages = []
+
+    def __enter__(self):
+        self._lock.acquire()
+        try:
+            forward = self.forward
+            with forward.timings.span('scatter'):
+                self.values = forward.arguments(*self._arguments)
+                self.length, self.rounds = forward.scatter(self.values)
+                forward.graph.refresh()
+            forward.timings.calls += 1
+        except BaseException:
+            self._lock.release()
+            raise
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        try:
+            if kind is not None:
+                self.transaction.roll_back()
+        finally:
+            self._lock.release()
+
+    def run_all(self):
+        """Run every round, and average the outputs that are reduced into buffers."""
+        for number, samples in enumerate(self.rounds):
+            results = self._run_round(samples)
+            if self.forward.reduced:
+                self._average(number, results, samples)
+
+    def _run_round(self, samples):
+        forward = self.forward
+        contexts = forward.contexts[:len(samples)]
+        with forward.timings.span('run'):
+            tasks = [self._task(replica, span) for replica, span in enumerate(samples)]
+            results = run_replicas(forward.executor, tasks, contexts, samples)
+        for replica, (outputs, new_states) in enumerate(results):
+            self._pieces.append((replica, samples[replica], outputs[forward.reduced:]))
+            self._states.append(new_states)
+            self._advance_streams(replica, new_states)
+        return [outputs[:forward.reduced] for outputs, _ in results]
+
+    def _task(self, replica, span):
+        part = self.forward.part(self.values, *span)
+        return lambda: self.forward.graph.run(replica, part)
+
+    def _advance_streams(self, replica, new_states):
+        """Each replica's random streams go on from piece to piece."""
+        context = self.forward.contexts[replica]
+        for variable, value in zip(self.forward.graph.updated, new_states):
+            if is_random_state(variable.variable):
+                self.transaction.replace(variable.copies[context], value)
+
+    def _average(self, number, results, samples):
+        """Fetch one round's reduced outputs and add them, weighted, to their averages."""
+        forward, buffers = self.forward, self.forward.buffers
+        with forward.timings.span('fetch'):
+            tasks = [self._fetch_task(replica, outputs) for replica, outputs in enumerate(results)]
+            fetched = run_replicas(forward.executor, tasks, forward.contexts[:len(results)], samples)
+        weights = [self._weight(how=forward.reductions[0], span=span) for span in samples]
+        alone = len(self.rounds) == 1 and len(samples) == 1
+        with forward.timings.span('all_reduce'):
+            self.averages = [
+                all_reduce(parts, weights, None if alone else buffers.get(('mean', i), parts[0]), number > 0)
+                for i, parts in enumerate(zip(*fetched))]
+
+    def _fetch_task(self, replica, outputs):
+        buffers = self.forward.buffers
+
+        def task():
+            return [output if isinstance(output, np.ndarray)
+                    else fetch(output, buffers.get((replica, i), output)) for i, output in enumerate(outputs)]
+        return task
+
+    def _weight(self, how, span):
+        return 1.0 if how == 'sum' else (span[1] - span[0]) / self.length
+
+    def commit(self):
+        """Make the states' new values current; those that are no streams are averaged."""
+        forward = self.forward
+        used = forward.contexts[:len(self.rounds[0])]
+        weights = [self._weight('mean', span) for _, span, _ in self._pieces]
+        for variable, values in zip(forward.graph.updated, zip(*self._states)):
+            if is_random_state(variable.variable):
+                variable.commit(used)
+                continue
+            merged = _merged([fetch(value) for value in values], weights)
+            for context in forward.contexts:
+                self.transaction.replace(variable.copies[context], np.array(merged))
+            variable.commit(forward.contexts)
+        if self._states and self._states[0]:
+            forward.graph.mark_seen()
+
+    def gathered(self):
+        """The outputs that are not reduced into buffers, put together as told."""
+        forward = self.forward
+        pieces = sorted(self._pieces, key=lambda piece: piece[1])  # by sample: rounds interleave replicas
+        spans = [span for _, span, _ in pieces]
+        outputs = zip(*(outputs for _, _, outputs in pieces))
+        names = forward.output_names[forward.reduced:]
+        with forward.timings.span('fetch'):
+            return [self._combined(parts, spans, how, name)
+                    for parts, how, name in zip(outputs, forward.reductions[forward.reduced:], names)]
+
+    def _combined(self, parts, spans, how, name):
+        if how == 'gather':
+            return gather(parts, [stop - start for start, stop in spans], name)
+        values = [fetch(part) for part in parts]
+        return _merged(values, [self._weight(how, span) for span in spans])
+
+
+def _merged(values, weights):
+    """Weighted sum of host arrays; in their dtype if floating, else in float64 unless all weigh 1."""
+    if np.issubdtype(values[0].dtype, np.floating):
+        return np.array(all_reduce(values, weights))
+    total = sum(value * (int(weight) if weight == 1 else weight) for value, weight in zip(values, weights))
+    return np.asarray(total)
+
+
+def check_input(variable):
+    """The Theano variable of an input; a GraphError for `theano.In` and others that cannot be scattered."""
+    if isinstance(variable, theano.In):
+        raise GraphError('theano.In(%s) is not taken: give the variable itself, and its value at each call'
+                         % variable.variable)
+    return variable
+
+
+def broadcast_set(broadcast, inputs):
+    """The set of inputs that are not split."""
+    unknown = [variable for variable in broadcast if variable not in inputs]
+    if unknown:
+        raise GraphError('broadcast names %s, no inputs; the inputs are %s' % (unknown, inputs))
+    return set(broadcast)
+
+
+def check_reduction(how, output):
+    """What becomes of an output; a GraphError where it cannot be done or was not told."""
+    how = how or 'gather'
+    if how not in REDUCTIONS:
+        raise GraphError('output %s is to be reduced by %r, which is none of %s'
+                         % (output, how, ', '.join(REDUCTIONS)))
+    if how == 'gather' and output.ndim == 0:
+        raise GraphError("output %s is a scalar on each replica and cannot be gathered: say whether the batch's "
+                         "is their mean or their sum (reduce='mean', or (output, 'mean') among the outputs)"
+                         % output)
+    return how
+
+
+def with_givens(outputs, givens):
+    """Outputs with the givens substituted, and the default updates that `theano.function` would apply."""
+    if givens:
+        replacements = {old: old.type.filter_variable(graph.on_host(theano.tensor.as_tensor_variable(new)))
+                        for old, new in givens.items()}
+        outputs = graph.substitute(outputs, replacements)
+    outputs = graph.host_graph(outputs)
+    found = {variable: variable.default_update for variable in graph.shared_variables(outputs)
+             if getattr(variable, 'default_update', None) is not None}
+    return outputs, dict(zip(found, graph.host_graph(list(found.values()))))
+
+
+def _converted(variable, value):
+    try:
+        return variable.type.filter(value, strict=False, allow_downcast=None)
+    except (TypeError, ValueError) as error:
+        raise BatchError('input %s (%s) cannot take what was given: %s'
+                         % (variable, variable.type, ' '.join(map(str, error.args)))) from error

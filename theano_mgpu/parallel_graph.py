@@ -1,0 +1,182 @@
+"""One graph compiled for several contexts, over replicas of its shared variables."""
+import theano
+
+from . import graph
+from .audit import audit
+from .contexts import contexts as active_contexts
+from .contexts import get as get_context
+from .context_map import Context, describe
+from .errors import ContextError, ReplicaError
+from .executors import TaskError, make_executor
+from .replicate import changes, replicated
+
+
+def resolve_contexts(contexts):
+    """The Contexts that a function runs over.
+
+    Parameters
+    ----------
+    contexts : list of (str or Context), or None
+        None for all active ones.
+
+    Returns
+    -------
+    list of Context
+
+    Raises
+    ------
+    ContextError
+        If the list is empty, or names a context twice or one that is not mapped.
+    """
+    if contexts is None:
+        return active_contexts()
+    if isinstance(contexts, str):
+        contexts = [contexts]
+    chosen = [get_context(c.name if isinstance(c, Context) else c) for c in contexts]
+    if not chosen or len(set(chosen)) < len(chosen):
+        raise ContextError('a function runs over at least one context, each named once; given: %r, known: %s'
+                           % (list(contexts), describe(active_contexts())))
+    return chosen
+
+
+class Transaction:
+    """What shared storage held before a step, so that an error can put it back.
+
+    Compiled replicas never write to shared storage: they return new values, which replace old ones.
+    Keeping a reference to each old one is all that it takes.
+    """
+
+    def __init__(self):
+        self._old = []
+
+    def replace(self, shared, value):
+        """Give a shared variable a new value, of its internal type or on the host; remember the old one."""
+        storage = shared.container.storage
+        self._old.append((storage, storage[0]))
+        storage[0] = shared.type.filter(value)
+
+    def roll_back(self):
+        """Put every old value back, latest first."""
+        for storage, value in reversed(self._old):
+            storage[0] = value
+        self._old.clear()
+
+
+class ParallelGraph:
+    """A graph compiled for each of several contexts.
+
+    Parameters
+    ----------
+    inputs, outputs : list of theano.Variable
+    updates : dict of SharedVariable to theano.Variable
+        New values, returned after the outputs.
+    contexts : list of Context
+    same_on_all : bool
+        Whether each context computes the same: random streams are then the same on each, too.
+    mode, name
+        As for `theano.function`.
+
+    Attributes
+    ----------
+    compiled : list of theano.compile.function_module.Function
+        One a context.
+    """
+
+    def __init__(self, inputs, outputs, updates, contexts, same_on_all=False, mode=None, name=None):
+        graph.check_inputs(inputs, outputs + list(updates.values()))
+        self.contexts = contexts
+        self.n_outputs = len(outputs)
+        shared = graph.shared_variables(outputs + list(updates.values()) + list(updates))
+        self.variables = [replicated(variable, same_on_all) for variable in shared]
+        replicas = list(zip(shared, self.variables))
+        self.updated = [replicated(variable, same_on_all) for variable in updates]
+        self._seen = None
+        indices = {context: i for i, context in enumerate(active_contexts())}
+        self.compiled = [
+            graph.compile_for(context, inputs, outputs, updates,
+                              {variable: r.on(context, indices[context]) for variable, r in replicas},
+                              mode=mode, name=name)
+            for context in contexts]
+
+    def refresh(self):
+        """Bring the replicas up to date with the user's variables, where anything changed."""
+        if self._seen != changes():
+            for variable in self.variables:
+                variable.refresh(self.contexts)
+            self.mark_seen()
+
+    def mark_seen(self):
+        """All changes so far are this function's own: its replicas are up to date."""
+        self._seen = changes()
+
+    def run(self, replica, arguments):
+        """Run one replica.
+
+        Parameters
+        ----------
+        replica : int
+        arguments : list of ndarray
+            Of the inputs' types.
+
+        Returns
+        -------
+        outputs, new_values : list
+            On the replica's device.
+        """
+        results = self.compiled[replica].unwatched_call(*arguments)
+        return results[:self.n_outputs], results[self.n_outputs:]
+
+
+def choose_executor(name, compiled):
+    """An executor for compiled functions.
+
+    Parameters
+    ----------
+    name : str or None
+        ``'serial'`` or ``'threads'``; ``'auto'`` takes threads where functions of two or more GPUs
+        block inside, because ops of theirs fall to the host; None is the flag ``mgpu.executor``.
+    compiled : list of theano.compile.function_module.Function
+
+    Returns
+    -------
+    Executor
+    """
+    name = name or theano.config.mgpu.executor
+    if name == 'auto':
+        blocking = [f for f in compiled if f.mgpu_context.kind == 'cuda' and _blocks(f)]
+        name = 'threads' if len(blocking) > 1 else 'serial'
+    return make_executor(name, len(compiled))
+
+
+def _blocks(function):
+    """Whether a function waits for its device before it returns: it reads from it on the way."""
+    return any('HostFromGpu' in str(entry.op) for entry in audit(function))
+
+
+def run_replicas(executor, tasks, contexts, samples=None):
+    """Run one task a replica; an exception comes back with its replica, context and samples.
+
+    Parameters
+    ----------
+    executor : Executor
+    tasks : list of callable
+    contexts : list of Context
+    samples : list of (int, int), optional
+
+    Returns
+    -------
+    list
+
+    Raises
+    ------
+    ReplicaError
+        From the original exception.
+    """
+    try:
+        return executor.run(tasks)
+    except TaskError as error:
+        cause, index = error.__cause__, error.index
+        where = 'samples %d to %d' % (samples[index][0], samples[index][1] - 1) if samples else 'update'
+        raise ReplicaError('replica %d (context %s, %s) failed, nothing was changed: %s: %s'
+                           % (index, describe([contexts[index]]), where, type(cause).__name__, cause),
+                           index, contexts[index], samples[index] if samples else None) from cause

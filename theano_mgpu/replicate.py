@@ -1,0 +1,179 @@
+"""Replicas: copies of the user's shared variables, one a context, and which of them are current."""
+import copy
+import sys
+
+import numpy as np
+import theano
+from theano.gpuarray.type import GpuArrayType
+from theano.tensor.sharedvar import TensorSharedVariable
+
+from .compat import watch, watcher_of
+from .errors import GraphError
+from .graph import fits_gpu, host_type
+from .rng import is_random_state, replica_state
+
+_changes = [0]  # grows with every change of any replicated variable
+
+
+def changes():
+    """A number that grows whenever a replicated variable changes, so that a step can skip checks."""
+    return _changes[0]
+
+
+def replicated(variable, same_on_all=False):
+    """The Replicated of a shared variable; all functions over the variable share it.
+
+    Parameters
+    ----------
+    variable : theano.compile.SharedVariable
+    same_on_all : bool
+        Give each context the same random stream, for a draw in an update, which is repeated on
+        each context and must come out the same.
+
+    Raises
+    ------
+    GraphError
+        If a random stream is drawn from both in an update and elsewhere.
+    """
+    variable = getattr(variable.tag, 'stands_for', variable)
+    found = watcher_of(variable)
+    if found is None:
+        own_stream = is_random_state(variable) and not same_on_all
+        return (ReplicatedStream if own_stream else Replicated)(variable)
+    if same_on_all and isinstance(found, ReplicatedStream):
+        raise GraphError('the random stream %s is drawn from in the updates and elsewhere too: an update must '
+                         'come out the same on each context, other draws must not. Make the updates draw '
+                         'from a stream of their own' % variable)
+    return found
+
+
+class Replicated:
+    """A shared variable of the user's and its copies on contexts.
+
+    The copies hold the truth after a step, the variable after it was set; each is brought up to
+    date from the other when it is needed, and not before. On a master of kind ``cpu`` the variable
+    is itself the replica, and nothing is ever copied.
+
+    Attributes
+    ----------
+    variable : SharedVariable
+    copies : dict of Context to SharedVariable
+    """
+
+    def __init__(self, variable):
+        self.variable = variable
+        self.copies = {}
+        self._current = {variable}
+        watch(variable, self)
+
+    def __del__(self):
+        # The last function over the variable is gone, and with it the copies: bring the value home.
+        if not sys.is_finalizing():
+            self.before_read()
+
+    @property
+    def read_only(self):
+        """Whether writes through a borrowed value would be missed by a copy."""
+        return any(replica is not self.variable for replica in self.copies.values())
+
+    def on(self, context, index):
+        """The replica on a context, made if there is none.
+
+        Parameters
+        ----------
+        context : Context
+        index : int
+            Position among all contexts; 0 is the master.
+        """
+        if context not in self.copies:
+            self.copies[context] = self.variable if self._is_home(context, index) else self._copy(context)
+        return self.copies[context]
+
+    def refresh(self, contexts):
+        """Bring the copies on these contexts up to date."""
+        for context in contexts:
+            replica = self.copies[context]
+            if replica not in self._current:
+                replica.container.value = self._value_for(context)
+                self._current.add(replica)
+
+    def commit(self, contexts):
+        """The copies on these contexts, and they alone, have a new value that is the same on each."""
+        self._current = {self.copies[context] for context in contexts}
+        _changes[0] += 1
+
+    def before_read(self):
+        """Bring the user's variable up to date; called before any read of it."""
+        if self.variable not in self._current:
+            self.variable.container.value = host_value(next(iter(self._current)))
+            self._current.add(self.variable)
+
+    def after_write(self):
+        """Called after the user's variable was set, or updated by a Theano function."""
+        self._current = {self.variable}
+        _changes[0] += 1
+
+    def _value_for(self, context):
+        return host_value(next(iter(self._current)))
+
+    def _is_home(self, context, index):
+        if isinstance(self.variable.type, GpuArrayType):
+            return self.variable.type.context_name == context.name
+        return index == 0 and context.kind == 'cpu'
+
+    def _copy(self, context):
+        variable, value = self.variable, self._value_for(context)
+        on_gpu = context.kind != 'cpu' and (fits_gpu(variable) or isinstance(variable.type, GpuArrayType))
+        # Scalars stay on the host, where Theano keeps them too.
+        if on_gpu and variable.type.ndim > 0:
+            replica = theano.shared(value, name=variable.name, target=context.name,
+                                    broadcastable=variable.type.broadcastable)
+        else:
+            replica = _host_shared(variable, value)
+        self._current.add(replica)
+        return replica
+
+
+class ReplicatedStream(Replicated):
+    """The state of a random stream: each context has its own, the master's is the user's variable's."""
+
+    def __init__(self, variable):
+        super().__init__(variable)
+        self._indices = {}
+        self._master = variable  # the replica that the variable's own stream goes on in
+
+    def on(self, context, index):
+        self._indices[context] = index
+        return super().on(context, index)
+
+    def commit(self, contexts):
+        """The streams on these contexts have moved on; the others are where they were."""
+        moved = {self.copies[context] for context in contexts}
+        for context in contexts:
+            if self._indices[context] == 0:
+                self._master = self.copies[context]
+                self._current -= {self.variable} | {self.copies[c] for c, i in self._indices.items() if i == 0}
+        self._current |= moved
+        _changes[0] += 1
+
+    def before_read(self):
+        if self.variable not in self._current:
+            self.variable.container.value = host_value(self._master)
+            self._current.add(self.variable)
+
+    def _value_for(self, context):
+        self.before_read()
+        return replica_state(host_value(self.variable), self._indices[context])
+
+
+def host_value(shared):
+    """A copy of a shared variable's value on the host, without asking its watcher."""
+    value = shared.container.storage[0]
+    return np.asarray(value) if isinstance(shared.type, GpuArrayType) else copy.deepcopy(value)
+
+
+def _host_shared(variable, value):
+    """A shared variable on the host with the type of `variable`, or that of its values on the host."""
+    if isinstance(variable.type, GpuArrayType):
+        return TensorSharedVariable(variable.name, host_type(variable), value, strict=True)
+    return variable.__class__(variable.name, variable.type, value, strict=True)

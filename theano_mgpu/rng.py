@@ -1,0 +1,69 @@
+"""Random streams: an independent, reproducible one for each replica."""
+import functools
+
+import numpy as np
+from theano.sandbox import rng_mrg
+from theano.tensor.raw_random import RandomStateType
+
+# MRG_RandomStreams spaces the streams of one draw 2**72 numbers apart (at most 2**14 of them) and
+# the draws 2**134 apart: jumps of 2**100 a replica meet neither, up to 2**34 replicas.
+REPLICA_JUMP_LOG2 = 100
+_KNOWN_JUMP_LOG2 = 72
+
+
+def is_random_state(variable):
+    """Whether a shared variable is the state of a random stream."""
+    return getattr(variable.tag, 'is_rng', False) or isinstance(variable.type, RandomStateType)
+
+
+def replica_state(state, replica):
+    """State of a random stream for one replica.
+
+    Parameters
+    ----------
+    state : ndarray of int32, shape (streams, 6), or numpy.random.RandomState
+        The template's own state: that of `MRG_RandomStreams` or of `RandomStreams`.
+    replica : int
+        Index of the replica; 0 keeps the state, so that one replica draws what plain Theano draws.
+
+    Returns
+    -------
+    ndarray or numpy.random.RandomState
+        A new state, `replica` jumps of 2**100 (MRG31k3p) or 2**128 (Mersenne Twister) ahead.
+
+    Notes
+    -----
+    L'Ecuyer and Touzin, "Fast combined multiple recursive generators with multipliers of the form
+    a = +-2**q +-2**r", 2000; the recurrence and its matrices are Theano's (sandbox/rng_mrg.py).
+    """
+    if isinstance(state, np.random.RandomState):
+        return _jumped_random_state(state, replica)
+    jumped = np.array(state)
+    for _ in range(replica):
+        jumped = np.concatenate([_multiply(jump, part, modulus) for jump, part, modulus
+                                 in zip(_replica_jumps(), np.split(jumped, 2, axis=-1),
+                                        (rng_mrg.M1, rng_mrg.M2))], axis=-1)
+    return jumped.astype(state.dtype)
+
+
+def _multiply(matrix, vectors, modulus):
+    # Each product is reduced before the sum: three products of 62 bits overflow 64.
+    return (matrix * vectors[..., None, :].astype('int64') % modulus).sum(-1) % modulus
+
+
+@functools.lru_cache(maxsize=1)
+def _replica_jumps():
+    """The two 3x3 matrices that advance MRG31k3p by 2**100: those for 2**72, squared 28 times."""
+    jumps = []
+    for matrix, modulus in ((rng_mrg.A1p72, rng_mrg.M1), (rng_mrg.A2p72, rng_mrg.M2)):
+        power = np.asarray(matrix).astype(object)
+        for _ in range(REPLICA_JUMP_LOG2 - _KNOWN_JUMP_LOG2):
+            power = power.dot(power) % modulus
+        jumps.append(power.astype('int64'))
+    return jumps
+
+
+def _jumped_random_state(state, replica):
+    twister = np.random.MT19937()
+    twister.state = state.get_state(legacy=False)
+    return np.random.RandomState(twister.jumped(replica) if replica else twister)

@@ -1,0 +1,168 @@
+"""Split a batch into sub-batches, and put their results together again."""
+import numpy as np
+
+from .errors import BatchError
+
+REDUCTIONS = ('gather', 'mean', 'sum')
+
+
+def sub_batch_sizes(batch_size, n_replicas):
+    """Split a batch size into near-equal sub-batch sizes, largest first.
+
+    Parameters
+    ----------
+    batch_size : int
+        Samples in the whole batch, at least 1.
+    n_replicas : int
+        Replicas to feed, at least 1.
+
+    Returns
+    -------
+    list of int
+        Sizes that sum to `batch_size` and differ by at most one, none zero; fewer than
+        `n_replicas` when samples are fewer.
+
+    Raises
+    ------
+    ValueError
+        If either argument is less than 1.
+
+    Examples
+    --------
+    >>> sub_batch_sizes(10, 4)
+    [3, 3, 2, 2]
+    >>> sub_batch_sizes(2, 4)
+    [1, 1]
+    """
+    if batch_size < 1 or n_replicas < 1:
+        raise ValueError('batch size and number of replicas must be at least 1, not %r and %r'
+                         % (batch_size, n_replicas))
+    n_parts = min(batch_size, n_replicas)
+    share, extra = divmod(batch_size, n_parts)
+    return [share + 1] * extra + [share] * (n_parts - extra)
+
+
+def ranges(sizes, start=0):
+    """First and one-past-last sample of consecutive sizes.
+
+    Examples
+    --------
+    >>> ranges([3, 3, 2])
+    [(0, 3), (3, 6), (6, 8)]
+    """
+    stops = [start + int(stop) for stop in np.cumsum(sizes)]
+    return list(zip([start] + stops[:-1], stops))
+
+
+def micro_batch_rounds(batch_size, n_replicas, micro_batches):
+    """Which samples each replica works on, one round after the other.
+
+    Parameters
+    ----------
+    batch_size, n_replicas : int
+    micro_batches : int
+        Slices that each sub-batch is cut into, fewer where it has fewer samples.
+
+    Returns
+    -------
+    list of list of (int, int)
+        One list a round; its entries are the sample ranges of replicas 0, 1, and so on.
+
+    Examples
+    --------
+    >>> micro_batch_rounds(5, 2, 2)
+    [[(0, 2), (3, 4)], [(2, 3), (4, 5)]]
+    """
+    slices = [ranges(sub_batch_sizes(stop - start, micro_batches), start)
+              for start, stop in ranges(sub_batch_sizes(batch_size, n_replicas))]
+    # Sub-batches are largest first, and so are their numbers of slices.
+    return [[of_replica[round_] for of_replica in slices if round_ < len(of_replica)]
+            for round_ in range(len(slices[0]))]
+
+
+def batch_length(arguments, names):
+    """Number of samples of a batch, which all arguments that are split must share.
+
+    Parameters
+    ----------
+    arguments : list of array_like with a `shape`
+        Those that are split, at least one.
+    names : list of str
+
+    Returns
+    -------
+    int
+
+    Raises
+    ------
+    BatchError
+        If the arguments have different lengths or none.
+    """
+    lengths = [argument.shape[0] for argument in arguments]
+    if len(set(lengths)) > 1:
+        odd = names[next(i for i, length in enumerate(lengths) if length != max(lengths))]
+        given = ', '.join('%s has %d' % pair for pair in zip(names, lengths))
+        raise BatchError('inputs of different lengths cannot be split into sub-batches: %s samples. If '
+                         'one is not made of samples, every replica can get it whole: pass '
+                         'broadcast=[%s] to mgpu.function or mgpu.training_function' % (given, odd))
+    if lengths[0] == 0:
+        raise BatchError('the batch is empty: %s 0 samples; give at least one'
+                         % ', '.join('%s has' % name for name in names))
+    return lengths[0]
+
+
+def gather(parts, sizes, name):
+    """Concatenate the replicas' outputs along axis 0.
+
+    Parameters
+    ----------
+    parts : list of ndarray or pygpu.gpuarray.GpuArray
+    sizes : list of int
+        The replicas' numbers of samples, which their outputs' lengths must equal.
+    name : str
+        Of the output, for the error.
+
+    Returns
+    -------
+    ndarray
+
+    Raises
+    ------
+    BatchError
+        If an output does not have one row a sample.
+    """
+    for part, size in zip(parts, sizes):
+        if part.ndim == 0 or part.shape[0] != size:
+            raise BatchError('output %s has shape %s for a sub-batch of %d samples: only outputs with one '
+                             'row a sample can be gathered. Ask for its mean or sum over the replicas '
+                             'instead (reduce=, or (output, "mean") among the outputs)'
+                             % (name, tuple(part.shape), size))
+    if len(parts) == 1:
+        return np.asarray(parts[0])
+    whole = np.empty((sum(sizes),) + tuple(parts[0].shape[1:]), parts[0].dtype)
+    for part, (start, stop) in zip(parts, ranges(sizes)):
+        fetch(part, whole[start:stop])
+    return whole
+
+
+def fetch(value, out=None):
+    """An array on the host: a device's array is read into `out` (C-contiguous) if given.
+
+    Parameters
+    ----------
+    value : ndarray or pygpu.gpuarray.GpuArray
+    out : ndarray, optional
+        Of the value's shape and dtype.
+
+    Returns
+    -------
+    ndarray
+        `out`; without it, a host array is returned as it is.
+    """
+    if out is None:
+        return np.asarray(value)
+    if isinstance(value, np.ndarray) or not value.flags.c_contiguous:
+        out[...] = np.asarray(value)
+    else:
+        value.read(out)
+    return out

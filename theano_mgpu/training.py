@@ -1,0 +1,245 @@
+"""`mgpu.training_function`: one training step over several contexts."""
+import functools
+import inspect
+
+import numpy as np
+import theano
+
+from . import graph, state
+from .errors import GraphError, NonFiniteError
+from .function import Forward
+from .parallel_graph import ParallelGraph, resolve_contexts, run_replicas
+
+
+def training_function(inputs, loss, params, updates, outputs=(), micro_batches=1, reduce='mean', broadcast=(),
+                      givens=None, check_finite=False, contexts=None, executor=None, mode=None, name=None):
+    """Compile one training step of a model over every context.
+
+    A call splits the batch into sub-batches, computes loss and gradients of each on its context,
+    averages the gradients on the host, weighted by sub-batch size, and applies the same update on
+    every context. The result is that of one device on the whole batch, to rounding, for a loss that
+    is a mean over samples.
+
+    Parameters
+    ----------
+    inputs : list of theano.Variable
+        Each has samples along axis 0, but for scalars and those named in `broadcast`.
+    loss : scalar theano.Variable
+        A mean over the samples, plus terms that do not depend on them (regularisers).
+    params : list of theano.compile.SharedVariable
+        What is trained. They stay the truth: `get_value` gives the trained value, `set_value` reaches
+        every replica before the next step, and other Theano functions over them see current values.
+    updates : callable
+        ``updates(gradients)`` or ``updates(gradients, params)``, given the averaged gradients as
+        Theano variables; returns the updates as for `theano.function`, a dict or list of pairs.
+        Those of Lasagne fit: ``lasagne.updates.adam``, or ``functools.partial(lasagne.updates.sgd,
+        learning_rate=0.1)``.
+    outputs : list of theano.Variable or (theano.Variable, str)
+        Further outputs; with ``'mean'`` or ``'sum'`` reduced over the replicas, else gathered.
+    micro_batches : int
+        Slices that each sub-batch is computed in, one after the other, so that a batch that does
+        not fit on a device trains. Gradients are accumulated exactly.
+    reduce : {'mean', 'sum'}
+        'sum' for a loss that is a sum over samples; terms that do not depend on them would then
+        count once a replica.
+    check_finite : bool
+        Raise a NonFiniteError, and change nothing, when the loss or a gradient is not finite.
+    broadcast, givens, contexts, executor, mode, name
+        As for `mgpu.function`.
+
+    Returns
+    -------
+    TrainingFunction
+        Called with arrays, it returns the loss, an array of shape (), or a list of loss and outputs.
+
+    Raises
+    ------
+    GraphError, ContextError
+        If the step cannot be run over these contexts.
+
+    Notes
+    -----
+    The scheme is synchronous data parallelism. Ops that couple the samples of a batch, such as batch
+    normalisation, see one sub-batch at a time.
+
+    Examples
+    --------
+    >>> import theano, theano.tensor as T
+    >>> x, w = T.dmatrix('x'), theano.shared(np.zeros(2), name='w')
+    >>> step = training_function([x], ((T.dot(x, w) - 1) ** 2).mean(), [w],
+    ...                          lambda gradients: {w: w - 0.1 * gradients[0]}, mode='FAST_COMPILE')
+    >>> step(np.eye(2)), w.get_value()
+    (array(1.), array([0.1, 0.1]))
+    """
+    return TrainingFunction(inputs, loss, params, updates, outputs, micro_batches, reduce, broadcast, givens,
+                            check_finite, contexts, executor, mode, name)
+
+
+class TrainingFunction:
+    """What `training_function` returns.
+
+    Attributes
+    ----------
+    contexts : list of Context
+    params : list of SharedVariable
+    timings : Timings
+        Seconds that the steps spent in each phase: scatter, run, fetch, all_reduce, update.
+    """
+
+    def __init__(self, inputs, loss, params, updates, outputs, micro_batches, reduce, broadcast, givens,
+                 check_finite, contexts, executor, mode, name):
+        self.params = list(params)
+        gradients = loss_gradients(loss, self.params)
+        outputs, reductions = output_reductions(outputs)
+        if reduce not in ('mean', 'sum'):
+            raise GraphError("reduce is 'mean' or 'sum', as the loss is over the samples, not %r" % (reduce,))
+        self.contexts = resolve_contexts(contexts)
+        self.forward = Forward(inputs, [loss] + gradients + outputs, [reduce] * (1 + len(gradients)) + reductions,
+                               broadcast, givens, self.contexts, executor, mode, name,
+                               micro_batches=micro_batches, reduced=1 + len(gradients))
+        self.timings = self.forward.timings
+        self.check_finite = check_finite
+        averaged = [graph.host_type(param)('gradient of %s' % param) for param in self.params]
+        self.update = ParallelGraph(averaged, [], new_values(updates, averaged, self.params), self.contexts,
+                                    same_on_all=True, mode=mode, name=name)
+
+    @property
+    def compiled(self):
+        return self.forward.graph.compiled + self.update.compiled
+
+    def __call__(self, *args, **kwargs):
+        """Train on one batch; returns the loss, or a list of loss and outputs."""
+        forward = self.forward
+        with forward.step(args, kwargs) as step:
+            step.run_all()
+            loss, gradients = step.averages[0], step.averages[1:]
+            if self.check_finite:
+                self._check_finite(loss, gradients)
+            outputs = step.gathered()
+            with forward.timings.span('update'):
+                self._apply(gradients, step.transaction)
+                step.commit()
+                self.update.mark_seen()
+                forward.graph.mark_seen()
+        loss = np.array(loss)
+        return [loss] + outputs if outputs else loss
+
+    def _apply(self, gradients, transaction):
+        """Compute the new values on each context, then store them all."""
+        self.update.refresh()
+        tasks = [functools.partial(self.update.run, replica, gradients) for replica in range(len(self.contexts))]
+        results = run_replicas(self.forward.executor, tasks, self.contexts)
+        for context, (_, new) in zip(self.contexts, results):
+            for variable, value in zip(self.update.updated, new):
+                transaction.replace(variable.copies[context], value)
+        for variable in self.update.updated:
+            variable.commit(self.contexts)
+
+    def _check_finite(self, loss, gradients):
+        names = ['the loss'] + ['the gradient of %s' % param for param in self.params]
+        for name, value in zip(names, [loss] + gradients):
+            if not np.isfinite(value).all():
+                raise NonFiniteError('%s is not finite (loss %s): no parameter was changed. Lower the learning rate, '
+                                     'clip the gradients, or look for a division by zero or a log of zero in the '
+                                     'model' % (name, loss))
+
+    def variables(self):
+        """The Replicated variables that make up the training state, each once, in a fixed order."""
+        trained = [r for r in self.forward.graph.variables if r.variable in self.params]
+        return list(dict.fromkeys(trained + self.update.variables + self.forward.graph.updated))
+
+    def save(self, path):
+        """Save the training state (parameters, update state, random streams) to an .npz file.
+
+        Parameters
+        ----------
+        path : str
+            Written whole or not at all.
+        """
+        state.save(path, self.variables(), self.contexts)
+
+    def load(self, path):
+        """Load what `save` wrote, into a function of the same model; nothing is changed on an error.
+
+        Raises
+        ------
+        ValueError
+            If the file is not of this model.
+        """
+        state.load(path, self.variables(), self.contexts)
+
+
+def loss_gradients(loss, params):
+    """Gradients of a scalar loss, with errors that name the remedy."""
+    if getattr(loss, 'ndim', None) != 0:
+        raise GraphError('the loss must be a scalar, not %s of type %s: take its mean over the samples, '
+                         'loss.mean()' % (loss, getattr(loss, 'type', type(loss).__name__)))
+    if not params:
+        raise GraphError('params is empty: name the shared variables to train')
+    loss, = graph.host_graph([loss])
+    views = [graph.host_view(param) for param in params]
+    known = graph.shared_variables([loss])
+    for param, view in zip(params, views):
+        if view not in known:
+            raise GraphError('the loss does not depend on the parameter %s; its shared variables are: %s'
+                             % (param, ', '.join(map(str, known)) or 'none'))
+    return theano.grad(loss, views)
+
+
+def output_reductions(outputs):
+    """Split ``outputs`` into variables and what becomes of each."""
+    pairs = [output if isinstance(output, tuple) else (output, None) for output in outputs]
+    return [variable for variable, _ in pairs], [how for _, how in pairs]
+
+
+def new_values(updates, gradients, params):
+    """Call the user's `updates`; returns a dict of shared variables to new values of their types.
+
+    Raises
+    ------
+    GraphError
+        If what it returns are no updates of shared variables.
+    """
+    returned = updates(*[gradients, params][:_takes(updates)])
+    pairs = list(returned.items() if hasattr(returned, 'items') else returned)
+    for variable, value in pairs:
+        if not isinstance(variable, theano.compile.SharedVariable):
+            raise GraphError('updates returned a new value for %r, which is no shared variable' % (variable,))
+    found = {graph.host_view(variable): _cast(variable, value) for variable, value in pairs}
+    values = graph.host_graph(list(found.values()))
+    found = dict(zip(found, values))
+    for variable in graph.shared_variables(values):
+        if getattr(variable, 'default_update', None) is not None and variable not in found:
+            found[variable], = graph.host_graph([variable.default_update])
+    foreign = [v for v in graph.free_inputs(list(found.values())) if v not in gradients]
+    if foreign:
+        raise GraphError('the updates depend on %s: they are computed once the gradients of all replicas are '
+                         'averaged, from gradients, parameters and other shared variables only' % foreign)
+    if len(found) < len(pairs):
+        raise GraphError('updates returned two new values for one shared variable')
+    return found
+
+
+def _takes(updates):
+    """How many of (gradients, params) an updates callable wants: 1 or 2."""
+    parameters = inspect.signature(updates).parameters.values()
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = [p.name for p in positional if p.default is p.empty]
+    required += [p.name for p in parameters if p.kind == p.KEYWORD_ONLY and p.default is p.empty]
+    if len(required) > 2 or not positional:
+        raise GraphError('updates must be callable with (gradients) or (gradients, params), but %s needs %s: bind '
+                         'the others, e.g. functools.partial(%s, %s=...)'
+                         % (updates, required, getattr(updates, '__name__', 'updates'), (required or ['x'])[-1]))
+    return max(1, len(required))
+
+
+def _cast(variable, value):
+    """A new value as a variable of the shared variable's type, as `theano.function` would have it."""
+    if not hasattr(variable.type, 'broadcastable'):
+        return value
+    try:
+        return graph.host_type(variable).filter_variable(graph.on_host(theano.tensor.as_tensor_variable(value)))
+    except TypeError as error:
+        raise GraphError('the new value of %s has type %s, not %s: cast it, or write its constants as numpy.%s'
+                         % (variable, theano.tensor.as_tensor_variable(value).type, variable.type,
+                            variable.type.dtype)) from error
