@@ -1,0 +1,29 @@
+# `make` lists the targets. ARGS='...' is passed on: make test ARGS='-k collectives'
+PY := .venv/bin/python
+ARGS ?=
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-pythons bench clean
+
+help: ## list the targets
+	@echo 'make demo and make test set themselves up: no other command has to go before.'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r name text; do printf '%-22s %s\n' "$$name" "$$text"; done
+
+setup: ## install what is missing: Debian packages (as root or with sudo), then .venv
+	@.ci/setup
+
+demo: setup ## train a small CNN on two contexts and compare with one
+	@$(PY) benchmarks/mnist_cnn.py $(ARGS)
+
+test: setup ## lint, then every test and doctest
+	@$(PY) -m ruff check .
+	@$(PY) -m pytest $(ARGS)
+
+test-pythons: ## install from a plain venv of each of CPython 3.8 to 3.11 at hand, and smoke-test it
+	@.ci/test-pythons
+
+bench: setup ## the benchmark
+	@$(PY) -m theano_mgpu bench $(ARGS)
+
+clean: ## remove what was built; .venv stays
+	@rm -rf build dist theano_mgpu.egg-info .pytest_cache .ruff_cache
+	@find theano_mgpu tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

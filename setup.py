@@ -1,0 +1,67 @@
+"""Package theano_mgpu; `make setup` installs it with everything its tests and benchmarks need."""
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).resolve().parent
+
+
+def read(name):
+    """Return the text of a file beside this one, or '' where it is not shipped."""
+    path = HERE / name
+    return path.read_text(encoding='utf-8') if path.is_file() else ''
+
+
+def version():
+    """Read the version without importing the package: its dependencies are not installed yet."""
+    found = re.search(r"^__version__ = ['\"]([^'\"]+)['\"]", read('theano_mgpu/__init__.py'), re.M)
+    if not found:
+        raise RuntimeError("theano_mgpu/__init__.py has no line `__version__ = '...'`")
+    return found.group(1)
+
+
+# Upper bounds are the last releases that accept NumPy 1.24, which Debian 12's pygpu is built for,
+# and that exist for each of Python 3.8 to 3.11.
+KERAS = ['Keras==2.3.1', 'h5py<3.12']
+BENCH = ['scikit-learn<1.4', 'tqdm<5', 'matplotlib<3.9']
+TEST = ['pytest==8.3.5', 'pytest-timeout==2.4.0', 'ruff==0.17.5']
+
+setup(
+    name='theano_mgpu',
+    version=version(),
+    description='Data and model parallelism over several devices for Theano, and for Keras on Theano',
+    long_description=read('README.md'),
+    long_description_content_type='text/markdown',
+    author='theano_mgpu contributors',
+    license='BSD-3-Clause',
+    license_files=['LICENSE'],
+    python_requires='>=3.8,<3.12',
+    packages=find_packages(include=['theano_mgpu*']),
+    install_requires=['theano==1.0.5', 'numpy>=1.17,<1.25', 'scipy<1.11'],
+    extras_require={
+        'keras': KERAS,
+        'mpi': ['mpi4py<5'],
+        'nvidia': ['nvidia-ml-py'],
+        'bench': BENCH,
+        'test': TEST + BENCH + KERAS,
+    },
+    entry_points={'console_scripts': ['theano-mgpu = theano_mgpu.cli:main']},
+    zip_safe=False,
+    classifiers=[
+        'Development Status :: 4 - Beta',
+        'Environment :: GPU',
+        'Intended Audience :: Developers',
+        'Intended Audience :: Science/Research',
+        'Operating System :: POSIX :: Linux',
+        'Programming Language :: Python :: 3',
+        'Programming Language :: Python :: 3 :: Only',
+        'Programming Language :: Python :: 3.8',
+        'Programming Language :: Python :: 3.9',
+        'Programming Language :: Python :: 3.10',
+        'Programming Language :: Python :: 3.11',
+        'Programming Language :: Python :: Implementation :: CPython',
+        'Topic :: Scientific/Engineering :: Artificial Intelligence',
+        'Topic :: System :: Distributed Computing',
+    ],
+)
