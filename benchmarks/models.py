@@ -1,0 +1,139 @@
+"""The models and the data of the benchmarks; the tests train them too."""
+import os
+
+import numpy as np
+
+import theano_mgpu  # noqa: F401  (before theano: installs the version fixes)
+import theano
+import theano.tensor as T
+from theano.tensor.signal.pool import pool_2d
+
+MNIST_FILE = os.path.expanduser('~/.keras/datasets/mnist.npz')
+
+
+def uniform(rng, *shape):
+    """Glorot's uniform initial weights: shape (inputs, units), or (filters, channels, rows, columns)."""
+    receptive = int(np.prod(shape[2:]))
+    limit = np.sqrt(6.0 / ((shape[0] + shape[1]) * receptive))
+    return rng.uniform(-limit, limit, shape).astype(theano.config.floatX)
+
+
+def shared(value, name):
+    """A shared variable on the host."""
+    return theano.shared(np.asarray(value, theano.config.floatX), name=name, borrow=True)
+
+
+class Classifier:
+    """A model and what is needed to train it.
+
+    Attributes
+    ----------
+    inputs : [x, labels]
+        `x` has shape (batch, ...), `labels` (batch,) and dtype int32.
+    params : list of SharedVariable
+    probabilities : Theano matrix, shape (batch, classes)
+    loss, accuracy : Theano scalars, means over the batch
+    """
+
+    def __init__(self, x, scores, params):
+        labels = T.ivector('labels')
+        self.inputs = [x, labels]
+        self.params = params
+        self.probabilities = T.nnet.softmax(scores)
+        self.loss = T.nnet.categorical_crossentropy(self.probabilities, labels).mean()
+        self.accuracy = T.eq(T.argmax(self.probabilities, axis=1), labels).mean()
+
+
+def cnn(seed=0, filters=32, size=28, classes=10):
+    """Convolution 3x3 with ReLU, max-pooling 2x2, dense softmax; input shape (batch, 1, size, size)."""
+    rng = np.random.RandomState(seed)
+    pooled = (size - 2) // 2
+    w1, b1 = shared(uniform(rng, filters, 1, 3, 3), 'conv.W'), shared(np.zeros(filters), 'conv.b')
+    w2 = shared(uniform(rng, filters * pooled ** 2, classes), 'dense.W')
+    b2 = shared(np.zeros(classes), 'dense.b')
+    x = T.tensor4('x')
+    hidden = T.nnet.relu(T.nnet.conv2d(x, w1) + b1.dimshuffle('x', 0, 'x', 'x'))
+    hidden = pool_2d(hidden, (2, 2), ignore_border=True).flatten(2)
+    return Classifier(x, T.dot(hidden, w2) + b2, [w1, b1, w2, b2])
+
+
+def mlp(seed=0, sizes=(784, 1024, 1024, 10)):
+    """Dense layers with ReLU, dense softmax; input shape (batch, sizes[0])."""
+    rng = np.random.RandomState(seed)
+    x = T.matrix('x')
+    hidden, params = x, []
+    for i, (n_in, n_out) in enumerate(zip(sizes, sizes[1:])):
+        w, b = shared(uniform(rng, n_in, n_out), 'W%d' % i), shared(np.zeros(n_out), 'b%d' % i)
+        params += [w, b]
+        hidden = T.dot(hidden if i == 0 else T.nnet.relu(hidden), w) + b
+    return Classifier(x, hidden, params)
+
+
+def adam(gradients, params, learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-8):
+    """Adam (Kingma and Ba, 2014) as a Theano updates dict.
+
+    Parameters
+    ----------
+    gradients : list of Theano variables
+    params : list of SharedVariable
+
+    Returns
+    -------
+    dict of SharedVariable to Theano variable
+    """
+    one = np.asarray(1, theano.config.floatX)
+    t = shared(0, 'adam.t')
+    rate = learning_rate * T.sqrt(one - beta2 ** (t + one)) / (one - beta1 ** (t + one))
+    updates = {t: t + one}
+    for param, gradient in zip(params, gradients):
+        zeros = np.zeros_like(param.get_value(borrow=True))
+        m, v = shared(zeros, 'adam.m.%s' % param), shared(zeros.copy(), 'adam.v.%s' % param)
+        updates[m] = beta1 * m + (1 - beta1) * gradient
+        updates[v] = beta2 * v + (1 - beta2) * gradient ** 2
+        updates[param] = param - rate * updates[m] / (T.sqrt(updates[v]) + epsilon)
+    return {variable: T.cast(value, variable.dtype) for variable, value in updates.items()}
+
+
+def plain_step(model, updates=adam):
+    """One training step of plain Theano: ``step(x, labels) -> loss``."""
+    pairs = updates(theano.grad(model.loss, model.params), model.params)
+    return theano.function(model.inputs, model.loss, updates=list(pairs.items()))
+
+
+def handwritten_digits(path=None):
+    """Real handwritten digits: MNIST where its file is there, else scikit-learn's scanned digits.
+
+    Parameters
+    ----------
+    path : str, optional
+        An .npz file like Keras's mnist.npz (x_train, y_train, x_test, y_test).
+
+    Returns
+    -------
+    name : str
+        Which data it is.
+    train, test : pairs of (images, labels)
+        Images of shape (n, 1, 28, 28), floatX in [0, 1]; labels of shape (n,), int32.
+    """
+    path = path or (MNIST_FILE if os.path.exists(MNIST_FILE) else None)
+    if path:
+        with np.load(path) as file:
+            train, test = [(file['x_' + part], file['y_' + part]) for part in ('train', 'test')]
+        name = '%s: %d training and %d test images' % (path, len(train[0]), len(test[0]))
+        return name, _prepared(train), _prepared(test)
+    from scipy.ndimage import zoom
+    from sklearn.datasets import load_digits
+    digits = load_digits()
+    # In whole grey levels, as MNIST's: areas of one grey are then exactly one grey, and max-pooling meets exact
+    # ties there instead of ties up to rounding, which would send gradients one way or the other by chance.
+    images = np.rint(zoom(digits.images, (1, 3.5, 3.5), order=1) * (255 / 16))
+    order = np.random.RandomState(0).permutation(len(images))
+    train, test = [(images[part], digits.target[part]) for part in (order[:1500], order[1500:])]
+    name = ("scikit-learn's 1,797 scanned digits, scaled to 28x28: 1500 training and 297 test images (MNIST would be "
+            'used from %s or --data)' % MNIST_FILE)
+    return name, _prepared(train), _prepared(test)
+
+
+def _prepared(data):
+    images, labels = data
+    return (images[:, None] / 255.0).astype(theano.config.floatX), labels.astype('int32')
