@@ -1,0 +1,61 @@
+"""Small models and helpers of the tests."""
+import numpy as np
+from models import Classifier, uniform
+
+import theano_mgpu  # noqa: F401
+import theano
+import theano.tensor as T
+from theano.tensor.signal.pool import pool_2d
+
+
+def data(n, *shape, seed=0, classes=4, dtype='float32'):
+    """n samples and labels."""
+    rng = np.random.RandomState(seed)
+    return rng.randn(n, *shape).astype(dtype), rng.randint(0, classes, n).astype('int32')
+
+
+def shared(value, name, dtype='float32'):
+    return theano.shared(np.asarray(value, dtype), name=name)
+
+
+def dense_model(seed=0, dtype='float32', n_in=7, hidden=9, classes=4):
+    """Two dense layers, smooth everywhere, so that rounding stays rounding over many steps."""
+    rng = np.random.RandomState(seed)
+    x = T.TensorType(dtype, (False, False))('x')
+    w1, b1 = shared(uniform(rng, n_in, hidden), 'w1', dtype), shared(np.zeros(hidden), 'b1', dtype)
+    w2, b2 = shared(uniform(rng, hidden, classes), 'w2', dtype), shared(np.zeros(classes), 'b2', dtype)
+    model = Classifier(x, T.dot(T.tanh(T.dot(x, w1) + b1), w2) + b2, [w1, b1, w2, b2])
+    model.loss = model.loss + np.asarray(1e-3, dtype) * (w1 ** 2).sum()
+    return model
+
+
+def conv_model(seed=0, dtype='float32'):
+    """Convolution, average pooling, dense; smooth everywhere."""
+    rng = np.random.RandomState(seed)
+    x = T.TensorType(dtype, (False,) * 4)('x')
+    w1, b1 = shared(uniform(rng, 3, 2, 3, 3), 'w1', dtype), shared(np.zeros(3), 'b1', dtype)
+    w2, b2 = shared(uniform(rng, 27, 4), 'w2', dtype), shared(np.zeros(4), 'b2', dtype)
+    hidden = T.tanh(T.nnet.conv2d(x, w1) + b1.dimshuffle('x', 0, 'x', 'x'))
+    pooled = pool_2d(hidden, (2, 2), ignore_border=True, mode='average_exc_pad').flatten(2)
+    return Classifier(x, T.dot(pooled, w2) + b2, [w1, b1, w2, b2])
+
+
+def momentum(gradients, params, learning_rate=0.05, momentum=0.9):
+    """Classical momentum."""
+    updates = {}
+    for param, gradient in zip(params, gradients):
+        velocity = theano.shared(param.get_value() * 0, name='v.%s' % param, broadcastable=param.broadcastable)
+        new = np.asarray(momentum, param.dtype) * velocity - np.asarray(learning_rate, param.dtype) * gradient
+        updates.update({velocity: new, param: param + new})
+    return updates
+
+
+def largest_relative_difference(model, reference):
+    """Of the parameters: largest difference in relation to the largest value."""
+    pairs = [(p.get_value(), q.get_value()) for p, q in zip(model.params, reference.params)]
+    return max(float(abs(a - b).max() / abs(b).max()) for a, b in pairs)
+
+
+def batches(length, size):
+    """Slices of consecutive batches; the last one is ragged."""
+    return [slice(start, start + size) for start in range(0, length, size)]

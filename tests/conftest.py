@@ -1,0 +1,54 @@
+"""What the tests share: contexts on real devices, and a state of Theano's flags that they rely on."""
+import os
+
+flags = os.environ.get('THEANO_FLAGS', '')
+if 'floatX' not in flags:
+    os.environ['THEANO_FLAGS'] = ('floatX=float32,' + flags).rstrip(',')
+
+import pytest
+
+import theano_mgpu as mgpu
+from theano_mgpu import config, devices
+from theano_mgpu.context_map import parse_context_map
+
+
+def gpu_devices():
+    """GPU devices to test on: those of the flag `contexts`, else two of this machine's."""
+    flagged = [c.device for c in parse_context_map(config.flag('contexts', '')) if c.kind != 'cpu'] \
+        if config.flag('contexts') else []
+    found = flagged or devices.discover('cuda')[0] or devices.discover('opencl')[0]
+    return (found * 2)[:max(2, len(found))]
+
+
+def context_map(kind, n):
+    """A map of n contexts on CPU or GPU devices; GPU devices are taken in turn."""
+    if kind == 'cpu':
+        return ';'.join('host%d->cpu' % i for i in range(n))
+    found = gpu_devices()
+    if not found:
+        pytest.skip('no GPU or OpenCL device: %s' % devices.discover('opencl')[1])
+    return ';'.join('dev%d->%s' % (i, found[i % len(found)]) for i in range(n))
+
+
+@pytest.fixture
+def contexts():
+    """A function that makes n contexts of a kind ('cpu' or 'gpu') the active ones."""
+    def use(kind, n=2):
+        return mgpu.init(context_map(kind, n))
+    yield use
+    mgpu.init('host0->cpu')
+
+
+@pytest.fixture(params=['cpu', 'gpu'])
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def cpu2(contexts):
+    return contexts('cpu', 2)
+
+
+@pytest.fixture
+def gpu2(contexts):
+    return contexts('gpu', 2)

@@ -1,0 +1,111 @@
+"""N contexts against plain Theano: the same parameters after 50 ragged steps."""
+import numpy as np
+import pytest
+from common import batches, conv_model, data, dense_model, largest_relative_difference, momentum
+from models import adam, plain_step
+
+import theano_mgpu as mgpu
+import theano
+
+TOLERANCE = {'float32': 1e-5, 'float64': 1e-10}
+STEPS = 50
+
+
+@pytest.fixture(params=['float32', 'float64'])
+def dtype(request):
+    with theano.configparser.change_flags(floatX=request.param):
+        yield request.param
+
+
+def train_plain(make_model, updates, x, labels, size):
+    model = make_model()
+    step = plain_step(model, updates)
+    losses = train(step, x, labels, size)
+    return model, losses
+
+
+def train(step, x, labels, size):
+    """STEPS steps; each epoch ends with a ragged batch, and so does the last one."""
+    parts = batches(len(x), size)
+    assert len(x) % size and STEPS % len(parts) == 0
+    return [float(step(x[part], labels[part])) for _ in range(STEPS // len(parts)) for part in parts]
+
+
+@pytest.fixture(scope='module')
+def plain():
+    """Results of plain Theano, computed once for each model and dtype."""
+    known = {}
+
+    def get(key, *args):
+        if key not in known:
+            known[key] = train_plain(*args)
+        return known[key]
+    return get
+
+
+@pytest.mark.parametrize('executor', ['serial', 'threads'])
+@pytest.mark.parametrize('n', [1, 2, 3, 4])
+def test_dense_with_adam(contexts, kind, n, executor, dtype, plain):
+    x, labels = data(93, 7, dtype=dtype)  # 10 batches of 10, the last of 3: fewer than 4 contexts
+    expected, losses = plain(('dense', dtype), lambda: dense_model(dtype=dtype), adam, x, labels, 10)
+    contexts(kind, n)
+    model = dense_model(dtype=dtype)
+    step = mgpu.training_function(model.inputs, model.loss, model.params, adam, executor=executor)
+    np.testing.assert_allclose(train(step, x, labels, 10), losses, rtol=TOLERANCE[dtype])
+    assert largest_relative_difference(model, expected) < TOLERANCE[dtype]
+    assert not mgpu.audit(step).wrong
+
+
+@pytest.mark.parametrize('n', [2, 3])
+def test_convolution_with_momentum(contexts, kind, n, dtype, plain):
+    x, labels = data(37, 2, 8, 8, dtype=dtype)  # 5 batches of 8, the last of 5
+    expected, losses = plain(('conv', dtype), lambda: conv_model(dtype=dtype), momentum, x, labels, 8)
+    contexts(kind, n)
+    model = conv_model(dtype=dtype)
+    step = mgpu.training_function(model.inputs, model.loss, model.params, momentum)
+    np.testing.assert_allclose(train(step, x, labels, 8), losses, rtol=TOLERANCE[dtype])
+    assert largest_relative_difference(model, expected) < TOLERANCE[dtype]
+    assert not mgpu.audit(step).wrong
+
+
+def test_contexts_of_several_kinds(contexts, plain):
+    """A CPU and a GPU context in one function."""
+    gpu = contexts('gpu', 1)[0]
+    mgpu.init('host0->cpu;%s->%s' % (gpu.name, gpu.device))
+    x, labels = data(93, 7)
+    expected, _ = plain(('dense', 'float32'), dense_model, adam, x, labels, 10)
+    model = dense_model()
+    train(mgpu.training_function(model.inputs, model.loss, model.params, adam), x, labels, 10)
+    assert largest_relative_difference(model, expected) < TOLERANCE['float32']
+
+
+@pytest.mark.parametrize('micro_batches', [2, 3, 20])
+def test_micro_batches_are_exact(contexts, kind, micro_batches, plain):
+    x, labels = data(93, 7)
+    expected, losses = plain(('dense', 'float32'), dense_model, adam, x, labels, 10)
+    contexts(kind, 2)
+    model = dense_model()
+    step = mgpu.training_function(model.inputs, model.loss, model.params, adam, micro_batches=micro_batches)
+    np.testing.assert_allclose(train(step, x, labels, 10), losses, rtol=1e-5)
+    assert largest_relative_difference(model, expected) < 1e-5
+
+
+def test_update_state_is_that_of_one_device(contexts, kind):
+    x, labels = data(11, 7)
+    made = {}
+
+    def keeping(name):
+        def updates(gradients, params):
+            made[name] = adam(gradients, params)
+            return made[name]
+        return updates
+
+    reference, model = dense_model(), dense_model()
+    plain = plain_step(reference, keeping('plain'))
+    contexts(kind, 2)
+    step = mgpu.training_function(model.inputs, model.loss, model.params, keeping('mgpu'))
+    for _ in range(5):
+        plain(x, labels)
+        step(x, labels)
+    for ours, theirs in zip(made['mgpu'], made['plain']):
+        np.testing.assert_allclose(ours.get_value(), theirs.get_value(), rtol=1e-5, atol=1e-7, err_msg=str(ours))

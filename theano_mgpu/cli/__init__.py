@@ -1,0 +1,77 @@
+"""The command line, ``theano-mgpu``: one module a command."""
+import argparse
+import os
+import sys
+
+import theano_mgpu
+
+from ..errors import MgpuError
+from . import config, devices, doctor
+
+COMMANDS = (devices, doctor, config)
+
+DESCRIPTION = """\
+Run one Theano or Keras model on several devices: look at them, check the set-up, configure it.
+"""
+EPILOG = """\
+A context is Theano's name for a device. THEANO_FLAGS or .theanorc map them:
+  THEANO_FLAGS='contexts=dev0->cuda0;dev1->cuda1' theano-mgpu devices
+
+examples:
+  theano-mgpu devices                     what there is
+  theano-mgpu doctor                      does it work? if not, what to do
+  theano-mgpu config -n 2 > ~/.theanorc   use two devices from now on
+  theano-mgpu COMMAND --help              more on a command
+"""
+
+
+def make_parser():
+    """Build the argparse parser of all commands."""
+    parser = argparse.ArgumentParser(prog='theano-mgpu', description=DESCRIPTION, epilog=EPILOG,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--version', action='version', version='theano-mgpu ' + theano_mgpu.__version__)
+    sub = parser.add_subparsers(title='commands', metavar='COMMAND')
+    for command in COMMANDS:
+        command.add_parser(sub)
+    return parser
+
+
+def check_theano():
+    """Raise what kept Theano from being imported: the package lets commands start without it."""
+    error = getattr(theano_mgpu, 'theano_error', None)
+    if error is not None:
+        raise MgpuError('Theano cannot be imported: %s. Run "theano-mgpu doctor"' % error) from error
+
+
+def main(argv=None):
+    """Run the command line.
+
+    Parameters
+    ----------
+    argv : list of str, optional
+        Arguments after the program's name; those of the process by default.
+
+    Returns
+    -------
+    int
+        Exit code: 0, or 1 for an error or a finding. Bad arguments exit with 2 (SystemExit).
+    """
+    parser = make_parser()
+    args = parser.parse_args(argv)
+    try:
+        if not hasattr(args, 'run'):
+            parser.print_help()
+            return 0
+        if not hasattr(args, 'works_without_theano'):
+            check_theano()
+        code = args.run(args)
+        sys.stdout.flush()
+        return code
+    except MgpuError as error:
+        sys.stdout.flush()
+        print('theano-mgpu: error: %s' % error, file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # the reader, `head` say, has enough
+        # Python flushes stdout once more when it exits: into nothing, or it would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1

@@ -1,0 +1,79 @@
+"""`theano-mgpu config`: print a .theanorc for so many contexts."""
+import argparse
+import sys
+
+from .. import config, devices
+from ..context_map import default_map
+
+EXECUTORS = config.OWN_FLAGS['mgpu.executor'][1]
+
+EPILOG = """\
+Devices are this machine's; give --kind to write the file for another machine. Contexts beyond the
+devices that are here get the next numbers (cuda2, cuda3), with a note on stderr; `cpu` contexts
+share the one host.
+
+examples:
+  theano-mgpu config > ~/.theanorc
+  theano-mgpu config -n 4 --kind cuda > theanorc.cluster
+  THEANORC=theanorc.cluster theano-mgpu doctor
+"""
+
+
+def add_parser(sub):
+    """Add the command to argparse's sub-parsers."""
+    parser = sub.add_parser('config', help='print a .theanorc for so many contexts', epilog=EPILOG,
+                            description='Print a .theanorc that maps contexts dev0, dev1, ... to devices.',
+                            formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('-n', '--contexts', dest='n', type=positive, metavar='N',
+                        help="number of contexts (default: as many as there are devices)")
+    parser.add_argument('--kind', choices=devices.KINDS,
+                        help='kind of device (default: cuda if there is one here, else opencl, else cpu)')
+    parser.add_argument('--floatx', choices=('float16', 'float32', 'float64'), default='float32',
+                        help="Theano's floatX (default: %(default)s)")
+    parser.add_argument('--executor', choices=EXECUTORS, default='auto',
+                        help='how replicas are run (default: %(default)s)')
+    parser.set_defaults(run=run, works_without_theano=True)
+
+
+def positive(text):
+    """A number of at least 1 as an argument.
+
+    Examples
+    --------
+    >>> positive('4')
+    4
+    """
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError('%r is not a number of contexts: 1 or more' % text)
+    return int(text)
+
+
+def run(args):
+    """Print the .theanorc to stdout, and to stderr which of its devices are not here."""
+    found = devices.discover(args.kind)[0] if args.kind else devices.discover_best()
+    kind = args.kind or devices.kind_of(found[0])
+    chosen = choose_devices(kind, found, args.n or len(found) or 1)
+    absent = [device for device in chosen if device not in found]
+    if absent:
+        print('theano-mgpu: note: not on this machine: %s' % ', '.join(absent), file=sys.stderr)
+    print(config.theanorc_text(default_map(chosen), args.floatx, args.executor), end='')
+    return 0
+
+
+def choose_devices(kind, found, n):
+    """Devices for `n` contexts: those found, then the next numbers; ``cpu`` again and again.
+
+    Examples
+    --------
+    >>> choose_devices('cuda', ['cuda0'], 3)
+    ['cuda0', 'cuda1', 'cuda2']
+    >>> choose_devices('opencl', ['opencl0:0', 'opencl1:0'], 3)
+    ['opencl0:0', 'opencl1:0', 'opencl0:1']
+    >>> choose_devices('cpu', ['cpu'], 2)
+    ['cpu', 'cpu']
+    """
+    if kind == 'cpu':
+        return ['cpu'] * n
+    spelling = {'cuda': 'cuda%d', 'opencl': 'opencl0:%d'}[kind]
+    numbered = [spelling % i for i in range(n)]
+    return (found + [device for device in numbered if device not in found])[:n]

@@ -1,0 +1,91 @@
+"""`theano-mgpu devices`: the contexts and their devices, their memory and what they are doing."""
+import argparse
+import sys
+
+from .. import devices as hardware
+from ..context_map import describe, parse_context_map
+from ..contexts import configured, gpu_context, init
+from ..errors import MgpuError
+from .output import human_bytes, print_json, quietly, table
+
+HEADER = ['CONTEXT', 'DEVICE', 'KIND', 'NAME', 'FREE', 'TOTAL', 'BUSY']
+NUMBERS = {HEADER.index(title) for title in ('FREE', 'TOTAL', 'BUSY')}
+
+EPILOG = """\
+BUSY is an NVIDIA device's utilisation, where nvidia-ml-py is installed. OpenCL does not tell what
+is free: for its devices FREE is the largest single array that fits.
+The exit code is 1 if a device cannot be opened.
+
+examples:
+  theano-mgpu devices
+  theano-mgpu devices --contexts 'dev0->cuda0;dev1->cuda1'
+  THEANO_FLAGS='contexts=dev0->opencl0:0' theano-mgpu devices --json
+"""
+
+
+def add_parser(sub):
+    """Add the command to argparse's sub-parsers."""
+    parser = sub.add_parser('devices', help='list contexts: device, name, memory, utilisation', epilog=EPILOG,
+                            description='List the contexts of THEANO_FLAGS or .theanorc; where these name none, '
+                                        "this machine's devices.",
+                            formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--contexts', metavar='MAP', type=context_map,
+                        help="list these instead, e.g. 'dev0->cuda0;dev1->cuda1' (quoted: > and ; are the shell's)")
+    parser.add_argument('--json', action='store_true', help='print JSON: bytes, percent, and null for what is unknown')
+    parser.set_defaults(run=run)
+
+
+def context_map(text):
+    """A context map as an argument: argparse wants its own error for a malformed one."""
+    try:
+        return parse_context_map(text)
+    except MgpuError as error:
+        raise argparse.ArgumentTypeError(error) from error
+
+
+def run(args):
+    """Print the table, or JSON; 1 if a device could not be opened, else 0."""
+    entries = [look_at(context) for context in args.contexts or configured()]
+    if args.json:
+        print_json([{key: value for key, value in entry.items() if key != 'reason'} for entry in entries])
+    else:
+        print(table([HEADER] + [row(entry) for entry in entries], right=NUMBERS))
+    failed = [entry['error'] for entry in entries if entry['error']]
+    sys.stdout.flush()
+    for error in failed:
+        print('theano-mgpu: error: %s' % error, file=sys.stderr)
+    return 1 if failed else 0
+
+
+def look_at(context):
+    """Open a context and ask its device for its status.
+
+    Returns
+    -------
+    dict
+        Bytes and percent; ``error`` is the whole message and ``reason`` its short form, both None
+        if the device opened.
+    """
+    entry = dict(context=context.name, device=context.device, kind=context.kind, name=None, free_bytes=None,
+                 total_bytes=None, utilisation_percent=None, error=None, reason=None)
+    try:
+        with quietly():
+            init(describe([context]))
+            status = hardware.status(context.device, gpu_context(context))
+    # Drivers fail in many ways (GpuArrayException, NVMLError ...): the other devices are still shown.
+    except Exception as error:
+        entry.update(error=hardware.reason(error), reason=hardware.reason(error.__cause__ or error))
+    else:
+        entry.update(name=status.name, free_bytes=status.free_bytes, total_bytes=status.total_bytes,
+                     utilisation_percent=status.utilisation)
+    return entry
+
+
+def row(entry):
+    """One line of the table, as cells."""
+    cells = [entry['context'], entry['device'], entry['kind']]
+    if entry['error']:
+        return cells + ['cannot be opened: %s' % entry['reason']]
+    busy = entry['utilisation_percent']
+    return cells + [entry['name'], human_bytes(entry['free_bytes']), human_bytes(entry['total_bytes']),
+                    '-' if busy is None else '%d %%' % busy]
