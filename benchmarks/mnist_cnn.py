@@ -18,12 +18,12 @@ import time
 if 'floatX' not in os.environ.get('THEANO_FLAGS', ''):
     os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
 
+import theano_mgpu as mgpu
+from theano_mgpu.timeline import PHASES
+
 import numpy as np
 from models import adam, cnn, handwritten_digits
 from tqdm import tqdm
-
-import theano_mgpu as mgpu
-from theano_mgpu.timeline import PHASES
 
 
 def parse_arguments():

@@ -1,9 +1,9 @@
 """The models and the data of the benchmarks; the tests train them too."""
 import os
 
-import numpy as np
-
 import theano_mgpu  # noqa: F401  (before theano: installs the version fixes)
+
+import numpy as np
 import theano
 import theano.tensor as T
 from theano.tensor.signal.pool import pool_2d

@@ -1,10 +1,10 @@
 """Small models and helpers of the tests."""
-import numpy as np
-from models import Classifier, uniform
-
 import theano_mgpu  # noqa: F401
+
+import numpy as np
 import theano
 import theano.tensor as T
+from models import Classifier, uniform
 from theano.tensor.signal.pool import pool_2d
 
 

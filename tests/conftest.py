@@ -5,11 +5,11 @@ flags = os.environ.get('THEANO_FLAGS', '')
 if 'floatX' not in flags:
     os.environ['THEANO_FLAGS'] = ('floatX=float32,' + flags).rstrip(',')
 
-import pytest
-
 import theano_mgpu as mgpu
 from theano_mgpu import config, devices
 from theano_mgpu.context_map import parse_context_map
+
+import pytest
 
 
 def gpu_devices():

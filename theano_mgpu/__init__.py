@@ -3,21 +3,27 @@ from . import compat
 
 __version__ = '0.1.0'
 
-compat.install()
-theano_was_imported = compat.import_theano()
-compat.mend_theano()
+theano_error = None  # why Theano could not be imported: `theano-mgpu doctor` lives to tell
+try:
+    compat.install()
+    theano_was_imported = compat.import_theano()
+except Exception as error:  # a NumPy too new: AttributeError; a flag: ValueError, MgpuError ...
+    if not compat.is_command_line():
+        raise
+    theano_error = error
+else:
+    compat.mend_theano()
 
-from . import contexts as _contexts  # noqa: E402  (Theano must be importable first)
+    from . import contexts as _contexts
 
-_contexts.install()
+    _contexts.install()
 
-from .context_map import Context  # noqa: E402
-from .contexts import contexts, init  # noqa: E402
-from .errors import BatchError, ContextError, GraphError, MgpuError, NonFiniteError, ReplicaError  # noqa: E402
-
-from .audit import audit  # noqa: E402
-from .function import function  # noqa: E402
-from .training import training_function  # noqa: E402
+    from .audit import audit
+    from .context_map import Context
+    from .contexts import contexts, init
+    from .errors import BatchError, ContextError, GraphError, MgpuError, NonFiniteError, ReplicaError
+    from .function import function
+    from .training import training_function
 
 __all__ = ['BatchError', 'Context', 'ContextError', 'GraphError', 'MgpuError', 'NonFiniteError', 'ReplicaError',
            'audit', 'contexts', 'function', 'init', 'training_function']

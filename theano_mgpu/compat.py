@@ -6,6 +6,7 @@ mends and the symptom without it, and is applied only where it is needed.
 import collections
 import collections.abc
 import functools
+import importlib
 import importlib.util
 import json
 import os
@@ -47,6 +48,22 @@ def disable_scan_extension():
         sys.modules.setdefault('theano.scan_module.scan_perform_ext', None)
 
 
+def hide_broken_mpi():
+    """Hide an mpi4py that raises anything but ImportError, the one thing that Theano 1.0.5 is ready for.
+
+    Without this, PyPI's mpi4py on a machine without MPI's library ends ``import theano`` with
+    "RuntimeError: cannot load MPI library".
+    """
+    if importlib.util.find_spec('mpi4py') is None:
+        return
+    try:
+        importlib.import_module('mpi4py.MPI')
+    except ImportError:
+        pass  # Theano copes with this one by itself
+    except Exception:
+        sys.modules['mpi4py.MPI'] = None
+
+
 def default_keras_backend():
     """Choose Theano as Keras's backend where TensorFlow, Keras's own default, is not installed.
 
@@ -86,8 +103,16 @@ def install():
     restore_numpy_aliases()
     restore_collections_abcs()
     disable_scan_extension()
+    hide_broken_mpi()
     default_keras_backend()
     default_pocl_devices()
+
+
+def is_command_line():
+    """Whether this is ``theano-mgpu``, or ``python -m theano_mgpu``, whose package is imported first."""
+    program = os.path.basename(sys.argv[0])
+    # Python 3.8 and 3.9 do not tell which module `-m` will run.
+    return program == 'theano-mgpu' or program == '-m' and 'theano_mgpu' in getattr(sys, 'orig_argv', ['theano_mgpu'])
 
 
 def import_theano():
@@ -241,7 +266,7 @@ def give_mrg_its_context(op_class):
         ndim = get_vector_length(size) if ndim is None else ndim
         output_type = GpuArrayType(dtype, (False,) * ndim, context_name=rstate.type.context_name)
         return cls(output_type)(rstate, size)
-    op_class.new = new
+    op_class.unmended_new, op_class.new = op_class.new, new
 
 
 def cast_conv_shape(op_class):

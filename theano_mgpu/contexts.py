@@ -3,6 +3,7 @@
 Also here: the mends of Theano's own context handling, since they need what this module knows.
 """
 import contextlib
+import functools
 import os
 import sys
 
@@ -125,17 +126,28 @@ def _open(context):
     # second name of one device prints "Mapped name dev1 ..." and is then unknown (Theano 1.0.5).
     seen = theano.gpuarray.init_dev.devmap
     first = seen.pop(context.device, None)
+    _forget_active_gpu()
     try:
         theano.gpuarray.init_dev(context.device, context.name)
     # pygpu raises ValueError, GpuArrayException, RuntimeError ...: all mean "not opened".
     except Exception as error:
         raise ContextError('context %s could not be opened: %s. %s'
-                           % (describe([context]), devices.reason(error), _remedy(context))) from error
+                           % (describe([context]), devices.reason(error).rstrip('.'), _remedy(context))) from error
     finally:
+        _forget_active_gpu()
         if first is not None:
             seen[context.device] = first
     gpu_context(context).dev = context.device
     _enable_gpuarray()
+
+
+def _forget_active_gpu():
+    """Theano 1.0.5 marks the environment of a process that opened a GPU, and children inherit the mark.
+
+    Without this, every child process, also one started afresh, refuses a GPU: "You can't initialize
+    the GPU in a subprocess if the parent process already did it".
+    """
+    os.environ.pop('THEANO_GPU_IS_ALREADY_ACTIVE', None)
 
 
 def _opened_device(name):
@@ -225,6 +237,7 @@ def _mend_graph_to_gpu(graph_to_gpu):
     """
     original = graph_to_gpu.apply
 
+    @functools.wraps(original)
     def apply(self, fgraph):
         from theano.gpuarray.type import GpuArrayType, list_contexts
         if _pinned[-1] is not None and _pinned[-1].kind == 'cpu':

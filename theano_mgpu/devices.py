@@ -51,7 +51,8 @@ def discover(kind):
         return ['cpu'], ''
     try:
         from pygpu import gpuarray
-    except ImportError as error:
+    # A build for another NumPy raises ValueError, a missing library of its own OSError.
+    except Exception as error:
         return [], 'pygpu cannot be imported: %s' % error
     try:
         counts = [gpuarray.count_devices(kind, platform)
@@ -103,6 +104,8 @@ def _nvidia_utilisation(gpu_context):
     try:
         handle = pynvml.nvmlDeviceGetHandleByPciBusId(gpu_context.unique_id)
         return pynvml.nvmlDeviceGetUtilizationRates(handle).gpu
+    except pynvml.NVMLError_NotSupported:  # a slice of a device (MIG) has no utilisation of its own
+        return None
     finally:
         pynvml.nvmlShutdown()
 

@@ -269,7 +269,7 @@ class Step:
             if is_random_state(variable.variable):
                 variable.commit(used)
                 continue
-            merged = _merged([fetch(value) for value in values], weights)
+            merged = _merged_state(variable.variable, [fetch(value) for value in values], weights)
             for context in forward.contexts:
                 self.transaction.replace(variable.copies[context], np.array(merged))
             variable.commit(forward.contexts)
@@ -300,6 +300,16 @@ def _merged(values, weights):
         return np.array(all_reduce(values, weights))
     total = sum(value * (int(weight) if weight == 1 else weight) for value, weight in zip(values, weights))
     return np.asarray(total)
+
+
+def _merged_state(variable, values, weights):
+    """The mean of a state's new values; one that counts must come out the same on each replica."""
+    if np.issubdtype(values[0].dtype, np.floating):
+        return _merged(values, weights)
+    if any((value != values[0]).any() for value in values):
+        raise GraphError('the new value of %s (%s), a default update, differs between the replicas and has no mean: '
+                         'count in floatX, or outside of the graph' % (variable, variable.type))
+    return values[0]
 
 
 def check_input(variable):

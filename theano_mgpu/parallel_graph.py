@@ -3,9 +3,10 @@ import theano
 
 from . import graph
 from .audit import audit
+from .context_map import Context, describe
 from .contexts import contexts as active_contexts
 from .contexts import get as get_context
-from .context_map import Context, describe
+from .devices import reason
 from .errors import ContextError, ReplicaError
 from .executors import TaskError, make_executor
 from .replicate import changes, replicated
@@ -178,5 +179,6 @@ def run_replicas(executor, tasks, contexts, samples=None):
         cause, index = error.__cause__, error.index
         where = 'samples %d to %d' % (samples[index][0], samples[index][1] - 1) if samples else 'update'
         raise ReplicaError('replica %d (context %s, %s) failed, nothing was changed: %s: %s'
-                           % (index, describe([contexts[index]]), where, type(cause).__name__, cause),
+                           % (index, describe([contexts[index]]), where, type(cause).__name__,
+                              reason(cause).strip().partition('\n')[0]),
                            index, contexts[index], samples[index] if samples else None) from cause

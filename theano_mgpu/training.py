@@ -202,7 +202,7 @@ def new_values(updates, gradients, params):
     """
     returned = updates(*[gradients, params][:_takes(updates)])
     pairs = list(returned.items() if hasattr(returned, 'items') else returned)
-    for variable, value in pairs:
+    for variable, _ in pairs:
         if not isinstance(variable, theano.compile.SharedVariable):
             raise GraphError('updates returned a new value for %r, which is no shared variable' % (variable,))
     found = {graph.host_view(variable): _cast(variable, value) for variable, value in pairs}

@@ -39,6 +39,8 @@ def make_parser():
 def check_theano():
     """Raise what kept Theano from being imported: the package lets commands start without it."""
     error = getattr(theano_mgpu, 'theano_error', None)
+    if isinstance(error, MgpuError):
+        raise error
     if error is not None:
         raise MgpuError('Theano cannot be imported: %s. Run "theano-mgpu doctor"' % error) from error
 

@@ -3,6 +3,7 @@
 A finding fails only where something needed is broken: what the configured contexts do not use is
 at most a warning. Theano is imported by the checks, not here: it may be what is broken.
 """
+import configparser
 import os
 import re
 import subprocess
@@ -13,9 +14,10 @@ from importlib import metadata
 
 import theano_mgpu
 
-from .. import config, devices
+from .. import config
 from ..context_map import describe
 from ..contexts import configured
+from ..errors import MgpuError, ReplicaError
 from .output import quietly
 
 OK, WARN, FAIL, SKIP = 'ok', 'warn', 'fail', 'skip'
@@ -24,6 +26,7 @@ Finding = namedtuple('Finding', 'status text remedy')
 Finding.__new__.__defaults__ = ('',)
 
 PIP = 'python -m pip install '
+LONGEST = 400  # characters of an exception's text; a linker can say thousands
 
 # A module as Theano's own are: Python's and NumPy's headers, and C++.
 PROBE = """
@@ -105,7 +108,7 @@ def check_numpy(setup):
 def check_theano(setup):
     if setup.theano_error is not None:
         return Finding(FAIL, 'cannot be imported: ' + first_line(setup.theano_error),
-                       'See Python and NumPy above, look at THEANO_FLAGS and .theanorc, or else: '
+                       'See Python, NumPy and mpi4py here, look at THEANO_FLAGS and .theanorc, or else: '
                        + PIP + 'theano==1.0.5')
     import theano
     if theano.__version__ != '1.0.5':
@@ -128,9 +131,10 @@ def check_compiler(setup):
                                              preargs=GCC_compiler.compile_args())
         answer = probe.answer()
     except Exception as error:
-        return broken(gpu, '%s builds no module: %s' % (theano.config.cxx, first_line(error)), remedy)
+        # Without a compiler Theano interprets; with a broken one nothing runs, on a CPU neither.
+        return Finding(FAIL, '%s builds no module: %s' % (theano.config.cxx, first_line(error)), remedy)
     if answer != 42:
-        return broken(gpu, '%s builds a module that computes 2 * 21 = %r' % (theano.config.cxx, answer), remedy)
+        return Finding(FAIL, '%s builds a module that computes 2 * 21 = %r' % (theano.config.cxx, answer), remedy)
     return Finding(OK, '%s: a small module builds, loads and runs' % theano.config.cxx)
 
 
@@ -138,8 +142,10 @@ def check_blas(setup):
     import numpy as np
     import theano
     import theano.tensor as T
+    if not theano.config.cxx:
+        return Finding(SKIP, 'needs the compiler')
     flags = theano.config.blas.ldflags
-    remedy = 'Debian: apt-get install libopenblas-dev. Another one: THEANO_FLAGS=blas.ldflags=-lNAME'
+    remedy = 'See compiler above. Debian: apt-get install libopenblas-dev. Another: THEANO_FLAGS=blas.ldflags=-lNAME'
     if not flags:
         return Finding(WARN, "none (blas.ldflags is empty): the CPU's gemm goes through NumPy, which is slow", remedy)
     a, b = random_matrices()
@@ -156,8 +162,13 @@ def check_blas(setup):
 
 
 def check_map(setup):
-    if setup.map_error:
+    if isinstance(setup.map_error, configparser.Error):
+        return Finding(FAIL, first_line(setup.map_error),
+                       'Mend this file: `theano-mgpu config` prints one that can be read')
+    if isinstance(setup.map_error, MgpuError):
         return Finding(FAIL, first_line(setup.map_error), 'Mend the flag `contexts` in THEANO_FLAGS or .theanorc')
+    if setup.map_error is not None:
+        return Finding(FAIL, first_line(setup.map_error), "This machine's devices cannot be listed: see pygpu below")
     return Finding(OK, '%s, %s' % (describe(setup.contexts), source_of_map()))
 
 
@@ -198,8 +209,11 @@ def check_mpi(setup):
     probe = subprocess.run([sys.executable, '-c', MPI_PROBE], universal_newlines=True, timeout=60,
                            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     if probe.returncode:
-        return Finding(WARN, 'cannot be imported: ' + (probe.stderr.strip().splitlines() or ['no message'])[-1],
-                       'Debian: apt-get install libopenmpi-dev openmpi-bin, then %s--force-reinstall mpi4py' % PIP)
+        # Theano imports mpi4py where it is installed, and outlives nothing but an ImportError there.
+        messages = re.findall(r'^\w*Error: .*', probe.stderr, re.M) or probe.stderr.strip().splitlines()[-1:]
+        return broken(setup.theano_error is not None, 'cannot be imported: ' + ' '.join(messages[-1:]),
+                      'Debian: apt-get install openmpi-bin libopenmpi-dev. Or do without: '
+                      'python -m pip uninstall mpi4py')
     return Finding(OK, probe.stdout.strip())
 
 
@@ -211,6 +225,21 @@ def random_matrices():
 
 
 def first_line(error):
-    """The first line of an exception: Theano's go on for pages, ours send the reader to the doctor."""
-    text = re.sub(r'; run "theano-mgpu doctor".*', '', devices.reason(error).strip().partition('\n')[0])
-    return text if text else type(error).__name__
+    """What an exception says, in one line: Theano's go on for pages.
+
+    Examples
+    --------
+    >>> first_line(RuntimeError('while compiling the node', 17, '\\n', 'ld: cannot find -lnope\\nmore'))
+    'while compiling the node: ld: cannot find -lnope'
+    >>> first_line(ValueError(b'Device ID out of range'))
+    'Device ID out of range'
+    """
+    if isinstance(error, ReplicaError):
+        error = error.__cause__
+    if isinstance(error, (OSError, configparser.Error)):
+        return ' '.join(str(error).split())  # the arguments alone do not make the message
+    texts = [arg.decode('utf8', 'replace') if isinstance(arg, bytes) else arg for arg in error.args]
+    lines = [text.strip().partition('\n')[0].rstrip(': ') for text in texts if isinstance(text, str) and text.strip()]
+    # Our own errors send the reader to the doctor, who is here already.
+    line = re.sub(r'; run "theano-mgpu doctor"[^.]*', '', ': '.join(lines))
+    return line if len(line) <= LONGEST else line[:LONGEST - 4] + ' ...'

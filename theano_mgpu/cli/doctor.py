@@ -94,4 +94,6 @@ def as_text(name, finding):
     """A finding as a line; its remedy below it, indented."""
     status = finding.status.upper() if finding.status == checks.FAIL else finding.status
     line = '%-*s  %-4s  %s' % (NAME_WIDTH, name, status, finding.text)
-    return line + ('\n' + textwrap.indent(finding.remedy, ' ' * (NAME_WIDTH + 8)) if finding.remedy else '')
+    if not finding.remedy:
+        return line
+    return line + '\n' + textwrap.indent('remedy: ' + finding.remedy, ' ' * (NAME_WIDTH + 8))

@@ -1,0 +1,505 @@
+"""The command line: what it prints, in the words a user sees, and its exit codes."""
+import configparser
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import theano_mgpu as mgpu
+from theano_mgpu import config, devices
+from theano_mgpu.cli import checks, device_checks, libraries, main
+from theano_mgpu.context_map import parse_context_map
+
+import numpy as np
+import pytest
+import theano
+
+ROOT = Path(__file__).resolve().parent.parent
+STATUSES = {'ok', 'warn', 'FAIL', 'skip'}
+
+
+@pytest.fixture(autouse=True)
+def own_contexts():
+    """The commands change the active contexts; no other test is to see that."""
+    yield
+    mgpu.init('host0->cpu')
+
+
+@pytest.fixture
+def cpu_only(monkeypatch):
+    """THEANO_FLAGS with `cpu` contexts, on a machine without an NVIDIA GPU."""
+    monkeypatch.setenv('THEANO_FLAGS', 'contexts=cli_a->cpu;cli_b->cpu')
+    monkeypatch.setattr(libraries, 'nvidia_gpu_present', lambda: False)
+    monkeypatch.setattr(devices, 'discover', lambda kind: (['cpu'], '') if kind == 'cpu' else ([], 'none in this test'))
+
+
+@pytest.fixture
+def opencl():
+    """OpenCL devices of this machine."""
+    found, why_none = devices.discover('opencl')
+    if not found:
+        pytest.skip('no OpenCL device: ' + why_none)
+    return found
+
+
+def command(*args, environment=None):
+    """Run ``python -m theano_mgpu`` afresh, with only the given flags."""
+    env = dict(os.environ, PYTHONPATH=str(ROOT), THEANO_FLAGS='')
+    env.update(environment or {})
+    return subprocess.run([sys.executable, '-m', 'theano_mgpu'] + list(args), env=env, text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def run_doctor(capsys):
+    """Run the doctor in this process: (exit code, {name: check})."""
+    code = main(['doctor', '--json'])
+    report = json.loads(capsys.readouterr().out)
+    assert report['healthy'] == (code == 0)
+    return code, {check['name']: check for check in report['checks']}
+
+
+def lines_of(text):
+    """The doctor's text as {name: (status, rest, remedy lines)}."""
+    found = {}
+    for line in text.splitlines():
+        name, status = line[:14].strip(), line[16:20].strip()
+        if name and status in STATUSES:
+            last = found[name] = (status, line[22:], [])
+        elif line.startswith(' ' * 22):
+            last[2].append(line.strip())
+    return found
+
+
+# --- main ----------------------------------------------------------------------------------------
+
+def test_no_command_prints_help_that_teaches(capsys):
+    assert main([]) == 0
+    text = capsys.readouterr().out
+    for words in ('devices', 'doctor', 'config', 'theano-mgpu config -n 2 > ~/.theanorc', "A context is Theano's name"):
+        assert words in text
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(['--version'])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == 'theano-mgpu %s\n' % mgpu.__version__
+
+
+@pytest.mark.parametrize('args,message', [
+    (['nope'], "invalid choice: 'nope'"),
+    (['config', '-n', '0'], "'0' is not a number of contexts: 1 or more"),
+    (['config', '-n', 'two'], "'two' is not a number of contexts"),
+    (['config', '--kind', 'gpu'], "invalid choice: 'gpu'"),
+    (['config', '--executor', 'mpirun'], "invalid choice: 'mpirun'"),
+    (['devices', '--contexts', 'a-cpu'], "malformed entry 'a-cpu' in the context map"),
+    (['devices', '--contexts', 'a->gpu0'], "'gpu0' in the context map 'a->gpu0' is no device"),
+])
+def test_bad_arguments_exit_with_2(capsys, args, message):
+    with pytest.raises(SystemExit) as caught:
+        main(args)
+    assert caught.value.code == 2
+    captured = capsys.readouterr()
+    assert message in captured.err and captured.out == ''
+
+
+def test_a_reader_that_has_enough_sees_no_traceback():
+    env = dict(os.environ, PYTHONPATH=str(ROOT), THEANO_FLAGS='')
+    process = subprocess.Popen([sys.executable, '-m', 'theano_mgpu', 'config', '-n', '3', '--kind', 'cpu'], env=env,
+                               text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+    assert process.stderr.read() == ''
+    assert process.wait() == 1
+    process.stderr.close()
+
+
+# --- devices -------------------------------------------------------------------------------------
+
+def test_devices_are_listed_with_their_names_and_memory(capsys, opencl):
+    assert main(['devices', '--contexts', 'cli_x->%s;cli_host->cpu' % opencl[-1]]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ''  # no "Mapped name ..."
+    header, first, second = captured.out.splitlines()
+    assert header.split() == ['CONTEXT', 'DEVICE', 'KIND', 'NAME', 'FREE', 'TOTAL', 'BUSY']
+    name = theano.gpuarray.type.get_context('cli_x').devname
+    name = name.decode() if isinstance(name, bytes) else name
+    column = header.index('NAME')
+    assert first[:column].split() == ['cli_x', opencl[-1], 'opencl'] and first[column:].startswith(name.strip())
+    assert second[:column].split() == ['cli_host', 'cpu', 'cpu']
+    assert second[column:].startswith(devices.status('cpu', None).name)
+    # Numbers end where their titles end.
+    for title in ('FREE', 'TOTAL'):
+        end = header.index(title) + len(title)
+        assert [line[end - 4:end] for line in (first, second)] == [' GiB'] * 2 and first[end:end + 2] == '  '
+    assert first.endswith('  -') and len(first) == len(header)
+
+
+def test_a_device_that_cannot_be_opened_is_a_row_and_exit_code_1(capsys, opencl):
+    platform = opencl[0].partition(':')[0]
+    assert main(['devices', '--contexts', 'cli_bad->%s:77;cli_good->%s' % (platform, opencl[0])]) == 1
+    captured = capsys.readouterr()
+    bad, good = captured.out.splitlines()[1:]
+    assert bad.split(None, 3) == ['cli_bad', platform + ':77', 'opencl', 'cannot be opened: Device ID out of range']
+    assert good.startswith('cli_good') and 'GiB' in good
+    assert 'theano-mgpu: error: context cli_bad->%s:77 could not be opened' % platform in captured.err
+    assert 'There is: ' + ', '.join(opencl) in captured.err
+
+
+def test_devices_as_json(capsys, opencl):
+    platform = opencl[0].partition(':')[0]
+    assert main(['devices', '--json', '--contexts', 'cli_bad->%s:77;cli_good->%s' % (platform, opencl[0])]) == 1
+    bad, good = json.loads(capsys.readouterr().out)
+    assert set(bad) == set(good) == {'context', 'device', 'kind', 'name', 'free_bytes', 'total_bytes',
+                                     'utilisation_percent', 'error'}
+    assert bad['name'] is bad['total_bytes'] is None and 'Device ID out of range' in bad['error']
+    assert (good['context'], good['device'], good['kind'], good['error']) == ('cli_good', opencl[0], 'opencl', None)
+    assert good['total_bytes'] == theano.gpuarray.type.get_context('cli_good').total_gmem
+    assert 2**20 < good['free_bytes'] <= good['total_bytes'] and good['utilisation_percent'] is None
+
+
+def test_devices_of_the_flags(capsys, cpu_only):
+    assert main(['devices']) == 0
+    assert [line.split()[:3] for line in capsys.readouterr().out.splitlines()[1:]] == [
+        ['cli_a', 'cpu', 'cpu'], ['cli_b', 'cpu', 'cpu']]
+
+
+def test_utilisation_is_shown_in_percent(capsys, cpu_only, monkeypatch):
+    status = devices.DeviceStatus('Tesla', 3 * 2**29, 2**31, 7)
+    monkeypatch.setattr(devices, 'status', lambda device, context: status)
+    assert main(['devices']) == 0
+    header, line, _ = capsys.readouterr().out.splitlines()
+    assert line.split() == 'cli_a cpu cpu Tesla 1.5 GiB 2.0 GiB 7 %'.split() and len(line) == len(header)
+
+
+def test_a_driver_that_fails_when_asked_is_a_row_too(capsys, cpu_only, monkeypatch):
+    def status(device, context):
+        raise RuntimeError('NVML: not supported')
+    monkeypatch.setattr(devices, 'status', status)
+    assert main(['devices']) == 1
+    captured = capsys.readouterr()
+    assert 'cannot be opened: NVML: not supported' in captured.out and 'NVML' in captured.err
+
+
+def test_a_malformed_map_in_the_flags_is_one_message(capsys, monkeypatch):
+    monkeypatch.setenv('THEANO_FLAGS', 'contexts=dev0-cuda0')
+    assert main(['devices']) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ''
+    assert captured.err.startswith("theano-mgpu: error: malformed entry 'dev0-cuda0' in the context map")
+    assert len(captured.err.splitlines()) == 1
+
+
+# --- doctor --------------------------------------------------------------------------------------
+
+def test_a_machine_without_gpu_is_healthy(capsys, cpu_only):
+    code, found = run_doctor(capsys)
+    assert code == 0
+    statuses = {name: check['status'] for name, check in found.items()}
+    assert {name: statuses[name] for name in ('Python', 'NumPy', 'Theano', 'contexts', 'context cli_a',
+                                              'context cli_b')} == dict.fromkeys(
+        ['Python', 'NumPy', 'Theano', 'contexts', 'context cli_a', 'context cli_b'], 'ok')
+    assert {statuses[name] for name in ('OpenCL devices', 'libclblast.so', 'CUDA devices')} == {'skip'}
+    assert not set(libraries.CUDA_LIBRARIES) & set(found)
+    assert found['NumPy']['text'] == np.__version__
+    assert found['contexts']['text'] == 'cli_a->cpu;cli_b->cpu, from THEANO_FLAGS'
+    assert all(check['remedy'] for check in found.values() if check['status'] in ('fail', 'warn'))
+
+
+def test_doctor_on_real_devices_and_one_that_is_not_there(opencl):
+    platform = opencl[0].partition(':')[0]
+    done = command('doctor', environment={
+        'THEANO_FLAGS': 'contexts=dev0->%s:77;dev1->%s;host->cpu' % (platform, opencl[0])})
+    assert done.returncode == 1 and 'Traceback' not in done.stderr and 'Mapped name' not in done.stderr
+    found = lines_of(done.stdout)
+    assert found['compiler'][0] == 'ok' and 'a small module builds, loads and runs' in found['compiler'][1]
+    assert found['pygpu'][0] == 'ok' and found['pygpu'][1].endswith(', API 2')
+    assert found['OpenCL devices'][1] == ', '.join(opencl)
+    status, text, remedy = found['context dev0']
+    assert status == 'FAIL'
+    assert text.startswith('context dev0->%s:77 could not be opened: Device ID out of range. There is:' % platform)
+    assert remedy and remedy[0].startswith('remedy: ') and 'contexts=dev0->%s' % opencl[0] in remedy[0]
+    assert found['context dev1'][:2] == (
+        'ok', "%s: gemm, elementwise and sum agree with NumPy's" % opencl[0])
+    assert found['context host'][0] == 'ok'
+    assert done.stdout.splitlines()[-1] == 'Broken: context dev0.'
+
+
+def test_opencl_without_its_blas(tmp_path, opencl):
+    (tmp_path / 'libclblast.so').write_text('no library')  # found before the real one
+    done = command('doctor', environment={'THEANO_FLAGS': 'contexts=dev0->' + opencl[0],
+                                          'LD_LIBRARY_PATH': str(tmp_path)})
+    assert done.returncode == 1
+    found = lines_of(done.stdout)
+    assert found['libclblast.so'][0] == 'FAIL' and 'Missing Blas library' in found['libclblast.so'][1]
+    assert found['libclblast.so'][2] == ['remedy: Debian: apt-get install libclblast-dev (libclblast1 alone lacks '
+                                         'this name)']
+    # The real computation finds it out too.
+    assert found['context dev0'][0] == 'FAIL' and 'Missing Blas library' in found['context dev0'][1]
+
+
+def test_no_compiler_is_slow_on_a_cpu_and_fatal_on_a_gpu(opencl):
+    done = command('doctor', environment={'THEANO_FLAGS': 'cxx=,contexts=host->cpu;dev0->' + opencl[0]})
+    found = lines_of(done.stdout)
+    assert done.returncode == 1
+    assert found['compiler'][:2] == ('FAIL', 'none: Theano needs one to use a GPU')
+    assert 'apt-get install g++' in found['compiler'][2][0]
+    assert found['BLAS'][0] == 'skip' and found['context host'][0] == 'ok' and found['context dev0'][0] == 'FAIL'
+
+
+def test_doctor_reports_a_malformed_map_and_goes_on(capsys, monkeypatch):
+    monkeypatch.setenv('THEANO_FLAGS', 'contexts=dev0->cpu;dev0->cpu')
+    assert main(['doctor']) == 1
+    text = capsys.readouterr().out
+    found = lines_of(text)
+    status, message, remedy = found['contexts']
+    assert status == 'FAIL' and message.startswith("context 'dev0' is mapped twice in 'dev0->cpu;dev0->cpu'")
+    assert remedy == ['remedy: Mend the flag `contexts` in THEANO_FLAGS or .theanorc']
+    assert found['BLAS'][0] in ('ok', 'warn') and 'CUDA devices' in found
+    assert text.endswith('Broken: contexts.\n')
+
+
+def test_a_check_that_raises_does_not_end_the_diagnosis(capsys, cpu_only, monkeypatch):
+    def check_mpi(setup):
+        raise KeyError('surprise')
+    monkeypatch.setattr(checks, 'check_mpi', check_mpi)
+    code, found = run_doctor(capsys)
+    assert code == 1 and found['mpi4py']['status'] == 'fail' and found['mpi4py']['text'] == 'KeyError: surprise'
+    assert found['context cli_b']['status'] == 'ok'
+
+
+def test_theano_that_cannot_be_imported(capsys, cpu_only, monkeypatch):
+    monkeypatch.setattr(mgpu, 'theano_error', AttributeError("module 'numpy' has no attribute 'x'"), raising=False)
+    code, found = run_doctor(capsys)
+    assert code == 1
+    assert found['Theano']['text'] == "cannot be imported: module 'numpy' has no attribute 'x'"
+    assert 'NumPy' in found['Theano']['remedy']
+    assert found['context cli_a'] == dict(name='context cli_a', status='skip', text='needs Theano', remedy='')
+    assert main(['devices']) == 1
+    assert "Theano cannot be imported: module 'numpy' has no attribute 'x'" in capsys.readouterr().err
+    assert main(['config', '-n', '1', '--kind', 'cpu']) == 0
+
+
+def test_cuda_is_checked_where_there_is_an_nvidia_gpu(capsys, cpu_only, monkeypatch):
+    if devices.discover('cuda')[0] or any(libraries.load_error(name) is None for name in libraries.CUDA_LIBRARIES):
+        pytest.skip('the CUDA libraries are here')
+    monkeypatch.setattr(libraries, 'nvidia_gpu_present', lambda: True)
+    monkeypatch.setattr(libraries, 'find_versioned', lambda name: None)
+    code, found = run_doctor(capsys)
+    assert code == 0  # no context is mapped to the GPU
+    assert [found[name]['status'] for name in ('CUDA devices', 'libcuda.so', 'libnvrtc.so', 'libcublas.so',
+                                               'libnccl.so')] == ['warn'] * 4 + ['skip']
+    monkeypatch.setenv('THEANO_FLAGS', 'contexts=cli_c->cuda0')
+    code, found = run_doctor(capsys)
+    assert code == 1
+    assert [found[name]['status'] for name in ('CUDA devices', 'libcuda.so', 'libnvrtc.so', 'libcublas.so',
+                                               'libnccl.so', 'context cli_c')] == ['fail'] * 4 + ['skip', 'fail']
+    assert "NVIDIA's driver" in found['libcuda.so']['remedy']
+    assert 'pip install nvidia-cublas' in found['libcublas.so']['remedy']
+    assert 'theano-mgpu doctor' not in found['context cli_c']['text']  # one reads it just now
+
+
+@pytest.mark.skipif(not shutil.which('gcc'), reason='no gcc to build a library')
+def test_the_remedy_for_a_versioned_library_works(tmp_path, monkeypatch):
+    """Its commands, pasted into a shell, make the unversioned name loadable, neighbours included."""
+    if libraries.load_error('libcublas.so') is None:
+        pytest.skip('libcublas.so is here already')
+    folder = tmp_path / 'nvidia' / 'cublas' / 'lib'
+    folder.mkdir(parents=True)
+    for args in (['-o', 'libmgpulight.so.12', '-Wl,-soname,libmgpulight.so.12'],
+                 ['-o', 'libcublas.so.12', '-Wl,--no-as-needed', './libmgpulight.so.12']):
+        subprocess.run(['gcc', '-shared', '-x', 'c', os.devnull, '-x', 'none'] + args, cwd=str(folder), check=True)
+    monkeypatch.setattr(sys, 'path', [str(tmp_path)] + sys.path)
+    setup = checks.Setup()
+    monkeypatch.setattr(setup, 'contexts', parse_context_map('dev0->cuda0'))
+    finding = device_checks.check_library(setup, 'libcublas.so')
+    assert finding.status == 'fail' and str(folder / 'libcublas.so.12') in finding.remedy
+    commands = [line for line in finding.remedy.splitlines() if line.startswith('  ')]
+    assert len(commands) == 3
+    env = dict(os.environ, HOME=str(tmp_path / 'home'))
+    env.pop('LD_LIBRARY_PATH', None)
+    load = '"%s" -c "import ctypes; ctypes.CDLL(\'libcublas.so\')"' % sys.executable
+    assert subprocess.run(['bash', '-c', load], env=env, stderr=subprocess.DEVNULL).returncode == 1
+    subprocess.run(['bash', '-e', '-c', '\n'.join(commands + [load])], env=env, check=True)
+
+
+def test_a_library_that_only_the_linker_cache_knows(monkeypatch):
+    monkeypatch.setattr(libraries, 'library_folders', lambda: [])
+    monkeypatch.setattr(libraries.ctypes.util, 'find_library', lambda name: {'nvrtc': 'libnvrtc.so.12'}.get(name))
+    text = libraries.remedy('libnvrtc.so')
+    assert 'ldconfig -p' in text and 'libnvrtc.so.12' in text and 'libnvrtc.so\n' in text
+    assert 'pip install nvidia-cublas' in libraries.remedy('libcublas.so')
+
+
+@pytest.mark.parametrize('version,fine', [('1.16.6', False), ('1.17.0', True), ('1.24.4', True), ('1.25.0', False),
+                                          ('2.0.1', False)])
+def test_numpy_versions(monkeypatch, version, fine):
+    monkeypatch.setattr(np, '__version__', version)
+    finding = checks.check_numpy(None)
+    assert (finding.status == 'ok') == fine and version in finding.text
+    assert fine or finding.remedy == "python -m pip install 'numpy>=1.17,<1.25'"
+
+
+@pytest.mark.parametrize('version,fine', [((3, 7, 9), False), ((3, 8, 0), True), ((3, 11, 9), True),
+                                          ((3, 12, 1), False)])
+def test_python_versions(monkeypatch, version, fine):
+    monkeypatch.setattr(sys, 'version_info', version)
+    finding = checks.check_python(None)
+    assert (finding.status == 'ok') == fine and '%d.%d.%d' % version in finding.text
+    assert fine or 'python3.11 -m venv' in finding.remedy
+
+
+def test_other_versions_of_theano_and_keras(monkeypatch):
+    setup = checks.Setup()
+    setup.theano_error = None
+    monkeypatch.setattr(theano, '__version__', '1.0.4')
+    finding = checks.check_theano(setup)
+    assert finding.status == 'fail' and finding.remedy == 'python -m pip install theano==1.0.5'
+    monkeypatch.setattr(checks.metadata, 'version', lambda name: '3.1.0')
+    finding = checks.check_keras(setup)
+    assert finding.status == 'warn' and '3.1.0' in finding.text and 'Keras==2.3.1' in finding.remedy
+
+
+def test_other_versions_of_pygpu(monkeypatch):
+    pygpu = pytest.importorskip('pygpu')
+    setup = checks.Setup()
+    monkeypatch.setattr(setup, 'contexts', parse_context_map('dev0->opencl0:0'))
+    monkeypatch.setattr(pygpu, '__version__', '0.6.9')
+    finding = device_checks.check_pygpu(setup)
+    assert finding.status == 'fail' and '0.6.9' in finding.text and 'python3-pygpu' in finding.remedy
+    monkeypatch.setitem(sys.modules, 'pygpu', None)
+    assert device_checks.check_pygpu(setup).status == 'fail'
+    monkeypatch.setattr(setup, 'contexts', parse_context_map('dev0->cpu'))
+    assert device_checks.check_pygpu(setup).status == 'skip'
+
+
+def test_keras_on_another_backend(monkeypatch):
+    keras = pytest.importorskip('keras')
+    assert checks.check_keras(None).text == '2.3.1, on Theano'
+    monkeypatch.setattr(keras.backend, 'backend', lambda: 'tensorflow')
+    finding = checks.check_keras(None)
+    assert finding.status == 'warn' and 'KERAS_BACKEND=theano' in finding.remedy
+
+
+def test_a_compiler_that_does_not_work(monkeypatch):
+    def compile_str(*args, **kwargs):
+        raise Exception('Compilation failed (return status=1): Python.h: No such file')
+    if not theano.config.cxx:
+        pytest.skip('no compiler')
+    assert checks.check_compiler(checks.Setup()).status == 'ok'
+    monkeypatch.setattr('theano.gof.cmodule.GCC_compiler.compile_str', compile_str)
+    finding = checks.check_compiler(checks.Setup())
+    assert finding.status == 'fail' and 'Python.h: No such file' in finding.text and 'python3-dev' in finding.remedy
+
+
+def test_a_blas_that_computes_nonsense(monkeypatch):
+    if not (theano.config.cxx and theano.config.blas.ldflags):
+        pytest.skip('no BLAS')
+    assert checks.check_blas(None).status == 'ok'
+    monkeypatch.setattr(theano, 'function', lambda *args, **kwargs: lambda a, b: np.dot(a, b) + 0.5)
+    finding = checks.check_blas(None)
+    assert finding.status == 'fail' and 'gemm is wrong by up to 0.5' in finding.text
+    assert 'libopenblas-dev' in finding.remedy
+
+
+def test_a_context_that_computes_nonsense_or_on_the_host(monkeypatch, opencl):
+    good = mgpu.function
+
+    def shifted(*args, **kwargs):
+        f = good(*args, **kwargs)
+        return lambda *batch: [result + 0.25 for result in f(*batch)]
+    context, = parse_context_map('cli_wrong->' + opencl[0])
+    monkeypatch.setattr(mgpu, 'function', shifted)
+    finding = device_checks.check_context(None, context)
+    assert finding.status == 'fail' and finding.text.startswith('tanh(dot(x, w)) is wrong by up to 0.25')
+
+    def on_the_host(*args, **kwargs):
+        mgpu.init('cli_wrong_host->cpu')
+        return good(*args, **dict(kwargs, contexts=['cli_wrong_host']))
+    monkeypatch.setattr(mgpu, 'function', on_the_host)
+    finding = device_checks.check_context(None, context)
+    assert finding.status == 'fail'
+    assert finding.text == ('the numbers are right, but computed on the host: no GpuDot22|GpuGemm, GpuElemwise, '
+                            'GpuCAReduce')
+
+
+def test_mpi4py_that_does_not_load(monkeypatch):
+    monkeypatch.setattr(checks.metadata, 'version', lambda name: '4.0.0')
+    monkeypatch.setattr(checks, 'MPI_PROBE', 'raise RuntimeError("cannot load MPI library")')
+    setup = checks.Setup()
+    finding = checks.check_mpi(setup)
+    assert finding.status == 'warn' and finding.text == 'cannot be imported: RuntimeError: cannot load MPI library'
+    assert 'openmpi-bin' in finding.remedy
+    setup.theano_error = RuntimeError('cannot load MPI library')  # Theano 1.0.5 imports mpi4py if it is installed
+    assert checks.check_mpi(setup).status == 'fail'
+    monkeypatch.setattr(checks, 'MPI_PROBE', 'print("4.0.0, Open MPI v4")')
+    assert checks.check_mpi(setup) == ('ok', '4.0.0, Open MPI v4', '')
+
+
+def test_a_theanorc_that_cannot_be_read(monkeypatch, tmp_path):
+    path = tmp_path / 'theanorc'
+    path.write_text('contexts = dev0->cpu\n')  # no [global] above it
+    monkeypatch.setenv('THEANORC', str(path))
+    monkeypatch.setenv('THEANO_FLAGS', '')
+    finding = checks.check_map(checks.Setup())
+    assert finding.status == 'fail' and 'no section headers' in finding.text and str(path) in finding.text
+    assert 'theano-mgpu config' in finding.remedy
+
+
+# --- config --------------------------------------------------------------------------------------
+
+def written(text):
+    parser = configparser.RawConfigParser()
+    parser.read_string(text)
+    return parser
+
+
+def test_config_for_another_machine(capsys, cpu_only):
+    assert main(['config', '-n', '4', '--kind', 'cuda']) == 0
+    captured = capsys.readouterr()
+    assert written(captured.out)['global']['contexts'] == 'dev0->cuda0;dev1->cuda1;dev2->cuda2;dev3->cuda3'
+    assert captured.err == 'theano-mgpu: note: not on this machine: cuda0, cuda1, cuda2, cuda3\n'
+
+
+def test_config_of_this_machine_is_what_is_read_back(capsys, monkeypatch, tmp_path):
+    assert main(['config', '--floatx', 'float64', '--executor', 'serial']) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ''
+    path = tmp_path / 'theanorc'
+    path.write_text(captured.out)
+    monkeypatch.setenv('THEANORC', str(path))
+    monkeypatch.setenv('THEANO_FLAGS', '')
+    assert [c.device for c in parse_context_map(config.flag('contexts'))] == devices.discover_best()
+    assert config.flag('floatX') == 'float64' and config.own_flag('mgpu.executor') == 'serial'
+    assert checks.source_of_map() == 'from %s' % path
+
+
+@pytest.mark.parametrize('args,expected', [
+    ([], 'dev0->cpu'),
+    (['-n', '3'], 'dev0->cpu;dev1->cpu;dev2->cpu'),
+    (['-n', '2', '--kind', 'opencl'], 'dev0->opencl0:0;dev1->opencl0:1'),
+    (['--kind', 'cuda'], 'dev0->cuda0'),
+])
+def test_config_on_a_machine_without_gpu(capsys, cpu_only, args, expected):
+    assert main(['config'] + args) == 0
+    parser = written(capsys.readouterr().out)
+    assert parser['global']['contexts'] == expected
+    assert parser['global']['device'] == 'cpu' and parser['global']['floatX'] == 'float32'
+    assert parser['mgpu']['executor'] == 'auto'
+
+
+def test_the_example_is_read_as_it_says(monkeypatch):
+    path = ROOT / 'theanorc.example'
+    if not path.exists():
+        pytest.skip('not beside these tests')
+    monkeypatch.setenv('THEANORC', str(path))
+    monkeypatch.setenv('THEANO_FLAGS', '')
+    assert mgpu.Context('dev1', 'cuda1', 'cuda') == parse_context_map(config.flag('contexts'))[1]
+    assert config.own_flag('mgpu.executor') == 'auto'
+    assert (config.flag('floatX'), config.flag('blas.ldflags'), config.flag('device')) == (
+        'float32', '-lopenblas', 'cpu')
+    code = "import theano_mgpu, theano; c = theano.config; print(c.floatX, c.blas.ldflags, c.mgpu.executor)"
+    done = subprocess.run([sys.executable, '-c', code], env=dict(os.environ, PYTHONPATH=str(ROOT)), text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert done.stdout == 'float32 -lopenblas auto\n', done.stderr

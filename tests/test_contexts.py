@@ -1,0 +1,127 @@
+"""Choosing contexts and opening their devices."""
+import os
+import subprocess
+import sys
+
+import theano_mgpu as mgpu
+from theano_mgpu.errors import ContextError
+
+import numpy as np
+import pytest
+import theano
+from conftest import context_map
+
+
+def run_python(code, **environment):
+    """Output of a fresh interpreter."""
+    env = dict(os.environ, **{'THEANO_FLAGS': '', **environment})
+    done = subprocess.run([sys.executable, '-c', code], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_an_explicit_call_wins_over_the_flags(monkeypatch):
+    monkeypatch.setenv('THEANO_FLAGS', 'contexts=a->cpu;b->cpu;c->cpu')
+    assert [c.name for c in mgpu.init()] == ['a', 'b', 'c']
+    assert [c.name for c in mgpu.init(2)] == ['a', 'b']
+    assert [c.name for c in mgpu.init(['c', 'a'])] == ['c', 'a']
+    assert [c.name for c in mgpu.init('z->cpu')] == ['z']
+    assert mgpu.contexts() == [mgpu.Context('z', 'cpu', 'cpu')]
+
+
+def test_a_failed_init_changes_nothing(monkeypatch):
+    before = mgpu.init('host0->cpu;host1->cpu')
+    for wrong in ('host0->cpu;x', 'host0->opencl0:99', 3.5):
+        with pytest.raises((ContextError, TypeError)):
+            mgpu.init(wrong)
+    assert mgpu.contexts() == before
+
+
+@pytest.mark.parametrize('asked,message', [
+    (0, '0 contexts were asked for; there are 2: a->cpu;b->cpu. Ask for 1 to 2'),
+    (3, '3 contexts were asked for'),
+    ([], 'empty list'),
+    (['a', 'a'], 'named twice'),
+    (['dev2'], "context 'dev2' is not mapped; known contexts: a, b. Add it to THEANO_FLAGS, e.g. contexts=a->cpu"),
+])
+def test_what_is_not_there(monkeypatch, asked, message):
+    monkeypatch.setenv('THEANO_FLAGS', 'contexts=a->cpu;b->cpu')
+    with pytest.raises(ContextError) as caught:
+        mgpu.init(asked)
+    assert message in str(caught.value)
+
+
+def test_two_names_on_one_device_both_work(contexts):
+    device = contexts('gpu', 1)[0].device
+    mgpu.init('one->%s;two->%s' % (device, device))
+    for name in ('one', 'two'):
+        variable = theano.shared(np.arange(3, dtype='float32'), target=name)
+        assert variable.type.context_name == name
+        np.testing.assert_array_equal(variable.get_value(), [0, 1, 2])
+
+
+def test_a_device_that_cannot_be_opened(contexts):
+    """pygpu's own reason and what there is instead; never a silent run on the CPU."""
+    platform = contexts('gpu', 1)[0].kind
+    missing = {'cuda': 'cuda99', 'opencl': 'opencl0:99'}[platform]
+    with pytest.raises(ContextError) as caught:
+        mgpu.init('lost->%s' % missing)
+    text = str(caught.value)
+    assert 'context lost->%s could not be opened: ' % missing in text and 'There is: ' in text
+    if platform == 'opencl':
+        assert 'Device ID out of range' in text and 'opencl0:0' in text
+    with pytest.raises(ValueError):
+        theano.shared(np.zeros(2, 'float32'), target='lost')
+
+
+def test_a_name_keeps_its_device(contexts):
+    first, second = contexts('gpu', 2)
+    if first.device == second.device:
+        pytest.skip('one device only')
+    with pytest.raises(ContextError, match='is open on .* already'):
+        mgpu.init('%s->%s' % (first.name, second.device))
+
+
+@pytest.mark.parametrize('order', ['theano_mgpu, theano', 'theano, theano_mgpu'])
+def test_works_before_and_after_theano(contexts, order):
+    """With Theano first, Theano opens what it can by itself; the second name of a device is ours to open."""
+    device = contexts('gpu', 1)[0].device
+    code = '''
+import sys, warnings
+if %r.startswith('theano,'):  # what theano_mgpu mends in Python and NumPy, Theano needs before
+    import numpy
+    for name in 'bool int float complex object str'.split():
+        vars(numpy).setdefault(name, getattr(__import__('builtins'), name))
+import %s
+import theano_mgpu as mgpu, theano, numpy as np
+names = [c.name for c in mgpu.contexts()]
+values = [theano.shared(np.ones(2, 'float32'), target=name).get_value().sum() for name in names]
+print(names, values)
+''' % (order, order)
+    flags = 'floatX=float32,blas.ldflags=,contexts=dev0->%s;dev1->%s' % (device, device)
+    assert run_python(code, THEANO_FLAGS=flags) == "['dev0', 'dev1'] [2.0, 2.0]"
+
+
+def test_pocl_shows_two_devices_without_a_word(contexts):
+    if contexts('gpu', 1)[0].kind != 'opencl':
+        pytest.skip('no OpenCL here')
+    code = 'import os; os.environ.pop("POCL_DEVICES", None); import theano_mgpu as mgpu; print(len(mgpu.contexts()))'
+    assert int(run_python(code)) >= 2
+
+
+def test_a_plain_function_beside_named_contexts_is_quiet(gpu2, caplog):
+    """Theano logs "Could not infer context from inputs" for each one otherwise."""
+    x = theano.tensor.fmatrix()
+    f = theano.function([x], theano.tensor.tanh(x).sum(axis=0), mode='FAST_RUN')
+    np.testing.assert_allclose(f(np.ones((2, 3), 'float32')), 2 * np.tanh(np.ones(3)), rtol=1e-6)
+    assert not caplog.records
+
+
+def test_theanos_own_way_to_place_a_variable_computes_there(gpu2):
+    w = theano.shared(np.ones((2, 2), 'float32'), target=gpu2[1].name)
+    f = theano.function([], theano.tensor.dot(w, w))
+    assert any(type(node.op).__name__ == 'GpuDot22' for node in f.maker.fgraph.toposort())
+
+
+def test_context_map_of_the_tests_is_real():
+    assert mgpu.init(context_map('cpu', 2))[1].kind == 'cpu'

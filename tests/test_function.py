@@ -1,0 +1,193 @@
+"""`mgpu.function`."""
+import numpy as np
+import pytest
+from common import data, shared
+
+import theano_mgpu as mgpu
+from theano_mgpu.errors import BatchError, ContextError, GraphError, ReplicaError
+import theano
+import theano.tensor as T
+
+X = data(11, 5)[0]
+
+
+@pytest.fixture(scope='module')
+def weights():
+    return shared(np.random.RandomState(1).randn(5, 3), 'w')
+
+
+def test_outputs_are_gathered_in_order(contexts, kind, weights):
+    contexts(kind, 3)
+    x = T.fmatrix('x')
+    f = mgpu.function([x], [T.dot(x, weights), x.sum(axis=1)])
+    for n in (1, 2, 3, 4, 11):
+        product, total = f(X[:n])
+        np.testing.assert_allclose(product, X[:n].dot(weights.get_value()), rtol=1e-5)
+        np.testing.assert_allclose(total, X[:n].sum(axis=1), rtol=1e-4, atol=1e-6)
+        assert type(product) is np.ndarray
+
+
+def test_reductions(contexts, kind):
+    contexts(kind, 3)
+    x = T.fmatrix('x')
+    f = mgpu.function([x], [x.mean(), x.sum(axis=0), x, T.gt(x, 0).sum(axis=0)],
+                      reduce=['mean', 'sum', 'gather', 'sum'])
+    mean, total, same, positive = f(X)
+    np.testing.assert_allclose(mean, X.mean(), rtol=1e-5)
+    np.testing.assert_allclose(total, X.sum(axis=0), rtol=1e-4)
+    np.testing.assert_array_equal(same, X)
+    np.testing.assert_array_equal(positive, (X > 0).sum(axis=0))
+    assert positive.dtype == 'int64' and mean.dtype == 'float32' and mean.shape == ()
+
+
+def test_scalars_and_named_inputs_go_whole_to_every_replica(cpu2):
+    x, scale, shift = T.fmatrix('x'), T.fscalar('scale'), T.fvector('shift')
+    f = mgpu.function([x, scale, shift], x * scale + shift, broadcast=[shift])
+    np.testing.assert_allclose(f(X, np.float32(2), X[0]), X * 2 + X[0])
+    np.testing.assert_allclose(f(X, shift=X[0], scale=np.float32(2)), X * 2 + X[0])
+    with pytest.raises(BatchError, match=r'x has 11, shift has 5 samples.*broadcast=\[shift\]'):
+        mgpu.function([x, shift], x * shift)(X, X[0])
+
+
+def test_givens_and_shared_data(cpu2, weights):
+    samples, x, indices = shared(X, 'samples'), T.fmatrix('x'), T.ivector('indices')
+    f = mgpu.function([indices], T.dot(x, weights), givens={x: samples[indices]})
+    np.testing.assert_allclose(f(np.array([3, 1, 7], 'int32')), X[[3, 1, 7]].dot(weights.get_value()), rtol=1e-5)
+    samples.set_value(X[::-1])
+    np.testing.assert_allclose(f(np.array([3], 'int32')), X[::-1][[3]].dot(weights.get_value()), rtol=1e-5)
+
+
+def test_default_updates_are_merged_by_sub_batch_size(contexts, kind):
+    """A running mean over an uneven split is that of one device."""
+    contexts(kind, 3)
+    x, running, count = T.fmatrix('x'), shared(np.ones(5), 'running'), theano.shared(np.int64(0), name='count')
+    running.default_update = np.float32(0.9) * running + np.float32(0.1) * x.mean(axis=0)
+    count.default_update = count + 1
+    f = mgpu.function([x], x * 1 + 0 * running + 0 * T.cast(count, 'float32'))
+    for n in (11, 4, 2):
+        before = running.get_value()
+        f(X[:n])
+        np.testing.assert_allclose(running.get_value(), 0.9 * before + 0.1 * X[:n].mean(axis=0), rtol=1e-5)
+    assert count.get_value() == 3 and count.get_value().dtype == 'int64'
+
+
+def test_a_count_of_samples_cannot_be_averaged(cpu2):
+    x, count = T.fmatrix('x'), theano.shared(np.int64(0), name='count')
+    count.default_update = count + x.shape[0]
+    f = mgpu.function([x], x + 0 * count)
+    with pytest.raises(GraphError, match='new value of count.*differs between the replicas'):
+        f(X)
+    assert count.get_value() == 0
+
+
+def test_one_context_of_several(contexts, kind):
+    active = contexts(kind, 2)
+    x = T.fmatrix('x')
+    f = mgpu.function([x], x + 1, contexts=[active[1].name])
+    np.testing.assert_allclose(f(X), X + 1)
+    assert f.contexts == [active[1]]
+    with pytest.raises(ContextError, match="context 'dev9' is not mapped; known contexts: "):
+        mgpu.function([x], x, contexts=['dev9'])
+    for wrong in ([], [active[0].name] * 2):
+        with pytest.raises(ContextError, match='each named once'):
+            mgpu.function([x], x, contexts=wrong)
+
+
+@pytest.mark.parametrize('make,message', [
+    (lambda x: ([x], x.sum()), "scalar on each replica and cannot be gathered: .*reduce='mean'"),
+    (lambda x: ([T.fvector('z')], x), 'the graph needs .*x.*, which is not among the inputs'),
+    (lambda x: ([x, x], x), 'named twice'),
+    (lambda x: ([shared(0, 'w'), x], x), 'is no plain Theano variable'),
+    (lambda x: ([theano.In(x)], x), 'theano.In'),
+    (lambda x: ([T.fscalar('s')], T.fscalar('s') * 1), 'no input has samples to split'),
+])
+def test_graphs_that_cannot_be_run(cpu2, make, message):
+    with pytest.raises(GraphError, match=message):
+        mgpu.function(*make(T.fmatrix('x')))
+
+
+def test_wrong_options(cpu2):
+    x = T.fmatrix('x')
+    with pytest.raises(GraphError, match='is none of gather, mean, sum'):
+        mgpu.function([x], x, reduce='max')
+    with pytest.raises(GraphError, match='2 entries for 1 outputs'):
+        mgpu.function([x], [x], reduce=['mean', 'mean'])
+    with pytest.raises(GraphError, match='broadcast names .* no inputs'):
+        mgpu.function([x], x, broadcast=[T.fvector('y')])
+    with pytest.raises(mgpu.MgpuError, match='none of auto, serial, threads'):
+        mgpu.function([x], x, executor='fast')
+
+
+def test_wrong_arguments(cpu2):
+    x = T.fmatrix('x')
+    f = mgpu.function([x], x * 1)
+    with pytest.raises(BatchError, match=r'input x \(TensorType\(float32, matrix\)\) cannot take what was given'):
+        f(X[0])
+    with pytest.raises(BatchError, match='input x'):
+        f(X.astype('float64'))
+    with pytest.raises(BatchError, match='the batch is empty'):
+        f(X[:0])
+    with pytest.raises(TypeError, match='no value was given for x'):
+        f()
+    with pytest.raises(TypeError, match="'y' is no input; the inputs are"):
+        f(X, y=X)
+    with pytest.raises(TypeError, match='given twice'):
+        f(X, x=X)
+    with pytest.raises(TypeError, match='2 arguments were given'):
+        f(X, X)
+    np.testing.assert_array_equal(f(X), X)
+
+
+def test_an_output_without_samples_cannot_be_gathered(cpu2, weights):
+    x = T.fmatrix('x')
+    with pytest.raises(BatchError, match=r'has shape \(5, 6\) for a sub-batch of 6 samples'):
+        mgpu.function([x], x.T)(X)
+
+
+@pytest.mark.parametrize('executor', ['serial', 'threads'])
+def test_an_exception_in_one_replica(contexts, kind, executor):
+    """It names replica, context and samples; streams are where they were, and the call can be repeated."""
+    active = contexts(kind, 2)
+    x, i = T.fmatrix('x'), T.ivector('i')
+    from theano.sandbox.rng_mrg import MRG_RandomStreams
+    table = shared(np.ones((4, 5)), 'table')
+
+    def make():
+        noise = MRG_RandomStreams(2).uniform(x.shape, dtype='float32')
+        return mgpu.function([x, i], x + noise + table[i], executor=executor, mode=host_indexing())
+
+    f, undisturbed = make(), make()
+    good, bad = np.zeros(11, 'int32'), np.zeros(11, 'int32')
+    bad[9] = 100
+    np.testing.assert_array_equal(f(X, good), undisturbed(X, good))
+    with pytest.raises(ReplicaError) as caught:
+        f(X, bad)
+    error = caught.value
+    assert (error.replica, error.context, error.samples) == (1, active[1], (6, 11))
+    assert 'replica 1 (context %s->%s, samples 6 to 10) failed, nothing was changed: IndexError' \
+        % (active[1].name, active[1].device) in str(error)
+    assert isinstance(error.__cause__, IndexError) and error.__cause__.__traceback__ is not None
+    np.testing.assert_array_equal(f(X, good), undisturbed(X, good))
+
+
+def host_indexing():
+    """A GPU checks indices late, and PoCL not at all: index on the host."""
+    return theano.compile.get_mode(None).excluding('local_gpua_advanced_subtensor1')
+
+
+def test_timings(cpu2):
+    x = T.fmatrix('x')
+    f = mgpu.function([x], x * 1)
+    f(X), f(X)
+    assert f.timings.calls == 2
+    assert f.timings.per_call()['run'] > 0 and f.timings.per_call()['update'] == 0
+    f.timings.reset()
+    assert f.timings.calls == 0
+
+
+def test_the_flag_chooses_the_executor(cpu2):
+    x = T.fmatrix('x')
+    from theano_mgpu.executors import SerialExecutor, ThreadsExecutor
+    with theano.configparser.change_flags(**{'mgpu.executor': 'threads'}):
+        assert isinstance(mgpu.function([x], x).forward.executor, ThreadsExecutor)
+    assert isinstance(mgpu.function([x], x).forward.executor, SerialExecutor)

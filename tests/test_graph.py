@@ -1,0 +1,257 @@
+"""Each kind of op, compiled for a CPU and for a GPU context: what Theano computes, and nothing on a wrong context."""
+import theano_mgpu as mgpu
+from theano_mgpu.audit import ON_HOST
+from theano_mgpu.errors import GraphError
+from theano_mgpu.parallel_graph import ParallelGraph
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from common import shared
+from theano.ifelse import ifelse
+from theano.sandbox.rng_mrg import MRG_RandomStreams
+from theano.tensor.nnet.abstract_conv import AbstractConv2d_gradInputs
+from theano.tensor.signal.pool import pool_2d
+
+RNG = np.random.RandomState(0)
+X = RNG.randn(6, 5).astype('float32')
+IMAGES = RNG.randn(4, 3, 8, 8).astype('float32')
+LABELS = np.array([0, 1, 2, 0, 1, 2], 'int32')
+CASES = {}
+HEAVY = ('Dot', 'Gemm', 'Gemv', 'Corr', 'Conv', 'Pool', 'mrg', 'tanh', 'sqr', 'Sum')
+MAY_FALL_TO_THE_HOST = ('scan', 'half_precision', 'what_opencl_cannot')
+
+
+def case(function):
+    CASES[function.__name__] = function
+    return function
+
+
+def normal(*shape, dtype='float32'):
+    return shared(RNG.randn(*shape), 'w%s' % (shape,), dtype)
+
+
+def with_gradients(outputs, *variables):
+    """Outputs and the gradients of a function of the first of them."""
+    return list(outputs) + theano.grad((outputs[0] ** 2).mean(), list(variables))
+
+
+@case
+def dense():
+    x, w, b = T.fmatrix(), normal(5, 3), normal(3)
+    return [x], with_gradients([T.tanh(T.dot(x, w) + b)], w, b), [X]
+
+
+@case
+def softmax_with_sparse_labels():
+    x, y, w, b = T.fmatrix(), T.ivector(), normal(5, 3), normal(3)
+    p = T.nnet.softmax(T.dot(x, w) + b)
+    loss = T.nnet.categorical_crossentropy(p, y).mean()
+    accuracy = T.eq(T.argmax(p, axis=1), y).mean()
+    return [x, y], [loss, accuracy, p] + theano.grad(loss, [w, b]), [X, LABELS]
+
+
+def convolution(shape=(4, 3, 3, 3), **kwargs):
+    x, w = T.ftensor4(), normal(*shape)
+    return [x], with_gradients([T.nnet.conv2d(x, w, **kwargs)], w, x), [IMAGES]
+
+
+@case
+def convolution_default():
+    return convolution()
+
+
+@case
+def convolution_half_unflipped():
+    return convolution(filter_flip=False, border_mode='half')
+
+
+@case
+def convolution_strided():
+    return convolution(subsample=(2, 2), border_mode='full')
+
+
+@case
+def convolution_dilated():
+    return convolution(filter_dilation=(2, 2))
+
+
+@case
+def convolution_grouped():
+    return convolution(shape=(6, 1, 3, 3), num_groups=3)
+
+
+@case
+def convolution_transposed():
+    x, w = T.ftensor4(), normal(3, 2, 3, 3)
+    op = AbstractConv2d_gradInputs(border_mode='half', subsample=(2, 2), filter_flip=True)
+    return [x], with_gradients([op(w, x, T.stack([16, 16]))], w, x), [IMAGES]
+
+
+@case
+def pooling():
+    x = T.ftensor4()
+    highest = pool_2d(x, (2, 2), ignore_border=True)
+    average = pool_2d(x, (2, 2), ignore_border=True, mode='average_exc_pad')
+    return [x], [highest, average] + theano.grad((highest ** 2 + average).sum(), [x]), [IMAGES]
+
+
+@case
+def batch_normalisation():
+    x = T.ftensor4()
+    gamma, beta = [theano.shared(RNG.rand(1, 3, 1, 1).astype('float32'), broadcastable=(True, False, True, True))
+                   for _ in range(2)]
+    normal_train = T.nnet.bn.batch_normalization_train(x, gamma, beta, axes='spatial')
+    normal_test = T.nnet.bn.batch_normalization_test(x, gamma, beta, beta, gamma, axes='spatial')
+    return [x], list(normal_train) + [normal_test] + theano.grad((normal_train[0] ** 3).mean(), [gamma, beta]), [IMAGES]
+
+
+@case
+def embedding():
+    indices, w = T.ivector(), normal(7, 4)
+    return [indices], with_gradients([w[indices]], w), [LABELS]
+
+
+@case
+def random_streams():
+    x, streams = T.fmatrix(), MRG_RandomStreams(3)
+    draws = [streams.uniform(x.shape, dtype='float32'), streams.normal(x.shape, dtype='float32')]
+    return [x], draws + [x * streams.binomial(x.shape, p=0.5, dtype='float32')], [X]
+
+
+@case
+def scan():
+    x, w = T.fmatrix(), normal(5, 5)
+    states, _ = theano.scan(lambda h: T.tanh(T.dot(h, w) + x), outputs_info=[T.zeros_like(x)], n_steps=3)
+    return [x], with_gradients([states], w), [X]
+
+
+@case
+def lazy_if():
+    x, w = T.fmatrix(), normal(5, 3)
+    return [x], with_gradients([ifelse(T.gt(x.sum(), 0), T.dot(x, w), T.dot(-x, w))], w), [X]
+
+
+@case
+def double_precision():
+    x, w = T.dmatrix(), normal(5, 3, dtype='float64')
+    return [x], with_gradients([T.dot(x, w)], w), [X.astype('float64')]
+
+
+@case
+def half_precision():
+    x, w = T.TensorType('float16', (False, False))(), normal(5, 3, dtype='float16')
+    return [x], with_gradients([T.tanh(T.dot(x, w))], w), [X.astype('float16')]
+
+
+@case
+def integers():
+    x = T.lmatrix()
+    return [x], [x * 2 + 1, x.sum(axis=0)], [np.arange(6).reshape(2, 3)]
+
+
+@case
+def shared_data():
+    indices, samples, w = T.ivector(), normal(20, 5), normal(5, 3)
+    return [indices], with_gradients([T.dot(samples[indices], w)], w), [LABELS]
+
+
+@case
+def what_opencl_cannot():
+    """Each of these fails, or has no kernel, on OpenCL: it has to fall to the host."""
+    x = T.fmatrix()
+    return [x], [T.cumsum(x, axis=0), x.max(axis=1), T.any(x > 0, axis=0), T.sort(x, axis=1), T.nnet.logsoftmax(x),
+                 T.erfinv(T.tanh(x)), T.nlinalg.matrix_inverse(T.dot(x.T, x))], [X]
+
+
+@case
+def shapes():
+    x = T.fmatrix()
+    return [x], [T.concatenate([x, 2 * x], axis=1), x.flatten(), x[::-1], T.set_subtensor(x[0], 0),
+                 T.batched_dot(x[:, :, None], x[:, None, :]), T.alloc(np.float32(2), 3, x.shape[0]), x.var(axis=0),
+                 T.switch(x > 0, x, 0), T.tile(x, (2, 2))], [X]
+
+
+def compile_for(context, inputs, outputs):
+    contexts = [context]
+    return ParallelGraph(inputs, outputs, {}, contexts).compiled[0]
+
+
+@pytest.mark.parametrize('name', sorted(CASES))
+def test_op(contexts, name):
+    inputs, outputs, arguments = CASES[name]()
+    results = {}
+    for kind in ('cpu', 'gpu'):
+        function = compile_for(contexts(kind, 1)[0], inputs, outputs)
+        results[kind] = [np.asarray(value) for value in function.unwatched_call(*arguments)]
+        assert not mgpu.audit(function).wrong
+        if kind == 'gpu' and name not in MAY_FALL_TO_THE_HOST:
+            on_host = [str(entry.op) for entry in mgpu.audit(function) if entry.where == ON_HOST]
+            assert not [op for op in on_host if any(word in op for word in HEAVY)], on_host
+    tolerance = {'double_precision': 1e-12, 'half_precision': 1e-2}.get(name, 2e-5)
+    # Theano as it is, with few optimisations: a third opinion.
+    plain = theano.function(inputs, outputs, no_default_updates=True,
+                            mode=theano.compile.Mode('cvm', 'fast_compile').excluding('gpuarray_opt'))
+    for kind, values in results.items():
+        for i, (value, expected) in enumerate(zip(values, plain(*arguments))):
+            assert value.dtype == expected.dtype and value.shape == expected.shape
+            np.testing.assert_allclose(value, expected, rtol=tolerance, atol=tolerance,
+                                       err_msg='%s, output %d' % (kind, i))
+
+
+def test_scan_stays_on_the_host_on_opencl(gpu2):
+    if gpu2[0].kind != 'opencl':
+        pytest.skip('no OpenCL here')
+    inputs, outputs, _ = scan()
+    audit = mgpu.audit(compile_for(gpu2[0], inputs, outputs))
+    assert any('forall' in str(entry.op) and entry.where == ON_HOST for entry in audit)
+
+
+def test_audit_sees_a_wrong_context(gpu2):
+    """An op that runs on another context than its function's is found, also where others are right."""
+    x, w = T.fmatrix(), theano.shared(X.T, target=gpu2[1].name)
+    function = theano.function([x], T.dot(x, w))
+    function.mgpu_context = gpu2[0]
+    audit = mgpu.audit(function)
+    assert [entry.where for entry in audit.wrong] and 'wrong context' in str(audit)
+
+
+def test_audit_refuses_what_was_not_compiled_here():
+    with pytest.raises(GraphError, match='not compiled for a context'):
+        mgpu.audit(theano.function([], T.zeros(2)))
+
+
+def test_mixed_devices_are_an_error(gpu2):
+    x = T.fmatrix('x')
+    with pytest.raises(GraphError, match='mixed devices: .* bound to context .%s.*remove .transfer' % gpu2[1].name):
+        mgpu.function([x], T.tanh(x.transfer(gpu2[1].name)).transfer('cpu'))
+
+
+@pytest.mark.parametrize('mend', ['infer', 'graph_to_gpu', 'mrg', 'conv_shape'])
+def test_each_mend_is_needed(gpu2, monkeypatch, mend):
+    """Without it, the op that it mends fails or falls to the host."""
+    from theano_mgpu.contexts import infer_context_name
+
+    from theano.gpuarray import basic_ops, blas, opt, rng_mrg
+    context = gpu2[1]
+    make = {'infer': convolution_default, 'graph_to_gpu': embedding, 'mrg': random_streams,
+            'conv_shape': convolution_transposed}[mend]
+    if mend == 'infer':
+        for module in (basic_ops, opt, blas):
+            monkeypatch.setattr(module, 'infer_context_name', infer_context_name.original)
+    elif mend == 'graph_to_gpu':
+        monkeypatch.setattr(opt.GraphToGPU, 'apply', opt.GraphToGPU.apply.__wrapped__)
+    elif mend == 'mrg':
+        monkeypatch.setattr(rng_mrg.GPUA_mrg_uniform, 'new', rng_mrg.GPUA_mrg_uniform.unmended_new)
+    else:
+        for name in ('GpuCorrMM_gradInputs', 'GpuCorrMM_gradWeights'):
+            monkeypatch.setattr(getattr(blas, name), 'make_node', getattr(blas, name).make_node.__wrapped__)
+    inputs, outputs, arguments = make()
+    errors = []
+    monkeypatch.setattr(theano.gof.opt._logger, 'error', lambda *args: errors.append(args))
+    try:
+        compile_for(context, inputs, outputs).unwatched_call(*arguments)
+    except (RuntimeError, ValueError, AssertionError) as error:
+        errors.append(error)
+    assert errors

@@ -1,0 +1,176 @@
+"""The user's own shared variables stay the truth."""
+import copy
+import gc
+import pickle
+
+import theano_mgpu as mgpu
+from theano_mgpu import compat
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from common import data, dense_model, momentum, shared
+from models import plain_step
+
+
+@pytest.fixture(params=['cpu', 'gpu'], scope='module')
+def trained(request):
+    """A step over two contexts, and a plain one from the same start; both have trained a little."""
+    from conftest import context_map
+    mgpu.init(context_map(request.param, 2))
+    x, labels = data(11, 7)
+    reference, model = dense_model(), dense_model()
+    plain = plain_step(reference, momentum)
+    step = mgpu.training_function(model.inputs, model.loss, model.params, momentum)
+    for _ in range(3):
+        plain(x, labels)
+        step(x, labels)
+    return model, step, reference, plain, x, labels
+
+
+def same(model, reference):
+    for p, q in zip(model.params, reference.params):
+        np.testing.assert_allclose(p.get_value(), q.get_value(), rtol=2e-5, atol=1e-6, err_msg=str(p))
+
+
+def both(trained):
+    """One more step of both; afterwards they must agree."""
+    model, step, reference, plain, x, labels = trained
+    np.testing.assert_allclose(step(x, labels), plain(x, labels), rtol=1e-5)
+    same(model, reference)
+
+
+def test_get_value_sees_trained_values(trained):
+    both(trained)
+
+
+def test_set_value_reaches_every_replica(trained):
+    model, _, reference, *_ = trained
+    for params in (model.params, reference.params):
+        params[0].set_value(params[0].get_value() * 0 + 0.3)
+        params[2].set_value(params[2].get_value() * 0.5, borrow=True)
+    both(trained)
+
+
+def test_zero_reaches_every_replica(trained):
+    model, _, reference, *_ = trained
+    for params in (model.params, reference.params):
+        params[1].zero()
+    both(trained)
+
+
+def test_other_functions_see_current_values_and_their_updates_reach_the_replicas(trained):
+    model, step, reference, plain, x, labels = trained
+    step(x, labels), plain(x, labels)
+    for m in (model, reference):
+        m.predicted = theano.function(m.inputs[:1], m.probabilities)(x)
+        theano.function([], [], updates=[(m.params[0], m.params[0] * np.float32(0.9))])()
+    np.testing.assert_allclose(model.predicted, reference.predicted, rtol=1e-5)
+    both(trained)
+
+
+def test_a_function_compiled_before_sees_current_values():
+    mgpu.init('host0->cpu;host1->cpu')
+    model = dense_model()
+    x, labels = data(6, 7)
+    w = theano.function([], model.params[0] * 1)
+    before = w()
+    step = mgpu.training_function(model.inputs, model.loss, model.params, momentum)
+    step(x, labels)
+    assert abs(w() - before).max() > 0
+    np.testing.assert_array_equal(w(), model.params[0].get_value())
+
+
+def test_without_the_hooks_values_are_stale(trained, monkeypatch):
+    """What the patches of SharedVariable and Function are for."""
+    model, step, _, plain, x, labels = trained
+    if step.contexts[0].kind == 'cpu':
+        pytest.skip("the variable is the master's own replica: nothing can be stale")
+    function = theano.function([], model.params[0] * 1)
+    stale = model.params[0].get_value()
+    step(x, labels), plain(x, labels)
+    with monkeypatch.context() as patch:
+        patch.setattr(compat, '_watchers', {})
+        np.testing.assert_array_equal(model.params[0].get_value(), stale)
+        np.testing.assert_array_equal(function(), stale)
+    assert abs(function() - stale).max() > 0
+
+
+def test_a_borrowed_value_cannot_be_written_to_unseen(trained):
+    model = trained[0]
+    borrowed = model.params[0].get_value(borrow=True)
+    if isinstance(borrowed, np.ndarray):
+        with pytest.raises(ValueError, match='read-only'):
+            borrowed[...] = 0
+
+
+def test_two_functions_share_the_replicas(trained):
+    model, step, reference, plain, x, labels = trained
+    predict = mgpu.function(model.inputs[:1], model.probabilities)
+    expected = theano.function(reference.inputs[:1], reference.probabilities)
+    for _ in range(2):
+        both(trained)
+        np.testing.assert_allclose(predict(x), expected(x), rtol=1e-5)
+    evaluator = [r for r in predict.forward.graph.variables if r.variable is model.params[0]][0]
+    assert evaluator in step.forward.graph.variables
+
+
+def test_functions_over_different_contexts_see_each_others_steps(contexts):
+    contexts('gpu', 2)
+    model, reference = dense_model(), dense_model()
+    x, labels = data(10, 7)
+    plain = plain_step(reference, momentum_without_state)
+    steps = [mgpu.training_function(model.inputs, model.loss, model.params, momentum_without_state, contexts=names)
+             for names in (['dev0', 'dev1'], ['dev1'], ['dev0'])]
+    for step in steps * 2:
+        np.testing.assert_allclose(step(x, labels), plain(x, labels), rtol=1e-5)
+    same(model, reference)
+
+
+def momentum_without_state(gradients, params):
+    return {p: p - np.float32(0.1) * g for p, g in zip(params, gradients)}
+
+
+def test_the_last_value_comes_home_when_the_function_goes(contexts):
+    contexts('gpu', 2)
+    model, reference = dense_model(), dense_model()
+    x, labels = data(10, 7)
+    plain = plain_step(reference, momentum)
+    step = mgpu.training_function(model.inputs, model.loss, model.params, momentum)
+    step(x, labels), plain(x, labels)
+    assert compat.watcher_of(model.params[0]) is not None
+    del step
+    gc.collect()
+    assert compat.watcher_of(model.params[0]) is None
+    same(model, reference)
+
+
+def test_variables_can_be_copied_and_pickled(trained):
+    both(trained)
+    w = trained[0].params[0]
+    for other in (pickle.loads(pickle.dumps(w)), copy.deepcopy(w)):
+        np.testing.assert_array_equal(other.get_value(), w.get_value())
+        other.set_value(w.get_value() * 2)
+    both(trained)
+
+
+def test_a_variable_of_the_users_on_a_gpu(contexts):
+    """It lies on the second context; the graph is replicated all the same."""
+    gpus = contexts('gpu', 2)
+    values = np.random.RandomState(0).randn(7, 4).astype('float32')
+    x, samples = T.fmatrix('x'), data(9, 7)[0]
+    w, reference = theano.shared(values, name='w', target=gpus[1].name), shared(values, 'w')
+    trained = []
+    for variable in (w, reference):
+        loss = (T.tanh(T.dot(x, variable)) ** 2).mean()
+        if variable is w:
+            step = mgpu.training_function([x], loss, [w], lambda g: {w: w - np.float32(0.5) * g[0]})
+        else:
+            step = theano.function([x], loss, updates=[(reference, reference - np.float32(0.5) *
+                                                        theano.grad(loss, reference))])
+        trained.append([float(step(samples)) for _ in range(4)])
+    np.testing.assert_allclose(trained[0], trained[1], rtol=1e-5)
+    np.testing.assert_allclose(w.get_value(), reference.get_value(), rtol=1e-5, atol=1e-6)
+    w.set_value(values)
+    assert abs(float(step(samples))) > 0

@@ -1,0 +1,256 @@
+"""`mgpu.training_function`: outputs, updates, errors, saved state."""
+import functools
+import os
+
+import numpy as np
+import pytest
+from common import data, dense_model, largest_relative_difference, momentum
+from models import adam, plain_step
+
+import theano_mgpu as mgpu
+from theano_mgpu.errors import BatchError, GraphError, NonFiniteError, ReplicaError
+import theano
+import theano.tensor as T
+from theano.sandbox.rng_mrg import MRG_RandomStreams
+
+X, LABELS = data(11, 7)
+
+
+def sgd(loss_or_gradients, params, learning_rate):
+    """With the signature of lasagne.updates.sgd."""
+    return {p: p - np.asarray(learning_rate, p.dtype) * g for p, g in zip(params, loss_or_gradients)}
+
+
+def values(model):
+    return [p.get_value() for p in model.params]
+
+
+def make_step(model, updates=momentum, **kwargs):
+    return mgpu.training_function(model.inputs, model.loss, model.params, updates, **kwargs)
+
+
+def test_outputs_are_gathered_or_reduced_as_told(contexts, kind):
+    contexts(kind, 2)
+    model = dense_model()
+    expected = theano.function(model.inputs, [model.loss, model.probabilities, model.accuracy])(X, LABELS)
+    step = make_step(model, outputs=[model.probabilities, (model.accuracy, 'mean'), (model.probabilities, 'sum')
+                                     ][:2], micro_batches=2)
+    for ours, theirs in zip(step(X, LABELS), expected):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+    with pytest.raises(GraphError, match='cannot be gathered'):
+        make_step(model, outputs=[model.accuracy])
+
+
+@pytest.mark.parametrize('updates', [
+    lambda gradients: sgd(gradients, PARAMS, 0.1),
+    lambda gradients, params: list(sgd(gradients, params, 0.1).items()),
+    functools.partial(sgd, learning_rate=0.1),
+])
+def test_kinds_of_updates(cpu2, updates):
+    model, reference = dense_model(), dense_model()
+    PARAMS[:] = model.params
+    plain_step(reference, functools.partial(sgd, learning_rate=0.1))(X, LABELS)
+    make_step(model, updates)(X, LABELS)
+    assert largest_relative_difference(model, reference) < 1e-6
+
+
+PARAMS = []
+
+
+def test_a_sum_loss(cpu2):
+    model, reference = dense_model(), dense_model()
+    losses = []
+    for m in (model, reference):
+        m.loss = T.nnet.categorical_crossentropy(m.probabilities, m.inputs[1]).sum()
+    losses = [plain_step(reference, momentum)(X, LABELS), make_step(model, reduce='sum')(X, LABELS)]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+    assert largest_relative_difference(model, reference) < 1e-5
+
+
+def test_a_learning_rate_that_changes(contexts, kind):
+    contexts(kind, 2)
+    model, reference = dense_model(), dense_model()
+    rates = [theano.shared(np.float32(0.1), name='rate') for _ in range(2)]
+    step = make_step(model, lambda g, p: {w: w - rates[0] * d for w, d in zip(p, g)})
+    plain = plain_step(reference, lambda g, p: {w: w - rates[1] * d for w, d in zip(p, g)})
+    for value in (0.1, 0.5, 0.01):
+        for rate in rates:
+            rate.set_value(np.float32(value))
+        step(X, LABELS), plain(X, LABELS)
+    assert largest_relative_difference(model, reference) < 1e-5
+
+
+@pytest.mark.parametrize('make,message', [
+    (lambda m: (m.probabilities, m.params, momentum), 'the loss must be a scalar.*loss.mean()'),
+    (lambda m: (m.loss, [], momentum), 'params is empty'),
+    (lambda m: (m.loss, m.params + [theano.shared(np.zeros(2, 'float32'), name='other')], momentum),
+     'does not depend on the parameter other; its shared variables are: .*w1'),
+    (lambda m: (m.loss, m.params, sgd), r"functools.partial\(sgd, learning_rate=...\)"),
+    (lambda m: (m.loss, m.params, lambda g: {m.params[0]: m.params[0] + m.inputs[0].sum()}), 'the updates depend on'),
+    (lambda m: (m.loss, m.params, lambda g: {T.fmatrix('z'): g[0]}), 'no shared variable'),
+    (lambda m: (m.loss, m.params, lambda g: {m.params[0]: T.cast(m.params[0], 'float64') * 1.1}), 'new value of w1'),
+    (lambda m: (m.loss, m.params, lambda g: [(m.params[0], g[0]), (m.params[0], g[0])]), 'two new values'),
+])
+def test_steps_that_cannot_be_made(cpu2, make, message):
+    model = dense_model()
+    with pytest.raises(GraphError, match=message):
+        mgpu.training_function(model.inputs, *make(model))
+
+
+def test_wrong_options(cpu2):
+    model = dense_model()
+    for wrong in (0, 1.5, -1):
+        with pytest.raises(GraphError, match='micro_batches is a number of slices'):
+            make_step(model, micro_batches=wrong)
+    with pytest.raises(GraphError, match="reduce is 'mean' or 'sum'"):
+        make_step(model, reduce='gather')
+
+
+@pytest.mark.parametrize('check', [True, False])
+def test_a_loss_that_is_not_finite(contexts, kind, check):
+    contexts(kind, 2)
+    model = dense_model()
+    step = make_step(model, check_finite=check)
+    step(X, LABELS)
+    before, bad = values(model), X.copy()
+    bad[9] = np.nan
+    if check:
+        with pytest.raises(NonFiniteError, match='the loss is not finite .*no parameter was changed'):
+            step(bad, LABELS)
+        for value, old in zip(values(model), before):
+            np.testing.assert_array_equal(value, old)
+        assert np.isfinite(step(X, LABELS))
+    else:
+        assert np.isnan(step(bad, LABELS))
+
+
+@pytest.mark.parametrize('executor', ['serial', 'threads'])
+def test_after_an_error_in_a_replica_the_step_can_be_repeated(contexts, kind, executor):
+    """With dropout: also the random streams are as before."""
+    from test_function import host_indexing
+    contexts(kind, 2)
+
+    def make():
+        model = dense_model()
+        mask = MRG_RandomStreams(3).binomial(model.inputs[0].shape, p=0.5, dtype='float32')
+        table = theano.shared(np.ones((4, 1), 'float32'), broadcastable=(False, True), name='table')
+        loss = theano.clone(model.loss, {model.inputs[0]: model.inputs[0] * mask * table[model.inputs[1]]})
+        return model, mgpu.training_function(model.inputs, loss, model.params, adam, executor=executor,
+                                             mode=host_indexing(), micro_batches=2)
+
+    (model, step), (reference, undisturbed) = make(), make()
+    bad = LABELS.copy()
+    bad[10] = 77
+    for _ in range(2):
+        step(X, LABELS), undisturbed(X, LABELS)
+        before = values(model)
+        with pytest.raises(ReplicaError, match='replica 1 .*samples .* to 10'):
+            step(X, bad)
+        for value, old in zip(values(model), before):
+            np.testing.assert_array_equal(value, old)
+    np.testing.assert_array_equal(step(X, LABELS), undisturbed(X, LABELS))
+    for ours, theirs in zip(values(model), values(reference)):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_after_an_error_in_the_update_of_one_context_all_are_as_before(contexts, kind, monkeypatch):
+    """A device that runs out of memory in the update cannot be provoked here: its function is made to raise."""
+    contexts(kind, 2)
+    model = dense_model()
+    step = make_step(model, adam)
+    step(X, LABELS)
+    before = values(model)
+    run = step.update.run
+
+    def failing(replica, arguments):
+        if replica == 1:
+            raise MemoryError('out of memory')
+        return run(replica, arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(step.update, 'run', failing)
+        with pytest.raises(ReplicaError, match='replica 1 .*update. failed, nothing was changed: MemoryError'):
+            step(X, LABELS)
+    for value, old in zip(values(model), before):
+        np.testing.assert_array_equal(value, old)
+    for replicated in step.update.variables:
+        held = [np.asarray(r.container.storage[0]) for r in replicated.copies.values()]
+        np.testing.assert_array_equal(*held)
+
+
+def test_bad_batches_change_nothing(cpu2):
+    model = dense_model()
+    step = make_step(model)
+    before = values(model)
+    for arguments in ((X, LABELS[:-1]), (X[:0], LABELS[:0]), (X[:, :3], LABELS)):
+        with pytest.raises((BatchError, ReplicaError)):
+            step(*arguments)
+    for value, old in zip(values(model), before):
+        np.testing.assert_array_equal(value, old)
+
+
+def dropout_step(seed):
+    model = dense_model(seed)
+    mask = MRG_RandomStreams(3).binomial(model.inputs[0].shape, p=0.5, dtype='float32')
+    loss = theano.clone(model.loss, {model.inputs[0]: model.inputs[0] * mask})
+    return model, mgpu.training_function(model.inputs, loss, model.params, adam)
+
+
+def test_a_loaded_state_goes_on_where_it_stopped(contexts, kind, tmp_path):
+    """Parameters, Adam's state, and the dropout of each replica."""
+    contexts(kind, 2)
+    path = str(tmp_path / 'state.npz')
+    model, step = dropout_step(0)
+    for _ in range(3):
+        step(X, LABELS)
+    step.save(path)
+    expected = [float(step(X, LABELS)) for _ in range(3)]
+    other, resumed = dropout_step(1)
+    resumed(X[:1], LABELS[:1])
+    resumed.load(path)
+    assert [float(resumed(X, LABELS)) for _ in range(3)] == expected
+    for ours, theirs in zip(values(other), values(model)):
+        np.testing.assert_array_equal(ours, theirs)
+    assert os.listdir(str(tmp_path)) == ['state.npz'], 'a temporary file was left'
+
+
+def test_a_state_moves_to_another_number_of_contexts(contexts, tmp_path):
+    path = str(tmp_path / 'state.npz')
+    contexts('cpu', 2)
+    model, step = dense_model(), None
+    step = make_step(model, adam)
+    step(X, LABELS)
+    step.save(path)
+    expected = float(step(X, LABELS))
+    contexts('cpu', 3)
+    other = dense_model(1)
+    resumed = make_step(other, adam)
+    resumed.load(path)
+    np.testing.assert_allclose(resumed(X, LABELS), expected, rtol=1e-5)
+
+
+def test_files_that_cannot_be_loaded(cpu2, tmp_path):
+    model = dense_model()
+    step = make_step(model)
+    path, foreign = str(tmp_path / 'state.npz'), str(tmp_path / 'foreign.npz')
+    step.save(path)
+    np.savez(foreign, w1=np.zeros(3))
+    before = values(model)
+    with pytest.raises(ValueError, match='no training state of theano_mgpu'):
+        step.load(foreign)
+    with pytest.raises(FileNotFoundError):
+        step.load(str(tmp_path / 'nowhere.npz'))
+    with pytest.raises(ValueError, match='holds the variables .*v.w1.*but this function has .*adam'):
+        make_step(dense_model(), adam).load(path)
+    with pytest.raises(ValueError, match=r'holds w1 with shape \(7, 9\) .*but this function has shape \(7, 5\)'):
+        make_step(dense_model(hidden=5)).load(path)
+    for value, old in zip(values(model), before):
+        np.testing.assert_array_equal(value, old)
+
+
+def test_a_state_file_holds_no_pickles(cpu2, tmp_path):
+    path = str(tmp_path / 'state.npz')
+    dropout_step(0)[1].save(path)
+    with np.load(path, allow_pickle=False) as file:
+        assert all(file[key].dtype != object for key in file.files)
+        assert any(key.startswith('stream/') for key in file.files)
