@@ -2,15 +2,15 @@
 import functools
 import os
 
-import numpy as np
-import pytest
-from common import data, dense_model, largest_relative_difference, momentum
-from models import adam, plain_step
-
 import theano_mgpu as mgpu
 from theano_mgpu.errors import BatchError, GraphError, NonFiniteError, ReplicaError
+
+import numpy as np
+import pytest
 import theano
 import theano.tensor as T
+from common import data, dense_model, largest_relative_difference, momentum
+from models import adam, plain_step
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 
 X, LABELS = data(11, 7)

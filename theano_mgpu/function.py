@@ -125,6 +125,7 @@ class Forward:
         if not isinstance(micro_batches, int) or micro_batches < 1:
             raise GraphError('micro_batches is a number of slices, at least 1, not %r' % (micro_batches,))
         outputs, states = with_givens(outputs, givens)
+        check_states(states)
         self.output_names = [str(output) for output in outputs]
         self.reductions = [check_reduction(how, output) for how, output in zip(reductions, outputs)]
         self.graph = ParallelGraph(self.inputs, outputs, states, contexts, mode=mode, name=name)
@@ -269,7 +270,7 @@ class Step:
             if is_random_state(variable.variable):
                 variable.commit(used)
                 continue
-            merged = _merged_state(variable.variable, [fetch(value) for value in values], weights)
+            merged = _merged_state([fetch(value) for value in values], weights)
             for context in forward.contexts:
                 self.transaction.replace(variable.copies[context], np.array(merged))
             variable.commit(forward.contexts)
@@ -302,14 +303,18 @@ def _merged(values, weights):
     return np.asarray(total)
 
 
-def _merged_state(variable, values, weights):
-    """The mean of a state's new values; one that counts must come out the same on each replica."""
-    if np.issubdtype(values[0].dtype, np.floating):
-        return _merged(values, weights)
-    if any((value != values[0]).any() for value in values):
-        raise GraphError('the new value of %s (%s), a default update, differs between the replicas and has no mean: '
-                         'count in floatX, or outside of the graph' % (variable, variable.type))
-    return values[0]
+def _merged_state(values, weights):
+    """The mean of a state's new values; one that counts calls is the same on each replica."""
+    return _merged(values, weights) if np.issubdtype(values[0].dtype, np.floating) else values[0]
+
+
+def check_states(states):
+    """Raise a GraphError for a default update that has no mean over the replicas: integers made from a batch."""
+    for variable, update in states.items():
+        countable = not np.issubdtype(getattr(variable.type, 'dtype', 'float32'), np.floating)
+        if countable and not is_random_state(variable) and graph.free_inputs([update]):
+            raise GraphError('the default update of %s (%s) depends on the batch, and integers of several sub-batches '
+                             'have no mean: count in the training script instead' % (variable, variable.type))
 
 
 def check_input(variable):

@@ -1,0 +1,134 @@
+"""Version fixes: each is applied where it is needed, and the symptom is back without it."""
+import collections
+import json
+import os
+import subprocess
+import sys
+
+from theano_mgpu import compat, config
+
+import numpy as np
+import pytest
+
+
+def python(code, folder=None, **environment):
+    """Run code in a fresh interpreter; returns the finished process."""
+    env = {key: value for key, value in os.environ.items() if key not in ('THEANO_FLAGS', 'KERAS_BACKEND')}
+    return subprocess.run([sys.executable, '-c', code], env=dict(env, **environment), cwd=folder, text=True,
+                          capture_output=True)
+
+
+def output(code, **environment):
+    done = python(code, **environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def needs(fix):
+    """An expression that is true on the versions where a fix is needed."""
+    return {'restore_numpy_aliases': tuple(map(int, np.__version__.split('.')[:2])) >= (1, 24),
+            'restore_collections_abcs': sys.version_info >= (3, 10),
+            'disable_scan_extension': sys.version_info >= (3, 9)}[fix]
+
+
+
+SCAN = """
+import theano_mgpu, theano
+x = theano.tensor.dscalar()
+theano.function([x], theano.scan(lambda h: h * 2, outputs_info=[x], n_steps=2)[0])(1.0)
+"""
+# Makes one fix a no-op in a fresh interpreter, before the package's own import applies it.
+DISABLE = """
+import importlib.util, sys, types
+bare = types.ModuleType('theano_mgpu')
+bare.__path__ = importlib.util.find_spec('theano_mgpu').submodule_search_locations
+sys.modules['theano_mgpu'] = bare
+import theano_mgpu.compat
+theano_mgpu.compat.%s = lambda: None
+del sys.modules['theano_mgpu']
+"""
+
+
+@pytest.mark.parametrize('fix,code,symptom', [
+    ('restore_numpy_aliases', 'import theano_mgpu', 'AttributeError'),
+    ('restore_collections_abcs', 'import theano_mgpu, keras', 'collections'),
+    ('disable_scan_extension', SCAN, 'scan'),
+])
+def test_without_a_fix_its_symptom_is_back(fix, code, symptom):
+    if not needs(fix):
+        pytest.skip('%s is not needed on Python %s with NumPy %s' % (fix, sys.version.split()[0], np.__version__))
+    failed = python(DISABLE % fix + code)
+    assert failed.returncode != 0 and symptom in failed.stderr, failed.stderr
+    assert python(code).returncode == 0
+
+
+def test_restored_names_are_those_of_python():
+    assert np.bool is bool and np.object is object
+    assert collections.Iterable is collections.abc.Iterable
+
+
+def test_theano_and_keras_import_and_keras_runs_on_theano(tmp_path):
+    """As on a machine without a keras.json: Keras's own default is TensorFlow."""
+    assert output('import theano_mgpu, theano, keras; print(keras.backend.backend(), theano.__version__)',
+                  KERAS_HOME=str(tmp_path)) == 'theano 1.0.5'
+
+
+def test_a_backend_that_was_chosen_is_left_alone(monkeypatch, tmp_path):
+    monkeypatch.setenv('KERAS_BACKEND', 'cntk')
+    compat.default_keras_backend()
+    assert os.environ['KERAS_BACKEND'] == 'cntk'
+    monkeypatch.delenv('KERAS_BACKEND')
+    monkeypatch.setenv('KERAS_HOME', str(tmp_path))
+    (tmp_path / 'keras.json').write_text(json.dumps({'backend': 'cntk'}))
+    compat.default_keras_backend()
+    assert 'KERAS_BACKEND' not in os.environ
+
+
+def test_blas_flags_are_the_users_or_ones_that_link(tmp_path):
+    code = 'import theano_mgpu, theano; print(repr(theano.config.blas.ldflags))'
+    assert output(code) == repr(compat.blas_ldflags())
+    assert output(code, THEANO_FLAGS='blas.ldflags=') == "''"
+    rc = tmp_path / 'theanorc'
+    rc.write_text('[blas]\nldflags = -lm\n')
+    assert output(code, THEANORC=str(rc)) == "'-lm'"
+
+
+def test_blas_flags_without_openblas(monkeypatch):
+    monkeypatch.setattr(os.path, 'exists', lambda path: False)
+    assert compat.blas_ldflags() == ''
+
+
+def test_the_environment_is_as_before_after_the_import():
+    flags = "floatX=float32,contexts=dev0->cpu,mgpu.executor=serial"
+    code = ('import os, theano_mgpu, theano\n'
+            'print(os.environ["THEANO_FLAGS"], theano.config.floatX, theano.config.mgpu.executor)')
+    assert output(code, THEANO_FLAGS=flags) == flags + ' float32 serial'
+    assert output('import os, theano_mgpu; print("THEANO_FLAGS" in os.environ)') == 'False'
+
+
+def test_theano_does_not_warn_of_our_flags():
+    done = python('import theano_mgpu', THEANO_FLAGS='mgpu.executor=serial')
+    assert 'does not recognise' not in done.stderr and done.returncode == 0, done.stderr
+
+
+def test_a_wrong_flag_is_named():
+    done = python('import theano_mgpu', THEANO_FLAGS='mgpu.executor=quick')
+    assert done.returncode == 1 and 'mgpu.executor=quick is not one of auto, serial, threads' in done.stderr
+
+
+def test_pocl_devices_of_the_user_are_left_alone(monkeypatch):
+    monkeypatch.setenv('POCL_DEVICES', 'pthread')
+    compat.default_pocl_devices()
+    assert os.environ['POCL_DEVICES'] == 'pthread'
+    monkeypatch.delenv('POCL_DEVICES')
+    compat.default_pocl_devices()
+    assert os.environ['POCL_DEVICES'] == 'pthread pthread'
+
+
+def test_an_mpi4py_without_mpi_does_not_end_the_import(tmp_path):
+    (tmp_path / 'mpi4py').mkdir()
+    (tmp_path / 'mpi4py' / '__init__.py').write_text('')
+    (tmp_path / 'mpi4py' / 'MPI.py').write_text('raise RuntimeError("cannot load MPI library")')
+    done = python('import theano_mgpu, theano; print("fine")', PYTHONPATH=str(tmp_path))
+    assert done.stdout.strip() == 'fine', done.stderr
+    assert 'RuntimeError' in python('import theano', PYTHONPATH=str(tmp_path)).stderr or not config.flag('blas.ldflags')

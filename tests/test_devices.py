@@ -1,0 +1,70 @@
+"""Discovery of devices and what they report."""
+import sys
+import types
+
+from theano_mgpu import devices
+
+import pytest
+
+
+def test_kinds():
+    kinds = {'cpu': 'cpu', 'cuda': 'cuda', 'cuda12': 'cuda', 'opencl1:0': 'opencl', 'opencl0': None, 'cpu0': None,
+             'gpu': None, 'cuda0 ': None, '': None}
+    assert {device: devices.kind_of(device) for device in kinds} == kinds
+
+
+def test_what_is_found_can_be_opened(contexts):
+    found, why_none = devices.discover('opencl')
+    if not found:
+        assert why_none
+        pytest.skip('no OpenCL device: %s' % why_none)
+    assert found[0] == 'opencl0:0' and why_none == ''
+    import pygpu
+    assert pygpu.init(found[-1]).devname
+
+
+def test_why_there_is_none(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'pygpu', None)
+    assert devices.discover('cuda')[0] == [] and 'pygpu cannot be imported' in devices.discover('cuda')[1]
+    assert devices.discover_best() == ['cpu']
+
+
+def test_the_best_kind_wins(monkeypatch):
+    found = {'cuda': ['cuda0', 'cuda1'], 'opencl': ['opencl0:0'], 'cpu': ['cpu']}
+    monkeypatch.setattr(devices, 'discover', lambda kind: (found[kind], ''))
+    assert devices.discover_best() == ['cuda0', 'cuda1']
+    found['cuda'] = []
+    assert devices.discover_best() == ['opencl0:0']
+
+
+def test_status_of_the_host():
+    status = devices.status('cpu', None)
+    assert status.name and 0 < status.free_bytes <= status.total_bytes and status.utilisation is None
+
+
+def test_status_of_a_device(gpu2):
+    from theano_mgpu.contexts import gpu_context
+    status = devices.status(gpu2[0].device, gpu_context(gpu2[0]))
+    assert status.name and 0 < status.free_bytes <= status.total_bytes
+
+
+def test_utilisation_is_that_of_the_devices_pci_address(monkeypatch):
+    """No NVIDIA device here: a stand-in for nvidia-ml-py tells what it was asked."""
+    asked = []
+
+    class NotSupported(Exception):
+        pass
+
+    nvml = types.SimpleNamespace(
+        NVMLError_NotSupported=NotSupported, nvmlInit=lambda: None, nvmlShutdown=lambda: asked.append('shutdown'),
+        nvmlDeviceGetHandleByPciBusId=lambda address: asked.append(address) or 'handle',
+        nvmlDeviceGetUtilizationRates=lambda handle: types.SimpleNamespace(gpu=37))
+    monkeypatch.setitem(sys.modules, 'pynvml', nvml)
+    gpu = types.SimpleNamespace(devname=b'GPU ', free_gmem=1, total_gmem=2, unique_id='0000:3B:00.0')
+    assert devices.status('cuda0', gpu) == ('GPU', 1, 2, 37)
+    assert asked == ['0000:3B:00.0', 'shutdown']
+
+    def unsupported(handle):
+        raise NotSupported
+    nvml.nvmlDeviceGetUtilizationRates = unsupported
+    assert devices.status('cuda0', gpu).utilisation is None
