@@ -21,8 +21,8 @@ test: setup ## lint, then every test and doctest
 test-pythons: ## install from a plain venv of each of CPython 3.8 to 3.11 at hand, and smoke-test it
 	@.ci/test-pythons
 
-bench: setup ## the benchmark
-	@$(PY) -m theano_mgpu bench $(ARGS)
+bench: setup ## what a step over contexts costs, as in benchmarks/RESULTS.md
+	@$(PY) benchmarks/step_overhead.py --models cnn mlp small $(ARGS)
 
 clean: ## remove what was built; .venv stays
 	@rm -rf build dist theano_mgpu.egg-info .pytest_cache .ruff_cache

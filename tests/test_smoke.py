@@ -1,7 +1,7 @@
 """A little of everything on `cpu` contexts: what `make test-pythons` runs on each Python."""
-import numpy as np
-
 import theano_mgpu as mgpu
+
+import numpy as np
 import theano
 import theano.tensor as T
 
