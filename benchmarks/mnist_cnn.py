@@ -19,6 +19,7 @@ if 'floatX' not in os.environ.get('THEANO_FLAGS', ''):
     os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
 
 import theano_mgpu as mgpu
+from theano_mgpu.context_map import default_map, describe
 from theano_mgpu.timeline import PHASES
 
 import numpy as np
@@ -28,8 +29,9 @@ from tqdm import tqdm
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--contexts', metavar='MAP', help="contexts, e.g. 'dev0->cuda0;dev1->cuda1'; by default "
-                        'those of THEANO_FLAGS or .theanorc, else every GPU; where that is one device, twice that one')
+    parser.add_argument('--contexts', metavar='N|MAP', help="contexts to train on: so many of this machine's, its "
+                        "devices taken in turn where there are fewer; or a map, e.g. 'dev0->cuda0;dev1->cuda1'. By "
+                        'default those of THEANO_FLAGS or .theanorc, else every GPU, else two on the CPU')
     parser.add_argument('--data', metavar='FILE', help="an .npz file like Keras's mnist.npz; by default "
                         "~/.keras/datasets/mnist.npz, else scikit-learn's digits")
     parser.add_argument('--epochs', type=int, default=12)
@@ -37,6 +39,8 @@ def parse_arguments():
     parser.add_argument('--executor', choices=['auto', 'serial', 'threads'])
     parser.add_argument('--json', metavar='FILE', help='also write the results there')
     arguments = parser.parse_args()
+    if arguments.contexts == '0':
+        parser.error('--contexts must be at least 1')
     if arguments.epochs < 1 or arguments.batch_size < 1:
         parser.error('--epochs and --batch-size must be at least 1')
     if arguments.data and not os.path.exists(arguments.data):
@@ -44,14 +48,17 @@ def parse_arguments():
     return arguments
 
 
-def open_contexts(context_map):
-    """The contexts to train on, at least two."""
-    contexts = mgpu.init(context_map)
-    if len(contexts) > 1 or context_map:
-        return contexts
-    device = contexts[0].device
-    print('one device only (%s): mapping two contexts to it' % device)
-    return mgpu.init('dev0->%s;dev1->%s' % (device, device))
+def open_contexts(asked):
+    """The contexts to train on; devices are taken in turn where more contexts are asked for than there are."""
+    if asked and not asked.isdigit():
+        return mgpu.init(asked)
+    contexts = mgpu.init()
+    n = int(asked or max(2, len(contexts)))
+    if n <= len(contexts):
+        return mgpu.init(n)
+    found = [context.device for context in contexts]
+    print('%d contexts on %d device%s' % (n, len(found), 's' if len(found) > 1 else ''))
+    return mgpu.init(default_map([found[i % len(found)] for i in range(n)]))
 
 
 class Run:
@@ -117,7 +124,7 @@ def print_table(rows):
 def main():
     arguments = parse_arguments()
     contexts = open_contexts(arguments.contexts)
-    print('contexts: %s' % ', '.join('%s->%s' % (c.name, c.device) for c in contexts))
+    print('contexts: %s' % describe(contexts))
     name, train, test = handwritten_digits(arguments.data)
     print('data: %s' % name)
     names = [context.name for context in contexts]

@@ -6,7 +6,7 @@ __version__ = '0.1.0'
 theano_error = None  # why Theano could not be imported: `theano-mgpu doctor` lives to tell
 try:
     compat.install()
-    theano_was_imported = compat.import_theano()
+    compat.import_theano()
 except Exception as error:  # a NumPy too new: AttributeError; a flag: ValueError, MgpuError ...
     if not compat.is_command_line():
         raise

@@ -17,6 +17,7 @@ import weakref
 
 from . import config
 
+theano_was_first = False  # whether Theano was imported before theano_mgpu
 NUMPY_ALIASES = {'bool': bool, 'int': int, 'float': float, 'complex': complex,
                  'object': object, 'str': str}
 COLLECTIONS_ABCS = ('Callable', 'Container', 'Hashable', 'Iterable', 'Iterator', 'Mapping',
@@ -121,14 +122,13 @@ def import_theano():
     ``contexts`` is kept from it: Theano would open the devices at import, only log one that fails,
     and lose the second name of a device. ``theano_mgpu.contexts`` opens them instead, on demand.
 
-    Returns
-    -------
-    bool
-        True if Theano had been imported before, and so had read its flags by itself.
+    Where Theano was imported before, it has read its flags by itself, and `theano_was_first` is True.
     """
-    if 'theano' in sys.modules:
+    global theano_was_first
+    theano_was_first = 'theano' in sys.modules
+    if theano_was_first:
         _register_own_flags()
-        return True
+        return
     given = os.environ.get('THEANO_FLAGS')
     flags = config.parse_flags(given or '')
     own = {key: flags.pop(key) for key in list(flags) if key in config.OWN_FLAGS}
@@ -145,7 +145,6 @@ def import_theano():
             os.environ['THEANO_FLAGS'] = given
     theano.configparser.THEANO_FLAGS_DICT.update(own)
     _register_own_flags()
-    return False
 
 
 def _register_own_flags():

@@ -7,7 +7,7 @@ import functools
 import os
 import sys
 
-from . import config, devices
+from . import compat, config, devices
 from .context_map import EXAMPLE, default_map, describe, parse_context_map
 from .errors import ContextError
 
@@ -141,6 +141,16 @@ def _open(context):
     _enable_gpuarray()
 
 
+def _pocl_note():
+    if 'POCL_DEVICES' not in os.environ:
+        return ''
+    note = ('; PoCL shows what POCL_DEVICES said at the first OpenCL call of the process (now: %r)'
+            % os.environ['POCL_DEVICES'])
+    if compat.theano_was_first:
+        note += '. Theano was imported before theano_mgpu and made that call: import theano_mgpu first'
+    return note
+
+
 def _forget_active_gpu():
     """Theano 1.0.5 marks the environment of a process that opened a GPU, and children inherit the mark.
 
@@ -161,11 +171,7 @@ def _remedy(context):
     if not found:
         return 'There is no %s device (%s); run "theano-mgpu doctor"' % (context.kind, why_none)
     if context.device not in found:
-        pocl = ''
-        if context.kind == 'opencl' and 'POCL_DEVICES' in os.environ:
-            pocl = ('; PoCL shows what POCL_DEVICES=%r says, read at the first OpenCL call'
-                    % os.environ['POCL_DEVICES'])
-        return 'There is: %s%s' % (', '.join(found), pocl)
+        return 'There is: %s%s' % (', '.join(found), _pocl_note() if context.kind == 'opencl' else '')
     return 'The device exists; run "theano-mgpu doctor" to see what is wrong with it'
 
 
