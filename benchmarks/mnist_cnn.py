@@ -23,7 +23,8 @@ from theano_mgpu.context_map import default_map, describe
 from theano_mgpu.timeline import PHASES
 
 import numpy as np
-from models import adam, cnn, handwritten_digits
+import theano
+from models import adam, cnn, flat_mlp, handwritten_digits
 from tqdm import tqdm
 
 
@@ -64,9 +65,9 @@ def open_contexts(asked):
 class Run:
     """One model in training over some contexts."""
 
-    def __init__(self, names, executor):
+    def __init__(self, names, executor, model):
         self.names = names
-        self.model = cnn()
+        self.model = model
         start = time.time()
         self.step = mgpu.training_function(self.model.inputs, self.model.loss, self.model.params, adam,
                                            contexts=names, executor=executor)
@@ -128,8 +129,13 @@ def main():
     name, train, test = handwritten_digits(arguments.data)
     print('data: %s' % name)
     names = [context.name for context in contexts]
-    one = Run(names[:1], arguments.executor)
-    runs = [one] if len(names) == 1 else [one, Run(names, arguments.executor)]
+    make_model = cnn
+    if not theano.config.cxx:
+        print('no C++ compiler, which convolutions need (Debian: apt-get install g++ python3-dev): '
+              'training dense layers instead')
+        make_model = flat_mlp
+    one = Run(names[:1], arguments.executor, make_model())
+    runs = [one] if len(names) == 1 else [one, Run(names, arguments.executor, make_model())]
     rng = np.random.RandomState(0)
     for number in range(1, arguments.epochs + 1):
         order = rng.permutation(len(train[0]))

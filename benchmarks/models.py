@@ -69,6 +69,15 @@ def mlp(seed=0, sizes=(784, 1024, 1024, 10)):
     return Classifier(x, hidden, params)
 
 
+def flat_mlp(seed=0, sizes=(784, 64, 10)):
+    """`mlp` on images: input shape (batch, 1, 28, 28)."""
+    model, images = mlp(seed, sizes), T.tensor4('x')
+    model.loss, model.accuracy, model.probabilities = theano.clone(
+        [model.loss, model.accuracy, model.probabilities], {model.inputs[0]: images.flatten(2)})
+    model.inputs[0] = images
+    return model
+
+
 def adam(gradients, params, learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-8):
     """Adam (Kingma and Ba, 2014) as a Theano updates dict.
 

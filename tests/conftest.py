@@ -10,6 +10,9 @@ from theano_mgpu import config, devices
 from theano_mgpu.context_map import parse_context_map
 
 import pytest
+import theano
+
+needs_compiler = pytest.mark.skipif(not theano.config.cxx, reason='Theano has no convolution without a C++ compiler')
 
 
 def gpu_devices():

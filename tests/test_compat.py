@@ -132,3 +132,13 @@ def test_an_mpi4py_without_mpi_does_not_end_the_import(tmp_path):
     done = python('import theano_mgpu, theano; print("fine")', PYTHONPATH=str(tmp_path))
     assert done.stdout.strip() == 'fine', done.stderr
     assert 'RuntimeError' in python('import theano', PYTHONPATH=str(tmp_path)).stderr or not config.flag('blas.ldflags')
+
+
+def test_missing_python_headers_are_said_and_theano_imports_all_the_same(tmp_path):
+    code = ('import sysconfig; paths = dict(sysconfig.get_paths(), include=%r)\n'
+            'sysconfig.get_paths = lambda *args, **kwargs: paths\n'
+            'import theano_mgpu, theano; print(repr(theano.config.cxx))' % str(tmp_path))
+    done = python(code)
+    assert done.stdout.strip() == "''", done.stderr
+    assert 'apt-get install python3-dev' in done.stderr
+    assert 'python3-dev' not in python('import theano_mgpu').stderr

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import theano
 from common import batches, conv_model, data, dense_model, largest_relative_difference, momentum
+from conftest import needs_compiler
 from models import adam, plain_step
 
 TOLERANCE = {'float32': 1e-5, 'float64': 1e-10}
@@ -44,7 +45,7 @@ def plain():
     return get
 
 
-@pytest.mark.parametrize('n', [1, 2, 3, 4])
+@pytest.mark.parametrize('kind,n', [('cpu', 1), ('cpu', 2), ('cpu', 3), ('cpu', 4), ('gpu', 2), ('gpu', 3), ('gpu', 4)])
 def test_dense_with_adam(contexts, kind, n, dtype, plain):
     """Both executors, one after the other, from the same start: all state is set back in between."""
     x, labels = data(93, 7, dtype=dtype)  # 10 batches of 10, the last of 3: fewer than 4 contexts
@@ -69,6 +70,7 @@ def test_dense_with_adam(contexts, kind, n, dtype, plain):
     assert not mgpu.audit(step).wrong
 
 
+@needs_compiler
 @pytest.mark.parametrize('n', [2, 3])
 def test_convolution_with_momentum(contexts, kind, n, dtype, plain):
     x, labels = data(37, 2, 8, 8, dtype=dtype)  # 5 batches of 8, the last of 5

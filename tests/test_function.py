@@ -142,7 +142,7 @@ def test_an_output_without_samples_cannot_be_gathered(cpu2, weights):
         mgpu.function([x], x.T)(X)
 
 
-@pytest.mark.parametrize('executor', ['serial', 'threads'])
+@pytest.mark.parametrize('kind,executor', [('cpu', 'serial'), ('cpu', 'threads'), ('gpu', 'threads')])
 def test_an_exception_in_one_replica(contexts, kind, executor):
     """It names replica, context and samples; streams are where they were, and the call can be repeated."""
     active = contexts(kind, 2)

@@ -124,7 +124,7 @@ def test_a_loss_that_is_not_finite(contexts, kind, check):
         assert np.isnan(step(bad, LABELS))
 
 
-@pytest.mark.parametrize('executor', ['serial', 'threads'])
+@pytest.mark.parametrize('kind,executor', [('cpu', 'serial'), ('cpu', 'threads'), ('gpu', 'threads')])
 def test_after_an_error_in_a_replica_the_step_can_be_repeated(contexts, kind, executor):
     """With dropout: also the random streams are as before."""
     from test_function import host_indexing

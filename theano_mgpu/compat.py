@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import json
 import os
+import shutil
 import sys
 import sysconfig
 import warnings
@@ -99,6 +100,14 @@ def blas_ldflags():
     return '-lopenblas' if found else ''
 
 
+def lacks_python_headers():
+    """Whether C++ code for this Python cannot be compiled, since Python.h is not installed.
+
+    Without this, Theano finds g++ and its import ends in a compiler's error: "Python.h: No such file".
+    """
+    return not os.path.exists(os.path.join(sysconfig.get_paths()['include'], 'Python.h'))
+
+
 def install():
     """Apply the fixes that must come before Theano and Keras are imported."""
     restore_numpy_aliases()
@@ -135,6 +144,10 @@ def import_theano():
     flags['contexts'] = ''
     if config.flag('blas.ldflags') is None:
         flags['blas.ldflags'] = blas_ldflags()
+    if config.flag('cxx') is None and shutil.which('g++') and lacks_python_headers():
+        flags['cxx'] = ''
+        warnings.warn('Python.h is missing, so that Theano cannot compile: it interprets its graphs, slowly, and '
+                      'has no convolutions. Debian: apt-get install python3-dev', RuntimeWarning, stacklevel=3)
     os.environ['THEANO_FLAGS'] = config.join_flags(flags)
     try:
         import theano

@@ -146,6 +146,9 @@ def compile_mode(context, outputs, mode=None):
     theano.Mode
     """
     mode = theano.compile.get_mode(mode)
+    if not theano.config.cxx:
+        # Fused elementwise ops are interpreted element by element; single ones are NumPy's.
+        mode = mode.excluding('fusion')
     if context.kind == 'cpu':
         return mode.excluding('gpuarray_opt')
     if context.kind == 'opencl':
