@@ -110,7 +110,8 @@ def test_a_reader_that_has_enough_sees_no_traceback():
     process = subprocess.Popen([sys.executable, '-m', 'theano_mgpu', 'config', '-n', '3', '--kind', 'cpu'], env=env,
                                text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdout.close()
-    assert process.stderr.read() == ''
+    said = process.stderr.read()  # Theano has its say where there is no compiler
+    assert 'Traceback' not in said and 'BrokenPipe' not in said
     assert process.wait() == 1
     process.stderr.close()
 
@@ -256,7 +257,7 @@ def test_doctor_reports_a_malformed_map_and_goes_on(capsys, monkeypatch):
     status, message, remedy = found['contexts']
     assert status == 'FAIL' and message.startswith("context 'dev0' is mapped twice in 'dev0->cpu;dev0->cpu'")
     assert remedy == ['remedy: Mend the flag `contexts` in THEANO_FLAGS or .theanorc']
-    assert found['BLAS'][0] in ('ok', 'warn') and 'CUDA devices' in found
+    assert found['BLAS'][0] in ('ok', 'warn', 'skip') and 'CUDA devices' in found
     assert text.endswith('Broken: contexts.\n')
 
 
@@ -300,7 +301,13 @@ def test_cuda_is_checked_where_there_is_an_nvidia_gpu(capsys, cpu_only, monkeypa
     assert 'theano-mgpu doctor' not in found['context cli_c']['text']  # one reads it just now
 
 
-@pytest.mark.skipif(not shutil.which('gcc'), reason='no gcc to build a library')
+def builds_libraries():
+    """Whether gcc is there, and what it links with."""
+    return shutil.which('gcc') and subprocess.run(
+        ['gcc', '-shared', '-x', 'c', os.devnull, '-o', os.devnull], stderr=subprocess.DEVNULL).returncode == 0
+
+
+@pytest.mark.skipif(not builds_libraries(), reason='no gcc that builds a library')
 def test_the_remedy_for_a_versioned_library_works(tmp_path, monkeypatch):
     """Its commands, pasted into a shell, make the unversioned name loadable, neighbours included."""
     if libraries.load_error('libcublas.so') is None:

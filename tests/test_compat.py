@@ -2,6 +2,7 @@
 import collections
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ from theano_mgpu import compat, config
 
 import numpy as np
 import pytest
+import theano
 
 
 def python(code, folder=None, **environment):
@@ -28,7 +30,7 @@ def needs(fix):
     """An expression that is true on the versions where a fix is needed."""
     return {'restore_numpy_aliases': tuple(map(int, np.__version__.split('.')[:2])) >= (1, 24),
             'restore_collections_abcs': sys.version_info >= (3, 10),
-            'disable_scan_extension': sys.version_info >= (3, 9)}[fix]
+            'disable_scan_extension': sys.version_info >= (3, 9) and bool(theano.config.cxx)}[fix]
 
 
 
@@ -134,6 +136,8 @@ def test_an_mpi4py_without_mpi_does_not_end_the_import(tmp_path):
     assert 'RuntimeError' in python('import theano', PYTHONPATH=str(tmp_path)).stderr or not config.flag('blas.ldflags')
 
 
+@pytest.mark.skipif(not shutil.which('g++'), reason='without g++ Theano does not try to compile')
+@pytest.mark.skipif(compat.lacks_python_headers(), reason='they are missing here')
 def test_missing_python_headers_are_said_and_theano_imports_all_the_same(tmp_path):
     code = ('import sysconfig; paths = dict(sysconfig.get_paths(), include=%r)\n'
             'sysconfig.get_paths = lambda *args, **kwargs: paths\n'
