@@ -194,8 +194,8 @@ def test_op(contexts, name):
             assert not [op for op in on_host if any(word in op for word in HEAVY)], on_host
     tolerance = {'double_precision': 1e-12, 'half_precision': 1e-2}.get(name, 2e-5)
     # Theano as it is, with few optimisations: a third opinion.
-    plain = theano.function(inputs, outputs, no_default_updates=True,
-                            mode=theano.compile.Mode('cvm' if theano.config.cxx else 'py', 'fast_compile').excluding('gpuarray_opt'))
+    few = theano.compile.Mode('cvm' if theano.config.cxx else 'py', 'fast_compile').excluding('gpuarray_opt')
+    plain = theano.function(inputs, outputs, no_default_updates=True, mode=few)
     for kind, values in results.items():
         for i, (value, expected) in enumerate(zip(values, plain(*arguments))):
             assert value.dtype == expected.dtype and value.shape == expected.shape
