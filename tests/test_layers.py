@@ -13,7 +13,7 @@ ROWS = [
     ['compat', 'devices', 'context_map', 'contexts'],
     ['graph', 'audit', 'rng', 'replicate', 'scatter_gather', 'collectives'],
     ['executors.base', 'executors.serial', 'executors.threads', 'executors'],
-    ['parallel_graph', 'state', 'function', 'training'],
+    ['parallel_graph', 'state', 'forward', 'function', 'training'],
     ['__init__'],
     ['cli.output', 'cli.libraries', 'cli.checks', 'cli.device_checks', 'cli.devices', 'cli.doctor', 'cli.config', 'cli',
      '__main__'],

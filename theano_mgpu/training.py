@@ -7,7 +7,7 @@ import theano
 
 from . import graph, state
 from .errors import GraphError, NonFiniteError
-from .function import Forward
+from .forward import Forward
 from .parallel_graph import ParallelGraph, resolve_contexts, run_replicas
 
 
