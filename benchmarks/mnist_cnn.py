@@ -27,7 +27,6 @@ import theano
 from models import adam, cnn, flat_mlp, handwritten_digits
 from tqdm import tqdm
 
-
 NOTES = """\
 s/step: median over the whole batches, first epoch left out; the five phases: means. accuracy: on the test images.
 difference: largest of the parameters from the one-context run, relative to the largest value of each; in float32 ReLU
