@@ -33,7 +33,7 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--models', nargs='+', choices=sorted(MODELS), default=['cnn', 'mlp'])
     parser.add_argument('--batch-size', type=int, default=128)
-    parser.add_argument('--rounds', type=int, default=9, help='rounds that count (default %(default)s)')
+    parser.add_argument('--rounds', type=int, default=11, help='rounds that count (default %(default)s)')
     parser.add_argument('--block', type=float, default=1.0, metavar='SECONDS', help='length of one side of a round')
     parser.add_argument('--device', action='append', help='one of the two devices of "shared"; give it twice')
     parser.add_argument('--json', metavar='FILE')
