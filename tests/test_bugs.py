@@ -58,3 +58,10 @@ def test_a_python_integer_shape_of_a_transposed_convolution_is_not_read_as_garba
     images = np.random.RandomState(0).randn(4, 3, 8, 8).astype('float32')
     one, other = mgpu.function([x], [up, up_by_op])(images)
     np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+def test_two_inputs_without_names_get_each_its_own_argument(cpu2):
+    """They were told apart by their text, which is that of their type: both got the last argument."""
+    a, b = theano.tensor.fmatrix(), theano.tensor.fmatrix()
+    first, second = data(5, 3)[0], data(5, 3, seed=1)[0]
+    np.testing.assert_array_equal(mgpu.function([a, b], a - b)(first, second), first - second)

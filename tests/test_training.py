@@ -58,7 +58,6 @@ PARAMS = []
 
 def test_a_sum_loss(cpu2):
     model, reference = dense_model(), dense_model()
-    losses = []
     for m in (model, reference):
         m.loss = T.nnet.categorical_crossentropy(m.probabilities, m.inputs[1]).sum()
     losses = [plain_step(reference, momentum)(X, LABELS), make_step(model, reduce='sum')(X, LABELS)]

@@ -56,16 +56,17 @@ class Forward:
         names = [str(variable) for variable in self.inputs]
         if len(args) > len(self.inputs):
             raise TypeError('%d arguments were given for the inputs %s' % (len(args), names))
-        values = dict(zip(names, args))
+        values = dict(enumerate(args))  # by position: inputs without a name share the text of their type
         for name, value in kwargs.items():
-            if name not in names or name in values:
+            position = names.index(name) if name in names else None
+            if position is None or position in values:
                 raise TypeError('%r is %s; the inputs are %s'
-                                % (name, 'given twice' if name in values else 'no input', names))
-            values[name] = value
-        missing = [name for name in names if name not in values]
+                                % (name, 'no input' if position is None else 'given twice', names))
+            values[position] = value
+        missing = [name for position, name in enumerate(names) if position not in values]
         if missing:
             raise TypeError('no value was given for %s; the inputs are %s' % (', '.join(missing), names))
-        return [_converted(variable, values[name]) for variable, name in zip(self.inputs, names)]
+        return [_converted(variable, values[position]) for position, variable in enumerate(self.inputs)]
 
     def scatter(self, values):
         """Rounds of sample ranges, one a replica; see `scatter_gather.micro_batch_rounds`."""

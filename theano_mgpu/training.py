@@ -206,6 +206,8 @@ def new_values(updates, gradients, params):
         if not isinstance(variable, theano.compile.SharedVariable):
             raise GraphError('updates returned a new value for %r, which is no shared variable' % (variable,))
     found = {graph.host_view(variable): _cast(variable, value) for variable, value in pairs}
+    if len(found) < len(pairs):
+        raise GraphError('updates returned two new values for one shared variable')
     values = graph.host_graph(list(found.values()))
     found = dict(zip(found, values))
     for variable in graph.shared_variables(values):
@@ -215,8 +217,6 @@ def new_values(updates, gradients, params):
     if foreign:
         raise GraphError('the updates depend on %s: they are computed once the gradients of all replicas are '
                          'averaged, from gradients, parameters and other shared variables only' % foreign)
-    if len(found) < len(pairs):
-        raise GraphError('updates returned two new values for one shared variable')
     return found
 
 
