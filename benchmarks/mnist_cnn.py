@@ -19,12 +19,12 @@ if 'floatX' not in os.environ.get('THEANO_FLAGS', ''):
     os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
 
 import theano_mgpu as mgpu
-from theano_mgpu.context_map import default_map, describe
+from theano_mgpu.context_map import describe
 from theano_mgpu.timeline import PHASES
 
 import numpy as np
 import theano
-from models import adam, cnn, flat_mlp, handwritten_digits
+from models import adam, cnn, flat_mlp, handwritten_digits, open_contexts
 from tqdm import tqdm
 
 NOTES = """\
@@ -52,19 +52,6 @@ def parse_arguments():
     if arguments.data and not os.path.exists(arguments.data):
         parser.error('no such file: %s' % arguments.data)
     return arguments
-
-
-def open_contexts(asked):
-    """The contexts to train on; devices are taken in turn where more contexts are asked for than there are."""
-    if asked and not asked.isdigit():
-        return mgpu.init(asked)
-    contexts = mgpu.init()
-    n = int(asked or max(2, len(contexts)))
-    if n <= len(contexts):
-        return mgpu.init(n)
-    found = [context.device for context in contexts]
-    print('%d contexts on %d device%s' % (n, len(found), 's' if len(found) > 1 else ''))
-    return mgpu.init(default_map([found[i % len(found)] for i in range(n)]))
 
 
 class Run:

@@ -1,7 +1,8 @@
 """The models and the data of the benchmarks; the tests train them too."""
 import os
 
-import theano_mgpu  # noqa: F401  (before theano: installs the version fixes)
+import theano_mgpu as mgpu  # before theano: installs the version fixes
+from theano_mgpu.context_map import default_map
 
 import numpy as np
 import theano
@@ -107,6 +108,38 @@ def plain_step(model, updates=adam):
     """One training step of plain Theano: ``step(x, labels) -> loss``."""
     pairs = updates(theano.grad(model.loss, model.params), model.params)
     return theano.function(model.inputs, model.loss, updates=list(pairs.items()))
+
+
+def open_contexts(asked):
+    """Open the contexts to train on.
+
+    Parameters
+    ----------
+    asked : str or None
+        A context map; or a number, for which devices are taken in turn where there are fewer. None for
+        all of this machine's, and two at least.
+
+    Returns
+    -------
+    list of Context
+    """
+    if asked and not asked.isdigit():
+        return mgpu.init(asked)
+    contexts = mgpu.init()
+    n = int(asked or max(2, len(contexts)))
+    if n <= len(contexts):
+        return mgpu.init(n)
+    found = [context.device for context in contexts]
+    print('%d contexts on %d device%s' % (n, len(found), 's' if len(found) > 1 else ''))
+    return mgpu.init(default_map([found[i % len(found)] for i in range(n)]))
+
+
+def add_keras_arguments(parser, epochs):
+    """What the Keras scripts have in common."""
+    parser.add_argument('--gpus', type=int, default=2, metavar='N', help='contexts to train on; devices are taken in '
+                        'turn where there are fewer (default %(default)s)')
+    parser.add_argument('--epochs', type=int, default=epochs, help='(default %(default)s)')
+    parser.add_argument('--batch-size', type=int, default=128, help='samples in the whole batch (default %(default)s)')
 
 
 def handwritten_digits(path=None):

@@ -71,11 +71,21 @@ def test_default_updates_are_merged_by_sub_batch_size(contexts, kind):
     assert count.get_value() == 3 and count.get_value().dtype == 'int64'
 
 
-def test_a_count_of_samples_cannot_be_averaged(cpu2):
+def test_states_that_are_no_means_are_those_of_the_whole_batch(contexts, kind):
+    """A count of samples stays an integer; a ratio of sums, and a variance, are not means of those of the parts."""
+    contexts(kind, 3)
     x, count = T.fmatrix('x'), theano.shared(np.int64(0), name='count')
+    ratio, scale = shared(0, 'ratio'), shared(np.ones(5), 'scale')
     count.default_update = count + x.shape[0]
-    with pytest.raises(GraphError, match='default update of count .* depends on the batch'):
-        mgpu.function([x], x + 0 * count)
+    ratio.default_update = x.sum() / (x ** 2).sum()
+    normal, _, inverse = T.nnet.bn.batch_normalization_train(x, T.ones((1, 5), 'float32'), T.zeros((1, 5), 'float32'))
+    scale.default_update = np.float32(0.5) * scale + np.float32(0.5) * T.inv(inverse[0] ** 2)
+    f = mgpu.function([x], x * 1 + T.cast(0 * count + 0 * ratio + 0 * scale[0], 'float32'))
+    before = scale.get_value()
+    f(X[:11])
+    assert count.get_value() == 11 and count.get_value().dtype == 'int64'
+    np.testing.assert_allclose(ratio.get_value(), X[:11].sum() / (X[:11] ** 2).sum(), rtol=1e-5)
+    np.testing.assert_allclose(scale.get_value(), 0.5 * before + 0.5 * (X[:11].var(axis=0) + 1e-4), rtol=1e-5)
 
 
 def test_one_context_of_several(contexts, kind):

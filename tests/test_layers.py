@@ -11,10 +11,12 @@ PACKAGE = Path(theano_mgpu.__file__).parent
 ROWS = [
     ['errors', 'timeline', 'config'],
     ['compat', 'devices', 'context_map', 'contexts'],
-    ['graph', 'audit', 'rng', 'replicate', 'scatter_gather', 'collectives'],
+    ['graph', 'dependence', 'sample_rules', 'samples', 'audit', 'rng', 'replicate', 'scatter_gather', 'collectives'],
     ['executors.base', 'executors.serial', 'executors.threads', 'executors'],
-    ['parallel_graph', 'state', 'forward', 'function', 'training'],
+    ['parallel_graph', 'statistics', 'state', 'step', 'forward', 'function', 'training'],
     ['__init__'],
+    ['keras.batch', 'keras.exactness', 'keras.optimizer', 'keras.functions', 'keras.parallel_model', 'keras.multi_gpu',
+     'keras.verify', 'keras'],
     ['cli.output', 'cli.libraries', 'cli.checks', 'cli.device_checks', 'cli.devices', 'cli.doctor', 'cli.config', 'cli',
      '__main__'],
 ]

@@ -21,9 +21,9 @@ else:
     from .audit import audit
     from .context_map import Context
     from .contexts import contexts, init
-    from .errors import BatchError, ContextError, GraphError, MgpuError, NonFiniteError, ReplicaError
+    from .errors import BatchError, ContextError, GraphError, MgpuError, MgpuWarning, NonFiniteError, ReplicaError
     from .function import function
     from .training import training_function
 
-__all__ = ['BatchError', 'Context', 'ContextError', 'GraphError', 'MgpuError', 'NonFiniteError', 'ReplicaError',
-           'audit', 'contexts', 'function', 'init', 'training_function']
+__all__ = ['BatchError', 'Context', 'ContextError', 'GraphError', 'MgpuError', 'MgpuWarning', 'NonFiniteError',
+           'ReplicaError', 'audit', 'contexts', 'function', 'init', 'training_function']

@@ -5,6 +5,10 @@ class MgpuError(Exception):
     """Base of every error that theano_mgpu raises on purpose."""
 
 
+class MgpuWarning(UserWarning):
+    """Something cannot be exactly as on one device; the message names it."""
+
+
 class ContextError(MgpuError, ValueError):
     """A context is malformed, unknown, not mapped, or its device could not be opened."""
 

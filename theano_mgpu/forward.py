@@ -1,51 +1,80 @@
-"""One step over sub-batches: scatter, run, fetch, and the states that a graph moves on."""
+"""What every function over a batch has: a graph compiled for each context, and how arguments and results go."""
 import threading
 
 import numpy as np
 import theano
 
 from . import graph
-from .collectives import HostBuffers, all_reduce
+from .collectives import HostBuffers
 from .errors import BatchError, GraphError
-from .parallel_graph import ParallelGraph, Transaction, choose_executor, run_replicas
+from .parallel_graph import ParallelGraph, choose_executor
 from .rng import is_random_state
-from .scatter_gather import REDUCTIONS, batch_length, fetch, gather, micro_batch_rounds
+from .scatter_gather import REDUCTIONS, batch_length, micro_batch_rounds
+from .statistics import BatchUpdates
+from .step import Step
 from .timeline import Timings
 
 
 class Forward:
     """The part of a step that `mgpu.function` and `mgpu.training_function` share.
 
-    Scatter, run, fetch, and the states (random streams, running averages) that the graph moves on.
-
     Parameters
     ----------
+    inputs, outputs : list of theano.Variable
+    reductions : list of {None, 'gather', 'mean', 'sum'}
+        What becomes of each output.
+    contexts : list of Context
+    broadcast, givens, executor, mode, name, allow_input_downcast
+        As for `mgpu.function`.
+    updates : dict of SharedVariable to theano.Variable
+        New values made from the batch, besides the default updates that the graph has by itself.
+    micro_batches : int
+        Slices that a sub-batch is computed in.
+    least_samples : int
+        No sub-batch is smaller than this, but for a batch that is.
     reduced : int
         The first so many outputs are averaged or added into buffers that are reused from step to
         step (gradients); the others are gathered or reduced afresh.
+    scale : scalar theano.Variable, optional
+        One more input: on each replica, samples of the batch / samples of its sub-batch.
     """
 
-    def __init__(self, inputs, outputs, reductions, broadcast, givens, contexts, executor, mode, name,
-                 micro_batches=1, reduced=0):
+    def __init__(self, inputs, outputs, reductions, contexts, broadcast=(), givens=None, executor=None, mode=None,
+                 name=None, allow_input_downcast=None, updates=None, micro_batches=1, least_samples=1, reduced=0,
+                 scale=None):
         self.inputs = [check_input(variable) for variable in inputs]
-        whole = broadcast_set(broadcast, self.inputs)
-        self.split = [variable not in whole and getattr(variable.type, 'ndim', 1) > 0 for variable in self.inputs]
-        if not any(self.split):
-            raise GraphError('no input has samples to split: %s. A batch needs one at least' % (self.inputs,))
+        self.split = split_inputs(self.inputs, broadcast)
         if not isinstance(micro_batches, int) or micro_batches < 1:
             raise GraphError('micro_batches is a number of slices, at least 1, not %r' % (micro_batches,))
-        outputs, states = with_givens(outputs, givens)
-        check_states(states)
+        outputs, updates = with_givens(outputs, updates or {}, givens)
         self.output_names = [str(output) for output in outputs]
         self.reductions = [check_reduction(how, output) for how, output in zip(reductions, outputs)]
-        self.graph = ParallelGraph(self.inputs, outputs, states, contexts, mode=mode, name=name)
         self.contexts = contexts
+        self.micro_batches, self.least_samples = micro_batches, least_samples
+        self.reduced = reduced
+        self.scale = scale
+        self.allow_input_downcast = allow_input_downcast
+        self._build(outputs, updates, mode, name)
         self.executor = choose_executor(executor, self.graph.compiled)
         self.timings = Timings()
-        self.micro_batches = micro_batches
-        self.reduced = reduced
         self.buffers = HostBuffers()
         self.lock = threading.Lock()
+
+    def _build(self, outputs, updates, mode, name):
+        """Compile what the replicas compute: outputs, states with a row a sample, statistics; random streams."""
+        carriers = [variable for variable, split in zip(self.inputs, self.split) if split]
+        streams = {variable: new for variable, new in updates.items() if is_random_state(variable)}
+        self.updates = BatchUpdates({v: new for v, new in updates.items() if v not in streams}, carriers)
+        self.rows = list(self.updates.rows)
+        self.n_results = len(outputs) + len(self.rows)
+        wanted = outputs + list(self.updates.rows.values()) + self.updates.statistics
+        # A state that has a row a sample is scattered and gathered with the batch.
+        row_inputs = {variable: graph.host_type(variable)('rows of %s' % variable) for variable in self.rows}
+        whole = graph.substitute(wanted + list(streams.values()), row_inputs) if row_inputs \
+            else wanted + list(streams.values())
+        extra = list(row_inputs.values()) + ([self.scale] if self.scale is not None else [])
+        self.graph = ParallelGraph(self.inputs + extra, whole[:len(wanted)],
+                                   dict(zip(streams, whole[len(wanted):])), self.contexts, mode=mode, name=name)
 
     def step(self, args, kwargs):
         """Begin a step: check and scatter the arguments; see `Step`."""
@@ -66,165 +95,31 @@ class Forward:
         missing = [name for position, name in enumerate(names) if position not in values]
         if missing:
             raise TypeError('no value was given for %s; the inputs are %s' % (', '.join(missing), names))
-        return [_converted(variable, values[position]) for position, variable in enumerate(self.inputs)]
+        return [_converted(variable, values[position], self.allow_input_downcast)
+                for position, variable in enumerate(self.inputs)]
 
     def scatter(self, values):
-        """Rounds of sample ranges, one a replica; see `scatter_gather.micro_batch_rounds`."""
+        """Samples of the batch, and rounds of sample ranges, one a replica; see `micro_batch_rounds`."""
         named = [(value, str(variable)) for value, variable, split in zip(values, self.inputs, self.split) if split]
+        row_values = [variable.get_value(borrow=True) for variable in self.rows]
+        named += [(value, 'the state %s' % variable) for value, variable in zip(row_values, self.rows)]
         length = batch_length(*map(list, zip(*named)))
-        return length, micro_batch_rounds(length, len(self.contexts), self.micro_batches)
+        if self.rows and (length % len(self.contexts) or self.micro_batches > 1):
+            raise BatchError('the model keeps a state for each sample (%s), so each of its %d replicas always gets the '
+                             'same share of a batch: %d samples do not divide evenly. Give batches of a multiple of %d '
+                             'samples%s' % (', '.join(map(str, self.rows)), len(self.contexts), length,
+                                            len(self.contexts),
+                                            ' and micro_batches=1' if self.micro_batches > 1 else ''))
+        return length, row_values, micro_batch_rounds(length, len(self.contexts), self.micro_batches,
+                                                      self.least_samples)
 
-    def part(self, values, start, stop):
+    def part(self, values, row_values, start, stop, length):
         """The arguments of one sub-batch; slices are views."""
-        return [value[start:stop] if split else value for value, split in zip(values, self.split)]
-
-
-class Step:
-    """One call: a context manager that leaves everything as it was if its block raises.
-
-    Attributes
-    ----------
-    length : int
-        Samples in the batch.
-    """
-
-    def __init__(self, forward, args, kwargs):
-        self.forward = forward
-        self.transaction = Transaction()
-        self._arguments = args, kwargs
-        self._pieces = []       # (replica, (start, stop), outputs), in the order in which they ran
-        self._states = []       # the new values of the states, for each piece
-        self.averages = []
-
-    def __enter__(self):
-        forward = self.forward
-        forward.lock.acquire()
-        try:
-            with forward.timings.span('scatter'):
-                self.values = forward.arguments(*self._arguments)
-                self.length, self.rounds = forward.scatter(self.values)
-                forward.graph.refresh()
-            forward.timings.calls += 1
-        except BaseException:
-            forward.lock.release()
-            raise
-        return self
-
-    def __exit__(self, kind, error, traceback):
-        try:
-            if kind is not None:
-                self.transaction.roll_back()
-        finally:
-            self.forward.lock.release()
-
-    def run_all(self):
-        """Run every round, and average the outputs that are reduced into buffers."""
-        for number, samples in enumerate(self.rounds):
-            results = self._run_round(samples)
-            if self.forward.reduced:
-                self._average(number, results, samples)
-
-    def _run_round(self, samples):
-        forward = self.forward
-        contexts = forward.contexts[:len(samples)]
-        with forward.timings.span('run'):
-            tasks = [self._task(replica, span) for replica, span in enumerate(samples)]
-            results = run_replicas(forward.executor, tasks, contexts, samples)
-        for replica, (outputs, new_states) in enumerate(results):
-            self._pieces.append((replica, samples[replica], outputs[forward.reduced:]))
-            self._states.append(new_states)
-            self._advance_streams(replica, new_states)
-        return [outputs[:forward.reduced] for outputs, _ in results]
-
-    def _task(self, replica, span):
-        part = self.forward.part(self.values, *span)
-        return lambda: self.forward.graph.run(replica, part)
-
-    def _advance_streams(self, replica, new_states):
-        """Each replica's random streams go on from piece to piece."""
-        context = self.forward.contexts[replica]
-        for variable, value in zip(self.forward.graph.updated, new_states):
-            if is_random_state(variable.variable):
-                self.transaction.replace(variable.copies[context], value)
-
-    def _average(self, number, results, samples):
-        """Fetch one round's reduced outputs and add them, weighted, to their averages."""
-        forward, buffers = self.forward, self.forward.buffers
-        with forward.timings.span('fetch'):
-            tasks = [self._fetch_task(replica, outputs) for replica, outputs in enumerate(results)]
-            fetched = run_replicas(forward.executor, tasks, forward.contexts[:len(results)], samples)
-        weights = [self._weight(how=forward.reductions[0], span=span) for span in samples]
-        alone = len(self.rounds) == 1 and len(samples) == 1
-        with forward.timings.span('all_reduce'):
-            self.averages = [
-                all_reduce(parts, weights, None if alone else buffers.get(('mean', i), parts[0]), number > 0)
-                for i, parts in enumerate(zip(*fetched))]
-
-    def _fetch_task(self, replica, outputs):
-        buffers = self.forward.buffers
-
-        def task():
-            return [output if isinstance(output, np.ndarray)
-                    else fetch(output, buffers.get((replica, i), output)) for i, output in enumerate(outputs)]
-        return task
-
-    def _weight(self, how, span):
-        return 1.0 if how == 'sum' else (span[1] - span[0]) / self.length
-
-    def commit(self):
-        """Make the states' new values current; those that are no streams are averaged."""
-        forward = self.forward
-        used = forward.contexts[:len(self.rounds[0])]
-        weights = [self._weight('mean', span) for _, span, _ in self._pieces]
-        for variable, values in zip(forward.graph.updated, zip(*self._states)):
-            if is_random_state(variable.variable):
-                variable.commit(used)
-                continue
-            merged = _merged_state([fetch(value) for value in values], weights)
-            for context in forward.contexts:
-                self.transaction.replace(variable.copies[context], np.array(merged))
-            variable.commit(forward.contexts)
-        if self._states and self._states[0]:
-            forward.graph.mark_seen()
-
-    def gathered(self):
-        """The outputs that are not reduced into buffers, put together as told."""
-        forward = self.forward
-        pieces = sorted(self._pieces, key=lambda piece: piece[1])  # by sample: rounds interleave replicas
-        spans = [span for _, span, _ in pieces]
-        outputs = zip(*(outputs for _, _, outputs in pieces))
-        names = forward.output_names[forward.reduced:]
-        with forward.timings.span('fetch'):
-            return [self._combined(parts, spans, how, name)
-                    for parts, how, name in zip(outputs, forward.reductions[forward.reduced:], names)]
-
-    def _combined(self, parts, spans, how, name):
-        if how == 'gather':
-            return gather(parts, [stop - start for start, stop in spans], name)
-        values = [fetch(part) for part in parts]
-        return _merged(values, [self._weight(how, span) for span in spans])
-
-
-def _merged(values, weights):
-    """Weighted sum of host arrays; in their dtype if floating, else in float64 unless all weigh 1."""
-    if np.issubdtype(values[0].dtype, np.floating):
-        return np.array(all_reduce(values, weights))
-    total = sum(value * (int(weight) if weight == 1 else weight) for value, weight in zip(values, weights))
-    return np.asarray(total)
-
-
-def _merged_state(values, weights):
-    """The mean of a state's new values; one that counts calls is the same on each replica."""
-    return _merged(values, weights) if np.issubdtype(values[0].dtype, np.floating) else values[0]
-
-
-def check_states(states):
-    """Raise a GraphError for a default update that has no mean over the replicas: integers made from a batch."""
-    for variable, update in states.items():
-        countable = not np.issubdtype(getattr(variable.type, 'dtype', 'float32'), np.floating)
-        if countable and not is_random_state(variable) and graph.free_inputs([update]):
-            raise GraphError('the default update of %s (%s) depends on the batch, and integers of several sub-batches '
-                             'have no mean: count in the training script instead' % (variable, variable.type))
+        part = [value[start:stop] if split else value for value, split in zip(values, self.split)]
+        part += [value[start:stop] for value in row_values]
+        if self.scale is not None:
+            part.append(np.asarray(length / (stop - start), self.scale.dtype))
+        return part
 
 
 def check_input(variable):
@@ -235,12 +130,15 @@ def check_input(variable):
     return variable
 
 
-def broadcast_set(broadcast, inputs):
-    """The set of inputs that are not split."""
+def split_inputs(inputs, broadcast):
+    """For each input, whether its samples are split: all but scalars and those named in `broadcast`."""
     unknown = [variable for variable in broadcast if variable not in inputs]
     if unknown:
         raise GraphError('broadcast names %s, no inputs; the inputs are %s' % (unknown, inputs))
-    return set(broadcast)
+    split = [variable not in set(broadcast) and getattr(variable.type, 'ndim', 1) > 0 for variable in inputs]
+    if not any(split):
+        raise GraphError('no input has samples to split: %s. A batch needs one at least' % (inputs,))
+    return split
 
 
 def check_reduction(how, output):
@@ -256,21 +154,27 @@ def check_reduction(how, output):
     return how
 
 
-def with_givens(outputs, givens):
-    """Outputs with the givens substituted, and the default updates that `theano.function` would apply."""
+def with_givens(outputs, updates, givens):
+    """Outputs and updates with the givens substituted; the default updates that they bring along are among the updates.
+    """
+    n_outputs = len(outputs)
+    variables = [graph.host_view(variable) for variable in updates]
+    whole = list(outputs) + list(updates.values())
     if givens:
         replacements = {old: old.type.filter_variable(graph.on_host(theano.tensor.as_tensor_variable(new)))
                         for old, new in givens.items()}
-        outputs = graph.substitute(outputs, replacements)
-    outputs = graph.host_graph(outputs)
-    found = {variable: variable.default_update for variable in graph.shared_variables(outputs)
-             if getattr(variable, 'default_update', None) is not None}
-    return outputs, dict(zip(found, graph.host_graph(list(found.values()))))
+        whole = graph.substitute(whole, replacements)
+    whole = graph.host_graph(whole)
+    default = [variable for variable in graph.shared_variables(whole) if variable not in variables
+               and getattr(variable, 'default_update', None) is not None]
+    found = dict(zip(variables, whole[n_outputs:]))
+    found.update(zip(default, graph.host_graph([variable.default_update for variable in default])))
+    return whole[:n_outputs], found
 
 
-def _converted(variable, value):
+def _converted(variable, value, allow_downcast):
     try:
-        return variable.type.filter(value, strict=False, allow_downcast=None)
+        return variable.type.filter(value, strict=False, allow_downcast=allow_downcast)
     except (TypeError, ValueError) as error:
         raise BatchError('input %s (%s) cannot take what was given: %s'
                          % (variable, variable.type, ' '.join(map(str, error.args)))) from error

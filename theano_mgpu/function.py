@@ -5,7 +5,7 @@ from .parallel_graph import resolve_contexts
 
 
 def function(inputs, outputs, reduce=None, broadcast=(), givens=None, contexts=None, executor=None,
-             mode=None, name=None):
+             mode=None, name=None, allow_input_downcast=None):
     """Compile a Theano graph into a callable that runs it over sub-batches on every context.
 
     A call splits its arguments along axis 0 into sub-batches whose sizes differ by at most one, runs
@@ -27,7 +27,7 @@ def function(inputs, outputs, reduce=None, broadcast=(), givens=None, contexts=N
         Names of the contexts to run on; all by default.
     executor : {'auto', 'serial', 'threads'}, optional
         The flag ``mgpu.executor`` by default.
-    mode, name
+    mode, name, allow_input_downcast
         As for `theano.function`.
 
     Returns
@@ -43,8 +43,7 @@ def function(inputs, outputs, reduce=None, broadcast=(), givens=None, contexts=N
     Notes
     -----
     Random streams in the graph go on independently on each replica. Other shared variables with a
-    default update (running averages) get the mean of the replicas' new values, weighted by
-    sub-batch size.
+    default update (running averages, counts) get the new value that the whole batch gives them.
 
     Examples
     --------
@@ -57,11 +56,8 @@ def function(inputs, outputs, reduce=None, broadcast=(), givens=None, contexts=N
     """
     single = not isinstance(outputs, (list, tuple))
     output_list = [outputs] if single else list(outputs)
-    reductions = reduce if isinstance(reduce, (list, tuple)) else [reduce] * len(output_list)
-    if len(reductions) != len(output_list):
-        raise GraphError('reduce=%r has %d entries for %d outputs' % (reduce, len(reductions), len(output_list)))
-    return ParallelFunction(inputs, output_list, reductions, broadcast, givens, contexts, executor, mode,
-                            name, single)
+    return ParallelFunction(inputs, output_list, reduce, broadcast, givens, contexts, executor, mode, name,
+                            allow_input_downcast, single=single)
 
 
 class ParallelFunction:
@@ -76,9 +72,14 @@ class ParallelFunction:
         Seconds that its calls spent in each phase.
     """
 
-    def __init__(self, inputs, outputs, reductions, broadcast, givens, contexts, executor, mode, name, single):
+    def __init__(self, inputs, outputs, reduce=None, broadcast=(), givens=None, contexts=None, executor=None,
+                 mode=None, name=None, allow_input_downcast=None, updates=None, single=False):
+        reductions = reduce if isinstance(reduce, (list, tuple)) else [reduce] * len(outputs)
+        if len(reductions) != len(outputs):
+            raise GraphError('reduce=%r has %d entries for %d outputs' % (reduce, len(reductions), len(outputs)))
         self.contexts = resolve_contexts(contexts)
-        self.forward = Forward(inputs, outputs, reductions, broadcast, givens, self.contexts, executor, mode, name)
+        self.forward = Forward(inputs, outputs, reductions, self.contexts, broadcast, givens, executor, mode, name,
+                               allow_input_downcast, updates)
         self.timings = self.forward.timings
         self._single = single
 
@@ -90,6 +91,5 @@ class ParallelFunction:
         """Run the function on a batch; arguments as for a compiled `theano.function`."""
         with self.forward.step(args, kwargs) as step:
             step.run_all()
-            results = step.gathered()
-            step.commit()
+            results = step.commit()
         return results[0] if self._single else results

@@ -6,7 +6,7 @@ from .errors import BatchError
 REDUCTIONS = ('gather', 'mean', 'sum')
 
 
-def sub_batch_sizes(batch_size, n_replicas):
+def sub_batch_sizes(batch_size, n_replicas, least=1):
     """Split a batch size into near-equal sub-batch sizes, largest first.
 
     Parameters
@@ -15,6 +15,8 @@ def sub_batch_sizes(batch_size, n_replicas):
         Samples in the whole batch, at least 1.
     n_replicas : int
         Replicas to feed, at least 1.
+    least : int
+        Samples that each sub-batch has at least, but for a batch that has fewer.
 
     Returns
     -------
@@ -33,11 +35,13 @@ def sub_batch_sizes(batch_size, n_replicas):
     [3, 3, 2, 2]
     >>> sub_batch_sizes(2, 4)
     [1, 1]
+    >>> sub_batch_sizes(5, 4, least=2)
+    [3, 2]
     """
     if batch_size < 1 or n_replicas < 1:
         raise ValueError('batch size and number of replicas must be at least 1, not %r and %r'
                          % (batch_size, n_replicas))
-    n_parts = min(batch_size, n_replicas)
+    n_parts = max(1, min(batch_size // least, n_replicas))
     share, extra = divmod(batch_size, n_parts)
     return [share + 1] * extra + [share] * (n_parts - extra)
 
@@ -54,7 +58,7 @@ def ranges(sizes, start=0):
     return list(zip([start] + stops[:-1], stops))
 
 
-def micro_batch_rounds(batch_size, n_replicas, micro_batches):
+def micro_batch_rounds(batch_size, n_replicas, micro_batches, least=1):
     """Which samples each replica works on, one round after the other.
 
     Parameters
@@ -62,6 +66,8 @@ def micro_batch_rounds(batch_size, n_replicas, micro_batches):
     batch_size, n_replicas : int
     micro_batches : int
         Slices that each sub-batch is cut into, fewer where it has fewer samples.
+    least : int
+        Samples that a slice has at least, but for a batch that has fewer.
 
     Returns
     -------
@@ -73,8 +79,8 @@ def micro_batch_rounds(batch_size, n_replicas, micro_batches):
     >>> micro_batch_rounds(5, 2, 2)
     [[(0, 2), (3, 4)], [(2, 3), (4, 5)]]
     """
-    slices = [ranges(sub_batch_sizes(stop - start, micro_batches), start)
-              for start, stop in ranges(sub_batch_sizes(batch_size, n_replicas))]
+    slices = [ranges(sub_batch_sizes(stop - start, micro_batches, least), start)
+              for start, stop in ranges(sub_batch_sizes(batch_size, n_replicas, least))]
     # Sub-batches are largest first, and so are their numbers of slices.
     return [[of_replica[round_] for of_replica in slices if round_ < len(of_replica)]
             for round_ in range(len(slices[0]))]

@@ -1,31 +1,37 @@
 """`mgpu.training_function`: one training step over several contexts."""
 import functools
 import inspect
+import warnings
 
 import numpy as np
 import theano
 
 from . import graph, state
-from .errors import GraphError, NonFiniteError
-from .forward import Forward
+from .dependence import COUNT, MIXED, ROWS, SUM
+from .errors import GraphError, MgpuWarning, NonFiniteError
+from .forward import Forward, check_input, split_inputs
 from .parallel_graph import ParallelGraph, resolve_contexts, run_replicas
+from .replicate import replicated
+from .samples import analyse
+from .statistics import mean_exact
 
 
-def training_function(inputs, loss, params, updates, outputs=(), micro_batches=1, reduce='mean', broadcast=(),
-                      givens=None, check_finite=False, contexts=None, executor=None, mode=None, name=None):
+def training_function(inputs, loss, params, updates, outputs=(), micro_batches=1, batch_updates=None, broadcast=(),
+                      givens=None, check_finite=False, contexts=None, executor=None, mode=None, name=None,
+                      allow_input_downcast=None, least_samples=1):
     """Compile one training step of a model over every context.
 
     A call splits the batch into sub-batches, computes loss and gradients of each on its context,
     averages the gradients on the host, weighted by sub-batch size, and applies the same update on
-    every context. The result is that of one device on the whole batch, to rounding, for a loss that
-    is a mean over samples.
+    every context. The result is that of one device on the whole batch, to rounding.
 
     Parameters
     ----------
     inputs : list of theano.Variable
         Each has samples along axis 0, but for scalars and those named in `broadcast`.
     loss : scalar theano.Variable
-        A mean over the samples, plus terms that do not depend on them (regularisers).
+        Means and sums over the samples, and terms that do not depend on them (regularisers). A loss
+        that is anything else gets the mean over the sub-batches, and a warning that says so.
     params : list of theano.compile.SharedVariable
         What is trained. They stay the truth: `get_value` gives the trained value, `set_value` reaches
         every replica before the next step, and other Theano functions over them see current values.
@@ -39,12 +45,14 @@ def training_function(inputs, loss, params, updates, outputs=(), micro_batches=1
     micro_batches : int
         Slices that each sub-batch is computed in, one after the other, so that a batch that does
         not fit on a device trains. Gradients are accumulated exactly.
-    reduce : {'mean', 'sum'}
-        'sum' for a loss that is a sum over samples; terms that do not depend on them would then
-        count once a replica.
+    batch_updates : dict of SharedVariable to theano.Variable, optional
+        Further new values, which may depend on the batch: counts, running averages.
     check_finite : bool
         Raise a NonFiniteError, and change nothing, when the loss or a gradient is not finite.
-    broadcast, givens, contexts, executor, mode, name
+    least_samples : int
+        Samples that a sub-batch has at least, but for a batch that has fewer: 2 for a model whose
+        batch normalisation would divide by zero on one.
+    broadcast, givens, contexts, executor, mode, name, allow_input_downcast
         As for `mgpu.function`.
 
     Returns
@@ -71,8 +79,13 @@ def training_function(inputs, loss, params, updates, outputs=(), micro_batches=1
     >>> step(np.eye(2)), w.get_value()
     (array(1.), array([0.1, 0.1]))
     """
-    return TrainingFunction(inputs, loss, params, updates, outputs, micro_batches, reduce, broadcast, givens,
-                            check_finite, contexts, executor, mode, name)
+    step = TrainingFunction(inputs, loss, params, updates, outputs, micro_batches, batch_updates, broadcast, givens,
+                            check_finite, contexts, executor, mode, name, allow_input_downcast, least_samples)
+    if step.couplings and len(step.contexts) > 1:
+        warnings.warn('the loss cannot be computed exactly from sub-batches, since parts of it depend on several '
+                      'samples at once: %s. Each replica computes them of its own sub-batch'
+                      % '; '.join('%s (%s)' % (c.node, c.reason) for c in step.couplings), MgpuWarning, stacklevel=2)
+    return step
 
 
 class TrainingFunction:
@@ -84,19 +97,21 @@ class TrainingFunction:
     params : list of SharedVariable
     timings : Timings
         Seconds that the steps spent in each phase: scatter, run, fetch, all_reduce, update.
+    couplings : list of Coupling
+        Where the loss mixes samples, so that replicas compute something else than one device.
     """
 
-    def __init__(self, inputs, loss, params, updates, outputs, micro_batches, reduce, broadcast, givens,
-                 check_finite, contexts, executor, mode, name):
+    def __init__(self, inputs, loss, params, updates, outputs=(), micro_batches=1, batch_updates=None, broadcast=(),
+                 givens=None, check_finite=False, contexts=None, executor=None, mode=None, name=None,
+                 allow_input_downcast=None, least_samples=1):
         self.params = list(params)
+        self.contexts = resolve_contexts(contexts)
+        loss, scale, self.couplings = splittable(scalar_loss(loss), inputs, broadcast, givens)
         gradients = loss_gradients(loss, self.params)
         outputs, reductions = output_reductions(outputs)
-        if reduce not in ('mean', 'sum'):
-            raise GraphError("reduce is 'mean' or 'sum', as the loss is over the samples, not %r" % (reduce,))
-        self.contexts = resolve_contexts(contexts)
-        self.forward = Forward(inputs, [loss] + gradients + outputs, [reduce] * (1 + len(gradients)) + reductions,
-                               broadcast, givens, self.contexts, executor, mode, name,
-                               micro_batches=micro_batches, reduced=1 + len(gradients))
+        self.forward = Forward(inputs, [loss] + gradients + outputs, ['mean'] * (1 + len(gradients)) + reductions,
+                               self.contexts, broadcast, givens, executor, mode, name, allow_input_downcast,
+                               batch_updates, micro_batches, least_samples, 1 + len(gradients), scale)
         self.timings = self.forward.timings
         self.check_finite = check_finite
         averaged = [graph.host_type(param)('gradient of %s' % param) for param in self.params]
@@ -115,10 +130,9 @@ class TrainingFunction:
             loss, gradients = step.averages[0], step.averages[1:]
             if self.check_finite:
                 self._check_finite(loss, gradients)
-            outputs = step.gathered()
             with forward.timings.span('update'):
                 self._apply(gradients, step.transaction)
-                step.commit()
+                outputs = step.commit()
                 self.update.mark_seen()
                 forward.graph.mark_seen()
         loss = np.array(loss)
@@ -146,7 +160,8 @@ class TrainingFunction:
     def variables(self):
         """The Replicated variables that make up the training state, each once, in a fixed order."""
         trained = [r for r in self.forward.graph.variables if r.variable in self.params]
-        return list(dict.fromkeys(trained + self.update.variables + self.forward.graph.updated))
+        of_batch = [replicated(variable) for variable in list(self.forward.updates.updates) + self.forward.rows]
+        return list(dict.fromkeys(trained + self.update.variables + self.forward.graph.updated + of_batch))
 
     def save(self, path):
         """Save the training state (parameters, update state, random streams) to an .npz file.
@@ -169,14 +184,40 @@ class TrainingFunction:
         state.load(path, self.variables(), self.contexts)
 
 
-def loss_gradients(loss, params):
-    """Gradients of a scalar loss, with errors that name the remedy."""
+def scalar_loss(loss):
+    """The loss as a graph of host variables; a GraphError if it is no scalar."""
     if getattr(loss, 'ndim', None) != 0:
         raise GraphError('the loss must be a scalar, not %s of type %s: take its mean over the samples, '
                          'loss.mean()' % (loss, getattr(loss, 'type', type(loss).__name__)))
+    return graph.host_graph([loss])[0]
+
+
+def splittable(loss, inputs, broadcast, givens):
+    """A loss whose mean over the replicas is that of the whole batch.
+
+    Returns
+    -------
+    loss : theano.Variable
+    scale : scalar theano.Variable or None
+        An input that it then has: samples of the batch / samples of the sub-batch.
+    couplings : list of Coupling
+        Why it is not exact.
+    """
+    inputs = [check_input(variable) for variable in inputs]
+    carriers = [variable for variable, split in zip(inputs, split_inputs(inputs, broadcast)) if split]
+    given = analyse(list((givens or {}).values()), carriers)
+    carriers += [old for old, new in (givens or {}).items() if given.of(new).kind == ROWS]
+    samples = analyse([loss], carriers)
+    if samples.of(loss).kind not in (SUM, COUNT, MIXED):
+        return loss, None, samples.couplings
+    scale = theano.tensor.scalar('scale of sums', dtype=loss.dtype)
+    return mean_exact(loss, samples, scale), scale, samples.couplings
+
+
+def loss_gradients(loss, params):
+    """Gradients of a scalar loss, with errors that name the remedy."""
     if not params:
         raise GraphError('params is empty: name the shared variables to train')
-    loss, = graph.host_graph([loss])
     views = [graph.host_view(param) for param in params]
     known = graph.shared_variables([loss])
     for param, view in zip(params, views):

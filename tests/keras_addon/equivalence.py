@@ -1,0 +1,97 @@
+"""Train a model on several contexts and with plain Keras, and compare everything that training leaves behind."""
+import contextlib
+
+from theano_mgpu.keras import multi_gpu_model
+
+import numpy as np
+import theano
+from keras import backend as K
+
+TOLERANCE = {'float32': 1e-5, 'float64': 1e-10}
+RAGGED = (7, 5, 8, 3, 1)
+# Interpreted: what is compared is the graph, and compiling each would take minutes.
+QUICK = theano.Mode(linker='py', optimizer='fast_compile')
+COMPILED = theano.Mode(linker='cvm', optimizer='fast_compile')
+# Each of the two numbers of contexts, each of the two types.
+COUNTS = {'float32': [2], 'float64': [3]}
+
+
+@contextlib.contextmanager
+def floatx(dtype):
+    before = K.floatx(), theano.config.floatX
+    K.set_floatx(dtype)
+    theano.config.floatX = dtype
+    try:
+        yield
+    finally:
+        K.set_floatx(before[0])
+        theano.config.floatX = before[1]
+
+
+def built(build, seed=1):
+    """A model with the same weights at each call."""
+    model = build()
+    rng = np.random.RandomState(seed)
+    model.set_weights([_initial(rng, w, v) for w, v in zip(model.get_weights(), model.weights)])
+    return model
+
+
+def _initial(rng, value, variable):
+    if 'moving' in variable.name:
+        return value  # a variance is positive
+    return (rng.randn(*value.shape) * 0.3).astype(value.dtype)
+
+
+def batches(data, sizes):
+    """Slices of (inputs, targets), lists of arrays, one batch a size."""
+    start = 0
+    for size in sizes:
+        yield [[array[start:start + size] for array in arrays] for arrays in data]
+        start += size
+
+
+def trained(model, data, sizes=RAGGED, **kwargs):
+    """Losses and metrics of each step, then of a test on the first batch."""
+    history = []
+    for x, y, *weights in batches(data, sizes):
+        if weights:
+            kwargs['sample_weight'] = weights[0]
+        history.append(model.train_on_batch(x, y, reset_metrics=False, **kwargs))
+    kwargs.pop('class_weight', None)
+    history.append(model.test_on_batch(x, y, **kwargs))
+    return [np.ravel(values) for values in history]
+
+
+def everything(model, history):
+    """What is compared: names and arrays."""
+    found = [('step %d' % i, values) for i, values in enumerate(history)]
+    found += [(str(v), w) for v, w in zip(model.weights, model.get_weights())]
+    found += [('optimizer %s' % v, w) for v, w in zip(model.optimizer.weights, model.optimizer.get_weights())]
+    return found
+
+
+def assert_equal(parallel, plain, tolerance):
+    assert len(parallel) == len(plain)
+    for (name, value), (_, expected) in zip(parallel, plain):
+        scale = max(1e-30, np.abs(expected).max()) if np.size(expected) else 1
+        assert np.shape(value) == np.shape(expected), name
+        np.testing.assert_allclose(np.asarray(value, 'float64') / scale, np.asarray(expected, 'float64') / scale,
+                                   rtol=0, atol=tolerance, err_msg=name)
+
+
+def check(build, compile_args, data, dtype, contexts, kind='cpu', counts=None, sizes=RAGGED, mode=QUICK,
+          compare=everything, **kwargs):
+    """Plain Keras against the add-on on each number of contexts."""
+    with floatx(dtype):
+        data = [[array.astype(dtype) if array.dtype.kind == 'f' else array for array in arrays] for arrays in data]
+        plain = built(build)
+        plain.compile(mode=mode, **compile_args())
+        expected = compare(plain, trained(plain, data, sizes, **kwargs))
+        for n in counts or COUNTS[dtype]:
+            contexts(kind, n)
+            template = built(build)
+            parallel = multi_gpu_model(template, gpus=n)
+            parallel.compile(mode=mode, **compile_args())
+            actual = compare(parallel, trained(parallel, data, sizes, **kwargs))
+            assert_equal(actual, expected, TOLERANCE[dtype])
+            assert [w.tolist() for w in template.get_weights()] == [w.tolist() for w in parallel.get_weights()]

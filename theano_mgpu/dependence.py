@@ -1,0 +1,48 @@
+"""How a variable of a graph can depend on the samples of a batch."""
+from collections import namedtuple
+
+CONSTANT = 'constant'  # the same whatever the samples are
+ROWS = 'rows'          # samples along `axis`; each element depends on one sample
+COUNT = 'count'        # a constant times the number of samples
+SUM = 'sum'            # a sum over samples
+MEAN = 'mean'          # a mean over samples, plus constants
+MIXED = 'mixed'        # a linear combination of sums, means and constants
+SIZES = 'sizes'        # a vector whose elements depend in different ways, such as a shape
+COUPLED = 'coupled'    # any other function of several samples
+
+
+class Dependence(namedtuple('Dependence', 'kind axis filled merged elements')):
+    """How a variable depends on the samples.
+
+    Attributes
+    ----------
+    kind : str
+        One of the constants of this module.
+    axis : int or None
+        Of ROWS: the axis that has the samples; one sample may own several rows in succession.
+    filled : bool
+        Of ROWS: whether every row is the same, whatever the samples (`ones_like`).
+    merged : int
+        Of ROWS: so many axes that lay before the samples' axis were merged into it, as in a
+        time-major tensor that is flattened for a product.
+    elements : tuple of Dependence
+        Of SIZES.
+    """
+
+    def __new__(cls, kind, axis=None, filled=False, merged=0, elements=()):
+        return super().__new__(cls, kind, axis, filled, merged, elements)
+
+UNIFORM = {kind: Dependence(kind) for kind in (CONSTANT, COUNT, SUM, MEAN, MIXED, COUPLED)}
+
+
+def rows(axis=0, filled=False, merged=0):
+    """The Dependence of a variable that has samples along an axis."""
+    return Dependence(ROWS, axis, filled, merged)
+
+
+def sizes(elements):
+    """The Dependence of a vector, from those of its elements."""
+    kinds = {element.kind for element in elements}
+    if len(kinds) == 1 and kinds != {ROWS} and kinds != {SIZES}:
+        return elements[0]
+    return Dependence(SIZES, elements=tuple(elements))

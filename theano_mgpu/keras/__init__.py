@@ -1,0 +1,15 @@
+"""The add-on for Keras 2.3.1 on Theano: one model, trained and run on several contexts.
+
+>>> from theano_mgpu.keras import multi_gpu_model
+"""
+import keras
+
+if keras.backend.backend() != 'theano':
+    raise ImportError('theano_mgpu.keras is for Keras on Theano, but the backend of Keras is %s: set '
+                      'KERAS_BACKEND=theano in the environment (or "backend": "theano" in ~/.keras/keras.json)'
+                      % keras.backend.backend())
+
+from .multi_gpu import multi_gpu_model
+from .verify import verify
+
+__all__ = ['multi_gpu_model', 'verify']

@@ -1,0 +1,71 @@
+"""What Keras calls for each batch, a callable ``f(list) -> list``: here, over several contexts."""
+import numpy as np
+import theano
+
+from .. import graph
+from ..function import ParallelFunction
+from ..training import TrainingFunction
+from .batch import batch_inputs, batch_updates, first_of_each, metric_values
+from .exactness import has_batch_normalization
+from .optimizer import updates_of
+
+OPTIONS = ('mode', 'givens')  # those of theano.function that compile() takes
+
+
+class BatchFunction:
+    """Runs a function over a batch, then reads values that it has updated.
+
+    Parameters
+    ----------
+    function : ParallelFunction or TrainingFunction
+    values : list of theano.Variable
+        Functions of shared variables, read after the batch and added to the outputs.
+    """
+
+    def __init__(self, function, values):
+        self.function = function
+        mode = theano.compile.get_mode(None).excluding('gpuarray_opt')
+        self._read = theano.function([], graph.host_graph(values), mode=mode) if values else list
+
+    def __call__(self, inputs):
+        outputs = self.function(*inputs)
+        return (outputs if isinstance(outputs, list) else [outputs]) + self._read()
+
+
+def train_function(model, continued=False):
+    """The train function of a compiled model; `continued` for an optimizer with a state to go on with."""
+    step = TrainingFunction(batch_inputs(model), model.total_loss, model._collected_trainable_weights,
+                            updates_of(model.optimizer, continued), batch_updates=batch_updates(model),
+                            least_samples=2 if has_batch_normalization(model.total_loss) else 1,
+                            name='train_function', **_options(model))
+    return BatchFunction(step, metric_values(model))
+
+
+def test_function(model):
+    """The test function of a compiled model: loss and metrics."""
+    loss = theano.shared(np.zeros((), model.total_loss.dtype), name='loss')
+    updates = batch_updates(model, training=False)
+    updates[loss] = model.total_loss
+    function = ParallelFunction(batch_inputs(model), [], updates=updates, name='test_function', **_options(model))
+    return BatchFunction(function, [loss] + metric_values(model))
+
+
+def predict_function(model):
+    """The predict function of a model: its outputs."""
+    function = ParallelFunction(batch_inputs(model, targets=False), model.outputs,
+                                updates=first_of_each(model.state_updates), name='predict_function',
+                                **_options(model))
+    return BatchFunction(function, [])
+
+
+def _options(model):
+    return dict(getattr(model, '_function_kwargs', {}), contexts=model.contexts, allow_input_downcast=True)
+
+
+def check_options(options):
+    """Raise a ValueError for a keyword of `compile` that is not for `theano.function`."""
+    unknown = [name for name in options if name not in OPTIONS]
+    if unknown:
+        raise ValueError('compile() of a parallel model does not take %s; it takes %s besides the arguments of '
+                         'keras.Model.compile, which go to theano.function'
+                         % (', '.join(unknown), ' and '.join(OPTIONS)))

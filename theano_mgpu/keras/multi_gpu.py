@@ -1,0 +1,109 @@
+"""`multi_gpu_model`: Keras's own signature, for Theano's contexts."""
+import numpy as np
+from keras import backend as K
+
+from ..context_map import describe
+from ..contexts import contexts as active_contexts
+from ..errors import ContextError
+from .parallel_model import parallel_model
+
+
+def multi_gpu_model(model, gpus=None, cpu_merge=True, cpu_relocation=False):
+    """Replicate a Keras model on several contexts.
+
+    The model that is returned is trained, evaluated and used like any Keras model. It splits each
+    batch into sub-batches, runs each on its context, averages the gradients, and applies one
+    update to every replica, so that the results are those of one device on the whole batch.
+
+    Parameters
+    ----------
+    model : keras.Model
+        The template. It stays usable and owns the weights: both models always show the same ones.
+        If it is compiled, the parallel model is compiled like it and goes on with its
+        optimizer, so that a model from `load_model` continues where it stopped.
+    gpus : int, list of int or str, or None
+        How many contexts to use, or which ones: their numbers or names; None for all. One is allowed,
+        so that the same script runs on a machine with a single device.
+    cpu_merge : bool
+        Taken for compatibility: outputs are always put together on the host.
+    cpu_relocation : bool
+        Taken for compatibility: the template's weights are on the host already, unless Theano's flag
+        ``device`` put them on a GPU; the replicas are elsewhere in both cases.
+
+    Returns
+    -------
+    keras.Model
+        With the methods of the template; `predict_classes` and `predict_proba` if that is Sequential.
+
+    Raises
+    ------
+    ValueError
+        If `gpus` asks for what is not there, or the model is not built or no graph of layers.
+
+    Notes
+    -----
+    BatchNormalization normalises each sub-batch by itself, as in every data-parallel system; its
+    running averages are exactly those of the whole batch. Dropout and noise draw from an independent,
+    reproducible stream on each replica; the first replica's is the template's.
+
+    The signature is that of ``keras.utils.multi_gpu_model`` (keras/utils/multi_gpu_utils.py, 2.3.1).
+    """
+    _check_model(model)
+    return parallel_model(model, chosen_contexts(gpus))
+
+
+def chosen_contexts(gpus):
+    """The Contexts that `gpus` of `multi_gpu_model` stands for; a ContextError says what there is."""
+    there = active_contexts()
+    if gpus is None:
+        return there
+    if isinstance(gpus, (int, np.integer)) and not isinstance(gpus, bool):
+        if gpus < 1:
+            raise ContextError('gpus=%d: a model needs one context at least; there are %d: %s'
+                               % (gpus, len(there), describe(there)))
+        if gpus > len(there):
+            raise ContextError('To call `multi_gpu_model` with `gpus=%d`, as many contexts must be mapped; there are '
+                               '%d: %s. Reduce `gpus`, or map more, e.g. THEANO_FLAGS="contexts=%s"'
+                               % (gpus, len(there), describe(there), _longer_map(there, gpus)))
+        return there[:gpus]
+    if isinstance(gpus, (list, tuple)) and gpus:
+        chosen = [_context(gpu, there) for gpu in gpus]
+        if len(set(chosen)) < len(chosen):
+            raise ContextError('gpus=%r names a context twice; there are: %s' % (gpus, describe(there)))
+        return chosen
+    raise ContextError('gpus=%r is neither a number of contexts, nor a list of their numbers or names, nor None for '
+                       'all; there are: %s' % (gpus, describe(there)))
+
+
+def _context(gpu, there):
+    for number, context in enumerate(there):
+        if gpu == context.name or (gpu == number and not isinstance(gpu, bool)):
+            return context
+    raise ContextError('there is no context %r: known are the numbers 0 to %d, or the names in %s. Map it with '
+                       'THEANO_FLAGS, e.g. contexts=%s' % (gpu, len(there) - 1, describe(there),
+                                                           _longer_map(there, len(there) + 1)))
+
+
+def _longer_map(there, n):
+    kind = there[-1].kind
+    device = {'cuda': 'cuda%d', 'opencl': 'opencl0:%d', 'cpu': 'cpu'}[kind]
+    more = ['dev%d->%s' % (i, device % i if '%' in device else device) for i in range(len(there), n)]
+    return ';'.join([describe(there)] + more)
+
+
+def _check_model(model):
+    if hasattr(model, 'template'):
+        raise ValueError('%s is a parallel model already: give its template, model.template' % model.name)
+    if not hasattr(model, 'layers') or not hasattr(model, 'fit'):
+        raise ValueError('multi_gpu_model takes a keras.Model or keras.Sequential, not %r' % (model,))
+    if not getattr(model, 'inputs', None) or not getattr(model, 'outputs', None):
+        raise ValueError('the model %s is not built yet, so its inputs are unknown: give its first layer an '
+                         'input_shape, or call model.build(input_shape), before multi_gpu_model' % model.name)
+    if not model._is_graph_network:
+        raise ValueError('the model %s is a subclass that defines call(): its layers are no graph that can be '
+                         'replicated. Build it from inputs and outputs instead: keras.Model(inputs, outputs)'
+                         % model.name)
+    fed = [tensor for tensor in model.inputs if K.is_placeholder(tensor)]
+    if len(fed) < len(model.inputs):
+        raise ValueError('the model %s reads its data from a tensor (Input(tensor=...)), which cannot be split into '
+                         'sub-batches: use Input(shape=...), and give arrays to fit' % model.name)

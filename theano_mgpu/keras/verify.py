@@ -1,0 +1,157 @@
+"""`theano_mgpu.keras.verify`: one step on one device and on several contexts, compared."""
+import contextlib
+from collections import namedtuple
+
+import keras
+import numpy as np
+from keras import backend as K
+
+from .. import graph
+from ..context_map import describe
+from ..rng import is_random_state
+from .batch import batch_updates
+from .exactness import inexact_parts, place_of
+from .multi_gpu import chosen_contexts
+from .parallel_model import fresh_metrics, parallel_model
+
+TOLERANCE = {'float16': 1e-2, 'float32': 1e-5, 'float64': 1e-10}
+
+Row = namedtuple('Row', 'kind name size difference')
+
+
+class Certificate:
+    """What `verify` found; printed, a table.
+
+    Attributes
+    ----------
+    rows : list of Row
+        `kind` (loss, metric, gradient, weight, running statistic, optimizer), `name`, `size` (numbers in it) and
+        `difference` (the largest one, in relation to the largest value on one device).
+    inexact : list of (str, str)
+        What cannot be exact, and why.
+    tolerance : float
+    passed : bool
+        Whether no difference is above the tolerance.
+    """
+
+    def __init__(self, rows, inexact, contexts, tolerance):
+        self.rows, self.inexact, self.tolerance = rows, inexact, tolerance
+        self.contexts = contexts
+        self.passed = all(row.difference <= tolerance for row in rows)
+
+    def __str__(self):
+        width = max(len(row.name) for row in self.rows)
+        lines = ['one step on one device and on %d contexts (%s)' % (len(self.contexts), describe(self.contexts)),
+                 '%-17s  %-*s  %9s  %s' % ('', width, '', 'numbers', 'largest relative difference')]
+        lines += ['%-17s  %-*s  %9d  %.1e%s' % (row.kind, width, row.name, row.size, row.difference,
+                                                '' if row.difference <= self.tolerance else '  <-- differs')
+                  for row in self.rows]
+        lines += ['not exact on several contexts: %s %s' % part for part in self.inexact]
+        worst = max(row.difference for row in self.rows)
+        lines.append('%s: the largest difference is %.1e, the tolerance %.1e'
+                     % ('same answer' if self.passed else 'NOT the same answer', worst, self.tolerance))
+        return '\n'.join(lines)
+
+
+class _Recording(keras.optimizers.Optimizer):
+    """An optimizer that does what another one does, and keeps the gradients that it saw."""
+
+    def __init__(self, optimizer):
+        super().__init__()
+        self.optimizer = optimizer
+
+    def get_updates(self, loss, params):
+        self.gradients = [K.zeros(K.int_shape(param)) for param in params]
+        updates = self.optimizer.get_updates(loss=loss, params=params)
+        self.weights = self.optimizer.weights
+        return updates + list(zip(self.gradients, K.gradients(loss, params)))
+
+
+def verify(model, x, y, gpus=None, sample_weight=None, tolerance=None):
+    """Train one step on one device with plain Keras and on several contexts, from the same state, and compare.
+
+    Parameters
+    ----------
+    model : keras.Model
+        A compiled model, or what `multi_gpu_model` returned. Its state is restored.
+    x, y, sample_weight
+        One batch, as for ``model.train_on_batch``.
+    gpus
+        As for `multi_gpu_model`; the parallel model's own contexts by default.
+    tolerance : float, optional
+        The largest relative difference that counts as rounding: 1e-5 for float32, 1e-10 for float64.
+
+    Returns
+    -------
+    Certificate
+        Print it.
+
+    Raises
+    ------
+    ValueError
+        If the model is not compiled.
+    """
+    if not model._is_compiled:
+        raise ValueError('the model %s is not compiled, so there is no step to take: call its compile(optimizer, '
+                         'loss)' % model.name)
+    template = getattr(model, 'template', model)
+    contexts = model.contexts if gpus is None and template is not model else chosen_contexts(gpus)
+    several = parallel_model(template, contexts, inherit=False)
+    with _restored(model):
+        one = _after_a_step(keras.Model(template.inputs, template.outputs), model, x, y, sample_weight)
+    with _restored(model):
+        many = _after_a_step(several, model, x, y, sample_weight)
+    rows = [Row(kind, name, np.size(value), _difference(many[kind, name], value))
+            for (kind, name), value in one.items()]
+    return Certificate(rows, inexact_parts(several) + _random_parts(several), contexts,
+                       tolerance or TOLERANCE[K.floatx()])
+
+
+@contextlib.contextmanager
+def _restored(model):
+    """Put every state of a compiled model back afterwards: weights, metrics, recurrent states, random streams."""
+    updates = batch_updates(model)
+    variables = graph.shared_variables([model.total_loss] + model.outputs + list(updates) + list(updates.values()))
+    before = [(variable, variable.get_value()) for variable in variables]
+    try:
+        yield
+    finally:
+        for variable, value in before:
+            variable.set_value(value)
+
+
+def _after_a_step(model, like, x, y, sample_weight):
+    """Compile a model like another one and train a step; returns values by kind and name."""
+    optimizer = type(like.optimizer).from_config(like.optimizer.get_config())
+    recording = _Recording(optimizer)
+    keras.Model.compile(model, recording, like.loss, fresh_metrics(like._compile_metrics), like.loss_weights,
+                        like.sample_weight_mode, fresh_metrics(like._compile_weighted_metrics),
+                        **like._function_kwargs)
+    model._make_train_function()
+    if len(like.optimizer.weights) == len(optimizer.weights):
+        optimizer.set_weights(like.optimizer.get_weights())
+    results = np.ravel(model.train_on_batch(x, y, sample_weight=sample_weight))
+    found = {('loss' if i == 0 else 'metric', name): value
+             for i, (name, value) in enumerate(zip(model.metrics_names, results))}
+    trained = model._collected_trainable_weights
+    found.update((('gradient', str(w)), K.get_value(g)) for w, g in zip(trained, recording.gradients))
+    found.update((('weight', str(w)), K.get_value(w)) for w in trained)
+    found.update((('running statistic', str(w)), K.get_value(w)) for w in model.non_trainable_weights)
+    found.update((('optimizer', '%s %d' % (w, i)), K.get_value(w)) for i, w in enumerate(optimizer.weights))
+    return found
+
+
+def _difference(value, reference):
+    """Largest difference in relation to the largest value of the reference."""
+    value, reference = np.asarray(value, 'float64'), np.asarray(reference, 'float64')
+    scale = np.abs(reference).max() if reference.size else 0
+    return float(np.abs(value - reference).max() / (scale or 1)) if reference.size else 0.0
+
+
+def _random_parts(model):
+    """Layers that draw random numbers, which differ from replica to replica."""
+    if len(model.contexts) == 1:
+        return []
+    states = [v for v in graph.shared_variables([model.total_loss]) if is_random_state(v)]
+    drawn = [place_of(model, state) for state in states]
+    return [(place, 'draws from a random stream of its own on each replica') for place in dict.fromkeys(drawn)]

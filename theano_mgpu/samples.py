@@ -1,0 +1,61 @@
+"""How the variables of a graph depend on the samples of a batch: what replicas compute that see only a part of it."""
+from collections import namedtuple
+
+from theano.gof.graph import io_toposort
+
+from .dependence import CONSTANT, COUPLED, ROWS, UNIFORM, Dependence, rows
+from .sample_rules import outcome
+
+Coupling = namedtuple('Coupling', 'node reason')
+
+
+def analyse(outputs, inputs):
+    """Find how the variables of a graph depend on the samples of a batch.
+
+    Parameters
+    ----------
+    outputs : list of theano.Variable
+        Of host variables, not yet optimised.
+    inputs : list of theano.Variable
+        Those that have samples along axis 0; all other leaves are constants.
+
+    Returns
+    -------
+    Analysis
+    """
+    return Analysis(outputs, {variable: rows() for variable in inputs})
+
+
+class Analysis:
+    """The Dependence of each variable of a graph, and where samples are coupled.
+
+    An abstract interpretation, op by op, by the rules of `sample_rules`.
+
+    Attributes
+    ----------
+    couplings : list of Coupling
+        The nodes at which a replica that sees only a part of the batch computes something else than one
+        device with all of it, each with the reason; in topological order. What follows from
+        one is not listed again: it is taken as each replica computes it.
+    """
+
+    def __init__(self, outputs, known):
+        self._found = dict(known)
+        self.couplings = []
+        for node in io_toposort(list(known), list(outputs)):
+            self._found.update(zip(node.outputs, self._outputs_of(node)))
+
+    def of(self, variable):
+        """The Dependence of a variable; CONSTANT for one that the graph does not have."""
+        return self._found.get(variable, UNIFORM[CONSTANT])
+
+    def _outputs_of(self, node):
+        found = outcome(self, node, [self.of(variable) for variable in node.inputs])
+        return [found] * len(node.outputs) if isinstance(found, Dependence) else found
+
+    def couple(self, node, reason='mixes samples'):
+        """Report a node; returns what its output is taken for."""
+        self.couplings.append(Coupling(node, reason))
+        ndim = getattr(node.outputs[0].type, 'ndim', 0)
+        axes = [d.axis for d in map(self.of, node.inputs) if d.kind == ROWS and d.axis < ndim]
+        return rows(axes[0]) if axes else UNIFORM[COUPLED]

@@ -1,0 +1,193 @@
+"""Values that depend on a whole batch: the statistics that each replica computes of its samples, and what
+is made of them once those of all replicas are put together.
+"""
+import numpy as np
+import theano
+import theano.tensor as T
+from theano.tensor.nnet.bn import AbstractBatchNormTrain
+
+from . import graph
+from .context_map import Context
+from .dependence import CONSTANT, COUNT, MEAN, MIXED, ROWS, SUM
+from .samples import analyse
+
+_HOST = Context('host', 'cpu', 'cpu')
+
+
+def mean_exact(variable, samples, scale):
+    """The same expression, made such that the mean over the replicas is the whole batch's value.
+
+    Parameters
+    ----------
+    variable : theano.Variable
+    samples : Analysis
+        Of `variable`.
+    scale : scalar theano.Variable
+        On each replica: samples of the batch / samples of its sub-batch.
+
+    Returns
+    -------
+    theano.Variable
+        Each term that is a sum over samples is multiplied by `scale`: in the mean over replicas,
+        which weighs each with its share of the batch, the sums then add up.
+    """
+    kind = samples.of(variable).kind
+    if kind in (SUM, COUNT):
+        return (variable * scale).astype(variable.dtype)
+    return _rebuilt(variable, lambda v: mean_exact(v, samples, scale)) if kind == MIXED else variable
+
+
+def _rebuilt(variable, convert):
+    """The variable, computed by the same op from converted inputs."""
+    node = variable.owner
+    inputs = [convert(v) for v in node.inputs]
+    return node.clone_with_new_inputs(inputs, strict=False).outputs[node.outputs.index(variable)]
+
+
+class BatchUpdates:
+    """New values of shared variables that depend on the batch: running averages, counts, recurrent states.
+
+    What the replicas must compute is cut out of each new value: the statistics, which are sums and
+    means over samples. The rest, which may be any function of them and of the old values, is computed once,
+    on the host, from the statistics of the whole batch. So a running variance is exact by the law
+    of total variance, and a count of the samples that were met is an integer.
+
+    Parameters
+    ----------
+    updates : dict of SharedVariable to theano.Variable
+        Of host variables (see `graph.host_graph`).
+    carriers : list of theano.Variable
+        The inputs that have samples along axis 0.
+
+    Attributes
+    ----------
+    statistics : list of theano.Variable
+        What each replica computes.
+    reductions : list of {'mean', 'sum', 'first'}
+        How those of the replicas are put together.
+    rows : dict of SharedVariable to theano.Variable
+        New values that have a row a sample, such as the states of a stateful recurrent layer.
+    approximate : list of SharedVariable
+        Those whose new value is only the mean over the replicas, for want of a better rule.
+    """
+
+    def __init__(self, updates, carriers):
+        samples = analyse(list(updates.values()), carriers)
+        self.rows = {v: new for v, new in updates.items() if samples.of(new).kind == ROWS}
+        if self.rows:
+            samples = analyse(list(updates.values()), carriers + list(self.rows))
+        self.updates = {v: new for v, new in updates.items() if v not in self.rows}
+        self.statistics, self.reductions, self._symbols = [], [], []
+        self.approximate = []
+        self._samples = samples
+        self._memo = {}
+        self._new_values = []
+        for variable, new in self.updates.items():
+            self._inexact = False
+            self._new_values.append(_of_type(variable, self._combined(new)))
+            if self._inexact:
+                self.approximate.append(variable)
+        self._function = None
+
+    def new_values(self, merged):
+        """The new values of `updates`, in their order.
+
+        Parameters
+        ----------
+        merged : list of ndarray
+            The statistics of the whole batch.
+
+        Returns
+        -------
+        list
+        """
+        if self._function is None:
+            self._function = graph.compile_for(_HOST, self._symbols, self._new_values, {}, {}, name='batch_updates')
+        return self._function(*merged)
+
+    def _combined(self, variable):
+        """The variable as a function of the statistics of the whole batch."""
+        if variable not in self._memo:
+            self._memo[variable] = self._combine(variable)
+        return self._memo[variable]
+
+    def _combine(self, variable):
+        kind = self._samples.of(variable).kind
+        if variable.owner and not hasattr(variable.type, 'broadcastable'):  # a scalar, an index: no output of a function
+            return _rebuilt(variable, self._combined)
+        if kind == CONSTANT:
+            return variable if self._is_local(variable) else self._statistic(variable, 'first')
+        if kind == MEAN:
+            return self._statistic(variable, 'mean')
+        if kind in (SUM, COUNT):
+            return self._statistic(variable, 'sum')
+        if _is_inverse_deviation(variable):
+            return self._inverse_deviation(variable)
+        if variable.owner and all(self._samples.of(v).kind != ROWS for v in variable.owner.inputs):
+            return _rebuilt(variable, self._combined)
+        self._inexact = True
+        return self._statistic(variable, 'mean')
+
+    def _is_local(self, variable):
+        """Whether the host has what it takes to compute a constant: no weights, which live on the contexts."""
+        return not graph.free_inputs([variable]) and set(graph.shared_variables([variable])) <= set(self.updates)
+
+    def _statistic(self, variable, how):
+        symbol = graph.host_type(variable)()
+        self.statistics.append(variable)
+        self.reductions.append(how)
+        self._symbols.append(symbol)
+        return symbol
+
+    def _inverse_deviation(self, variable):
+        """1 / sqrt(variance + epsilon) of a whole batch, from means and deviations of its parts.
+
+        The law of total variance: the variance is the mean of the parts' variances and squared means,
+        less the squared mean. In float64, since the difference cancels where means are large.
+        """
+        mean = variable.owner.outputs[1].astype('float64')
+        square = T.inv(T.sqr(variable.astype('float64'))) + T.sqr(mean)
+        mean, square = self._statistic(mean, 'mean'), self._statistic(square, 'mean')
+        return T.inv(T.sqrt(square - T.sqr(mean))).astype(variable.dtype)
+
+
+def _is_inverse_deviation(variable):
+    return bool(variable.owner) and isinstance(variable.owner.op, AbstractBatchNormTrain) \
+        and variable is variable.owner.outputs[2]
+
+
+def _of_type(variable, value):
+    """A new value as a variable of the type of what it updates."""
+    if not hasattr(variable.type, 'broadcastable'):
+        return value
+    return graph.host_type(variable).filter_variable(graph.on_host(theano.tensor.as_tensor_variable(value)))
+
+
+def merged(values, how, weights):
+    """The statistic of a whole batch from those of its parts.
+
+    Parameters
+    ----------
+    values : list of ndarray
+    how : {'mean', 'sum', 'first'}
+    weights : list of float
+        The parts' shares of the batch.
+
+    Returns
+    -------
+    ndarray
+        Of the values' dtype; formed in float64, or in integers if it is a sum of them.
+
+    Examples
+    --------
+    >>> merged([np.array(2), np.array(3)], 'sum', [0.5, 0.5])
+    array(5)
+    """
+    first = values[0]
+    if how == 'first' or len(values) == 1:
+        return first
+    if how == 'sum':
+        weights = [1] * len(values)
+    total = sum(np.asarray(value, 'float64' if first.dtype.kind == 'f' else None) * weight
+                for value, weight in zip(values, weights))
+    return np.asarray(total, first.dtype)
