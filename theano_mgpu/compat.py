@@ -7,6 +7,7 @@ import collections
 import collections.abc
 import functools
 import importlib
+import importlib.abc
 import importlib.util
 import json
 import os
@@ -116,6 +117,86 @@ def install():
     hide_broken_mpi()
     default_keras_backend()
     default_pocl_devices()
+    after_import('keras.engine.saving', mend_keras_saving)
+
+
+# --- Keras ---------------------------------------------------------------------------------------
+
+def after_import(name, mend):
+    """Call ``mend(module)`` once a module is imported: at once if it is already, else when somebody does."""
+    if name in sys.modules:
+        mend(sys.modules[name])
+    else:
+        sys.meta_path.insert(0, _AfterImport(name, mend))
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Finds one module as the other finders do, and mends it when it was executed."""
+
+    def __init__(self, name, mend):
+        self.name, self.mend = name, mend
+
+    def find_spec(self, name, path, target=None):
+        if name != self.name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module):
+                execute(module)
+                self.mend(module)
+            spec.loader.exec_module = exec_module
+        return spec
+
+
+def mend_keras_saving(saving):
+    """h5py 3 gives text attributes as str; Keras 2.3.1 decodes them, as h5py 2 gave bytes.
+
+    Without this, load_model and load_weights end with "'str' object has no attribute 'decode'".
+    """
+    if saving.h5py is None or int(saving.h5py.__version__.split('.')[0]) < 3:
+        return
+    original = saving.H5Dict.__getitem__
+
+    @functools.wraps(original)
+    def __getitem__(self, attr):
+        return _as_bytes(original(self, attr))
+
+    def given_bytes(load):
+        @functools.wraps(load)
+        def wrapper(f, *args, **kwargs):
+            return load(_BytesGroup(f), *args, **kwargs)
+        return wrapper
+
+    saving.H5Dict.__getitem__ = __getitem__
+    for name in ('load_weights_from_hdf5_group', 'load_weights_from_hdf5_group_by_name'):
+        setattr(saving, name, given_bytes(getattr(saving, name)))
+
+
+def _as_bytes(value):
+    """Text as h5py 2 gave it; anything else as it is."""
+    if isinstance(value, str):
+        return value.encode('utf-8')
+    if getattr(getattr(value, 'dtype', None), 'kind', None) == 'O':
+        return [_as_bytes(item) for item in value]
+    return value
+
+
+class _BytesGroup:
+    """An h5py group whose attributes, and those of its members, are read as bytes."""
+
+    def __init__(self, group):
+        self._group = group
+        self.attrs = {name: _as_bytes(value) for name, value in group.attrs.items()}
+
+    def __getitem__(self, name):
+        member = self._group[name]
+        return _BytesGroup(member) if hasattr(member, 'keys') else member
+
+    def __contains__(self, name):
+        return name in self._group
 
 
 def is_command_line():

@@ -20,8 +20,8 @@ class Dependence(namedtuple('Dependence', 'kind axis filled merged elements')):
         One of the constants of this module.
     axis : int or None
         Of ROWS: the axis that has the samples; one sample may own several rows in succession.
-    filled : bool
-        Of ROWS: whether every row is the same, whatever the samples (`ones_like`).
+    filled : str or None
+        Of ROWS that are all the same: the kind of what they are; CONSTANT for `ones_like`.
     merged : int
         Of ROWS: so many axes that lay before the samples' axis were merged into it, as in a
         time-major tensor that is flattened for a product.
@@ -29,13 +29,13 @@ class Dependence(namedtuple('Dependence', 'kind axis filled merged elements')):
         Of SIZES.
     """
 
-    def __new__(cls, kind, axis=None, filled=False, merged=0, elements=()):
+    def __new__(cls, kind, axis=None, filled=None, merged=0, elements=()):
         return super().__new__(cls, kind, axis, filled, merged, elements)
 
 UNIFORM = {kind: Dependence(kind) for kind in (CONSTANT, COUNT, SUM, MEAN, MIXED, COUPLED)}
 
 
-def rows(axis=0, filled=False, merged=0):
+def rows(axis=0, filled=None, merged=0):
     """The Dependence of a variable that has samples along an axis."""
     return Dependence(ROWS, axis, filled, merged)
 

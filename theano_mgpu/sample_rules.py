@@ -4,6 +4,7 @@ import theano
 import theano.tensor as T
 from theano import sparse
 from theano.compile import ops as compile_ops
+from theano.gof.graph import ancestors
 from theano.gradient import DisconnectedGrad, GradClip, ZeroGrad
 from theano.ifelse import IfElse
 from theano.sandbox.rng_mrg import mrg_uniform_base
@@ -16,6 +17,7 @@ from theano.tensor.signal import pool
 from theano.tensor.sort import ArgSortOp, SortOp, TopKOp
 from theano.tensor.type_other import NoneTypeT, SliceType
 
+from . import graph
 from .dependence import CONSTANT, COUNT, COUPLED, MEAN, MIXED, ROWS, SIZES, SUM, UNIFORM, rows, sizes
 
 STATISTICS = (COUNT, SUM, MEAN, MIXED)
@@ -51,7 +53,24 @@ def constant(variable):
     try:
         return T.get_scalar_constant_value(variable)
     except (T.NotScalarConstantError, TypeError):
+        return _folded(variable) if variable.owner else None
+
+
+def _folded(variable):
+    """The value of index arithmetic that Theano folds only when it optimises; None if it is not constant."""
+    lengths = {v: T.constant([_vector_length(v.owner.inputs[0])], dtype=v.dtype) for v in ancestors([variable])
+               if v.owner and isinstance(v.owner.op, compile_ops.Shape) and _vector_length(v.owner.inputs[0])}
+    variable, = graph.substitute([variable], lengths)
+    if not all(v.owner or isinstance(v, theano.Constant) for v in ancestors([variable])):
         return None
+    return theano.function([], variable, mode=theano.Mode('py', None))()
+
+
+def _vector_length(variable):
+    """Length of a vector that was made of scalars, else None."""
+    while variable.owner and isinstance(variable.owner.op, elemwise.Elemwise):
+        variable = variable.owner.inputs[0]
+    return len(variable.owner.inputs) if variable.owner and isinstance(variable.owner.op, opt.MakeVector) else None
 
 
 # --- elementwise ---------------------------------------------------------------------------------
@@ -68,7 +87,7 @@ def _elemwise(analysis, node, inputs):
     op = node.op.scalar_op
     if isinstance(op, scalar.Second):  # fill: the second input, in the shape of the first
         return _filled(inputs, node.inputs) if inputs[0].kind == ROWS else inputs[1]
-    if isinstance(op, (scalar.Identity, scalar.Cast)) and not _rounds(node):
+    if isinstance(op, (scalar.Identity, scalar.Cast)) and (inputs[0].kind in (COUNT, SIZES) or not _rounds(node)):
         return inputs[0]
     with_rows = [d for d in inputs if d.kind == ROWS]
     if with_rows:
@@ -82,22 +101,28 @@ def _filled(inputs, variables):
     rows_, value = inputs
     if value.kind == ROWS:
         return value
-    return rows_._replace(filled=value.kind == CONSTANT and variables[1].type.broadcastable[rows_.axis])
+    return rows_._replace(filled=value.kind if variables[1].type.broadcastable[rows_.axis] else None)
 
 
 def _rounds(node):
-    """Whether a cast makes whole numbers of others."""
+    """Whether a cast makes whole numbers of others; counts are whole."""
+    if isinstance(node.op.scalar_op, scalar.Identity):
+        return False
     kinds = [np.dtype(v.dtype).kind for v in (node.inputs[0], node.outputs[0])]
     return kinds[0] == 'f' and kinds[1] != 'f'
 
 
 def _elemwise_of_rows(analysis, node, inputs, with_rows):
     axis, merged = with_rows[0].axis, max(d.merged for d in with_rows)
-    if len({d.axis for d in with_rows}) > 1 or any(d.kind in STATISTICS + (SIZES,) for d in inputs):
+    same_axis = len({d.axis for d in with_rows}) == 1
+    if same_axis and all(d.filled or d.kind != ROWS and v.type.broadcastable[axis]
+                         for d, v in zip(inputs, node.inputs)):
+        kinds = [UNIFORM[d.filled or d.kind] for d in inputs if (d.filled or d.kind) != SIZES]
+        return rows(axis, _of_statistics(analysis, node, kinds).kind, merged)
+    if not same_axis or any(d.filled in STATISTICS or d.kind in STATISTICS + (SIZES,) for d in inputs):
         # Pairs of samples, or rows against a number that is another one on each replica.
         analysis.couple(node)
-    same = all(d.filled or d.kind == CONSTANT and v.type.broadcastable[axis] for d, v in zip(inputs, node.inputs))
-    return rows(axis, same, merged)
+    return rows(axis, None, merged)
 
 
 def _elemwise_of_sizes(analysis, node, inputs):
@@ -123,7 +148,8 @@ def _of_statistics(analysis, node, inputs):
     elif isinstance(op, scalar.Second):
         found = kinds[1]
     elif isinstance(op, scalar.Switch) and kinds[0] == CONSTANT:
-        found = _combined(kinds[1:], node.inputs[1:])
+        condition = constant(node.inputs[0])
+        found = _combined(kinds[1:], node.inputs[1:]) if condition is None else kinds[1 if condition else 2]
     elif isinstance(op, scalar.Mul):
         found = _product(kinds)
     elif isinstance(op, scalar.TrueDiv):
@@ -200,7 +226,7 @@ def _reshape(analysis, node, inputs):
         return rows(x.axis, x.filled, x.merged) if node.op.ndim == 1 and x.axis == 0 else analysis.couple(node)
     if all(n == 1 for n in before) and x.axis == 0 and not x.merged:
         return rows(axis, x.filled)
-    if axis == (x.merged or x.axis):
+    if axis == x.merged or axis > 0 and x.axis > 0:
         return rows(axis, x.filled)
     if axis == 0:
         return rows(0, x.filled, x.merged or x.axis)
@@ -237,7 +263,7 @@ def _alloc(analysis, node, inputs):
         return analysis.couple(node)
     broadcastable = node.inputs[0].type.broadcastable if isinstance(node.op, basic.Alloc) else ()
     own_axis = axes[0] - len(shape) + len(broadcastable)
-    return rows(axes[0], own_axis < 0 or broadcastable[own_axis])
+    return rows(axes[0], CONSTANT if own_axis < 0 or broadcastable[own_axis] else None)
 
 
 @rule(basic.ARange)
@@ -270,9 +296,9 @@ def _reduce(analysis, node, inputs):
     if x.axis not in axes:
         return x._replace(axis=x.axis - sum(axis < x.axis for axis in axes))
     if not adds:
-        analysis.couple(node, 'takes the %s over samples' % str(node.op.scalar_op).lower())
+        analysis.couple(node, 'takes the %s over samples' % type(node.op.scalar_op).__name__.lower())
         return UNIFORM[COUPLED]
-    return UNIFORM[COUNT if x.filled else SUM]
+    return UNIFORM[(_product([x.filled, COUNT]) or COUPLED) if x.filled else SUM]
 
 
 @rule(basic.MaxAndArgmax, basic.Argmax)
@@ -280,7 +306,7 @@ def _argmax(analysis, node, inputs):
     x, ndim = inputs[0], node.inputs[0].ndim
     axes = range(ndim) if node.op.axis is None else [axis % ndim for axis in node.op.axis]
     if x.kind == ROWS and x.axis not in axes:
-        return x._replace(axis=x.axis - sum(axis < x.axis for axis in axes), filled=False)
+        return x._replace(axis=x.axis - sum(axis < x.axis for axis in axes), filled=None)
     analysis.couple(node, 'takes the maximum over samples')
     return UNIFORM[COUPLED]
 
@@ -292,7 +318,7 @@ def _along_axis(analysis, node, inputs):
     if axis is None and len(node.inputs) > 1:
         axis = constant(node.inputs[1])
     if x.kind == ROWS and axis is not None and int(axis) % node.inputs[0].ndim != x.axis:
-        return x._replace(filled=False)
+        return x._replace(filled=None)
     return analysis.couple(node)
 
 
@@ -328,9 +354,9 @@ def _dot(analysis, node, inputs):
     if over_a and over_b:
         return UNIFORM[SUM]
     if a.kind == ROWS and b.kind == CONSTANT and not over_a:
-        return rows(a.axis, False, a.merged)
+        return rows(a.axis, None, a.merged)
     if a.kind == CONSTANT and b.kind == ROWS and not over_b:
-        return rows(a_ndim - 1, False, b.merged)
+        return rows(a_ndim - 1, None, b.merged)
     if ROWS not in (a.kind, b.kind) and CONSTANT in (a.kind, b.kind):
         return b if a.kind == CONSTANT else a
     return analysis.couple(node)
@@ -338,7 +364,7 @@ def _dot(analysis, node, inputs):
 
 @rule(blas.BatchedDot)
 def _batched_dot(analysis, node, inputs):
-    return rows(0, False, max(d.merged for d in inputs)) if all(d.kind == ROWS and d.axis == 0 for d in inputs) \
+    return rows(0, None, max(d.merged for d in inputs)) if all(d.kind == ROWS and d.axis == 0 for d in inputs) \
         else analysis.couple(node)
 
 
@@ -347,7 +373,7 @@ def _convolution(analysis, node, inputs):
     backwards = isinstance(node.op, abstract_conv.AbstractConv_gradInputs)
     image, kernel = (inputs[1], inputs[0]) if backwards else inputs[:2]
     if image.kind == ROWS and image.axis == 0 and kernel.kind == CONSTANT:
-        return rows(0, False, image.merged)
+        return rows(0, None, image.merged)
     return analysis.couple(node)
 
 
@@ -406,14 +432,14 @@ def _inc_subtensor(analysis, node, inputs):
         axis = x.axis
     if (x.kind == ROWS and x.axis != axis) or (axis < len(entries) and not _is_whole(entries[axis])):
         return analysis.couple(node)
-    return rows(axis, False, max(x.merged, y.merged))
+    return rows(axis, None, max(x.merged, y.merged))
 
 
 @rule(subtensor.AdvancedSubtensor1)
 def _take(analysis, node, inputs):
     x, index = inputs
     if x.kind == CONSTANT:
-        return index._replace(filled=False)
+        return index._replace(filled=None)
     if x.kind == ROWS and x.axis > 0 and index.kind == CONSTANT:
         return x
     return analysis.couple(node, 'picks samples by their place in the batch')
@@ -432,7 +458,7 @@ def _advanced_subtensor(analysis, node, inputs):
         return rows()
     if x.kind == ROWS and not varying and x.axis < len(indices) and _is_whole(_slice_of(indices[x.axis][0])) \
             and x.axis < arrays[0]:
-        return x._replace(filled=False)
+        return x._replace(filled=None)
     return analysis.couple(node, 'picks samples by their place in the batch')
 
 
@@ -468,7 +494,7 @@ def _join(analysis, node, inputs):
         if len(axes) > 1 or axis is None or int(axis) % node.outputs[0].ndim in axes \
                 or any(d.kind not in (ROWS, CONSTANT) for d in parts):
             return analysis.couple(node)
-        return rows(axes.pop(), all(d.filled for d in parts), max(d.merged for d in parts))
+        return rows(axes.pop(), merged=max(d.merged for d in parts))
     if node.outputs[0].ndim == 1:
         pieces = [_elements(v, d) for v, d in zip(node.inputs[1:], parts)]
         return UNIFORM[COUPLED] if None in pieces else sizes([d for piece in pieces for d, _ in piece])
@@ -505,9 +531,9 @@ def _if_else(analysis, node, inputs):
 def _either(analysis, node, pair):
     first, second = pair
     if first.kind == second.kind:
-        return first._replace(filled=first.filled and second.filled)
+        return first._replace(filled=first.filled if first.filled == second.filled else None)
     if ROWS in (first.kind, second.kind):
-        return next(d for d in pair if d.kind == ROWS)._replace(filled=False)
+        return next(d for d in pair if d.kind == ROWS)._replace(filled=None)
     return UNIFORM[COUPLED if COUPLED in (first.kind, second.kind) else _combined([first.kind, second.kind])]
 
 
@@ -555,5 +581,5 @@ def _scan(analysis, node, inputs):
 def _grown(before, new):
     """Dependence of a state that starts as one and becomes another."""
     if before.kind == CONSTANT or before.kind == new.kind:
-        return new._replace(filled=before.filled and new.filled) if new.kind == ROWS else new
+        return new._replace(filled=new.filled if before.filled == new.filled else None) if new.kind == ROWS else new
     return new if new.kind == ROWS else before

@@ -9,7 +9,7 @@ from .sample_rules import outcome
 Coupling = namedtuple('Coupling', 'node reason')
 
 
-def analyse(outputs, inputs):
+def analyse(outputs, inputs, uniform=()):
     """Find how the variables of a graph depend on the samples of a batch.
 
     Parameters
@@ -18,12 +18,14 @@ def analyse(outputs, inputs):
         Of host variables, not yet optimised.
     inputs : list of theano.Variable
         Those that have samples along axis 0; all other leaves are constants.
+    uniform : list of theano.Variable
+        Inputs that have the same value for each sample, such as weights that nobody gave.
 
     Returns
     -------
     Analysis
     """
-    return Analysis(outputs, {variable: rows() for variable in inputs})
+    return Analysis(outputs, {variable: rows(filled=CONSTANT if variable in uniform else None) for variable in inputs})
 
 
 class Analysis:

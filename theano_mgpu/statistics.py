@@ -4,6 +4,7 @@ is made of them once those of all replicas are put together.
 import numpy as np
 import theano
 import theano.tensor as T
+from theano.gof.graph import ancestors
 from theano.tensor.nnet.bn import AbstractBatchNormTrain
 
 from . import graph
@@ -113,11 +114,12 @@ class BatchUpdates:
 
     def _combine(self, variable):
         kind = self._samples.of(variable).kind
-        if variable.owner and not hasattr(variable.type, 'broadcastable'):  # a scalar, an index: no output of a function
+        if variable.owner and not hasattr(variable.type, 'broadcastable'):
+            # An index: no function has one as its output.
             return _rebuilt(variable, self._combined)
         if kind == CONSTANT:
             return variable if self._is_local(variable) else self._statistic(variable, 'first')
-        if kind == MEAN:
+        if kind == MEAN and not self._moves_on(variable):
             return self._statistic(variable, 'mean')
         if kind in (SUM, COUNT):
             return self._statistic(variable, 'sum')
@@ -125,8 +127,12 @@ class BatchUpdates:
             return self._inverse_deviation(variable)
         if variable.owner and all(self._samples.of(v).kind != ROWS for v in variable.owner.inputs):
             return _rebuilt(variable, self._combined)
-        self._inexact = True
+        self._inexact = self._inexact or kind != MEAN
         return self._statistic(variable, 'mean')
+
+    def _moves_on(self, variable):
+        """Whether a mean is one of an old state and something new, so that replicas need not have the state."""
+        return any(v in self.updates for v in ancestors([variable]))
 
     def _is_local(self, variable):
         """Whether the host has what it takes to compute a constant: no weights, which live on the contexts."""

@@ -116,8 +116,14 @@ class Step:
             return gather(parts, [stop - start for start, stop in spans], name)
         return np.array(merged([fetch(part) for part in parts], how, [self._weight('mean', span) for span in spans]))
 
-    def commit(self):
-        """Make new values current: the streams', and those that are made from the batch. Returns the outputs."""
+    def commit(self, updated=()):
+        """Make new values current: the streams', and those that are made from the batch. Returns the outputs.
+
+        Parameters
+        ----------
+        updated : list of ParallelGraph
+            Those that have changed replicas in this step, and know of it.
+        """
         forward = self.forward
         outputs = self.gathered()
         n_outputs = len(outputs) - len(forward.rows)
@@ -126,6 +132,9 @@ class Step:
             new += zip(forward.updates.updates, forward.updates.new_values(self._statistics()))
         for variable in forward.graph.updated:
             variable.commit(forward.contexts[:len(self.rounds[0])])
+        if forward.graph.updated or updated:
+            for graph in [forward.graph] + list(updated):
+                graph.mark_seen()
         for variable, value in new:
             self._store(getattr(variable.tag, 'stands_for', variable), value)
         return outputs[:n_outputs]

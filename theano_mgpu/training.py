@@ -132,9 +132,7 @@ class TrainingFunction:
                 self._check_finite(loss, gradients)
             with forward.timings.span('update'):
                 self._apply(gradients, step.transaction)
-                outputs = step.commit()
-                self.update.mark_seen()
-                forward.graph.mark_seen()
+                outputs = step.commit([self.update])
         loss = np.array(loss)
         return [loss] + outputs if outputs else loss
 

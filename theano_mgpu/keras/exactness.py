@@ -2,6 +2,7 @@
 import warnings
 
 from theano.gof.graph import ancestors
+from theano.tensor.elemwise import All
 from theano.tensor.nnet.bn import AbstractBatchNormTrain
 
 from .. import graph
@@ -16,12 +17,14 @@ def has_batch_normalization(variable):
     return any(v.owner and isinstance(v.owner.op, AbstractBatchNormTrain) for v in ancestors([variable]))
 
 
-def inexact_parts(model):
+def inexact_parts(model, weighted=True):
     """What replicas of a compiled model compute differently from one device with the whole batch.
 
     Parameters
     ----------
     model : keras.Model
+    weighted : bool
+        Whether batches may come with sample or class weights; without, Keras gives each sample a 1.
 
     Returns
     -------
@@ -30,7 +33,8 @@ def inexact_parts(model):
     """
     carriers = [v for v in batch_inputs(model) if v.ndim > 0]
     outputs = graph.host_graph([model.total_loss] + model.outputs)
-    couplings = analyse(outputs, carriers).couplings
+    uniform = () if weighted else model._feed_sample_weights
+    couplings = [c for c in analyse(outputs, carriers, uniform).couplings if not _asks_for_label_format(model, c)]
     parts = [(place_of(model, coupling.node.outputs[0]), coupling.reason) for coupling in couplings]
     updates = batch_updates(model)
     states = BatchUpdates(dict(zip(updates, graph.host_graph(list(updates.values())))), carriers)
@@ -40,13 +44,40 @@ def inexact_parts(model):
 
 
 def warn_of_inexact_parts(model):
-    """Name, in one warning, what cannot be exact on the contexts of a ParallelModel; nothing on one context."""
-    parts = inexact_parts(model) if len(model.contexts) > 1 else []
-    if parts:
-        warnings.warn('%s on %d contexts is not exactly as on one, since each replica sees its sub-batch only: %s. '
-                      'theano_mgpu.keras.verify(model, x, y) shows what it amounts to'
-                      % (model.name, len(model.contexts), '; '.join('%s %s' % part for part in parts)),
-                      MgpuWarning, stacklevel=3)
+    """Name, in one warning, what cannot be exact on the contexts of a ParallelModel; nothing on one context.
+
+    Returns
+    -------
+    list of (str, str)
+        Parts that are exact as long as no sample or class weights are given.
+    """
+    if len(model.contexts) == 1:
+        return []
+    always = inexact_parts(model, weighted=False)
+    if always:
+        _warn(model, always, stacklevel=4)
+    return [part for part in inexact_parts(model) if part not in always]
+
+
+def warn_of_weights(model, parts):
+    """Name what is not exact with the sample or class weights that were just given."""
+    _warn(model, parts, ' with sample or class weights', stacklevel=5)
+
+
+def _warn(model, parts, circumstance='', stacklevel=3):
+    warnings.warn('%s on %d contexts is not exactly as on one%s, since each replica sees its sub-batch only: %s. '
+                  'theano_mgpu.keras.verify(model, x, y) shows what it amounts to'
+                  % (model.name, len(model.contexts), circumstance, '; '.join('%s %s' % part for part in parts)),
+                  MgpuWarning, stacklevel=stacklevel)
+
+
+def _asks_for_label_format(model, coupling):
+    """Whether a node asks if all labels are 0 or 1, as Keras's hinge losses do.
+
+    Sub-batches answer like the batch, but for one that has the label 1 only: it is 1 in both formats.
+    """
+    node = coupling.node
+    return isinstance(node.op, All) and not set(model._feed_inputs) & set(ancestors(node.outputs))
 
 
 def place_of(model, variable):

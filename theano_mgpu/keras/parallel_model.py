@@ -5,8 +5,8 @@ import keras
 from keras import backend as K
 
 from . import functions
-from .batch import members
-from .exactness import warn_of_inexact_parts
+from .batch import members, separate_means
+from .exactness import warn_of_inexact_parts, warn_of_weights
 
 
 def parallel_model(template, contexts, inherit=True):
@@ -42,6 +42,7 @@ class ParallelModel(keras.Model):
         super().__init__(inputs=template.inputs, outputs=template.outputs, name=template.name)
         self.contexts = contexts
         self._continued = False
+        self._inexact_if_weighted = []
         # What was added to the template itself: the same lists, so that what is added later counts, too.
         for shared in ('_losses', '_updates', '_per_input_losses', '_per_input_updates', '_metrics'):
             self.__dict__[shared] = getattr(template, shared)
@@ -73,7 +74,7 @@ class ParallelModel(keras.Model):
         if not self.template._is_compiled:
             self.template.compile(self.optimizer, loss, fresh_metrics(metrics), loss_weights, sample_weight_mode,
                                   fresh_metrics(weighted_metrics), **kwargs)
-        warn_of_inexact_parts(self)
+        self._inexact_if_weighted = warn_of_inexact_parts(self)
 
     def compile_like_template(self):
         """Compile as the template is, and go on with the state of its optimizer."""
@@ -105,7 +106,12 @@ class ParallelModel(keras.Model):
         if tensors:
             raise ValueError('tensors (%s) cannot be split into sub-batches: give the data as arrays, or from a '
                              'generator or keras.utils.Sequence' % ', '.join(map(str, tensors)))
+        if self._inexact_if_weighted and any(kwargs.get(w) is not None for w in ('sample_weight', 'class_weight')):
+            warn_of_weights(self, self._inexact_if_weighted)
         return super()._standardize_user_data(x, y, *args, **kwargs)
+
+    def _prepare_total_loss(self, masks=None):
+        return separate_means(super()._prepare_total_loss(masks))
 
     def get_config(self):
         """The template's configuration."""
