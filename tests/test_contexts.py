@@ -117,6 +117,13 @@ def test_a_plain_function_beside_named_contexts_is_quiet(gpu2, caplog):
     assert not caplog.records
 
 
+def test_a_plain_function_that_draws_is_quiet(gpu2, caplog):
+    """Keras draws each initial weight so: it must not log that a context could not be inferred."""
+    from theano.sandbox.rng_mrg import MRG_RandomStreams
+    f = theano.function([], MRG_RandomStreams(1).uniform((3, 4)))
+    assert f().shape == (3, 4) and not caplog.records
+
+
 def test_theanos_own_way_to_place_a_variable_computes_there(gpu2):
     w = theano.shared(np.ones((2, 2), 'float32'), target=gpu2[1].name)
     f = theano.function([], theano.tensor.dot(w, w))

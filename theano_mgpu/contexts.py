@@ -199,7 +199,7 @@ def install():
     ``infer_context_name`` walks up through nodes of one input only. Without the mend, every conv2d
     with ``filter_flip=True`` fails on a named context: "Could not infer context from inputs".
     """
-    from theano.gpuarray import basic_ops, opt
+    from theano.gpuarray import basic_ops, dnn, opt, rng_mrg
     original = basic_ops.infer_context_name
     if original is infer_context_name:
         return
@@ -208,6 +208,9 @@ def install():
         if name.startswith('theano.gpuarray') and getattr(module, 'infer_context_name', None) is original:
             module.infer_context_name = infer_context_name
     _mend_graph_to_gpu(opt.GraphToGPU)
+    for optimizer in (rng_mrg.local_gpua_mrg, dnn.local_abstractconv_cudnn, dnn.local_abstractconv_gw_cudnn,
+                      dnn.local_abstractconv_gi_cudnn):
+        _mend_local_optimizer(optimizer)
 
 
 def infer_context_name(*variables):
@@ -232,6 +235,23 @@ def infer_context_name(*variables):
     if _pinned[-1] is not None and _pinned[-1].kind != 'cpu':
         return _pinned[-1].name
     return infer_context_name.original(*variables)
+
+
+def _mend_local_optimizer(optimizer):
+    """Keep one of Theano 1.0.5's optimisers from nodes that are not on a GPU.
+
+    It asks for the node's context first, and then does nothing unless the first input lies on a GPU. Without
+    this, where there is no default context, each function with a random draw logs "Could not infer context
+    from inputs" and a traceback: every Keras layer that initialises a weight does.
+    """
+    original = optimizer.transform
+
+    @functools.wraps(original)
+    def transform(node):
+        from theano.gpuarray.type import GpuArrayType
+        return original(node) if isinstance(node.inputs[0].type, GpuArrayType) else None
+
+    optimizer.transform = transform
 
 
 def _mend_graph_to_gpu(graph_to_gpu):

@@ -1,0 +1,66 @@
+#!/usr/bin/env python
+"""What the Keras add-on costs: fit on one context through it, against plain Keras fit on the same device, in turns.
+
+Examples:
+
+  python benchmarks/keras_overhead.py
+  python benchmarks/keras_overhead.py --models mlp --rounds 15
+"""
+import argparse
+import os
+import time
+
+if 'floatX' not in os.environ.get('THEANO_FLAGS', ''):
+    os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
+
+import theano_mgpu as mgpu
+from theano_mgpu.keras import multi_gpu_model
+
+import keras
+import numpy as np
+from keras.layers import Dense
+from keras_mnist import build as cnn
+from tqdm import tqdm
+
+
+def mlp():
+    """784-1024-1024-10."""
+    return keras.Sequential([Dense(1024, activation='relu', input_shape=(784,)), Dense(1024, activation='relu'),
+                             Dense(10, activation='softmax')])
+
+
+MODELS = {'cnn': (cnn, (28, 28, 1), 1280), 'mlp': (mlp, (784,), 2560)}
+
+
+def compiled(build, wrap):
+    model = wrap(build())
+    model.compile('adam', 'sparse_categorical_crossentropy', metrics=['accuracy'])
+    return model
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--models', nargs='+', choices=list(MODELS), default=list(MODELS))
+    parser.add_argument('--rounds', type=int, default=11, help='epochs of each, in turns (default %(default)s)')
+    parser.add_argument('--batch-size', type=int, default=128, help='(default %(default)s)')
+    arguments = parser.parse_args()
+    mgpu.init('host->cpu')
+    rng = np.random.RandomState(0)
+    for name in arguments.models:
+        build, shape, n = MODELS[name]
+        x, y = rng.rand(n, *shape).astype('float32'), rng.randint(0, 10, (n, 1))
+        models = [compiled(build, lambda model: multi_gpu_model(model, gpus=1)), compiled(build, lambda model: model)]
+        seconds = [[], []]
+        for round_ in tqdm(range(arguments.rounds + 1), desc=name, unit=' rounds', disable=None):
+            for model, of_model in zip(models, seconds):
+                start = time.perf_counter()
+                model.fit(x, y, batch_size=arguments.batch_size, epochs=1, verbose=0)
+                of_model.append(time.perf_counter() - start)
+        ratios = [ours / theirs for ours, theirs in zip(*seconds)][1:]  # the first round compiles
+        print('%s, batch %d: fit of %d samples through the add-on %.3f s, plain Keras %.3f s; ratio %.3f (%.3f to %.3f)'
+              % (name, arguments.batch_size, n, np.median(seconds[0][1:]), np.median(seconds[1][1:]),
+                 np.median(ratios), min(ratios), max(ratios)))
+
+
+if __name__ == '__main__':
+    main()
