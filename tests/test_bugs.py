@@ -5,10 +5,12 @@ import subprocess
 import sys
 
 import theano_mgpu as mgpu
+from theano_mgpu.contexts import compiling_for, gpu_context
 
 import numpy as np
 import pytest
 import theano
+import theano.tensor as T
 from common import data, dense_model, momentum
 
 
@@ -65,3 +67,32 @@ def test_two_inputs_without_names_get_each_its_own_argument(cpu2):
     a, b = theano.tensor.fmatrix(), theano.tensor.fmatrix()
     first, second = data(5, 3)[0], data(5, 3, seed=1)[0]
     np.testing.assert_array_equal(mgpu.function([a, b], a - b)(first, second), first - second)
+
+
+def elementwise(x):
+    return [T.maximum(x, 0.5), T.minimum(x, 0.5), T.round(x), x // 2, T.cast(T.cast(x, 'bool'), 'float32'),
+            T.switch(x, x, 2)]
+
+
+def test_kernels_that_ended_the_process_on_opencl_build(gpu2):
+    """Segmentation fault for maximum, minimum, round, //, a cast to bool, and a float as a condition."""
+    if gpu2[0].kind != 'opencl':
+        pytest.skip('these are spelled for CUDA already')
+    from pygpu import _elemwise as pygpu_elemwise
+    from theano.gpuarray.basic_ops import as_gpuarray_variable
+    from theano.gpuarray.elemwise import GpuElemwise
+    for expression in elementwise(T.fvector()):
+        op = GpuElemwise(expression.owner.op.scalar_op)
+        with compiling_for(gpu2[0]):
+            node = op.make_node(*[as_gpuarray_variable(v, gpu2[0].name) for v in expression.owner.inputs])
+        arguments = [pygpu_elemwise.arg(name, v.type.typecode, read='i' in name, write='o' in name)
+                     for name, v in zip(['i%d' % i for i in range(len(node.inputs))] + ['o0'],
+                                        node.inputs + node.outputs)]
+        pygpu_elemwise.GpuElemwise(gpu_context(gpu2[0]), op._generate_op_string(node)[1], arguments, 1)
+
+
+def test_elementwise_ops_on_a_gpu_are_those_of_the_cpu(gpu2):
+    x = T.fvector('x')
+    total = sum(elementwise(x))
+    values = np.array([-2.5, -1, -0.5, 0, 0.25, 0.5, 1.5, 3], 'float32')
+    np.testing.assert_allclose(mgpu.function([x], total)(values), theano.function([x], total)(values), rtol=1e-6)

@@ -11,6 +11,7 @@ import importlib.abc
 import importlib.util
 import json
 import os
+import re
 import shutil
 import sys
 import sysconfig
@@ -380,11 +381,43 @@ def cast_conv_shape(op_class):
     op_class.make_node = make_node
 
 
+OPENCL_SPELLING = (
+    (re.compile(r'nan\(""\)'), 'NAN'),                        # maximum, minimum
+    (re.compile(r'\b(floor|fmod)f\('), r'\1('),              # round, integer division
+    (re.compile(r'(?<![<>=!])= \(?(\w+)\)? \?'), r'= (\1 != 0) ?'),  # cast to bool, switch: a float is no condition
+)
+
+
+def spell_for_opencl(op_class):
+    """Theano 1.0.5 writes some elementwise kernels in what only CUDA and C++ understand.
+
+    Without this, maximum, minimum, round, // and a float as a condition end the whole process on OpenCL:
+    the kernel does not build ("1 error generated"), and Theano frees what was not made.
+    """
+    generate, version = op_class._generate_op_string, op_class.c_code_cache_version
+
+    @functools.wraps(generate)
+    def _generate_op_string(self, node):
+        support_code, code = generate(self, node)
+        if node.inputs[0].type.context.kind == b'opencl':
+            for pattern, replacement in OPENCL_SPELLING:
+                code = pattern.sub(replacement, code)
+        return support_code, code
+
+    @functools.wraps(version)
+    def c_code_cache_version(self):
+        original = version(self)
+        return original and original + (1,)  # modules that were compiled without this mend are not for us
+
+    op_class._generate_op_string = _generate_op_string
+    op_class.c_code_cache_version = c_code_cache_version
+
+
 def mend_theano():
     """Patch the imported Theano: the hooks that `watch` needs, and the GPU ops; once a process."""
     from theano.compile.function_module import Function
     from theano.compile.sharedvalue import SharedVariable
-    from theano.gpuarray import blas, rng_mrg
+    from theano.gpuarray import blas, elemwise, rng_mrg
     from theano.gpuarray.type import GpuArraySharedVariable
     if hasattr(Function, 'unwatched_call'):
         return
@@ -392,6 +425,7 @@ def mend_theano():
     _wrap_accessors(GpuArraySharedVariable)
     _wrap_function_call(Function)
     give_mrg_its_context(rng_mrg.GPUA_mrg_uniform)
+    spell_for_opencl(elemwise.GpuElemwise)
     for op_class in (blas.GpuCorrMM_gradInputs, blas.GpuCorrMM_gradWeights,
                      blas.GpuCorr3dMM_gradInputs, blas.GpuCorr3dMM_gradWeights):
         cast_conv_shape(op_class)
