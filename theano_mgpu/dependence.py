@@ -7,8 +7,13 @@ COUNT = 'count'        # a constant times the number of samples
 SUM = 'sum'            # a sum over samples
 MEAN = 'mean'          # a mean over samples, plus constants
 MIXED = 'mixed'        # a linear combination of sums, means and constants
+PLACES = 'places'      # 0, 1, 2 ...: the place of each sample in its batch, good as an index only
+NUMBER = 'number'      # another whole number computed of the number of samples, good as a size only
+DRAWN = 'drawn'        # random numbers, so many as are needed
 SIZES = 'sizes'        # a vector whose elements depend in different ways, such as a shape
 COUPLED = 'coupled'    # any other function of several samples
+
+STATISTICS = (COUNT, SUM, MEAN, MIXED)
 
 
 class Dependence(namedtuple('Dependence', 'kind axis filled merged elements')):
@@ -32,7 +37,8 @@ class Dependence(namedtuple('Dependence', 'kind axis filled merged elements')):
     def __new__(cls, kind, axis=None, filled=None, merged=0, elements=()):
         return super().__new__(cls, kind, axis, filled, merged, elements)
 
-UNIFORM = {kind: Dependence(kind) for kind in (CONSTANT, COUNT, SUM, MEAN, MIXED, COUPLED)}
+
+UNIFORM = {kind: Dependence(kind) for kind in (CONSTANT, COUNT, SUM, MEAN, MIXED, PLACES, NUMBER, DRAWN, COUPLED)}
 
 
 def rows(axis=0, filled=None, merged=0):

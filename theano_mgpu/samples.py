@@ -3,7 +3,7 @@ from collections import namedtuple
 
 from theano.gof.graph import io_toposort
 
-from .dependence import CONSTANT, COUPLED, ROWS, UNIFORM, Dependence, rows
+from .dependence import CONSTANT, COUPLED, NUMBER, PLACES, ROWS, STATISTICS, UNIFORM, Dependence, rows
 from .sample_rules import outcome
 
 Coupling = namedtuple('Coupling', 'node reason')
@@ -46,6 +46,10 @@ class Analysis:
         self.couplings = []
         for node in io_toposort(list(known), list(outputs)):
             self._found.update(zip(node.outputs, self._outputs_of(node)))
+        for output in dict.fromkeys(outputs):
+            found = self.of(output)
+            if found.kind in (PLACES, NUMBER) or found.filled in STATISTICS:
+                self._found[output] = self.couple(output.owner)
 
     def of(self, variable):
         """The Dependence of a variable; CONSTANT for one that the graph does not have."""
@@ -56,8 +60,9 @@ class Analysis:
         return [found] * len(node.outputs) if isinstance(found, Dependence) else found
 
     def couple(self, node, reason='mixes samples'):
-        """Report a node; returns what its output is taken for."""
-        self.couplings.append(Coupling(node, reason))
+        """Report a node, unless it only goes on with what was reported; returns what its output is taken for."""
+        if any(self.of(v).kind not in (CONSTANT, COUPLED) for v in node.inputs):
+            self.couplings.append(Coupling(node, reason))
         ndim = getattr(node.outputs[0].type, 'ndim', 0)
         axes = [d.axis for d in map(self.of, node.inputs) if d.kind == ROWS and d.axis < ndim]
         return rows(axes[0]) if axes else UNIFORM[COUPLED]

@@ -5,7 +5,6 @@ import keras
 import numpy as np
 import pytest
 from conftest import needs_compiler
-from keras import backend as K
 from keras import layers as L
 from keras import regularizers
 from keras.constraints import MaxNorm, NonNeg, UnitNorm
@@ -14,7 +13,7 @@ from keras.models import Sequential
 from keras.utils.losses_utils import Reduction
 
 from . import zoo
-from .equivalence import COMPILED, check
+from .equivalence import COMPILED, check, values
 from .zoo import COMPILED_MODELS, MODELS, OPTIMIZERS, VECTORS, N, dense, noise, one_hot
 
 DTYPES = pytest.mark.parametrize('dtype', ['float32', 'float64'])
@@ -156,9 +155,9 @@ def test_stateful_rnn(dtype, contexts):
 
     def compare(model, history):
         found = [('step %d' % i, values) for i, values in enumerate(history)]
-        found += [('state', K.get_value(state)) for state in model.layers[-2].states]
+        found += values(model.layers[-2].states)
         found += [('prediction', model.predict(noise(12, 5, 4), batch_size=6))]
         model.reset_states()
         found += [('prediction after reset', model.predict(noise(12, 5, 4), batch_size=6))]
-        return found + list(zip(map(str, model.weights), model.get_weights()))
+        return found + values(model.weights)
     check(build, compiling('sgd'), zoo.SEQUENCES, dtype, contexts, sizes=(6, 6, 6, 6), compare=compare)
