@@ -51,7 +51,7 @@ def main():
         x, y = rng.rand(n, *shape).astype('float32'), rng.randint(0, 10, (n, 1))
         models = [compiled(build, lambda model: multi_gpu_model(model, gpus=1)), compiled(build, lambda model: model)]
         seconds = [[], []]
-        for round_ in tqdm(range(arguments.rounds + 1), desc=name, unit=' rounds', disable=None):
+        for _ in tqdm(range(arguments.rounds + 1), desc=name, unit=' rounds', disable=None):
             for model, of_model in zip(models, seconds):
                 start = time.perf_counter()
                 model.fit(x, y, batch_size=arguments.batch_size, epochs=1, verbose=0)

@@ -46,15 +46,16 @@ def batches(data, sizes):
         start += size
 
 
-def trained(model, data, sizes=RAGGED, **kwargs):
-    """Losses and metrics of each step, then of a test on the first batch."""
+def trained(model, data, sizes=RAGGED, test=True, **kwargs):
+    """Losses and metrics of each step, then of a test on the last batch."""
     history = []
     for x, y, *weights in batches(data, sizes):
         if weights:
             kwargs['sample_weight'] = weights[0]
         history.append(model.train_on_batch(x, y, reset_metrics=False, **kwargs))
     kwargs.pop('class_weight', None)
-    history.append(model.test_on_batch(x, y, **kwargs))
+    if test:
+        history.append(model.test_on_batch(x, y, **kwargs))
     return [np.ravel(values) for values in history]
 
 

@@ -1,5 +1,6 @@
 """A Keras optimizer as the `updates` of `mgpu.training_function`."""
 import theano.tensor as T
+from keras import backend as K
 
 from .. import graph
 
@@ -22,7 +23,8 @@ def updates_of(optimizer, continued=False):
     """
     def updates(gradients, params):
         before = list(optimizer.weights) if continued else []
-        pairs = optimizer.get_updates(loss=_loss_with(gradients, params), params=params)
+        with K.name_scope('training'), K.name_scope(type(optimizer).__name__):  # Keras's names, in files too
+            pairs = optimizer.get_updates(loss=_loss_with(gradients, params), params=params)
         kept = dict(zip(optimizer.weights, before)) if _same_types(before, optimizer.weights) else {}
         if kept:
             optimizer.weights = before
