@@ -15,12 +15,13 @@ def examples():
 
 
 @pytest.mark.parametrize('first', [0, 1])
-def test_examples_run(first):
+def test_examples_run(first, tmp_path):
     """One after the other in one interpreter: all of them, and those that leave the contexts to the machine."""
     chosen = examples()[first:]
     assert len(chosen) >= 2
     done = subprocess.run([sys.executable, '-c', '\n'.join(chosen)], capture_output=True, text=True,
-                          env=dict(os.environ, THEANO_FLAGS='floatX=float32'))
+                          cwd=str(tmp_path), env=dict(os.environ, THEANO_FLAGS='floatX=float32'))
     assert done.returncode == 0, done.stderr
+    assert 'same answer: the largest difference is' in done.stdout
     assert ('dev0 cpu cpu' in done.stdout) == (first == 0) and '(7, 2)' in done.stdout
     assert [round(float(value), 2) for value in re.findall(r'\[+ *([\d.]+) *\]', done.stdout)] == [1, 1, 1]
