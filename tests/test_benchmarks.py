@@ -1,18 +1,23 @@
 """The benchmarks run, and show what they promise."""
 import json
 import os
+import re
 import subprocess
 import sys
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from conftest import needs_compiler
 from models import handwritten_digits
 
 FOLDER = os.path.join(os.path.dirname(__file__), '..', 'benchmarks')
 
 
-def run(script, *arguments):
+def run(script, *arguments, flags=None):
     env = {key: value for key, value in os.environ.items() if key != 'THEANO_FLAGS'}
+    if flags:
+        env['THEANO_FLAGS'] = flags
     done = subprocess.run([sys.executable, os.path.join(FOLDER, script)] + list(arguments), capture_output=True,
                           text=True, env=env)
     assert done.returncode == 0, done.stderr
@@ -57,6 +62,26 @@ def test_bad_arguments_are_explained():
         assert done.returncode == 2 and message in done.stderr
 
 
-@pytest.mark.parametrize('script', ['mnist_cnn.py', 'step_overhead.py'])
+TWO = 'contexts=a->cpu;b->cpu'
+
+
+@needs_compiler
+def test_keras_mnist_learns(tmp_path):
+    text = run('keras_mnist.py', '--epochs', '3', flags=TWO)
+    accuracy = re.search(r'test accuracy ([\d.]+), on a \(cpu\), b \(cpu\)', text)
+    assert float(accuracy.group(1)) > 0.8
+
+
+@needs_compiler
+def test_keras_autoencoder_draws(tmp_path):
+    path = str(tmp_path / 'digits.png')
+    text = run('keras_autoencoder.py', '--filters', '4', '8', '--epochs', '1', '--samples', '256', '--output', path,
+               flags=TWO)
+    assert 'picture: %s' % path in text
+    assert plt.imread(path).shape[:2] == (390, 1500)
+
+
+@pytest.mark.parametrize('script', ['mnist_cnn.py', 'step_overhead.py', 'keras_mnist.py', 'keras_autoencoder.py',
+                                    'keras_overhead.py'])
 def test_help_teaches(script):
     assert 'Examples:' in run(script, '--help')

@@ -48,8 +48,8 @@ class Certificate:
                   for row in self.rows]
         lines += ['not exact on several contexts: %s %s' % part for part in self.inexact]
         worst = max(row.difference for row in self.rows)
-        lines.append('%s: the largest difference is %.1e, the tolerance %.1e'
-                     % ('same answer' if self.passed else 'NOT the same answer', worst, self.tolerance))
+        verdict = 'same answer' if self.passed else 'NOT the same answer' + (', as named above' * bool(self.inexact))
+        lines.append('%s: the largest difference is %.1e, the tolerance %.1e' % (verdict, worst, self.tolerance))
         return '\n'.join(lines)
 
 
@@ -137,7 +137,8 @@ def _after_a_step(model, like, x, y, sample_weight):
     found.update((('gradient', str(w)), K.get_value(g)) for w, g in zip(trained, recording.gradients))
     found.update((('weight', str(w)), K.get_value(w)) for w in trained)
     found.update((('running statistic', str(w)), K.get_value(w)) for w in model.non_trainable_weights)
-    found.update((('optimizer', '%s %d' % (w, i)), K.get_value(w)) for i, w in enumerate(optimizer.weights))
+    found.update((('optimizer', '%s %d: %s' % (type(optimizer).__name__, i, str(w).split('/')[-1])), K.get_value(w))
+                 for i, w in enumerate(optimizer.weights))
     return found
 
 
