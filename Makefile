@@ -16,7 +16,7 @@ demo: setup ## train a small CNN on two contexts and compare with one
 
 test: setup ## lint, then every test and doctest
 	@$(PY) -m ruff check .
-	@$(PY) -m pytest $(ARGS)
+	@$(PY) -m pytest -n 2 $(ARGS)
 
 test-pythons: ## install from a plain venv of each of CPython 3.8 to 3.11 at hand, and smoke-test it
 	@.ci/test-pythons

@@ -25,7 +25,7 @@ def version():
 # and that exist for each of Python 3.8 to 3.11.
 KERAS = ['Keras==2.3.1', 'h5py<3.12']
 BENCH = ['scikit-learn<1.4', 'tqdm<5', 'matplotlib<3.9']
-TEST = ['pytest==8.3.5', 'pytest-timeout==2.4.0', 'ruff==0.17.5']
+TEST = ['pytest==8.3.5', 'pytest-timeout==2.4.0', 'pytest-xdist==3.6.1', 'ruff==0.17.5']
 
 setup(
     name='theano_mgpu',
