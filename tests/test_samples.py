@@ -347,6 +347,12 @@ def is_exact(model, kind=MEAN):
     return states
 
 
+
+def name_of(thing):
+    """The same in each process, so that tests can be distributed."""
+    return thing if isinstance(thing, str) else getattr(thing, '__name__', type(thing).__name__)
+
+
 LOSSES = ['categorical_crossentropy', 'sparse_categorical_crossentropy', 'binary_crossentropy', 'mse', 'mae', 'mape',
           'msle', 'categorical_hinge', 'kullback_leibler_divergence', 'poisson', 'cosine_proximity', 'logcosh',
           losses.Huber(), losses.CategoricalCrossentropy(label_smoothing=0.1),
@@ -355,7 +361,7 @@ LOSSES = ['categorical_crossentropy', 'sparse_categorical_crossentropy', 'binary
           lambda t, p: K.mean(K.square(t - p)), lambda t, p: 1 - K.sum(t * p, -1) / (K.sum(t, -1) + K.sum(p, -1))]
 
 
-@pytest.mark.parametrize('loss', LOSSES, ids=str)
+@pytest.mark.parametrize('loss', LOSSES, ids=name_of)
 def test_keras_loss(loss):
     is_exact(compiled(classifier(), loss))
 
@@ -506,7 +512,7 @@ METRICS = ['accuracy', 'mse', 'top_k_categorical_accuracy', metrics.Precision, m
 
 
 @pytest.mark.parametrize('weighted', [False, True])
-@pytest.mark.parametrize('metric', METRICS, ids=str)
+@pytest.mark.parametrize('metric', METRICS, ids=name_of)
 def test_keras_metric(metric, weighted):
     """The new value of a metric's state is the old one and a sum."""
     chosen = {'weighted_metrics' if weighted else 'metrics': [metric if isinstance(metric, str) else metric()]}

@@ -60,8 +60,8 @@ def test_metrics_regularizers_and_running_statistics(contexts):
     """A batch whose halves are equal is normalised alike on one device and on two."""
     def build():
         small = regularizers.l2(0.01)
-        return Sequential([L.Dense(5, kernel_regularizer=small, activity_regularizer=small, input_shape=(6,)), L.BatchNormalization(),
-                           L.Activation('tanh'), zoo.head()])
+        return Sequential([L.Dense(5, kernel_regularizer=small, activity_regularizer=small, input_shape=(6,)),
+                           L.BatchNormalization(), L.Activation('tanh'), zoo.head()])
     halves = [[np.concatenate([v[:4], v[:4], v[4:8], v[4:8]])] for v, in VECTORS]
     check(build, compiling('clipnorm', metrics=few_metrics), halves, 'float32', contexts, kind='gpu', mode=None,
           test=False, sizes=(8, 8), compare=placed)
