@@ -9,7 +9,7 @@ from theano.tensor.nnet.bn import AbstractBatchNormTrain
 
 from . import graph
 from .context_map import Context
-from .dependence import CONSTANT, COUNT, MEAN, MIXED, ROWS, SUM
+from .dependence import CONSTANT, COUNT, MEAN, MIXED, ROWS, SIZES, SUM
 from .samples import analyse
 
 _HOST = Context('host', 'cpu', 'cpu')
@@ -35,7 +35,7 @@ def mean_exact(variable, samples, scale):
     kind = samples.of(variable).kind
     if kind in (SUM, COUNT):
         return (variable * scale).astype(variable.dtype)
-    return _rebuilt(variable, lambda v: mean_exact(v, samples, scale)) if kind == MIXED else variable
+    return _rebuilt(variable, lambda v: mean_exact(v, samples, scale)) if kind in (MIXED, SIZES) else variable
 
 
 def _rebuilt(variable, convert):

@@ -1,6 +1,7 @@
 """Template and replicas are one model: weights, callbacks, files."""
 import csv
 import os
+import pickle
 import subprocess
 import sys
 
@@ -196,6 +197,25 @@ def test_configuration_and_weights_round_trip(pair, tmp_path):
     np.testing.assert_allclose(copy.predict(X), parallel.predict(X), rtol=1e-4)
     keras.models.save_model(parallel, path)
     assert type(load_model(path)) is Sequential
+
+
+def test_a_pickle_gives_plain_keras(pair):
+    parallel, _ = pair
+    fit(parallel)
+    copy = pickle.loads(pickle.dumps(parallel))
+    assert type(copy) is Sequential
+    np.testing.assert_allclose(copy.predict(X), parallel.predict(X), rtol=1e-4)
+    assert_equal(values(copy.optimizer.weights), values(parallel.optimizer.weights), 0)
+
+
+def test_a_template_that_was_not_compiled_follows_each_compile(pair, tmp_path):
+    parallel, _ = pair
+    parallel.compile('sgd', 'mse', mode=QUICK)
+    fit(parallel)
+    parallel.template.save(str(tmp_path / 'm.h5'))
+    saved = load_model(str(tmp_path / 'm.h5'))
+    assert saved.loss == 'mse' and type(saved.optimizer) is keras.optimizers.SGD
+    assert_equal(values(saved.optimizer.weights), values(parallel.optimizer.weights), 0)
 
 
 def test_summary_is_the_templates(pair):

@@ -3,6 +3,7 @@ import copy
 
 import keras
 from keras import backend as K
+from keras.engine import saving
 
 from . import functions
 from .batch import members, separate_means
@@ -42,6 +43,7 @@ class ParallelModel(keras.Model):
         super().__init__(inputs=template.inputs, outputs=template.outputs, name=template.name)
         self.contexts = contexts
         self._continued = False
+        self._compiles_template = not template._is_compiled
         self._inexact_if_weighted = []
         # What was added to the template itself: the same lists, so that what is added later counts, too.
         for shared in ('_losses', '_updates', '_per_input_losses', '_per_input_updates', '_metrics'):
@@ -61,7 +63,7 @@ class ParallelModel(keras.Model):
                 weighted_metrics=None, target_tensors=None, **kwargs):
         """Configure the model for training, as `keras.Model.compile` does.
 
-        The template is compiled likewise if it was not yet, so that it can be evaluated and saved.
+        The template is compiled likewise, unless it was before, so that it can be evaluated and saved.
         Warns of what cannot be exactly as on one device, by name. `kwargs` go to `theano.function`.
         """
         functions.check_options(kwargs)
@@ -71,7 +73,7 @@ class ParallelModel(keras.Model):
         super().compile(optimizer, loss, metrics, loss_weights, sample_weight_mode, weighted_metrics, target_tensors,
                         **kwargs)
         self._continued = False
-        if not self.template._is_compiled:
+        if self._compiles_template:
             self.template.compile(self.optimizer, loss, fresh_metrics(metrics), loss_weights, sample_weight_mode,
                                   fresh_metrics(weighted_metrics), **kwargs)
         self._inexact_if_weighted = warn_of_inexact_parts(self)
@@ -112,6 +114,10 @@ class ParallelModel(keras.Model):
 
     def _prepare_total_loss(self, masks=None):
         return separate_means(super()._prepare_total_loss(masks))
+
+    def __reduce__(self):
+        # A pickle holds what a file would, and gives plain Keras, too.
+        return saving.unpickle_model, (saving.pickle_model(self),)
 
     def get_config(self):
         """The template's configuration."""
