@@ -11,7 +11,9 @@ PACKAGE = Path(theano_mgpu.__file__).parent
 ROWS = [
     ['errors', 'timeline', 'config'],
     ['compat', 'devices', 'context_map', 'contexts'],
-    ['graph', 'dependence', 'sample_rules', 'samples', 'audit', 'rng', 'replicate', 'scatter_gather', 'collectives'],
+    ['graph', 'dependence', 'sample_rules.base', 'sample_rules.elementwise', 'sample_rules.shapes',
+     'sample_rules.reductions', 'sample_rules.indexing', 'sample_rules.control_flow', 'sample_rules', 'samples',
+     'audit', 'rng', 'replicate', 'scatter_gather', 'collectives'],
     ['executors.base', 'executors.serial', 'executors.threads', 'executors'],
     ['parallel_graph', 'statistics', 'state', 'step', 'forward', 'function', 'training'],
     ['__init__'],
