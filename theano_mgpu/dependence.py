@@ -6,6 +6,7 @@ ROWS = 'rows'          # samples along `axis`; each element depends on one sampl
 COUNT = 'count'        # a constant times the number of samples
 SUM = 'sum'            # a sum over samples
 MEAN = 'mean'          # a mean over samples, plus constants
+SCALED = 'scaled'      # a sum over samples, times the number of samples
 MIXED = 'mixed'        # a linear combination of sums, means and constants
 PLACES = 'places'      # 0, 1, 2 ...: the place of each sample in its batch, good as an index only
 NUMBER = 'number'      # another whole number computed of the number of samples, good as a size only
@@ -38,7 +39,7 @@ class Dependence(namedtuple('Dependence', 'kind axis filled merged elements')):
         return super().__new__(cls, kind, axis, filled, merged, elements)
 
 
-UNIFORM = {kind: Dependence(kind) for kind in (CONSTANT, COUNT, SUM, MEAN, MIXED, PLACES, NUMBER, DRAWN, COUPLED)}
+UNIFORM = {kind: Dependence(kind) for kind in STATISTICS + (CONSTANT, SCALED, PLACES, NUMBER, DRAWN, COUPLED)}
 
 
 def rows(axis=0, filled=None, merged=0):

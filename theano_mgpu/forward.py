@@ -37,11 +37,13 @@ class Forward:
         step (gradients); the others are gathered or reduced afresh.
     scale : scalar theano.Variable, optional
         One more input: on each replica, samples of the batch / samples of its sub-batch.
+    uniform : list of theano.Variable
+        Inputs that are expected to have the same value for each sample; see `samples.analyse`.
     """
 
     def __init__(self, inputs, outputs, reductions, contexts, broadcast=(), givens=None, executor=None, mode=None,
                  name=None, allow_input_downcast=None, updates=None, micro_batches=1, least_samples=1, reduced=0,
-                 scale=None):
+                 scale=None, uniform=()):
         self.inputs = [check_input(variable) for variable in inputs]
         self.split = split_inputs(self.inputs, broadcast)
         if not isinstance(micro_batches, int) or micro_batches < 1:
@@ -54,17 +56,18 @@ class Forward:
         self.reduced = reduced
         self.scale = scale
         self.allow_input_downcast = allow_input_downcast
-        self._build(outputs, updates, mode, name)
+        self._build(outputs, updates, uniform, mode, name)
         self.executor = choose_executor(executor, self.graph.compiled)
         self.timings = Timings()
         self.buffers = HostBuffers()
         self.lock = threading.Lock()
 
-    def _build(self, outputs, updates, mode, name):
+    def _build(self, outputs, updates, uniform, mode, name):
         """Compile what the replicas compute: outputs, states with a row a sample, statistics; random streams."""
         carriers = [variable for variable, split in zip(self.inputs, self.split) if split]
         streams = {variable: new for variable, new in updates.items() if is_random_state(variable)}
-        self.updates = BatchUpdates({v: new for v, new in updates.items() if v not in streams}, carriers)
+        self.updates = BatchUpdates({v: new for v, new in updates.items() if v not in streams}, carriers,
+                                    uniform)
         self.rows = list(self.updates.rows)
         self.n_results = len(outputs) + len(self.rows)
         wanted = outputs + list(self.updates.rows.values()) + self.updates.statistics

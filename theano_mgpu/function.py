@@ -73,13 +73,13 @@ class ParallelFunction:
     """
 
     def __init__(self, inputs, outputs, reduce=None, broadcast=(), givens=None, contexts=None, executor=None,
-                 mode=None, name=None, allow_input_downcast=None, updates=None, single=False):
+                 mode=None, name=None, allow_input_downcast=None, updates=None, single=False, uniform=()):
         reductions = reduce if isinstance(reduce, (list, tuple)) else [reduce] * len(outputs)
         if len(reductions) != len(outputs):
             raise GraphError('reduce=%r has %d entries for %d outputs' % (reduce, len(reductions), len(outputs)))
         self.contexts = resolve_contexts(contexts)
         self.forward = Forward(inputs, outputs, reductions, self.contexts, broadcast, givens, executor, mode, name,
-                               allow_input_downcast, updates)
+                               allow_input_downcast, updates, uniform=uniform)
         self.timings = self.forward.timings
         self._single = single
 

@@ -59,6 +59,8 @@ class BatchUpdates:
         Of host variables (see `graph.host_graph`).
     carriers : list of theano.Variable
         The inputs that have samples along axis 0.
+    uniform : list of theano.Variable
+        Those that are expected to have the same value for each sample; see `samples.analyse`.
 
     Attributes
     ----------
@@ -72,15 +74,16 @@ class BatchUpdates:
         Those whose new value is only the mean over the replicas, for want of a better rule.
     """
 
-    def __init__(self, updates, carriers):
-        samples = analyse(list(updates.values()), carriers)
+    def __init__(self, updates, carriers, uniform=()):
+        samples = analyse(list(updates.values()), carriers, uniform)
         self.rows = {v: new for v, new in updates.items() if samples.of(new).kind == ROWS}
         if self.rows:
-            samples = analyse(list(updates.values()), carriers + list(self.rows))
+            samples = analyse(list(updates.values()), carriers + list(self.rows), uniform)
         self.updates = {v: new for v, new in updates.items() if v not in self.rows}
         self.statistics, self.reductions, self._symbols = [], [], []
         self.approximate = []
         self._samples = samples
+        self._uniform = set(uniform)
         self._memo = {}
         self._new_values = []
         for variable, new in self.updates.items():
@@ -118,7 +121,9 @@ class BatchUpdates:
             # An index: no function has one as its output.
             return _rebuilt(variable, self._combined)
         if kind == CONSTANT:
-            return variable if self._is_local(variable) else self._statistic(variable, 'first')
+            # What is constant for uniform inputs only is a mean where they are not.
+            how = 'mean' if self._uniform & set(ancestors([variable])) else 'first'
+            return variable if self._is_local(variable) else self._statistic(variable, how)
         if kind == MEAN and not self._moves_on(variable):
             return self._statistic(variable, 'mean')
         if kind in (SUM, COUNT):

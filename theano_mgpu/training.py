@@ -103,15 +103,15 @@ class TrainingFunction:
 
     def __init__(self, inputs, loss, params, updates, outputs=(), micro_batches=1, batch_updates=None, broadcast=(),
                  givens=None, check_finite=False, contexts=None, executor=None, mode=None, name=None,
-                 allow_input_downcast=None, least_samples=1):
+                 allow_input_downcast=None, least_samples=1, uniform=()):
         self.params = list(params)
         self.contexts = resolve_contexts(contexts)
-        loss, scale, self.couplings = splittable(scalar_loss(loss), inputs, broadcast, givens)
+        loss, scale, self.couplings = splittable(scalar_loss(loss), inputs, broadcast, givens, uniform)
         gradients = loss_gradients(loss, self.params)
         outputs, reductions = output_reductions(outputs)
         self.forward = Forward(inputs, [loss] + gradients + outputs, ['mean'] * (1 + len(gradients)) + reductions,
                                self.contexts, broadcast, givens, executor, mode, name, allow_input_downcast,
-                               batch_updates, micro_batches, least_samples, 1 + len(gradients), scale)
+                               batch_updates, micro_batches, least_samples, 1 + len(gradients), scale, uniform)
         self.timings = self.forward.timings
         self.check_finite = check_finite
         averaged = [graph.host_type(param)('gradient of %s' % param) for param in self.params]
@@ -190,7 +190,7 @@ def scalar_loss(loss):
     return graph.host_graph([loss])[0]
 
 
-def splittable(loss, inputs, broadcast, givens):
+def splittable(loss, inputs, broadcast, givens, uniform=()):
     """A loss whose mean over the replicas is that of the whole batch.
 
     Returns
@@ -205,7 +205,7 @@ def splittable(loss, inputs, broadcast, givens):
     carriers = [variable for variable, split in zip(inputs, split_inputs(inputs, broadcast)) if split]
     given = analyse(list((givens or {}).values()), carriers)
     carriers += [old for old, new in (givens or {}).items() if given.of(new).kind == ROWS]
-    samples = analyse([loss], carriers)
+    samples = analyse([loss], carriers, uniform)
     if samples.of(loss).kind not in (SUM, COUNT, MIXED):
         return loss, None, samples.couplings
     scale = theano.tensor.scalar('scale of sums', dtype=loss.dtype)

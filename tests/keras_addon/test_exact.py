@@ -100,9 +100,9 @@ def test_reductions_of_several_outputs(dtype, contexts):
 
 
 @DTYPES
-@pytest.mark.parametrize('loss', [zoo.custom_loss, zoo.scalar_loss])
+@pytest.mark.parametrize('loss', [zoo.custom_loss, zoo.scalar_loss, zoo.scalar_sum])
 def test_custom_losses_and_metrics(loss, dtype, contexts):
-    check(dense, compiling(loss=loss, metrics=[zoo.custom_metric]), VECTORS, dtype, contexts)
+    check(dense, compiling(loss=loss, metrics=[zoo.custom_metric, zoo.scalar_sum]), VECTORS, dtype, contexts)
 
 
 @DTYPES

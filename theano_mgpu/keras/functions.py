@@ -59,7 +59,9 @@ def predict_function(model):
 
 
 def _options(model):
-    return dict(getattr(model, '_function_kwargs', {}), contexts=model.contexts, allow_input_downcast=True)
+    # Without sample weights, Keras gives each sample a 1.
+    return dict(getattr(model, '_function_kwargs', {}), contexts=model.contexts, allow_input_downcast=True,
+                uniform=getattr(model, '_feed_sample_weights', ()))
 
 
 def check_options(options):

@@ -4,7 +4,7 @@ from theano.sandbox.rng_mrg import mrg_uniform_base
 from theano.tensor import basic, elemwise, opt, subtensor
 from theano.tensor.raw_random import RandomFunction
 
-from ..dependence import CONSTANT, DRAWN, NUMBER, PLACES, ROWS, STATISTICS, UNIFORM, rows
+from ..dependence import CONSTANT, DRAWN, NUMBER, PLACES, ROWS, SCALED, STATISTICS, UNIFORM, rows
 from . import control_flow, elementwise, indexing, reductions, shapes  # noqa: F401  (each registers its rules)
 from .base import RULES
 from .shapes import of_drawn
@@ -28,6 +28,8 @@ def outcome(analysis, node, inputs):
     if any(d.kind == DRAWN for d in inputs):
         return of_drawn(analysis, node, inputs)
     if any(d.kind == NUMBER for d in inputs) and not isinstance(node.op, SIZING):
+        return analysis.couple(node)
+    if any(d.kind == SCALED for d in inputs) and not isinstance(node.op, (elemwise.Elemwise, elemwise.DimShuffle)):
         return analysis.couple(node)
     if any(d.filled in STATISTICS for d in inputs) and not isinstance(node.op, KEEPS_FILLED):
         return analysis.couple(node)

@@ -5,7 +5,7 @@ from theano.compile import ops as compile_ops
 from theano.scalar import basic as scalar
 from theano.tensor import basic, elemwise, opt, subtensor
 
-from ..dependence import CONSTANT, COUNT, MEAN, MIXED, SIZES, SUM
+from ..dependence import CONSTANT, COUNT, MEAN, MIXED, SCALED, SIZES, SUM
 
 LINEAR = (scalar.Add, scalar.Sub)
 RULES = {}
@@ -101,7 +101,7 @@ def product(kinds):
     varying = [kind for kind in kinds if kind != CONSTANT]
     if len(varying) == 1:
         return varying[0]
-    return SUM if sorted(varying) == [COUNT, MEAN] else None
+    return {(COUNT, MEAN): SUM, (COUNT, SUM): SCALED}.get(tuple(sorted(varying)))
 
 
 def elements_of(variable, dependence, length=None):

@@ -8,7 +8,21 @@ from theano.scalar import basic as scalar
 from theano.tensor import basic, elemwise, opt
 from theano.tensor.nnet import bn
 
-from ..dependence import CONSTANT, COUNT, COUPLED, MEAN, NUMBER, ROWS, SIZES, STATISTICS, SUM, UNIFORM, rows, sizes
+from ..dependence import (
+    CONSTANT,
+    COUNT,
+    COUPLED,
+    MEAN,
+    NUMBER,
+    ROWS,
+    SCALED,
+    SIZES,
+    STATISTICS,
+    SUM,
+    UNIFORM,
+    rows,
+    sizes,
+)
 from .base import LINEAR, aligned, combined, constant, product, rule
 
 
@@ -66,7 +80,7 @@ def _elemwise_of_rows(analysis, node, inputs, with_rows):
                            for d, v in zip(inputs, node.inputs)):
         found = _of_statistics(analysis, node, [UNIFORM[d.filled or d.kind] for d in inputs])
         return rows(axis, found.kind if found.kind in UNIFORM else COUPLED, merged)
-    if not on_one_axis or any(d.filled in STATISTICS or d.kind in STATISTICS + (SIZES, NUMBER) for d in inputs):
+    if not on_one_axis or any(d.filled in STATISTICS or d.kind in STATISTICS + (SCALED, SIZES, NUMBER) for d in inputs):
         # Pairs of samples, or rows against a number that is another one on each replica.
         analysis.couple(node)
     return rows(axis, None, merged)
@@ -88,7 +102,7 @@ def _of_statistics(analysis, node, inputs):
     found = None
     if COUPLED in kinds:
         return UNIFORM[COUPLED]
-    if NUMBER in kinds:
+    if NUMBER in kinds or SCALED in kinds and isinstance(op, LINEAR + (scalar.Switch,)):
         found = None
     elif isinstance(op, LINEAR):
         found = combined(kinds, node.inputs)
@@ -102,8 +116,8 @@ def _of_statistics(analysis, node, inputs):
     elif isinstance(op, scalar.Mul):
         found = product(kinds)
     elif isinstance(op, scalar.TrueDiv):
-        found = {(SUM, COUNT): MEAN, (COUNT, COUNT): CONSTANT}.get(tuple(kinds), kinds[0] if kinds[1] == CONSTANT
-                                                                   else None)
+        found = {(SUM, COUNT): MEAN, (COUNT, COUNT): CONSTANT, (SCALED, COUNT): SUM}.get(
+            tuple(kinds), kinds[0] if kinds[1] == CONSTANT else None)
     if found is None and set(kinds) <= {CONSTANT, COUNT, NUMBER} \
             and all(np.dtype(v.dtype).kind in 'iu' for v in node.inputs + node.outputs):
         return UNIFORM[NUMBER]
