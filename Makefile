@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 ARGS ?=
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-pythons bench clean
+.PHONY: help setup demo test test-slow test-pythons bench clean
 
 help: ## list the targets
 	@echo 'make demo and make test set themselves up: no other command has to go before.'
@@ -14,9 +14,12 @@ setup: ## install what is missing: Debian packages (as root or with sudo), then 
 demo: setup ## train a small CNN on two contexts and compare with one
 	@$(PY) benchmarks/mnist_cnn.py --contexts 2 $(ARGS)
 
-test: setup ## lint, then every test and doctest
+test: setup ## lint, then the tests and doctests
 	@$(PY) -m ruff check .
-	@$(PY) -m pytest -n 2 $(ARGS)
+	@$(PY) -m pytest -n 2 -m 'not slow' $(ARGS)
+
+test-slow: setup ## the tests that make test leaves out: more models and more contexts on OpenCL
+	@$(PY) -m pytest -n 2 -m slow $(ARGS)
 
 test-pythons: ## install from a plain venv of each of CPython 3.8 to 3.11 at hand, and smoke-test it
 	@.ci/test-pythons

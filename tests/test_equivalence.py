@@ -45,7 +45,8 @@ def plain():
     return get
 
 
-@pytest.mark.parametrize('kind,n', [('cpu', 1), ('cpu', 2), ('cpu', 3), ('cpu', 4), ('gpu', 2), ('gpu', 3), ('gpu', 4)])
+@pytest.mark.parametrize('kind,n', [('cpu', 1), ('cpu', 2), ('cpu', 3), ('cpu', 4), ('gpu', 2), ('gpu', 3),
+                                    pytest.param('gpu', 4, marks=pytest.mark.slow)])
 def test_dense_with_adam(contexts, kind, n, dtype, plain):
     """Both executors, one after the other, from the same start: all state is set back in between."""
     x, labels = data(93, 7, dtype=dtype)  # 10 batches of 10, the last of 3: fewer than 4 contexts

@@ -9,12 +9,13 @@ import theano.tensor as T
 from common import shared
 
 X = np.random.RandomState(0).randn(7, 3).astype('float32')
+PYTHON = theano.Mode('py', None)
 PARTS = [(0, 4), (4, 6), (6, 7)]
 x, w, scale = T.fmatrix('x'), shared([1, 2, 3], 'w'), T.fscalar('scale')
 
 
 def evaluate(outputs, *values):
-    return theano.function([x, scale], outputs, mode=theano.Mode('py', None), on_unused_input='ignore')(*values)
+    return theano.function([x, scale], outputs, mode=PYTHON, on_unused_input='ignore')(*values)
 
 
 @pytest.mark.parametrize('expression', [
@@ -31,7 +32,7 @@ def test_the_mean_over_parts_is_that_of_the_batch(expression):
 
 def updates_over_parts(new):
     """The new value of one state, from the statistics of parts."""
-    updates = BatchUpdates(new, [x])
+    updates = BatchUpdates(new, [x], mode=PYTHON)
     parts = [evaluate(updates.statistics, X[a:b], np.float32(1)) for a, b in PARTS]
     weights = [(b - a) / 7 for a, b in PARTS]
     whole = [merged(values, how, weights) for values, how in zip(zip(*parts), updates.reductions)]

@@ -67,7 +67,7 @@ class Forward:
         carriers = [variable for variable, split in zip(self.inputs, self.split) if split]
         streams = {variable: new for variable, new in updates.items() if is_random_state(variable)}
         self.updates = BatchUpdates({v: new for v, new in updates.items() if v not in streams}, carriers,
-                                    uniform)
+                                    uniform, mode)
         self.rows = list(self.updates.rows)
         self.n_results = len(outputs) + len(self.rows)
         wanted = outputs + list(self.updates.rows.values()) + self.updates.statistics

@@ -61,6 +61,8 @@ class BatchUpdates:
         The inputs that have samples along axis 0.
     uniform : list of theano.Variable
         Those that are expected to have the same value for each sample; see `samples.analyse`.
+    mode : str or theano.Mode, optional
+        Of the function that runs on the host.
 
     Attributes
     ----------
@@ -74,7 +76,7 @@ class BatchUpdates:
         Those whose new value is only the mean over the replicas, for want of a better rule.
     """
 
-    def __init__(self, updates, carriers, uniform=()):
+    def __init__(self, updates, carriers, uniform=(), mode=None):
         samples = analyse(list(updates.values()), carriers, uniform)
         self.rows = {v: new for v, new in updates.items() if samples.of(new).kind == ROWS}
         if self.rows:
@@ -84,6 +86,7 @@ class BatchUpdates:
         self.approximate = []
         self._samples = samples
         self._uniform = set(uniform)
+        self._mode = mode
         self._memo = {}
         self._new_values = []
         for variable, new in self.updates.items():
@@ -106,7 +109,8 @@ class BatchUpdates:
         list
         """
         if self._function is None:
-            self._function = graph.compile_for(_HOST, self._symbols, self._new_values, {}, {}, name='batch_updates')
+            self._function = graph.compile_for(_HOST, self._symbols, self._new_values, {}, {}, mode=self._mode,
+                                               name='batch_updates')
         return self._function(*merged)
 
     def _combined(self, variable):

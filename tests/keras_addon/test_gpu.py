@@ -20,7 +20,7 @@ from .zoo import COMPILED_MODELS, MODELS, VECTORS, N, dense, noise, one_hot
 pytestmark = needs_compiler
 
 
-@pytest.mark.parametrize('name', ['conv2d', 'lstm, masking'])
+@pytest.mark.parametrize('name', ['conv2d', pytest.param('lstm, masking', marks=pytest.mark.slow)])
 def test_models(name, contexts):
     build, data = MODELS.get(name) or COMPILED_MODELS[name]
     check(build, compiling(metrics=['accuracy']), data, 'float32', contexts, kind='gpu', mode=None, test=False)
@@ -55,6 +55,7 @@ def placed(model, history):
     return everything(model, history)
 
 
+@pytest.mark.slow
 @INEXACT
 def test_metrics_regularizers_and_running_statistics(contexts):
     """A batch whose halves are equal is normalised alike on one device and on two."""

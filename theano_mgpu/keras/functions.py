@@ -20,12 +20,13 @@ class BatchFunction:
     function : ParallelFunction or TrainingFunction
     values : list of theano.Variable
         Functions of shared variables, read after the batch and added to the outputs.
+    mode : str or theano.Mode, optional
     """
 
-    def __init__(self, function, values):
+    def __init__(self, function, values=(), mode=None):
         self.function = function
-        mode = theano.compile.get_mode(None).excluding('gpuarray_opt')
-        self._read = theano.function([], graph.host_graph(values), mode=mode) if values else list
+        mode = theano.compile.get_mode(mode).excluding('gpuarray_opt')
+        self._read = theano.function([], graph.host_graph(list(values)), mode=mode) if values else list
 
     def __call__(self, inputs):
         outputs = self.function(*inputs)
@@ -38,7 +39,7 @@ def train_function(model, continued=False):
                             updates_of(model.optimizer, continued), batch_updates=batch_updates(model),
                             least_samples=2 if has_batch_normalization(model.total_loss) else 1,
                             name='train_function', **_options(model))
-    return BatchFunction(step, metric_values(model))
+    return BatchFunction(step, metric_values(model), _options(model).get('mode'))
 
 
 def test_function(model):
@@ -47,7 +48,7 @@ def test_function(model):
     updates = batch_updates(model, training=False)
     updates[loss] = model.total_loss
     function = ParallelFunction(batch_inputs(model), [], updates=updates, name='test_function', **_options(model))
-    return BatchFunction(function, [loss] + metric_values(model))
+    return BatchFunction(function, [loss] + metric_values(model), _options(model).get('mode'))
 
 
 def predict_function(model):
@@ -55,7 +56,7 @@ def predict_function(model):
     function = ParallelFunction(batch_inputs(model, targets=False), model.outputs,
                                 updates=first_of_each(model.state_updates), name='predict_function',
                                 **_options(model))
-    return BatchFunction(function, [])
+    return BatchFunction(function)
 
 
 def _options(model):
