@@ -2,8 +2,13 @@
 import os
 
 flags = os.environ.get('THEANO_FLAGS', '')
+worker = os.environ.get('PYTEST_XDIST_WORKER', 'gw0')
 if 'floatX' not in flags:
-    os.environ['THEANO_FLAGS'] = ('floatX=float32,' + flags).rstrip(',')
+    flags = ('floatX=float32,' + flags).rstrip(',')
+if worker != 'gw0' and 'base_compiledir' not in flags:
+    # Theano locks the folder for each compilation, and who waits sleeps for seconds.
+    flags += ',base_compiledir=' + os.path.expanduser('~/.theano/' + worker)
+os.environ['THEANO_FLAGS'] = flags
 
 import theano_mgpu as mgpu
 from theano_mgpu import config, devices
