@@ -48,7 +48,8 @@ def function(inputs, outputs, reduce=None, broadcast=(), givens=None, contexts=N
     Examples
     --------
     >>> import numpy as np
-    >>> import theano.tensor as T
+    >>> import theano_mgpu, theano.tensor as T
+    >>> contexts = theano_mgpu.init('dev0->cpu;dev1->cpu')
     >>> x = T.dmatrix('x')
     >>> f = function([x], x.sum(axis=1), mode='FAST_COMPILE')
     >>> f(np.ones((3, 2)))

@@ -72,7 +72,8 @@ def training_function(inputs, loss, params, updates, outputs=(), micro_batches=1
 
     Examples
     --------
-    >>> import theano, theano.tensor as T
+    >>> import theano_mgpu, theano, theano.tensor as T
+    >>> contexts = theano_mgpu.init('dev0->cpu;dev1->cpu')
     >>> x, w = T.dmatrix('x'), theano.shared(np.zeros(2), name='w')
     >>> step = training_function([x], ((T.dot(x, w) - 1) ** 2).mean(), [w],
     ...                          lambda gradients: {w: w - 0.1 * gradients[0]}, mode='FAST_COMPILE')
