@@ -4,11 +4,13 @@ import os
 flags = os.environ.get('THEANO_FLAGS', '')
 worker = os.environ.get('PYTEST_XDIST_WORKER', 'gw0')
 if 'floatX' not in flags:
-    flags = ('floatX=float32,' + flags).rstrip(',')
+    os.environ['THEANO_FLAGS'] = ('floatX=float32,' + flags).rstrip(',')
 if worker != 'gw0' and 'base_compiledir' not in flags:
-    # Theano locks the folder for each compilation, and who waits sleeps for seconds.
-    flags += ',base_compiledir=' + os.path.expanduser('~/.theano/' + worker)
-os.environ['THEANO_FLAGS'] = flags
+    # Theano locks ~/.theano for each compilation, and who waits sleeps for seconds: a home of its own for
+    # each process, and for those that it starts.
+    os.environ.setdefault('THEANORC', os.path.expanduser('~/.theanorc'))
+    os.environ['HOME'] = os.path.expanduser('~/.theano/' + worker)
+    os.makedirs(os.environ['HOME'], exist_ok=True)
 
 import theano_mgpu as mgpu
 from theano_mgpu import config, devices
