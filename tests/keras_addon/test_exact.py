@@ -16,6 +16,7 @@ from . import zoo
 from .equivalence import COMPILED, check, values
 from .zoo import COMPILED_MODELS, MODELS, OPTIMIZERS, VECTORS, N, dense, noise, one_hot
 
+pytestmark = pytest.mark.filterwarnings('error::theano_mgpu.MgpuWarning')  # what is exact is not warned of
 DTYPES = pytest.mark.parametrize('dtype', ['float32', 'float64'])
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from keras import backend as K
 from keras import layers as L
-from keras.models import Sequential
+from keras.models import Model, Sequential
 
 from .equivalence import QUICK, TOLERANCE, assert_equal, built, check, everything, floatx, trained, values
 from .test_exact import DTYPES, compiling
@@ -41,6 +41,17 @@ def test_sub_batches_of_equal_statistics_are_exact(dtype, contexts):
     x, y = noise(12, 6), one_hot(12)
     halves = [[np.concatenate([v[:6], v[:6], v[6:], v[6:]])] for v in (x, y)]
     check(normalised_twice, compiling(), halves, dtype, contexts, counts=[2], sizes=(12, 12))
+
+
+def shared_normalisation():
+    a, b, normal = L.Input((6,)), L.Input((6,)), L.BatchNormalization()
+    return Model([a, b], head()(L.add([normal(a), normal(b)])))
+
+
+def test_of_a_layer_that_is_used_twice_the_first_update_counts(contexts):
+    """As in Keras's own functions."""
+    data = [[noise(N, 6), 5 + noise(N, 6, seed=3)], [one_hot(N)]]
+    check(shared_normalisation, compiling(), data, 'float64', contexts, counts=[1], sizes=(7, 5, 8))
 
 
 @INEXACT
