@@ -1,4 +1,6 @@
 """Keras's files with h5py 3, by compat alone."""
+import importlib.util
+import io
 import subprocess
 import sys
 import types
@@ -10,9 +12,11 @@ import keras
 import numpy as np
 import pytest
 from keras.engine import saving
-from keras.layers import Dense, Embedding, Flatten
+from keras.layers import Dense, Embedding, Flatten, Layer
+from keras.utils import io_utils
 from keras_addon.equivalence import QUICK
 
+H5PY_3 = int(h5py.__version__.split('.')[0]) >= 3
 X, Y = np.arange(12).reshape(6, 2) % 5, np.arange(6.0)[:, None]
 
 
@@ -40,6 +44,102 @@ def test_a_model_and_its_optimizer_come_back(trained, tmp_path):
         copies.append(keras.models.load_model(f))
     for copy in copies:
         assert all((a == b).all() for a, b in zip(state(copy), state(trained)))
+
+
+def test_training_goes_on_exactly(trained, tmp_path):
+    path = str(tmp_path / 'm.h5')
+    trained.save(path)
+    copy = keras.models.load_model(path)
+    for _ in range(3):
+        assert copy.train_on_batch(X, Y) == trained.train_on_batch(X, Y)
+    assert all((a == b).all() for a, b in zip(state(copy), state(trained)))
+
+
+def test_a_model_is_saved_to_a_stream(trained, tmp_path, monkeypatch):
+    with open(str(tmp_path / 'm.h5'), 'w+b') as file:
+        for stream in (io.BytesIO(), file):
+            trained.save(stream)
+            stream.seek(0)
+            copy = keras.models.load_model(stream)
+            assert all((a == b).all() for a, b in zip(state(copy), state(trained)))
+    assert io_utils.save_to_binary_h5py is saving.save_to_binary_h5py
+    if H5PY_3:
+        monkeypatch.setattr(saving, 'save_to_binary_h5py', saving.save_to_binary_h5py.__wrapped__)
+        with pytest.raises(OSError, match='unable to open file'):
+            trained.save(io.BytesIO())
+
+
+class EqualNames(Layer):
+    """Two weights that the file has to tell apart."""
+
+    def build(self, shape):
+        self.pair = [self.add_weight('w', (3,), initializer=value) for value in ('ones', 'zeros')]
+        super().build(shape)
+
+    def call(self, x):
+        return x * self.pair[0] + self.pair[1]
+
+
+class EqualSlots(keras.optimizers.SGD):
+    """Its state's two variables have one name."""
+
+    def get_updates(self, loss, params):
+        super().get_updates(loss, params)
+        slots = [keras.backend.zeros((1,), name='v') for _ in range(2)]
+        self.weights = self.weights + slots
+        self.updates += [keras.backend.update(slot, slot + i + 1) for i, slot in enumerate(slots)]
+        return self.updates
+
+
+def test_weights_of_one_name_come_back(tmp_path, monkeypatch):
+    path = str(tmp_path / 'm.h5')
+    custom = {'EqualNames': EqualNames, 'EqualSlots': EqualSlots}
+    model = keras.Sequential([EqualNames(input_shape=(3,)), Dense(1)])
+    model.compile(EqualSlots(), 'mse', mode=QUICK)
+    model.train_on_batch(np.ones((6, 3), 'float32'), Y)
+    model.save(path)
+    copy = keras.models.load_model(path, custom)
+    assert len(state(model)) == 7
+    assert all((a == b).all() for a, b in zip(state(copy), state(model)))
+    monkeypatch.setattr(saving, '_uniquify', saving._uniquify.__wrapped__)
+    with pytest.raises((TypeError, AttributeError), match='No conversion path|decode'):
+        model.save(path)
+        keras.models.load_model(path, custom)
+
+
+def test_names_that_need_several_attributes(tmp_path):
+    """HDF5 has 64 KB for an attribute."""
+    whole, weights = str(tmp_path / 'm.h5'), str(tmp_path / 'w.h5')
+    long = 'x' * 20000
+    model = keras.Sequential([Dense(1, input_shape=(1,), name=long + str(i)) for i in range(4)])
+    model.save(whole)
+    model.save_weights(weights)
+    with h5py.File(weights, 'r') as f:
+        assert 'layer_names1' in f.attrs
+    expected = model.get_weights()
+    copies = [keras.models.load_model(whole), keras.models.clone_model(model), keras.models.clone_model(model)]
+    for copy, by_name in zip(copies[1:], (False, True)):
+        copy.load_weights(weights, by_name=by_name)
+    for copy in copies:
+        assert all((a == b).all() for a, b in zip(copy.get_weights(), expected))
+
+
+def test_the_names_alone_can_be_read(trained, tmp_path):
+    path = str(tmp_path / 'w.h5')
+    trained.save_weights(path)
+    with h5py.File(path, 'r') as f:
+        assert saving.load_attributes_from_hdf5_group(f, 'layer_names') == [layer.name for layer in trained.layers]
+
+
+def test_what_keras_does_not_read_from_a_file_stays_text(trained, tmp_path):
+    path = str(tmp_path / 'm.h5')
+    trained.save(path)
+    with h5py.File(path, 'r') as f:
+        keras.models.load_model(f)
+        assert f.attrs['backend'] == 'theano' if H5PY_3 else b'theano'
+    pickled = keras.utils.H5Dict({})
+    pickled['name'] = 'text'
+    assert pickled['name'] == 'text'
 
 
 @pytest.mark.parametrize('by_name', [False, True])
@@ -70,7 +170,7 @@ def test_attributes_of_either_h5py_are_read(convert, trained, tmp_path):
     assert all((a == b).all() for a, b in zip(copy.get_weights(), trained.get_weights()))
 
 
-@pytest.mark.skipif(int(h5py.__version__.split('.')[0]) < 3, reason='h5py 2 needs no mend')
+@pytest.mark.skipif(not H5PY_3, reason='h5py 2 needs no mend')
 def test_without_the_mend_keras_fails(trained, tmp_path, monkeypatch):
     path = str(tmp_path / 'm.h5')
     trained.save(path)
@@ -96,3 +196,20 @@ def test_a_module_that_is_there_is_mended_at_once(monkeypatch):
     seen = []
     compat.after_import('already_there', seen.append)
     assert seen == [module]
+
+
+def test_a_module_is_mended_each_time_that_it_is_executed(tmp_path, monkeypatch):
+    """Also after somebody looked where it is, or an import that failed."""
+    (tmp_path / 'mended_later.py').write_text('import missing_at_first')
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, 'meta_path', list(sys.meta_path))
+    seen = []
+    compat.after_import('mended_later', seen.append)
+    assert importlib.util.find_spec('mended_later') and not seen
+    with pytest.raises(ImportError):
+        importlib.import_module('mended_later')
+    monkeypatch.setitem(sys.modules, 'missing_at_first', types.ModuleType('missing_at_first'))
+    module = importlib.import_module('mended_later')
+    assert seen == [module]
+    assert importlib.reload(module) is module and seen == [module] * 2
+    del sys.modules['mended_later']
