@@ -38,7 +38,9 @@ def test_memory_orders(orders):
 
 def test_one_buffer_is_not_copied():
     buffer = np.arange(3.0)
-    assert all_reduce([buffer], [1.0], np.empty(3)) is buffer
+    assert all_reduce([buffer], [1.0]) is buffer
+    out = np.empty(3)
+    assert all_reduce([buffer], [1.0], out) is out and (out == buffer).all()
 
 
 def test_half_precision_is_summed_in_single():

@@ -2,6 +2,7 @@
 import theano_mgpu as mgpu
 from theano_mgpu.audit import ON_HOST
 from theano_mgpu.errors import GraphError
+from theano_mgpu.executors import Ranks
 from theano_mgpu.parallel_graph import ParallelGraph
 
 import numpy as np
@@ -176,7 +177,7 @@ def shapes():
 
 def compile_for(context, inputs, outputs):
     contexts = [context]
-    return ParallelGraph(inputs, outputs, {}, contexts).compiled[0]
+    return ParallelGraph(inputs, outputs, {}, contexts, Ranks()).compiled[0]
 
 
 @pytest.mark.parametrize('name', sorted(CASES))

@@ -9,18 +9,18 @@ import pytest
 PACKAGE = Path(theano_mgpu.__file__).parent
 # From the bottom up. A module imports only from rows above it here (or, in a row, from names to its left).
 ROWS = [
-    ['errors', 'timeline', 'config'],
+    ['errors', 'timeline', 'config', 'launched', 'job'],
     ['compat', 'devices', 'context_map', 'contexts'],
     ['graph', 'dependence', 'sample_rules.base', 'sample_rules.elementwise', 'sample_rules.shapes',
      'sample_rules.reductions', 'sample_rules.indexing', 'sample_rules.control_flow', 'sample_rules', 'samples',
      'audit', 'rng', 'replicate', 'scatter_gather', 'collectives'],
-    ['executors.base', 'executors.serial', 'executors.threads', 'executors'],
-    ['parallel_graph', 'statistics', 'state', 'step', 'forward', 'function', 'training'],
+    ['executors.base', 'executors.serial', 'executors.threads', 'executors.ranks', 'executors.mpi', 'executors'],
+    ['parallel_graph', 'statistics', 'state', 'exchange', 'step', 'forward', 'function', 'training'],
     ['__init__'],
     ['keras.batch', 'keras.exactness', 'keras.optimizer', 'keras.functions', 'keras.parallel_model', 'keras.multi_gpu',
      'keras.verify', 'keras'],
-    ['cli.output', 'cli.libraries', 'cli.checks', 'cli.device_checks', 'cli.devices', 'cli.doctor', 'cli.config', 'cli',
-     '__main__'],
+    ['cli.output', 'cli.mpirun_output', 'cli.libraries', 'cli.checks', 'cli.device_checks', 'cli.devices', 'cli.doctor',
+     'cli.config', 'cli.launch', 'cli', '__main__'],
 ]
 ORDER = [name for row in ROWS for name in row]
 
@@ -59,7 +59,7 @@ def test_every_row_is_there():
     assert {name for name, _ in modules()} == set(ORDER)
 
 
-@pytest.mark.parametrize('name', ['config', 'errors', 'timeline'])
+@pytest.mark.parametrize('name', ['config', 'errors', 'timeline', 'launched', 'job'])
 def test_layer_0_never_imports_theano(name):
     assert 'import theano' not in (PACKAGE / (name + '.py')).read_text()
 

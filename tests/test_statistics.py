@@ -1,6 +1,6 @@
 """What replicas compute of a batch, and what is made of it together."""
 from theano_mgpu.samples import analyse
-from theano_mgpu.statistics import BatchUpdates, mean_exact, merged
+from theano_mgpu.statistics import BatchUpdates, mean_exact, partial
 
 import numpy as np
 import pytest
@@ -35,7 +35,8 @@ def updates_over_parts(new):
     updates = BatchUpdates(new, [x], mode=PYTHON)
     parts = [evaluate(updates.statistics, X[a:b], np.float32(1)) for a, b in PARTS]
     weights = [(b - a) / 7 for a, b in PARTS]
-    whole = [merged(values, how, weights) for values, how in zip(zip(*parts), updates.reductions)]
+    whole = [partial(values, how, weights).astype(values[0].dtype)
+             for values, how in zip(zip(*parts), updates.reductions)]
     return updates, updates.new_values(whole)
 
 
@@ -74,8 +75,11 @@ def test_rows_and_what_has_no_rule():
     assert list(updates.rows) == [rows] and updates.approximate == [largest] and updates.reductions == ['mean']
 
 
-@pytest.mark.parametrize('values,how,expected', [
-    ([2, 3], 'sum', 5), ([2., 4.], 'mean', 2.5), ([7, 8], 'first', 7), ([2 ** 53, 1], 'sum', 2 ** 53 + 1)])
-def test_merged(values, how, expected):
-    result = merged([np.array(v) for v in values], how, [0.75, 0.25])
-    assert result == expected and result.dtype == np.array(values[0]).dtype
+@pytest.mark.parametrize('values,how,weights,expected', [
+    ([2, 3], 'sum', [0.75, 0.25], 5), ([2., 4.], 'mean', [0.75, 0.25], 2.5), ([2., 4.], 'mean', [0.5, 0.25], 2),
+    ([7, 8], 'first', [1, 1], 7), ([7, 8], 'first', [0, 0], 0), ([2 ** 53, 1], 'sum', [0.75, 0.25], 2 ** 53 + 1),
+    ([np.nan], 'mean', [0], 0), ([np.inf, np.nan], 'sum', [0, 0], 0), ([2j, 4j], 'mean', [0.5, 0.5], 3j),
+    ([np.float32(1)], 'sum', [1], 1)])
+def test_what_a_process_contributes(values, how, weights, expected):
+    result = partial([np.array(v) for v in values], how, weights)
+    assert result == expected and result.dtype in ('float64', 'int64', 'complex128')

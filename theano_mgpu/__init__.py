@@ -1,10 +1,11 @@
 """Theano and Keras-Theano on several devices: one model, several contexts, the answers unchanged."""
-from . import compat
+from . import compat, job
 
 __version__ = '0.1.0'
 
 theano_error = None  # why Theano could not be imported: `theano-mgpu doctor` lives to tell
 try:
+    job.install()
     compat.install()
     compat.import_theano()
 except Exception as error:  # a NumPy too new: AttributeError; a flag: ValueError, MgpuError ...
@@ -21,9 +22,19 @@ else:
     from .audit import audit
     from .context_map import Context
     from .contexts import contexts, init
-    from .errors import BatchError, ContextError, GraphError, MgpuError, MgpuWarning, NonFiniteError, ReplicaError
+    from .errors import (
+        BatchError,
+        ContextError,
+        GraphError,
+        MgpuError,
+        MgpuWarning,
+        NonFiniteError,
+        RankError,
+        ReplicaError,
+    )
     from .function import function
+    from .launched import rank, size
     from .training import training_function
 
 __all__ = ['BatchError', 'Context', 'ContextError', 'GraphError', 'MgpuError', 'MgpuWarning', 'NonFiniteError',
-           'ReplicaError', 'audit', 'contexts', 'function', 'init', 'training_function']
+           'RankError', 'ReplicaError', 'audit', 'contexts', 'function', 'init', 'rank', 'size', 'training_function']

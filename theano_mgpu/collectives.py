@@ -22,7 +22,7 @@ def all_reduce(buffers, weights, out=None, accumulate=False):
     Returns
     -------
     ndarray
-        `out`; with one buffer of weight 1 and nothing to add to, that buffer itself, uncopied.
+        `out`; without one, for one buffer of weight 1, that buffer itself, uncopied.
 
     Notes
     -----
@@ -34,9 +34,9 @@ def all_reduce(buffers, weights, out=None, accumulate=False):
     >>> all_reduce([np.array([1., 2.]), np.array([3., 6.])], [0.5, 0.5])
     array([2., 4.])
     """
-    if len(buffers) == 1 and weights[0] == 1 and not accumulate:
-        return buffers[0]
     if out is None:
+        if len(buffers) == 1 and weights[0] == 1:
+            return buffers[0]
         out = np.empty_like(buffers[0])
     flat_out = _flat(out, out)
     flat = [_flat(buffer, out) for buffer in buffers]

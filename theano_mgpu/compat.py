@@ -5,6 +5,7 @@ mends and the symptom without it, and is applied only where it is needed.
 """
 import collections
 import collections.abc
+import contextlib
 import functools
 import importlib
 import importlib.abc
@@ -19,7 +20,7 @@ import sysconfig
 import warnings
 import weakref
 
-from . import config
+from . import config, launched
 
 theano_was_first = False  # whether Theano was imported before theano_mgpu
 NUMPY_ALIASES = {'bool': bool, 'int': int, 'float': float, 'complex': complex,
@@ -53,20 +54,41 @@ def disable_scan_extension():
         sys.modules.setdefault('theano.scan_module.scan_perform_ext', None)
 
 
-def hide_broken_mpi():
-    """Hide an mpi4py that raises anything but ImportError, the one thing that Theano 1.0.5 is ready for.
+@contextlib.contextmanager
+def hidden_mpi():
+    """Keep Theano 1.0.5 from mpi4py while it is imported, but in a process that mpirun started.
 
-    Without this, PyPI's mpi4py on a machine without MPI's library ends ``import theano`` with
-    "RuntimeError: cannot load MPI library".
+    Theano imports mpi4py wherever it is installed, for two Ops that send and receive. Without this, each
+    process starts MPI, which takes half a second and a daemon; and PyPI's mpi4py on a machine without MPI's
+    library ends ``import theano`` with "RuntimeError: cannot load MPI library".
     """
-    if importlib.util.find_spec('mpi4py') is None:
-        return
+    hides = 'mpi4py.MPI' not in sys.modules and (launched.size() == 1 or not _has_working_mpi())
+    if hides:
+        sys.modules['mpi4py.MPI'] = None
+    try:
+        yield
+    finally:
+        if hides:
+            del sys.modules['mpi4py.MPI']
+
+
+def _has_working_mpi():
     try:
         importlib.import_module('mpi4py.MPI')
-    except ImportError:
-        pass  # Theano copes with this one by itself
-    except Exception:
-        sys.modules['mpi4py.MPI'] = None
+    except (ImportError, RuntimeError):  # said once the ranks are needed: see executors/mpi.py
+        return False
+    return True
+
+
+def wait_briefly_for_compile_lock():
+    """Look for Theano's lock on its compiled code several times a second, where processes of a job share it.
+
+    Theano 1.0.5 sleeps 5 to 10 seconds whenever the lock is taken. Without this, the ranks of a job on one
+    host take minutes for what one of them compiles in seconds.
+    """
+    from theano.gof import compilelock
+    if launched.size() > 1:
+        compilelock.lock = functools.partial(compilelock.lock, min_wait=0.05, max_wait=0.2, verbosity=0)
 
 
 def default_keras_backend():
@@ -116,7 +138,6 @@ def install():
     restore_numpy_aliases()
     restore_collections_abcs()
     disable_scan_extension()
-    hide_broken_mpi()
     default_keras_backend()
     default_pocl_devices()
     after_import('keras.engine.saving', mend_keras_saving)
@@ -273,22 +294,25 @@ def import_theano():
                       'has no convolutions. Debian: apt-get install python3-dev', RuntimeWarning, stacklevel=3)
     os.environ['THEANO_FLAGS'] = config.join_flags(flags)
     try:
-        import theano
+        with hidden_mpi():
+            import theano
     finally:
         if given is None:
             del os.environ['THEANO_FLAGS']
         else:
             os.environ['THEANO_FLAGS'] = given
+    wait_briefly_for_compile_lock()
     theano.configparser.THEANO_FLAGS_DICT.update(own)
     _register_own_flags()
 
 
 def _register_own_flags():
-    from theano.configparser import AddConfigVar, EnumStr
+    from theano.configparser import AddConfigVar, EnumStr, IntParam
     for name, (default, allowed, doc) in config.OWN_FLAGS.items():
         config.own_flag(name)  # raises our own message for a value that it cannot have
-        others = [value for value in allowed if value != default]
-        AddConfigVar(name, doc, EnumStr(default, *others), in_c_key=False)
+        kind = IntParam(default) if isinstance(default, int) else \
+            EnumStr(default, *[value for value in allowed if value != default])
+        AddConfigVar(name, doc, kind, in_c_key=False)
 
 
 # --- Hooks on shared variables -------------------------------------------------------------------

@@ -5,11 +5,20 @@ import shlex
 
 from .errors import MgpuError
 
-# Flags of theano_mgpu's own: name -> (default, allowed values, documentation).
+# Flags of theano_mgpu's own: name -> (default, allowed values or what a number is, documentation).
 OWN_FLAGS = {
-    'mgpu.executor': ('auto', ('auto', 'serial', 'threads'),
-                      'How replicas are run: one after the other from one thread (serial), or a '
-                      'thread a replica (threads); auto chooses by what the functions do.'),
+    'mgpu.executor': ('auto', ('auto', 'serial', 'threads', 'mpi'),
+                      'How replicas are run: one after the other from one thread (serial), a thread a replica '
+                      '(threads), or over the processes that mpirun started (mpi); auto chooses mpi in a process of '
+                      "several, else by what the functions do. serial and threads keep each of several to itself."),
+    'mgpu.data': ('whole', ('whole', 'sharded'),
+                  'In a process of several: each is given the whole batch and takes its part (whole), or each is '
+                  'given its own part (sharded).'),
+    'mgpu.gpus_per_process': (0, 'a number of contexts',
+                              'Contexts that each process of several on a host takes; 0 divides all of them.'),
+    'mgpu.timeout': (600, 'a number of seconds',
+                     'Seconds that a process of several waits for another one in a step before that is an error; '
+                     '0 waits for ever.'),
 }
 
 
@@ -86,6 +95,11 @@ def own_flag(name):
     """
     default, allowed, _ = OWN_FLAGS[name]
     value = flag(name, default)
+    if isinstance(default, int):
+        if not str(value).isdecimal():
+            raise MgpuError('flag %s=%s is not %s: 0, 1, 2, ... Mend it in THEANO_FLAGS or .theanorc'
+                            % (name, value, allowed))
+        return int(value)
     if value not in allowed:
         raise MgpuError('flag %s=%s is not one of %s. Mend it in THEANO_FLAGS or .theanorc'
                         % (name, value, ', '.join(allowed)))

@@ -7,11 +7,12 @@ import functools
 import os
 import sys
 
-from . import compat, config, devices
+from . import compat, config, devices, launched
 from .context_map import EXAMPLE, default_map, describe, parse_context_map
 from .errors import ContextError
 
-_active = []          # the contexts that functions run over
+_active = []          # the contexts that functions of this process run over
+_host = []            # those of all processes of its job on this host
 _pinned = [None]      # the context that a graph is being compiled for, innermost last
 
 
@@ -33,6 +34,7 @@ def init(contexts=None):
     Returns
     -------
     list of Context
+        In a process that mpirun started: its share of them, see `share`.
 
     Raises
     ------
@@ -46,10 +48,51 @@ def init(contexts=None):
     [Context(name='dev0', device='cpu', kind='cpu')]
     """
     chosen = _choose(contexts)
-    for context in chosen:
+    own = share(chosen, launched.local_rank(), launched.local_size()) if launched.trains_together() else chosen
+    for context in own:
         _open(context)
-    _active[:] = chosen
-    return list(chosen)
+    _host[:], _active[:] = chosen, own
+    return list(own)
+
+
+def share(contexts, rank, size):
+    """The contexts that one of several processes on a host takes.
+
+    Parameters
+    ----------
+    contexts : list of Context
+        The host's.
+    rank, size : int
+        Number of the process, and of all, on this host.
+
+    Returns
+    -------
+    list of Context
+        An equal share, of the size in the flag ``mgpu.gpus_per_process`` if that is set. Where there are fewer
+        contexts than processes, several take the same one.
+
+    Raises
+    ------
+    ContextError
+        If the flag asks for more contexts than there are.
+
+    Examples
+    --------
+    >>> four = parse_context_map('a->cuda0;b->cuda1;c->cuda2;d->cuda3')
+    >>> describe(share(four, 1, 2))
+    'c->cuda2;d->cuda3'
+    >>> describe(share(four, 5, 8))
+    'b->cuda1'
+    """
+    n, per_process = len(contexts), config.own_flag('mgpu.gpus_per_process')
+    if per_process > n:
+        raise ContextError('%d contexts for each process were asked for; this host has %d: %s. Lower '
+                           'mgpu.gpus_per_process (launch --gpus-per-process), or map more'
+                           % (per_process, n, describe(contexts)))
+    if per_process or n < size:
+        per_process = per_process or 1
+        return [contexts[(rank * per_process + i) % n] for i in range(per_process)]
+    return contexts[n * rank // size:n * (rank + 1) // size]
 
 
 def _choose(contexts):
@@ -82,9 +125,15 @@ def contexts():
     return list(_active) if _active else init()
 
 
+def host_contexts():
+    """The contexts of all processes of this job on this host; `contexts` has those of this one."""
+    contexts()
+    return list(_host)
+
+
 def get(name):
-    """The active context of a name; a ContextError that lists the known ones if there is none."""
-    return _lookup(name, contexts())
+    """The host's context of a name; a ContextError that lists the known ones if there is none."""
+    return _lookup(name, host_contexts())
 
 
 def _lookup(name, known):

@@ -25,6 +25,10 @@ class NonFiniteError(MgpuError, ArithmeticError):
     """The loss or a gradient is infinite or not a number; no parameter was changed."""
 
 
+class RankError(MgpuError, RuntimeError):
+    """The processes of a job do not agree, or one of them failed or did not come."""
+
+
 class ReplicaError(MgpuError, RuntimeError):
     """An exception inside one replica; the original one is its ``__cause__``.
 

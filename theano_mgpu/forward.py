@@ -7,7 +7,9 @@ import theano
 from . import graph
 from .collectives import HostBuffers
 from .errors import BatchError, GraphError
-from .parallel_graph import ParallelGraph, choose_executor
+from .exchange import lengths_of_ranks
+from .parallel_graph import ParallelGraph, choose_executor, choose_ranks, share_first_values
+from .replicate import replicated
 from .rng import is_random_state
 from .scatter_gather import REDUCTIONS, batch_length, micro_batch_rounds
 from .statistics import BatchUpdates
@@ -39,11 +41,21 @@ class Forward:
         One more input: on each replica, samples of the batch / samples of its sub-batch.
     uniform : list of theano.Variable
         Inputs that are expected to have the same value for each sample; see `samples.analyse`.
+    sharded : bool, optional
+        Whether each process of a job is given a part of the batch of its own, not the whole batch; the flag
+        ``mgpu.data`` by default.
+
+    Attributes
+    ----------
+    ranks : Ranks
+        The processes that call it together.
+    graphs : list of ParallelGraph
+        What a step brings up to date before it runs.
     """
 
     def __init__(self, inputs, outputs, reductions, contexts, broadcast=(), givens=None, executor=None, mode=None,
                  name=None, allow_input_downcast=None, updates=None, micro_batches=1, least_samples=1, reduced=0,
-                 scale=None, uniform=()):
+                 scale=None, uniform=(), sharded=None):
         self.inputs = [check_input(variable) for variable in inputs]
         self.split = split_inputs(self.inputs, broadcast)
         if not isinstance(micro_batches, int) or micro_batches < 1:
@@ -56,10 +68,17 @@ class Forward:
         self.reduced = reduced
         self.scale = scale
         self.allow_input_downcast = allow_input_downcast
+        self.ranks = choose_ranks(executor)
+        self.number = self.ranks.function_number(name)
+        self.patience = theano.config.mgpu.timeout
+        self.sharded = self.ranks.size > 1 and (theano.config.mgpu.data == 'sharded' if sharded is None else sharded)
         self._build(outputs, updates, uniform, mode, name)
         self.executor = choose_executor(executor, self.graph.compiled)
+        self.calls = 0
         self.timings = Timings()
         self.buffers = HostBuffers()
+        self.sums = None  # SumBuffers, once a step knows its shapes
+        self._example = None
         self.lock = threading.Lock()
 
     def _build(self, outputs, updates, uniform, mode, name):
@@ -77,11 +96,37 @@ class Forward:
             else wanted + list(streams.values())
         extra = list(row_inputs.values()) + ([self.scale] if self.scale is not None else [])
         self.graph = ParallelGraph(self.inputs + extra, whole[:len(wanted)],
-                                   dict(zip(streams, whole[len(wanted):])), self.contexts, mode=mode, name=name)
+                                   dict(zip(streams, whole[len(wanted):])), self.contexts, self.ranks, mode=mode,
+                                   name=name)
+        self.graphs = [self.graph]
+        self.of_batch = [replicated(variable) for variable in list(self.updates.updates) + self.rows]
+        share_first_values(self.ranks, self.of_batch)
 
     def step(self, args, kwargs):
         """Begin a step: check and scatter the arguments; see `Step`."""
-        return Step(self, args, kwargs)
+        return Step(self, (args, kwargs))
+
+    def join(self, run):
+        """Help the other ranks with ``run(step)`` until the data of each has ended."""
+        while self.ranks.size > 1:
+            with Step(self, None) as step:
+                if not step.length:
+                    return
+                run(step)
+
+    def replicated(self):
+        """All variables that the replicas have copies of, and those that are made from the batch."""
+        return dict.fromkeys([variable for graph in self.graphs for variable in graph.variables] + self.of_batch)
+
+    def refresh(self):
+        """Bring the replicas up to date with the user's variables."""
+        for each in self.graphs:
+            each.refresh()
+
+    def mark_seen(self):
+        """All changes so far are a step's own."""
+        for each in self.graphs:
+            each.mark_seen()
 
     def arguments(self, args, kwargs):
         """Arguments in the order of the inputs, each converted to its input's type."""
@@ -101,20 +146,61 @@ class Forward:
         return [_converted(variable, values[position], self.allow_input_downcast)
                 for position, variable in enumerate(self.inputs)]
 
-    def scatter(self, values):
-        """Samples of the batch, and rounds of sample ranges, one a replica; see `micro_batch_rounds`."""
+    def state_rows(self):
+        """Values of the states with a row a sample."""
+        return [variable.get_value(borrow=True) for variable in self.rows]
+
+    def length(self, values, row_values):
+        """Samples of a batch; a BatchError where its arguments do not agree, or it cannot be divided."""
         named = [(value, str(variable)) for value, variable, split in zip(values, self.inputs, self.split) if split]
-        row_values = [variable.get_value(borrow=True) for variable in self.rows]
         named += [(value, 'the state %s' % variable) for value, variable in zip(row_values, self.rows)]
         length = batch_length(*map(list, zip(*named)))
-        if self.rows and (length % len(self.contexts) or self.micro_batches > 1):
+        n = self._n_replicas()
+        if self.rows and (length % n or self.micro_batches > 1):
             raise BatchError('the model keeps a state for each sample (%s), so each of its %d replicas always gets the '
                              'same share of a batch: %d samples do not divide evenly. Give batches of a multiple of %d '
-                             'samples%s' % (', '.join(map(str, self.rows)), len(self.contexts), length,
-                                            len(self.contexts),
+                             'samples%s' % (', '.join(map(str, self.rows)), n, length, n,
                                             ' and micro_batches=1' if self.micro_batches > 1 else ''))
-        return length, row_values, micro_batch_rounds(length, len(self.contexts), self.micro_batches,
-                                                      self.least_samples)
+        return length
+
+    def _n_replicas(self):
+        """Replicas among which a batch that this process is given is divided: its own, or all."""
+        return len(self.contexts) if self.sharded else sum(self.graph.replicas)
+
+    def rounds(self, length):
+        """Rounds of sample ranges, one a replica of this process; see `micro_batch_rounds`. None for no samples."""
+        if not length:
+            return []
+        rounds = micro_batch_rounds(length, self._n_replicas(), self.micro_batches, self.least_samples)
+        if not self.sharded:
+            first = sum(self.graph.replicas[:self.ranks.rank])
+            rounds = [samples[first:first + len(self.contexts)] for samples in rounds]
+        return [samples for samples in rounds if samples]
+
+    def lengths_of_ranks(self, length):
+        """Samples of a whole batch that each rank works on."""
+        return lengths_of_ranks(length, self.graph.replicas, self.least_samples)
+
+    def example(self, values, lengths):
+        """The arguments, or where this rank's data has ended, those of one sample that was met before.
+
+        Parameters
+        ----------
+        values : list of ndarray, or None
+        lengths : list of int
+            Of each rank in this step.
+        """
+        if self._example is None and min(lengths) == 0:
+            # Who has no sample at its first step has never seen one.
+            root = int(np.argmax(lengths))
+            sample = self._first_sample(values) if values is not None else None
+            self._example = self.ranks.tell(sample, root)
+        elif self._example is None:
+            self._example = self._first_sample(values)
+        return self._example if values is None else values
+
+    def _first_sample(self, values):
+        return [np.array(value[:1]) if split else value for value, split in zip(values, self.split)]
 
     def part(self, values, row_values, start, stop, length):
         """The arguments of one sub-batch; slices are views."""

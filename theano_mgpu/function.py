@@ -5,7 +5,7 @@ from .parallel_graph import resolve_contexts
 
 
 def function(inputs, outputs, reduce=None, broadcast=(), givens=None, contexts=None, executor=None,
-             mode=None, name=None, allow_input_downcast=None):
+             mode=None, name=None, allow_input_downcast=None, sharded=None):
     """Compile a Theano graph into a callable that runs it over sub-batches on every context.
 
     A call splits its arguments along axis 0 into sub-batches whose sizes differ by at most one, runs
@@ -25,10 +25,14 @@ def function(inputs, outputs, reduce=None, broadcast=(), givens=None, contexts=N
         As for `theano.function`, e.g. ``{x: data[indices]}`` with shared data and the input `indices`.
     contexts : list of str, optional
         Names of the contexts to run on; all by default.
-    executor : {'auto', 'serial', 'threads'}, optional
-        The flag ``mgpu.executor`` by default.
+    executor : {'auto', 'serial', 'threads', 'mpi'}, optional
+        The flag ``mgpu.executor`` by default. Of several processes that mpirun started, 'serial' and 'threads'
+        keep this one to itself.
     mode, name, allow_input_downcast
         As for `theano.function`.
+    sharded : bool, optional
+        Of several processes, whether each is given its own part of the batch, instead of the whole batch on
+        each; outputs with a row a sample are then those of the own part. The flag ``mgpu.data`` by default.
 
     Returns
     -------
@@ -58,7 +62,7 @@ def function(inputs, outputs, reduce=None, broadcast=(), givens=None, contexts=N
     single = not isinstance(outputs, (list, tuple))
     output_list = [outputs] if single else list(outputs)
     return ParallelFunction(inputs, output_list, reduce, broadcast, givens, contexts, executor, mode, name,
-                            allow_input_downcast, single=single)
+                            allow_input_downcast, single=single, sharded=sharded)
 
 
 class ParallelFunction:
@@ -74,13 +78,14 @@ class ParallelFunction:
     """
 
     def __init__(self, inputs, outputs, reduce=None, broadcast=(), givens=None, contexts=None, executor=None,
-                 mode=None, name=None, allow_input_downcast=None, updates=None, single=False, uniform=()):
+                 mode=None, name=None, allow_input_downcast=None, updates=None, single=False, uniform=(),
+                 sharded=None):
         reductions = reduce if isinstance(reduce, (list, tuple)) else [reduce] * len(outputs)
         if len(reductions) != len(outputs):
             raise GraphError('reduce=%r has %d entries for %d outputs' % (reduce, len(reductions), len(outputs)))
         self.contexts = resolve_contexts(contexts)
         self.forward = Forward(inputs, outputs, reductions, self.contexts, broadcast, givens, executor, mode, name,
-                               allow_input_downcast, updates, uniform=uniform)
+                               allow_input_downcast, updates, uniform=uniform, sharded=sharded)
         self.timings = self.forward.timings
         self._single = single
 
@@ -91,6 +96,13 @@ class ParallelFunction:
     def __call__(self, *args, **kwargs):
         """Run the function on a batch; arguments as for a compiled `theano.function`."""
         with self.forward.step(args, kwargs) as step:
-            step.run_all()
-            results = step.commit()
+            results = self._run(step)
         return results[0] if self._single else results
+
+    def join(self):
+        """As for a training function: take part in the other processes' calls until the data of each has ended."""
+        self.forward.join(self._run)
+
+    def _run(self, step):
+        step.run_all()
+        return step.commit()

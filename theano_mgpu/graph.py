@@ -1,5 +1,7 @@
 """Clone a Theano graph and compile it for one context."""
 import copy
+import re
+import zlib
 
 import theano
 from theano.compile.sharedvalue import SharedVariable
@@ -63,6 +65,48 @@ def check_inputs(inputs, outputs):
         raise GraphError('the graph needs %s, which %s not among the inputs %s: add %s to them'
                          % (missing, 'are' if len(missing) > 1 else 'is', list(inputs),
                             'them' if len(missing) > 1 else 'it'))
+
+
+def checksum(inputs, outputs, shared):
+    """A number that tells graphs apart: their ops, constants, and the shapes of their shared variables.
+
+    Parameters
+    ----------
+    inputs, outputs : list of theano.Variable
+    shared : list of SharedVariable
+
+    Returns
+    -------
+    int
+        The same in each process that builds the same graph.
+    """
+    numbers = {variable: i for i, variable in enumerate(list(inputs) + list(shared))}
+    lines = [_signature(variable) for variable in numbers]
+    for node in theano.gof.graph.io_toposort(list(inputs), list(outputs)):
+        for variable in node.inputs + node.outputs:
+            if variable not in numbers:
+                numbers[variable] = len(numbers)
+                lines.append(_signature(variable))
+        # What has no text of its own shows its address.
+        lines.append('%s %s' % (re.sub('0x[0-9a-f]+', '', str(node.op)), [numbers[v] for v in node.inputs]))
+    lines.append(str([numbers.get(output) for output in outputs]))
+    return zlib.crc32('\n'.join(lines).encode())
+
+
+def _signature(variable):
+    text = str(variable.type)
+    if isinstance(variable, theano.Constant):
+        return text + repr(getattr(variable.data, 'tolist', lambda: variable.data)())
+    if isinstance(variable, SharedVariable):
+        return text + str(getattr(variable.container.storage[0], 'shape', ''))
+    return text
+
+
+def listing(shared, at_most=8):
+    """Names, dtypes and shapes of shared variables, for messages."""
+    texts = ['%s %s%s' % (v, getattr(v.type, 'dtype', ''), tuple(getattr(v.container.storage[0], 'shape', ())))
+             for v in shared]
+    return ', '.join(texts[:at_most]) + (', and %d more' % (len(texts) - at_most) if len(texts) > at_most else '')
 
 
 def substitute(outputs, replacements):

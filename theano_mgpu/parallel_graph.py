@@ -1,14 +1,15 @@
 """One graph compiled for several contexts, over replicas of its shared variables."""
+import numpy as np
 import theano
 
-from . import graph
+from . import graph, launched
 from .audit import audit
 from .context_map import Context, describe
 from .contexts import contexts as active_contexts
 from .contexts import get as get_context
 from .devices import reason
-from .errors import ContextError, ReplicaError
-from .executors import TaskError, make_executor
+from .errors import ContextError, RankError, ReplicaError
+from .executors import BUILD, Ranks, TaskError, make_executor, mpi_ranks
 from .replicate import changes, replicated
 
 
@@ -23,11 +24,12 @@ def resolve_contexts(contexts):
     Returns
     -------
     list of Context
+        Of several processes on a host, each one's own among them.
 
     Raises
     ------
     ContextError
-        If the list is empty, or names a context twice or one that is not mapped.
+        If the list is empty, names a context twice or one that is not mapped, or none of this process's own.
     """
     if contexts is None:
         return active_contexts()
@@ -37,7 +39,11 @@ def resolve_contexts(contexts):
     if not chosen or len(set(chosen)) < len(chosen):
         raise ContextError('a function runs over at least one context, each named once; given: %r, known: %s'
                            % (list(contexts), describe(active_contexts())))
-    return chosen
+    own = [context for context in chosen if context in active_contexts()]
+    if not own:
+        raise ContextError('the contexts %s are those of other processes; this one has %s'
+                           % (describe(chosen), describe(active_contexts())))
+    return own
 
 
 class Transaction:
@@ -72,6 +78,8 @@ class ParallelGraph:
     updates : dict of SharedVariable to theano.Variable
         New values, returned after the outputs.
     contexts : list of Context
+    ranks : Ranks
+        The processes that do the same.
     same_on_all : bool
         Whether each context computes the same: random streams are then the same on each, too.
     mode, name
@@ -81,23 +89,29 @@ class ParallelGraph:
     ----------
     compiled : list of theano.compile.function_module.Function
         One a context.
+    replicas : list of int
+        Contexts of each rank.
     """
 
-    def __init__(self, inputs, outputs, updates, contexts, same_on_all=False, mode=None, name=None):
+    def __init__(self, inputs, outputs, updates, contexts, ranks, same_on_all=False, mode=None, name=None):
         graph.check_inputs(inputs, outputs + list(updates.values()))
         self.contexts = contexts
         self.n_outputs = len(outputs)
         shared = graph.shared_variables(outputs + list(updates.values()) + list(updates))
+        self.replicas = check_same_graph(ranks, inputs, outputs + list(updates.values()), shared, len(contexts))
         self.variables = [replicated(variable, same_on_all) for variable in shared]
         replicas = list(zip(shared, self.variables))
         self.updated = [replicated(variable, same_on_all) for variable in updates]
         self._seen = None
+        share_first_values(ranks, self.variables)
+        first = sum(self.replicas[:ranks.rank])
         indices = {context: i for i, context in enumerate(active_contexts())}
-        self.compiled = [
-            graph.compile_for(context, inputs, outputs, updates,
-                              {variable: r.on(context, indices[context]) for variable, r in replicas},
-                              mode=mode, name=name)
-            for context in contexts]
+        with ranks.first_compiler():
+            self.compiled = [
+                graph.compile_for(context, inputs, outputs, updates,
+                                  {variable: r.on(context, indices[context], first) for variable, r in replicas},
+                                  mode=mode, name=name)
+                for context in contexts]
 
     def refresh(self):
         """Bring the replicas up to date with the user's variables, where anything changed."""
@@ -128,14 +142,47 @@ class ParallelGraph:
         return results[:self.n_outputs], results[self.n_outputs:]
 
 
+def check_same_graph(ranks, inputs, outputs, shared, n_contexts):
+    """Contexts of each rank; a RankError unless all ranks have the same graph."""
+    if ranks.size == 1:
+        return [n_contexts]
+    found = ranks.meet((BUILD,), [graph.checksum(inputs, outputs, shared), n_contexts])
+    others = np.flatnonzero(found[:, 0] != found[0, 0])
+    if len(others):
+        raise RankError('the ranks have different models: what is computed on rank %s is not what rank 0 computes. Its '
+                        'shared variables on %s: %s. Build the same model on every rank'
+                        % (', '.join(map(str, others)), ranks.name(ranks.rank), graph.listing(shared)))
+    return found[:, 1].tolist()
+
+
+def share_first_values(ranks, variables):
+    """Give variables that are new to the ranks the values that rank 0 has."""
+    new = [variable for variable in variables if not variable.shared]
+    if ranks.size > 1 and new:
+        for variable, value in zip(new, ranks.broadcast([variable.value() for variable in new])):
+            variable.variable.container.value = value
+            variable.after_write()
+    for variable in new:
+        variable.shared, variable.touched = True, False
+
+
+def choose_ranks(name):
+    """The processes that a function runs over, for the name of an executor."""
+    name = name or theano.config.mgpu.executor
+    if name == 'mpi' or (name == 'auto' and launched.size() > 1):
+        return mpi_ranks()
+    return Ranks()
+
+
 def choose_executor(name, compiled):
     """An executor for compiled functions.
 
     Parameters
     ----------
     name : str or None
-        ``'serial'`` or ``'threads'``; ``'auto'`` takes threads where functions of two or more GPUs
-        block inside, because ops of theirs fall to the host; None is the flag ``mgpu.executor``.
+        ``'serial'`` or ``'threads'``; ``'auto'``, and ``'mpi'`` in each of its processes, takes threads where
+        functions of two or more GPUs block inside, because ops of theirs fall to the host. None is the flag
+        ``mgpu.executor``.
     compiled : list of theano.compile.function_module.Function
 
     Returns
@@ -143,7 +190,7 @@ def choose_executor(name, compiled):
     Executor
     """
     name = name or theano.config.mgpu.executor
-    if name == 'auto':
+    if name in ('auto', 'mpi'):
         blocking = [f for f in compiled if f.mgpu_context.kind == 'cuda' and _blocks(f)]
         name = 'threads' if len(blocking) > 1 else 'serial'
     return make_executor(name, len(compiled))

@@ -1,6 +1,7 @@
 """Replicas: copies of the user's shared variables, one a context, and which of them are current."""
 import copy
 import sys
+import zlib
 
 import numpy as np
 import theano
@@ -58,11 +59,16 @@ class Replicated:
     ----------
     variable : SharedVariable
     copies : dict of Context to SharedVariable
+    touched : bool
+        Whether it was set, other than by a step, since a rank last compared it with other ranks.
+    shared : bool
+        Whether it has had rank 0's value.
     """
 
     def __init__(self, variable):
         self.variable = variable
         self.copies = {}
+        self.touched = self.shared = False
         self._current = {variable}
         watch(variable, self)
 
@@ -76,14 +82,16 @@ class Replicated:
         """Whether writes through a borrowed value would be missed by a copy."""
         return any(replica is not self.variable for replica in self.copies.values())
 
-    def on(self, context, index):
+    def on(self, context, index, first_index=0):
         """The replica on a context, made if there is none.
 
         Parameters
         ----------
         context : Context
         index : int
-            Position among all contexts; 0 is the master.
+            Position among all contexts of this process.
+        first_index : int
+            Contexts of the processes before this one. The master is the very first context.
         """
         if context not in self.copies:
             self.copies[context] = self.variable if self._is_home(context, index) else self._copy(context)
@@ -111,7 +119,20 @@ class Replicated:
     def after_write(self):
         """Called after the user's variable was set, or updated by a Theano function."""
         self._current = {self.variable}
+        self.touched = True
         _changes[0] += 1
+
+    def value(self):
+        """A copy of the variable's current value on the host."""
+        self.before_read()
+        return host_value(self.variable)
+
+    def checksum(self):
+        """A number that tells values apart, from the variable itself."""
+        value = self.value()
+        if isinstance(value, np.random.RandomState):
+            value = value.get_state()[1]
+        return zlib.crc32(np.asarray(value).tobytes())
 
     def _value_for(self, context):
         return host_value(next(iter(self._current)))
@@ -142,9 +163,9 @@ class ReplicatedStream(Replicated):
         self._indices = {}
         self._master = variable  # the replica that the variable's own stream goes on in
 
-    def on(self, context, index):
-        self._indices[context] = index
-        return super().on(context, index)
+    def on(self, context, index, first_index=0):
+        self._indices[context] = first_index + index
+        return super().on(context, first_index + index)
 
     def commit(self, contexts):
         """The streams on these contexts have moved on; the others are where they were."""

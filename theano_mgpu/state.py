@@ -21,8 +21,7 @@ def save(path, variables, contexts):
     """
     arrays = {'format': np.array(FORMAT), 'names': np.array([_name(variable) for variable in variables])}
     for i, variable in enumerate(variables):
-        variable.before_read()
-        arrays['value/%d' % i] = _to_array(host_value(variable.variable))
+        arrays['value/%d' % i] = _to_array(variable.value())
         if isinstance(variable, ReplicatedStream):
             variable.refresh(contexts)
             for replica, context in enumerate(contexts):

@@ -178,31 +178,34 @@ def _of_type(variable, value):
     return graph.host_type(variable).filter_variable(graph.on_host(theano.tensor.as_tensor_variable(value)))
 
 
-def merged(values, how, weights):
-    """The statistic of a whole batch from those of its parts.
+def partial(values, how, weights):
+    """What one process contributes to a statistic: that of its parts of the batch, to be added to others'.
 
     Parameters
     ----------
     values : list of ndarray
+        One a part.
     how : {'mean', 'sum', 'first'}
     weights : list of float
-        The parts' shares of the batch.
+        The parts' shares of the whole batch; for 'first', 1 or 0 for whether the first one counts.
 
     Returns
     -------
     ndarray
-        Of the values' dtype; formed in float64, or in integers if it is a sum of them.
+        Of float64 (complex128), or of int64 for a sum of integers.
 
     Examples
     --------
-    >>> merged([np.array(2), np.array(3)], 'sum', [0.5, 0.5])
+    >>> partial([np.array(2), np.array(3)], 'sum', [0.5, 0.5])
     array(5)
     """
-    first = values[0]
-    if how == 'first' or len(values) == 1:
-        return first
-    if how == 'sum':
-        weights = [1] * len(values)
-    total = sum(np.asarray(value, 'float64' if first.dtype.kind == 'f' else None) * weight
-                for value, weight in zip(values, weights))
-    return np.asarray(total, first.dtype)
+    kind = values[0].dtype.kind
+    dtype = 'complex128' if kind == 'c' else 'float64' if kind == 'f' or how == 'mean' else 'int64'
+    if how != 'mean':
+        weights = [float(weight > 0) for weight in weights]
+    if how == 'first':
+        values, weights = values[:1], weights[:1]
+    # A part without weight may hold anything, NaN too.
+    parts = [np.asarray(value, dtype) * np.asarray(weight, dtype) if weight else np.zeros(value.shape, dtype)
+             for value, weight in zip(values, weights)]
+    return np.asarray(sum(parts[1:], parts[0]), dtype)

@@ -3,27 +3,38 @@ import numpy as np
 
 from .collectives import all_reduce
 from .compat import watcher_of
+from .errors import MgpuError
+from .exchange import SumBuffers, added, describe, meet_for_batch
 from .parallel_graph import Transaction, run_replicas
 from .scatter_gather import fetch, gather
-from .statistics import merged
+from .statistics import partial
 
 
 class Step:
     """One call of a `Forward`: a context manager that leaves everything as it was if its block raises.
 
+    Of several processes each runs its own part of the batch, and at least one sample: where it has none of its
+    own, what comes of that has no weight.
+
+    Parameters
+    ----------
+    forward : Forward
+    arguments : (args, kwargs) or None
+        Of the call; None where this rank's data has ended, and it only helps the others.
+
     Attributes
     ----------
     length : int
-        Samples in the batch.
+        Samples in the batch, over all ranks; 0 where none has any left.
     averages : list of ndarray
         The outputs that are reduced into buffers.
     """
 
-    def __init__(self, forward, args, kwargs):
+    def __init__(self, forward, arguments):
         self.forward = forward
         self.transaction = Transaction()
         self.averages = []
-        self._arguments = args, kwargs
+        self._arguments = arguments
         self._pieces = []       # (replica, (start, stop), outputs), in the order in which they ran
 
     def __enter__(self):
@@ -31,9 +42,13 @@ class Step:
         forward.lock.acquire()
         try:
             with forward.timings.span('scatter'):
-                self.values = forward.arguments(*self._arguments)
-                self.length, self.row_values, self.rounds = forward.scatter(self.values)
-                forward.graph.refresh()
+                own = self._convert()
+            with forward.timings.span('wait'):
+                self.lengths = meet_for_batch(forward, own, self.values or [])
+            self.length = sum(self.lengths) if forward.sharded else own
+            if self.length:
+                self._scatter(own)
+            forward.calls += 1
             forward.timings.calls += 1
         except BaseException:
             forward.lock.release()
@@ -47,12 +62,41 @@ class Step:
         finally:
             self.forward.lock.release()
 
+    def _convert(self):
+        """Arguments and rows of states; returns the number of samples."""
+        forward = self.forward
+        self.values, self.row_values = None, []
+        if self._arguments is None:
+            return 0
+        self.values = forward.arguments(*self._arguments)
+        self.row_values = forward.state_rows()
+        return forward.length(self.values, self.row_values)
+
+    def _scatter(self, own):
+        forward = self.forward
+        with forward.timings.span('scatter'):
+            if forward.sharded:
+                self.values = forward.example(self.values, self.lengths)
+            self.rounds = forward.rounds(own)
+            self.idle = not self.rounds
+            if self.idle:
+                self.rounds = [[(0, 1)]]
+            forward.refresh()
+
     def run_all(self):
         """Run every round, and average the outputs that are reduced into buffers."""
-        for number, samples in enumerate(self.rounds):
-            results = self._run_round(samples)
-            if self.forward.reduced:
-                self._average(number, results, samples)
+        error = None
+        try:
+            for number, samples in enumerate(self.rounds):
+                results = self._run_round(samples)
+                if self.forward.reduced:
+                    self._average(number, results, samples)
+        except MgpuError as failure:
+            error = failure
+        with self.forward.timings.span('wait'):
+            self.forward.ranks.agree(error)
+        if self.forward.reduced and self.forward.ranks.size > 1:
+            self._add_over_ranks()
 
     def _run_round(self, samples):
         forward = self.forward
@@ -62,7 +106,8 @@ class Step:
             results = run_replicas(forward.executor, tasks, contexts, samples)
         for replica, (outputs, new_streams) in enumerate(results):
             self._pieces.append((replica, samples[replica], outputs[forward.reduced:]))
-            self._advance_streams(replica, new_streams)
+            if not self.idle:
+                self._advance_streams(replica, new_streams)
         return [outputs[:forward.reduced] for outputs, _ in results]
 
     def _task(self, replica, span):
@@ -77,16 +122,32 @@ class Step:
 
     def _average(self, number, results, samples):
         """Fetch one round's reduced outputs and add them, weighted, to their averages."""
-        forward, buffers = self.forward, self.forward.buffers
+        forward = self.forward
         with forward.timings.span('fetch'):
             tasks = [self._fetch_task(replica, outputs) for replica, outputs in enumerate(results)]
             fetched = run_replicas(forward.executor, tasks, forward.contexts[:len(results)], samples)
         weights = [self._weight(how=forward.reductions[0], span=span) for span in samples]
-        alone = len(self.rounds) == 1 and len(samples) == 1
         with forward.timings.span('all_reduce'):
-            self.averages = [
-                all_reduce(parts, weights, None if alone else buffers.get(('mean', i), parts[0]), number > 0)
-                for i, parts in enumerate(zip(*fetched))]
+            self.averages = [all_reduce(parts, weights, out, number > 0)
+                             for parts, out in zip(zip(*fetched), self._targets(number, fetched[0]))]
+
+    def _targets(self, number, like):
+        """Where the averages go: views of what is added over the ranks, else buffers of their own."""
+        forward = self.forward
+        if forward.ranks.size == 1:
+            alone = len(self.rounds) == 1 and len(self.rounds[0]) == 1
+            return [None if alone else forward.buffers.get(('mean', i), part) for i, part in enumerate(like)]
+        if forward.sums is None or (number == 0 and forward.sums.like != describe(like)):
+            forward.sums = SumBuffers(like)
+        return forward.sums.views
+
+    def _add_over_ranks(self):
+        sums = self.forward.sums
+        if self.idle:
+            for flat in sums.flat:
+                flat[...] = 0
+        with self.forward.timings.span('exchange'):
+            self.forward.ranks.add(sums.flat)
 
     def _fetch_task(self, replica, outputs):
         buffers = self.forward.buffers
@@ -97,60 +158,64 @@ class Step:
         return task
 
     def _weight(self, how, span):
+        """A piece's share of the batch; 1 for a sum."""
+        if self.idle:
+            return 0.0
         return 1.0 if how == 'sum' else (span[1] - span[0]) / self.length
 
-    def gathered(self):
-        """The outputs that are not reduced into buffers, put together as told; states with a row a sample at the end.
-        """
+    def _put_together(self):
+        """What is not reduced into buffers: outputs, states with a row a sample, statistics."""
         forward = self.forward
         pieces = sorted(self._pieces, key=lambda piece: piece[1])  # by sample: rounds interleave replicas
         spans = [span for _, span, _ in pieces]
-        hows = forward.reductions[forward.reduced:] + ['gather'] * len(forward.rows)
+        hows = forward.reductions[forward.reduced:] + ['gather'] * len(forward.rows) + forward.updates.reductions
         names = forward.output_names[forward.reduced:] + list(map(str, forward.rows))
         with forward.timings.span('fetch'):
-            return [self._combined(parts, spans, how, name)
-                    for parts, how, name in zip(zip(*(outputs for _, _, outputs in pieces)), hows, names)]
+            columns = list(zip(*(outputs for _, _, outputs in pieces)))
+            small = [i for i, how in enumerate(hows) if how != 'gather']
+            results = {i: self._gathered(columns[i], spans, names[i]) for i in range(len(hows)) if i not in small}
+            partials = [self._partial(columns[i], spans, hows[i]) for i in small]
+        with forward.timings.span('exchange'):
+            sums = added(forward.ranks, partials)
+        results.update((i, np.array(total, columns[i][0].dtype)) for i, total in zip(small, sums))
+        return [results[i] for i in range(len(hows))]
 
-    def _combined(self, parts, spans, how, name):
-        if how == 'gather':
-            return gather(parts, [stop - start for start, stop in spans], name)
-        return np.array(merged([fetch(part) for part in parts], how, [self._weight('mean', span) for span in spans]))
-
-    def commit(self, updated=()):
-        """Make new values current: the streams', and those that are made from the batch. Returns the outputs.
-
-        Parameters
-        ----------
-        updated : list of ParallelGraph
-            Those that have changed replicas in this step, and know of it.
-        """
+    def _gathered(self, parts, spans, name):
+        """The rows of the whole batch; of this rank's part where each has its own data."""
         forward = self.forward
-        outputs = self.gathered()
-        n_outputs = len(outputs) - len(forward.rows)
-        new = list(zip(forward.rows, outputs[n_outputs:]))
+        rows = gather(parts, [stop - start for start, stop in spans], name)
+        if self.idle:
+            rows = rows[:0]
+        if forward.sharded or forward.ranks.size == 1:
+            return rows
+        return forward.ranks.gather(rows, forward.lengths_of_ranks(self.length))
+
+    def _partial(self, parts, spans, how):
+        if how == 'first':
+            weights = [float(self.forward.ranks.rank == 0)] * len(spans)
+        else:
+            weights = [self._weight('mean', span) for span in spans]
+        return partial([fetch(part) for part in parts], how, weights)
+
+    def commit(self):
+        """Make new values current: the streams', and those that are made from the batch. Returns the outputs."""
+        forward = self.forward
+        results = self._put_together()
+        n_outputs = len(forward.reductions) - forward.reduced
+        outputs, statistics = results[:n_outputs], results[n_outputs + len(forward.rows):]
+        new = list(zip(forward.rows, results[n_outputs:]))
         if forward.updates.updates:
-            new += zip(forward.updates.updates, forward.updates.new_values(self._statistics()))
+            new += zip(forward.updates.updates, forward.updates.new_values(statistics))
         for variable in forward.graph.updated:
-            variable.commit(forward.contexts[:len(self.rounds[0])])
-        if forward.graph.updated or updated:
-            for graph in [forward.graph] + list(updated):
-                graph.mark_seen()
+            variable.commit([] if self.idle else forward.contexts[:len(self.rounds[0])])
+        forward.mark_seen()
         for variable, value in new:
             self._store(getattr(variable.tag, 'stands_for', variable), value)
-        return outputs[:n_outputs]
-
-    def _statistics(self):
-        """The statistics of the whole batch, from those of its pieces."""
-        forward = self.forward
-        weights = [self._weight('mean', span) for _, span, _ in self._pieces]
-        first = forward.n_results - forward.reduced
-        with forward.timings.span('fetch'):
-            of_pieces = zip(*(outputs[first:] for _, _, outputs in self._pieces))
-            return [merged([fetch(part) for part in parts], how, weights)
-                    for parts, how in zip(of_pieces, forward.updates.reductions)]
+        return outputs
 
     def _store(self, variable, value):
         self.transaction.replace(variable, value)
         watcher = watcher_of(variable)
         if watcher is not None:
             watcher.after_write()
+            watcher.touched = False  # the same on every rank: made from what they have added

@@ -11,14 +11,13 @@ from .dependence import COUNT, MIXED, ROWS, SUM
 from .errors import GraphError, MgpuWarning, NonFiniteError
 from .forward import Forward, check_input, split_inputs
 from .parallel_graph import ParallelGraph, resolve_contexts, run_replicas
-from .replicate import replicated
 from .samples import analyse
 from .statistics import mean_exact
 
 
 def training_function(inputs, loss, params, updates, outputs=(), micro_batches=1, batch_updates=None, broadcast=(),
                       givens=None, check_finite=False, contexts=None, executor=None, mode=None, name=None,
-                      allow_input_downcast=None, least_samples=1):
+                      allow_input_downcast=None, least_samples=1, sharded=None):
     """Compile one training step of a model over every context.
 
     A call splits the batch into sub-batches, computes loss and gradients of each on its context,
@@ -52,7 +51,7 @@ def training_function(inputs, loss, params, updates, outputs=(), micro_batches=1
     least_samples : int
         Samples that a sub-batch has at least, but for a batch that has fewer: 2 for a model whose
         batch normalisation would divide by zero on one.
-    broadcast, givens, contexts, executor, mode, name, allow_input_downcast
+    broadcast, givens, contexts, executor, mode, name, allow_input_downcast, sharded
         As for `mgpu.function`.
 
     Returns
@@ -81,8 +80,9 @@ def training_function(inputs, loss, params, updates, outputs=(), micro_batches=1
     (array(1.), array([0.1, 0.1]))
     """
     step = TrainingFunction(inputs, loss, params, updates, outputs, micro_batches, batch_updates, broadcast, givens,
-                            check_finite, contexts, executor, mode, name, allow_input_downcast, least_samples)
-    if step.couplings and len(step.contexts) > 1:
+                            check_finite, contexts, executor, mode, name, allow_input_downcast, least_samples,
+                            sharded=sharded)
+    if step.couplings and step.n_replicas > 1:
         warnings.warn('the loss cannot be computed exactly from sub-batches, since parts of it depend on several '
                       'samples at once: %s. Each replica computes them of its own sub-batch'
                       % '; '.join('%s (%s)' % (c.node, c.reason) for c in step.couplings), MgpuWarning, stacklevel=2)
@@ -104,7 +104,7 @@ class TrainingFunction:
 
     def __init__(self, inputs, loss, params, updates, outputs=(), micro_batches=1, batch_updates=None, broadcast=(),
                  givens=None, check_finite=False, contexts=None, executor=None, mode=None, name=None,
-                 allow_input_downcast=None, least_samples=1, uniform=()):
+                 allow_input_downcast=None, least_samples=1, uniform=(), sharded=None):
         self.params = list(params)
         self.contexts = resolve_contexts(contexts)
         loss, scale, self.couplings = splittable(scalar_loss(loss), inputs, broadcast, givens, uniform)
@@ -112,34 +112,48 @@ class TrainingFunction:
         outputs, reductions = output_reductions(outputs)
         self.forward = Forward(inputs, [loss] + gradients + outputs, ['mean'] * (1 + len(gradients)) + reductions,
                                self.contexts, broadcast, givens, executor, mode, name, allow_input_downcast,
-                               batch_updates, micro_batches, least_samples, 1 + len(gradients), scale, uniform)
+                               batch_updates, micro_batches, least_samples, 1 + len(gradients), scale, uniform,
+                               sharded)
         self.timings = self.forward.timings
         self.check_finite = check_finite
         averaged = [graph.host_type(param)('gradient of %s' % param) for param in self.params]
         self.update = ParallelGraph(averaged, [], new_values(updates, averaged, self.params), self.contexts,
-                                    same_on_all=True, mode=mode, name=name)
+                                    self.forward.ranks, same_on_all=True, mode=mode, name=name)
+        self.forward.graphs.append(self.update)
 
     @property
     def compiled(self):
         return self.forward.graph.compiled + self.update.compiled
 
+    @property
+    def n_replicas(self):
+        """Replicas on all ranks."""
+        return sum(self.update.replicas)
+
     def __call__(self, *args, **kwargs):
         """Train on one batch; returns the loss, or a list of loss and outputs."""
-        forward = self.forward
-        with forward.step(args, kwargs) as step:
-            step.run_all()
-            loss, gradients = step.averages[0], step.averages[1:]
-            if self.check_finite:
-                self._check_finite(loss, gradients)
-            with forward.timings.span('update'):
-                self._apply(gradients, step.transaction)
-                outputs = step.commit([self.update])
-        loss = np.array(loss)
+        with self.forward.step(args, kwargs) as step:
+            loss, outputs = self._run(step)
         return [loss] + outputs if outputs else loss
+
+    def join(self):
+        """Call it where each process of a job feeds its own data, once that has ended: it returns when all have.
+
+        Until then the process takes part in the others' steps, without samples.
+        """
+        self.forward.join(self._run)
+
+    def _run(self, step):
+        step.run_all()
+        loss, gradients = step.averages[0], step.averages[1:]
+        if self.check_finite:
+            self._check_finite(loss, gradients)
+        with self.forward.timings.span('update'):
+            self._apply(gradients, step.transaction)
+        return np.array(loss), step.commit()
 
     def _apply(self, gradients, transaction):
         """Compute the new values on each context, then store them all."""
-        self.update.refresh()
         tasks = [functools.partial(self.update.run, replica, gradients) for replica in range(len(self.contexts))]
         results = run_replicas(self.forward.executor, tasks, self.contexts)
         for context, (_, new) in zip(self.contexts, results):
@@ -159,8 +173,7 @@ class TrainingFunction:
     def variables(self):
         """The Replicated variables that make up the training state, each once, in a fixed order."""
         trained = [r for r in self.forward.graph.variables if r.variable in self.params]
-        of_batch = [replicated(variable) for variable in list(self.forward.updates.updates) + self.forward.rows]
-        return list(dict.fromkeys(trained + self.update.variables + self.forward.graph.updated + of_batch))
+        return list(dict.fromkeys(trained + self.update.variables + self.forward.graph.updated + self.forward.of_batch))
 
     def save(self, path):
         """Save the training state (parameters, update state, random streams) to an .npz file.

@@ -6,12 +6,12 @@ import sys
 import theano_mgpu
 
 from ..errors import MgpuError
-from . import config, devices, doctor
+from . import config, devices, doctor, launch
 
-COMMANDS = (devices, doctor, config)
+COMMANDS = (devices, doctor, config, launch)
 
 DESCRIPTION = """\
-Run one Theano or Keras model on several devices: look at them, check the set-up, configure it.
+Run one Theano or Keras model on several devices: look at them, check the set-up, configure it, start several processes.
 """
 EPILOG = """\
 A context is Theano's name for a device. THEANO_FLAGS or .theanorc map them:
@@ -21,6 +21,7 @@ examples:
   theano-mgpu devices                     what there is
   theano-mgpu doctor                      does it work? if not, what to do
   theano-mgpu config -n 2 > ~/.theanorc   use two devices from now on
+  theano-mgpu launch -n 2 train.py        train in two processes
   theano-mgpu COMMAND --help              more on a command
 """
 

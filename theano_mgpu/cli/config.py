@@ -1,9 +1,9 @@
 """`theano-mgpu config`: print a .theanorc for so many contexts."""
 import argparse
-import sys
 
 from .. import config, devices
 from ..context_map import default_map
+from .output import note
 
 EXECUTORS = config.OWN_FLAGS['mgpu.executor'][1]
 
@@ -55,7 +55,7 @@ def run(args):
     chosen = choose_devices(kind, found, args.n or len(found) or 1)
     absent = [device for device in chosen if device not in found]
     if absent:
-        print('theano-mgpu: note: not on this machine: %s' % ', '.join(absent), file=sys.stderr)
+        note('not on this machine: %s' % ', '.join(absent))
     print(config.theanorc_text(default_map(chosen), args.floatx, args.executor), end='')
     return 0
 

@@ -2,6 +2,7 @@
 import contextlib
 import io
 import json
+import sys
 
 UNITS = ('B', 'KiB', 'MiB', 'GiB', 'TiB')
 
@@ -15,6 +16,11 @@ def quietly():
     """
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield
+
+
+def note(text):
+    """Print a line for the user to stderr."""
+    print('theano-mgpu: note: ' + text, file=sys.stderr)
 
 
 def human_bytes(count):

@@ -1,12 +1,18 @@
-"""Executors: run one task a replica. One contract (`base.Executor`), several strategies."""
+"""Executors: run one task a replica. One contract (`base.Executor`), several strategies.
+
+Several processes have a replica or more each: `ranks.Ranks` is the contract by which they agree and add.
+"""
 import functools
 
 from ..errors import MgpuError
 from .base import Executor, TaskError
+from .mpi import mpi_ranks
+from .ranks import BUILD, CALL, SHARE, Ranks
 from .serial import SerialExecutor
 from .threads import ThreadsExecutor
 
-__all__ = ['Executor', 'TaskError', 'SerialExecutor', 'ThreadsExecutor', 'make_executor']
+__all__ = ['BUILD', 'CALL', 'SHARE', 'Executor', 'Ranks', 'TaskError', 'SerialExecutor', 'ThreadsExecutor',
+           'make_executor', 'mpi_ranks']
 
 
 @functools.lru_cache(maxsize=None)
@@ -31,5 +37,5 @@ def make_executor(name, n_replicas):
         return SerialExecutor()
     if name == 'threads':
         return ThreadsExecutor(n_replicas)
-    raise MgpuError('executor %r is none of auto, serial, threads; set executor= or the flag '
+    raise MgpuError('executor %r is none of auto, serial, threads, mpi; set executor= or the flag '
                     'mgpu.executor' % (name,))

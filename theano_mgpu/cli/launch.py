@@ -1,0 +1,230 @@
+"""`theano-mgpu launch`: run a script as several processes, by Open MPI's mpirun."""
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+from .. import config, launched
+from ..errors import MgpuError
+from .config import positive
+from .mpirun_output import forward
+from .output import note
+
+# What the other hosts' processes need of this one's environment; mpirun itself carries OMPI_* only.
+CARRIED = ('THEANO_FLAGS', 'THEANORC', 'PYTHONPATH', 'PYTHONHASHSEED', 'KERAS_BACKEND', 'KERAS_HOME', 'POCL_DEVICES',
+           'LD_LIBRARY_PATH', 'CUDA_HOME', launched.QUIET)
+THREADS = ('OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS')
+
+EPILOG = """\
+Each process (a rank) takes its share of the contexts in THEANO_FLAGS or .theanorc, or of the host's GPUs in
+order; `cpu` ranks share the cores. The script needs no change: every rank is given the same batches and works
+on its part, and the result is that of one process. Only rank 0 prints, saves, and shows progress; the others
+are heard when they fail. Whatever fails on one rank ends all of them.
+
+With --sharded each rank feeds its own data: mgpu.rank() and mgpu.size() tell a script which part to read.
+With --restarts a script that ends with an error starts again; one that calls step.checkpoint(file, every=k), or
+fits with the callback theano_mgpu.keras.Checkpoint(file, every=k), goes on from its last checkpoint.
+
+mpirun's own settings apply (OMPI_MCA_* in the environment). Other hosts need the same paths, and ssh without a
+password. `mpirun -n N python SCRIPT` by hand works too; then every rank prints.
+
+examples:
+  theano-mgpu launch -n 2 train.py --epochs 5
+  theano-mgpu launch -n 8 --hosts node1,node2 train.py
+  theano-mgpu launch -n 4 --gpus-per-process 2 train.py
+  theano-mgpu launch -n 2 --restarts 3 train.py
+"""
+
+
+def add_parser(sub):
+    """Add the command to argparse's sub-parsers."""
+    parser = sub.add_parser('launch', help='run a script as several processes, on one or more hosts', epilog=EPILOG,
+                            description='Run a Python script as several processes that train one model.',
+                            formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('-n', '--ranks', type=positive, required=True, metavar='N', help='number of processes')
+    parser.add_argument('--hosts', metavar='A,B', help='hosts to divide them among, in equal parts; A:3,B:1 in these '
+                        '(default: this host)')
+    parser.add_argument('--gpus-per-process', type=positive, metavar='K',
+                        help="contexts that each process takes (default: an equal share of its host's)")
+    parser.add_argument('--sharded', action='store_true', help='each process feeds its own part of the data')
+    parser.add_argument('--timeout', type=positive, metavar='S', help='seconds that a process waits for another one '
+                        'in a step before that is an error (default: %d)' % config.OWN_FLAGS['mgpu.timeout'][0])
+    parser.add_argument('--restarts', type=int, default=0, metavar='R',
+                        help='how often to start again after an error (default: %(default)s)')
+    parser.add_argument('--dry-run', action='store_true', help='print what would be run, and end')
+    parser.add_argument('script', help='a Python script')
+    parser.add_argument('args', nargs=argparse.REMAINDER, help='its arguments')
+    parser.set_defaults(run=run, works_without_theano=True)
+
+
+def run(args):
+    """Run the script, again after errors if so asked; the exit code is mpirun's."""
+    if not os.path.isfile(args.script):
+        raise MgpuError('there is no script %s; give the path of a Python file, then its arguments' % args.script)
+    if args.restarts < 0:
+        raise MgpuError('--restarts %d: give 0 or more' % args.restarts)
+    hosts = parse_hosts(args.hosts, args.ranks)
+    per_host = max(hosts.values()) if hosts else args.ranks
+    command = [find_mpirun()] + mpirun_options(args.ranks, hosts, per_host)
+    environment = rank_environment(args, per_host)
+    command += carry(environment) + [sys.executable, args.script] + args.args
+    if args.dry_run:
+        print(' '.join('%s=%s' % (name, environment[name]) for name in changed(environment)))
+        print(subprocess.list2cmdline(command))
+        return 0
+    return run_with_restarts(command, environment, args.restarts)
+
+
+def run_with_restarts(command, environment, restarts):
+    """Run a command until it succeeds, at most so many times more; the last exit code."""
+    for restart in range(restarts + 1):
+        began = time.monotonic()
+        code = run_once(command, environment)
+        if code in (0, 130):
+            return code
+        left = restarts - restart
+        note('the job ended with exit code %d after %.0f s%s'
+             % (code, time.monotonic() - began, ': restart %d of %d' % (restart + 1, restarts) if left else ''))
+    return code
+
+
+def run_once(command, environment):
+    """Run a command; a signal to this process ends it, too."""
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
+    reader = threading.Thread(target=forward, args=(process.stderr,), daemon=True)
+    reader.start()
+    before = signal.signal(signal.SIGTERM, lambda number, frame: process.terminate())
+    try:
+        return exit_code(process.wait())
+    except KeyboardInterrupt:  # the terminal has sent it to mpirun, too
+        process.wait()
+        return 130
+    finally:
+        reader.join(5)
+        signal.signal(signal.SIGTERM, before)
+
+
+def exit_code(status):
+    """The exit code that a shell would show.
+
+    Examples
+    --------
+    >>> exit_code(3), exit_code(-9)
+    (3, 137)
+    """
+    return status if status >= 0 else 128 - status
+
+
+def find_mpirun():
+    """Path of Open MPI's mpirun; a MgpuError where there is none."""
+    path = shutil.which('mpirun')
+    remedy = 'Debian: apt-get install openmpi-bin python3-mpi4py'
+    if path is None:
+        raise MgpuError('mpirun, which starts the processes, is not on PATH. ' + remedy)
+    version = subprocess.run([path, '--version'], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                             stderr=subprocess.STDOUT, universal_newlines=True, check=False).stdout
+    if 'Open MPI' not in version:
+        raise MgpuError("%s is not Open MPI's (%s). %s; or start the script with your own: mpirun -n N python SCRIPT"
+                        % (path, version.strip().partition('\n')[0], remedy))
+    return path
+
+
+def parse_hosts(text, ranks):
+    """Hosts and their numbers of ranks.
+
+    Parameters
+    ----------
+    text : str or None
+        ``a,b`` or ``a:3,b:1``.
+    ranks : int
+
+    Returns
+    -------
+    dict of str to int
+        Empty for None.
+
+    Raises
+    ------
+    MgpuError
+        If a host is malformed or named twice, or the numbers do not add up to `ranks`.
+
+    Examples
+    --------
+    >>> parse_hosts('a,b', 3)
+    {'a': 2, 'b': 1}
+    """
+    if text is None:
+        return {}
+    names = [entry.strip().partition(':') for entry in text.split(',')]
+    given = [number for _, _, number in names if number]
+    if not all(name for name, _, _ in names) or len({name for name, _, _ in names}) < len(names) \
+            or len(given) not in (0, len(names)) or not all(number.isdecimal() and int(number) for number in given):
+        raise MgpuError('--hosts %s: name each host once, e.g. a,b, or each with its number of processes, a:3,b:1'
+                        % text)
+    share, extra = divmod(ranks, len(names))
+    hosts = {name: int(number) if number else share + (i < extra) for i, (name, _, number) in enumerate(names)}
+    if sum(hosts.values()) != ranks or not all(hosts.values()):
+        raise MgpuError('--hosts %s has room for %d processes, and -n asks for %d: each host runs at least one'
+                        % (text, sum(hosts.values()), ranks))
+    return hosts
+
+
+def mpirun_options(ranks, hosts, per_host):
+    """Options of Open MPI's mpirun: how many ranks, where, and on which cores."""
+    options = ['-n', str(ranks)]
+    if os.geteuid() == 0:
+        options.append('--allow-run-as-root')  # in a container everybody is root
+    if hosts:
+        options += ['--host', ','.join('%s:%d' % pair for pair in hosts.items())]
+    else:
+        options += ['--host', 'localhost:%d' % ranks]
+    return options + binding(len(os.sched_getaffinity(0)), os.cpu_count(), per_host)
+
+
+def binding(usable, cores, per_host):
+    """Options that bind each rank to its share of the cores.
+
+    Examples
+    --------
+    >>> binding(8, 8, 2)
+    ['--use-hwthread-cpus', '--map-by', 'slot:PE=4', '--bind-to', 'hwthread']
+    >>> binding(1, 8, 2), binding(2, 2, 4)
+    (['--bind-to', 'none'], ['--bind-to', 'none'])
+    """
+    if usable < cores or per_host > cores:  # mpirun would bind to cores that are not ours, or refuse
+        return ['--bind-to', 'none']
+    return ['--use-hwthread-cpus', '--map-by', 'slot:PE=%d' % (cores // per_host), '--bind-to', 'hwthread']
+
+
+def rank_environment(args, per_host):
+    """The environment of the ranks: flags of theano_mgpu's own, threads, what makes them alike."""
+    environment = dict(os.environ)
+    flags = config.parse_flags(environment.get('THEANO_FLAGS', ''))
+    flags['mgpu.executor'] = 'mpi'
+    if args.gpus_per_process:
+        flags['mgpu.gpus_per_process'] = str(args.gpus_per_process)
+    if args.sharded:
+        flags['mgpu.data'] = 'sharded'
+    if args.timeout:
+        flags['mgpu.timeout'] = str(args.timeout)
+    environment['THEANO_FLAGS'] = config.join_flags(flags)
+    threads = str(max(1, len(os.sched_getaffinity(0)) // per_host))
+    for name in THREADS:
+        environment.setdefault(name, threads)
+    environment.setdefault('PYTHONHASHSEED', '0')  # the order of sets, and so of ops and of their rounding
+    environment[launched.QUIET] = '1'
+    return environment
+
+
+def changed(environment):
+    """Names of what is not as in this process's environment."""
+    return sorted(name for name, value in environment.items() if os.environ.get(name) != value)
+
+
+def carry(environment):
+    """mpirun's options that give other hosts the variables that matter."""
+    return [word for name in CARRIED + THREADS if name in environment for word in ('-x', name)]

@@ -1,0 +1,62 @@
+"""What mpirun prints, less what it adds to a message that a rank has given already."""
+import os
+import sys
+
+RULE = b'-' * 20  # Open MPI puts lines of dashes around its own messages
+NOISE = (b'MPI_ABORT was invoked', b'Primary job  terminated normally', b'ORTE_ERROR_LOG')
+
+
+class Filter:
+    """Passes bytes on as they come, but for Open MPI's messages that say nothing new.
+
+    Examples
+    --------
+    >>> noise = b'-' * 74 + b'\\nMPI_ABORT was invoked on rank 1\\n' + b'-' * 74 + b'\\n'
+    >>> Filter().passed(b'rank 1 failed\\n' + noise + b'no line end')
+    b'rank 1 failed\\nno line end'
+    """
+
+    def __init__(self):
+        self._pending = b''  # the beginning of a line that may be one of dashes
+        self._block = None   # lines of a message that has begun
+
+    def passed(self, data, last=False):
+        """What is to be printed now that `data` has come; with `last`, all that is left."""
+        lines = (self._pending + data).splitlines(keepends=True)
+        self._pending = b''
+        if lines and not lines[-1].endswith((b'\n', b'\r')) and not last \
+                and (self._block is not None or RULE.startswith(lines[-1][:len(RULE)])):
+            self._pending = lines.pop()
+        shown = b''.join(map(self._line, lines))
+        if last and self._block is not None:
+            shown += b''.join(self._block)
+        return shown
+
+    def _line(self, line):
+        if line.startswith(RULE) and self._block is None:
+            self._block = [line]
+        elif self._block is not None:
+            self._block.append(line)
+            if line.startswith(RULE):
+                block, self._block = b''.join(self._block), None
+                return b'' if any(noise in block for noise in NOISE) else block
+        else:
+            return b'' if NOISE[-1] in line else line
+        return b''
+
+
+def forward(stream):
+    """Print what comes from a pipe to stderr, filtered, until it ends.
+
+    Parameters
+    ----------
+    stream : file
+        Its descriptor is read.
+    """
+    messages = Filter()
+    while True:
+        data = os.read(stream.fileno(), 1 << 16)
+        sys.stderr.buffer.write(messages.passed(data, last=not data))
+        sys.stderr.buffer.flush()
+        if not data:
+            return

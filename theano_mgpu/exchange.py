@@ -1,0 +1,149 @@
+"""What the processes of a job exchange in a step: which batch it is, and sums over all of it."""
+import zlib
+
+import numpy as np
+
+from .errors import BatchError, RankError
+from .executors import CALL
+from .scatter_gather import ranges, sub_batch_sizes
+
+SAMPLED = 8  # rows of an argument, and elements along each of its other axes, that stand for all of them
+
+
+class SumBuffers:
+    """Arrays that are added over the ranks in one go: views of one flat array a dtype.
+
+    Parameters
+    ----------
+    like : list of ndarray or pygpu.gpuarray.GpuArray
+        One a view.
+
+    Attributes
+    ----------
+    flat : list of ndarray
+    views : list of ndarray
+        C-contiguous, of the shapes and dtypes of `like`.
+    """
+
+    def __init__(self, like):
+        self.like = describe(like)
+        sizes, places = {}, []
+        for shape, dtype in self.like:
+            start = sizes.get(dtype, 0)
+            sizes[dtype] = start + int(np.prod(shape, dtype='int64'))
+            places.append((start, sizes[dtype]))
+        flat = {dtype: np.empty(size, dtype) for dtype, size in sizes.items()}
+        self.flat = list(flat.values())
+        self.views = [flat[dtype][start:stop].reshape(shape)
+                      for (shape, dtype), (start, stop) in zip(self.like, places)]
+
+
+def describe(arrays):
+    """Shapes and dtypes."""
+    return [(tuple(array.shape), np.dtype(array.dtype)) for array in arrays]
+
+
+def added(ranks, arrays):
+    """The sums over the ranks of small arrays, in one exchange a dtype.
+
+    Parameters
+    ----------
+    ranks : Ranks
+    arrays : list of ndarray
+        Of the same shapes and dtypes on each rank.
+
+    Returns
+    -------
+    list of ndarray
+    """
+    if ranks.size == 1 or not arrays:
+        return arrays
+    buffers = SumBuffers(arrays)
+    for view, array in zip(buffers.views, arrays):
+        view[...] = array
+    ranks.add(buffers.flat)
+    return buffers.views
+
+
+def lengths_of_ranks(length, replicas, least):
+    """Samples that each rank has of a whole batch, when each has so many replicas.
+
+    Examples
+    --------
+    >>> lengths_of_ranks(7, [1, 2], 1)
+    [3, 4]
+    >>> lengths_of_ranks(1, [1, 1], 1)
+    [1, 0]
+    """
+    sizes = sub_batch_sizes(length, sum(replicas), least)
+    return [sum(sizes[start:stop]) for start, stop in ranges(replicas)]
+
+
+def meet_for_batch(forward, length, values):
+    """Make sure that every rank works on the same step, and learn how many samples each was given.
+
+    Parameters
+    ----------
+    forward : Forward
+    length : int
+        Samples that this rank was given; 0 if its data has ended.
+    values : list of ndarray
+        The arguments.
+
+    Returns
+    -------
+    list of int
+        One a rank; in a process alone, its own.
+
+    Raises
+    ------
+    RankError, BatchError
+        If the ranks were given different batches, or had their variables set to different values.
+    """
+    ranks = forward.ranks
+    if ranks.size == 1:
+        return [length]
+    touched = [variable for variable in forward.replicated() if variable.touched]
+    ours = [length, checksum(variable.checksum() for variable in touched),
+            0 if forward.sharded else checksum(map(sampled_checksum, values))]
+    found = ranks.meet((CALL, forward.number, forward.calls), ours, forward.patience)
+    lengths, of_variables, of_values = found.T
+    if not forward.sharded:
+        _check_equal(ranks, lengths, BatchError, 'the ranks were given batches of different lengths', '%d samples',
+                     "Give each rank the whole batch, or set mgpu.data=sharded if each has its own part")
+        _check_equal(ranks, of_values, BatchError, 'the ranks were given different batches of %d samples' % length,
+                     'checksum %d', 'Shuffle and augment with the same seed on every rank, or set mgpu.data=sharded if '
+                     'each has its own data')
+    _check_equal(ranks, of_variables, RankError, 'variables have different values on different ranks since the last '
+                 'step, among those that were set (here: %s)' % (', '.join(str(v.variable) for v in touched) or 'none'),
+                 'checksum %d', 'Set the same values on every rank')
+    for variable in touched:
+        variable.touched = False
+    return lengths.tolist()
+
+
+def _check_equal(ranks, numbers, error, text, form, remedy):
+    if (numbers != numbers[0]).any():
+        each = ', '.join('%s %s' % (ranks.name(rank), form % number) for rank, number in enumerate(numbers))
+        raise error('%s: %s. %s' % (text, each, remedy))
+
+
+def checksum(numbers):
+    """One number of many."""
+    return zlib.crc32(np.array(list(numbers), 'int64').tobytes())
+
+
+def sampled_checksum(value):
+    """A number that tells batches apart, from a few of their rows and elements.
+
+    Parameters
+    ----------
+    value : ndarray
+
+    Returns
+    -------
+    int
+    """
+    if getattr(value, 'ndim', None) is None or value.size <= SAMPLED ** 2:
+        return zlib.crc32(np.asarray(value).tobytes())
+    return zlib.crc32(value[tuple(slice(None, None, 1 + (size - 1) // SAMPLED) for size in value.shape)].tobytes())

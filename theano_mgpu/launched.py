@@ -1,0 +1,44 @@
+"""Which of several processes this is: what the environment says that mpirun gives each rank. No MPI is started here."""
+import os
+
+from . import config
+
+# (rank, ranks, rank on this host, ranks on this host) as Open MPI, MPICH and Intel MPI, and Slurm's PMI name them.
+VARIABLES = (
+    ('OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_SIZE', 'OMPI_COMM_WORLD_LOCAL_RANK', 'OMPI_COMM_WORLD_LOCAL_SIZE'),
+    ('PMI_RANK', 'PMI_SIZE', 'MPI_LOCALRANKID', 'MPI_LOCALNRANKS'),
+)
+QUIET = 'MGPU_QUIET'  # set by `theano-mgpu launch`: ranks other than 0 do not print
+
+
+def _number(position, default):
+    for names in VARIABLES:
+        if os.environ.get(names[1], '').isdecimal():
+            value = os.environ.get(names[position], '')
+            return int(value) if value.isdecimal() else default
+    return default
+
+
+def rank():
+    """Number of this process among those of its MPI job; 0 outside of one."""
+    return _number(0, 0)
+
+
+def size():
+    """Processes of the MPI job that this one belongs to; 1 outside of one."""
+    return _number(1, 1)
+
+
+def trains_together():
+    """Whether this process is one of several that train one model: not where mgpu.executor keeps it to itself."""
+    return size() > 1 and config.own_flag('mgpu.executor') not in ('serial', 'threads')
+
+
+def local_rank():
+    """Number of this process among those of its job on the same host."""
+    return _number(2, rank())
+
+
+def local_size():
+    """Processes of the job on this host."""
+    return _number(3, size())
