@@ -42,7 +42,7 @@ def parse_arguments():
                         "~/.keras/datasets/mnist.npz, else scikit-learn's digits")
     parser.add_argument('--epochs', type=int, default=9)
     parser.add_argument('--batch-size', type=int, default=128, help='samples in the whole batch (default %(default)s)')
-    parser.add_argument('--executor', choices=['auto', 'serial', 'threads'])
+    parser.add_argument('--executor', choices=['auto', 'serial', 'threads', 'mpi'])
     parser.add_argument('--json', metavar='FILE', help='also write the results there')
     arguments = parser.parse_args()
     if arguments.contexts == '0':
@@ -64,7 +64,8 @@ class Run:
         self.step = mgpu.training_function(self.model.inputs, self.model.loss, self.model.params, adam,
                                            contexts=names, executor=executor)
         self.accuracy = mgpu.function(self.model.inputs, self.model.accuracy, reduce='mean', contexts=names)
-        self.title = '%d context%s' % (len(names), 's' if len(names) > 1 else '')
+        n = self.step.n_replicas  # on all ranks
+        self.title = '%d context%s' % (n, 's' if n > 1 else '')
         print('%s compiled in %.0f s' % (self.title, time.time() - start))
         self.seconds = []  # of each whole batch; the first epoch warms up
 
@@ -134,7 +135,7 @@ def main():
     rows = [dict(run.results(test, arguments.batch_size), difference=None if run is one else
                  largest_difference(run, one)) for run in runs]
     print_table(rows)
-    if arguments.json:
+    if arguments.json and mgpu.rank() == 0:
         with open(arguments.json, 'w') as f:
             json.dump(dict(data=name, devices=[c.device for c in contexts], rows=rows), f, indent=1)
     return 0

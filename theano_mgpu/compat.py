@@ -13,6 +13,7 @@ import importlib.machinery
 import importlib.util
 import json
 import os
+import random
 import re
 import shutil
 import sys
@@ -88,6 +89,7 @@ def wait_briefly_for_compile_lock():
     """
     from theano.gof import compilelock
     if launched.size() > 1:
+        compilelock.random = random.Random()  # not the user's: how often it waits must not change what he draws
         compilelock.lock = functools.partial(compilelock.lock, min_wait=0.05, max_wait=0.2, verbosity=0)
 
 

@@ -75,6 +75,7 @@ class Forward:
         self._build(outputs, updates, uniform, mode, name)
         self.executor = choose_executor(executor, self.graph.compiled)
         self.calls = 0
+        self.samples = 0  # of the last step, on all ranks
         self.timings = Timings()
         self.buffers = HostBuffers()
         self.sums = None  # SumBuffers, once a step knows its shapes
@@ -107,12 +108,19 @@ class Forward:
         return Step(self, (args, kwargs))
 
     def join(self, run):
-        """Help the other ranks with ``run(step)`` until the data of each has ended."""
-        while self.ranks.size > 1:
+        """Help the other ranks until the data of each has ended.
+
+        Yields
+        ------
+        results, length : object, int
+            What ``run(step)`` returned, and the samples of that step.
+        """
+        while self.sharded:
             with Step(self, None) as step:
                 if not step.length:
                     return
-                run(step)
+                results = run(step)
+            yield results, step.length
 
     def replicated(self):
         """All variables that the replicas have copies of, and those that are made from the batch."""

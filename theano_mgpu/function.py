@@ -101,7 +101,12 @@ class ParallelFunction:
 
     def join(self):
         """As for a training function: take part in the other processes' calls until the data of each has ended."""
-        self.forward.join(self._run)
+        for _ in self.joined():
+            pass
+
+    def joined(self):
+        """As `join`, but yields of each call the outputs, and its samples."""
+        return self.forward.join(self._run)
 
     def _run(self, step):
         step.run_all()

@@ -45,7 +45,7 @@ class Step:
                 own = self._convert()
             with forward.timings.span('wait'):
                 self.lengths = meet_for_batch(forward, own, self.values or [])
-            self.length = sum(self.lengths) if forward.sharded else own
+            self.length = forward.samples = sum(self.lengths) if forward.sharded else own
             if self.length:
                 self._scatter(own)
             forward.calls += 1

@@ -1,18 +1,15 @@
 """`mgpu.training_function`: one training step over several contexts."""
 import functools
-import inspect
+import os
 import warnings
 
 import numpy as np
-import theano
 
 from . import graph, state
-from .dependence import COUNT, MIXED, ROWS, SUM
-from .errors import GraphError, MgpuWarning, NonFiniteError
-from .forward import Forward, check_input, split_inputs
+from .errors import MgpuWarning, NonFiniteError
+from .forward import Forward
 from .parallel_graph import ParallelGraph, resolve_contexts, run_replicas
-from .samples import analyse
-from .statistics import mean_exact
+from .training_graph import loss_gradients, new_values, output_reductions, scalar_loss, splittable
 
 
 def training_function(inputs, loss, params, updates, outputs=(), micro_batches=1, batch_updates=None, broadcast=(),
@@ -120,6 +117,7 @@ class TrainingFunction:
         self.update = ParallelGraph(averaged, [], new_values(updates, averaged, self.params), self.contexts,
                                     self.forward.ranks, same_on_all=True, mode=mode, name=name)
         self.forward.graphs.append(self.update)
+        self._checkpoint = None
 
     @property
     def compiled(self):
@@ -134,6 +132,7 @@ class TrainingFunction:
         """Train on one batch; returns the loss, or a list of loss and outputs."""
         with self.forward.step(args, kwargs) as step:
             loss, outputs = self._run(step)
+        self._save_checkpoint()
         return [loss] + outputs if outputs else loss
 
     def join(self):
@@ -141,7 +140,14 @@ class TrainingFunction:
 
         Until then the process takes part in the others' steps, without samples.
         """
-        self.forward.join(self._run)
+        for _ in self.joined():
+            pass
+
+    def joined(self):
+        """As `join`, but yields of each step the loss and outputs, and its samples."""
+        for (loss, outputs), length in self.forward.join(self._run):
+            self._save_checkpoint()
+            yield [loss] + outputs, length
 
     def _run(self, step):
         step.run_all()
@@ -181,9 +187,13 @@ class TrainingFunction:
         Parameters
         ----------
         path : str
-            Written whole or not at all.
+            Written whole or not at all. Of several processes, all have to call it; the first one writes.
         """
-        state.save(path, self.variables(), self.contexts)
+        self.save_with(path)
+
+    def save_with(self, path, extra=None):
+        """As `save`, with further arrays, a dict of str to ndarray."""
+        state.save(path, self.variables(), self.contexts, self.forward.ranks, extra)
 
     def load(self, path):
         """Load what `save` wrote, into a function of the same model; nothing is changed on an error.
@@ -193,106 +203,45 @@ class TrainingFunction:
         ValueError
             If the file is not of this model.
         """
-        state.load(path, self.variables(), self.contexts)
+        state.load(path, self.variables(), self.contexts, self.forward.ranks)
 
+    def checkpoint(self, path, every):
+        """Save the training state every so many calls, and first go on from there if the file exists.
 
-def scalar_loss(loss):
-    """The loss as a graph of host variables; a GraphError if it is no scalar."""
-    if getattr(loss, 'ndim', None) != 0:
-        raise GraphError('the loss must be a scalar, not %s of type %s: take its mean over the samples, '
-                         'loss.mean()' % (loss, getattr(loss, 'type', type(loss).__name__)))
-    return graph.host_graph([loss])[0]
+        Parameters
+        ----------
+        path : str
+            An .npz file, always a whole one: each checkpoint replaces the one before.
+        every : int
+            Calls between checkpoints, at least 1: what a crash can lose.
 
+        Returns
+        -------
+        int
+            Calls that are done already: 0, or where the loop goes on, as in
+            ``for i in range(step.checkpoint('run.npz', every=100), n_batches): step(*batch(i))``.
 
-def splittable(loss, inputs, broadcast, givens, uniform=()):
-    """A loss whose mean over the replicas is that of the whole batch.
+        Raises
+        ------
+        ValueError
+            If the file is of another model.
+        """
+        if every < 1:
+            raise ValueError('every=%r: a checkpoint is made every so many calls, 1 or more' % (every,))
+        done = 0
+        if self.forward.ranks.tell(os.path.exists(path)):
+            extra = state.load(path, self.variables(), self.contexts, self.forward.ranks)
+            if 'calls' not in extra:
+                raise ValueError('%s does not say how many calls it comes after; give a file that step.checkpoint '
+                                 'wrote, or load this one with step.load' % path)
+            done = int(extra['calls'])
+        self._checkpoint = (path, every, done - self.forward.calls)
+        return done
 
-    Returns
-    -------
-    loss : theano.Variable
-    scale : scalar theano.Variable or None
-        An input that it then has: samples of the batch / samples of the sub-batch.
-    couplings : list of Coupling
-        Why it is not exact.
-    """
-    inputs = [check_input(variable) for variable in inputs]
-    carriers = [variable for variable, split in zip(inputs, split_inputs(inputs, broadcast)) if split]
-    given = analyse(list((givens or {}).values()), carriers)
-    carriers += [old for old, new in (givens or {}).items() if given.of(new).kind == ROWS]
-    samples = analyse([loss], carriers, uniform)
-    if samples.of(loss).kind not in (SUM, COUNT, MIXED):
-        return loss, None, samples.couplings
-    scale = theano.tensor.scalar('scale of sums', dtype=loss.dtype)
-    return mean_exact(loss, samples, scale), scale, samples.couplings
-
-
-def loss_gradients(loss, params):
-    """Gradients of a scalar loss, with errors that name the remedy."""
-    if not params:
-        raise GraphError('params is empty: name the shared variables to train')
-    views = [graph.host_view(param) for param in params]
-    known = graph.shared_variables([loss])
-    for param, view in zip(params, views):
-        if view not in known:
-            raise GraphError('the loss does not depend on the parameter %s; its shared variables are: %s'
-                             % (param, ', '.join(map(str, known)) or 'none'))
-    return theano.grad(loss, views)
-
-
-def output_reductions(outputs):
-    """Split ``outputs`` into variables and what becomes of each."""
-    pairs = [output if isinstance(output, tuple) else (output, None) for output in outputs]
-    return [variable for variable, _ in pairs], [how for _, how in pairs]
-
-
-def new_values(updates, gradients, params):
-    """Call the user's `updates`; returns a dict of shared variables to new values of their types.
-
-    Raises
-    ------
-    GraphError
-        If what it returns are no updates of shared variables.
-    """
-    returned = updates(*[gradients, params][:_takes(updates)])
-    pairs = list(returned.items() if hasattr(returned, 'items') else returned)
-    for variable, _ in pairs:
-        if not isinstance(variable, theano.compile.SharedVariable):
-            raise GraphError('updates returned a new value for %r, which is no shared variable' % (variable,))
-    found = {graph.host_view(variable): _cast(variable, value) for variable, value in pairs}
-    if len(found) < len(pairs):
-        raise GraphError('updates returned two new values for one shared variable')
-    values = graph.host_graph(list(found.values()))
-    found = dict(zip(found, values))
-    for variable in graph.shared_variables(values):
-        if getattr(variable, 'default_update', None) is not None and variable not in found:
-            found[variable], = graph.host_graph([variable.default_update])
-    foreign = [v for v in graph.free_inputs(list(found.values())) if v not in gradients]
-    if foreign:
-        raise GraphError('the updates depend on %s: they are computed once the gradients of all replicas are '
-                         'averaged, from gradients, parameters and other shared variables only' % foreign)
-    return found
-
-
-def _takes(updates):
-    """How many of (gradients, params) an updates callable wants: 1 or 2."""
-    parameters = inspect.signature(updates).parameters.values()
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    required = [p.name for p in positional if p.default is p.empty]
-    required += [p.name for p in parameters if p.kind == p.KEYWORD_ONLY and p.default is p.empty]
-    if len(required) > 2 or not positional:
-        raise GraphError('updates must be callable with (gradients) or (gradients, params), but %s needs %s: bind '
-                         'the others, e.g. functools.partial(%s, %s=...)'
-                         % (updates, required, getattr(updates, '__name__', 'updates'), (required or ['x'])[-1]))
-    return max(1, len(required))
-
-
-def _cast(variable, value):
-    """A new value as a variable of the shared variable's type, as `theano.function` would have it."""
-    if not hasattr(variable.type, 'broadcastable'):
-        return value
-    try:
-        return graph.host_type(variable).filter_variable(graph.on_host(theano.tensor.as_tensor_variable(value)))
-    except TypeError as error:
-        raise GraphError('the new value of %s has type %s, not %s: cast it, or write its constants as numpy.%s'
-                         % (variable, theano.tensor.as_tensor_variable(value).type, variable.type,
-                            variable.type.dtype)) from error
+    def _save_checkpoint(self):
+        if not self._checkpoint:
+            return
+        path, every, before = self._checkpoint
+        calls = before + self.forward.calls
+        if calls % every == 0:
+            self.save_with(path, {'calls': np.array(calls)})

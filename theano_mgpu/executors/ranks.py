@@ -81,6 +81,10 @@ class Ranks:
         """A picklable value of each rank, on rank 0; None on the others."""
         return [value]
 
+    def everyones(self, number):
+        """An integer of each rank."""
+        return self.meet((SHARE,), [number])[:, 0].tolist()
+
     @contextlib.contextmanager
     def first_compiler(self):
         """One rank a host goes first through the block; the others then find what it has compiled."""

@@ -9,7 +9,8 @@ if keras.backend.backend() != 'theano':
                       'KERAS_BACKEND=theano in the environment (or "backend": "theano" in ~/.keras/keras.json)'
                       % keras.backend.backend())
 
+from .checkpoint import Checkpoint
 from .multi_gpu import multi_gpu_model
 from .verify import verify
 
-__all__ = ['multi_gpu_model', 'verify']
+__all__ = ['Checkpoint', 'multi_gpu_model', 'verify']

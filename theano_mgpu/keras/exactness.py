@@ -5,7 +5,7 @@ from theano.gof.graph import ancestors
 from theano.tensor.elemwise import All
 from theano.tensor.nnet.bn import AbstractBatchNormTrain
 
-from .. import graph
+from .. import graph, launched
 from ..errors import MgpuWarning
 from ..samples import analyse
 from ..statistics import BatchUpdates
@@ -51,7 +51,7 @@ def warn_of_inexact_parts(model):
     list of (str, str)
         Parts that are exact as long as no sample or class weights are given.
     """
-    if len(model.contexts) == 1:
+    if _n_contexts(model) == 1:
         return []
     always = inexact_parts(model, weighted=False)
     if always:
@@ -67,8 +67,13 @@ def warn_of_weights(model, parts):
 def _warn(model, parts, circumstance='', stacklevel=3):
     warnings.warn('%s on %d contexts is not exactly as on one%s, since each replica sees its sub-batch only: %s. '
                   'theano_mgpu.keras.verify(model, x, y) shows what it amounts to'
-                  % (model.name, len(model.contexts), circumstance, '; '.join('%s %s' % part for part in parts)),
+                  % (model.name, _n_contexts(model), circumstance, '; '.join('%s %s' % part for part in parts)),
                   MgpuWarning, stacklevel=stacklevel)
+
+
+def _n_contexts(model):
+    """Contexts of all processes; each is expected to have as many."""
+    return len(model.contexts) * (launched.size() if launched.trains_together() else 1)
 
 
 def _asks_for_label_format(model, coupling):

@@ -21,16 +21,50 @@ class BatchFunction:
     values : list of theano.Variable
         Functions of shared variables, read after the batch and added to the outputs.
     mode : str or theano.Mode, optional
+    n_losses : int
+        How many of the values are losses: 1 where the loss is the first of them, not an output.
     """
 
-    def __init__(self, function, values=(), mode=None):
+    def __init__(self, function, values=(), mode=None, n_losses=0):
         self.function = function
         mode = theano.compile.get_mode(mode).excluding('gpuarray_opt')
         self._read = theano.function([], graph.host_graph(list(values)), mode=mode) if values else list
+        self._n_own = n_losses
+        self.memory = None  # a Checkpoint
+        self.begin()
 
     def __call__(self, inputs):
+        return self.memory.recall(lambda: self._run(inputs)) if self.memory else self._run(inputs)
+
+    def _run(self, inputs):
         outputs = self.function(*inputs)
-        return (outputs if isinstance(outputs, list) else [outputs]) + self._read()
+        return self._reported(outputs if isinstance(outputs, list) else [outputs], self.function.forward.samples)
+
+    def _reported(self, outputs, samples):
+        outputs = outputs + self._read()
+        if outputs and np.ndim(outputs[0]) == 0:
+            self._loss += float(outputs[0]) * samples
+            self._samples += samples
+        return outputs
+
+    def begin(self):
+        """Begin an epoch."""
+        self._loss, self._samples = 0.0, 0
+
+    def join(self):
+        """Where each process feeds its own data, wait until the others' has ended, too.
+
+        Returns
+        -------
+        list of float, or None
+            The loss and metrics of all the data since `begin`. None where they are known already: without
+            processes, or where each is given the whole batches.
+        """
+        if not self.function.forward.sharded:
+            return None
+        for outputs, samples in self.function.joined():
+            self._reported(outputs, samples)
+        return [self._loss / self._samples] + self._read()[self._n_own:] if self._samples else None
 
 
 def train_function(model, continued=False):
@@ -48,7 +82,7 @@ def test_function(model):
     updates = batch_updates(model, training=False)
     updates[loss] = model.total_loss
     function = ParallelFunction(batch_inputs(model), [], updates=updates, name='test_function', **_options(model))
-    return BatchFunction(function, [loss] + metric_values(model), _options(model).get('mode'))
+    return BatchFunction(function, [loss] + metric_values(model), _options(model).get('mode'), n_losses=1)
 
 
 def predict_function(model):

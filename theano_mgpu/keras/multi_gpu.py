@@ -2,9 +2,12 @@
 import numpy as np
 from keras import backend as K
 
+from .. import launched
 from ..context_map import describe
 from ..contexts import contexts as active_contexts
+from ..contexts import host_contexts
 from ..errors import ContextError
+from ..parallel_graph import resolve_contexts
 from .parallel_model import parallel_model
 
 
@@ -23,7 +26,8 @@ def multi_gpu_model(model, gpus=None, cpu_merge=True, cpu_relocation=False):
         optimizer, so that a model from `load_model` continues where it stopped.
     gpus : int, list of int or str, or None
         How many contexts to use, or which ones: their numbers or names; None for all. One is allowed,
-        so that the same script runs on a machine with a single device.
+        so that the same script runs on a machine with a single device. Of several processes, each takes at most
+        so many of its own, or those of the named ones that are its own.
     cpu_merge : bool
         Taken for compatibility: outputs are always put together on the host.
     cpu_relocation : bool
@@ -61,16 +65,18 @@ def chosen_contexts(gpus):
         if gpus < 1:
             raise ContextError('gpus=%d: a model needs one context at least; there are %d: %s'
                                % (gpus, len(there), describe(there)))
+        if len(there) < gpus <= len(there) * launched.size() and launched.trains_together():
+            return there  # the others are the other processes'
         if gpus > len(there):
             raise ContextError('To call `multi_gpu_model` with `gpus=%d`, as many contexts must be mapped; there are '
                                '%d: %s. Reduce `gpus`, or map more, e.g. THEANO_FLAGS="contexts=%s"'
                                % (gpus, len(there), describe(there), _longer_map(there, gpus)))
         return there[:gpus]
     if isinstance(gpus, (list, tuple)) and gpus:
-        chosen = [_context(gpu, there) for gpu in gpus]
+        chosen = [_context(gpu, host_contexts()) for gpu in gpus]
         if len(set(chosen)) < len(chosen):
             raise ContextError('gpus=%r names a context twice; there are: %s' % (gpus, describe(there)))
-        return chosen
+        return resolve_contexts(chosen)
     raise ContextError('gpus=%r is neither a number of contexts, nor a list of their numbers or names, nor None for '
                        'all; there are: %s' % (gpus, describe(there)))
 

@@ -1,13 +1,18 @@
 """The Keras model that `multi_gpu_model` returns."""
 import copy
+import functools
+import os
 
 import keras
 from keras import backend as K
 from keras.engine import saving
 
+from .. import launched
+from ..state import whole_file
 from . import functions
 from .batch import members, separate_means
 from .exactness import warn_of_inexact_parts, warn_of_weights
+from .loops import loop_of
 
 
 def parallel_model(template, contexts, inherit=True):
@@ -123,6 +128,21 @@ class ParallelModel(keras.Model):
         """The template's configuration."""
         return self.template.get_config()
 
+    def save(self, filepath, overwrite=True, include_optimizer=True):
+        """As `keras.Model.save`; a file is replaced whole, and of several processes the first one writes."""
+        save_whole(functools.partial(super().save, include_optimizer=include_optimizer), filepath, overwrite)
+
+    def save_weights(self, filepath, overwrite=True):
+        """As `keras.Model.save_weights`; a file is replaced whole, and of several processes the first one writes."""
+        save_whole(super().save_weights, filepath, overwrite)
+
+    fit = loop_of(keras.Model.fit)
+    fit_generator = loop_of(keras.Model.fit_generator)
+    evaluate = loop_of(keras.Model.evaluate)
+    evaluate_generator = loop_of(keras.Model.evaluate_generator)
+    predict = loop_of(keras.Model.predict)
+    predict_generator = loop_of(keras.Model.predict_generator)
+
 
 class ParallelSequential(ParallelModel):
     """A ParallelModel over a Sequential."""
@@ -133,6 +153,17 @@ class ParallelSequential(ParallelModel):
     @property
     def layers(self):
         return self.template.layers
+
+
+def save_whole(save, filepath, overwrite):
+    """``save(path)`` such that who reads the file, or kills this process, finds a whole one."""
+    if launched.trains_together() and launched.rank():
+        return
+    if not isinstance(filepath, str):  # an h5py group, or a stream
+        save(filepath)
+    elif overwrite or not os.path.isfile(filepath) or saving.ask_to_proceed_with_overwrite(filepath):
+        with whole_file(filepath) as unfinished:
+            save(unfinished)
 
 
 def fresh_metrics(metrics):

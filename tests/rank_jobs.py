@@ -1,0 +1,188 @@
+"""What the ranks of the tests' MPI jobs do: ``python rank_jobs.py JOB ARGUMENTS``; rank 0 writes what is compared."""
+import functools
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'benchmarks'))
+
+import theano_mgpu as mgpu
+
+import numpy as np
+import theano
+import theano.tensor as T
+from theano.sandbox.rng_mrg import MRG_RandomStreams
+
+PYTHON = theano.Mode('py', 'fast_compile')
+RAGGED = [7, 5, 8, 1, 3, 2]
+
+
+def shared(rng, *shape, name):
+    return theano.shared(np.asarray(rng.randn(*shape) * 0.3, theano.config.floatX), name=name)
+
+
+class Network:
+    """A small network with dropout, a running mean, a count, and Adam; weights of its own on each rank at first."""
+
+    def __init__(self, mode=PYTHON, dropout=True, seed=None, **options):
+        from models import adam
+        rng = np.random.RandomState(mgpu.rank() if seed is None else seed)
+        x, labels = T.matrix('x'), T.ivector('labels')
+        self.params = [shared(rng, 6, 16, name='w1'), shared(rng, 16, name='b1'), shared(rng, 16, 3, name='w2')]
+        hidden = T.tanh(T.dot(x, self.params[0]) + self.params[1])
+        if dropout:
+            hidden *= MRG_RandomStreams(7).binomial((x.shape[0], 16), p=0.8, dtype=theano.config.floatX)
+        probabilities = T.nnet.softmax(T.dot(hidden, self.params[2]))
+        loss = T.nnet.categorical_crossentropy(probabilities, labels).mean() + 1e-3 * (self.params[0] ** 2).sum()
+        self.mean, self.count = shared(rng, 6, name='mean'), theano.shared(np.int64(0), name='count')
+        updates = {self.mean: T.cast(0.9 * self.mean + 0.1 * x.mean(axis=0), x.dtype),
+                   self.count: self.count + x.shape[0]}
+        right = T.eq(T.argmax(probabilities, axis=1), labels).sum(dtype='int64')
+        self.step = mgpu.training_function([x, labels], loss, self.params, adam, [(right, 'sum'), probabilities],
+                                           batch_updates=updates, mode=mode, name='train', **options)
+        self.predict = mgpu.function([x], probabilities, mode=mode, name='predict')
+
+    def batches(self, rounds=3, first=0):
+        """The same ragged batches on every rank."""
+        for number, n in enumerate(RAGGED * rounds):
+            rng = np.random.RandomState(100 + number)
+            batch = rng.randn(n, 6).astype(theano.config.floatX), rng.randint(0, 3, n).astype('int32')
+            if number >= first:
+                yield batch
+
+    def values(self):
+        """Everything that training has changed, and the predictions for one batch."""
+        arrays = [variable.variable.get_value() for variable in self.step.variables()
+                  if isinstance(variable.variable.get_value(borrow=True), np.ndarray)]
+        return arrays
+
+
+def write(path, arrays):
+    if mgpu.rank() == 0:
+        np.savez(path, *arrays)
+
+
+def train(path, contexts, *options):
+    """Ragged steps; all that they returned, and all state after them."""
+    mgpu.init(contexts)
+    network = Network(theano.Mode(optimizer='fast_compile') if 'compiled' in options else PYTHON,
+                      dropout='plain' not in options)
+    returned = [np.asarray(value) for batch in network.batches() for value in network.step(*batch)]
+    x = next(network.batches())[0]
+    write(path, returned + network.values() + [network.predict(x)])
+    print('rank %d trained on %s' % (mgpu.rank(), ', '.join(context.name for context in mgpu.contexts())))
+
+
+def script(path, name, *arguments):
+    """One of the benchmarks' scripts, as it is; the weights that it ends with. Each rank would begin with its own."""
+    module = importlib.import_module(name)
+    models = []
+    for make in ('build', 'cnn'):
+        if hasattr(module, make):
+            setattr(module, make, recording(getattr(module, make), models))
+    np.random.seed(mgpu.rank())
+    sys.argv = [name + '.py'] + list(arguments)
+    module.main()
+    model = models[0]
+    weights = model.get_weights() + model.optimizer.get_weights() if hasattr(model, 'get_weights') \
+        else [param.get_value() for param in model.params]
+    write(path, weights)
+
+
+def recording(make, made):
+    @functools.wraps(make)
+    def wrapper(*args, **kwargs):
+        made.append(make(*args, **kwargs))
+        return made[-1]
+    return wrapper
+
+
+def disagree(path):
+    """Errors that every rank meets at once and can catch; the step after each is as if it had not been."""
+    mgpu.init('a->cpu')
+    network, other = Network(), mgpu.rank() == mgpu.size() - 1
+    x, labels = next(network.batches())
+    met = []
+
+    def caught(name, call):
+        try:
+            call()
+            met.append([name, 'nothing', ''])
+        except mgpu.MgpuError as error:
+            met.append([name, type(error).__name__, str(error)])
+
+    n = 6 if other else 7
+    caught('lengths', lambda: network.step(x[:n], labels[:n]))
+    caught('data', lambda: network.step(x + other, labels))
+    caught('functions', lambda: network.predict(x) if other else network.step(x, labels))
+    caught('model', lambda: Network(dropout=other))
+    before = [param.get_value() for param in network.params]
+    run = network.step.forward.graph.run
+
+    def failing(replica, part):
+        if other:
+            raise MemoryError('no memory left')
+        return run(replica, part)
+    network.step.forward.graph.run = failing
+    caught('replica', lambda: network.step(x, labels))
+    network.step.forward.graph.run = run
+    unchanged = all((a == b.get_value()).all() for a, b in zip(before, network.params))
+    network.params[0].set_value(before[0] * (2 if other else 1))
+    caught('weights', lambda: network.step(x, labels))
+    network.params[0].set_value(before[0])
+    caught('after all', lambda: network.step(x, labels))
+    with open('%s.%d' % (path, mgpu.rank()), 'w') as f:
+        json.dump({'met': met, 'unchanged': unchanged}, f)
+
+
+def fail(how):
+    """Steps, in which the last rank fails in some way."""
+    mgpu.init('a->cpu')
+    network, last = Network(), mgpu.rank() == mgpu.size() - 1
+    print('rank %d began' % mgpu.rank(), flush=True)
+    for number, batch in enumerate(network.batches()):
+        if number == 5:
+            sys.stdout.write('failing at %f\n' % time.time())
+            sys.stdout.flush()
+            if how == 'raise everywhere' or how == 'raise' and last:
+                raise ValueError('the data of step 5 are bad')
+            if how == 'exit' and last:
+                sys.exit(3)
+            if how == 'sleep' and last:
+                time.sleep(1000)
+            if how == 'segfault' and last:
+                os.kill(os.getpid(), signal.SIGSEGV)
+            if how == 'kill' and last:
+                os.kill(os.getpid(), signal.SIGKILL)
+        network.step(*batch)
+
+
+def checkpoints(path, file, every, killed_at):
+    """Training that one rank ends by SIGKILL once; started again it goes on from the checkpoint."""
+    mgpu.init('a->cpu')
+    network = Network()
+    done = network.step.checkpoint(file, int(every))
+    for number, batch in enumerate(network.batches(first=done), done):
+        if number == int(killed_at) and not os.path.exists(path + '.killed') and mgpu.rank() == mgpu.size() - 1:
+            open(path + '.killed', 'w').close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        network.step(*batch)
+    write(path, network.values() + [np.array(done)])
+
+
+def shard(path, *n_batches):
+    """Each rank feeds its own data: so many batches; the global batches are written, too."""
+    mgpu.init('a->cpu')
+    network = Network(dropout=False, sharded=True)
+    own = [batch for number, batch in enumerate(network.batches()) if number % mgpu.size() == mgpu.rank()]
+    losses = [network.step(*batch)[0] for batch in own[:int(n_batches[mgpu.rank()])]]
+    network.step.join()
+    write(path, network.values())
+    assert len(losses) == int(n_batches[mgpu.rank()])
+
+
+if __name__ == '__main__':
+    globals()[sys.argv[1]](*sys.argv[2:])

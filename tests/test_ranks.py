@@ -1,0 +1,158 @@
+"""Several processes through MPI: real jobs of real ranks, against one process; and what becomes of their faults."""
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import rank_jobs
+from conftest import context_map, needs_compiler
+
+JOBS = os.path.abspath(rank_jobs.__file__)
+needs_mpi = pytest.mark.skipif(
+    not shutil.which('mpirun') or importlib.util.find_spec('mpi4py') is None,
+    reason='no mpirun, or no mpi4py: apt-get install openmpi-bin python3-mpi4py')
+pytestmark = needs_mpi
+
+
+def launch(ranks, *arguments, options=(), flags='floatX=float32', expected=0, mpirun=False):
+    """Run a job of rank_jobs.py to its end; its output."""
+    start = ['mpirun', '--allow-run-as-root', '--oversubscribe', '-n', str(ranks)] + list(options) if mpirun else \
+        ['-m', 'theano_mgpu', 'launch', '-n', str(ranks)] + list(options)
+    command = (start if mpirun else [sys.executable] + start) + ([sys.executable] if mpirun else [])
+    done = subprocess.run(command + [JOBS] + [str(argument) for argument in arguments], capture_output=True, text=True,
+                          env=dict(os.environ, THEANO_FLAGS=flags), timeout=300)
+    assert done.returncode == expected or expected is None, '%s\n%s' % (done.returncode, done.stderr)
+    return done
+
+
+def alone(*arguments, flags='floatX=float32'):
+    """The same in a process that is alone."""
+    done = subprocess.run([sys.executable, JOBS] + [str(argument) for argument in arguments], capture_output=True,
+                          text=True, env=dict(os.environ, THEANO_FLAGS=flags), timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+def arrays(path):
+    with np.load(str(path)) as file:
+        return [file[name] for name in file.files]
+
+
+def assert_same(path, other, tolerance):
+    pairs = list(zip(arrays(path), arrays(other)))
+    assert len(pairs) == len(arrays(other)) > 3
+    for ours, theirs in pairs:
+        np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+# --- the same answer -----------------------------------------------------------------------------
+
+@pytest.fixture(scope='module')
+def one_context(tmp_path_factory):
+    """What one process with one context computes, without dropout."""
+    path = tmp_path_factory.mktemp('ranks') / 'one.npz'
+    alone('train', path, 'a->cpu', 'plain')
+    return path
+
+
+@pytest.mark.parametrize('ranks,contexts', [(2, 'a->cpu'), (2, 'a->cpu;b->cpu;c->cpu;d->cpu'), (3, 'a->cpu')])
+def test_training_is_that_of_one_process_with_one_context(ranks, contexts, one_context, tmp_path):
+    """Weights, optimizer state, running mean, count, outputs; batches with fewer samples than replicas among them."""
+    launch(ranks, 'train', tmp_path / 'ranks.npz', contexts, 'plain')
+    assert_same(tmp_path / 'ranks.npz', one_context, 1e-5)
+
+
+def test_random_draws_are_those_of_one_process_with_as_many_contexts(tmp_path):
+    alone('train', tmp_path / 'one.npz', 'a->cpu;b->cpu')
+    done = launch(2, 'train', tmp_path / 'ranks.npz', 'a->cpu;b->cpu', mpirun=True)
+    assert_same(tmp_path / 'ranks.npz', tmp_path / 'one.npz', 1e-6)
+    assert sorted(re.findall(r'rank (\d) trained on (\w)', done.stdout)) == [('0', 'a'), ('1', 'b')]
+
+
+def test_gpus(one_context, tmp_path):
+    """Ranks on OpenCL (or CUDA) contexts."""
+    launch(2, 'train', tmp_path / 'ranks.npz', context_map('gpu', 2), 'plain', 'compiled')
+    assert_same(tmp_path / 'ranks.npz', one_context, 1e-5)
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize('ranks,contexts', [(2, 2), (2, 4)])
+@pytest.mark.parametrize('script,arguments', [
+    ('keras_mnist', ['--epochs', '2', '--gpus']), ('mnist_cnn', ['--epochs', '2', '--contexts'])])
+def test_the_published_scripts(script, arguments, ranks, contexts, tmp_path):
+    """Unchanged, with ragged epochs: in float64, since ReLU and max-pooling amplify float32's rounding."""
+    flags = 'floatX=float64,contexts=%s' % ';'.join('h%d->cpu' % i for i in range(contexts))
+    alone('script', tmp_path / 'one.npz', script, *arguments, 1, flags=flags)
+    done = launch(ranks, 'script', tmp_path / 'ranks.npz', script, *arguments, contexts, flags=flags)
+    assert_same(tmp_path / 'ranks.npz', tmp_path / 'one.npz', 1e-10)
+    assert done.stdout.count('data: ') == 1
+
+
+# --- each rank its own data ----------------------------------------------------------------------
+
+def test_ranks_that_feed_their_own_data_may_end_early(tmp_path, contexts):
+    """Rank 1 has no data at all, rank 2 less than rank 0."""
+    launch(3, 'shard', tmp_path / 'ranks.npz', 4, 0, 2)
+    contexts('cpu', 1)
+    network = rank_jobs.Network(dropout=False, seed=0)
+    batches = list(network.batches())
+    for number in range(4):
+        parts = [batches[number * 3 + rank] for rank, n in enumerate((4, 0, 2)) if number < n]
+        network.step(*map(np.concatenate, zip(*parts)))
+    for ours, theirs in zip(arrays(tmp_path / 'ranks.npz'), network.values()):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+# --- faults --------------------------------------------------------------------------------------
+
+def test_ranks_that_disagree_are_told_so_at_once(tmp_path):
+    launch(2, 'disagree', tmp_path / 'met')
+    for rank in range(2):
+        with open('%s.%d' % (tmp_path / 'met', rank)) as f:
+            found = json.load(f)
+        met = {name: (kind, text) for name, kind, text in found['met']}
+        assert met['lengths'][0] == 'BatchError' and '7 samples, rank 1 (host' in met['lengths'][1]
+        assert met['data'][0] == 'BatchError' and 'different batches of 7 samples' in met['data'][1]
+        assert met['functions'][0] == 'RankError' and 'in call 1 of predict' in met['functions'][1]
+        assert met['model'][0] == 'RankError' and 'w2 float32(16, 3)' in met['model'][1]
+        assert met['weights'][0] == 'RankError' and 'those that were set (here: w1)' in met['weights'][1]
+        assert met['after all'] == ('nothing', '')
+        assert found['unchanged']
+        kind, text = met['replica']
+        if rank:
+            assert kind == 'ReplicaError' and 'no memory left' in text
+        else:
+            assert kind == 'RankError' and re.match(r'rank 1 \(host .*\) failed in this step', text)
+
+
+@pytest.mark.parametrize('how,code,message', [
+    ('raise', 1, 'rank 1 of 2 (host {host}, process'), ('kill', 137, 'exited on signal 9 (Killed)'),
+    ('sleep', 1, 'has waited 2 s for rank 1 (host {host})'),
+    pytest.param('exit', 1, 'rank 1 (host {host}) ended while others go on', marks=pytest.mark.slow),
+    pytest.param('raise everywhere', 1, 'rank 0 of 2 (host {host}, process', marks=pytest.mark.slow),
+    pytest.param('segfault', 139, 'Fatal Python error: Segmentation fault', marks=pytest.mark.slow)])
+def test_what_ends_one_rank_ends_all(how, code, message):
+    done = launch(2, 'fail', how, options=['--timeout', '2'] if how == 'sleep' else [], expected=code)
+    seconds = time.time() - float(re.search(r'failing at (\S+)', done.stdout).group(1))
+    assert seconds < 10
+    assert message.format(host=os.uname().nodename) in done.stderr
+    assert done.stdout.startswith('rank 0 began\n') and 'rank 1 began' not in done.stdout
+    assert 'MPI_ABORT' not in done.stderr and done.stderr.count('Traceback') == (how not in ('kill', 'segfault'))
+    if how == 'raise':
+        assert 'ValueError: the data of step 5 are bad' in done.stderr and 'rank 1 began' in done.stderr
+
+
+def test_a_killed_job_goes_on_from_its_last_checkpoint(tmp_path):
+    done = launch(2, 'checkpoints', tmp_path / 'ranks.npz', tmp_path / 'ckpt.npz', 4, 11, options=['--restarts', '3'])
+    assert 'exit code 137' in done.stderr and 'restart 1 of 3' in done.stderr and 'restart 2' not in done.stderr
+    *ours, done_before = arrays(tmp_path / 'ranks.npz')
+    assert done_before == 8
+    launch(2, 'checkpoints', tmp_path / 'whole.npz', tmp_path / 'whole.ckpt.npz', 100, -1)
+    for a, b in zip(ours, arrays(tmp_path / 'whole.npz')):
+        np.testing.assert_array_equal(a, b)

@@ -1,0 +1,113 @@
+"""The graph of a training step: a loss that sub-batches can share, its gradients, and the new values."""
+import inspect
+
+import theano
+
+from . import graph
+from .dependence import COUNT, MIXED, ROWS, SUM
+from .errors import GraphError
+from .forward import check_input, split_inputs
+from .samples import analyse
+from .statistics import mean_exact
+
+
+def scalar_loss(loss):
+    """The loss as a graph of host variables; a GraphError if it is no scalar."""
+    if getattr(loss, 'ndim', None) != 0:
+        raise GraphError('the loss must be a scalar, not %s of type %s: take its mean over the samples, '
+                         'loss.mean()' % (loss, getattr(loss, 'type', type(loss).__name__)))
+    return graph.host_graph([loss])[0]
+
+
+def splittable(loss, inputs, broadcast, givens, uniform=()):
+    """A loss whose mean over the replicas is that of the whole batch.
+
+    Returns
+    -------
+    loss : theano.Variable
+    scale : scalar theano.Variable or None
+        An input that it then has: samples of the batch / samples of the sub-batch.
+    couplings : list of Coupling
+        Why it is not exact.
+    """
+    inputs = [check_input(variable) for variable in inputs]
+    carriers = [variable for variable, split in zip(inputs, split_inputs(inputs, broadcast)) if split]
+    given = analyse(list((givens or {}).values()), carriers)
+    carriers += [old for old, new in (givens or {}).items() if given.of(new).kind == ROWS]
+    samples = analyse([loss], carriers, uniform)
+    if samples.of(loss).kind not in (SUM, COUNT, MIXED):
+        return loss, None, samples.couplings
+    scale = theano.tensor.scalar('scale of sums', dtype=loss.dtype)
+    return mean_exact(loss, samples, scale), scale, samples.couplings
+
+
+def loss_gradients(loss, params):
+    """Gradients of a scalar loss, with errors that name the remedy."""
+    if not params:
+        raise GraphError('params is empty: name the shared variables to train')
+    views = [graph.host_view(param) for param in params]
+    known = graph.shared_variables([loss])
+    for param, view in zip(params, views):
+        if view not in known:
+            raise GraphError('the loss does not depend on the parameter %s; its shared variables are: %s'
+                             % (param, ', '.join(map(str, known)) or 'none'))
+    return theano.grad(loss, views)
+
+
+def output_reductions(outputs):
+    """Split ``outputs`` into variables and what becomes of each."""
+    pairs = [output if isinstance(output, tuple) else (output, None) for output in outputs]
+    return [variable for variable, _ in pairs], [how for _, how in pairs]
+
+
+def new_values(updates, gradients, params):
+    """Call the user's `updates`; returns a dict of shared variables to new values of their types.
+
+    Raises
+    ------
+    GraphError
+        If what it returns are no updates of shared variables.
+    """
+    returned = updates(*[gradients, params][:_takes(updates)])
+    pairs = list(returned.items() if hasattr(returned, 'items') else returned)
+    for variable, _ in pairs:
+        if not isinstance(variable, theano.compile.SharedVariable):
+            raise GraphError('updates returned a new value for %r, which is no shared variable' % (variable,))
+    found = {graph.host_view(variable): _cast(variable, value) for variable, value in pairs}
+    if len(found) < len(pairs):
+        raise GraphError('updates returned two new values for one shared variable')
+    values = graph.host_graph(list(found.values()))
+    found = dict(zip(found, values))
+    for variable in graph.shared_variables(values):
+        if getattr(variable, 'default_update', None) is not None and variable not in found:
+            found[variable], = graph.host_graph([variable.default_update])
+    foreign = [v for v in graph.free_inputs(list(found.values())) if v not in gradients]
+    if foreign:
+        raise GraphError('the updates depend on %s: they are computed once the gradients of all replicas are '
+                         'averaged, from gradients, parameters and other shared variables only' % foreign)
+    return found
+
+
+def _takes(updates):
+    """How many of (gradients, params) an updates callable wants: 1 or 2."""
+    parameters = inspect.signature(updates).parameters.values()
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = [p.name for p in positional if p.default is p.empty]
+    required += [p.name for p in parameters if p.kind == p.KEYWORD_ONLY and p.default is p.empty]
+    if len(required) > 2 or not positional:
+        raise GraphError('updates must be callable with (gradients) or (gradients, params), but %s needs %s: bind '
+                         'the others, e.g. functools.partial(%s, %s=...)'
+                         % (updates, required, getattr(updates, '__name__', 'updates'), (required or ['x'])[-1]))
+    return max(1, len(required))
+
+
+def _cast(variable, value):
+    """A new value as a variable of the shared variable's type, as `theano.function` would have it."""
+    if not hasattr(variable.type, 'broadcastable'):
+        return value
+    try:
+        return graph.host_type(variable).filter_variable(graph.on_host(theano.tensor.as_tensor_variable(value)))
+    except TypeError as error:
+        raise GraphError('the new value of %s has type %s, not %s: cast it, or write its constants as numpy.%s'
+                         % (variable, theano.tensor.as_tensor_variable(value).type, variable.type,
+                            variable.type.dtype)) from error
