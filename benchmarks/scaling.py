@@ -366,11 +366,12 @@ class Worker:
     def __enter__(self):
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, kind, *_):
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(30)
+            self._process.stdin.close()  # the end of its commands
+        if kind is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(30)
         self.kill()
         self._process.stdout.close()
         self._stderr.close()
@@ -485,6 +486,7 @@ def plot(path, tables, note):
     for axis, (model, rows) in zip(axes[0], tables.items()):
         panel(axis, model, rows)
     axes[0][0].invert_yaxis()
+    figure.set_constrained_layout_pads(w_pad=0.12, h_pad=0.08)  # inches at the edges
     figure.suptitle('Training over processes: median, lowest to highest\n' + note, fontsize=9)
     figure.savefig(path, dpi=150)
     plt.close(figure)
@@ -497,9 +499,9 @@ def panel(axis, model, rows):
     colours = ['tab:orange' if row['kind'] == 'mgpu' else 'tab:blue' for row in rows]
     axis.barh(labels, medians, xerr=errors, color=colours, ecolor='black', capsize=2.5, height=0.7)
     end = max(row['highest'] for row in rows)
-    for position, row in enumerate(rows):
-        axis.text(row['highest'] + 0.02 * end, position, '%.2f' % row['median'], va='center', fontsize=8)
-    axis.set_xlim(0, 1.15 * end)  # room for the figures
+    for position, row in enumerate(rows):  # in a column of their own, where neither whiskers nor the line come
+        axis.text(1.18 * end, position, '%.2f' % row['median'], ha='right', va='center', fontsize=8)
+    axis.set_xlim(0, 1.2 * end)
     axis.axvline(best_plain(rows), color='black', linestyle='--', linewidth=1, zorder=0, label='best plain Keras')
     axis.set_title(model)
     axis.set_xlabel('seconds per %s samples (less is better)' % format(SAMPLES, ','))
@@ -543,7 +545,7 @@ def probe(kind, python):
         raise ValueError('the interpreter %s cannot be started: %s' % (python, error.strerror)) from error
     if result.returncode:
         why = (result.stderr.strip().splitlines() or ['exit code %d' % result.returncode])[-1]
-        raise ValueError('%s has not what the %s contenders need: %s' % (python, TITLES[kind], why))
+        raise ValueError('%s lacks what the %s contenders need: %s' % (python, TITLES[kind], why))
     return result.stdout.strip().splitlines()[-1]
 
 
@@ -627,6 +629,8 @@ def main():
             tables[model] = table(model, measure(model, arguments))
         except WorkerError as error:
             sys.exit('%s: %s' % (model, error))
+        except KeyboardInterrupt:
+            sys.exit(130)
         print_table(model, tables[model], arguments)
     if arguments.json:
         with open(arguments.json, 'w') as file:

@@ -68,7 +68,7 @@ def write(path, arrays):
 def train(path, contexts, *options):
     """Ragged steps; all that they returned, and all state after them."""
     mgpu.init(contexts)
-    network = Network(theano.Mode(optimizer='fast_compile') if 'compiled' in options else PYTHON,
+    network = Network(None if 'compiled' in options else PYTHON,
                       dropout='plain' not in options)
     returned = [np.asarray(value) for batch in network.batches() for value in network.step(*batch)]
     x = next(network.batches())[0]

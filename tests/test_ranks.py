@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import rank_jobs
 from conftest import context_map, needs_compiler
+from two_hosts import two_hosts  # noqa: F401  a fixture
 
 JOBS = os.path.abspath(rank_jobs.__file__)
 needs_mpi = pytest.mark.skipif(
@@ -20,12 +21,12 @@ needs_mpi = pytest.mark.skipif(
 pytestmark = needs_mpi
 
 
-def launch(ranks, *arguments, options=(), flags='floatX=float32', expected=0, mpirun=False):
+def launch(ranks, *arguments, options=(), flags='floatX=float32', expected=0, mpirun=False, job=JOBS):
     """Run a job of rank_jobs.py to its end; its output."""
     start = ['mpirun', '--allow-run-as-root', '--oversubscribe', '-n', str(ranks)] + list(options) if mpirun else \
         ['-m', 'theano_mgpu', 'launch', '-n', str(ranks)] + list(options)
     command = (start if mpirun else [sys.executable] + start) + ([sys.executable] if mpirun else [])
-    done = subprocess.run(command + [JOBS] + [str(argument) for argument in arguments], capture_output=True, text=True,
+    done = subprocess.run(command + [job] + [str(argument) for argument in arguments], capture_output=True, text=True,
                           env=dict(os.environ, THEANO_FLAGS=flags), timeout=300)
     assert done.returncode == expected or expected is None, '%s\n%s' % (done.returncode, done.stderr)
     return done
@@ -92,6 +93,50 @@ def test_the_published_scripts(script, arguments, ranks, contexts, tmp_path):
     done = launch(ranks, 'script', tmp_path / 'ranks.npz', script, *arguments, contexts, flags=flags)
     assert_same(tmp_path / 'ranks.npz', tmp_path / 'one.npz', 1e-10)
     assert done.stdout.count('data: ') == 1
+
+
+# --- two hosts -----------------------------------------------------------------------------------
+
+def launch_on(hosts, *arguments, meanwhile=None):
+    command = [sys.executable, '-m', 'theano_mgpu', 'launch', '-n', '2', '--hosts', ','.join(hosts.hosts), JOBS]
+    return hosts.run(command + [str(argument) for argument in arguments], {'THEANO_FLAGS': 'floatX=float32'}, 300,
+                     meanwhile)
+
+
+def test_two_hosts(two_hosts, one_context, tmp_path):  # noqa: F811
+    before = two_hosts.first.sent_bytes(), two_hosts.second.sent_bytes()
+    done = launch_on(two_hosts, 'train', tmp_path / 'ranks.npz', 'a->cpu', 'plain')
+    assert done.returncode == 0, done.stderr
+    assert_same(tmp_path / 'ranks.npz', one_context, 1e-5)
+    parameters = 4 * (6 * 16 + 16 + 16 * 3)
+    for host, sent in zip((two_hosts.first, two_hosts.second), before):
+        assert host.sent_bytes() - sent > len(rank_jobs.RAGGED) * 3 * parameters
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('how,code,message', [
+    ('raise', 1, 'rank 1 of 2 (host {host}, process'), ('kill', 137, 'on node {address} exited on signal 9'),
+    ('cable', 205, 'lost communication')])
+def test_what_ends_a_rank_on_another_host(how, code, message, two_hosts):  # noqa: F811
+    def pull():
+        while len([pid for pid in two_hosts.second.pids() if 'rank_jobs' in command_of(pid)]) < 1:
+            time.sleep(0.1)
+        time.sleep(10)
+        two_hosts.connect(False)
+    began = time.time()
+    done = launch_on(two_hosts, 'fail', 'sleep' if how == 'cable' else how, meanwhile=pull if how == 'cable' else None)
+    failed = re.search(r'failing at (\S+)', done.stdout)
+    assert time.time() - (float(failed.group(1)) if how != 'cable' else began + 10) < (10 if how != 'cable' else 60)
+    assert done.returncode == code, done.stderr
+    assert message.format(host=two_hosts.second.name, address=two_hosts.second.address) in done.stderr
+
+
+def command_of(pid):
+    try:
+        with open('/proc/%d/cmdline' % pid) as f:
+            return f.read()
+    except OSError:  # it has ended
+        return ''
 
 
 # --- each rank its own data ----------------------------------------------------------------------

@@ -2,6 +2,7 @@
 import contextlib
 import json
 import os
+import re
 
 import numpy as np
 
@@ -124,7 +125,7 @@ def set_values(path, arrays, variables, contexts, ranks):
 
 def check(path, arrays, variables):
     saved, wanted = list(arrays['names']), [_name(variable) for variable in variables]
-    if saved != wanted:
+    if _unnumbered(saved) != _unnumbered(wanted):
         raise ValueError('%s holds the variables %s, but this function has %s: load it into a function of the '
                          'same model and updates' % (path, ', '.join(saved), ', '.join(wanted)))
     for i, variable in enumerate(variables):
@@ -132,6 +133,11 @@ def check(path, arrays, variables):
         if isinstance(value, np.ndarray) and (value.shape, value.dtype) != (saved_value.shape, saved_value.dtype):
             raise ValueError('%s holds %s with shape %s and dtype %s, but this function has shape %s and dtype %s'
                              % (path, wanted[i], saved_value.shape, saved_value.dtype, value.shape, value.dtype))
+
+
+def _unnumbered(names):
+    """Names without numbers, which Keras counts up from model to model: dense_1, dense_2."""
+    return [re.sub(r'\d+', '#', name) for name in names]
 
 
 def _name(replicated):

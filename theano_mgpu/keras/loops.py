@@ -25,34 +25,41 @@ def loop_of(method):
     progress and writes, the order of samples is its order, and where each process feeds its own data, losses and
     metrics are those of all of it.
     """
-    signature = inspect.signature(method)
+    names = list(inspect.signature(method).parameters)
 
     @functools.wraps(method)
     def loop(self, *args, **kwargs):
-        bound = signature.bind(self, *args, **kwargs)
-        bound.apply_defaults()
-        callbacks = list(bound.arguments['callbacks'] or [])
+        def given(name):
+            position = names.index(name) - 1
+            return args[position] if position < len(args) else kwargs.get(name)
+
+        def run(**changed):
+            own = {name: value for name, value in changed.items() if names.index(name) > len(args)}
+            changed_args = [changed.get(name, value) for name, value in zip(names[1:], args)]
+            return method(self, *changed_args, **dict(kwargs, **own))
+
+        callbacks = list(given('callbacks') or [])
         inside = any(isinstance(callback, (Together, WhileComputing)) for callback in callbacks)
         if inside or not (callbacks or launched.trains_together()):
             return method(self, *args, **kwargs)
-        if launched.trains_together() and launched.rank():
-            bound.arguments['verbose'] = 0
-            callbacks = [callback for callback in callbacks if not isinstance(callback, WRITERS)]
-        checkpoint, bound.arguments['callbacks'] = with_checkpoint(callbacks)
+        checkpoint, callbacks = with_checkpoint(callbacks)
         try:
-            return run_together(method, bound) if launched.trains_together() else method(*bound.args, **bound.kwargs)
+            return run_together(run, callbacks) if launched.trains_together() else run(callbacks=callbacks)
         finally:
             if checkpoint:
                 checkpoint.detach()
     return loop
 
 
-def run_together(method, bound):
+def run_together(run, callbacks):
     """Run a loop on every rank."""
     together = Together()
     together.share_random_states()
-    bound.arguments['callbacks'] = [together] + bound.arguments['callbacks']
-    return together.results(method(*bound.args, **bound.kwargs))
+    if launched.rank() == 0:
+        return together.results(run(callbacks=[together] + callbacks))
+    callbacks = [callback for callback in callbacks
+                 if not isinstance(getattr(callback, 'callback', callback), WRITERS)]
+    return together.results(run(callbacks=[together] + callbacks, verbose=0))
 
 
 class Together(keras.callbacks.Callback):

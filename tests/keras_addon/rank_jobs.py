@@ -1,0 +1,113 @@
+"""What the ranks of the add-on's MPI jobs do: ``python rank_jobs.py JOB ARGUMENTS``."""
+import json
+import os
+import random
+import signal
+import sys
+
+import theano_mgpu as mgpu
+from theano_mgpu.keras import Checkpoint, multi_gpu_model
+
+import keras
+import numpy as np
+import theano
+from keras import callbacks
+from keras.layers import BatchNormalization, Dense, Dropout
+
+QUICK = theano.Mode('py', 'fast_compile')
+X = np.random.RandomState(0).randn(53, 5).astype('float32')
+Y = X.sum(axis=1, keepdims=True)
+
+
+def parallel(optimizer='adam', seed=None, dropout=0.2, normalised=True):
+    """A compiled model; each rank's has weights of its own at first, unless there is a seed."""
+    random.seed(mgpu.rank())
+    np.random.seed(mgpu.rank() if seed is None else seed)
+    model = multi_gpu_model(keras.Sequential([
+        Dense(8, activation='tanh', input_shape=(5,)), *([BatchNormalization()] * normalised), Dropout(dropout),
+        Dense(1)]), gpus=None)
+    model.compile(optimizer, 'mse', metrics=['mae'], mode=QUICK)
+    return model
+
+
+def state(model):
+    return model.get_weights() + model.optimizer.get_weights()
+
+
+def write(path, model, history, *further):
+    """Weights and optimizer state, and what `fit` and others returned, one file a rank."""
+    np.savez('%s.%d.npz' % (path, mgpu.rank()), *state(model), *further)
+    with open('%s.%d.json' % (path, mgpu.rank()), 'w') as f:
+        json.dump({name: [float(value) for value in values] for name, values in history.items()}, f)
+
+
+class Schedules(callbacks.Callback):
+    """A callback of the user's own, which steers."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        keras.backend.set_value(self.model.optimizer.lr, 0.01 / (1 + epoch))
+
+
+def fit(path, contexts):
+    """Training with what Keras offers around it; ragged batches in an order that is drawn."""
+    mgpu.init(contexts)
+    model = parallel()
+    history = model.fit(X, Y, batch_size=8, epochs=4, validation_split=0.2, verbose=1, callbacks=[
+        Schedules(), callbacks.ModelCheckpoint(path + '.best.h5', save_best_only=True),
+        callbacks.CSVLogger(path + '.csv'), callbacks.EarlyStopping(patience=3),
+        callbacks.LambdaCallback(on_epoch_end=draw)])
+    scores = model.evaluate(X[:11], Y[:11], batch_size=4, verbose=0)
+    model.fit_generator(Pieces(), epochs=2, shuffle=True, verbose=0)
+    model.save(path + '.h5')
+    write(path, model, history.history, np.array(scores), model.predict(X[:11], batch_size=4))
+
+
+def draw(epoch, logs):
+    """Random numbers that only one rank draws."""
+    if mgpu.rank():
+        np.random.rand(3)
+
+
+class Pieces(keras.utils.Sequence):
+    """Batches whose order is drawn from Python's own random numbers."""
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, i):
+        return X[i * 9:i * 9 + 9], Y[i * 9:i * 9 + 9]
+
+
+def checkpoint(path, file, killed_at):
+    """Training with checkpoints, which a kill ends once."""
+    mgpu.init('a->cpu;b->cpu')
+    model, seen = parallel(), []
+
+    def kill(batch, logs):
+        seen.append(batch)
+        if len(seen) == int(killed_at) and not os.path.exists(path + '.killed') and mgpu.rank() == mgpu.size() - 1:
+            open(path + '.killed', 'w').close()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    history = model.fit(X, Y, batch_size=8, epochs=4, validation_data=(X[:20], Y[:20]), verbose=0, callbacks=[
+        callbacks.LambdaCallback(on_batch_end=kill), Checkpoint(file, every=4), callbacks.CSVLogger(path + '.csv')])
+    write(path, model, history.history, np.array(len(seen)))
+
+
+PARTS = [(0, 29), (29, 40), (40, 53)]  # of 29, 11 and 13 samples
+
+
+def shard(path):
+    """Each rank feeds its own part of the data."""
+    mgpu.init('a->cpu')
+    model = parallel(seed=0, dropout=0.0, normalised=False)
+    x, y = (data[slice(*PARTS[mgpu.rank()])] for data in (X, Y))
+    history = model.fit(x, y, batch_size=4, epochs=2, shuffle=False, validation_data=(x[:9], y[:9]), verbose=0)
+    scores = model.evaluate(x, y, batch_size=4, verbose=0)
+    predicted = model.predict(x, batch_size=4)
+    assert predicted.shape == y.shape
+    write(path, model, history.history, np.array(scores))
+
+
+if __name__ == '__main__':
+    globals()[sys.argv[1]](*sys.argv[2:])

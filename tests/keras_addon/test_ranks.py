@@ -1,0 +1,134 @@
+"""The add-on in several processes: what fit returns, saves and shows; checkpoints; data of each process's own."""
+import json
+import os
+
+import theano_mgpu as mgpu
+
+import keras
+import numpy as np
+import pytest
+from test_ranks import arrays, launch, needs_mpi
+
+from . import rank_jobs
+from .equivalence import check  # noqa: F401  chooses Keras's backend first
+
+pytestmark = needs_mpi
+JOBS = os.path.abspath(rank_jobs.__file__)
+
+
+def history(path, rank=0):
+    with open('%s.%d.json' % (path, rank)) as f:
+        return json.load(f)
+
+
+def assert_same(ours, theirs, tolerance):
+    assert len(ours) == len(theirs) > 8
+    for a, b in zip(ours, theirs):
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+
+
+def assert_same_history(ours, theirs, tolerance=1e-5):
+    assert set(ours) == set(theirs)
+    for name in ours:
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=tolerance)
+
+
+def test_fit_is_that_of_one_process(tmp_path):
+    ranks, one = str(tmp_path / 'ranks'), str(tmp_path / 'one')
+    done = launch(2, 'fit', ranks, 'a->cpu;b->cpu', job=JOBS)
+    launch(1, 'fit', one, 'a->cpu;b->cpu', job=JOBS)
+    assert_same(arrays(ranks + '.0.npz'), arrays(one + '.0.npz'), 1e-5)
+    for rank in range(2):
+        assert_same_history(history(ranks, rank), history(one))
+    assert_same(arrays(ranks + '.0.npz'), arrays(ranks + '.1.npz'), 0)
+    assert done.stdout.count('Epoch 1/4') == 1
+    with open(ranks + '.csv') as f, open(one + '.csv') as g:
+        assert len(f.readlines()) == len(g.readlines()) == 5
+    for name in ('.h5', '.best.h5'):
+        keras.models.load_model(ranks + name)
+    saved = keras.models.load_model(ranks + '.h5')
+    np.testing.assert_array_equal(saved.get_weights()[0], arrays(ranks + '.0.npz')[0])
+    assert not [name for name in os.listdir(str(tmp_path)) if 'unfinished' in name]
+
+
+def test_a_killed_fit_goes_on_from_its_last_checkpoint(tmp_path):
+    """The same weights, optimizer state, order of samples, history and log as if nothing had happened."""
+    killed, whole = str(tmp_path / 'killed'), str(tmp_path / 'whole')
+    done = launch(2, 'checkpoint', killed, tmp_path / 'a.npz', 17, options=['--restarts', '2'], job=JOBS)
+    assert 'restart 1 of 2' in done.stderr and 'restart 2' not in done.stderr
+    launch(2, 'checkpoint', whole, tmp_path / 'b.npz', -1, job=JOBS)
+    (*ours, computed), (*theirs, all_) = arrays(killed + '.0.npz'), arrays(whole + '.0.npz')
+    assert_same(ours, theirs, 0)
+    assert (computed, all_) == (28 - 16 + 1, 28)  # the batch of the checkpoint is told of again
+    assert_same_history(history(killed), history(whole), 0)
+    with open(killed + '.csv') as f, open(whole + '.csv') as g:
+        assert f.read() == g.read()
+
+
+def test_each_process_feeds_its_own_data(tmp_path, contexts):
+    path = str(tmp_path / 'ranks')
+    launch(3, 'shard', path, options=['--sharded'], job=JOBS)
+    contexts('cpu', 1)
+    model = rank_jobs.parallel(seed=0, dropout=0.0, normalised=False)
+    found = {'loss': [], 'mae': []}
+    for _ in range(2):
+        losses, sizes = [], []
+        model.reset_metrics()
+        for start in range(0, 29, 4):
+            rows = [i for first, stop in rank_jobs.PARTS for i in range(first + start, min(first + start + 4, stop))]
+            loss, mae = model.train_on_batch(rank_jobs.X[rows], rank_jobs.Y[rows], reset_metrics=False)
+            losses.append(loss)
+            sizes.append(len(rows))
+        found['loss'].append(np.average(losses, weights=sizes))
+        found['mae'].append(mae)
+        rows = [i for first, _ in rank_jobs.PARTS for i in range(first, first + 9)]
+        validated = model.evaluate(rank_jobs.X[rows], rank_jobs.Y[rows], verbose=0)
+        for name, value in zip(('val_loss', 'val_mae'), validated):
+            found.setdefault(name, []).append(value)
+    scores = model.evaluate(rank_jobs.X, rank_jobs.Y, verbose=0)
+    for rank in range(3):
+        *ours, their_scores = arrays('%s.%d.npz' % (path, rank))
+        assert_same(ours, rank_jobs.state(model), 1e-4)
+        np.testing.assert_allclose(their_scores, scores, rtol=1e-4)
+        assert_same_history(history(path, rank), found, 1e-4)
+
+
+def test_checkpoint_in_one_process(tmp_path, contexts):
+    contexts('cpu', 2)
+    file = str(tmp_path / 'c.npz')
+    x, y = rank_jobs.X, rank_jobs.Y
+
+    def fit(epochs, file=None, stop=None):
+        model = rank_jobs.parallel(seed=1)
+        seen = []
+        used = [keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(epoch))]
+        used += [mgpu.keras.Checkpoint(file, every=3)] * (file is not None)
+        if stop:
+            used.append(keras.callbacks.LambdaCallback(on_batch_end=stop))
+        log = model.fit(x, y, batch_size=8, epochs=epochs, verbose=0, callbacks=used).history
+        return model, log, seen
+
+    whole, log, _ = fit(3)
+
+    count = []
+
+    def interrupt(batch, logs):
+        count.append(batch)
+        if len(count) == 11:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(3, file, interrupt)
+    resumed, log_of_resumed, seen = fit(3, file)
+    assert_same(rank_jobs.state(resumed), rank_jobs.state(whole), 0)
+    assert_same_history(log_of_resumed, log, 0)
+    assert seen == [1, 2]
+    again, _, seen = fit(3, file)  # all is done
+    assert_same(rank_jobs.state(again), rank_jobs.state(whole), 0)
+    with pytest.raises(ValueError, match='not written by theano_mgpu.keras.Checkpoint'):
+        whole.train_function.function.save(file)
+        fit(3, file)
+    with pytest.raises(ValueError, match='every=0'):
+        mgpu.keras.Checkpoint(file, every=0)
+    with pytest.raises(ValueError, match='2 Checkpoints'):
+        whole.fit(x, y, verbose=0, callbacks=[mgpu.keras.Checkpoint(file), mgpu.keras.Checkpoint(file)])
