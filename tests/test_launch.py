@@ -1,0 +1,205 @@
+"""`theano-mgpu launch`: what it runs, and what it says; the jobs themselves are in test_ranks.py."""
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+from theano_mgpu import exchange, launched
+from theano_mgpu.cli import launch, main
+from theano_mgpu.cli.mpirun_output import Filter
+from theano_mgpu.context_map import describe
+from theano_mgpu.contexts import host_contexts, init
+from theano_mgpu.errors import ContextError, MgpuError
+from theano_mgpu.executors import Ranks
+from theano_mgpu.executors.mpi import import_mpi
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture
+def fake_mpirun(tmp_path, monkeypatch):
+    """An mpirun that prints its arguments, and does what a file says."""
+    program = tmp_path / 'mpirun'
+    program.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "mpirun (Open MPI) 4.1.4" && exit\n'
+                       'printf "%s\\n" "$*"; echo "flags $THEANO_FLAGS threads $OMP_NUM_THREADS"; . "$0.does"\n')
+    program.chmod(0o755)
+    (tmp_path / 'mpirun.does').write_text('')
+    monkeypatch.setenv('PATH', '%s:%s' % (tmp_path, os.environ['PATH']))
+    monkeypatch.setenv('THEANO_FLAGS', 'floatX=float32,contexts=a->cuda0;b->cuda1')
+    for name in launch.THREADS:
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / 'train.py'
+    path.write_text('')
+    return str(path)
+
+
+def test_the_command(fake_mpirun, script, capfd, monkeypatch):
+    monkeypatch.setattr(os, 'cpu_count', lambda: 8)
+    monkeypatch.setattr(os, 'sched_getaffinity', lambda pid: set(range(8)))
+    assert main(['launch', '-n', '2', script, '--epochs', '5', '-n', '7']) == 0
+    words, environment = capfd.readouterr().out.splitlines()
+    assert words.startswith('-n 2 ') and words.endswith('%s %s --epochs 5 -n 7' % (sys.executable, script))
+    assert '--host localhost:2 --use-hwthread-cpus --map-by slot:PE=4 --bind-to hwthread' in words
+    assert '-x THEANO_FLAGS' in words and ('--allow-run-as-root' in words) == (os.geteuid() == 0)
+    assert environment == 'flags floatX=float32,contexts=a->cuda0;b->cuda1,mgpu.executor=mpi threads 4'
+
+
+def test_options_become_flags(fake_mpirun, script, capfd):
+    assert main(['launch', '-n', '3', '--hosts', 'one,two', '--gpus-per-process', '2', '--sharded', '--timeout', '30',
+                 script]) == 0
+    words, environment = capfd.readouterr().out.splitlines()
+    assert '--host one:2,two:1 --mca oob_tcp_keepalive_time 3' in words
+    assert 'mgpu.gpus_per_process=2,mgpu.data=sharded,mgpu.timeout=30' in environment
+
+
+def test_threads_that_the_user_has_set_stay(fake_mpirun, script, capfd, monkeypatch):
+    monkeypatch.setenv('OMP_NUM_THREADS', '3')
+    assert main(['launch', '-n', '2', script]) == 0
+    assert 'threads 3' in capfd.readouterr().out
+
+
+def test_a_dry_run_runs_nothing(fake_mpirun, script, capfd):
+    (fake_mpirun / 'mpirun.does').write_text('exit 1')
+    assert main(['launch', '-n', '2', '--dry-run', script, 'a b']) == 0
+    out = capfd.readouterr().out
+    assert 'THEANO_FLAGS=floatX=float32' in out and out.rstrip().endswith('%s "a b"' % script)
+
+
+def test_restarts(fake_mpirun, script, capfd):
+    (fake_mpirun / 'mpirun.does').write_text('echo x >> "$0.runs"; [ $(wc -l < "$0.runs") -ge 3 ] || exit 5')
+    assert main(['launch', '-n', '2', '--restarts', '3', script]) == 0
+    err = capfd.readouterr().err
+    assert 'exit code 5 after 0 s: restart 1 of 3' in err and 'restart 2 of 3' in err and 'restart 3' not in err
+    (fake_mpirun / 'mpirun.runs').unlink()
+    assert main(['launch', '-n', '2', '--restarts', '1', script]) == 5
+    assert (fake_mpirun / 'mpirun.runs').read_text() == 'x\nx\n'
+
+
+def test_sigterm_ends_mpirun(fake_mpirun, script):
+    (fake_mpirun / 'mpirun.does').write_text('exec sleep 100')
+    threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGTERM]).start()
+    began = time.monotonic()
+    assert main(['launch', '-n', '2', script]) == 128 + signal.SIGTERM
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize('arguments,message', [
+    (['-n', '2', 'nowhere.py'], 'there is no script nowhere.py'),
+    (['-n', '2', '--restarts', '-1', __file__], '--restarts -1: give 0 or more'),
+    (['-n', '2', '--hosts', 'a,b,c', __file__], 'room for 2 processes|each host runs at least one'),
+    (['-n', '3', '--hosts', 'a:1,b:1', __file__], 'has room for 2 processes, and -n asks for 3'),
+    (['-n', '2', '--hosts', 'a,a', __file__], 'name each host once'),
+    (['-n', '2', '--hosts', 'a:1,b', __file__], 'name each host once'),
+    (['-n', '2', '--hosts', 'a:0,b:2', __file__], 'name each host once'),
+])
+def test_bad_arguments(fake_mpirun, capsys, arguments, message):
+    assert main(['launch'] + arguments) == 1
+    err = capsys.readouterr().err
+    assert any(part in err for part in message.split('|')), err
+
+
+def test_no_mpirun(monkeypatch, script, capsys, tmp_path):
+    monkeypatch.setenv('PATH', str(tmp_path / 'empty'))
+    assert main(['launch', '-n', '2', script]) == 1
+    assert 'mpirun, which starts the processes, is not on PATH. Debian: apt-get install openmpi-bin' \
+        in capsys.readouterr().err
+
+
+def test_another_mpirun(fake_mpirun, script, capsys):
+    (fake_mpirun / 'mpirun').write_text('#!/bin/sh\necho "HYDRA build details:"\n')
+    assert main(['launch', '-n', '2', script]) == 1
+    assert "is not Open MPI's (HYDRA build details:)" in capsys.readouterr().err
+
+
+def test_what_mpirun_adds_is_left_out_but_nothing_else():
+    rule = b'-' * 74 + b'\n'
+    noise = rule + b'MPI_ABORT was invoked on rank 1\nwith errorcode 1.\n' + rule
+    news = rule + b'mpirun noticed that process rank 1 was killed\n' + rule
+    whole = b'progress 10%\rprogress 20%\r' + noise + b'text\n' + news + b'-- a line\nend'
+    for step in (1, 7, 1000):
+        messages, shown = Filter(), b''
+        for start in range(0, len(whole), step):
+            shown += messages.passed(whole[start:start + step])
+        shown += messages.passed(b'', last=True)
+        assert shown == whole.replace(noise, b'')
+    assert Filter().passed(b'no end yet') == b'no end yet'
+    assert Filter().passed(noise[:90], last=True) == noise[:90]
+
+
+@pytest.fixture
+def rank_1_of_2(monkeypatch):
+    for name, value in zip(launched.VARIABLES[0], '1212'):
+        monkeypatch.setenv(name, value)
+
+
+def test_a_rank_takes_its_share_of_the_contexts(rank_1_of_2, monkeypatch, contexts):
+    monkeypatch.setenv('THEANO_FLAGS', '')
+    assert (launched.rank(), launched.size(), launched.local_rank(), launched.local_size()) == (1, 2, 1, 2)
+    assert describe(init('a->cpu;b->cpu;c->cpu')) == 'b->cpu;c->cpu'
+    assert [context.name for context in host_contexts()] == ['a', 'b', 'c']
+    monkeypatch.setenv('THEANO_FLAGS', 'mgpu.gpus_per_process=1')
+    assert describe(init('a->cpu;b->cpu;c->cpu')) == 'b->cpu'
+    monkeypatch.setenv('THEANO_FLAGS', 'mgpu.gpus_per_process=4')
+    with pytest.raises(ContextError, match='4 contexts for each process were asked for; this host has 3'):
+        init('a->cpu;b->cpu;c->cpu')
+    monkeypatch.setenv('THEANO_FLAGS', 'mgpu.executor=serial')
+    assert describe(init('a->cpu;b->cpu')) == 'a->cpu;b->cpu'
+    monkeypatch.undo()
+    contexts('cpu', 1)
+
+
+def test_an_mpi_that_is_not_there(rank_1_of_2, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'mpi4py', None)
+    with pytest.raises(MgpuError, match='several processes need mpi4py and an MPI library: .*python3-mpi4py'):
+        import_mpi()
+
+
+def test_an_mpi_of_another_mpirun():
+    """The environment tells of two processes, and MPI finds itself alone."""
+    pytest.importorskip('mpi4py')
+    code = 'from theano_mgpu.executors.mpi import import_mpi; import_mpi()'
+    env = dict(os.environ, PMI_RANK='0', PMI_SIZE='2', THEANO_FLAGS='mgpu.executor=serial')
+    done = subprocess.run([sys.executable, '-c', code], env=env, capture_output=True, text=True)
+    assert 'this is one of 2 processes, MPI says of 1' in done.stderr
+
+
+def test_theano_does_not_start_mpi():
+    code = ("import theano_mgpu, sys; assert 'mpi4py.MPI' not in sys.modules\n"
+            "from theano.tensor.io import mpi_enabled; assert not mpi_enabled")
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_samples_of_ranks():
+    assert exchange.lengths_of_ranks(10, [2, 1, 1], 1) == [6, 2, 2]
+    assert exchange.lengths_of_ranks(2, [1, 1, 1], 2) == [2, 0, 0]
+
+
+@pytest.mark.parametrize('change', [lambda x: x[::-1], lambda x: x + 1, lambda x: np.roll(x, 1, axis=1)])
+def test_batches_are_told_apart(change):
+    x = np.random.RandomState(0).rand(100, 28, 28)
+    assert exchange.sampled_checksum(change(x)) != exchange.sampled_checksum(x) == exchange.sampled_checksum(x.copy())
+
+
+def test_small_arrays_of_several_dtypes_are_added_at_once():
+    class Twice(Ranks):
+        size = 2
+        calls = []
+
+        def add(self, arrays):
+            self.calls.append(len(arrays))
+            for array in arrays:
+                array *= 2
+    arrays = [np.arange(3.0), np.array(4), np.ones((2, 2)), np.array([1, 2])]
+    for ours, given in zip(exchange.added(Twice(), arrays), arrays):
+        np.testing.assert_array_equal(ours, 2 * given)
+        assert ours.dtype == given.dtype
+    assert Twice.calls == [2]
