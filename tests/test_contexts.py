@@ -1,5 +1,6 @@
 """Choosing contexts and opening their devices."""
 import os
+import platform
 import subprocess
 import sys
 
@@ -132,3 +133,32 @@ def test_theanos_own_way_to_place_a_variable_computes_there(gpu2):
 
 def test_context_map_of_the_tests_is_real():
     assert mgpu.init(context_map('cpu', 2))[1].kind == 'cpu'
+
+
+PAGES = '''
+import resource, sys
+import theano_mgpu as mgpu
+import numpy as np
+if sys.argv[1] == 'open':
+    mgpu.init('a->cpu')
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(3):
+    np.ones(5000000)
+before = faults()
+for _ in range(10):
+    np.ones(5000000)
+print(faults() - before)
+'''
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != 'glibc', reason="what is mended is glibc's")
+def test_freed_memory_is_used_again():
+    """40 MB are some 10,000 pages, which a CPU context's process gets once, not at each step."""
+    def page_faults(how, **environment):
+        done = subprocess.run([sys.executable, '-c', PAGES, how], capture_output=True, text=True,
+                              env=dict(os.environ, **environment))
+        assert done.returncode == 0, done.stderr
+        return int(done.stdout)
+    assert page_faults('open') < 1000 < page_faults('do not')
+    assert page_faults('open', MALLOC_TOP_PAD_='4096') > 1000  # the user's own settings stay

@@ -7,7 +7,7 @@ import functools
 import os
 import sys
 
-from . import compat, config, devices, launched
+from . import compat, config, devices, host_memory, launched
 from .context_map import EXAMPLE, default_map, describe, parse_context_map
 from .errors import ContextError
 
@@ -157,6 +157,7 @@ def gpu_context(context):
 def _open(context):
     """Open the device of a context and register its name with Theano; does nothing the second time."""
     if context.kind == 'cpu':
+        host_memory.keep_freed_memory()
         return
     import theano.gpuarray
     from theano.gpuarray.type import list_contexts
