@@ -14,6 +14,7 @@ import os
 if 'floatX' not in os.environ.get('THEANO_FLAGS', ''):
     os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
 
+import theano_mgpu as mgpu
 from theano_mgpu.keras import multi_gpu_model
 
 import keras
@@ -75,8 +76,10 @@ def main():
     parallel.fit(x_train, x_train, batch_size=arguments.batch_size, epochs=arguments.epochs,
                  validation_data=(x_test, x_test))
     error = parallel.evaluate(x_test, x_test, verbose=0)
-    picture(arguments.output, x_test[:10], parallel.predict(x_test[:10]),
-            'autoencoder on %d contexts, test error %.4f' % (len(parallel.contexts), error))
+    reconstructions = parallel.predict(x_test[:10])
+    if mgpu.rank() == 0:
+        picture(arguments.output, x_test[:10], reconstructions,
+                'autoencoder on %d contexts, test error %.4f' % (len(parallel.contexts), error))
     print('mean squared error on the test images %.4f (of their mean image: %.4f); picture: %s'
           % (error, np.mean((x_test - x_train.mean(axis=0)) ** 2), arguments.output))
 

@@ -160,12 +160,12 @@ def fail(how):
         network.step(*batch)
 
 
-def checkpoints(path, file, every, killed_at):
+def checkpoints(path, file, every, killed_at, rounds=3):
     """Training that one rank ends by SIGKILL once; started again it goes on from the checkpoint."""
-    mgpu.init('a->cpu')
+    mgpu.init('a->cpu;b->cpu')
     network = Network()
     done = network.step.checkpoint(file, int(every))
-    for number, batch in enumerate(network.batches(first=done), done):
+    for number, batch in enumerate(network.batches(int(rounds), done), done):
         if number == int(killed_at) and not os.path.exists(path + '.killed') and mgpu.rank() == mgpu.size() - 1:
             open(path + '.killed', 'w').close()
             os.kill(os.getpid(), signal.SIGKILL)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from conftest import needs_compiler
 from models import handwritten_digits
+from test_ranks import needs_mpi
 
 FOLDER = os.path.join(os.path.dirname(__file__), '..', 'benchmarks')
 
@@ -81,7 +82,20 @@ def test_keras_autoencoder_draws(tmp_path):
     assert plt.imread(path).shape[:2] == (390, 1500)
 
 
+@needs_mpi
+@pytest.mark.slow
+def test_scaling_compares(tmp_path):
+    json_path, plot_path = str(tmp_path / 's.json'), str(tmp_path / 's.png')
+    text = run('scaling.py', '--quick', '--models', 'mlp', '--json', json_path, '--plot', plot_path)
+    with open(json_path) as f:
+        rows = json.load(f)['results']
+    assert [(row['kind'], row['workers'], row['threads']) for row in rows] == [
+        ('keras', 1, 1), ('keras', 1, 2), ('mgpu', 1, 1), ('mgpu', 2, 1)]
+    assert all(len(row['seconds']) == 2 and 0 < row['lowest'] <= row['median'] for row in rows)
+    assert text.count('Keras on Theano ') == 2 and plt.imread(plot_path).shape[0] > 300
+
+
 @pytest.mark.parametrize('script', ['mnist_cnn.py', 'step_overhead.py', 'keras_mnist.py', 'keras_autoencoder.py',
-                                    'keras_overhead.py'])
+                                    'keras_overhead.py', 'scaling.py'])
 def test_help_teaches(script):
     assert 'Examples:' in run(script, '--help')

@@ -45,7 +45,8 @@ def plain():
     return get
 
 
-@pytest.mark.parametrize('kind,n', [('cpu', 1), ('cpu', 2), ('cpu', 3), ('cpu', 4), ('gpu', 2), ('gpu', 3),
+@pytest.mark.parametrize('kind,n', [('cpu', 1), ('cpu', 2), ('cpu', 3), ('cpu', 4), ('gpu', 2),
+                                    pytest.param('gpu', 3, marks=pytest.mark.slow),
                                     pytest.param('gpu', 4, marks=pytest.mark.slow)])
 def test_dense_with_adam(contexts, kind, n, dtype, plain):
     """Both executors, one after the other, from the same start: all state is set back in between."""
@@ -72,7 +73,7 @@ def test_dense_with_adam(contexts, kind, n, dtype, plain):
 
 
 @needs_compiler
-@pytest.mark.parametrize('n', [2, 3])
+@pytest.mark.parametrize('n', [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_convolution_with_momentum(contexts, kind, n, dtype, plain):
     x, labels = data(37, 2, 8, 8, dtype=dtype)  # 5 batches of 8, the last of 5
     expected, losses = plain(('conv', dtype), lambda: conv_model(dtype=dtype), momentum, x, labels, 8)

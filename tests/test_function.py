@@ -188,7 +188,7 @@ def test_timings(cpu2):
     f = mgpu.function([x], x * 1)
     f(X), f(X)
     assert f.timings.calls == 2
-    assert f.timings.per_call()['run'] > 0 and f.timings.per_call()['update'] == 0
+    assert f.timings.per_call()['run'] > 0 and f.timings.per_call()['all_reduce'] == 0
     f.timings.reset()
     assert f.timings.calls == 0
 

@@ -7,7 +7,7 @@ import threading
 import time
 
 from theano_mgpu import exchange, launched
-from theano_mgpu.cli import launch, main
+from theano_mgpu.cli import launch, main, mpi_checks
 from theano_mgpu.cli.mpirun_output import Filter
 from theano_mgpu.context_map import describe
 from theano_mgpu.contexts import host_contexts, init
@@ -17,6 +17,7 @@ from theano_mgpu.executors.mpi import import_mpi
 
 import numpy as np
 import pytest
+from test_ranks import needs_mpi
 
 
 @pytest.fixture
@@ -70,7 +71,7 @@ def test_a_dry_run_runs_nothing(fake_mpirun, script, capfd):
     (fake_mpirun / 'mpirun.does').write_text('exit 1')
     assert main(['launch', '-n', '2', '--dry-run', script, 'a b']) == 0
     out = capfd.readouterr().out
-    assert 'THEANO_FLAGS=floatX=float32' in out and out.rstrip().endswith('%s "a b"' % script)
+    assert 'THEANO_FLAGS=floatX=float32' in out and out.rstrip().endswith("%s 'a b'" % script)
 
 
 def test_restarts(fake_mpirun, script, capfd):
@@ -203,3 +204,25 @@ def test_small_arrays_of_several_dtypes_are_added_at_once():
         np.testing.assert_array_equal(ours, 2 * given)
         assert ours.dtype == given.dtype
     assert Twice.calls == [2]
+
+
+@needs_mpi
+def test_doctor_starts_two_processes():
+    finding = mpi_checks.check_mpirun(None)
+    assert finding.status == 'ok' and finding.text.endswith('mpirun: two processes start, and add')
+
+
+@pytest.mark.parametrize('does,text', [('exit 1', 'no output'), ('echo "size 1, total 1"', 'size 1, total 1'),
+                                       ('echo "ImportError: no MPI" >&2; exit 1', 'ImportError: no MPI')])
+def test_doctor_finds_processes_that_are_apart(fake_mpirun, does, text, monkeypatch):
+    program = '#!/bin/sh\n[ "$1" = --version ] && echo "mpirun (Open MPI) 4" || { %s; }\n'
+    (fake_mpirun / 'mpirun').write_text(program % does)
+    monkeypatch.setattr(mpi_checks.metadata, 'version', lambda name: '3')
+    finding = mpi_checks.check_mpirun(None)
+    assert finding.status == 'warn' and text in finding.text and 'openmpi-bin' in finding.remedy
+
+
+def test_doctor_without_mpirun(monkeypatch, tmp_path):
+    monkeypatch.setattr(mpi_checks.metadata, 'version', lambda name: '3')
+    monkeypatch.setenv('PATH', str(tmp_path))
+    assert mpi_checks.check_mpirun(None)[:2] == ('warn', 'mpirun, which starts the processes, is not on PATH')

@@ -21,8 +21,8 @@ ROWS = [
     ['keras.batch', 'keras.exactness', 'keras.optimizer', 'keras.functions', 'keras.checkpoint',
      'keras.loops', 'keras.parallel_model', 'keras.multi_gpu',
      'keras.verify', 'keras'],
-    ['cli.output', 'cli.mpirun_output', 'cli.libraries', 'cli.checks', 'cli.device_checks', 'cli.devices', 'cli.doctor',
-     'cli.config', 'cli.launch', 'cli', '__main__'],
+    ['cli.output', 'cli.mpirun_output', 'cli.libraries', 'cli.checks', 'cli.device_checks', 'cli.devices',
+     'cli.config', 'cli.launch', 'cli.mpi_checks', 'cli.doctor', 'cli', '__main__'],
 ]
 ORDER = [name for row in ROWS for name in row]
 

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -61,7 +62,8 @@ def one_context(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize('ranks,contexts', [(2, 'a->cpu'), (2, 'a->cpu;b->cpu;c->cpu;d->cpu'), (3, 'a->cpu')])
+@pytest.mark.parametrize('ranks,contexts', [(2, 'a->cpu'), (2, 'a->cpu;b->cpu;c->cpu;d->cpu'),
+                                            pytest.param(3, 'a->cpu', marks=pytest.mark.slow)])
 def test_training_is_that_of_one_process_with_one_context(ranks, contexts, one_context, tmp_path):
     """Weights, optimizer state, running mean, count, outputs; batches with fewer samples than replicas among them."""
     launch(ranks, 'train', tmp_path / 'ranks.npz', contexts, 'plain')
@@ -198,6 +200,33 @@ def test_a_killed_job_goes_on_from_its_last_checkpoint(tmp_path):
     assert 'exit code 137' in done.stderr and 'restart 1 of 3' in done.stderr and 'restart 2' not in done.stderr
     *ours, done_before = arrays(tmp_path / 'ranks.npz')
     assert done_before == 8
-    launch(2, 'checkpoints', tmp_path / 'whole.npz', tmp_path / 'whole.ckpt.npz', 100, -1)
+    alone('checkpoints', tmp_path / 'whole.npz', tmp_path / 'whole.ckpt.npz', 100, -1)
     for a, b in zip(ours, arrays(tmp_path / 'whole.npz')):
-        np.testing.assert_array_equal(a, b)
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('delay', [0.0, 0.3, 0.7])
+def test_a_kill_at_any_moment_leaves_a_whole_file(delay, tmp_path):
+    """A checkpoint after each step: most of the time rank 0 is writing one."""
+    file = tmp_path / 'ckpt.npz'
+    command = [sys.executable, '-m', 'theano_mgpu', 'launch', '-n', '2', JOBS, 'checkpoints', tmp_path / 'r.npz', file,
+               '1', '-1', '1000']
+    job = subprocess.Popen(list(map(str, command)), env=dict(os.environ, THEANO_FLAGS='floatX=float32'),
+                           stderr=subprocess.DEVNULL)
+    while not file.exists():
+        time.sleep(0.01)
+    time.sleep(delay)
+    for pid in os.listdir('/proc'):
+        if pid.isdigit() and str(file) in command_of(int(pid)) and 'launch' not in command_of(int(pid)) \
+                and 'mpirun' not in command_of(int(pid)):
+            os.kill(int(pid), signal.SIGKILL)
+            break
+    assert job.wait(60) == 137
+    done = int(dict(np.load(str(file)))['extra/calls'])
+    assert 0 < done < 6000
+    rounds = done // 6 + 2
+    launch(2, 'checkpoints', tmp_path / 'r.npz', file, 1, -1, rounds)
+    launch(2, 'checkpoints', tmp_path / 'whole.npz', tmp_path / 'w.npz', 10 ** 6, -1, rounds)
+    for ours, theirs in zip(arrays(tmp_path / 'r.npz')[:-1], arrays(tmp_path / 'whole.npz')):
+        np.testing.assert_array_equal(ours, theirs)

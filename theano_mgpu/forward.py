@@ -14,7 +14,7 @@ from .rng import is_random_state
 from .scatter_gather import REDUCTIONS, batch_length, micro_batch_rounds
 from .statistics import BatchUpdates
 from .step import Step
-from .timeline import Timings
+from .timeline import PHASES, RANK_PHASES, Timings
 
 
 class Forward:
@@ -76,7 +76,7 @@ class Forward:
         self.executor = choose_executor(executor, self.graph.compiled)
         self.calls = 0
         self.samples = 0  # of the last step, on all ranks
-        self.timings = Timings()
+        self.timings = Timings(RANK_PHASES if self.ranks.size > 1 else PHASES)
         self.buffers = HostBuffers()
         self.sums = None  # SumBuffers, once a step knows its shapes
         self._example = None

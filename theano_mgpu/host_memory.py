@@ -3,8 +3,7 @@ import ctypes
 import os
 
 # glibc's malloc.h.
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
-TOP_PAD = 64 << 20  # bytes by which the heap grows at a time
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 SETTINGS = ('MALLOC_TRIM_THRESHOLD_', 'MALLOC_TOP_PAD_', 'MALLOC_MMAP_MAX_', 'MALLOC_MMAP_THRESHOLD_', 'GLIBC_TUNABLES')
 
 
@@ -25,4 +24,4 @@ def keep_freed_memory():
     mallopt = getattr(ctypes.CDLL(None), 'mallopt', None)
     if mallopt is None or any(name in os.environ for name in SETTINGS):
         return False
-    return all([mallopt(M_MMAP_MAX, 0), mallopt(M_TRIM_THRESHOLD, -1), mallopt(M_TOP_PAD, TOP_PAD)])
+    return all([mallopt(M_MMAP_MAX, 0), mallopt(M_TRIM_THRESHOLD, -1)])

@@ -177,6 +177,10 @@ class ReplicatedStream(Replicated):
         self._current |= moved
         _changes[0] += 1
 
+    def after_write(self):
+        super().after_write()
+        self.touched = False  # each rank has a place of its own in the stream
+
     def before_read(self):
         if self.variable not in self._current:
             self.variable.container.value = host_value(self._master)

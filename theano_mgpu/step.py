@@ -203,14 +203,15 @@ class Step:
         results = self._put_together()
         n_outputs = len(forward.reductions) - forward.reduced
         outputs, statistics = results[:n_outputs], results[n_outputs + len(forward.rows):]
-        new = list(zip(forward.rows, results[n_outputs:]))
-        if forward.updates.updates:
-            new += zip(forward.updates.updates, forward.updates.new_values(statistics))
-        for variable in forward.graph.updated:
-            variable.commit([] if self.idle else forward.contexts[:len(self.rounds[0])])
-        forward.mark_seen()
-        for variable, value in new:
-            self._store(getattr(variable.tag, 'stands_for', variable), value)
+        with forward.timings.span('update'):
+            new = list(zip(forward.rows, results[n_outputs:]))
+            if forward.updates.updates:
+                new += zip(forward.updates.updates, forward.updates.new_values(statistics))
+            for variable in forward.graph.updated:
+                variable.commit([] if self.idle else forward.contexts[:len(self.rounds[0])])
+            forward.mark_seen()
+            for variable, value in new:
+                self._store(getattr(variable.tag, 'stands_for', variable), value)
         return outputs
 
     def _store(self, variable, value):

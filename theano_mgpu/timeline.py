@@ -3,10 +3,16 @@ import contextlib
 import time
 
 PHASES = ('scatter', 'run', 'fetch', 'all_reduce', 'update')
+# Of several processes, each waits for the others, and all add what they have.
+RANK_PHASES = ('scatter', 'wait', 'run', 'fetch', 'all_reduce', 'exchange', 'update')
 
 
 class Timings:
     """Accumulated wall-clock seconds of each phase of a function's calls.
+
+    Parameters
+    ----------
+    phases : tuple of str
 
     Attributes
     ----------
@@ -22,7 +28,8 @@ class Timings:
     ['scatter']
     """
 
-    def __init__(self):
+    def __init__(self, phases=PHASES):
+        self.phases = phases
         self.reset()
 
     def reset(self):
@@ -41,4 +48,4 @@ class Timings:
 
     def per_call(self):
         """Seconds a call of each phase, in the order in which a step meets them."""
-        return {phase: self.seconds.get(phase, 0.0) / max(self.calls, 1) for phase in PHASES}
+        return {phase: self.seconds.get(phase, 0.0) / max(self.calls, 1) for phase in self.phases}

@@ -4,7 +4,7 @@ import functools
 import sys
 import textwrap
 
-from . import checks, device_checks, libraries
+from . import checks, device_checks, libraries, mpi_checks
 from .output import print_json
 
 EPILOG = """\
@@ -60,6 +60,7 @@ def plan(setup):
         ('BLAS', if_theano(checks.check_blas)),
         ('Keras', if_theano(checks.check_keras)),
         ('mpi4py', checks.check_mpi),
+        ('mpirun', mpi_checks.check_mpirun),
         ('contexts', checks.check_map),
         ('pygpu', device_checks.check_pygpu),
         ('OpenCL devices', device_checks.check_opencl),

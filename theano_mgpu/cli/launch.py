@@ -1,6 +1,7 @@
 """`theano-mgpu launch`: run a script as several processes, by Open MPI's mpirun."""
 import argparse
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -76,7 +77,7 @@ def run(args):
     command += carry(environment) + [sys.executable, args.script] + args.args
     if args.dry_run:
         print(' '.join('%s=%s' % (name, environment[name]) for name in changed(environment)))
-        print(subprocess.list2cmdline(command))
+        print(shlex.join(command))
         return 0
     return run_with_restarts(command, environment, args.restarts)
 

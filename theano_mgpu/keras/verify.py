@@ -6,8 +6,9 @@ import keras
 import numpy as np
 from keras import backend as K
 
-from .. import graph
+from .. import graph, launched
 from ..context_map import describe
+from ..errors import MgpuError
 from ..rng import is_random_state
 from .batch import batch_updates
 from .exactness import inexact_parts, place_of
@@ -95,6 +96,8 @@ def verify(model, x, y, gpus=None, sample_weight=None, tolerance=None):
         raise ValueError('the model %s is not compiled, so there is no step to take: call its compile(optimizer, '
                          'loss)' % model.name)
     template = getattr(model, 'template', model)
+    if launched.trains_together():
+        raise MgpuError('verify compares one device with the contexts of one process: run it without mpirun')
     contexts = model.contexts if gpus is None and template is not model else chosen_contexts(gpus)
     several = parallel_model(template, contexts, inherit=False)
     with _restored(model):

@@ -1,0 +1,199 @@
+"""The workers of scaling.py: each is a process of its own that trains an epoch whenever it is told to.
+
+They run under an interpreter that may have numpy and torch alone: nothing else is imported up here.
+"""
+import contextlib
+import datetime
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+SAMPLES = 1280
+WARM_UP = 2       # epochs of a worker before it says that it is ready
+NAP = 0.005       # seconds between two looks of an idle MPI rank for a command
+SHAPES = {'cnn': (28, 28, 1), 'mlp': (784,)}
+
+
+def data(model):
+    """Samples and labels; the same in every process."""
+    rng = np.random.RandomState(0)
+    return rng.rand(SAMPLES, *SHAPES[model]).astype('float32'), rng.randint(0, 10, (SAMPLES, 1))
+
+
+class Alone:
+    """A worker of one process. Those of several agree in the same way: see the classes below."""
+
+    first = True  # whether this process reads the commands and answers
+
+    def tell(self, go):
+        """What the first process was told, on each process."""
+        return go
+
+    def barrier(self):
+        """Wait until each process is here."""
+
+
+class Ranks:
+    """The ranks of an MPI job."""
+
+    def __init__(self):
+        from mpi4py import MPI
+        self._comm = MPI.COMM_WORLD.Dup()  # apart from the messages of what is measured
+        self.first = self._comm.rank == 0
+
+    def tell(self, go):
+        flag = np.array([go], 'int32')
+        request = self._comm.Ibcast(flag, 0)
+        while not request.Test():  # bcast itself would spin, and take a core from whoever is timed
+            time.sleep(NAP)
+        return bool(flag[0])
+
+    def barrier(self):
+        self._comm.Barrier()
+
+
+class Gloo:
+    """The processes of a torch.distributed group; gloo waits in the kernel."""
+
+    def __init__(self, dist, tensor):
+        self._dist, self._tensor = dist, tensor
+        self.first = dist.get_rank() == 0
+
+    def tell(self, go):
+        flag = self._tensor([int(go)])
+        self._dist.broadcast(flag, 0)
+        return bool(flag.item())
+
+    def barrier(self):
+        self._dist.barrier()
+
+
+def serve(epoch, crew):
+    """Warm up, then train an epoch for each line `go`, until stdin ends."""
+    for _ in range(WARM_UP):
+        epoch()
+    crew.barrier()
+    if crew.first:
+        print('ready', flush=True)
+    while crew.tell(crew.first and sys.stdin.readline().strip() == 'go'):
+        crew.barrier()
+        start = time.perf_counter()
+        epoch()
+        crew.barrier()
+        if crew.first:
+            print('%.6f' % (time.perf_counter() - start), flush=True)
+
+
+def layers_of(keras, model):
+    """The model in Keras: 2.3.1's, or TensorFlow's."""
+    layers = keras.layers
+    if model == 'mlp':
+        return keras.Sequential([layers.Dense(1024, activation='relu', input_shape=SHAPES[model]),
+                                 layers.Dense(1024, activation='relu'), layers.Dense(10, activation='softmax')])
+    return keras.Sequential([layers.Conv2D(32, (3, 3), activation='relu', input_shape=SHAPES[model]),
+                             layers.MaxPooling2D((2, 2)), layers.Flatten(), layers.Dense(10, activation='softmax')])
+
+
+def fit(model, name, batch_size):
+    """One epoch of a Keras model on Theano, as a callable."""
+    model.compile('adam', 'sparse_categorical_crossentropy')
+    x, y = data(name)
+    return lambda: model.fit(x, y, batch_size=batch_size, epochs=1, verbose=0)
+
+
+def work_keras(arguments):
+    """Plain Keras on Theano."""
+    import theano_mgpu  # noqa: F401  Theano and Keras import on Python 3.11 thanks to it; nothing else is used
+
+    import keras
+    np.random.seed(0)
+    serve(fit(layers_of(keras, arguments.models[0]), arguments.models[0], arguments.batch_size), Alone())
+
+
+def work_mgpu(arguments):
+    """This package: the same call of fit on each rank."""
+    import theano_mgpu as mgpu
+    from theano_mgpu.keras import multi_gpu_model
+
+    import keras
+    mgpu.init('host->cpu')  # else each rank would take its share of this machine's GPUs
+    np.random.seed(0)       # the ranks start from the same weights, and shuffle alike
+    model = multi_gpu_model(layers_of(keras, arguments.models[0]))
+    crew = Ranks() if int(os.environ.get('OMPI_COMM_WORLD_SIZE', '1')) > 1 else Alone()
+    serve(fit(model, arguments.models[0], arguments.batch_size), crew)
+
+
+def work_torch(arguments):
+    """PyTorch; several workers are processes that the first one starts."""
+    import torch
+    torch.set_num_threads(arguments.threads[0])
+    torch.set_num_interop_threads(1)
+    torch.manual_seed(0)
+    model = torch_model(torch, arguments.models[0])
+    workers, rank = arguments.ranks[0], arguments.torch_rank
+    if workers == 1:
+        return serve(torch_epoch(torch, model, arguments), Alone())
+    import torch.distributed as dist
+    store = dist.TCPStore('127.0.0.1', arguments.torch_port, workers, is_master=rank == 0, wait_for_workers=False)
+    started = [subprocess.Popen([sys.executable] + sys.argv + ['--torch-rank=%d' % other,
+                                                               '--torch-port=%d' % store.port],
+                                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+               for other in range(1, workers if rank == 0 else 1)]
+    # The timeout is that of a wait for the next command, too: the other contenders' turns.
+    dist.init_process_group('gloo', store=store, rank=rank, world_size=workers, timeout=datetime.timedelta(days=1))
+    model = torch.nn.parallel.DistributedDataParallel(model)
+    serve(torch_epoch(torch, model, arguments), Gloo(dist, torch.tensor))
+    dist.destroy_process_group()
+    for process in started:
+        process.wait()
+
+
+def torch_model(torch, model):
+    """The model in PyTorch; the softmax is in the loss."""
+    nn = torch.nn
+    if model == 'mlp':
+        return nn.Sequential(nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10))
+    return nn.Sequential(nn.Conv2d(1, 32, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(32 * 13 * 13, 10))
+
+
+def torch_epoch(torch, model, arguments):
+    """One epoch of PyTorch over this worker's part of each batch, as a callable."""
+    x, y = map(torch.from_numpy, data(arguments.models[0]))
+    x, y = x.movedim(-1, 1).contiguous() if x.ndim == 4 else x, y[:, 0]
+    optimizer, loss = torch.optim.Adam(model.parameters()), torch.nn.CrossEntropyLoss()
+    order = torch.Generator().manual_seed(0)  # the same on each worker
+
+    def epoch():
+        for batch in torch.randperm(SAMPLES, generator=order).split(arguments.batch_size):
+            rows = batch.tensor_split(arguments.ranks[0])[arguments.torch_rank]
+            optimizer.zero_grad()
+            loss(model(x[rows]), y[rows]).backward()
+            optimizer.step()
+    return epoch
+
+
+def work_tensorflow(arguments):
+    """TensorFlow's Keras; several workers are logical CPU devices of one process."""
+    import tensorflow as tf
+    workers, threads = arguments.ranks[0], arguments.threads[0]
+    tf.config.set_visible_devices([], 'GPU')
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
+    tf.config.threading.set_inter_op_parallelism_threads(max(workers, threads))  # a replica runs on one of these
+    tf.config.set_logical_device_configuration(tf.config.list_physical_devices('CPU')[0],
+                                               [tf.config.LogicalDeviceConfiguration()] * workers)
+    tf.random.set_seed(0)
+    strategy = contextlib.nullcontext()
+    if workers > 1:
+        strategy = tf.distribute.MirroredStrategy(['CPU:%d' % i for i in range(workers)]).scope()
+    with strategy:
+        model = layers_of(tf.keras, arguments.models[0])
+        model.compile('adam', 'sparse_categorical_crossentropy')
+    # Not shuffled, since tf.data would do that sample by sample: to its advantage.
+    batches = tf.data.Dataset.from_tensor_slices(data(arguments.models[0])).batch(arguments.batch_size).prefetch(2)
+    serve(lambda: model.fit(batches, epochs=1, verbose=0), Alone())
+
+
+WORK = {'keras': work_keras, 'mgpu': work_mgpu, 'torch': work_torch, 'tensorflow': work_tensorflow}
