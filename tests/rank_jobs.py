@@ -173,6 +173,25 @@ def checkpoints(path, file, every, killed_at, rounds=3):
     write(path, network.values() + [np.array(done)])
 
 
+def compile_once(path):
+    """Counts what each rank compiles for a function, in an empty folder of compiled code."""
+    from theano.gof.cmodule import GCC_compiler
+    mgpu.init('a->cpu')
+    x = T.matrix('x')
+    w = theano.shared(np.ones(3, theano.config.floatX), name='w')
+    compiled, original = [], GCC_compiler.compile_str
+
+    def compile_str(module_name, *args, **kwargs):
+        compiled.append(module_name)
+        return original(module_name, *args, **kwargs)
+    GCC_compiler.compile_str = staticmethod(compile_str)
+    # Not a product of matrices: Theano keeps no code of these from process to process.
+    f = mgpu.function([x], T.tanh(x * w).sum(axis=1) + 2)
+    with open('%s.%d' % (path, mgpu.rank()), 'w') as file:
+        json.dump({'compiled': compiled}, file)
+    f(np.ones((4, 3), theano.config.floatX))
+
+
 def shard(path, *n_batches):
     """Each rank feeds its own data: so many batches; the global batches are written, too."""
     mgpu.init('a->cpu')

@@ -62,8 +62,9 @@ def one_context(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize('ranks,contexts', [(2, 'a->cpu'), (2, 'a->cpu;b->cpu;c->cpu;d->cpu'),
-                                            pytest.param(3, 'a->cpu', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('ranks,contexts', [
+    (2, 'a->cpu;b->cpu;c->cpu;d->cpu'), pytest.param(2, 'a->cpu', marks=pytest.mark.slow),
+    pytest.param(3, 'a->cpu', marks=pytest.mark.slow)])
 def test_training_is_that_of_one_process_with_one_context(ranks, contexts, one_context, tmp_path):
     """Weights, optimizer state, running mean, count, outputs; batches with fewer samples than replicas among them."""
     launch(ranks, 'train', tmp_path / 'ranks.npz', contexts, 'plain')
@@ -88,8 +89,10 @@ def test_gpus(one_context, tmp_path):
 @pytest.mark.parametrize('ranks,contexts', [(2, 2), (2, 4)])
 @pytest.mark.parametrize('script,arguments', [
     ('keras_mnist', ['--epochs', '2', '--gpus']), ('mnist_cnn', ['--epochs', '2', '--contexts'])])
-def test_the_published_scripts(script, arguments, ranks, contexts, tmp_path):
+def test_the_published_scripts(script, arguments, ranks, contexts, tmp_path, monkeypatch):
     """Unchanged, with ragged epochs: in float64, since ReLU and max-pooling amplify float32's rounding."""
+    (tmp_path / 'keras.json').write_text('{"backend": "theano", "floatx": "float64"}')
+    monkeypatch.setenv('KERAS_HOME', str(tmp_path))
     flags = 'floatX=float64,contexts=%s' % ';'.join('h%d->cpu' % i for i in range(contexts))
     alone('script', tmp_path / 'one.npz', script, *arguments, 1, flags=flags)
     done = launch(ranks, 'script', tmp_path / 'ranks.npz', script, *arguments, contexts, flags=flags)
@@ -141,6 +144,17 @@ def command_of(pid):
         return ''
 
 
+@needs_compiler
+@pytest.mark.slow
+def test_one_rank_compiles_and_the_others_find_it(tmp_path):
+    launch(3, 'compile_once', tmp_path / 'found', flags='floatX=float32,base_compiledir=%s' % (tmp_path / 'compiled'))
+    found = []
+    for rank in range(3):
+        with open('%s.%d' % (tmp_path / 'found', rank)) as f:
+            found.append(json.load(f))
+    assert found[0]['compiled'] and found[1]['compiled'] == found[2]['compiled'] == []
+
+
 # --- each rank its own data ----------------------------------------------------------------------
 
 def test_ranks_that_feed_their_own_data_may_end_early(tmp_path, contexts):
@@ -180,7 +194,7 @@ def test_ranks_that_disagree_are_told_so_at_once(tmp_path):
 
 @pytest.mark.parametrize('how,code,message', [
     ('raise', 1, 'rank 1 of 2 (host {host}, process'), ('kill', 137, 'exited on signal 9 (Killed)'),
-    ('sleep', 1, 'has waited 2 s for rank 1 (host {host})'),
+    pytest.param('sleep', 1, 'has waited 2 s for rank 1 (host {host})', marks=pytest.mark.slow),
     pytest.param('exit', 1, 'rank 1 (host {host}) ended while others go on', marks=pytest.mark.slow),
     pytest.param('raise everywhere', 1, 'rank 0 of 2 (host {host}, process', marks=pytest.mark.slow),
     pytest.param('segfault', 139, 'Fatal Python error: Segmentation fault', marks=pytest.mark.slow)])

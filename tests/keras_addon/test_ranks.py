@@ -51,6 +51,7 @@ def test_fit_is_that_of_one_process(tmp_path):
     assert not [name for name in os.listdir(str(tmp_path)) if 'unfinished' in name]
 
 
+@pytest.mark.slow
 def test_a_killed_fit_goes_on_from_its_last_checkpoint(tmp_path):
     """The same weights, optimizer state, order of samples, history and log as if nothing had happened."""
     killed, whole = str(tmp_path / 'killed'), str(tmp_path / 'whole')
@@ -65,6 +66,7 @@ def test_a_killed_fit_goes_on_from_its_last_checkpoint(tmp_path):
         assert len(f.readlines()) == len(g.readlines()) == 5
 
 
+@pytest.mark.slow
 def test_each_process_feeds_its_own_data(tmp_path, contexts):
     path = str(tmp_path / 'ranks')
     launch(3, 'shard', path, options=['--sharded'], job=JOBS)
