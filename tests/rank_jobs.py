@@ -138,6 +138,10 @@ def disagree(path):
         json.dump({'met': met, 'unchanged': unchanged}, f)
 
 
+def no_memory(replica, part):
+    raise MemoryError('no memory left')
+
+
 def fail(how):
     """Steps, in which the last rank fails in some way."""
     mgpu.init('a->cpu')
@@ -147,6 +151,8 @@ def fail(how):
         if number == 5:
             sys.stdout.write('failing at %f\n' % time.time())
             sys.stdout.flush()
+            if how == 'replica' and last:
+                network.step.forward.graph.run = no_memory
             if how == 'raise everywhere' or how == 'raise' and last:
                 raise ValueError('the data of step 5 are bad')
             if how == 'exit' and last:

@@ -120,11 +120,25 @@ def test_a_wrong_flag_is_named():
 
 def test_pocl_devices_of_the_user_are_left_alone(monkeypatch):
     monkeypatch.setenv('POCL_DEVICES', 'pthread')
-    compat.default_pocl_devices()
+    compat.default_pocl_settings()
     assert os.environ['POCL_DEVICES'] == 'pthread'
     monkeypatch.delenv('POCL_DEVICES')
-    compat.default_pocl_devices()
+    compat.default_pocl_settings()
     assert os.environ['POCL_DEVICES'] == 'pthread pthread'
+
+
+def test_each_rank_has_a_pocl_cache_of_its_own(monkeypatch):
+    """Two that built one kernel at once: "clBuildProgram: Unknown error", in a run out of five."""
+    monkeypatch.setenv('XDG_CACHE_HOME', '/cache')
+    for name, value in zip(compat.launched.VARIABLES[0], '1212'):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv('POCL_CACHE_DIR', 'mine')
+    compat.default_pocl_settings()
+    assert os.environ['POCL_CACHE_DIR'] == 'mine'
+    monkeypatch.delenv('POCL_CACHE_DIR')
+    compat.default_pocl_settings()
+    assert os.environ['POCL_CACHE_DIR'] == '/cache/pocl/kcache-rank1'
+    monkeypatch.delenv('POCL_CACHE_DIR')
 
 
 def test_an_mpi4py_without_mpi_does_not_end_the_import(tmp_path):

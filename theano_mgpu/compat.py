@@ -109,9 +109,16 @@ def default_keras_backend():
         os.environ['KERAS_BACKEND'] = 'theano'
 
 
-def default_pocl_devices():
-    """PoCL shows one device unless POCL_DEVICES says otherwise; it reads it at the first OpenCL call."""
+def default_pocl_settings():
+    """PoCL shows one device unless POCL_DEVICES says otherwise; it reads its settings at the first OpenCL call.
+
+    Processes of a job on one host get a cache of compiled kernels each: they build the same kernels at the same
+    moment. Without this, now and then one of them ends with "clBuildProgram: Unknown error" (PoCL 3.1).
+    """
     os.environ.setdefault('POCL_DEVICES', 'pthread pthread')
+    if launched.local_rank() > 0:
+        cache = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
+        os.environ.setdefault('POCL_CACHE_DIR', os.path.join(cache, 'pocl', 'kcache-rank%d' % launched.local_rank()))
 
 
 def blas_ldflags():
@@ -141,7 +148,7 @@ def install():
     restore_collections_abcs()
     disable_scan_extension()
     default_keras_backend()
-    default_pocl_devices()
+    default_pocl_settings()
     after_import('keras.engine.saving', mend_keras_saving)
 
 

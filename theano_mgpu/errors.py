@@ -26,7 +26,15 @@ class NonFiniteError(MgpuError, ArithmeticError):
 
 
 class RankError(MgpuError, RuntimeError):
-    """The processes of a job do not agree, or one of them failed or did not come."""
+    """The processes of a job do not agree, or one of them failed or did not come.
+
+    Attributes
+    ----------
+    elsewhere : bool
+        Whether it only tells of an error that another process has, and reports.
+    """
+
+    elsewhere = False
 
 
 class ReplicaError(MgpuError, RuntimeError):

@@ -59,7 +59,9 @@ def _fail(kind, error, trace):
     """The excepthook of a rank: one message, then the end of all ranks."""
     if issubclass(kind, KeyboardInterrupt):
         abort(130)
-    if launched.rank() > 0:
+    if getattr(error, 'elsewhere', False):
+        time.sleep(4 * HEAD_START)  # whoever has the error itself ends the job meanwhile
+    elif launched.rank() > 0:
         time.sleep(HEAD_START + 0.1 * launched.rank())
     show_output()
     say('rank %d of %d (host %s, process %d) failed:\n%s'

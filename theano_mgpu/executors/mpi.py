@@ -138,8 +138,10 @@ class MpiRanks(Ranks):
             raise error
         if failed.any():
             names = [self.name(rank) for rank in np.flatnonzero(failed)]
-            raise RankError('%s failed in this step, which was therefore given up on every rank; its own message says '
-                            'why' % ', '.join(names))
+            told = RankError('%s failed in this step, which was therefore given up on every rank; its own message '
+                             'says why' % ', '.join(names))
+            told.elsewhere = True
+            raise told
 
     def add(self, arrays):
         for array in arrays:
