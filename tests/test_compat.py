@@ -118,27 +118,20 @@ def test_a_wrong_flag_is_named():
     assert done.returncode == 1 and 'mgpu.executor=quick is not one of auto, serial, threads' in done.stderr
 
 
-def test_pocl_devices_of_the_user_are_left_alone(monkeypatch):
-    monkeypatch.setenv('POCL_DEVICES', 'pthread')
-    compat.default_pocl_settings()
-    assert os.environ['POCL_DEVICES'] == 'pthread'
-    monkeypatch.delenv('POCL_DEVICES')
-    compat.default_pocl_settings()
-    assert os.environ['POCL_DEVICES'] == 'pthread pthread'
-
-
-def test_each_rank_has_a_pocl_cache_of_its_own(monkeypatch):
-    """Two that built one kernel at once: "clBuildProgram: Unknown error", now and then."""
+@pytest.mark.parametrize('name,own,default', [
+    ('POCL_DEVICES', 'pthread', 'pthread pthread'), ('POCL_CACHE_DIR', 'mine', '/cache/pocl/kcache-rank1')])
+def test_pocl_settings_of_the_user_are_left_alone(monkeypatch, name, own, default):
+    """Each rank has a cache: two that built one kernel at once met "clBuildProgram: Unknown error" now and then."""
     monkeypatch.setenv('XDG_CACHE_HOME', '/cache')
-    for name, value in zip(compat.launched.VARIABLES[0], '1212'):
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv('POCL_CACHE_DIR', 'mine')
+    for variable, value in zip(compat.launched.VARIABLES[0], '1212'):
+        monkeypatch.setenv(variable, value)
+    for setting in ('POCL_DEVICES', 'POCL_CACHE_DIR'):
+        monkeypatch.setenv(setting, own)
     compat.default_pocl_settings()
-    assert os.environ['POCL_CACHE_DIR'] == 'mine'
-    monkeypatch.delenv('POCL_CACHE_DIR')
+    assert os.environ[name] == own
+    monkeypatch.delenv(name)
     compat.default_pocl_settings()
-    assert os.environ['POCL_CACHE_DIR'] == '/cache/pocl/kcache-rank1'
-    monkeypatch.delenv('POCL_CACHE_DIR')
+    assert os.environ[name] == default
 
 
 def test_an_mpi4py_without_mpi_does_not_end_the_import(tmp_path):

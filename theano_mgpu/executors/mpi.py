@@ -158,15 +158,15 @@ class MpiRanks(Ranks):
                               [whole.reshape(-1).view('uint8'), counts, None, self._mpi.BYTE])
         return whole
 
-    def broadcast(self, values, root=0):
+    def broadcast(self, values):
         self.meet((SHARE,))
-        return [self._broadcast(value, root) for value in values]
+        return [self._broadcast(value) for value in values]
 
-    def _broadcast(self, value, root):
+    def _broadcast(self, value):
         if not isinstance(value, np.ndarray) or value.dtype.hasobject:
-            return self._comm.bcast(value, root)
+            return self._comm.bcast(value, 0)
         value = np.array(value, order='C')
-        self._comm.Bcast([value.reshape(-1).view('uint8') if value.ndim else value, self._mpi.BYTE], root)
+        self._comm.Bcast([value.reshape(-1).view('uint8') if value.ndim else value, self._mpi.BYTE], 0)
         return value
 
     def tell(self, value, root=0):

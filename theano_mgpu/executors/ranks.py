@@ -63,13 +63,13 @@ class Ranks:
         """
         return rows
 
-    def broadcast(self, values, root=0):
-        """Arrays (or other picklable values) as the root rank has them.
+    def broadcast(self, values):
+        """Arrays (or other picklable values) as rank 0 has them.
 
         Parameters
         ----------
         values : list of ndarray or object
-            On the root; on other ranks as many, of the same shapes, are replaced.
+            On rank 0; on other ranks as many, of the same shapes, are replaced.
         """
         return values
 

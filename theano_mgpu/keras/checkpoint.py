@@ -49,7 +49,7 @@ class Checkpoint(keras.callbacks.Callback):
         if self._step.forward.sharded:
             raise MgpuError('Checkpoint needs every process to be given the whole data: with mgpu.data=sharded the '
                             'processes have done different numbers of batches')
-        self._done, self._batches, self._stopped = [], 0, False
+        self._done, self._batches = [], 0
         self._random = _random_states()
         if self._ranks.tell(os.path.exists(self.path)):
             self._read()
@@ -77,9 +77,8 @@ class Checkpoint(keras.callbacks.Callback):
         self._go_on_if_all_is_passed()
 
     def on_train_end(self, logs=None):
-        self._stopped = self.model.stop_training
         if not self.passing:
-            self._save()
+            self._save(self.model.stop_training)
 
     def detach(self):
         """Leave the model's functions, however `fit` ended."""
@@ -87,9 +86,8 @@ class Checkpoint(keras.callbacks.Callback):
         for function in getattr(self, '_functions', []):
             function.memory = None
 
-    def _save(self):
-        extra = {'done': np.array(self._done), 'batches': np.array(self._batches),
-                 'stopped': np.array(self._stopped)}
+    def _save(self, stopped=False):
+        extra = {'done': np.array(self._done), 'batches': np.array(self._batches), 'stopped': np.array(stopped)}
         self._step.save_with(self.path, dict(extra, **self._random))
 
     def _read(self):

@@ -55,11 +55,12 @@ def run_together(run, callbacks):
     """Run a loop on every rank."""
     together = Together()
     together.share_random_states()
-    if launched.rank() == 0:
-        return together.results(run(callbacks=[together] + callbacks))
-    callbacks = [callback for callback in callbacks
-                 if not isinstance(getattr(callback, 'callback', callback), WRITERS)]
-    return together.results(run(callbacks=[together] + callbacks, verbose=0))
+    quiet = {}
+    if launched.rank():
+        quiet = {'verbose': 0}
+        callbacks = [callback for callback in callbacks
+                     if not isinstance(getattr(callback, 'callback', callback), WRITERS)]
+    return together.results(run(callbacks=[together] + callbacks, **quiet))
 
 
 class Together(keras.callbacks.Callback):
