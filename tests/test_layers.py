@@ -9,18 +9,18 @@ import pytest
 PACKAGE = Path(theano_mgpu.__file__).parent
 # From the bottom up. A module imports only from rows above it here (or, in a row, from names to its left).
 ROWS = [
-    ['errors', 'timeline', 'config', 'launched', 'job', 'host_memory'],
+    ['errors', 'timeline', 'config', 'launched', 'job', 'host_memory', 'progress'],
     ['compat', 'devices', 'context_map', 'contexts'],
     ['graph', 'dependence', 'sample_rules.base', 'sample_rules.elementwise', 'sample_rules.shapes',
      'sample_rules.reductions', 'sample_rules.indexing', 'sample_rules.control_flow', 'sample_rules', 'samples',
      'audit', 'rng', 'replicate', 'scatter_gather', 'collectives'],
     ['executors.base', 'executors.serial', 'executors.threads', 'executors.ranks', 'executors.mpi', 'executors'],
     ['parallel_graph', 'statistics', 'state', 'exchange', 'step', 'forward', 'function', 'training_graph',
-     'training'],
+     'training', 'resident', 'replica_pool', 'dealing', 'predict'],
     ['__init__'],
     ['keras.batch', 'keras.exactness', 'keras.optimizer', 'keras.functions', 'keras.checkpoint',
      'keras.loops', 'keras.parallel_model', 'keras.multi_gpu',
-     'keras.verify', 'keras'],
+     'keras.predictor', 'keras.verify', 'keras'],
     ['cli.output', 'cli.mpirun_output', 'cli.libraries', 'cli.checks', 'cli.device_checks', 'cli.devices',
      'cli.config', 'cli.launch', 'cli.mpi_checks', 'cli.doctor', 'cli', '__main__'],
 ]

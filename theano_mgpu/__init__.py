@@ -29,12 +29,15 @@ else:
         MgpuError,
         MgpuWarning,
         NonFiniteError,
+        PredictionError,
         RankError,
         ReplicaError,
     )
     from .function import function
     from .launched import rank, size
+    from .predict import Predictor
     from .training import training_function
 
 __all__ = ['BatchError', 'Context', 'ContextError', 'GraphError', 'MgpuError', 'MgpuWarning', 'NonFiniteError',
-           'RankError', 'ReplicaError', 'audit', 'contexts', 'function', 'init', 'rank', 'size', 'training_function']
+           'PredictionError', 'Predictor', 'RankError', 'ReplicaError', 'audit', 'contexts', 'function', 'init', 'rank',
+           'size', 'training_function']

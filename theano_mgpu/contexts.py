@@ -4,6 +4,8 @@ Also here: the mends of Theano's own context handling, since they need what this
 """
 import contextlib
 import functools
+import io
+import itertools
 import os
 import sys
 
@@ -13,6 +15,7 @@ from .errors import ContextError
 
 _active = []          # the contexts that functions of this process run over
 _host = []            # those of all processes of its job on this host
+_borrowed = set()     # names of further contexts that are in use
 _pinned = [None]      # the context that a graph is being compiled for, innermost last
 
 
@@ -144,6 +147,32 @@ def _lookup(name, known):
     raise ContextError('context %r is not mapped; known contexts: %s. Add it to THEANO_FLAGS, e.g. '
                        'contexts=%s;%s->cuda%d' % (name, ', '.join(c.name for c in known),
                                                    mapped, name, len(known)))
+
+
+def borrow(context):
+    """A further context of the same device, for a thread of its own: Theano and pygpu use one from one thread only.
+
+    Parameters
+    ----------
+    context : Context
+
+    Returns
+    -------
+    Context
+        Named like the first one: ``dev0.1``. `give_back` lets the next one have it.
+    """
+    taken = _borrowed | {known.name for known in host_contexts()}
+    names = ('%s.%d' % (context.name, number) for number in itertools.count(1))
+    own = context._replace(name=next(name for name in names if name not in taken))
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        _open(own)  # Theano would announce it as if the user had mapped it
+    _borrowed.add(own.name)
+    return own
+
+
+def give_back(context):
+    """What `borrow` gave is free again; its device stays open."""
+    _borrowed.discard(context.name)
 
 
 def gpu_context(context):

@@ -37,6 +37,26 @@ class RankError(MgpuError, RuntimeError):
     elsewhere = False
 
 
+class PredictionError(MgpuError, RuntimeError):
+    """A batch failed while others went on; the original exception is its ``__cause__``.
+
+    Attributes
+    ----------
+    index : int
+        Which batch, from 0.
+    context : theano_mgpu.Context or None
+        The context that it ran on; None if it never got to one.
+    """
+
+    def __init__(self, message, index, context=None):
+        super().__init__(message)
+        self.index = index
+        self.context = context
+
+    def __reduce__(self):
+        return type(self), (str(self), self.index, self.context)
+
+
 class ReplicaError(MgpuError, RuntimeError):
     """An exception inside one replica; the original one is its ``__cause__``.
 

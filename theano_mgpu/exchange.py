@@ -65,6 +65,14 @@ def added(ranks, arrays):
     return buffers.views
 
 
+def arrays_of_first(ranks, arrays):
+    """Arrays as rank 0 has them, on every rank; the others need not know how many there are."""
+    described = ranks.tell(describe(arrays))
+    if ranks.rank:
+        arrays = [np.empty(shape, dtype) for shape, dtype in described]
+    return ranks.broadcast(arrays)
+
+
 def lengths_of_ranks(length, replicas, least):
     """Samples that each rank has of a whole batch, when each has so many replicas.
 

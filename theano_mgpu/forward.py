@@ -151,7 +151,7 @@ class Forward:
         missing = [name for position, name in enumerate(names) if position not in values]
         if missing:
             raise TypeError('no value was given for %s; the inputs are %s' % (', '.join(missing), names))
-        return [_converted(variable, values[position], self.allow_input_downcast)
+        return [converted(variable, values[position], self.allow_input_downcast)
                 for position, variable in enumerate(self.inputs)]
 
     def state_rows(self):
@@ -269,7 +269,8 @@ def with_givens(outputs, updates, givens):
     return whole[:n_outputs], found
 
 
-def _converted(variable, value, allow_downcast):
+def converted(variable, value, allow_downcast):
+    """A value as an array of an input's type; a BatchError if it cannot be one."""
     try:
         return variable.type.filter(value, strict=False, allow_downcast=allow_downcast)
     except (TypeError, ValueError) as error:

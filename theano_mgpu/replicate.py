@@ -63,12 +63,15 @@ class Replicated:
         Whether it was set, other than by a step, since a rank last compared it with other ranks.
     shared : bool
         Whether it has had rank 0's value.
+    changed : int
+        What `changes` said when its value last changed.
     """
 
     def __init__(self, variable):
         self.variable = variable
         self.copies = {}
         self.touched = self.shared = False
+        self.changed = 0
         self._current = {variable}
         watch(variable, self)
 
@@ -108,7 +111,7 @@ class Replicated:
     def commit(self, contexts):
         """The copies on these contexts, and they alone, have a new value that is the same on each."""
         self._current = {self.copies[context] for context in contexts}
-        _changes[0] += 1
+        self._note_change()
 
     def before_read(self):
         """Bring the user's variable up to date; called before any read of it."""
@@ -120,7 +123,11 @@ class Replicated:
         """Called after the user's variable was set, or updated by a Theano function."""
         self._current = {self.variable}
         self.touched = True
+        self._note_change()
+
+    def _note_change(self):
         _changes[0] += 1
+        self.changed = _changes[0]
 
     def value(self):
         """A copy of the variable's current value on the host."""
@@ -143,14 +150,7 @@ class Replicated:
         return index == 0 and context.kind == 'cpu'
 
     def _copy(self, context):
-        variable, value = self.variable, self._value_for(context)
-        on_gpu = context.kind != 'cpu' and (fits_gpu(variable) or isinstance(variable.type, GpuArrayType))
-        # Scalars stay on the host, where Theano keeps them too.
-        if on_gpu and variable.type.ndim > 0:
-            replica = theano.shared(value, name=variable.name, target=context.name,
-                                    broadcastable=variable.type.broadcastable)
-        else:
-            replica = _host_shared(variable, value)
+        replica = copy_on(context, self.variable, self._value_for(context))
         self._current.add(replica)
         return replica
 
@@ -175,7 +175,7 @@ class ReplicatedStream(Replicated):
                 self._master = self.copies[context]
                 self._current -= {self.variable} | {self.copies[c] for c, i in self._indices.items() if i == 0}
         self._current |= moved
-        _changes[0] += 1
+        self._note_change()
 
     def after_write(self):
         super().after_write()
@@ -195,6 +195,28 @@ def host_value(shared):
     """A copy of a shared variable's value on the host, without asking its watcher."""
     value = shared.container.storage[0]
     return np.asarray(value) if isinstance(shared.type, GpuArrayType) else copy.deepcopy(value)
+
+
+def copy_on(context, variable, value):
+    """A new shared variable on a context, of the user's variable's type.
+
+    Parameters
+    ----------
+    context : Context
+    variable : SharedVariable
+    value : ndarray or numpy.random.RandomState
+        Not copied on the host.
+
+    Returns
+    -------
+    SharedVariable
+    """
+    on_gpu = context.kind != 'cpu' and (fits_gpu(variable) or isinstance(variable.type, GpuArrayType))
+    # Scalars stay on the host, where Theano keeps them too.
+    if on_gpu and variable.type.ndim > 0:
+        return theano.shared(value, name=variable.name, target=context.name,
+                             broadcastable=variable.type.broadcastable)
+    return _host_shared(variable, value)
 
 
 def _host_shared(variable, value):

@@ -86,7 +86,7 @@ def micro_batch_rounds(batch_size, n_replicas, micro_batches, least=1):
             for round_ in range(len(slices[0]))]
 
 
-def batch_length(arguments, names):
+def batch_length(arguments, names, least=1):
     """Number of samples of a batch, which all arguments that are split must share.
 
     Parameters
@@ -94,6 +94,8 @@ def batch_length(arguments, names):
     arguments : list of array_like with a `shape`
         Those that are split, at least one.
     names : list of str
+    least : {0, 1}
+        Samples that there have to be.
 
     Returns
     -------
@@ -111,7 +113,7 @@ def batch_length(arguments, names):
         raise BatchError('inputs of different lengths cannot be split into sub-batches: %s samples. If '
                          'one is not made of samples, every replica can get it whole: pass '
                          'broadcast=[%s] to mgpu.function or mgpu.training_function' % (given, odd))
-    if lengths[0] == 0:
+    if lengths[0] < least:
         raise BatchError('the batch is empty: %s 0 samples; give at least one'
                          % ', '.join('%s has' % name for name in names))
     return lengths[0]
@@ -149,6 +151,64 @@ def gather(parts, sizes, name):
     for part, (start, stop) in zip(parts, ranges(sizes)):
         fetch(part, whole[start:stop])
     return whole
+
+
+class Rows:
+    """Outputs of consecutive batches, put together along axis 0.
+
+    Parameters
+    ----------
+    length : int, optional
+        Samples in all batches; where it is known, each array is made once.
+
+    Examples
+    --------
+    >>> rows = Rows(3)
+    >>> rows.add([np.array([1, 2])]), rows.add([np.array([3])])
+    (2, 1)
+    >>> rows.arrays()
+    [array([1, 2, 3])]
+    """
+
+    def __init__(self, length=None):
+        self._length = length
+        self._rows = 0
+        self._parts = []   # a list of batches an output
+        self._whole = []   # an array an output
+
+    def add(self, outputs):
+        """Add a batch's outputs; returns their number of rows.
+
+        Raises
+        ------
+        BatchError
+            If they do not have one row a sample.
+        """
+        numbers = [output.shape[0] if output.ndim else None for output in outputs]
+        stop = self._rows + (numbers[0] or 0)
+        if None in numbers or len(set(numbers)) > 1 or (self._length is not None and stop > self._length):
+            raise BatchError('outputs of shapes %s cannot be put together: each needs one row a sample. Take them '
+                             'batch by batch, from map(batches)' % ', '.join(str(output.shape) for output in outputs))
+        if self._length is None:
+            self._parts = self._parts or [[] for _ in outputs]
+            for parts, output in zip(self._parts, outputs):
+                parts.append(output)
+        else:
+            self._whole = self._whole or [np.empty((self._length,) + output.shape[1:], output.dtype)
+                                          for output in outputs]
+            for whole, output in zip(self._whole, outputs):
+                whole[self._rows:stop] = output
+        self._rows = stop
+        return numbers[0]
+
+    def arrays(self):
+        """The arrays, one an output; a BatchError if rows are missing."""
+        if self._length is None:
+            return [np.concatenate(parts) for parts in self._parts]
+        if self._rows < self._length:
+            raise BatchError('the outputs have %d rows for %d samples: they cannot be put together. Take them batch by '
+                             'batch, from map(batches)' % (self._rows, self._length))
+        return self._whole
 
 
 def fetch(value, out=None):

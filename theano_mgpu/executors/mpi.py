@@ -20,6 +20,8 @@ from .ranks import AGREE, BUILD, CALL, END, SHARE, WIDTH, Ranks
 SPIN = 0.02              # seconds of waiting before a rank begins to sleep in between
 NAP = 0.005              # the longest of these sleeps
 TAG = 0x6d67
+MAIL = TAG + 1
+LONGEST = 1 << 30        # bytes in one message: MPI counts up to 2**31
 
 
 @functools.lru_cache(maxsize=None)
@@ -64,6 +66,7 @@ class MpiRanks(Ranks):
         self._comm = mpi.COMM_WORLD
         self.rank, self.size = self._comm.rank, self._comm.size
         self._functions = []
+        self._unsent = []
         self._sent = np.zeros(3 + WIDTH, 'int64')
         self._received = np.zeros((self.size, 3 + WIDTH), 'int64')
         others = [rank for rank in range(self.size) if rank != self.rank]
@@ -166,7 +169,9 @@ class MpiRanks(Ranks):
         if not isinstance(value, np.ndarray) or value.dtype.hasobject:
             return self._comm.bcast(value, 0)
         value = np.array(value, order='C')
-        self._comm.Bcast([value.reshape(-1).view('uint8') if value.ndim else value, self._mpi.BYTE], 0)
+        flat = value.reshape(-1).view('uint8')
+        for start in range(0, flat.size, LONGEST):
+            self._comm.Bcast([flat[start:start + LONGEST], self._mpi.BYTE], 0)
         return value
 
     def tell(self, value, root=0):
@@ -176,6 +181,17 @@ class MpiRanks(Ranks):
     def collect(self, value):
         self.meet((SHARE,))
         return self._comm.gather(value, 0)
+
+    def post(self, rank, message):
+        """Send a picklable message to a rank, without waiting for it to be taken."""
+        self._unsent = [request for request in self._unsent if not request.Test()]
+        self._unsent.append(self._comm.isend(message, rank, MAIL))
+
+    def take(self):
+        """The next message that was posted to this rank: ``(rank, message)``, or None if there is none yet."""
+        status = self._mpi.Status()
+        found = self._comm.improbe(tag=MAIL, status=status)
+        return (status.source, found.recv()) if found is not None else None
 
     @contextlib.contextmanager
     def first_compiler(self):

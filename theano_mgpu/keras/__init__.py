@@ -11,6 +11,7 @@ if keras.backend.backend() != 'theano':
 
 from .checkpoint import Checkpoint
 from .multi_gpu import multi_gpu_model
+from .predictor import Predictor
 from .verify import verify
 
-__all__ = ['Checkpoint', 'multi_gpu_model', 'verify']
+__all__ = ['Checkpoint', 'Predictor', 'multi_gpu_model', 'verify']

@@ -100,15 +100,20 @@ def _longer_map(there, n):
 def _check_model(model):
     if hasattr(model, 'template'):
         raise ValueError('%s is a parallel model already: give its template, model.template' % model.name)
-    if not hasattr(model, 'layers') or not hasattr(model, 'fit'):
-        raise ValueError('multi_gpu_model takes a keras.Model or keras.Sequential, not %r' % (model,))
-    if not getattr(model, 'inputs', None) or not getattr(model, 'outputs', None):
-        raise ValueError('the model %s is not built yet, so its inputs are unknown: give its first layer an '
-                         'input_shape, or call model.build(input_shape), before multi_gpu_model' % model.name)
+    check_built(model, 'multi_gpu_model')
     if not model._is_graph_network:
         raise ValueError('the model %s is a subclass that defines call(): its layers are no graph that can be '
                          'replicated. Build it from inputs and outputs instead: keras.Model(inputs, outputs)'
                          % model.name)
+
+
+def check_built(model, user):
+    """Raise a ValueError, for a function or class of that name, unless a model has inputs that can be fed."""
+    if not hasattr(model, 'layers') or not hasattr(model, 'fit'):
+        raise ValueError('%s takes a keras.Model or keras.Sequential, not %r' % (user, model))
+    if not getattr(model, 'inputs', None) or not getattr(model, 'outputs', None):
+        raise ValueError('the model %s is not built yet, so its inputs are unknown: give its first layer an '
+                         'input_shape, or call model.build(input_shape), before %s' % (model.name, user))
     fed = [tensor for tensor in model.inputs if K.is_placeholder(tensor)]
     if len(fed) < len(model.inputs):
         raise ValueError('the model %s reads its data from a tensor (Input(tensor=...)), which cannot be split into '

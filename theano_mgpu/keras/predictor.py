@@ -1,0 +1,135 @@
+"""`Predictor`: a Keras model resident on every device, for prediction."""
+import inspect
+
+import keras
+import numpy as np
+from keras import backend as K
+from scipy.sparse import issparse
+from theano import Variable
+
+from .. import predict
+from .multi_gpu import check_built, chosen_contexts
+
+
+class Predictor(predict.Predictor):
+    """Predicts with a Keras model on several devices at a time, each batch on the replica that is free first.
+
+    The model is compiled once a replica and stays there, with the weights that it has now; `refresh` takes over
+    later ones. Use it in a ``with`` block, or `close` it, to give its memory back.
+
+    Parameters
+    ----------
+    model : keras.Model
+        Compiled or not; of a parallel model, its template is meant.
+    gpus : int, list of int or str, or None
+        How many contexts to use, or which ones, as for `multi_gpu_model`; None for all.
+    replicas_per_gpu : int
+        More than one may keep a large GPU busier where a batch is small.
+    prefetch : int
+        Batches that are read ahead while each replica has one. So many plus the replicas are in memory.
+
+    Raises
+    ------
+    ValueError
+        If `gpus` asks for what is not there, or the model is not built, or stateful.
+
+    Notes
+    -----
+    Layers that draw random numbers at prediction, too, draw other ones for each batch, the same whatever the number
+    of replicas. In a process of several (`theano-mgpu launch`), rank 0 reads the batches and deals them to all.
+
+    Examples
+    --------
+    >>> import numpy as np, theano_mgpu
+    >>> contexts = theano_mgpu.init('dev0->cpu;dev1->cpu')
+    >>> model = keras.Sequential([keras.layers.Dense(3, input_shape=(4,))])
+    >>> with Predictor(model) as predictor:
+    ...     predictor.predict(np.ones((70, 4))).shape
+    ...     [outputs.shape for outputs in predictor.map(np.ones((n, 4)) for n in (5, 2))]
+    (70, 3)
+    [(5, 3), (2, 3)]
+    """
+
+    def __init__(self, model, gpus=None, replicas_per_gpu=1, prefetch=2):
+        self.model = model = getattr(model, 'template', model)
+        check_built(model, 'Predictor')
+        if model.stateful:
+            raise ValueError('the model %s is stateful: what it predicts depends on the batch before, and a Predictor '
+                             'computes several batches at a time. Use the model itself, or multi_gpu_model(model)'
+                             % model.name)
+        options = getattr(model, '_function_kwargs', {})
+        givens = dict(options.get('givens') or {})
+        if isinstance(K.learning_phase(), Variable):
+            givens[K.learning_phase()] = np.zeros((), K.learning_phase().dtype)
+        super().__init__(model._feed_inputs, model.outputs if len(model.outputs) > 1 else model.outputs[0],
+                         chosen_contexts(gpus), replicas_per_gpu, prefetch, givens=givens, mode=options.get('mode'),
+                         name='predict_function', allow_input_downcast=True)
+
+    def predict(self, x, batch_size=None, verbose=0):
+        """Predict the outputs of all samples, as `keras.Model.predict` does.
+
+        Parameters
+        ----------
+        x : ndarray, list or dict of ndarray, or keras.utils.Sequence
+            Arrays on disk (`numpy.memmap`, h5py) are read batch by batch. Of a Sequence's ``(x, y)`` x is taken.
+        batch_size : int, optional
+            Samples that a replica works on at a time, 32 by default; a Sequence has its own.
+        verbose : {0, 1}
+            1 shows a progress bar, with samples a second.
+
+        Returns
+        -------
+        ndarray, or list of ndarray
+            A row a sample, in order; an array an output of the model. Without any samples an empty list, as in
+            Keras. On every rank, if there are several.
+
+        Raises
+        ------
+        PredictionError
+            If a batch fails; its ``index`` says which.
+        """
+        self._check_use()
+        if isinstance(x, keras.utils.Sequence):
+            if batch_size is not None:
+                raise ValueError('batch_size=%r was given with a Sequence, whose items are the batches: leave it out'
+                                 % (batch_size,))
+            rows = self._rows((x[i] for i in range(len(x))), None, verbose, n_batches=len(x))
+        elif inspect.isgenerator(x):
+            raise ValueError('predict takes arrays, or a keras.utils.Sequence; the outputs of a generator come batch '
+                             'by batch from map(generator)')
+        else:
+            batch_size = predict.BATCH_SIZE if batch_size is None else batch_size
+            predict.check_numbers(batch_size=batch_size)
+            arrays = self._members(x)
+            if not arrays[0].shape[0]:
+                return []
+            rows = self._rows_of(arrays, arrays[0].shape[0], batch_size, verbose)
+        return self._unpacked(rows)
+
+    def predict_proba(self, x, batch_size=None, verbose=0):
+        """As `keras.Sequential.predict_proba`."""
+        self._check_sequential('predict_proba')
+        return self.predict(x, batch_size, verbose)
+
+    def predict_classes(self, x, batch_size=None, verbose=0):
+        """As `keras.Sequential.predict_classes`: an integer a sample, or 0 and 1 where there is one output unit."""
+        self._check_sequential('predict_classes')
+        probabilities = self.predict(x, batch_size, verbose)
+        if not len(probabilities):
+            return []
+        if probabilities.shape[-1] > 1:
+            return probabilities.argmax(axis=-1)
+        return (probabilities > 0.5).astype('int32')
+
+    def _check_sequential(self, method):
+        if not isinstance(self.model, keras.Sequential):
+            raise AttributeError('%s is for a keras.Sequential, as in Keras; %s is a %s: use predict'
+                                 % (method, self.model.name, type(self.model).__name__))
+
+    def _members(self, batch):
+        """Arrays of a batch as Keras standardises them; of a tuple ``(x, y)`` or ``(x, y, sample_weight)``, of x."""
+        if isinstance(batch, tuple):
+            batch = batch[0]
+        arrays, _, _ = self.model._standardize_user_data(batch)
+        return [array.toarray() if issparse(array) and not K.is_sparse(fed) else array
+                for array, fed in zip(arrays, self.model._feed_inputs)]

@@ -1,0 +1,56 @@
+"""A thread a replica: each batch goes to the replica that is free first."""
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+
+class ReplicaPool:
+    """Runs jobs on the replicas of this process.
+
+    Parameters
+    ----------
+    residents : list of Resident
+    prefetch : int
+        Jobs that may wait while each replica has one.
+
+    Attributes
+    ----------
+    capacity : int
+        Jobs that may be under way.
+    """
+
+    def __init__(self, residents, prefetch):
+        self.capacity = len(residents) + prefetch
+        self._free = list(residents)
+        self._own = threading.local()
+        self._threads = ThreadPoolExecutor(len(residents), 'theano_mgpu', initializer=self._take_replica)
+
+    def _take_replica(self):
+        self._own.resident = self._free.pop()
+
+    def submit(self, job):
+        """Have the first free replica compute a job; a Future of the outputs."""
+        return self._threads.submit(self._run, job)
+
+    def _run(self, job):
+        return self._own.resident.run(job)
+
+    def is_done(self, future):
+        """Whether a job has ended."""
+        return future.done()
+
+    def result(self, future):
+        """Outputs of a job, once it has ended; raises what it raised."""
+        return future.result()
+
+    def begin(self):
+        """Begin a run of jobs."""
+
+    def end(self, pending):
+        """End a run of jobs, and drop those of it that have not begun."""
+        for future in pending:
+            future.cancel()
+
+    def close(self):
+        """End the threads, after the jobs that they are at."""
+        # A thread of its own may come here, from the garbage collector, and cannot wait for itself.
+        self._threads.shutdown(wait=not hasattr(self._own, 'resident'))
