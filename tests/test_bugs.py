@@ -69,6 +69,40 @@ def test_two_inputs_without_names_get_each_its_own_argument(cpu2):
     np.testing.assert_array_equal(mgpu.function([a, b], a - b)(first, second), first - second)
 
 
+INNER = '''
+import sys
+import theano_mgpu as mgpu
+import numpy as np
+import theano
+import theano.tensor as T
+mgpu.init('a->cpu;b->cpu;c->cpu')
+x, w = T.tensor3('x'), theano.shared(np.eye(64, dtype='float32') / 2)
+if sys.argv[1] == 'scan':
+    y = theano.scan(lambda row, total: T.tanh(T.dot(total, w) + row), sequences=x.dimshuffle(1, 0, 2),
+                    outputs_info=T.zeros_like(x[:, 0]))[0][-1]
+else:
+    row, m = T.matrices('row', 'm')
+    layer = theano.OpFromGraph([row, m], [T.tanh(T.dot(T.exp(T.dot(row, m)), m))])
+    y = x[:, 0]
+    for _ in range(8):
+        y = layer(y + x[:, 1], w)
+mode = theano.Mode('py', 'fast_compile')
+whole = theano.function([x], y, mode=mode)
+f = mgpu.function([x], y, mode=mode, executor='threads')
+sys.setswitchinterval(1e-6)
+for number in range(200):
+    values = np.random.RandomState(number).randn(9 + number % 5, 6, 64).astype('float32')
+    np.testing.assert_allclose(f(values), whole(values), rtol=1e-5)
+'''
+
+
+@pytest.mark.parametrize('inner', ['scan', 'OpFromGraph'])
+def test_replicas_in_threads_do_not_run_one_inner_function(inner):
+    """Functions over one op shared its compiled inner graph: "expected an ndarray, not None", or wrong results."""
+    done = subprocess.run([sys.executable, '-c', INNER, inner], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 def elementwise(x):
     return [T.maximum(x, 0.5), T.minimum(x, 0.5), T.round(x), x // 2, T.cast(T.cast(x, 'bool'), 'float32'),
             T.switch(x, x, 2)]

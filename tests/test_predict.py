@@ -7,6 +7,7 @@ import warnings
 import weakref
 
 import theano_mgpu as mgpu
+from theano_mgpu.errors import BatchError, GraphError, MgpuError, MgpuWarning, PredictionError
 
 import numpy as np
 import pytest
@@ -15,8 +16,6 @@ import theano.tensor as T
 from common import data, dense_model, momentum
 from conftest import context_map
 from theano.sandbox.rng_mrg import MRG_RandomStreams
-
-from theano_mgpu.errors import BatchError, GraphError, MgpuError, MgpuWarning, PredictionError
 
 SIZES = [0, 1, 2, 31, 32, 33, 200, 1777]
 FAST = theano.Mode(optimizer='fast_compile')
@@ -47,14 +46,16 @@ def rows(n, value=1.0):
 @pytest.mark.parametrize('per_context', [1, 2])
 def test_any_number_of_samples(contexts, kind, per_context, model, plain):
     contexts(kind, 2)
-    with mgpu.Predictor(model.inputs[:1], model.probabilities, replicas_per_context=per_context, mode=FAST) as predictor:
+    with mgpu.Predictor(model.inputs[:1], model.probabilities, replicas_per_context=per_context,
+                        mode=FAST) as predictor:
         assert len(predictor.residents) == 2 * per_context
         for n in SIZES:
             x, _ = data(n, 7, seed=n)
             for batch_size in (None, 32, 7)[:3 if n < 300 else 1]:
                 found = predictor.predict(x, batch_size=batch_size)
                 assert found.shape == (n, 4)
-                np.testing.assert_allclose(found, plain(x), rtol=1e-6, atol=1e-7)
+                if n:  # Theano's own function fails for none
+                    np.testing.assert_allclose(found, plain(x), rtol=1e-6, atol=1e-7)
 
 
 def test_several_inputs_and_outputs(contexts, kind):
@@ -234,7 +235,7 @@ def test_outputs_do_not_wait_for_the_reader(cpu2):
     times = []
 
     def batches():
-        for i in range(4):
+        for _ in range(4):
             yield rows(1)
             time.sleep(0.2)
             times.append(time.monotonic())
@@ -278,7 +279,7 @@ def test_a_failing_batch_in_its_place(contexts, kind):
 def test_a_batch_of_too_many_arrays(cpu2):
     with sums(cpu2)[0] as predictor:
         found = list(predictor.map([rows(1), [rows(1), rows(1)], {'y': rows(1)}, rows(1)], on_error='yield'))
-        assert [type(output).__name__ for output in found] == ['ndarray', 'PredictionError', 'PredictionError', 'ndarray']
+        assert [isinstance(output, PredictionError) for output in found] == [False, True, True, False]
         assert "2 arrays were given for the inputs ['x']" in str(found[1])
         assert "arrays for ['y'] were given" in str(found[2])
         assert found[1].context is None and isinstance(found[1].__cause__, BatchError)

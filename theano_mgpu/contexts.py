@@ -3,6 +3,7 @@
 Also here: the mends of Theano's own context handling, since they need what this module knows.
 """
 import contextlib
+import copy
 import functools
 import io
 import itertools
@@ -278,7 +279,9 @@ def install():
     ``infer_context_name`` walks up through nodes of one input only. Without the mend, every conv2d
     with ``filter_flip=True`` fails on a named context: "Could not infer context from inputs".
     """
+    from theano.compile.builders import OpFromGraph
     from theano.gpuarray import basic_ops, dnn, opt, rng_mrg
+    from theano.scan_module.scan_op import Scan
     original = basic_ops.infer_context_name
     if original is infer_context_name:
         return
@@ -290,6 +293,8 @@ def install():
     for optimizer in (rng_mrg.local_gpua_mrg, dnn.local_abstractconv_cudnn, dnn.local_abstractconv_gw_cudnn,
                       dnn.local_abstractconv_gi_cudnn):
         _mend_local_optimizer(optimizer)
+    for op_class in (Scan, OpFromGraph):
+        _give_each_thunk_its_inner_function(op_class)
 
 
 def infer_context_name(*variables):
@@ -331,6 +336,27 @@ def _mend_local_optimizer(optimizer):
         return original(node) if isinstance(node.inputs[0].type, GpuArrayType) else None
 
     optimizer.transform = transform
+
+
+def _give_each_thunk_its_inner_function(op_class):
+    """Keep two functions from running one inner function at a time.
+
+    Theano 1.0.5 keeps the compiled inner graph of scan and of OpFromGraph on the op, and functions compiled from
+    one graph share the op. Without this, replicas in threads write into each other's inner storage: wrong results,
+    "Sequence is shorter then the required number of steps", a segmentation fault.
+    """
+    original = op_class.make_thunk
+
+    @functools.wraps(original)
+    def make_thunk(self, node, *args, **kwargs):
+        if _pinned[-1] is None:
+            return original(self, node, *args, **kwargs)
+        own, own_node = copy.copy(self), copy.copy(node)
+        own.__dict__.pop('fn', None)
+        own_node.op = own
+        return original(own, own_node, *args, **kwargs)
+
+    op_class.make_thunk = make_thunk
 
 
 def _mend_graph_to_gpu(graph_to_gpu):

@@ -321,6 +321,8 @@ class Predictor:
                 if bar.total is None and n_batches:
                     bar.total = added * n_batches
                 bar.update(added)
+            bar.total = len(rows)
+            bar.refresh()
         return rows.arrays()
 
 
@@ -350,4 +352,5 @@ def slices(arrays, split, length, batch_size):
     [['ab', 7], ['cd', 7], ['e', 7]]
     """
     for start in range(0, length, batch_size):
-        yield [array[start:start + batch_size] if whole else array for array, whole in zip(arrays, split)]
+        stop = min(start + batch_size, length)  # Keras's HDF5Matrix knows no slice beyond its end
+        yield [array[start:stop] if divided else array for array, divided in zip(arrays, split)]

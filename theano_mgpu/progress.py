@@ -39,3 +39,5 @@ class Silent:
 
     def update(self, n):
         """Nothing to show."""
+
+    refresh = __enter__

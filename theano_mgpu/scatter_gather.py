@@ -201,6 +201,9 @@ class Rows:
         self._rows = stop
         return numbers[0]
 
+    def __len__(self):
+        return self._rows
+
     def arrays(self):
         """The arrays, one an output; a BatchError if rows are missing."""
         if self._length is None:
