@@ -209,5 +209,60 @@ def shard(path, *n_batches):
     assert len(losses) == int(n_batches[mgpu.rank()])
 
 
+def predict(path, contexts, per_context=1):
+    """What a Predictor gives on each rank, and what rank 0 alone has: batches, errors, weights taken over meanwhile."""
+    mgpu.init(contexts)
+    rng = np.random.RandomState(mgpu.rank())  # weights, data and batches of its own on each rank: rank 0's count
+    x, w = T.matrix('x'), shared(rng, 6, 3, name='w')
+    data = rng.randn(201, 6).astype(theano.config.floatX)
+    first, second = np.array(w.get_value()), np.array(2 * w.get_value())
+    drawn = T.tanh(T.dot(x, w)) + 0 * MRG_RandomStreams(3).uniform((x.shape[0], 3))
+    predictor = mgpu.Predictor([x], [drawn, x.sum(axis=1)], replicas_per_context=int(per_context),
+                               mode=PYTHON if 'cpu' in contexts else theano.Mode(optimizer='fast_compile'))
+    with predictor:
+        whole = predictor.predict(data, batch_size=8)
+        read, found = [], []
+        for outputs in predictor.map(read.append(i) or data[i:i + 10] for i in range(0, 200, 10)):
+            found.append(outputs[0])
+            if len(found) == 8:
+                w.set_value(second)
+                predictor.refresh()
+        bad = [data[:5], data[:, :5, None], data[5:12]]
+        errors = list(predictor.map(bad, on_error='yield'))
+        try:
+            predictor.predict(data[:, :5])
+            message = 'no error'
+        except mgpu.PredictionError as error:
+            message = '%d %s' % (error.index, error)
+        given_up = predictor.map(data[:7] for _ in range(1000))
+        if mgpu.rank() == 0:
+            next(given_up)
+            try:
+                next(predictor.map([data]))
+            except mgpu.MgpuError as error:
+                message += '; %s' % error
+            given_up.close()
+        else:
+            list(given_up)
+        after = predictor.predict(data[:3])[0]
+        calls = [resident.calls for resident in predictor.residents]
+    np.savez('%s.%d.npz' % (path, mgpu.rank()), data, first, second, after, *whole)
+    with open('%s.%d.json' % (path, mgpu.rank()), 'w') as f:
+        json.dump({'found': [outputs.tolist() for outputs in found], 'read': len(read), 'message': message,
+                   'errors': [[e.index, str(e), str(e.__cause__)] if isinstance(e, Exception) else len(e[0])
+                              for e in errors], 'calls': calls}, f)
+
+
+def hang(path):
+    """The last rank's replica never ends its second batch."""
+    mgpu.init('a->cpu')
+    x = T.matrix('x')
+    with mgpu.Predictor([x], x.sum(axis=1), mode=PYTHON) as predictor:
+        resident, run = predictor.residents[0], predictor.residents[0].run
+        if mgpu.rank() == mgpu.size() - 1:
+            resident.run = lambda job: time.sleep(1000) if job.index > 2 else run(job)
+        predictor.predict(np.ones((1000, 2), theano.config.floatX))
+
+
 if __name__ == '__main__':
     globals()[sys.argv[1]](*sys.argv[2:])

@@ -246,3 +246,51 @@ def test_a_kill_at_any_moment_leaves_a_whole_file(delay, tmp_path):
     launch(2, 'checkpoints', tmp_path / 'whole.npz', tmp_path / 'w.npz', 10 ** 6, -1, rounds)
     for ours, theirs in zip(arrays(tmp_path / 'r.npz')[:-1], arrays(tmp_path / 'whole.npz')):
         np.testing.assert_array_equal(ours, theirs)
+
+
+# --- prediction ----------------------------------------------------------------------------------
+
+@pytest.mark.parametrize('ranks,contexts,per_context', [
+    (2, 'a->cpu', 1), pytest.param(3, 'a->cpu;b->cpu;c->cpu;d->cpu;e->cpu;f->cpu', 2, marks=pytest.mark.slow)])
+def test_batches_are_dealt_to_all_ranks(ranks, contexts, per_context, tmp_path):
+    """Rank 0's batches and weights; its order; the result of `predict` on each rank."""
+    path = str(tmp_path / 'predicted')
+    launch(ranks, 'predict', path, contexts, per_context)
+    told = []
+    for rank in range(ranks):
+        with open('%s.%d.json' % (path, rank)) as f:
+            told.append(json.load(f))
+    data, first, second, after, outputs, sums = arrays(path + '.0.npz')
+    np.testing.assert_allclose(outputs, np.tanh(data.dot(first)), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(sums, data.sum(axis=1), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(after, np.tanh(data[:3].dot(second)), rtol=1e-5, atol=1e-6)
+    for rank in range(1, ranks):
+        np.testing.assert_array_equal(arrays('%s.%d.npz' % (path, rank))[4], outputs)
+        assert not told[rank]['found'] and not told[rank]['read'] and not told[rank]['errors']
+    assert min(sum(of_rank['calls']) for of_rank in told) > 0
+
+    in_flight = sum(len(of_rank['calls']) for of_rank in told) + 2 * ranks
+    found = np.array(told[0]['found'])
+    with_first, with_second = (np.tanh(data[:200].dot(w)).reshape(found.shape) for w in (first, second))
+    changed = [np.allclose(batch, new, rtol=1e-4) for batch, new in zip(found, with_second)]
+    assert changed == sorted(changed) and not any(changed[:8]) and all(changed[8 + in_flight:]) and changed[-1]
+    np.testing.assert_allclose(found[np.logical_not(changed)], with_first[np.logical_not(changed)], rtol=1e-4)
+
+    ok, (index, message, cause), also_ok = told[0]['errors']
+    assert (ok, index, also_ok) == (5, 1, 7) and 'batch 1 failed on context' in message
+    assert told[0]['message'].startswith('0 batch 0 failed') and 'one map at a time' in told[0]['message']
+    assert all(of_rank['message'].startswith('0 batch 0 failed') for of_rank in told)
+
+
+def test_a_rank_that_keeps_a_batch(tmp_path):
+    done = launch(2, 'hang', 'nowhere', flags='floatX=float32,mgpu.timeout=2', expected=None)
+    assert done.returncode != 0
+    assert re.search(r'rank 1 \(host .*\) has had a batch to compute for 2 s and does not answer', done.stderr)
+
+
+@pytest.mark.slow
+def test_prediction_on_gpus(tmp_path):
+    path = str(tmp_path / 'predicted')
+    launch(2, 'predict', path, context_map('gpu', 2), flags='floatX=float32')
+    data, first, _, _, outputs, _ = arrays(path + '.0.npz')
+    np.testing.assert_allclose(outputs, np.tanh(data.dot(first)), rtol=1e-5, atol=1e-6)

@@ -57,6 +57,7 @@ class RankPool:
             self._weights[rank] = job.weights
         self._ranks.post(rank, (RUN, job._replace(weights=None)))
         future = Future()
+        future.set_running_or_notify_cancel()  # it was posted, and cannot be cancelled
         self._futures[job.index] = rank, future
         return future
 

@@ -3,7 +3,7 @@ import zlib
 
 import numpy as np
 
-from .errors import BatchError, RankError
+from .errors import BatchError, MgpuError, RankError
 from .executors import CALL
 from .scatter_gather import ranges, sub_batch_sizes
 
@@ -65,9 +65,23 @@ def added(ranks, arrays):
     return buffers.views
 
 
-def arrays_of_first(ranks, arrays):
-    """Arrays as rank 0 has them, on every rank; the others need not know how many there are."""
-    described = ranks.tell(describe(arrays))
+def arrays_of_first(ranks, arrays, error=None):
+    """Arrays as rank 0 has them, on every rank; the others need not know how many there are.
+
+    Parameters
+    ----------
+    ranks : Ranks
+    arrays : list of ndarray
+        On rank 0.
+    error : Exception, optional
+        On rank 0, that there are none: raised on every rank.
+    """
+    told = error
+    if ranks.size > 1 and error is not None and not isinstance(error, MgpuError):  # which may not be picklable
+        told = RankError('%s failed: %s: %s' % (ranks.name(0), type(error).__name__, error))
+    described, told = ranks.tell((describe(arrays), told))
+    if told is not None:
+        raise told if ranks.rank else error
     if ranks.rank:
         arrays = [np.empty(shape, dtype) for shape, dtype in described]
     return ranks.broadcast(arrays)

@@ -201,9 +201,15 @@ class Predictor:
 
     def _map(self, batches, on_error):
         self._begin()
-        if self._ranks.rank:
-            self._weights = serve(self._pool, self._ranks, self._weights)
-            return
+        try:
+            if self._ranks.rank:
+                self._weights = serve(self._pool, self._ranks, self._weights)
+            else:
+                yield from self._outputs(batches, on_error)
+        finally:
+            self._active = False
+
+    def _outputs(self, batches, on_error):
         pool, pending, failure = self._pool, collections.deque(), None
         pool.begin()
         try:
@@ -224,11 +230,11 @@ class Predictor:
             if failure is not None:
                 raise failure
         finally:
-            self._active = False
             pool.end(pending)
 
     def _begin(self):
         """Of several ranks, wait until each is here."""
+        self._check_open()
         if self._ranks.size > 1:
             if self._active:
                 raise MgpuError('of several ranks one map at a time can be dealt: exhaust the first one, or close() it')
@@ -236,10 +242,13 @@ class Predictor:
             self._ranks.meet((CALL, self._number, self._calls), patience=theano.config.mgpu.timeout)
         self._calls += 1
 
-    def _check_use(self):
-        """Raise a MgpuError if it is closed; warn the caller of the caller, once, of values that it does not have."""
+    def _check_open(self):
         if self._pool is None:
             raise MgpuError('this Predictor is closed: use it within its with block, or make another one')
+
+    def _check_use(self):
+        """As `_check_open`; and warn the caller of the caller, once, of values that were not taken over."""
+        self._check_open()
         if self._taken < max((v.changed for v in self._variables), default=0) and not self._told:
             self._told = True
             warnings.warn('the values of shared variables have changed since this Predictor took them over; it goes on '
@@ -301,17 +310,15 @@ class Predictor:
 
     def _rows(self, batches, length, verbose, n_batches=None):
         """Outputs of all batches together: one array an output; the same on each rank."""
-        rows = error = None
-        try:
-            rows = self._collect(batches, length, verbose and not self._ranks.rank, n_batches)
-        except PredictionError as failure:
-            error = failure
-        if self._ranks.size > 1:
-            error = self._ranks.tell(error)
-            rows = arrays_of_first(self._ranks, rows or [])
-        if error is not None:
-            raise error
-        return rows
+        rows, error = [], None
+        if self._ranks.rank:
+            list(self.map(()))
+        else:
+            try:
+                rows = self._collect(batches, length, verbose, n_batches)
+            except Exception as failure:  # raised on every rank
+                error = failure
+        return arrays_of_first(self._ranks, rows, error)
 
     def _collect(self, batches, length, verbose, n_batches):
         rows = Rows(length)
