@@ -21,8 +21,9 @@ ROWS = [
     ['keras.batch', 'keras.exactness', 'keras.optimizer', 'keras.functions', 'keras.checkpoint',
      'keras.loops', 'keras.parallel_model', 'keras.multi_gpu',
      'keras.predictor', 'keras.verify', 'keras'],
-    ['cli.output', 'cli.mpirun_output', 'cli.libraries', 'cli.checks', 'cli.device_checks', 'cli.devices',
-     'cli.config', 'cli.launch', 'cli.mpi_checks', 'cli.doctor', 'cli', '__main__'],
+    ['cli.output', 'cli.array_input', 'cli.array_output', 'cli.mpirun_output', 'cli.libraries', 'cli.checks',
+     'cli.device_checks', 'cli.devices', 'cli.config', 'cli.launch', 'cli.predict', 'cli.mpi_checks', 'cli.doctor',
+     'cli', '__main__'],
 ]
 ORDER = [name for row in ROWS for name in row]
 

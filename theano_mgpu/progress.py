@@ -2,15 +2,16 @@
 from .errors import MgpuError
 
 
-def bar(total, shown, unit=' samples', description=None):
-    """A bar of tqdm's, with the rate; a context manager with ``update(n)``.
+def bar(total, shown, initial=0):
+    """A bar of tqdm's over samples, with their rate; a context manager with ``update(n)``.
 
     Parameters
     ----------
     total : int or None
         None if unknown.
     shown : bool
-    unit, description : str, optional
+    initial : int
+        Samples that were done before.
 
     Raises
     ------
@@ -23,7 +24,7 @@ def bar(total, shown, unit=' samples', description=None):
         from tqdm import tqdm
     except ImportError as error:
         raise MgpuError('a progress bar needs tqdm: pip install tqdm; or ask for none (verbose=0)') from error
-    return tqdm(total=total, unit=unit, unit_scale=True, desc=description)
+    return tqdm(total=total, initial=initial, unit=' samples', unit_scale=True)
 
 
 class Silent:

@@ -6,23 +6,25 @@ import sys
 import theano_mgpu
 
 from ..errors import MgpuError
-from . import config, devices, doctor, launch
+from . import config, devices, doctor, launch, predict
 
-COMMANDS = (devices, doctor, config, launch)
+COMMANDS = (devices, doctor, config, launch, predict)
 
 DESCRIPTION = """\
-Run one Theano or Keras model on several devices: look at them, check the set-up, configure it, start several processes.
+Run one Theano or Keras model on several devices: look at them, check the set-up, configure it, start several processes,
+predict.
 """
 EPILOG = """\
 A context is Theano's name for a device. THEANO_FLAGS or .theanorc map them:
   THEANO_FLAGS='contexts=dev0->cuda0;dev1->cuda1' theano-mgpu devices
 
 examples:
-  theano-mgpu devices                     what there is
-  theano-mgpu doctor                      does it work? if not, what to do
-  theano-mgpu config -n 2 > ~/.theanorc   use two devices from now on
-  theano-mgpu launch -n 2 train.py        train in two processes
-  theano-mgpu COMMAND --help              more on a command
+  theano-mgpu devices                        what there is
+  theano-mgpu doctor                         does it work? if not, what to do
+  theano-mgpu config -n 2 > ~/.theanorc      use two devices from now on
+  theano-mgpu launch -n 2 train.py           train in two processes
+  theano-mgpu predict model.h5 x.npy y.npy   predict, from file to file
+  theano-mgpu COMMAND --help                 more on a command
 """
 
 

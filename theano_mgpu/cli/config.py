@@ -36,7 +36,7 @@ def add_parser(sub):
 
 
 def positive(text):
-    """A number of at least 1 as an argument.
+    """A whole number of at least 1 as an argument.
 
     Examples
     --------
@@ -44,7 +44,7 @@ def positive(text):
     4
     """
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError('%r is not a number of contexts: 1 or more' % text)
+        raise argparse.ArgumentTypeError('%r is no whole number of 1 or more' % text)
     return int(text)
 
 

@@ -1,0 +1,299 @@
+"""`theano-mgpu predict`: from file to file, of any size, complete or absent, gone on with after a kill."""
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+
+import theano_mgpu as mgpu
+from theano_mgpu.cli import main
+from theano_mgpu.cli.array_input import open_inputs
+from theano_mgpu.cli.array_output import UnfinishedOutput
+from theano_mgpu.errors import MgpuError
+
+import h5py
+import numpy as np
+import pytest
+from conftest import context_map
+from keras_addon import (
+    equivalence,  # noqa: F401  chooses Keras's backend first
+    zoo,
+)
+from test_ranks import needs_mpi
+
+N = 300
+X = zoo.noise(N, 6).astype('float32')
+
+
+@pytest.fixture(autouse=True)
+def own_contexts():
+    """The command changes the active contexts; no other test is to see that."""
+    yield
+    mgpu.init('host0->cpu')
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """A folder with a model and its input, where the command runs; and what plain Keras predicts."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv('THEANO_FLAGS', 'floatX=float32,optimizer=fast_compile,contexts=cli_a->cpu;cli_b->cpu')
+    mgpu.init('cli_a->cpu;cli_b->cpu')
+    model = zoo.dense()
+    model.save('model.h5')
+    np.save('x.npy', X)
+    return model.predict(X)
+
+
+def predict(*arguments):
+    return main(['predict', 'model.h5'] + [str(argument) for argument in arguments])
+
+
+def assert_close(ours, theirs):
+    assert ours.dtype == theirs.dtype
+    np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-7)
+
+
+def start(*arguments, stderr=subprocess.PIPE):
+    """The command in a process of its own."""
+    return subprocess.Popen([sys.executable, '-m', 'theano_mgpu', 'predict', 'model.h5'] + list(arguments),
+                            stderr=stderr, text=True)
+
+
+# --- the same answer -----------------------------------------------------------------------------
+
+def test_npy(files, capfd):
+    assert predict('x.npy', 'y.npy') == 0
+    assert_close(np.load('y.npy', mmap_mode='r'), files)
+    out, err = capfd.readouterr()
+    assert not out
+    assert re.fullmatch(r'theano-mgpu: note: y.npy: 300 samples, 300 of them computed now, in [\d.]+ s .*\n', err)
+    assert sorted(os.listdir('.')) == ['model.h5', 'x.npy', 'y.npy']
+    assert predict('x.npy', 'y.npy', '--quiet', '--gpus', 'cli_b', '--replicas-per-gpu', 2, '--batch-size', 7) == 0
+    assert_close(np.load('y.npy'), files)
+    assert capfd.readouterr() == ('', '')
+
+
+def test_gpus(files):
+    mgpu.init(context_map('gpu', 2))
+    assert predict('x.npy', 'y.npy') == 0
+    np.testing.assert_allclose(np.load('y.npy'), files, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize('made', ['x.h5', 'compressed', 'stored', 'fortran', 'fortran compressed'])
+@pytest.mark.parametrize('output', ['y.npz', 'y.h5'])
+def test_several_inputs_and_outputs(files, made, output):
+    model = zoo.functional()
+    model.save('model.h5')
+    arrays = {name: zoo.noise(N, size, seed=size).astype('float32') for name, size in zip(model.input_names, (6, 4))}
+    order = 'F' if 'fortran' in made else 'C'
+    kept = dict({name: np.array(array, order=order) for name, array in arrays.items()}, another=np.zeros(3))
+    name = made
+    if made == 'x.h5':
+        with h5py.File(made, 'w') as file:
+            for key, array in kept.items():
+                file[key] = array
+    else:
+        name = 'x.npz'
+        (np.savez_compressed if 'compressed' in made else np.savez)(name, **kept)
+    assert predict(name, output, '--quiet') == 0
+    expected = dict(zip(model.output_names, model.predict([arrays[key] for key in model.input_names])))
+    with (np.load(output) if output == 'y.npz' else h5py.File(output, 'r')) as file:
+        assert set(file) == set(expected)
+        for key, value in expected.items():
+            assert_close(np.array(file[key]), value)
+
+
+def test_no_samples(files):
+    np.save('x.npy', X[:0])
+    assert predict('x.npy', 'y.npy') == 0
+    assert np.load('y.npy').shape == (0, 3)
+
+
+# --- complete or absent --------------------------------------------------------------------------
+
+def saved_rows():
+    if not os.path.exists('y.npy.unfinished/0.npy'):
+        return 0
+    return (os.path.getsize('y.npy.unfinished/0.npy') - 128) // 12
+
+
+def kill_in_the_middle(rows):
+    """SIGKILL once so many rows are saved; how many were."""
+    process = start('x.npy', 'y.npy', '--batch-size', '1')
+    while saved_rows() < rows:
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.001)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not os.path.exists('y.npy')
+    return saved_rows()
+
+
+@pytest.mark.parametrize('kills', [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_kill_and_go_on(files, kills, capfd):
+    """What was saved is not computed again: rows that are changed meanwhile stay so."""
+    np.save('x.npy', np.tile(X, (100, 1)))
+    saved = 0
+    for _ in range(kills):
+        saved, before = kill_in_the_middle(saved + 200), saved
+        assert before + 200 <= saved < 100 * N
+    with open('y.npy.unfinished/0.npy', 'r+b') as part:
+        header = part.read(128)
+        assert header.startswith(b'\x93NUMPY') and header.endswith(b'\n')
+        part.write(np.full((saved, 3), 7, 'float32').tobytes())
+        part.seek(0, os.SEEK_END)
+        part.write(b'half a row'[:7])
+    assert predict('x.npy', 'y.npy') == 0
+    error = capfd.readouterr().err
+    assert 'y.npy: goes on after %d of %d samples' % (saved, 100 * N) in error
+    assert '%d samples, %d of them computed now' % (100 * N, 100 * N - saved) in error
+    y = np.load('y.npy')
+    assert (y[:saved] == 7).all() and not os.path.exists('y.npy.unfinished')
+    assert_close(y[saved:], np.tile(files, (100, 1))[saved:])
+
+
+@pytest.mark.slow
+def test_ctrl_c(files):
+    np.save('x.npy', np.tile(X, (100, 1)))
+    terminal, side = pty.openpty()
+    process = start('x.npy', 'y.npy', '--batch-size', '1', stderr=side)
+    while saved_rows() < 100:
+        assert process.poll() is None
+        time.sleep(0.001)
+    process.send_signal(signal.SIGINT)
+    process.wait()
+    error = os.read(terminal, 1 << 20).decode()
+    assert process.returncode == 130 and 'Traceback' not in error
+    assert re.search(r'/30.0k \[.* samples/s\]', error)
+    assert re.search(r'interrupted. \d+ of 30000 samples are saved in y.npy.unfinished: the same command', error)
+
+
+def test_another_job_begins_anew(files, capfd):
+    for changed, change in (('input', lambda: np.save('x.npy', X[::-1])),
+                            ('model', lambda: zoo.dense().save('model.h5'))):
+        with UnfinishedOutput('y.npy', ['y'], N, {}) as output:
+            output.append([np.zeros((5, 3), 'float32')])
+        stat = [os.stat('x.npy'), os.stat('model.h5')]
+        with open('y.npy.unfinished/job.json', 'w') as file:
+            json.dump({'input': [stat[0].st_size, stat[0].st_mtime_ns], 'model': [stat[1].st_size, stat[1].st_mtime_ns],
+                       'format': 1, 'outputs': zoo_names()}, file)
+        change()
+        assert predict('x.npy', 'y.npy') == 0
+        assert 'y.npy was begun for another %s' % changed in capfd.readouterr().err
+        assert abs(np.load('y.npy')[:5]).min() > 0
+
+
+def zoo_names():
+    import keras
+    return keras.models.load_model('model.h5', compile=False).output_names
+
+
+def test_two_at_a_time(files, capfd):
+    with UnfinishedOutput('y.npy', ['y'], N, {}):
+        assert predict('x.npy', 'y.npy') == 1
+    assert 'another process is at work on y.npy' in capfd.readouterr().err
+
+
+def test_a_bad_sample_in_the_middle(files, capfd, monkeypatch):
+    """The error names the samples; those before it are saved, and the same command goes on after them."""
+    from theano_mgpu.resident import Resident
+    run = Resident.run
+
+    def failing(self, job):
+        if job.index >= 2:
+            job = job._replace(arrays=[array[:, :5] for array in job.arrays])
+        return run(self, job)
+
+    monkeypatch.setattr(Resident, 'run', failing)
+    assert predict('x.npy', 'y.npy', '--quiet') == 1
+    error = capfd.readouterr().err
+    assert re.search(r'error: samples 64 to 95: batch 2 failed on context cli_[ab].1->cpu: ', error)
+    assert '64 of 300 samples are saved in y.npy.unfinished' in error and not os.path.exists('y.npy')
+    monkeypatch.undo()
+
+
+@needs_mpi
+@pytest.mark.slow
+def test_ranks(files):
+    """A job of several processes: rank 0 reads and writes."""
+    with open('theano-mgpu', 'w') as script:  # as pip installs it
+        script.write('import sys\nfrom theano_mgpu.cli import main\nsys.exit(main())\n')
+    done = subprocess.run([sys.executable, '-m', 'theano_mgpu', 'launch', '-n', '2', 'theano-mgpu', 'predict',
+                           'model.h5', 'x.npy', 'y.npy'], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count('300 of them computed now') == 1
+    assert_close(np.load('y.npy'), files)
+
+
+# --- clear errors --------------------------------------------------------------------------------
+
+@pytest.mark.parametrize('arguments,message', [
+    (['x.txt', 'y.npy'], 'x.txt: the input is a file of the kind .npy, .npz, .h5, .hdf5'),
+    (['x.npy', 'y'], 'y: the output is a file of the kind'),
+    (['none.npy', 'y.npy'], 'there is no file none.npy'),
+    (['x.npy', 'x.npy'], 'the output x.npy is the input or the model itself'),
+    (['x.npy', 'nowhere/y.npy'], 'there is no folder'),
+    (['x.npy', 'y.npy', '--gpus', '3'], 'as many contexts must be mapped; there are 2'),
+    (['x.npy', 'y.npy', '--gpus', 'dev7'], "there is no context 'dev7'"),
+    (['bad.npy', 'y.npy'], 'the input bad.npy cannot be read'),
+    (['objects.npy', 'y.npy'], 'the input objects.npy cannot be read: .*Python objects'),
+    (['objects.npz', 'y.npy'], 'it holds Python objects, not numbers'),
+    (['wide.npy', 'y.npy'], r'samples 0 to 31: batch 0 failed: ValueError: Error when checking input.*shape \(6,\)'),
+    (['two.npz', 'y.npy'], 'two.npz has the arrays a, b, and the model the inputs dense_'),
+])
+def test_errors(files, arguments, message, capfd):
+    np.save('wide.npy', np.ones((40, 9)))
+    np.save('objects.npy', np.array([{}, []], dtype=object), allow_pickle=True)
+    np.savez('objects.npz', x=np.array([{}, []], dtype=object))
+    np.savez('two.npz', a=X, b=X)
+    with open('bad.npy', 'w') as file:
+        file.write('no array')
+    assert predict(*arguments) == 1
+    error = capfd.readouterr().err
+    assert re.search(message, error) and 'Traceback' not in error
+    assert not os.path.exists('y.npy')
+
+
+def test_models_that_cannot_be_used(files, capfd):
+    zoo.functional().save('model.h5')
+    assert predict('x.npy', 'y.npy') == 1
+    assert 'y.npy is one array, and the model has the outputs kind, place' in capfd.readouterr().err
+    assert predict('x.npy', 'y.npz') == 1
+    assert 'x.npy is one array, and the model has the inputs' in capfd.readouterr().err
+    os.replace('x.npy', 'model.h5')
+    np.save('x.npy', X)
+    assert predict('x.npy', 'y.npz') == 1
+    assert 'model.h5 is no model that Keras can load: OSError' in capfd.readouterr().err
+
+
+def test_inputs_of_different_lengths(tmp_path):
+    np.savez(str(tmp_path / 'x.npz'), a=np.ones((3, 2)), b=np.ones((4, 2)))
+    with pytest.raises(MgpuError, match=r'as many samples.*a has shape \(3, 2\), b has shape \(4, 2\)'), \
+            open_inputs(str(tmp_path / 'x.npz'), ['a', 'b']):
+        pass
+
+
+def test_compressed_rows_are_read_onwards(tmp_path, monkeypatch):
+    """Also past the middle of a file, for one that goes on."""
+    monkeypatch.setattr('theano_mgpu.cli.array_input.CHUNK', 100)
+    rows = np.arange(3000.).reshape(500, 2, 3)
+    np.savez_compressed(str(tmp_path / 'x.npz'), x=rows)
+    with open_inputs(str(tmp_path / 'x.npz'), ['input']) as (x,):
+        np.testing.assert_array_equal(x[123:130], rows[123:130])
+        np.testing.assert_array_equal(x[490:600], rows[490:])
+        with pytest.raises(ValueError, match='row 3 was passed over'):
+            x[3:5]
+
+
+def test_stored_arrays_are_memory_mapped(tmp_path):
+    np.savez(str(tmp_path / 'x.npz'), x=np.arange(10.), none=np.ones((0, 3)))
+    with open_inputs(str(tmp_path / 'x.npz'), ['x']) as (x,):
+        assert isinstance(x, np.memmap)
+        np.testing.assert_array_equal(x, np.arange(10.))
+    with open_inputs(str(tmp_path / 'x.npz'), ['none']) as (none,):
+        assert none.shape == (0, 3)
+    assert zipfile.is_zipfile(str(tmp_path / 'x.npz'))
