@@ -1,11 +1,14 @@
 """`theano-mgpu predict`: from file to file, of any size, complete or absent, gone on with after a kill."""
+import fcntl
 import json
 import os
 import pty
 import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 import zipfile
 
@@ -160,6 +163,7 @@ def test_kill_and_go_on(files, kills, capfd):
 def test_ctrl_c(files):
     np.save('x.npy', np.tile(X, (100, 1)))
     terminal, side = pty.openpty()
+    fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack('HHHH', 24, 80, 0, 0))
     process = start('x.npy', 'y.npy', '--batch-size', '1', stderr=side)
     while saved_rows() < 100:
         assert process.poll() is None
