@@ -1,6 +1,9 @@
 """`mgpu.Predictor`: whole batches, each on the replica that is free first."""
 import gc
 import itertools
+import os
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -218,6 +221,42 @@ def test_back_pressure(cpu2, prefetch):
             assert output[0] == 3 * number
     assert most[0] <= prefetch + 2
     assert most[0] > prefetch
+
+
+TEN_GB = '''
+import sys
+import theano_mgpu as mgpu
+import numpy as np
+import theano.tensor as T
+mgpu.init(sys.argv[1])
+x = T.fmatrix('x')
+MB = 1 << 20
+
+def peak():
+    with open('/proc/self/status') as f:
+        return next(int(line.split()[1]) * 1024 for line in f if line.startswith('VmHWM'))
+
+def batches(n):
+    for i in range(n):
+        yield np.full((8192, 1024), i % 7, 'float32')  # 32 MB
+
+with mgpu.Predictor([x], x[:, 5], prefetch=2) as predictor:
+    list(predictor.map(batches(len(predictor.residents))))
+    before = peak()
+    for i, outputs in enumerate(predictor.map(batches(320))):
+        assert outputs[0] == i % 7 and len(outputs) == 8192
+    print(i + 1, (peak() - before) // MB)
+'''
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.exists('/proc/self/status'), reason='reads /proc')
+def test_ten_gigabytes_pass_through(kind):
+    """Two replicas and two batches read ahead: four batches of 32 MB, one of which was in memory before."""
+    done = subprocess.run([sys.executable, '-c', TEN_GB, context_map(kind, 2)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    n, megabytes = map(int, done.stdout.split())
+    assert n == 320 and megabytes <= 4 * 32 + 16
 
 
 def test_an_endless_reader_that_is_given_up(cpu2):
