@@ -23,7 +23,7 @@ def version():
 
 # Upper bounds are the last releases that accept NumPy 1.24, which Debian 12's pygpu is built for,
 # and that exist for each of Python 3.8 to 3.11.
-KERAS = ['Keras==2.3.1', 'h5py<3.12']
+KERAS = ['Keras==2.3.1', 'h5py<3.12', 'tqdm<5']  # tqdm: the bar of a prediction
 BENCH = ['scikit-learn<1.4', 'tqdm<5', 'matplotlib<3.9']
 TEST = ['pytest==8.3.5', 'pytest-timeout==2.4.0', 'pytest-xdist==3.6.1', 'ruff==0.17.5']
 

@@ -4,12 +4,15 @@ import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from conftest import needs_compiler
+from contest import WorkerError, turns
 from models import handwritten_digits
+from predict import Contender, contenders, difference, peak_memory, with_ratios
 from test_ranks import needs_mpi
 
 FOLDER = os.path.join(os.path.dirname(__file__), '..', 'benchmarks')
@@ -95,7 +98,69 @@ def test_scaling_compares(tmp_path):
     assert text.count('Keras on Theano ') == 2 and plt.imread(plot_path).shape[0] > 300
 
 
+def test_each_contender_has_one_turn_a_round():
+    rounds = [''.join(turns('abcd', number)) for number in range(4)]
+    assert all(sorted(order) == list('abcd') for order in rounds) and len(set(rounds)) == 4
+
+
+def test_contenders_of_prediction():
+    arguments = SimpleNamespace(threads=[1, 2], workers=[2])
+    labels = [contender.label for contender in contenders(arguments, ['opencl0:0', 'opencl0:1'])]
+    assert labels == ['plain Keras, 1 thread', 'plain Keras, 2 threads', 'Predictor, 1 context, 1 thread',
+                      'Predictor, 1 context, 2 threads', 'Predictor, 2 contexts', 'Predictor, 2 replicas',
+                      'Predictor, 2 ranks', 'multiprocessing.Pool(2)', 'Predictor, 1 OpenCL device',
+                      'Predictor, 2 OpenCL devices']
+    assert len(contenders(SimpleNamespace(threads=[1], workers=[1]), ['opencl0:0'])) == 3
+
+
+def test_ratios_of_opencl_are_to_one_of_its_devices():
+    rows = [dict(Contender(kind, devices, 1, 1, 1)._asdict(), median=median) for kind, devices, median in (
+        ('keras', (), 100.), ('pool', (), 150.), ('predictor', ('opencl0:0',), 10.),
+        ('predictor', ('opencl0:0', 'opencl0:1'), 15.))]
+    assert [row['ratio'] for row in with_ratios(rows)] == [1, 1.5, 1, 1.5]
+
+
+def test_other_predictions_are_errors():
+    wanted = np.array([[1., 2.]])
+    assert difference(wanted + 1e-7, wanted, 1e-6, 'who') < 1e-7
+    for outputs, message in ((wanted + 1e-5, 'largest difference'), (wanted * np.nan, 'largest difference'),
+                             (wanted[0], 'shape')):
+        with pytest.raises(WorkerError, match='"who" predicts.*' + message):
+            difference(outputs, wanted, 1e-6, 'who')
+
+
+def test_peak_memory_is_of_the_descendants_too():
+    alone = peak_memory(os.getpid())
+    code = 'import subprocess, sys; subprocess.run([sys.executable, "-c", sys.argv[1]])'
+    grandchild = 'block = b"x" * 200_000_000; print("ready", flush=True); input()'
+    with subprocess.Popen([sys.executable, '-c', code, grandchild], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          text=True) as process:
+        assert process.stdout.readline() == 'ready\n'
+        assert peak_memory(process.pid) > 190 and peak_memory(os.getpid()) > alone + 190
+        process.communicate('\n')
+
+
+def test_batches_larger_than_the_samples_are_refused():
+    done = subprocess.run([sys.executable, os.path.join(FOLDER, 'predict.py'), '--samples', '10'], capture_output=True,
+                          text=True)
+    assert done.returncode == 2 and '--batch-size 128: there are 10 samples' in done.stderr
+
+
+@needs_mpi
+@pytest.mark.slow
+def test_predict_compares(tmp_path):
+    json_path, plot_path = str(tmp_path / 'p.json'), str(tmp_path / 'p.png')
+    text = run('predict.py', '--quick', '--models', 'mlp', '--samples', '70', '--batch-size', '32', '--no-opencl',
+               '--json', json_path, '--plot', plot_path)
+    with open(json_path) as f:
+        rows = json.load(f)['results']
+    assert len(rows) == 8 and rows[0]['ratio'] == 1 and all(row['difference'] <= 1e-6 for row in rows)
+    assert all(len(row['seconds']) == 2 and 0 < row['lowest'] <= row['median'] for row in rows)
+    assert all(row['first'] > 0 and row['memory'] > 50 for row in rows)
+    assert all(row['label'] in text for row in rows) and plt.imread(plot_path).shape[0] > 300
+
+
 @pytest.mark.parametrize('script', ['mnist_cnn.py', 'step_overhead.py', 'keras_mnist.py', 'keras_autoencoder.py',
-                                    'keras_overhead.py', 'scaling.py'])
+                                    'keras_overhead.py', 'scaling.py', 'predict.py'])
 def test_help_teaches(script):
     assert 'Examples:' in run(script, '--help')

@@ -23,7 +23,7 @@ def bar(total, shown, initial=0):
     try:
         from tqdm import tqdm
     except ImportError as error:
-        raise MgpuError('a progress bar needs tqdm: pip install tqdm; or ask for none (verbose=0)') from error
+        raise MgpuError('a progress bar needs tqdm: pip install tqdm; or ask for none (verbose=0, --quiet)') from error
     return tqdm(total=total, initial=initial, unit=' samples', unit_scale=True)
 
 
