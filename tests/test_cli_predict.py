@@ -217,7 +217,8 @@ def test_a_bad_sample_in_the_middle(files, capfd, monkeypatch):
     error = capfd.readouterr().err
     assert re.search(r'error: samples 64 to 95: batch 2 failed on context cli_[ab].1->cpu: ', error)
     assert '64 of 300 samples are saved in y.npy.unfinished' in error and not os.path.exists('y.npy')
-    monkeypatch.undo()
+    assert predict('x.npy', 'y.npy', '--quiet') == 1
+    assert 'samples 128 to 159: batch 2 failed' in capfd.readouterr().err
 
 
 @needs_mpi

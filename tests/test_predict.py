@@ -269,6 +269,17 @@ def test_an_endless_reader_that_is_given_up(cpu2):
         assert len(predictor.predict(rows(100))) == 100
 
 
+def test_batches_that_nobody_waits_for_are_not_computed(cpu2):
+    with sums(cpu2, prefetch=10)[0] as predictor:
+        residents = predictor.residents
+        for resident in residents:
+            slow_down(resident, 0.05)
+        outputs = predictor.map(rows(1) for _ in range(100))
+        next(outputs)
+        outputs.close()
+    assert sum(resident.calls for resident in residents) <= 4
+
+
 def test_outputs_do_not_wait_for_the_reader(cpu2):
     """A finished batch is yielded before the next one is read."""
     times = []
@@ -333,6 +344,8 @@ def test_a_reader_that_fails(cpu2):
 
     found = []
     with sums(cpu2)[0] as predictor, pytest.raises(OSError, match='disk'):
+        for resident in predictor.residents:
+            slow_down(resident, 0.05)
         for output in predictor.map(batches()):
             found.append(float(output[0]))
     assert found == [3, 6]
