@@ -162,3 +162,27 @@ def test_freed_memory_is_used_again():
         return int(done.stdout)
     assert bytes_kept('open') >= 40000000 > bytes_kept('do not')
     assert bytes_kept('open', MALLOC_TOP_PAD_='4096') < 40000000  # the user's own settings stay
+
+
+RESERVED = '''
+import functools
+import theano_mgpu as mgpu
+from theano_mgpu.contexts import borrow
+import theano.gpuarray
+
+@functools.wraps(theano.gpuarray.init_dev)
+def init_dev(device, name, preallocate):
+    print(name, preallocate)
+    return init_dev.__wrapped__(device, name, preallocate)
+
+theano.gpuarray.init_dev = init_dev
+borrow(mgpu.init()[0])
+'''
+
+
+def test_memory_is_reserved_once(gpu2):
+    """A further context of a device does not reserve what the flag gpuarray.preallocate says once more."""
+    done = subprocess.run([sys.executable, '-c', RESERVED], capture_output=True, text=True, env=dict(
+        os.environ, THEANO_FLAGS='gpuarray.preallocate=20,contexts=a->' + gpu2[0].device))
+    assert done.stdout.splitlines() == ['a 20.0', 'a.1 0'], done.stderr
+    assert done.stderr.count('Mapped name') == 1

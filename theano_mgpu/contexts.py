@@ -166,7 +166,8 @@ def borrow(context):
     names = ('%s.%d' % (context.name, number) for number in itertools.count(1))
     own = context._replace(name=next(name for name in names if name not in taken))
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        _open(own)  # Theano would announce it as if the user had mapped it
+        # Theano would announce it as if the user had mapped it, and reserve its memory as for that one.
+        _open(own, preallocated=False)
     _borrowed.add(own.name)
     return own
 
@@ -184,8 +185,11 @@ def gpu_context(context):
     return get_context(context.name)
 
 
-def _open(context):
-    """Open the device of a context and register its name with Theano; does nothing the second time."""
+def _open(context, preallocated=True):
+    """Open the device of a context and register its name with Theano; does nothing the second time.
+
+    Memory is reserved on it as the flag ``gpuarray.preallocate`` says, unless `preallocated` is False.
+    """
     if context.kind == 'cpu':
         host_memory.keep_freed_memory()
         return
@@ -208,7 +212,8 @@ def _open(context):
     first = seen.pop(context.device, None)
     _forget_active_gpu()
     try:
-        theano.gpuarray.init_dev(context.device, context.name)
+        flagged = theano.config.gpuarray.preallocate
+        theano.gpuarray.init_dev(context.device, context.name, flagged if preallocated else min(flagged, 0))
     # pygpu raises ValueError, GpuArrayException, RuntimeError ...: all mean "not opened".
     except Exception as error:
         raise ContextError('context %s could not be opened: %s. %s'
