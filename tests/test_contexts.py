@@ -166,13 +166,14 @@ def test_freed_memory_is_used_again():
 
 RESERVED = '''
 import functools
+import os
 import theano_mgpu as mgpu
 from theano_mgpu.contexts import borrow
 import theano.gpuarray
 
 @functools.wraps(theano.gpuarray.init_dev)
 def init_dev(device, name, preallocate):
-    print(name, preallocate)
+    os.write(1, ('%s %s\n' % (name, preallocate)).encode())
     return init_dev.__wrapped__(device, name, preallocate)
 
 theano.gpuarray.init_dev = init_dev
