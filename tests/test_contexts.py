@@ -173,7 +173,7 @@ import theano.gpuarray
 
 @functools.wraps(theano.gpuarray.init_dev)
 def init_dev(device, name, preallocate):
-    os.write(1, ('%s %s\n' % (name, preallocate)).encode())
+    os.write(1, ('%s %s\\n' % (name, preallocate)).encode())
     return init_dev.__wrapped__(device, name, preallocate)
 
 theano.gpuarray.init_dev = init_dev
