@@ -17,10 +17,10 @@ NAP = 0.005       # seconds between two looks of an idle MPI rank for a command
 SHAPES = {'cnn': (28, 28, 1), 'mlp': (784,)}
 
 
-def data(model):
+def data(model, samples=SAMPLES):
     """Samples and labels; the same in every process."""
     rng = np.random.RandomState(0)
-    return rng.rand(SAMPLES, *SHAPES[model]).astype('float32'), rng.randint(0, 10, (SAMPLES, 1))
+    return rng.rand(samples, *SHAPES[model]).astype('float32'), rng.randint(0, 10, (samples, 1))
 
 
 class Alone:
@@ -71,13 +71,18 @@ class Gloo:
         self._dist.barrier()
 
 
-def serve(epoch, crew):
-    """Warm up, then train an epoch for each line `go`, until stdin ends."""
+def crew_of_ranks():
+    """What keeps this process together with the other ranks, if there are any."""
+    return Ranks() if int(os.environ.get('OMPI_COMM_WORLD_SIZE', '1')) > 1 else Alone()
+
+
+def serve(epoch, crew, *figures):
+    """Warm up, and print figures that are known by then; then do an epoch for each line `go`, until stdin ends."""
     for _ in range(WARM_UP):
         epoch()
     crew.barrier()
     if crew.first:
-        print('ready', flush=True)
+        print('ready', *figures, sep='\n', flush=True)
     while crew.tell(crew.first and sys.stdin.readline().strip() == 'go'):
         crew.barrier()
         start = time.perf_counter()
@@ -122,8 +127,7 @@ def work_mgpu(arguments):
     mgpu.init('host->cpu')  # else each rank would take its share of this machine's GPUs
     np.random.seed(0)       # the ranks start from the same weights, and shuffle alike
     model = multi_gpu_model(layers_of(keras, arguments.models[0]))
-    crew = Ranks() if int(os.environ.get('OMPI_COMM_WORLD_SIZE', '1')) > 1 else Alone()
-    serve(fit(model, arguments.models[0], arguments.batch_size), crew)
+    serve(fit(model, arguments.models[0], arguments.batch_size), crew_of_ranks())
 
 
 def work_torch(arguments):

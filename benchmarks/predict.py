@@ -1,0 +1,286 @@
+#!/usr/bin/env python
+"""How fast a Keras model predicts: this package's Predictor against plain Keras, and against a pool of processes.
+
+The figure is samples per second, over 2,560 samples in batches of 128. In a round each contender predicts all of them
+in turn, and the order changes from round to round; the others sleep meanwhile.
+
+  cnn   Conv2D 32 3x3 relu, MaxPooling 2, Flatten, Dense 10 softmax, on 28x28x1
+  mlp   784-1024-1024-10, relu and softmax
+  both  float32, loaded from one file by all
+
+Who takes part: model.predict; a Predictor on one context, on several `cpu` contexts, with several replicas on one
+context, over several MPI ranks, and on OpenCL devices if there are any; a multiprocessing.Pool of plain Keras models
+as people write it. Before anything is timed, the predictions of each are compared with plain Keras's, which also
+fills Theano's folder of compiled code. Contexts, replicas, ranks and processes have one thread each; OpenCL devices
+on a CPU share its cores.
+
+  ratio   to plain Keras with one thread; of OpenCL devices, to the first one alone
+  first   seconds from having imported everything until the outputs of the first batch are there: the model loaded,
+          compiled with what is in Theano's folder, run (a pool starts its processes then, and they import)
+  memory  MiB, the sum over a contender's processes of the most that each had resident; what they share counts often
+
+Examples:
+
+  python benchmarks/predict.py
+  python benchmarks/predict.py --models cnn --workers 2 4 8 --threads 1 8 --no-opencl
+  python benchmarks/predict.py --batch-size 32 --json predict.json --plot predict.png
+
+Other programs that compile meanwhile, and a folder with thousands of modules, make `first` longer. One of its own:
+
+  THEANO_FLAGS=base_compiledir=/tmp/predict_theano python benchmarks/predict.py
+"""
+# The workers run this file, too: theano_mgpu is imported by those that need it.
+import argparse
+import collections
+import contextlib
+import json
+import os
+import sys
+import tempfile
+
+import numpy as np
+from contest import Worker, WorkerError, counted, environment_of, launch, spread, started, take_turns
+from contest_command import add_options, announce, bars, check_common, cores, draw, positive, probe, tables_of, write
+from predict_workers import WORK
+from scaling_workers import SHAPES
+
+TOLERANCES = {False: 1e-6, True: 1e-5}  # differences from plain Keras, relative to the largest value; True: on OpenCL
+VERSIONS = ('import theano_mgpu, keras, mpi4py, theano; print("Theano %s, Keras %s, theano_mgpu %s, mpi4py %s" % '
+            '(theano.__version__, keras.__version__, theano_mgpu.__version__, mpi4py.__version__))')
+OPENCL = 'import json; from theano_mgpu import devices; print(json.dumps(devices.discover("opencl")[0]))'
+
+
+class Contender(collections.namedtuple('Contender', 'kind devices replicas workers threads')):
+    """Who predicts: a kind of `WORK`, devices of a process, replicas on each, processes, threads of each."""
+
+    @property
+    def opencl(self):
+        """Whether it is on OpenCL."""
+        return any(device.startswith('opencl') for device in self.devices)
+
+    @property
+    def label(self):
+        """What it is called in the table and the picture.
+
+        Examples
+        --------
+        >>> Contender('keras', (), 1, 1, 2).label, Contender('predictor', ('cpu',), 1, 2, 1).label
+        ('plain Keras, 2 threads', 'Predictor, 2 ranks')
+        """
+        if self.kind == 'save':
+            return 'maker of the model'
+        if self.kind == 'keras':
+            return 'plain Keras, ' + counted(self.threads, 'thread')
+        if self.kind == 'pool':
+            return 'multiprocessing.Pool(%d)' % self.workers
+        if self.opencl:
+            return 'Predictor, ' + counted(len(self.devices), 'OpenCL device')
+        for number, noun in ((self.workers, 'rank'), (self.replicas, 'replica'), (len(self.devices), 'context')):
+            if number > 1:
+                return 'Predictor, ' + counted(number, noun)
+        return 'Predictor, 1 context, ' + counted(self.threads, 'thread')
+
+
+def contenders(arguments, opencl):
+    """Who takes part, in the order of the table.
+
+    Parameters
+    ----------
+    arguments : argparse.Namespace
+    opencl : list of str
+        The OpenCL devices.
+    """
+    several = [n for n in arguments.workers if n > 1]
+    found = [Contender('keras', (), 1, 1, threads) for threads in arguments.threads]
+    found += [Contender('predictor', ('cpu',), 1, 1, threads) for threads in arguments.threads]
+    found += [Contender('predictor', ('cpu',) * n, 1, 1, 1) for n in several]
+    found += [Contender('predictor', ('cpu',), n, 1, 1) for n in several]
+    found += [Contender('predictor', ('cpu',), 1, n, 1) for n in several]
+    found += [Contender('pool', (), 1, n, 1) for n in several]
+    return found + [Contender('predictor', tuple(opencl[:n]), 1, 1, cores())
+                    for n in [1] + several if n <= len(opencl)]
+
+
+def command_of(contender, model, folder, arguments):
+    """The command of a worker."""
+    contexts = ';'.join('dev%d->%s' % pair for pair in enumerate(contender.devices))
+    args = ['--worker', contender.kind, '--models', model, '--contexts', contexts,
+            '--replicas', str(contender.replicas), '--workers', str(contender.workers),
+            '--batch-size', str(arguments.batch_size), '--samples', str(arguments.samples),
+            '--file', os.path.join(folder, 'model.h5'), '--output', output_of(contender, folder)]
+    script = os.path.abspath(__file__)
+    if contender.kind == 'predictor' and contender.workers > 1:
+        return launch(contender.workers, script, args)
+    return [sys.executable, script] + args
+
+
+def output_of(contender, folder):
+    """The file of a contender's predictions."""
+    return os.path.join(folder, contender.label + '.npy')
+
+
+def difference(outputs, wanted, tolerance, label):
+    """The largest difference between predictions, relative to the largest value; a WorkerError if it is too large.
+
+    Examples
+    --------
+    >>> difference(np.array([4., 2.]), np.array([4., 1.]), 0.5, 'who')
+    0.25
+    """
+    if outputs.shape != wanted.shape:
+        raise WorkerError('"%s" predicts an array of shape %s, plain Keras one of %s'
+                          % (label, outputs.shape, wanted.shape))
+    found = float(np.abs(outputs - wanted).max() / np.abs(wanted).max())
+    if not found <= tolerance:  # so, since NaN is no more than anything
+        raise WorkerError('"%s" predicts something else than plain Keras: the largest difference is %.2g of the '
+                          'largest value, more than %g' % (label, found, tolerance))
+    return found
+
+
+def peak_memory(pid):
+    """MiB that a process and its descendants had resident, each at its peak."""
+    children, peaks = collections.defaultdict(list), {}
+    for number in filter(str.isdecimal, os.listdir('/proc')):
+        with contextlib.suppress(OSError), open('/proc/%s/status' % number) as file:  # it may have ended by now
+            fields = dict(line.split(':', 1) for line in file)
+            children[int(fields['PPid'])].append(int(number))
+            peaks[int(number)] = int(fields.get('VmHWM', '0').split()[0])
+    tree = [pid]
+    for member in tree:  # which grows meanwhile
+        tree += children[member]
+    return sum(peaks.get(member, 0) for member in tree) / 1024
+
+
+def measure(model, found, arguments):
+    """The rows of a model's table, without the ratios.
+
+    Parameters
+    ----------
+    model : str
+    found : list of Contender
+    arguments : argparse.Namespace
+
+    Returns
+    -------
+    list of dict
+    """
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix='predict-'))
+
+        def start(contender):
+            return Worker(contender.label, command_of(contender, model, folder, arguments),
+                          environment_of(contender.threads))
+
+        differences = compare(start, found, folder, model)
+        workers = started(stack, found, start, model)
+        firsts = [worker.number() for worker in workers.values()]
+        seconds = take_turns(workers, arguments.rounds, model)
+        peaks = [peak_memory(worker.pid) for worker in workers.values()]
+    return [dict(contender._asdict(), model=model, label=contender.label,
+                 **spread([arguments.samples / value for value in seconds[contender]]), first=first, memory=peak,
+                 difference=differences[contender], seconds=seconds[contender])
+            for contender, first, peak in zip(workers, firsts, peaks)]
+
+
+def compare(start, found, folder, model):
+    """The difference of each contender's predictions from plain Keras's; afterwards everything is compiled."""
+    from tqdm import tqdm
+    maker, differences = Contender('save', (), 1, 1, 1), {}
+    with start(maker):
+        wanted = np.load(output_of(maker, folder))
+    for contender in tqdm(found, desc='%s: comparing' % model, unit=' contenders', disable=None, leave=False):
+        with start(contender):
+            outputs = np.load(output_of(contender, folder))
+        differences[contender] = difference(outputs, wanted, TOLERANCES[contender.opencl], contender.label)
+    return differences
+
+
+def plain(rows):
+    """The samples per second of plain Keras with one thread."""
+    return next(row['median'] for row in rows if row['kind'] == 'keras' and row['threads'] == 1)
+
+
+def on_opencl(row):
+    """Whether a row is of OpenCL devices."""
+    return Contender(*(row[field] for field in Contender._fields)).opencl
+
+
+def with_ratios(rows):
+    """Rows with their ratios: to plain Keras with one thread, or to one OpenCL device."""
+    first = next((row['median'] for row in rows if on_opencl(row)), None)
+    return [dict(row, ratio=row['median'] / (first if on_opencl(row) else plain(rows))) for row in rows]
+
+
+def print_table(model, rows, arguments):
+    """A model's table."""
+    print('\n%s, batch %d: samples/s of prediction, %s samples, %s; ratio: to plain Keras with 1 thread (of OpenCL: to '
+          '1 device);\nfirst: seconds until the first batch is there; memory: peak of all processes, MiB'
+          % (model, arguments.batch_size, format(arguments.samples, ','), counted(arguments.rounds, 'round')))
+    print('%-32s %8s %8s %8s %8s %8s %8s' % ('', 'median', 'lowest', 'highest', 'ratio', 'first', 'memory'))
+    for row in rows:
+        print('%-32s %8.0f %8.0f %8.0f %8.2f %8.2f %8.0f' % (row['label'], row['median'], row['lowest'], row['highest'],
+                                                             row['ratio'], row['first'], row['memory']))
+
+
+def panel(axis, model, rows):
+    """One model's bars."""
+    bars(axis, rows, lambda row: row['kind'] == 'predictor', lambda median: format(round(median), ','), plain(rows),
+         'plain Keras, 1 thread')
+    axis.locator_params(axis='x', nbins=5)  # more of such long numbers would touch each other
+    axis.xaxis.set_major_formatter('{x:,.0f}')
+    axis.set_title(model, loc='left')
+    axis.set_xlabel('samples per second (more is better)')
+
+
+def make_parser():
+    """The command line; options without a help text are those of the workers."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser, SHAPES, 'predict.png')
+    parser.add_argument('--workers', nargs='+', type=positive, default=[2], metavar='W', help='numbers of contexts, '
+                        'replicas, ranks and processes, with one thread each (default 2)')
+    parser.add_argument('--threads', nargs='+', type=positive, default=[1, 2], metavar='T', help='numbers of threads '
+                        'of what runs on one context; 1 is always among them (default 1 2)')
+    parser.add_argument('--samples', type=positive, default=2560, metavar='N', help='(default %(default)s)')
+    parser.add_argument('--batch-size', type=positive, default=128, metavar='N', help='(default %(default)s)')
+    parser.add_argument('--no-opencl', action='store_true', help='leave the OpenCL devices out')
+    parser.add_argument('--worker', choices=sorted(WORK), help=argparse.SUPPRESS)
+    for name in ('--contexts', '--file', '--output'):
+        parser.add_argument(name, help=argparse.SUPPRESS)
+    parser.add_argument('--replicas', type=int, help=argparse.SUPPRESS)
+    return parser
+
+
+def check(parser, arguments):
+    """End with a message, before anything long is started, if something asked for cannot be had."""
+    arguments.threads = [1] + arguments.threads  # what the ratios are to
+    for name in ('models', 'workers', 'threads'):
+        setattr(arguments, name, list(dict.fromkeys(getattr(arguments, name))))  # each one once
+    if arguments.batch_size > arguments.samples:
+        parser.error('--batch-size %d: there are %s' % (arguments.batch_size, counted(arguments.samples, 'sample')))
+    check_common(parser, arguments)
+
+
+def main():
+    parser = make_parser()
+    arguments = parser.parse_args()
+    if arguments.worker:
+        return WORK[arguments.worker](arguments)
+    check(parser, arguments)
+    try:
+        versions = [probe(sys.executable, VERSIONS, 'Keras')]
+        opencl = [] if arguments.no_opencl else json.loads(probe(sys.executable, OPENCL, 'OpenCL'))
+    except ValueError as error:
+        parser.error(str(error))
+    environment = announce(versions, max(arguments.workers))
+    found = contenders(arguments, opencl)
+    tables = tables_of(arguments.models, lambda model: with_ratios(measure(model, found, arguments)),
+                       lambda model, rows: print_table(model, rows, arguments))
+    if arguments.json:
+        write(arguments.json, tables, samples=arguments.samples, batch_size=arguments.batch_size,
+              rounds=arguments.rounds, **environment)
+    if arguments.plot:
+        draw(arguments.plot, tables, 'Prediction: median, lowest to highest\n' + environment['machine'], panel)
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,126 @@
+"""The workers of predict.py: each is a process of its own that predicts all samples whenever it is told to.
+
+All load the model from one file, and leave their predictions in a file, which predict.py compares.
+"""
+import contextlib
+import multiprocessing
+import time
+
+import numpy as np
+from scaling_workers import Alone, crew_of_ranks, data, layers_of, serve
+
+
+def batches(x, size):
+    """The batches that an array is made of.
+
+    Examples
+    --------
+    >>> list(batches('abcde', 2))
+    ['ab', 'cd', 'e']
+    """
+    return (x[start:start + size] for start in range(0, len(x), size))
+
+
+def compete(start, arguments, crew):
+    """Measure the first result, keep all, and serve.
+
+    Parameters
+    ----------
+    start : callable
+        Takes an ExitStack for what has to be closed, and returns the function that predicts, and one that warms up
+        what the first batch has not. By then everything that it needs is imported: its time counts.
+    arguments : argparse.Namespace
+    crew : Alone or Ranks
+    """
+    x, _ = data(arguments.models[0], arguments.samples)
+    crew.barrier()  # else a rank would wait for the imports of another one
+    began = time.perf_counter()
+    with contextlib.ExitStack() as stack:
+        predict, warm = start(stack)
+        predict(x[:arguments.batch_size])
+        first = time.perf_counter() - began
+        warm(x[:arguments.batch_size])
+        outputs = predict(x)
+        if crew.first:
+            np.save(arguments.output, outputs)
+        serve(lambda: predict(x), crew, first)
+
+
+def work_save(arguments):
+    """No contender: makes the model, and plain Keras's predictions, which all others' are compared with."""
+    import theano_mgpu  # noqa: F401  Theano and Keras import on Python 3.11 thanks to it; nothing else is used
+
+    import keras
+    np.random.seed(0)
+    model = layers_of(keras, arguments.models[0])
+    model.save(arguments.file)
+    x, _ = data(arguments.models[0], arguments.samples)
+    np.save(arguments.output, model.predict(x, batch_size=arguments.batch_size))
+    print('ready', flush=True)
+
+
+def work_keras(arguments):
+    """Plain Keras on Theano."""
+    import theano_mgpu  # noqa: F401  as above
+
+    import keras
+
+    def start(stack):
+        model = keras.models.load_model(arguments.file, compile=False)
+        return lambda x: model.predict(x, batch_size=arguments.batch_size), lambda batch: None
+
+    compete(start, arguments, Alone())
+
+
+def work_predictor(arguments):
+    """This package: on the contexts of this process, or on those of all ranks."""
+    import theano_mgpu as mgpu
+    from theano_mgpu.keras import Predictor
+
+    import keras
+
+    def start(stack):
+        mgpu.init(arguments.contexts)
+        model = keras.models.load_model(arguments.file, compile=False)
+        predictor = stack.enter_context(Predictor(model, replicas_per_gpu=arguments.replicas))
+        return lambda x: predictor.predict(x, batch_size=arguments.batch_size), lambda batch: None
+
+    compete(start, arguments, crew_of_ranks())
+
+
+def work_pool(arguments):
+    """A pool of processes with plain Keras, as people write it."""
+    context, n = multiprocessing.get_context('spawn'), arguments.workers[0]
+
+    def start(stack):
+        # Forked processes would share what Theano has opened: they are started afresh, and import it themselves.
+        pool = stack.enter_context(context.Pool(n, initializer=load, initargs=(arguments.file, context.Barrier(n))))
+        return (lambda x: np.concatenate(list(pool.imap(predict_batch, batches(x, arguments.batch_size)))),
+                lambda batch: pool.map(meet, [batch] * n, chunksize=1))
+
+    compete(start, arguments, Alone())
+
+
+KEPT = {}  # by a process of the pool
+
+
+def load(path, barrier):
+    """What a process of the pool begins with."""
+    import theano_mgpu  # noqa: F401  as above
+
+    import keras
+    KEPT.update(model=keras.models.load_model(path, compile=False), barrier=barrier)
+
+
+def predict_batch(batch):
+    """What a process of the pool does with a batch."""
+    return KEPT['model'].predict_on_batch(batch)
+
+
+def meet(batch):
+    """Predict and wait for the other processes: else one of them would load its model when the first is timed."""
+    predict_batch(batch)
+    KEPT['barrier'].wait()
+
+
+WORK = {'save': work_save, 'keras': work_keras, 'predictor': work_predictor, 'pool': work_pool}
