@@ -191,7 +191,6 @@ def compile_once(path):
         compiled.append(module_name)
         return original(module_name, *args, **kwargs)
     GCC_compiler.compile_str = staticmethod(compile_str)
-    # Not a product of matrices: Theano keeps no code of these from process to process.
     f = mgpu.function([x], T.tanh(x * w).sum(axis=1) + 2)
     with open('%s.%d' % (path, mgpu.rank()), 'w') as file:
         json.dump({'compiled': compiled}, file)

@@ -153,3 +153,32 @@ def test_missing_python_headers_are_said_and_theano_imports_all_the_same(tmp_pat
     assert done.stdout.strip() == "''", done.stderr
     assert 'apt-get install python3-dev' in done.stderr
     assert 'python3-dev' not in python('import theano_mgpu').stderr
+
+
+COMPILES = '''
+import theano_mgpu
+import theano
+import theano.tensor as T
+from theano.gof.cmodule import GCC_compiler
+from theano.sandbox.rng_mrg import MRG_RandomStreams
+compile_str = GCC_compiler.compile_str
+
+def recorded(module_name, src_code, *args, **kwargs):
+    print(next(line for line in src_code.splitlines() if 'Op class' in line))
+    return compile_str(module_name, src_code, *args, **kwargs)
+
+GCC_compiler.compile_str = staticmethod(recorded)
+x = T.matrix()
+w = theano.shared(theano._asarray([[1., 2.]], theano.config.floatX))
+drawn = MRG_RandomStreams(1).uniform((x.shape[0], 2))
+theano.function([x], [T.nnet.softmax(T.dot(x, w) + w[0]) + drawn, x.dimshuffle(1, 'x', 0)])
+'''
+
+
+@pytest.mark.skipif(not theano.config.cxx, reason='nothing is compiled without g++')
+def test_what_was_compiled_once_is_not_compiled_again():
+    """Each process compiled products, softmax, random draws and DimShuffle anew: seconds for any model."""
+    for _ in range(2):
+        done = python(COMPILES, PYTHONHASHSEED='random')
+        assert done.returncode == 0, done.stderr
+    assert not done.stdout

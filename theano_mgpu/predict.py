@@ -17,7 +17,7 @@ from .executors import CALL
 from .forward import check_input, split_inputs, with_givens
 from .graph import shared_variables
 from .parallel_graph import check_same_graph, choose_ranks, resolve_contexts
-from .replica_pool import ReplicaPool
+from .replica_pool import InlinePool, ReplicaPool
 from .replicate import changes, replicated
 from .resident import Job, Resident
 from .rng import is_random_state, replica_state
@@ -83,7 +83,7 @@ class Predictor:
 
     def __init__(self, inputs, outputs, contexts=None, replicas_per_context=1, prefetch=2, broadcast=(), givens=None,
                  executor=None, mode=None, name=None, allow_input_downcast=None):
-        self._pool, self._active, self._calls = None, False, 0
+        self._pool, self._inline, self._active, self._calls = None, None, False, 0
         self.contexts, self.residents = [], []
         self._resources = contextlib.ExitStack()
         self._release = weakref.finalize(self, self._resources.close)
@@ -116,6 +116,7 @@ class Predictor:
             raise
         self._draws = self.residents[0].draws()
         self._pool = ReplicaPool(self.residents, prefetch)
+        self._inline = InlinePool(self.residents[0])
         self._resources.callback(self._pool.close)
         if self._ranks.size > 1 and self._ranks.rank == 0:
             self._pool = RankPool(self._pool, self._ranks, replicas, prefetch)
@@ -129,7 +130,7 @@ class Predictor:
     def close(self):
         """End its threads, and give its memory and contexts back."""
         self._release()
-        self._pool = None
+        self._pool = self._inline = None
         self.contexts, self.residents = [], []
 
     def refresh(self):
@@ -197,20 +198,20 @@ class Predictor:
         if on_error not in ('raise', 'yield'):
             raise ValueError("on_error=%r is neither 'raise' nor 'yield'" % (on_error,))
         self._check_use()
-        return self._map(batches, on_error)
+        return self._map(batches, on_error, self._pool)
 
-    def _map(self, batches, on_error):
+    def _map(self, batches, on_error, pool):
         self._begin()
         try:
             if self._ranks.rank:
                 self._weights = serve(self._pool, self._ranks, self._weights)
             else:
-                yield from self._outputs(batches, on_error)
+                yield from self._outputs(batches, on_error, pool)
         finally:
             self._active = False
 
-    def _outputs(self, batches, on_error):
-        pool, pending, failure = self._pool, collections.deque(), None
+    def _outputs(self, batches, on_error, pool):
+        pending, failure = collections.deque(), None
         pool.begin()
         try:
             jobs = enumerate(batches)
@@ -222,11 +223,11 @@ class Predictor:
                 except Exception as error:  # raised below, after the outputs of the batches before it
                     failure = error
                     break
-                pending.append(self._submit(index, batch))
+                pending.append(self._submit(index, batch, pool))
                 while pending and (len(pending) >= pool.capacity or pool.is_done(pending[0])):
-                    yield self._outcome(pending.popleft(), on_error)
+                    yield self._outcome(pending.popleft(), on_error, pool)
             while pending:
-                yield self._outcome(pending.popleft(), on_error)
+                yield self._outcome(pending.popleft(), on_error, pool)
             if failure is not None:
                 raise failure
         finally:
@@ -254,7 +255,7 @@ class Predictor:
             warnings.warn('the values of shared variables have changed since this Predictor took them over; it goes on '
                           'with the former ones until refresh() is called', MgpuWarning, stacklevel=3)
 
-    def _submit(self, index, batch):
+    def _submit(self, index, batch, pool):
         """Have a batch computed; the Future of its outputs."""
         try:
             arrays = self._in_order(self._members(batch))
@@ -264,7 +265,7 @@ class Predictor:
                                                  index))
             failed.exception().__cause__ = error
             return failed
-        return self._pool.submit(Job(index, arrays, self._weights, self._next_states()))
+        return pool.submit(Job(index, arrays, self._weights, self._next_states()))
 
     def _next_states(self):
         """States of the random streams for one batch; each batch draws from a place of its own."""
@@ -273,9 +274,9 @@ class Predictor:
             self._states = [replica_state(state, 1) if draws else state for state, draws in zip(states, self._draws)]
         return states
 
-    def _outcome(self, future, on_error):
+    def _outcome(self, future, on_error, pool):
         try:
-            outputs = self._pool.result(future)
+            outputs = pool.result(future)
         except PredictionError as error:
             if on_error == 'raise':
                 raise
@@ -306,24 +307,29 @@ class Predictor:
             zeros = [np.zeros((1,) + tuple(array.shape[1:]), array.dtype) if split else array
                      for array, split in zip(arrays, self._split)]
             return [rows[:0] for rows in self._rows([zeros], 1, 0)]
-        return self._rows(slices(arrays, self._split, length, batch_size), length, verbose)
+        # Theano's C code keeps Python's lock: beside one replica on the CPU a thread could read, but here is nothing
+        # to read, and to hand each batch from thread to thread costs up to a twentieth of a small one.
+        inline = len(self.residents) == 1 == self._ranks.size and self.contexts[0].kind == 'cpu' \
+            and all(type(array) is np.ndarray for array in arrays)
+        return self._rows(slices(arrays, self._split, length, batch_size), length, verbose,
+                          pool=self._inline if inline else None)
 
-    def _rows(self, batches, length, verbose, n_batches=None):
+    def _rows(self, batches, length, verbose, n_batches=None, pool=None):
         """Outputs of all batches together: one array an output; the same on each rank."""
         rows, error = [], None
         if self._ranks.rank:
             list(self.map(()))
         else:
             try:
-                rows = self._collect(batches, length, verbose, n_batches)
+                rows = self._collect(batches, length, verbose, n_batches, pool or self._pool)
             except Exception as failure:  # raised on every rank
                 error = failure
         return arrays_of_first(self._ranks, rows, error)
 
-    def _collect(self, batches, length, verbose, n_batches):
+    def _collect(self, batches, length, verbose, n_batches, pool):
         rows = Rows(length)
         with progress.bar(length, verbose) as bar:
-            for outputs in self.map(batches):
+            for outputs in self._map(batches, 'raise', pool):
                 added = rows.add([outputs] if self._single else outputs)
                 if bar.total is None and n_batches:
                     bar.total = added * n_batches

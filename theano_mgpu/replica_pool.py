@@ -1,16 +1,14 @@
 """A thread a replica: each batch goes to the replica that is free first."""
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 
-class ReplicaPool:
-    """Runs jobs on the replicas of this process.
+class InlinePool:
+    """Runs each job at once, on the calling thread.
 
     Parameters
     ----------
-    residents : list of Resident
-    prefetch : int
-        Jobs that may wait while each replica has one.
+    resident : Resident
 
     Attributes
     ----------
@@ -18,21 +16,19 @@ class ReplicaPool:
         Jobs that may be under way.
     """
 
-    def __init__(self, residents, prefetch):
-        self.capacity = len(residents) + prefetch
-        self._free = list(residents)
-        self._own = threading.local()
-        self._threads = ThreadPoolExecutor(len(residents), 'theano_mgpu', initializer=self._take_replica)
+    capacity = 1
 
-    def _take_replica(self):
-        self._own.resident = self._free.pop()
+    def __init__(self, resident):
+        self._resident = resident
 
     def submit(self, job):
-        """Have the first free replica compute a job; a Future of the outputs."""
-        return self._threads.submit(self._run, job)
-
-    def _run(self, job):
-        return self._own.resident.run(job)
+        """Have a job computed; a Future of the outputs."""
+        future = Future()
+        try:
+            future.set_result(self._resident.run(job))
+        except Exception as error:
+            future.set_exception(error)
+        return future
 
     def is_done(self, future):
         """Whether a job has ended."""
@@ -49,6 +45,32 @@ class ReplicaPool:
         """End a run of jobs, and drop those of it that have not begun."""
         for future in pending:
             future.cancel()
+
+
+class ReplicaPool(InlinePool):
+    """Runs jobs on the replicas of this process, in a thread each.
+
+    Parameters
+    ----------
+    residents : list of Resident
+    prefetch : int
+        Jobs that may wait while each replica has one.
+    """
+
+    def __init__(self, residents, prefetch):
+        self.capacity = len(residents) + prefetch
+        self._free = list(residents)
+        self._own = threading.local()
+        self._threads = ThreadPoolExecutor(len(residents), 'theano_mgpu', initializer=self._take_replica)
+
+    def _take_replica(self):
+        self._own.resident = self._free.pop()
+
+    def submit(self, job):
+        return self._threads.submit(self._run, job)
+
+    def _run(self, job):
+        return self._own.resident.run(job)
 
     def close(self):
         """End the threads, after the jobs that they are at."""

@@ -1,4 +1,5 @@
 """A graph that is resident on one context, with copies of its own of the shared variables: for inference."""
+import threading
 from collections import namedtuple
 
 from . import graph
@@ -39,6 +40,7 @@ class Resident:
         self.context = context
         self.inputs = inputs
         self.calls = 0
+        self._lock = threading.Lock()  # no compiled function runs in two threads at once
         self._allow_input_downcast = allow_input_downcast
         self._weights = weights
         self._copies = [copy_on(context, variable, value) for variable, value in zip(variables, weights)]
@@ -63,7 +65,8 @@ class Resident:
             From whatever went wrong.
         """
         try:
-            return self._compute(job)
+            with self._lock:
+                return self._compute(job)
         except Exception as error:
             raise PredictionError('batch %d failed on context %s: %s: %s'
                                   % (job.index, describe([self.context]), type(error).__name__,
