@@ -16,7 +16,7 @@ ROWS = [
      'audit', 'rng', 'replicate', 'scatter_gather', 'collectives'],
     ['executors.base', 'executors.serial', 'executors.threads', 'executors.ranks', 'executors.mpi', 'executors'],
     ['parallel_graph', 'statistics', 'state', 'exchange', 'step', 'forward', 'function', 'training_graph',
-     'training', 'resident', 'replica_pool', 'dealing', 'predict'],
+     'training', 'resident', 'replica_pool', 'dealing', 'in_order', 'predict'],
     ['__init__'],
     ['keras.batch', 'keras.exactness', 'keras.optimizer', 'keras.functions', 'keras.checkpoint',
      'keras.loops', 'keras.parallel_model', 'keras.multi_gpu',

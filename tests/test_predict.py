@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from common import data, dense_model, momentum
+from common import data, dense_model
 from conftest import context_map
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 
@@ -91,6 +91,9 @@ def test_arrays_on_disk_and_lists(cpu2, tmp_path):
     with sums(cpu2)[0] as predictor:
         np.testing.assert_array_equal(predictor.predict(np.load(str(tmp_path / 'x.npy'), mmap_mode='r')), [6] * 70)
         np.testing.assert_array_equal(predictor.predict([[1, 2, 3], [4, 5, 6]]), [6, 15])
+    i = T.ivector('i')
+    with mgpu.Predictor([i], i + 1, mode=FAST) as predictor, pytest.raises(BatchError, match='cannot take'):
+        predictor.predict([1.5, 2.5])  # which a cast would make 1 and 2
 
 
 def test_two_maps_at_a_time(cpu2):
@@ -102,17 +105,18 @@ def test_two_maps_at_a_time(cpu2):
 def test_while_a_step_trains_on_the_same_devices(contexts, kind):
     """The replicas have contexts of their own: neither disturbs the other, and the weights are those taken over."""
     contexts(kind, 2)
-    model = dense_model()
-    x, labels = data(32, 7)
-    step = mgpu.training_function(model.inputs, model.loss, model.params, momentum, mode=FAST)
-    predicted = model.inputs[:1], model.probabilities
-    with mgpu.Predictor(*predicted, mode=FAST) as predictor:
-        before = predictor.predict(x)
-        for _, scores in zip(range(20), predictor.map(itertools.repeat(x))):
-            step(x, labels)
-            np.testing.assert_array_equal(scores, before)
+    x, w = T.matrix('x'), theano.shared(np.ones((7, 3), 'float32'), name='w')
+    y, batch = T.dot(x, w), data(32, 7)[0]
+    step = mgpu.training_function([x], (y ** 2).mean(), [w], lambda gradients: {w: w - 0.1 * gradients[0]})
+    with mgpu.Predictor([x], y) as predictor:
+        before = predictor.predict(batch)
+        for _, outputs in zip(range(20), predictor.map(itertools.repeat(batch))):
+            step(batch)
+            np.testing.assert_array_equal(outputs, before)
         predictor.refresh()
-        np.testing.assert_allclose(predictor.predict(x), theano.function(*predicted, mode=FAST)(x), rtol=1e-5)
+        after = predictor.predict(batch)
+        np.testing.assert_allclose(after, batch.dot(w.get_value()), rtol=1e-5, atol=1e-6)
+        assert abs(after).max() < abs(before).max() / 2
 
 
 # --- weights -------------------------------------------------------------------------------------

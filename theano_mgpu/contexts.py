@@ -356,10 +356,9 @@ def _give_each_thunk_its_inner_function(op_class):
     def make_thunk(self, node, *args, **kwargs):
         if _pinned[-1] is None:
             return original(self, node, *args, **kwargs)
-        own, own_node = copy.copy(self), copy.copy(node)
-        own.__dict__.pop('fn', None)
-        own_node.op = own
-        return original(own, own_node, *args, **kwargs)
+        node.op = copy.copy(self)  # each compiled function has nodes of its own
+        node.op.__dict__.pop('fn', None)
+        return original(node.op, node, *args, **kwargs)
 
     op_class.make_thunk = make_thunk
 

@@ -1,9 +1,7 @@
 """`mgpu.Predictor`: a graph resident on every device, for batch after batch of inference."""
-import collections
 import contextlib
 import warnings
 import weakref
-from concurrent.futures import Future
 
 import numpy as np
 import theano
@@ -14,8 +12,9 @@ from .dealing import RankPool, serve
 from .errors import BatchError, GraphError, MgpuError, MgpuWarning, PredictionError
 from .exchange import arrays_of_first
 from .executors import CALL
-from .forward import check_input, split_inputs, with_givens
+from .forward import check_input, converted, split_inputs, with_givens
 from .graph import shared_variables
+from .in_order import in_order
 from .parallel_graph import check_same_graph, choose_ranks, resolve_contexts
 from .replica_pool import InlinePool, ReplicaPool
 from .replicate import changes, replicated
@@ -89,6 +88,7 @@ class Predictor:
         self._release = weakref.finalize(self, self._resources.close)
         check_numbers(replicas_per_context=replicas_per_context, prefetch=prefetch)
         self._single = not isinstance(outputs, (list, tuple))
+        self._allow_input_downcast = allow_input_downcast
         self.inputs = [check_input(variable) for variable in inputs]
         self._split = split_inputs(self.inputs, broadcast)
         outputs, updates = with_givens([outputs] if self._single else outputs, {}, givens)
@@ -170,7 +170,8 @@ class Predictor:
         arrays = self._in_order(arrays)
         named = [(array, str(v)) for array, v, split in zip(arrays, self.inputs, self._split) if split]
         length = batch_length(*map(list, zip(*named)), least=0)
-        return self._unpacked(self._rows_of(arrays, length, batch_size, verbose))
+        rows = self._rows_of(arrays, length, batch_size, verbose)
+        return rows[0] if self._single else rows
 
     def map(self, batches, on_error='raise'):
         """Compute batch after batch.
@@ -205,33 +206,12 @@ class Predictor:
         try:
             if self._ranks.rank:
                 self._weights = serve(self._pool, self._ranks, self._weights)
-            else:
-                yield from self._outputs(batches, on_error, pool)
+                return
+            with contextlib.closing(in_order(pool, batches, self._job, on_error)) as found:
+                for outputs in found:
+                    yield outputs if isinstance(outputs, PredictionError) or not self._single else outputs[0]
         finally:
             self._active = False
-
-    def _outputs(self, batches, on_error, pool):
-        pending, failure = collections.deque(), None
-        pool.begin()
-        try:
-            jobs = enumerate(batches)
-            while True:
-                try:
-                    index, batch = next(jobs)
-                except StopIteration:
-                    break
-                except Exception as error:  # raised below, after the outputs of the batches before it
-                    failure = error
-                    break
-                pending.append(self._submit(index, batch, pool))
-                while pending and (len(pending) >= pool.capacity or pool.is_done(pending[0])):
-                    yield self._outcome(pending.popleft(), on_error, pool)
-            while pending:
-                yield self._outcome(pending.popleft(), on_error, pool)
-            if failure is not None:
-                raise failure
-        finally:
-            pool.end(pending)
 
     def _begin(self):
         """Of several ranks, wait until each is here."""
@@ -255,17 +235,8 @@ class Predictor:
             warnings.warn('the values of shared variables have changed since this Predictor took them over; it goes on '
                           'with the former ones until refresh() is called', MgpuWarning, stacklevel=3)
 
-    def _submit(self, index, batch, pool):
-        """Have a batch computed; the Future of its outputs."""
-        try:
-            arrays = self._in_order(self._members(batch))
-        except Exception as error:
-            failed = Future()
-            failed.set_exception(PredictionError('batch %d failed: %s: %s' % (index, type(error).__name__, error),
-                                                 index))
-            failed.exception().__cause__ = error
-            return failed
-        return pool.submit(Job(index, arrays, self._weights, self._next_states()))
+    def _job(self, index, batch):
+        return Job(index, self._in_order(self._members(batch)), self._weights, self._next_states())
 
     def _next_states(self):
         """States of the random streams for one batch; each batch draws from a place of its own."""
@@ -273,18 +244,6 @@ class Predictor:
         if any(self._draws):
             self._states = [replica_state(state, 1) if draws else state for state, draws in zip(states, self._draws)]
         return states
-
-    def _outcome(self, future, on_error, pool):
-        try:
-            outputs = pool.result(future)
-        except PredictionError as error:
-            if on_error == 'raise':
-                raise
-            return error
-        return self._unpacked(outputs)
-
-    def _unpacked(self, outputs):
-        return outputs[0] if self._single else outputs
 
     def _members(self, batch):
         """The arrays of one batch."""
@@ -298,7 +257,7 @@ class Predictor:
         if isinstance(arrays, dict) or len(arrays) != len(names):
             given = 'arrays for %s' % sorted(arrays) if isinstance(arrays, dict) else '%d arrays' % len(arrays)
             raise BatchError('%s were given for the inputs %s: give one for each' % (given, names))
-        return [array if hasattr(array, 'shape') else theano._asarray(array, variable.dtype)
+        return [array if hasattr(array, 'shape') else converted(variable, array, self._allow_input_downcast)
                 for array, variable in zip(arrays, self.inputs)]
 
     def _rows_of(self, arrays, length, batch_size, verbose):

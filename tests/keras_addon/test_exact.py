@@ -37,11 +37,12 @@ def test_models(name, dtype, contexts):
 
 
 @needs_compiler
-@pytest.mark.parametrize('name', list(COMPILED_MODELS))
-def test_models_with_convolutions(name, contexts):
+@pytest.mark.parametrize('dtype', [pytest.param('float32', marks=pytest.mark.slow), 'float64'])
+@pytest.mark.parametrize('name', [pytest.param(name, marks=[pytest.mark.slow] if name == 'conv1d' else [])
+                                  for name in COMPILED_MODELS])
+def test_models_with_convolutions(name, dtype, contexts):
     build, data = COMPILED_MODELS[name]
-    check(build, compiling(metrics=['accuracy']), data, 'float32', contexts, mode=COMPILED)
-    check(build, compiling(metrics=['accuracy']), data, 'float64', contexts, mode=COMPILED)
+    check(build, compiling(metrics=['accuracy']), data, dtype, contexts, mode=COMPILED)
 
 
 @DTYPES

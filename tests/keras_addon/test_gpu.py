@@ -37,6 +37,7 @@ def test_evaluation_and_prediction(contexts):
     np.testing.assert_allclose(model.predict(x, batch_size=4), plain.predict(x, batch_size=4), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_several_inputs_and_outputs(contexts):
     data = [[noise(N, 6), noise(N, 4, seed=3)], [one_hot(N), noise(N, 2, seed=4)]]
     losses = {'kind': keras.losses.CategoricalCrossentropy(reduction='sum'), 'place': 'mse'}

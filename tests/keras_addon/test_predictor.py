@@ -25,10 +25,15 @@ def masked_rnn():
 
 def normalised():
     """With running averages that are not those of the beginning."""
-    model = Sequential([L.Conv2D(3, 3, input_shape=(6, 6, 2)), L.BatchNormalization(), L.Activation('tanh'),
-                        L.Dropout(0.5), L.Flatten(), L.Dense(3), L.BatchNormalization()])
+    model = Sequential([L.Dense(5, input_shape=(6,)), L.BatchNormalization(), L.Activation('tanh'), L.Dropout(0.5),
+                        L.Dense(3), L.BatchNormalization()])
     model.set_weights([abs(zoo.noise(*weight.shape)) for weight in model.get_weights()])
     return model
+
+
+def convolution():
+    return Sequential([L.Conv2D(3, 3, input_shape=(6, 6, 2)), L.MaxPooling2D(2), L.Dropout(0.5), L.Flatten(),
+                       L.Dense(3)])
 
 
 MODELS = {
@@ -36,8 +41,11 @@ MODELS = {
     'shared layer': (zoo.shared_layer, lambda n: [zoo.noise(n, 6), zoo.noise(n, 6, seed=5)]),
     'nested': (zoo.nested, lambda n: zoo.noise(n, 6)),
     'rnn with mask': (masked_rnn, lambda n: zoo.tokens(n, 5)),
-    'batch normalisation': (normalised, lambda n: zoo.noise(n, 6, 6, 2)),
+    'batch normalisation': (normalised, lambda n: zoo.noise(n, 6)),
+    'convolution': (convolution, lambda n: zoo.noise(n, 6, 6, 2)),
 }
+QUICK_ONES = [('cpu', name) for name in list(MODELS)[:-1]] + [('gpu', 'several inputs and outputs'),
+                                                             ('gpu', 'batch normalisation')]
 
 
 def as_list(arrays):
@@ -61,12 +69,14 @@ def dense(cpu2):
 
 
 @needs_compiler
-@pytest.mark.parametrize('name', list(MODELS))
+@pytest.mark.parametrize('kind,name', [
+    pytest.param(kind, name, marks=[] if (kind, name) in QUICK_ONES else [pytest.mark.slow])
+    for kind in ('cpu', 'gpu') for name in MODELS])
 def test_any_number_of_samples(contexts, kind, name):
     contexts(kind, 2)
     make, data = MODELS[name]
     model = make()
-    model.compile('sgd', 'mse', mode=None if kind == 'gpu' else COMPILED if make is normalised else QUICK)
+    model.compile('sgd', 'mse', mode=None if kind == 'gpu' else COMPILED if make is convolution else QUICK)
     with Predictor(model) as predictor:
         for n in SIZES[:5] if kind == 'gpu' else SIZES:
             x = data(n)

@@ -65,6 +65,8 @@ class UnfinishedOutput:
     def __exit__(self, *error):
         for file in self._files:
             file.close()
+        if self.rows == 0:
+            shutil.rmtree(self.folder, ignore_errors=True)  # finished ones have gone already
         os.close(self._lock)
 
     def _at(self, name):
@@ -110,6 +112,8 @@ class UnfinishedOutput:
 
     def state(self):
         """What is done, in words."""
+        if self.rows == 0:
+            return 'Nothing is done yet'
         return ('%d of %d samples are saved in %s: the same command goes on after them'
                 % (self.rows, self.length, self.folder))
 

@@ -104,7 +104,7 @@ class Predictor(predict.Predictor):
             if not arrays[0].shape[0]:
                 return []
             rows = self._rows_of(arrays, arrays[0].shape[0], batch_size, verbose)
-        return self._unpacked(rows)
+        return rows[0] if len(rows) == 1 else rows
 
     def predict_proba(self, x, batch_size=None, verbose=0):
         """As `keras.Sequential.predict_proba`."""
