@@ -1,10 +1,11 @@
 #!/usr/bin/env python
 """What the Keras add-on costs: fit on one context through it, against plain Keras fit on the same device, in turns.
 
-Examples:
+With --predict, prediction: a Predictor on one context against plain Keras's predict. Examples:
 
   python benchmarks/keras_overhead.py
   python benchmarks/keras_overhead.py --models mlp --rounds 15
+  python benchmarks/keras_overhead.py --predict
 """
 import argparse
 import os
@@ -14,7 +15,7 @@ if 'floatX' not in os.environ.get('THEANO_FLAGS', ''):
     os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
 
 import theano_mgpu as mgpu
-from theano_mgpu.keras import multi_gpu_model
+from theano_mgpu.keras import Predictor, multi_gpu_model
 
 import keras
 import numpy as np
@@ -38,28 +39,42 @@ def compiled(build, wrap):
     return model
 
 
+def fits(build, x, y, batch_size):
+    """An epoch through the add-on, and one of plain Keras, as callables."""
+    models = compiled(build, lambda model: multi_gpu_model(model, gpus=1)), compiled(build, lambda model: model)
+    return [lambda model=model: model.fit(x, y, batch_size=batch_size, epochs=1, verbose=0) for model in models]
+
+
+def predictions(build, x, batch_size):
+    """A prediction by a Predictor, and by plain Keras, as callables."""
+    model = build()
+    return [lambda what=what: what.predict(x, batch_size=batch_size) for what in (Predictor(model, gpus=1), model)]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--models', nargs='+', choices=list(MODELS), default=list(MODELS))
     parser.add_argument('--rounds', type=int, default=11, help='epochs of each, in turns (default %(default)s)')
     parser.add_argument('--batch-size', type=int, default=128, help='(default %(default)s)')
+    parser.add_argument('--predict', action='store_true', help='predict instead of fit')
     arguments = parser.parse_args()
     mgpu.init('host->cpu')
     rng = np.random.RandomState(0)
     for name in arguments.models:
         build, shape, n = MODELS[name]
         x, y = rng.rand(n, *shape).astype('float32'), rng.randint(0, 10, (n, 1))
-        models = [compiled(build, lambda model: multi_gpu_model(model, gpus=1)), compiled(build, lambda model: model)]
+        sides = predictions(build, x, arguments.batch_size) if arguments.predict \
+            else fits(build, x, y, arguments.batch_size)
         seconds = [[], []]
         for _ in tqdm(range(arguments.rounds + 1), desc=name, unit=' rounds', disable=None):
-            for model, of_model in zip(models, seconds):
+            for side, of_side in zip(sides, seconds):
                 start = time.perf_counter()
-                model.fit(x, y, batch_size=arguments.batch_size, epochs=1, verbose=0)
-                of_model.append(time.perf_counter() - start)
+                side()
+                of_side.append(time.perf_counter() - start)
         ratios = [ours / theirs for ours, theirs in zip(*seconds)][1:]  # the first round compiles
-        print('%s, batch %d: fit of %d samples through the add-on %.3f s, plain Keras %.3f s; ratio %.3f (%.3f to %.3f)'
-              % (name, arguments.batch_size, n, np.median(seconds[0][1:]), np.median(seconds[1][1:]),
-                 np.median(ratios), min(ratios), max(ratios)))
+        print('%s, batch %d: %s of %d samples through the add-on %.3f s, plain Keras %.3f s; ratio %.3f (%.3f to %.3f)'
+              % (name, arguments.batch_size, 'predict' if arguments.predict else 'fit', n, np.median(seconds[0][1:]),
+                 np.median(seconds[1][1:]), np.median(ratios), min(ratios), max(ratios)))
 
 
 if __name__ == '__main__':
