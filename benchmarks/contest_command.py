@@ -145,6 +145,14 @@ def tables_of(models, compete, show):
     return tables
 
 
+def keep(arguments, tables, environment, title, panel, **more):
+    """Write the figures, and draw them, where --json and --plot ask for it; see `write` and `draw`."""
+    if arguments.json:
+        write(arguments.json, tables, batch_size=arguments.batch_size, rounds=arguments.rounds, **environment, **more)
+    if arguments.plot:
+        draw(arguments.plot, tables, '%s: median, lowest to highest\n%s' % (title, environment['machine']), panel)
+
+
 def write(path, tables, **more):
     """All rows of all models as JSON, and whatever else."""
     with open(path, 'w') as file:

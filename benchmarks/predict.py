@@ -40,7 +40,7 @@ import tempfile
 
 import numpy as np
 from contest import Worker, WorkerError, counted, environment_of, launch, spread, started, take_turns
-from contest_command import add_options, announce, bars, check_common, cores, draw, positive, probe, tables_of, write
+from contest_command import add_options, announce, bars, check_common, cores, keep, positive, probe, tables_of
 from predict_workers import WORK
 from scaling_workers import SHAPES
 
@@ -275,11 +275,7 @@ def main():
     found = contenders(arguments, opencl)
     tables = tables_of(arguments.models, lambda model: with_ratios(measure(model, found, arguments)),
                        lambda model, rows: print_table(model, rows, arguments))
-    if arguments.json:
-        write(arguments.json, tables, samples=arguments.samples, batch_size=arguments.batch_size,
-              rounds=arguments.rounds, **environment)
-    if arguments.plot:
-        draw(arguments.plot, tables, 'Prediction: median, lowest to highest\n' + environment['machine'], panel)
+    keep(arguments, tables, environment, 'Prediction', panel, samples=arguments.samples)
 
 
 if __name__ == '__main__':

@@ -23,7 +23,7 @@ import os
 import sys
 
 from contest import Worker, counted, environment_of, launch, spread, started, take_turns
-from contest_command import add_options, announce, bars, check_common, draw, positive, probe, tables_of, write
+from contest_command import add_options, announce, bars, check_common, keep, positive, probe, tables_of
 from scaling_workers import SAMPLES, SHAPES, WORK
 
 TITLES = {'keras': 'Keras on Theano', 'mgpu': 'theano_mgpu', 'torch': 'PyTorch', 'tensorflow': 'TensorFlow'}
@@ -177,12 +177,7 @@ def main():
     environment = announce(versions(parser, arguments), max(arguments.ranks))
     tables = tables_of(arguments.models, lambda model: table(model, measure(model, arguments)),
                        lambda model, rows: print_table(model, rows, arguments))
-    if arguments.json:
-        write(arguments.json, tables, samples=SAMPLES, batch_size=arguments.batch_size, rounds=arguments.rounds,
-              **environment)
-    if arguments.plot:
-        draw(arguments.plot, tables, 'Training over processes: median, lowest to highest\n' + environment['machine'],
-             panel)
+    keep(arguments, tables, environment, 'Training over processes', panel, samples=SAMPLES)
 
 
 if __name__ == '__main__':

@@ -165,8 +165,7 @@ class Predictor:
             If a batch fails; its ``index`` says which.
         """
         self._check_use()
-        batch_size = BATCH_SIZE if batch_size is None else batch_size
-        check_numbers(batch_size=batch_size)
+        batch_size = chosen_batch_size(batch_size)
         arrays = self._in_order(arrays)
         named = [(array, str(v)) for array, v, split in zip(arrays, self.inputs, self._split) if split]
         length = batch_length(*map(list, zip(*named)), least=0)
@@ -304,6 +303,13 @@ def check_numbers(**numbers):
         least = 0 if name == 'prefetch' else 1
         if isinstance(number, bool) or not hasattr(number, '__index__') or number < least:
             raise ValueError('%s=%r: give a whole number, at least %d' % (name, number, least))
+
+
+def chosen_batch_size(batch_size):
+    """What `predict` was given, or its default; a ValueError if that is no number of samples."""
+    batch_size = BATCH_SIZE if batch_size is None else batch_size
+    check_numbers(batch_size=batch_size)
+    return batch_size
 
 
 def check_independent(updates):

@@ -98,8 +98,7 @@ class Predictor(predict.Predictor):
             raise ValueError('predict takes arrays, or a keras.utils.Sequence; the outputs of a generator come batch '
                              'by batch from map(generator)')
         else:
-            batch_size = predict.BATCH_SIZE if batch_size is None else batch_size
-            predict.check_numbers(batch_size=batch_size)
+            batch_size = predict.chosen_batch_size(batch_size)
             arrays = self._members(x)
             if not arrays[0].shape[0]:
                 return []
