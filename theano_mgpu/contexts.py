@@ -4,13 +4,14 @@ Also here: the mends of Theano's own context handling, since they need what this
 """
 import contextlib
 import copy
+import ctypes
 import functools
 import io
 import itertools
 import os
 import sys
 
-from . import compat, config, devices, host_memory, launched
+from . import compat, config, devices, host_memory, launched, opencl_programs
 from .context_map import EXAMPLE, default_map, describe, parse_context_map
 from .errors import ContextError
 
@@ -185,6 +186,13 @@ def gpu_context(context):
     return get_context(context.name)
 
 
+def alike(one, other):
+    """Whether two contexts have devices of one model, so that what is optimised for one is right for the other."""
+    if one.kind != other.kind or one.kind == 'cpu':
+        return one.kind == other.kind
+    return gpu_context(one).devname == gpu_context(other).devname
+
+
 def _open(context, preallocated=True):
     """Open the device of a context and register its name with Theano; does nothing the second time.
 
@@ -206,6 +214,8 @@ def _open(context, preallocated=True):
                            "it (Debian: apt-get install python3-pygpu; a virtual environment sees it if "
                            "made with --system-site-packages), or map to cpu, e.g. contexts=%s->cpu"
                            % (describe([context]), context.name))
+    if context.kind == 'opencl':
+        _build_opencl_programs_once()
     # Theano registers a name only for a device string that it has not seen: without this pop, the
     # second name of one device prints "Mapped name dev1 ..." and is then unknown (Theano 1.0.5).
     seen = theano.gpuarray.init_dev.devmap
@@ -224,6 +234,26 @@ def _open(context, preallocated=True):
             seen[context.device] = first
     gpu_context(context).dev = context.device
     _enable_gpuarray()
+
+
+@functools.lru_cache(maxsize=None)
+def _build_opencl_programs_once():
+    """Have OpenCL drivers build each program once, see `opencl_programs`.
+
+    Theano 1.0.5 and libgpuarray 0.7.6 build the kernels of each op of each function anew: a VGG-16 takes a minute.
+
+    Returns
+    -------
+    list of ProgramCache
+    """
+    import theano
+    caches = []
+    for table in opencl_programs.driver_tables():
+        cache = opencl_programs.ProgramCache(table, os.path.join(theano.config.base_compiledir, 'opencl_programs'))
+        for place, function in cache.functions.items():
+            table[place] = ctypes.cast(function, ctypes.c_void_p).value
+        caches.append(cache)
+    return caches
 
 
 def _pocl_note():

@@ -1,5 +1,8 @@
 """Clone a Theano graph and compile it for one context."""
+import contextlib
 import copy
+import gc
+import logging
 import re
 import zlib
 
@@ -10,8 +13,11 @@ from theano.gpuarray.basic_ops import HostFromGpu, as_gpuarray_variable, host_fr
 from theano.gpuarray.type import GpuArrayType, gpu_supported
 from theano.tensor.sharedvar import TensorSharedVariable
 
-from .contexts import compiling_for
+from .contexts import alike, compiling_for
 from .errors import GraphError
+from .retarget import CannotRetarget, retarget
+
+_logger = logging.getLogger('theano_mgpu')
 
 # Optimisations that must not be used on OpenCL. Theano 1.0.5 registers them for any GPU, but:
 #   the first one's kernel does not build there (clBuildProgram error);
@@ -201,7 +207,7 @@ def compile_mode(context, outputs, mode=None):
     return mode
 
 
-def compile_for(context, inputs, outputs, updates, replicas, mode=None, name=None):
+def compile_for(context, inputs, outputs, updates, replicas, mode=None, name=None, like=()):
     """Compile a graph for one context; its shared variables are replaced by that context's replicas.
 
     The function changes nothing: the new values of its updates are further outputs, and it is for
@@ -218,6 +224,9 @@ def compile_for(context, inputs, outputs, updates, replicas, mode=None, name=Non
     mode : str or theano.Mode, optional
     name : str, optional
         For profiles and error messages.
+    like : list of theano.compile.function_module.Function
+        What this returned for other contexts, given the same graph. Where one is for the same model of device,
+        its optimised graph serves this context, too; see `retarget`.
 
     Returns
     -------
@@ -225,6 +234,39 @@ def compile_for(context, inputs, outputs, updates, replicas, mode=None, name=Non
         Takes host arrays; trusts its caller that they have the inputs' types. Returns the outputs,
         then the updates' new values where the updated replicas lie.
     """
+    with _collector_paused():
+        function = _retargeted(context, replicas, name, like) or \
+            _compile(context, inputs, outputs, updates, replicas, mode, name)
+    # The batch is checked once as a whole; Theano's own checks of each input, and of each pair
+    # of inputs for shared memory, grow with the square of the number of parameters.
+    function.trust_input = True
+    function.mgpu_context, function.mgpu_replicas = context, replicas
+    return function
+
+
+@contextlib.contextmanager
+def _collector_paused():
+    """A compilation makes some millions of objects, which Python's collector would visit over and over."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _retargeted(context, replicas, name, like):
+    """One of the functions on this context; None if none is for its model of device, or can be moved."""
+    twin = next((function for function in like if alike(function.mgpu_context, context)), None)
+    try:
+        return retarget(twin, context, replicas, name) if twin else None
+    except CannotRetarget as error:
+        _logger.warning('%s is compiled once more for context %s: %s', name or 'a function', context.name, error)
+        return None
+
+
+def _compile(context, inputs, outputs, updates, replicas, mode, name):
     whole = list(outputs) + list(updates.values())
     with compiling_for(context):
         local_inputs = [_local_input(variable, context) for variable in inputs]
@@ -233,13 +275,8 @@ def compile_for(context, inputs, outputs, updates, replicas, mode=None, name=Non
         local = substitute(whole, replacements)
         kept = [_keep(output, context) for output in local[:len(outputs)]]
         kept += [_like(replicas[variable], value) for variable, value in zip(updates, local[len(outputs):])]
-        function = theano.function(local_inputs, kept, mode=compile_mode(context, whole, mode),
-                                   no_default_updates=True, on_unused_input='ignore', name=name)
-    # The batch is checked once as a whole; Theano's own checks of each input, and of each pair
-    # of inputs for shared memory, grow with the square of the number of parameters.
-    function.trust_input = True
-    function.mgpu_context = context
-    return function
+        return theano.function(local_inputs, kept, mode=compile_mode(context, whole, mode),
+                               no_default_updates=True, on_unused_input='ignore', name=name)
 
 
 def _local_input(variable, context):

@@ -107,11 +107,11 @@ class ParallelGraph:
         first = sum(self.replicas[:ranks.rank])
         indices = {context: i for i, context in enumerate(active_contexts())}
         with ranks.first_compiler():
-            self.compiled = [
-                graph.compile_for(context, inputs, outputs, updates,
-                                  {variable: r.on(context, indices[context], first) for variable, r in replicas},
-                                  mode=mode, name=name)
-                for context in contexts]
+            self.compiled = []
+            for context in contexts:
+                local = {variable: r.on(context, indices[context], first) for variable, r in replicas}
+                self.compiled.append(graph.compile_for(context, inputs, outputs, updates, local, mode, name,
+                                                       like=self.compiled))
 
     def refresh(self):
         """Bring the replicas up to date with the user's variables, where anything changed."""

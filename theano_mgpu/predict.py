@@ -110,7 +110,8 @@ class Predictor:
                     self.contexts.append(borrow(context))
                     self._resources.callback(give_back, self.contexts[-1])
                     self.residents.append(Resident(self.contexts[-1], self.inputs, outputs, variables, streams,
-                                                   self._weights, self._states, mode, name, allow_input_downcast))
+                                                   self._weights, self._states, mode, name, allow_input_downcast,
+                                                   like=[resident.function for resident in self.residents]))
         except BaseException:
             self.close()
             raise

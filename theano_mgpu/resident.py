@@ -28,6 +28,8 @@ class Resident:
         Their values; on a ``cpu`` context they are used in place, and must not be written to.
     mode, name, allow_input_downcast
         As for `theano.function`.
+    like : list of theano.compile.function_module.Function
+        Those of the same graph on other contexts.
 
     Attributes
     ----------
@@ -36,7 +38,7 @@ class Resident:
     """
 
     def __init__(self, context, inputs, outputs, variables, streams, weights, states, mode=None, name=None,
-                 allow_input_downcast=None):
+                 allow_input_downcast=None, like=()):
         self.context = context
         self.inputs = inputs
         self.calls = 0
@@ -46,7 +48,7 @@ class Resident:
         self._copies = [copy_on(context, variable, value) for variable, value in zip(variables, weights)]
         self._streams = [copy_on(context, variable, state) for variable, state in zip(streams, states)]
         replicas = dict(zip(variables + streams, self._copies + self._streams))
-        self.function = graph.compile_for(context, inputs, outputs, {}, replicas, mode, name)
+        self.function = graph.compile_for(context, inputs, outputs, {}, replicas, mode, name, like)
 
     def run(self, job):
         """Compute a batch.

@@ -1,11 +1,11 @@
 """Save and load a training state as .npz, without pickle."""
-import contextlib
 import json
 import os
 import re
 
 import numpy as np
 
+from .files import whole_file
 from .replicate import ReplicatedStream, host_value
 
 FORMAT = 'theano_mgpu training state 1'
@@ -48,21 +48,6 @@ def _streams(variables, contexts):
             variable.refresh(contexts)
             found[i] = [to_array(host_value(variable.copies[context])) for context in contexts]
     return found
-
-
-@contextlib.contextmanager
-def whole_file(path):
-    """A name to write a file under; it becomes `path` at the end of the block, unless that raises.
-
-    Who kills the process at any moment finds the former file, or the new one.
-    """
-    unfinished = '%s.%d.unfinished' % (path, os.getpid())
-    try:
-        yield unfinished
-        os.replace(unfinished, path)
-    finally:
-        if os.path.exists(unfinished):
-            os.remove(unfinished)
 
 
 def load(path, variables, contexts, ranks):

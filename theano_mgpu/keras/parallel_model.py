@@ -8,7 +8,7 @@ from keras import backend as K
 from keras.engine import saving
 
 from .. import launched
-from ..state import whole_file
+from ..files import whole_file
 from . import functions
 from .batch import members, separate_means
 from .exactness import warn_of_inexact_parts, warn_of_weights

@@ -1,0 +1,111 @@
+"""OpenCL programs are built once, whoever asks for them."""
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import theano_mgpu  # noqa: F401
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from common import data, dense_model
+from theano_mgpu import graph, opencl_programs
+
+contexts_module = sys.modules['theano_mgpu.contexts']
+
+
+@pytest.fixture
+def opencl2(gpu2):
+    if gpu2[0].kind != 'opencl':
+        pytest.skip('%s is no OpenCL device' % gpu2[0].device)
+    return gpu2
+
+
+def counts():
+    cache, = contexts_module._build_opencl_programs_once()
+    return np.array([cache.built, cache.loaded, cache.shared])
+
+
+def new_chain():
+    """Names of ops whose fused kernel no former test has."""
+    return [random.choice(['tanh', 'sin', 'cos', 'sgn', 'sqr', 'arctan']) for _ in range(16)]
+
+
+def programs_of(context, chain):
+    """Compile and run a function with a kernel of these ops; programs built, loaded, and shared for it."""
+    before = counts()
+    x = T.fvector('x')
+    y, expected = x, np.ones(3, 'float32')
+    for name in chain:
+        y, expected = getattr(T, name)(y), getattr(np, {'sgn': 'sign', 'sqr': 'square'}.get(name, name))(expected)
+    f = graph.compile_for(context, [x], [y], {}, {})
+    np.testing.assert_allclose(f(np.ones(3, 'float32'))[0], expected, rtol=1e-4, atol=1e-6)
+    return (counts() - before).tolist()
+
+
+def test_a_program_is_built_once(opencl2):
+    chain = new_chain()
+    built, loaded, shared = programs_of(opencl2[0], chain)
+    assert built > 0 and loaded == 0
+    assert programs_of(opencl2[0], chain) == [0, 0, built + shared]
+    again = programs_of(opencl2[1], chain)
+    assert again == [0, built, built + shared]
+
+
+SCRIPT = """
+import theano_mgpu as mgpu
+contexts = mgpu.init({map!r})
+import test_opencl_programs as here
+print(here.programs_of(contexts[0], {chain!r}))
+"""
+
+
+def in_a_process(contexts, chain):
+    mapped = ';'.join('%s->%s' % (c.name, c.device) for c in contexts)
+    code = SCRIPT.format(map=mapped, chain=chain)
+    path = os.pathsep.join(filter(None, sys.path))
+    done = subprocess.run([sys.executable, '-c', code], env=dict(os.environ, PYTHONPATH=path), stdout=subprocess.PIPE, universal_newlines=True, check=True)
+    return eval(done.stdout.splitlines()[-1])
+
+
+def test_another_process_loads_it_and_builds_it_where_the_file_is_broken(opencl2):
+    folder = Path(theano.config.base_compiledir) / 'opencl_programs'
+    known = set(folder.rglob('*'))
+    chain = new_chain()
+    built, loaded, shared = programs_of(opencl2[0], chain)
+    assert in_a_process(opencl2, chain) == [0, built, built + shared]
+    for path in set(folder.rglob('*')) - known:
+        path.write_bytes(b'broken')
+    assert in_a_process(opencl2, chain) == [built, 0, shared]
+
+
+def test_functions_give_the_same_with_and_without(opencl2, tmp_path):
+    model = dense_model()
+    replicas = {}
+    outputs = [model.loss] + theano.grad(model.loss, model.params)
+    with_cache = graph.compile_for(opencl2[0], model.inputs, outputs, {}, replicas)(*data(6, 7))
+    cache, = contexts_module._build_opencl_programs_once()
+    cache._programs.clear()
+    cache._binaries.clear()
+    folder, cache._folder = cache._folder, str(tmp_path)
+    built = cache.built
+    try:
+        without = graph.compile_for(opencl2[0], model.inputs, outputs, {}, replicas)(*data(6, 7))
+    finally:
+        cache._folder = folder
+    assert cache.built > built
+    for one, other in zip(with_cache, without):
+        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+
+
+def test_there_may_be_no_opencl(monkeypatch):
+    monkeypatch.setattr(opencl_programs, 'LOADER', 'libOpenCL.so.none')
+    assert opencl_programs.driver_tables() == []
+
+
+def test_read_only_tables_are_left_alone():
+    assert opencl_programs._is_writable(id(opencl_programs))
+    assert not opencl_programs._is_writable(0)

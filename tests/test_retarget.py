@@ -1,0 +1,138 @@
+"""One optimised graph for all contexts of a model of device: bitwise what compiling for each of them gives."""
+import logging
+from collections import Counter
+
+import theano_mgpu as mgpu
+from theano_mgpu import graph
+from theano_mgpu.replicate import copy_on
+from theano_mgpu.retarget import CannotRetarget, retarget
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from common import conv_model, data, dense_model, momentum
+from conftest import needs_compiler
+from theano.compile.nanguardmode import NanGuardMode
+from theano.sandbox.rng_mrg import MRG_RandomStreams
+from theano.tensor.shared_randomstreams import RandomStreams
+
+
+def on_each(contexts, inputs, outputs, like, mode=None):
+    """The function on each context; those after the first one like it, or compiled in full."""
+    compiled = []
+    for context in contexts:
+        shared = graph.shared_variables(outputs)
+        replicas = {v: copy_on(context, v, v.get_value()) for v in shared}
+        compiled.append(graph.compile_for(context, inputs, outputs, {}, replicas, mode, like=compiled if like else ()))
+    return compiled
+
+
+def is_retargeted(function):
+    return not function.maker.mode.provided_optimizer.include
+
+
+def results(function, arguments):
+    return [np.asarray(result) for result in function(*arguments)]
+
+
+def check_bitwise(contexts, inputs, outputs, arguments, mode=None):
+    full, moved = on_each(contexts, inputs, outputs, False, mode)[1], on_each(contexts, inputs, outputs, True, mode)[1]
+    assert is_retargeted(moved) and not is_retargeted(full)
+    assert Counter(str(node.op) for node in moved.maker.fgraph.toposort()) == \
+        Counter(str(node.op) for node in full.maker.fgraph.toposort())
+    for _ in range(2):
+        for one, other in zip(results(full, arguments), results(moved, arguments)):
+            np.testing.assert_array_equal(one, other)
+    assert not mgpu.audit(moved).wrong
+
+
+@needs_compiler
+@pytest.mark.parametrize('make,shape', [(dense_model, (7,)), (conv_model, (2, 8, 8))])
+def test_gradients_are_bitwise_those_of_compiling_for_the_context(contexts, kind, make, shape):
+    model = make()
+    outputs = [model.loss, model.accuracy] + theano.grad(model.loss, model.params)
+    check_bitwise(contexts(kind, 2), model.inputs, outputs, data(5, *shape))
+
+
+@needs_compiler
+def test_random_draws_are_bitwise_the_same(contexts, kind):
+    x = T.fmatrix('x')
+    masks = [MRG_RandomStreams(3).binomial((4, 5), p=0.5, dtype='float32'), RandomStreams(4).uniform((4, 5))]
+    check_bitwise(contexts(kind, 2), [x], [x * mask.astype('float32') for mask in masks],
+                  [np.ones((4, 5), 'float32')])
+
+
+@needs_compiler
+def test_indexing_constants_and_loops_are_bitwise_the_same(contexts, kind):
+    x, rows, table = T.fmatrix('x'), T.ivector('rows'), theano.shared(np.eye(5, dtype='float32'), name='table')
+    constant = T.constant(np.arange(5, dtype='float32'))
+    total, _ = theano.scan(lambda row, before: T.tanh(before + row), x, T.zeros((5,), 'float32'))
+    outputs = [table[rows] + constant, T.set_subtensor(x[1:2], 3), total[-1], T.concatenate([x, x * 2]).sum(axis=0),
+               T.alloc(constant, 3, 5) + x[:3], x.max(axis=1), T.nnet.softmax(x)]
+    check_bitwise(contexts(kind, 2), [x, rows], outputs, [np.random.RandomState(0).rand(4, 5).astype('float32'),
+                                                          np.array([0, 3, 3], 'int32')])
+
+
+def test_each_function_reads_its_own_replica(cpu2):
+    w = theano.shared(np.ones(3), name='w')
+    f, g = on_each(cpu2, [], [w * 2], like=True, mode='FAST_COMPILE')
+    g.mgpu_replicas[w].set_value(np.full(3, 5.))
+    assert (f()[0][0], g()[0][0]) == (2, 10) and f()[0] is not g()[0]
+
+
+def test_an_in_place_op_waits_for_the_readers(contexts, kind):
+    """The order in which ops run is kept: who reads an array goes before who overwrites it."""
+    x = T.fmatrix('x')
+    y = x * 2
+    outputs = [y.sum(axis=0), T.inc_subtensor(y[0], 1), y[0] - 1]
+    check_bitwise(contexts(kind, 2), [x], outputs, [np.ones((2, 3), 'float32')])
+
+
+def test_contexts_of_another_kind_are_compiled_for(contexts):
+    model, (gpu,) = dense_model(), contexts('gpu', 1)
+    cpu, = contexts('cpu', 1)
+    mgpu.init('%s->%s;%s->cpu' % (gpu.name, gpu.device, cpu.name))
+    compiled = on_each([gpu, cpu], model.inputs, [model.loss], like=True)
+    assert not is_retargeted(compiled[1])
+
+
+def test_a_training_function_optimises_once(contexts):
+    model = dense_model()
+    step = mgpu.training_function(model.inputs, model.loss, model.params, momentum, mode='FAST_COMPILE',
+                                  contexts=[c.name for c in contexts('cpu', 3)])
+    assert [is_retargeted(f) for f in step.compiled] == [False, True, True] * 2
+
+
+class Bound(theano.gof.Op):
+    """An op that names a context."""
+
+    __props__ = ('context_name',)
+
+    def __init__(self, context_name):
+        self.context_name = context_name
+
+    def make_node(self, x):
+        return theano.Apply(self, [x], [x.type()])
+
+    def perform(self, node, inputs, output_storage):
+        output_storage[0][0] = inputs[0] + 1
+
+
+def test_what_cannot_be_moved_is_compiled_and_told(cpu2, caplog):
+    x = T.dvector('x')
+    with caplog.at_level(logging.WARNING):
+        f, g = on_each(cpu2, [x], [Bound('elsewhere')(x)], like=True, mode='FAST_COMPILE')
+    assert not is_retargeted(g) and g(np.zeros(1))[0] == 1
+    assert 'compiled once more for context host1: context elsewhere is named in a graph of context host0' in caplog.text
+    replicas = {}
+    with pytest.raises(CannotRetarget):
+        retarget(f, cpu2[1], replicas)
+
+
+def test_a_mode_that_checks_is_compiled_for_each_context(cpu2):
+    mode = NanGuardMode(nan_is_error=True, inf_is_error=True, big_is_error=False)
+    x = T.dvector('x')
+    f, g = on_each(cpu2, [x], [x + 1], like=True, mode=mode)
+    with pytest.raises(AssertionError):
+        g(np.full(1, np.nan))
