@@ -1,8 +1,20 @@
 """The host's all_reduce."""
-from theano_mgpu.collectives import BLOCK, HostBuffers, all_reduce
+import os
+import subprocess
+import sys
+import threading
+import tracemalloc
+import warnings
+
+from theano_mgpu import MgpuWarning, host_reduce
+from theano_mgpu.collectives import BLOCK, HostBuffers, all_reduce, sum_blocks
 
 import numpy as np
 import pytest
+import theano
+from conftest import needs_compiler
+
+LARGE = 3 * host_reduce.SHARE // 4 + 5  # Elements: two float32 buffers are worth several threads and streamed stores.
 
 
 @pytest.mark.parametrize('dtype', ['float16', 'float32', 'float64'])
@@ -24,14 +36,205 @@ def test_weighted_mean(dtype, shape, n):
         np.testing.assert_allclose(again, 2 * expected, rtol=tolerance, atol=tolerance)
 
 
+def random_buffers(size, n, dtype='float32'):
+    rng = np.random.RandomState(size + n)
+    return [rng.randn(size).astype(dtype) for _ in range(n)], list(rng.dirichlet(np.ones(n)))
+
+
+@needs_compiler
+@pytest.mark.parametrize('dtype', ['float32', 'float64'])
+@pytest.mark.parametrize('size,n', [(host_reduce.SMALLEST, 1), (host_reduce.SMALLEST + 77, 3), (LARGE, 2),
+                                    (LARGE // 4, 9)])
+@pytest.mark.parametrize('accumulate', [False, True])
+def test_compiled_code_gives_numpys_bits(dtype, size, n, accumulate):
+    buffers, weights = random_buffers(size, n, dtype)
+    start = np.linspace(-1, 1, size).astype(dtype)
+    out, expected = start.copy(), start.copy()
+    assert host_reduce.applies(out, buffers)
+    all_reduce(buffers, weights, out, accumulate)
+    sum_blocks(expected, buffers, weights, accumulate)
+    assert out.tobytes() == expected.tobytes()
+
+
+@needs_compiler
+@pytest.mark.parametrize('offset', [4, 8])
+def test_any_place_in_memory(offset):
+    """Streamed stores want multiples of 16 bytes; what lies before and behind `out` is not touched."""
+    (whole, *buffers), weights = random_buffers(LARGE, 3)
+    before = whole.copy()
+    part = slice(offset // 4, LARGE - 3)
+    expected = np.empty_like(whole[part])
+    buffers = [buffer[part] for buffer in buffers]
+    assert host_reduce.applies(whole[part], buffers)
+    all_reduce(buffers, weights[1:], whole[part])
+    sum_blocks(expected, buffers, weights[1:], False)
+    assert whole[part].tobytes() == expected.tobytes()
+    before[part] = expected
+    assert whole.tobytes() == before.tobytes()
+
+
+@needs_compiler
+def test_number_of_threads_does_not_change_a_bit(monkeypatch):
+    buffers, weights = random_buffers(LARGE, 4)
+    results = set()
+    for count in '1', '2', '16':
+        monkeypatch.setenv('OMP_NUM_THREADS', count)
+        results.add(all_reduce(buffers, weights).tobytes())
+    assert len(results) == 1
+
+
+def test_threads_are_bounded(monkeypatch):
+    cores = len(os.sched_getaffinity(0))
+    for text, expected in [('1', 1), ('4096', cores), ('1,2', 1), ('', cores), ('many', cores), ('0', 1)]:
+        monkeypatch.setenv('OMP_NUM_THREADS', text)
+        assert host_reduce.threads() == expected, text
+    monkeypatch.delenv('OMP_NUM_THREADS')
+    assert host_reduce.threads() == cores
+
+
+@needs_compiler
+def test_several_callers():
+    jobs = [random_buffers(LARGE, n) for n in (2, 3)]
+    expected = [all_reduce(*job).tobytes() for job in jobs]
+    outs = [np.empty(LARGE, 'float32') for _ in jobs]
+    right = []
+
+    def repeat(job, out, bits):
+        right.append(all(all_reduce(*job, out).tobytes() == bits for _ in range(5)))
+
+    callers = [threading.Thread(target=repeat, args=each) for each in zip(jobs, outs, expected)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert right == [True, True]
+
+
+@needs_compiler
+def test_pythons_lock_is_free_meanwhile():
+    """With a switch interval this long, the lock changes hands only where it is let go of."""
+    buffers, weights = random_buffers(LARGE, 2)
+    out = np.empty(LARGE, 'float32')
+    started, turns = threading.Event(), []
+
+    def call():
+        started.set()
+        for _ in range(500):
+            if not turns:
+                host_reduce.weighted_sum(out, buffers, weights, False)
+        turns.append('caller')
+
+    assert host_reduce.applies(out, buffers)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    try:
+        caller = threading.Thread(target=call)
+        caller.start()
+        started.wait()
+        turns.append('main')
+        caller.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert turns == ['main', 'caller']
+
+
+@pytest.mark.parametrize('dtype,size', [('float32', LARGE), ('float64', BLOCK), ('float16', 3 * BLOCK),
+                                        ('float32', 100)])
+def test_nothing_is_allocated_again(dtype, size):
+    buffers, weights = random_buffers(size, 4, dtype)
+    out = np.empty(size, dtype)
+    all_reduce(buffers, weights, out)
+    tracemalloc.start()
+    try:
+        all_reduce(buffers, weights[::-1], out)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 16
+
+
+def test_other_weights_compile_nothing_again():
+    buffers, weights = random_buffers(LARGE, 3)
+    all_reduce(buffers, weights)
+    built = host_reduce._functions.cache_info().misses
+    all_reduce(buffers[:2], [0.125, 0.875])
+    all_reduce(buffers, weights[::-1])
+    assert host_reduce._functions.cache_info().misses == built
+
+
+def test_without_a_compiler():
+    buffers, weights = random_buffers(LARGE, 2)
+    expected = all_reduce(buffers, weights)
+    with theano.change_flags(cxx=''), warnings.catch_warnings():
+        warnings.simplefilter('error')
+        assert not host_reduce.applies(expected, buffers)
+        assert all_reduce(buffers, weights).tobytes() == expected.tobytes()
+
+
+@needs_compiler
+def test_with_a_broken_compiler():
+    buffers, weights = random_buffers(LARGE, 2)
+    expected = all_reduce(buffers, weights)
+    with theano.change_flags(cxx='/nowhere/g++'):
+        with pytest.warns(MgpuWarning, match='/nowhere/g.*doctor'):
+            assert all_reduce(buffers, weights).tobytes() == expected.tobytes()
+        assert all_reduce(buffers, weights).tobytes() == expected.tobytes()
+
+
+@needs_compiler
+def test_code_is_built_once_for_all_processes(tmp_path):
+    code = ('import numpy as np; from theano_mgpu import host_reduce, collectives\n'
+            'x = np.ones(host_reduce.SMALLEST); print((collectives.all_reduce([x, x], [1, 2]) == 3).all())')
+    built = []
+    for _ in range(2):
+        done = subprocess.run([sys.executable, '-c', code], check=True, capture_output=True, text=True,
+                              env=dict(os.environ, THEANO_FLAGS='base_compiledir=%s' % tmp_path))
+        assert done.stdout == 'True\n', done.stderr
+        path, = tmp_path.rglob('host_reduce_*.so')
+        built.append(path.stat().st_mtime_ns)
+    assert built[0] == built[1]
+
+
+@pytest.mark.parametrize('dtypes', [('float32', 'float64'), ('float64', 'float32'), ('>f4', 'float32'),
+                                    ('float32', '>f4')])
+def test_mixed_dtypes(dtypes):
+    (first, second), weights = random_buffers(2 * BLOCK, 2)
+    buffers = [first.astype(dtypes[0]), second.astype(dtypes[1])]
+    result = all_reduce(buffers, weights)
+    assert result.dtype == dtypes[0]
+    np.testing.assert_allclose(result, weights[0] * first + weights[1] * second, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize('size', [6, LARGE // 8 * 2])
+def test_what_cannot_be_summed(size):
+    buffer = np.ones(size)
+    with pytest.raises(ValueError, match='shapes'):
+        all_reduce([buffer, buffer[1:]], [0.5, 0.5])
+    with pytest.raises(ValueError, match='shapes'):
+        all_reduce([buffer, buffer], [0.5, 0.5], np.empty((2, size // 2)))
+    for weights in [], [1.0], [1.0] * 3:
+        with pytest.raises(ValueError, match='one weight each'):
+            all_reduce([buffer, buffer], weights)
+    with pytest.raises(ValueError, match='one weight each'):
+        all_reduce([], [])
+    with pytest.raises(ValueError, match='one piece'):
+        all_reduce([buffer, buffer], [0.5, 0.5], np.empty(2 * size)[::2])
+    constant = np.zeros(size)
+    constant.flags.writeable = False
+    with pytest.raises(ValueError, match='read-only'):
+        all_reduce([buffer, buffer], [0.5, 0.5], constant)
+    assert not constant.any()
+
+
 @pytest.mark.parametrize('orders', ['CC', 'FF', 'CF', 'FC'])
-def test_memory_orders(orders):
+@pytest.mark.parametrize('shape', [(6, 5), (200, 301)])
+def test_memory_orders(orders, shape):
     """Gradients of products come in Fortran order."""
     rng = np.random.RandomState(0)
-    buffers = [np.asarray(rng.randn(6, 5), order=order) for order in orders]
+    buffers = [np.asarray(rng.randn(*shape), order=order) for order in orders]
     expected = 0.25 * buffers[0] + 0.75 * buffers[1]
     np.testing.assert_allclose(all_reduce(buffers, [0.25, 0.75]), expected)
-    np.testing.assert_allclose(all_reduce(buffers, [0.25, 0.75], np.empty((6, 5))), expected)
+    np.testing.assert_allclose(all_reduce(buffers, [0.25, 0.75], np.empty(shape)), expected)
     parts = [buffer[::2, ::2] for buffer in buffers]
     np.testing.assert_allclose(all_reduce(parts, [0.25, 0.75]), expected[::2, ::2])
 
