@@ -4,6 +4,7 @@ from theano_mgpu.audit import ON_HOST
 from theano_mgpu.errors import GraphError
 from theano_mgpu.executors import Ranks
 from theano_mgpu.parallel_graph import ParallelGraph
+from theano_mgpu.transfers import Sender
 
 import numpy as np
 import pytest
@@ -188,7 +189,7 @@ def test_op(contexts, name):
     results = {}
     for kind in ('cpu', 'gpu') if gpu_devices() else ('cpu',):
         function = compile_for(contexts(kind, 1)[0], inputs, outputs)
-        results[kind] = [np.asarray(value) for value in function.unwatched_call(*arguments)]
+        results[kind] = [np.asarray(value) for value in function.unwatched_call(*Sender(function).send(arguments))]
         assert not mgpu.audit(function).wrong
         if kind == 'gpu' and name not in MAY_FALL_TO_THE_HOST:
             on_host = [str(entry.op) for entry in mgpu.audit(function) if entry.where == ON_HOST]
@@ -255,7 +256,8 @@ def test_each_mend_is_needed(gpu2, monkeypatch, mend):
     errors = []
     monkeypatch.setattr(theano.gof.opt._logger, 'error', lambda *args: errors.append(args))
     try:
-        compile_for(context, inputs, outputs).unwatched_call(*arguments)
+        function = compile_for(context, inputs, outputs)
+        function.unwatched_call(*Sender(function).send(arguments))
     except (RuntimeError, ValueError, AssertionError) as error:
         errors.append(error)
     assert errors

@@ -9,21 +9,23 @@ import pytest
 PACKAGE = Path(theano_mgpu.__file__).parent
 # From the bottom up. A module imports only from rows above it here (or, in a row, from names to its left).
 ROWS = [
-    ['errors', 'timeline', 'config', 'launched', 'job', 'host_memory', 'progress'],
+    ['errors', 'config', 'launched', 'timeline', 'job', 'host_memory', 'files', 'opencl_programs', 'progress', 'links',
+     'scaling'],
     ['compat', 'devices', 'context_map', 'contexts'],
-    ['graph', 'dependence', 'sample_rules.base', 'sample_rules.elementwise', 'sample_rules.shapes',
+    ['retarget', 'graph', 'dependence', 'sample_rules.base', 'sample_rules.elementwise', 'sample_rules.shapes',
      'sample_rules.reductions', 'sample_rules.indexing', 'sample_rules.control_flow', 'sample_rules', 'samples',
-     'audit', 'rng', 'replicate', 'scatter_gather', 'collectives'],
+     'audit', 'rng', 'replicate', 'transfers', 'scatter_gather', 'host_reduce', 'collectives'],
     ['executors.base', 'executors.serial', 'executors.threads', 'executors.ranks', 'executors.mpi', 'executors'],
     ['parallel_graph', 'statistics', 'state', 'exchange', 'step', 'forward', 'function', 'training_graph',
      'training', 'resident', 'replica_pool', 'dealing', 'in_order', 'predict'],
     ['__init__'],
-    ['keras.batch', 'keras.exactness', 'keras.optimizer', 'keras.functions', 'keras.checkpoint',
+    ['keras.batch', 'keras.exactness', 'keras.optimizer', 'keras.functions', 'keras.checkpoint', 'keras.look_ahead',
      'keras.loops', 'keras.parallel_model', 'keras.multi_gpu',
      'keras.predictor', 'keras.verify', 'keras'],
     ['cli.output', 'cli.array_input', 'cli.array_output', 'cli.mpirun_output', 'cli.libraries', 'cli.checks',
      'cli.device_checks', 'cli.devices', 'cli.config', 'cli.launch', 'cli.predict', 'cli.mpi_checks', 'cli.doctor',
-     'cli', '__main__'],
+     'cli.bench_models', 'cli.bench_measure', 'cli.bench_worker', 'cli.bench_rank', 'cli.bench_ranks',
+     'cli.bench_costs', 'cli.bench_report', 'cli.bench_plot', 'cli.bench', 'cli', '__main__'],
 ]
 ORDER = [name for row in ROWS for name in row]
 

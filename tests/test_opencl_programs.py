@@ -6,13 +6,14 @@ import sys
 from pathlib import Path
 
 import theano_mgpu  # noqa: F401
+from theano_mgpu import graph, opencl_programs
+from theano_mgpu.transfers import Sender
 
 import numpy as np
 import pytest
 import theano
 import theano.tensor as T
 from common import data, dense_model
-from theano_mgpu import graph, opencl_programs
 
 contexts_module = sys.modules['theano_mgpu.contexts']
 
@@ -42,7 +43,7 @@ def programs_of(context, chain):
     for name in chain:
         y, expected = getattr(T, name)(y), getattr(np, {'sgn': 'sign', 'sqr': 'square'}.get(name, name))(expected)
     f = graph.compile_for(context, [x], [y], {}, {})
-    np.testing.assert_allclose(f(np.ones(3, 'float32'))[0], expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(f(*Sender(f).send([np.ones(3, 'float32')]))[0], expected, rtol=1e-4, atol=1e-6)
     return (counts() - before).tolist()
 
 
@@ -67,7 +68,8 @@ def in_a_process(contexts, chain):
     mapped = ';'.join('%s->%s' % (c.name, c.device) for c in contexts)
     code = SCRIPT.format(map=mapped, chain=chain)
     path = os.pathsep.join(filter(None, sys.path))
-    done = subprocess.run([sys.executable, '-c', code], env=dict(os.environ, PYTHONPATH=path), stdout=subprocess.PIPE, universal_newlines=True, check=True)
+    done = subprocess.run([sys.executable, '-c', code], env=dict(os.environ, PYTHONPATH=path), stdout=subprocess.PIPE,
+                          universal_newlines=True, check=True)
     return eval(done.stdout.splitlines()[-1])
 
 
@@ -86,14 +88,19 @@ def test_functions_give_the_same_with_and_without(opencl2, tmp_path):
     model = dense_model()
     replicas = {}
     outputs = [model.loss] + theano.grad(model.loss, model.params)
-    with_cache = graph.compile_for(opencl2[0], model.inputs, outputs, {}, replicas)(*data(6, 7))
+
+    def results():
+        f = graph.compile_for(opencl2[0], model.inputs, outputs, {}, replicas)
+        return f(*Sender(f).send(list(data(6, 7))))
+
+    with_cache = results()
     cache, = contexts_module._build_opencl_programs_once()
     cache._programs.clear()
     cache._binaries.clear()
     folder, cache._folder = cache._folder, str(tmp_path)
     built = cache.built
     try:
-        without = graph.compile_for(opencl2[0], model.inputs, outputs, {}, replicas)(*data(6, 7))
+        without = results()
     finally:
         cache._folder = folder
     assert cache.built > built

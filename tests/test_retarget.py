@@ -5,7 +5,8 @@ from collections import Counter
 import theano_mgpu as mgpu
 from theano_mgpu import graph
 from theano_mgpu.replicate import copy_on
-from theano_mgpu.retarget import CannotRetarget, retarget
+from theano_mgpu.retarget import CannotRetarget, link
+from theano_mgpu.transfers import Sender
 
 import numpy as np
 import pytest
@@ -29,11 +30,11 @@ def on_each(contexts, inputs, outputs, like, mode=None):
 
 
 def is_retargeted(function):
-    return not function.maker.mode.provided_optimizer.include
+    return function.mgpu_optimised is not None and function.mgpu_optimised.context != function.mgpu_context
 
 
 def results(function, arguments):
-    return [np.asarray(result) for result in function(*arguments)]
+    return [np.asarray(result) for result in function(*Sender(function).send(arguments))]
 
 
 def check_bitwise(contexts, inputs, outputs, arguments, mode=None):
@@ -77,7 +78,7 @@ def test_indexing_constants_and_loops_are_bitwise_the_same(contexts, kind):
 def test_each_function_reads_its_own_replica(cpu2):
     w = theano.shared(np.ones(3), name='w')
     f, g = on_each(cpu2, [], [w * 2], like=True, mode='FAST_COMPILE')
-    g.mgpu_replicas[w].set_value(np.full(3, 5.))
+    g.maker.inputs[0].value.value = np.full(3, 5.)
     assert (f()[0][0], g()[0][0]) == (2, 10) and f()[0] is not g()[0]
 
 
@@ -125,9 +126,8 @@ def test_what_cannot_be_moved_is_compiled_and_told(cpu2, caplog):
         f, g = on_each(cpu2, [x], [Bound('elsewhere')(x)], like=True, mode='FAST_COMPILE')
     assert not is_retargeted(g) and g(np.zeros(1))[0] == 1
     assert 'compiled once more for context host1: context elsewhere is named in a graph of context host0' in caplog.text
-    replicas = {}
     with pytest.raises(CannotRetarget):
-        retarget(f, cpu2[1], replicas)
+        link(f.mgpu_optimised, cpu2[1], {})
 
 
 def test_a_mode_that_checks_is_compiled_for_each_context(cpu2):

@@ -15,6 +15,7 @@ except Exception as error:  # a NumPy too new: AttributeError; a flag: ValueErro
 else:
     compat.mend_theano()
 
+    from . import config as _config
     from . import contexts as _contexts
 
     _contexts.install()
@@ -36,8 +37,13 @@ else:
     from .function import function
     from .launched import rank, size
     from .predict import Predictor
+    from .timeline import start as _start_timeline
+    from .timeline import timeline
     from .training import training_function
+
+    if _config.own_flag('mgpu.timeline'):
+        _start_timeline(_config.own_flag('mgpu.timeline'))
 
 __all__ = ['BatchError', 'Context', 'ContextError', 'GraphError', 'MgpuError', 'MgpuWarning', 'NonFiniteError',
            'PredictionError', 'Predictor', 'RankError', 'ReplicaError', 'audit', 'contexts', 'function', 'init', 'rank',
-           'size', 'training_function']
+           'size', 'timeline', 'training_function']

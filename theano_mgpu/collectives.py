@@ -7,6 +7,8 @@ from . import host_reduce
 
 # Elements a block: two float32 blocks of 64 Ki elements fit into a core's second-level cache.
 BLOCK = 1 << 16
+# Bytes of gradients that are fetched while the ones before are added.
+BUCKET = 1 << 22
 _LOCAL = threading.local()
 
 
@@ -114,6 +116,33 @@ def _flat(buffer, like):
         ordered[...] = buffer
         buffer = ordered
     return buffer.ravel(order='K')
+
+
+def bucket_ranges(sizes, bucket=BUCKET):
+    """First and one-past-last of consecutive arrays that are fetched, and then added, together.
+
+    Parameters
+    ----------
+    sizes : list of int
+        Bytes of each array.
+    bucket : int
+        Bytes that each bucket has at least, but for the last one.
+
+    Yields
+    ------
+    start, stop : int
+
+    Examples
+    --------
+    >>> list(bucket_ranges([3, 3, 1, 9], bucket=5))
+    [(0, 2), (2, 4)]
+    """
+    start, total = 0, 0
+    for i, size in enumerate(sizes):
+        total += size
+        if total >= bucket or i == len(sizes) - 1:
+            yield start, i + 1
+            start, total = i + 1, 0
 
 
 class HostBuffers:

@@ -151,6 +151,8 @@ def install():
     default_keras_backend()
     default_pocl_settings()
     after_import('keras.engine.saving', mend_keras_saving)
+    after_import('keras.engine.training_arrays', mend_keras_slicing)
+    after_import('keras.utils.data_utils', mend_keras_queues)
 
 
 # --- Keras ---------------------------------------------------------------------------------------
@@ -181,6 +183,37 @@ class _AfterImport(importlib.abc.MetaPathFinder):
                 self.mend(module)
             spec.loader.exec_module = exec_module
         return spec
+
+
+keras_batches = None  # who is told of the batches of Keras's loops: theano_mgpu.keras.look_ahead
+
+
+def mend_keras_slicing(training_arrays):
+    """Tell of each slice that Keras 2.3.1's loops take: they take a batch only once the one before is done."""
+    original = training_arrays.slice_arrays
+
+    @functools.wraps(original)
+    def slice_arrays(arrays, start=None, stop=None):
+        if keras_batches is None or stop is not None:
+            return original(arrays, start, stop)
+        return keras_batches.slice(original, arrays, start)
+
+    training_arrays.slice_arrays = slice_arrays
+
+
+def mend_keras_queues(data_utils):
+    """Tell of the queues that Keras 2.3.1's loops take batches from."""
+    for enqueuer in (data_utils.OrderedEnqueuer, data_utils.GeneratorEnqueuer):
+        enqueuer.get = _telling(enqueuer.get)
+
+
+def _telling(original):
+    @functools.wraps(original)
+    def get(self):
+        if keras_batches is not None:
+            keras_batches.queue(self)
+        return original(self)
+    return get
 
 
 def mend_keras_saving(saving):
@@ -317,11 +350,13 @@ def import_theano():
 
 
 def _register_own_flags():
-    from theano.configparser import AddConfigVar, EnumStr, IntParam
+    from theano.configparser import AddConfigVar, EnumStr, IntParam, StrParam
     for name, (default, allowed, doc) in config.OWN_FLAGS.items():
         config.own_flag(name)  # raises our own message for a value that it cannot have
-        kind = IntParam(default) if isinstance(default, int) else \
-            EnumStr(default, *[value for value in allowed if value != default])
+        if isinstance(allowed, tuple):
+            kind = EnumStr(default, *[value for value in allowed if value != default])
+        else:
+            kind = (IntParam if isinstance(default, int) else StrParam)(default)
         AddConfigVar(name, doc, kind, in_c_key=False)
 
 

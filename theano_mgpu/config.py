@@ -19,6 +19,12 @@ OWN_FLAGS = {
     'mgpu.timeout': (600, 'a number of seconds',
                      'Seconds that a process of several waits for another one in a step before that is an error; '
                      '0 waits for ever.'),
+    'mgpu.update_on': ('device', ('device', 'host'),
+                       "Where optimizers compute new parameters: on each context (device), or once on the host, "
+                       'which then sends them (host): for devices that are short of memory for the optimizer state.'),
+    'mgpu.timeline': ('', 'the path of a .json file',
+                      'A file that a timeline of the whole script is written to when it ends, for '
+                      'https://ui.perfetto.dev; none by default.'),
 }
 
 
@@ -100,7 +106,7 @@ def own_flag(name):
             raise MgpuError('flag %s=%s is not %s: 0, 1, 2, ... Mend it in THEANO_FLAGS or .theanorc'
                             % (name, value, allowed))
         return int(value)
-    if value not in allowed:
+    if isinstance(allowed, tuple) and value not in allowed:
         raise MgpuError('flag %s=%s is not one of %s. Mend it in THEANO_FLAGS or .theanorc'
                         % (name, value, ', '.join(allowed)))
     return value

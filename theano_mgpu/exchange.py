@@ -6,41 +6,9 @@ import numpy as np
 from .errors import BatchError, MgpuError, RankError
 from .executors import CALL
 from .scatter_gather import ranges, sub_batch_sizes
+from .transfers import FlatBuffers, describe
 
 SAMPLED = 8  # rows of an argument, and elements along each of its other axes, that stand for all of them
-
-
-class SumBuffers:
-    """Arrays that are added over the ranks in one go: views of one flat array a dtype.
-
-    Parameters
-    ----------
-    like : list of ndarray or pygpu.gpuarray.GpuArray
-        One a view.
-
-    Attributes
-    ----------
-    flat : list of ndarray
-    views : list of ndarray
-        C-contiguous, of the shapes and dtypes of `like`.
-    """
-
-    def __init__(self, like):
-        self.like = describe(like)
-        sizes, places = {}, []
-        for shape, dtype in self.like:
-            start = sizes.get(dtype, 0)
-            sizes[dtype] = start + int(np.prod(shape, dtype='int64'))
-            places.append((start, sizes[dtype]))
-        flat = {dtype: np.empty(size, dtype) for dtype, size in sizes.items()}
-        self.flat = list(flat.values())
-        self.views = [flat[dtype][start:stop].reshape(shape)
-                      for (shape, dtype), (start, stop) in zip(self.like, places)]
-
-
-def describe(arrays):
-    """Shapes and dtypes."""
-    return [(tuple(array.shape), np.dtype(array.dtype)) for array in arrays]
 
 
 def added(ranks, arrays):
@@ -58,7 +26,7 @@ def added(ranks, arrays):
     """
     if ranks.size == 1 or not arrays:
         return arrays
-    buffers = SumBuffers(arrays)
+    buffers = FlatBuffers(describe(arrays))
     for view, array in zip(buffers.views, arrays):
         view[...] = array
     ranks.add(buffers.flat)

@@ -1,5 +1,9 @@
 """What every function over a batch has: a graph compiled for each context, and how arguments and results go."""
+import functools
+import operator
 import threading
+from collections import namedtuple
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import theano
@@ -8,13 +12,17 @@ from . import graph
 from .collectives import HostBuffers
 from .errors import BatchError, GraphError
 from .exchange import lengths_of_ranks
-from .parallel_graph import ParallelGraph, choose_executor, choose_ranks, share_first_values
+from .parallel_graph import ParallelGraph, choose_executor, choose_ranks, run_replicas, share_first_values
 from .replicate import replicated
 from .rng import is_random_state
 from .scatter_gather import REDUCTIONS, batch_length, micro_batch_rounds
 from .statistics import BatchUpdates
 from .step import Step
-from .timeline import PHASES, RANK_PHASES, Timings
+from .timeline import PHASES, RANK_PHASES, Timings, on_track
+from .transfers import Fetcher
+
+Prepared = namedtuple('Prepared', 'args values length rounds sent')
+Prepared.__doc__ = """The next batch: the `args` of the call, as `values`, its samples, and what was `sent` of it."""
 
 
 class Forward:
@@ -78,7 +86,11 @@ class Forward:
         self.samples = 0  # of the last step, on all ranks
         self.timings = Timings(RANK_PHASES if self.ranks.size > 1 else PHASES)
         self.buffers = HostBuffers()
-        self.sums = None  # SumBuffers, once a step knows its shapes
+        self.on_devices = any(context.kind != 'cpu' for context in contexts)
+        self.sums = None        # FlatBuffers, once a step knows its shapes
+        self._fetchers = {}
+        self.next_batch = None  # a callable that gives the arguments of the next call, or None
+        self._prepared = None
         self._example = None
         self.lock = threading.Lock()
 
@@ -106,6 +118,62 @@ class Forward:
     def step(self, args, kwargs):
         """Begin a step: check and scatter the arguments; see `Step`."""
         return Step(self, (args, kwargs))
+
+    def send(self, values, row_values, samples, length):
+        """Give each replica its part of the arguments, on its device.
+
+        Parameters
+        ----------
+        values, row_values : list of ndarray
+            Of the whole batch.
+        samples : list of (int, int)
+            One a replica.
+        length : int
+            Samples of the batch, over all ranks.
+
+        Returns
+        -------
+        list of list of (ndarray or pygpu.gpuarray.GpuArray)
+        """
+        parts = [self.part(values, row_values, *span, length=length) for span in samples]
+        if not self.on_devices:
+            return parts
+        with self.timings.span('host_to_device'):
+            tasks = [functools.partial(sender.send, part) for sender, part in zip(self.graph.senders, parts)]
+            contexts = self.contexts[:len(samples)]
+            return run_replicas(self.executor, on_track(tasks, 'host_to_device', contexts), contexts, samples)
+
+    def prepare_next(self):
+        """Scatter and send the next batch, if somebody knows it, while the devices compute this one."""
+        following = self.next_batch() if self.next_batch else None
+        if following is None or self.sharded or self.rows:
+            return
+        with self.timings.span('scatter'):
+            try:
+                values = self.arguments(following, {})
+                length = self.length(values, [])
+            except (BatchError, TypeError):
+                return  # what is wrong with it is said when it is its turn: this step goes on
+            rounds = self.rounds(length)
+        self._prepared = Prepared(following, values, length, rounds, self.send(values, [], rounds[0], length))
+
+    def take_prepared(self, args, kwargs):
+        """What was prepared, if it is of these arguments."""
+        prepared, self._prepared = self._prepared, None
+        if prepared and not kwargs and len(args) == len(prepared.args) and all(map(operator.is_, args, prepared.args)):
+            return prepared
+        return None
+
+    def fetcher(self, replica, bucket):
+        """The Fetcher of some outputs of a replica."""
+        if (replica, bucket) not in self._fetchers:
+            self._fetchers[replica, bucket] = Fetcher(self.contexts[replica])
+        return self._fetchers[replica, bucket]
+
+    @functools.cached_property
+    def reducer(self):
+        """A thread that adds gradients while others are on their way."""
+        return ThreadPoolExecutor(1, thread_name_prefix='theano_mgpu all_reduce')
 
     def join(self, run):
         """Help the other ranks until the data of each has ended.

@@ -15,7 +15,7 @@ from theano.tensor.sharedvar import TensorSharedVariable
 
 from .contexts import alike, compiling_for
 from .errors import GraphError
-from .retarget import CannotRetarget, retarget
+from .retarget import CannotRetarget, link, optimise
 
 _logger = logging.getLogger('theano_mgpu')
 
@@ -226,21 +226,24 @@ def compile_for(context, inputs, outputs, updates, replicas, mode=None, name=Non
         For profiles and error messages.
     like : list of theano.compile.function_module.Function
         What this returned for other contexts, given the same graph. Where one is for the same model of device,
-        its optimised graph serves this context, too; see `retarget`.
+        its optimised graph serves this context, too; see `retarget.link`.
 
     Returns
     -------
     theano.compile.function_module.Function
-        Takes host arrays; trusts its caller that they have the inputs' types. Returns the outputs,
+        Takes host arrays, and arrays on the device for inputs that are used there alone (`mgpu_takes` says
+        which, see `transfers.send`); trusts its caller that they have the inputs' types. Returns the outputs,
         then the updates' new values where the updated replicas lie.
     """
     with _collector_paused():
-        function = _retargeted(context, replicas, name, like) or \
+        function = _linked(context, replicas, name, like) or \
             _compile(context, inputs, outputs, updates, replicas, mode, name)
     # The batch is checked once as a whole; Theano's own checks of each input, and of each pair
     # of inputs for shared memory, grow with the square of the number of parameters.
     function.trust_input = True
-    function.mgpu_context, function.mgpu_replicas = context, replicas
+    function.mgpu_context = context
+    explicit = function.maker.fgraph.inputs[:len(inputs)]
+    function.mgpu_takes = [isinstance(variable.type, GpuArrayType) for variable in explicit]
     return function
 
 
@@ -256,35 +259,53 @@ def _collector_paused():
             gc.enable()
 
 
-def _retargeted(context, replicas, name, like):
-    """One of the functions on this context; None if none is for its model of device, or can be moved."""
-    twin = next((function for function in like if alike(function.mgpu_context, context)), None)
-    try:
-        return retarget(twin, context, replicas, name) if twin else None
-    except CannotRetarget as error:
-        _logger.warning('%s is compiled once more for context %s: %s', name or 'a function', context.name, error)
-        return None
+def _linked(context, replicas, name, like):
+    """A function of a graph that one of the others has; None if none is for this model of device, or can be moved."""
+    for function in like:
+        if function.mgpu_optimised and alike(function.mgpu_context, context):
+            try:
+                return _link(function.mgpu_optimised, context, replicas, name)
+            except CannotRetarget as error:
+                _logger.warning('%s is compiled once more for context %s: %s', name or 'a function', context.name,
+                                error)
+                return None
+    return None
+
+
+def _link(optimised, context, replicas, name):
+    function = link(optimised, context, replicas, name)
+    function.mgpu_optimised = optimised
+    return function
 
 
 def _compile(context, inputs, outputs, updates, replicas, mode, name):
     whole = list(outputs) + list(updates.values())
     with compiling_for(context):
         local_inputs = [_local_input(variable, context) for variable in inputs]
-        replacements = dict(zip(inputs, local_inputs))
+        replacements = dict(zip(inputs, map(on_host, local_inputs)))
         replacements.update((variable, on_host(replica)) for variable, replica in replicas.items())
         local = substitute(whole, replacements)
         kept = [_keep(output, context) for output in local[:len(outputs)]]
         kept += [_like(replicas[variable], value) for variable, value in zip(updates, local[len(outputs):])]
-        return theano.function(local_inputs, kept, mode=compile_mode(context, whole, mode),
-                               no_default_updates=True, on_unused_input='ignore', name=name)
+        mode = compile_mode(context, whole, mode)
+        if type(mode) is theano.Mode:
+            return _link(optimise(context, local_inputs, kept, replicas, mode, name), context, replicas, name)
+        # Modes that check have makers and linkers of their own.
+        function = theano.function(local_inputs, kept, mode=mode, no_default_updates=True, on_unused_input='ignore',
+                                   name=name)
+    function.mgpu_optimised = None
+    return function
 
 
 def _local_input(variable, context):
-    local = variable.type(variable.name)
-    local.tag = copy.copy(variable.tag)
-    if context.kind != 'cpu':
-        local.tag.target = context.name if fits_gpu(variable) else 'cpu'
-    return local
+    """The input on a context: floating arrays are given on its device, indices and labels on the host."""
+    if context.kind == 'cpu' or not fits_gpu(variable) or not variable.ndim or variable.dtype[:5] != 'float':
+        local = variable.type(variable.name)
+        local.tag = copy.copy(variable.tag)
+        if context.kind != 'cpu':
+            local.tag.target = context.name if fits_gpu(variable) else 'cpu'
+        return local
+    return GpuArrayType(variable.dtype, variable.broadcastable, context_name=context.name)(variable.name)
 
 
 def _like(replica, value):

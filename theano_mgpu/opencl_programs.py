@@ -149,7 +149,8 @@ class ProgramCache:
 
     def _binary(self, program):
         size = ctypes.c_size_t()
-        self._cl.clGetProgramInfo(_pointer(program), PROGRAM_BINARY_SIZES, ctypes.sizeof(size), ctypes.byref(size), None)
+        self._cl.clGetProgramInfo(_pointer(program), PROGRAM_BINARY_SIZES, ctypes.sizeof(size), ctypes.byref(size),
+                                  None)
         content = ctypes.create_string_buffer(size.value)
         place = _pointer(ctypes.addressof(content))
         self._cl.clGetProgramInfo(_pointer(program), PROGRAM_BINARIES, ctypes.sizeof(place), ctypes.byref(place), None)

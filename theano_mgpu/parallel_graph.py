@@ -11,6 +11,9 @@ from .devices import reason
 from .errors import ContextError, RankError, ReplicaError
 from .executors import BUILD, Ranks, TaskError, make_executor, mpi_ranks
 from .replicate import changes, replicated
+from .transfers import Sender
+
+HOST = Context('the host', 'cpu', 'cpu')  # what belongs to no replica is computed there
 
 
 def resolve_contexts(contexts):
@@ -109,9 +112,10 @@ class ParallelGraph:
         with ranks.first_compiler():
             self.compiled = []
             for context in contexts:
-                local = {variable: r.on(context, indices[context], first) for variable, r in replicas}
+                local = {variable: r.on(context, indices.get(context, 0), first) for variable, r in replicas}
                 self.compiled.append(graph.compile_for(context, inputs, outputs, updates, local, mode, name,
                                                        like=self.compiled))
+        self.senders = [Sender(function) for function in self.compiled]
 
     def refresh(self):
         """Bring the replicas up to date with the user's variables, where anything changed."""
@@ -130,8 +134,8 @@ class ParallelGraph:
         Parameters
         ----------
         replica : int
-        arguments : list of ndarray
-            Of the inputs' types.
+        arguments : list of ndarray or pygpu.gpuarray.GpuArray
+            Of the inputs' types, as the replica's `senders` gives them.
 
         Returns
         -------

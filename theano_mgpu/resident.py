@@ -8,7 +8,7 @@ from .devices import reason
 from .errors import PredictionError
 from .forward import converted
 from .replicate import copy_on
-from .scatter_gather import fetch
+from .transfers import Sender, fetch
 
 Job = namedtuple('Job', 'index arrays weights states')
 Job.__doc__ = """One batch: its `index`; its `arrays`, one an input; the `weights` to compute it with, and the `states`
@@ -49,6 +49,7 @@ class Resident:
         self._streams = [copy_on(context, variable, state) for variable, state in zip(streams, states)]
         replicas = dict(zip(variables + streams, self._copies + self._streams))
         self.function = graph.compile_for(context, inputs, outputs, {}, replicas, mode, name, like)
+        self._sender = Sender(self.function)
 
     def run(self, job):
         """Compute a batch.
@@ -81,7 +82,7 @@ class Resident:
         _set(self._streams, job.states)
         arguments = [converted(variable, value, self._allow_input_downcast)
                      for variable, value in zip(self.inputs, job.arrays)]
-        outputs = [fetch(output) for output in self.function.unwatched_call(*arguments)]
+        outputs = [fetch(output) for output in self.function.unwatched_call(*self._sender.send(arguments))]
         self.calls += 1
         return outputs
 

@@ -1,68 +1,101 @@
-"""A compiled function for another context of the same model of device, without optimising its graph again."""
+"""One optimised graph for all contexts of one model of device: it is linked for each, and optimised once."""
 import copy
+from collections import namedtuple
 
 import theano
 from theano.compile.builders import OpFromGraph
-from theano.compile.function_module import orig_function
-from theano.gof.graph import Apply
+from theano.compile.function_module import FunctionMaker, orig_function
+from theano.compile.ops import deep_copy_op
+from theano.compile.sharedvalue import SharedVariable
+from theano.gof.graph import Apply, ancestors
+from theano.gpuarray.basic_ops import HostFromGpu, as_gpuarray_variable
 from theano.gpuarray.type import GpuArrayConstant, GpuArrayType
 from theano.scan_module.scan_op import Scan
 
 from .contexts import compiling_for, gpu_context
+
+Optimised = namedtuple('Optimised', 'maker context replicas')
+Optimised.__doc__ = """What Theano has made of a graph for one context, with that context's replicas."""
 
 
 class CannotRetarget(Exception):
     """A graph cannot be moved to another context; the text says why."""
 
 
-def retarget(function, context, replicas, name=None):
-    """The same function on another context.
-
-    The graph that Theano has optimised is built anew with the same ops on variables of the other context, and
-    linked; nothing is optimised a second time, which is most of what a compilation costs. The same ops run on the same
-    values, so that results are bitwise those of compiling for that context.
+def optimise(context, inputs, outputs, replicas, mode, name=None):
+    """Optimise a graph on one context.
 
     Parameters
     ----------
-    function : theano.compile.function_module.Function
-        Compiled by `graph.compile_for`.
     context : Context
-        Of the same model of device as the function's own, see `contexts.alike`.
+    inputs, outputs : list of theano.Variable
+        On that context.
     replicas : dict of SharedVariable to SharedVariable
-        As for `graph.compile_for`: those on `context`.
+        What the user's shared variables are on it.
+    mode : theano.Mode
+    name : str, optional
+
+    Returns
+    -------
+    Optimised
+    """
+    given = [theano.In(variable) for variable in inputs]
+    given += [_shared_input(variable) for variable in dict.fromkeys(ancestors(outputs))
+              if isinstance(variable, SharedVariable)]
+    maker = FunctionMaker(given, [theano.Out(output) for output in outputs], mode, on_unused_input='ignore', name=name)
+    return Optimised(maker, context, replicas)
+
+
+def link(optimised, context, replicas, name=None):
+    """A function on a context, of a graph that was optimised for a context of the same model of device.
+
+    The graph is built anew with the same ops on variables of the context, and linked; nothing is optimised a second
+    time, which is most of what a compilation costs. The same ops run on the same values, so that results are
+    bitwise those of compiling for that context.
+
+    Parameters
+    ----------
+    optimised : Optimised
+    context : Context
+        See `contexts.alike`.
+    replicas : dict of SharedVariable to SharedVariable
+        As for `optimise`: those on `context`.
     name : str, optional
 
     Returns
     -------
     theano.compile.function_module.Function
+        An input on the device that ops of the host need is an input on the host instead.
 
     Raises
     ------
     CannotRetarget
         If an op holds something of its context that is not understood: an inner graph on a GPU.
     """
-    maker = function.maker
-    if type(maker.mode) is not theano.Mode:
-        raise CannotRetarget('the mode %s may keep things of its own' % type(maker.mode).__name__)
-    others = {own.container: replicas[variable] for variable, own in function.mgpu_replicas.items()}
-    move = _Move(function.mgpu_context, context)
+    maker = optimised.maker
+    others = {own.container: replicas[variable] for variable, own in optimised.replicas.items()}
+    move = _Move(optimised.context, context)
     inputs = []
     for given, variable in zip(maker.inputs, maker.fgraph.inputs):
-        replica = others[given.value] if given.value is not None else None
-        inputs.append(_input(variable, replica))
-        move.variables[variable] = inputs[-1].variable
+        if given.value is None:
+            inputs.append(theano.In(move.input(maker.fgraph, variable)))
+        else:
+            inputs.append(_shared_input(others.get(given.value, given.variable)))
+        move.variables.setdefault(variable, inputs[-1].variable)
     outputs = [theano.Out(output, borrow=spec.borrow)
                for output, spec in zip(move.outputs(maker.fgraph), maker.outputs)]
-    mode = theano.Mode(linker=maker.mode.provided_linker, optimizer=None)
     with compiling_for(context):
-        return orig_function(inputs, outputs, mode=mode, accept_inplace=True, name=name, on_unused_input='ignore')
+        return orig_function(inputs, outputs, mode=theano.Mode(linker=maker.mode.provided_linker, optimizer=None),
+                             accept_inplace=True, name=name, profile=_profile(name), on_unused_input='ignore')
 
 
-def _input(variable, replica):
-    """As `theano.function` makes them of explicit inputs, and of shared variables."""
-    if replica is None:
-        return theano.In(variable.type(variable.name))
+def _shared_input(replica):
+    """As `theano.function` makes it of a shared variable."""
     return theano.In(replica, value=replica.container, borrow=True, implicit=True, shared=True)
+
+
+def _profile(name):
+    return theano.compile.ProfileStats(message=name) if theano.config.profile else None
 
 
 class _Move:
@@ -78,8 +111,25 @@ class _Move:
         self.source, self.target = source, target
         self.variables = {}
 
+    def input(self, fgraph, variable):
+        """An input of the function: where it was, but on the host if it is copied there from the device."""
+        to_host = [client.outputs[0] for client, _ in variable.clients
+                   if client != 'output' and isinstance(client.op, HostFromGpu)]
+        if not to_host:
+            return self._type(variable.type)(variable.name)
+        here = to_host[0].type(variable.name)
+        if len(to_host) < len(variable.clients):
+            self.variables[variable] = as_gpuarray_variable(here, self.target.name)
+        # Who works in place has had an array of its own; what the caller gives must not change.
+        self.variables.update((output, deep_copy_op(here) if fgraph.has_destroyers([output]) else here)
+                              for output in to_host)
+        return here
+
     def outputs(self, fgraph):
+        """Build all nodes; returns the outputs."""
         for node in fgraph.toposort():
+            if node.outputs[0] in self.variables:
+                continue
             results = [self._type(output.type)(output.name) for output in node.outputs]
             Apply(self._op(node.op), [self._variable(variable) for variable in node.inputs], results)
             self.variables.update(zip(node.outputs, results))
@@ -102,9 +152,11 @@ class _Move:
 
     def _op(self, op):
         """The op itself, or a copy of it that names the other context."""
+        if self.source == self.target:
+            return op
         if isinstance(op, (Scan, OpFromGraph)) and self.source.kind != 'cpu':
             inner = op.outputs if isinstance(op, Scan) else op.local_outputs
-            if any(isinstance(v.type, GpuArrayType) for v in theano.gof.graph.ancestors(inner)):
+            if any(isinstance(variable.type, GpuArrayType) for variable in ancestors(inner)):
                 raise CannotRetarget('%s has an inner graph on its context' % op)
         changed = {name: self._type(value) for name, value in vars(op).items() if isinstance(value, GpuArrayType)}
         if hasattr(op, 'context_name'):
@@ -117,5 +169,5 @@ class _Move:
         return moved
 
     def _check(self, name):
-        if name != self.source.name:
+        if name != self.source.name and self.source != self.target:
             raise CannotRetarget('context %s is named in a graph of context %s' % (name, self.source.name))

@@ -2,6 +2,7 @@
 import numpy as np
 
 from .errors import BatchError
+from .transfers import fetch
 
 REDUCTIONS = ('gather', 'mean', 'sum')
 
@@ -212,26 +213,3 @@ class Rows:
             raise BatchError('the outputs have %d rows for %d samples: they cannot be put together. Take them batch by '
                              'batch, from map(batches)' % (self._rows, self._length))
         return self._whole
-
-
-def fetch(value, out=None):
-    """An array on the host: a device's array is read into `out` (C-contiguous) if given.
-
-    Parameters
-    ----------
-    value : ndarray or pygpu.gpuarray.GpuArray
-    out : ndarray, optional
-        Of the value's shape and dtype.
-
-    Returns
-    -------
-    ndarray
-        `out`; without it, a host array is returned as it is.
-    """
-    if out is None:
-        return np.asarray(value)
-    if isinstance(value, np.ndarray) or not value.flags.c_contiguous:
-        out[...] = np.asarray(value)
-    else:
-        value.read(out)
-    return out

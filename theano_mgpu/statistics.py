@@ -8,11 +8,9 @@ from theano.gof.graph import ancestors
 from theano.tensor.nnet.bn import AbstractBatchNormTrain
 
 from . import graph
-from .context_map import Context
 from .dependence import CONSTANT, COUNT, MEAN, MIXED, ROWS, SIZES, SUM
+from .parallel_graph import HOST
 from .samples import analyse
-
-_HOST = Context('host', 'cpu', 'cpu')
 
 
 def mean_exact(variable, samples, scale):
@@ -109,7 +107,7 @@ class BatchUpdates:
         list
         """
         if self._function is None:
-            self._function = graph.compile_for(_HOST, self._symbols, self._new_values, {}, {}, mode=self._mode,
+            self._function = graph.compile_for(HOST, self._symbols, self._new_values, {}, {}, mode=self._mode,
                                                name='batch_updates')
         return self._function(*merged)
 

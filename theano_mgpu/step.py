@@ -1,13 +1,17 @@
 """One step over sub-batches: scatter, run, fetch, put together; all of it or nothing."""
+import functools
+
 import numpy as np
 
-from .collectives import all_reduce
+from .collectives import all_reduce, bucket_ranges
 from .compat import watcher_of
 from .errors import MgpuError
-from .exchange import SumBuffers, added, describe, meet_for_batch
+from .exchange import added, meet_for_batch
 from .parallel_graph import Transaction, run_replicas
-from .scatter_gather import fetch, gather
+from .scatter_gather import gather
 from .statistics import partial
+from .timeline import on_track, span
+from .transfers import FlatBuffers, describe, fetch, wait
 
 
 class Step:
@@ -26,8 +30,8 @@ class Step:
     ----------
     length : int
         Samples in the batch, over all ranks; 0 where none has any left.
-    averages : list of ndarray
-        The outputs that are reduced into buffers.
+    averages : list of ndarray or pygpu.gpuarray.GpuArray
+        The outputs that are reduced into buffers; of one replica alone, as it computed them.
     """
 
     def __init__(self, forward, arguments):
@@ -35,6 +39,7 @@ class Step:
         self.transaction = Transaction()
         self.averages = []
         self._arguments = arguments
+        self._ahead = None      # what was prepared of this batch
         self._pieces = []       # (replica, (start, stop), outputs), in the order in which they ran
 
     def __enter__(self):
@@ -68,6 +73,10 @@ class Step:
         self.values, self.row_values = None, []
         if self._arguments is None:
             return 0
+        self._ahead = forward.take_prepared(*self._arguments)
+        if self._ahead:
+            self.values = self._ahead.values
+            return self._ahead.length
         self.values = forward.arguments(*self._arguments)
         self.row_values = forward.state_rows()
         return forward.length(self.values, self.row_values)
@@ -77,7 +86,7 @@ class Step:
         with forward.timings.span('scatter'):
             if forward.sharded:
                 self.values = forward.example(self.values, self.lengths)
-            self.rounds = forward.rounds(own)
+            self.rounds = self._ahead.rounds if self._ahead else forward.rounds(own)
             self.idle = not self.rounds
             if self.idle:
                 self.rounds = [[(0, 1)]]
@@ -88,7 +97,7 @@ class Step:
         error = None
         try:
             for number, samples in enumerate(self.rounds):
-                results = self._run_round(samples)
+                results = self._run_round(number, samples)
                 if self.forward.reduced:
                     self._average(number, results, samples)
         except MgpuError as failure:
@@ -98,21 +107,30 @@ class Step:
         if self.forward.reduced and self.forward.ranks.size > 1:
             self._add_over_ranks()
 
-    def _run_round(self, samples):
+    def _run_round(self, number, samples):
         forward = self.forward
         contexts = forward.contexts[:len(samples)]
-        with forward.timings.span('run'):
-            tasks = [self._task(replica, span) for replica, span in enumerate(samples)]
-            results = run_replicas(forward.executor, tasks, contexts, samples)
+        ahead = self._ahead.sent if self._ahead and number == 0 else None
+        arguments = ahead or forward.send(self.values, self.row_values, samples, self.length)
+        launch = 'launch' if forward.on_devices else 'run'
+        with forward.timings.span(launch):
+            tasks = [functools.partial(forward.graph.run, replica, given) for replica, given in enumerate(arguments)]
+            results = self._each(launch, tasks, contexts, samples)
         for replica, (outputs, new_streams) in enumerate(results):
             self._pieces.append((replica, samples[replica], outputs[forward.reduced:]))
             if not self.idle:
                 self._advance_streams(replica, new_streams)
-        return [outputs[:forward.reduced] for outputs, _ in results]
+        reduced = [outputs[:forward.reduced] for outputs, _ in results]
+        if number == len(self.rounds) - 1:
+            forward.prepare_next()
+        if forward.on_devices:
+            with forward.timings.span('run'):
+                self._each('run', [functools.partial(wait, outputs) for outputs, _ in results], contexts, samples)
+        return reduced
 
-    def _task(self, replica, span):
-        part = self.forward.part(self.values, self.row_values, *span, length=self.length)
-        return lambda: self.forward.graph.run(replica, part)
+    def _each(self, name, tasks, contexts, samples):
+        """Run a task on each context, in the timeline under a name."""
+        return run_replicas(self.forward.executor, on_track(tasks, name, contexts), contexts, samples)
 
     def _advance_streams(self, replica, new_streams):
         """Each replica's random streams go on from piece to piece."""
@@ -121,24 +139,47 @@ class Step:
             self.transaction.replace(variable.copies[context], value)
 
     def _average(self, number, results, samples):
-        """Fetch one round's reduced outputs and add them, weighted, to their averages."""
+        """Fetch one round's reduced outputs and add them, weighted, to their averages.
+
+        Large ones are added on another thread, while the next ones come from the devices.
+        """
         forward = self.forward
-        with forward.timings.span('fetch'):
-            tasks = [self._fetch_task(replica, outputs) for replica, outputs in enumerate(results)]
-            fetched = run_replicas(forward.executor, tasks, forward.contexts[:len(results)], samples)
+        if forward.ranks.size == len(forward.contexts) == len(self.rounds) == 1:
+            self.averages = results[0]  # they stay where they are: it is there that the update needs them
+            return
         weights = [self._weight(how=forward.reductions[0], span=span) for span in samples]
+        self.averages = self._targets(number, results[0])
+        buckets = list(bucket_ranges([array.size * array.itemsize for array in self.averages]))
+        added = []
+        for bucket in buckets:
+            with forward.timings.span('device_to_host'):
+                tasks = [functools.partial(forward.fetcher(replica, bucket).fetch, outputs[slice(*bucket)])
+                         for replica, outputs in enumerate(results)]
+                fetched = self._each('device_to_host', tasks, forward.contexts[:len(samples)], samples)
+            add = functools.partial(self._add_bucket, fetched, weights, self.averages[slice(*bucket)], number > 0)
+            if forward.on_devices and bucket is not buckets[-1]:
+                added.append(forward.reducer.submit(add))
+            else:
+                added.append(None)
+                with forward.timings.span('all_reduce'):
+                    add()
         with forward.timings.span('all_reduce'):
-            self.averages = [all_reduce(parts, weights, out, number > 0)
-                             for parts, out in zip(zip(*fetched), self._targets(number, fetched[0]))]
+            for future in filter(None, added):
+                future.result()
+
+    def _add_bucket(self, fetched, weights, targets, accumulate):
+        with span('all_reduce', 'all_reduce'):
+            for parts, out in zip(zip(*fetched), targets):
+                all_reduce(parts, weights, out, accumulate)
 
     def _targets(self, number, like):
-        """Where the averages go: views of what is added over the ranks, else buffers of their own."""
+        """Where the averages go: arrays of the replicas' memory order, or what is copied, or added over ranks, at once.
+        """
         forward = self.forward
-        if forward.ranks.size == 1:
-            alone = len(self.rounds) == 1 and len(self.rounds[0]) == 1
-            return [None if alone else forward.buffers.get(('mean', i), part) for i, part in enumerate(like)]
+        if forward.ranks.size == 1 and not forward.on_devices:
+            return [forward.buffers.get(i, part) for i, part in enumerate(like)]
         if forward.sums is None or (number == 0 and forward.sums.like != describe(like)):
-            forward.sums = SumBuffers(like)
+            forward.sums = FlatBuffers(describe(like))
         return forward.sums.views
 
     def _add_over_ranks(self):
@@ -148,14 +189,6 @@ class Step:
                 flat[...] = 0
         with self.forward.timings.span('exchange'):
             self.forward.ranks.add(sums.flat)
-
-    def _fetch_task(self, replica, outputs):
-        buffers = self.forward.buffers
-
-        def task():
-            return [output if isinstance(output, np.ndarray)
-                    else fetch(output, buffers.get((replica, i), output)) for i, output in enumerate(outputs)]
-        return task
 
     def _weight(self, how, span):
         """A piece's share of the batch; 1 for a sum."""
@@ -170,7 +203,7 @@ class Step:
         spans = [span for _, span, _ in pieces]
         hows = forward.reductions[forward.reduced:] + ['gather'] * len(forward.rows) + forward.updates.reductions
         names = forward.output_names[forward.reduced:] + list(map(str, forward.rows))
-        with forward.timings.span('fetch'):
+        with forward.timings.span('device_to_host'):
             columns = list(zip(*(outputs for _, _, outputs in pieces)))
             small = [i for i, how in enumerate(hows) if how != 'gather']
             results = {i: self._gathered(columns[i], spans, names[i]) for i in range(len(hows)) if i not in small}

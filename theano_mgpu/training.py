@@ -4,17 +4,20 @@ import os
 import warnings
 
 import numpy as np
+import theano
 
 from . import graph, state
-from .errors import MgpuWarning, NonFiniteError
+from .errors import GraphError, MgpuWarning, NonFiniteError
 from .forward import Forward
-from .parallel_graph import ParallelGraph, resolve_contexts, run_replicas
+from .parallel_graph import HOST, ParallelGraph, resolve_contexts, run_replicas
+from .timeline import on_track
 from .training_graph import loss_gradients, new_values, output_reductions, scalar_loss, splittable
+from .transfers import fetch
 
 
 def training_function(inputs, loss, params, updates, outputs=(), micro_batches=1, batch_updates=None, broadcast=(),
                       givens=None, check_finite=False, contexts=None, executor=None, mode=None, name=None,
-                      allow_input_downcast=None, least_samples=1, sharded=None):
+                      allow_input_downcast=None, least_samples=1, sharded=None, update_on=None):
     """Compile one training step of a model over every context.
 
     A call splits the batch into sub-batches, computes loss and gradients of each on its context,
@@ -48,6 +51,10 @@ def training_function(inputs, loss, params, updates, outputs=(), micro_batches=1
     least_samples : int
         Samples that a sub-batch has at least, but for a batch that has fewer: 2 for a model whose
         batch normalisation would divide by zero on one.
+    update_on : {'device', 'host'}, optional
+        Where the new values are computed: on each context, or once on the host, from which each context then gets
+        the parameters. Then the state of the updates (moments) is on the host alone: for devices that are short of
+        memory. The flag ``mgpu.update_on`` by default.
     broadcast, givens, contexts, executor, mode, name, allow_input_downcast, sharded
         As for `mgpu.function`.
 
@@ -78,12 +85,39 @@ def training_function(inputs, loss, params, updates, outputs=(), micro_batches=1
     """
     step = TrainingFunction(inputs, loss, params, updates, outputs, micro_batches, batch_updates, broadcast, givens,
                             check_finite, contexts, executor, mode, name, allow_input_downcast, least_samples,
-                            sharded=sharded)
+                            sharded=sharded, update_on=update_on)
     if step.couplings and step.n_replicas > 1:
         warnings.warn('the loss cannot be computed exactly from sub-batches, since parts of it depend on several '
                       'samples at once: %s. Each replica computes them of its own sub-batch'
                       % '; '.join('%s (%s)' % (c.node, c.reason) for c in step.couplings), MgpuWarning, stacklevel=2)
     return step
+
+
+class Ahead:
+    """An iterator whose next item can be had early; an error of its source comes with the item's turn."""
+
+    def __init__(self, iterable):
+        self._source = iter(iterable)
+        self._taken = []    # (item, error)
+
+    def peek(self):
+        """The next item; None if there is none."""
+        if not self._taken:
+            try:
+                self._taken.append((next(self._source), None))
+            except Exception as error:  # raised by __next__
+                self._taken.append((None, error))
+        return self._taken[0][0]
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.peek()
+        item, error = self._taken.pop()
+        if error is not None:
+            raise error
+        return item
 
 
 class TrainingFunction:
@@ -94,14 +128,14 @@ class TrainingFunction:
     contexts : list of Context
     params : list of SharedVariable
     timings : Timings
-        Seconds that the steps spent in each phase: scatter, run, fetch, all_reduce, update.
+        Seconds that the steps spent in each phase, see `timeline.PHASES`.
     couplings : list of Coupling
         Where the loss mixes samples, so that replicas compute something else than one device.
     """
 
     def __init__(self, inputs, loss, params, updates, outputs=(), micro_batches=1, batch_updates=None, broadcast=(),
                  givens=None, check_finite=False, contexts=None, executor=None, mode=None, name=None,
-                 allow_input_downcast=None, least_samples=1, uniform=(), sharded=None):
+                 allow_input_downcast=None, least_samples=1, uniform=(), sharded=None, update_on=None):
         self.params = list(params)
         self.contexts = resolve_contexts(contexts)
         loss, scale, self.couplings = splittable(scalar_loss(loss), inputs, broadcast, givens, uniform)
@@ -114,8 +148,12 @@ class TrainingFunction:
         self.timings = self.forward.timings
         self.check_finite = check_finite
         averaged = [graph.host_type(param)('gradient of %s' % param) for param in self.params]
-        self.update = ParallelGraph(averaged, [], new_values(updates, averaged, self.params), self.contexts,
-                                    self.forward.ranks, same_on_all=True, mode=mode, name=name)
+        update_on = update_on or theano.config.mgpu.update_on
+        if update_on not in ('device', 'host'):
+            raise GraphError("update_on is 'device' or 'host', not %r" % (update_on,))
+        self.update = ParallelGraph(averaged, [], new_values(updates, averaged, self.params),
+                                    [HOST] if update_on == 'host' else self.contexts, self.forward.ranks,
+                                    same_on_all=True, mode=mode, name=name)
         self.forward.graphs.append(self.update)
         self._checkpoint = None
 
@@ -126,7 +164,7 @@ class TrainingFunction:
     @property
     def n_replicas(self):
         """Replicas on all ranks."""
-        return sum(self.update.replicas)
+        return sum(self.forward.graph.replicas)
 
     def __call__(self, *args, **kwargs):
         """Train on one batch; returns the loss, or a list of loss and outputs."""
@@ -134,6 +172,31 @@ class TrainingFunction:
             loss, outputs = self._run(step)
         self._save_checkpoint()
         return [loss] + outputs if outputs else loss
+
+    def over(self, batches):
+        """Train on one batch after the other; the next one is taken, split and sent while the devices compute.
+
+        Parameters
+        ----------
+        batches : iterable of tuple of ndarray
+            The arguments of each call.
+
+        Yields
+        ------
+        ndarray or list
+            What the call returned.
+
+        Examples
+        --------
+        ``for loss in step.over(batches(epoch)): ...``
+        """
+        ahead = Ahead(batches)
+        self.forward.next_batch = ahead.peek
+        try:
+            for batch in ahead:
+                yield self(*batch)
+        finally:
+            self.forward.next_batch = None
 
     def join(self):
         """Call it where each process of a job feeds its own data, once that has ended: it returns when all have.
@@ -151,26 +214,46 @@ class TrainingFunction:
 
     def _run(self, step):
         step.run_all()
-        loss, gradients = step.averages[0], step.averages[1:]
+        loss, gradients = fetch(step.averages[0]), step.averages[1:]
         if self.check_finite:
             self._check_finite(loss, gradients)
+        given = self._broadcast(gradients)
         with self.forward.timings.span('update'):
-            self._apply(gradients, step.transaction)
+            self._apply(given, step.transaction)
         return np.array(loss), step.commit()
 
-    def _apply(self, gradients, transaction):
+    def _broadcast(self, gradients):
+        """The averaged gradients on each context that updates."""
+        if not any(sender.sends for sender in self.update.senders):
+            return [[fetch(gradient) for gradient in gradients]] * len(self.update.contexts)
+        sums = self.forward.sums
+        sent_at_once = sums is not None and gradients and gradients[0] is sums.views[1]
+        with self.forward.timings.span('broadcast'):
+            tasks = [functools.partial(sender.send_flat, sums, 1) if sent_at_once else
+                     functools.partial(sender.send, gradients) for sender in self.update.senders]
+            return self._each('broadcast', tasks)
+
+    def _apply(self, given, transaction):
         """Compute the new values on each context, then store them all."""
-        tasks = [functools.partial(self.update.run, replica, gradients) for replica in range(len(self.contexts))]
-        results = run_replicas(self.forward.executor, tasks, self.contexts)
-        for context, (_, new) in zip(self.contexts, results):
+        tasks = [functools.partial(self.update.run, replica, gradients) for replica, gradients in enumerate(given)]
+        results = [new for _, new in self._each('update', tasks)]
+        if self.update.contexts == [HOST]:
+            results += results * len(self.contexts)
+        for context, new in zip(self.update.contexts + self.contexts, results):
             for variable, value in zip(self.update.updated, new):
-                transaction.replace(variable.copies[context], value)
+                if context in variable.copies:  # the state of an update on the host is there alone
+                    transaction.replace(variable.copies[context], value)
+        holders = dict.fromkeys(self.update.contexts + self.contexts)
         for variable in self.update.updated:
-            variable.commit(self.contexts)
+            variable.commit([context for context in holders if context in variable.copies])
+
+    def _each(self, name, tasks):
+        contexts = self.update.contexts
+        return run_replicas(self.forward.executor, on_track(tasks, name, contexts), contexts)
 
     def _check_finite(self, loss, gradients):
         names = ['the loss'] + ['the gradient of %s' % param for param in self.params]
-        for name, value in zip(names, [loss] + gradients):
+        for name, value in zip(names, [loss] + [fetch(gradient) for gradient in gradients]):
             if not np.isfinite(value).all():
                 raise NonFiniteError('%s is not finite (loss %s): no parameter was changed. Lower the learning rate, '
                                      'clip the gradients, or look for a division by zero or a log of zero in the '

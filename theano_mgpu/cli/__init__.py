@@ -6,9 +6,9 @@ import sys
 import theano_mgpu
 
 from ..errors import MgpuError
-from . import config, devices, doctor, launch, predict
+from . import bench, config, devices, doctor, launch, predict
 
-COMMANDS = (devices, doctor, config, launch, predict)
+COMMANDS = (devices, doctor, config, launch, predict, bench)
 
 DESCRIPTION = """\
 Run one Theano or Keras model on several devices: look at them, check the set-up, configure it, start several processes,
@@ -24,6 +24,7 @@ examples:
   theano-mgpu config -n 2 > ~/.theanorc      use two devices from now on
   theano-mgpu launch -n 2 train.py           train in two processes
   theano-mgpu predict model.h5 x.npy y.npy   predict, from file to file
+  theano-mgpu bench --model cnn --plot s.png will it scale? measure, and predict
   theano-mgpu COMMAND --help                 more on a command
 """
 

@@ -1,8 +1,10 @@
 """What Keras calls for each batch, a callable ``f(list) -> list``: here, over several contexts."""
+import functools
+
 import numpy as np
 import theano
 
-from .. import graph
+from .. import compat, graph
 from ..function import ParallelFunction
 from ..training import TrainingFunction
 from .batch import batch_inputs, batch_updates, first_of_each, metric_values
@@ -23,13 +25,16 @@ class BatchFunction:
     mode : str or theano.Mode, optional
     n_losses : int
         How many of the values are losses: 1 where the loss is the first of them, not an output.
+    looks_ahead : bool
+        Whether the next batch is sent while one is computed, where Keras's loop is known (see `look_ahead`).
     """
 
-    def __init__(self, function, values=(), mode=None, n_losses=0):
+    def __init__(self, function, values=(), mode=None, n_losses=0, looks_ahead=False):
         self.function = function
         mode = theano.compile.get_mode(mode).excluding('gpuarray_opt')
         self._read = theano.function([], graph.host_graph(list(values)), mode=mode) if values else list
         self._n_own = n_losses
+        self._looks_ahead = looks_ahead and function.forward.on_devices
         self.memory = None  # a Checkpoint
         self.begin()
 
@@ -37,6 +42,9 @@ class BatchFunction:
         return self.memory.recall(lambda: self._run(inputs)) if self.memory else self._run(inputs)
 
     def _run(self, inputs):
+        if self._looks_ahead:
+            batches = compat.keras_batches
+            self.function.forward.next_batch = batches and functools.partial(batches.after, inputs)
         outputs = self.function(*inputs)
         return self._reported(outputs if isinstance(outputs, list) else [outputs], self.function.forward.samples)
 
@@ -73,7 +81,7 @@ def train_function(model, continued=False):
                             updates_of(model.optimizer, continued), batch_updates=batch_updates(model),
                             least_samples=2 if has_batch_normalization(model.total_loss) else 1,
                             name='train_function', **_options(model))
-    return BatchFunction(step, metric_values(model), _options(model).get('mode'))
+    return BatchFunction(step, metric_values(model), _options(model).get('mode'), looks_ahead=True)
 
 
 def test_function(model):

@@ -7,11 +7,12 @@ import keras
 from keras import backend as K
 from keras.engine import saving
 
-from .. import launched
+from .. import compat, launched
 from ..files import whole_file
 from . import functions
 from .batch import members, separate_means
 from .exactness import warn_of_inexact_parts, warn_of_weights
+from .look_ahead import looking_ahead
 from .loops import loop_of
 
 
@@ -115,7 +116,10 @@ class ParallelModel(keras.Model):
                              'generator or keras.utils.Sequence' % ', '.join(map(str, tensors)))
         if self._inexact_if_weighted and any(kwargs.get(w) is not None for w in ('sample_weight', 'class_weight')):
             warn_of_weights(self, self._inexact_if_weighted)
-        return super()._standardize_user_data(x, y, *args, **kwargs)
+        standardize = super()._standardize_user_data
+        if compat.keras_batches is None or args:
+            return standardize(x, y, *args, **kwargs)
+        return compat.keras_batches.standardize(standardize, x, y, **kwargs)
 
     def _prepare_total_loss(self, masks=None):
         return separate_means(super()._prepare_total_loss(masks))
@@ -136,8 +140,8 @@ class ParallelModel(keras.Model):
         """As `keras.Model.save_weights`; a file is replaced whole, and of several processes the first one writes."""
         save_whole(super().save_weights, filepath, overwrite)
 
-    fit = loop_of(keras.Model.fit)
-    fit_generator = loop_of(keras.Model.fit_generator)
+    fit = loop_of(looking_ahead(keras.Model.fit))
+    fit_generator = loop_of(looking_ahead(keras.Model.fit_generator))
     evaluate = loop_of(keras.Model.evaluate)
     evaluate_generator = loop_of(keras.Model.evaluate_generator)
     predict = loop_of(keras.Model.predict)

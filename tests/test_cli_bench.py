@@ -1,0 +1,304 @@
+"""`theano-mgpu bench`: real runs of small models, what it writes, and its words for what cannot be."""
+import contextlib
+import importlib.util
+import io
+import json
+import os
+import re
+import time
+from types import SimpleNamespace
+
+import theano_mgpu as mgpu
+from theano_mgpu.cli import bench_costs, bench_models, bench_report, main
+from theano_mgpu.cli.bench_measure import Block, Trainee
+from theano_mgpu.cli.bench_ranks import RankGroup
+from theano_mgpu.links import MEMORY
+
+import keras
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from conftest import needs_compiler
+from keras.layers import LSTM, Dense, Embedding, Input
+from keras.models import Model, Sequential
+from test_ranks import needs_mpi
+
+FLAGS = 'floatX=float32,contexts=bench_a->cpu;bench_b->cpu'
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    """A folder with a small compiled model."""
+    path = tmp_path_factory.mktemp('bench')
+    model = Sequential([Dense(16, activation='relu', input_shape=(8,)), Dense(3, activation='softmax')])
+    model.compile('sgd', 'sparse_categorical_crossentropy', metrics=['accuracy'])
+    model.save(str(path / 'small.h5'))
+    return path
+
+
+@pytest.fixture(scope='module')
+def measured(folder):
+    """One run over two contexts: its output and its figures."""
+    return bench(folder, 'small.h5', '--rounds', '3', '--steps', '3', '--batch-size', '24', '--json', 'out.json',
+                 '--plot', 'out.png', '--link', 'nvlink3+100gbe', '--link', '5:10')
+
+
+@pytest.fixture(autouse=True)
+def own_contexts():
+    """The command changes the active contexts; no other test is to see that."""
+    yield
+    mgpu.init('host0->cpu')
+
+
+def bench(folder, model, *arguments, code=0):
+    """Run the command in a folder: what it printed, and the figures in out.json."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv('THEANO_FLAGS', FLAGS)
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            assert main(['bench', '--model', model] + list(arguments)) == code, err.getvalue()
+        figures = json.loads((folder / 'out.json').read_text()) if '--json' in arguments and not code else None
+    return out.getvalue() if not code else err.getvalue(), figures
+
+
+# --- a run ---------------------------------------------------------------------------------------
+
+def test_the_table(measured):
+    text, figures = measured
+    rows = figures['rows']
+    assert [(row['kind'], row['n']) for row in rows] == [('plain', 1), ('contexts', 1), ('contexts', 2)]
+    for row in rows:
+        assert 0 < row['lowest'] <= row['seconds'] <= row['highest'] and len(row['rounds']) == 3
+        assert row['samples_per_s'] == pytest.approx(24 / row['seconds'])
+    assert rows[1]['speedup'] == 1 and rows[2]['efficiency'] == pytest.approx(rows[2]['speedup'] / 2)
+    for words in ('samples/s', 's/step', 'speedup', 'ideal', 'efficiency', 'plain Keras', '1 context', '2 contexts'):
+        assert words in text
+
+
+def test_where_the_time_goes(measured):
+    text, figures = measured
+    for row in figures['rows'][1:]:
+        assert {'scatter', 'run', 'all_reduce', 'update'} <= set(row['phases'])
+        assert sum(row['phases'].values()) <= row['seconds'] * 1.5  # medians need not add up
+        assert set(row['parts']) == {'input', 'dispatch', 'compute', 'exchange', 'update'}
+    for phase in list(figures['rows'][2]['phases']) + ['other']:
+        assert phase in text
+
+
+def test_the_answer(measured):
+    text, figures = measured
+    answer = ' '.join(figures['answer'])
+    assert all(sentence in ' '.join(text.split()) for sentence in figures['answer'])
+    for words in ('scale', 'What limits 2 contexts is', 'From 1 context the model predicts', 'pay here',
+                  'Over NVLink 3 + 100 Gb Ethernet, 8 such devices would be', 'Over 5 us, 10 GB/s, 8 such'):
+        assert words in answer
+    check, = figures['checks']
+    assert (check['kind'], check['n']) == ('contexts', 2) and check['predicted'] > 0 < check['measured']
+    assert check['predicted'] == pytest.approx(check['measured'] * (1 + check['error']))
+
+
+def test_the_prediction(measured):
+    text, figures = measured
+    predicted = figures['predictions']
+    assert {each['devices'] for each in predicted} == {2 ** power for power in range(1, 11)}
+    assert {(each['network'], each['scheme'], each['scaling']) for each in predicted} == {
+        (network, scheme, scaling) for network in ('nvlink3+100gbe', '5:10')
+        for scheme in ('host', 'ring', 'hierarchical') for scaling in ('strong', 'weak')}
+    for each in predicted:
+        assert 0 < each['efficiency'] <= 1.0001 and sum(each['parts'].values()) == pytest.approx(each['seconds'])
+    # One host with all devices: a hierarchy of one host, which has no ring of hosts.
+    assert '   1024  ' in text and 'hierarchical' in text
+    assert figures['costs']['n_bytes'] == figures['n_bytes'] == 4 * (8 * 16 + 16 + 16 * 3 + 3)
+
+
+def test_the_picture(folder, measured):
+    assert (folder / 'out.png').read_bytes().startswith(b'\x89PNG\r\n\x1a\n')
+    assert min(plt.imread(str(folder / 'out.png')).shape[:2]) > 600
+
+
+def test_help_teaches(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(['bench', '--help'])
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    for words in ('examples:', 'theano-mgpu bench --model mlp --ranks 2', 'vgg16', 'all_reduce', 'through the host',
+                  'nvlink3    NVLink 3           5 us  200.00 GB/s'):
+        assert words in text
+
+
+@needs_mpi
+@pytest.mark.slow
+def test_ranks(folder):
+    text, figures = bench(folder, 'small.h5', '--contexts', '1', '--ranks', '2', '--rounds', '2', '--steps', '2',
+                          '--batch-size', '25', '--json', 'out.json')
+    assert [(row['kind'], row['n']) for row in figures['rows']] == [('plain', 1), ('contexts', 1), ('ranks', 1),
+                                                                    ('ranks', 2)]
+    assert {'wait', 'exchange'} <= set(figures['rows'][3]['phases'])
+    link = figures['rows'][3]['figures']
+    assert 0 < link['latency_s'] < 1 and link['bytes_per_s'] > 1e6
+    check, = figures['checks']
+    assert (check['kind'], check['n']) == ('ranks', 2) and check['predicted'] > 0
+    assert {(each['kind'], each['batch']) for each in figures['blocks'] if each['n'] == 2} == {
+        ('ranks', 25), ('apart', 13), ('apart', 26)}
+    assert '1 rank ' in text and '2 ranks ' in text and 'From ranks that do not exchange the model predicts' in text
+
+
+@needs_mpi
+def test_ranks_that_fail(folder):
+    recipe = SimpleNamespace(name='nowhere.h5', optimizer='adam', input_shape=None)
+    with pytest.raises(mgpu.MgpuError, match='(?s)1 rank ended without an answer, with exit code 1. .*nowhere'):
+        RankGroup(1, [2, 1], 1, recipe, 2, 1)
+
+
+# --- what cannot be ------------------------------------------------------------------------------
+
+@pytest.mark.parametrize('model,arguments,message', [
+    ('nowhere.h5', [], '--model nowhere.h5: there is no such file, and no model of that name; .* one of cnn, mlp'),
+    ('small.h5', ['--link', 'isdn'], "'isdn' in 'isdn' is no link: give one of pcie3"),
+    ('small.h5', ['--json', 'no/out.json'], 'no/out.json cannot be written: there is no folder'),
+    ('small.h5', ['--plot', 'out.pdf'], 'the picture is a PNG'),
+    ('small.h5', ['--batch-size', '1'], '--batch-size 1: .* each of 2 devices needs a sample; give 2 or more'),
+    ('small.h5', ['--contexts', '3'], '3 contexts were asked for; there are 2: bench_a->cpu;bench_b->cpu'),
+    ('small.h5', ['--input-shape', '9'], r'--input-shape 9 does not fit the input .* shape \(8,\)'),
+    ('text.h5', [], 'text.h5 is no model that Keras can load: .* time training in your script'),
+    ('cnn', ['--input-shape', '3'], r'the model cnn cannot be made for inputs of shape \(3,\).* --input-shape 28 28 1'),
+    ('mlp', ['--optimizer', 'nope'], 'the model mlp cannot be compiled: .*nope'),
+])
+def test_mistakes(folder, model, arguments, message):
+    (folder / 'text.h5').write_text('no model')
+    text, _ = bench(folder, model, *arguments, code=1)
+    error = text[text.index('theano-mgpu: error: '):]
+    assert re.search(message, error, re.DOTALL), error
+
+
+def test_no_matplotlib(folder, monkeypatch):
+    monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
+    text, _ = bench(folder, 'small.h5', '--plot', 'out.png', code=1)
+    assert '--plot needs matplotlib, which is not installed: pip install "theano_mgpu[bench]"' in text
+
+
+def test_no_mpi(folder, monkeypatch):
+    monkeypatch.setenv('PATH', str(folder))
+    text, _ = bench(folder, 'small.h5', '--ranks', '2', code=1)
+    assert 'mpirun, which starts the processes, is not on PATH' in text
+
+
+def test_within_a_job(folder, monkeypatch):
+    monkeypatch.setenv('OMPI_COMM_WORLD_SIZE', '2')
+    text, _ = bench(folder, 'small.h5', code=1)
+    assert 'bench starts its own processes: run it by itself, with --ranks 2' in text
+
+
+# --- models --------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize('name', sorted(set(bench_models.MODELS) - {'vgg16', 'resnet50'}))
+def test_known_models_fit_their_data(name):
+    recipe = bench_models.Recipe(name)
+    model = recipe.build()
+    inputs, targets = recipe.data(model, 3)
+    assert [array.shape for array in inputs] == [(3,) + recipe.input_shape]
+    assert [array.shape for array in targets] == [(3,) + shape[1:] for shape in [model.output_shape]]
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize('name,shape', [('vgg16', (32, 32, 3)), ('resnet50', (32, 32, 3)), ('lstm', (5, 4)),
+                                        ('autoencoder', (8, 8, 1)), ('cnn', (12, 12, 1))])
+def test_known_models_train(name, shape):
+    mgpu.init('bench_a->cpu;bench_b->cpu')
+    recipe = bench_models.Recipe(name, shape)
+    block = Trainee(recipe.replicate(2), recipe, 4).block('contexts', 2, 4, 1)
+    assert block.seconds > 0 and set(block.phases) >= {'run', 'update'}
+
+
+def test_images_are_smaller_on_a_cpu():
+    assert bench_models.Recipe('vgg16', gpu=False).input_shape == (64, 64, 3)
+    assert bench_models.Recipe('vgg16', gpu=True).input_shape == (224, 224, 3)
+    assert bench_models.Recipe('resnet50', (96, 96, 3), gpu=False).input_shape == (96, 96, 3)
+
+
+def test_a_file_with_words_two_inputs_and_no_length(tmp_path):
+    words, numbers = Input((None,)), Input((4,))
+    hidden = keras.layers.concatenate([LSTM(3)(Embedding(7, 2)(words)), numbers])
+    Model([words, numbers], [Dense(2)(hidden), Dense(1)(hidden)]).save(str(tmp_path / 'two.h5'))
+    recipe = bench_models.Recipe(str(tmp_path / 'two.h5'))
+    with pytest.raises(mgpu.MgpuError, match=r'has shape \(None,\) without the samples.*e.g. --input-shape 32'):
+        recipe.data(recipe.build(), 3)
+
+
+def test_words(tmp_path):
+    Sequential([Embedding(7, 2, input_length=5), LSTM(3), Dense(2)]).save(str(tmp_path / 'words.h5'))
+    recipe = bench_models.Recipe(str(tmp_path / 'words.h5'))
+    model = recipe.build()
+    (words,), (targets,) = recipe.data(model, 50)
+    assert words.shape == (50, 5) and set(np.unique(words)) == set(range(7)) and targets.shape == (50, 2)
+    assert model.loss == 'mse'
+
+
+# --- from blocks to costs ------------------------------------------------------------------------
+
+def block(batch, run, launched=0.0, kind='contexts', n=1, **figures):
+    phases = dict(scatter=1e-6 * batch, launch=launched, run=run, all_reduce=0.0, update=0.004, unknown=0.001)
+    return Block(kind, n, batch, sum(phases.values()) + 0.002, phases, figures)
+
+
+def test_costs_are_those_of_the_phases():
+    costs = bench_costs.costs_of([block(n, 0.01 + 0.0001 * n) for n in (32, 64, 128)], 1000)
+    assert costs.fixed_s == pytest.approx(0.01) and costs.sample_s == pytest.approx(0.0001)
+    assert costs.update_s == pytest.approx(0.004) and costs.input_s == pytest.approx(1e-6)
+    assert costs.host_s == pytest.approx(0.003)  # what is in no phase, and in one that has no name here
+    assert costs.launch_s == 0
+
+
+def test_costs_of_a_device_that_works_while_the_host_goes_on():
+    costs = bench_costs.costs_of([block(n, 0.01 + 0.0001 * n, launched=0.002) for n in (64, 128)], 1000)
+    assert costs.launch_s == 0.002
+    assert costs.fixed_s == pytest.approx(0.012) and costs.sample_s == pytest.approx(0.0001)
+
+
+def test_two_contexts_are_predicted_from_one():
+    blocks = {(kind, n, batch): [block(batch, run, kind=kind, n=n, **figures)] for kind, n, batch, run, figures in [
+        ('contexts', 1, 64, 0.0164, {}), ('contexts', 1, 128, 0.0228, {}),
+        ('contexts', 2, 128, 0.0328, {'reduce_bytes_per_s': 1e6})]}
+    findings = bench_costs.Findings(blocks, 128, 1000, sharing=[1, 2], link=MEMORY)
+    parts = findings.predicted('contexts', 2)
+    assert parts['compute'] + parts['dispatch'] == pytest.approx(0.0328 + 0.003)
+    assert parts['exchange'] == pytest.approx(0.002) and parts['update'] == pytest.approx(0.008)
+    check, = findings.checks()
+    assert check['measured'] == findings.median('contexts', 2).seconds
+    assert check['predicted'] == pytest.approx(sum(parts.values()))
+    sentence = bench_report.measured_limit(findings, findings.rows()[-1])
+    assert sentence.startswith('What limits 2 contexts is compute') and '--ranks 2' in sentence
+
+
+# --- the model and the clock ---------------------------------------------------------------------
+
+def idle():
+    """The share of this machine's time in which it does nothing, over a second."""
+    def read():
+        with open('/proc/stat') as file:
+            numbers = [int(number) for number in file.readline().split()[1:]]
+        return numbers[3] + numbers[4], sum(numbers)
+    (idle_before, before), _, (idle_after, after) = read(), time.sleep(1), read()
+    return (idle_after - idle_before) / max(1, after - before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', ['contexts', pytest.param('ranks', marks=needs_mpi)])
+def test_two_are_predicted_within_15_percent(tmp_path, kind):
+    """What is measured of one device, and of links, says what two take."""
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip('two ranks need two cores')
+    errors = []
+    for _ in range(3):
+        quiet = idle() > 0.9
+        ranks = ['--contexts', '1', '--ranks', '2'] if kind == 'ranks' else []
+        _, figures = bench(tmp_path, 'mlp', '--input-shape', '256', '--batch-size', '512', '--json', 'out.json', *ranks)
+        error, = [check['error'] for check in figures['checks'] if check['kind'] == kind]
+        errors.append((round(error, 3), 'quiet' if quiet else 'others use this machine, too'))
+        if abs(error) <= 0.15:
+            return
+    if all('others' in state for _, state in errors):
+        pytest.skip('other programs kept the machine busy: %s' % errors)
+    pytest.fail('predicted / measured - 1: %s' % errors)

@@ -1,0 +1,205 @@
+"""The model of scaling: against values computed by hand, at its limits, and where it has no answer."""
+import math
+
+from theano_mgpu import links, scaling
+from theano_mgpu.links import LINKS, MEMORY, Link, Network, ScalingError, parse_network
+from theano_mgpu.scaling import Costs
+
+import pytest
+
+SLOW, FAST = Link('slow', 1e-3, 1e9), Link('fast', 1e-6, 1e11)
+HOSTS = Network(FAST, SLOW, 4)
+COSTS = Costs(fixed_s=0.002, sample_s=0.001, update_s=0.003, n_bytes=8e6, input_s=1e-6, host_s=0.0005, launch_s=1e-4,
+              reduce_bytes_per_s=1e10)
+
+
+# --- all_reduce ----------------------------------------------------------------------------------
+
+def test_ring_by_hand():
+    # 4 devices: 6 messages of a quarter of 8 MB: 6 * (1 ms + 2 ms)
+    assert links.ring_all_reduce(4, 8e6, SLOW) == pytest.approx(0.018)
+    # and three quarters of 8 MB are added at 1 GB/s
+    assert links.ring_all_reduce(4, 8e6, SLOW, 1e9) == pytest.approx(0.024)
+    assert links.ring_all_reduce(1, 8e6, SLOW) == 0
+
+
+def test_flat_ring_goes_at_the_speed_of_its_slowest_link():
+    assert links.flat_ring(4, 8e6, HOSTS) == links.ring_all_reduce(4, 8e6, FAST)
+    assert links.flat_ring(8, 8e6, HOSTS) == links.ring_all_reduce(8, 8e6, SLOW)
+
+
+def test_hierarchical_by_hand():
+    # On each host 3 hops and 8 MB at 100 GB/s, twice; between 2 hosts 2 ms and 8 MB at 1 GB/s.
+    assert links.hierarchical(8, 8e6, HOSTS) == pytest.approx(2 * (3e-6 + 8e-5) + 0.002 + 0.008)
+    assert links.hierarchical(1, 8e6, HOSTS) == 0
+    one_each = Network(FAST, SLOW, 1)
+    assert links.hierarchical(8, 8e6, one_each) == links.ring_all_reduce(8, 8e6, SLOW)
+
+
+def test_through_the_host_by_hand():
+    # Two devices: fetch and send back 8 MB each, and read 16 MB at 10 GB/s.
+    assert links.through_host(2, 8e6, HOSTS, 1e10) == pytest.approx(2 * 2 * (1e-6 + 8e-5) + 0.0016)
+    # One device's gradients go to the host and back, too; nothing is added.
+    assert links.through_host(1, 8e6, HOSTS, 1e10) == pytest.approx(2 * (1e-6 + 8e-5))
+    # Eight on two hosts: as four on each, and a ring of two, which adds half of what it has.
+    assert links.through_host(8, 8e6, HOSTS, 1e10) == pytest.approx(
+        4 * 2 * (1e-6 + 8e-5) + 0.0032 + 0.002 + 0.008 + 0.0004)
+    assert links.through_host(2, 8e6, Network(MEMORY, None, 8), math.inf) == 0
+
+
+def test_nvlink_does_not_reach_the_host():
+    nvlink, pcie = parse_network('nvlink3'), parse_network('pcie4')
+    assert links.through_host(4, 8e6, nvlink) == links.through_host(4, 8e6, pcie)
+    assert links.flat_ring(4, 8e6, nvlink) < links.flat_ring(4, 8e6, pcie)
+
+
+@pytest.mark.parametrize('scheme', sorted(links.SCHEMES))
+def test_more_devices_or_bytes_never_exchange_faster(scheme):
+    all_reduce = links.SCHEMES[scheme]
+    numbers = [2 ** power for power in range(11)]
+    for sizes in ([1e3] * 11, [1e8] * 11, [10.0 ** power for power in range(11)]):
+        for n in (numbers, [16] * 11):
+            seconds = [all_reduce(devices, size, HOSTS, 1e10) for devices, size in zip(n, sizes)]
+            assert seconds == sorted(seconds)
+
+
+def test_many_devices_are_bound_by_bandwidth_or_latency():
+    """Of a ring's two terms one stays below twice the buffer, the other grows with the devices."""
+    ideal = Link('no latency', 0, 1e9)
+    assert links.ring_all_reduce(10 ** 6, 8e6, ideal) == pytest.approx(2 * 8e6 / 1e9, rel=1e-5)
+    assert links.ring_all_reduce(1024, 8, SLOW) == pytest.approx(2 * 1023 * 1e-3, rel=1e-5)
+
+
+# --- links as text -------------------------------------------------------------------------------
+
+def test_links_by_name_and_by_figures():
+    network = parse_network('nvlink2+100gbe', 4)
+    assert (network.inner, network.outer, network.per_host) == (LINKS['nvlink2'], LINKS['100gbe'], 4)
+    assert network.name == 'NVLink 2 + 100 Gb Ethernet'
+    assert network.divided(9) == (3, 4) and network.divided(3) == (1, 3)
+    figures = parse_network('5:12.5').inner
+    assert (figures.latency_s, figures.bytes_per_s) == (pytest.approx(5e-6), 12.5e9)
+    assert parse_network('pcie4').divided(1024) == (1, 1024)
+
+
+@pytest.mark.parametrize('text', ['isdn', 'pcie4+', 'pcie4+isdn', '5', '5:0', '-1:3', '1:nan', 'inf:1', ''])
+def test_a_link_that_is_none(text):
+    with pytest.raises(ScalingError, match='is no link: give one of pcie3, .*10gbe.* e.g. 5:12;'):
+        parse_network(text)
+
+
+def test_no_devices_on_a_host():
+    with pytest.raises(ScalingError, match='0 devices on a host: give 1 or more'):
+        parse_network('pcie4+10gbe', 0)
+
+
+# --- the line ------------------------------------------------------------------------------------
+
+def test_a_line_through_exact_times():
+    assert scaling.fit_line([32, 64, 128], [0.5 + 0.01 * n for n in (32, 64, 128)]) == pytest.approx((0.5, 0.01))
+
+
+@pytest.mark.parametrize('seconds,expected', [([2.0, 1.0], (None, 0)), ([1.0, 3.0], (0, None))])
+def test_a_line_has_no_negative_part(seconds, expected):
+    fixed, each = scaling.fit_line([1, 2], seconds)
+    assert fixed >= 0 and each >= 0
+    for got, wanted in zip((fixed, each), expected):
+        assert wanted is None or got == wanted
+
+
+@pytest.mark.parametrize('sizes,seconds', [([8], [1.0]), ([8, 8], [1.0, 2.0]), ([8, 16], [0.0, 1.0]), ([8, 16], [1.0])])
+def test_no_line(sizes, seconds):
+    with pytest.raises(ScalingError, match='two different batch sizes at least'):
+        scaling.fit_line(sizes, seconds)
+
+
+# --- a step --------------------------------------------------------------------------------------
+
+def test_step_by_hand():
+    parts = scaling.step_parts(COSTS, 2, 101, HOSTS)
+    assert parts == {'input': pytest.approx(101e-6), 'dispatch': pytest.approx(0.0005 + 0.0001 + 0.002),
+                     'compute': pytest.approx(0.051),  # the larger sub-batch has 51 samples
+                     'exchange': links.through_host(2, 8e6, HOSTS, 1e10), 'update': 0.003}
+    assert tuple(parts) == scaling.PARTS
+    assert scaling.step_seconds(COSTS, 2, 101, HOSTS) == sum(parts.values())
+    eight = scaling.step_parts(COSTS, 8, 800, HOSTS)
+    assert eight['input'] == pytest.approx(400e-6)         # each of two hosts cuts up its own half
+    assert eight['dispatch'] == pytest.approx(0.0028)      # four launches on each
+
+
+def test_devices_that_share_hardware_take_turns():
+    own, shared = scaling.step_parts(COSTS, 2, 100), scaling.step_parts(COSTS, 2, 100, sharing=2)
+    assert shared['compute'] == 2 * own['compute'] and shared['update'] == 2 * own['update']
+    assert shared['dispatch'] == pytest.approx(own['dispatch'] + COSTS.fixed_s)
+    assert scaling.speedup(COSTS, 2, 100, sharing=2) < 1
+
+
+def test_speedup():
+    assert scaling.speedup(COSTS, 1, 100) == scaling.speedup(COSTS, 1, 100, weak=True) == 1
+    only_compute = Costs(0, 0.001, 0, 1e9)
+    assert scaling.speedup(only_compute, 8, 64) == pytest.approx(8)
+    assert scaling.speedup(only_compute, 8, 64, weak=True) == pytest.approx(8)
+    # An update of half of one device's step: never more than twice as fast.
+    amdahl = Costs(0, 0.001, 0.064, 0)
+    assert scaling.speedup(amdahl, 64, 64) == pytest.approx(0.128 / 0.065)
+    assert scaling.speedup(amdahl, 1024, 64, weak=True) == pytest.approx(1024)
+    # 4 samples feed 4 devices.
+    assert scaling.speedup(only_compute, 1024, 4) == pytest.approx(4)
+
+
+@pytest.mark.parametrize('scheme', sorted(links.SCHEMES))
+def test_a_better_link_is_never_slower(scheme):
+    better = Network(FAST, Link('better', 1e-4, 1e10), 4)
+    for n in (1, 2, 8, 64, 1024):
+        assert (scaling.step_seconds(COSTS, n, 128, better, scheme)
+                <= scaling.step_seconds(COSTS, n, 128, HOSTS, scheme))
+        assert scaling.speedup(COSTS, n, 128, better, scheme) <= n
+
+
+def test_what_limits():
+    assert scaling.limit(scaling.step_parts(COSTS, 1, 100)) == 'compute'
+    assert scaling.limit(scaling.step_parts(COSTS, 1024, 100, HOSTS)) == 'exchange'
+    assert scaling.limit(scaling.step_parts(COSTS._replace(update_s=1), 4, 100)) == 'update'
+    assert scaling.limit(scaling.step_parts(COSTS._replace(host_s=1), 4, 100)) == 'dispatch'
+    assert scaling.limit(scaling.step_parts(COSTS._replace(input_s=1), 4, 100)) == 'input'
+
+
+@pytest.mark.parametrize('n', [2, 4, 64])
+@pytest.mark.parametrize('efficiency', [0.5, scaling.PAYS])
+def test_the_batch_that_pays_is_the_smallest(n, efficiency):
+    batch = scaling.batch_that_pays(COSTS, n, HOSTS, efficiency=efficiency)
+    assert batch % n == 0
+    assert scaling.speedup(COSTS, n, batch, HOSTS) >= efficiency * n
+    assert batch == n or scaling.speedup(COSTS, n, batch - n, HOSTS) < efficiency * n
+
+
+def test_no_batch_pays_where_hardware_is_shared():
+    assert scaling.batch_that_pays(COSTS, 2, sharing=2) is None
+    assert scaling.batch_that_pays(Costs(0, 0.001, 0, 0), 8) == 8
+    # Samples that the host cuts up for all devices are a limit that no batch lifts.
+    assert scaling.batch_that_pays(Costs(0, 0.001, 0, 0, input_s=0.001), 8) is None
+
+
+def test_as_fast_as_one():
+    """Efficiency 1/n asks for a batch from which n devices are not slower than one."""
+    batch = scaling.batch_that_pays(COSTS, 8, HOSTS, efficiency=1 / 8)
+    assert scaling.speedup(COSTS, 8, batch, HOSTS) >= 1
+    assert batch < scaling.batch_that_pays(COSTS, 8, HOSTS)
+
+
+def test_how_many_devices_pay():
+    amdahl = Costs(0, 0.001, 0.0064, 0)
+    assert scaling.most_devices_that_pay(amdahl, 64, None, numbers=(2, 4, 8, 16)) == 4
+    assert scaling.most_devices_that_pay(amdahl, 64, None, weak=True, numbers=(2, 4, 8, 16)) == 16
+    assert scaling.most_devices_that_pay(Costs(0, 0, 1, 0), 64, None, numbers=(2, 4)) == 1
+
+
+@pytest.mark.parametrize('n,batch', [(0, 8), (2, 0), (-1, 8)])
+def test_no_devices_or_samples(n, batch):
+    with pytest.raises(ScalingError, match='give at least one of each'):
+        scaling.step_seconds(COSTS, n, batch)
+
+
+def test_more_hosts_than_links():
+    with pytest.raises(ScalingError, match='8 devices stand on 2 hosts, and no link between hosts was given'):
+        scaling.step_seconds(COSTS, 8, 64, Network(FAST, None, 4))

@@ -1,0 +1,137 @@
+"""A timeline: what each context does, and when, in a file that trace viewers open."""
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+
+import theano_mgpu as mgpu
+
+import pytest
+from common import data, dense_model, momentum
+
+timeline_module = sys.modules['theano_mgpu.timeline']
+
+SHAPES = [6, 7, 3]
+
+
+def training(names, **options):
+    model = dense_model()
+    return mgpu.training_function(model.inputs, model.loss, model.params, momentum, contexts=names, **options)
+
+
+def record(step, path):
+    """Train a few ragged steps; returns the events of the trace."""
+    step(*data(4, 7))
+    with mgpu.timeline(str(path)):
+        for n in SHAPES:
+            step(*data(n, 7))
+    return json.loads(path.read_text())['traceEvents']
+
+
+def check_format(events):
+    """What Chrome's trace event format asks of complete and metadata events; returns the spans of each track."""
+    names, spans = {}, defaultdict(list)
+    for event in events:
+        assert event['ph'] in 'MX' and isinstance(event['pid'], int) and isinstance(event['tid'], int)
+        if event['ph'] == 'M':
+            assert event['name'] in ('process_name', 'thread_name') and isinstance(event['args']['name'], str)
+            if event['name'] == 'thread_name':
+                names[event['tid']] = event['args']['name']
+        else:
+            assert event['dur'] >= 0 and event['ts'] > 0 and event['cat'] and event['name']
+            spans[names[event['tid']]].append((event['ts'], event['ts'] + event['dur'], event['name']))
+    for track in spans.values():
+        track.sort()
+        ends = []
+        for start, stop, name in track:  # viewers need spans of one track that nest
+            while ends and ends[-1] <= start + 1e-3:
+                ends.pop()
+            assert not ends or stop <= ends[-1] + 1e-3, name
+            ends.append(stop)
+    return spans
+
+
+@pytest.mark.parametrize('executor', ['serial', 'threads'])
+def test_each_context_has_a_track_with_its_spans(contexts, kind, executor, tmp_path):
+    names = [context.name for context in contexts(kind, 2)]
+    spans = check_format(record(training(names, executor=executor), tmp_path / 'trace.json'))
+    copies = {'host_to_device', 'launch', 'broadcast'} if kind == 'gpu' else set()
+    for name in names:
+        found = {span for _, _, span in spans[name]}
+        assert found == {'run', 'device_to_host', 'update', timeline_module.LOCK} | copies
+    assert {'scatter', 'run', 'device_to_host', 'all_reduce', 'update'} | copies <= {s for _, _, s in spans['host']}
+    assert len([1 for _, _, span in spans[names[1]] if span == 'update']) == len(SHAPES)
+
+
+def test_a_context_that_waits_for_the_interpreter_shows_it(cpu2, tmp_path):
+    """One thread serves both: while it runs the first context's function, the second one waits."""
+    spans = check_format(record(training(['host0', 'host1'], executor='serial'), tmp_path / 'trace.json'))
+    runs = [span for span in spans['host0'] if span[2] == 'run']
+    waits = [span for span in spans['host1'] if span[2] == timeline_module.LOCK]
+    assert len(runs) == len(SHAPES)
+    for start, stop, _ in runs:
+        assert any(waited <= start and until >= stop for waited, until, _ in waits)
+
+
+def test_nothing_is_recorded_outside(cpu2, tmp_path):
+    step = training(['host0', 'host1'])
+    before = json.dumps(record(step, tmp_path / 'trace.json'))
+    step(*data(5, 7))
+    assert json.dumps(json.loads((tmp_path / 'trace.json').read_text())['traceEvents']) == before
+    tasks = [print]
+    assert timeline_module.on_track(tasks, 'run', cpu2) is tasks and not timeline_module.recording()
+
+
+def test_one_timeline_at_a_time(tmp_path):
+    with mgpu.timeline(str(tmp_path / 'a.json')), pytest.raises(RuntimeError, match='already, to .*a.json'):
+        with mgpu.timeline(str(tmp_path / 'b.json')):
+            pass
+    with mgpu.timeline(str(tmp_path / 'b.json')):
+        pass
+    assert json.loads((tmp_path / 'a.json').read_text()) and json.loads((tmp_path / 'b.json').read_text())
+
+
+def test_the_file_is_written_when_the_block_raises(tmp_path):
+    with pytest.raises(ZeroDivisionError), mgpu.timeline(str(tmp_path / 'a.json')):
+        with timeline_module.span('scatter'):
+            raise ZeroDivisionError
+    assert [event['name'] for event in json.loads((tmp_path / 'a.json').read_text())['traceEvents']][-1] == 'scatter'
+
+
+def test_a_path_that_cannot_be_written_is_an_error_at_once(tmp_path):
+    with pytest.raises(FileNotFoundError), mgpu.timeline(str(tmp_path / 'none' / 'a.json')):
+        raise AssertionError('the block ran')
+    assert not timeline_module.recording()
+
+
+def test_a_long_timeline_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr(timeline_module, 'LONGEST', 2)
+    with mgpu.timeline(str(tmp_path / 'a.json')):
+        for _ in range(5):
+            with timeline_module.span('run'):
+                pass
+    trace = json.loads((tmp_path / 'a.json').read_text())
+    assert trace['otherData'] == {'left_out': 3} and len(check_format(trace['traceEvents'])['host']) == 2
+
+
+def test_each_rank_writes_a_file_of_its_own(tmp_path):
+    path = str(tmp_path / 'a.json')
+    assert timeline_module.Recorder(path).path == path
+    assert timeline_module.Recorder(path, 3).path == str(tmp_path / 'a.rank3.json')
+
+
+SCRIPT = """
+import theano_mgpu as mgpu, theano.tensor as T, numpy as np
+x = T.dvector('x')
+mgpu.init('dev0->cpu;dev1->cpu')
+mgpu.function([x], x * 2, mode='FAST_COMPILE')(np.ones(3))
+"""
+
+
+def test_the_flag_records_a_script(tmp_path):
+    path = tmp_path / 'trace.json'
+    flags = os.environ['THEANO_FLAGS'] + ',mgpu.timeline=%s' % path
+    subprocess.run([sys.executable, '-c', SCRIPT], check=True, env=dict(os.environ, THEANO_FLAGS=flags))
+    spans = check_format(json.loads(path.read_text())['traceEvents'])
+    assert {'dev0', 'dev1', 'host'} == set(spans)
