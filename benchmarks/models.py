@@ -79,6 +79,26 @@ def flat_mlp(seed=0, sizes=(784, 64, 10)):
     return model
 
 
+def lstm(seed=0, n_in=32, units=64, classes=10):
+    """One LSTM layer (Hochreiter and Schmidhuber, 1997), dense softmax of its last output; shape (batch, steps, n_in)."""
+    rng = np.random.RandomState(seed)
+    w, u = shared(uniform(rng, n_in, 4 * units), 'lstm.W'), shared(uniform(rng, units, 4 * units), 'lstm.U')
+    b, w2, b2 = shared(np.zeros(4 * units), 'lstm.b'), shared(uniform(rng, units, classes), 'W'), \
+        shared(np.zeros(classes), 'b')
+    x = T.tensor3('x')
+    projected = T.dot(x, w).dimshuffle(1, 0, 2) + b
+
+    def step(part, output, cell):
+        gates = part + T.dot(output, u)
+        i, f, o = (T.nnet.sigmoid(gates[:, k * units:(k + 1) * units]) for k in range(3))
+        cell = f * cell + i * T.tanh(gates[:, 3 * units:])
+        return o * T.tanh(cell), cell
+
+    start = T.zeros((x.shape[0], units), x.dtype)
+    (outputs, _), _ = theano.scan(step, projected, [start, start])
+    return Classifier(x, T.dot(outputs[-1], w2) + b2, [w, u, b, w2, b2])
+
+
 def adam(gradients, params, learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-8):
     """Adam (Kingma and Ba, 2014) as a Theano updates dict.
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env python
 """What a step over contexts costs against a step without: two ratios, measured in one run.
 
-  plain   one `cpu` context through mgpu, against the plain theano.function of the same step
+  plain   one `cpu` context through mgpu, against the plain theano.function of the same step; with a GPU or OpenCL
+          device, one and two contexts on it against one Theano function there
   shared  the batch over two contexts that share one device's cores, against the batch on one of them
 
 Both sides of a ratio take turns, a block of steps each; the ratio is the median over the rounds of the
@@ -14,24 +15,27 @@ import argparse
 import json
 import os
 import sys
-import time
 
 if 'floatX' not in os.environ.get('THEANO_FLAGS', ''):
     os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
 
 import theano_mgpu as mgpu
-from theano_mgpu import devices
+from theano_mgpu import devices, graph
+from theano_mgpu.replicate import copy_on
+from theano_mgpu.transfers import Sender
 
 import numpy as np
-from models import adam, cnn, mlp, plain_step
-from tqdm import tqdm
+import theano
+from models import adam, cnn, lstm, mlp, plain_step
+from paired import compare, show
 
-MODELS = {'cnn': (cnn, (1, 28, 28)), 'mlp': (mlp, (784,)), 'small': (lambda: mlp(sizes=(16, 16, 10)), (16,))}
+MODELS = {'cnn': (cnn, (1, 28, 28)), 'mlp': (mlp, (784,)), 'lstm': (lstm, (20, 32)),
+          'small': (lambda: mlp(sizes=(16, 16, 10)), (16,))}
 
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--models', nargs='+', choices=sorted(MODELS), default=['cnn', 'mlp'])
+    parser.add_argument('--models', nargs='+', choices=sorted(MODELS), default=['cnn', 'mlp', 'lstm'])
     parser.add_argument('--batch-size', type=int, default=128)
     parser.add_argument('--rounds', type=int, default=11, help='rounds that count (default %(default)s)')
     parser.add_argument('--block', type=float, default=1.0, metavar='SECONDS', help='length of one side of a round')
@@ -48,27 +52,25 @@ def step_on(make_model, contexts):
     return mgpu.training_function(model.inputs, model.loss, model.params, adam, contexts=contexts)
 
 
-def seconds(step, batch, repeats):
-    start = time.perf_counter()
-    for _ in range(repeats):
-        step(*batch)
-    return (time.perf_counter() - start) / repeats
+def one_function_on(context, make_model):
+    """A step as one Theano function on a device, which is what plain Theano does there."""
+    model = make_model()
+    updates = adam(theano.grad(model.loss, model.params), model.params)
+    variables = graph.shared_variables([model.loss] + list(updates.values()))
+    replicas = {variable: copy_on(context, variable, variable.get_value()) for variable in variables}
+    function = graph.compile_for(context, model.inputs, [model.loss], updates, replicas)
+    sender = Sender(function)
+
+    def step(*batch):
+        loss, *values = function(*sender.send(list(batch)))
+        for variable, value in zip(updates, values):
+            replicas[variable].container.storage[0] = value
+        return np.asarray(loss)
+    return step
 
 
-def compare(ours, theirs, batch, arguments, title):
-    """Ratio ours/theirs round by round; the order within a round alternates."""
-    for step in (ours, theirs):
-        seconds(step, batch, 3)
-    repeats = max(1, int(arguments.block / seconds(theirs, batch, 3)))
-    rounds = []
-    for number in tqdm(range(arguments.rounds), desc=title, disable=None, leave=False):
-        sides = [(0, ours), (1, theirs)][::1 if number % 2 else -1]
-        times = {side: seconds(step, batch, repeats) for side, step in sides}
-        rounds.append((times[0], times[1]))
-    ratios = [a / b for a, b in rounds]
-    return dict(title=title, ours=float(np.median([a for a, _ in rounds])),
-                theirs=float(np.median([b for _, b in rounds])), ratio=float(np.median(ratios)),
-                lowest=min(ratios), highest=max(ratios), rounds=len(rounds), steps_per_block=repeats)
+def pair(ours, theirs, batch, arguments, title):
+    return compare(lambda: ours(*batch), lambda: theirs(*batch), title, arguments.rounds, arguments.block)
 
 
 def measure(arguments):
@@ -80,12 +82,18 @@ def measure(arguments):
         batch = (rng.rand(arguments.batch_size, *shape).astype('float32'),
                  rng.randint(0, 10, arguments.batch_size).astype('int32'))
         mgpu.init('host->cpu')
-        yield compare(step_on(make_model, ['host']), step_on(make_model, None), batch, arguments,
-                      '%s: one cpu context / plain theano.function' % name)
+        yield pair(step_on(make_model, ['host']), step_on(make_model, None), batch, arguments,
+                   '%s: one cpu context / plain theano.function' % name)
         if shared:
-            mgpu.init('dev0->%s;dev1->%s' % tuple(shared))
-            yield compare(step_on(make_model, ['dev0', 'dev1']), step_on(make_model, ['dev0']), batch, arguments,
-                          '%s: two contexts (%s, %s) / one' % ((name,) + tuple(shared)))
+            contexts = mgpu.init('dev0->%s;dev1->%s' % tuple(shared))
+            for n, names in ((1, ['dev0']), (2, ['dev0', 'dev1'])):
+                row = pair(step_on(make_model, names), one_function_on(contexts[0], make_model), batch, arguments,
+                           '%s: %d context%s (%s) / one function there' % (name, n, 's' * (n > 1), shared[0]))
+                yield row
+                print('%62s = %.0f microseconds a step and context more'
+                      % ('', 1e6 * (row['ours'] / n - row['theirs'])))
+            yield pair(step_on(make_model, ['dev0', 'dev1']), step_on(make_model, ['dev0']), batch, arguments,
+                       '%s: two contexts (%s, %s) / one' % ((name,) + tuple(shared)))
 
 
 def main():
@@ -94,8 +102,7 @@ def main():
     rows = []
     for row in measure(arguments):
         rows.append(row)
-        print('%-58s %8.3f ms / %8.3f ms = %.3f (%.3f to %.3f)'
-              % (row['title'], 1e3 * row['ours'], 1e3 * row['theirs'], row['ratio'], row['lowest'], row['highest']))
+        show(row)
     if arguments.json:
         with open(arguments.json, 'w') as f:
             json.dump(rows, f, indent=1)

@@ -88,7 +88,7 @@ class Forward:
         self.buffers = HostBuffers()
         self.on_devices = any(context.kind != 'cpu' for context in contexts)
         self.sums = None        # FlatBuffers, once a step knows its shapes
-        self._fetchers = {}
+        self._fetchers, self._rounds = {}, {}
         self.next_batch = None  # a callable that gives the arguments of the next call, or None
         self._prepared = None
         self._example = None
@@ -245,6 +245,11 @@ class Forward:
 
     def rounds(self, length):
         """Rounds of sample ranges, one a replica of this process; see `micro_batch_rounds`. None for no samples."""
+        if length not in self._rounds:
+            self._rounds[length] = self._make_rounds(length)
+        return self._rounds[length]
+
+    def _make_rounds(self, length):
         if not length:
             return []
         rounds = micro_batch_rounds(length, self._n_replicas(), self.micro_batches, self.least_samples)

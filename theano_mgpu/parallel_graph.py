@@ -60,10 +60,14 @@ class Transaction:
         self._old = []
 
     def replace(self, shared, value):
-        """Give a shared variable a new value, of its internal type or on the host; remember the old one."""
+        """Give a shared variable a new value, of its internal type; remember the old one."""
         storage = shared.container.storage
         self._old.append((storage, storage[0]))
-        storage[0] = shared.type.filter(value)
+        storage[0] = value
+
+    def convert(self, shared, value):
+        """As `replace`, with a value from the host."""
+        self.replace(shared, shared.type.filter(value))
 
     def roll_back(self):
         """Put every old value back, latest first."""

@@ -110,7 +110,7 @@ class Replicated:
 
     def commit(self, contexts):
         """The copies on these contexts, and they alone, have a new value that is the same on each."""
-        self._current = {self.copies[context] for context in contexts}
+        self._current = {self.copies[context] for context in contexts if context in self.copies}
         self._note_change()
 
     def before_read(self):

@@ -153,10 +153,14 @@ class Step:
         added = []
         for bucket in buckets:
             with forward.timings.span('device_to_host'):
-                tasks = [functools.partial(forward.fetcher(replica, bucket).fetch, outputs[slice(*bucket)])
-                         for replica, outputs in enumerate(results)]
+                fetchers = [forward.fetcher(replica, bucket) for replica in range(len(results))]
+                tasks = [functools.partial(fetcher.fetch, outputs[slice(*bucket)])
+                         for fetcher, outputs in zip(fetchers, results)]
                 fetched = self._each('device_to_host', tasks, forward.contexts[:len(samples)], samples)
-            add = functools.partial(self._add_bucket, fetched, weights, self.averages[slice(*bucket)], number > 0)
+            targets = self.averages[slice(*bucket)]
+            if len(buckets) == 1 and all(fetcher.flat for fetcher in fetchers):  # many small ones are added as one
+                fetched, targets = [fetcher.flat for fetcher in fetchers], forward.sums.flat
+            add = functools.partial(self._add_bucket, fetched, weights, targets, number > 0)
             if forward.on_devices and bucket is not buckets[-1]:
                 added.append(forward.reducer.submit(add))
             else:
@@ -248,7 +252,7 @@ class Step:
         return outputs
 
     def _store(self, variable, value):
-        self.transaction.replace(variable, value)
+        self.transaction.convert(variable, value)
         watcher = watcher_of(variable)
         if watcher is not None:
             watcher.after_write()

@@ -218,8 +218,7 @@ class TrainingFunction:
         if self.check_finite:
             self._check_finite(loss, gradients)
         given = self._broadcast(gradients)
-        with self.forward.timings.span('update'):
-            self._apply(given, step.transaction)
+        self._apply(given, step.transaction)
         return np.array(loss), step.commit()
 
     def _broadcast(self, gradients):
@@ -236,16 +235,25 @@ class TrainingFunction:
     def _apply(self, given, transaction):
         """Compute the new values on each context, then store them all."""
         tasks = [functools.partial(self.update.run, replica, gradients) for replica, gradients in enumerate(given)]
-        results = [new for _, new in self._each('update', tasks)]
-        if self.update.contexts == [HOST]:
-            results += results * len(self.contexts)
-        for context, new in zip(self.update.contexts + self.contexts, results):
+        with self.forward.timings.span('update'):
+            results = [new for _, new in self._each('update', tasks)]
+        for context, new in zip(self.update.contexts, results):
             for variable, value in zip(self.update.updated, new):
-                if context in variable.copies:  # the state of an update on the host is there alone
-                    transaction.replace(variable.copies[context], value)
-        holders = dict.fromkeys(self.update.contexts + self.contexts)
+                transaction.replace(variable.copies[context], value)
+        holders = self.update.contexts
+        if holders == [HOST]:
+            holders = holders + self.contexts
+            with self.forward.timings.span('broadcast'):
+                self._send_params(results[0], transaction)
         for variable in self.update.updated:
-            variable.commit([context for context in holders if context in variable.copies])
+            variable.commit(holders)
+
+    def _send_params(self, new, transaction):
+        """Give each context what the host has computed; the state of the updates is on the host alone."""
+        for context in self.contexts:
+            for variable, value in zip(self.update.updated, new):
+                if context in variable.copies:
+                    transaction.convert(variable.copies[context], value)
 
     def _each(self, name, tasks):
         contexts = self.update.contexts

@@ -131,11 +131,17 @@ class Fetcher:
     Parameters
     ----------
     context : Context
+
+    Attributes
+    ----------
+    flat : list of ndarray, or None
+        The memory of all arrays that `fetch` has returned, one a dtype, if it put all of them together.
     """
 
     def __init__(self, context):
         self._context = context
         self._like = None
+        self.flat = None
 
     def fetch(self, arrays):
         """The arrays on the host; valid until the next call.
@@ -153,7 +159,7 @@ class Fetcher:
         if self._like != describe(arrays):
             self._make_buffers(arrays)
         for i, view in zip(self._small, self._there.views):
-            view[...] = arrays[i]
+            view[...] = arrays[i] if arrays[i].ndim else arrays[i].reshape((1,))  # pygpu indexes no scalars
         for there, here in zip(self._there.flat, self._here.flat):
             there.read(here)
         return [fetch(array, self._host[i]) if i in self._large else
@@ -162,13 +168,15 @@ class Fetcher:
     def _make_buffers(self, arrays):
         self._like = describe(arrays)
         there = [i for i, array in enumerate(arrays) if not isinstance(array, np.ndarray)]
-        small = [i for i in there if arrays[i].size * arrays[i].itemsize <= SMALL and arrays[i].ndim]
+        small = [i for i in there if arrays[i].size * arrays[i].itemsize <= SMALL]
         self._small = small if len(small) > 1 else []
         self._large = set(there) - set(self._small)
         like = [self._like[i] for i in self._small]
-        self._there, self._here = FlatBuffers(like, self._context), FlatBuffers(like)
+        self._there = FlatBuffers([(shape or (1,), dtype) for shape, dtype in like], self._context)
+        self._here = FlatBuffers(like)
         self._host = dict(zip(self._small, self._here.views))
         self._host.update((i, np.empty(*self._like[i])) for i in self._large)
+        self.flat = self._here.flat if len(self._small) == len(arrays) else None
 
 
 def wait(values):
