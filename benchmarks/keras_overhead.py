@@ -19,7 +19,7 @@ from theano_mgpu.keras import Predictor, multi_gpu_model
 
 import keras
 import numpy as np
-from keras.layers import Dense
+from keras.layers import LSTM, Dense
 from keras_mnist import build as cnn
 from tqdm import tqdm
 
@@ -30,7 +30,12 @@ def mlp():
                              Dense(10, activation='softmax')])
 
 
-MODELS = {'cnn': (cnn, (28, 28, 1), 1280), 'mlp': (mlp, (784,), 2560)}
+def lstm():
+    """One LSTM layer of 64 units, dense 10; 20 steps of 32 values."""
+    return keras.Sequential([LSTM(64, input_shape=(20, 32)), Dense(10, activation='softmax')])
+
+
+MODELS = {'cnn': (cnn, (28, 28, 1), 1280), 'mlp': (mlp, (784,), 2560), 'lstm': (lstm, (20, 32), 2560)}
 
 
 def compiled(build, wrap):

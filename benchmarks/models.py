@@ -80,7 +80,7 @@ def flat_mlp(seed=0, sizes=(784, 64, 10)):
 
 
 def lstm(seed=0, n_in=32, units=64, classes=10):
-    """One LSTM layer (Hochreiter and Schmidhuber, 1997), dense softmax of its last output; shape (batch, steps, n_in)."""
+    """One LSTM layer (Hochreiter and Schmidhuber, 1997), dense softmax; input shape (batch, steps, n_in)."""
     rng = np.random.RandomState(seed)
     w, u = shared(uniform(rng, n_in, 4 * units), 'lstm.W'), shared(uniform(rng, units, 4 * units), 'lstm.U')
     b, w2, b2 = shared(np.zeros(4 * units), 'lstm.b'), shared(uniform(rng, units, classes), 'W'), \

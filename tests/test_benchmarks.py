@@ -100,6 +100,18 @@ def test_scaling_compares(tmp_path):
     assert text.count('Keras on Theano ') == 2 and plt.imread(plot_path).shape[0] > 300
 
 
+@needs_compiler
+@pytest.mark.slow
+def test_choices_are_measured():
+    text = run('choices.py', 'update', 'input', '--rounds', '1', '--block', '0.01', '--batch-size', '8', flags=TWO)
+    assert text.count('update on host / device') == 2 and text.count('in turn / ahead') == 2
+
+
+def test_an_unknown_choice_is_refused():
+    done = subprocess.run([sys.executable, os.path.join(FOLDER, 'choices.py'), 'speed'], capture_output=True, text=True)
+    assert done.returncode == 2 and 'speed: choose from dispatch, update, ' in done.stderr
+
+
 def test_each_contender_has_one_turn_a_round():
     rounds = [''.join(turns('abcd', number)) for number in range(4)]
     assert all(sorted(order) == list('abcd') for order in rounds) and len(set(rounds)) == 4
@@ -163,6 +175,7 @@ def test_predict_compares(tmp_path):
 
 
 @pytest.mark.parametrize('script', ['mnist_cnn.py', 'step_overhead.py', 'keras_mnist.py', 'keras_autoencoder.py',
-                                    'keras_overhead.py', 'scaling.py', 'predict.py'])
+                                    'keras_overhead.py', 'scaling.py', 'predict.py', 'choices.py', 'compile_once.py',
+                                    'all_reduce.py'])
 def test_help_teaches(script):
     assert 'Examples:' in run(script, '--help')

@@ -265,6 +265,8 @@ def test_two_contexts_are_predicted_from_one():
     parts = findings.predicted('contexts', 2)
     assert parts['compute'] + parts['dispatch'] == pytest.approx(0.0328 + 0.003)
     assert parts['exchange'] == pytest.approx(0.002) and parts['update'] == pytest.approx(0.008)
+    once = bench_costs.Findings(blocks, 128, 1000, sharing=[1, 2], link=MEMORY, updates_once=True)
+    assert once.predicted('contexts', 2)['update'] == pytest.approx(0.004)
     check, = findings.checks()
     assert check['measured'] == findings.median('contexts', 2).seconds
     assert check['predicted'] == pytest.approx(sum(parts.values()))

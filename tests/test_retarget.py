@@ -100,8 +100,9 @@ def test_contexts_of_another_kind_are_compiled_for(contexts):
 
 def test_a_training_function_optimises_once(contexts):
     model = dense_model()
+    contexts('cpu', 3)
     step = mgpu.training_function(model.inputs, model.loss, model.params, momentum, mode='FAST_COMPILE',
-                                  contexts=[c.name for c in contexts('cpu', 3)])
+                                  update_on='device')
     assert [is_retargeted(f) for f in step.compiled] == [False, True, True] * 2
 
 

@@ -108,7 +108,8 @@ def test_an_update_on_the_host_is_that_of_one_device(contexts, kind, n):
     names = [context.name for context in contexts(kind, n)]
     step = mgpu.training_function(model.inputs, model.loss, model.params, momentum, update_on='host', contexts=names)
     on_device = dense_model()
-    other = mgpu.training_function(on_device.inputs, on_device.loss, on_device.params, momentum, contexts=names)
+    other = mgpu.training_function(on_device.inputs, on_device.loss, on_device.params, momentum, update_on='device',
+                                   contexts=names)
     expected = plain(reference)
     for number in range(8):
         batch = data(11 - number, 7, seed=number)
@@ -132,6 +133,13 @@ def test_the_state_of_an_update_on_the_host_is_there_alone(gpu2):
         assert list(variable.copies.values()) == [variable.variable]
 
 
+def test_where_the_update_is_by_default(contexts, kind):
+    model = dense_model()
+    contexts(kind, 2)
+    step = mgpu.training_function(model.inputs, model.loss, model.params, momentum, mode='FAST_COMPILE')
+    assert len(step.update.compiled) == (2 if kind == 'gpu' else 1)
+
+
 def test_an_error_in_an_update_on_the_host_changes_nothing(cpu2):
     model = dense_model()
     step = mgpu.training_function(model.inputs, model.loss, model.params, momentum, update_on='host', check_finite=True)
@@ -143,9 +151,9 @@ def test_an_error_in_an_update_on_the_host_changes_nothing(cpu2):
         np.testing.assert_array_equal(param.get_value(), value)
 
 
-def test_update_on_has_two_values(cpu2):
+def test_update_on_has_three_values(cpu2):
     model = dense_model()
-    with pytest.raises(mgpu.GraphError, match="update_on is 'device' or 'host', not 'disk'"):
+    with pytest.raises(mgpu.GraphError, match="update_on is 'auto', 'device' or 'host', not 'disk'"):
         mgpu.training_function(model.inputs, model.loss, model.params, momentum, update_on='disk')
 
 

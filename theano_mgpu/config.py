@@ -19,9 +19,10 @@ OWN_FLAGS = {
     'mgpu.timeout': (600, 'a number of seconds',
                      'Seconds that a process of several waits for another one in a step before that is an error; '
                      '0 waits for ever.'),
-    'mgpu.update_on': ('device', ('device', 'host'),
-                       "Where optimizers compute new parameters: on each context (device), or once on the host, "
-                       'which then sends them (host): for devices that are short of memory for the optimizer state.'),
+    'mgpu.update_on': ('auto', ('auto', 'device', 'host'),
+                       'Where new parameters are computed: on each context (device), or once on the host, which then '
+                       'sends them (host): for devices that are short of memory for the state of the optimizer. auto '
+                       'is host where all contexts are on the CPU.'),
     'mgpu.timeline': ('', 'the path of a .json file',
                       'A file that a timeline of the whole script is written to when it ends, for '
                       'https://ui.perfetto.dev; none by default.'),

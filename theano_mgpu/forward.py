@@ -145,8 +145,10 @@ class Forward:
 
     def prepare_next(self):
         """Scatter and send the next batch, if somebody knows it, while the devices compute this one."""
-        following = self.next_batch() if self.next_batch else None
-        if following is None or self.sharded or self.rows:
+        if self.next_batch is None or self.sharded or self.rows:
+            return
+        following = self.next_batch()
+        if following is None:
             return
         with self.timings.span('scatter'):
             try:

@@ -149,32 +149,38 @@ class Step:
             return
         weights = [self._weight(how=forward.reductions[0], span=span) for span in samples]
         self.averages = self._targets(number, results[0])
-        buckets = list(bucket_ranges([array.size * array.itemsize for array in self.averages]))
-        added = []
-        for bucket in buckets:
-            with forward.timings.span('device_to_host'):
-                fetchers = [forward.fetcher(replica, bucket) for replica in range(len(results))]
-                tasks = [functools.partial(fetcher.fetch, outputs[slice(*bucket)])
-                         for fetcher, outputs in zip(fetchers, results)]
-                fetched = self._each('device_to_host', tasks, forward.contexts[:len(samples)], samples)
-            targets = self.averages[slice(*bucket)]
-            if len(buckets) == 1 and all(fetcher.flat for fetcher in fetchers):  # many small ones are added as one
-                fetched, targets = [fetcher.flat for fetcher in fetchers], forward.sums.flat
-            add = functools.partial(self._add_bucket, fetched, weights, targets, number > 0)
-            if forward.on_devices and bucket is not buckets[-1]:
-                added.append(forward.reducer.submit(add))
-            else:
-                added.append(None)
-                with forward.timings.span('all_reduce'):
-                    add()
-        with forward.timings.span('all_reduce'):
-            for future in filter(None, added):
-                future.result()
+        sizes = [array.size * array.itemsize for array in self.averages]
+        buckets = list(bucket_ranges(sizes)) if forward.on_devices else [(0, len(sizes))]
+        underway = []
+        try:
+            for bucket in buckets[:-1]:
+                add = self._add_task(results, bucket, samples, weights, number > 0)
+                underway.append(forward.reducer.submit(add))
+            add = self._add_task(results, buckets[-1], samples, weights, number > 0, alone=len(buckets) == 1)
+            with forward.timings.span('all_reduce'):
+                add()
+        finally:
+            with forward.timings.span('all_reduce'):
+                for future in underway:
+                    future.result()
 
-    def _add_bucket(self, fetched, weights, targets, accumulate):
-        with span('all_reduce', 'all_reduce'):
-            for parts, out in zip(zip(*fetched), targets):
-                all_reduce(parts, weights, out, accumulate)
+    def _add_task(self, results, bucket, samples, weights, accumulate, alone=False):
+        """Fetch a bucket of the outputs from each replica; returns the task that adds it to the averages."""
+        forward = self.forward
+        with forward.timings.span('device_to_host'):
+            fetchers = [forward.fetcher(replica, bucket) for replica in range(len(results))]
+            tasks = [functools.partial(fetcher.fetch, outputs[slice(*bucket)])
+                     for fetcher, outputs in zip(fetchers, results)]
+            fetched = self._each('device_to_host', tasks, forward.contexts[:len(samples)], samples)
+        targets = self.averages[slice(*bucket)]
+        if alone and all(fetcher.flat for fetcher in fetchers):  # many small ones are added as one
+            fetched, targets = [fetcher.flat for fetcher in fetchers], forward.sums.flat
+
+        def add():
+            with span('all_reduce', 'all_reduce'):
+                for parts, out in zip(zip(*fetched), targets):
+                    all_reduce(parts, weights, out, accumulate)
+        return add
 
     def _targets(self, number, like):
         """Where the averages go: arrays of the replicas' memory order, or what is copied, or added over ranks, at once.

@@ -190,12 +190,16 @@ def recording():
     return _recorder is not None
 
 
-@contextlib.contextmanager
 def span(name, track=HOST):
     """Show a ``with`` block in the timeline, if one is being recorded."""
-    if _recorder is None:
-        yield
-        return
+    return _NOTHING if _recorder is None else _shown(name, track)
+
+
+_NOTHING = contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _shown(name, track):
     started = time.perf_counter()
     try:
         yield

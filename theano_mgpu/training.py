@@ -51,10 +51,11 @@ def training_function(inputs, loss, params, updates, outputs=(), micro_batches=1
     least_samples : int
         Samples that a sub-batch has at least, but for a batch that has fewer: 2 for a model whose
         batch normalisation would divide by zero on one.
-    update_on : {'device', 'host'}, optional
+    update_on : {'auto', 'device', 'host'}, optional
         Where the new values are computed: on each context, or once on the host, from which each context then gets
         the parameters. Then the state of the updates (moments) is on the host alone: for devices that are short of
-        memory. The flag ``mgpu.update_on`` by default.
+        memory. 'auto' is 'host' where all contexts are of kind ``cpu``, which share arrays without a copy, else
+        'device'. The flag ``mgpu.update_on`` by default.
     broadcast, givens, contexts, executor, mode, name, allow_input_downcast, sharded
         As for `mgpu.function`.
 
@@ -149,8 +150,10 @@ class TrainingFunction:
         self.check_finite = check_finite
         averaged = [graph.host_type(param)('gradient of %s' % param) for param in self.params]
         update_on = update_on or theano.config.mgpu.update_on
-        if update_on not in ('device', 'host'):
-            raise GraphError("update_on is 'device' or 'host', not %r" % (update_on,))
+        if update_on not in ('auto', 'device', 'host'):
+            raise GraphError("update_on is 'auto', 'device' or 'host', not %r" % (update_on,))
+        if update_on == 'auto':
+            update_on = 'device' if self.forward.on_devices else 'host'
         self.update = ParallelGraph(averaged, [], new_values(updates, averaged, self.params),
                                     [HOST] if update_on == 'host' else self.contexts, self.forward.ranks,
                                     same_on_all=True, mode=mode, name=name)

@@ -126,11 +126,13 @@ class Fetcher:
     """Fetches arrays from one device, of the same shapes again and again.
 
     Small ones are put into one array on the device first, since each copy costs tens of microseconds, whatever its
-    size; for large ones the further copy would cost more than it saves (`benchmarks/transfers.py`).
+    size; for large ones the further copy would cost more than it saves (`benchmarks/choices.py transfers`).
 
     Parameters
     ----------
     context : Context
+    small : int
+        Bytes of the largest array that counts as small.
 
     Attributes
     ----------
@@ -138,8 +140,8 @@ class Fetcher:
         The memory of all arrays that `fetch` has returned, one a dtype, if it put all of them together.
     """
 
-    def __init__(self, context):
-        self._context = context
+    def __init__(self, context, small=SMALL):
+        self._context, self._limit = context, small
         self._like = None
         self.flat = None
 
@@ -168,7 +170,7 @@ class Fetcher:
     def _make_buffers(self, arrays):
         self._like = describe(arrays)
         there = [i for i, array in enumerate(arrays) if not isinstance(array, np.ndarray)]
-        small = [i for i in there if arrays[i].size * arrays[i].itemsize <= SMALL]
+        small = [i for i in there if arrays[i].size * arrays[i].itemsize <= self._limit]
         self._small = small if len(small) > 1 else []
         self._large = set(there) - set(self._small)
         like = [self._like[i] for i in self._small]

@@ -174,7 +174,7 @@ def measure(args, recipe, chosen, batch_size):
         with progress.bar(args.rounds * len(contestants), sys.stderr.isatty()) as bar:
             blocks = take_turns(contestants, args.rounds, bar)
     return Findings(blocks, batch_size, trainees[0].n_bytes, [busiest(chosen[:n + 1]) for n in range(len(chosen))],
-                    link_to(chosen[0], trainees[0].n_bytes))
+                    link_to(chosen[0], trainees[0].n_bytes), all(map(is_cpu, chosen)))
 
 
 def trainee(recipe, model, batch_size, name):

@@ -75,11 +75,13 @@ class Findings:
         For 1, 2, ... contexts: how many of them share one piece of hardware, at most.
     link : Link
         To the contexts' devices.
+    updates_once : bool
+        Whether the update is done once for all contexts, as it is where they share the host's memory.
     """
 
-    def __init__(self, blocks, batch_size, n_bytes, sharing, link=MEMORY):
+    def __init__(self, blocks, batch_size, n_bytes, sharing, link=MEMORY, updates_once=False):
         self.blocks, self.batch_size, self.n_bytes = blocks, batch_size, n_bytes
-        self.sharing, self.link = sharing, link
+        self.sharing, self.link, self.updates_once = sharing, link, updates_once
         self.rounds = len(next(iter(blocks.values())))
 
     def median(self, kind, n, batch=None):
@@ -107,6 +109,10 @@ class Findings:
     def _costs(self, kind, n, choose, figures):
         blocks = [choose(each) for key, each in self.blocks.items() if key[:2] == (kind, n)]
         return costs_of(blocks, self.n_bytes, figures.get('reduce_bytes_per_s', float('inf')))
+
+    def here(self, costs, n):
+        """Costs of a context among n of this process."""
+        return costs._replace(update_s=costs.update_s / self.sharing[n - 1]) if self.updates_once else costs
 
     def checks(self):
         """The model against what was measured, for each number of contexts, and of ranks, above 1.
@@ -141,7 +147,7 @@ class Findings:
         """
         figures = choose(self.blocks[kind, n, self.batch_size]).figures
         if kind == 'contexts':
-            costs = self._costs('contexts', 1, choose, figures)
+            costs = self.here(self._costs('contexts', 1, choose, figures), n)
             network = Network(self.link, None, EVERY_DEVICE)
             return step_parts(costs, n, self.batch_size, network, sharing=self.sharing[n - 1])
         costs = self._costs('apart', n, choose, figures)

@@ -101,7 +101,7 @@ def batch_answer(findings, costs):
         return []
     network = Network(findings.link, None, EVERY_DEVICE)
     figures = findings.median('contexts', n).figures
-    batch = batch_that_pays(costs._replace(**figures), n, network, sharing=findings.sharing[-1])
+    batch = batch_that_pays(findings.here(costs._replace(**figures), n), n, network, sharing=findings.sharing[-1])
     asked = 'an efficiency of %.0f %%, speedup / devices' % (100 * PAYS)
     if batch is None:
         return ['There is no batch from which %s pay here (%s).' % (counted(n, 'context'), asked)]

@@ -1,0 +1,165 @@
+#!/usr/bin/env python
+"""Measures the choices that theano_mgpu makes by itself, each one against the way not taken, in turns.
+
+  dispatch   a thread a context, against one thread that launches on every context and then fetches
+  transfers  gradients fetched one by one, and all through one flat array, against small ones through one array
+  update     the update on the host, against the update on each context (`update_on`)
+  input      batches prepared when their turn comes, against sent while the one before is computed
+
+Ratios below 1 mean that the way not taken is the faster one. Examples:
+
+  python benchmarks/choices.py dispatch update
+  THEANO_FLAGS='contexts=a->cuda0;b->cuda1' python benchmarks/choices.py
+"""
+import argparse
+import os
+import sys
+
+if 'floatX' not in os.environ.get('THEANO_FLAGS', ''):
+    os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
+
+import theano_mgpu as mgpu
+from theano_mgpu import config, devices, transfers
+from theano_mgpu.context_map import default_map
+
+import numpy as np
+from models import Classifier, adam, mlp
+from paired import compare, show
+from step_overhead import MODELS
+
+CHOICES = {}
+
+
+def choice(function):
+    CHOICES[function.__name__] = function
+    return function
+
+
+def regression(seed=0, sizes=(784, 1024, 1024, 10)):
+    """The MLP with a squared error: no op of it falls to the host on OpenCL, so that no launch waits for the device."""
+    model = mlp(seed, sizes)
+    model.loss = ((model.probabilities - 0.1) ** 2).mean() + 0 * model.inputs[1].sum()
+    return model
+
+
+def batch_of(shape, size, seed=0):
+    rng = np.random.RandomState(seed)
+    return rng.rand(size, *shape).astype('float32'), rng.randint(0, 10, size).astype('int32')
+
+
+def training(make_model, **options):
+    model = make_model()
+    assert isinstance(model, Classifier)
+    return mgpu.training_function(model.inputs, model.loss, model.params, adam, **options)
+
+
+def pair(first, second, shape, arguments, title):
+    batch = batch_of(shape, arguments.batch_size)
+    show(compare(lambda: first(*batch), lambda: second(*batch), title, arguments.rounds, arguments.block))
+
+
+@choice
+def dispatch(arguments, maps):
+    """Threads against serial."""
+    models = dict(MODELS, regression=(regression, (784,)))
+    for mapped in maps:
+        contexts = mgpu.init(mapped)
+        for name in ('small', 'mlp', 'regression', 'lstm', 'cnn'):
+            make_model, shape = models[name]
+            steps = [training(make_model, executor=name, update_on='device') for name in ('threads', 'serial')]
+            waits = any(entry.op.__class__.__name__ == 'HostFromGpu' for entry in mgpu.audit(steps[0].forward.graph))
+            pair(*steps, shape, arguments, '%s on %s%s: threads / serial'
+                 % (name, contexts[0].kind, ', blocks' if waits else ''))
+
+
+@choice
+def update(arguments, maps):
+    """On the host against on each context."""
+    for mapped in maps:
+        contexts = mgpu.init(mapped)
+        for name in ('mlp', 'cnn'):
+            make_model, shape = MODELS[name]
+            steps = [training(make_model, update_on=where) for where in ('host', 'device')]
+            pair(*steps, shape, arguments, '%s on %s: update on host / device' % (name, contexts[0].kind))
+
+
+SHAPES = {'4 small arrays': [(16, 16), (16,), (16, 10), (10,)], '40 arrays of 16 KB': [(64, 64)] * 40,
+          "the MLP's 6, 7.6 MB": [(784, 1024), (1024,), (1024, 1024), (1024,), (1024, 10), (10,)],
+          '8 arrays of 1 MB': [(512, 512)] * 8}
+
+
+@choice
+def transfers_(arguments, maps):
+    """One by one, and all through one, against small ones through one."""
+    from pygpu import gpuarray
+    for mapped in maps:
+        context = mgpu.init(mapped)[0]
+        if context.kind == 'cpu':
+            continue
+        there = transfers.gpu_context(context)
+        for title, shapes in SHAPES.items():
+            arrays = [gpuarray.array(np.ones(shape, 'float32'), dtype='float32', context=there) for shape in shapes]
+            fetchers = {}
+            for small in (0, transfers.SMALL, 1 << 30):
+                fetchers[small] = transfers.Fetcher(context, small)
+            for small, way in ((0, 'one by one'), (1 << 30, 'all through one')):
+                show(compare(lambda small=small, arrays=arrays, f=fetchers: f[small].fetch(arrays),
+                             lambda arrays=arrays, f=fetchers: f[transfers.SMALL].fetch(arrays),
+                             'fetch %s on %s: %s / small ones' % (title, context.kind, way), arguments.rounds,
+                             arguments.block))
+
+
+CHOICES['transfers'] = CHOICES.pop('transfers_')
+
+
+@choice
+def input(arguments, maps):
+    """In turn against ahead: each batch is gathered from its rows, as Keras's fit does."""
+    for mapped in maps:
+        contexts = mgpu.init(mapped)
+        for size in (28, 84):
+            make_model, shape = regression_on(size), (size * size,)
+            data = batch_of(shape, 16 * arguments.batch_size)
+            order = np.random.RandomState(1).permutation(len(data[0])).reshape(16, -1)
+            step = training(make_model)
+
+            def batches(data=data, order=order):
+                return ([part[rows] for part in data] for rows in order)
+            show(compare(lambda step=step, batches=batches: [step(*batch) for batch in batches()],
+                         lambda step=step, batches=batches: list(step.over(batches())),
+                         'input of %d KB a batch on %s: in turn / ahead'
+                         % (data[0][0].nbytes * arguments.batch_size >> 10, contexts[0].kind),
+                         arguments.rounds, arguments.block))
+
+
+def regression_on(size):
+    return lambda: regression(sizes=(size * size, 256, 10))
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('choices', nargs='*', metavar='CHOICE', help='of: %s (default: all)' % ', '.join(CHOICES))
+    parser.add_argument('--batch-size', type=int, default=128)
+    parser.add_argument('--rounds', type=int, default=9, help='rounds that count (default %(default)s)')
+    parser.add_argument('--block', type=float, default=0.5, metavar='SECONDS', help='length of one side of a round')
+    arguments = parser.parse_args()
+    unknown = [name for name in arguments.choices if name not in CHOICES]
+    if unknown:
+        parser.error('%s: choose from %s' % (', '.join(unknown), ', '.join(CHOICES)))
+    return arguments
+
+
+def main():
+    arguments = parse_arguments()
+    found = (devices.discover('cuda')[0] or devices.discover('opencl')[0])[:2]
+    maps = ['host0->cpu;host1->cpu'] + ([default_map((found * 2)[:2])] if found else [])
+    if config.flag('contexts'):
+        maps = [config.flag('contexts')]
+    print('batch %d, %d rounds, median (lowest to highest)' % (arguments.batch_size, arguments.rounds))
+    for name in arguments.choices or CHOICES:
+        CHOICES[name](arguments, maps)
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,93 @@
+#!/usr/bin/env python
+"""What further contexts add to the time in which Keras's training function of a VGG-16 is compiled.
+
+Each compilation is a process of its own, as when a script starts; Theano's compiled code is on disk by then. The
+numbers of contexts take turns. Examples:
+
+  python benchmarks/compile_once.py
+  python benchmarks/compile_once.py --device opencl0:0 --device opencl0:1
+"""
+import argparse
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+from tqdm import tqdm
+
+BLOCKS = ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512))
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--device', action='append', help='of a context; give it once for each (default: 8 times cpu)')
+    parser.add_argument('--rounds', type=int, default=7, help='(default %(default)s)')
+    parser.add_argument('--width', type=float, default=0.125, help="the layers' filters and units, in relation to "
+                        'VGG-16 (default %(default)s; the graph is the same)')
+    parser.add_argument('--worker', help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def vgg16(width):
+    """VGG-16 (Simonyan and Zisserman, 2014) for images of 32x32."""
+    import keras
+    from keras import layers
+    model = keras.Sequential([layers.InputLayer((32, 32, 3))])
+    for count, filters in BLOCKS:
+        for _ in range(count):
+            model.add(layers.Conv2D(int(filters * width), 3, padding='same', activation='relu'))
+        model.add(layers.MaxPooling2D())
+    model.add(layers.Flatten())
+    for units in (4096, 4096):
+        model.add(layers.Dense(int(units * width), activation='relu'))
+        model.add(layers.Dropout(0.5))
+    model.add(layers.Dense(10, activation='softmax'))
+    model.compile('adam', 'categorical_crossentropy', metrics=['accuracy'])
+    return model
+
+
+def worker(arguments):
+    """Compile once, and print the seconds."""
+    import time
+
+    import theano_mgpu as mgpu
+    mgpu.init(arguments.worker)
+    from theano_mgpu.keras import multi_gpu_model
+    parallel = multi_gpu_model(vgg16(arguments.width))
+    start = time.perf_counter()
+    parallel._make_train_function()
+    print(json.dumps(time.perf_counter() - start))
+
+
+def seconds(devices, arguments):
+    mapped = ';'.join('dev%d->%s' % pair for pair in enumerate(devices))
+    command = [sys.executable, __file__, '--worker', mapped, '--width', str(arguments.width)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, check=True,
+                          env=dict(os.environ, THEANO_FLAGS='floatX=float32'))
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main():
+    arguments = parse_arguments()
+    if arguments.worker:
+        worker(arguments)
+        return 0
+    devices = arguments.device or ['cpu'] * 8
+    sides = [devices[:1], devices]
+    for side in sides:
+        seconds(side, arguments)
+    rounds = []
+    for number in tqdm(range(arguments.rounds), disable=None, leave=False):
+        order = [0, 1][::1 if number % 2 else -1]
+        times = {i: seconds(sides[i], arguments) for i in order}
+        rounds.append((times[0], times[1]))
+    ratios = [many / one for one, many in rounds]
+    print('%d contexts (%s) %.2f s / one %.2f s = %.2f (%.2f to %.2f), %d rounds'
+          % (len(devices), devices[0], np.median([many for _, many in rounds]), np.median([one for one, _ in rounds]),
+             np.median(ratios), min(ratios), max(ratios), len(rounds)))
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())
