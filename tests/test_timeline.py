@@ -17,7 +17,8 @@ SHAPES = [6, 7, 3]
 
 def training(names, **options):
     model = dense_model()
-    return mgpu.training_function(model.inputs, model.loss, model.params, momentum, contexts=names, **options)
+    return mgpu.training_function(model.inputs, model.loss, model.params, momentum, contexts=names, update_on='device',
+                                  **options)
 
 
 def record(step, path):

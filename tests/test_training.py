@@ -154,7 +154,7 @@ def test_after_an_error_in_the_update_of_one_context_all_are_as_before(contexts,
     """A device that runs out of memory in the update cannot be provoked here: its function is made to raise."""
     contexts(kind, 2)
     model = dense_model()
-    step = make_step(model, adam)
+    step = make_step(model, adam, update_on='device')
     step(X, LABELS)
     before = values(model)
     run = step.update.run

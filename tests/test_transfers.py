@@ -157,12 +157,11 @@ def test_update_on_has_three_values(cpu2):
         mgpu.training_function(model.inputs, model.loss, model.params, momentum, update_on='disk')
 
 
-def test_buckets_are_added_while_others_are_fetched(contexts, kind, monkeypatch):
+def test_buckets_are_added_while_others_are_fetched(gpu2, monkeypatch):
     """Many small buckets give what one gives."""
     from theano_mgpu import collectives
     monkeypatch.setattr(collectives.bucket_ranges, '__defaults__', (64,))
     model, reference = dense_model(), dense_model()
-    contexts(kind, 2)
     step = mgpu.training_function(model.inputs, model.loss, model.params, momentum)
     expected = plain(reference)
     for number in range(4):
