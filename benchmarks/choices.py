@@ -117,10 +117,10 @@ def input(arguments, maps):
     """In turn against ahead: each batch is gathered from its rows, as Keras's fit does."""
     for mapped in maps:
         contexts = mgpu.init(mapped)
-        for size in (28, 84):
+        for size in (84, 168):
             make_model, shape = regression_on(size), (size * size,)
-            data = batch_of(shape, 16 * arguments.batch_size)
-            order = np.random.RandomState(1).permutation(len(data[0])).reshape(16, -1)
+            data = batch_of(shape, 8 * arguments.batch_size)
+            order = np.random.RandomState(1).permutation(len(data[0])).reshape(8, -1)
             step = training(make_model)
 
             def batches(data=data, order=order):
@@ -133,7 +133,7 @@ def input(arguments, maps):
 
 
 def regression_on(size):
-    return lambda: regression(sizes=(size * size, 256, 10))
+    return lambda: regression(sizes=(size * size, 16, 10))
 
 
 def parse_arguments():

@@ -85,6 +85,7 @@ class Run:
                 bar.set_postfix(loss='%.4f' % np.mean(losses), refresh=False)
         if number == 1:
             self.step.timings.reset()
+            self.step.timings.exact = True
 
     def results(self, test, batch_size):
         """What the table shows."""

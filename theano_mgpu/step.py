@@ -88,6 +88,8 @@ class Step:
                 self.values = forward.example(self.values, self.lengths)
             self.rounds = self._ahead.rounds if self._ahead else forward.rounds(own)
             self.idle = not self.rounds
+            # What one replica alone has computed in one go stays on its device, where the update needs it.
+            self.stays = forward.reduced and forward.ranks.size == len(forward.contexts) == len(self.rounds) == 1
             if self.idle:
                 self.rounds = [[(0, 1)]]
             forward.refresh()
@@ -123,7 +125,7 @@ class Step:
         reduced = [outputs[:forward.reduced] for outputs, _ in results]
         if number == len(self.rounds) - 1:
             forward.prepare_next()
-        if forward.on_devices:
+        if forward.on_devices and (not self.stays or forward.timings.waits()):
             with forward.timings.span('run'):
                 self._each('run', [functools.partial(wait, outputs) for outputs, _ in results], contexts, samples)
         return reduced
@@ -144,8 +146,8 @@ class Step:
         Large ones are added on another thread, while the next ones come from the devices.
         """
         forward = self.forward
-        if forward.ranks.size == len(forward.contexts) == len(self.rounds) == 1:
-            self.averages = results[0]  # they stay where they are: it is there that the update needs them
+        if self.stays:
+            self.averages = results[0]
             return
         weights = [self._weight(how=forward.reductions[0], span=span) for span in samples]
         self.averages = self._targets(number, results[0])

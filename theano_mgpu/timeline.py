@@ -29,6 +29,10 @@ class Timings:
     ----------
     calls : int
     seconds : dict of str to float
+    exact : bool
+        Set it, and devices are waited for at the end of each phase, as they are while a timeline is recorded. Else
+        updates are only launched, and what they take is part of the next step's `run`; a lone device's update is
+        launched while it still runs.
 
     Examples
     --------
@@ -41,6 +45,7 @@ class Timings:
 
     def __init__(self, phases=PHASES):
         self.phases = phases
+        self.exact = False
         self.reset()
 
     def reset(self):
@@ -51,6 +56,10 @@ class Timings:
     def span(self, phase):
         """Add the time spent inside the ``with`` block to a phase."""
         return _Span(self, phase)
+
+    def waits(self):
+        """Whether devices are waited for where nothing but the timings needs it."""
+        return self.exact or _recorder is not None
 
     def per_call(self):
         """Seconds a call of each phase, in the order in which a step meets them."""
@@ -183,11 +192,6 @@ def stop(recorder):
         _recorder = None
         atexit.unregister(stop)
         recorder.write()
-
-
-def recording():
-    """Whether a timeline is being recorded."""
-    return _recorder is not None
 
 
 def span(name, track=HOST):

@@ -12,7 +12,7 @@ from .forward import Forward
 from .parallel_graph import HOST, ParallelGraph, resolve_contexts, run_replicas
 from .timeline import on_track
 from .training_graph import loss_gradients, new_values, output_reductions, scalar_loss, splittable
-from .transfers import fetch
+from .transfers import fetch, wait
 
 
 def training_function(inputs, loss, params, updates, outputs=(), micro_batches=1, batch_updates=None, broadcast=(),
@@ -217,12 +217,14 @@ class TrainingFunction:
 
     def _run(self, step):
         step.run_all()
-        loss, gradients = fetch(step.averages[0]), step.averages[1:]
+        loss, gradients = step.averages[0], step.averages[1:]
         if self.check_finite:
-            self._check_finite(loss, gradients)
+            self._check_finite(fetch(loss), gradients)
         given = self._broadcast(gradients)
         self._apply(given, step.transaction)
-        return np.array(loss), step.commit()
+        with self.forward.timings.span('run'):  # where gradients stayed on the device, nobody has waited for it yet
+            loss = np.array(fetch(loss))
+        return loss, step.commit()
 
     def _broadcast(self, gradients):
         """The averaged gradients on each context that updates."""
@@ -240,6 +242,8 @@ class TrainingFunction:
         tasks = [functools.partial(self.update.run, replica, gradients) for replica, gradients in enumerate(given)]
         with self.forward.timings.span('update'):
             results = [new for _, new in self._each('update', tasks)]
+            if self.forward.timings.waits():
+                wait(value for new in results for value in new)
         for context, new in zip(self.update.contexts, results):
             for variable, value in zip(self.update.updated, new):
                 transaction.replace(variable.copies[context], value)

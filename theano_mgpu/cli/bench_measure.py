@@ -78,6 +78,7 @@ class Trainee:
         for _ in range(n):
             if self.timings:
                 self.timings.reset()
+                self.timings.exact = True
             before()
             start = time.perf_counter()
             self.model.train_on_batch(inputs, targets)

@@ -88,9 +88,10 @@ def measured_limit(findings, row):
     part, total = limit(row['parts']), sum(row['parts'].values())
     text = 'What limits %s is %s, %.0f %% of a step' % (label(row), part, 100 * row['parts'][part] / total)
     if row['kind'] == 'contexts' and findings.sharing[row['n'] - 1] > 1 and part in ('compute', 'update', 'dispatch'):
+        updates = 'once' if findings.updates_once else 'as often as there are'
         return text + (': %d of them share one piece of hardware, so that together they compute as long as one, and '
-                       'update as often as there are; processes do not wait for each other (--ranks %d).'
-                       % (findings.sharing[row['n'] - 1], row['n']))
+                       'update %s; processes do not wait for each other (--ranks %d).'
+                       % (findings.sharing[row['n'] - 1], updates, row['n']))
     return text + ': %s.' % REMEDIES[part]
 
 
