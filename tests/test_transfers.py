@@ -133,6 +133,25 @@ def test_the_state_of_an_update_on_the_host_is_there_alone(gpu2):
         assert list(variable.copies.values()) == [variable.variable]
 
 
+def scaled_by_the_largest(gradients, params):
+    """Updates with an op that falls to the host on OpenCL: it needs the gradients there."""
+    return {param: param - np.float32(0.1) * gradient / (abs(gradient).max(axis=0, keepdims=True) + 1)
+            for param, gradient in zip(params, gradients)}
+
+
+@pytest.mark.parametrize('n', [1, 2])
+def test_an_update_that_needs_gradients_on_the_host(contexts, kind, n):
+    model, reference = dense_model(), dense_model()
+    contexts(kind, n)
+    step = mgpu.training_function(model.inputs, model.loss, model.params, scaled_by_the_largest)
+    updates = scaled_by_the_largest(theano.grad(reference.loss, reference.params), reference.params)
+    expected = theano.function(reference.inputs, reference.loss, updates=list(updates.items()))
+    for number in range(3):
+        batch = data(7, 7, seed=number)
+        np.testing.assert_allclose(step(*batch), expected(*batch), rtol=1e-5)
+    assert largest_relative_difference(model, reference) < 1e-5
+
+
 def test_where_the_update_is_by_default(contexts, kind):
     model = dense_model()
     contexts(kind, 2)

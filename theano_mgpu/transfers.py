@@ -34,7 +34,7 @@ class Sender:
         Parameters
         ----------
         arguments : list of ndarray or pygpu.gpuarray.GpuArray
-            Those that are on the device stay as they are.
+            Those that are on the device stay there, unless the function needs them on the host.
 
         Returns
         -------
@@ -44,10 +44,12 @@ class Sender:
         if not self.sends:
             return arguments
         self._turn = (self._turn + 1) % TURNS
-        return [self._on_device(i, value) if takes and isinstance(value, np.ndarray) else value
+        return [self._on_device(i, value) if takes else fetch(value)
                 for i, (value, takes) in enumerate(zip(arguments, self._takes))]
 
     def _on_device(self, i, value):
+        if not isinstance(value, np.ndarray):
+            return value
         from pygpu import gpuarray  # which nobody needs who has no GPU
         buffers = self._buffers[self._turn]
         found = buffers.get(i)
@@ -56,7 +58,6 @@ class Sender:
         else:
             found.write(np.ascontiguousarray(value))
         return found
-
 
     def send_flat(self, buffers, first=0):
         """Send arrays that are views of a few flat ones: one copy each, and views of that on the device.
