@@ -66,7 +66,11 @@ LOOPS = {
 }
 
 
-@pytest.mark.parametrize('loop', LOOPS)
+QUICK = ('fit', 'generator', 'sequence')
+
+
+@pytest.mark.parametrize('loop', [loop if loop in QUICK else pytest.param(loop, marks=pytest.mark.slow)
+                                  for loop in LOOPS])
 def test_the_same_with_and_without(gpu2, monkeypatch, loop):
     found = []
     for ahead in (True, False):
