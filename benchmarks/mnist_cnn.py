@@ -28,7 +28,7 @@ from models import adam, cnn, flat_mlp, handwritten_digits, open_contexts
 from tqdm import tqdm
 
 NOTES = """\
-s/step: median over the whole batches, first epoch left out; the five phases: means. accuracy: on the test images.
+s/step: median over the whole batches, first epoch left out; the phases: means. accuracy: on the test images.
 difference: largest of the parameters from the one-context run, relative to the largest value of each; in float32 ReLU
 and max-pooling amplify rounding, in float64 (THEANO_FLAGS=floatX=float64) it is about 1e-13."""
 
@@ -105,12 +105,13 @@ def largest_difference(run, reference):
 
 def print_table(rows):
     header = ['contexts', 'samples/s', 's/step'] + list(PHASES) + ['accuracy', 'difference']
-    print('\n' + ' '.join('%10s' % title for title in header))
+    widths = [max(10, len(title)) for title in header]
+    print('\n' + '  '.join(title.rjust(width) for title, width in zip(header, widths)))
     for row in rows:
         values = ['%d' % len(row['contexts']), '%.0f' % row['samples_per_second'], '%.4f' % row['seconds_per_step']]
         values += ['%.4f' % row['phases'][phase] for phase in PHASES]
         values += ['%.4f' % row['accuracy'], '%.1e' % row['difference'] if row['difference'] is not None else '-']
-        print(' '.join('%10s' % value for value in values))
+        print('  '.join(value.rjust(width) for value, width in zip(values, widths)))
     print('\n' + NOTES)
 
 
