@@ -49,12 +49,14 @@ def test_what_the_host_needs_stays_on_the_host(gpu2):
 
 
 def test_work_in_place_on_the_host_spares_what_the_caller_gave(gpu2):
+    """An op without a GPU version has a copy of its own to work in where plain Theano would fetch one."""
     x = T.fmatrix('x')
-    total, _ = theano.scan(lambda row, before: before + row, T.inc_subtensor(T.sort(x, axis=1)[0], 1) + T.sort(x), x[0])
-    f = compiled(gpu2[0], [x], [T.set_subtensor(T.sort(x, axis=0)[0], 9), total[-1]])
-    values = np.arange(6, dtype='float32').reshape(2, 3)
-    run(f, values)
-    np.testing.assert_array_equal(values, np.arange(6).reshape(2, 3))
+    f = compiled(gpu2[0], [x], [T.erfinv(x)])
+    if f.mgpu_takes[0]:
+        pytest.skip('erfinv runs on %s' % gpu2[0].device)
+    values = np.full((2, 3), 0.5, 'float32')
+    np.testing.assert_allclose(run(f, values)[0], 0.4769363, rtol=1e-5)
+    np.testing.assert_array_equal(values, 0.5)
 
 
 def test_results_of_former_calls_do_not_change(gpu2):

@@ -114,6 +114,28 @@ def test_a_callback_that_trains_in_between_breaks_nothing(gpu2, monkeypatch):
         np.testing.assert_array_equal(one, other)
 
 
+class EvaluatesInBetween(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def on_batch_end(self, batch, logs=None):
+        self.found.append(self.model.evaluate(X[:9], Y[:9], batch_size=4, verbose=0))
+
+
+def test_a_callback_that_evaluates_in_between_gets_its_own_rows(gpu2, monkeypatch):
+    found = []
+    for ahead in (True, False):
+        with monkeypatch.context() as patch:
+            model, _ = model_of(gpu2, ahead, patch, dropout=0)
+            callback = EvaluatesInBetween()
+            model.fit(X, Y, batch_size=16, epochs=1, verbose=0, shuffle=False, callbacks=[callback])
+            found.append((callback.found, model.get_weights()))
+    assert found[0][0] == found[1][0]
+    for one, other in zip(found[0][1], found[1][1]):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_next_rows():
     order = np.array([3, 1, 2, 0, 4])
     assert next_rows(order[0:2]).tolist() == [2, 0] and next_rows(order[2:4]).tolist() == [4]
