@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import theano_mgpu as mgpu
 from theano_mgpu.cli import bench_costs, bench_models, bench_report, main
-from theano_mgpu.cli.bench_measure import Block, Trainee
+from theano_mgpu.cli.bench_measure import Block, Trainee, updates_once
 from theano_mgpu.cli.bench_ranks import RankGroup
 from theano_mgpu.links import MEMORY
 
@@ -255,6 +255,10 @@ def test_costs_of_a_device_that_works_while_the_host_goes_on():
     costs = bench_costs.costs_of([block(n, 0.01 + 0.0001 * n, launched=0.002) for n in (64, 128)], 1000)
     assert costs.launch_s == 0.002
     assert costs.fixed_s == pytest.approx(0.012) and costs.sample_s == pytest.approx(0.0001)
+
+
+def test_only_contexts_on_the_host_update_once(contexts):
+    assert updates_once(contexts('cpu', 2)) and not updates_once(contexts('gpu', 2))
 
 
 def test_two_contexts_are_predicted_from_one():

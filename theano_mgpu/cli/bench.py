@@ -15,7 +15,17 @@ from ..errors import MgpuError
 from ..links import LINKS, parse_network
 from . import bench_plot, bench_report
 from .bench_costs import Findings, predictions
-from .bench_measure import Contestant, Trainee, busiest, copy_rate, is_cpu, link_to, reduce_rate, take_turns
+from .bench_measure import (
+    Contestant,
+    Trainee,
+    busiest,
+    copy_rate,
+    is_cpu,
+    link_to,
+    reduce_rate,
+    take_turns,
+    updates_once,
+)
 from .bench_models import MODELS, Recipe, check_name
 from .bench_ranks import RankGroup, check_mpi, sizes_apart
 from .config import positive
@@ -174,7 +184,7 @@ def measure(args, recipe, chosen, batch_size):
         with progress.bar(args.rounds * len(contestants), sys.stderr.isatty()) as bar:
             blocks = take_turns(contestants, args.rounds, bar)
     return Findings(blocks, batch_size, trainees[0].n_bytes, [busiest(chosen[:n + 1]) for n in range(len(chosen))],
-                    link_to(chosen[0], trainees[0].n_bytes), all(map(is_cpu, chosen)))
+                    link_to(chosen[0], trainees[0].n_bytes), updates_once(chosen))
 
 
 def trainee(recipe, model, batch_size, name):

@@ -232,3 +232,13 @@ def busiest(chosen):
     """
     hardware = ['cpu' if is_cpu(context) else context.device for context in chosen]
     return max(map(hardware.count, hardware))
+
+
+def updates_once(chosen):
+    """Whether contexts share the host's memory, so that one update serves all of them; OpenCL devices never do.
+
+    Parameters
+    ----------
+    chosen : list of Context
+    """
+    return all(context.kind == 'cpu' for context in chosen)
