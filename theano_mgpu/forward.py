@@ -141,7 +141,11 @@ class Forward:
         with self.timings.span('host_to_device'):
             tasks = [functools.partial(sender.send, part) for sender, part in zip(self.graph.senders, parts)]
             contexts = self.contexts[:len(samples)]
-            return run_replicas(self.executor, on_track(tasks, 'host_to_device', contexts), contexts, samples)
+            return self.each('host_to_device', tasks, contexts, samples)
+
+    def each(self, name, tasks, contexts, samples=None):
+        """Run a task on each context, shown in the timeline under a name; as `run_replicas`."""
+        return run_replicas(self.executor, on_track(tasks, name, contexts), contexts, samples)
 
     def prepare_next(self):
         """Scatter and send the next batch, if somebody knows it, while the devices compute this one."""

@@ -7,10 +7,10 @@ from .collectives import all_reduce, bucket_ranges
 from .compat import watcher_of
 from .errors import MgpuError
 from .exchange import added, meet_for_batch
-from .parallel_graph import Transaction, run_replicas
+from .parallel_graph import Transaction
 from .scatter_gather import gather
 from .statistics import partial
-from .timeline import on_track, span
+from .timeline import span
 from .transfers import FlatBuffers, describe, fetch, wait
 
 
@@ -117,7 +117,7 @@ class Step:
         launch = 'launch' if forward.on_devices else 'run'
         with forward.timings.span(launch):
             tasks = [functools.partial(forward.graph.run, replica, given) for replica, given in enumerate(arguments)]
-            results = self._each(launch, tasks, contexts, samples)
+            results = forward.each(launch, tasks, contexts, samples)
         for replica, (outputs, new_streams) in enumerate(results):
             self._pieces.append((replica, samples[replica], outputs[forward.reduced:]))
             if not self.idle:
@@ -127,12 +127,8 @@ class Step:
             forward.prepare_next()
         if forward.on_devices and (not self.stays or forward.timings.waits()):
             with forward.timings.span('run'):
-                self._each('run', [functools.partial(wait, outputs) for outputs, _ in results], contexts, samples)
+                forward.each('run', [functools.partial(wait, outputs) for outputs, _ in results], contexts, samples)
         return reduced
-
-    def _each(self, name, tasks, contexts, samples):
-        """Run a task on each context, in the timeline under a name."""
-        return run_replicas(self.forward.executor, on_track(tasks, name, contexts), contexts, samples)
 
     def _advance_streams(self, replica, new_streams):
         """Each replica's random streams go on from piece to piece."""
@@ -173,7 +169,7 @@ class Step:
             fetchers = [forward.fetcher(replica, bucket) for replica in range(len(results))]
             tasks = [functools.partial(fetcher.fetch, outputs[slice(*bucket)])
                      for fetcher, outputs in zip(fetchers, results)]
-            fetched = self._each('device_to_host', tasks, forward.contexts[:len(samples)], samples)
+            fetched = forward.each('device_to_host', tasks, forward.contexts[:len(samples)], samples)
         targets = self.averages[slice(*bucket)]
         if alone and all(fetcher.flat for fetcher in fetchers):  # many small ones are added as one
             fetched, targets = [fetcher.flat for fetcher in fetchers], forward.sums.flat

@@ -9,8 +9,7 @@ import theano
 from . import graph, state
 from .errors import GraphError, MgpuWarning, NonFiniteError
 from .forward import Forward
-from .parallel_graph import HOST, ParallelGraph, resolve_contexts, run_replicas
-from .timeline import on_track
+from .parallel_graph import HOST, ParallelGraph, resolve_contexts
 from .training_graph import loss_gradients, new_values, output_reductions, scalar_loss, splittable
 from .transfers import fetch, wait
 
@@ -235,13 +234,13 @@ class TrainingFunction:
         with self.forward.timings.span('broadcast'):
             tasks = [functools.partial(sender.send_flat, sums, 1) if sent_at_once else
                      functools.partial(sender.send, gradients) for sender in self.update.senders]
-            return self._each('broadcast', tasks)
+            return self.forward.each('broadcast', tasks, self.update.contexts)
 
     def _apply(self, given, transaction):
         """Compute the new values on each context, then store them all."""
         tasks = [functools.partial(self.update.run, replica, gradients) for replica, gradients in enumerate(given)]
         with self.forward.timings.span('update'):
-            results = [new for _, new in self._each('update', tasks)]
+            results = [new for _, new in self.forward.each('update', tasks, self.update.contexts)]
             if self.forward.timings.waits():
                 wait(value for new in results for value in new)
         for context, new in zip(self.update.contexts, results):
@@ -261,10 +260,6 @@ class TrainingFunction:
             for variable, value in zip(self.update.updated, new):
                 if context in variable.copies:
                     transaction.convert(variable.copies[context], value)
-
-    def _each(self, name, tasks):
-        contexts = self.update.contexts
-        return run_replicas(self.forward.executor, on_track(tasks, name, contexts), contexts)
 
     def _check_finite(self, loss, gradients):
         names = ['the loss'] + ['the gradient of %s' % param for param in self.params]
