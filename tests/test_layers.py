@@ -9,8 +9,8 @@ import pytest
 PACKAGE = Path(theano_mgpu.__file__).parent
 # From the bottom up. A module imports only from rows above it here (or, in a row, from names to its left).
 ROWS = [
-    ['errors', 'config', 'launched', 'timeline', 'job', 'host_memory', 'files', 'opencl_programs', 'progress', 'links',
-     'scaling'],
+    ['errors', 'config', 'launched', 'timeline', 'job', 'host_memory', 'files', 'opencl_programs', 'progress',
+     'tables', 'links', 'scaling'],
     ['compat', 'devices', 'context_map', 'contexts'],
     ['retarget', 'graph', 'dependence', 'sample_rules.base', 'sample_rules.elementwise', 'sample_rules.shapes',
      'sample_rules.reductions', 'sample_rules.indexing', 'sample_rules.control_flow', 'sample_rules', 'samples',
@@ -19,8 +19,8 @@ ROWS = [
     ['parallel_graph', 'statistics', 'state', 'exchange', 'step', 'forward', 'function', 'training_graph',
      'training', 'resident', 'replica_pool', 'dealing', 'in_order', 'predict'],
     ['__init__'],
-    ['keras.batch', 'keras.exactness', 'keras.optimizer', 'keras.functions', 'keras.checkpoint', 'keras.look_ahead',
-     'keras.loops', 'keras.parallel_model', 'keras.multi_gpu',
+    ['keras.spread', 'keras.batch', 'keras.exactness', 'keras.optimizer', 'keras.functions', 'keras.checkpoint',
+     'keras.look_ahead', 'keras.loops', 'keras.over_contexts', 'keras.parallel_model', 'keras.multi_gpu',
      'keras.predictor', 'keras.verify', 'keras'],
     ['cli.output', 'cli.array_input', 'cli.array_output', 'cli.mpirun_output', 'cli.libraries', 'cli.checks',
      'cli.device_checks', 'cli.devices', 'cli.config', 'cli.launch', 'cli.predict', 'cli.mpi_checks', 'cli.doctor',

@@ -1,4 +1,6 @@
 """The errors of theano_mgpu: each says what was wrong, what was given, what exists, and the next step."""
+import sys
+import warnings
 
 
 class MgpuError(Exception):
@@ -7,6 +9,14 @@ class MgpuError(Exception):
 
 class MgpuWarning(UserWarning):
     """Something cannot be exactly as on one device; the message names it."""
+
+
+def warn(text):
+    """Issue an MgpuWarning at the line of the user's code that led here, not at one of this package or of Keras."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back and frame.f_globals.get('__name__', '').partition('.')[0] in ('theano_mgpu', 'keras'):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, MgpuWarning, stacklevel=level)
 
 
 class ContextError(MgpuError, ValueError):

@@ -1,8 +1,9 @@
 """What `theano-mgpu bench` prints: the table, where the time goes, the answer, the prediction."""
 from ..links import EVERY_DEVICE, MEMORY, Network
 from ..scaling import PAYS, batch_that_pays, limit, speedup
+from ..tables import table
 from .bench_costs import NUMBERS, outlook
-from .output import human_bytes, table
+from .output import human_bytes
 
 SCHEME_TITLES = {'host': 'through the host', 'ring': 'ring', 'hierarchical': 'hierarchical'}
 REMEDIES = {

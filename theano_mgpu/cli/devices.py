@@ -6,7 +6,8 @@ from .. import devices as hardware
 from ..context_map import describe, parse_context_map
 from ..contexts import configured, gpu_context, init
 from ..errors import MgpuError
-from .output import human_bytes, print_json, quietly, table
+from ..tables import table
+from .output import human_bytes, print_json, quietly
 
 HEADER = ['CONTEXT', 'DEVICE', 'KIND', 'NAME', 'FREE', 'TOTAL', 'BUSY']
 NUMBERS = {HEADER.index(title) for title in ('FREE', 'TOTAL', 'BUSY')}

@@ -1,4 +1,4 @@
-"""What the commands share: tables, human units, and silence while a device opens."""
+"""What the commands share: human units, and silence while a device opens."""
 import contextlib
 import io
 import json
@@ -38,32 +38,6 @@ def human_bytes(count):
         if scaled < 1024 or unit == UNITS[-1]:
             return '%d B' % count if unit == 'B' else '%.1f %s' % (scaled, unit)
         scaled /= 1024
-
-
-def table(rows, right=()):
-    """Rows of cells as aligned lines, two blanks between columns, none at the end of a line.
-
-    A cell that ends its row before the last column (a long message) widens no column.
-
-    Parameters
-    ----------
-    rows : list of list of str
-    right : set of int
-        Columns that are aligned to the right.
-
-    Examples
-    --------
-    >>> print(table([['CONTEXT', 'FREE'], ['dev0', '2.0 GiB'], ['dev1']], right={1}))
-    CONTEXT     FREE
-    dev0     2.0 GiB
-    dev1
-    """
-    n_columns = max(len(row) for row in rows)
-    widths = [max(len(row[column]) for row in rows if len(row) == n_columns or len(row) > column + 1)
-              for column in range(n_columns)]
-    return '\n'.join('  '.join(cell.rjust(width) if column in right else cell.ljust(width)
-                               for column, (cell, width) in enumerate(zip(row, widths))).rstrip()
-                     for row in rows)
 
 
 def print_json(value):

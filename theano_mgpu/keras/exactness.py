@@ -1,15 +1,13 @@
 """What of a Keras model cannot be exactly as on one device, by the names that its user gave."""
-import warnings
-
 from theano.gof.graph import ancestors
 from theano.tensor.elemwise import All
 from theano.tensor.nnet.bn import AbstractBatchNormTrain
 
 from .. import graph, launched
-from ..errors import MgpuWarning
 from ..samples import analyse
 from ..statistics import BatchUpdates
 from .batch import batch_inputs, batch_updates
+from .spread import spread_of
 
 
 def has_batch_normalization(variable):
@@ -18,11 +16,12 @@ def has_batch_normalization(variable):
 
 
 def inexact_parts(model, weighted=True):
-    """What replicas of a compiled model compute differently from one device with the whole batch.
+    """What replicas of a model compute differently from one device with the whole batch.
 
     Parameters
     ----------
     model : keras.Model
+        If it is not compiled, its prediction alone is looked at.
     weighted : bool
         Whether batches may come with sample or class weights; without, Keras gives each sample a 1.
 
@@ -31,11 +30,14 @@ def inexact_parts(model, weighted=True):
     list of (str, str)
         The name of a layer, loss or metric, and the reason. Empty if training is exact.
     """
-    carriers = [v for v in batch_inputs(model) if v.ndim > 0]
-    outputs = graph.host_graph([model.total_loss] + model.outputs)
-    uniform = () if weighted else model._feed_sample_weights
+    compiled = model._is_compiled
+    carriers = [v for v in batch_inputs(model, targets=compiled) if v.ndim > 0]
+    outputs = graph.host_graph([model.total_loss] * compiled + model.outputs)
+    uniform = model._feed_sample_weights if compiled and not weighted else ()
     couplings = [c for c in analyse(outputs, carriers, uniform).couplings if not _asks_for_label_format(model, c)]
     parts = [(place_of(model, coupling.node.outputs[0]), coupling.reason) for coupling in couplings]
+    if not compiled:
+        return list(dict.fromkeys(parts))
     updates = batch_updates(model)
     states = BatchUpdates(dict(zip(updates, graph.host_graph(list(updates.values())))), carriers)
     parts += [(_owner(model, variable), 'its state %s is the mean of those that the replicas compute' % variable)
@@ -43,37 +45,35 @@ def inexact_parts(model, weighted=True):
     return list(dict.fromkeys(parts))
 
 
-def warn_of_inexact_parts(model):
-    """Name, in one warning, what cannot be exact on the contexts of a ParallelModel; nothing on one context.
+def tell_inexact_parts(model):
+    """Have a model's Spread say, by name, what cannot be exact on its contexts; nothing on one context.
 
-    Returns
-    -------
-    list of (str, str)
-        Parts that are exact as long as no sample or class weights are given.
+    What is exact as long as no sample or class weights are given is kept for `tell_of_weights`.
     """
     if _n_contexts(model) == 1:
-        return []
+        return
     always = inexact_parts(model, weighted=False)
     if always:
-        _warn(model, always, stacklevel=4)
-    return [part for part in inexact_parts(model) if part not in always]
+        _tell(model, always)
+    spread_of(model).inexact_if_weighted = [part for part in inexact_parts(model) if part not in always]
 
 
-def warn_of_weights(model, parts):
-    """Name what is not exact with the sample or class weights that were just given."""
-    _warn(model, parts, ' with sample or class weights', stacklevel=5)
+def tell_of_weights(model):
+    """Have a model's Spread say what is not exact with the sample or class weights that were just given."""
+    if spread_of(model).inexact_if_weighted:
+        _tell(model, spread_of(model).inexact_if_weighted, ' with sample or class weights')
 
 
-def _warn(model, parts, circumstance='', stacklevel=3):
-    warnings.warn('%s on %d contexts is not exactly as on one%s, since each replica sees its sub-batch only: %s. '
-                  'theano_mgpu.keras.verify(model, x, y) shows what it amounts to'
-                  % (model.name, _n_contexts(model), circumstance, '; '.join('%s %s' % part for part in parts)),
-                  MgpuWarning, stacklevel=stacklevel)
+def _tell(model, parts, circumstance=''):
+    spread_of(model).say(
+        '%s on %d contexts is not exactly as on one%s, since each replica sees its sub-batch only: %s. '
+        'theano_mgpu.keras.verify(model, x, y) shows what it amounts to'
+        % (model.name, _n_contexts(model), circumstance, '; '.join('%s %s' % part for part in parts)))
 
 
 def _n_contexts(model):
     """Contexts of all processes; each is expected to have as many."""
-    return len(model.contexts) * (launched.size() if launched.trains_together() else 1)
+    return len(spread_of(model).contexts) * (launched.size() if launched.trains_together() else 1)
 
 
 def _asks_for_label_format(model, coupling):
@@ -82,7 +82,8 @@ def _asks_for_label_format(model, coupling):
     Sub-batches answer like the batch, but for one that has the label 1 only: it is 1 in both formats.
     """
     node = coupling.node
-    return isinstance(node.op, All) and not set(model._feed_inputs) & set(ancestors(node.outputs))
+    inputs = set(model._feed_inputs)
+    return isinstance(node.op, All) and model._is_compiled and not inputs & set(ancestors(node.outputs))
 
 
 def place_of(model, variable):
@@ -91,7 +92,7 @@ def place_of(model, variable):
         for inbound in layer._inbound_nodes:
             if variable in ancestors(inbound.output_tensors, blockers=inbound.input_tensors):
                 return 'layer %s' % layer.name
-    for name, target in zip(model.output_names, model.targets):
+    for name, target in zip(model.output_names, getattr(model, 'targets', ())):
         if target is not None and target in ancestors([variable]):
             return 'the loss of %s' % name
     return 'the loss'

@@ -10,6 +10,7 @@ from ..training import TrainingFunction
 from .batch import batch_inputs, batch_updates, first_of_each, metric_values
 from .exactness import has_batch_normalization
 from .optimizer import updates_of
+from .spread import spread_of
 
 OPTIONS = ('mode', 'givens')  # those of theano.function that compile() takes
 
@@ -35,11 +36,15 @@ class BatchFunction:
         self._read = theano.function([], graph.host_graph(list(values)), mode=mode) if values else list
         self._n_own = n_losses
         self._looks_ahead = looks_ahead and function.forward.on_devices
-        self.memory = None  # a Checkpoint
+        self.memory = None    # a Checkpoint
+        self.observer = None  # a callable ``observer(function, inputs, compute)`` that returns what ``compute()`` does
         self.begin()
 
     def __call__(self, inputs):
-        return self.memory.recall(lambda: self._run(inputs)) if self.memory else self._run(inputs)
+        compute = functools.partial(self._run, inputs)
+        if self.observer is not None:
+            compute = functools.partial(self.observer, self, inputs, compute)
+        return self.memory.recall(compute) if self.memory else compute()
 
     def _run(self, inputs):
         if self._looks_ahead:
@@ -75,10 +80,10 @@ class BatchFunction:
         return [self._loss / self._samples] + self._read()[self._n_own:] if self._samples else None
 
 
-def train_function(model, continued=False):
-    """The train function of a compiled model; `continued` for an optimizer with a state to go on with."""
+def train_function(model):
+    """The train function of a compiled model."""
     step = TrainingFunction(batch_inputs(model), model.total_loss, model._collected_trainable_weights,
-                            updates_of(model.optimizer, continued), batch_updates=batch_updates(model),
+                            updates_of(model.optimizer, spread_of(model).continued), batch_updates=batch_updates(model),
                             least_samples=2 if has_batch_normalization(model.total_loss) else 1,
                             name='train_function', **_options(model))
     return BatchFunction(step, metric_values(model), _options(model).get('mode'), looks_ahead=True)
@@ -103,7 +108,7 @@ def predict_function(model):
 
 def _options(model):
     # Without sample weights, Keras gives each sample a 1.
-    return dict(getattr(model, '_function_kwargs', {}), contexts=model.contexts, allow_input_downcast=True,
+    return dict(getattr(model, '_function_kwargs', {}), contexts=spread_of(model).contexts, allow_input_downcast=True,
                 uniform=getattr(model, '_feed_sample_weights', ()))
 
 

@@ -1,19 +1,15 @@
 """The Keras model that `multi_gpu_model` returns."""
 import copy
-import functools
-import os
 
 import keras
 from keras import backend as K
 from keras.engine import saving
 
-from .. import compat, launched
-from ..files import whole_file
 from . import functions
 from .batch import members, separate_means
-from .exactness import warn_of_inexact_parts, warn_of_weights
-from .look_ahead import looking_ahead
-from .loops import loop_of
+from .exactness import tell_inexact_parts
+from .over_contexts import over_contexts
+from .spread import Spread, set_spread, spread_of
 
 
 def parallel_model(template, contexts, inherit=True):
@@ -31,6 +27,7 @@ def parallel_model(template, contexts, inherit=True):
     return model
 
 
+@over_contexts
 class ParallelModel(keras.Model):
     """A model that trains, evaluates and predicts on several contexts; made by `multi_gpu_model`.
 
@@ -40,20 +37,22 @@ class ParallelModel(keras.Model):
     Attributes
     ----------
     template : keras.Model
-    contexts : list of Context
     """
 
     def __init__(self, template, contexts):
         # Keras takes a model that is set as an attribute for a further layer.
         self.__dict__['template'] = template
         super().__init__(inputs=template.inputs, outputs=template.outputs, name=template.name)
-        self.contexts = contexts
-        self._continued = False
+        set_spread(self, Spread(contexts))
         self._compiles_template = not template._is_compiled
-        self._inexact_if_weighted = []
         # What was added to the template itself: the same lists, so that what is added later counts, too.
         for shared in ('_losses', '_updates', '_per_input_losses', '_per_input_updates', '_metrics'):
             self.__dict__[shared] = getattr(template, shared)
+
+    @property
+    def contexts(self):
+        """The Contexts that it runs over, as a list."""
+        return spread_of(self).contexts
 
     @property
     def trainable(self):
@@ -78,11 +77,12 @@ class ParallelModel(keras.Model):
                              'give targets to fit as arrays' % (target_tensors,))
         super().compile(optimizer, loss, metrics, loss_weights, sample_weight_mode, weighted_metrics, target_tensors,
                         **kwargs)
-        self._continued = False
+        self.total_loss = separate_means(self.total_loss)
+        set_spread(self, Spread(self.contexts))
         if self._compiles_template:
             self.template.compile(self.optimizer, loss, fresh_metrics(metrics), loss_weights, sample_weight_mode,
                                   fresh_metrics(weighted_metrics), **kwargs)
-        self._inexact_if_weighted = warn_of_inexact_parts(self)
+        tell_inexact_parts(self)
 
     def compile_like_template(self):
         """Compile as the template is, and go on with the state of its optimizer."""
@@ -90,39 +90,7 @@ class ParallelModel(keras.Model):
         self.compile(template.optimizer, template.loss, fresh_metrics(template._compile_metrics), template.loss_weights,
                      template.sample_weight_mode, fresh_metrics(template._compile_weighted_metrics),
                      **template._function_kwargs)
-        self._continued = True
-
-    def _make_train_function(self):
-        if not hasattr(self, 'train_function'):
-            raise RuntimeError('You must compile your model before using it.')
-        self._check_trainable_weights_consistency()
-        if self.train_function is None:
-            self.train_function = functions.train_function(self, continued=self._continued)
-
-    def _make_test_function(self):
-        if not hasattr(self, 'test_function'):
-            raise RuntimeError('You must compile your model before using it.')
-        if self.test_function is None:
-            self.test_function = functions.test_function(self)
-
-    def _make_predict_function(self):
-        if getattr(self, 'predict_function', None) is None:
-            self.predict_function = functions.predict_function(self)
-
-    def _standardize_user_data(self, x, y=None, *args, **kwargs):
-        tensors = [value for value in members(x) + members(y) if K.is_tensor(value)]
-        if tensors:
-            raise ValueError('tensors (%s) cannot be split into sub-batches: give the data as arrays, or from a '
-                             'generator or keras.utils.Sequence' % ', '.join(map(str, tensors)))
-        if self._inexact_if_weighted and any(kwargs.get(w) is not None for w in ('sample_weight', 'class_weight')):
-            warn_of_weights(self, self._inexact_if_weighted)
-        standardize = super()._standardize_user_data
-        if compat.keras_batches is None or args:
-            return standardize(x, y, *args, **kwargs)
-        return compat.keras_batches.standardize(standardize, x, y, **kwargs)
-
-    def _prepare_total_loss(self, masks=None):
-        return separate_means(super()._prepare_total_loss(masks))
+        spread_of(self).continued = True
 
     def __reduce__(self):
         # A pickle holds what a file would, and gives plain Keras, too.
@@ -131,21 +99,6 @@ class ParallelModel(keras.Model):
     def get_config(self):
         """The template's configuration."""
         return self.template.get_config()
-
-    def save(self, filepath, overwrite=True, include_optimizer=True):
-        """As `keras.Model.save`; a file is replaced whole, and of several processes the first one writes."""
-        save_whole(functools.partial(super().save, include_optimizer=include_optimizer), filepath, overwrite)
-
-    def save_weights(self, filepath, overwrite=True):
-        """As `keras.Model.save_weights`; a file is replaced whole, and of several processes the first one writes."""
-        save_whole(super().save_weights, filepath, overwrite)
-
-    fit = loop_of(looking_ahead(keras.Model.fit))
-    fit_generator = loop_of(looking_ahead(keras.Model.fit_generator))
-    evaluate = loop_of(keras.Model.evaluate)
-    evaluate_generator = loop_of(keras.Model.evaluate_generator)
-    predict = loop_of(keras.Model.predict)
-    predict_generator = loop_of(keras.Model.predict_generator)
 
 
 class ParallelSequential(ParallelModel):
@@ -157,17 +110,6 @@ class ParallelSequential(ParallelModel):
     @property
     def layers(self):
         return self.template.layers
-
-
-def save_whole(save, filepath, overwrite):
-    """``save(path)`` such that who reads the file, or kills this process, finds a whole one."""
-    if launched.trains_together() and launched.rank():
-        return
-    if not isinstance(filepath, str):  # an h5py group, or a stream
-        save(filepath)
-    elif overwrite or not os.path.isfile(filepath) or saving.ask_to_proceed_with_overwrite(filepath):
-        with whole_file(filepath) as unfinished:
-            save(unfinished)
 
 
 def fresh_metrics(metrics):

@@ -10,10 +10,12 @@ from .. import graph, launched
 from ..context_map import describe
 from ..errors import MgpuError
 from ..rng import is_random_state
+from . import functions
 from .batch import batch_updates
 from .exactness import inexact_parts, place_of
 from .multi_gpu import chosen_contexts
-from .parallel_model import fresh_metrics, parallel_model
+from .over_contexts import PLAIN_TRAIN_FUNCTION
+from .spread import Spread, set_spread, spread_of
 
 TOLERANCE = {'float16': 1e-2, 'float32': 1e-5, 'float64': 1e-10}
 
@@ -78,7 +80,7 @@ def verify(model, x, y, gpus=None, sample_weight=None, tolerance=None):
     x, y, sample_weight
         One batch, as for ``model.train_on_batch``.
     gpus
-        As for `multi_gpu_model`; the parallel model's own contexts by default.
+        As for `multi_gpu_model`; by default the contexts that the model runs over, or all.
     tolerance : float, optional
         The largest relative difference that counts as rounding: 1e-5 for float32, 1e-10 for float64.
 
@@ -95,54 +97,89 @@ def verify(model, x, y, gpus=None, sample_weight=None, tolerance=None):
     if not model._is_compiled:
         raise ValueError('the model %s is not compiled, so there is no step to take: call its compile(optimizer, '
                          'loss)' % model.name)
-    template = getattr(model, 'template', model)
+    check_alone()
+    contexts = spread_of(model).contexts if gpus is None and spread_of(model) else chosen_contexts(gpus)
+    data = model._standardize_user_data(x, y, sample_weight=sample_weight)
+    return verify_batch(model, sum(map(list, data), []), contexts, tolerance)
+
+
+def check_alone():
+    """Raise an MgpuError in a process of several."""
     if launched.trains_together():
         raise MgpuError('verify compares one device with the contexts of one process: run it without mpirun')
-    contexts = model.contexts if gpus is None and template is not model else chosen_contexts(gpus)
-    several = parallel_model(template, contexts, inherit=False)
-    with _restored(model):
-        one = _after_a_step(keras.Model(template.inputs, template.outputs), model, x, y, sample_weight)
-    with _restored(model):
-        many = _after_a_step(several, model, x, y, sample_weight)
+
+
+def verify_batch(model, arrays, contexts, tolerance=None):
+    """As `verify`, for a batch as Keras standardises it.
+
+    Parameters
+    ----------
+    model : keras.Model
+        Compiled.
+    arrays : list of ndarray
+        Inputs, targets and sample weights, as Keras feeds them.
+    contexts : list of Context
+    tolerance : float, optional
+
+    Returns
+    -------
+    Certificate
+    """
+    arrays = arrays[:len(model._feed_inputs + model._feed_targets + model._feed_sample_weights)]
+    before = spread_of(model)
+    set_spread(model, Spread(contexts))
+    try:
+        one, many = (_after_a_step(model, make, arrays) for make in (_plain_function, functions.train_function))
+        inexact = inexact_parts(model) + _random_parts(model)
+    finally:
+        set_spread(model, before)
     rows = [Row(kind, name, np.size(value), _difference(many[kind, name], value))
             for (kind, name), value in one.items()]
-    return Certificate(rows, inexact_parts(several) + _random_parts(several), contexts,
-                       tolerance or TOLERANCE[K.floatx()])
+    return Certificate(rows, inexact, contexts, tolerance or TOLERANCE[K.floatx()])
+
+
+def _plain_function(model):
+    """The train function that plain Keras makes of a model without one."""
+    PLAIN_TRAIN_FUNCTION(model)
+    return model.train_function
 
 
 @contextlib.contextmanager
 def _restored(model):
-    """Put every state of a compiled model back afterwards: weights, metrics, recurrent states, random streams."""
+    """Put a compiled model back afterwards: weights, metrics, recurrent states, random streams, its train function."""
     updates = batch_updates(model)
     variables = graph.shared_variables([model.total_loss] + model.outputs + list(updates) + list(updates.values()))
     before = [(variable, variable.get_value()) for variable in variables]
+    kept = model.optimizer, model.train_function
     try:
         yield
     finally:
+        model.optimizer, model.train_function = kept
         for variable, value in before:
             variable.set_value(value)
 
 
-def _after_a_step(model, like, x, y, sample_weight):
-    """Compile a model like another one and train a step; returns values by kind and name."""
-    optimizer = type(like.optimizer).from_config(like.optimizer.get_config())
-    recording = _Recording(optimizer)
-    keras.Model.compile(model, recording, like.loss, fresh_metrics(like._compile_metrics), like.loss_weights,
-                        like.sample_weight_mode, fresh_metrics(like._compile_weighted_metrics),
-                        **like._function_kwargs)
-    model._make_train_function()
-    if len(like.optimizer.weights) == len(optimizer.weights):
-        optimizer.set_weights(like.optimizer.get_weights())
-    results = np.ravel(model.train_on_batch(x, y, sample_weight=sample_weight))
-    found = {('loss' if i == 0 else 'metric', name): value
-             for i, (name, value) in enumerate(zip(model.metrics_names, results))}
-    trained = model._collected_trainable_weights
-    found.update((('gradient', str(w)), K.get_value(g)) for w, g in zip(trained, recording.gradients))
-    found.update((('weight', str(w)), K.get_value(w)) for w in trained)
-    found.update((('running statistic', str(w)), K.get_value(w)) for w in model.non_trainable_weights)
-    found.update((('optimizer', '%s %d: %s' % (type(optimizer).__name__, i, str(w).split('/')[-1])), K.get_value(w))
-                 for i, w in enumerate(optimizer.weights))
-    return found
+def _after_a_step(model, make_function, arrays):
+    """Train a step with a train function that is made for it; returns values by kind and name."""
+    with _restored(model):
+        original = model.optimizer
+        optimizer = type(original).from_config(original.get_config())
+        model.optimizer, model.train_function = _Recording(optimizer), None
+        function = make_function(model)
+        if len(original.weights) == len(optimizer.weights):
+            optimizer.set_weights(original.get_weights())
+        model.reset_metrics()
+        results = np.ravel(function(arrays + [1] * model._uses_dynamic_learning_phase()))
+        found = {('loss' if i == 0 else 'metric', name): value
+                 for i, (name, value) in enumerate(zip(model.metrics_names, results))}
+        trained = model._collected_trainable_weights
+        gradients = model.optimizer.gradients
+        found.update((('gradient', str(w)), K.get_value(g)) for w, g in zip(trained, gradients))
+        found.update((('weight', str(w)), K.get_value(w)) for w in trained)
+        found.update((('running statistic', str(w)), K.get_value(w)) for w in model.non_trainable_weights)
+        found.update((('optimizer', '%s %d: %s' % (type(optimizer).__name__, i, str(w).split('/')[-1])),
+                      K.get_value(w)) for i, w in enumerate(optimizer.weights))
+        return found
 
 
 def _difference(value, reference):
@@ -154,7 +191,7 @@ def _difference(value, reference):
 
 def _random_parts(model):
     """Layers that draw random numbers, which differ from replica to replica."""
-    if len(model.contexts) == 1:
+    if len(spread_of(model).contexts) == 1:
         return []
     states = [v for v in graph.shared_variables([model.total_loss]) if is_random_state(v)]
     drawn = [place_of(model, state) for state in states]

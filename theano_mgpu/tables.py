@@ -1,0 +1,27 @@
+"""Tables of text."""
+
+
+def table(rows, right=()):
+    """Rows of cells as aligned lines, two blanks between columns, none at the end of a line.
+
+    A cell that ends its row before the last column (a long message) widens no column.
+
+    Parameters
+    ----------
+    rows : list of list of str
+    right : set of int
+        Columns that are aligned to the right.
+
+    Examples
+    --------
+    >>> print(table([['CONTEXT', 'FREE'], ['dev0', '2.0 GiB'], ['dev1']], right={1}))
+    CONTEXT     FREE
+    dev0     2.0 GiB
+    dev1
+    """
+    n_columns = max(len(row) for row in rows)
+    widths = [max(len(row[column]) for row in rows if len(row) == n_columns or len(row) > column + 1)
+              for column in range(n_columns)]
+    return '\n'.join('  '.join(cell.rjust(width) if column in right else cell.ljust(width)
+                               for column, (cell, width) in enumerate(zip(row, widths))).rstrip()
+                     for row in rows)
