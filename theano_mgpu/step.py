@@ -1,5 +1,6 @@
 """One step over sub-batches: scatter, run, fetch, put together; all of it or nothing."""
 import functools
+import time
 
 import numpy as np
 
@@ -45,6 +46,7 @@ class Step:
     def __enter__(self):
         forward = self.forward
         forward.lock.acquire()
+        self.began = time.perf_counter()
         try:
             with forward.timings.span('scatter'):
                 own = self._convert()

@@ -1,6 +1,7 @@
 """`mgpu.training_function`: one training step over several contexts."""
 import functools
 import os
+import time
 import warnings
 
 import numpy as np
@@ -131,6 +132,8 @@ class TrainingFunction:
         Seconds that the steps spent in each phase, see `timeline.PHASES`.
     couplings : list of Coupling
         Where the loss mixes samples, so that replicas compute something else than one device.
+    seconds : float
+        What the last step took until the new parameters were there, without what comes after that: outputs, states.
     """
 
     def __init__(self, inputs, loss, params, updates, outputs=(), micro_batches=1, batch_updates=None, broadcast=(),
@@ -223,6 +226,7 @@ class TrainingFunction:
         self._apply(given, step.transaction)
         with self.forward.timings.span('run'):  # where gradients stayed on the device, nobody has waited for it yet
             loss = np.array(fetch(loss))
+        self.seconds = time.perf_counter() - step.began
         return loss, step.commit()
 
     def _broadcast(self, gradients):

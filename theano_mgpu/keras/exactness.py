@@ -32,7 +32,7 @@ def inexact_parts(model, weighted=True):
     """
     compiled = model._is_compiled
     carriers = [v for v in batch_inputs(model, targets=compiled) if v.ndim > 0]
-    outputs = graph.host_graph([model.total_loss] * compiled + model.outputs)
+    outputs = graph.host_graph(([model.total_loss] if compiled else []) + model.outputs)
     uniform = model._feed_sample_weights if compiled and not weighted else ()
     couplings = [c for c in analyse(outputs, carriers, uniform).couplings if not _asks_for_label_format(model, c)]
     parts = [(place_of(model, coupling.node.outputs[0]), coupling.reason) for coupling in couplings]

@@ -1,0 +1,226 @@
+"""`enable` and `disable`: every Keras model of the process over several contexts."""
+import functools
+import re
+import sys
+import time
+import weakref
+
+from keras import backend as K
+
+from .. import compat
+from ..errors import BatchError, GraphError, warn
+from ..one_context import Trial
+from . import functions
+from .batch import separate_means
+from .exactness import tell_inexact_parts
+from .multi_gpu import chosen_contexts, multi_gpu_model
+from .over_contexts import LOOPS, METHODS
+from .report import Report
+from .spread import Spread, set_spread, spread_of
+from .verify import check_alone, verify_batch
+
+_enabled = None  # the Enabled that counts now
+
+
+def enable(gpus=None, strict=False, verify=False):
+    """Have every Keras model that is compiled from now on run over several contexts.
+
+    Its train, test and predict functions then divide each batch, as those of `multi_gpu_model` do; everything else of
+    the model is Keras's own, so that a script needs no change. Models that are not compiled predict over contexts,
+    too. Models that were compiled before stay as they are. ``theano-mgpu run`` enables it for a whole script.
+
+    Parameters
+    ----------
+    gpus : int, list of int or str, or None
+        How many contexts to use, or which ones, as for `multi_gpu_model`; None for all.
+    strict : bool
+        Raise a GraphError for what is else said once in a warning: a model that cannot be exactly as on one
+        device, or cannot run over contexts, or for which one context is faster.
+    verify : bool
+        Compare one step on one device with one on the contexts, see `verify`, on the first training batch of each
+        model, and print the certificate to stderr.
+
+    Returns
+    -------
+    Report
+        What the models did so far, and what was said of them. Print it.
+
+    Raises
+    ------
+    ContextError
+        If `gpus` asks for what is not there.
+
+    Notes
+    -----
+    A model is left to plain Keras, with a word, where it reads its data from a tensor, or is compiled with
+    options that contexts do not take. A stateful model takes as many contexts as divide its batch.
+
+    Examples
+    --------
+    >>> import keras, numpy as np, theano_mgpu
+    >>> contexts = theano_mgpu.init('dev0->cpu;dev1->cpu')
+    >>> report = enable()
+    >>> model = keras.Sequential([keras.layers.Dense(3, input_shape=(4,))])
+    >>> model.compile('sgd', 'mse')
+    >>> history = model.fit(np.ones((20, 4)), np.ones((20, 3)), batch_size=8, verbose=0)
+    >>> report.usages[-1].samples, [context.name for context in report.usages[-1].contexts]
+    ({'train': 20}, ['dev0', 'dev1'])
+    >>> disable()
+    """
+    global _enabled
+    if verify:
+        check_alone()
+    chosen_contexts(gpus)
+    _patch_keras_once()
+    _enabled = Enabled(gpus, strict, verify)
+    return _enabled.report
+
+
+def disable():
+    """Leave models that are compiled from now on to plain Keras; those that were compiled before stay as they are."""
+    global _enabled
+    _enabled = None
+
+
+@functools.lru_cache(maxsize=None)
+def _patch_keras_once():
+    compat.switch_keras_methods(METHODS, applies=spread_of)
+    # A model that is not built yet is compiled by its first batch, within the loop.
+    compat.switch_keras_methods(LOOPS, applies=lambda model: spread_of(model) or (_enabled and not model.built))
+    compat.switch_keras_methods({'compile': _compile, '_make_predict_function': _make_predict_function},
+                                applies=lambda model: not hasattr(model, 'template'))
+    compat.replace_multi_gpu_model(multi_gpu_model, applies=lambda: _enabled)
+
+
+def _compile(original):
+    @functools.wraps(original)
+    def compile(self, *args, **kwargs):
+        before = spread_of(self)
+        set_spread(self, None)
+        original(self, *args, **kwargs)
+        if _enabled and self.built:
+            _enabled.spread(self, before)
+    return compile
+
+
+def _make_predict_function(original):
+    @functools.wraps(original)
+    def _make_predict_function(self):
+        if _enabled and not self._is_compiled and not spread_of(self):
+            _enabled.spread(self)
+        original(self)
+    return _make_predict_function
+
+
+class Enabled:
+    """What `enable` was given, and what came of it.
+
+    Attributes
+    ----------
+    report : Report
+    """
+
+    def __init__(self, gpus, strict, verify):
+        self.gpus, self.strict, self.verifies = gpus, strict, verify
+        self.report = Report()
+        self._said = set()
+
+    def spread(self, model, before=None):
+        """Have a model run over the contexts; `before` is its Spread from a former `compile`, if any."""
+        obstacle = _obstacle(model)
+        if obstacle:
+            self.say('%s is left to plain Keras, on the host or the device of the flag "device": %s'
+                     % (model.name, obstacle))
+            return
+        contexts = chosen_contexts(self.gpus)
+        batch = K.int_shape(model.inputs[0])[0] if model.stateful else None
+        divides = max(n for n in range(1, len(contexts) + 1) if not batch or batch % n == 0)
+        usage = before.usage if isinstance(before, EnabledSpread) else self.report.usage(model.name)
+        usage.contexts = contexts[:divides]
+        set_spread(model, EnabledSpread(self, model, usage))
+        if divides < len(contexts):
+            self.say('%s is stateful, and its batch of %d samples does not divide evenly among %d contexts: it takes %d'
+                     % (model.name, batch, len(contexts), divides))
+        if model._is_compiled:
+            model.total_loss = separate_means(model.total_loss)
+        tell_inexact_parts(model)
+
+    def say(self, text):
+        """Tell the user once, whatever the numbers in it; an error if strict."""
+        if self.strict:
+            raise GraphError(text)
+        key = re.sub(r'\d', '', text)
+        if key not in self._said:
+            self._said.add(key)
+            self.report.notes.append(text)
+            warn(text)
+
+
+def _obstacle(model):
+    """Why a model cannot run over contexts; None if it can."""
+    try:
+        functions.check_options(getattr(model, '_function_kwargs', {}))
+    except ValueError as error:
+        return str(error)
+    if not all(map(K.is_placeholder, model.inputs)):
+        return 'it reads its data from a tensor, which cannot be split into sub-batches'
+    if model._is_compiled and not all(map(K.is_placeholder, filter(None, model.targets))):
+        return 'its targets are tensors, which cannot be split into sub-batches'
+    return None
+
+
+class EnabledSpread(Spread):
+    """How a model that `enable` found runs over contexts."""
+
+    def __init__(self, enabled, model, usage):
+        super().__init__(usage.contexts)
+        self.enabled, self.usage = enabled, usage
+        self._model = weakref.ref(model)
+        self._verified = False
+
+    def say(self, text):
+        self.enabled.say(text)
+
+    def observe(self, kind, function):
+        if kind == 'train':
+            function.observer = functools.partial(self._train, Trial(function.function))
+        elif kind == 'test':
+            function.observer = functools.partial(self._timed, kind)
+        else:
+            function.observer = self._predict
+
+    def _timed(self, kind, function, inputs, compute):
+        began = time.perf_counter()
+        results = compute()
+        seconds = time.perf_counter() - began
+        self.usage.add(kind, function.function.forward.samples, seconds)
+        return results
+
+    def _train(self, trial, function, inputs, compute):
+        if self.enabled.verifies and not self._verified:
+            self._verify(inputs)
+        results = self._timed('train', function, inputs, compute)
+        verdict = trial.after(inputs) if trial.open else None
+        if verdict:
+            self.say('%s: %s' % (self.usage.name, trial.text(*verdict)))
+        return results
+
+    def _verify(self, inputs):
+        self._verified = True
+        certificate = verify_batch(self._model(), inputs, self.contexts)
+        print('theano_mgpu: %s: %s' % (self.usage.name, certificate), file=sys.stderr)
+        if self.enabled.strict and not certificate.passed:
+            raise GraphError('%s does not give the same answer on several contexts: see the certificate above'
+                             % self.usage.name)
+
+    def _predict(self, function, inputs, compute):
+        try:
+            return self._timed('predict', function, inputs, compute)
+        except BatchError as error:  # outputs without a row a sample: plain Keras knows no better, but takes them
+            self.say('%s predicts in plain Keras, on the host or the device of the flag "device": %s'
+                     % (self.usage.name, error))
+        model = self._model()
+        plain = K.function(list(model._feed_inputs) + [K.learning_phase()] * model._uses_dynamic_learning_phase(),
+                           model.outputs, updates=model.state_updates, name='predict_function')
+        function.observer = lambda function, inputs, compute: plain(inputs)
+        return plain(inputs)

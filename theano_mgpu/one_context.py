@@ -1,0 +1,90 @@
+"""Whether one context would be faster than several: measured on the first batches of a training."""
+import statistics
+import time
+
+from .context_map import describe
+from .transfers import fetch, wait
+
+WARM_UP = 3     # batches before the first that counts: kernels are built, buffers are made
+ROUNDS = 5      # batches that count
+MARGIN = 1.1    # one context is faster if several take so much longer; less than that is noise
+
+
+def seconds_on_one(step, args):
+    """Seconds that the first context alone takes for a batch: copies, forward, backward and update.
+
+    Compiled replicas return new values and write none, so that nothing is changed.
+
+    Parameters
+    ----------
+    step : TrainingFunction
+        Without states that have a row a sample.
+    args : list of ndarray
+        Of a call.
+    """
+    forward, update = step.forward, step.update
+    with forward.lock:
+        forward.refresh()
+        began = time.perf_counter()
+        values = forward.arguments(args, {})
+        length = forward.length(values, [])
+        sent = forward.graph.senders[0].send(forward.part(values, [], 0, length, length))
+        outputs, _ = forward.graph.run(0, sent)
+        gradients = outputs[1:forward.reduced]
+        sends = update.senders[0].sends
+        _, new = update.run(0, update.senders[0].send(gradients) if sends else [fetch(each) for each in gradients])
+        wait(outputs)
+        wait(new)
+        return time.perf_counter() - began
+
+
+class Trial:
+    """Compares the steps of a training with what one context alone takes for the same batches.
+
+    Parameters
+    ----------
+    step : TrainingFunction
+
+    Attributes
+    ----------
+    error : Exception or None
+        Why one context could not be measured: the whole batch may not fit on it.
+    """
+
+    def __init__(self, step):
+        self._step = step
+        self._calls = 0
+        self._several, self._one = [], []
+        self.error = None
+        self.open = len(step.contexts) > 1 and step.forward.ranks.size == 1 and not step.forward.rows
+
+    def after(self, args):
+        """Called after each step, with its arguments.
+
+        Returns
+        -------
+        (float, float) or None
+            Seconds that a batch takes on one context and on several, once, if one is faster.
+        """
+        self._calls += 1
+        if not self.open or self._calls <= WARM_UP:
+            return None
+        try:
+            self._one.append(seconds_on_one(self._step, args))
+        except Exception as error:  # GpuArrayException, MemoryError ...: kept for who asks
+            self.open, self.error = False, error
+            return None
+        self._several.append(self._step.seconds)
+        if len(self._one) < ROUNDS:
+            return None
+        self.open = False
+        one, several = statistics.median(self._one), statistics.median(self._several)
+        return (one, several) if several > MARGIN * one else None
+
+    def text(self, one, several):
+        """What to tell the user of a verdict."""
+        contexts = self._step.contexts
+        return ('one context is faster: a batch takes %.3g ms on %s and %.3g ms on %d contexts, since its parts are '
+                'too small to pay for the exchange, or the devices share their hardware. Give larger batches, or use '
+                'one context (theano-mgpu run --gpus 1)'
+                % (one * 1e3, describe(contexts[:1]), several * 1e3, len(contexts)))
