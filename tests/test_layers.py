@@ -23,7 +23,8 @@ ROWS = [
      'keras.look_ahead', 'keras.loops', 'keras.over_contexts', 'keras.parallel_model', 'keras.multi_gpu',
      'keras.predictor', 'keras.verify', 'keras.report', 'keras.every_model', 'keras'],
     ['cli.output', 'cli.array_input', 'cli.array_output', 'cli.mpirun_output', 'cli.libraries', 'cli.checks',
-     'cli.device_checks', 'cli.devices', 'cli.config', 'cli.launch', 'cli.predict', 'cli.mpi_checks', 'cli.doctor',
+     'cli.device_checks', 'cli.devices', 'cli.config', 'cli.program', 'cli.run', 'cli.launch', 'cli.predict',
+     'cli.mpi_checks', 'cli.doctor',
      'cli.bench_models', 'cli.bench_measure', 'cli.bench_worker', 'cli.bench_rank', 'cli.bench_ranks',
      'cli.bench_costs', 'cli.bench_report', 'cli.bench_plot', 'cli.bench', 'cli', '__main__'],
 ]

@@ -6,13 +6,13 @@ import sys
 import theano_mgpu
 
 from ..errors import MgpuError
-from . import bench, config, devices, doctor, launch, predict
+from . import bench, config, devices, doctor, launch, predict, run
 
-COMMANDS = (devices, doctor, config, launch, predict, bench)
+COMMANDS = (devices, doctor, config, run, launch, predict, bench)
 
 DESCRIPTION = """\
-Run one Theano or Keras model on several devices: look at them, check the set-up, configure it, start several processes,
-predict.
+Run one Theano or Keras model on several devices: look at them, check the set-up, configure it, run a Keras script,
+start several processes, predict.
 """
 EPILOG = """\
 A context is Theano's name for a device. THEANO_FLAGS or .theanorc map them:
@@ -22,6 +22,7 @@ examples:
   theano-mgpu devices                        what there is
   theano-mgpu doctor                         does it work? if not, what to do
   theano-mgpu config -n 2 > ~/.theanorc      use two devices from now on
+  theano-mgpu run train.py                   a Keras script, unchanged, on all devices
   theano-mgpu launch -n 2 train.py           train in two processes
   theano-mgpu predict model.h5 x.npy y.npy   predict, from file to file
   theano-mgpu bench --model cnn --plot s.png will it scale? measure, and predict
@@ -72,7 +73,6 @@ def main(argv=None):
             check_theano()
         code = args.run(args)
         sys.stdout.flush()
-        return code
     except MgpuError as error:
         sys.stdout.flush()
         print('theano-mgpu: error: %s' % error, file=sys.stderr)
@@ -81,3 +81,4 @@ def main(argv=None):
         # Python flushes stdout once more when it exits: into nothing, or it would complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    return code() or 0 if callable(code) else code  # a script's errors are its own

@@ -37,6 +37,8 @@ password. `mpirun -n N python SCRIPT` by hand works too; then every rank prints.
 
 examples:
   theano-mgpu launch -n 2 train.py --epochs 5
+  theano-mgpu launch -n 2 run keras_script.py     unchanged, see theano-mgpu run --help
+  theano-mgpu launch -n 2 -m package.train
   theano-mgpu launch -n 8 --hosts node1,node2 train.py
   theano-mgpu launch -n 4 --gpus-per-process 2 train.py
   theano-mgpu launch -n 2 --restarts 3 train.py
@@ -46,6 +48,7 @@ examples:
 def add_parser(sub):
     """Add the command to argparse's sub-parsers."""
     parser = sub.add_parser('launch', help='run a script as several processes, on one or more hosts', epilog=EPILOG,
+                            usage='theano-mgpu launch -n N [options] SCRIPT|-m MODULE [ARGS]',
                             description='Run a Python script as several processes that train one model.',
                             formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('-n', '--ranks', type=positive, required=True, metavar='N', help='number of processes')
@@ -59,27 +62,42 @@ def add_parser(sub):
     parser.add_argument('--restarts', type=int, default=0, metavar='R',
                         help='how often to start again after an error (default: %(default)s)')
     parser.add_argument('--dry-run', action='store_true', help='print what would be run, and end')
-    parser.add_argument('script', help='a Python script')
-    parser.add_argument('args', nargs=argparse.REMAINDER, help='its arguments')
-    parser.set_defaults(run=run, works_without_theano=True)
+    parser.add_argument('-m', dest='module', nargs=argparse.REMAINDER, metavar='MODULE [ARGS]',
+                        help='run a module, as python -m does')
+    parser.add_argument('script', nargs='?', metavar='SCRIPT',
+                        help='a Python script; or the word run, then what "theano-mgpu run" takes')
+    parser.add_argument('args', nargs=argparse.REMAINDER, metavar='ARGS', help='its arguments')
+    parser.set_defaults(run=run, works_without_theano=True, parser=parser)
 
 
 def run(args):
     """Run the script, again after errors if so asked; the exit code is mpirun's."""
-    if not os.path.isfile(args.script):
-        raise MgpuError('there is no script %s; give the path of a Python file, then its arguments' % args.script)
+    program = program_of(args)
     if args.restarts < 0:
         raise MgpuError('--restarts %d: give 0 or more' % args.restarts)
     hosts = parse_hosts(args.hosts, args.ranks)
     per_host = max(hosts.values()) if hosts else args.ranks
     command = [find_mpirun()] + mpirun_options(args.ranks, hosts, per_host)
     environment = rank_environment(args, per_host)
-    command += carry(environment) + [sys.executable, args.script] + args.args
+    command += carry(environment) + [sys.executable] + program
     if args.dry_run:
         print(' '.join('%s=%s' % (name, environment[name]) for name in changed(environment)))
         print(shlex.join(command))
         return 0
     return run_with_restarts(command, environment, args.restarts)
+
+
+def program_of(args):
+    """What Python is to run in each process: a module, a script, or a script by `theano-mgpu run`."""
+    if args.module:
+        return ['-m'] + args.module
+    if args.script is None:
+        args.parser.error('give the path of a Python script, then its arguments; or -m MODULE')
+    if os.path.isfile(args.script):
+        return [args.script] + args.args
+    if args.script == 'run':
+        return ['-m', 'theano_mgpu', 'run'] + args.args
+    raise MgpuError('there is no script %s; give the path of a Python file, then its arguments' % args.script)
 
 
 def run_with_restarts(command, environment, restarts):

@@ -1,0 +1,115 @@
+"""Run a script or a module as ``python SCRIPT`` and ``python -m MODULE`` do, in this process."""
+import importlib.machinery
+import os
+import runpy
+import sys
+import types
+import zipfile
+
+import theano_mgpu
+
+from ..errors import MgpuError
+
+PACKAGE = os.path.dirname(os.path.abspath(theano_mgpu.__file__)) + os.sep
+
+
+def run_script(path, args):
+    """Run a script as ``python path args`` does.
+
+    Parameters
+    ----------
+    path : str
+        A Python file, or a directory or zip file with a ``__main__.py``.
+    args : list of str
+    """
+    sys.argv[:] = [path] + args
+    main = new_main()
+    if os.path.isdir(path) or zipfile.is_zipfile(path):
+        set_first_path(os.path.abspath(path))
+        with own_traceback():
+            runpy._run_module_as_main('__main__', alter_argv=False)
+        return
+    set_first_path(os.path.dirname(os.path.realpath(path)))
+    absolute = os.path.abspath(path)
+    loader = importlib.machinery.SourceFileLoader('__main__', absolute)
+    main.__dict__.update(__file__=absolute, __cached__=None, __loader__=loader)
+    with own_traceback():
+        with open(path, 'rb') as f:
+            code = compile(f.read(), absolute, 'exec', dont_inherit=True)
+        exec(code, main.__dict__)
+
+
+def run_module(name, args):
+    """Run a module as ``python -m name args`` does."""
+    sys.argv[:] = ['-m'] + args
+    new_main()
+    set_first_path(os.getcwd())
+    with own_traceback():
+        runpy._run_module_as_main(name)
+
+
+def new_main():
+    """A fresh ``__main__``, as a new interpreter has."""
+    main = types.ModuleType('__main__')
+    main.__dict__.update(__builtins__=sys.modules['builtins'], __annotations__={})
+    sys.modules['__main__'] = main
+    return main
+
+
+def set_first_path(folder):
+    """Give sys.path the first entry that the script would find there, unless Python was told to have none."""
+    if not getattr(sys.flags, 'safe_path', False):
+        sys.path[0] = folder
+
+
+class own_traceback:
+    """A context manager: an exception that leaves it is shown by whatever sys.excepthook is then, without our frames.
+
+    It goes on as it is, since Python does more than show it: the exit code, and the signal after a KeyboardInterrupt.
+    """
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        if error is None or isinstance(error, SystemExit):
+            return
+        hook = sys.excepthook
+
+        def show(kind, error, traceback):
+            hide_frames(error)
+            hook(kind, error, error.__traceback__)
+        sys.excepthook = show
+
+
+def hide_frames(error):
+    """Leave the frames of this package out of an exception's traceback, and of those that it came from.
+
+    Those within the script's stay where the error is one of this package's own code.
+    """
+    seen = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        frames = []
+        trace = error.__traceback__
+        while trace is not None:
+            frames.append(trace)
+            trace = trace.tb_next
+        starts = [number for number, frame in enumerate(frames) if frame.tb_frame.f_code in STARTS]
+        if starts:
+            del frames[:starts[0] + 1]
+        if frames and (not is_ours(frames[-1]) or isinstance(error, MgpuError)):
+            frames = [frame for frame in frames if not is_ours(frame)]
+        kept = None
+        for frame in reversed(frames):
+            kept = types.TracebackType(kept, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+        error.__traceback__ = kept
+        error = error.__cause__ or error.__context__
+
+
+def is_ours(trace):
+    """Whether an entry of a traceback is a frame of this package."""
+    return trace.tb_frame.f_code.co_filename.startswith(PACKAGE)
+
+
+STARTS = (run_script.__code__, run_module.__code__)  # what called them is no part of the script's traceback

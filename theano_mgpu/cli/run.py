@@ -1,0 +1,107 @@
+"""`theano-mgpu run`: a Keras script, unchanged, over several contexts."""
+import argparse
+import atexit
+import functools
+import os
+import sys
+
+from .. import compat, config, launched
+from ..context_map import parse_context_map
+from ..contexts import init
+from ..errors import MgpuError
+from .config import positive
+from .output import note
+from .program import run_module, run_script
+
+EPILOG = """\
+Every model that the script compiles trains, tests and predicts over the contexts: those of THEANO_FLAGS or
+.theanorc, or of --contexts, or every GPU. The script needs no change, and sees what it would see under python:
+its arguments, its standard input, its exit code; errors have their own traceback. A script that does not import
+Keras is run as it is.
+
+Said once, in a warning, and again in the summary (on stderr, at exit): a model that cannot be exactly as on one
+device, or that runs elsewhere, and why; a model for which one context is faster, measured on its first batches.
+With --strict each of these is an error. With --verify the first batch of each model is trained on one device and
+on the contexts, and a table shows the difference; the model is left as it was.
+
+examples:
+  theano-mgpu run train.py --epochs 5
+  theano-mgpu run --gpus 4 train.py
+  theano-mgpu run --contexts 'dev0->cuda0;dev1->cuda2' --verify train.py
+  theano-mgpu run -m package.train --epochs 5
+  theano-mgpu launch -n 2 run train.py      in two processes
+"""
+
+
+def add_parser(sub):
+    """Add the command to argparse's sub-parsers."""
+    parser = sub.add_parser('run', help='run a Keras script, unchanged, over several contexts', epilog=EPILOG,
+                            usage='theano-mgpu run [options] SCRIPT|-m MODULE [ARGS]',
+                            description='Run a script whose Keras models train and predict on several devices.',
+                            formatter_class=argparse.RawDescriptionHelpFormatter)
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument('--gpus', type=positive, metavar='N', help='use the first N contexts (default: all)')
+    which.add_argument('--contexts', metavar='MAP', type=context_map,
+                       help="contexts and their devices, e.g. 'dev0->cuda0;dev1->cuda1'")
+    parser.add_argument('--strict', action='store_true', help='an error for what is else only said')
+    parser.add_argument('--verify', action='store_true',
+                        help='compare one device and several on the first batch of each model')
+    parser.add_argument('-q', '--quiet', action='store_true', help='no summary at exit')
+    parser.add_argument('-m', dest='module', nargs=argparse.REMAINDER, metavar='MODULE [ARGS]',
+                        help='run a module, as python -m does')
+    parser.add_argument('script', nargs='?', metavar='SCRIPT', help='a Python script')
+    parser.add_argument('args', nargs=argparse.REMAINDER, metavar='ARGS', help='its arguments')
+    parser.set_defaults(run=run, parser=parser)
+
+
+def context_map(text):
+    """A context map as an argument: checked, no device is opened."""
+    try:
+        parse_context_map(text)
+    except MgpuError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
+def run(args):
+    """Prepare the run; what is returned runs the script, outside of what `main` makes of errors."""
+    if args.module is not None and not args.module:
+        args.parser.error('-m needs the name of a module')
+    if args.module is None and args.script is None:
+        args.parser.error('give the path of a Python script, then its arguments; or -m MODULE')
+    if args.module is None and not os.path.exists(args.script):
+        args.parser.error("can't open file %r: no such file" % args.script)
+    if args.verify and launched.trains_together():
+        raise MgpuError('--verify compares one device with the contexts of one process: leave it out, or run without '
+                        'launch')
+    os.environ['KERAS_BACKEND'] = 'theano'
+    if args.contexts:
+        flags = config.parse_flags(os.environ.get('THEANO_FLAGS', ''))
+        os.environ['THEANO_FLAGS'] = config.join_flags(dict(flags, contexts=args.contexts))
+    # Not before the script imports Keras: one that never does is to find no device open, and no Keras.
+    compat.after_import('keras', lambda keras: enable_in(keras, args))
+    if args.module:
+        return functools.partial(run_module, args.module[0], args.module[1:])
+    return functools.partial(run_script, args.script, args.args)
+
+
+def enable_in(keras, args):
+    """Have the models of the Keras that was just imported run over the contexts."""
+    if keras.backend.backend() != 'theano':
+        note('this script uses Keras on %s: its models are left alone' % keras.backend.backend())
+        return
+    try:
+        init(args.gpus)
+        from ..keras import enable
+        report = enable(strict=args.strict, verify=args.verify)
+    except MgpuError as error:
+        print('theano-mgpu: error: %s' % error, file=sys.stderr)
+        sys.exit(1)
+    if not args.quiet:
+        atexit.register(print_summary, report)
+
+
+def print_summary(report):
+    """Print what the models did, if there were any."""
+    if report and sys.stderr is not None:
+        print('theano-mgpu: %s' % report, file=sys.stderr)
