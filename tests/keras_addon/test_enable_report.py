@@ -1,0 +1,282 @@
+"""What `enable()` leaves alone, what it says once, what strict and verify make of it, and the report."""
+import warnings
+
+import theano_mgpu as mgpu
+from theano_mgpu.keras import Predictor, disable, enable, multi_gpu_model, verify
+from theano_mgpu.keras.report import SHOWN, Report
+from theano_mgpu.keras.spread import spread_of
+from theano_mgpu.one_context import MARGIN, ROUNDS, WARM_UP, Trial
+
+import keras
+import numpy as np
+import pytest
+from keras import backend as K
+from keras import layers as L
+from keras.models import Model, Sequential
+
+from .equivalence import COMPILED, QUICK, assert_equal, built, values
+from .zoo import dense, head, noise, one_hot
+
+X, Y = noise(43, 6).astype('float32'), one_hot(43).astype('float32')
+
+
+@pytest.fixture(autouse=True)
+def two_contexts(contexts):
+    contexts('cpu', 2)
+    yield
+    disable()
+
+
+def compiled(model, loss='categorical_crossentropy', **kwargs):
+    model.compile('adam', loss, **dict({'mode': QUICK}, **kwargs))
+    return model
+
+
+def normalised():
+    return Sequential([L.Dense(4, input_shape=(6,)), L.BatchNormalization(), head()])
+
+
+def outside_the_batch(x):
+    return K.sum(x, axis=0, keepdims=True)
+
+
+# --- Which models --------------------------------------------------------------------------------
+
+def test_only_models_compiled_while_it_is_enabled(recwarn):
+    before = compiled(dense())
+    report = enable()
+    during, never = compiled(dense()), dense()
+    never.predict(X)
+    disable()
+    after = compiled(dense())
+    for model in (before, during, after):
+        model.fit(X, Y, verbose=0, batch_size=20)
+    assert [spread_of(model) is not None for model in (before, during, never, after)] == [False, True, True, False]
+    assert {usage.name for usage in report.usages} == {during.name, never.name}
+    assert hasattr(during.train_function, 'function') and not hasattr(before.train_function, 'forward')
+    compiled(during)  # again, now that it is disabled
+    assert spread_of(during) is None
+    during.fit(X, Y, verbose=0)
+
+
+def test_chosen_contexts(contexts):
+    contexts('cpu', 3)
+    enable([2, 'host0'])
+    assert [c.name for c in spread_of(compiled(dense())).contexts] == ['host2', 'host0']
+    enable(1)
+    assert len(spread_of(compiled(dense())).contexts) == 1
+    with pytest.raises(mgpu.ContextError, match='`gpus=4`, as many contexts must be mapped; there are 3'):
+        enable(4)
+
+
+@pytest.mark.parametrize('batch,expected', [(6, 2), (5, 1)])
+def test_a_stateful_model_takes_as_many_contexts_as_divide_its_batch(batch, expected):
+    report = enable()
+    models = [Sequential([L.SimpleRNN(3, stateful=True, batch_input_shape=(batch, 5, 4))]) for _ in range(2)]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        for model in models:
+            compiled(model, 'mse').train_on_batch(noise(batch, 5, 4), noise(batch, 3))
+    assert [len(usage.contexts) for usage in report.usages] == [expected] * 2
+    assert K.get_value(models[0].layers[0].states[0]).any()
+    said = [str(w.message) for w in caught if issubclass(w.category, mgpu.MgpuWarning)]
+    assert len(said) == (expected == 1)
+    assert all('its batch of 5 samples does not divide evenly among 2 contexts: it takes 1' in text for text in said)
+
+
+def test_data_tensors_are_left_to_plain_keras():
+    data = L.Input(tensor=K.variable(X))
+    model = Model(data, head()(data))
+    enable()
+    with pytest.warns(mgpu.MgpuWarning, match='left to plain Keras.*reads its data from a tensor'):
+        model.compile('sgd', 'categorical_crossentropy', target_tensors=K.variable(Y))
+    assert spread_of(model) is None
+    model.fit(steps_per_epoch=3, epochs=1, verbose=0)
+
+
+def test_targets_that_are_tensors_are_left_to_plain_keras():
+    enable()
+    model = dense()
+    with pytest.warns(mgpu.MgpuWarning, match='left to plain Keras.*its targets are tensors'):
+        model.compile('sgd', 'categorical_crossentropy', target_tensors=K.variable(Y))
+    assert spread_of(model) is None
+
+
+def test_options_that_contexts_do_not_take():
+    enable()
+    with pytest.warns(mgpu.MgpuWarning, match='left to plain Keras.*does not take profile'):
+        model = compiled(dense(), profile=False)
+    assert np.isfinite(model.train_on_batch(X, Y))
+
+
+def test_outputs_that_are_no_samples_are_predicted_by_plain_keras():
+    report = enable()
+    a = L.Input((6,))
+    model = Model(a, L.Lambda(outside_the_batch, output_shape=(6,))(a))
+    with pytest.warns(mgpu.MgpuWarning, match='predicts in plain Keras'):
+        np.testing.assert_allclose(model.predict_on_batch(X), X.sum(axis=0, keepdims=True), rtol=1e-5)
+    assert model.predict_on_batch(X[:2]).shape == (1, 6)
+    assert any('only outputs with one row a sample' in note for note in report.notes)
+
+
+def test_the_add_ons_own_models_and_keras_own_function():
+    """`multi_gpu_model` and Predictor work as ever; a script that calls Keras's `multi_gpu_model` gets ours."""
+    enable()
+    model = compiled(dense())
+    parallel = keras.utils.multi_gpu_model(model, gpus=2)
+    assert parallel.template is model
+    own = multi_gpu_model(built(dense))
+    for each in (parallel, own):
+        compiled(each).fit(X, Y, verbose=0)
+    with Predictor(model) as predictor:
+        np.testing.assert_allclose(predictor.predict(X), model.predict(X), rtol=1e-4)
+    disable()
+    with pytest.raises(ValueError, match='TensorFlow'):
+        keras.utils.multi_gpu_model(model, gpus=2)
+
+
+# --- What is said --------------------------------------------------------------------------------
+
+def test_what_is_inexact_is_said_once_at_the_users_line():
+    report = enable()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        for _ in range(3):
+            compiled(normalised())
+    said = [w for w in caught if issubclass(w.category, mgpu.MgpuWarning)]
+    assert len(said) == 1 and said[0].filename == __file__
+    assert 'normalises each sub-batch by its own statistics' in str(said[0].message)
+    assert report.notes == [str(said[0].message)]
+
+
+def test_a_prediction_that_mixes_samples():
+    enable()
+    centred = Sequential([L.Lambda(lambda x: x - K.mean(x, axis=0), name='centre', input_shape=(6,))])
+    with pytest.warns(mgpu.MgpuWarning, match='layer centre mixes samples'):
+        centred.predict(X)
+
+
+def test_strict():
+    enable(strict=True)
+    with pytest.raises(mgpu.GraphError, match='layer batch_normalization.* normalises each sub-batch'):
+        compiled(normalised())
+    assert np.isfinite(compiled(dense()).train_on_batch(X, Y))
+    model = compiled(dense(), loss=lambda t, p: K.mean(K.square(t - p)))
+    with pytest.raises(mgpu.GraphError, match='with sample or class weights'):
+        model.fit(X, Y, sample_weight=np.arange(43.), verbose=0)
+
+
+def test_one_context_is_faster():
+    """So small a model pays for each context; the trial leaves nothing behind."""
+    report = enable()
+    text = 'one context is faster: a batch takes .* ms on host0->cpu and .* ms on 2 contexts'
+    model = compiled(built(dense), mode=COMPILED)
+    with pytest.warns(mgpu.MgpuWarning, match=text):
+        model.fit(X, Y, batch_size=10, epochs=3, shuffle=False, verbose=0)
+    disable()
+    plain = compiled(built(dense), mode=COMPILED)
+    plain.fit(X, Y, batch_size=10, epochs=3, shuffle=False, verbose=0)
+    assert_equal(values(model.weights + model.optimizer.weights), values(plain.weights + plain.optimizer.weights), 1e-5)
+    assert 'use one context' in report.notes[0]
+    enable(strict=True)
+    with pytest.raises(mgpu.GraphError, match='one context is faster'):
+        compiled(built(dense), mode=COMPILED).fit(X, Y, batch_size=5, epochs=2, verbose=0)
+
+
+class Step:
+    """A training function as the Trial sees one."""
+
+    def __init__(self, contexts, several):
+        self.contexts, self.seconds = contexts, several
+        self.forward = type('Forward', (), {'rows': [], 'ranks': type('Ranks', (), {'size': 1})})
+
+
+@pytest.mark.parametrize('several,verdict', [(MARGIN * 2.0 - 0.01, None), (MARGIN * 2.0 + 0.01, (2.0, 2.21))])
+def test_the_verdict(several, verdict, monkeypatch):
+    """Medians of the first batches, without the very first ones."""
+    taken = iter([2.0] * ROUNDS)
+    monkeypatch.setattr('theano_mgpu.one_context.seconds_on_one', lambda step, args: next(taken))
+    trial = Trial(Step(mgpu.contexts(), several))
+    found = [trial.after([X, Y]) for _ in range(WARM_UP + ROUNDS)]
+    assert found == [None] * (WARM_UP + ROUNDS - 1) + [verdict and pytest.approx(verdict)]
+    assert not trial.open and not list(taken)
+
+
+def test_a_batch_that_one_context_cannot_take(monkeypatch):
+    """Of a model that is too large for one device nothing is said, and training goes on."""
+    def fail(step, args):
+        raise MemoryError('no room')
+    monkeypatch.setattr('theano_mgpu.one_context.seconds_on_one', fail)
+    trial = Trial(Step(mgpu.contexts(), 1.0))
+    assert [trial.after([X, Y]) for _ in range(WARM_UP + 2)] == [None] * (WARM_UP + 2)
+    assert not trial.open and str(trial.error) == 'no room'
+
+
+def test_no_trial_on_one_context():
+    assert not Trial(Step(mgpu.contexts()[:1], 1.0)).open
+
+
+# --- Certificates --------------------------------------------------------------------------------
+
+def test_verify_prints_a_certificate_of_each_model_and_changes_nothing(capsys):
+    states = []
+    for checks in (True, False):
+        enable(verify=checks)
+        model, other = compiled(built(dense), metrics=['accuracy']), compiled(built(dense), 'mse')
+        for each in (model, other):
+            history = each.fit(X, Y, batch_size=10, epochs=1, shuffle=False, verbose=0).history
+            states.append((values(each.weights + each.optimizer.weights), history))
+    text = capsys.readouterr().err
+    assert text.count('one step on one device and on 2 contexts') == 2 == text.count('same answer')
+    assert model.name.rpartition('_')[0] in text
+    for (found, history), (expected, expected_history) in zip(states[:2], states[2:]):
+        assert_equal(found, expected, 0)
+        assert history == expected_history
+
+
+def test_a_certificate_of_a_subclassed_model(capsys):
+    class Subclassed(Model):
+        def __init__(self):
+            super().__init__()
+            self.out = head()
+
+        def call(self, x):
+            return self.out(x)
+    enable(verify=True)
+    model = compiled(Subclassed())
+    model.fit(X, Y, verbose=0)
+    assert 'same answer' in capsys.readouterr().err
+    assert verify(model, X, Y).passed
+
+
+def test_strict_makes_an_error_of_a_certificate_that_fails(capsys):
+    enable(strict=True, verify=True)
+    dropped = compiled(Sequential([L.Dropout(0.5, input_shape=(6,)), head()]))
+    with pytest.raises(mgpu.GraphError, match='does not give the same answer'):
+        dropped.fit(X, Y, verbose=0)
+    assert 'draws from a random stream of its own' in capsys.readouterr().err
+
+
+# --- The report ----------------------------------------------------------------------------------
+
+def test_the_report():
+    report = enable()
+    assert not report
+    model = compiled(dense(), metrics=['accuracy'])
+    model.fit(X, Y, batch_size=10, verbose=0, validation_split=0.3)
+    compiled(model).fit(X, Y, batch_size=10, verbose=0)
+    model.predict(X[:7])
+    title, header, row = str(report).splitlines()[:3]
+    assert report and title == '1 model on 2 contexts (host0->cpu;host1->cpu)'
+    assert header.split() == ['MODEL', 'CONTEXTS', 'TRAINED', 'SAMPLES/S', 'TESTED', 'SAMPLES/S', 'PREDICTED',
+                              'SAMPLES/S']
+    cells = row.split()
+    assert cells[:4] == [model.name, 'host0', 'host1', '73'] and cells[5] == '13' and cells[7:] == ['7', '-']
+    assert float(cells[4].replace(',', '')) > 0
+
+
+def test_many_models_are_not_all_listed():
+    report = Report()
+    for number in range(SHOWN + 5):
+        report.usage('model_%d' % number).add('train', 1000, 0.5)
+    assert str(report).endswith('and 5 models more') and 'model_%d ' % (SHOWN - 1) in str(report)
