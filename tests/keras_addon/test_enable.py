@@ -21,7 +21,7 @@ from .zoo import dense, head, noise, one_hot, tokens
 pytestmark = pytest.mark.filterwarnings('ignore:.*one context is faster')
 X, Y = noise(43, 6).astype('float32'), one_hot(43).astype('float32')
 SEQUENCES = noise(43, 5, 4).astype('float32')
-ON_GPU = pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=pytest.mark.slow)])
+MODE = {'cpu': QUICK, 'gpu': None}
 
 
 @pytest.fixture(autouse=True)
@@ -30,10 +30,25 @@ def disabled_after():
     disable()
 
 
+@pytest.fixture(params=['cpu', pytest.param('gpu', marks=pytest.mark.slow)])
+def kind(request):
+    """Each test runs on `cpu` contexts, and as a slow one on OpenCL's or CUDA's."""
+    return request.param
+
+
 @pytest.fixture
-def same(contexts):
+def compiled(kind):
+    """A function that compiles a model."""
+    def compile(model, optimizer='adam', loss='categorical_crossentropy', **kwargs):
+        model.compile(optimizer, loss, **dict({'metrics': ['accuracy'], 'mode': MODE[kind]}, **kwargs))
+        return model
+    return compile
+
+
+@pytest.fixture
+def same(contexts, kind):
     """A function that runs a script's function in plain Keras and on two contexts, and compares what it returns."""
-    def check(script, kind='cpu', tolerance=1e-5):
+    def check(script, tolerance=1e-5):
         results = []
         for several in (False, True):
             contexts(kind, 2)
@@ -61,11 +76,6 @@ def assert_alike(found, expected, tolerance, where='result'):
                                    atol=tolerance * max(1.0, float(np.abs(expected).max() if np.size(expected) else 0)))
 
 
-def compiled(model, optimizer='adam', loss='categorical_crossentropy', **kwargs):
-    model.compile(optimizer, loss, **dict({'metrics': ['accuracy'], 'mode': QUICK}, **kwargs))
-    return model
-
-
 def left_behind(model):
     """Weights and the optimizer's state."""
     return model.get_weights() + model.optimizer.get_weights()
@@ -73,26 +83,25 @@ def left_behind(model):
 
 # --- Training ------------------------------------------------------------------------------------
 
-@ON_GPU
-def test_sequential_training(same, kind):
+def test_sequential_training(same, compiled):
     def script():
-        model = compiled(dense(), mode=None if kind == 'gpu' else QUICK)
+        model = compiled(dense())
         history = model.fit(X, Y, batch_size=10, epochs=2, validation_split=0.3, verbose=0).history
         return [history, model.evaluate(X, Y, batch_size=9, verbose=0), model.predict(X, batch_size=8),
                 model.predict_proba(X), model.predict_classes(X), model.train_on_batch(X[:3], Y[:3]),
                 model.test_on_batch(X[:5], Y[:5]), model.predict_on_batch(X[:1]), left_behind(model)]
-    report = same(script, kind)
+    report = same(script)
     usage, = report.usages
     assert usage.samples == {'train': 30 * 2 + 3, 'test': 13 * 2 + 43 + 5, 'predict': 43 * 3 + 1}
     assert 'sequential' in str(report) and '63' in str(report)
 
 
-def test_functional_training_with_loss_weights(same):
+def test_functional_training_with_loss_weights(same, kind):
     other, place = noise(43, 4, seed=3), noise(43, 2, seed=4)
 
     def script():
         model = zoo.functional()
-        model.compile('rmsprop', loss={'kind': 'categorical_crossentropy', 'place': 'mse'}, mode=QUICK,
+        model.compile('rmsprop', loss={'kind': 'categorical_crossentropy', 'place': 'mse'}, mode=MODE[kind],
                       loss_weights={'kind': 0.3, 'place': 2.0}, metrics={'kind': 'accuracy', 'place': ['mae']},
                       weighted_metrics=['mse'])
         targets = {'kind': Y, 'place': place}
@@ -102,7 +111,7 @@ def test_functional_training_with_loss_weights(same):
     same(script)
 
 
-def test_class_and_sample_weights(same):
+def test_class_and_sample_weights(same, compiled):
     def script():
         model = compiled(dense(), weighted_metrics=['accuracy'])
         histories = [model.fit(X, Y, batch_size=10, verbose=0, **weights).history
@@ -115,7 +124,7 @@ def test_class_and_sample_weights(same):
     same(script)
 
 
-def test_metrics(same):
+def test_metrics(same, compiled):
     def precise(y_true, y_pred):
         return K.mean(K.square(y_true - y_pred))
 
@@ -130,14 +139,14 @@ def test_metrics(same):
 
 
 @pytest.mark.parametrize('name', ['lstm, masking', pytest.param('embedding', marks=pytest.mark.slow)])
-def test_masking(name, same):
+def test_masking(name, same, compiled):
     def script():
         model = compiled(zoo.MODELS[name][0]())
         return [model.fit(tokens(43, 5), Y, batch_size=10, verbose=0).history, left_behind(model)]
     same(script)
 
 
-def test_a_masking_layer_and_a_mask_that_reaches_the_loss(same):
+def test_a_masking_layer_and_a_mask_that_reaches_the_loss(same, compiled):
     data = SEQUENCES.copy()
     data[::3, 2:] = 0
 
@@ -149,7 +158,7 @@ def test_a_masking_layer_and_a_mask_that_reaches_the_loss(same):
     same(script)
 
 
-def test_trainability(same):
+def test_trainability(same, compiled):
     """Frozen layers keep their weights; what counts is what was set at compile, as in Keras."""
     def script():
         model = compiled(Sequential([L.Dense(4, activation='tanh', input_shape=(6,)), L.Dense(4), head()]))
@@ -167,7 +176,7 @@ def test_trainability(same):
     same(script)
 
 
-def test_callbacks(same, tmp_path):
+def test_callbacks(same, tmp_path, compiled):
     def script():
         model, seen = compiled(dense()), []
         path, log = str(tmp_path / 'best.h5'), str(tmp_path / 'log.csv')
@@ -192,20 +201,19 @@ class Batches(keras.utils.Sequence):
 
 
 @pytest.mark.parametrize('processes', [False, True])
-@ON_GPU
-def test_generators(processes, kind, same):
+def test_generators(processes, same, compiled):
     """With threads and with processes, which are forked while the devices are open."""
     def script():
-        model = compiled(dense(), mode=None if kind == 'gpu' else QUICK)
+        model = compiled(dense())
         options = {'workers': 2, 'use_multiprocessing': processes, 'max_queue_size': 3}
         history = model.fit_generator(Batches(), epochs=2, verbose=0, shuffle=False, validation_data=Batches(),
                                       **options).history
         return [history, model.evaluate_generator(Batches(), **options), model.predict_generator(Batches(), **options),
                 left_behind(model)]
-    same(script, kind)
+    same(script)
 
 
-def test_a_plain_generator(same):
+def test_a_plain_generator(same, compiled):
     def batches():
         while True:
             for i in range(0, 43, 10):
@@ -219,7 +227,7 @@ def test_a_plain_generator(same):
 
 # --- Files and copies ----------------------------------------------------------------------------
 
-def test_saving(same, tmp_path):
+def test_saving(same, tmp_path, compiled):
     """A loaded model runs over the contexts, too, and goes on with the optimizer's state."""
     path, weights = str(tmp_path / 'm.h5'), str(tmp_path / 'w.h5')
 
@@ -239,7 +247,7 @@ def test_saving(same, tmp_path):
     same(script)
 
 
-def test_pickling(same):
+def test_pickling(same, compiled):
     def script():
         model = compiled(dense())
         model.fit(X, Y, verbose=0)
@@ -260,7 +268,7 @@ class Subclassed(Model):
         return self.out(self.hidden(x))
 
 
-def test_a_subclassed_model(same):
+def test_a_subclassed_model(same, compiled):
     """Keras builds it with the first batch, and compiles it then."""
     def script():
         model = compiled(Subclassed())
@@ -277,11 +285,11 @@ class Shouting(Sequential):
         return super().fit(x, y, batch_size=10, verbose=0)
 
 
-def test_a_class_with_a_fit_of_its_own(same):
+def test_a_class_with_a_fit_of_its_own(same, compiled):
     same(lambda: compiled(Shouting([L.Dense(3, input_shape=(6,))]), loss='mse').fit(X, Y, loud=True).history)
 
 
-def test_a_sequential_model_without_an_input_shape(same):
+def test_a_sequential_model_without_an_input_shape(same, compiled):
     def script():
         model = compiled(Sequential([L.Dense(4, activation='tanh'), head()]))
         return [model.fit(X, Y, batch_size=10, verbose=0).history, model.predict(X)]
@@ -293,7 +301,7 @@ def test_a_model_that_is_not_compiled_predicts(same):
     assert report.usages[0].samples == {'predict': 43}
 
 
-def test_scikit_learn_wrappers(same):
+def test_scikit_learn_wrappers(same, compiled):
     def classifier(units=4):
         return compiled(Sequential([L.Dense(units, activation='tanh', input_shape=(6,)), head()]))
 
@@ -311,7 +319,7 @@ def test_scikit_learn_wrappers(same):
     same(script)
 
 
-def test_grid_search(same):
+def test_grid_search(same, compiled):
     search = pytest.importorskip('sklearn.model_selection')
 
     def build(units):
@@ -326,17 +334,15 @@ def test_grid_search(same):
 
 # --- Models that share layers --------------------------------------------------------------------
 
-@ON_GPU
-def test_a_gan(kind, same):
+def test_a_gan(same, compiled):
     """The discriminator is compiled, then frozen in the combined model; both are trained in turns."""
     def script():
-        mode = None if kind == 'gpu' else QUICK
         generator = Sequential([L.Dense(5, activation='tanh', input_shape=(2,)), L.Dense(6)])
         discriminator = Sequential([L.Dense(5, activation='tanh', input_shape=(6,)), L.Dense(1, activation='sigmoid')])
-        compiled(discriminator, loss='binary_crossentropy', mode=mode)
+        compiled(discriminator, loss='binary_crossentropy')
         discriminator.trainable = False
         z = L.Input((2,))
-        combined = compiled(Model(z, discriminator(generator(z))), loss='binary_crossentropy', mode=mode)
+        combined = compiled(Model(z, discriminator(generator(z))), loss='binary_crossentropy')
         results = []
         for step in range(4):
             latent = noise(11, 2, seed=step)
@@ -349,10 +355,10 @@ def test_a_gan(kind, same):
             np.testing.assert_array_equal(discriminator.get_weights()[0], before[0])
         return results + generator.get_weights() + discriminator.get_weights()
     with pytest.warns(UserWarning, match='Discrepancy'):
-        same(script, kind)
+        same(script)
 
 
-def test_models_of_shared_layers_trained_alternately(same):
+def test_models_of_shared_layers_trained_alternately(same, compiled):
     def script():
         a = L.Input((6,))
         hidden = L.Dense(5, activation='tanh')(a)
@@ -365,7 +371,7 @@ def test_models_of_shared_layers_trained_alternately(same):
     same(script)
 
 
-def test_a_function_of_trained_tensors_sees_current_weights(same):
+def test_a_function_of_trained_tensors_sees_current_weights(same, compiled):
     def script():
         model = compiled(dense())
         hidden = K.function([model.input], [model.layers[0].output])
@@ -379,7 +385,7 @@ def test_a_function_of_trained_tensors_sees_current_weights(same):
     same(script)
 
 
-def test_a_model_in_a_model(same):
+def test_a_model_in_a_model(same, compiled):
     def script():
         base = compiled(dense())
         base.fit(X, Y, verbose=0)
