@@ -1,0 +1,199 @@
+"""`theano-mgpu run`: a script as under python, and its Keras models over the contexts."""
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import zipfile
+from pathlib import Path
+
+from theano_mgpu.cli import main
+
+import pytest
+from test_ranks import needs_mpi
+
+ROOT = Path(__file__).resolve().parent.parent
+TWO = ['--contexts', 'left->cpu;right->cpu']
+
+
+def start(words, folder, flags='floatX=float32', **kwargs):
+    env = dict(os.environ, PYTHONPATH=str(ROOT), THEANO_FLAGS=flags)
+    env.pop('KERAS_BACKEND', None)
+    return subprocess.Popen([sys.executable] + words, cwd=str(folder), env=env, text=True, stdin=subprocess.PIPE,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, **kwargs)
+
+
+def finish(process, stdin=''):
+    """(exit code, stdout, stderr) of a process."""
+    out, err = process.communicate(stdin, timeout=300)
+    return process.returncode, out, err
+
+
+def run(*args, folder, stdin='', **kwargs):
+    return finish(start(['-m', 'theano_mgpu', 'run'] + list(args), folder, **kwargs), stdin)
+
+
+def write(path, text):
+    path.write_text(textwrap.dedent(text))
+    return path.name
+
+
+# --- As under python -----------------------------------------------------------------------------
+
+LOOK = '''
+    """A script that looks around."""
+    import os, sys, threading
+    print(__name__, __file__, __doc__, __package__, __spec__, sorted(globals()))
+    print(sys.argv, os.path.realpath(sys.path[0]), os.getcwd(), sys.modules['__main__'].__dict__ is globals())
+    print(repr(sys.stdin.read()), 'keras' in sys.modules, 'KERAS' in os.environ)
+    threading.Timer(0.1, print, ['a thread ends']).start()
+    import atexit
+    atexit.register(print, 'goodbye')
+'''
+RAISES = '''
+    def fail():
+        try:
+            {}['missing']
+        except KeyError as error:
+            raise ValueError('wrong') from error
+    fail()
+'''
+OWN_HOOK = '''
+    import sys, traceback
+    sys.excepthook = lambda kind, error, trace: print(''.join(traceback.format_exception(kind, error, trace)))
+    1 / 0
+'''
+SCRIPTS = {
+    'looks around': LOOK,
+    'exits 3': 'import sys; print("some"); sys.exit(3)',
+    'exits with a text': 'raise SystemExit("the reason")',
+    'exits with nothing': 'import sys; sys.exit()',
+    'raises': RAISES,
+    'has an excepthook': OWN_HOOK,
+    'is no python': 'x = (',
+    'is interrupted': 'raise KeyboardInterrupt',
+    'ends a pipe': 'raise BrokenPipeError("of its own")',
+    'fails at exit': 'import atexit; atexit.register(lambda: 1 / 0)',
+    'closes its output': 'import sys; print("x"); sys.stdout.close()',
+    'spawns a process': '''
+        import multiprocessing, os
+        def work(x):
+            return x * 2
+        if __name__ == '__main__':
+            with multiprocessing.get_context('spawn').Pool(1) as pool:
+                print(pool.map(work, [1, 2]))
+    ''',
+}
+
+
+@pytest.mark.parametrize('name', list(SCRIPTS))
+def test_a_script_without_keras_runs_as_under_python(name, tmp_path):
+    words = [write(tmp_path / 'script.py', SCRIPTS[name]), 'one', '--two', '-q', '--gpus']
+    plain, ours = start(words, tmp_path), start(['-m', 'theano_mgpu', 'run'] + words, tmp_path)
+    results = [[re.sub('0x[0-9a-f]+', '0x', str(part)) for part in finish(process, 'typed\n')]
+               for process in (ours, plain)]
+    assert results[0] == results[1]
+
+
+def test_modules_folders_and_archives_run_as_under_python(tmp_path):
+    package = tmp_path / 'package'
+    package.mkdir()
+    write(package / '__init__.py', 'print("package")')
+    write(package / 'train.py', 'import sys; print(__name__, __package__, __spec__.name, sys.argv, sys.path[0]); 1 / 0')
+    write(package / '__main__.py', 'import sys; print(__name__, sys.argv, sys.path[0])')
+    with zipfile.ZipFile(str(tmp_path / 'app.zip'), 'w') as archive:
+        archive.writestr('__main__.py', 'import sys; print(__name__, sys.argv, sys.path[0])')
+    for words in (['-m', 'package.train', '-x', '1'], ['-m', 'package', 'y'], ['package', 'z'], ['app.zip'],
+                  ['-m', 'no_such_module']):
+        plain, ours = start(words, tmp_path), start(['-m', 'theano_mgpu', 'run'] + words, tmp_path)
+        assert finish(ours) == finish(plain), words
+
+
+def test_a_signal_ends_it_as_it_ends_python(tmp_path):
+    script = write(tmp_path / 'script.py', 'import time; print("ready", flush=True); time.sleep(60)')
+    for number in (signal.SIGINT, signal.SIGTERM):
+        found = []
+        for words in ([script], ['-m', 'theano_mgpu', 'run', script]):
+            process = start(words, tmp_path)
+            assert process.stdout.readline() == 'ready\n'
+            process.send_signal(number)
+            found.append(finish(process))
+        assert found[0] == found[1] and found[0][0] == -number
+
+
+@pytest.mark.parametrize('args,message', [
+    ([], 'give the path of a Python script'), (['-m'], '-m needs the name of a module'),
+    (['nowhere.py'], "can't open file 'nowhere.py'"), (['--gpus', '0', 'x.py'], "'0' is no whole number"),
+    (['--contexts', 'a->b', 'x.py'], "'b' in the context map 'a->b' is no device"),
+    (['--contexts', 'a->cpu', '--gpus', '2', 'x.py'], 'not allowed with')])
+def test_bad_arguments(args, message, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(['run'] + args)
+    assert caught.value.code == 2 and message in capsys.readouterr().err
+
+
+# --- With Keras ----------------------------------------------------------------------------------
+
+TRAIN = '''
+    import sys
+    import keras
+    import numpy as np
+    from keras.layers import Dense
+    np.random.seed(1)
+    x, y = np.random.rand(50, 8), np.eye(3)[np.arange(50) % 3]
+    model = keras.Sequential([Dense(4, activation='tanh', input_shape=(8,)), Dense(3, activation='softmax')])
+    model.compile('adam', 'categorical_crossentropy', metrics=['accuracy'])
+    model.fit(x, y, batch_size=16, epochs=2, verbose=2)
+    print('%.5f' % model.evaluate(x, y, verbose=0)[0], model.predict(x[:3]).round(4).tolist())
+    if 'fail' in sys.argv:
+        model.fit(x[:, 1:], y)
+'''
+PLAIN = 'import theano_mgpu, runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name="__main__")'
+
+
+def without_seconds(text):
+    return re.sub(r' - \d+s - ', ' - ', text)
+
+
+def test_a_keras_script(tmp_path):
+    """The same output on one device and on two; what the models did comes on stderr."""
+    script = write(tmp_path / 'train.py', TRAIN)
+    plain = finish(start(['-c', PLAIN, script], tmp_path))
+    code, out, err = run(*TWO, script, folder=tmp_path)
+    assert (code, without_seconds(out)) == (0, without_seconds(plain[1])) and plain[0] == 0
+    title, header, row = err[err.index('theano-mgpu: '):].splitlines()[:3]
+    assert title == 'theano-mgpu: 1 model on 2 contexts (left->cpu;right->cpu)' and 'TRAINED' in header
+    assert row.split()[:4] == ['sequential_1', 'left', 'right', '100']
+    code, out, err = run('--quiet', '--gpus', '1', script, folder=tmp_path, flags='contexts=one->cpu;two->cpu')
+    assert code == 0 and 'theano-mgpu' not in err and 'one context is faster' not in err
+
+
+def test_an_error_in_keras_has_the_traceback_of_python(tmp_path):
+    script = write(tmp_path / 'train.py', TRAIN)
+    code, _, err = run(*TWO, '--verify', script, 'fail', folder=tmp_path)
+    assert code == 1 and 'same answer: the largest difference is' in err
+    trace = err[err.index('Traceback'):err.index('theano-mgpu: 1 model')]
+    assert trace.count('Traceback') == 1 and 'theano_mgpu' not in trace and 'runpy' not in trace
+    files = re.findall(r'File "(.*?)", line (\d+)', trace)
+    assert files[0][0] == str(tmp_path / 'train.py') and all('keras' in name for name, _ in files[1:])
+    assert 'expected dense_1_input to have shape (8,)' in trace
+
+
+def test_contexts_that_are_not_there_end_it(tmp_path):
+    script = write(tmp_path / 'train.py', 'print("begins")\nimport keras\nprint("goes on")')
+    code, out, err = run('--gpus', '3', script, folder=tmp_path, flags='contexts=one->cpu;two->cpu')
+    assert (code, out) == (1, 'begins\n')
+    assert 'theano-mgpu: error: 3 contexts were asked for; there are 2: one->cpu;two->cpu' in err
+
+
+@needs_mpi
+def test_launch_runs_it_in_each_process(tmp_path):
+    script = write(tmp_path / 'train.py', TRAIN)
+    code, one, _ = run(*TWO, script, folder=tmp_path)
+    words = ['-m', 'theano_mgpu', 'launch', '-n', '2', 'run', '--contexts', 'host->cpu', script]
+    launched, out, err = finish(start(words, tmp_path))
+    assert (code, launched) == (0, 0), err
+    assert without_seconds(out) == without_seconds(one) and err.count('theano-mgpu: 1 model') == 1
+    code, out, err = finish(start(words[:6] + ['--verify'] + words[6:], tmp_path))
+    assert code == 1 and '--verify compares one device with the contexts of one process' in err
