@@ -130,3 +130,17 @@ def test_elementwise_ops_on_a_gpu_are_those_of_the_cpu(gpu2):
     total = sum(elementwise(x))
     values = np.array([-2.5, -1, -0.5, 0, 0.25, 0.5, 1.5, 3], 'float32')
     np.testing.assert_allclose(mgpu.function([x], total)(values), theano.function([x], total)(values), rtol=1e-6)
+
+
+def test_validation_in_fit_generator_leaves_the_progress_bar_of_the_training_alone(cpu2):
+    """Keras hands its callbacks on to `evaluate`: "'<' not supported between instances of 'int' and 'NoneType'"."""
+    from theano_mgpu.keras import multi_gpu_model
+
+    from keras.layers import Dense
+    from keras.models import Sequential
+    x, y = np.ones((10, 3)), np.ones((10, 2))
+    model = multi_gpu_model(Sequential([Dense(2, input_shape=(3,))]))
+    model.compile('sgd', 'mse', mode=theano.Mode(linker='py', optimizer='fast_compile'))
+    generator = ((x, y) for _ in range(20))
+    history = model.fit_generator(generator, steps_per_epoch=2, epochs=2, verbose=2, validation_data=(x, y))
+    assert len(history.history['val_loss']) == 2

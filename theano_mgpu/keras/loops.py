@@ -11,7 +11,7 @@ from keras import callbacks as keras_callbacks
 
 from .. import launched
 from ..executors import mpi_ranks
-from .checkpoint import WhileComputing, with_checkpoint
+from .checkpoint import with_checkpoint
 
 # Callbacks that only write. Those that steer (EarlyStopping, schedules) have to run, and agree, on every rank.
 WRITERS = (keras_callbacks.ModelCheckpoint, keras_callbacks.CSVLogger, keras_callbacks.RemoteMonitor,
@@ -38,11 +38,11 @@ def loop_of(method):
             changed_args = [changed.get(name, value) for name, value in zip(names[1:], args)]
             return method(self, *changed_args, **dict(kwargs, **own))
 
-        callbacks = list(given('callbacks') or [])
-        inside = any(isinstance(callback, (Together, WhileComputing)) for callback in callbacks)
-        if inside or not (callbacks or launched.trains_together()):
+        callbacks = given('callbacks') or []
+        within = isinstance(callbacks, keras_callbacks.CallbackList)  # the validation of another loop
+        if within or not (callbacks or launched.trains_together()):
             return method(self, *args, **kwargs)
-        checkpoint, callbacks = with_checkpoint(callbacks)
+        checkpoint, callbacks = with_checkpoint(list(callbacks))
         try:
             return run_together(run, callbacks) if launched.trains_together() else run(callbacks=callbacks)
         finally:
