@@ -118,7 +118,9 @@ def test_a_signal_ends_it_as_it_ends_python(tmp_path):
             process = start(words, tmp_path)
             assert process.stdout.readline() == 'ready\n'
             process.send_signal(number)
-            found.append(finish(process))
+            code, out, err = finish(process)
+            found.append((code, out, err.splitlines()[:2][:-1], err.splitlines()[-1:]))  # between is where it was hit
+            assert 'theano_mgpu' not in err
         assert found[0] == found[1] and found[0][0] == -number
 
 
@@ -197,3 +199,30 @@ def test_launch_runs_it_in_each_process(tmp_path):
     assert without_seconds(out) == without_seconds(one) and err.count('theano-mgpu: 1 model') == 1
     code, out, err = finish(start(words[:6] + ['--verify'] + words[6:], tmp_path))
     assert code == 1 and '--verify compares one device with the contexts of one process' in err
+
+
+def test_flags_that_the_script_sets_itself(tmp_path):
+    """Many scripts do so before they import Keras; under `run` Theano is there already."""
+    script = write(tmp_path / 'train.py', '''
+        import os
+        os.environ['THEANO_FLAGS'] = 'device=cuda0,floatX=float32,optimizer=fast_compile,gcc.cxxflags=-O1,no_such=1'
+        import keras, theano
+        import theano_mgpu as mgpu
+        print(theano.config.optimizer, theano.config.gcc.cxxflags, theano.config.floatX)
+        print(' '.join(context.name for context in mgpu.contexts()))
+    ''')
+    code, out, err = run(*TWO, script, folder=tmp_path)
+    assert (code, out) == (0, 'fast_compile -O1 float32\nleft right\n'), err
+    note = err[err.index('theano-mgpu: note: the script sets flags of Theano that come too late: '):]
+    assert 'device=cuda0 (' in note and 'no_such=1 (' in note and 'optimizer' not in note
+
+
+def test_another_backend_is_left_alone(tmp_path):
+    (tmp_path / 'keras').mkdir()
+    write(tmp_path / 'keras' / '__init__.py', '''
+        class backend:
+            backend = staticmethod(lambda: 'cntk')
+    ''')
+    script = write(tmp_path / 'train.py', 'import keras; print("done")')
+    code, out, err = run(script, folder=tmp_path)
+    assert (code, out) == (0, 'done\n') and 'uses Keras on cntk: its models are left alone' in err

@@ -249,6 +249,28 @@ def test_a_certificate_of_a_subclassed_model(capsys):
     assert verify(model, X, Y).passed
 
 
+def test_models_that_do_not_train_get_a_certificate_of_what_they_do(capsys):
+    enable(verify=True)
+    generator, tested = built(dense), compiled(built(dense))
+    state = Sequential([L.SimpleRNN(3, stateful=True, batch_input_shape=(6, 5, 4))])
+    expected = generator.predict_on_batch(X)
+    generator.predict(X, batch_size=10)
+    first = capsys.readouterr().err
+    assert first.count('one prediction on one device and on 2 contexts') == 1 and 'output   ' in first
+    assert 'same answer' in first
+    np.testing.assert_allclose(generator.predict_on_batch(X), expected, rtol=1e-6)
+    tested.evaluate(X, Y, verbose=0)
+    tested.predict(X)
+    tested.fit(X, Y, verbose=0)
+    second = capsys.readouterr().err
+    assert second.count('one step on one device') == 1 == second.count('same answer')
+    state.predict(noise(6, 5, 4), batch_size=6)
+    once = K.get_value(state.layers[0].states[0])
+    state.reset_states()
+    state.predict_on_batch(noise(6, 5, 4))
+    np.testing.assert_array_equal(K.get_value(state.layers[0].states[0]), once)
+
+
 def test_strict_makes_an_error_of_a_certificate_that_fails(capsys):
     enable(strict=True, verify=True)
     dropped = compiled(Sequential([L.Dropout(0.5, input_shape=(6,)), head()]))

@@ -51,7 +51,13 @@ model.compile(loss='categorical_crossentropy',
 datagen = ImageDataGenerator(rotation_range=15, width_shift_range=0.1, height_shift_range=0.1, horizontal_flip=True)
 # with a seed the images do not depend on what else draws from NumPy's generator
 batches = datagen.flow(x_train, y_train, batch_size=batch_size, seed=1337)
-model.fit_generator(batches, steps_per_epoch=len(batches), epochs=epochs, verbose=2, validation_data=(x_test, y_test))
+# it shuffles the images; the order of the batches, which Python's generator would shuffle, stays
+model.fit_generator(batches,
+                    steps_per_epoch=len(batches),
+                    epochs=epochs,
+                    verbose=2,
+                    shuffle=False,
+                    validation_data=(x_test, y_test))
 
 score = model.evaluate(x_test, y_test, batch_size=batch_size, verbose=0)
 print('Test accuracy:', score[1])

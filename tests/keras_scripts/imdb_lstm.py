@@ -2,7 +2,7 @@
 import sys
 
 import numpy as np
-from keras.layers import LSTM, Dense, Embedding
+from keras.layers import LSTM, Dense, Embedding, SpatialDropout1D
 from keras.models import Sequential
 from keras.optimizers import Adam
 from keras.preprocessing import sequence
@@ -40,7 +40,9 @@ print('x_test shape:', x_test.shape)
 print('Build model...')
 model = Sequential()
 model.add(Embedding(max_features, 12))
-model.add(LSTM(12, dropout=dropout, recurrent_dropout=dropout))
+if dropout:
+    model.add(SpatialDropout1D(dropout))
+model.add(LSTM(12))
 model.add(Dense(1, activation='sigmoid'))
 
 model.compile(loss='binary_crossentropy', optimizer=Adam(lr=0.01), metrics=['accuracy'])

@@ -3,7 +3,7 @@ series, so that the state at its end is the one that the next batch starts from.
 import sys
 
 import numpy as np
-from keras.layers import LSTM, Dense
+from keras.layers import LSTM, Dense, Dropout
 from keras.models import Sequential
 
 np.random.seed(1337)
@@ -33,8 +33,9 @@ print('x_train shape:', x_train.shape)
 print('x_test shape:', x_test.shape)
 
 model = Sequential()
-model.add(LSTM(10, batch_input_shape=(batch_size, timesteps, 1), return_sequences=True, stateful=True, dropout=dropout))
-model.add(LSTM(10, stateful=True, dropout=dropout))
+model.add(LSTM(12, batch_input_shape=(batch_size, timesteps, 1), stateful=True))
+if dropout:
+    model.add(Dropout(dropout))
 model.add(Dense(1))
 model.compile(loss='mse', optimizer='rmsprop')
 

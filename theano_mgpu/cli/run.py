@@ -78,20 +78,22 @@ def run(args):
     if args.contexts:
         flags = config.parse_flags(os.environ.get('THEANO_FLAGS', ''))
         os.environ['THEANO_FLAGS'] = config.join_flags(dict(flags, contexts=args.contexts))
+    flags = os.environ.get('THEANO_FLAGS', '')
     # Not before the script imports Keras: one that never does is to find no device open, and no Keras.
-    compat.after_import('keras', lambda keras: enable_in(keras, args))
+    compat.after_import('keras', lambda keras: enable_in(keras, args, flags))
     if args.module:
         return functools.partial(run_module, args.module[0], args.module[1:])
     return functools.partial(run_script, args.script, args.args)
 
 
-def enable_in(keras, args):
-    """Have the models of the Keras that was just imported run over the contexts."""
+def enable_in(keras, args, flags):
+    """Have the models of the Keras that was just imported run over the contexts; `flags` are those of the start."""
     if keras.backend.backend() != 'theano':
         note('this script uses Keras on %s: its models are left alone' % keras.backend.backend())
         return
+    take_flags(flags)
     try:
-        init(args.gpus)
+        init(args.contexts or args.gpus)
         from ..keras import enable
         report = enable(strict=args.strict, verify=args.verify)
     except MgpuError as error:
@@ -99,6 +101,28 @@ def enable_in(keras, args):
         sys.exit(1)
     if not args.quiet:
         atexit.register(print_summary, report)
+
+
+def take_flags(before):
+    """Take Theano's flags that the script has set in the environment, as scripts do before they import Keras.
+
+    Theano runs already, so that some come too late; they are named.
+    """
+    import theano
+    late = []
+    for name, value in config.parse_flags(os.environ.get('THEANO_FLAGS', '')).items():
+        if config.parse_flags(before).get(name) == value or name in ('contexts', 'floatX'):  # ours, and Keras's
+            continue
+        *sections, option = name.split('.')
+        try:
+            section = functools.reduce(getattr, sections, theano.config)
+            getattr(section, option)  # there is such a flag
+            setattr(section, option, value)
+        except Exception as error:  # Theano raises plain ones
+            late.append('%s=%s (%s)' % (name, value, error))
+    if late:
+        note('the script sets flags of Theano that come too late: %s. Set THEANO_FLAGS before theano-mgpu; devices are '
+             'named by contexts' % '; '.join(late))
 
 
 def print_summary(report):

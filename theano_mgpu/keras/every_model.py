@@ -17,7 +17,7 @@ from .multi_gpu import chosen_contexts, multi_gpu_model
 from .over_contexts import LOOPS, METHODS
 from .report import Report
 from .spread import Spread, set_spread, spread_of
-from .verify import check_alone, verify_batch
+from .verify import check_alone, verify_batch, verify_prediction
 
 _enabled = None  # the Enabled that counts now
 
@@ -37,8 +37,8 @@ def enable(gpus=None, strict=False, verify=False):
         Raise a GraphError for what is else said once in a warning: a model that cannot be exactly as on one
         device, or cannot run over contexts, or for which one context is faster.
     verify : bool
-        Compare one step on one device with one on the contexts, see `verify`, on the first training batch of each
-        model, and print the certificate to stderr.
+        Compare one step on one device with one on the contexts, see `verify`, on the first batch of each model, and
+        print the certificate to stderr. Of a model that predicts first the outputs are compared.
 
     Returns
     -------
@@ -176,7 +176,7 @@ class EnabledSpread(Spread):
         super().__init__(usage.contexts)
         self.enabled, self.usage = enabled, usage
         self._model = weakref.ref(model)
-        self._verified = False
+        self._verified = set()
 
     def say(self, text):
         self.enabled.say(text)
@@ -190,6 +190,8 @@ class EnabledSpread(Spread):
             function.observer = self._predict
 
     def _timed(self, kind, function, inputs, compute):
+        if self.enabled.verifies:
+            self._verify(verify_prediction if kind == 'predict' else verify_batch, inputs)
         began = time.perf_counter()
         results = compute()
         seconds = time.perf_counter() - began
@@ -197,17 +199,22 @@ class EnabledSpread(Spread):
         return results
 
     def _train(self, trial, function, inputs, compute):
-        if self.enabled.verifies and not self._verified:
-            self._verify(inputs)
         results = self._timed('train', function, inputs, compute)
-        verdict = trial.after(inputs) if trial.open else None
-        if verdict:
-            self.say('%s: %s' % (self.usage.name, trial.text(*verdict)))
+        if trial.open:
+            verdict = trial.after(inputs)
+            if verdict:
+                self.say('%s: %s' % (self.usage.name, trial.text(*verdict)))
+            if trial.error:
+                self.enabled.report.notes.append('%s: whether one context is faster is not known, since it failed on a '
+                                                 'whole batch: %s' % (self.usage.name, trial.error))
         return results
 
-    def _verify(self, inputs):
-        self._verified = True
-        certificate = verify_batch(self._model(), inputs, self.contexts)
+    def _verify(self, verify, inputs):
+        # A step says more than its prediction.
+        if self._verified & {verify, verify_batch}:
+            return
+        self._verified.add(verify)
+        certificate = verify(self._model(), inputs, self.contexts)
         print('theano_mgpu: %s: %s' % (self.usage.name, certificate), file=sys.stderr)
         if self.enabled.strict and not certificate.passed:
             raise GraphError('%s does not give the same answer on several contexts: see the certificate above'

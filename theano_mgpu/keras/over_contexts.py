@@ -105,7 +105,7 @@ LOOPS = {'fit': _training_loop, 'fit_generator': _training_loop, 'evaluate': loo
          'predict': loop_of, 'predict_generator': loop_of}
 METHODS = {wrap.__name__: wrap for wrap in (_make_train_function, _make_test_function, _make_predict_function,
                                             _standardize_user_data, save, save_weights)}
-PLAIN_TRAIN_FUNCTION = keras.Model._make_train_function
+PLAIN = {name: getattr(keras.Model, name) for name in METHODS}
 
 
 def over_contexts(cls):

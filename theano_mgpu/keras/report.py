@@ -1,4 +1,5 @@
 """What the models of a process did on their contexts: the summary of `enable`."""
+from .. import launched
 from ..context_map import describe
 from ..tables import table
 
@@ -63,8 +64,9 @@ class Report:
         used = [usage for usage in self.usages if usage.samples]
         kinds = [kind for kind in KINDS if any(kind in usage.samples for usage in used)]
         contexts = list(dict.fromkeys(context for usage in used for context in usage.contexts))
-        lines = ['%d model%s on %d context%s (%s)' % (len(used), 's' * (len(used) != 1), len(contexts),
-                                                      's' * (len(contexts) != 1), describe(contexts))]
+        together = ' in each of %d processes' % launched.size() if launched.trains_together() else ''
+        lines = ['%d model%s on %d context%s (%s)%s' % (len(used), 's' * (len(used) != 1), len(contexts),
+                                                        's' * (len(contexts) != 1), describe(contexts), together)]
         if used:
             rows = [['MODEL', 'CONTEXTS'] + [title for kind in kinds for title in (KINDS[kind], 'SAMPLES/S')]]
             rows += [_row(usage, kinds) for usage in used[:SHOWN]]

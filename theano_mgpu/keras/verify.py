@@ -11,10 +11,10 @@ from ..context_map import describe
 from ..errors import MgpuError
 from ..rng import is_random_state
 from . import functions
-from .batch import batch_updates
+from .batch import batch_updates, first_of_each
 from .exactness import inexact_parts, place_of
 from .multi_gpu import chosen_contexts
-from .over_contexts import PLAIN_TRAIN_FUNCTION
+from .over_contexts import PLAIN
 from .spread import Spread, set_spread, spread_of
 
 TOLERANCE = {'float16': 1e-2, 'float32': 1e-5, 'float64': 1e-10}
@@ -28,8 +28,8 @@ class Certificate:
     Attributes
     ----------
     rows : list of Row
-        `kind` (loss, metric, gradient, weight, running statistic, optimizer), `name`, `size` (numbers in it) and
-        `difference` (the largest one, in relation to the largest value on one device).
+        `kind` (loss, metric, gradient, weight, running statistic, optimizer; or output), `name`, `size` (numbers in
+        it) and `difference` (the largest one, in relation to the largest value on one device).
     inexact : list of (str, str)
         What cannot be exact, and why.
     tolerance : float
@@ -44,7 +44,8 @@ class Certificate:
 
     def __str__(self):
         width = max(len(row.name) for row in self.rows)
-        lines = ['one step on one device and on %d contexts (%s)' % (len(self.contexts), describe(self.contexts)),
+        what = 'one prediction' if self.rows[0].kind == 'output' else 'one step'
+        lines = ['%s on one device and on %d contexts (%s)' % (what, len(self.contexts), describe(self.contexts)),
                  '%-17s  %-*s  %9s  %s' % ('', width, '', 'numbers', 'largest relative difference')]
         lines += ['%-17s  %-*s  %9d  %.1e%s' % (row.kind, width, row.name, row.size, row.difference,
                                                 '' if row.difference <= self.tolerance else '  <-- differs')
@@ -126,10 +127,21 @@ def verify_batch(model, arrays, contexts, tolerance=None):
     Certificate
     """
     arrays = arrays[:len(model._feed_inputs + model._feed_targets + model._feed_sample_weights)]
+    return _compared(model, contexts, tolerance, lambda maker: _after_a_step(model, maker.train_function, arrays))
+
+
+def verify_prediction(model, arrays, contexts, tolerance=None):
+    """As `verify_batch`, for the outputs of a model, compiled or not, that come of the inputs in `arrays`."""
+    arrays = arrays[:len(model._feed_inputs)]
+    return _compared(model, contexts, tolerance, lambda maker: _predicted(model, maker.predict_function, arrays))
+
+
+def _compared(model, contexts, tolerance, measure):
+    """The Certificate of what ``measure(maker)`` gives, by kind and name, for two makers of a model's functions."""
     before = spread_of(model)
     set_spread(model, Spread(contexts))
     try:
-        one, many = (_after_a_step(model, make, arrays) for make in (_plain_function, functions.train_function))
+        one, many = measure(_Plain), measure(functions)
         inexact = inexact_parts(model) + _random_parts(model)
     finally:
         set_spread(model, before)
@@ -138,25 +150,48 @@ def verify_batch(model, arrays, contexts, tolerance=None):
     return Certificate(rows, inexact, contexts, tolerance or TOLERANCE[K.floatx()])
 
 
-def _plain_function(model):
-    """The train function that plain Keras makes of a model without one."""
-    PLAIN_TRAIN_FUNCTION(model)
-    return model.train_function
+class _Plain:
+    """Makes a model's functions as plain Keras does, of a model without any."""
+
+    @staticmethod
+    def train_function(model):
+        PLAIN['_make_train_function'](model)
+        return model.train_function
+
+    @staticmethod
+    def predict_function(model):
+        PLAIN['_make_predict_function'](model)
+        return model.predict_function
 
 
 @contextlib.contextmanager
 def _restored(model):
-    """Put a compiled model back afterwards: weights, metrics, recurrent states, random streams, its train function."""
-    updates = batch_updates(model)
-    variables = graph.shared_variables([model.total_loss] + model.outputs + list(updates) + list(updates.values()))
+    """Put a model back afterwards: weights, metrics, recurrent states, random streams, its functions.
+
+    Inside it has no functions.
+    """
+    updates = batch_updates(model) if model._is_compiled else first_of_each(model.state_updates)
+    outputs = ([model.total_loss] if model._is_compiled else []) + model.outputs
+    variables = graph.shared_variables(outputs + list(updates) + list(updates.values()))
     before = [(variable, variable.get_value()) for variable in variables]
-    kept = model.optimizer, model.train_function
+    names = [name for name in ('optimizer', 'train_function', 'predict_function') if hasattr(model, name)]
+    kept = [(name, getattr(model, name)) for name in names]
+    for name in names[1:]:
+        setattr(model, name, None)
     try:
         yield
     finally:
-        model.optimizer, model.train_function = kept
+        for name, value in kept:
+            setattr(model, name, value)
         for variable, value in before:
             variable.set_value(value)
+
+
+def _predicted(model, make_function, arrays):
+    """Predict with a function that is made for it; returns outputs by kind and name."""
+    with _restored(model):
+        outputs = make_function(model)(arrays + [0] * model._uses_dynamic_learning_phase())
+        return {('output', name): np.array(value) for name, value in zip(model.output_names, outputs)}
 
 
 def _after_a_step(model, make_function, arrays):
@@ -164,7 +199,7 @@ def _after_a_step(model, make_function, arrays):
     with _restored(model):
         original = model.optimizer
         optimizer = type(original).from_config(original.get_config())
-        model.optimizer, model.train_function = _Recording(optimizer), None
+        model.optimizer = _Recording(optimizer)
         function = make_function(model)
         if len(original.weights) == len(optimizer.weights):
             optimizer.set_weights(original.get_weights())
@@ -193,6 +228,7 @@ def _random_parts(model):
     """Layers that draw random numbers, which differ from replica to replica."""
     if len(spread_of(model).contexts) == 1:
         return []
-    states = [v for v in graph.shared_variables([model.total_loss]) if is_random_state(v)]
+    outputs = [model.total_loss] if model._is_compiled else model.outputs
+    states = [v for v in graph.shared_variables(outputs) if is_random_state(v)]
     drawn = [place_of(model, state) for state in states]
     return [(place, 'draws from a random stream of its own on each replica') for place in dict.fromkeys(drawn)]

@@ -1,0 +1,79 @@
+"""Scripts in the manner of Keras's examples (tests/keras_scripts): unchanged, on two contexts, with the same seed."""
+import os
+import runpy
+import subprocess
+import sys
+
+from theano_mgpu.keras import disable, enable
+
+import numpy as np
+import pytest
+from conftest import needs_compiler
+
+TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+FOLDER = os.path.join(TESTS, 'keras_scripts')
+SCRIPTS = sorted(name[:-len('.py')] for name in os.listdir(FOLDER) if name.endswith('.py'))
+QUICK = ('mnist_mlp',)
+TOLERANCE = 1e-4
+
+pytestmark = [needs_compiler, pytest.mark.filterwarnings('ignore:.*one context is faster')]
+each_script = pytest.mark.parametrize('name', [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+                                               for name in SCRIPTS])
+
+
+def path_of(name):
+    return os.path.join(FOLDER, name + '.py')
+
+
+@pytest.fixture
+def final_loss(monkeypatch, capsys, contexts):
+    """A function that runs a script, in plain Keras or on two contexts of a kind, and reads what it prints last."""
+    def run(name, *args, kind=None):
+        report = None
+        if kind:
+            contexts(kind, 2)
+            report = enable()
+        monkeypatch.setattr(sys, 'argv', [path_of(name)] + list(args))
+        try:
+            runpy.run_path(path_of(name), run_name='__main__')
+        finally:
+            disable()
+        if report is not None:
+            assert report.usages and all(len(usage.contexts) == 2 for usage in report.usages)
+        return loss_in(capsys.readouterr().out)
+    return run
+
+
+def loss_in(output):
+    title, _, value = output.splitlines()[-1].partition(': ')
+    assert title == 'Test loss'
+    return float(value)
+
+
+@each_script
+def test_the_final_loss_is_that_of_one_device(name, final_loss):
+    """Without dropout, or noise, nothing is random but what NumPy draws."""
+    expected = final_loss(name, '0')
+    assert np.isfinite(expected)
+    assert final_loss(name, '0', kind='cpu') == pytest.approx(expected, rel=TOLERANCE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', SCRIPTS)
+def test_on_two_gpus_too(name, final_loss):
+    assert final_loss(name, '0', kind='gpu') == pytest.approx(final_loss(name, '0'), rel=TOLERANCE)
+
+
+@each_script
+def test_with_dropout_it_is_reproducible(name, final_loss):
+    """The first argument of each script is its rate, or of the variational autoencoder the noise."""
+    first, second = (final_loss(name, '0.3', kind='cpu') for _ in range(2))
+    assert first == second and np.isfinite(first)
+
+
+def test_the_command_gives_the_same(final_loss, tmp_path):
+    done = subprocess.run([sys.executable, '-m', 'theano_mgpu', 'run', '--contexts', 'a->cpu;b->cpu',
+                           path_of('mnist_mlp'), '0'], cwd=str(tmp_path), capture_output=True, text=True,
+                          env=dict(os.environ, PYTHONPATH=os.path.dirname(TESTS)))
+    assert done.returncode == 0, done.stderr
+    assert loss_in(done.stdout) == pytest.approx(final_loss('mnist_mlp', '0', kind='cpu'), rel=1e-6)
