@@ -1,4 +1,4 @@
-"""Trains a small convolutional network on made-up images of two shapes, with augmentation in real time: each batch is
+"""Trains a small convolutional network on made-up images of three shapes, with augmentation in real time: each batch is
 turned, shifted and flipped at random by an ImageDataGenerator."""
 import sys
 
