@@ -19,6 +19,9 @@ from theano_mgpu.context_map import parse_context_map
 import pytest
 import theano
 
+# Programs, not tests: tests/keras_addon/test_scripts.py runs them.
+collect_ignore = ['keras_scripts']
+
 needs_compiler = pytest.mark.skipif(not theano.config.cxx, reason='Theano has no convolution without a C++ compiler')
 
 

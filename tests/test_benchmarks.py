@@ -71,6 +71,7 @@ def test_bad_arguments_are_explained():
 TWO = 'contexts=a->cpu;b->cpu'
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_keras_mnist_learns(tmp_path):
     text = run('keras_mnist.py', '--epochs', '3', flags=TWO)
@@ -78,6 +79,7 @@ def test_keras_mnist_learns(tmp_path):
     assert float(accuracy.group(1)) > 0.8
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_keras_autoencoder_draws(tmp_path):
     path = str(tmp_path / 'digits.png')

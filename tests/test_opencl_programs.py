@@ -74,6 +74,7 @@ def in_a_process(contexts, chain):
     return eval(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_another_process_loads_it_and_builds_it_where_the_file_is_broken(opencl2):
     folder = Path(theano.config.base_compiledir) / 'opencl_programs'
     known = set(folder.rglob('*'))

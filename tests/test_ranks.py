@@ -71,6 +71,7 @@ def test_training_is_that_of_one_process_with_one_context(ranks, contexts, one_c
     assert_same(tmp_path / 'ranks.npz', one_context, 1e-5)
 
 
+@pytest.mark.slow
 def test_random_draws_are_those_of_one_process_with_as_many_contexts(tmp_path):
     alone('train', tmp_path / 'one.npz', 'a->cpu;b->cpu')
     done = launch(2, 'train', tmp_path / 'ranks.npz', 'a->cpu;b->cpu', mpirun=True)
@@ -78,6 +79,7 @@ def test_random_draws_are_those_of_one_process_with_as_many_contexts(tmp_path):
     assert sorted(re.findall(r'rank (\d) trained on (\w)', done.stdout)) == [('0', 'a'), ('1', 'b')]
 
 
+@pytest.mark.slow
 def test_gpus(one_context, tmp_path):
     """Ranks on OpenCL (or CUDA) contexts."""
     launch(2, 'train', tmp_path / 'ranks.npz', context_map('gpu', 2), 'plain', 'compiled')

@@ -172,7 +172,8 @@ assert not [name for name in sys.modules if name.startswith('theano_mgpu.') and 
 '''
 
 
-@pytest.mark.parametrize('build,kind', [(dense, 'Sequential'), (zoo.nested, 'Model')])
+@pytest.mark.parametrize('build,kind', [(dense, 'Sequential'),
+                                        pytest.param(zoo.nested, 'Model', marks=pytest.mark.slow)])
 def test_plain_keras_opens_the_file(build, kind, contexts, tmp_path):
     contexts('cpu', 2)
     parallel = compiled(multi_gpu_model(built(build)))
