@@ -22,6 +22,10 @@ needs_mpi = pytest.mark.skipif(
 pytestmark = needs_mpi
 
 
+# Interpreted: for tests of what processes do, compiling would take most of the time.
+INTERPRETED = 'floatX=float32,cxx=,optimizer=fast_compile'
+
+
 def launch(ranks, *arguments, options=(), flags='floatX=float32', expected=0, mpirun=False, job=JOBS):
     """Run a job of rank_jobs.py to its end; its output."""
     start = ['mpirun', '--allow-run-as-root', '--oversubscribe', '-n', str(ranks)] + list(options) if mpirun else \
@@ -161,7 +165,7 @@ def test_one_rank_compiles_and_the_others_find_it(tmp_path):
 
 def test_ranks_that_feed_their_own_data_may_end_early(tmp_path, contexts):
     """Rank 1 has no data at all, rank 2 less than rank 0."""
-    launch(3, 'shard', tmp_path / 'ranks.npz', 4, 0, 2)
+    launch(3, 'shard', tmp_path / 'ranks.npz', 4, 0, 2, flags=INTERPRETED)
     contexts('cpu', 1)
     network = rank_jobs.Network(dropout=False, seed=0)
     batches = list(network.batches())
@@ -175,7 +179,7 @@ def test_ranks_that_feed_their_own_data_may_end_early(tmp_path, contexts):
 # --- faults --------------------------------------------------------------------------------------
 
 def test_ranks_that_disagree_are_told_so_at_once(tmp_path):
-    launch(2, 'disagree', tmp_path / 'met')
+    launch(2, 'disagree', tmp_path / 'met', flags=INTERPRETED)
     for rank in range(2):
         with open('%s.%d' % (tmp_path / 'met', rank)) as f:
             found = json.load(f)
@@ -202,7 +206,8 @@ def test_ranks_that_disagree_are_told_so_at_once(tmp_path):
     pytest.param('raise everywhere', 1, 'rank 0 of 2 (host {host}, process', marks=pytest.mark.slow),
     pytest.param('segfault', 139, 'Fatal Python error: Segmentation fault', marks=pytest.mark.slow)])
 def test_what_ends_one_rank_ends_all(how, code, message):
-    done = launch(2, 'fail', how, options=['--timeout', '2'] if how == 'sleep' else [], expected=code)
+    done = launch(2, 'fail', how, options=['--timeout', '2'] if how == 'sleep' else [], expected=code,
+                  flags=INTERPRETED)
     seconds = time.time() - float(re.search(r'failing at (\S+)', done.stdout).group(1))
     assert seconds < 10
     assert message.format(host=os.uname().nodename) in done.stderr
@@ -214,11 +219,12 @@ def test_what_ends_one_rank_ends_all(how, code, message):
 
 
 def test_a_killed_job_goes_on_from_its_last_checkpoint(tmp_path):
-    done = launch(2, 'checkpoints', tmp_path / 'ranks.npz', tmp_path / 'ckpt.npz', 4, 11, options=['--restarts', '3'])
+    done = launch(2, 'checkpoints', tmp_path / 'ranks.npz', tmp_path / 'ckpt.npz', 4, 11, options=['--restarts', '3'],
+                  flags=INTERPRETED)
     assert 'exit code 137' in done.stderr and 'restart 1 of 3' in done.stderr and 'restart 2' not in done.stderr
     *ours, done_before = arrays(tmp_path / 'ranks.npz')
     assert done_before == 8
-    alone('checkpoints', tmp_path / 'whole.npz', tmp_path / 'whole.ckpt.npz', 100, -1)
+    alone('checkpoints', tmp_path / 'whole.npz', tmp_path / 'whole.ckpt.npz', 100, -1, flags=INTERPRETED)
     for a, b in zip(ours, arrays(tmp_path / 'whole.npz')):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
 
@@ -285,7 +291,7 @@ def test_batches_are_dealt_to_all_ranks(ranks, contexts, per_context, tmp_path):
 
 
 def test_a_rank_that_keeps_a_batch(tmp_path):
-    done = launch(2, 'hang', 'nowhere', flags='floatX=float32,mgpu.timeout=2', expected=None)
+    done = launch(2, 'hang', 'nowhere', flags=INTERPRETED + ',mgpu.timeout=2', expected=None)
     assert done.returncode != 0
     assert re.search(r'rank 1 \(host .*\) has had a batch to compute for 2 s and does not answer', done.stderr)
 

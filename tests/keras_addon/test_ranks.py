@@ -7,7 +7,7 @@ import theano_mgpu as mgpu
 import keras
 import numpy as np
 import pytest
-from test_ranks import arrays, launch, needs_mpi
+from test_ranks import INTERPRETED, arrays, launch, needs_mpi
 
 from . import rank_jobs
 from .equivalence import check  # noqa: F401  chooses Keras's backend first
@@ -35,8 +35,8 @@ def assert_same_history(ours, theirs, tolerance=1e-5):
 
 def test_fit_is_that_of_one_process(tmp_path):
     ranks, one = str(tmp_path / 'ranks'), str(tmp_path / 'one')
-    done = launch(2, 'fit', ranks, 'a->cpu;b->cpu', job=JOBS)
-    launch(1, 'fit', one, 'a->cpu;b->cpu', job=JOBS)
+    done = launch(2, 'fit', ranks, 'a->cpu;b->cpu', job=JOBS, flags=INTERPRETED)
+    launch(1, 'fit', one, 'a->cpu;b->cpu', job=JOBS, flags=INTERPRETED)
     assert_same(arrays(ranks + '.0.npz'), arrays(one + '.0.npz'), 1e-5)
     for rank in range(2):
         assert_same_history(history(ranks, rank), history(one))
