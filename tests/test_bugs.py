@@ -145,3 +145,24 @@ def test_validation_in_fit_generator_leaves_the_progress_bar_of_the_training_alo
     generator = ((x, y) for _ in range(20))
     history = model.fit_generator(generator, steps_per_epoch=2, epochs=2, verbose=2, validation_data=(x, y))
     assert len(history.history['val_loss']) == 2
+
+
+@pytest.mark.parametrize('kind', ['cpu', 'gpu'])
+def test_a_keras_model_whose_layers_are_all_frozen_is_fitted(kind, contexts):
+    """Keras runs such a model, for its metrics or running statistics: "params is empty: name the shared variables"."""
+    from theano_mgpu.keras import multi_gpu_model
+
+    from keras.layers import Dense
+    from keras.models import Sequential
+    contexts(kind, 2)
+    x, y = np.ones((10, 3)), np.ones((10, 2))
+    template = Sequential([Dense(2, input_shape=(3,))])
+    template.trainable = False
+    template.compile('adam', 'mse', metrics=['mae'])
+    before = template.get_weights()
+    expected = template.evaluate(x, y, verbose=0)
+    model = multi_gpu_model(template)
+    for _ in range(2):
+        np.testing.assert_allclose(model.train_on_batch(x, y), expected, rtol=1e-6)
+    np.testing.assert_array_equal(template.get_weights()[0], before[0])
+    assert model.optimizer.get_weights()[0] == 2  # steps are counted all the same

@@ -170,9 +170,10 @@ def test_a_keras_script(tmp_path):
     plain = finish(start(['-c', PLAIN, script], tmp_path, QUICK))
     code, out, err = run(*TWO, script, folder=tmp_path)
     assert (code, without_seconds(out)) == (0, without_seconds(plain[1])) and plain[0] == 0
-    title, header, row = err[err.index('theano-mgpu: '):].splitlines()[:3]
+    title, header, row = err[err.index('theano-mgpu: 1 model'):].splitlines()[:3]
     assert title == 'theano-mgpu: 1 model on 2 contexts (left->cpu;right->cpu)' and 'TRAINED' in header
     assert row.split()[:4] == ['sequential_1', 'left', 'right', '100']
+    assert ('theano-mgpu: note: sequential_1: one context is faster' in err) == ('one context is faster' in err)
     code, out, err = run('--quiet', '--gpus', '1', script, folder=tmp_path, flags=QUICK + ',contexts=one->cpu;two->cpu')
     assert code == 0 and 'theano-mgpu' not in err and 'one context is faster' not in err
 

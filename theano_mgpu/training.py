@@ -84,6 +84,9 @@ def training_function(inputs, loss, params, updates, outputs=(), micro_batches=1
     >>> step(np.eye(2)), w.get_value()
     (array(1.), array([0.1, 0.1]))
     """
+    params = list(params)
+    if not params:
+        raise GraphError('params is empty: name the shared variables to train')
     step = TrainingFunction(inputs, loss, params, updates, outputs, micro_batches, batch_updates, broadcast, givens,
                             check_finite, contexts, executor, mode, name, allow_input_downcast, least_samples,
                             sharded=sharded, update_on=update_on)

@@ -42,16 +42,14 @@ def splittable(loss, inputs, broadcast, givens, uniform=()):
 
 
 def loss_gradients(loss, params):
-    """Gradients of a scalar loss, with errors that name the remedy."""
-    if not params:
-        raise GraphError('params is empty: name the shared variables to train')
+    """Gradients of a scalar loss, with errors that name the remedy; none for no parameters."""
     views = [graph.host_view(param) for param in params]
     known = graph.shared_variables([loss])
     for param, view in zip(params, views):
         if view not in known:
             raise GraphError('the loss does not depend on the parameter %s; its shared variables are: %s'
                              % (param, ', '.join(map(str, known)) or 'none'))
-    return theano.grad(loss, views)
+    return theano.grad(loss, views) if views else []
 
 
 def output_reductions(outputs):

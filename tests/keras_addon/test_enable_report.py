@@ -2,7 +2,7 @@
 import warnings
 
 import theano_mgpu as mgpu
-from theano_mgpu.keras import Predictor, disable, enable, multi_gpu_model, verify
+from theano_mgpu.keras import Checkpoint, Predictor, disable, enable, multi_gpu_model, verify
 from theano_mgpu.keras.report import SHOWN, Report
 from theano_mgpu.keras.spread import spread_of
 from theano_mgpu.one_context import MARGIN, ROUNDS, WARM_UP, Trial
@@ -133,6 +133,16 @@ def test_the_add_ons_own_models_and_keras_own_function():
     disable()
     with pytest.raises(ValueError, match='TensorFlow'):
         keras.utils.multi_gpu_model(model, gpus=2)
+
+
+def test_a_checkpoint_needs_contexts(tmp_path):
+    path = str(tmp_path / 'c.npz')
+    with pytest.raises(mgpu.MgpuError, match='for a model that runs over contexts.*left to plain Keras'):
+        compiled(dense()).fit(X, Y, verbose=0, callbacks=[Checkpoint(path)])
+    enable()
+    model = compiled(dense())
+    model.fit(X, Y, verbose=0, callbacks=[Checkpoint(path)])
+    assert np.load(path)['extra/batches'] == 2
 
 
 # --- What is said --------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ Every model that the script compiles trains, tests and predicts over the context
 its arguments, its standard input, its exit code; errors have their own traceback. A script that does not import
 Keras is run as it is.
 
-Said once, in a warning, and again in the summary (on stderr, at exit): a model that cannot be exactly as on one
+Said once, and again in the summary (on stderr, at exit): a model that cannot be exactly as on one
 device, or that runs elsewhere, and why; a model for which one context is faster, measured on its first batches.
 With --strict each of these is an error. With --verify the first batch of each model is trained on one device and
 on the contexts, and a table shows the difference; the model is left as it was.
@@ -95,7 +95,8 @@ def enable_in(keras, args, flags):
     try:
         init(args.contexts or args.gpus)
         from ..keras import enable
-        report = enable(strict=args.strict, verify=args.verify)
+        # Not as warnings, which scripts tend to silence, and some turn into errors.
+        report = enable(strict=args.strict, verify=args.verify, tell=note)
     except MgpuError as error:
         print('theano-mgpu: error: %s' % error, file=sys.stderr)
         sys.exit(1)

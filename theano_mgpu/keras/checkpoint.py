@@ -7,6 +7,7 @@ import numpy as np
 
 from .. import state
 from ..errors import MgpuError
+from .functions import BatchFunction
 
 
 class Checkpoint(keras.callbacks.Callback):
@@ -43,6 +44,10 @@ class Checkpoint(keras.callbacks.Callback):
         self.passing = False   # whether what comes next is done already
 
     def on_train_begin(self, logs=None):
+        if not isinstance(self.model.train_function, BatchFunction):
+            raise MgpuError('Checkpoint is for a model that runs over contexts, if only one: of multi_gpu_model, or '
+                            'after enable(), which theano-mgpu run does for a script. %s is left to plain Keras'
+                            % self.model.name)
         self._functions = [f for f in (self.model.train_function, self.model.test_function) if f is not None]
         self._step = self.model.train_function.function
         self._ranks = self._step.forward.ranks

@@ -22,7 +22,7 @@ from .verify import check_alone, verify_batch, verify_prediction
 _enabled = None  # the Enabled that counts now
 
 
-def enable(gpus=None, strict=False, verify=False):
+def enable(gpus=None, strict=False, verify=False, tell=warn):
     """Have every Keras model that is compiled from now on run over several contexts.
 
     Its train, test and predict functions then divide each batch, as those of `multi_gpu_model` do; everything else of
@@ -34,11 +34,13 @@ def enable(gpus=None, strict=False, verify=False):
     gpus : int, list of int or str, or None
         How many contexts to use, or which ones, as for `multi_gpu_model`; None for all.
     strict : bool
-        Raise a GraphError for what is else said once in a warning: a model that cannot be exactly as on one
-        device, or cannot run over contexts, or for which one context is faster.
+        Raise a GraphError for what is else said once: a model that cannot be exactly as on one device, or cannot
+        run over contexts, or for which one context is faster.
     verify : bool
         Compare one step on one device with one on the contexts, see `verify`, on the first batch of each model, and
         print the certificate to stderr. Of a model that predicts first the outputs are compared.
+    tell : callable
+        What is called with a text for the user; by default that is issued as an MgpuWarning.
 
     Returns
     -------
@@ -72,7 +74,7 @@ def enable(gpus=None, strict=False, verify=False):
         check_alone()
     chosen_contexts(gpus)
     _patch_keras_once()
-    _enabled = Enabled(gpus, strict, verify)
+    _enabled = Enabled(gpus, strict, verify, tell)
     return _enabled.report
 
 
@@ -120,8 +122,8 @@ class Enabled:
     report : Report
     """
 
-    def __init__(self, gpus, strict, verify):
-        self.gpus, self.strict, self.verifies = gpus, strict, verify
+    def __init__(self, gpus, strict, verify, tell):
+        self.gpus, self.strict, self.verifies, self._tell = gpus, strict, verify, tell
         self.report = Report()
         self._said = set()
 
@@ -153,7 +155,7 @@ class Enabled:
         if key not in self._said:
             self._said.add(key)
             self.report.notes.append(text)
-            warn(text)
+            self._tell(text)
 
 
 def _obstacle(model):
@@ -164,7 +166,7 @@ def _obstacle(model):
         return str(error)
     if not all(map(K.is_placeholder, model.inputs)):
         return 'it reads its data from a tensor, which cannot be split into sub-batches'
-    if model._is_compiled and not all(map(K.is_placeholder, filter(None, model.targets))):
+    if model._is_compiled and not all(K.is_placeholder(target) for target in model.targets if target is not None):
         return 'its targets are tensors, which cannot be split into sub-batches'
     return None
 
