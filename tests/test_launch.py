@@ -67,6 +67,20 @@ def test_threads_that_the_user_has_set_stay(fake_mpirun, script, capfd, monkeypa
     assert 'threads 3' in capfd.readouterr().out
 
 
+@pytest.mark.parametrize('words,expected', [
+    (['-m', 'package.train', '-x', '1'], '-m package.train -x 1'),
+    (['run', '--strict', 'train.py', '-n', '7'], '-m theano_mgpu run --strict train.py -n 7')])
+def test_modules_and_scripts_that_run_unchanged(words, expected, fake_mpirun, capfd):
+    assert main(['launch', '-n', '2'] + words) == 0
+    assert capfd.readouterr().out.splitlines()[0].endswith('%s %s' % (sys.executable, expected))
+
+
+def test_no_script(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(['launch', '-n', '2'])
+    assert caught.value.code == 2 and 'give the path of a Python script' in capsys.readouterr().err
+
+
 def test_a_dry_run_runs_nothing(fake_mpirun, script, capfd):
     (fake_mpirun / 'mpirun.does').write_text('exit 1')
     assert main(['launch', '-n', '2', '--dry-run', script, 'a b']) == 0

@@ -2,6 +2,7 @@
 import copy
 import pickle
 
+from theano_mgpu import compat
 from theano_mgpu.keras import disable, enable
 from theano_mgpu.keras.spread import spread_of
 
@@ -121,6 +122,14 @@ def test_class_and_sample_weights(same, compiled):
         histories.append(timewise.fit(SEQUENCES, np.eye(3)[zoo.labels(43 * 5)].reshape(43, 5, 3), batch_size=10,
                                       sample_weight=np.abs(noise(43, 5)), verbose=0).history)
         return histories + left_behind(model) + left_behind(timewise)
+    same(script)
+
+
+def test_a_loss_of_each_sample_and_a_regularizer_that_is_a_sum_over_them(same, compiled):
+    def script():
+        hidden = L.Dense(4, activity_regularizer='l2', input_shape=(6,))
+        model = compiled(Sequential([hidden, head()]), loss=keras.losses.MeanSquaredError(reduction='none'))
+        return [model.fit(X, Y, batch_size=10, verbose=0).history, left_behind(model)]
     same(script)
 
 
@@ -276,6 +285,15 @@ def test_a_subclassed_model(same, compiled):
         return [history, model.evaluate(X, Y, verbose=0), model.predict(X), left_behind(model)]
     report = same(script)
     assert report.usages[0].samples['train'] == 86
+
+
+def test_the_first_batches_of_a_model_that_is_not_built_are_looked_ahead_for(contexts, compiled):
+    contexts('cpu', 2)
+    enable()
+    seen = []
+    callback = C.LambdaCallback(on_batch_end=lambda batch, logs: seen.append(compat.keras_batches is not None))
+    compiled(Subclassed()).fit(X, Y, batch_size=30, verbose=0, callbacks=[callback])
+    assert seen == [True, True]
 
 
 class Shouting(Sequential):

@@ -125,9 +125,10 @@ def test_the_add_ons_own_models_and_keras_own_function():
     model = compiled(dense())
     parallel = keras.utils.multi_gpu_model(model, gpus=2)
     assert parallel.template is model
-    own = multi_gpu_model(built(dense))
-    for each in (parallel, own):
+    own = multi_gpu_model(built(dense), gpus=1)
+    for each, n in ((parallel, 2), (own, 1)):
         compiled(each).fit(X, Y, verbose=0)
+        assert len(each.contexts) == n
     with Predictor(model) as predictor:
         np.testing.assert_allclose(predictor.predict(X), model.predict(X), rtol=1e-4)
     disable()
@@ -181,8 +182,9 @@ def test_one_context_is_faster():
     report = enable()
     text = 'one context is faster: a batch takes .* ms on host0->cpu and .* ms on 2 contexts'
     model = compiled(built(dense), mode=COMPILED)
-    with pytest.warns(mgpu.MgpuWarning, match=text):
+    with pytest.warns(mgpu.MgpuWarning, match=text) as caught:
         model.fit(X, Y, batch_size=10, epochs=3, shuffle=False, verbose=0)
+    assert [w.filename for w in caught if w.category is mgpu.MgpuWarning] == [__file__]
     disable()
     plain = compiled(built(dense), mode=COMPILED)
     plain.fit(X, Y, batch_size=10, epochs=3, shuffle=False, verbose=0)

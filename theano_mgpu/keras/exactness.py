@@ -36,9 +36,7 @@ def inexact_parts(model, weighted=True):
     uniform = model._feed_sample_weights if compiled and not weighted else ()
     couplings = [c for c in analyse(outputs, carriers, uniform).couplings if not _asks_for_label_format(model, c)]
     parts = [(place_of(model, coupling.node.outputs[0]), coupling.reason) for coupling in couplings]
-    if not compiled:
-        return list(dict.fromkeys(parts))
-    updates = batch_updates(model)
+    updates = batch_updates(model, training=compiled)
     states = BatchUpdates(dict(zip(updates, graph.host_graph(list(updates.values())))), carriers)
     parts += [(_owner(model, variable), 'its state %s is the mean of those that the replicas compute' % variable)
               for variable in states.approximate]
