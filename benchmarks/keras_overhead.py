@@ -1,10 +1,12 @@
 #!/usr/bin/env python
 """What the Keras add-on costs: fit on one context through it, against plain Keras fit on the same device, in turns.
 
-With --predict, prediction: a Predictor on one context against plain Keras's predict. Examples:
+With --enable, fit of a model that enable() found, as in a script that `theano-mgpu run` runs. With --predict, prediction: a
+Predictor on one context against plain Keras's predict. Examples:
 
   python benchmarks/keras_overhead.py
   python benchmarks/keras_overhead.py --models mlp --rounds 15
+  python benchmarks/keras_overhead.py --enable
   python benchmarks/keras_overhead.py --predict
 """
 import argparse
@@ -15,7 +17,7 @@ if 'floatX' not in os.environ.get('THEANO_FLAGS', ''):
     os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
 
 import theano_mgpu as mgpu
-from theano_mgpu.keras import Predictor, multi_gpu_model
+from theano_mgpu.keras import Predictor, disable, enable, multi_gpu_model
 
 import keras
 import numpy as np
@@ -38,15 +40,20 @@ def lstm():
 MODELS = {'cnn': (cnn, (28, 28, 1), 1280), 'mlp': (mlp, (784,), 2560), 'lstm': (lstm, (20, 32), 2560)}
 
 
-def compiled(build, wrap):
-    model = wrap(build())
+def compiled(model):
     model.compile('adam', 'sparse_categorical_crossentropy', metrics=['accuracy'])
     return model
 
 
-def fits(build, x, y, batch_size):
+def fits(build, x, y, batch_size, enables):
     """An epoch through the add-on, and one of plain Keras, as callables."""
-    models = compiled(build, lambda model: multi_gpu_model(model, gpus=1)), compiled(build, lambda model: model)
+    if enables:
+        enable(gpus=1)
+        ours = compiled(build())
+        disable()
+    else:
+        ours = compiled(multi_gpu_model(build(), gpus=1))
+    models = ours, compiled(build())
     return [lambda model=model: model.fit(x, y, batch_size=batch_size, epochs=1, verbose=0) for model in models]
 
 
@@ -61,6 +68,7 @@ def main():
     parser.add_argument('--models', nargs='+', choices=list(MODELS), default=list(MODELS))
     parser.add_argument('--rounds', type=int, default=11, help='epochs of each, in turns (default %(default)s)')
     parser.add_argument('--batch-size', type=int, default=128, help='(default %(default)s)')
+    parser.add_argument('--enable', action='store_true', help='with enable() instead of multi_gpu_model')
     parser.add_argument('--predict', action='store_true', help='predict instead of fit')
     arguments = parser.parse_args()
     mgpu.init('host->cpu')
@@ -69,7 +77,7 @@ def main():
         build, shape, n = MODELS[name]
         x, y = rng.rand(n, *shape).astype('float32'), rng.randint(0, 10, (n, 1))
         sides = predictions(build, x, arguments.batch_size) if arguments.predict \
-            else fits(build, x, y, arguments.batch_size)
+            else fits(build, x, y, arguments.batch_size, arguments.enable)
         seconds = [[], []]
         for _ in tqdm(range(arguments.rounds + 1), desc=name, unit=' rounds', disable=None):
             for side, of_side in zip(sides, seconds):

@@ -223,6 +223,7 @@ def test_flags_that_the_script_sets_itself(tmp_path):
     assert (code, out) == (0, 'fast_compile -O1 float32\nleft right\n'), err
     note = err[err.index('theano-mgpu: note: the script sets flags of Theano that come too late: '):]
     assert 'device=cuda0 (' in note and 'no_such=1 (' in note and 'optimizer' not in note
+    assert run(script, folder=tmp_path, flags=QUICK + ',contexts=one->cpu;two->cpu')[1].endswith('\none two\n')
 
 
 def test_another_backend_is_left_alone(tmp_path):

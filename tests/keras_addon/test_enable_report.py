@@ -203,14 +203,15 @@ class Step:
         self.forward = type('Forward', (), {'rows': [], 'ranks': type('Ranks', (), {'size': 1})})
 
 
-@pytest.mark.parametrize('several,verdict', [(MARGIN * 2.0 - 0.01, None), (MARGIN * 2.0 + 0.01, (2.0, 2.21))])
-def test_the_verdict(several, verdict, monkeypatch):
-    """Medians of the first batches, without the very first ones."""
-    taken = iter([2.0] * ROUNDS)
+@pytest.mark.parametrize('one,rounds', [(0.2, ROUNDS), (1.1, 2), (3.0, 1)])
+@pytest.mark.parametrize('ratio,faster', [(MARGIN - 0.01, False), (MARGIN + 0.01, True)])
+def test_the_verdict(ratio, faster, one, rounds, monkeypatch):
+    """Medians of the first batches, without the very first ones; of fewer if they take long."""
+    taken = iter([one] * rounds)
     monkeypatch.setattr('theano_mgpu.one_context.seconds_on_one', lambda step, args: next(taken))
-    trial = Trial(Step(mgpu.contexts(), several))
-    found = [trial.after([X, Y]) for _ in range(WARM_UP + ROUNDS)]
-    assert found == [None] * (WARM_UP + ROUNDS - 1) + [verdict and pytest.approx(verdict)]
+    trial = Trial(Step(mgpu.contexts(), one * ratio))
+    found = [trial.after([X, Y]) for _ in range(WARM_UP + rounds)]
+    assert found == [None] * (WARM_UP + rounds - 1) + [(one, one * ratio) if faster else None]
     assert not trial.open and not list(taken)
 
 

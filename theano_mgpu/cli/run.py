@@ -101,18 +101,21 @@ def enable_in(keras, args, flags):
         print('theano-mgpu: error: %s' % error, file=sys.stderr)
         sys.exit(1)
     if not args.quiet:
-        atexit.register(print_summary, report)
+        atexit.register(print_summary, report, os.getpid())
 
 
 def take_flags(before):
     """Take Theano's flags that the script has set in the environment, as scripts do before they import Keras.
 
-    Theano runs already, so that some come too late; they are named.
+    Theano runs already, so that some come too late; they are named. Flags that were given from outside, and that the
+    script says nothing of, stay.
     """
     import theano
+    before, own = (config.parse_flags(text) for text in (before, os.environ.get('THEANO_FLAGS', '')))
+    os.environ['THEANO_FLAGS'] = config.join_flags(dict(before, **own))
     late = []
-    for name, value in config.parse_flags(os.environ.get('THEANO_FLAGS', '')).items():
-        if config.parse_flags(before).get(name) == value or name in ('contexts', 'floatX'):  # ours, and Keras's
+    for name, value in own.items():
+        if before.get(name) == value or name in ('contexts', 'floatX'):  # ours, and Keras's
             continue
         *sections, option = name.split('.')
         try:
@@ -126,7 +129,7 @@ def take_flags(before):
              'named by contexts' % '; '.join(late))
 
 
-def print_summary(report):
-    """Print what the models did, if there were any."""
-    if report and sys.stderr is not None:
+def print_summary(report, process):
+    """Print what the models did, if there were any; not in a process that was forked from the script's."""
+    if report and os.getpid() == process and sys.stderr is not None:
         print('theano-mgpu: %s' % report, file=sys.stderr)
