@@ -190,6 +190,18 @@ def test_an_error_in_keras_has_the_traceback_of_python(tmp_path):
     assert 'expected dense_1_input to have shape (8,)' in trace
 
 
+def test_a_training_that_is_interrupted(tmp_path):
+    script = write(tmp_path / 'train.py', TRAIN.replace('epochs=2, verbose=2', """epochs=10 ** 6, verbose=0, callbacks=[
+        keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: epoch or print("trains", flush=True))]"""))
+    process = start(['-m', 'theano_mgpu', 'run'] + TWO + [script], tmp_path, QUICK)
+    assert process.stdout.readline() == 'trains\n'
+    process.send_signal(signal.SIGINT)
+    code, out, err = finish(process)
+    trace, _, summary = err[err.index('Traceback'):].partition('theano-mgpu: 1 model')
+    assert (code, out) == (-signal.SIGINT, '') and trace.endswith('KeyboardInterrupt\n') and 'sequential_1' in summary
+    assert str(tmp_path / 'train.py') in trace.splitlines()[1]
+
+
 def test_contexts_that_are_not_there_end_it(tmp_path):
     script = write(tmp_path / 'train.py', 'print("begins")\nimport keras\nprint("goes on")')
     code, out, err = run('--gpus', '3', script, folder=tmp_path, flags='contexts=one->cpu;two->cpu')
