@@ -6,8 +6,8 @@ worker = os.environ.get('PYTEST_XDIST_WORKER', 'gw0')
 if 'floatX' not in flags:
     os.environ['THEANO_FLAGS'] = ('floatX=float32,' + flags).rstrip(',')
 if worker != 'gw0' and 'base_compiledir' not in flags:
-    # Theano locks ~/.theano for each compilation, and who waits sleeps for seconds: a home of its own for
-    # each process, and for those that it starts.
+    # Theano locks ~/.theano while it compiles: with a home of its own for each process, and for those that it
+    # starts, both compile at a time.
     os.environ.setdefault('THEANORC', os.path.expanduser('~/.theanorc'))
     os.environ['HOME'] = os.path.expanduser('~/.theano/' + worker)
     os.makedirs(os.environ['HOME'], exist_ok=True)

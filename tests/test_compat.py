@@ -2,15 +2,18 @@
 import collections
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
+import time
 
 from theano_mgpu import compat, config
 
 import numpy as np
 import pytest
 import theano
+from theano.gof import compilelock
 
 
 def python(code, folder=None, **environment):
@@ -182,3 +185,27 @@ def test_what_was_compiled_once_is_not_compiled_again():
         done = python(COMPILES, PYTHONHASHSEED='random')
         assert done.returncode == 0, done.stderr
     assert not done.stdout
+
+
+HOLDS_THE_LOCK = '''
+import sys, time
+import theano_mgpu
+from theano.gof import compilelock
+compilelock.get_lock(lock_dir=sys.argv[1])
+print('held', flush=True)
+time.sleep(1)
+compilelock.release_lock()
+'''
+
+
+def test_waiting_for_compiled_code_is_short_and_draws_no_numbers_of_the_user(tmp_path):
+    """Theano would sleep for 5 to 10 seconds, and ask Python's generator how long."""
+    folder = str(tmp_path / 'lock_dir')
+    other = subprocess.Popen([sys.executable, '-c', HOLDS_THE_LOCK, folder], stdout=subprocess.PIPE, text=True)
+    assert other.stdout.readline() == 'held\n'
+    state, began = random.getstate(), time.perf_counter()
+    compilelock.lock(folder)
+    assert 0.2 < time.perf_counter() - began < 4 and random.getstate() == state
+    compilelock.Unlocker(folder).unlock()
+    assert other.wait() == 0
+    other.stdout.close()

@@ -83,15 +83,17 @@ def _has_working_mpi():
 
 
 def wait_briefly_for_compile_lock():
-    """Look for Theano's lock on its compiled code several times a second, where processes of a job share it.
+    """Look for Theano's lock on its compiled code several times a second, where another process has it.
 
-    Theano 1.0.5 sleeps 5 to 10 seconds whenever the lock is taken. Without this, the ranks of a job on one
-    host take minutes for what one of them compiles in seconds.
+    Theano 1.0.5 sleeps 5 to 10 seconds each time, and draws how long from Python's own generator. Without this, the
+    ranks of a job on one host take minutes for what one of them compiles in seconds, and what a script draws depends
+    on what else compiles.
     """
     from theano.gof import compilelock
-    if launched.size() > 1:
-        compilelock.random = random.Random()  # not the user's: how often it waits must not change what he draws
-        compilelock.lock = functools.partial(compilelock.lock, min_wait=0.05, max_wait=0.2, verbosity=0)
+    compilelock.random = random.Random()
+    # The ranks of a job wait for each other all the time: no news.
+    compilelock.lock = functools.partial(compilelock.lock, min_wait=0.05, max_wait=0.2,
+                                         verbosity=int(launched.size() == 1))
 
 
 def default_keras_backend():
