@@ -195,6 +195,21 @@ def test_one_context_is_faster():
         compiled(built(dense), mode=COMPILED).fit(X, Y, batch_size=5, epochs=2, verbose=0)
 
 
+@pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=pytest.mark.slow)])
+def test_the_trial_draws_nothing_and_leaves_the_next_batch_alone(kind, contexts, monkeypatch):
+    contexts(kind, 2)
+    found = []
+    for rounds in (ROUNDS, 0):
+        monkeypatch.setattr('theano_mgpu.one_context.WARM_UP', 0 if rounds else 10 ** 6)
+        enable(tell=lambda text: None)
+        np.random.seed(3)
+        model = Sequential([L.Dense(5, input_shape=(6,)), L.Dropout(0.5), head()])
+        model.compile('adam', 'categorical_crossentropy', mode=QUICK if kind == 'cpu' else None)
+        model.fit(X, Y, batch_size=6, epochs=2, shuffle=False, verbose=0)
+        found.append(values(model.weights + model.optimizer.weights))
+    assert_equal(*found, 0)
+
+
 class Step:
     """A training function as the Trial sees one."""
 
