@@ -30,12 +30,12 @@ def run_script(path, args):
             runpy._run_module_as_main('__main__', alter_argv=False)
         return
     set_first_path(os.path.dirname(os.path.realpath(path)))
-    absolute = os.path.abspath(path)
-    loader = importlib.machinery.SourceFileLoader('__main__', absolute)
-    main.__dict__.update(__file__=absolute, __cached__=None, __loader__=loader)
+    file = path if sys.version_info < (3, 9) else os.path.abspath(path)
+    loader = importlib.machinery.SourceFileLoader('__main__', file)
+    main.__dict__.update(__file__=file, __cached__=None, __loader__=loader)
     with own_traceback():
         with open(path, 'rb') as f:
-            code = compile(f.read(), absolute, 'exec', dont_inherit=True)
+            code = compile(f.read(), file, 'exec', dont_inherit=True)
         exec(code, main.__dict__)
 
 
