@@ -10,6 +10,7 @@ from theano_mgpu.one_context import MARGIN, ROUNDS, WARM_UP, Trial
 import keras
 import numpy as np
 import pytest
+from conftest import needs_compiler
 from keras import backend as K
 from keras import layers as L
 from keras.models import Model, Sequential
@@ -177,6 +178,7 @@ def test_strict():
         model.fit(X, Y, sample_weight=np.arange(43.), verbose=0)
 
 
+@needs_compiler
 def test_one_context_is_faster():
     """So small a model pays for each context; the trial leaves nothing behind."""
     report = enable()
