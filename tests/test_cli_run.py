@@ -126,9 +126,10 @@ def test_a_signal_ends_it_as_it_ends_python(tmp_path):
             assert process.stdout.readline() == 'ready\n'
             process.send_signal(number)
             code, out, err = finish(process)
-            found.append((code, out, err.splitlines()[-1:]))  # before that is where it was hit
+            # Where it was hit is another place each time; without a compiler Theano warns of that first.
+            found.append((code, out, err.endswith('\nKeyboardInterrupt\n')))
             assert 'theano_mgpu' not in err
-        assert found[0] == found[1] and found[0][0] == -number
+        assert found[0] == found[1] == (-number, '', number == signal.SIGINT)
 
 
 @pytest.mark.parametrize('args,message', [
