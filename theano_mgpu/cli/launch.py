@@ -14,6 +14,7 @@ from ..errors import MgpuError
 from .config import positive
 from .mpirun_output import forward
 from .output import note
+from .program import add_program, check_program
 
 # What the other hosts' processes need of this one's environment; mpirun itself carries OMPI_* only.
 CARRIED = ('THEANO_FLAGS', 'THEANORC', 'PYTHONPATH', 'PYTHONHASHSEED', 'KERAS_BACKEND', 'KERAS_HOME', 'POCL_DEVICES',
@@ -62,12 +63,8 @@ def add_parser(sub):
     parser.add_argument('--restarts', type=int, default=0, metavar='R',
                         help='how often to start again after an error (default: %(default)s)')
     parser.add_argument('--dry-run', action='store_true', help='print what would be run, and end')
-    parser.add_argument('-m', dest='module', nargs=argparse.REMAINDER, metavar='MODULE [ARGS]',
-                        help='run a module, as python -m does')
-    parser.add_argument('script', nargs='?', metavar='SCRIPT',
-                        help='a Python script; or the word run, then what "theano-mgpu run" takes')
-    parser.add_argument('args', nargs=argparse.REMAINDER, metavar='ARGS', help='its arguments')
-    parser.set_defaults(run=run, works_without_theano=True, parser=parser)
+    add_program(parser, 'a Python script; or the word run, then what "theano-mgpu run" takes')
+    parser.set_defaults(run=run, works_without_theano=True)
 
 
 def run(args):
@@ -89,10 +86,9 @@ def run(args):
 
 def program_of(args):
     """What Python is to run in each process: a module, a script, or a script by `theano-mgpu run`."""
+    check_program(args)
     if args.module:
         return ['-m'] + args.module
-    if args.script is None:
-        args.parser.error('give the path of a Python script, then its arguments; or -m MODULE')
     if os.path.isfile(args.script):
         return [args.script] + args.args
     if args.script == 'run':

@@ -1,4 +1,5 @@
-"""Run a script or a module as ``python SCRIPT`` and ``python -m MODULE`` do, in this process."""
+"""A script or a module on the command line; run as ``python SCRIPT`` and ``python -m MODULE`` do, in this process."""
+import argparse
 import importlib.machinery
 import os
 import runpy
@@ -11,6 +12,23 @@ import theano_mgpu
 from ..errors import MgpuError
 
 PACKAGE = os.path.dirname(os.path.abspath(theano_mgpu.__file__)) + os.sep
+
+
+def add_program(parser, script_help):
+    """Add ``SCRIPT|-m MODULE [ARGS]`` to a command's parser: `module`, a list, or `script` and `args`."""
+    parser.add_argument('-m', dest='module', nargs=argparse.REMAINDER, metavar='MODULE [ARGS]',
+                        help='run a module, as python -m does')
+    parser.add_argument('script', nargs='?', metavar='SCRIPT', help=script_help)
+    parser.add_argument('args', nargs=argparse.REMAINDER, metavar='ARGS', help='its arguments')
+    parser.set_defaults(parser=parser)
+
+
+def check_program(args):
+    """End with a usage error unless a script or a module was given."""
+    if args.module is not None and not args.module:
+        args.parser.error('-m needs the name of a module')
+    if args.module is None and args.script is None:
+        args.parser.error('give the path of a Python script, then its arguments; or -m MODULE')
 
 
 def run_script(path, args):

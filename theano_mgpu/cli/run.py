@@ -6,12 +6,13 @@ import os
 import sys
 
 from .. import compat, config, launched
-from ..context_map import parse_context_map
+from ..context_map import describe
 from ..contexts import init
 from ..errors import MgpuError
 from .config import positive
+from .devices import context_map
 from .output import note
-from .program import run_module, run_script
+from .program import add_program, check_program, run_module, run_script
 
 EPILOG = """\
 Every model that the script compiles trains, tests and predicts over the contexts: those of THEANO_FLAGS or
@@ -47,38 +48,23 @@ def add_parser(sub):
     parser.add_argument('--verify', action='store_true',
                         help='compare one device and several on the first batch of each model')
     parser.add_argument('-q', '--quiet', action='store_true', help='no summary at exit')
-    parser.add_argument('-m', dest='module', nargs=argparse.REMAINDER, metavar='MODULE [ARGS]',
-                        help='run a module, as python -m does')
-    parser.add_argument('script', nargs='?', metavar='SCRIPT', help='a Python script')
-    parser.add_argument('args', nargs=argparse.REMAINDER, metavar='ARGS', help='its arguments')
-    parser.set_defaults(run=run, parser=parser)
-
-
-def context_map(text):
-    """A context map as an argument: checked, no device is opened."""
-    try:
-        parse_context_map(text)
-    except MgpuError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    return text
+    add_program(parser, 'a Python script')
+    parser.set_defaults(run=run)
 
 
 def run(args):
     """Prepare the run; what is returned runs the script, outside of what `main` makes of errors."""
-    if args.module is not None and not args.module:
-        args.parser.error('-m needs the name of a module')
-    if args.module is None and args.script is None:
-        args.parser.error('give the path of a Python script, then its arguments; or -m MODULE')
-    if args.module is None and not os.path.exists(args.script):
+    check_program(args)
+    if not args.module and not os.path.exists(args.script):
         args.parser.error("can't open file %r: no such file" % args.script)
     if args.verify and launched.trains_together():
         raise MgpuError('--verify compares one device with the contexts of one process: leave it out, or run without '
                         'launch')
     os.environ['KERAS_BACKEND'] = 'theano'
+    flags = config.parse_flags(os.environ.get('THEANO_FLAGS', ''))
     if args.contexts:
-        flags = config.parse_flags(os.environ.get('THEANO_FLAGS', ''))
-        os.environ['THEANO_FLAGS'] = config.join_flags(dict(flags, contexts=args.contexts))
-    flags = os.environ.get('THEANO_FLAGS', '')
+        flags['contexts'] = describe(args.contexts)
+        os.environ['THEANO_FLAGS'] = config.join_flags(flags)
     # Not before the script imports Keras: one that never does is to find no device open, and no Keras.
     compat.after_import('keras', lambda keras: enable_in(keras, args, flags))
     if args.module:
@@ -87,13 +73,13 @@ def run(args):
 
 
 def enable_in(keras, args, flags):
-    """Have the models of the Keras that was just imported run over the contexts; `flags` are those of the start."""
+    """Have the models of the Keras that was just imported run over the contexts; `flags` is a dict from the start."""
     if keras.backend.backend() != 'theano':
         note('this script uses Keras on %s: its models are left alone' % keras.backend.backend())
         return
     take_flags(flags)
     try:
-        init(args.contexts or args.gpus)
+        init(describe(args.contexts) if args.contexts else args.gpus)
         from ..keras import enable
         # Not as warnings, which scripts tend to silence, and some turn into errors.
         report = enable(strict=args.strict, verify=args.verify, tell=note)
@@ -111,7 +97,7 @@ def take_flags(before):
     script says nothing of, stay.
     """
     import theano
-    before, own = (config.parse_flags(text) for text in (before, os.environ.get('THEANO_FLAGS', '')))
+    own = config.parse_flags(os.environ.get('THEANO_FLAGS', ''))
     os.environ['THEANO_FLAGS'] = config.join_flags(dict(before, **own))
     late = []
     for name, value in own.items():

@@ -13,8 +13,8 @@ from ..one_context import Trial
 from . import functions
 from .batch import separate_means
 from .exactness import tell_inexact_parts
-from .multi_gpu import chosen_contexts, multi_gpu_model
-from .over_contexts import LOOPS, METHODS
+from .multi_gpu import check_built, chosen_contexts, multi_gpu_model
+from .over_contexts import LOOPS, METHODS, plain_predict_function
 from .report import Report
 from .spread import Spread, set_spread, spread_of
 from .verify import check_alone, verify_batch, verify_prediction
@@ -162,10 +162,9 @@ def _obstacle(model):
     """Why a model cannot run over contexts; None if it can."""
     try:
         functions.check_options(getattr(model, '_function_kwargs', {}))
+        check_built(model, 'enable')
     except ValueError as error:
         return str(error)
-    if not all(map(K.is_placeholder, model.inputs)):
-        return 'it reads its data from a tensor, which cannot be split into sub-batches'
     if model._is_compiled and not all(K.is_placeholder(target) for target in model.targets if target is not None):
         return 'its targets are tensors, which cannot be split into sub-batches'
     return None
@@ -228,8 +227,6 @@ class EnabledSpread(Spread):
         except BatchError as error:  # outputs without a row a sample: plain Keras knows no better, but takes them
             self.say('%s predicts in plain Keras, on the host or the device of the flag "device": %s'
                      % (self.usage.name, error))
-        model = self._model()
-        plain = K.function(list(model._feed_inputs) + [K.learning_phase()] * model._uses_dynamic_learning_phase(),
-                           model.outputs, updates=model.state_updates, name='predict_function')
-        function.observer = lambda function, inputs, compute: plain(inputs)
+        plain = plain_predict_function(self._model())
+        function.observer = lambda function, inputs, compute: plain(inputs)  # for the loop that holds it
         return plain(inputs)

@@ -108,6 +108,20 @@ METHODS = {wrap.__name__: wrap for wrap in (_make_train_function, _make_test_fun
 PLAIN = {name: getattr(keras.Model, name) for name in METHODS}
 
 
+def plain_train_function(model):
+    """Give a model the train function of plain Keras; returns it."""
+    model.train_function = None
+    PLAIN['_make_train_function'](model)
+    return model.train_function
+
+
+def plain_predict_function(model):
+    """Give a model the predict function of plain Keras; returns it."""
+    model.predict_function = None
+    PLAIN['_make_predict_function'](model)
+    return model.predict_function
+
+
 def over_contexts(cls):
     """Give a subclass of keras.Model these methods."""
     for name, wrap in dict(METHODS, **LOOPS).items():

@@ -12,8 +12,8 @@ from .over_contexts import over_contexts
 from .spread import Spread, set_spread, spread_of
 
 
-def parallel_model(template, contexts, inherit=True):
-    """A ParallelModel over a template; compiled like it, if it is and `inherit` is set.
+def parallel_model(template, contexts):
+    """A ParallelModel over a template; compiled like it, if it is.
 
     Its class bears the name of the template's, since Keras's files record a model's class by name, and
     plain Keras is to open them.
@@ -22,7 +22,7 @@ def parallel_model(template, contexts, inherit=True):
     name = 'Sequential' if isinstance(template, keras.Sequential) else 'Model'
     cls = type(name, bases, {'__module__': __name__, '__doc__': ParallelModel.__doc__})
     model = cls(template, contexts)
-    if inherit and template._is_compiled:
+    if template._is_compiled:
         model.compile_like_template()
     return model
 

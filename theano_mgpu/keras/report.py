@@ -14,7 +14,6 @@ class Usage:
     ----------
     name : str
     contexts : list of Context
-        None of them where the model is left to plain Keras.
     samples : dict of str to int
         Of each kind of function: 'train', 'test', 'predict'.
     """

@@ -14,7 +14,7 @@ from . import functions
 from .batch import batch_updates, first_of_each
 from .exactness import inexact_parts, place_of
 from .multi_gpu import chosen_contexts
-from .over_contexts import PLAIN
+from .over_contexts import plain_predict_function, plain_train_function
 from .spread import Spread, set_spread, spread_of
 
 TOLERANCE = {'float16': 1e-2, 'float32': 1e-5, 'float64': 1e-10}
@@ -127,21 +127,23 @@ def verify_batch(model, arrays, contexts, tolerance=None):
     Certificate
     """
     arrays = arrays[:len(model._feed_inputs + model._feed_targets + model._feed_sample_weights)]
-    return _compared(model, contexts, tolerance, lambda maker: _after_a_step(model, maker.train_function, arrays))
+    makers = plain_train_function, functions.train_function
+    return _compared(model, contexts, tolerance, makers, lambda make: _after_a_step(model, make, arrays))
 
 
 def verify_prediction(model, arrays, contexts, tolerance=None):
     """As `verify_batch`, for the outputs of a model, compiled or not, that come of the inputs in `arrays`."""
     arrays = arrays[:len(model._feed_inputs)]
-    return _compared(model, contexts, tolerance, lambda maker: _predicted(model, maker.predict_function, arrays))
+    makers = plain_predict_function, functions.predict_function
+    return _compared(model, contexts, tolerance, makers, lambda make: _predicted(model, make, arrays))
 
 
-def _compared(model, contexts, tolerance, measure):
-    """The Certificate of what ``measure(maker)`` gives, by kind and name, for two makers of a model's functions."""
+def _compared(model, contexts, tolerance, makers, measure):
+    """The Certificate of what ``measure(make)`` gives, by kind and name, for two makers: plain Keras's, and ours."""
     before = spread_of(model)
     set_spread(model, Spread(contexts))
     try:
-        one, many = measure(_Plain), measure(functions)
+        one, many = map(measure, makers)
         inexact = inexact_parts(model) + _random_parts(model)
     finally:
         set_spread(model, before)
@@ -150,34 +152,15 @@ def _compared(model, contexts, tolerance, measure):
     return Certificate(rows, inexact, contexts, tolerance or TOLERANCE[K.floatx()])
 
 
-class _Plain:
-    """Makes a model's functions as plain Keras does, of a model without any."""
-
-    @staticmethod
-    def train_function(model):
-        PLAIN['_make_train_function'](model)
-        return model.train_function
-
-    @staticmethod
-    def predict_function(model):
-        PLAIN['_make_predict_function'](model)
-        return model.predict_function
-
-
 @contextlib.contextmanager
 def _restored(model):
-    """Put a model back afterwards: weights, metrics, recurrent states, random streams, its functions.
-
-    Inside it has no functions.
-    """
+    """Put a model back afterwards: weights, metrics, recurrent states, random streams, its functions."""
     updates = batch_updates(model) if model._is_compiled else first_of_each(model.state_updates)
     outputs = ([model.total_loss] if model._is_compiled else []) + model.outputs
     variables = graph.shared_variables(outputs + list(updates) + list(updates.values()))
     before = [(variable, variable.get_value()) for variable in variables]
     names = [name for name in ('optimizer', 'train_function', 'predict_function') if hasattr(model, name)]
     kept = [(name, getattr(model, name)) for name in names]
-    for name in names[1:]:
-        setattr(model, name, None)
     try:
         yield
     finally:
