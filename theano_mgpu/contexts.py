@@ -11,7 +11,7 @@ import itertools
 import os
 import sys
 
-from . import compat, config, devices, host_memory, launched, opencl_programs
+from . import compat, config, cuda_contexts, devices, host_memory, launched, opencl_programs
 from .context_map import EXAMPLE, default_map, describe, parse_context_map
 from .errors import ContextError
 
@@ -208,6 +208,7 @@ def _open(context, preallocated=True):
         if opened != context.device:
             raise ContextError('context %r is open on %s already and cannot be mapped to %s in the same '
                                'process; use another name' % (context.name, opened, context.device))
+        cuda_contexts.protect(gpu_context(context))  # Theano may have opened it, before theano_mgpu was imported
         return
     if theano.gpuarray.pygpu is None:
         raise ContextError('context %s: pygpu, which opens GPUs for Theano, cannot be imported. Install '
@@ -233,6 +234,7 @@ def _open(context, preallocated=True):
         if first is not None:
             seen[context.device] = first
     gpu_context(context).dev = context.device
+    cuda_contexts.protect(gpu_context(context))
     _enable_gpuarray()
 
 

@@ -6,14 +6,12 @@ ctypes, which lets go of Python's lock. It keeps nothing from call to call, so s
 import ctypes
 import functools
 import os
-import tempfile
 import warnings
-import zlib
 
 import numpy as np
 import theano
-from theano.gof.cmodule import GCC_compiler
 
+from . import native
 from .errors import MgpuWarning
 
 # Without contraction into one rounding, each product is rounded as NumPy rounds it: both give the same bits.
@@ -187,7 +185,7 @@ def _functions(compiler):
     if not compiler:
         return {}
     try:
-        library = ctypes.CDLL(_build(compiler))
+        library = ctypes.CDLL(native.build('host_reduce', SOURCE, FLAGS))
     except Exception as error:  # Theano raises a bare Exception for what the compiler says.
         warnings.warn('the C++ code that averages gradients on the host cannot be built with %s: %s. NumPy averages '
                       'them, on one core. `theano-mgpu doctor` tries the compiler.' % (compiler, error), MgpuWarning,
@@ -201,16 +199,3 @@ def _functions(compiler):
         function.restype = None
         functions[np.dtype(name)] = function, scalar
     return functions
-
-
-def _build(compiler):
-    """Path of the compiled code, which is built unless an earlier process did it with the same compiler and flags."""
-    arguments = FLAGS + GCC_compiler.compile_args()
-    name = 'host_reduce_%08x' % zlib.crc32(repr((compiler, arguments, SOURCE)).encode())
-    path = os.path.join(theano.config.compiledir, name + '.so')
-    if not os.path.exists(path):
-        # Built aside and moved in one step: no other process finds half a file, so that no lock is needed.
-        with tempfile.TemporaryDirectory(dir=theano.config.compiledir) as folder:
-            GCC_compiler.compile_str(name, SOURCE, folder, preargs=arguments, py_module=False, hide_symbols=False)
-            os.replace(os.path.join(folder, name + '.so'), path)
-    return path

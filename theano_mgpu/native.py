@@ -1,0 +1,40 @@
+"""C++ of this package, built at first use by Theano's compiler and kept in Theano's folder of compiled code."""
+import os
+import tempfile
+import zlib
+
+import theano
+from theano.gof.cmodule import GCC_compiler
+
+
+def build(name, source, flags=()):
+    """Build a shared library, unless an earlier process did so from the same text, compiler and flags.
+
+    Parameters
+    ----------
+    name : str
+        How the file's name begins.
+    source : str
+        C++11.
+    flags : list of str
+        Of the compiler, in front of Theano's own.
+
+    Returns
+    -------
+    str
+        The path of the library, for ctypes.
+
+    Raises
+    ------
+    Exception
+        Theano's bare one, with the compiler's messages, where the text cannot be built.
+    """
+    arguments = list(flags) + GCC_compiler.compile_args()
+    name = '%s_%08x' % (name, zlib.crc32(repr((theano.config.cxx, arguments, source)).encode()))
+    path = os.path.join(theano.config.compiledir, name + '.so')
+    if not os.path.exists(path):
+        # Built aside and moved in one step: no other process finds half a file, so that no lock is needed.
+        with tempfile.TemporaryDirectory(dir=theano.config.compiledir) as folder:
+            GCC_compiler.compile_str(name, source, folder, preargs=arguments, py_module=False, hide_symbols=False)
+            os.replace(os.path.join(folder, name + '.so'), path)
+    return path
