@@ -542,23 +542,27 @@ def spell_for_opencl(op_class):
     Without this, maximum, minimum, round, // and a float as a condition end the whole process on OpenCL:
     the kernel does not build ("1 error generated"), and Theano frees what was not made.
     """
-    generate, version = op_class._generate_op_string, op_class.c_code_cache_version
+    generate, version = op_class._generate_op_string, op_class.c_code_cache_version_apply
+
+    def on_opencl(node):
+        return node.inputs[0].type.context.kind == b'opencl'
 
     @functools.wraps(generate)
     def _generate_op_string(self, node):
         support_code, code = generate(self, node)
-        if node.inputs[0].type.context.kind == b'opencl':
+        if on_opencl(node):
             for pattern, replacement in OPENCL_SPELLING:
                 code = pattern.sub(replacement, code)
         return support_code, code
 
     @functools.wraps(version)
-    def c_code_cache_version(self):
-        original = version(self)
-        return original and original + (1,)  # modules that were compiled without this mend are not for us
+    def c_code_cache_version_apply(self, node):
+        # A context of the same name may have been on CUDA, or without this patch, when Theano kept a module.
+        original = version(self, node)
+        return original and original + (1,) * on_opencl(node)
 
     op_class._generate_op_string = _generate_op_string
-    op_class.c_code_cache_version = c_code_cache_version
+    op_class.c_code_cache_version_apply = c_code_cache_version_apply
 
 
 # --- The cache of compiled code ------------------------------------------------------------------

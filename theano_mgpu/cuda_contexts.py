@@ -364,3 +364,22 @@ def _enter_and_exit():
     find = ctypes.CDLL(LIBRARY).gpuarray_get_extension
     find.restype, find.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
     return find(b'cuda_enter'), find(b'cuda_exit')
+
+
+def entries_left(gpu_context):
+    """How many entries into a CUDA context two compilations of one kernel leave: 0, if libgpuarray is right.
+
+    Parameters
+    ----------
+    gpu_context : pygpu.gpuarray.GpuContext
+
+    Returns
+    -------
+    int
+    """
+    from pygpu.gpuarray import GpuArray, GpuKernel
+    before = entries(gpu_context)
+    for _ in range(2):
+        GpuKernel('#include "cluda.h"\nKERNEL void theano_mgpu_probe(GLOBAL_MEM float *x) { x[0] = 1; }',
+                  'theano_mgpu_probe', [GpuArray], context=gpu_context)
+    return entries(gpu_context) - before

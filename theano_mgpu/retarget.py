@@ -7,7 +7,7 @@ from theano.compile.builders import OpFromGraph
 from theano.compile.function_module import FunctionMaker, orig_function
 from theano.compile.ops import deep_copy_op
 from theano.compile.sharedvalue import SharedVariable
-from theano.gof.graph import Apply, ancestors
+from theano.gof.graph import Apply, ancestors, io_toposort
 from theano.gpuarray.basic_ops import HostFromGpu, as_gpuarray_variable
 from theano.gpuarray.type import GpuArrayConstant, GpuArrayType
 from theano.scan_module.scan_op import Scan
@@ -127,13 +127,16 @@ class _Move:
 
     def outputs(self, fgraph):
         """Build all nodes; returns the outputs."""
-        for node in fgraph.toposort():
+        return self._build(fgraph.toposort(), fgraph.outputs)
+
+    def _build(self, nodes, outputs):
+        for node in nodes:
             if node.outputs[0] in self.variables:
                 continue
             results = [self._type(output.type)(output.name) for output in node.outputs]
             Apply(self._op(node.op), [self._variable(variable) for variable in node.inputs], results)
             self.variables.update(zip(node.outputs, results))
-        return [self._variable(output) for output in fgraph.outputs]
+        return [self._variable(output) for output in outputs]
 
     def _variable(self, variable):
         if variable not in self.variables:  # a constant
@@ -154,10 +157,11 @@ class _Move:
         """The op itself, or a copy of it that names the other context."""
         if self.source == self.target:
             return op
-        if isinstance(op, (Scan, OpFromGraph)) and self.source.kind != 'cpu':
-            inner = op.outputs if isinstance(op, Scan) else op.local_outputs
-            if any(isinstance(variable.type, GpuArrayType) for variable in ancestors(inner)):
-                raise CannotRetarget('%s has an inner graph on its context' % op)
+        if isinstance(op, Scan) and self.source.kind != 'cpu':
+            return self._scan(op)
+        if isinstance(op, OpFromGraph) and any(isinstance(variable.type, GpuArrayType)
+                                               for variable in ancestors(op.local_outputs)):
+            raise CannotRetarget('%s has an inner graph on its context' % op)
         changed = {name: self._type(value) for name, value in vars(op).items() if isinstance(value, GpuArrayType)}
         if hasattr(op, 'context_name'):
             self._check(op.context_name)
@@ -166,6 +170,16 @@ class _Move:
             return op
         moved = copy.copy(op)
         vars(moved).update(changed)
+        return moved
+
+    def _scan(self, op):
+        """A scan whose inner graph is on the other context."""
+        inner = _Move(self.source, self.target)
+        moved = copy.copy(op)
+        moved.inputs = [self._type(variable.type)(variable.name) for variable in op.inputs]
+        inner.variables.update(zip(op.inputs, moved.inputs))
+        moved.outputs = inner._build(io_toposort(op.inputs, op.outputs), op.outputs)
+        moved.output_types = [self._type(type_) for type_ in op.output_types]
         return moved
 
     def _check(self, name):

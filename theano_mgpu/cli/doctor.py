@@ -4,7 +4,7 @@ import functools
 import sys
 import textwrap
 
-from . import checks, device_checks, libraries, mpi_checks
+from . import checks, cuda_checks, device_checks, libraries, mpi_checks
 from .output import print_json
 
 EPILOG = """\
@@ -51,7 +51,8 @@ def plan(setup):
         return check if setup.theano_error is None else needs_theano
 
     library_checks = [(name, functools.partial(device_checks.check_library, name=name))
-                      for name in libraries.CUDA_LIBRARIES]
+                      for name in libraries.CUDA_LIBRARIES] + [('architecture', device_checks.check_nvrtc)]
+    library_checks.append(('libgpuarray', if_theano(cuda_checks.check_libgpuarray)))
     return [
         ('Python', checks.check_python),
         ('NumPy', checks.check_numpy),
