@@ -43,6 +43,9 @@ setup(
         'keras': KERAS,
         'mpi': ['mpi4py<5'],
         'nvidia': ['nvidia-ml-py'],
+        # Beside NVIDIA's driver, which is not on PyPI. NVRTC must not be newer than the driver: docs/cuda.md.
+        'cuda12': ['nvidia-cuda-nvrtc-cu12>=12.0,<13', 'nvidia-cublas-cu12>=12.0,<13'],
+        'cuda13': ['nvidia-cuda-nvrtc>=13.0,<14', 'nvidia-cublas>=13.0,<14'],
         'bench': BENCH,
         'test': TEST + BENCH + KERAS,
     },

@@ -11,7 +11,9 @@ PACKAGE = Path(theano_mgpu.__file__).parent
 ROWS = [
     ['errors', 'config', 'launched', 'timeline', 'job', 'host_memory', 'files', 'opencl_programs', 'progress',
      'tables', 'links', 'scaling'],
-    ['compat', 'devices', 'context_map', 'contexts'],
+    ['compat', 'native', 'cuda_libraries.library', 'cuda_libraries.search', 'cuda_libraries.versions',
+     'cuda_libraries.shims', 'cuda_libraries.nvrtc', 'cuda_libraries', 'cuda_contexts', 'devices', 'context_map',
+     'contexts'],
     ['retarget', 'graph', 'dependence', 'sample_rules.base', 'sample_rules.elementwise', 'sample_rules.shapes',
      'sample_rules.reductions', 'sample_rules.indexing', 'sample_rules.control_flow', 'sample_rules', 'samples',
      'audit', 'rng', 'replicate', 'transfers', 'scatter_gather', 'host_reduce', 'collectives'],
@@ -23,8 +25,8 @@ ROWS = [
      'keras.look_ahead', 'keras.loops', 'keras.over_contexts', 'keras.parallel_model', 'keras.multi_gpu',
      'keras.predictor', 'keras.verify', 'keras.report', 'keras.every_model', 'keras'],
     ['cli.output', 'cli.array_input', 'cli.array_output', 'cli.mpirun_output', 'cli.libraries', 'cli.checks',
-     'cli.device_checks', 'cli.devices', 'cli.config', 'cli.program', 'cli.run', 'cli.launch', 'cli.predict',
-     'cli.mpi_checks', 'cli.doctor',
+     'cli.device_checks', 'cli.cuda_checks', 'cli.devices', 'cli.config', 'cli.program', 'cli.run', 'cli.launch',
+     'cli.predict', 'cli.mpi_checks', 'cli.doctor',
      'cli.bench_models', 'cli.bench_measure', 'cli.bench_worker', 'cli.bench_rank', 'cli.bench_ranks',
      'cli.bench_costs', 'cli.bench_report', 'cli.bench_plot', 'cli.bench', 'cli', '__main__'],
 ]

@@ -11,13 +11,14 @@ import itertools
 import os
 import sys
 
-from . import compat, config, cuda_contexts, devices, host_memory, launched, opencl_programs
+from . import compat, config, cuda_contexts, cuda_libraries, devices, host_memory, launched, opencl_programs
 from .context_map import EXAMPLE, default_map, describe, parse_context_map
 from .errors import ContextError
 
 _active = []          # the contexts that functions of this process run over
 _host = []            # those of all processes of its job on this host
 _borrowed = set()     # names of further contexts that are in use
+_opened_in = []       # the process that opened a GPU, if one is open
 _pinned = [None]      # the context that a graph is being compiled for, innermost last
 
 
@@ -186,6 +187,30 @@ def gpu_context(context):
     return get_context(context.name)
 
 
+def is_fork():
+    """Whether this process was forked after a GPU was opened, which neither CUDA nor OpenCL survives."""
+    return bool(_opened_in) and _opened_in[0] != os.getpid()
+
+
+def check_process():
+    """Raise a ContextError where `is_fork` holds: the driver would fail, or hang."""
+    if is_fork():
+        raise ContextError('process %d was forked from process %d, which had opened %s: neither CUDA nor OpenCL can be '
+                           'used in the fork. Start processes with multiprocessing.get_context("spawn"), or fork '
+                           'before the first function over contexts is made'
+                           % (os.getpid(), _opened_in[0], describe(_host) or 'a GPU'))
+
+
+def is_lost(context):
+    """Whether a GPU has failed for good: whatever this process asks of it from then on is an error."""
+    if context.kind == 'cpu':
+        return False
+    try:
+        return gpu_context(context).free_gmem < 0
+    except Exception:  # pygpu's GpuArrayException, with the driver's reason, as for any call
+        return True
+
+
 def alike(one, other):
     """Whether two contexts have devices of one model, so that what is optimised for one is right for the other."""
     if one.kind != other.kind or one.kind == 'cpu':
@@ -203,6 +228,7 @@ def _open(context, preallocated=True):
         return
     import theano.gpuarray
     from theano.gpuarray.type import list_contexts
+    check_process()
     if context.name in list_contexts():
         opened = _opened_device(context.name)
         if opened != context.device:
@@ -217,6 +243,8 @@ def _open(context, preallocated=True):
                            % (describe([context]), context.name))
     if context.kind == 'opencl':
         _build_opencl_programs_once()
+    if context.kind == 'cuda':
+        cuda_libraries.require(context.device)
     # Theano registers a name only for a device string that it has not seen: without this pop, the
     # second name of one device prints "Mapped name dev1 ..." and is then unknown (Theano 1.0.5).
     seen = theano.gpuarray.init_dev.devmap
@@ -235,6 +263,7 @@ def _open(context, preallocated=True):
             seen[context.device] = first
     gpu_context(context).dev = context.device
     cuda_contexts.protect(gpu_context(context))
+    _opened_in[:] = [os.getpid()]
     _enable_gpuarray()
 
 

@@ -2,6 +2,9 @@
 import re
 from collections import namedtuple
 
+from . import cuda_libraries
+from .errors import ContextError, warn
+
 DEVICE_PATTERN = re.compile(r'cpu|cuda(\d*)|opencl(\d+):(\d+)')
 KINDS = ('cuda', 'opencl', 'cpu')
 
@@ -45,7 +48,7 @@ def discover(kind):
     devices : list of str
         For example ``['cuda0', 'cuda1']``; may be empty.
     why_none : str
-        pygpu's own reason when `devices` is empty, else the empty string.
+        pygpu's own reason when `devices` is empty, or what is wrong with CUDA's libraries; else the empty string.
     """
     if kind == 'cpu':
         return ['cpu'], ''
@@ -55,10 +58,12 @@ def discover(kind):
     except Exception as error:
         return [], 'pygpu cannot be imported: %s' % error
     try:
+        if kind == 'cuda':
+            cuda_libraries.provide()
         counts = [gpuarray.count_devices(kind, platform)
                   for platform in range(gpuarray.count_platforms(kind))]
     # An OpenCL loader without a driver is a "GpuArrayException" too: no device, and this is why.
-    except gpuarray.GpuArrayException as error:
+    except (gpuarray.GpuArrayException, ContextError) as error:
         return [], reason(error)
     if kind == 'cuda':
         found = ['cuda%d' % i for i in range(sum(counts))]
@@ -68,8 +73,13 @@ def discover(kind):
 
 
 def discover_best():
-    """Every CUDA device, else every OpenCL device, else ``cpu``."""
-    return next(found for found in (discover(kind)[0] for kind in KINDS) if found)
+    """Every CUDA device, else every OpenCL device, else ``cpu``; warns of CUDA devices that cannot be used."""
+    for kind in KINDS:
+        found, why_none = discover(kind)
+        if found:
+            return found
+        if kind == 'cuda' and cuda_libraries.survey().capabilities:
+            warn("this machine's CUDA devices are not used: " + why_none)
 
 
 def status(device, gpu_context):

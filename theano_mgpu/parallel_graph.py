@@ -7,6 +7,7 @@ from .audit import audit
 from .context_map import Context, describe
 from .contexts import contexts as active_contexts
 from .contexts import get as get_context
+from .contexts import is_lost
 from .devices import reason
 from .errors import ContextError, RankError, ReplicaError
 from .executors import BUILD, Ranks, TaskError, make_executor, mpi_ranks
@@ -233,7 +234,18 @@ def run_replicas(executor, tasks, contexts, samples=None):
     except TaskError as error:
         cause, index = error.__cause__, error.index
         where = 'samples %d to %d' % (samples[index][0], samples[index][1] - 1) if samples else 'update'
-        raise ReplicaError('replica %d (context %s, %s) failed, nothing was changed: %s: %s'
+        raise ReplicaError('replica %d (context %s, %s) failed, nothing was changed: %s: %s%s'
                            % (index, describe([contexts[index]]), where, type(cause).__name__,
-                              reason(cause).strip().partition('\n')[0]),
+                              reason(cause).strip().partition('\n')[0], _advice(contexts, index)),
                            index, contexts[index], samples[index] if samples else None) from cause
+
+
+def _advice(contexts, index):
+    """What to do where a device is lost: the end of a message, or nothing."""
+    if not is_lost(contexts[index]):
+        return ''
+    others = [context for context in contexts if context is not contexts[index]]
+    return ('. %s has failed for good in this process%s. Start again from a checkpoint%s'
+            % (contexts[index].device,
+               '; the values on %s are those before this step, and can be saved' % describe(others) if others else '',
+               ', without it if it fails again: contexts=' + describe(others) if others else ''))

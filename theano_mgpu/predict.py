@@ -7,7 +7,7 @@ import numpy as np
 import theano
 
 from . import launched, progress
-from .contexts import borrow, give_back
+from .contexts import borrow, check_process, give_back
 from .dealing import RankPool, serve
 from .errors import BatchError, GraphError, MgpuError, MgpuWarning, PredictionError
 from .exchange import arrays_of_first
@@ -226,6 +226,8 @@ class Predictor:
     def _check_open(self):
         if self._pool is None:
             raise MgpuError('this Predictor is closed: use it within its with block, or make another one')
+        if any(context.kind != 'cpu' for context in self.contexts):
+            check_process()
 
     def _check_use(self):
         """As `_check_open`; and warn the caller of the caller, once, of values that were not taken over."""

@@ -9,6 +9,7 @@ from theano.gpuarray.type import GpuArrayType
 from theano.tensor.sharedvar import TensorSharedVariable
 
 from .compat import watch, watcher_of
+from .contexts import check_process, is_fork
 from .errors import GraphError
 from .graph import fits_gpu, host_type
 from .rng import is_random_state, replica_state
@@ -77,7 +78,7 @@ class Replicated:
 
     def __del__(self):
         # The last function over the variable is gone, and with it the copies: bring the value home.
-        if not sys.is_finalizing():
+        if not sys.is_finalizing() and not is_fork():
             self.before_read()
 
     @property
@@ -116,7 +117,7 @@ class Replicated:
     def before_read(self):
         """Bring the user's variable up to date; called before any read of it."""
         if self.variable not in self._current:
-            self.variable.container.value = host_value(next(iter(self._current)))
+            self.variable.container.value = current_value(self._current)
             self._current.add(self.variable)
 
     def after_write(self):
@@ -142,7 +143,7 @@ class Replicated:
         return zlib.crc32(np.asarray(value).tobytes())
 
     def _value_for(self, context):
-        return host_value(next(iter(self._current)))
+        return current_value(self._current)
 
     def _is_home(self, context, index):
         if isinstance(self.variable.type, GpuArrayType):
@@ -183,7 +184,7 @@ class ReplicatedStream(Replicated):
 
     def before_read(self):
         if self.variable not in self._current:
-            self.variable.container.value = host_value(self._master)
+            self.variable.container.value = current_value([self._master])
             self._current.add(self.variable)
 
     def _value_for(self, context):
@@ -195,6 +196,33 @@ def host_value(shared):
     """A copy of a shared variable's value on the host, without asking its watcher."""
     value = shared.container.storage[0]
     return np.asarray(value) if isinstance(shared.type, GpuArrayType) else copy.deepcopy(value)
+
+
+def current_value(copies):
+    """The value of variables that are equal, on the host; a lost device's copy is passed over for another's.
+
+    Parameters
+    ----------
+    copies : collection of SharedVariable
+        Not empty.
+
+    Raises
+    ------
+    ContextError
+        In a fork of the process that has them on a device.
+    Exception
+        The driver's, where no copy can be read.
+    """
+    # The host's come first: they cost least.
+    copies = sorted(copies, key=lambda shared: isinstance(shared.type, GpuArrayType))
+    if isinstance(copies[0].type, GpuArrayType):
+        check_process()
+    for shared in copies[:-1]:
+        try:
+            return host_value(shared)
+        except Exception:  # pygpu's GpuArrayException: the step in which the device failed has reported it
+            continue
+    return host_value(copies[-1])
 
 
 def copy_on(context, variable, value):

@@ -6,6 +6,7 @@ import numpy as np
 
 from .collectives import all_reduce, bucket_ranges
 from .compat import watcher_of
+from .contexts import check_process
 from .errors import MgpuError
 from .exchange import added, meet_for_batch
 from .parallel_graph import Transaction
@@ -45,6 +46,8 @@ class Step:
 
     def __enter__(self):
         forward = self.forward
+        if forward.on_devices:
+            check_process()
         forward.lock.acquire()
         self.began = time.perf_counter()
         try:

@@ -1,7 +1,7 @@
 """Checks of `theano-mgpu doctor` on devices, the libraries that they need, and the contexts on them."""
 import re
 
-from .. import devices
+from .. import cuda_libraries, devices
 from ..context_map import describe
 from ..contexts import init
 from . import libraries
@@ -47,8 +47,8 @@ def check_clblast(setup):
 
 
 def cuda_is_wanted(setup):
-    """Whether CUDA concerns this machine: an NVIDIA GPU is here, or a context is mapped to one."""
-    return setup.needs('cuda') or libraries.nvidia_gpu_present()
+    """Whether CUDA concerns this machine: an NVIDIA GPU or its driver is here, or a context is mapped to one."""
+    return setup.needs('cuda') or libraries.nvidia_gpu_present() or bool(cuda_libraries.survey().libraries)
 
 
 def check_cuda(setup):
@@ -61,13 +61,51 @@ def check_cuda(setup):
 
 
 def check_library(setup, name):
-    error = libraries.load_error(name)
-    if error is None:
-        return Finding(OK, 'can be opened')
+    """Which file serves as a library of CUDA's, its version, and under which name libgpuarray gets it."""
+    survey, purpose = cuda_libraries.survey(), libraries.CUDA_LIBRARIES[name]
+    library = survey.libraries.get(name)
+    if library is None:
+        return check_unused_library(setup, name)
+    if library.problem:
+        if name in libraries.OPTIONAL:
+            return Finding(SKIP, 'optional; ' + library.problem)
+        return broken(setup.needs('cuda'), '%s needs it: %s' % (purpose, library.problem), library.remedy)
+    version = cuda_libraries.dotted(library.version) or 'unknown version'
+    if name == 'libcuda.so':
+        version = 'the driver, for CUDA ' + version
+    return Finding(OK, '%s: %s%s' % (version, library.path, ', through ' + library.shim if library.shim else ''))
+
+
+def check_unused_library(setup, name):
+    """As `check_library`, where the driver is missing or has no device: no other library is opened then."""
+    purpose = libraries.CUDA_LIBRARIES[name]
+    if name == 'libcuda.so':
+        return broken(setup.needs('cuda'), "%s needs it: NVIDIA's driver is not installed" % purpose,
+                      "Install NVIDIA's driver, which it comes with")
+    found = cuda_libraries.candidates(name)
+    if found:
+        return Finding(SKIP, '%s; not tried: no CUDA device can be used' % found[0].path)
     if name in libraries.OPTIONAL:
-        return Finding(SKIP, 'optional; ' + error)
-    return broken(setup.needs('cuda'), '%s needs it: %s' % (libraries.CUDA_LIBRARIES[name][0], error),
-                  libraries.remedy(name))
+        return Finding(SKIP, 'optional; not found')
+    return broken(setup.needs('cuda'), '%s needs it: it is not installed' % purpose,
+                  "python -m pip install 'theano_mgpu[cuda12]'")
+
+
+def check_nvrtc(setup):
+    """Whether the driver loads what NVRTC compiles, and NVRTC knows the architecture of every device."""
+    survey = cuda_libraries.survey()
+    nvrtc, driver = survey.libraries.get('libnvrtc.so'), survey.libraries.get('libcuda.so')
+    if nvrtc is None or nvrtc.problem or not survey.architectures:
+        return Finding(SKIP, 'needs libcuda.so and libnvrtc.so')
+    problem = cuda_libraries.nvrtc_problem(nvrtc.path, nvrtc.version, survey.architectures, driver.version,
+                                           survey.capabilities)
+    if problem:
+        return broken(setup.needs('cuda'), problem, cuda_libraries.remedy(driver.version))
+    compiled = ['compute_%d for compute capability %s' % (
+        cuda_libraries.architecture_for(capability, survey.architectures), cuda_libraries.dotted(capability))
+        for capability in sorted(set(survey.capabilities))]
+    return Finding(OK, 'NVRTC %s compiles %s; the driver is for CUDA %s' % (
+        cuda_libraries.dotted(nvrtc.version), ', '.join(compiled), cuda_libraries.dotted(driver.version)))
 
 
 def check_context(setup, context):

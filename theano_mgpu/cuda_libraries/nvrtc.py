@@ -1,0 +1,83 @@
+"""Choose an NVRTC that suits the driver and the devices, and put a shim in front of it."""
+import ctypes
+
+from . import search, shims
+from .library import Library
+from .versions import architectures_of, as_number, dotted, is_newer, nvrtc_problem, remedy
+
+
+def provide(driver, driver_version, capabilities):
+    """Choose and load NVRTC, and have ``dlopen('libnvrtc.so')`` return the shim.
+
+    Parameters
+    ----------
+    driver : ctypes.CDLL
+    driver_version : tuple of int
+    capabilities : list of tuple of int
+        Compute capability of each device.
+
+    Returns
+    -------
+    library : Library
+        It has a problem if it suits the driver, or every device, not at all.
+    architectures : sequence of int
+        What it compiles for; empty if there is none.
+    """
+    there = search.loaded('libnvrtc.so')
+    if there is not None and not hasattr(there, 'theano_mgpu_connect'):
+        return _as_loaded(there, capabilities)
+    candidates = search.candidates('libnvrtc.so')
+    if not candidates:
+        return Library(None, (), None, 'NVRTC, which compiles the kernels for CUDA devices, is not installed',
+                       remedy(driver_version)), ()
+    # The shim goes first: dlopen returns the first library of a name, and NVRTC's own SONAME may be this one.
+    shim_path = shims.build('libnvrtc.so', shims.NVRTC)
+    shim = ctypes.CDLL(shim_path)
+    usable, errors = [], []
+    for candidate in candidates:
+        try:
+            nvrtc = ctypes.CDLL(candidate.path)
+            version, architectures = version_of(nvrtc), supported_by(nvrtc)
+        except (OSError, AttributeError) as error:
+            errors.append(str(error))
+            continue
+        problem = nvrtc_problem(candidate.path, version, architectures, driver_version, capabilities)
+        rank = (not problem, candidate.by_user, version)
+        usable.append((rank, candidate.path, version, architectures, nvrtc, problem))
+    if not usable:
+        return Library(candidates[0].path, (), None, 'NVRTC cannot be loaded: ' + '; '.join(errors),
+                       remedy(driver_version)), ()
+    _, path, version, architectures, nvrtc, problem = max(usable, key=lambda each: each[0])
+    # One that supports some of the devices serves those.
+    if not is_newer(version, driver_version) and as_number(max(capabilities)) >= min(architectures):
+        problem = ''
+    shims.connect_nvrtc(shim, nvrtc, driver, architectures)
+    return Library(path, version, shim_path, problem, remedy(driver_version) if problem else ''), architectures
+
+
+def _as_loaded(nvrtc, capabilities):
+    """Leave what this process has loaded under the name before: libgpuarray may have opened it already."""
+    path, version = search.file_of(nvrtc, 'nvrtcVersion'), version_of(nvrtc)
+    if max(capabilities) < (10, 0):
+        return Library(path, version), supported_by(nvrtc)
+    return Library(path, version, None, '%s was loaded as libnvrtc.so before theano_mgpu could correct how libgpuarray '
+                   'calls it; without that nothing compiles for compute capability %s'
+                   % (path, dotted(max(capabilities))), 'Import theano_mgpu before theano and pygpu'), ()
+
+
+def version_of(nvrtc):
+    """Version of a loaded NVRTC: ``(12, 9)``."""
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    return major.value, minor.value
+
+
+def supported_by(nvrtc):
+    """Architectures that a loaded NVRTC compiles for, ascending: ``[75, 80, ...]``."""
+    if not hasattr(nvrtc, 'nvrtcGetSupportedArchs'):  # before CUDA 11.2
+        return architectures_of(version_of(nvrtc))
+    count = ctypes.c_int()
+    nvrtc.nvrtcGetNumSupportedArchs(ctypes.byref(count))
+    listed = (ctypes.c_int * count.value)()
+    nvrtc.nvrtcGetSupportedArchs(listed)
+    return sorted(listed)

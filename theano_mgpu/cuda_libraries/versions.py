@@ -1,0 +1,141 @@
+"""Which versions of NVRTC and cuBLAS suit a driver and its devices, and what to install.
+
+A version is a tuple, ``(12, 9)``; that of a driver is the CUDA version that it supports. The figures are from NVIDIA's
+release notes of CUDA, of NVRTC and of the PTX ISA.
+"""
+from .search import file_version
+
+LOWEST = {9: 30, 10: 30, 11: 35, 12: 50, 13: 75}  # first number of CUDA's version -> the oldest architecture left
+
+# NVRTC lists its architectures from CUDA 11.2 on. Before that: the newest one, and all.
+NEWEST = {(9, 0): 70, (9, 1): 70, (9, 2): 72, (10, 0): 75, (10, 1): 75, (10, 2): 75, (11, 0): 80, (11, 1): 86}
+ARCHITECTURES = (30, 32, 35, 37, 50, 52, 53, 60, 61, 62, 70, 72, 75, 80, 86)
+
+
+def architectures_of(nvrtc):
+    """Architectures that an NVRTC before CUDA 11.2 compiles for.
+
+    Examples
+    --------
+    >>> architectures_of((11, 0))
+    [35, 37, 50, 52, 53, 60, 61, 62, 70, 72, 75, 80]
+    """
+    return [number for number in ARCHITECTURES
+            if LOWEST.get(nvrtc[0], 30) <= number <= NEWEST.get(nvrtc, ARCHITECTURES[-1])]
+
+
+def is_newer(nvrtc, driver):
+    """Whether NVRTC writes a version of PTX that a driver cannot load yet.
+
+    Each version of CUDA has a version of PTX of its own, but for 12.6, which has that of 12.5.
+
+    Examples
+    --------
+    >>> is_newer((12, 9), (12, 8)), is_newer((12, 6), (12, 5)), is_newer((12, 9), (13, 0))
+    (True, False, False)
+    """
+    return ((12, 5) if nvrtc == (12, 6) else nvrtc) > driver
+
+
+def nvrtc_problem(path, nvrtc, architectures, driver, capabilities):
+    """Why NVRTC does not suit the driver, or one of the devices; '' if it does.
+
+    Parameters
+    ----------
+    path : str
+    nvrtc, driver : tuple of int
+        Their versions.
+    architectures : list of int
+        What NVRTC compiles for: 75, 80, ..., 120.
+    capabilities : list of tuple of int
+        Compute capability of each device.
+
+    Examples
+    --------
+    >>> nvrtc_problem('/lib/libnvrtc.so.12', (12, 9), [50, 90], (12, 9), [(8, 6)])
+    ''
+    >>> nvrtc_problem('/lib/libnvrtc.so.12', (12, 9), [50, 90], (12, 4), [(8, 6)])
+    'NVRTC 12.9 (/lib/libnvrtc.so.12) is newer than the driver, which supports CUDA 12.4 and cannot load what this
+    NVRTC compiles (compute capability of the devices: 8.6)'
+    >>> nvrtc_problem('/lib/libnvrtc.so.13', (13, 0), [75, 90], (13, 0), [(6, 1), (8, 6)])
+    'NVRTC 13.0 (/lib/libnvrtc.so.13) compiles for compute capability 7.5 and above, and a device has 6.1 (the driver
+    supports CUDA 13.0)'
+    """
+    name = 'NVRTC %s (%s)' % (dotted(nvrtc), path)
+    if is_newer(nvrtc, driver):
+        return ('%s is newer than the driver, which supports CUDA %s and cannot load what this NVRTC compiles (compute '
+                'capability of the devices: %s)'
+                % (name, dotted(driver), ', '.join(dotted(capability) for capability in sorted(set(capabilities)))))
+    if as_number(min(capabilities)) < min(architectures):
+        return ('%s compiles for compute capability %s and above, and a device has %s (the driver supports CUDA %s)'
+                % (name, dotted(divmod(min(architectures), 10)), dotted(min(capabilities)), dotted(driver)))
+    return ''
+
+
+def architecture_for(capability, architectures):
+    """The newest architecture that a device of a compute capability runs, as the shim of NVRTC chooses it.
+
+    Examples
+    --------
+    >>> architecture_for((12, 0), [75, 90, 120]), architecture_for((12, 0), [75, 80, 90])
+    (120, 90)
+    """
+    return max((number for number in architectures if number <= as_number(capability)), default=as_number(capability))
+
+
+def cublas_problem(path, driver, capabilities):
+    """Why cuBLAS, by the version in its file name, does not suit the driver or one of the devices; '' if it does.
+
+    Examples
+    --------
+    >>> cublas_problem('/lib/libcublas.so.13', (12, 4), [(8, 6)])
+    '/lib/libcublas.so.13 needs a driver that supports CUDA 13; this one supports CUDA 12.4'
+    >>> cublas_problem('/lib/libcublas.so.13', (13, 0), [(8, 6), (6, 1)])
+    '/lib/libcublas.so.13 supports compute capability 7.5 and above; a device has 6.1'
+    >>> cublas_problem('/lib/libcublas.so.12', (13, 0), [(8, 6), (6, 1)])
+    ''
+    """
+    major = (file_version(path) or (0,))[0]
+    if major > driver[0]:
+        return '%s needs a driver that supports CUDA %d; this one supports CUDA %s' % (path, major, dotted(driver))
+    if as_number(min(capabilities)) < LOWEST.get(major, 0):
+        return '%s supports compute capability %s and above; a device has %s' % (
+            path, dotted(divmod(LOWEST[major], 10)), dotted(min(capabilities)))
+    return ''
+
+
+def remedy(driver):
+    """What to do where NVRTC or cuBLAS is missing or does not suit.
+
+    Examples
+    --------
+    >>> remedy((13, 0))
+    "python -m pip install 'theano_mgpu[cuda12]'"
+    >>> remedy((12, 4))
+    "python -m pip install 'theano_mgpu[cuda12]' 'nvidia-cuda-nvrtc-cu12<12.5', or update the driver"
+    >>> remedy((11, 8))
+    "python -m pip install 'nvidia-cuda-nvrtc-cu11<11.9' nvidia-cublas-cu11, or update the driver"
+    >>> remedy((10, 2))
+    "Update the driver, then: python -m pip install 'theano_mgpu[cuda12]'. Or install the CUDA toolkit 10.2"
+    """
+    if driver >= (12, 9):  # CUDA 12.9 works with every later driver, and supports older devices than CUDA 13 does
+        return "python -m pip install 'theano_mgpu[cuda12]'"
+    following = '%d.%d' % (driver[0], driver[1] + 1)
+    if driver >= (12, 0):
+        return ("python -m pip install 'theano_mgpu[cuda12]' 'nvidia-cuda-nvrtc-cu12<%s', or update the driver"
+                % following)
+    if driver >= (11, 7):  # there are no wheels of older versions
+        return ("python -m pip install 'nvidia-cuda-nvrtc-cu11<%s' nvidia-cublas-cu11, or update the driver"
+                % following)
+    return ("Update the driver, then: python -m pip install 'theano_mgpu[cuda12]'. Or install the CUDA toolkit %s"
+            % dotted(driver))
+
+
+def dotted(version):
+    """``(12, 9)`` as ``'12.9'``."""
+    return '.'.join(str(number) for number in version)
+
+
+def as_number(capability):
+    """Compute capability ``(8, 6)`` as the number of its architecture, 86."""
+    return 10 * capability[0] + capability[1]
