@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 ARGS ?=
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-pythons bench clean
+.PHONY: help setup demo test test-slow test-cuda test-nvrtc test-pythons bench clean
 
 help: ## list the targets
 	@echo 'make demo and make test set themselves up: no other command has to go before.'
@@ -17,9 +17,16 @@ demo: setup ## train a small CNN on two contexts and compare with one
 test: setup ## lint, then the tests and doctests
 	@$(PY) -m ruff check .
 	@$(PY) -m pytest -n 2 -m 'not slow' $(ARGS)
+	$(if $(ARGS),,@.ci/test-cuda core)
 
 test-slow: setup ## the tests that make test leaves out: more models and more contexts on OpenCL
 	@$(PY) -m pytest -n 2 -m slow $(ARGS)
+
+test-cuda: setup ## the tests on CUDA devices that the processor stands in for; DEVICES=4 for four
+	@.ci/test-cuda $(ARGS)
+
+test-nvrtc: setup ## compile every kernel of make test-cuda with NVIDIA's own compiler (fetches it: 200 MB)
+	@.ci/test-nvrtc
 
 test-pythons: ## install from a plain venv of each of CPython 3.8 to 3.11 at hand, and smoke-test it
 	@.ci/test-pythons

@@ -124,6 +124,12 @@ def adam(gradients, params, learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon
     return {variable: T.cast(value, variable.dtype) for variable, value in updates.items()}
 
 
+def sgd(gradients, params, learning_rate=0.1):
+    """Stochastic gradient descent as a Theano updates dict; as `adam`."""
+    return {param: param - np.asarray(learning_rate, param.dtype) * gradient
+            for param, gradient in zip(params, gradients)}
+
+
 def plain_step(model, updates=adam):
     """One training step of plain Theano: ``step(x, labels) -> loss``."""
     pairs = updates(theano.grad(model.loss, model.params), model.params)

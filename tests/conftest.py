@@ -15,6 +15,7 @@ if worker != 'gw0' and 'base_compiledir' not in flags:
 import theano_mgpu as mgpu
 from theano_mgpu import config, devices
 from theano_mgpu.context_map import parse_context_map
+from theano_mgpu.contexts import alike
 
 import pytest
 import theano
@@ -45,9 +46,12 @@ def context_map(kind, n):
 
 @pytest.fixture
 def contexts():
-    """A function that makes n contexts of a kind ('cpu' or 'gpu') the active ones."""
-    def use(kind, n=2):
-        return mgpu.init(context_map(kind, n))
+    """A function that makes n contexts of a kind ('cpu' or 'gpu') the active ones; on devices of one type if asked."""
+    def use(kind, n=2, of_one_type=False):
+        made = mgpu.init(context_map(kind, n))
+        if of_one_type and not all(alike(made[0], other) for other in made):
+            made = mgpu.init(';'.join('same%d->%s' % (i, made[0].device) for i in range(n)))
+        return made
     yield use
     mgpu.init('host0->cpu')
 

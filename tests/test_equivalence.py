@@ -45,7 +45,8 @@ def plain():
     return get
 
 
-@pytest.mark.parametrize('kind,n', [('cpu', 1), ('cpu', 2), ('cpu', 3), ('cpu', 4), ('gpu', 2),
+@pytest.mark.parametrize('kind,n', [('cpu', 1), ('cpu', 2), ('cpu', 3), ('cpu', 4),
+                                    pytest.param('gpu', 2, marks=pytest.mark.cuda),
                                     pytest.param('gpu', 3, marks=pytest.mark.slow),
                                     pytest.param('gpu', 4, marks=pytest.mark.slow)])
 def test_dense_with_adam(contexts, kind, n, dtype, plain):
@@ -72,6 +73,7 @@ def test_dense_with_adam(contexts, kind, n, dtype, plain):
     assert not mgpu.audit(step).wrong
 
 
+@pytest.mark.cuda
 @needs_compiler
 @pytest.mark.parametrize('n', [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_convolution_with_momentum(contexts, kind, n, dtype, plain):
@@ -107,6 +109,7 @@ def test_micro_batches_are_exact(contexts, kind, micro_batches, plain):
     assert largest_relative_difference(model, expected) < 1e-5
 
 
+@pytest.mark.cuda
 def test_update_state_is_that_of_one_device(contexts, kind):
     x, labels = data(11, 7)
     made = {}

@@ -16,6 +16,7 @@ def weights():
     return shared(np.random.RandomState(1).randn(5, 3), 'w')
 
 
+@pytest.mark.cuda
 def test_outputs_are_gathered_in_order(contexts, kind, weights):
     contexts(kind, 3)
     x = T.fmatrix('x')
@@ -27,6 +28,7 @@ def test_outputs_are_gathered_in_order(contexts, kind, weights):
         assert type(product) is np.ndarray
 
 
+@pytest.mark.cuda
 def test_reductions(contexts, kind):
     contexts(kind, 3)
     x = T.fmatrix('x')
@@ -57,6 +59,7 @@ def test_givens_and_shared_data(cpu2, weights):
     np.testing.assert_allclose(f(np.array([3], 'int32')), X[::-1][[3]].dot(weights.get_value()), rtol=1e-5)
 
 
+@pytest.mark.cuda
 def test_default_updates_are_merged_by_sub_batch_size(contexts, kind):
     """A running mean over an uneven split is that of one device."""
     contexts(kind, 3)

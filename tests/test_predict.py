@@ -75,6 +75,7 @@ def test_several_inputs_and_outputs(contexts, kind):
                 np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
 
+@pytest.mark.cuda
 def test_map_is_in_order(contexts, kind):
     contexts(kind, 2)
     predictor, _ = sums(contexts)
@@ -102,6 +103,7 @@ def test_two_maps_at_a_time(cpu2):
     assert [(a[0], b[0]) for a, b in pairs] == [(3 * i, -3 * i) for i in range(9)]
 
 
+@pytest.mark.cuda
 def test_while_a_step_trains_on_the_same_devices(contexts, kind):
     """The replicas have contexts of their own: neither disturbs the other, and the weights are those taken over."""
     contexts(kind, 2)

@@ -83,6 +83,7 @@ def test_random_draws_are_those_of_one_process_with_as_many_contexts(tmp_path):
     assert sorted(re.findall(r'rank (\d) trained on (\w)', done.stdout)) == [('0', 'a'), ('1', 'b')]
 
 
+@pytest.mark.cuda
 @pytest.mark.slow
 def test_gpus(one_context, tmp_path):
     """Ranks on OpenCL (or CUDA) contexts."""

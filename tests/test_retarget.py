@@ -48,22 +48,25 @@ def check_bitwise(contexts, inputs, outputs, arguments, mode=None):
     assert not mgpu.audit(moved).wrong
 
 
+@pytest.mark.cuda
 @needs_compiler
 @pytest.mark.parametrize('make,shape', [(dense_model, (7,)), (conv_model, (2, 8, 8))])
 def test_gradients_are_bitwise_those_of_compiling_for_the_context(contexts, kind, make, shape):
     model = make()
     outputs = [model.loss, model.accuracy] + theano.grad(model.loss, model.params)
-    check_bitwise(contexts(kind, 2), model.inputs, outputs, data(5, *shape))
+    check_bitwise(contexts(kind, 2, of_one_type=True), model.inputs, outputs, data(5, *shape))
 
 
+@pytest.mark.cuda
 @needs_compiler
 def test_random_draws_are_bitwise_the_same(contexts, kind):
     x = T.fmatrix('x')
     masks = [MRG_RandomStreams(3).binomial((4, 5), p=0.5, dtype='float32'), RandomStreams(4).uniform((4, 5))]
-    check_bitwise(contexts(kind, 2), [x], [x * mask.astype('float32') for mask in masks],
+    check_bitwise(contexts(kind, 2, of_one_type=True), [x], [x * mask.astype('float32') for mask in masks],
                   [np.ones((4, 5), 'float32')])
 
 
+@pytest.mark.cuda
 @needs_compiler
 def test_indexing_constants_and_loops_are_bitwise_the_same(contexts, kind):
     x, rows, table = T.fmatrix('x'), T.ivector('rows'), theano.shared(np.eye(5, dtype='float32'), name='table')
@@ -71,8 +74,8 @@ def test_indexing_constants_and_loops_are_bitwise_the_same(contexts, kind):
     total, _ = theano.scan(lambda row, before: T.tanh(before + row), x, T.zeros((5,), 'float32'))
     outputs = [table[rows] + constant, T.set_subtensor(x[1:2], 3), total[-1], T.concatenate([x, x * 2]).sum(axis=0),
                T.alloc(constant, 3, 5) + x[:3], x.max(axis=1), T.nnet.softmax(x)]
-    check_bitwise(contexts(kind, 2), [x, rows], outputs, [np.random.RandomState(0).rand(4, 5).astype('float32'),
-                                                          np.array([0, 3, 3], 'int32')])
+    check_bitwise(contexts(kind, 2, of_one_type=True), [x, rows], outputs,
+                  [np.random.RandomState(0).rand(4, 5).astype('float32'), np.array([0, 3, 3], 'int32')])
 
 
 def test_each_function_reads_its_own_replica(cpu2):
@@ -87,7 +90,7 @@ def test_an_in_place_op_waits_for_the_readers(contexts, kind):
     x = T.fmatrix('x')
     y = x * 2
     outputs = [y.sum(axis=0), T.inc_subtensor(y[0], 1), y[0] - 1]
-    check_bitwise(contexts(kind, 2), [x], outputs, [np.ones((2, 3), 'float32')])
+    check_bitwise(contexts(kind, 2, of_one_type=True), [x], outputs, [np.ones((2, 3), 'float32')])
 
 
 def test_contexts_of_another_kind_are_compiled_for(contexts):

@@ -29,6 +29,7 @@ def make_step(model, updates=momentum, **kwargs):
     return mgpu.training_function(model.inputs, model.loss, model.params, updates, **kwargs)
 
 
+@pytest.mark.cuda
 def test_outputs_are_gathered_or_reduced_as_told(contexts, kind):
     contexts(kind, 2)
     model = dense_model()
@@ -150,6 +151,7 @@ def test_after_an_error_in_a_replica_the_step_can_be_repeated(contexts, kind, ex
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.cuda
 def test_after_an_error_in_the_update_of_one_context_all_are_as_before(contexts, kind, monkeypatch):
     """A device that runs out of memory in the update cannot be provoked here: its function is made to raise."""
     contexts(kind, 2)
@@ -193,6 +195,7 @@ def dropout_step(seed):
     return model, mgpu.training_function(model.inputs, loss, model.params, adam)
 
 
+@pytest.mark.cuda
 def test_a_loaded_state_goes_on_where_it_stopped(contexts, kind, tmp_path):
     """Parameters, Adam's state, and the dropout of each replica."""
     contexts(kind, 2)

@@ -84,6 +84,7 @@ def test_arrays_are_fetched_whatever_their_size_and_order(gpu2):
             np.testing.assert_array_equal(output, value)
 
 
+@pytest.mark.cuda
 def test_flat_arrays_are_sent_in_one_copy(gpu2):
     x, y = T.fmatrix('x'), T.fvector('y')
     f = compiled(gpu2[0], [x, y], [x * 2, y + 1])
@@ -198,6 +199,7 @@ def trained(step, model, x, labels, loop):
     return losses, [param.get_value() for param in model.params]
 
 
+@pytest.mark.cuda
 @pytest.mark.parametrize('micro_batches', [1, 3])
 def test_batches_that_are_sent_ahead_give_the_same(contexts, kind, micro_batches):
     contexts(kind, 2)

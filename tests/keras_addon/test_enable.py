@@ -84,6 +84,7 @@ def left_behind(model):
 
 # --- Training ------------------------------------------------------------------------------------
 
+@pytest.mark.cuda
 def test_sequential_training(same, compiled):
     def script():
         model = compiled(dense())

@@ -20,12 +20,14 @@ from .zoo import COMPILED_MODELS, MODELS, VECTORS, N, dense, noise, one_hot
 pytestmark = needs_compiler
 
 
+@pytest.mark.cuda
 @pytest.mark.parametrize('name', ['conv2d', pytest.param('lstm, masking', marks=pytest.mark.slow)])
 def test_models(name, contexts):
     build, data = MODELS.get(name) or COMPILED_MODELS[name]
     check(build, compiling(metrics=['accuracy']), data, 'float32', contexts, kind='gpu', mode=None, test=False)
 
 
+@pytest.mark.cuda
 def test_evaluation_and_prediction(contexts):
     contexts('gpu', 2)
     plain, model = built(dense), multi_gpu_model(built(dense))
@@ -56,6 +58,7 @@ def placed(model, history):
     return everything(model, history)
 
 
+@pytest.mark.cuda
 @pytest.mark.slow
 @INEXACT
 def test_metrics_regularizers_and_running_statistics(contexts):

@@ -1,0 +1,101 @@
+#!/usr/bin/env python
+"""One CUDA device against two, the batch the same: what a second device brings within one process.
+
+Without an NVIDIA GPU the devices are those of tests/cuda_on_cpu, each with a thread of its own for its kernels: what
+is measured then is how well this package keeps two devices busy, not what a GPU makes of it. Both sides of a ratio
+take turns, a block of steps each; the ratio is the median over the rounds of the ratio within a round. Examples:
+
+  python benchmarks/devices.py
+  python benchmarks/devices.py --models mlp --executors threads --timeline mlp.json
+  python benchmarks/devices.py --device cuda0 --device cuda2 --batch-size 512
+"""
+import argparse
+import functools
+import json
+import os
+import sys
+
+if 'floatX' not in os.environ.get('THEANO_FLAGS', ''):
+    os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
+
+import theano_mgpu as mgpu
+from theano_mgpu import devices
+from theano_mgpu.executors import make_executor
+
+import numpy as np
+from models import adam, cnn, lstm, mlp, sgd
+from paired import compare, show
+
+STAND_IN = os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, 'tests', 'cuda_on_cpu')
+MODELS = {'cnn': (cnn, (1, 28, 28), adam),
+          'mlp': (functools.partial(mlp, sizes=(784, 512, 512, 10)), (784,), sgd),
+          'lstm': (lstm, (20, 32), adam)}
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--models', nargs='+', choices=sorted(MODELS), default=['cnn', 'mlp', 'lstm'])
+    parser.add_argument('--executors', nargs='+', choices=['serial', 'threads'], default=['serial', 'threads'])
+    parser.add_argument('--batch-size', type=int, default=128)
+    parser.add_argument('--rounds', type=int, default=11, help='rounds that count (default %(default)s)')
+    parser.add_argument('--block', type=float, default=1.0, metavar='SECONDS', help='length of one side of a round')
+    parser.add_argument('--device', action='append', help='one of the two devices; give it twice')
+    parser.add_argument('--timeline', metavar='FILE', help='record 20 steps of the last model on two devices')
+    parser.add_argument('--json', metavar='FILE')
+    return parser.parse_args()
+
+
+def step_on(contexts, make_model, updates):
+    model = make_model()
+    return mgpu.training_function(model.inputs, model.loss, model.params, updates, contexts=contexts)
+
+
+def phases(step, batch, calls=20):
+    """Milliseconds a step of each phase."""
+    step.timings.reset()
+    for _ in range(calls):
+        step(*batch)
+    return {name: round(1e3 * seconds, 2) for name, seconds in step.timings.per_call().items() if seconds > 1e-5}
+
+
+def measure(arguments):
+    """A row for each model and executor; two devices are printed with the time of their phases."""
+    rng = np.random.RandomState(0)
+    found = arguments.device or devices.discover('cuda')[0]
+    mgpu.init('dev0->%s;dev1->%s' % tuple((found * 2)[:2]))
+    for name in arguments.models:
+        make_model, shape, updates = MODELS[name]
+        batch = (rng.rand(arguments.batch_size, *shape).astype('float32'),
+                 rng.randint(0, 10, arguments.batch_size).astype('int32'))
+        one, two = (step_on(names, make_model, updates) for names in (['dev0'], ['dev0', 'dev1']))
+        for executor in arguments.executors:
+            two.forward.executor = make_executor(executor, 2)
+            row = compare(functools.partial(one, *batch), functools.partial(two, *batch),
+                          '%s: one device / two, %s' % (name, executor), arguments.rounds, arguments.block)
+            row['phases'] = phases(two, batch)
+            show(row)
+            print('    ms a step: %s' % ', '.join('%s %s' % pair for pair in row['phases'].items()))
+            yield row
+    if arguments.timeline:
+        with mgpu.timeline(arguments.timeline):
+            for _ in range(20):
+                two(*batch)
+
+
+def main():
+    arguments = parse_arguments()
+    if not devices.discover('cuda')[0]:
+        if 'CUDA_ON_CPU_DEVICES' in os.environ:
+            sys.exit('the CUDA stand-in shows no device: %s' % devices.discover('cuda')[1])
+        print('no CUDA device here: taking two of tests/cuda_on_cpu', flush=True)
+        os.execv(sys.executable, [sys.executable, STAND_IN, 'run', sys.executable] + sys.argv)
+    print('batch %d, %d rounds, median (lowest to highest)' % (arguments.batch_size, arguments.rounds))
+    rows = list(measure(arguments))
+    if arguments.json:
+        with open(arguments.json, 'w') as f:
+            json.dump(rows, f, indent=1)
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())

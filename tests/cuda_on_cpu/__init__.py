@@ -1,0 +1,120 @@
+"""Runs CUDA programs on the processor, with a stand-in for libcuda, libnvrtc and libcublas (see README.md).
+
+`build` makes the libraries, `environment` gives a child process the variables that select them, and
+``python tests/cuda_on_cpu run COMMAND`` does both for a command.
+"""
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import zlib
+
+FOLDER = os.path.dirname(os.path.abspath(__file__))
+
+
+class Unavailable(RuntimeError):
+    """The stand-in cannot be built or run on this machine; the message says why."""
+
+
+def unavailable():
+    """Why the stand-in cannot run on this machine.
+
+    Returns
+    -------
+    str or None
+        The reason, for `pytest.skip`, or None where it can run.
+    """
+    if not sys.platform.startswith('linux') or platform.machine() != 'x86_64':
+        return 'the CUDA stand-in needs x86-64 Linux, and this is %s on %s' % (platform.machine(), sys.platform)
+    missing = [tool for tool in ('g++', 'make', 'flock') if not shutil.which(tool)]
+    if missing:
+        return 'the CUDA stand-in needs %s, which is not on the PATH' % ' and '.join(missing)
+    return None
+
+
+def build(versioned=False):
+    """Compile the libraries where they are missing or older than their sources.
+
+    Several processes may call this at once: one builds and the others wait. Without work to do it takes about 10 ms.
+
+    Parameters
+    ----------
+    versioned : bool
+        Name the libraries as an installed driver and pip's wheels do (``libcuda.so.1``, ``libnvrtc.so.12``,
+        ``libcublas.so.12``), without the unversioned names that libgpuarray opens.
+
+    Returns
+    -------
+    str
+        The folder of the libraries, for LD_LIBRARY_PATH.
+
+    Raises
+    ------
+    Unavailable
+        Where the stand-in cannot be built; the message has the reason, or the compiler's output.
+    """
+    reason = unavailable()
+    if reason:
+        raise Unavailable(reason)
+    # A make that called pytest passes on its options in MAKEFLAGS, such as -n or a jobserver that is closed by now.
+    env = {name: value for name, value in os.environ.items() if name not in ('MAKEFLAGS', 'MAKELEVEL', 'MFLAGS')}
+    variant = 'versioned' if versioned else 'plain'
+    done = subprocess.run(['make', '-C', FOLDER, '-j2', 'VARIANT=' + variant], env=env, text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    if done.returncode:
+        raise Unavailable('make -C %s VARIANT=%s failed:\n%s' % (FOLDER, variant, done.stdout[-3000:]))
+    return os.path.join(FOLDER, 'lib-versioned' if versioned else 'lib')
+
+
+def environment(devices=2, base=None, **settings):
+    """Environment variables that make a child process use the stand-in; it is built if need be.
+
+    Parameters
+    ----------
+    devices : int
+        Number of devices. CUDA_VISIBLE_DEVICES, where `base` has it, still chooses among them.
+    base : dict, optional
+        The variables to start from, `os.environ` by default. Its CUDA_ON_CPU_* settings stay where `settings` has
+        none of that name.
+    **settings
+        ``name=value`` sets CUDA_ON_CPU_NAME; README.md lists the names. True and False become 1 and 0.
+
+    Returns
+    -------
+    dict
+        A new dict for the argument `env` of `subprocess.run`.
+
+    Examples
+    --------
+    >>> env = environment(4, {}, memory='64M', poison=False)  # doctest: +SKIP
+    >>> env['CUDA_ON_CPU_DEVICES'], env['CUDA_ON_CPU_MEMORY'], env['CUDA_ON_CPU_POISON']  # doctest: +SKIP
+    ('4', '64M', '0')
+    """
+    env = dict(os.environ if base is None else base)
+    libraries = build()
+    env['LD_LIBRARY_PATH'] = os.pathsep.join(path for path in (libraries, env.get('LD_LIBRARY_PATH')) if path)
+    home = os.path.expanduser('~')
+    cache = os.environ.get('XDG_CACHE_HOME') or os.path.join(home, '.cache')
+    cache = env.setdefault('CUDA_ON_CPU_CACHE', os.path.join(cache, 'theano_mgpu', 'cuda_on_cpu'))
+    theanorc = env.get('THEANORC', os.path.join(home, '.theanorc'))
+    env['THEANORC'] = os.pathsep.join([theanorc, _theanorc(cache, libraries)])
+    env['CUDA_ON_CPU_DEVICES'] = str(devices)
+    for name, value in settings.items():
+        env['CUDA_ON_CPU_' + name.upper()] = str(int(value) if isinstance(value, bool) else value)
+    return env
+
+
+def _theanorc(cache, libraries):
+    """A file of Theano flags that keeps libgpuarray's binaries of kernels apart from those of real GPUs.
+
+    Those of another version of the stand-in are no use either.
+    """
+    with open(os.path.join(libraries, 'libnvrtc.so'), 'rb') as library:
+        folder = os.path.join(cache, 'gpuarray_%08x' % zlib.crc32(library.read()))
+    os.makedirs(folder, exist_ok=True)
+    path = os.path.join(folder, 'theanorc')
+    with open('%s.%d' % (path, os.getpid()), 'w') as file:
+        file.write('[gpuarray]\ncache_path = %s\n' % os.path.join(folder, 'kernels'))
+    os.replace(file.name, path)
+    return path

@@ -1,0 +1,45 @@
+// The settings (the variables CUDA_ON_CPU_*, read once by cuInit), the error codes of CUDA, and the trace.
+#pragma once
+#include "common.h"
+
+#include <string>
+#include <vector>
+
+namespace standin {
+
+enum {
+  SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE = 101,
+  INVALID_IMAGE = 200, INVALID_CONTEXT = 201, INVALID_PTX = 218, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600,
+  ILLEGAL_ADDRESS = 700, PRIMARY_CONTEXT_ACTIVE = 708, CONTEXT_IS_DESTROYED = 709, LAUNCH_FAILED = 719,
+  NOT_SUPPORTED = 801
+};
+
+enum class Order { ascending, reverse, shuffle };
+
+// A fault for device `device`, after `count` launches or allocations; device -1 is no fault.
+struct Fault {
+  int device = -1;
+  long count = 0;
+  int code = LAUNCH_FAILED;
+};
+
+struct Settings {
+  int devices, capability_major, capability_minor, version, multiprocessors, max_threads;
+  size_t memory;  // bytes of each device
+  bool synchronous, poison, guard, protection_keys;
+  long delay_us;
+  unsigned seed;
+  Order order;
+  Fault fail_launch, fail_allocation;
+  std::vector<std::string> names;
+  FILE *trace;
+};
+extern Settings settings;
+const unsigned MAX_THREADS = 1024;  // of a block, as on every GPU
+
+void read_settings();
+
+// A line in CUDA_ON_CPU_TRACE, after the time in seconds and the process id.
+__attribute__((format(printf, 1, 2))) void trace(const char *format, ...);
+
+}  // namespace standin
