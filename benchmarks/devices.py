@@ -58,6 +58,13 @@ def phases(step, batch, calls=20):
     return {name: round(1e3 * seconds, 2) for name, seconds in step.timings.per_call().items() if seconds > 1e-5}
 
 
+def without_exchange(make_model, updates, batch):
+    """A step of two models, one on each device, on half the batch each."""
+    half = [array[:len(array) // 2] for array in batch]
+    steps = [functools.partial(step_on([name], make_model, updates), *half) for name in ('dev0', 'dev1')]
+    return functools.partial(make_executor('threads', 2).run, steps)
+
+
 def measure(arguments):
     """A row for each model and executor; two devices are printed with the time of their phases."""
     rng = np.random.RandomState(0)
@@ -68,6 +75,10 @@ def measure(arguments):
         batch = (rng.rand(arguments.batch_size, *shape).astype('float32'),
                  rng.randint(0, 10, arguments.batch_size).astype('int32'))
         one, two = (step_on(names, make_model, updates) for names in (['dev0'], ['dev0', 'dev1']))
+        row = compare(functools.partial(one, *batch), without_exchange(make_model, updates, batch),
+                      '%s: one device / two, no exchange' % name, arguments.rounds, arguments.block)
+        show(row)
+        yield row
         for executor in arguments.executors:
             two.forward.executor = make_executor(executor, 2)
             row = compare(functools.partial(one, *batch), functools.partial(two, *batch),

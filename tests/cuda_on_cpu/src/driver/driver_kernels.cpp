@@ -204,17 +204,17 @@ static int run(Launch &launch) {
   const KernelCall call{module, kernel, launch.parameters.data(), launch.block};
   return run_guarded(kernel->name, [&] {
     const Dim3 grid = launch.grid;
-    const uint64_t blocks = (uint64_t)grid.x * grid.y * grid.z;
-    for (uint64_t i = 0; i < blocks; i++) {
-      const uint64_t block = settings.order == Order::ascending ? i : blocks - 1 - i;
-      *module->block_index = Dim3{unsigned(block % grid.x), unsigned(block / grid.x % grid.y),
-                                  unsigned(block / grid.x / grid.y)};
-      if (module->uses_barrier) {
-        run_fibres(call);
-      } else {
-        kernel->run_block(call.parameters);
-      }
-    }
+    const bool backwards = settings.order != Order::ascending;
+    for (unsigned z = 0; z < grid.z; z++)
+      for (unsigned y = 0; y < grid.y; y++)
+        for (unsigned x = 0; x < grid.x; x++) {
+          *module->block_index = backwards ? Dim3{grid.x - 1 - x, grid.y - 1 - y, grid.z - 1 - z} : Dim3{x, y, z};
+          if (module->uses_barrier) {
+            run_fibres(call);
+          } else {
+            kernel->run_block(call.parameters);
+          }
+        }
     return 0;
   });
 }

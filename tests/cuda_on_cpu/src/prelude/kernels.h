@@ -13,7 +13,10 @@ template<class... A> struct __standin_signature<void (*)(A...)> {
 
   template<void (*F)(A...), int... I> static inline void call(void **p, __standin_indices<I...>) { F(*(A *)p[I]...); }
   template<void (*F)(A...)> static void run_thread(void **p) { call<F>(p, indices()); }
-  template<void (*F)(A...)> static void run_block(void **p) {
+  template<void (*F)(A...)> static void run_block(void **p) { call<run_threads<F>>(p, indices()); }
+
+  // The kernel is part of the loop: its arguments then stay in registers, and are not passed again for each thread.
+  template<void (*F)(A...)> __attribute__((flatten)) static void run_threads(A... arguments) {
     unsigned size_x = blockDim.x, size_y = blockDim.y, size_z = blockDim.z;
     for (unsigned z = 0; z < size_z; z++)
       for (unsigned y = 0; y < size_y; y++)
@@ -21,7 +24,7 @@ template<class... A> struct __standin_signature<void (*)(A...)> {
           threadIdx.x = x;
           threadIdx.y = y;
           threadIdx.z = z;
-          call<F>(p, indices());
+          F(arguments...);
         }
   }
 };
