@@ -25,7 +25,8 @@ def version():
 # and that exist for each of Python 3.8 to 3.11.
 KERAS = ['Keras==2.3.1', 'h5py<3.12', 'tqdm<5']  # tqdm: the bar of a prediction
 BENCH = ['scikit-learn<1.4', 'tqdm<5', 'matplotlib<3.9']
-TEST = ['pytest==8.3.5', 'pytest-timeout==2.4.0', 'pytest-xdist==3.6.1', 'ruff==0.17.5']
+TEST = ['pytest==8.3.5', 'pytest-timeout==2.4.0', 'pytest-xdist==3.6.1', 'ruff==0.17.5',
+        'nvidia-ml-py<14']  # a machine without NVML is what its test needs
 
 setup(
     name='theano_mgpu',

@@ -238,7 +238,9 @@ for a, b in zip(one[0] + one[1], two[0] + two[1]):
 '''
 
 
-@pytest.mark.parametrize('names,compiled', [('GPU A;GPU B', "['dev0', 'dev1']"), ('GPU A;GPU A', "['dev0', 'dev0']")])
+@pytest.mark.parametrize('names,compiled', [
+    ('GPU A;GPU B', "['dev0', 'dev1']"),
+    pytest.param('GPU A;GPU A', "['dev0', 'dev0']", marks=pytest.mark.slow)])
 def test_devices_of_different_models_are_compiled_for(names, compiled):
     """A graph that was optimised for one type of device may not be right for another."""
     assert run(MODELS, names=names) == [compiled]
@@ -265,7 +267,7 @@ print(np.isfinite(step(x, labels)))
 '''
 
 
-@pytest.mark.parametrize('device', ['cuda0', 'opencl0:0'])
+@pytest.mark.parametrize('device', ['cuda0', pytest.param('opencl0:0', marks=pytest.mark.slow)])
 def test_a_fork_is_told_that_it_has_no_gpu(device):
     """CUDA failed there with "initialization error", OpenCL did not return."""
     lines = run(FORKED.replace('DEVICE', repr(device)))
@@ -281,7 +283,8 @@ print(mgpu.function([x], T.maximum(x, 1), contexts=['dev0'])(np.arange(3, dtype=
 '''
 
 
-@pytest.mark.parametrize('devices', [('cuda0', 'opencl0:0'), ('opencl0:0', 'cuda0')])
+@pytest.mark.parametrize('devices', [
+    ('cuda0', 'opencl0:0'), pytest.param(('opencl0:0', 'cuda0'), marks=pytest.mark.slow)])
 def test_code_of_one_kind_of_device_is_not_used_for_another(devices, tmp_path):
     """Theano keeps it by the context's name: on OpenCL, CUDA's elementwise kernels ended the process."""
     for device in devices:

@@ -56,7 +56,7 @@ def test_utilisation_is_that_of_the_devices_pci_address(monkeypatch):
         pass
 
     nvml = types.SimpleNamespace(
-        NVMLError_NotSupported=NotSupported, nvmlInit=lambda: None, nvmlShutdown=lambda: asked.append('shutdown'),
+        NVMLError=NotSupported, nvmlInit=lambda: None, nvmlShutdown=lambda: asked.append('shutdown'),
         nvmlDeviceGetHandleByPciBusId=lambda address: asked.append(address) or 'handle',
         nvmlDeviceGetUtilizationRates=lambda handle: types.SimpleNamespace(gpu=37))
     monkeypatch.setitem(sys.modules, 'pynvml', nvml)
@@ -67,4 +67,11 @@ def test_utilisation_is_that_of_the_devices_pci_address(monkeypatch):
     def unsupported(handle):
         raise NotSupported
     nvml.nvmlDeviceGetUtilizationRates = unsupported
+    assert devices.status('cuda0', gpu).utilisation is None
+
+
+def test_without_nvml_the_utilisation_is_unknown():
+    """`theano-mgpu devices` ended with "NVML Shared Library Not Found"."""
+    pytest.importorskip('pynvml', reason='nvidia-ml-py is not installed')
+    gpu = types.SimpleNamespace(devname=b'GPU', free_gmem=1, total_gmem=2, unique_id='0000:FF:00.0')
     assert devices.status('cuda0', gpu).utilisation is None

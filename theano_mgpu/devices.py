@@ -105,16 +105,22 @@ def status(device, gpu_context):
 
 
 def _nvidia_utilisation(gpu_context):
-    """Utilisation in percent, found by PCI address: CUDA and NVML number devices differently."""
+    """Utilisation in percent, found by PCI address: CUDA and NVML number devices differently.
+
+    None where NVML is missing, as in some containers, or does not know it: a slice of a device (MIG) has none.
+    """
     try:
         import pynvml
     except ImportError:
         return None
-    pynvml.nvmlInit()
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
     try:
         handle = pynvml.nvmlDeviceGetHandleByPciBusId(gpu_context.unique_id)
         return pynvml.nvmlDeviceGetUtilizationRates(handle).gpu
-    except pynvml.NVMLError_NotSupported:  # a slice of a device (MIG) has no utilisation of its own
+    except pynvml.NVMLError:
         return None
     finally:
         pynvml.nvmlShutdown()
