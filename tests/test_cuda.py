@@ -108,6 +108,38 @@ def test_threads_take_turns_in_a_context():
     assert run(THREADS, delay_us=50) == ['[] [0, 0]']
 
 
+FORKED_IN_A_CALL = TWO_RAW_CONTEXTS + '''
+import os, signal, threading, time
+cuda_contexts.protect(contexts[0])
+large, copying = pygpu.zeros((1 << 22,), 'float32', context=contexts[0]), True
+
+def copy():
+    while copying:
+        np.asarray(large)
+
+thread = threading.Thread(target=copy)
+thread.start()
+codes = []
+for _ in range(10):
+    array = pygpu.zeros((16,), 'float32', context=contexts[0])
+    time.sleep(.01)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        del array
+        os._exit(0)
+    codes.append(os.waitpid(child, 0)[1])
+copying = False
+thread.join()
+print(codes)
+'''
+
+
+def test_a_fork_does_not_wait_for_a_thread_that_it_does_not_have():
+    """One that is in the context, and has its lock, when a process forks: data generators do so."""
+    assert run(FORKED_IN_A_CALL) == [str([0] * 10)]
+
+
 TRANSFER = '''
 import pygpu
 from pygpu import elemwise

@@ -25,12 +25,14 @@ LIBRARY = 'libgpuarray.so.3'
 
 SOURCE = r'''
 #include <dlfcn.h>
+#include <pthread.h>
 #include <sys/types.h>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <mutex>
+#include <type_traits>
 
 namespace {
 
@@ -133,6 +135,7 @@ const int MOST = 64;
 Protected contexts[MOST];
 int n_contexts = 0;
 void (*leave)(Context *) = nullptr;  // libgpuarray's cuda_exit
+bool forked = false;  // a thread that is not in this process may have a lock; CUDA does not work here anyway
 
 Protected *find(const Context *context) {
     for (int i = 0; i < n_contexts; ++i)
@@ -149,7 +152,7 @@ class Visit {
     int count;
 
     void add(Context *context) {
-        Protected *found = context ? find(context) : nullptr;
+        Protected *found = context && !forked ? find(context) : nullptr;
         if (found && count < MANY && (count == 0 || visited[0] != found))
             visited[count++] = found;
     }
@@ -293,6 +296,7 @@ extern "C" const char *protect(Context *context, void (*enter)(Context *), void 
         original_blas = context->blas;
         original_comm = context->comm;
         fill_tables();
+        pthread_atfork(nullptr, nullptr, [] { forked = true; });
     }
     if (context->buffer != original_buffer || context->blas != original_blas || context->comm != original_comm)
         return "its contexts have different tables of functions";
