@@ -10,7 +10,7 @@ def check_libgpuarray(setup):
     found = devices.discover('cuda')[0]
     if not found:
         return Finding(SKIP, 'no CUDA device here')
-    used = [(found * 2)[i] for i in range(2)]
+    used = (found * 2)[:2]
     with quietly():
         contexts = [pygpu.init(device) for device in used]
         leaked = cuda_contexts.entries_left(contexts[0])

@@ -51,8 +51,9 @@ def plan(setup):
         return check if setup.theano_error is None else needs_theano
 
     library_checks = [(name, functools.partial(device_checks.check_library, name=name))
-                      for name in libraries.CUDA_LIBRARIES] + [('architecture', device_checks.check_nvrtc)]
-    library_checks.append(('libgpuarray', if_theano(cuda_checks.check_libgpuarray)))
+                      for name in libraries.CUDA_LIBRARIES]
+    library_checks += [('architecture', device_checks.check_nvrtc),
+                       ('libgpuarray', if_theano(cuda_checks.check_libgpuarray))]
     return [
         ('Python', checks.check_python),
         ('NumPy', checks.check_numpy),
