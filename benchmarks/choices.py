@@ -126,7 +126,7 @@ def input(arguments, maps):
             def batches(data=data, order=order):
                 return ([part[rows] for part in data] for rows in order)
             show(compare(lambda step=step, batches=batches: [step(*batch) for batch in batches()],
-                         lambda step=step, batches=batches: list(step.over(batches())),
+                         lambda step=step, batches=batches: list(step.over(batches(), ahead=True)),
                          'input of %d KB a batch on %s: in turn / ahead'
                          % (data[0][0].nbytes * arguments.batch_size >> 10, contexts[0].kind),
                          arguments.rounds, arguments.block))

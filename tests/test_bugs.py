@@ -1,10 +1,13 @@
 """Bugs that were found and mended, each under its symptom."""
+import gc
 import os
 import resource
 import subprocess
 import sys
+import threading
 
 import theano_mgpu as mgpu
+from theano_mgpu import compat
 from theano_mgpu.contexts import compiling_for, gpu_context
 
 import numpy as np
@@ -12,6 +15,7 @@ import pytest
 import theano
 import theano.tensor as T
 from common import data, dense_model, momentum
+from models import plain_step
 
 
 def resident_bytes():
@@ -166,3 +170,144 @@ def test_a_keras_model_whose_layers_are_all_frozen_is_fitted(kind, contexts):
         np.testing.assert_allclose(model.train_on_batch(x, y), expected, rtol=1e-6)
     np.testing.assert_array_equal(template.get_weights()[0], before[0])
     assert model.optimizer.get_weights()[0] == 2  # steps are counted all the same
+
+
+def gpu_blas():
+    """Products whose output is given and multiplied by 0: a name, the op and its other inputs."""
+    from theano.gpuarray import blas
+    matrix, vector, stack = np.ones((8, 8), 'float32'), np.ones(8, 'float32'), np.ones((2, 8, 8), 'float32')
+    return {'gemv': (blas.gpugemv_no_inplace, vector, matrix, vector),
+            'gemm': (blas.gpugemm_no_inplace, matrix, matrix, matrix),
+            'gemm of transposed': (blas.gpugemm_no_inplace, matrix, matrix.T, matrix),
+            'batched gemm': (blas.gpugemmbatch_no_inplace, stack, stack, stack)}
+
+
+@pytest.mark.parametrize('name,linker', [('gemv', 'c'), ('gemv', 'py'), ('gemm', 'c'), ('gemm of transposed', 'c'),
+                                         ('batched gemm', 'c')])
+def test_a_product_into_memory_that_holds_nan_is_not_nan(gpu2, name, linker):
+    """Theano has matrix * vector computed into uninitialised memory, times 0: on OpenCL NaN in 9 of 10 runs."""
+    op, like, a, b = gpu_blas()[name]
+    with compiling_for(gpu2[0]):
+        out, a, b = (theano.shared(value, target=gpu2[0].name) for value in (like * np.float32(np.nan), a, b))
+        f = theano.function([], op(out, np.float32(1), a, b, np.float32(0)), mode=theano.Mode(linker, None))
+    np.testing.assert_array_equal(f(), like * 8)
+
+
+def with_rate(update_on, seed=0):
+    """A training function over two contexts, its model, and its learning rate in a shared variable."""
+    model, rate = dense_model(seed), theano.shared(np.float32(0.1), 'rate')
+
+    def sgd(gradients, params):
+        return {param: param - rate * gradient for param, gradient in zip(params, gradients)}
+    return mgpu.training_function(model.inputs, model.loss, model.params, sgd, update_on=update_on), model, rate
+
+
+def schedule(model, rate, seen):
+    """Batches, before each of which the learning rate is set and the weights are read."""
+    for number in range(4):
+        rate.set_value(np.float32(0.1 + 0.2 * number))
+        seen.append(model.params[0].get_value())
+        yield data(9, 7, seed=number)
+
+
+@pytest.mark.parametrize('update_on', ['device', 'host'])
+def test_a_learning_rate_that_is_set_by_the_generator_of_batches_counts_from_its_batch_on(contexts, kind, update_on):
+    """It never reached the devices' copies, or it counted one batch early, or for one replica only."""
+    contexts(kind, 2)
+    found = []
+    for loop in (lambda step, batches: [float(step(*batch)) for batch in batches],
+                 lambda step, batches: [float(loss) for loss in step.over(batches)]):
+        (step, model, rate), seen = with_rate(update_on), []
+        losses = loop(step, schedule(model, rate, seen))
+        found.append((losses, seen, [param.get_value() for param in model.params]))
+    assert found[0][0] == found[1][0]
+    for one, other in zip(found[0][1] + found[0][2], found[1][1] + found[1][2]):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_generator_that_is_asked_ahead_may_not_touch_variables(contexts, gpu2):
+    step, model, rate = with_rate('device')
+    losses = step.over(schedule(model, rate, []), ahead=True)
+    assert np.isfinite(next(losses))
+    with pytest.raises(mgpu.MgpuError, match='rate was read or set by what prepares the next batch'):
+        next(losses)
+    assert np.isfinite(step(*data(9, 7)))
+
+
+@pytest.mark.parametrize('update_on', ['device', 'host'])
+def test_a_value_that_another_thread_sets_within_a_step_counts_from_the_next_one_on(contexts, kind, update_on):
+    contexts(kind, 2)
+    (step, model, rate), (expected, reference, reference_rate) = with_rate(update_on), with_rate(update_on)
+    setter = threading.Thread(target=rate.set_value, args=(np.float32(0.7),))
+    run = step.update.run
+
+    def run_and_set(replica, arguments):
+        if setter.ident is None:
+            setter.start()
+            setter.join(0.3)
+        return run(replica, arguments)
+    step.update.run = run_and_set
+    step(*data(9, 7))
+    setter.join()
+    expected(*data(9, 7))
+    reference_rate.set_value(np.float32(0.7))
+    assert step(*data(8, 7)) == expected(*data(8, 7))
+    assert step(*data(7, 7)) == expected(*data(7, 7))
+    for param, other in zip(model.params, reference.params):
+        np.testing.assert_array_equal(param.get_value(), other.get_value())
+
+
+def test_a_function_that_fails_after_it_has_updated_in_place_leaves_replicas_alike(contexts, kind):
+    """The copies kept the former value, the variable had the new one."""
+    contexts(kind, 2)
+    found = []
+    for training in (lambda *args: mgpu.training_function(*args, update_on='device'), None):
+        model = dense_model()
+        step = training(model.inputs, model.loss, model.params, momentum) if training else plain_step(model, momentum)
+        w, table = model.params[1], T.fvector('table')
+        place = T.cast((w + 1)[0], 'int64') + 10
+        grow = theano.function([table], table[place], updates=[(w, w + 1)])
+        step(*data(9, 7))
+        with pytest.raises(IndexError):
+            grow(np.zeros(3, 'float32'))
+        found.append([float(step(*data(9, 7, seed=1))) for _ in range(2)] + [w.get_value()])
+    np.testing.assert_allclose(found[0][:2], found[1][:2], rtol=1e-5)
+    np.testing.assert_allclose(found[0][2], found[1][2], rtol=1e-5)
+
+
+def test_what_is_made_of_the_gradient_of_a_mean_is_reported(cpu2):
+    """Replicas divide by the samples of their sub-batch: wrong by 1e-2, without a word."""
+    model = dense_model()
+    u = theano.shared(np.zeros((7, 9), 'float32'), name='u')
+    gradient = T.grad(model.loss, model.params[0])
+    with pytest.warns(mgpu.MgpuWarning, match='the new value of u cannot be computed exactly'):
+        mgpu.training_function(model.inputs, model.loss, model.params, momentum,
+                               batch_updates={u: u - np.float32(0.1) * gradient}, mode='FAST_COMPILE')
+
+
+def test_an_output_that_mixes_samples_is_reported(cpu2):
+    x = T.fmatrix('x')
+    with pytest.warns(mgpu.MgpuWarning, match='an output cannot be computed exactly'):
+        mgpu.function([x], x - x.mean(axis=0), mode='FAST_COMPILE')
+
+
+def test_batches_of_one_input_are_taken_as_bare_arrays(cpu2):
+    """Each array was taken apart into its rows: "9 arguments were given for the inputs ['x']"."""
+    x, w = T.fmatrix('x'), theano.shared(np.ones(7, 'float32'), 'w')
+    step = mgpu.training_function([x], T.dot(x, w).mean(), [w], lambda gradients: {w: w - gradients[0]},
+                                  mode='FAST_COMPILE')
+    assert len(list(step.over([data(9, 7)[0], data(5, 7)[0]]))) == 2
+
+
+def test_a_function_over_a_trained_variable_does_not_keep_its_copies(contexts, kind):
+    contexts(kind, 2)
+    model = dense_model()
+    step = mgpu.training_function(model.inputs, model.loss, model.params, momentum)
+    total = theano.function([], model.params[0].sum())
+    step(*data(9, 7))
+    expected = total()
+    del step
+    gc.collect()
+    assert compat.watcher_of(model.params[0]) is None
+    assert total() == expected
+    np.testing.assert_allclose(model.params[0].get_value().sum(), expected, rtol=1e-5)

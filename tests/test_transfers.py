@@ -223,8 +223,9 @@ def test_the_next_batch_is_taken_while_one_is_computed(gpu2):
             yield data(6, 7, seed=number)
 
     step = mgpu.training_function(model.inputs, model.loss, model.params, momentum)
-    counts = [len(taken) for _ in step.over(batch_stream())]
-    assert counts == [2, 3, 3]
+    assert [len(taken) for _ in step.over(batch_stream(), ahead=True)] == [2, 3, 3]
+    taken.clear()
+    assert [len(taken) for _ in step.over(batch_stream())] == [1, 2, 3]
 
 
 def test_a_bad_next_batch_leaves_this_step_alone(contexts, kind):
@@ -247,7 +248,7 @@ def test_an_error_of_the_source_comes_with_its_own_turn(gpu2):
 
     model = dense_model()
     step = mgpu.training_function(model.inputs, model.loss, model.params, momentum)
-    losses = step.over(broken())
+    losses = step.over(broken(), ahead=True)
     assert np.isfinite(next(losses))
     with pytest.raises(OSError, match='the disk is gone'):
         next(losses)

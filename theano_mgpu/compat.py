@@ -18,6 +18,7 @@ import re
 import shutil
 import sys
 import sysconfig
+import tempfile
 import warnings
 import weakref
 import zlib
@@ -414,10 +415,10 @@ def watch(variable, watcher):
     ----------
     variable : theano.compile.SharedVariable
     watcher : object
-        Its ``before_read()`` is called before the variable's value is read, ``after_write()``
-        after it was changed, by get_value, set_value, or any Theano function over the variable;
-        ``read_only`` says that a borrowed value must not be written to, since no one would know.
-        The caller keeps the watcher alive.
+        Its ``before_read()`` is called before the variable's value is read, ``before_write()`` and
+        ``after_write()`` around a change, by get_value, set_value, or any Theano function over the variable; its
+        ``step_locks`` are held during the change; ``read_only`` says that a borrowed value must not be written to,
+        since no one would know. The caller keeps the watcher alive.
     """
     global _generation
     _watchers[id(variable.container.storage)] = watcher
@@ -427,6 +428,18 @@ def watch(variable, watcher):
 def watcher_of(variable):
     """The watcher of a shared variable; None if it is not watched."""
     return _watchers.get(id(variable.container.storage))
+
+
+@contextlib.contextmanager
+def _writing(watchers):
+    """The block in which the variables of these watchers are changed."""
+    for watcher in watchers:
+        watcher.before_write()
+    locks = {id(lock): lock for watcher in watchers for lock in list(watcher.step_locks)}
+    with contextlib.ExitStack() as stack:
+        for _, lock in sorted(locks.items()):  # in one order, so that two threads cannot wait for each other
+            stack.enter_context(lock)
+        yield
 
 
 def _wrap_accessors(cls):
@@ -450,9 +463,11 @@ def _wrap_accessors(cls):
 
     def writes(original):
         def write(self, *args, **kwargs):
-            result = original(self, *args, **kwargs)
             watcher = watcher_of(self)
-            if watcher is not None:
+            if watcher is None:
+                return original(self, *args, **kwargs)
+            with _writing([watcher]):
+                result = original(self, *args, **kwargs)
                 watcher.after_write()
             return result
         return write
@@ -468,10 +483,12 @@ def _watched_by(function):
     if generation != _generation:
         found = [(_watchers.get(id(container.storage)), spec)
                  for container, spec in zip(function.input_storage, function.maker.expanded_inputs)]
-        watched = [watcher for watcher, _ in found if watcher is not None]
-        updated = [watcher for watcher, spec in found if watcher is not None and spec.update is not None]
+        # Weak: a function that outlives the last step over a variable must not keep its copies on the devices.
+        watched = [weakref.ref(watcher) for watcher, _ in found if watcher is not None]
+        updated = [weakref.ref(watcher) for watcher, spec in found if watcher is not None and spec.update is not None]
         function._mgpu_watched = (_generation, watched, updated)
-    return watched, updated
+    return [[watcher for watcher in (reference() for reference in references) if watcher is not None]
+            for references in (watched, updated)]
 
 
 def _wrap_function_call(cls):
@@ -482,12 +499,14 @@ def _wrap_function_call(cls):
         if not _watchers:
             return original(self, *args, **kwargs)
         watched, updated = _watched_by(self)
-        for watcher in watched:
-            watcher.before_read()
-        result = original(self, *args, **kwargs)
-        for watcher in updated:
-            watcher.after_write()
-        return result
+        with _writing(updated):
+            for watcher in watched:
+                watcher.before_read()
+            try:
+                return original(self, *args, **kwargs)
+            finally:  # a function that fails may have updated some variables before
+                for watcher in updated:
+                    watcher.after_write()
 
     cls.unwatched_call = original
     cls.__call__ = __call__
@@ -542,26 +561,67 @@ def spell_for_opencl(op_class):
     Without this, maximum, minimum, round, // and a float as a condition end the whole process on OpenCL:
     the kernel does not build ("1 error generated"), and Theano frees what was not made.
     """
-    generate, version = op_class._generate_op_string, op_class.c_code_cache_version_apply
-
-    def on_opencl(node):
-        return node.inputs[0].type.context.kind == b'opencl'
+    generate = op_class._generate_op_string
 
     @functools.wraps(generate)
     def _generate_op_string(self, node):
         support_code, code = generate(self, node)
-        if on_opencl(node):
+        if _is_on_opencl(node):
             for pattern, replacement in OPENCL_SPELLING:
                 code = pattern.sub(replacement, code)
         return support_code, code
 
+    op_class._generate_op_string = _generate_op_string
+    _keep_code_of_opencl_apart(op_class)
+
+
+def clear_before_gemv(op_class):
+    """Theano 1.0.5 has y = 0 * y + A x computed into memory that nobody has written; CLBlast does multiply it by 0.
+
+    Without this, a product of matrix and vector on OpenCL is NaN wherever the memory happened to hold NaN. CLBlast's
+    gemm, its batched gemm and its dot do not read their output for a beta of 0; cuBLAS never does.
+    """
+    original, perform_original = op_class.c_code, op_class.perform
+
+    @functools.wraps(perform_original)
+    def perform(self, node, inputs, out_storage, params):
+        y, alpha, A, x, beta = inputs
+        if _is_on_opencl(node) and beta == 0:
+            y = y.copy()
+            y[...] = 0
+        perform_original(self, node, [y, alpha, A, x, beta], out_storage, params)
+
+    @functools.wraps(original)
+    def c_code(self, node, name, inputs, outputs, sub):
+        code = original(self, node, name, inputs, outputs, sub)
+        if not _is_on_opencl(node):
+            return code
+        before, test, after = code.partition('if (PyGpuArray_DIM(%s, 1) == 0)' % inputs[2])
+        clear = """
+        if (((dtype_%(beta)s *)PyArray_DATA(%(beta)s))[0] == 0 && GpuArray_memset(&%(y)s->ga, 0) != GA_NO_ERROR) {
+            PyErr_SetString(PyExc_RuntimeError, "Memset failed");
+            %(fail)s
+        }
+        """ % {'beta': inputs[4], 'y': outputs[0], 'fail': sub['fail']}
+        return before + clear + test + after
+
+    op_class.perform, op_class.c_code = perform, c_code
+    _keep_code_of_opencl_apart(op_class)
+
+
+def _is_on_opencl(node):
+    return node.inputs[0].type.context.kind == b'opencl'
+
+
+def _keep_code_of_opencl_apart(op_class):
+    """A context of the same name may have been on CUDA, or without a patch, when Theano kept a compiled module."""
+    version = op_class.c_code_cache_version_apply
+
     @functools.wraps(version)
     def c_code_cache_version_apply(self, node):
-        # A context of the same name may have been on CUDA, or without this patch, when Theano kept a module.
         original = version(self, node)
-        return original and original + (1,) * on_opencl(node)
+        return original and original + (1,) * _is_on_opencl(node)
 
-    op_class._generate_op_string = _generate_op_string
     op_class.c_code_cache_version_apply = c_code_cache_version_apply
 
 
@@ -603,11 +663,52 @@ def give_source_a_lasting_version(op_class):
     op_class.c_code_cache_version = c_code_cache_version
 
 
+def compile_side_by_side(compiler_class, cache_class):
+    """Theano 1.0.5 keeps all other processes from its cache of compiled code while one of them runs the C++ compiler.
+
+    The lock is for the cache, not for the compiler, which writes to a folder of its own. Without this, processes that
+    share a home compile one after the other.
+    """
+    from theano.gof import cmodule
+    from theano.gof.compilelock import get_lock, release_lock
+    compile_str, add_to_cache = compiler_class.compile_str, cache_class._add_to_cache
+
+    @functools.wraps(compile_str)
+    def compile_unlocked(module_name, src_code, location, *args, **kwargs):
+        if not os.path.basename(location).startswith(tempfile.gettempprefix()):  # Theano's own, of a fixed name
+            return compile_str(module_name, src_code, location, *args, **kwargs)
+        with open(os.path.join(location, 'unfinished'), 'w'):  # other processes remove folders that are empty
+            pass
+        held = get_lock.n_lock
+        for _ in range(held):
+            release_lock()
+        try:
+            return compile_str(module_name, src_code, location, *args, **kwargs)
+        finally:
+            for _ in range(held):
+                get_lock()
+
+    @functools.wraps(add_to_cache)
+    def _add_to_cache(self, module, key, module_hash):
+        self.refresh(cleanup=False)
+        if module_hash not in self.module_hash_to_key_data:
+            return add_to_cache(self, module, key, module_hash)
+        # Another process has compiled the same meanwhile. This one goes on with its own; later ones find the other's.
+        if key not in self.entry_from_key:
+            self._get_from_hash(module_hash, key)
+        cmodule._rmtree(os.path.dirname(module.__file__), ignore_if_missing=True, msg='compiled twice')
+        return self.module_hash_to_key_data[module_hash]
+
+    compiler_class.compile_str = staticmethod(compile_unlocked)
+    cache_class._add_to_cache = _add_to_cache
+
+
 def mend_theano():
     """Patch the imported Theano: the hooks that `watch` needs, and the GPU ops; once a process."""
     from theano.compile.function_module import Function
     from theano.compile.sharedvalue import SharedVariable
     from theano.gof.cc import CLinker
+    from theano.gof.cmodule import GCC_compiler, ModuleCache
     from theano.gof.op import COp
     from theano.gpuarray import blas, elemwise, rng_mrg
     from theano.gpuarray.type import GpuArraySharedVariable
@@ -618,8 +719,10 @@ def mend_theano():
     _wrap_function_call(Function)
     keep_code_of_ops_without_props(CLinker)
     give_source_a_lasting_version(COp)
+    compile_side_by_side(GCC_compiler, ModuleCache)
     give_mrg_its_context(rng_mrg.GPUA_mrg_uniform)
     spell_for_opencl(elemwise.GpuElemwise)
+    clear_before_gemv(blas.GpuGemv)
     for op_class in (blas.GpuCorrMM_gradInputs, blas.GpuCorrMM_gradWeights,
                      blas.GpuCorr3dMM_gradInputs, blas.GpuCorr3dMM_gradWeights):
         cast_conv_shape(op_class)

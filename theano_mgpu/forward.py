@@ -13,8 +13,9 @@ from .collectives import HostBuffers
 from .errors import BatchError, GraphError
 from .exchange import lengths_of_ranks
 from .parallel_graph import ParallelGraph, choose_executor, choose_ranks, run_replicas, share_first_values
-from .replicate import replicated
+from .replicate import replicated, within_a_step
 from .rng import is_random_state
+from .samples import analyse
 from .scatter_gather import REDUCTIONS, batch_length, micro_batch_rounds
 from .statistics import BatchUpdates
 from .step import Step
@@ -59,6 +60,8 @@ class Forward:
         The processes that call it together.
     graphs : list of ParallelGraph
         What a step brings up to date before it runs.
+    couplings : list of Coupling
+        Where the outputs that are not reduced into buffers mix samples.
     """
 
     def __init__(self, inputs, outputs, reductions, contexts, broadcast=(), givens=None, executor=None, mode=None,
@@ -76,6 +79,8 @@ class Forward:
         self.reduced = reduced
         self.scale = scale
         self.allow_input_downcast = allow_input_downcast
+        self.lock = threading.RLock()
+        self.graphs = []
         self.ranks = choose_ranks(executor)
         self.number = self.ranks.function_number(name)
         self.patience = theano.config.mgpu.timeout
@@ -89,15 +94,16 @@ class Forward:
         self.on_devices = any(context.kind != 'cpu' for context in contexts)
         self.sums = None        # FlatBuffers, once a step knows its shapes
         self._fetchers, self._rounds = {}, {}
-        self.next_batch = None  # a callable that gives the arguments of the next call, or None
+        # A callable that gives the arguments of the next call, or None. It runs within a step: no variable may be read.
+        self.next_batch = None
         self._prepared = None
         self._example = None
-        self.lock = threading.Lock()
 
     def _build(self, outputs, updates, uniform, mode, name):
         """Compile what the replicas compute: outputs, states with a row a sample, statistics; random streams."""
         carriers = [variable for variable, split in zip(self.inputs, self.split) if split]
         streams = {variable: new for variable, new in updates.items() if is_random_state(variable)}
+        self.couplings = analyse(outputs[self.reduced:], carriers, uniform).couplings
         self.updates = BatchUpdates({v: new for v, new in updates.items() if v not in streams}, carriers,
                                     uniform, mode)
         self.rows = list(self.updates.rows)
@@ -111,9 +117,15 @@ class Forward:
         self.graph = ParallelGraph(self.inputs + extra, whole[:len(wanted)],
                                    dict(zip(streams, whole[len(wanted):])), self.contexts, self.ranks, mode=mode,
                                    name=name)
-        self.graphs = [self.graph]
         self.of_batch = [replicated(variable) for variable in list(self.updates.updates) + self.rows]
         share_first_values(self.ranks, self.of_batch)
+        self.add_graph(self.graph)
+
+    def add_graph(self, graph):
+        """Take in a ParallelGraph that its steps run."""
+        self.graphs.append(graph)
+        for variable in self.replicated():
+            variable.step_locks.add(self.lock)
 
     def step(self, args, kwargs):
         """Begin a step: check and scatter the arguments; see `Step`."""
@@ -151,7 +163,8 @@ class Forward:
         """Scatter and send the next batch, if somebody knows it, while the devices compute this one."""
         if self.next_batch is None or self.sharded or self.rows:
             return
-        following = self.next_batch()
+        with within_a_step():
+            following = self.next_batch()
         if following is None:
             return
         with self.timings.span('scatter'):
@@ -204,11 +217,6 @@ class Forward:
         """Bring the replicas up to date with the user's variables."""
         for each in self.graphs:
             each.refresh()
-
-    def mark_seen(self):
-        """All changes so far are a step's own."""
-        for each in self.graphs:
-            each.mark_seen()
 
     def arguments(self, args, kwargs):
         """Arguments in the order of the inputs, each converted to its input's type."""

@@ -2,6 +2,7 @@
 from .errors import GraphError
 from .forward import Forward
 from .parallel_graph import resolve_contexts
+from .samples import warn_of_couplings
 
 
 def function(inputs, outputs, reduce=None, broadcast=(), givens=None, contexts=None, executor=None,
@@ -61,8 +62,11 @@ def function(inputs, outputs, reduce=None, broadcast=(), givens=None, contexts=N
     """
     single = not isinstance(outputs, (list, tuple))
     output_list = [outputs] if single else list(outputs)
-    return ParallelFunction(inputs, output_list, reduce, broadcast, givens, contexts, executor, mode, name,
+    made = ParallelFunction(inputs, output_list, reduce, broadcast, givens, contexts, executor, mode, name,
                             allow_input_downcast, single=single, sharded=sharded)
+    if sum(made.forward.graph.replicas) > 1:
+        warn_of_couplings('an output', made.forward.couplings)
+    return made
 
 
 class ParallelFunction:

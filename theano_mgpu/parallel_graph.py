@@ -11,7 +11,7 @@ from .contexts import is_lost
 from .devices import reason
 from .errors import ContextError, RankError, ReplicaError
 from .executors import BUILD, Ranks, TaskError, make_executor, mpi_ranks
-from .replicate import changes, replicated
+from .replicate import replicated
 from .transfers import Sender
 
 HOST = Context('the host', 'cpu', 'cpu')  # what belongs to no replica is computed there
@@ -110,7 +110,6 @@ class ParallelGraph:
         self.variables = [replicated(variable, same_on_all) for variable in shared]
         replicas = list(zip(shared, self.variables))
         self.updated = [replicated(variable, same_on_all) for variable in updates]
-        self._seen = None
         share_first_values(ranks, self.variables)
         first = sum(self.replicas[:ranks.rank])
         indices = {context: i for i, context in enumerate(active_contexts())}
@@ -123,15 +122,9 @@ class ParallelGraph:
         self.senders = [Sender(function) for function in self.compiled]
 
     def refresh(self):
-        """Bring the replicas up to date with the user's variables, where anything changed."""
-        if self._seen != changes():
-            for variable in self.variables:
-                variable.refresh(self.contexts)
-            self.mark_seen()
-
-    def mark_seen(self):
-        """All changes so far are this function's own: its replicas are up to date."""
-        self._seen = changes()
+        """Bring the replicas up to date with the user's variables."""
+        for variable in self.variables:
+            variable.refresh(self.contexts)
 
     def run(self, replica, arguments):
         """Run one replica.

@@ -17,7 +17,7 @@ from .graph import shared_variables
 from .in_order import in_order
 from .parallel_graph import check_same_graph, choose_ranks, resolve_contexts
 from .replica_pool import InlinePool, ReplicaPool
-from .replicate import changes, replicated
+from .replicate import replicated
 from .resident import Job, Resident
 from .rng import is_random_state, replica_state
 from .scatter_gather import Rows, batch_length
@@ -139,8 +139,9 @@ class Predictor:
 
         Batches that `map` reads from now on are computed with them.
         """
+        self._versions = [variable.version for variable in self._variables]
         self._weights = [variable.value() for variable in self._variables]
-        self._taken, self._told = changes(), False
+        self._told = False
 
     def predict(self, *arrays, batch_size=None, verbose=0):
         """Compute the outputs of all samples.
@@ -232,7 +233,7 @@ class Predictor:
     def _check_use(self):
         """As `_check_open`; and warn the caller of the caller, once, of values that were not taken over."""
         self._check_open()
-        if self._taken < max((v.changed for v in self._variables), default=0) and not self._told:
+        if not self._told and self._versions != [variable.version for variable in self._variables]:
             self._told = True
             warnings.warn('the values of shared variables have changed since this Predictor took them over; it goes on '
                           'with the former ones until refresh() is called', MgpuWarning, stacklevel=3)

@@ -1,6 +1,13 @@
-"""Replicas: copies of the user's shared variables, one a context, and which of them are current."""
+"""Replicas: copies of the user's shared variables, one a context, and which of them are current.
+
+Who may mark a copy as current: `Replicated.refresh`, with the version that it read, and `Replicated.commit`, for what
+the step itself wrote. A value that anybody sets, at whatever time, is a new version.
+"""
+import contextlib
 import copy
 import sys
+import threading
+import weakref
 import zlib
 
 import numpy as np
@@ -10,16 +17,32 @@ from theano.tensor.sharedvar import TensorSharedVariable
 
 from .compat import watch, watcher_of
 from .contexts import check_process, is_fork
-from .errors import GraphError
+from .errors import GraphError, MgpuError
 from .graph import fits_gpu, host_type
 from .rng import is_random_state, replica_state
 
-_changes = [0]  # grows with every change of any replicated variable
+_counting = threading.Lock()  # two threads that set a variable at once make two versions
+_thread = threading.local()
 
 
-def changes():
-    """A number that grows whenever a replicated variable changes, so that a step can skip checks."""
-    return _changes[0]
+@contextlib.contextmanager
+def within_a_step():
+    """A block in which code of the user's runs while a step is under way: it must not touch replicated variables.
+
+    It would read values from before the step, and what it sets would reach some of the replicas only.
+    """
+    _thread.within_a_step = True
+    try:
+        yield
+    finally:
+        _thread.within_a_step = False
+
+
+def _check_turn(variable):
+    if getattr(_thread, 'within_a_step', False):
+        raise MgpuError('%s was read or set by what prepares the next batch, while a step was under way whose new '
+                        'values it would miss. Have each batch prepared in its turn: step.over(batches) without '
+                        'ahead=True' % variable)
 
 
 def replicated(variable, same_on_all=False):
@@ -64,22 +87,26 @@ class Replicated:
         Whether it was set, other than by a step, since a rank last compared it with other ranks.
     shared : bool
         Whether it has had rank 0's value.
-    changed : int
-        What `changes` said when its value last changed.
+    version : int
+        Grows with every new value.
+    step_locks : weakref.WeakSet of threading.RLock
+        Held during the steps of functions over the variable. Who sets it takes them, so that a new value counts from
+        the next step on, for every replica.
     """
 
     def __init__(self, variable):
         self.variable = variable
         self.copies = {}
         self.touched = self.shared = False
-        self.changed = 0
-        self._current = {variable}
+        self.version = 0
+        self.step_locks = weakref.WeakSet()
+        self._held = {variable: 0}  # the version that each replica, and the variable, has
         watch(variable, self)
 
     def __del__(self):
         # The last function over the variable is gone, and with it the copies: bring the value home.
         if not sys.is_finalizing() and not is_fork():
-            self.before_read()
+            self._bring_home()
 
     @property
     def read_only(self):
@@ -105,34 +132,48 @@ class Replicated:
         """Bring the copies on these contexts up to date."""
         for context in contexts:
             replica = self.copies[context]
-            if replica not in self._current:
+            if self._held.get(replica) != self.version:
+                version = self.version  # before the value is read: one that is set meanwhile is another version
                 replica.container.value = self._value_for(context)
-                self._current.add(replica)
+                self._held[replica] = version
 
     def commit(self, contexts):
         """The copies on these contexts, and they alone, have a new value that is the same on each."""
-        self._current = {self.copies[context] for context in contexts if context in self.copies}
-        self._note_change()
+        self._new_version(self.copies[context] for context in contexts if context in self.copies)
 
     def before_read(self):
         """Bring the user's variable up to date; called before any read of it."""
-        if self.variable not in self._current:
-            self.variable.container.value = current_value(self._current)
-            self._current.add(self.variable)
+        _check_turn(self.variable)
+        self._bring_home()
+
+    def _bring_home(self):
+        if self._held.get(self.variable) != self.version:
+            version = self.version
+            self.variable.container.value = current_value(self._current())
+            self._held[self.variable] = version
+
+    def before_write(self):
+        """Called before the user's variable is set, or updated by a Theano function."""
+        _check_turn(self.variable)
 
     def after_write(self):
-        """Called after the user's variable was set, or updated by a Theano function."""
-        self._current = {self.variable}
+        """Called after that."""
+        self._new_version([self.variable])
         self.touched = True
-        self._note_change()
 
-    def _note_change(self):
-        _changes[0] += 1
-        self.changed = _changes[0]
+    def _new_version(self, replicas):
+        with _counting:
+            self.version += 1
+            self._held = dict.fromkeys(replicas, self.version)
+
+    def _current(self):
+        """The replicas, the variable among them, that have the latest version."""
+        with _counting:
+            return [replica for replica, version in self._held.items() if version == self.version]
 
     def value(self):
         """A copy of the variable's current value on the host."""
-        self.before_read()
+        self._bring_home()
         return host_value(self.variable)
 
     def checksum(self):
@@ -143,7 +184,7 @@ class Replicated:
         return zlib.crc32(np.asarray(value).tobytes())
 
     def _value_for(self, context):
-        return current_value(self._current)
+        return current_value(self._current())
 
     def _is_home(self, context, index):
         if isinstance(self.variable.type, GpuArrayType):
@@ -151,8 +192,9 @@ class Replicated:
         return index == 0 and context.kind == 'cpu'
 
     def _copy(self, context):
+        version = self.version
         replica = copy_on(context, self.variable, self._value_for(context))
-        self._current.add(replica)
+        self._held[replica] = version
         return replica
 
 
@@ -170,25 +212,23 @@ class ReplicatedStream(Replicated):
 
     def commit(self, contexts):
         """The streams on these contexts have moved on; the others are where they were."""
-        moved = {self.copies[context] for context in contexts}
         for context in contexts:
-            if self._indices[context] == 0:
+            if self._indices[context] == 0 and self._held.get(self.copies[context]) == self.version:
                 self._master = self.copies[context]
-                self._current -= {self.variable} | {self.copies[c] for c, i in self._indices.items() if i == 0}
-        self._current |= moved
-        self._note_change()
+                for other in [self.variable] + [self.copies[c] for c, i in self._indices.items() if i == 0]:
+                    if other is not self._master:
+                        self._held.pop(other, None)
 
     def after_write(self):
         super().after_write()
         self.touched = False  # each rank has a place of its own in the stream
 
-    def before_read(self):
-        if self.variable not in self._current:
-            self.variable.container.value = current_value([self._master])
-            self._current.add(self.variable)
+    def _current(self):
+        # Each replica is at a place of its own; the variable goes on at the master's.
+        return [self.variable if self._held.get(self.variable) == self.version else self._master]
 
     def _value_for(self, context):
-        self.before_read()
+        self._bring_home()
         return replica_state(host_value(self.variable), self._indices[context])
 
 

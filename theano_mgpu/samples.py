@@ -4,9 +4,18 @@ from collections import namedtuple
 from theano.gof.graph import io_toposort
 
 from .dependence import CONSTANT, COUPLED, NUMBER, PLACES, ROWS, STATISTICS, UNIFORM, Dependence, rows
+from .errors import warn
 from .sample_rules import outcome
 
 Coupling = namedtuple('Coupling', 'node reason')
+
+
+def warn_of_couplings(what, couplings):
+    """Warn, at the user's line, of what replicas do not compute as one device does; nothing for no couplings."""
+    if couplings:
+        warn('%s cannot be computed exactly from sub-batches, since parts of it depend on several samples at once: %s. '
+             'Each replica computes them of its own sub-batch'
+             % (what, '; '.join('%s (%s)' % (c.node, c.reason) for c in couplings)))
 
 
 def analyse(outputs, inputs, uniform=()):

@@ -70,8 +70,9 @@ class BatchUpdates:
         How those of the replicas are put together.
     rows : dict of SharedVariable to theano.Variable
         New values that have a row a sample, such as the states of a stateful recurrent layer.
-    approximate : list of SharedVariable
-        Those whose new value is only the mean over the replicas, for want of a better rule.
+    approximate : dict of SharedVariable to list of Coupling
+        Those whose new value is not that of the whole batch: what the replicas compute for it mixes samples at these
+        couplings. Without any, it is the mean over the replicas for want of a better rule.
     """
 
     def __init__(self, updates, carriers, uniform=(), mode=None):
@@ -81,17 +82,13 @@ class BatchUpdates:
             samples = analyse(list(updates.values()), carriers + list(self.rows), uniform)
         self.updates = {v: new for v, new in updates.items() if v not in self.rows}
         self.statistics, self.reductions, self._symbols = [], [], []
-        self.approximate = []
         self._samples = samples
         self._uniform = set(uniform)
         self._mode = mode
         self._memo = {}
-        self._new_values = []
-        for variable, new in self.updates.items():
-            self._inexact = False
-            self._new_values.append(_of_type(variable, self._combined(new)))
-            if self._inexact:
-                self.approximate.append(variable)
+        self._doubts = {}  # symbol of a statistic that is not exact -> its couplings
+        self._new_values = [_of_type(variable, self._combined(new)) for variable, new in self.updates.items()]
+        self.approximate = self._find_approximate()
         self._function = None
 
     def new_values(self, merged):
@@ -134,8 +131,7 @@ class BatchUpdates:
             return self._inverse_deviation(variable)
         if variable.owner and all(self._samples.of(v).kind != ROWS for v in variable.owner.inputs):
             return _rebuilt(variable, self._combined)
-        self._inexact = self._inexact or kind != MEAN
-        return self._statistic(variable, 'mean')
+        return self._statistic(variable, 'mean', exact=kind == MEAN)
 
     def _moves_on(self, variable):
         """Whether a mean is one of an old state and something new, so that replicas need not have the state."""
@@ -145,12 +141,40 @@ class BatchUpdates:
         """Whether the host has what it takes to compute a constant: no weights, which live on the contexts."""
         return not graph.free_inputs([variable]) and set(graph.shared_variables([variable])) <= set(self.updates)
 
-    def _statistic(self, variable, how):
+    def _statistic(self, variable, how, exact=True):
         symbol = graph.host_type(variable)()
+        couplings = self._couplings_of(variable)
+        if couplings or not exact:
+            self._doubts[symbol] = couplings
         self.statistics.append(variable)
         self.reductions.append(how)
         self._symbols.append(symbol)
         return symbol
+
+    def _find_approximate(self):
+        found = {variable: [self._couplings_of(new)] for variable, new in self.rows.items()}
+        found = {variable: couplings for variable, couplings in found.items() if couplings != [[]]}
+        for variable, new in zip(self.updates, self._new_values):
+            doubts = [self._doubts[v] for v in ancestors([new]) if v in self._doubts]
+            if doubts:
+                found[variable] = doubts
+        return {variable: list(dict.fromkeys(sum(couplings, []))) for variable, couplings in found.items()}
+
+    def _couplings_of(self, variable):
+        """The couplings that a variable follows from."""
+        coupled = {coupling.node: coupling for coupling in self._samples.couplings}
+        found, seen, pending = [], set(), [variable] if coupled else []
+        while pending:
+            variable = pending.pop()
+            if variable in seen or variable.owner is None:
+                continue
+            seen.add(variable)
+            node = variable.owner
+            # The statistics of batch normalisation are put together exactly; what it has normalised by them is not.
+            if node in coupled and not (isinstance(node.op, AbstractBatchNormTrain) and variable in node.outputs[1:3]):
+                found.append(coupled[node])
+            pending.extend(node.inputs)
+        return found
 
     def _inverse_deviation(self, variable):
         """1 / sqrt(variance + epsilon) of a whole batch, from means and deviations of its parts.

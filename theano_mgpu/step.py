@@ -255,7 +255,6 @@ class Step:
                 new += zip(forward.updates.updates, forward.updates.new_values(statistics))
             for variable in forward.graph.updated:
                 variable.commit([] if self.idle else forward.contexts[:len(self.rounds[0])])
-            forward.mark_seen()
             for variable, value in new:
                 self._store(getattr(variable.tag, 'stands_for', variable), value)
         return outputs

@@ -2,15 +2,15 @@
 import functools
 import os
 import time
-import warnings
 
 import numpy as np
 import theano
 
 from . import graph, state
-from .errors import GraphError, MgpuWarning, NonFiniteError
+from .errors import GraphError, NonFiniteError
 from .forward import Forward
 from .parallel_graph import HOST, ParallelGraph, resolve_contexts
+from .samples import warn_of_couplings
 from .training_graph import loss_gradients, new_values, output_reductions, scalar_loss, splittable
 from .transfers import fetch, wait
 
@@ -90,22 +90,23 @@ def training_function(inputs, loss, params, updates, outputs=(), micro_batches=1
     step = TrainingFunction(inputs, loss, params, updates, outputs, micro_batches, batch_updates, broadcast, givens,
                             check_finite, contexts, executor, mode, name, allow_input_downcast, least_samples,
                             sharded=sharded, update_on=update_on)
-    if step.couplings and step.n_replicas > 1:
-        warnings.warn('the loss cannot be computed exactly from sub-batches, since parts of it depend on several '
-                      'samples at once: %s. Each replica computes them of its own sub-batch'
-                      % '; '.join('%s (%s)' % (c.node, c.reason) for c in step.couplings), MgpuWarning, stacklevel=2)
+    if step.n_replicas > 1:
+        warn_of_couplings('the loss', step.couplings)
+        warn_of_couplings('an output', step.forward.couplings)
+        for variable, couplings in step.forward.updates.approximate.items():
+            warn_of_couplings('the new value of %s' % variable, couplings)
     return step
 
 
 class Ahead:
-    """An iterator whose next item can be had early; an error of its source comes with the item's turn."""
+    """Batches, each as a tuple, of which the next one can be had early; an error of its source comes with its turn."""
 
-    def __init__(self, iterable):
-        self._source = iter(iterable)
+    def __init__(self, batches):
+        self._source = (batch if isinstance(batch, (tuple, list)) else (batch,) for batch in batches)
         self._taken = []    # (item, error)
 
     def peek(self):
-        """The next item; None if there is none."""
+        """The next batch; None if there is none."""
         if not self._taken:
             try:
                 self._taken.append((next(self._source), None))
@@ -162,7 +163,7 @@ class TrainingFunction:
         self.update = ParallelGraph(averaged, [], new_values(updates, averaged, self.params),
                                     [HOST] if update_on == 'host' else self.contexts, self.forward.ranks,
                                     same_on_all=True, mode=mode, name=name)
-        self.forward.graphs.append(self.update)
+        self.forward.add_graph(self.update)
         self._checkpoint = None
 
     @property
@@ -181,13 +182,17 @@ class TrainingFunction:
         self._save_checkpoint()
         return [loss] + outputs if outputs else loss
 
-    def over(self, batches):
-        """Train on one batch after the other; the next one is taken, split and sent while the devices compute.
+    def over(self, batches, ahead=None):
+        """Train on one batch after the other, as ``for batch in batches: step(*batch)`` does.
 
         Parameters
         ----------
-        batches : iterable of tuple of ndarray
-            The arguments of each call.
+        batches : iterable of (tuple of ndarray, or ndarray)
+            The arguments of each call; an array where there is one input.
+        ahead : bool, optional
+            Take, split and send the next batch while the devices compute. By default that is done for a list or tuple
+            of batches. An iterator is asked for each batch in its turn, since its code may read the weights, or set
+            a learning rate; with ``ahead=True`` it is asked a step earlier, and such code is an MgpuError.
 
         Yields
         ------
@@ -198,10 +203,12 @@ class TrainingFunction:
         --------
         ``for loss in step.over(batches(epoch)): ...``
         """
-        ahead = Ahead(batches)
-        self.forward.next_batch = ahead.peek
+        if ahead is None:
+            ahead = isinstance(batches, (list, tuple))
+        batches = Ahead(batches)
+        self.forward.next_batch = batches.peek if ahead else None
         try:
-            for batch in ahead:
+            for batch in batches:
                 yield self(*batch)
         finally:
             self.forward.next_batch = None

@@ -38,8 +38,12 @@ def inexact_parts(model, weighted=True):
     parts = [(place_of(model, coupling.node.outputs[0]), coupling.reason) for coupling in couplings]
     updates = batch_updates(model, training=compiled)
     states = BatchUpdates(dict(zip(updates, graph.host_graph(list(updates.values())))), carriers)
-    parts += [(_owner(model, variable), 'its state %s is the mean of those that the replicas compute' % variable)
-              for variable in states.approximate]
+    for variable, mixing in states.approximate.items():
+        mixing = [c for c in mixing if not _asks_for_label_format(model, c)]
+        parts += [(place_of(model, c.node.outputs[0], _owner(model, variable)), c.reason) for c in mixing]
+        if not states.approximate[variable]:
+            parts.append((_owner(model, variable), 'its state %s is the mean of those that the replicas compute'
+                          % variable))
     return list(dict.fromkeys(parts))
 
 
@@ -84,12 +88,14 @@ def _asks_for_label_format(model, coupling):
     return isinstance(node.op, All) and model._is_compiled and not inputs & set(ancestors(node.outputs))
 
 
-def place_of(model, variable):
-    """Name of the layer that a variable of the graph belongs to, else of the loss."""
+def place_of(model, variable, otherwise=None):
+    """Name of the layer that a variable of the graph belongs to, else what is given, else of the loss."""
     for layer in model.layers:
         for inbound in layer._inbound_nodes:
             if variable in ancestors(inbound.output_tensors, blockers=inbound.input_tensors):
                 return 'layer %s' % layer.name
+    if otherwise:
+        return otherwise
     for name, target in zip(model.output_names, getattr(model, 'targets', ())):
         if target is not None and target in ancestors([variable]):
             return 'the loss of %s' % name
