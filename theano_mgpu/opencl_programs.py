@@ -57,6 +57,7 @@ class ProgramCache:
         self.functions = {CREATE: _Create(self.create), COMPILE: _Compile(self.compile), LINK: _Link(self.link)}
         self._folder = folder
         self._sources = {}     # program -> (context, source)
+        self._headers = {}     # (context, source) -> program that others include
         self._keys = {}        # program -> (context, name of what it is compiled from)
         self._programs = {}    # (context, name) -> linked program
         self._binaries = {}    # path -> content
@@ -64,12 +65,21 @@ class ProgramCache:
         self.built = self.loaded = self.shared = 0
 
     def create(self, context, count, strings, lengths, code):
-        """In place of clCreateProgramWithSource: remembers the source."""
+        """In place of clCreateProgramWithSource: remembers the source, and makes each header once.
+
+        libgpuarray 0.7.6 makes its header anew for every kernel, and never releases it: 24 KB a kernel.
+        """
+        source = b''.join(ctypes.string_at(strings[i], lengths[i]) if lengths and lengths[i] else
+                          ctypes.string_at(strings[i]) for i in range(count))
+        header = self._headers.get((context, source))
+        if header:
+            self._cl.clRetainProgram(_pointer(header))
+            if code:
+                code[0] = SUCCESS
+            return header
         program = self._create(context, count, strings, lengths, code)
         if program and self._device(context):
-            parts = [ctypes.string_at(strings[i], lengths[i]) if lengths and lengths[i] else
-                     ctypes.string_at(strings[i]) for i in range(count)]
-            self._sources[program] = context, b''.join(parts)
+            self._sources[program] = context, source
             self._keys.pop(program, None)
         return program
 
@@ -77,6 +87,7 @@ class ProgramCache:
         """In place of clCompileProgram: does nothing where the linked program is known."""
         key = self._key(program, options, n_headers, headers, names)
         if key:
+            self._headers.update((self._sources[headers[i]], headers[i]) for i in range(n_headers))
             self._keys[program] = key
             if key in self._programs or self._load(*key):
                 return SUCCESS
