@@ -5,6 +5,8 @@ import subprocess
 import sys
 
 import theano_mgpu as mgpu
+from theano_mgpu import devices
+from theano_mgpu.cli import device_checks, main
 from theano_mgpu.contexts import compiling_for, gpu_context
 
 import numpy as np
@@ -166,3 +168,47 @@ def test_a_keras_model_whose_layers_are_all_frozen_is_fitted(kind, contexts):
         np.testing.assert_allclose(model.train_on_batch(x, y), expected, rtol=1e-6)
     np.testing.assert_array_equal(template.get_weights()[0], before[0])
     assert model.optimizer.get_weights()[0] == 2  # steps are counted all the same
+
+
+@pytest.fixture
+def opencl_cpus(monkeypatch, contexts):
+    """The OpenCL devices of a CPU, on a machine where nothing is mapped and CUDA has no device."""
+    discover = devices.discover
+    monkeypatch.setattr(devices, 'discover', lambda kind: ([], 'none') if kind == 'cuda' else discover(kind))
+    monkeypatch.setenv('THEANO_FLAGS', '')
+    monkeypatch.setenv('THEANORC', os.devnull)
+    sys.modules['theano_mgpu.contexts']._note_once.cache_clear()
+    if not devices.opencl_cpus():
+        pytest.skip('no OpenCL device is a CPU')
+    return devices.opencl_cpus()
+
+
+def test_a_cpu_seen_through_opencl_is_no_default_device(opencl_cpus, monkeypatch, capsys):
+    """`init(2)` took PoCL's devices where there was no GPU: six times as slow as `cpu` contexts."""
+    assert devices.discover_best() == ['cpu'] and set(map(devices.type_of, opencl_cpus)) == {'CPU'}
+    for _ in range(2):
+        assert [context.device for context in mgpu.init(2)] == ['cpu', 'cpu']
+    assert capsys.readouterr().err.count('no usable GPU here: the 2 contexts are on the CPU') == 1
+    assert [context.device for context in mgpu.init()] == ['cpu'] and not capsys.readouterr().err
+    monkeypatch.setenv('THEANO_FLAGS', 'contexts=a->' + opencl_cpus[0])
+    assert [context.device for context in mgpu.init()] == opencl_cpus[:1]
+    with pytest.raises(mgpu.ContextError, match='2 contexts were asked for; there are 1'):
+        mgpu.init(2)
+    monkeypatch.setenv('THEANO_FLAGS', '')
+    monkeypatch.setattr(devices, 'type_of', lambda device: 'GPU')
+    assert devices.discover_best() == devices.discover('opencl')[0]
+
+
+def test_a_cpu_seen_through_opencl_is_listed_as_such(opencl_cpus, capsys):
+    assert main(['devices']) == 0
+    rows = [line.split()[:4] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert rows == [['dev0', 'cpu', 'cpu', 'CPU']] + [['-', device, 'opencl', 'CPU'] for device in opencl_cpus]
+    found = device_checks.check_opencl(None).text
+    assert found.startswith(opencl_cpus[0] + ' (CPU)') and 'only where a context is mapped to it' in found
+
+
+def test_the_demo_takes_two_opencl_contexts_unless_others_are_mapped(opencl_cpus, monkeypatch):
+    from models import open_contexts
+    assert [context.device for context in open_contexts('2', opencl_cpus=True)] == opencl_cpus[:2]
+    monkeypatch.setenv('THEANO_FLAGS', 'contexts=a->cpu;b->cpu')
+    assert [context.name for context in open_contexts('2', opencl_cpus=True)] == ['a', 'b']

@@ -43,6 +43,12 @@ def say(text):
     print('theano_mgpu: ' + text, file=_terminal or sys.stderr)
 
 
+def note(text):
+    """Print a line for the user to stderr, from the first rank alone."""
+    if launched.rank() == 0:
+        say('note: ' + text)
+
+
 def show_output():
     """Print what a quiet rank has printed so far: its end."""
     if _output is None:
