@@ -18,6 +18,7 @@ import re
 import shutil
 import sys
 import sysconfig
+import types
 import warnings
 import weakref
 import zlib
@@ -155,6 +156,9 @@ def install():
     after_import('keras.engine.saving', mend_keras_saving)
     after_import('keras.engine.training_arrays', mend_keras_slicing)
     after_import('keras.utils.data_utils', mend_keras_queues)
+    for name in ('keras.datasets.imdb', 'keras.datasets.reuters'):
+        after_import(name, keep_ragged_arrays)
+    name_what_replaced_old_gpu_code()
 
 
 # --- Keras ---------------------------------------------------------------------------------------
@@ -252,6 +256,20 @@ def replace_multi_gpu_model(function, applies):
     def multi_gpu_model(*args, **kwargs):
         return (function if applies() else original)(*args, **kwargs)
     keras.utils.multi_gpu_model = keras.utils.multi_gpu_utils.multi_gpu_model = multi_gpu_model
+
+
+def keep_ragged_arrays(dataset):
+    """NumPy 1.24 makes no array of lists that differ in length; Keras 2.3.1's data sets of texts are such arrays.
+
+    Without this, ``imdb.load_data()`` and ``reuters.load_data()`` end with "inhomogeneous shape".
+    """
+    numpy = dataset.np
+
+    def array(values):
+        lengths = {len(value) for value in values if isinstance(value, list)}
+        return numpy.array(values, dtype=object if len(lengths) > 1 else None)
+
+    dataset.np = types.SimpleNamespace(**dict(vars(numpy), array=array))
 
 
 def mend_keras_saving(saving):
@@ -396,6 +414,43 @@ def _register_own_flags():
         else:
             kind = (IntParam if isinstance(default, int) else StrParam)(default)
         AddConfigVar(name, doc, kind, in_c_key=False)
+
+
+# --- Names that Theano had -----------------------------------------------------------------------
+
+class _Gone(importlib.abc.MetaPathFinder):
+    """Raises an ImportError with a text of ours where a module is looked for."""
+
+    def __init__(self, name, text):
+        self.name, self.text = name, text
+
+    def find_spec(self, name, path, target=None):
+        if name == self.name:
+            raise ImportError(self.text, name=name)
+
+
+def name_what_replaced_old_gpu_code():
+    """Theano 1.0.5 answers ``import theano.sandbox.cuda`` with "No module named 'nose'", or as a skipped test."""
+    sys.meta_path.insert(0, _Gone('theano.sandbox.cuda', (
+        "theano.sandbox.cuda is not part of Theano 1.0: theano.gpuarray replaced it. Leave the import out, and map "
+        "contexts to devices: THEANO_FLAGS='contexts=dev0->cuda0;dev1->cuda1', or "
+        "theano_mgpu.init('dev0->cuda0;dev1->cuda1')")))
+
+
+def restore_downsample():
+    """Theano 0.9 renamed ``theano.tensor.signal.downsample``, which Lasagne 0.1 and scripts of its time import.
+
+    Without this, ``import lasagne`` ends with "cannot import name 'downsample'".
+    """
+    from theano.tensor import signal
+    from theano.tensor.signal import pool
+
+    def max_pool_2d(input, ds, ignore_border=None, st=None, padding=(0, 0), mode='max'):
+        return pool.pool_2d(input, ds, ignore_border, st, padding, mode)
+
+    downsample = types.ModuleType(signal.__name__ + '.downsample', 'What Theano had before `pool`.')
+    downsample.max_pool_2d, downsample.max_pool_2d_same_size = max_pool_2d, pool.max_pool_2d_same_size
+    signal.downsample = sys.modules[downsample.__name__] = downsample
 
 
 # --- Hooks on shared variables -------------------------------------------------------------------
@@ -618,6 +673,7 @@ def mend_theano():
     _wrap_function_call(Function)
     keep_code_of_ops_without_props(CLinker)
     give_source_a_lasting_version(COp)
+    restore_downsample()
     give_mrg_its_context(rng_mrg.GPUA_mrg_uniform)
     spell_for_opencl(elemwise.GpuElemwise)
     for op_class in (blas.GpuCorrMM_gradInputs, blas.GpuCorrMM_gradWeights,
