@@ -2,11 +2,14 @@
 import importlib
 import os
 import resource
+import socket
 import subprocess
 import sys
+import threading
+import types
 
 import theano_mgpu as mgpu
-from theano_mgpu import devices
+from theano_mgpu import devices, graph, job, progress
 from theano_mgpu.cli import device_checks, main
 from theano_mgpu.contexts import compiling_for, gpu_context
 
@@ -15,6 +18,7 @@ import pytest
 import theano
 import theano.tensor as T
 from common import data, dense_model, momentum
+from theano.gof import compilelock
 
 
 def resident_bytes():
@@ -248,3 +252,53 @@ def test_the_old_gpu_back_end_is_named_with_what_replaced_it():
     """`import theano.sandbox.cuda` ended with "No module named 'nose'"."""
     with pytest.raises(ImportError, match='theano.gpuarray replaced it.*contexts=dev0->cuda0'):
         import theano.sandbox.cuda.dnn  # noqa: F401
+
+
+@pytest.fixture
+def notes(monkeypatch):
+    """Notes on long work, which is all work here; `heard` is set with the first one."""
+    said = types.SimpleNamespace(texts=[], heard=threading.Event())
+    monkeypatch.setattr(progress, 'PATIENCE', 0)
+    monkeypatch.setattr(job, 'say', lambda text: (said.texts.append(text), said.heard.set()))
+    return said
+
+
+def test_waiting_for_compiled_code_is_one_note(tmp_path, monkeypatch, caplog, notes):
+    """Two processes that compiled logged two lines several times a second: "Waiting for existing lock by process"."""
+    folder, turns = tmp_path / 'lock_dir', []
+
+    def taken_over(*limits):
+        turns.append(limits)
+        if len(turns) < 5:
+            (folder / 'lock').write_text('%d_%d_%s' % (os.getppid(), len(turns), socket.gethostname()))
+        else:
+            notes.heard.wait(60)
+            (folder / 'lock').unlink()
+            folder.rmdir()
+        return 0
+    folder.mkdir()
+    (folder / 'lock').write_text('%d_0_%s' % (os.getppid(), socket.gethostname()))
+    monkeypatch.setattr(compilelock, 'random', types.SimpleNamespace(uniform=taken_over, randint=lambda *limits: 1))
+    compilelock.lock(str(folder))
+    compilelock.Unlocker(str(folder)).unlock()
+    text, = notes.texts
+    assert 'waiting for process %d on %s' % (os.getppid(), socket.gethostname()) in text
+    assert 'goes on by itself' in text and 'theano-cache unlock' in text and str(folder) in text
+    assert not caplog.records
+
+
+def test_a_long_compilation_says_what_it_compiles_and_for_which_contexts(cpu2, monkeypatch, notes):
+    """A large model took a minute before its first step, without a word."""
+    compile_for = graph.compile_for
+
+    def slow(*args, **kwargs):
+        notes.heard.wait(60)
+        return compile_for(*args, **kwargs)
+    monkeypatch.setattr(graph, 'compile_for', slow)
+    x = T.matrix('x')
+    mgpu.function([x], x * 2, mode='FAST_COMPILE', name='twice')
+    notes.heard.clear()
+    mgpu.Predictor([x], x * 2, mode='FAST_COMPILE').close()
+    for text, name in zip(notes.texts, ['twice', 'a function of x']):
+        assert text.startswith('note: compiling %s for host0, host1 takes a while' % name)
+    assert len(notes.texts) == 2

@@ -12,6 +12,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import json
+import logging
 import os
 import random
 import re
@@ -23,7 +24,7 @@ import warnings
 import weakref
 import zlib
 
-from . import config, launched
+from . import config, launched, progress
 
 theano_was_first = False  # whether Theano was imported before theano_mgpu
 NUMPY_ALIASES = {'bool': bool, 'int': int, 'float': float, 'complex': complex,
@@ -89,12 +90,35 @@ def wait_briefly_for_compile_lock():
     Theano 1.0.5 sleeps 5 to 10 seconds each time, and draws how long from Python's own generator. Without this, the
     ranks of a job on one host take minutes for what one of them compiles in seconds, and what a script draws depends
     on what else compiles.
+
+    Nor does Theano log two lines each time that the lock has changed hands, which is several times a second where two
+    processes compile: a wait that takes long is one note.
     """
     from theano.gof import compilelock
     compilelock.random = random.Random()
-    # The ranks of a job wait for each other all the time: no news.
-    compilelock.lock = functools.partial(compilelock.lock, min_wait=0.05, max_wait=0.2,
-                                         verbosity=int(launched.size() == 1))
+    if compilelock._logger.level == logging.INFO:  # Theano's own choice; what it logs there are waits and refreshes
+        compilelock._logger.setLevel(logging.WARNING)
+    original = functools.partial(compilelock.lock, min_wait=0.05, max_wait=0.2)
+
+    @functools.wraps(compilelock.lock)
+    def lock(folder, *args, **kwargs):
+        if not os.path.isdir(folder):  # nobody has it, most likely
+            return original(folder, *args, **kwargs)
+        with progress.note_if_long(lambda: _about_lock(folder)):
+            return original(folder, *args, **kwargs)
+    compilelock.lock = lock
+
+
+def _about_lock(folder):
+    """What a process that waits for Theano's lock says."""
+    try:
+        with open(os.path.join(folder, 'lock')) as f:
+            pid, _, host = f.read().strip().split('_', 2)
+        owner = 'process %s on %s' % (pid, host)
+    except (OSError, ValueError):  # it is just changing hands
+        owner = 'another process'
+    return ('waiting for %s, which compiles for Theano, too. This goes on by itself once that is done, or has ended. '
+            'Only if that process hangs: end it, and run "theano-cache unlock", which removes %s' % (owner, folder))
 
 
 def default_keras_backend():

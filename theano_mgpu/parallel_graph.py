@@ -2,7 +2,7 @@
 import numpy as np
 import theano
 
-from . import graph, launched
+from . import graph, launched, progress
 from .audit import audit
 from .context_map import Context, describe
 from .contexts import contexts as active_contexts
@@ -114,7 +114,7 @@ class ParallelGraph:
         share_first_values(ranks, self.variables)
         first = sum(self.replicas[:ranks.rank])
         indices = {context: i for i, context in enumerate(active_contexts())}
-        with ranks.first_compiler():
+        with compiling(name, inputs, contexts), ranks.first_compiler():
             self.compiled = []
             for context in contexts:
                 local = {variable: r.on(context, indices.get(context, 0), first) for variable, r in replicas}
@@ -149,6 +149,13 @@ class ParallelGraph:
         """
         results = self.compiled[replica].unwatched_call(*arguments)
         return results[:self.n_outputs], results[self.n_outputs:]
+
+
+def compiling(name, inputs, contexts):
+    """A context manager: a note if compiling a function for some contexts takes long."""
+    of = ', '.join(map(str, inputs[:3])) + ', ...' * (len(inputs) > 3)
+    return progress.note_if_long(lambda: 'compiling %s for %s takes a while; what is compiled is kept for the next time'
+                                 % (name or 'a function of ' + of, ', '.join(context.name for context in contexts)))
 
 
 def check_same_graph(ranks, inputs, outputs, shared, n_contexts):
