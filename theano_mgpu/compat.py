@@ -118,7 +118,7 @@ def _about_lock(folder):
     except (OSError, ValueError):  # it is just changing hands
         owner = 'another process'
     return ('waiting for %s, which compiles for Theano, too. This goes on by itself once that is done, or has ended. '
-            'Only if that process hangs: end it, and run "theano-cache unlock", which removes %s' % (owner, folder))
+            'Only if that process hangs: end it, and remove the folder %s' % (owner, folder))
 
 
 def default_keras_backend():
