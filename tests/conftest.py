@@ -13,12 +13,15 @@ if worker != 'gw0' and 'base_compiledir' not in flags:
     os.makedirs(os.environ['HOME'], exist_ok=True)
 
 import theano_mgpu as mgpu
-from theano_mgpu import config, devices
+from theano_mgpu import compat, config, devices
 from theano_mgpu.context_map import parse_context_map
 from theano_mgpu.contexts import alike
 
 import pytest
 import theano
+
+# Processes that tests start are no processes of a script's: each imports theano_mgpu by itself, or is to do without.
+del os.environ[compat.IMPORTED]
 
 # Programs, not tests: tests/keras_addon/test_scripts.py runs them.
 collect_ignore = ['keras_scripts']

@@ -27,6 +27,7 @@ import zlib
 from . import config, launched, progress
 
 theano_was_first = False  # whether Theano was imported before theano_mgpu
+IMPORTED = 'MGPU_IMPORTED'  # in the environment of processes that this one starts, see theano_mgpu_first.py
 NUMPY_ALIASES = {'bool': bool, 'int': int, 'float': float, 'complex': complex,
                  'object': object, 'str': str}
 COLLECTIONS_ABCS = ('Callable', 'Container', 'Hashable', 'Iterable', 'Iterator', 'Mapping',
@@ -66,7 +67,7 @@ def hidden_mpi():
     process starts MPI, which takes half a second and a daemon; and PyPI's mpi4py on a machine without MPI's
     library ends ``import theano`` with "RuntimeError: cannot load MPI library".
     """
-    hides = 'mpi4py.MPI' not in sys.modules and (launched.size() == 1 or not _has_working_mpi())
+    hides = 'mpi4py.MPI' not in sys.modules and (not launched.is_rank() or not _has_working_mpi())
     if hides:
         sys.modules['mpi4py.MPI'] = None
     try:
@@ -177,6 +178,7 @@ def install():
     disable_scan_extension()
     default_keras_backend()
     default_pocl_settings()
+    os.environ[IMPORTED] = '1'
     after_import('keras.engine.saving', mend_keras_saving)
     after_import('keras.engine.training_arrays', mend_keras_slicing)
     after_import('keras.utils.data_utils', mend_keras_queues)

@@ -131,12 +131,9 @@ def _default_cpus(n):
     if n < 2 or flagged() or devices.discover_best() != ['cpu']:
         return []
     chosen = parse_context_map(default_map(['cpu'] * n))
-    _note_once('no usable GPU here: the %d contexts are on the CPU, and share its cores: %s. "theano-mgpu devices" '
-               'lists what there is' % (n, describe(chosen)))
+    job.note('no usable GPU here: the %d contexts are on the CPU, and share its cores: %s. "theano-mgpu devices" lists '
+             'what there is' % (n, describe(chosen)))
     return chosen
-
-
-_note_once = functools.lru_cache(maxsize=None)(job.note)
 
 
 def contexts():

@@ -185,6 +185,8 @@ def share_first_values(ranks, variables):
 def choose_ranks(name):
     """The processes that a function runs over, for the name of an executor."""
     name = name or theano.config.mgpu.executor
+    if launched.started_by_rank():
+        return Ranks()
     if name == 'mpi' or (name == 'auto' and launched.size() > 1):
         return mpi_ranks()
     return Ranks()
