@@ -3,6 +3,7 @@ import re
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).resolve().parent
 
@@ -19,6 +20,23 @@ def version():
     if not found:
         raise RuntimeError("theano_mgpu/__init__.py has no line `__version__ = '...'`")
     return found.group(1)
+
+
+PTH = 'theano_mgpu.pth'
+# Python runs this line whenever it starts: cheap unless theano_mgpu has started it, and harmless once that is gone.
+PTH_LINE = ("import os; 'MGPU_IMPORTED' in os.environ and "
+            r"exec('try: import theano_mgpu_first\nexcept ImportError: pass')")
+
+
+class BuildPy(build_py):
+    """Puts `PTH` beside the packages, so that it is installed into site-packages."""
+
+    def run(self):
+        super().run()
+        # An editable wheel takes no file from the folder of built ones; what lies here becomes its content.
+        folder = self.get_finalized_command('install').install_lib if self.editable_mode else self.build_lib
+        self.mkpath(folder)
+        Path(folder, PTH).write_text(PTH_LINE + '\n')
 
 
 # Upper bounds are the last releases that accept NumPy 1.24, which Debian 12's pygpu is built for,
@@ -39,6 +57,8 @@ setup(
     license_files=['LICENSE'],
     python_requires='>=3.8,<3.12',
     packages=find_packages(include=['theano_mgpu*']),
+    py_modules=['theano_mgpu_first'],
+    cmdclass={'build_py': BuildPy},
     install_requires=['theano==1.0.5', 'numpy>=1.17,<1.25', 'scipy<1.11'],
     extras_require={
         'keras': KERAS,

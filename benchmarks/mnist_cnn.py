@@ -38,6 +38,8 @@ def parse_arguments():
     parser.add_argument('--contexts', metavar='N|MAP', help="contexts to train on: so many of this machine's, its "
                         "devices taken in turn where there are fewer; or a map, e.g. 'dev0->cuda0;dev1->cuda1'. By "
                         'default those of THEANO_FLAGS or .theanorc, else every GPU, else two on the CPU')
+    parser.add_argument('--opencl-cpus', action='store_true', help='on a machine without a GPU use its CPU through '
+                        'OpenCL, if it can: the code paths of a GPU, and slower than a `cpu` context')
     parser.add_argument('--data', metavar='FILE', help="an .npz file like Keras's mnist.npz; by default "
                         "~/.keras/datasets/mnist.npz, else scikit-learn's digits")
     parser.add_argument('--epochs', type=int, default=9)
@@ -117,7 +119,7 @@ def print_table(rows):
 
 def main():
     arguments = parse_arguments()
-    contexts = open_contexts(arguments.contexts)
+    contexts = open_contexts(arguments.contexts, arguments.opencl_cpus)
     print('contexts: %s' % describe(contexts))
     name, train, test = handwritten_digits(arguments.data)
     print('data: %s' % name)

@@ -2,7 +2,9 @@
 import os
 
 import theano_mgpu as mgpu  # before theano: installs the version fixes
+from theano_mgpu import devices
 from theano_mgpu.context_map import default_map
+from theano_mgpu.contexts import flagged
 
 import numpy as np
 import theano
@@ -136,7 +138,7 @@ def plain_step(model, updates=adam):
     return theano.function(model.inputs, model.loss, updates=list(pairs.items()))
 
 
-def open_contexts(asked):
+def open_contexts(asked, opencl_cpus=False):
     """Open the contexts to train on.
 
     Parameters
@@ -144,6 +146,8 @@ def open_contexts(asked):
     asked : str or None
         A context map; or a number, for which devices are taken in turn where there are fewer. None for
         all of this machine's, and two at least.
+    opencl_cpus : bool
+        Whether a machine without a GPU uses its CPU through OpenCL, if it can, where no contexts are mapped.
 
     Returns
     -------
@@ -151,12 +155,13 @@ def open_contexts(asked):
     """
     if asked and not asked.isdigit():
         return mgpu.init(asked)
-    contexts = mgpu.init()
-    n = int(asked or max(2, len(contexts)))
-    if n <= len(contexts):
+    cpus = devices.opencl_cpus() if opencl_cpus and not flagged() and devices.discover_best() == ['cpu'] else []
+    found = cpus or [context.device for context in mgpu.init()]
+    n = int(asked or max(2, len(found)))
+    if n <= len(found) and not cpus:
         return mgpu.init(n)
-    found = [context.device for context in contexts]
-    print('%d contexts on %d device%s' % (n, len(found), 's' if len(found) > 1 else ''))
+    if n > len(found):
+        print('%d contexts on %d device%s' % (n, len(found), 's' if len(found) > 1 else ''))
     return mgpu.init(default_map([found[i % len(found)] for i in range(n)]))
 
 

@@ -9,12 +9,15 @@ if 'floatX' not in flags:
 os.environ.setdefault('POCL_CACHE_DIR', os.path.expanduser('~/.cache/pocl/kcache-' + worker))
 
 import theano_mgpu as mgpu
-from theano_mgpu import config, devices
+from theano_mgpu import compat, config, devices
 from theano_mgpu.context_map import parse_context_map
 from theano_mgpu.contexts import alike
 
 import pytest
 import theano
+
+# Processes that tests start are no processes of a script's: each imports theano_mgpu by itself, or is to do without.
+del os.environ[compat.IMPORTED]
 
 # Programs, not tests: tests/keras_addon/test_scripts.py runs them.
 collect_ignore = ['keras_scripts']

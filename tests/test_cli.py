@@ -123,12 +123,13 @@ def test_devices_are_listed_with_their_names_and_memory(capsys, opencl):
     captured = capsys.readouterr()
     assert captured.err == ''  # no "Mapped name ..."
     header, first, second = captured.out.splitlines()
-    assert header.split() == ['CONTEXT', 'DEVICE', 'KIND', 'NAME', 'FREE', 'TOTAL', 'BUSY']
+    assert header.split() == ['CONTEXT', 'DEVICE', 'KIND', 'TYPE', 'NAME', 'FREE', 'TOTAL', 'BUSY']
     name = theano.gpuarray.type.get_context('cli_x').devname
     name = name.decode() if isinstance(name, bytes) else name
     column = header.index('NAME')
-    assert first[:column].split() == ['cli_x', opencl[-1], 'opencl'] and first[column:].startswith(name.strip())
-    assert second[:column].split() == ['cli_host', 'cpu', 'cpu']
+    assert first[:column].split() == ['cli_x', opencl[-1], 'opencl', devices.type_of(opencl[-1])]
+    assert first[column:].startswith(name.strip())
+    assert second[:column].split() == ['cli_host', 'cpu', 'cpu', 'CPU']
     assert second[column:].startswith(devices.status('cpu', None).name)
     # Numbers end where their titles end.
     for title in ('FREE', 'TOTAL'):
@@ -142,7 +143,8 @@ def test_a_device_that_cannot_be_opened_is_a_row_and_exit_code_1(capsys, opencl)
     assert main(['devices', '--contexts', 'cli_bad->%s:77;cli_good->%s' % (platform, opencl[0])]) == 1
     captured = capsys.readouterr()
     bad, good = captured.out.splitlines()[1:]
-    assert bad.split(None, 3) == ['cli_bad', platform + ':77', 'opencl', 'cannot be opened: Device ID out of range']
+    assert bad.split(None, 4) == ['cli_bad', platform + ':77', 'opencl', '-',
+                                  'cannot be opened: Device ID out of range']
     assert good.startswith('cli_good') and 'GiB' in good
     assert 'theano-mgpu: error: context cli_bad->%s:77 could not be opened' % platform in captured.err
     assert 'There is: ' + ', '.join(opencl) in captured.err
@@ -152,7 +154,7 @@ def test_devices_as_json(capsys, opencl):
     platform = opencl[0].partition(':')[0]
     assert main(['devices', '--json', '--contexts', 'cli_bad->%s:77;cli_good->%s' % (platform, opencl[0])]) == 1
     bad, good = json.loads(capsys.readouterr().out)
-    assert set(bad) == set(good) == {'context', 'device', 'kind', 'name', 'free_bytes', 'total_bytes',
+    assert set(bad) == set(good) == {'context', 'device', 'kind', 'type', 'name', 'free_bytes', 'total_bytes',
                                      'utilisation_percent', 'error'}
     assert bad['name'] is bad['total_bytes'] is None and 'Device ID out of range' in bad['error']
     assert (good['context'], good['device'], good['kind'], good['error']) == ('cli_good', opencl[0], 'opencl', None)
@@ -171,7 +173,7 @@ def test_utilisation_is_shown_in_percent(capsys, cpu_only, monkeypatch):
     monkeypatch.setattr(devices, 'status', lambda device, context: status)
     assert main(['devices']) == 0
     header, line, _ = capsys.readouterr().out.splitlines()
-    assert line.split() == 'cli_a cpu cpu Tesla 1.5 GiB 2.0 GiB 7 %'.split() and len(line) == len(header)
+    assert line.split() == 'cli_a cpu cpu CPU Tesla 1.5 GiB 2.0 GiB 7 %'.split() and len(line) == len(header)
 
 
 def test_a_driver_that_fails_when_asked_is_a_row_too(capsys, cpu_only, monkeypatch):
@@ -216,7 +218,7 @@ def test_doctor_on_real_devices_and_one_that_is_not_there(opencl):
     found = lines_of(done.stdout)
     assert found['compiler'][0] == 'ok' and 'a small module builds, loads and runs' in found['compiler'][1]
     assert found['pygpu'][0] == 'ok' and found['pygpu'][1].endswith(', API 2')
-    assert found['OpenCL devices'][1] == ', '.join(opencl)
+    assert all('%s (%s)' % (device, devices.type_of(device)) in found['OpenCL devices'][1] for device in opencl)
     status, text, remedy = found['context dev0']
     assert status == 'FAIL'
     assert text.startswith('context dev0->%s:77 could not be opened: Device ID out of range. There is:' % platform)

@@ -32,6 +32,7 @@ def test_why_there_is_none(monkeypatch):
 def test_the_best_kind_wins(monkeypatch):
     found = {'cuda': ['cuda0', 'cuda1'], 'opencl': ['opencl0:0'], 'cpu': ['cpu']}
     monkeypatch.setattr(devices, 'discover', lambda kind: (found[kind], ''))
+    monkeypatch.setattr(devices, 'type_of', lambda device: 'GPU')
     assert devices.discover_best() == ['cuda0', 'cuda1']
     found['cuda'] = []
     assert devices.discover_best() == ['opencl0:0']

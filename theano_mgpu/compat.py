@@ -12,6 +12,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import json
+import logging
 import os
 import random
 import re
@@ -19,13 +20,15 @@ import shutil
 import sys
 import sysconfig
 import tempfile
+import types
 import warnings
 import weakref
 import zlib
 
-from . import config, launched
+from . import config, launched, progress
 
 theano_was_first = False  # whether Theano was imported before theano_mgpu
+IMPORTED = 'MGPU_IMPORTED'  # in the environment of processes that this one starts, see theano_mgpu_first.py
 NUMPY_ALIASES = {'bool': bool, 'int': int, 'float': float, 'complex': complex,
                  'object': object, 'str': str}
 COLLECTIONS_ABCS = ('Callable', 'Container', 'Hashable', 'Iterable', 'Iterator', 'Mapping',
@@ -65,7 +68,7 @@ def hidden_mpi():
     process starts MPI, which takes half a second and a daemon; and PyPI's mpi4py on a machine without MPI's
     library ends ``import theano`` with "RuntimeError: cannot load MPI library".
     """
-    hides = 'mpi4py.MPI' not in sys.modules and (launched.size() == 1 or not _has_working_mpi())
+    hides = 'mpi4py.MPI' not in sys.modules and (not launched.is_rank() or not _has_working_mpi())
     if hides:
         sys.modules['mpi4py.MPI'] = None
     try:
@@ -89,12 +92,35 @@ def wait_briefly_for_compile_lock():
     Theano 1.0.5 sleeps 5 to 10 seconds each time, and draws how long from Python's own generator. Without this, the
     ranks of a job on one host take minutes for what one of them compiles in seconds, and what a script draws depends
     on what else compiles.
+
+    Nor does Theano log two lines each time that the lock has changed hands, which is several times a second where two
+    processes compile: a wait that takes long is one note.
     """
     from theano.gof import compilelock
     compilelock.random = random.Random()
-    # The ranks of a job wait for each other all the time: no news.
-    compilelock.lock = functools.partial(compilelock.lock, min_wait=0.05, max_wait=0.2,
-                                         verbosity=int(launched.size() == 1))
+    if compilelock._logger.level == logging.INFO:  # Theano's own choice; what it logs there are waits and refreshes
+        compilelock._logger.setLevel(logging.WARNING)
+    original = functools.partial(compilelock.lock, min_wait=0.05, max_wait=0.2)
+
+    @functools.wraps(compilelock.lock)
+    def lock(folder, *args, **kwargs):
+        if not os.path.isdir(folder):  # nobody has it, most likely
+            return original(folder, *args, **kwargs)
+        with progress.note_if_long(lambda: _about_lock(folder)):
+            return original(folder, *args, **kwargs)
+    compilelock.lock = lock
+
+
+def _about_lock(folder):
+    """What a process that waits for Theano's lock says."""
+    try:
+        with open(os.path.join(folder, 'lock')) as f:
+            pid, _, host = f.read().strip().split('_', 2)
+        owner = 'process %s on %s' % (pid, host)
+    except (OSError, ValueError):  # it is just changing hands
+        owner = 'another process'
+    return ('waiting for %s, which compiles for Theano, too. This goes on by itself once that is done, or has ended. '
+            'Only if that process hangs: end it, and remove the folder %s' % (owner, folder))
 
 
 def default_keras_backend():
@@ -153,9 +179,13 @@ def install():
     disable_scan_extension()
     default_keras_backend()
     default_pocl_settings()
+    os.environ[IMPORTED] = '1'
     after_import('keras.engine.saving', mend_keras_saving)
     after_import('keras.engine.training_arrays', mend_keras_slicing)
     after_import('keras.utils.data_utils', mend_keras_queues)
+    for name in ('keras.datasets.imdb', 'keras.datasets.reuters'):
+        after_import(name, keep_ragged_arrays)
+    name_what_replaced_old_gpu_code()
 
 
 # --- Keras ---------------------------------------------------------------------------------------
@@ -253,6 +283,20 @@ def replace_multi_gpu_model(function, applies):
     def multi_gpu_model(*args, **kwargs):
         return (function if applies() else original)(*args, **kwargs)
     keras.utils.multi_gpu_model = keras.utils.multi_gpu_utils.multi_gpu_model = multi_gpu_model
+
+
+def keep_ragged_arrays(dataset):
+    """NumPy 1.24 makes no array of lists that differ in length; Keras 2.3.1's data sets of texts are such arrays.
+
+    Without this, ``imdb.load_data()`` and ``reuters.load_data()`` end with "inhomogeneous shape".
+    """
+    numpy = dataset.np
+
+    def array(values):
+        lengths = {len(value) for value in values if isinstance(value, list)}
+        return numpy.array(values, dtype=object if len(lengths) > 1 else None)
+
+    dataset.np = types.SimpleNamespace(**dict(vars(numpy), array=array))
 
 
 def mend_keras_saving(saving):
@@ -397,6 +441,43 @@ def _register_own_flags():
         else:
             kind = (IntParam if isinstance(default, int) else StrParam)(default)
         AddConfigVar(name, doc, kind, in_c_key=False)
+
+
+# --- Names that Theano had -----------------------------------------------------------------------
+
+class _Gone(importlib.abc.MetaPathFinder):
+    """Raises an ImportError with a text of ours where a module is looked for."""
+
+    def __init__(self, name, text):
+        self.name, self.text = name, text
+
+    def find_spec(self, name, path, target=None):
+        if name == self.name:
+            raise ImportError(self.text, name=name)
+
+
+def name_what_replaced_old_gpu_code():
+    """Theano 1.0.5 answers ``import theano.sandbox.cuda`` with "No module named 'nose'", or as a skipped test."""
+    sys.meta_path.insert(0, _Gone('theano.sandbox.cuda', (
+        "theano.sandbox.cuda is not part of Theano 1.0: theano.gpuarray replaced it. Leave the import out, and map "
+        "contexts to devices: THEANO_FLAGS='contexts=dev0->cuda0;dev1->cuda1', or "
+        "theano_mgpu.init('dev0->cuda0;dev1->cuda1')")))
+
+
+def restore_downsample():
+    """Theano 0.9 renamed ``theano.tensor.signal.downsample``, which Lasagne 0.1 and scripts of its time import.
+
+    Without this, ``import lasagne`` ends with "cannot import name 'downsample'".
+    """
+    from theano.tensor import signal
+    from theano.tensor.signal import pool
+
+    def max_pool_2d(input, ds, ignore_border=None, st=None, padding=(0, 0), mode='max'):
+        return pool.pool_2d(input, ds, ignore_border, st, padding, mode)
+
+    downsample = types.ModuleType(signal.__name__ + '.downsample', 'What Theano had before `pool`.')
+    downsample.max_pool_2d, downsample.max_pool_2d_same_size = max_pool_2d, pool.max_pool_2d_same_size
+    signal.downsample = sys.modules[downsample.__name__] = downsample
 
 
 # --- Hooks on shared variables -------------------------------------------------------------------
@@ -720,6 +801,7 @@ def mend_theano():
     keep_code_of_ops_without_props(CLinker)
     give_source_a_lasting_version(COp)
     compile_side_by_side(GCC_compiler, ModuleCache)
+    restore_downsample()
     give_mrg_its_context(rng_mrg.GPUA_mrg_uniform)
     spell_for_opencl(elemwise.GpuElemwise)
     clear_before_gemv(blas.GpuGemv)

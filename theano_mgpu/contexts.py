@@ -11,7 +11,7 @@ import itertools
 import os
 import sys
 
-from . import compat, config, cuda_contexts, cuda_libraries, devices, host_memory, launched, opencl_programs
+from . import compat, config, cuda_contexts, cuda_libraries, devices, host_memory, job, launched, opencl_programs
 from .context_map import EXAMPLE, default_map, describe, parse_context_map
 from .errors import ContextError
 
@@ -22,10 +22,14 @@ _opened_in = []       # the process that opened a GPU, if one is open
 _pinned = [None]      # the context that a graph is being compiled for, innermost last
 
 
+def flagged():
+    """The context map of THEANO_FLAGS or .theanorc; the empty string where they have none."""
+    return config.flag('contexts', '').strip()
+
+
 def configured():
-    """Contexts of THEANO_FLAGS or .theanorc, else every CUDA device, every OpenCL device, or cpu."""
-    text = config.flag('contexts', '').strip()
-    return parse_context_map(text or default_map(devices.discover_best()))
+    """Contexts of THEANO_FLAGS or .theanorc, else of this machine's devices: see `devices.discover_best`."""
+    return parse_context_map(flagged() or default_map(devices.discover_best()))
 
 
 def init(contexts=None):
@@ -35,7 +39,8 @@ def init(contexts=None):
     ----------
     contexts : str, int, list of str, or None
         A context map (``'dev0->cuda0;dev1->cuda1'``); the number of contexts to take from those of
-        THEANO_FLAGS, .theanorc or this machine's devices; their names; or None for all of them.
+        THEANO_FLAGS, .theanorc or this machine's devices, where a machine without a GPU has as many
+        ``cpu`` contexts as asked for; their names; or None for all of them.
 
     Returns
     -------
@@ -107,7 +112,7 @@ def _choose(contexts):
     if contexts is None:
         return configured()
     if isinstance(contexts, int) and not isinstance(contexts, bool):
-        known = configured()
+        known = _default_cpus(contexts) or configured()
         if not 1 <= contexts <= len(known):
             raise ContextError('%d contexts were asked for; there are %d: %s. Ask for 1 to %d, or map '
                                'more, e.g. %s' % (contexts, len(known), describe(known), len(known), EXAMPLE))
@@ -119,6 +124,16 @@ def _choose(contexts):
     if len(set(names)) < len(names):
         raise ContextError('a context is named twice in %r; name each one once' % (names,))
     return [_lookup(name, configured()) for name in names]
+
+
+def _default_cpus(n):
+    """`n` contexts on the CPU where none are mapped and there is no GPU to take, else none; a note says so."""
+    if n < 2 or flagged() or devices.discover_best() != ['cpu']:
+        return []
+    chosen = parse_context_map(default_map(['cpu'] * n))
+    job.note('no usable GPU here: the %d contexts are on the CPU, and share its cores: %s. "theano-mgpu devices" lists '
+             'what there is' % (n, describe(chosen)))
+    return chosen
 
 
 def contexts():

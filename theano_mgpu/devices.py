@@ -1,12 +1,16 @@
 """What devices this machine has, as pygpu sees them, and what they are doing."""
+import ctypes
 import re
 from collections import namedtuple
 
-from . import cuda_libraries
+from . import cuda_libraries, opencl_programs
 from .errors import ContextError, warn
 
 DEVICE_PATTERN = re.compile(r'cpu|cuda(\d*)|opencl(\d+):(\d+)')
 KINDS = ('cuda', 'opencl', 'cpu')
+# From cl.h.
+ALL_TYPES, DEVICE_TYPE = 0xFFFFFFFF, 0x1000
+OPENCL_TYPES = {2: 'CPU', 4: 'GPU', 8: 'accelerator'}
 
 DeviceStatus = namedtuple('DeviceStatus', 'name free_bytes total_bytes utilisation')
 
@@ -72,10 +76,49 @@ def discover(kind):
     return found, '' if found else 'pygpu finds no %s device' % kind
 
 
+def type_of(device):
+    """What a device is: ``'GPU'``, ``'CPU'`` or ``'accelerator'``; None where OpenCL does not say.
+
+    Parameters
+    ----------
+    device : str
+        One that `discover` found.
+
+    Examples
+    --------
+    >>> type_of('cuda0'), type_of('cpu')
+    ('GPU', 'CPU')
+    """
+    if kind_of(device) != 'opencl':
+        return 'CPU' if device == 'cpu' else 'GPU'
+    platform, number = (int(part) for part in DEVICE_PATTERN.fullmatch(device).groups()[1:])
+    try:
+        library = ctypes.CDLL(opencl_programs.LOADER)
+    except OSError:  # pygpu found another loader
+        return None
+    platforms = (ctypes.c_void_p * (platform + 1))()
+    library.clGetPlatformIDs(platform + 1, platforms, None)
+    devices, bits = (ctypes.c_void_p * (number + 1))(), ctypes.c_uint64()
+    library.clGetDeviceIDs(ctypes.c_void_p(platforms[platform]), ctypes.c_uint64(ALL_TYPES), number + 1, devices, None)
+    library.clGetDeviceInfo(ctypes.c_void_p(devices[number]), DEVICE_TYPE, ctypes.c_size_t(ctypes.sizeof(bits)),
+                            ctypes.byref(bits), None)
+    return next((name for bit, name in OPENCL_TYPES.items() if bits.value & bit), None)
+
+
+def opencl_cpus():
+    """OpenCL devices that are a CPU. Several times as slow as ``cpu``, they are used only where a context says so."""
+    return [device for device in discover('opencl')[0] if type_of(device) == 'CPU']
+
+
 def discover_best():
-    """Every CUDA device, else every OpenCL device, else ``cpu``; warns of CUDA devices that cannot be used."""
+    """The default: every CUDA device, else every OpenCL device that is no CPU, else ``cpu``.
+
+    Warns of CUDA devices that cannot be used.
+    """
     for kind in KINDS:
         found, why_none = discover(kind)
+        if kind == 'opencl':
+            found = [device for device in found if type_of(device) != 'CPU']
         if found:
             return found
         if kind == 'cuda' and cuda_libraries.survey().capabilities:

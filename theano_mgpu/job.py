@@ -1,5 +1,6 @@
 """A process as a rank of an MPI job: quiet unless it is the first one, and loud when it fails."""
 import faulthandler
+import functools
 import os
 import socket
 import sys
@@ -25,8 +26,9 @@ def host():
 def install():
     """Have an uncaught exception end the whole job; keep ranks other than 0 quiet if the launcher wants that."""
     global _terminal, _output
-    if launched.size() == 1 or _terminal is not None:
+    if not launched.is_rank() or _terminal is not None:
         return
+    os.environ[launched.RANK_PROCESS] = str(os.getpid())
     _terminal = os.fdopen(os.dup(2), 'w', buffering=1)
     if os.environ.get(launched.QUIET) and launched.rank() > 0:
         _output = tempfile.TemporaryFile('w+', errors='replace')
@@ -41,6 +43,13 @@ def install():
 def say(text):
     """Print a line to the stderr that the process was started with, also from a quiet rank."""
     print('theano_mgpu: ' + text, file=_terminal or sys.stderr)
+
+
+@functools.lru_cache(maxsize=None)
+def note(text):
+    """Print a line for the user to stderr, from the first rank alone; the same one only once."""
+    if launched.rank() == 0:
+        say('note: ' + text)
 
 
 def show_output():

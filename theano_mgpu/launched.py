@@ -9,6 +9,9 @@ VARIABLES = (
     ('PMI_RANK', 'PMI_SIZE', 'MPI_LOCALRANKID', 'MPI_LOCALNRANKS'),
 )
 QUIET = 'MGPU_QUIET'  # set by `theano-mgpu launch`: ranks other than 0 do not print
+RANK_PROCESS = 'MGPU_RANK_PROCESS'  # set by each rank, for the processes that it starts: its process id
+# Looked up once: a fork of a rank goes on as that rank.
+_started_by_rank = os.environ.get(RANK_PROCESS, str(os.getpid())) != str(os.getpid())
 
 
 def _number(position, default):
@@ -29,9 +32,22 @@ def size():
     return _number(1, 1)
 
 
+def started_by_rank():
+    """Whether a rank started this process, as multiprocessing's spawn does.
+
+    It inherits the environment of a rank, and is no rank itself: MPI can be started only once in its name.
+    """
+    return _started_by_rank
+
+
+def is_rank():
+    """Whether this process is one of several of an MPI job."""
+    return size() > 1 and not _started_by_rank
+
+
 def trains_together():
     """Whether this process is one of several that train one model: not where mgpu.executor keeps it to itself."""
-    return size() > 1 and config.own_flag('mgpu.executor') not in ('serial', 'threads')
+    return is_rank() and config.own_flag('mgpu.executor') not in ('serial', 'threads')
 
 
 def local_rank():

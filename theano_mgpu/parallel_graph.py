@@ -2,7 +2,7 @@
 import numpy as np
 import theano
 
-from . import graph, launched
+from . import graph, launched, progress
 from .audit import audit
 from .context_map import Context, describe
 from .contexts import contexts as active_contexts
@@ -113,7 +113,7 @@ class ParallelGraph:
         share_first_values(ranks, self.variables)
         first = sum(self.replicas[:ranks.rank])
         indices = {context: i for i, context in enumerate(active_contexts())}
-        with ranks.first_compiler():
+        with compiling(name, inputs, contexts), ranks.first_compiler():
             self.compiled = []
             for context in contexts:
                 local = {variable: r.on(context, indices.get(context, 0), first) for variable, r in replicas}
@@ -144,6 +144,13 @@ class ParallelGraph:
         return results[:self.n_outputs], results[self.n_outputs:]
 
 
+def compiling(name, inputs, contexts):
+    """A context manager: a note if compiling a function for some contexts takes long."""
+    of = ', '.join(map(str, inputs[:3])) + ', ...' * (len(inputs) > 3)
+    return progress.note_if_long(lambda: 'compiling %s for %s takes a while; what is compiled is kept for the next time'
+                                 % (name or 'a function of ' + of, ', '.join(context.name for context in contexts)))
+
+
 def check_same_graph(ranks, inputs, outputs, shared, n_contexts):
     """Contexts of each rank; a RankError unless all ranks have the same graph."""
     if ranks.size == 1:
@@ -171,6 +178,8 @@ def share_first_values(ranks, variables):
 def choose_ranks(name):
     """The processes that a function runs over, for the name of an executor."""
     name = name or theano.config.mgpu.executor
+    if launched.started_by_rank():
+        return Ranks()
     if name == 'mpi' or (name == 'auto' and launched.size() > 1):
         return mpi_ranks()
     return Ranks()

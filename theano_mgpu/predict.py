@@ -15,7 +15,7 @@ from .executors import CALL
 from .forward import check_input, converted, split_inputs, with_givens
 from .graph import shared_variables
 from .in_order import in_order
-from .parallel_graph import check_same_graph, choose_ranks, resolve_contexts
+from .parallel_graph import check_same_graph, choose_ranks, compiling, resolve_contexts
 from .replica_pool import InlinePool, ReplicaPool
 from .replicate import replicated
 from .resident import Job, Resident
@@ -105,7 +105,7 @@ class Predictor:
         wanted = resolve_contexts(contexts) * replicas_per_context
         replicas = check_same_graph(self._ranks, self.inputs, outputs, shared, len(wanted))
         try:
-            with self._ranks.first_compiler():
+            with compiling(name, self.inputs, wanted), self._ranks.first_compiler():
                 for context in wanted:
                     self.contexts.append(borrow(context))
                     self._resources.callback(give_back, self.contexts[-1])

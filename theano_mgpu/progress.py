@@ -1,5 +1,29 @@
-"""Progress bars on long work."""
+"""News of long work: progress bars, and notes."""
+import contextlib
+import threading
+
+from . import job
 from .errors import MgpuError
+
+PATIENCE = 5.0  # seconds
+
+
+@contextlib.contextmanager
+def note_if_long(text):
+    """Print a note, from the first rank alone, if what is inside takes longer than `PATIENCE`.
+
+    Parameters
+    ----------
+    text : callable
+        ``text()`` is the note, asked for when it is due.
+    """
+    timer = threading.Timer(PATIENCE, lambda: job.note(text()))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def bar(total, shown, initial=0):

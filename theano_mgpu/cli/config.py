@@ -27,7 +27,8 @@ def add_parser(sub):
     parser.add_argument('-n', '--contexts', dest='n', type=positive, metavar='N',
                         help="number of contexts (default: as many as there are devices)")
     parser.add_argument('--kind', choices=devices.KINDS,
-                        help='kind of device (default: cuda if there is one here, else opencl, else cpu)')
+                        help='kind of device (default: cuda if there is one here, else opencl where that is not the '
+                        'CPU, else cpu)')
     parser.add_argument('--floatx', choices=('float16', 'float32', 'float64'), default='float32',
                         help="Theano's floatX (default: %(default)s)")
     parser.add_argument('--executor', choices=EXECUTORS, default='auto',

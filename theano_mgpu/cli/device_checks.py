@@ -29,7 +29,9 @@ def check_pygpu(setup):
 def check_opencl(setup):
     found, why_none = devices.discover('opencl')
     if found:
-        return Finding(OK, ', '.join(found))
+        listed = ', '.join('%s (%s)' % (device, devices.type_of(device) or 'of unknown type') for device in found)
+        unused = '; a CPU is used through OpenCL only where a context is mapped to it' if devices.opencl_cpus() else ''
+        return Finding(OK, listed + unused)
     if setup.needs('opencl'):
         return Finding(FAIL, why_none, "Install the device's OpenCL driver (Debian: apt-get install "
                        'pocl-opencl-icd makes the CPU an OpenCL device), and see pygpu above')

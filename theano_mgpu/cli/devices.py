@@ -3,18 +3,19 @@ import argparse
 import sys
 
 from .. import devices as hardware
-from ..context_map import describe, parse_context_map
-from ..contexts import configured, gpu_context, init
+from ..context_map import Context, describe, parse_context_map
+from ..contexts import configured, flagged, gpu_context, init
 from ..errors import MgpuError
 from ..tables import table
 from .output import human_bytes, print_json, quietly
 
-HEADER = ['CONTEXT', 'DEVICE', 'KIND', 'NAME', 'FREE', 'TOTAL', 'BUSY']
+HEADER = ['CONTEXT', 'DEVICE', 'KIND', 'TYPE', 'NAME', 'FREE', 'TOTAL', 'BUSY']
 NUMBERS = {HEADER.index(title) for title in ('FREE', 'TOTAL', 'BUSY')}
 
 EPILOG = """\
 BUSY is an NVIDIA device's utilisation, where nvidia-ml-py is installed. OpenCL does not tell what
-is free: for its devices FREE is the largest single array that fits.
+is free: for its devices FREE is the largest single array that fits. A device without a context is a
+CPU that OpenCL shows: `cpu` is faster, so that it is used only where a context is mapped to it.
 The exit code is 1 if a device cannot be opened.
 
 examples:
@@ -47,6 +48,9 @@ def context_map(text):
 def run(args):
     """Print the table, or JSON; 1 if a device could not be opened, else 0."""
     entries = [look_at(context) for context in args.contexts or configured()]
+    if not args.contexts and not flagged():
+        entries += [dict(look_at(Context('unused%d' % i, device, 'opencl')), context=None)
+                    for i, device in enumerate(hardware.opencl_cpus())]
     if args.json:
         print_json([{key: value for key, value in entry.items() if key != 'reason'} for entry in entries])
     else:
@@ -67,8 +71,8 @@ def look_at(context):
         Bytes and percent; ``error`` is the whole message and ``reason`` its short form, both None
         if the device opened.
     """
-    entry = dict(context=context.name, device=context.device, kind=context.kind, name=None, free_bytes=None,
-                 total_bytes=None, utilisation_percent=None, error=None, reason=None)
+    entry = dict(context=context.name, device=context.device, kind=context.kind, type=None, name=None,
+                 free_bytes=None, total_bytes=None, utilisation_percent=None, error=None, reason=None)
     try:
         with quietly():
             init(describe([context]))
@@ -77,14 +81,14 @@ def look_at(context):
     except Exception as error:
         entry.update(error=hardware.reason(error), reason=hardware.reason(error.__cause__ or error))
     else:
-        entry.update(name=status.name, free_bytes=status.free_bytes, total_bytes=status.total_bytes,
-                     utilisation_percent=status.utilisation)
+        entry.update(type=hardware.type_of(context.device), name=status.name, free_bytes=status.free_bytes,
+                     total_bytes=status.total_bytes, utilisation_percent=status.utilisation)
     return entry
 
 
 def row(entry):
     """One line of the table, as cells."""
-    cells = [entry['context'], entry['device'], entry['kind']]
+    cells = [entry['context'] or '-', entry['device'], entry['kind'], entry['type'] or '-']
     if entry['error']:
         return cells + ['cannot be opened: %s' % entry['reason']]
     busy = entry['utilisation_percent']

@@ -41,7 +41,8 @@ def add_parser(sub):
                             description='Run a script whose Keras models train and predict on several devices.',
                             formatter_class=argparse.RawDescriptionHelpFormatter)
     which = parser.add_mutually_exclusive_group()
-    which.add_argument('--gpus', type=positive, metavar='N', help='use the first N contexts (default: all)')
+    which.add_argument('--gpus', type=positive, metavar='N', help='use the first N contexts (default: all); '
+                       'without a GPU and a map, N contexts on the CPU')
     which.add_argument('--contexts', metavar='MAP', type=context_map,
                        help="contexts and their devices, e.g. 'dev0->cuda0;dev1->cuda1'")
     parser.add_argument('--strict', action='store_true', help='an error for what is else only said')

@@ -1,0 +1,38 @@
+"""In processes that one with theano_mgpu has started: have Theano and Keras import theano_mgpu first.
+
+``theano_mgpu.pth`` in site-packages imports this when Python starts, if the environment has MGPU_IMPORTED, which
+``import theano_mgpu`` sets. Workers of joblib, spawned processes and notebook kernels, which inherit no module, then
+get the fixes that Theano 1.0.5 and Keras 2.3.1 need today, once they import either; a process that imports neither
+pays for one comparison an import.
+"""
+import sys
+from importlib.machinery import ModuleSpec
+
+
+class Finder:
+    """Imports theano_mgpu where Theano or Keras is looked for."""
+
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name not in ('theano', 'keras'):
+            return None
+        sys.meta_path.remove(Finder)
+        import theano_mgpu  # noqa: F401
+        module = sys.modules.pop(name, None)
+        return module and ModuleSpec(name, Loaded(module))  # Python goes on where that is None
+
+
+class Loaded:
+    """Loads a module that is loaded: theano_mgpu has imported Theano; Python would execute it once more."""
+
+    def __init__(self, module):
+        self.module, self.spec = module, module.__spec__
+
+    def create_module(self, spec):
+        return self.module
+
+    def exec_module(self, module):
+        module.__spec__ = self.spec
+
+
+sys.meta_path.insert(0, Finder)
