@@ -9,6 +9,7 @@ import sys
 import threading
 import types
 import venv
+from pathlib import Path
 
 import theano_mgpu as mgpu
 from theano_mgpu import compat, devices, graph, job, progress
@@ -23,6 +24,8 @@ from common import data, dense_model, momentum
 from models import plain_step
 from test_ranks import launch, needs_mpi
 from theano.gof import compilelock
+
+ROOT = Path(__file__).parent.parent
 
 
 def resident_bytes():
