@@ -6,7 +6,7 @@ from theano.tensor.nnet.bn import AbstractBatchNormTrain
 from .. import graph, launched
 from ..samples import analyse
 from ..statistics import BatchUpdates
-from .batch import batch_inputs, batch_updates
+from .batch import any_length, batch_inputs, batch_updates
 from .spread import spread_of
 
 
@@ -32,12 +32,13 @@ def inexact_parts(model, weighted=True):
     """
     compiled = model._is_compiled
     carriers = [v for v in batch_inputs(model, targets=compiled) if v.ndim > 0]
-    outputs = graph.host_graph(([model.total_loss] if compiled else []) + model.outputs)
+    free = any_length(model)
+    outputs = free(graph.host_graph(([model.total_loss] if compiled else []) + model.outputs))
     uniform = model._feed_sample_weights if compiled and not weighted else ()
     couplings = [c for c in analyse(outputs, carriers, uniform).couplings if not _asks_for_label_format(model, c)]
-    parts = [(place_of(model, coupling.node.outputs[0]), coupling.reason) for coupling in couplings]
+    parts = [(place_of(model, free.original(coupling.node.outputs[0])), coupling.reason) for coupling in couplings]
     updates = batch_updates(model, training=compiled)
-    states = BatchUpdates(dict(zip(updates, graph.host_graph(list(updates.values())))), carriers)
+    states = BatchUpdates(dict(zip(updates, free(graph.host_graph(list(updates.values()))))), carriers)
     parts += [(_owner(model, variable), 'its state %s is the mean of those that the replicas compute' % variable)
               for variable in states.approximate]
     return list(dict.fromkeys(parts))
@@ -64,9 +65,9 @@ def tell_of_weights(model):
 
 def _tell(model, parts, circumstance=''):
     spread_of(model).say(
-        '%s on %d contexts is not exactly as on one%s, since each replica sees its sub-batch only: %s. '
+        'on %d contexts is not exactly as on one%s, since each replica sees its sub-batch only: %s. '
         'theano_mgpu.keras.verify(model, x, y) shows what it amounts to'
-        % (model.name, _n_contexts(model), circumstance, '; '.join('%s %s' % part for part in parts)))
+        % (_n_contexts(model), circumstance, '; '.join('%s %s' % part for part in parts)))
 
 
 def _n_contexts(model):

@@ -14,6 +14,7 @@ class Usage:
     ----------
     name : str
     contexts : list of Context
+        On which it has run.
     samples : dict of str to int
         Of each kind of function: 'train', 'test', 'predict'.
     """
@@ -24,8 +25,9 @@ class Usage:
         self.samples = {}
         self._measured = {}  # kind -> (samples, seconds), without the first call, which builds kernels
 
-    def add(self, kind, samples, seconds):
+    def add(self, kind, samples, seconds, contexts=()):
         """Count a call of a function."""
+        self.contexts += [context for context in contexts if context not in self.contexts]
         if kind in self.samples:
             n, total = self._measured.get(kind, (0, 0.0))
             self._measured[kind] = n + samples, total + seconds

@@ -45,7 +45,8 @@ class Certificate:
     def __str__(self):
         width = max(len(row.name) for row in self.rows)
         what = 'one prediction' if self.rows[0].kind == 'output' else 'one step'
-        lines = ['%s on one device and on %d contexts (%s)' % (what, len(self.contexts), describe(self.contexts)),
+        lines = ['%s on one device and on %d context%s (%s)' % (what, len(self.contexts), 's' * (len(self.contexts) != 1),
+                                                              describe(self.contexts)),
                  '%-17s  %-*s  %9s  %s' % ('', width, '', 'numbers', 'largest relative difference')]
         lines += ['%-17s  %-*s  %9d  %.1e%s' % (row.kind, width, row.name, row.size, row.difference,
                                                 '' if row.difference <= self.tolerance else '  <-- differs')
@@ -141,7 +142,10 @@ def verify_prediction(model, arrays, contexts, tolerance=None):
 def _compared(model, contexts, tolerance, makers, measure):
     """The Certificate of what ``measure(make)`` gives, by kind and name, for two makers: plain Keras's, and ours."""
     before = spread_of(model)
-    set_spread(model, Spread(contexts))
+    spread = Spread(model.name, contexts)
+    if before is not None:
+        spread.say, spread.strict = before.say, before.strict
+    set_spread(model, spread)
     try:
         one, many = map(measure, makers)
         inexact = inexact_parts(model) + _random_parts(model)
@@ -149,7 +153,7 @@ def _compared(model, contexts, tolerance, makers, measure):
         set_spread(model, before)
     rows = [Row(kind, name, np.size(value), _difference(many[kind, name], value))
             for (kind, name), value in one.items()]
-    return Certificate(rows, inexact, contexts, tolerance or TOLERANCE[K.floatx()])
+    return Certificate(rows, inexact, spread.contexts, tolerance or TOLERANCE[K.floatx()])
 
 
 @contextlib.contextmanager
