@@ -344,3 +344,84 @@ def test_a_parallel_model_whose_batch_cannot_be_divided_runs_on_one_context(cpu2
         np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-6)
     assert [context.name for context in model.contexts] == ['host0']
     assert len([w for w in caught if w.category is mgpu.MgpuWarning]) == 1 and caught[0].filename == __file__
+
+
+# --- What is said of a model ---------------------------------------------------------------------
+
+def with_flat_loss():
+    """A variational autoencoder's loss: a mean over all pixels, added to a divergence of each sample."""
+    from keras import backend as K
+    from keras import layers as L
+    from keras.models import Model
+    x = L.Input((6,))
+    code = L.Dense(2)(x)
+    out = L.Dense(6, activation='sigmoid')(code)
+    model = Model(x, out)
+    divergence = -0.5 * K.sum(1 - K.square(code), axis=-1)
+    model.add_loss(K.mean(6 * K.mean(K.binary_crossentropy(K.flatten(x), K.flatten(out)), axis=-1) + divergence))
+    return model
+
+
+def test_a_mean_over_all_pixels_that_is_added_to_a_loss_of_each_sample_is_exact(cpu2, enabled):
+    """"the loss mixes samples": it is a mean over the replicas' means, as that of one device is."""
+    from theano_mgpu.keras import disable
+    x = np.random.RandomState(1).rand(11, 6).astype('float32')
+    found = []
+    for several in (False, True):
+        report = enabled() if several else disable()
+        np.random.seed(3)
+        model = with_flat_loss()
+        model.compile('adam', mode='FAST_COMPILE')
+        found.append([model.train_on_batch(x, None) for _ in range(3)] + model.get_weights())
+    for one, other in zip(*found):
+        np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-6)
+    assert report.notes == [] and len(model.train_function.function.contexts) == 2
+
+
+def test_batch_normalisation_is_exact_in_a_model_that_only_predicts(cpu2, enabled):
+    """"normalises each sub-batch by its own statistics": a prediction uses the running averages."""
+    from keras import layers as L
+    from keras.models import Sequential
+    report = enabled()
+    layers = [L.Dense(4, input_shape=(6,)), L.BatchNormalization(name='normal')]
+    model = Sequential(layers)
+    assert model.predict_on_batch(data(9, 6)[0]).shape == (9, 4) and report.notes == []
+    model.compile('sgd', 'mse')
+    assert 'layer normal normalises each sub-batch' in report.notes[0]
+
+
+def test_a_layer_within_a_model_within_a_model_is_named_with_its_path(cpu2, enabled):
+    from keras import backend as K
+    from keras import layers as L
+    from keras.models import Model, Sequential
+
+    def centred():
+        return L.Lambda(lambda v: K.square(v - K.mean(v, axis=0)), output_shape=(4,), name='centre')
+    report = enabled()
+    inner = Sequential([L.Dense(4, input_shape=(4,)), centred(), L.BatchNormalization(name='normal')], name='inner')
+    middle = Sequential([L.Dense(4, input_shape=(6,)), inner], name='middle')
+    a = L.Input((6,))
+    model = Model(a, L.Dense(3)(middle(a)))
+    model.compile('sgd', 'mse')
+    note, = report.notes
+    assert 'layer middle/inner/centre mixes samples' in note and 'layer middle/inner/normal normalises' in note
+
+
+@pytest.mark.parametrize('optimizer', ['sgd', 'adam'])
+def test_a_gradient_that_is_zero_in_theory_is_no_difference(optimizer, cpu2):
+    """The bias of a layer before a softmax over its units' mean: --verify found a relative difference of 2.0."""
+    from theano_mgpu.keras import verify
+
+    from keras import backend as K
+    from keras import layers as L
+    from keras.models import Sequential
+    np.random.seed(2)
+    model = Sequential([L.Dense(5, input_shape=(6,)), L.Lambda(lambda v: v - K.mean(v, axis=-1, keepdims=True),
+                                                               output_shape=(5,)),
+                        L.Dense(1, use_bias=False, kernel_initializer='ones', trainable=False), L.Dense(3)])
+    model.compile(optimizer, 'mse', mode='FAST_COMPILE')
+    x, y = data(11, 6)[0], data(11, 3, seed=1)[0]
+    certificate = verify(model, x, y)
+    assert certificate.passed, str(certificate)
+    assert len(certificate.arbitrary) == 3 and 'gradient is zero but for rounding' in str(certificate)
+    assert {row.kind for row in certificate.rows} >= {'gradient', 'weight', 'optimizer'}
