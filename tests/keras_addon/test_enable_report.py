@@ -184,7 +184,7 @@ def test_strict():
 def test_one_context_is_faster():
     """So small a model pays for each context; the trial leaves nothing behind."""
     report = enable()
-    text = 'one context is faster: a batch takes .* ms on host0->cpu and .* ms on 2 contexts'
+    text = 'trains on 2 contexts, but one context is faster: .* ms a batch, not .* ms.*theano-mgpu launch'
     model = compiled(built(dense), mode=COMPILED)
     with pytest.warns(mgpu.MgpuWarning, match=text) as caught:
         model.fit(X, Y, batch_size=10, epochs=3, shuffle=False, verbose=0)
@@ -193,7 +193,7 @@ def test_one_context_is_faster():
     plain = compiled(built(dense), mode=COMPILED)
     plain.fit(X, Y, batch_size=10, epochs=3, shuffle=False, verbose=0)
     assert_equal(values(model.weights + model.optimizer.weights), values(plain.weights + plain.optimizer.weights), 1e-5)
-    assert 'use one context' in report.notes[0]
+    assert report.notes == [] and len(str(caught[0].message)) < 200
     enable(strict=True)
     with pytest.raises(mgpu.GraphError, match='one context is faster'):
         compiled(built(dense), mode=COMPILED).fit(X, Y, batch_size=5, epochs=2, verbose=0)

@@ -147,15 +147,19 @@ class Enabled:
             model.total_loss = separate_means(model.total_loss)
         tell_inexact_parts(model)
 
-    def say(self, name, text):
-        """Tell the user of the model of that name, once whatever the numbers in the text; an error if strict."""
+    def say(self, name, text, noted=True):
+        """Tell the user of the model of that name, once whatever the numbers in the text; an error if strict.
+
+        It is in the report, too, if `noted`.
+        """
         whole = '%s %s' % (name, text)
         if self.strict:
             raise GraphError(whole)
         key = name, re.sub(r'\d', '', text)
         if key not in self._said:
             self._said.add(key)
-            self.report.notes.append(whole)
+            if noted:
+                self.report.notes.append(whole)
             self._tell(whole)
 
 
@@ -204,7 +208,7 @@ class EnabledSpread(Spread):
         if trial.open:
             verdict = trial.after(inputs)
             if verdict:
-                self.say(trial.text(*verdict))
+                self.enabled.say(self.name, trial.text(*verdict), noted=False)
             if trial.error:
                 self.enabled.report.notes.append('%s: whether one context is faster is not known, since it failed on a '
                                                  'whole batch: %s' % (self.usage.name, trial.error))
