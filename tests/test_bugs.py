@@ -439,3 +439,108 @@ def test_a_summary_without_a_model_on_contexts_says_why(cpu2, enabled):
     title, note = str(report).splitlines()
     assert title == 'no model ran on the contexts'
     assert note.startswith('note: %s is left to plain Keras' % model.name) and 'reads its data from a tensor' in note
+
+
+# --- The batch after this one --------------------------------------------------------------------
+
+def quick_step(model):
+    return mgpu.training_function(model.inputs, model.loss, model.params, momentum)
+
+
+def test_no_room_for_the_next_batch_does_not_undo_this_one(gpu2, monkeypatch):
+    """The next batch is sent within the step: its MemoryError undid the step, and was raised a batch too early."""
+    from theano_mgpu import forward, transfers
+    x, labels = data(24, 7)
+    parts = [(x[i:i + 8], labels[i:i + 8]) for i in range(0, 24, 8)]
+    model, reference = dense_model(), dense_model()
+    expected = list(quick_step(reference).over(parts))
+    send, prepare, failed = transfers.Sender.send, forward.Forward.prepare_next, []
+
+    def fail(self, values):
+        failed.append(True)
+        raise MemoryError('no room on the device')
+
+    def prepare_next(self):
+        with monkeypatch.context() as patch:
+            if not failed:
+                patch.setattr(transfers.Sender, 'send', fail)
+            prepare(self)
+        assert transfers.Sender.send is send
+    monkeypatch.setattr(forward.Forward, 'prepare_next', prepare_next)
+    np.testing.assert_allclose(list(quick_step(model).over(parts)), expected, rtol=1e-6)
+    assert len(failed) == 2  # a task a replica
+    np.testing.assert_allclose(model.params[0].get_value(), reference.params[0].get_value(), rtol=1e-6)
+
+
+def test_a_bad_batch_of_a_generator_does_not_undo_the_one_before(gpu2):
+    """The shape of the next batch is checked within the step before it, which was then rolled back."""
+    from theano_mgpu import compat
+    from theano_mgpu.keras import multi_gpu_model
+
+    import keras
+    from keras.layers import Dense
+    from keras.models import Sequential
+    x, y = data(8, 6)[0], data(8, 3, seed=1)[0]
+
+    class NextIsThere(keras.callbacks.Callback):
+        ended = 0
+
+        def on_batch_begin(self, batch, logs=None):
+            if not batch:
+                compat.keras_batches._enqueuer.queue.queue[0].wait(30)
+
+        def on_batch_end(self, batch, logs=None):
+            self.ended += 1
+
+    class Batches(keras.utils.Sequence):
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, index):
+            return (x, y) if index == 0 else (x[:, 1:], y)
+    found = []
+    for bad in (True, False):
+        np.random.seed(3)
+        model = multi_gpu_model(Sequential([Dense(3, input_shape=(6,))]))
+        model.compile('sgd', 'mse')
+        callback = NextIsThere()
+        if bad:
+            with pytest.raises(ValueError, match='to have shape'):
+                model.fit_generator(Batches(), epochs=1, shuffle=False, verbose=0, callbacks=[callback])
+            assert callback.ended == 1 and len(model.train_function.function.contexts) == 2
+        else:
+            model.train_on_batch(x, y)
+        found.append(model.get_weights())
+    for one, other in zip(*found):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize('kind', ['cpu', 'gpu'])
+def test_the_data_of_a_training_is_let_go_of_when_it_ends(kind, contexts):
+    """The step kept what knows the next batch, and with it all the data of the last `fit`."""
+    import gc
+    import weakref
+
+    from theano_mgpu.keras import multi_gpu_model
+
+    import keras
+    from keras.layers import Dense
+    from keras.models import Sequential
+    contexts(kind, 2)
+    model = multi_gpu_model(Sequential([Dense(3, input_shape=(6,))]))
+    model.compile('sgd', 'mse', **({'mode': 'FAST_COMPILE'} if kind == 'cpu' else {}))
+
+    def stop(batch, logs):
+        raise KeyboardInterrupt
+    for callbacks in ([], [keras.callbacks.LambdaCallback(on_batch_end=stop)]):
+        x, y = data(24, 6)[0], data(24, 3, seed=1)[0]
+        try:
+            model.fit(x, y, batch_size=8, verbose=0, callbacks=callbacks)
+        except KeyboardInterrupt:
+            pass
+        forward = model.train_function.function.forward
+        assert forward.next_batch is None and forward._prepared is None
+        held = [weakref.ref(x), weakref.ref(y)]
+        del x, y
+        gc.collect()
+        assert [reference() is None for reference in held] == [True, True]

@@ -89,6 +89,6 @@ class Trial:
         """What to tell the user of a verdict, after the name of the model."""
         contexts = self.step.contexts
         on_host = all(context.kind == 'cpu' for context in contexts)
-        return ('trains on %d contexts, but one context is faster: %.3g ms a batch, not %.3g ms. Give larger batches, or '
-                'use %s' % (len(contexts), one * 1e3, several * 1e3,
+        return ('trains on %d contexts, but one context is faster: %.3g ms a batch, not %.3g ms. Give larger batches, '
+                'or use %s' % (len(contexts), one * 1e3, several * 1e3,
                             'the cores by processes (theano-mgpu launch)' if on_host else 'one context (gpus=1)'))

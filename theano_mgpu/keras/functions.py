@@ -77,6 +77,10 @@ class BatchFunction:
             self._samples += samples
         return outputs
 
+    def forget_prepared(self):
+        """Let go of a batch that was sent ahead and does not come."""
+        self.function.forward.forget_prepared()
+
     def begin(self):
         """Begin an epoch."""
         self._loss, self._samples = 0.0, 0
