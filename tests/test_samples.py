@@ -53,6 +53,10 @@ CLAIMS = {
     # Leaves, and elementwise ops.
     'weights': (T.dot(w.T, w), CONSTANT),
     'set to a mean': (T.set_subtensor(w[0], x.mean()), MEAN), 'phase': (phase * 2, CONSTANT), 'input': (x, ROWS, 0),
+    # Rows to which a mean was added, as far as only their sum counts.
+    'sum of centred': ((x - x.mean(axis=0)).sum(), SUM), 'mean of a mean and rows': ((x.mean() + 2 * v).mean(), MEAN),
+    'weighted': (((v - x.mean()) * T.ones_like(v) / 3 + 1).sum(), SUM),
+    'columns of centred': ((x - x.mean()).sum(axis=1).mean(), MEAN),
     'affine': (2 * x + 1, ROWS, 0), 'broadcast': (x * row(w[:, 0]), ROWS, 0),
     'two inputs': (x * v.dimshuffle(0, 'x'), ROWS, 0), 'switch': (T.switch(x > 0.5, x, -x), ROWS, 0),
     'relu': (T.nnet.relu(x - 0.5), ROWS, 0), 'eq': (T.eq(labels, 1), ROWS, 0),
@@ -225,7 +229,7 @@ def test_unknown_variable_is_constant():
 COUPLED_ONCE = {
     # Rows against statistics: reported where they meet, and rows from there on.
     'centred': (x - x.mean(axis=0), ROWS), 'scaled by a sum': (x * v.sum(), ROWS),
-    'sum of centred': ((x - x.mean(axis=0)).sum(), SUM), 'clipped at the mean': (T.clip(x, 0, x.mean()), ROWS),
+    'square of centred': (T.sqr(x - x.mean(axis=0)).sum(), SUM), 'clipped at the mean': (T.clip(x, 0, x.mean()), ROWS),
     'scaled by n': (x * n, ROWS), 'variance': (x.var(axis=0), MEAN), 'scaled by half of n': (x * (n // 2), ROWS),
     'filled with the mean': (T.fill(x, x.mean()), ROWS),
     'filled, and softmax': (T.nnet.softmax(T.fill(x, x.mean(axis=0))).sum(), SUM),

@@ -14,7 +14,10 @@ DRAWN = 'drawn'        # random numbers, so many as are needed
 SIZES = 'sizes'        # a vector whose elements depend in different ways, such as a shape
 COUPLED = 'coupled'    # any other function of several samples
 
+SHIFTED = 'shifted'    # of rows: a mean over samples was added to each, so that only their sum is one over samples
+
 STATISTICS = (COUNT, SUM, MEAN, MIXED)
+ACROSS = STATISTICS + (SHIFTED,)  # what rows are filled with that depends on other samples, too
 
 
 class Dependence(namedtuple('Dependence', 'kind axis filled merged elements')):
@@ -27,7 +30,7 @@ class Dependence(namedtuple('Dependence', 'kind axis filled merged elements')):
     axis : int or None
         Of ROWS: the axis that has the samples; one sample may own several rows in succession.
     filled : str or None
-        Of ROWS that are all the same: the kind of what they are; CONSTANT for `ones_like`.
+        Of ROWS that are all the same: the kind of what they are; CONSTANT for `ones_like`. Of others: SHIFTED, or None.
     merged : int
         Of ROWS: so many axes that lay before the samples' axis were merged into it, as in a
         time-major tensor that is flattened for a product.

@@ -163,18 +163,27 @@ class Forward:
         """Scatter and send the next batch, if somebody knows it, while the devices compute this one."""
         if self.next_batch is None or self.sharded or self.rows:
             return
-        with within_a_step():
-            following = self.next_batch()
+        try:
+            with within_a_step():
+                following = self.next_batch()
+            self._prepared = self._prepare(following)
+        except Exception:
+            # Whatever is wrong with the next batch (its shape, no room for it on a device) must not undo the step under
+            # way. Nothing is prepared, so that all of it is done again, and raises, when it is that batch's turn.
+            self._prepared = None
+
+    def _prepare(self, following):
         if following is None:
-            return
+            return None
         with self.timings.span('scatter'):
-            try:
-                values = self.arguments(following, {})
-                length = self.length(values, [])
-            except (BatchError, TypeError):
-                return  # what is wrong with it is said when it is its turn: this step goes on
+            values = self.arguments(following, {})
+            length = self.length(values, [])
             rounds = self.rounds(length)
-        self._prepared = Prepared(following, values, length, rounds, self.send(values, [], rounds[0], length))
+        return Prepared(following, values, length, rounds, self.send(values, [], rounds[0], length))
+
+    def forget_prepared(self):
+        """Let go of the batch that was prepared: it does not come."""
+        self._prepared = None
 
     def take_prepared(self, args, kwargs):
         """What was prepared, if it is of these arguments."""

@@ -2,7 +2,6 @@
 import statistics
 import time
 
-from .context_map import describe
 from .transfers import Sender, fetch, wait
 
 WARM_UP = 3     # batches before the first that counts: kernels are built, buffers are made
@@ -49,12 +48,15 @@ class Trial:
 
     Attributes
     ----------
+    step : TrainingFunction
+    open : bool
+        Whether it goes on.
     error : Exception or None
         Why one context could not be measured: the whole batch may not fit on it.
     """
 
     def __init__(self, step):
-        self._step = step
+        self.step = step
         self._calls = 0
         self._several, self._one = [], []
         self.error = None
@@ -72,11 +74,11 @@ class Trial:
         if not self.open or self._calls <= WARM_UP:
             return None
         try:
-            self._one.append(seconds_on_one(self._step, args))
+            self._one.append(seconds_on_one(self.step, args))
         except Exception as error:  # GpuArrayException, MemoryError ...: kept for who asks
             self.open, self.error = False, error
             return None
-        self._several.append(self._step.seconds)
+        self._several.append(self.step.seconds)
         if len(self._one) < ROUNDS and sum(self._one) < SECONDS:
             return None
         self.open = False
@@ -84,9 +86,9 @@ class Trial:
         return (one, several) if several > MARGIN * one else None
 
     def text(self, one, several):
-        """What to tell the user of a verdict."""
-        contexts = self._step.contexts
-        return ('one context is faster: a batch takes %.3g ms on %s and %.3g ms on %d contexts, since its parts are '
-                'too small to pay for the exchange, or the devices share their hardware. Give larger batches, or use '
-                'one context (theano-mgpu run --gpus 1)'
-                % (one * 1e3, describe(contexts[:1]), several * 1e3, len(contexts)))
+        """What to tell the user of a verdict, after the name of the model."""
+        contexts = self.step.contexts
+        on_host = all(context.kind == 'cpu' for context in contexts)
+        return ('trains on %d contexts, but one context is faster: %.3g ms a batch, not %.3g ms. Give larger batches, '
+                'or use %s' % (len(contexts), one * 1e3, several * 1e3,
+                            'the cores by processes (theano-mgpu launch)' if on_host else 'one context (gpus=1)'))

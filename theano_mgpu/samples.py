@@ -3,7 +3,7 @@ from collections import namedtuple
 
 from theano.gof.graph import io_toposort
 
-from .dependence import CONSTANT, COUPLED, NUMBER, PLACES, ROWS, STATISTICS, UNIFORM, Dependence, rows
+from .dependence import ACROSS, CONSTANT, COUPLED, NUMBER, PLACES, ROWS, SHIFTED, UNIFORM, Dependence, rows
 from .errors import warn
 from .sample_rules import outcome
 
@@ -57,7 +57,7 @@ class Analysis:
             self._found.update(zip(node.outputs, self._outputs_of(node)))
         for output in dict.fromkeys(outputs):
             found = self.of(output)
-            if found.kind in (PLACES, NUMBER) or found.filled in STATISTICS:
+            if found.kind in (PLACES, NUMBER) or found.filled in ACROSS:
                 self._found[output] = self.couple(output.owner)
 
     def of(self, variable):
@@ -68,10 +68,17 @@ class Analysis:
         found = outcome(self, node, [self.of(variable) for variable in node.inputs])
         return [found] * len(node.outputs) if isinstance(found, Dependence) else found
 
+    def _cause(self, node):
+        """The node that added a mean to the rows which a node takes; the node itself, if there is none."""
+        shifted = [v for v in node.inputs if self.of(v).filled == SHIFTED]
+        return self._cause(shifted[0].owner) if shifted else node
+
     def couple(self, node, reason='mixes samples'):
         """Report a node, unless it only goes on with what was reported; returns what its output is taken for."""
         if any(self.of(v).kind not in (CONSTANT, COUPLED) for v in node.inputs):
-            self.couplings.append(Coupling(node, reason))
+            found = Coupling(self._cause(node), reason)
+            if found not in self.couplings:
+                self.couplings.append(found)
         ndim = getattr(node.outputs[0].type, 'ndim', 0)
         axes = [d.axis for d in map(self.of, node.inputs) if d.kind == ROWS and d.axis < ndim]
         return rows(axes[0]) if axes else UNIFORM[COUPLED]

@@ -18,12 +18,12 @@ EPILOG = """\
 Every model that the script compiles trains, tests and predicts over the contexts: those of THEANO_FLAGS or
 .theanorc, or of --contexts, or every GPU. The script needs no change, and sees what it would see under python:
 its arguments, its standard input, its exit code; errors have their own traceback. A script that does not import
-Keras is run as it is.
+Keras is run as it is, and a line at exit says so.
 
 Said once, and again in the summary (on stderr, at exit): a model that cannot be exactly as on one
-device, or that runs elsewhere, and why; a model for which one context is faster, measured on its first batches.
-With --strict each of these is an error. With --verify the first batch of each model is trained on one device and
-on the contexts, and a table shows the difference; the model is left as it was.
+device, or that runs elsewhere, and why. Said once: a model for which one context is faster, measured on its first
+batches. With --strict each of these is an error. With --verify the first batch of each model is trained on one
+device and on the contexts, and a table shows the difference; the model is left as it was.
 
 examples:
   theano-mgpu run train.py --epochs 5
@@ -66,29 +66,36 @@ def run(args):
     if args.contexts:
         flags['contexts'] = describe(args.contexts)
         os.environ['THEANO_FLAGS'] = config.join_flags(flags)
+    reports = []
+    if not args.quiet:
+        atexit.register(print_summary, reports, os.getpid())
     # Not before the script imports Keras: one that never does is to find no device open, and no Keras.
-    compat.after_import('keras', lambda keras: enable_in(keras, args, flags))
+    compat.after_import('keras', lambda keras: reports.append(enable_in(keras, args, flags)))
     if args.module:
         return functools.partial(run_module, args.module[0], args.module[1:])
     return functools.partial(run_script, args.script, args.args)
 
 
 def enable_in(keras, args, flags):
-    """Have the models of the Keras that was just imported run over the contexts; `flags` is a dict from the start."""
+    """Have the models of the Keras that was just imported run over the contexts; `flags` is a dict from the start.
+
+    Returns
+    -------
+    Report or None
+        None for a Keras that is left alone.
+    """
     if keras.backend.backend() != 'theano':
         note('this script uses Keras on %s: its models are left alone' % keras.backend.backend())
-        return
+        return None
     take_flags(flags)
     try:
         init(describe(args.contexts) if args.contexts else args.gpus)
         from ..keras import enable
         # Not as warnings, which scripts tend to silence, and some turn into errors.
-        report = enable(strict=args.strict, verify=args.verify, tell=note)
+        return enable(strict=args.strict, verify=args.verify, tell=note)
     except MgpuError as error:
         print('theano-mgpu: error: %s' % error, file=sys.stderr)
         sys.exit(1)
-    if not args.quiet:
-        atexit.register(print_summary, report, os.getpid())
 
 
 def take_flags(before):
@@ -116,7 +123,19 @@ def take_flags(before):
              'named by contexts' % '; '.join(late))
 
 
-def print_summary(report, process):
-    """Print what the models did, if there were any; not in a process that was forked from the script's."""
-    if report and os.getpid() == process and sys.stderr is not None:
-        print('theano-mgpu: %s' % report, file=sys.stderr)
+def print_summary(reports, process):
+    """Print what the models did, or that there were none; not in a process that was forked from the script's.
+
+    Parameters
+    ----------
+    reports : list of (Report or None)
+        One if Keras was imported.
+    process : int
+        The number of the script's.
+    """
+    if os.getpid() != process or sys.stderr is None or reports == [None]:
+        return
+    if reports and reports[0]:
+        print('theano-mgpu: %s' % reports[0], file=sys.stderr)
+    else:
+        note('no Keras model ran, so that nothing was divided among contexts: the script ran as under python')

@@ -3,6 +3,8 @@ from keras import backend as K
 from theano import scalar
 from theano.tensor.elemwise import DimShuffle, Elemwise
 
+from ..any_length import AnyLength
+
 
 def batch_inputs(model, targets=True):
     """Placeholders in the order in which Keras feeds them: inputs, targets, sample weights, learning phase."""
@@ -10,6 +12,12 @@ def batch_inputs(model, targets=True):
     if targets:
         inputs += model._feed_targets + model._feed_sample_weights
     return inputs + ([K.learning_phase()] if model._uses_dynamic_learning_phase() else [])
+
+
+def any_length(model, length=None):
+    """An AnyLength for the graphs of a model: of so many samples, by default those of its `batch_input_shape`."""
+    inputs = [variable for variable in batch_inputs(model, targets=model._is_compiled) if variable.ndim > 0]
+    return AnyLength(inputs, length or K.int_shape(inputs[0])[0])
 
 
 def batch_updates(model, training=True):

@@ -8,13 +8,13 @@ import weakref
 from keras import backend as K
 
 from .. import compat
-from ..errors import BatchError, GraphError, warn
+from ..errors import GraphError, warn
 from ..one_context import Trial
 from . import functions
 from .batch import separate_means
 from .exactness import tell_inexact_parts
 from .multi_gpu import check_built, chosen_contexts, multi_gpu_model
-from .over_contexts import LOOPS, METHODS, plain_predict_function
+from .over_contexts import LOOPS, METHODS
 from .report import Report
 from .spread import Spread, set_spread, spread_of
 from .verify import check_alone, verify_batch, verify_prediction
@@ -55,7 +55,8 @@ def enable(gpus=None, strict=False, verify=False, tell=warn):
     Notes
     -----
     A model is left to plain Keras, with a word, where it reads its data from a tensor, or is compiled with
-    options that contexts do not take. A stateful model takes as many contexts as divide its batch.
+    options that contexts do not take. A stateful model takes as many contexts as divide its batch. A model whose first
+    batch fails when it is divided, and succeeds as a whole, runs on the first context; strict raises the error.
 
     Examples
     --------
@@ -131,31 +132,35 @@ class Enabled:
         """Have a model run over the contexts; `before` is its Spread from a former `compile`, if any."""
         obstacle = _obstacle(model)
         if obstacle:
-            self.say('%s is left to plain Keras, on the host or the device of the flag "device": %s'
-                     % (model.name, obstacle))
+            self.say(model.name, 'is left to plain Keras, on the host or the device of the flag "device": %s'
+                     % obstacle)
             return
         contexts = chosen_contexts(self.gpus)
         batch = K.int_shape(model.inputs[0])[0] if model.stateful else None
         divides = max(n for n in range(1, len(contexts) + 1) if not batch or batch % n == 0)
         usage = before.usage if isinstance(before, EnabledSpread) else self.report.usage(model.name)
-        usage.contexts = contexts[:divides]
-        set_spread(model, EnabledSpread(self, model, usage))
+        set_spread(model, EnabledSpread(self, model, usage, contexts[:divides]))
         if divides < len(contexts):
-            self.say('%s is stateful, and its batch of %d samples does not divide evenly among %d contexts: it takes %d'
-                     % (model.name, batch, len(contexts), divides))
+            self.say(model.name, 'is stateful, and its batch of %d samples does not divide evenly among %d contexts: '
+                     'it takes %d' % (batch, len(contexts), divides))
         if model._is_compiled:
             model.total_loss = separate_means(model.total_loss)
         tell_inexact_parts(model)
 
-    def say(self, text):
-        """Tell the user once, whatever the numbers in it; an error if strict."""
+    def say(self, name, text, noted=True):
+        """Tell the user of the model of that name, once whatever the numbers in the text; an error if strict.
+
+        It is in the report, too, if `noted`.
+        """
+        whole = '%s %s' % (name, text)
         if self.strict:
-            raise GraphError(text)
-        key = re.sub(r'\d', '', text)
+            raise GraphError(whole)
+        key = name, re.sub(r'\d', '', text)
         if key not in self._said:
             self._said.add(key)
-            self.report.notes.append(text)
-            self._tell(text)
+            if noted:
+                self.report.notes.append(whole)
+            self._tell(whole)
 
 
 def _obstacle(model):
@@ -173,22 +178,18 @@ def _obstacle(model):
 class EnabledSpread(Spread):
     """How a model that `enable` found runs over contexts."""
 
-    def __init__(self, enabled, model, usage):
-        super().__init__(usage.contexts)
-        self.enabled, self.usage = enabled, usage
+    def __init__(self, enabled, model, usage, contexts):
+        super().__init__(model.name, contexts)
+        self.enabled, self.usage, self.strict = enabled, usage, enabled.strict
         self._model = weakref.ref(model)
         self._verified = set()
+        self._trial = None
 
     def say(self, text):
-        self.enabled.say(text)
+        self.enabled.say(self.name, text)
 
     def observe(self, kind, function):
-        if kind == 'train':
-            function.observer = functools.partial(self._train, Trial(function.function))
-        elif kind == 'test':
-            function.observer = functools.partial(self._timed, kind)
-        else:
-            function.observer = self._predict
+        function.observer = functools.partial(self._train if kind == 'train' else self._timed, kind)
 
     def _timed(self, kind, function, inputs, compute):
         if self.enabled.verifies:
@@ -196,15 +197,18 @@ class EnabledSpread(Spread):
         began = time.perf_counter()
         results = compute()
         seconds = time.perf_counter() - began
-        self.usage.add(kind, function.function.forward.samples, seconds)
+        self.usage.add(kind, function.samples, seconds, function.function.contexts)
         return results
 
-    def _train(self, trial, function, inputs, compute):
-        results = self._timed('train', function, inputs, compute)
+    def _train(self, kind, function, inputs, compute):
+        results = self._timed(kind, function, inputs, compute)
+        if self._trial is None or self._trial.step is not function.function:
+            self._trial = Trial(function.function)
+        trial = self._trial
         if trial.open:
             verdict = trial.after(inputs)
             if verdict:
-                self.say('%s: %s' % (self.usage.name, trial.text(*verdict)))
+                self.enabled.say(self.name, trial.text(*verdict), noted=False)
             if trial.error:
                 self.enabled.report.notes.append('%s: whether one context is faster is not known, since it failed on a '
                                                  'whole batch: %s' % (self.usage.name, trial.error))
@@ -216,17 +220,7 @@ class EnabledSpread(Spread):
             return
         self._verified.add(verify)
         certificate = verify(self._model(), inputs, self.contexts)
-        print('theano_mgpu: %s: %s' % (self.usage.name, certificate), file=sys.stderr)
+        print('theano_mgpu: %s: %s' % (self.name, certificate), file=sys.stderr)
         if self.enabled.strict and not certificate.passed:
             raise GraphError('%s does not give the same answer on several contexts: see the certificate above'
-                             % self.usage.name)
-
-    def _predict(self, function, inputs, compute):
-        try:
-            return self._timed('predict', function, inputs, compute)
-        except BatchError as error:  # outputs without a row a sample: plain Keras knows no better, but takes them
-            self.say('%s predicts in plain Keras, on the host or the device of the flag "device": %s'
-                     % (self.usage.name, error))
-        plain = plain_predict_function(self._model())
-        function.observer = lambda function, inputs, compute: plain(inputs)  # for the loop that holds it
-        return plain(inputs)
+                             % self.name)

@@ -1,12 +1,15 @@
 """What of a Keras model cannot be exactly as on one device, by the names that its user gave."""
+from keras import backend as K
 from theano.gof.graph import ancestors
-from theano.tensor.elemwise import All
+from theano.ifelse import IfElse
+from theano.scalar import Switch
+from theano.tensor.elemwise import All, DimShuffle
 from theano.tensor.nnet.bn import AbstractBatchNormTrain
 
 from .. import graph, launched
 from ..samples import analyse
 from ..statistics import BatchUpdates
-from .batch import batch_inputs, batch_updates
+from .batch import any_length, batch_inputs, batch_updates
 from .spread import spread_of
 
 
@@ -32,18 +35,22 @@ def inexact_parts(model, weighted=True):
     """
     compiled = model._is_compiled
     carriers = [v for v in batch_inputs(model, targets=compiled) if v.ndim > 0]
-    outputs = graph.host_graph(([model.total_loss] if compiled else []) + model.outputs)
+    free = any_length(model)
+    outputs = free(graph.host_graph(([model.total_loss] if compiled else []) + model.outputs))
     uniform = model._feed_sample_weights if compiled and not weighted else ()
     couplings = [c for c in analyse(outputs, carriers, uniform).couplings if not _asks_for_label_format(model, c)]
-    parts = [(place_of(model, coupling.node.outputs[0]), coupling.reason) for coupling in couplings]
+    if not compiled:
+        used = nodes_of_prediction(outputs)
+        couplings = [c for c in couplings if c.node in used]
+    parts = [(place_of(model, free.original(coupling.node.outputs[0])), coupling.reason) for coupling in couplings]
     updates = batch_updates(model, training=compiled)
-    states = BatchUpdates(dict(zip(updates, graph.host_graph(list(updates.values())))), carriers)
+    states = BatchUpdates(dict(zip(updates, free(graph.host_graph(list(updates.values()))))), carriers)
     for variable, mixing in states.approximate.items():
-        mixing = [c for c in mixing if not _asks_for_label_format(model, c)]
-        parts += [(place_of(model, c.node.outputs[0], _owner(model, variable)), c.reason) for c in mixing]
-        if not states.approximate[variable]:
-            parts.append((_owner(model, variable), 'its state %s is the mean of those that the replicas compute'
-                          % variable))
+        owner = _owner(model, variable)
+        parts += [(place_of(model, free.original(c.node.outputs[0]), owner), c.reason) for c in mixing
+                  if not _asks_for_label_format(model, c)]
+        if not mixing:
+            parts.append((owner, 'its state %s is the mean of those that the replicas compute' % variable))
     return list(dict.fromkeys(parts))
 
 
@@ -68,9 +75,9 @@ def tell_of_weights(model):
 
 def _tell(model, parts, circumstance=''):
     spread_of(model).say(
-        '%s on %d contexts is not exactly as on one%s, since each replica sees its sub-batch only: %s. '
+        'on %d contexts is not exactly as on one%s, since each replica sees its sub-batch only: %s. '
         'theano_mgpu.keras.verify(model, x, y) shows what it amounts to'
-        % (model.name, _n_contexts(model), circumstance, '; '.join('%s %s' % part for part in parts)))
+        % (_n_contexts(model), circumstance, '; '.join('%s %s' % part for part in parts)))
 
 
 def _n_contexts(model):
@@ -88,12 +95,35 @@ def _asks_for_label_format(model, coupling):
     return isinstance(node.op, All) and model._is_compiled and not inputs & set(ancestors(node.outputs))
 
 
+def nodes_of_prediction(outputs):
+    """The nodes of a graph that count where Keras's learning phase is 0: what is for the training alone is not among.
+    """
+    found, pending = set(), [output.owner for output in outputs]
+    while pending:
+        node = pending.pop()
+        if node is None or node in found:
+            continue
+        found.add(node)
+        chooses = isinstance(node.op, IfElse) or isinstance(getattr(node.op, 'scalar_op', None), Switch)
+        # Of a condition, values if it holds, and values if not, the last ones.
+        first = 1 + len(node.outputs) if chooses and _is_learning_phase(node.inputs[0]) else 0
+        pending += [variable.owner for variable in node.inputs[first:]]
+    return found
+
+
+def _is_learning_phase(variable):
+    while variable.owner and isinstance(variable.owner.op, DimShuffle):
+        variable, = variable.owner.inputs
+    return variable is K.learning_phase()
+
+
 def place_of(model, variable, otherwise=None):
-    """Name of the layer that a variable of the graph belongs to, else what is given, else of the loss."""
-    for layer in model.layers:
-        for inbound in layer._inbound_nodes:
-            if variable in ancestors(inbound.output_tensors, blockers=inbound.input_tensors):
-                return 'layer %s' % layer.name
+    """Name of the layer that a variable of the graph belongs to, with those of the models around it; else what is
+    given, else of the loss.
+    """
+    path = _layer_path(model, variable)
+    if path:
+        return 'layer %s' % path
     if otherwise:
         return otherwise
     for name, target in zip(model.output_names, getattr(model, 'targets', ())):
@@ -102,12 +132,43 @@ def place_of(model, variable, otherwise=None):
     return 'the loss'
 
 
+def _layer_path(model, variable):
+    for layer in getattr(model, 'layers', ()):
+        for inbound in layer._inbound_nodes:
+            if variable in ancestors(inbound.output_tensors, blockers=inbound.input_tensors):
+                # A model that is called computes its own graph once more: the layer is found in its own.
+                own = _counterpart(variable, inbound.output_tensors, getattr(layer, 'outputs', None) or ())
+                within = own is not None and _layer_path(layer, own)
+                return '%s/%s' % (layer.name, within) if within else layer.name
+    return None
+
+
+def _counterpart(variable, outputs, others):
+    """The variable at the same place in another graph that was built alike; None if there is none."""
+    seen, pending = set(), list(zip(outputs, others))
+    while pending:
+        here, there = pending.pop()
+        if here is variable:
+            return there
+        if here in seen or not here.owner or not there.owner or type(here.owner.op) is not type(there.owner.op):
+            continue
+        seen.add(here)
+        pending += zip(here.owner.inputs, there.owner.inputs)
+        pending += [pair for pair in zip(here.owner.outputs, there.owner.outputs) if pair[0] not in seen]
+    return None
+
+
 def _owner(model, variable):
     """Name of the metric or layer that keeps a state."""
     for metric in model._get_training_eval_metrics():
         if any(variable is weight for weight in metric.weights):
             return 'metric %s' % metric.name
-    for layer in model.layers:
+    return 'layer %s' % _keeper(model, variable) if _keeper(model, variable) else 'the model'
+
+
+def _keeper(model, variable):
+    for layer in getattr(model, 'layers', ()):
         if any(variable is weight for weight in layer.weights):
-            return 'layer %s' % layer.name
-    return 'the model'
+            within = _keeper(layer, variable)
+            return '%s/%s' % (layer.name, within) if within else layer.name
+    return None

@@ -9,6 +9,7 @@ from ..function import ParallelFunction
 from ..training import TrainingFunction
 from .batch import batch_inputs, batch_updates, first_of_each, metric_values
 from .exactness import has_batch_normalization
+from .forms import Forms
 from .optimizer import updates_of
 from .spread import spread_of
 
@@ -20,7 +21,8 @@ class BatchFunction:
 
     Parameters
     ----------
-    function : ParallelFunction or TrainingFunction
+    forms : Forms
+        Of a ParallelFunction or TrainingFunction.
     values : list of theano.Variable
         Functions of shared variables, read after the batch and added to the outputs.
     mode : str or theano.Mode, optional
@@ -28,17 +30,28 @@ class BatchFunction:
         How many of the values are losses: 1 where the loss is the first of them, not an output.
     looks_ahead : bool
         Whether the next batch is sent while one is computed, where Keras's loop is known (see `look_ahead`).
+
+    Attributes
+    ----------
+    samples : int
+        Of the last batch, on all ranks.
     """
 
-    def __init__(self, function, values=(), mode=None, n_losses=0, looks_ahead=False):
-        self.function = function
+    def __init__(self, forms, values=(), mode=None, n_losses=0, looks_ahead=False):
+        self._forms = forms
         mode = theano.compile.get_mode(mode).excluding('gpuarray_opt')
         self._read = theano.function([], graph.host_graph(list(values)), mode=mode) if values else list
         self._n_own = n_losses
-        self._looks_ahead = looks_ahead and function.forward.on_devices
+        self._looks_ahead = looks_ahead and self.function.forward.on_devices
         self.memory = None    # a Checkpoint
         self.observer = None  # a callable ``observer(function, inputs, compute)`` that returns what ``compute()`` does
+        self.samples = 0
         self.begin()
+
+    @property
+    def function(self):
+        """The ParallelFunction or TrainingFunction that runs the batches."""
+        return self._forms.function
 
     def __call__(self, inputs):
         compute = functools.partial(self._run, inputs)
@@ -47,11 +60,15 @@ class BatchFunction:
         return self.memory.recall(compute) if self.memory else compute()
 
     def _run(self, inputs):
-        if self._looks_ahead:
-            batches = compat.keras_batches
-            self.function.forward.next_batch = batches and functools.partial(batches.after, inputs)
-        outputs = self.function(*inputs)
-        return self._reported(outputs if isinstance(outputs, list) else [outputs], self.function.forward.samples)
+        function = self._forms.of(inputs)
+        if self._looks_ahead and compat.keras_batches is not None:
+            function.forward.next_batch = functools.partial(compat.keras_batches.after, inputs)
+        try:
+            function, outputs = self._forms.run(function, inputs)
+        finally:
+            function.forward.next_batch = None  # it holds the data of the loop
+        self.samples = function.forward.samples
+        return self._reported(outputs if isinstance(outputs, list) else [outputs], self.samples)
 
     def _reported(self, outputs, samples):
         outputs = outputs + self._read()
@@ -59,6 +76,10 @@ class BatchFunction:
             self._loss += float(outputs[0]) * samples
             self._samples += samples
         return outputs
+
+    def forget_prepared(self):
+        """Let go of a batch that was sent ahead and does not come."""
+        self.function.forward.forget_prepared()
 
     def begin(self):
         """Begin an epoch."""
@@ -82,11 +103,21 @@ class BatchFunction:
 
 def train_function(model):
     """The train function of a compiled model."""
-    step = TrainingFunction(batch_inputs(model), model.total_loss, model._collected_trainable_weights,
-                            updates_of(model.optimizer, spread_of(model).continued), batch_updates=batch_updates(model),
-                            least_samples=2 if has_batch_normalization(model.total_loss) else 1,
-                            name='train_function', **_options(model))
-    return BatchFunction(step, metric_values(model), _options(model).get('mode'), looks_ahead=True)
+    spread, updates = spread_of(model), batch_updates(model)
+    least = 2 if has_batch_normalization(model.total_loss) else 1
+    made = []
+
+    def make(contexts, free):
+        loss, *new = free([model.total_loss] + list(updates.values()))
+        # Another form of the step goes on with the optimizer's state of the first one.
+        optimizer_updates = updates_of(model.optimizer, spread.continued or bool(made))
+        step = TrainingFunction(batch_inputs(model), loss, model._collected_trainable_weights, optimizer_updates,
+                                batch_updates=dict(zip(updates, new)), least_samples=least, contexts=contexts,
+                                name='train_function', **_options(model))
+        made.append(True)
+        return step
+    return BatchFunction(Forms(make, model, spread), metric_values(model), _options(model).get('mode'),
+                         looks_ahead=True)
 
 
 def test_function(model):
@@ -94,21 +125,29 @@ def test_function(model):
     loss = theano.shared(np.zeros((), model.total_loss.dtype), name='loss')
     updates = batch_updates(model, training=False)
     updates[loss] = model.total_loss
-    function = ParallelFunction(batch_inputs(model), [], updates=updates, name='test_function', **_options(model))
-    return BatchFunction(function, [loss] + metric_values(model), _options(model).get('mode'), n_losses=1)
+
+    def make(contexts, free):
+        return ParallelFunction(batch_inputs(model), [], updates=dict(zip(updates, free(list(updates.values())))),
+                                contexts=contexts, name='test_function', **_options(model))
+    return BatchFunction(Forms(make, model, spread_of(model)), [loss] + metric_values(model),
+                         _options(model).get('mode'), n_losses=1)
 
 
 def predict_function(model):
     """The predict function of a model: its outputs."""
-    function = ParallelFunction(batch_inputs(model, targets=False), model.outputs,
-                                updates=first_of_each(model.state_updates), name='predict_function',
-                                **_options(model))
-    return BatchFunction(function)
+    updates = first_of_each(model.state_updates)
+
+    def make(contexts, free):
+        new = free(model.outputs + list(updates.values()))
+        outputs, new = new[:len(model.outputs)], new[len(model.outputs):]
+        return ParallelFunction(batch_inputs(model, targets=False), outputs, updates=dict(zip(updates, new)),
+                                contexts=contexts, name='predict_function', **_options(model))
+    return BatchFunction(Forms(make, model, spread_of(model)))
 
 
 def _options(model):
     # Without sample weights, Keras gives each sample a 1.
-    return dict(getattr(model, '_function_kwargs', {}), contexts=spread_of(model).contexts, allow_input_downcast=True,
+    return dict(getattr(model, '_function_kwargs', {}), allow_input_downcast=True,
                 uniform=getattr(model, '_feed_sample_weights', ()))
 
 

@@ -125,6 +125,10 @@ def _looking_ahead(model):
         yield
     finally:
         compat.keras_batches = before
+        # A loop that was interrupted leaves a batch behind, on the devices.
+        function = getattr(model, 'train_function', None)
+        if hasattr(function, 'forget_prepared'):
+            function.forget_prepared()
 
 
 def looking_ahead(method):

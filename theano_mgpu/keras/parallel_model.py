@@ -43,7 +43,7 @@ class ParallelModel(keras.Model):
         # Keras takes a model that is set as an attribute for a further layer.
         self.__dict__['template'] = template
         super().__init__(inputs=template.inputs, outputs=template.outputs, name=template.name)
-        set_spread(self, Spread(contexts))
+        set_spread(self, Spread(template.name, contexts))
         self._compiles_template = not template._is_compiled
         # What was added to the template itself: the same lists, so that what is added later counts, too.
         for shared in ('_losses', '_updates', '_per_input_losses', '_per_input_updates', '_metrics'):
@@ -78,7 +78,7 @@ class ParallelModel(keras.Model):
         super().compile(optimizer, loss, metrics, loss_weights, sample_weight_mode, weighted_metrics, target_tensors,
                         **kwargs)
         self.total_loss = separate_means(self.total_loss)
-        set_spread(self, Spread(self.contexts))
+        set_spread(self, Spread(self.name, self.contexts))
         if self._compiles_template:
             self.template.compile(self.optimizer, loss, fresh_metrics(metrics), loss_weights, sample_weight_mode,
                                   fresh_metrics(weighted_metrics), **kwargs)

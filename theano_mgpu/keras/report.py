@@ -14,6 +14,7 @@ class Usage:
     ----------
     name : str
     contexts : list of Context
+        On which it has run.
     samples : dict of str to int
         Of each kind of function: 'train', 'test', 'predict'.
     """
@@ -24,8 +25,9 @@ class Usage:
         self.samples = {}
         self._measured = {}  # kind -> (samples, seconds), without the first call, which builds kernels
 
-    def add(self, kind, samples, seconds):
+    def add(self, kind, samples, seconds, contexts=()):
         """Count a call of a function."""
+        self.contexts += [context for context in contexts if context not in self.contexts]
         if kind in self.samples:
             n, total = self._measured.get(kind, (0, 0.0))
             self._measured[kind] = n + samples, total + seconds
@@ -44,7 +46,7 @@ class Report:
     ----------
     usages : list of Usage
     notes : list of str
-        What the user was told.
+        What the user was told, but for advice.
     """
 
     def __init__(self):
@@ -64,9 +66,10 @@ class Report:
         kinds = [kind for kind in KINDS if any(kind in usage.samples for usage in used)]
         contexts = list(dict.fromkeys(context for usage in used for context in usage.contexts))
         together = ' in each of %d processes' % launched.size() if launched.trains_together() else ''
-        lines = ['%d model%s on %d context%s (%s)%s' % (len(used), 's' * (len(used) != 1), len(contexts),
-                                                        's' * (len(contexts) != 1), describe(contexts), together)]
+        lines = ['no model ran on the contexts']
         if used:
+            lines = ['%d model%s on %d context%s (%s)%s' % (len(used), 's' * (len(used) != 1), len(contexts),
+                                                            's' * (len(contexts) != 1), describe(contexts), together)]
             rows = [['MODEL', 'CONTEXTS'] + [title for kind in kinds for title in (KINDS[kind], 'SAMPLES/S')]]
             rows += [_row(usage, kinds) for usage in used[:SHOWN]]
             lines.append(table(rows, right=set(range(2, len(rows[0])))))

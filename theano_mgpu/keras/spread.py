@@ -1,4 +1,5 @@
 """How a Keras model runs over contexts: what is known of it beside the model itself."""
+from ..context_map import describe
 from ..errors import warn
 
 
@@ -7,24 +8,36 @@ class Spread:
 
     Parameters
     ----------
+    name : str
+        Of the model.
     contexts : list of Context
 
     Attributes
     ----------
+    strict : bool
+        Whether what is not as on one device is an error.
     continued : bool
         Whether its optimizer has a state to go on with.
     inexact_if_weighted : list of (str, str)
         Parts of the model that are exact as long as no sample or class weights are given, see `exactness`.
     """
 
-    def __init__(self, contexts):
-        self.contexts = contexts
+    strict = False
+
+    def __init__(self, name, contexts):
+        self.name, self.contexts = name, contexts
         self.continued = False
         self.inexact_if_weighted = []
 
     def say(self, text):
-        """Tell the user what is not as on one device."""
-        warn(text)
+        """Tell the user what the model does that is not as on one device: a text that goes on from its name."""
+        warn('%s %s' % (self.name, text))
+
+    def use_one_context(self, error):
+        """Have the functions that are made from now on run over one context, since a batch could not be divided."""
+        several, self.contexts = self.contexts, self.contexts[:1]
+        self.say('runs on one context (%s): its batch succeeds there, and fails when divided among %d contexts: %s'
+                 % (describe(self.contexts), len(several), error))
 
     def observe(self, kind, function):
         """Called with each function that is made for the model: 'train', 'test' or 'predict'."""

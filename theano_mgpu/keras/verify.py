@@ -1,60 +1,22 @@
 """`theano_mgpu.keras.verify`: one step on one device and on several contexts, compared."""
 import contextlib
-from collections import namedtuple
 
 import keras
 import numpy as np
 from keras import backend as K
 
 from .. import graph, launched
-from ..context_map import describe
 from ..errors import MgpuError
 from ..rng import is_random_state
 from . import functions
 from .batch import batch_updates, first_of_each
-from .exactness import inexact_parts, place_of
+from .certificate import Certificate, Row
+from .exactness import inexact_parts, nodes_of_prediction, place_of
 from .multi_gpu import chosen_contexts
 from .over_contexts import plain_predict_function, plain_train_function
 from .spread import Spread, set_spread, spread_of
 
 TOLERANCE = {'float16': 1e-2, 'float32': 1e-5, 'float64': 1e-10}
-
-Row = namedtuple('Row', 'kind name size difference')
-
-
-class Certificate:
-    """What `verify` found; printed, a table.
-
-    Attributes
-    ----------
-    rows : list of Row
-        `kind` (loss, metric, gradient, weight, running statistic, optimizer; or output), `name`, `size` (numbers in
-        it) and `difference` (the largest one, in relation to the largest value on one device).
-    inexact : list of (str, str)
-        What cannot be exact, and why.
-    tolerance : float
-    passed : bool
-        Whether no difference is above the tolerance.
-    """
-
-    def __init__(self, rows, inexact, contexts, tolerance):
-        self.rows, self.inexact, self.tolerance = rows, inexact, tolerance
-        self.contexts = contexts
-        self.passed = all(row.difference <= tolerance for row in rows)
-
-    def __str__(self):
-        width = max(len(row.name) for row in self.rows)
-        what = 'one prediction' if self.rows[0].kind == 'output' else 'one step'
-        lines = ['%s on one device and on %d contexts (%s)' % (what, len(self.contexts), describe(self.contexts)),
-                 '%-17s  %-*s  %9s  %s' % ('', width, '', 'numbers', 'largest relative difference')]
-        lines += ['%-17s  %-*s  %9d  %.1e%s' % (row.kind, width, row.name, row.size, row.difference,
-                                                '' if row.difference <= self.tolerance else '  <-- differs')
-                  for row in self.rows]
-        lines += ['not exact on several contexts: %s %s' % part for part in self.inexact]
-        worst = max(row.difference for row in self.rows)
-        verdict = 'same answer' if self.passed else 'NOT the same answer' + (', as named above' * bool(self.inexact))
-        lines.append('%s: the largest difference is %.1e, the tolerance %.1e' % (verdict, worst, self.tolerance))
-        return '\n'.join(lines)
 
 
 class _Recording(keras.optimizers.Optimizer):
@@ -141,15 +103,20 @@ def verify_prediction(model, arrays, contexts, tolerance=None):
 def _compared(model, contexts, tolerance, makers, measure):
     """The Certificate of what ``measure(make)`` gives, by kind and name, for two makers: plain Keras's, and ours."""
     before = spread_of(model)
-    set_spread(model, Spread(contexts))
+    spread = Spread(model.name, contexts)
+    if before is not None:
+        spread.say, spread.strict = before.say, before.strict
+    set_spread(model, spread)
     try:
         one, many = map(measure, makers)
         inexact = inexact_parts(model) + _random_parts(model)
     finally:
         set_spread(model, before)
-    rows = [Row(kind, name, np.size(value), _difference(many[kind, name], value))
-            for (kind, name), value in one.items()]
-    return Certificate(rows, inexact, contexts, tolerance or TOLERANCE[K.floatx()])
+    tolerance = tolerance or TOLERANCE[K.floatx()]
+    left_out = _without_gradient(one, tolerance)
+    rows = [row for row in _rows(one, many) if (row.kind, row.name) not in left_out]
+    arbitrary = [name for kind, name in left_out if kind == 'weight']
+    return Certificate(rows, inexact, spread.contexts, tolerance, arbitrary)
 
 
 @contextlib.contextmanager
@@ -200,18 +167,51 @@ def _after_a_step(model, make_function, arrays):
         return found
 
 
-def _difference(value, reference):
-    """Largest difference in relation to the largest value of the reference."""
+def _rows(one, many):
+    """The Rows of what one device and many contexts found; both are dicts by kind and name.
+
+    A gradient that is zero in theory, as that of a bias before a batch normalisation, is rounding: a difference between
+    gradients counts in relation to the largest one of the model.
+    """
+    largest = max([_largest(value) for (kind, _), value in one.items() if kind == 'gradient'], default=0)
+    return [Row(kind, name, np.size(value), _difference(many[kind, name], value, largest if kind == 'gradient' else 0))
+            for (kind, name), value in one.items()]
+
+
+def _without_gradient(one, tolerance):
+    """Kinds and names of the weights, and of the optimizer's states, whose gradient is zero but for rounding.
+
+    Optimizers such as Adam make steps of the usual size of it, in any direction.
+    """
+    gradients = [(name, _largest(value)) for (kind, name), value in one.items() if kind == 'gradient']
+    largest = max([size for _, size in gradients], default=0)
+    states = [key for key in one if key[0] == 'optimizer']
+    found = []
+    for i, (name, size) in enumerate(gradients):
+        if size <= tolerance * largest:
+            # States come in turns of one for each weight, after what there is one of, such as the number of steps.
+            found += [('weight', name)] + states[len(states) % len(gradients) + i::len(gradients)]
+    return found
+
+
+def _largest(value):
+    return float(np.abs(np.asarray(value, 'float64')).max()) if np.size(value) else 0.0
+
+
+def _difference(value, reference, least=0):
+    """Largest difference in relation to the largest value of the reference, or to `least` if that is larger."""
     value, reference = np.asarray(value, 'float64'), np.asarray(reference, 'float64')
-    scale = np.abs(reference).max() if reference.size else 0
-    return float(np.abs(value - reference).max() / (scale or 1)) if reference.size else 0.0
+    return _largest(value - reference) / (max(_largest(reference), least) or 1)
 
 
 def _random_parts(model):
     """Layers that draw random numbers, which differ from replica to replica."""
     if len(spread_of(model).contexts) == 1:
         return []
-    outputs = [model.total_loss] if model._is_compiled else model.outputs
-    states = [v for v in graph.shared_variables(outputs) if is_random_state(v)]
+    if model._is_compiled:
+        variables = graph.shared_variables([model.total_loss])
+    else:
+        variables = {v: None for node in nodes_of_prediction(model.outputs) for v in node.inputs}
+    states = [v for v in variables if is_random_state(v)]
     drawn = [place_of(model, state) for state in states]
     return [(place, 'draws from a random stream of its own on each replica') for place in dict.fromkeys(drawn)]

@@ -1,20 +1,18 @@
 """The rules of `samples`: for each op, how its outputs depend on the samples if its inputs do."""
 from theano.compile import ops as compile_ops
-from theano.sandbox.rng_mrg import mrg_uniform_base
 from theano.tensor import basic, elemwise, opt, subtensor
-from theano.tensor.raw_random import RandomFunction
 
-from ..dependence import CONSTANT, DRAWN, NUMBER, PLACES, ROWS, SCALED, STATISTICS, UNIFORM, rows
+from ..dependence import ACROSS, CONSTANT, DRAWN, NUMBER, PLACES, ROWS, SCALED, UNIFORM, rows
 from . import control_flow, elementwise, indexing, reductions, shapes  # noqa: F401  (each registers its rules)
-from .base import RULES
+from .base import DRAWS, RULES
 from .shapes import of_drawn
 
 # What may take the places of samples: each sample picks of its own row.
 INDEXING = (subtensor.AdvancedSubtensor, subtensor.AdvancedIncSubtensor, compile_ops.Shape, compile_ops.Shape_i)
 # What may take whole numbers that are no multiples of the number of samples: sizes of what is drawn.
 SIZING = (elemwise.Elemwise, elemwise.DimShuffle, opt.MakeVector, basic.Join, basic.ScalarFromTensor,
-          basic.TensorFromScalar, subtensor.Subtensor, mrg_uniform_base, RandomFunction)
-# What may take rows that are filled with a statistic.
+          basic.TensorFromScalar, subtensor.Subtensor) + DRAWS
+# What may take rows that are filled with a statistic, or shifted by one.
 KEEPS_FILLED = (elemwise.Elemwise, elemwise.DimShuffle, elemwise.CAReduce, basic.Reshape, basic.Flatten,
                 basic.Rebroadcast, basic.Alloc, subtensor.Subtensor, compile_ops.Shape, compile_ops.Shape_i)
 
@@ -31,7 +29,7 @@ def outcome(analysis, node, inputs):
         return analysis.couple(node)
     if any(d.kind == SCALED for d in inputs) and not isinstance(node.op, (elemwise.Elemwise, elemwise.DimShuffle)):
         return analysis.couple(node)
-    if any(d.filled in STATISTICS for d in inputs) and not isinstance(node.op, KEEPS_FILLED):
+    if any(d.filled in ACROSS for d in inputs) and not isinstance(node.op, KEEPS_FILLED):
         return analysis.couple(node)
     for cls in type(node.op).__mro__:
         if cls in RULES:

@@ -2,12 +2,15 @@
 import theano
 import theano.tensor as T
 from theano.compile import ops as compile_ops
+from theano.sandbox.rng_mrg import mrg_uniform_base
 from theano.scalar import basic as scalar
 from theano.tensor import basic, elemwise, opt, subtensor
+from theano.tensor.raw_random import RandomFunction
 
 from ..dependence import CONSTANT, COUNT, MEAN, MIXED, SCALED, SIZES, SUM
 
 LINEAR = (scalar.Add, scalar.Sub)
+DRAWS = (mrg_uniform_base, RandomFunction)
 RULES = {}
 
 

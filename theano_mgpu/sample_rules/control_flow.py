@@ -2,7 +2,7 @@
 from theano.ifelse import IfElse
 from theano.scan_module.scan_op import Scan
 
-from ..dependence import CONSTANT, COUPLED, MIXED, ROWS, STATISTICS, UNIFORM
+from ..dependence import ACROSS, CONSTANT, COUPLED, MIXED, ROWS, STATISTICS, UNIFORM
 from .base import aligned, combined, rule
 
 
@@ -21,7 +21,7 @@ def _either(analysis, node, pair):
     if pair[0] == pair[1]:
         return pair[0]
     if with_rows and aligned(with_rows) and kinds <= {ROWS, CONSTANT} \
-            and not any(d.filled in STATISTICS for d in pair):
+            and not any(d.filled in ACROSS for d in pair):
         return with_rows[0]._replace(filled=None)
     return UNIFORM[combined(kinds)] if kinds <= set(STATISTICS + (CONSTANT,)) else analysis.couple(node)
 
@@ -75,6 +75,6 @@ def _grown(before, new):
     if before == new:
         return before
     if with_rows and aligned(with_rows) and COUPLED not in kinds \
-            and not any(d.filled in STATISTICS for d in (before, new)):
+            and not any(d.filled in ACROSS for d in (before, new)):
         return with_rows[0]._replace(filled=None)
     return UNIFORM[combined(kinds) if kinds <= set(STATISTICS + (CONSTANT,)) else COUPLED]

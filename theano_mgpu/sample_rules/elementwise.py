@@ -9,6 +9,7 @@ from theano.tensor import basic, elemwise, opt
 from theano.tensor.nnet import bn
 
 from ..dependence import (
+    ACROSS,
     CONSTANT,
     COUNT,
     COUPLED,
@@ -16,6 +17,7 @@ from ..dependence import (
     NUMBER,
     ROWS,
     SCALED,
+    SHIFTED,
     SIZES,
     STATISTICS,
     SUM,
@@ -76,14 +78,31 @@ def _elemwise_of_rows(analysis, node, inputs, with_rows):
     axis, varying = with_rows[0].axis, [d for d in with_rows if d.filled != CONSTANT] or with_rows
     merged = varying[0].merged
     on_one_axis = aligned(varying) and all(d.axis == axis for d in with_rows)
-    if on_one_axis and all(d.filled or d.kind not in (ROWS, SIZES) and v.type.broadcastable[axis]
-                           for d, v in zip(inputs, node.inputs)):
+    if on_one_axis and _shifts(node, inputs, axis):
+        return rows(axis, SHIFTED, merged)
+    if on_one_axis and all(d.filled not in (None, SHIFTED) or d.kind not in (ROWS, SIZES)
+                           and v.type.broadcastable[axis] for d, v in zip(inputs, node.inputs)):
         found = _of_statistics(analysis, node, [UNIFORM[d.filled or d.kind] for d in inputs])
         return rows(axis, found.kind if found.kind in UNIFORM else COUPLED, merged)
-    if not on_one_axis or any(d.filled in STATISTICS or d.kind in STATISTICS + (SCALED, SIZES, NUMBER) for d in inputs):
+    if not on_one_axis or any(d.filled in ACROSS or d.kind in STATISTICS + (SCALED, SIZES, NUMBER) for d in inputs):
         # Pairs of samples, or rows against a number that is another one on each replica.
         analysis.couple(node)
     return rows(axis, None, merged)
+
+
+def _shifts(node, inputs, axis):
+    """Whether the output is made of rows, each with the same mean over samples added, or goes on with such rows."""
+    op, kinds = node.op.scalar_op, []
+    for d, v in zip(inputs, node.inputs):
+        if d.kind == MEAN and not v.type.broadcastable[axis]:
+            return False
+        kinds.append(d.filled or d.kind)  # ROWS for those with nothing but their own samples in them
+    if isinstance(op, LINEAR + (scalar.Neg,)):
+        return set(kinds) <= {ROWS, SHIFTED, MEAN, CONSTANT} and \
+            (SHIFTED in kinds or ROWS in kinds and MEAN in kinds)
+    if isinstance(op, scalar.Mul):
+        return sorted(kinds) == [CONSTANT] * (len(kinds) - 1) + [SHIFTED]
+    return isinstance(op, scalar.TrueDiv) and kinds == [SHIFTED, CONSTANT]
 
 
 def _elemwise_of_sizes(analysis, node, inputs):

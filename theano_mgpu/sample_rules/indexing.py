@@ -1,10 +1,11 @@
 """Indexing, joining and splitting."""
 import theano
+from theano.gof.graph import ancestors
 from theano.tensor import basic, extra_ops, subtensor
 from theano.tensor.type_other import NoneTypeT, SliceType
 
-from ..dependence import CONSTANT, PLACES, ROWS, SIZES, STATISTICS, UNIFORM, rows, sizes
-from .base import aligned, combined, constant, elements_of, indices, rule
+from ..dependence import CONSTANT, COUNT, PLACES, ROWS, SIZES, STATISTICS, UNIFORM, rows, sizes
+from .base import DRAWS, aligned, combined, constant, elements_of, indices, rule
 
 
 def _is_whole(entry):
@@ -24,12 +25,27 @@ def _subtensor(analysis, node, inputs):
         number = constant(entry)
         return analysis.couple(node) if number is None else x.elements[int(number)]
     if x.kind != ROWS:
-        return x if all(d.kind == CONSTANT for d in inputs[1:]) else analysis.couple(node)
+        if all(d.kind == CONSTANT for d in inputs[1:]):
+            return x
+        # So many of the random numbers as there are samples: any would do.
+        return rows() if x.kind == CONSTANT and _takes_first(entries, inputs[1:]) and _is_drawn(node.inputs[0]) \
+            else analysis.couple(node)
     if any(d.kind != CONSTANT for d in inputs[1:]):
         return analysis.couple(node)
     if x.axis < len(entries) and not _is_whole(entries[x.axis]):
         return analysis.couple(node, 'picks samples by their place in the batch')
     return x._replace(axis=x.axis - sum(not isinstance(entry, slice) for entry in entries[:x.axis]))
+
+
+def _takes_first(entries, numbers):
+    """Whether an index is ``[:n]`` with a multiple n of the number of samples."""
+    first = entries[0]
+    return [d.kind for d in numbers] == [COUNT] and isinstance(first, slice) and first.start in (None, 0) \
+        and isinstance(first.stop, theano.Variable) and first.step in (None, 1) and all(map(_is_whole, entries[1:]))
+
+
+def _is_drawn(variable):
+    return any(v.owner and isinstance(v.owner.op, DRAWS) for v in ancestors([variable]))
 
 
 @rule(subtensor.IncSubtensor)

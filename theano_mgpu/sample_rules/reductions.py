@@ -6,7 +6,7 @@ from theano.tensor.nnet import abstract_conv, bn, neighbours, nnet
 from theano.tensor.signal import pool
 from theano.tensor.sort import ArgSortOp, SortOp, TopKOp
 
-from ..dependence import CONSTANT, COUNT, COUPLED, MEAN, ROWS, SIZES, STATISTICS, SUM, UNIFORM, rows
+from ..dependence import ACROSS, CONSTANT, COUNT, COUPLED, MEAN, ROWS, SHIFTED, SIZES, SUM, UNIFORM, rows
 from .base import aligned, combined, constant, elements_of, product, rule
 
 
@@ -24,15 +24,15 @@ def _reduce(analysis, node, inputs):
     if x.kind != ROWS:
         return x if adds or not len(axes) or x.kind in (CONSTANT, COUPLED) else analysis.couple(node)
     if x.axis not in axes:
-        if x.filled in STATISTICS and not adds:
+        if x.filled in ACROSS and not adds:
             analysis.couple(node)
             x = x._replace(filled=COUPLED)
         return x._replace(axis=x.axis - sum(axis < x.axis for axis in axes))
     if not adds:
         analysis.couple(node, 'takes the %s over samples' % type(node.op.scalar_op).__name__.lower())
         return UNIFORM[COUPLED]
-    if not x.filled or x.filled == COUPLED:
-        return UNIFORM[COUPLED if x.filled else SUM]
+    if x.filled in (None, COUPLED, SHIFTED):
+        return UNIFORM[COUPLED if x.filled == COUPLED else SUM]
     found = product([x.filled, COUNT])
     return UNIFORM[found] if found else analysis.couple(node)._replace(kind=COUPLED, axis=None)
 

@@ -1,11 +1,9 @@
 """Shapes, what is made by a shape, and what changes it."""
 from theano.compile import ops as compile_ops
-from theano.sandbox.rng_mrg import mrg_uniform_base
 from theano.tensor import basic, elemwise, opt, subtensor
-from theano.tensor.raw_random import RandomFunction
 
 from ..dependence import CONSTANT, COUNT, DRAWN, NUMBER, PLACES, ROWS, SIZES, UNIFORM, rows, sizes
-from .base import constant, elements_of, rule
+from .base import DRAWS, constant, elements_of, rule
 
 
 @rule(compile_ops.Shape)
@@ -107,7 +105,7 @@ def _arange(analysis, node, inputs):
     return UNIFORM[PLACES] if inputs[1].kind == COUNT and from_0_by_1 else analysis.couple(node)
 
 
-@rule(mrg_uniform_base, RandomFunction)
+@rule(*DRAWS)
 def _draw(analysis, node, inputs):
     elements = inputs[1].elements if inputs[1].kind == SIZES else [inputs[1]] * node.outputs[1].ndim
     axes = [i for i, d in enumerate(elements) if d.kind == COUNT] + [d.axis for d in inputs[2:] if d.kind == ROWS]
