@@ -166,3 +166,28 @@ def test_a_keras_model_whose_layers_are_all_frozen_is_fitted(kind, contexts):
         np.testing.assert_allclose(model.train_on_batch(x, y), expected, rtol=1e-6)
     np.testing.assert_array_equal(template.get_weights()[0], before[0])
     assert model.optimizer.get_weights()[0] == 2  # steps are counted all the same
+
+
+def test_a_step_that_failed_is_no_step_of_a_checkpoint(contexts, kind, tmp_path):
+    """Calls were counted: after a retry and a crash, a batch was left out."""
+    contexts(kind, 2)
+    model, path = dense_model(), str(tmp_path / 'run.npz')
+    step = mgpu.training_function(model.inputs, model.loss, model.params, momentum, check_finite=True,
+                                  mode=theano.Mode(optimizer='fast_compile'))
+    x, labels = data(6, 7)
+    bad = np.where(x == x[3], np.nan, x).astype(x.dtype)
+    assert step.checkpoint(path, every=2) == 0
+    step(x, labels)
+    with pytest.raises(mgpu.NonFiniteError):
+        step(bad, labels)
+    with pytest.raises(mgpu.BatchError):
+        step(x, labels[:2])
+    assert not os.path.exists(path)
+    step(x, labels)
+    after_two = model.params[0].get_value()
+    step(x, labels)
+    assert step.checkpoint(path, every=2) == 2
+    np.testing.assert_array_equal(model.params[0].get_value(), after_two)
+    step(x, labels)
+    step(x, labels)
+    assert step.checkpoint(path, every=2) == 4

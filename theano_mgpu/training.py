@@ -163,6 +163,7 @@ class TrainingFunction:
                                     [HOST] if update_on == 'host' else self.contexts, self.forward.ranks,
                                     same_on_all=True, mode=mode, name=name)
         self.forward.graphs.append(self.update)
+        self._completed = 0  # steps
         self._checkpoint = None
 
     @property
@@ -178,7 +179,7 @@ class TrainingFunction:
         """Train on one batch; returns the loss, or a list of loss and outputs."""
         with self.forward.step(args, kwargs) as step:
             loss, outputs = self._run(step)
-        self._save_checkpoint()
+        self._note_completed()
         return [loss] + outputs if outputs else loss
 
     def over(self, batches):
@@ -217,7 +218,7 @@ class TrainingFunction:
     def joined(self):
         """As `join`, but yields of each step the loss and outputs, and its samples."""
         for (loss, outputs), length in self.forward.join(self._run):
-            self._save_checkpoint()
+            self._note_completed()
             yield [loss] + outputs, length
 
     def _run(self, step):
@@ -306,19 +307,20 @@ class TrainingFunction:
         state.load(path, self.variables(), self.contexts, self.forward.ranks)
 
     def checkpoint(self, path, every):
-        """Save the training state every so many calls, and first go on from there if the file exists.
+        """Save the training state every so many steps, and first go on from there if the file exists.
 
         Parameters
         ----------
         path : str
             An .npz file, always a whole one: each checkpoint replaces the one before.
         every : int
-            Calls between checkpoints, at least 1: what a crash can lose.
+            Completed steps between checkpoints, at least 1: what a crash can lose. A call that raises an error
+            completes no step.
 
         Returns
         -------
         int
-            Calls that are done already: 0, or where the loop goes on, as in
+            Steps that are completed already: 0, or where the loop goes on, as in
             ``for i in range(step.checkpoint('run.npz', every=100), n_batches): step(*batch(i))``.
 
         Raises
@@ -327,21 +329,23 @@ class TrainingFunction:
             If the file is of another model.
         """
         if every < 1:
-            raise ValueError('every=%r: a checkpoint is made every so many calls, 1 or more' % (every,))
-        done = 0
+            raise ValueError('every=%r: a checkpoint is made every so many steps, 1 or more' % (every,))
+        before = 0
         if self.forward.ranks.tell(os.path.exists(path)):
             extra = state.load(path, self.variables(), self.contexts, self.forward.ranks)
             if 'calls' not in extra:
-                raise ValueError('%s does not say how many calls it comes after; give a file that step.checkpoint '
+                raise ValueError('%s does not say how many steps it comes after; give a file that step.checkpoint '
                                  'wrote, or load this one with step.load' % path)
-            done = int(extra['calls'])
-        self._checkpoint = (path, every, done - self.forward.calls)
-        return done
+            before = int(extra['calls'])
+        self._checkpoint = (path, every, before - self._completed)
+        return before
 
-    def _save_checkpoint(self):
+    def _note_completed(self):
+        """Called after each completed step, which a checkpoint counts."""
+        self._completed += 1
         if not self._checkpoint:
             return
         path, every, before = self._checkpoint
-        calls = before + self.forward.calls
-        if calls % every == 0:
-            self.save_with(path, {'calls': np.array(calls)})
+        done = before + self._completed
+        if done % every == 0:
+            self.save_with(path, {'calls': np.array(done)})
