@@ -282,40 +282,54 @@ class TrainingFunction:
         trained = [r for r in self.forward.graph.variables if r.variable in self.params]
         return list(dict.fromkeys(trained + self.update.variables + self.forward.graph.updated + self.forward.of_batch))
 
-    def save(self, path):
+    def save(self, path, allow_nan=False):
         """Save the training state (parameters, update state, random streams) to an .npz file.
 
         Parameters
         ----------
         path : str
-            Written whole or not at all. Of several processes, all have to call it; the first one writes.
-        """
-        self.save_with(path)
+            Written whole or not at all; what it held before stays as ``path + '.previous'``. With several processes,
+            all of them have to call it: the first one writes, and the others wait until it has.
+        allow_nan : bool
+            Write a state that is not finite, too. Otherwise a warning names the variables that are infinite or not a
+            number, and the file stays as it is.
 
-    def save_with(self, path, extra=None):
+        Raises
+        ------
+        OSError
+            If the file cannot be written; it is then as it was before.
+        """
+        self.save_with(path, allow_nan=allow_nan)
+
+    def save_with(self, path, extra=None, allow_nan=False):
         """As `save`, with further arrays, a dict of str to ndarray."""
-        state.save(path, self.variables(), self.contexts, self.forward.ranks, extra)
+        state.save(path, self.variables(), self.contexts, self.forward.ranks, extra, allow_nan)
 
     def load(self, path):
         """Load what `save` wrote, into a function of the same model; nothing is changed on an error.
 
+        Where the file is damaged, the state before it is loaded from ``path + '.previous'``, with a warning.
+
         Raises
         ------
         ValueError
-            If the file is not of this model.
+            If the file is not of this model, or damaged, and so is the one before it.
         """
         state.load(path, self.variables(), self.contexts, self.forward.ranks)
 
-    def checkpoint(self, path, every):
+    def checkpoint(self, path, every, allow_nan=False):
         """Save the training state every so many steps, and first go on from there if the file exists.
 
         Parameters
         ----------
         path : str
-            An .npz file, always a whole one: each checkpoint replaces the one before.
+            An .npz file, always a whole one. Each checkpoint replaces the one before, which stays as
+            ``path + '.previous'`` and is taken where the file turns out to be damaged.
         every : int
             Completed steps between checkpoints, at least 1: what a crash can lose. A call that raises an error
             completes no step.
+        allow_nan : bool
+            As for `save`.
 
         Returns
         -------
@@ -326,7 +340,7 @@ class TrainingFunction:
         Raises
         ------
         ValueError
-            If the file is of another model.
+            If the file is of another model, or damaged, and so is the one before it.
         """
         if every < 1:
             raise ValueError('every=%r: a checkpoint is made every so many steps, 1 or more' % (every,))
@@ -337,7 +351,7 @@ class TrainingFunction:
                 raise ValueError('%s does not say how many steps it comes after; give a file that step.checkpoint '
                                  'wrote, or load this one with step.load' % path)
             before = int(extra['calls'])
-        self._checkpoint = (path, every, before - self._completed)
+        self._checkpoint = (path, every, before - self._completed, allow_nan)
         return before
 
     def _note_completed(self):
@@ -345,7 +359,7 @@ class TrainingFunction:
         self._completed += 1
         if not self._checkpoint:
             return
-        path, every, before = self._checkpoint
+        path, every, before, allow_nan = self._checkpoint
         done = before + self._completed
         if done % every == 0:
-            self.save_with(path, {'calls': np.array(done)})
+            self.save_with(path, {'calls': np.array(done)}, allow_nan)

@@ -44,7 +44,7 @@ class BatchFunction:
         compute = functools.partial(self._run, inputs)
         if self.observer is not None:
             compute = functools.partial(self.observer, self, inputs, compute)
-        return self.memory.recall(compute) if self.memory else compute()
+        return self.memory.recall(self, inputs, compute) if self.memory else compute()
 
     def _run(self, inputs):
         if self._looks_ahead:
