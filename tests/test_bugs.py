@@ -1,8 +1,10 @@
 """Bugs that were found and mended, each under its symptom."""
+import json
 import os
 import resource
 import subprocess
 import sys
+import types
 
 import theano_mgpu as mgpu
 from theano_mgpu.contexts import compiling_for, gpu_context
@@ -12,6 +14,7 @@ import pytest
 import theano
 import theano.tensor as T
 from common import data, dense_model, momentum
+from test_ranks import INTERPRETED, arrays, launch, needs_mpi
 
 
 def resident_bytes():
@@ -542,3 +545,36 @@ def test_a_keras_checkpoint_does_not_grow_with_the_batches_and_stays_finite(cpu2
     with pytest.warns(mgpu.MgpuWarning, match='not a number, or infinite. .*bad.npz is not written'):
         keras_fit(model, None, [callback])
     assert not os.path.exists(callback.path) and len(saved) > 4
+
+
+@needs_mpi
+def test_a_rank_reads_what_it_has_saved_and_not_a_former_file_or_none(tmp_path):
+    """Ranks other than 0 did not wait for it to be written; they died in load_model. Guarded writes need no other rank.
+    """
+    from keras_addon import rank_jobs
+    path = str(tmp_path / 'm')
+    launch(2, 'save_and_load', path, job=os.path.abspath(rank_jobs.__file__), flags=INTERPRETED)
+    ours, theirs = (arrays('%s.%d.npz' % (path, rank)) for rank in range(2))
+    assert_bitwise(ours, theirs)
+    *_, lines, best, first, second, third, saved = ours
+    assert lines == 3 and np.isfinite(best)
+    for found, expected in ((first, 1), (second, 2), (third, 2), (saved, 2)):
+        assert (found == expected).all()
+    for rank in range(2):
+        with open('%s.%d.json' % (path, rank)) as file:
+            errors = json.load(file)
+        assert len(errors) == 3 and all('m.nowhere/m.h5 could not be written' in error for error in errors)
+    assert not [name for name in os.listdir(str(tmp_path)) if 'unfinished' in name]
+
+
+def test_a_rank_that_saves_alone_says_whom_it_waits_for(monkeypatch):
+    from theano_mgpu.executors.mpi import MpiRanks
+
+    class Silent:
+        iprobe = improbe = lambda self, *args, **kwargs: None
+    ranks = object.__new__(MpiRanks)
+    ranks.__dict__.update(rank=1, size=2, hosts={0: 'one', 1: 'two'}, _comm=Silent(), _meetings=3,
+                          _mpi=types.SimpleNamespace(Status=lambda: None))
+    monkeypatch.setattr(theano.config.mgpu, 'timeout', 1)
+    with pytest.raises(mgpu.RankError, match=r'rank 1 \(host two\) has waited 1 s for rank 0 \(host one\) to write m'):
+        ranks.write_by_first('m.h5', lambda: None)

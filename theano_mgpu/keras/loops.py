@@ -95,9 +95,45 @@ def run_together(run, callbacks):
     quiet = {}
     if launched.rank():
         quiet = {'verbose': 0}
-        callbacks = [callback for callback in callbacks
-                     if not isinstance(getattr(callback, 'callback', callback), WRITERS)]
+    callbacks = [OnFirstRank(callback) if isinstance(getattr(callback, 'callback', callback), WRITERS) else callback
+                 for callback in callbacks]
     return together.results(run(callbacks=[together] + callbacks, **quiet))
+
+
+class OnFirstRank:
+    """A callback that the first process alone calls; the others go on once it has written.
+
+    Parameters
+    ----------
+    callback : keras.callbacks.Callback
+        One of `WRITERS`, perhaps in a WhileComputing.
+    """
+
+    def __init__(self, callback):
+        self.__dict__.update(callback=callback, ranks=mpi_ranks())
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._call('on_epoch_end', epoch, logs)
+
+    def on_train_end(self, logs=None):
+        self._call('on_train_end', logs)
+
+    def _call(self, name, *args):
+        own = getattr(self.callback, 'callback', self.callback)
+
+        def act():
+            getattr(self.callback, name)(*args)
+            return {name: value for name, value in vars(own).items() if isinstance(value, (int, float, np.number))}
+        # A script may look at ModelCheckpoint.best, and has to find the same everywhere.
+        vars(own).update(self.ranks.by_first(act))
+
+    def __getattr__(self, name):
+        if self.ranks.rank and name.startswith('on_'):
+            return lambda *args, **kwargs: None
+        return getattr(self.callback, name)
+
+    def __setattr__(self, name, value):
+        setattr(self.callback, name, value)
 
 
 class Together(keras.callbacks.Callback):
