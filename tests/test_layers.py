@@ -22,7 +22,7 @@ ROWS = [
      'training', 'one_context', 'resident', 'replica_pool', 'dealing', 'in_order', 'predict'],
     ['__init__'],
     ['keras.spread', 'keras.batch', 'keras.exactness', 'keras.optimizer', 'keras.forms', 'keras.functions',
-     'keras.checkpoint', 'keras.look_ahead', 'keras.loops', 'keras.over_contexts', 'keras.parallel_model',
+     'keras.fit_record', 'keras.checkpoint', 'keras.look_ahead', 'keras.loops', 'keras.over_contexts', 'keras.parallel_model',
      'keras.multi_gpu', 'keras.predictor', 'keras.certificate', 'keras.verify', 'keras.report', 'keras.every_model',
      'keras'],
     ['cli.output', 'cli.array_input', 'cli.array_output', 'cli.mpirun_output', 'cli.libraries', 'cli.checks',

@@ -1,18 +1,105 @@
 """Files that are there whole, or not at all."""
 import contextlib
+import glob
 import os
+import shutil
+import socket
+
+SUFFIX = '.unfinished'
 
 
 @contextlib.contextmanager
-def whole_file(path):
+def whole_file(path, previous=None):
     """A name to write a file under; it becomes `path` at the end of the block, unless that raises.
 
-    Who kills the process at any moment finds the former file, or the new one.
+    An interrupted write leaves the old file intact: at every moment there is a whole file, the old one or the new
+    one. What dead processes of this host have left unfinished is removed.
+
+    Parameters
+    ----------
+    path : str
+    previous : str, optional
+        The name under which the old file is kept.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written; it names `path`.
     """
-    unfinished = '%s.%d.unfinished' % (path, os.getpid())
+    unfinished = _unfinished(path)
     try:
+        _remove_leftovers(path)
         yield unfinished
+        _flush(unfinished)
+        if previous is not None:
+            _keep(path, previous)
         os.replace(unfinished, path)
+    except OSError as error:
+        text = '%s could not be written, and is as it was before: %s' % (path, error.strerror or error)
+        raise (OSError(error.errno, text) if error.errno else OSError(text)) from error
     finally:
         if os.path.exists(unfinished):
             os.remove(unfinished)
+    _flush_folder(os.path.dirname(path) or os.curdir)
+
+
+def _unfinished(path, pid=None):
+    return '%s.%s.%s%s' % (path, socket.gethostname(), pid or os.getpid(), SUFFIX)
+
+
+def _keep(path, previous):
+    """Give the file `path` the name `previous`, too."""
+    if not os.path.exists(path):
+        if os.path.exists(previous):
+            os.remove(previous)  # of a file that the user has removed
+        return
+    if os.path.exists(previous) and os.path.samefile(path, previous):
+        return
+    _remove_leftovers(previous)
+    second = _unfinished(previous)
+    try:
+        try:
+            os.link(path, second)
+        except OSError:  # a file system without hard links
+            shutil.copyfile(path, second)
+            _flush(second)
+        os.replace(second, previous)
+    finally:
+        if os.path.exists(second):
+            os.remove(second)
+
+
+def _remove_leftovers(path):
+    """Remove what processes of this host that have died were writing."""
+    prefix, own = _unfinished(path, 'x')[:-len('x' + SUFFIX)], str(os.getpid())
+    for found in glob.glob(glob.escape(prefix) + '*' + SUFFIX):
+        pid = found[len(prefix):-len(SUFFIX)]
+        if pid.isdecimal() and pid != own and not _is_alive(int(pid)):
+            with contextlib.suppress(FileNotFoundError):  # another process was quicker
+                os.remove(found)
+
+
+def _is_alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # another user's
+        return True
+    return True
+
+
+def _flush(path):
+    """Wait until a file, or a folder's list of names, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _flush_folder(folder):
+    try:
+        _flush(folder)
+    except OSError:
+        pass  # some file systems cannot do it: after a power failure the folder may then show the old file

@@ -2,17 +2,25 @@
 import json
 import os
 import re
+import zipfile
 
 import numpy as np
 
+from .errors import warn
 from .files import whole_file
 from .replicate import ReplicatedStream, host_value
 
 FORMAT = 'theano_mgpu training state 1'
+PREVIOUS = '.previous'
+
+_damaged = set()     # files that are not to replace the whole ones before them
+_not_finite = set()  # files of which the user knows that they are not written
 
 
-def save(path, variables, contexts, ranks, extra=None):
+def save(path, variables, contexts, ranks, extra=None, allow_nan=False):
     """Write variables to an .npz file, whole or not at all. Every rank has to call it; rank 0 writes.
+
+    What the file held before stays as ``path + '.previous'``.
 
     Parameters
     ----------
@@ -23,21 +31,44 @@ def save(path, variables, contexts, ranks, extra=None):
     ranks : Ranks
     extra : dict of str to ndarray, optional
         What else is to be in the file.
+    allow_nan : bool
+        Write values that are infinite or not a number, too. Otherwise a warning names them, and the file stays as
+        it is.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written, on every rank.
     """
-    arrays = {'extra/' + name: array for name, array in (extra or {}).items()}
-    arrays.update(format=np.array(FORMAT), names=np.array([_name(variable) for variable in variables]))
     streams = ranks.collect(_streams(variables, contexts))
-    if ranks.rank:
+    ranks.by_first(lambda: _write(path, variables, streams, extra or {}, allow_nan))
+
+
+def _write(path, variables, streams, extra, allow_nan):
+    names, values = [_name(variable) for variable in variables], [to_array(v.value()) for v in variables]
+    if not allow_nan and not _all_finite(path, names, values):
         return
-    for i, variable in enumerate(variables):
-        arrays['value/%d' % i] = to_array(variable.value())
+    arrays = {'extra/' + name: array for name, array in extra.items()}
+    arrays.update(format=np.array(FORMAT), names=np.array(names))
+    arrays.update(('value/%d' % i, value) for i, value in enumerate(values))
     for i in streams[0]:
         states = [state for of_rank in streams for state in of_rank[i]]
         arrays.update(('stream/%d/%d' % (i, replica), state) for replica, state in enumerate(states))
-    with whole_file(path) as unfinished, open(unfinished, 'wb') as f:
+    path = os.path.abspath(path)
+    previous = None if path in _damaged else path + PREVIOUS
+    with whole_file(path, previous) as unfinished, open(unfinished, 'wb') as f:
         np.savez(f, **arrays)
-        f.flush()
-        os.fsync(f.fileno())
+    _damaged.discard(path)
+
+
+def _all_finite(path, names, values):
+    """Whether all values are finite; else the user is warned, once until they are again."""
+    found = [name for name, value in zip(names, values) if value.dtype.kind in 'fc' and not np.isfinite(value).all()]
+    if found and path not in _not_finite:
+        warn('%s: not a number, or infinite. %s is not written, and stays as it is. Look for what makes them so '
+             '(check_finite=True finds the first step that would), or give allow_nan=True' % (', '.join(found), path))
+    (_not_finite.add if found else _not_finite.discard)(path)
+    return not found
 
 
 def _streams(variables, contexts):
@@ -68,56 +99,89 @@ def load(path, variables, contexts, ranks):
     Raises
     ------
     ValueError
-        If the file is no training state or not of these variables; nothing is changed then.
+        If the file is no training state, not of these variables, or damaged, and so is the one before it; nothing is
+        changed then.
     """
-    arrays = read(path, ranks)
-    set_values(path, arrays, variables, contexts, ranks)
-    return {key[len('extra/'):]: value for key, value in arrays.items() if key.startswith('extra/')}
+    saved = Saved(path, ranks, len(contexts))
+    saved.give(variables, contexts)
+    return saved.extra
 
 
-def read(path, ranks):
-    """The arrays of a file, on every rank as rank 0 finds them."""
-    arrays = error = None
-    if ranks.rank == 0:
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                arrays = {key: file[key] for key in file.files}
-            if str(arrays.get('format')) != FORMAT:
-                raise ValueError('%s is no training state of theano_mgpu; give a file that step.save wrote' % path)
-        except (OSError, ValueError) as failure:
-            error = failure
-    arrays, error = ranks.tell((arrays, error))
-    if error is not None:
-        raise error
+class Saved:
+    """What `save` wrote, on every rank as rank 0 reads it; every rank has to make it.
+
+    Parameters
+    ----------
+    path : str
+        Where it is damaged, the state before it is read instead, with a warning.
+    ranks : Ranks
+    n_contexts : int
+        Of this process.
+
+    Attributes
+    ----------
+    extra : dict of str to ndarray
+    """
+
+    def __init__(self, path, ranks, n_contexts):
+        self.path = path
+        self._arrays = ranks.by_first(lambda: _read(path))
+        self._first = sum(ranks.everyones(n_contexts)[:ranks.rank])
+        self.extra = {key[len('extra/'):]: value for key, value in self._arrays.items() if key.startswith('extra/')}
+
+    def give(self, variables, contexts):
+        """Give variables their values; nothing is changed if they are not those of the file: a ValueError."""
+        self.check(variables)
+        for i, variable in enumerate(variables):
+            variable.variable.container.value = from_array(self._arrays['value/%d' % i])
+            variable.after_write()
+            if isinstance(variable, ReplicatedStream):
+                variable.refresh(contexts)
+                for replica, context in enumerate(contexts):
+                    state = self._arrays.get('stream/%d/%d' % (i, self._first + replica))
+                    if state is not None:
+                        variable.copies[context].container.value = from_array(state)
+
+    def check(self, variables):
+        """Raise a ValueError where the file is not of these variables."""
+        saved, wanted = list(self._arrays['names']), [_name(variable) for variable in variables]
+        if _unnumbered(saved) != _unnumbered(wanted):
+            raise ValueError('%s holds the variables %s, but this function has %s: load it into a function of the '
+                             'same model and updates' % (self.path, ', '.join(saved), ', '.join(wanted)))
+        for i, variable in enumerate(variables):
+            value, other = host_value(variable.variable), self._arrays['value/%d' % i]
+            if isinstance(value, np.ndarray) and (value.shape, value.dtype) != (other.shape, other.dtype):
+                raise ValueError('%s holds %s with shape %s and dtype %s, but this function has shape %s and dtype %s'
+                                 % (self.path, wanted[i], other.shape, other.dtype, value.shape, value.dtype))
+
+
+def _read(path):
+    """The arrays of a file; where it is damaged, of the one before it."""
+    damage = _damage(path)
+    if damage:
+        previous = path + PREVIOUS
+        if not os.path.exists(previous) or _damage(previous):
+            raise ValueError('%s is damaged, or no training state of theano_mgpu (%s), and there is no whole %s. Give '
+                             'another file, or remove it to begin anew' % (path, damage, previous))
+        warn('%s is damaged (%s): the state before it is taken, from %s' % (path, damage, previous))
+        _damaged.add(os.path.abspath(path))
+        path = previous
+    with np.load(path, allow_pickle=False) as file:
+        arrays = {key: file[key] for key in file.files}
+    if str(arrays.get('format')) != FORMAT:
+        raise ValueError('%s is no training state of theano_mgpu; give a file that step.save wrote' % path)
     return arrays
 
 
-def set_values(path, arrays, variables, contexts, ranks):
-    """Give variables the values that `read` found; nothing is changed if they are not the file's."""
-    check(path, arrays, variables)
-    n_contexts = ranks.everyones(len(contexts))
-    first = sum(n_contexts[:ranks.rank])
-    for i, variable in enumerate(variables):
-        variable.variable.container.value = from_array(arrays['value/%d' % i])
-        variable.after_write()
-        if isinstance(variable, ReplicatedStream):
-            variable.refresh(contexts)
-            for replica, context in enumerate(contexts):
-                saved = arrays.get('stream/%d/%d' % (i, first + replica))
-                if saved is not None:
-                    variable.copies[context].container.value = from_array(saved)
-
-
-def check(path, arrays, variables):
-    saved, wanted = list(arrays['names']), [_name(variable) for variable in variables]
-    if _unnumbered(saved) != _unnumbered(wanted):
-        raise ValueError('%s holds the variables %s, but this function has %s: load it into a function of the '
-                         'same model and updates' % (path, ', '.join(saved), ', '.join(wanted)))
-    for i, variable in enumerate(variables):
-        value, saved_value = host_value(variable.variable), arrays['value/%d' % i]
-        if isinstance(value, np.ndarray) and (value.shape, value.dtype) != (saved_value.shape, saved_value.dtype):
-            raise ValueError('%s holds %s with shape %s and dtype %s, but this function has shape %s and dtype %s'
-                             % (path, wanted[i], saved_value.shape, saved_value.dtype, value.shape, value.dtype))
+def _damage(path):
+    """What is wrong with a file, in words; None where each part of it has its checksum."""
+    with open(path, 'rb') as f:
+        try:
+            with zipfile.ZipFile(f) as parts:
+                broken = parts.testzip()
+        except Exception as error:  # there is hardly one that zipfile does not raise for some file
+            return '%s: %s' % (type(error).__name__, error)
+    return broken and 'the checksum of its part %s is wrong' % broken
 
 
 def _unnumbered(names):

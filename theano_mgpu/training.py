@@ -164,6 +164,7 @@ class TrainingFunction:
                                     [HOST] if update_on == 'host' else self.contexts, self.forward.ranks,
                                     same_on_all=True, mode=mode, name=name)
         self.forward.add_graph(self.update)
+        self._completed = 0  # steps
         self._checkpoint = None
 
     @property
@@ -179,7 +180,7 @@ class TrainingFunction:
         """Train on one batch; returns the loss, or a list of loss and outputs."""
         with self.forward.step(args, kwargs) as step:
             loss, outputs = self._run(step)
-        self._save_checkpoint()
+        self._note_completed()
         return [loss] + outputs if outputs else loss
 
     def over(self, batches, ahead=None):
@@ -224,7 +225,7 @@ class TrainingFunction:
     def joined(self):
         """As `join`, but yields of each step the loss and outputs, and its samples."""
         for (loss, outputs), length in self.forward.join(self._run):
-            self._save_checkpoint()
+            self._note_completed()
             yield [loss] + outputs, length
 
     def _run(self, step):
@@ -288,67 +289,84 @@ class TrainingFunction:
         trained = [r for r in self.forward.graph.variables if r.variable in self.params]
         return list(dict.fromkeys(trained + self.update.variables + self.forward.graph.updated + self.forward.of_batch))
 
-    def save(self, path):
+    def save(self, path, allow_nan=False):
         """Save the training state (parameters, update state, random streams) to an .npz file.
 
         Parameters
         ----------
         path : str
-            Written whole or not at all. Of several processes, all have to call it; the first one writes.
-        """
-        self.save_with(path)
+            Written whole or not at all; what it held before stays as ``path + '.previous'``. With several processes,
+            all of them have to call it: the first one writes, and the others wait until it has.
+        allow_nan : bool
+            Write a state that is not finite, too. Otherwise a warning names the variables that are infinite or not a
+            number, and the file stays as it is.
 
-    def save_with(self, path, extra=None):
+        Raises
+        ------
+        OSError
+            If the file cannot be written; it is then as it was before.
+        """
+        self.save_with(path, allow_nan=allow_nan)
+
+    def save_with(self, path, extra=None, allow_nan=False):
         """As `save`, with further arrays, a dict of str to ndarray."""
-        state.save(path, self.variables(), self.contexts, self.forward.ranks, extra)
+        state.save(path, self.variables(), self.contexts, self.forward.ranks, extra, allow_nan)
 
     def load(self, path):
         """Load what `save` wrote, into a function of the same model; nothing is changed on an error.
 
+        Where the file is damaged, the state before it is loaded from ``path + '.previous'``, with a warning.
+
         Raises
         ------
         ValueError
-            If the file is not of this model.
+            If the file is not of this model, or damaged, and so is the one before it.
         """
         state.load(path, self.variables(), self.contexts, self.forward.ranks)
 
-    def checkpoint(self, path, every):
-        """Save the training state every so many calls, and first go on from there if the file exists.
+    def checkpoint(self, path, every, allow_nan=False):
+        """Save the training state every so many steps, and first go on from there if the file exists.
 
         Parameters
         ----------
         path : str
-            An .npz file, always a whole one: each checkpoint replaces the one before.
+            An .npz file, always a whole one. Each checkpoint replaces the one before, which stays as
+            ``path + '.previous'`` and is taken where the file turns out to be damaged.
         every : int
-            Calls between checkpoints, at least 1: what a crash can lose.
+            Completed steps between checkpoints, at least 1: what a crash can lose. A call that raises an error
+            completes no step.
+        allow_nan : bool
+            As for `save`.
 
         Returns
         -------
         int
-            Calls that are done already: 0, or where the loop goes on, as in
+            Steps that are completed already: 0, or where the loop goes on, as in
             ``for i in range(step.checkpoint('run.npz', every=100), n_batches): step(*batch(i))``.
 
         Raises
         ------
         ValueError
-            If the file is of another model.
+            If the file is of another model, or damaged, and so is the one before it.
         """
         if every < 1:
-            raise ValueError('every=%r: a checkpoint is made every so many calls, 1 or more' % (every,))
-        done = 0
+            raise ValueError('every=%r: a checkpoint is made every so many steps, 1 or more' % (every,))
+        before = 0
         if self.forward.ranks.tell(os.path.exists(path)):
             extra = state.load(path, self.variables(), self.contexts, self.forward.ranks)
             if 'calls' not in extra:
-                raise ValueError('%s does not say how many calls it comes after; give a file that step.checkpoint '
+                raise ValueError('%s does not say how many steps it comes after; give a file that step.checkpoint '
                                  'wrote, or load this one with step.load' % path)
-            done = int(extra['calls'])
-        self._checkpoint = (path, every, done - self.forward.calls)
-        return done
+            before = int(extra['calls'])
+        self._checkpoint = (path, every, before - self._completed, allow_nan)
+        return before
 
-    def _save_checkpoint(self):
+    def _note_completed(self):
+        """Called after each completed step, which a checkpoint counts."""
+        self._completed += 1
         if not self._checkpoint:
             return
-        path, every, before = self._checkpoint
-        calls = before + self.forward.calls
-        if calls % every == 0:
-            self.save_with(path, {'calls': np.array(calls)})
+        path, every, before, allow_nan = self._checkpoint
+        done = before + self._completed
+        if done % every == 0:
+            self.save_with(path, {'calls': np.array(done)}, allow_nan)

@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import sys
+import time
 
 import theano_mgpu as mgpu
 from theano_mgpu.keras import Checkpoint, multi_gpu_model
@@ -92,6 +93,60 @@ def checkpoint(path, file, killed_at):
     history = model.fit(X, Y, batch_size=8, epochs=4, validation_data=(X[:20], Y[:20]), verbose=0, callbacks=[
         callbacks.LambdaCallback(on_batch_end=kill), Checkpoint(file, every=4), callbacks.CSVLogger(path + '.csv')])
     write(path, model, history.history, np.array(len(seen)))
+
+
+def save_and_load(path):
+    """Reads what was written right after the call that writes it, on each rank; rank 0 takes its time to write."""
+    mgpu.init('a->cpu')
+    model, rank, loaded = parallel(normalised=False), mgpu.rank(), []
+    fsync = os.fsync
+    os.fsync = lambda descriptor: time.sleep(0.2) or fsync(descriptor)
+
+    def load(name):
+        loaded.append(keras.models.load_model(path + name, compile=False).get_weights()[0])
+
+    class Reader(callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            load('.%d.h5' % (epoch + 1))
+
+        def on_train_end(self, logs=None):
+            with open(path + '.csv') as f:
+                loaded.append(np.array(len(f.readlines())))
+
+    best = callbacks.ModelCheckpoint(path + '.{epoch}.h5', save_best_only=True, monitor='loss')
+    model.fit(X[:16], Y[:16], batch_size=8, epochs=2, verbose=0,
+              callbacks=[best, callbacks.CSVLogger(path + '.csv'), Reader()])
+    loaded.append(np.array(best.best))
+    for value in (1, 2):  # the second one is not to be read as the first one was
+        model.set_weights([np.full_like(weights, value) for weights in model.get_weights()])
+        model.save(path + '.h5')
+        load('.h5')
+    if rank == 0:
+        model.save(path + '.of_0.h5')
+    model.save(path + '.again.h5')
+    load('.again.h5')
+    if rank == 1:
+        model.save_weights(path + '.of_1.h5')
+    model.evaluate(X[:8], Y[:8], verbose=0)
+    assert os.path.exists(path + '.of_1.h5')
+    model.save_weights('%s.weights.%d.h5' % (path, rank))
+    model.evaluate(X[:8], Y[:8], verbose=0)
+    assert os.path.exists('%s.weights.%d.h5' % (path, rank))
+    step, file = model.train_function.function, path + '.npz'
+    step.save(file)
+    with np.load(file) as saved:
+        loaded.append(saved['value/0'])
+    os.fsync, errors = fsync, []
+    for save in (model.save, model.save_weights, step.save):
+        try:
+            save(path + '.nowhere/m.h5')
+        except OSError as error:
+            errors.append(str(error))
+    write(path, model, {}, *loaded)
+    with open('%s.%d.json' % (path, rank), 'w') as f:
+        json.dump(errors, f)
+    if rank == 0:
+        model.save(path + '.at_the_end.h5')
 
 
 PARTS = [(0, 29), (29, 40), (40, 53)]  # of 29, 11 and 13 samples

@@ -3,6 +3,7 @@ import json
 import os
 
 import theano_mgpu as mgpu
+from theano_mgpu.keras import checkpoint
 
 import keras
 import numpy as np
@@ -95,7 +96,7 @@ def test_each_process_feeds_its_own_data(tmp_path, contexts):
         assert_same_history(history(path, rank), found, 1e-4)
 
 
-def test_checkpoint_in_one_process(tmp_path, contexts):
+def test_checkpoint_in_one_process(tmp_path, contexts, monkeypatch):
     contexts('cpu', 2)
     file = str(tmp_path / 'c.npz')
     x, y = rank_jobs.X, rank_jobs.Y
@@ -125,8 +126,11 @@ def test_checkpoint_in_one_process(tmp_path, contexts):
     assert_same(rank_jobs.state(resumed), rank_jobs.state(whole), 0)
     assert_same_history(log_of_resumed, log, 0)
     assert seen == [1, 2]
+    monkeypatch.setattr(checkpoint, '_runs', {})  # as in a new process
     again, _, seen = fit(3, file)  # all is done
     assert_same(rank_jobs.state(again), rank_jobs.state(whole), 0)
+    assert seen == []
+    monkeypatch.setattr(checkpoint, '_runs', {})
     with pytest.raises(ValueError, match='not written by theano_mgpu.keras.Checkpoint'):
         whole.train_function.function.save(file)
         fit(3, file)

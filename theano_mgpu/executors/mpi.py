@@ -21,6 +21,7 @@ SPIN = 0.02              # seconds of waiting before a rank begins to sleep in b
 NAP = 0.005              # the longest of these sleeps
 TAG = 0x6d67
 MAIL = TAG + 1
+WRITTEN = TAG + 2
 LONGEST = 1 << 30        # bytes in one message: MPI counts up to 2**31
 
 
@@ -67,6 +68,7 @@ class MpiRanks(Ranks):
         self.rank, self.size = self._comm.rank, self._comm.size
         self._functions = []
         self._unsent = []
+        self._meetings = 0  # equal on all ranks at the same place of the script
         self._sent = np.zeros(3 + WIDTH, 'int64')
         self._received = np.zeros((self.size, 3 + WIDTH), 'int64')
         others = [rank for rank in range(self.size) if rank != self.rank]
@@ -82,6 +84,7 @@ class MpiRanks(Ranks):
         return 'rank %d (host %s)' % (rank, self.hosts[rank]) if rank in self.hosts else 'rank %d' % rank
 
     def meet(self, what, values=(), patience=None):
+        self._meetings += 1
         self._sent[:] = 0
         self._sent[:len(what)] = what
         self._sent[3:3 + len(values)] = values
@@ -182,16 +185,57 @@ class MpiRanks(Ranks):
         self.meet((SHARE,))
         return self._comm.gather(value, 0)
 
-    def post(self, rank, message):
+    def post(self, rank, message, tag=MAIL):
         """Send a picklable message to a rank, without waiting for it to be taken."""
         self._unsent = [request for request in self._unsent if not request.Test()]
-        self._unsent.append(self._comm.isend(message, rank, MAIL))
+        self._unsent.append(self._comm.isend(message, rank, tag))
 
-    def take(self):
+    def take(self, tag=MAIL):
         """The next message that was posted to this rank: ``(rank, message)``, or None if there is none yet."""
         status = self._mpi.Status()
-        found = self._comm.improbe(tag=MAIL, status=status)
+        found = self._comm.improbe(tag=tag, status=status)
         return (status.source, found.recv()) if found is not None else None
+
+    def write_by_first(self, path, write):
+        if self.rank:
+            if not self._is_written(path):
+                write()
+            return
+        error = None
+        try:
+            write()
+        except BaseException as failure:
+            error = failure
+            raise
+        finally:
+            for rank in range(1, self.size):
+                self.post(rank, (path, self._meetings, self.reported(error)), WRITTEN)
+
+    def _is_written(self, path):
+        """Wait until rank 0 has written a file, or has gone on without it; whether it was written."""
+        started = time.monotonic()
+        while True:
+            # Rank 0's messages come in the order in which it sent them: once it is at the next meeting, what it has
+            # not written here before it will not write.
+            gone_on = self._comm.iprobe(0, TAG)
+            found = self.take(WRITTEN)
+            if found:
+                written, meetings, error = found[1]
+                if (written, meetings) == (path, self._meetings):
+                    if error is not None:
+                        raise error
+                    return True
+            elif gone_on:
+                return False
+            else:
+                self._wait_for_file(path, time.monotonic() - started)
+
+    def _wait_for_file(self, path, waited):
+        if config.mgpu.timeout and waited > config.mgpu.timeout:
+            raise RankError('%s has waited %.0f s for %s to write %s. Make the call on every rank, or on rank 0 alone; '
+                            'a longer time to wait is set by the flag mgpu.timeout, in seconds (0: for ever)'
+                            % (self.name(self.rank), waited, self.name(0), path))
+        time.sleep(NAP)
 
     @contextlib.contextmanager
     def first_compiler(self):

@@ -3,6 +3,8 @@ import contextlib
 
 import numpy as np
 
+from ..errors import RankError
+
 WIDTH = 8  # integers that a rank can give when the ranks meet
 
 # What a rank may be doing, the first number of `what`; a function's number follows, and how many calls went before.
@@ -80,6 +82,68 @@ class Ranks:
     def collect(self, value):
         """A picklable value of each rank, on rank 0; None on the others."""
         return [value]
+
+    def by_first(self, act):
+        """Have rank 0 act alone; the other ranks wait for it, and every rank has to make the call.
+
+        Parameters
+        ----------
+        act : callable
+            Without arguments; it must not exchange anything with other ranks.
+
+        Returns
+        -------
+        object
+            What ``act()`` returned on rank 0, which must be picklable.
+
+        Raises
+        ------
+        Exception
+            What ``act()`` raised: on the other ranks, too, or a RankError that reports it.
+        """
+        result = error = None
+        if self.rank == 0:
+            try:
+                result = act()
+            except Exception as failure:  # raised below, once the other ranks know
+                error = failure
+        result, reported = self.tell((result, self.reported(error)))
+        if reported is not None:
+            raise error or reported
+        return result
+
+    def reported(self, error):
+        """An exception of this rank's as other ranks raise it: the same where it can be pickled for certain.
+
+        Scripts that catch an OSError or a ValueError then take the same way on every rank.
+        """
+        if error is None or type(error).__module__ == 'builtins' and isinstance(error, (OSError, ValueError)):
+            return error
+        reported = RankError('rank %d failed: %s: %s' % (self.rank, type(error).__name__, error))
+        reported.elsewhere = True
+        return reported
+
+    def write_by_first(self, path, write):
+        """Have rank 0 write a file; another rank that makes the same call goes on once the file is written.
+
+        Rank 0 does not wait, so that a script may call it on rank 0 alone. A rank whose file rank 0 does not write
+        at the same place of the script writes it itself.
+
+        Parameters
+        ----------
+        path : str
+            Absolute.
+        write : callable
+            Without arguments.
+
+        Raises
+        ------
+        Exception
+            What ``write()`` raised; as for `by_first` on the other ranks.
+        RankError
+            If rank 0 neither writes the file nor goes on.
+        """
+        write()
 
     def everyones(self, number):
         """An integer of each rank."""

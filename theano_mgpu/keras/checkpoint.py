@@ -1,153 +1,245 @@
 """`theano_mgpu.keras.Checkpoint`: a training that a crash, or a kill, sets back by a few batches only."""
 import os
-import random
+import uuid
 
 import keras
-import numpy as np
 
 from .. import state
-from ..errors import MgpuError
+from ..errors import MgpuError, warn
+from .fit_record import FitRecord, random_states, set_random_states
 from .functions import BatchFunction
+
+
+class Run:
+    """The fits of this process that had a Checkpoint of the same path."""
+
+    def __init__(self):
+        self.id = None      # of the run of the script, of which this process may be a restart
+        self.finished = 0
+
+
+_runs = {}  # by absolute path
 
 
 class Checkpoint(keras.callbacks.Callback):
     """Save the whole training state every so many batches; when `fit` begins, go on from what was saved.
 
     Run the same script again after a crash (``theano-mgpu launch --restarts`` does): `fit` and `fit_generator` of a
-    parallel model then pass over the batches that are done, in the same order of samples, with the losses and
-    metrics that they had, and compute from the next one on. What is saved are weights, the states of the optimizer,
-    the metrics and the random streams, and these losses.
+    parallel model then pass over the batches that are done, in the same order of samples, with the history that
+    they had, and compute from the next one on. What is saved are weights, the states of the optimizer, the metrics
+    and the random streams, and that history.
 
     Parameters
     ----------
     path : str
-        An .npz file, always a whole one: each checkpoint replaces the one before.
+        An .npz file, always a whole one. Each checkpoint replaces the one before, which stays as
+        ``path + '.previous'`` and is taken where the file turns out to be damaged. A second fit of the same process
+        with this path has a file of its own, ``run-fit2.npz`` for ``run.npz``, and so on; a fit that ends with an
+        error, or is interrupted, leaves its file to the next one.
     every : int
         Training batches between checkpoints, at least 1: what a crash can lose.
+    allow_nan : bool
+        Write a state that is infinite or not a number, too. Otherwise a warning names what is, and the file stays as
+        it is.
 
     Raises
     ------
     ValueError
-        If `every` is less than 1; in `fit`, if the file is of another model.
+        If `every` is less than 1. In `fit`, if the file is damaged, and so is the one before it; if it is of another
+        model, or of a fit with other epochs, steps, samples, batches or data. Where a generator gives the data, other
+        batches than before are only warned of, since it may draw them at random.
 
     Notes
     -----
-    Other callbacks are not called for what is passed over, so that files which they wrote stay as they are; but
-    CSVLogger is, since it begins its file anew. Remove the file to train from the beginning.
+    Other callbacks are not called for what is passed over, so that files which they wrote stay as they are; but a
+    CSVLogger that begins its file anew is. What they put into `logs` is remembered. Remove the file to train from the
+    beginning.
     """
 
-    def __init__(self, path, every=100):
+    def __init__(self, path, every=100, allow_nan=False):
         super().__init__()
         if every < 1:
             raise ValueError('every=%r: a checkpoint is made every so many batches, 1 or more' % (every,))
-        self.path, self.every = path, every
-        self.passing = False   # whether what comes next is done already
+        self.path, self.every, self.allow_nan = path, every, allow_nan
+        self._functions = []
+        self._saved = None  # the FitRecord of the file, while what is in it is passed over
+
+    @property
+    def passing(self):
+        """Whether what comes next is done already."""
+        return self._saved is not None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        """Leave the model's functions, however `fit` ended, with the state of the file at least."""
+        trained = bool(self._functions)
+        try:
+            if self.passing:
+                self._restore()
+        finally:
+            for function in self._functions:
+                function.memory = None
+            self._functions = []
+        if trained and kind is None:
+            self._run.finished += 1
 
     def on_train_begin(self, logs=None):
-        if not isinstance(self.model.train_function, BatchFunction):
+        train = self.model.train_function
+        if not isinstance(train, BatchFunction):
             raise MgpuError('Checkpoint is for a model that runs over contexts, if only one: of multi_gpu_model, or '
                             'after enable(), which theano-mgpu run does for a script. %s is left to plain Keras'
                             % self.model.name)
-        self._functions = [f for f in (self.model.train_function, self.model.test_function) if f is not None]
-        self._step = self.model.train_function.function
+        self._step = train.function
         self._ranks = self._step.forward.ranks
         if self._step.forward.sharded:
             raise MgpuError('Checkpoint needs every process to be given the whole data: with mgpu.data=sharded the '
                             'processes have done different numbers of batches')
-        self._done, self._batches = [], 0
-        self._random = _random_states()
-        if self._ranks.tell(os.path.exists(self.path)):
+        self._run = _runs.setdefault(os.path.abspath(self.path), Run())
+        self._file = file_of_fit(self.path, self._run.finished + 1)
+        self._done, self._in_batch = FitRecord(self.params), False
+        if self._ranks.tell(os.path.exists(self._file)):
             self._read()
+        if self._run.id is None:
+            self._run.id = self._ranks.tell(uuid.uuid4().hex)
+        self._done.run = self._run.id
+        self._functions = [f for f in (train, self.model.test_function) if f is not None]
         for function in self._functions:
             function.memory = self
 
-    def recall(self, compute):
-        """Results of a call of the train or the test function: remembered ones, else computed and remembered."""
-        if self.passing:
-            self._n_passed += 1
-            return list(self._done[self._n_passed - 1])
-        results = compute()
-        self._done.append(np.array(results))
-        return results
+    def recall(self, function, inputs, compute):
+        """Results of a call of the train or the test function: remembered ones, or computed ones.
+
+        Of the train function, the first call in each batch is Keras's; others are a callback's own.
+        """
+        if function is not self._functions[0]:
+            return self._logged('val_') if self.passing else compute()
+        if not self._in_batch:
+            return compute()
+        self._in_batch = False
+        self._done.add_inputs(inputs)
+        results = self._passed() if self.passing else compute()
+        self._done.batches.append(results)
+        return list(results)
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if 'initial_epoch' not in self._done.fit:
+            self._done.fit['initial_epoch'] = epoch
+            if self.passing:
+                self._compare()
+
+    def on_batch_begin(self, batch, logs=None):
+        self._in_batch = True
 
     def on_batch_end(self, batch, logs=None):
-        if self.passing:
-            self._go_on_if_all_is_passed()
-            return
-        self._batches += 1
-        if self._batches % self.every == 0:
-            self._save()
+        done, saved = self._done, self._saved
+        if not self.passing:
+            if done.n_batches % self.every == 0:
+                self._save()
+        elif saved.batches and done.n_batches == saved.n_batches:
+            self._go_on()
+        elif saved.stopped and done.n_batches == saved.n_batches:
+            self.model.stop_training = True
 
     def on_epoch_end(self, epoch, logs=None):
-        self._go_on_if_all_is_passed()
+        done, saved = self._done, self._saved
+        done.end_epoch({})
+        if self.passing:
+            if saved.lengths[:len(done.lengths)] != done.lengths:
+                self._refuse('holds epochs of %s batches, but those of this fit have %s'
+                             % (saved.lengths, done.lengths))
+            logs.clear()
+            logs.update(self.logs_after(0))
+            if done.n_batches == saved.n_batches and saved.stopped:
+                self.model.stop_training = True
+        done.add_logs(0, logs)
 
     def on_train_end(self, logs=None):
-        if not self.passing:
-            self._save(self.model.stop_training)
+        if self.passing:
+            self._go_on()
+        else:
+            self._done.end = random_states()
+            self._save()
 
-    def detach(self):
-        """Leave the model's functions, however `fit` ended."""
-        self.passing = False
-        for function in getattr(self, '_functions', []):
-            function.memory = None
+    def logs_after(self, position):
+        """What a callback had put into the logs of the epoch that is passed over."""
+        return self._saved.logs_of(len(self._done.epochs) - 1, position)
 
-    def _save(self, stopped=False):
-        extra = {'done': np.array(self._done), 'batches': np.array(self._batches), 'stopped': np.array(stopped)}
-        self._step.save_with(self.path, dict(extra, **self._random))
+    def note_logs(self, position, logs):
+        self._done.add_logs(position, logs)
 
     def _read(self):
-        self._arrays = state.read(self.path, self._ranks)
-        if 'extra/done' not in self._arrays:
-            raise ValueError('%s was not written by theano_mgpu.keras.Checkpoint; name another file' % self.path)
-        state.check(self.path, self._arrays, self._step.variables())
-        self._done = list(self._arrays['extra/done'])
-        self._batches = int(self._arrays['extra/batches'])
-        self._random = {name: self._arrays['extra/' + name] for name in self._random}
-        _set_random_states(self._random)
-        self._n_passed, self.passing = 0, bool(self._done)
+        saved = state.Saved(self._file, self._ranks, len(self._step.contexts))
+        if 'fit' not in saved.extra:
+            raise ValueError('%s was not written by theano_mgpu.keras.Checkpoint; name another file' % self._file)
+        record = FitRecord.from_arrays(saved.extra)
+        if not self._run.finished:
+            self._run.id = record.run
+        elif self._run.id != record.run:
+            warn('%s is not of the run that %s is of: this fit begins anew, and replaces it' % (self._file, self.path))
+            return
+        saved.check(self._step.variables())
+        self._saved, self._state, self._before = record, saved, self._done.begin
+        self._compare()
+        self._done.begin = record.begin
+        set_random_states(record.begin)  # the orders of samples follow from these
 
-    def _go_on_if_all_is_passed(self):
-        if self.passing and self._n_passed == len(self._done):
-            self.passing = False
-            state.set_values(self.path, self._arrays, self._step.variables(), self._step.contexts, self._ranks)
-            self.model.stop_training = bool(self._arrays['extra/stopped'])
-            self._arrays = None
+    def _save(self):
+        self._done.stopped = self.model.stop_training
+        self._step.save_with(self._file, self._done.to_arrays(), self.allow_nan)
+
+    def _compare(self):
+        ours, theirs = self._done.fit, self._saved.fit
+        if any(theirs[name] != value for name, value in ours.items()):
+            self._refuse('was written by a fit with %s, but this one has %s'
+                         % (self._saved.arguments(), self._done.arguments()))
+
+    def _refuse(self, text):
+        """An error about the file; nothing is changed."""
+        self._saved = self._state = None
+        set_random_states(self._before)
+        raise ValueError('%s %s. Give the same arguments and data to go on from it; to train from the beginning, '
+                         'remove the file or name another one' % (self._file, text))
+
+    def _passed(self):
+        """Results of the batch that is passed over: its own, or where its epoch is finished, those of the epoch."""
+        done, saved = self._done, self._saved
+        given = self.params.get('samples') is not None  # else a generator gives the data
+        if given and not done.n_batches and done.first_batch != saved.first_batch:
+            self._refuse('was written by a fit whose first batch has the checksum %d, but that of this one has %d'
+                         % (saved.first_batch, done.first_batch))
+        return self._logged('') if len(done.epochs) < len(saved.epochs) else saved.batches[len(done.batches)]
+
+    def _logged(self, prefix):
+        """The loss and metrics at the end of the epoch that is passed over."""
+        logs = self._saved.logs_of(len(self._done.epochs), 0)
+        return [logs.get(prefix + name, float('nan')) for name in self.model.metrics_names]
+
+    def _go_on(self):
+        """All is passed over: give the model the state that it had then."""
+        if self._done.all_batches != self._saved.all_batches:
+            warn('%s was written after other batches than those that were passed over now, in another order or of '
+                 'other data: the training goes on from its state, but not as if it had not been interrupted. Draw '
+                 'random numbers neither in callbacks, which are not called meanwhile, nor without a seed' % self._file)
+        self._restore()
+
+    def _restore(self):
+        saved, values = self._saved, self._state
+        self._saved = self._state = None
+        values.give(self._step.variables(), self._step.contexts)
+        self.model.stop_training = saved.stopped
+        if saved.end:
+            set_random_states(saved.end)
 
 
-class WhileComputing:
-    """A callback that is not called for what a Checkpoint passes over."""
+def file_of_fit(path, number):
+    """The file of a fit, counted from 1, among those with this path.
 
-    def __init__(self, callback, checkpoint):
-        self.__dict__.update(callback=callback, checkpoint=checkpoint)
-
-    def __getattr__(self, name):
-        if self.checkpoint.passing and name.startswith('on_') and name not in ('on_train_begin', 'on_train_end'):
-            return lambda *args, **kwargs: None
-        return getattr(self.callback, name)
-
-    def __setattr__(self, name, value):
-        setattr(self.callback, name, value)
-
-
-def with_checkpoint(callbacks):
-    """The Checkpoint among callbacks, or None; and the callbacks as they are to be called with it."""
-    found = [callback for callback in callbacks if isinstance(callback, Checkpoint)]
-    if not found:
-        return None, callbacks
-    if len(found) > 1:
-        raise ValueError('%d Checkpoints among the callbacks: give one' % len(found))
-    others = [callback if isinstance(callback, keras.callbacks.CSVLogger) else WhileComputing(callback, found[0])
-              for callback in callbacks if callback is not found[0]]
-    return found[0], found + others
-
-
-def _random_states():
-    """States of the generators that orders of samples are drawn from, NumPy's and Python's, as arrays."""
-    generator = np.random.RandomState()
-    generator.set_state(np.random.get_state())
-    return {'numpy_random': state.to_array(generator), 'python_random': np.array(random.getstate()[1], 'uint64')}
-
-
-def _set_random_states(states):
-    np.random.set_state(state.from_array(states['numpy_random']).get_state())
-    random.setstate((random.getstate()[0], tuple(map(int, states['python_random'])), None))
+    Examples
+    --------
+    >>> file_of_fit('a/run.npz', 1), file_of_fit('a/run.npz', 2)
+    ('a/run.npz', 'a/run-fit2.npz')
+    """
+    root, extension = os.path.splitext(path)
+    return path if number == 1 else '%s-fit%d%s' % (root, number, extension)

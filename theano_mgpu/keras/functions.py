@@ -57,7 +57,7 @@ class BatchFunction:
         compute = functools.partial(self._run, inputs)
         if self.observer is not None:
             compute = functools.partial(self.observer, self, inputs, compute)
-        return self.memory.recall(compute) if self.memory else compute()
+        return self.memory.recall(self, inputs, compute) if self.memory else compute()
 
     def _run(self, inputs):
         function = self._forms.of(inputs)

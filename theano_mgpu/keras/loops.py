@@ -1,6 +1,7 @@
 """What a ParallelModel adds to Keras's loops: checkpoints; in a process of several one order of samples, one writer,
 and the results of all the data.
 """
+import contextlib
 import functools
 import inspect
 import random
@@ -11,7 +12,7 @@ from keras import callbacks as keras_callbacks
 
 from .. import launched
 from ..executors import mpi_ranks
-from .checkpoint import with_checkpoint
+from .checkpoint import Checkpoint
 
 # Callbacks that only write. Those that steer (EarlyStopping, schedules) have to run, and agree, on every rank.
 WRITERS = (keras_callbacks.ModelCheckpoint, keras_callbacks.CSVLogger, keras_callbacks.RemoteMonitor,
@@ -43,12 +44,48 @@ def loop_of(method):
         if within or not (callbacks or launched.trains_together()):
             return method(self, *args, **kwargs)
         checkpoint, callbacks = with_checkpoint(list(callbacks))
-        try:
+        with checkpoint or contextlib.nullcontext():
             return run_together(run, callbacks) if launched.trains_together() else run(callbacks=callbacks)
-        finally:
-            if checkpoint:
-                checkpoint.detach()
     return loop
+
+
+class WhileComputing:
+    """A callback that is not called for what a Checkpoint passes over; what it put into `logs` is there all the same.
+    """
+
+    def __init__(self, callback, checkpoint, position):
+        self.__dict__.update(callback=callback, checkpoint=checkpoint, position=position)
+
+    def on_epoch_end(self, epoch, logs=None):
+        if self.checkpoint.passing:
+            added = self.checkpoint.logs_after(self.position)
+            logs.update(added)
+        else:
+            before = dict(logs)
+            self.callback.on_epoch_end(epoch, logs)
+            added = {name: value for name, value in logs.items() if name not in before or before[name] is not value}
+        self.checkpoint.note_logs(self.position, added)
+
+    def __getattr__(self, name):
+        if self.checkpoint.passing and name.startswith('on_') and name not in ('on_train_begin', 'on_train_end'):
+            return lambda *args, **kwargs: None
+        return getattr(self.callback, name)
+
+    def __setattr__(self, name, value):
+        setattr(self.callback, name, value)
+
+
+def with_checkpoint(callbacks):
+    """The Checkpoint among callbacks, or None; and the callbacks as they are to be called with it."""
+    found = [callback for callback in callbacks if isinstance(callback, Checkpoint)]
+    if not found:
+        return None, callbacks
+    if len(found) > 1:
+        raise ValueError('%d Checkpoints among the callbacks: give one' % len(found))
+    others = [callback for callback in callbacks if callback is not found[0]]
+    return found[0], found + [
+        callback if isinstance(callback, keras_callbacks.CSVLogger) and not callback.append
+        else WhileComputing(callback, found[0], position) for position, callback in enumerate(others, 1)]
 
 
 def run_together(run, callbacks):
@@ -58,9 +95,45 @@ def run_together(run, callbacks):
     quiet = {}
     if launched.rank():
         quiet = {'verbose': 0}
-        callbacks = [callback for callback in callbacks
-                     if not isinstance(getattr(callback, 'callback', callback), WRITERS)]
+    callbacks = [OnFirstRank(callback) if isinstance(getattr(callback, 'callback', callback), WRITERS) else callback
+                 for callback in callbacks]
     return together.results(run(callbacks=[together] + callbacks, **quiet))
+
+
+class OnFirstRank:
+    """A callback that the first process alone calls; the others go on once it has written.
+
+    Parameters
+    ----------
+    callback : keras.callbacks.Callback
+        One of `WRITERS`, perhaps in a WhileComputing.
+    """
+
+    def __init__(self, callback):
+        self.__dict__.update(callback=callback, ranks=mpi_ranks())
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._call('on_epoch_end', epoch, logs)
+
+    def on_train_end(self, logs=None):
+        self._call('on_train_end', logs)
+
+    def _call(self, name, *args):
+        own = getattr(self.callback, 'callback', self.callback)
+
+        def act():
+            getattr(self.callback, name)(*args)
+            return {name: value for name, value in vars(own).items() if isinstance(value, (int, float, np.number))}
+        # A script may look at ModelCheckpoint.best, and has to find the same everywhere.
+        vars(own).update(self.ranks.by_first(act))
+
+    def __getattr__(self, name):
+        if self.ranks.rank and name.startswith('on_'):
+            return lambda *args, **kwargs: None
+        return getattr(self.callback, name)
+
+    def __setattr__(self, name, value):
+        setattr(self.callback, name, value)
 
 
 class Together(keras.callbacks.Callback):

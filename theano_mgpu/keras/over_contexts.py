@@ -10,6 +10,7 @@ from keras import backend as K
 from keras.engine import saving
 
 from .. import compat, launched
+from ..executors import Ranks, mpi_ranks
 from ..files import whole_file
 from . import functions
 from .batch import members
@@ -71,7 +72,10 @@ def _standardize_user_data(original):
 
 
 def save(original):
-    """As `keras.Model.save`; a file is replaced whole, and of several processes the first one writes."""
+    """As `keras.Model.save`; a file is replaced whole, and of several processes the first one writes it.
+
+    Another process that makes the same call goes on once the file is written.
+    """
     @functools.wraps(original)
     def save(self, filepath, overwrite=True, include_optimizer=True):
         _save_whole(functools.partial(original, self, include_optimizer=include_optimizer), filepath, overwrite)
@@ -79,7 +83,7 @@ def save(original):
 
 
 def save_weights(original):
-    """As `keras.Model.save_weights`; a file is replaced whole, and of several processes the first one writes."""
+    """As `keras.Model.save_weights`; a file is written as by `save`."""
     @functools.wraps(original)
     def save_weights(self, filepath, overwrite=True):
         _save_whole(functools.partial(original, self), filepath, overwrite)
@@ -87,14 +91,18 @@ def save_weights(original):
 
 
 def _save_whole(write, filepath, overwrite):
-    """``write(path)`` such that who reads the file, or kills this process, finds a whole one."""
-    if launched.trains_together() and launched.rank():
-        return
-    if not isinstance(filepath, str):  # an h5py group, or a stream
+    """``write(path)`` such that whoever reads the file finds a whole one, also after an interrupted write."""
+    if not isinstance(filepath, (str, os.PathLike)):  # an h5py group, or a stream, which each process has for itself
         write(filepath)
-    elif overwrite or not os.path.isfile(filepath) or saving.ask_to_proceed_with_overwrite(filepath):
-        with whole_file(filepath) as unfinished:
-            write(unfinished)
+        return
+    path = os.path.abspath(filepath)
+
+    def replace():
+        if overwrite or not os.path.isfile(path) or saving.ask_to_proceed_with_overwrite(path):
+            with whole_file(path) as unfinished:
+                write(unfinished)
+    ranks = mpi_ranks() if launched.trains_together() else Ranks()
+    ranks.write_by_first(path, replace)
 
 
 def _training_loop(original):

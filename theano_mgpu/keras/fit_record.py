@@ -1,0 +1,123 @@
+"""What a checkpoint of a Keras `fit` holds beside the training state: which fit it is, and what it has reported."""
+import json
+import random
+import zlib
+
+import numpy as np
+
+from .. import state
+from ..errors import warn
+from ..exchange import checksum, sampled_checksum
+
+ARGUMENTS = ('epochs', 'batch_size', 'steps', 'samples', 'do_validation')
+
+
+class FitRecord:
+    """What a fit has done so far.
+
+    Attributes
+    ----------
+    run : str
+        What the files of one run of a script have in common.
+    fit : dict
+        The arguments of the fit that all batches follow from.
+    epochs : list of dict
+        For each finished epoch, what callbacks put into its `logs`: ``'0/loss'`` is the loss that came with it,
+        ``'2/lr'`` a value that the second of the user's other callbacks added.
+    lengths : list of int
+        Batches of each finished epoch.
+    batches : list of list
+        Results of each batch of the epoch that is not finished.
+    first_batch, all_batches : int
+        Checksums of the inputs so far.
+    stopped : bool
+        Whether the training is to stop.
+    begin, end : dict of str to ndarray
+        `random_states` when the fit began, and when it ended; the latter is empty before.
+    """
+
+    def __init__(self, params):
+        self.run = None
+        self.fit = {name: params.get(name) for name in ARGUMENTS}
+        self.epochs, self.lengths, self.batches = [], [], []
+        self.first_batch, self.all_batches = None, 0
+        self.stopped = False
+        self.begin, self.end = random_states(), {}
+
+    @property
+    def n_batches(self):
+        return sum(self.lengths) + len(self.batches)
+
+    def arguments(self):
+        """The arguments of the fit, in words."""
+        return ', '.join('%s=%s' % (name, self.fit[name]) for name in sorted(self.fit))
+
+    def add_inputs(self, inputs):
+        """Note what a batch was made of."""
+        number = checksum(map(sampled_checksum, inputs))
+        if self.first_batch is None:
+            self.first_batch = number
+        self.all_batches = zlib.crc32(b'%d' % number, self.all_batches)
+
+    def end_epoch(self, logs):
+        self.epochs.append(logs)
+        self.lengths.append(len(self.batches))
+        self.batches = []
+
+    def add_logs(self, position, logs):
+        """Note what a callback put into the logs of the epoch that has just ended."""
+        for name, value in logs.items():
+            if np.ndim(value) or np.asarray(value).dtype.kind not in 'biufU':
+                warn('a checkpoint does not hold logs[%r], which is no number and no text: %r' % (name, value))
+            else:
+                self.epochs[-1]['%d/%s' % (position, name)] = value
+
+    def logs_of(self, epoch, position):
+        """What a callback put into the logs of an epoch, a number from 0; empty for one that is not finished."""
+        prefix = '%d/' % position
+        logs = self.epochs[epoch] if epoch < len(self.epochs) else {}
+        return {key[len(prefix):]: value for key, value in logs.items() if key.startswith(prefix)}
+
+    def to_arrays(self):
+        arrays = {'run': np.array(self.run), 'fit': np.array(json.dumps(self.fit, default=int)),
+                  'lengths': np.array(self.lengths, 'int64'), 'stopped': np.array(bool(self.stopped)),
+                  'checksums': np.array([self.first_batch or 0, self.all_batches], 'int64')}
+        # A column a value, so that each keeps its dtype.
+        for key in dict.fromkeys(key for logs in self.epochs for key in logs):
+            having = [i for i, logs in enumerate(self.epochs) if key in logs]
+            arrays['having/' + key] = np.array(having)
+            arrays['logs/' + key] = np.array([self.epochs[i][key] for i in having])
+        arrays.update(('batches/%d' % i, np.array(column)) for i, column in enumerate(zip(*self.batches)))
+        for name, states in (('begin', self.begin), ('end', self.end)):
+            arrays.update(('%s/%s' % (name, key), value) for key, value in states.items())
+        return arrays
+
+    @classmethod
+    def from_arrays(cls, arrays):
+        def named(prefix):
+            return {key[len(prefix):]: value for key, value in arrays.items() if key.startswith(prefix)}
+
+        record = cls({})
+        record.run, record.fit = str(arrays['run']), json.loads(str(arrays['fit']))
+        record.lengths, record.stopped = arrays['lengths'].tolist(), bool(arrays['stopped'])
+        record.first_batch, record.all_batches = arrays['checksums'].tolist()
+        record.epochs = [{} for _ in record.lengths]
+        for key, values in named('logs/').items():
+            for i, value in zip(arrays['having/' + key], values):
+                record.epochs[i][key] = value
+        columns = named('batches/')
+        record.batches = list(map(list, zip(*(columns[str(i)] for i in range(len(columns))))))
+        record.begin, record.end = named('begin/'), named('end/')
+        return record
+
+
+def random_states():
+    """States of the generators that orders of samples are drawn from, NumPy's and Python's, as arrays."""
+    generator = np.random.RandomState()
+    generator.set_state(np.random.get_state())
+    return {'numpy': state.to_array(generator), 'python': np.array(random.getstate()[1], 'uint64')}
+
+
+def set_random_states(states):
+    np.random.set_state(state.from_array(states['numpy']).get_state())
+    random.setstate((random.getstate()[0], tuple(map(int, states['python'])), None))
