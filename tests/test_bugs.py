@@ -563,7 +563,7 @@ def test_a_keras_checkpoint_does_not_grow_with_the_batches_and_stays_finite(cpu2
 
     def look(epoch, logs):
         with np.load(path) as file:
-            sizes.append([file[name].size for name in file.files if name.startswith('extra/batches/')])
+            sizes.append([file[name].size for name in file.files if name.startswith('extra/results/')])
     from keras.callbacks import LambdaCallback
     keras_fit(model, path, [LambdaCallback(on_epoch_end=look)], every=3)
     assert sizes == [[3, 3]] * 3
