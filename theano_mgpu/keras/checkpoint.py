@@ -6,6 +6,7 @@ import keras
 
 from .. import state
 from ..errors import MgpuError, warn
+from .callback_states import give_states, states_of
 from .fit_record import FitRecord, random_states, set_random_states
 from .functions import BatchFunction
 
@@ -52,8 +53,9 @@ class Checkpoint(keras.callbacks.Callback):
     Notes
     -----
     Other callbacks are not called for what is passed over, so that files which they wrote stay as they are; but a
-    CSVLogger that begins its file anew is. What they put into `logs` is remembered. Remove the file to train from the
-    beginning.
+    CSVLogger that begins its file anew is. What they put into `logs` is remembered, and so are the states of
+    EarlyStopping, ReduceLROnPlateau and ModelCheckpoint; a callback of your own has seen only what came after the
+    restart. Remove the file to train from the beginning.
     """
 
     def __init__(self, path, every=100, allow_nan=False):
@@ -61,6 +63,7 @@ class Checkpoint(keras.callbacks.Callback):
         if every < 1:
             raise ValueError('every=%r: a checkpoint is made every so many batches, 1 or more' % (every,))
         self.path, self.every, self.allow_nan = path, every, allow_nan
+        self.others = []    # the other callbacks of the fit
         self._functions = []
         self._saved = None  # the FitRecord of the file, while what is in it is passed over
 
@@ -149,7 +152,6 @@ class Checkpoint(keras.callbacks.Callback):
             if saved.lengths[:len(done.lengths)] != done.lengths:
                 self._refuse('holds epochs of %s batches, but those of this fit have %s'
                              % (saved.lengths, done.lengths))
-            logs.clear()
             logs.update(self.logs_after(0))
             if done.n_batches == saved.n_batches and saved.stopped:
                 self.model.stop_training = True
@@ -187,7 +189,8 @@ class Checkpoint(keras.callbacks.Callback):
 
     def _save(self):
         self._done.stopped = self.model.stop_training
-        self._step.save_with(self._file, self._done.to_arrays(), self.allow_nan)
+        arrays = dict(self._done.to_arrays(), **states_of(self.others))
+        self._step.save_with(self._file, arrays, self.allow_nan)
 
     def _compare(self):
         ours, theirs = self._done.fit, self._saved.fit
@@ -228,6 +231,7 @@ class Checkpoint(keras.callbacks.Callback):
         saved, values = self._saved, self._state
         self._saved = self._state = None
         values.give(self._step.variables(), self._step.contexts)
+        give_states(self.others, values.extra)
         self.model.stop_training = saved.stopped
         if saved.end:
             set_random_states(saved.end)

@@ -80,6 +80,7 @@ class FitRecord:
 
     def to_arrays(self):
         arrays = {'run': np.array(self.run), 'fit': np.array(json.dumps(self.fit, default=int)),
+                  'batches': np.array(self.n_batches),  # for whoever looks into the file
                   'lengths': np.array(self.lengths, 'int64'), 'stopped': np.array(bool(self.stopped)),
                   'checksums': np.array([self.first_batch or 0, self.all_batches], 'int64')}
         # A column a value, so that each keeps its dtype.
@@ -87,7 +88,7 @@ class FitRecord:
             having = [i for i, logs in enumerate(self.epochs) if key in logs]
             arrays['having/' + key] = np.array(having)
             arrays['logs/' + key] = np.array([self.epochs[i][key] for i in having])
-        arrays.update(('batches/%d' % i, np.array(column)) for i, column in enumerate(zip(*self.batches)))
+        arrays.update(('results/%d' % i, np.array(column)) for i, column in enumerate(zip(*self.batches)))
         for name, states in (('begin', self.begin), ('end', self.end)):
             arrays.update(('%s/%s' % (name, key), value) for key, value in states.items())
         return arrays
@@ -105,7 +106,7 @@ class FitRecord:
         for key, values in named('logs/').items():
             for i, value in zip(arrays['having/' + key], values):
                 record.epochs[i][key] = value
-        columns = named('batches/')
+        columns = named('results/')
         record.batches = list(map(list, zip(*(columns[str(i)] for i in range(len(columns))))))
         record.begin, record.end = named('begin/'), named('end/')
         return record

@@ -83,6 +83,7 @@ def with_checkpoint(callbacks):
     if len(found) > 1:
         raise ValueError('%d Checkpoints among the callbacks: give one' % len(found))
     others = [callback for callback in callbacks if callback is not found[0]]
+    found[0].others = [getattr(callback, 'callback', callback) for callback in others]
     return found[0], found + [
         callback if isinstance(callback, keras_callbacks.CSVLogger) and not callback.append
         else WhileComputing(callback, found[0], position) for position, callback in enumerate(others, 1)]

@@ -1,0 +1,39 @@
+"""The states of Keras's own callbacks that decide by what they have seen before, for a checkpoint."""
+import numpy as np
+from keras.callbacks import EarlyStopping, ModelCheckpoint, ReduceLROnPlateau
+
+NAMES = {EarlyStopping: ('wait', 'best', 'stopped_epoch'), ReduceLROnPlateau: ('wait', 'best', 'cooldown_counter'),
+         ModelCheckpoint: ('best', 'epochs_since_last_save')}
+
+
+def states_of(callbacks):
+    """The states of callbacks, a dict of str to ndarray; all names begin with ``callbacks/``."""
+    arrays = {}
+    for key, callback, name in _attributes(callbacks):
+        arrays[key] = np.array(getattr(callback, name))
+    for prefix, callback in _with_weights(callbacks):
+        arrays.update((prefix + str(i), weights) for i, weights in enumerate(callback.best_weights or ()))
+    return arrays
+
+
+def give_states(callbacks, arrays):
+    """Give callbacks the states that `states_of` found, which are among `arrays`."""
+    for key, callback, name in _attributes(callbacks):
+        if key in arrays:
+            setattr(callback, name, arrays[key][()])
+    for prefix, callback in _with_weights(callbacks):
+        n = sum(key.startswith(prefix) for key in arrays)
+        callback.best_weights = [arrays[prefix + str(i)] for i in range(n)] or None
+
+
+def _attributes(callbacks):
+    for position, callback in enumerate(callbacks):
+        for cls, names in NAMES.items():
+            if isinstance(callback, cls):
+                yield from (('callbacks/%d/%s/%s' % (position, cls.__name__, name), callback, name) for name in names)
+
+
+def _with_weights(callbacks):
+    for position, callback in enumerate(callbacks):
+        if isinstance(callback, EarlyStopping):
+            yield 'callbacks/%d/best_weights/' % position, callback
