@@ -138,8 +138,39 @@ def disagree(path):
         json.dump({'met': met, 'unchanged': unchanged}, f)
 
 
-def no_memory(replica, part):
+def no_memory(*_, **__):
     raise MemoryError('no memory left')
+
+
+def late_failures(path):
+    """The last rank fails at different places of a step; weights, and those of an undisturbed training beside it."""
+    from theano_mgpu import step as step_module
+    mgpu.init('a->cpu;b->cpu')
+    networks = disturbed, undisturbed = Network(seed=0), Network(seed=0)
+    step, last = disturbed.step, mgpu.rank() == mgpu.size() - 1
+    places = {'scatter': (step.forward.graph, 'refresh'), 'average': (step_module.Step, '_targets'),
+              'broadcast': (step, '_broadcast'), 'update': (step.update, 'run'), 'outputs': (step_module, 'gather'),
+              'statistics': (step.forward.updates, 'new_values'), 'store': (step_module.Step, '_store')}
+    met = []
+    batches = undisturbed.batches()
+    for place, (owner, name) in places.items():
+        before, batch = disturbed.values(), next(batches)
+        original = getattr(owner, name)
+        if last:
+            setattr(owner, name, no_memory)
+        try:
+            step(*batch)
+            met.append([place, 'nothing', False])
+        except Exception as error:
+            unchanged = all((a == b).all() for a, b in zip(before, disturbed.values()))
+            met.append([place, type(error).__name__, unchanged])
+        if last:
+            setattr(owner, name, original)
+        for network in networks:
+            network.step(*batch)
+    same = [bool((a == b).all()) for a, b in zip(*(network.values() for network in networks))]
+    with open('%s.%d' % (path, mgpu.rank()), 'w') as f:
+        json.dump({'met': met, 'same': same}, f)
 
 
 def fail(how):

@@ -4,7 +4,7 @@ import zlib
 import numpy as np
 
 from .errors import BatchError, MgpuError, RankError
-from .executors import CALL
+from .executors import ADD, CALL
 from .scatter_gather import ranges, sub_batch_sizes
 from .transfers import FlatBuffers, describe
 
@@ -29,6 +29,7 @@ def added(ranks, arrays):
     buffers = FlatBuffers(describe(arrays))
     for view, array in zip(buffers.views, arrays):
         view[...] = array
+    ranks.meet((ADD,))
     ranks.add(buffers.flat)
     return buffers.views
 
@@ -96,7 +97,7 @@ def meet_for_batch(forward, length, values):
     touched = [variable for variable in forward.replicated() if variable.touched]
     ours = [length, checksum(variable.checksum() for variable in touched),
             0 if forward.sharded else checksum(map(sampled_checksum, values))]
-    found = ranks.meet((CALL, forward.number, forward.calls), ours, forward.patience)
+    found = ranks.meet((CALL, forward.number, forward.calls), ours)
     lengths, of_variables, of_values = found.T
     if not forward.sharded:
         _check_equal(ranks, lengths, BatchError, 'the ranks were given batches of different lengths', '%d samples',

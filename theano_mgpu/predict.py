@@ -220,7 +220,7 @@ class Predictor:
             if self._active:
                 raise MgpuError('of several ranks one map at a time can be dealt: exhaust the first one, or close() it')
             self._active = True
-            self._ranks.meet((CALL, self._number, self._calls), patience=theano.config.mgpu.timeout)
+            self._ranks.meet((CALL, self._number, self._calls))
         self._calls += 1
 
     def _check_open(self):

@@ -176,8 +176,7 @@ class TrainingFunction:
 
     def __call__(self, *args, **kwargs):
         """Train on one batch; returns the loss, or a list of loss and outputs."""
-        with self.forward.step(args, kwargs) as step:
-            loss, outputs = self._run(step)
+        loss, outputs = self.forward.step(args, kwargs).run(self._run)
         self._save_checkpoint()
         return [loss] + outputs if outputs else loss
 
@@ -259,7 +258,7 @@ class TrainingFunction:
             with self.forward.timings.span('broadcast'):
                 self._send_params(results[0], transaction)
         for variable in self.update.updated:
-            variable.commit(holders)
+            transaction.then(variable.commit, holders)
 
     def _send_params(self, new, transaction):
         """Give each context what the host has computed; the state of the updates is on the host alone."""

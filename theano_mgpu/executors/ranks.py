@@ -3,10 +3,12 @@ import contextlib
 
 import numpy as np
 
-WIDTH = 8  # integers that a rank can give when the ranks meet
+WIDTH = 32  # integers that a rank can give when the ranks meet: an array's shape, too
 
 # What a rank may be doing, the first number of `what`; a function's number follows, and how many calls went before.
-END, BUILD, CALL, AGREE, SHARE = range(5)
+END, BUILD, COMPILE, SHARE, CALL, ADD, GATHER, AGREE, FAILED = range(9)
+
+_ALONE = contextlib.nullcontext()
 
 
 class Ranks:
@@ -20,7 +22,11 @@ class Ranks:
 
     rank, size = 0, 1
 
-    def meet(self, what, values=(), patience=None):
+    def one_thread(self):
+        """A context manager for a ``with`` block in which no other thread may use the ranks: an MgpuError there."""
+        return _ALONE
+
+    def meet(self, what, values=()):
         """Wait until every rank does the same, and learn each one's integers.
 
         Parameters
@@ -29,8 +35,6 @@ class Ranks:
             What is being done, at most three numbers; see `END`.
         values : list of int
             At most `WIDTH`.
-        patience : float, optional
-            Seconds after which a missing rank is an error; without it, only told of.
 
         Returns
         -------
@@ -39,17 +43,24 @@ class Ranks:
         Raises
         ------
         RankError
-            If a rank does something else, or does not come.
+            If a rank does something else, has failed (`give_up`), or does not come in time.
         """
         return np.array([values], 'int64')
 
-    def agree(self, error=None):
-        """Raise, on every rank, if one has an error: here, this rank's."""
-        if error is not None:
-            raise error
+    def agree(self):
+        """Wait until every rank has come to the end of a step; a RankError if one has failed in it."""
+
+    def give_up(self, error):
+        """Have the others fail, too, since this rank has met an error in a step: they learn of it when they next meet.
+
+        Parameters
+        ----------
+        error : BaseException
+            Of a RankError they know: each is raised on all ranks.
+        """
 
     def add(self, arrays):
-        """Add one-dimensional arrays over the ranks, in place; bitwise the same on each."""
+        """Add one-dimensional arrays over the ranks, in place; bitwise the same on each. The ranks have just met."""
 
     def gather(self, rows, lengths):
         """Rows of all ranks, in their order.
@@ -87,7 +98,10 @@ class Ranks:
 
     @contextlib.contextmanager
     def first_compiler(self):
-        """One rank a host goes first through the block; the others then find what it has compiled."""
+        """One rank a host goes first through the block; the others then find what it has compiled.
+
+        An error in it is one of all ranks.
+        """
         yield
 
     def function_number(self, name):
