@@ -1,4 +1,6 @@
 """What the ranks of the tests' MPI jobs do: ``python rank_jobs.py JOB ARGUMENTS``; rank 0 writes what is compared."""
+import argparse
+import atexit
 import functools
 import importlib
 import json
@@ -10,6 +12,7 @@ import time
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'benchmarks'))
 
 import theano_mgpu as mgpu
+from theano_mgpu import dealing
 
 import numpy as np
 import theano
@@ -195,6 +198,52 @@ def fail(how):
             if how == 'kill' and last:
                 os.kill(os.getpid(), signal.SIGKILL)
         network.step(*batch)
+
+
+def stop(*_, **__):
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def stopped(where, file):
+    """The last rank is stopped where the others begin to wait for it."""
+    mgpu.init('a->cpu')
+    network, last = Network(), mgpu.rank() == mgpu.size() - 1
+    ranks, batches = network.step.forward.ranks, network.batches()
+    network.step(*next(batches))
+    if last and hasattr(ranks, where):
+        setattr(ranks, where, stop)
+    if last and where == 'finalize':
+        ranks._mpi = argparse.Namespace(**dict(vars(ranks._mpi), Finalize=stop))
+    if last and where == 'end':
+        atexit.register(stop)
+    if last and where == 'prediction':
+        dealing.outcome = stop
+    print('stopping at %f' % time.time(), flush=True)
+    if where in ('end', 'finalize'):
+        return
+    if where == 'tell':
+        network.step.checkpoint(file, 1)
+    if where == 'collect':
+        network.step.save(file)
+    if where in ('broadcast', 'first_compiler'):
+        Network()
+    x = T.matrix('x')
+    if where in ('prediction', 'end of prediction'):
+        with mgpu.Predictor([x], x.sum(axis=1), mode=PYTHON) as predictor:
+            if last and where == 'end of prediction':
+                predictor._pool.end = stop
+            predictor.predict(np.ones((1000, 2), theano.config.floatX))
+    try:
+        network.step(*next(batches))
+    except mgpu.RankError:  # a script that goes on after it
+        network.step(*next(batches))
+
+
+def wait(path):
+    """A script that takes its time."""
+    mgpu.init('a->cpu')
+    print('waiting', flush=True)
+    time.sleep(1000)
 
 
 def checkpoints(path, file, every, killed_at, rounds=3):

@@ -2,10 +2,14 @@
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
+import time
 
 import theano_mgpu as mgpu
+from theano_mgpu import step as step_module
+from theano_mgpu import training as training_module
 from theano_mgpu.contexts import compiling_for, gpu_context
 
 import numpy as np
@@ -13,7 +17,7 @@ import pytest
 import theano
 import theano.tensor as T
 from common import data, dense_model, momentum
-from test_ranks import INTERPRETED, launch, needs_mpi
+from test_ranks import INTERPRETED, JOBS, launch, needs_mpi
 
 
 def resident_bytes():
@@ -181,3 +185,104 @@ def test_a_failure_of_one_rank_late_in_a_step_is_one_of_all(tmp_path):
         for place, kind, unchanged in found['met']:
             assert kind in own and unchanged, (rank, place, kind)
         assert all(found['same']) and len(found['same']) > 3
+
+
+def processes_of(text):
+    """Running processes whose command line has a text in it."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir('/proc')):
+        try:
+            with open('/proc/%s/cmdline' % pid) as file:
+                if text in file.read():
+                    found.append(int(pid))
+        except OSError:  # it has ended
+            pass
+    return found
+
+
+@needs_mpi
+@pytest.mark.parametrize('killed', ['launch', 'mpirun'])
+def test_a_killed_launcher_leaves_no_process(killed, tmp_path):
+    """mpirun and the ranks went on training, and writing checkpoints, for ever."""
+    mark = str(tmp_path / 'state.npz')
+    job = subprocess.Popen([sys.executable, '-m', 'theano_mgpu', 'launch', '-n', '2', JOBS, 'wait', mark],
+                           env=dict(os.environ, THEANO_FLAGS=INTERPRETED), stdout=subprocess.PIPE, text=True)
+    with job:
+        assert job.stdout.readline() == 'waiting\n'
+        running = processes_of(mark)
+        assert len(running) == 4
+        os.kill(job.pid if killed == 'launch' else min(set(running) - {job.pid}), signal.SIGKILL)
+        job.wait(60)
+        for _ in range(600):
+            if not processes_of(mark):
+                break
+            time.sleep(0.1)
+    assert not processes_of(mark)
+
+
+@pytest.mark.parametrize('kind', ['cpu', 'gpu'])
+def test_a_checkpoint_of_another_job_is_refused(kind, contexts, tmp_path):
+    """Two jobs on one file went on from each other's state."""
+    contexts(kind, 2)
+    path, model = str(tmp_path / 'run.npz'), dense_model()
+    code = "import sys; from theano_mgpu.checkpoint_lock import lock_checkpoint; lock = lock_checkpoint(%r)\n" \
+        "print('locked', flush=True); sys.stdin.read()" % path
+    step = mgpu.training_function(model.inputs, model.loss, model.params, momentum, mode='FAST_COMPILE')
+    with subprocess.Popen([sys.executable, '-c', code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        other.stdout.readline()
+        with pytest.raises(mgpu.MgpuError, match='checkpoints of another job, process %d on host' % other.pid):
+            step.checkpoint(path, 1)
+    assert step.checkpoint(path, 1) == 0
+
+
+def test_ctrl_c_at_any_line_of_a_step_leaves_the_function_usable(cpu2):
+    """The lock stayed taken, so that the next call waited for ever, or new weights stood beside old ones."""
+    model = dense_model()
+    step = mgpu.training_function(model.inputs, model.loss, model.params, momentum, outputs=[model.probabilities],
+                                  batch_updates={theano.shared(np.int64(0), 'count'): T.constant(1)},
+                                  mode='FAST_COMPILE', executor='serial')
+    batch = data(6, 7)
+    variables = [variable.variable for variable in step.variables()]
+    step(*batch)
+
+    def values():
+        return [variable.get_value() for variable in variables]
+
+    def is_own(frame):
+        return frame.f_code.co_filename in (step_module.__file__, training_module.__file__)
+
+    def interrupting(number):
+        seen = [0]
+
+        def trace(frame, event, argument):
+            if not is_own(frame):
+                return None
+            if event == 'line':
+                seen[0] += 1
+                if seen[0] == number:
+                    sys.settrace(None)
+                    raise KeyboardInterrupt
+            return trace
+        return trace
+
+    number, interrupted = 0, True
+    while interrupted:
+        number += 1
+        before = values()
+        sys.settrace(interrupting(number))
+        try:
+            step(*batch)
+            interrupted = False
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        assert step.forward.lock.acquire(blocking=False), 'line event %d' % number
+        step.forward.lock.release()
+        changed = [not np.array_equal(a, b) for a, b in zip(before, values())]
+        assert all(changed) or not any(changed), 'line event %d' % number
+        step(*batch)
+        # not from mixed state: every context has the values of the variable
+        for variable in step.variables():
+            variable.before_read()
+    assert number > 50

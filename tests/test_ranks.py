@@ -219,6 +219,27 @@ def test_what_ends_one_rank_ends_all(how, code, message):
         assert 'ValueError: the data of step 5 are bad' in done.stderr and 'rank 1 began' in done.stderr
 
 
+@pytest.mark.parametrize('where,message', [
+    ('add', 'adding up what each rank has computed, has waited 1 s for data from rank 1'),
+    ('collect', 'sharing values, has waited 1 s for rank 1 (host {host}), and goes on waiting'),
+    pytest.param('meet', 'in call 2 of train (number 0), has waited 1 s for rank 1', marks=pytest.mark.slow),
+    pytest.param('agree', 'at the end of a step, has waited 1 s for rank 1', marks=pytest.mark.slow),
+    pytest.param('gather', 'gathering the rows of a batch, has waited 1 s for rank 1', marks=pytest.mark.slow),
+    pytest.param('tell', 'sharing values, has waited 10 s for rank 1', marks=pytest.mark.slow),
+    pytest.param('broadcast', 'sharing values, has waited 10 s for rank 1', marks=pytest.mark.slow),
+    pytest.param('first_compiler', 'compiling in turn, has waited 10 s for rank 1', marks=pytest.mark.slow),
+    pytest.param('prediction', 'has had a batch to compute for 1 s and does not answer', marks=pytest.mark.slow),
+    pytest.param('end of prediction', 'has had a prediction to end for 1 s', marks=pytest.mark.slow),
+    pytest.param('end', 'at its end, has waited 10 s for rank 1', marks=pytest.mark.slow),
+    pytest.param('finalize', 'Timeout (0:00:01)!', marks=pytest.mark.slow)])
+def test_a_stopped_rank_ends_the_job(where, message, tmp_path):
+    """By SIGSTOP, as by a debugger or a machine that is out of memory; slow: ten times the limit where others may work.
+    """
+    done = launch(2, 'stopped', where, tmp_path / 'state.npz', options=['--timeout', '1'], expected=1,
+                  flags=INTERPRETED)
+    assert message.format(host=os.uname().nodename) in done.stderr
+
+
 def test_a_killed_job_goes_on_from_its_last_checkpoint(tmp_path):
     done = launch(2, 'checkpoints', tmp_path / 'ranks.npz', tmp_path / 'ckpt.npz', 4, 11, options=['--restarts', '3'],
                   flags=INTERPRETED)

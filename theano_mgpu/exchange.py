@@ -1,9 +1,10 @@
 """What the processes of a job exchange in a step: which batch it is, and sums over all of it."""
+import pickle
 import zlib
 
 import numpy as np
 
-from .errors import BatchError, MgpuError, RankError
+from .errors import BatchError, RankError
 from .executors import ADD, CALL
 from .scatter_gather import ranges, sub_batch_sizes
 from .transfers import FlatBuffers, describe
@@ -45,15 +46,49 @@ def arrays_of_first(ranks, arrays, error=None):
     error : Exception, optional
         On rank 0, that there are none: raised on every rank.
     """
-    told = error
-    if ranks.size > 1 and error is not None and not isinstance(error, MgpuError):  # which may not be picklable
-        told = RankError('%s failed: %s: %s' % (ranks.name(0), type(error).__name__, error))
-    described, told = ranks.tell((describe(arrays), told))
-    if told is not None:
-        raise told if ranks.rank else error
+    def description():
+        if error is not None:
+            raise error
+        return describe(arrays)
+
+    described = of_first(ranks, description)
     if ranks.rank:
         arrays = [np.empty(shape, dtype) for shape, dtype in described]
     return ranks.broadcast(arrays)
+
+
+def of_first(ranks, compute):
+    """What a callable returns on rank 0, on every rank; so with what it raises.
+
+    Parameters
+    ----------
+    ranks : Ranks
+    compute : callable
+        Called on rank 0 alone; returns something picklable.
+
+    Returns
+    -------
+    object
+    """
+    value = error = None
+    if ranks.rank == 0:
+        try:
+            value = compute()
+        except Exception as failure:  # raised below, on every rank
+            error = failure
+    value, told = ranks.tell((value, error if ranks.size == 1 or _is_picklable(error) else RankError(
+        '%s failed: %s: %s' % (ranks.name(0), type(error).__name__, error))))
+    if told is not None:
+        raise told if ranks.rank else error
+    return value
+
+
+def _is_picklable(value):
+    try:
+        pickle.loads(pickle.dumps(value))
+    except Exception:  # whatever a class of the user's raises
+        return False
+    return True
 
 
 def lengths_of_ranks(length, replicas, least):

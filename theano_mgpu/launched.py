@@ -9,6 +9,7 @@ VARIABLES = (
     ('PMI_RANK', 'PMI_SIZE', 'MPI_LOCALRANKID', 'MPI_LOCALNRANKS'),
 )
 QUIET = 'MGPU_QUIET'  # set by `theano-mgpu launch`: ranks other than 0 do not print
+STEPPED = b'\0theano_mgpu: a step is done\0'  # written to stderr once: `theano-mgpu launch` takes it out, and restarts
 
 
 def _number(position, default):

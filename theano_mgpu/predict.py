@@ -6,7 +6,7 @@ import weakref
 import numpy as np
 import theano
 
-from . import launched, progress
+from . import job, launched, progress
 from .contexts import borrow, check_process, give_back
 from .dealing import RankPool, serve
 from .errors import BatchError, GraphError, MgpuError, MgpuWarning, PredictionError
@@ -209,6 +209,7 @@ class Predictor:
                 return
             with contextlib.closing(in_order(pool, batches, self._job, on_error)) as found:
                 for outputs in found:
+                    job.note_step()
                     yield outputs if isinstance(outputs, PredictionError) or not self._single else outputs[0]
         finally:
             self._active = False

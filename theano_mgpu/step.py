@@ -4,6 +4,7 @@ import time
 
 import numpy as np
 
+from . import job
 from .collectives import all_reduce, bucket_ranges
 from .compat import watcher_of
 from .contexts import check_process
@@ -90,6 +91,7 @@ class Step:
             self.transaction.roll_back()
             forward.ranks.give_up(error)
             raise
+        job.note_step()
         return results
 
     def _convert(self):

@@ -8,7 +8,9 @@ import numpy as np
 import theano
 
 from . import graph, state
+from .checkpoint_lock import lock_checkpoint
 from .errors import GraphError, MgpuWarning, NonFiniteError
+from .exchange import of_first
 from .forward import Forward
 from .parallel_graph import HOST, ParallelGraph, resolve_contexts
 from .training_graph import loss_gradients, new_values, output_reductions, scalar_loss, splittable
@@ -163,7 +165,7 @@ class TrainingFunction:
                                     [HOST] if update_on == 'host' else self.contexts, self.forward.ranks,
                                     same_on_all=True, mode=mode, name=name)
         self.forward.graphs.append(self.update)
-        self._checkpoint = None
+        self._checkpoint = self._checkpoint_lock = None
 
     @property
     def compiled(self):
@@ -324,11 +326,13 @@ class TrainingFunction:
         ------
         ValueError
             If the file is of another model.
+        MgpuError
+            If another job writes its checkpoints there.
         """
         if every < 1:
             raise ValueError('every=%r: a checkpoint is made every so many calls, 1 or more' % (every,))
         done = 0
-        if self.forward.ranks.tell(os.path.exists(path)):
+        if of_first(self.forward.ranks, functools.partial(self._begin_checkpoints, path)):
             extra = state.load(path, self.variables(), self.contexts, self.forward.ranks)
             if 'calls' not in extra:
                 raise ValueError('%s does not say how many calls it comes after; give a file that step.checkpoint '
@@ -336,6 +340,11 @@ class TrainingFunction:
             done = int(extra['calls'])
         self._checkpoint = (path, every, done - self.forward.calls)
         return done
+
+    def _begin_checkpoints(self, path):
+        """Keep a file to this process; whether it exists."""
+        self._checkpoint_lock = lock_checkpoint(path)
+        return os.path.exists(path)
 
     def _save_checkpoint(self):
         if not self._checkpoint:

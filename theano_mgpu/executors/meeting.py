@@ -88,7 +88,7 @@ class Meeting(Ranks):
                     told = waited
                     self._tell_who_is_missing(what, waited, limit * (PATIENT if what[0] in SLOW else 1))
         except BaseException as error:
-            self.lost = '%s: %s' % (type(error).__name__, error)
+            self.lost = self.lost or str(error) or type(error).__name__
             raise
 
     def _tell_who_is_missing(self, what, waited, limit):
@@ -100,8 +100,7 @@ class Meeting(Ranks):
         if waited < limit:
             job.say(text + ', and goes on waiting')
             return
-        raise RankError(text + ', which did not come. Look at what it does; a longer time to wait is set by the '
-                        'flag mgpu.timeout, in seconds (0: for ever)')
+        raise self.lose(text + ', which did not come')
 
     def _raise_difference(self):
         """Ranks do different things: say which does what."""
@@ -147,7 +146,7 @@ class Meeting(Ranks):
     def lose(self, text):
         """A RankError to raise, since another rank does not answer; every later use of the ranks raises one, too."""
         self.lost = text
-        return RankError(text + ' Look at what it does; a longer time to wait is set by the flag mgpu.timeout, in '
+        return RankError(text + '. Look at what it does; a longer time to wait is set by the flag mgpu.timeout, in '
                          'seconds (0: for ever)')
 
     def function_number(self, name):

@@ -9,6 +9,7 @@ import sys
 import time
 
 import numpy as np
+from theano import config
 
 from .. import job, launched
 from ..errors import BatchError, MgpuError, RankError
@@ -167,10 +168,10 @@ class MpiRanks(Meeting):
 
     def _abort(self, what, waited):
         """End the job: called by the watchdog."""
-        others = ', '.join(self.name(rank) for rank in self._senders)
         job.show_output()
-        job.say('%s, %s, has waited %.0f s for what one of the others sends (%s), which has come so far and stopped. '
-                'The job ends; a longer time to wait is set by the flag mgpu.timeout, in seconds (0: for ever)'
+        others = ' or '.join(map(self.name, self._senders))
+        job.say('%s, %s, has waited %.0f s for data from %s, and ends the job; a longer time to wait is set by the '
+                'flag mgpu.timeout, in seconds (0: for ever)'
                 % (self.name(self.rank), self.describe(what), waited, others))
         job.abort(1)
 
@@ -178,6 +179,9 @@ class MpiRanks(Meeting):
         """Leave the job when the script ends; whoever goes on learns of it, and so does this rank."""
         if sys.exc_info()[0] is not None:
             return
+        if getattr(sys, 'last_type', None) is not None:  # uncaught, and shown by a hook of the script's own
+            job.show_output()
+            job.abort(1)
         try:
             if not self.lost:
                 self.meet((END,))
@@ -188,8 +192,9 @@ class MpiRanks(Meeting):
         if self.lost:
             job.say('%s ends the job, since it has lost the other ranks (%s)' % (self.name(self.rank), self.lost))
             job.abort(1)
-        with self._watchdog((END,)):
-            self._mpi.Finalize()  # here, where it is watched, not once Python has ended its threads
+        # Here, since nothing can look after it once Python has ended; by C, since it keeps Python's lock.
+        job.exit_after(config.mgpu.timeout)
+        self._mpi.Finalize()
 
 
 def _bytes_of(array):
