@@ -7,12 +7,13 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'benchmarks'))
 
 import theano_mgpu as mgpu
-from theano_mgpu import dealing
+from theano_mgpu import dealing, graph
 
 import numpy as np
 import theano
@@ -176,6 +177,17 @@ def late_failures(path):
         json.dump({'met': met, 'same': same}, f)
 
 
+def in_two_threads():
+    """Two trainings at once, in an order that the ranks do not agree on."""
+    networks = Network(), Network()
+    threads = [threading.Thread(target=lambda network=network: [network.step(*batch) for batch in network.batches(50)])
+               for network in networks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def fail(how):
     """Steps, in which the last rank fails in some way."""
     mgpu.init('a->cpu')
@@ -185,6 +197,15 @@ def fail(how):
         if number == 5:
             sys.stdout.write('failing at %f\n' % time.time())
             sys.stdout.flush()
+            if how == 'threads':
+                return in_two_threads()
+            if how == 'output' and last:
+                sys.stdout = None
+                sys.stderr = argparse.Namespace(write=no_memory, flush=no_memory)
+                raise ValueError('the data of step 5 are bad')
+            if how == 'hook' and last:
+                sys.excepthook = no_memory
+                raise ValueError('the data of step 5 are bad')
             if how == 'replica' and last:
                 network.step.forward.graph.run = no_memory
             if how == 'raise everywhere' or how == 'raise' and last:
@@ -198,6 +219,26 @@ def fail(how):
             if how == 'kill' and last:
                 os.kill(os.getpid(), signal.SIGKILL)
         network.step(*batch)
+
+
+def compile_errors(path):
+    """Rank 0, which compiles first, cannot; then no rank can. Each tells what it met; float16 at the end."""
+    mgpu.init('a->cpu')
+    x, w = T.matrix('x', dtype='float16'), theano.shared(np.full(3, mgpu.rank() + 1, 'float16'), name='w')
+    original, met = graph.compile_for, []
+    for failing in (0, mgpu.rank()):
+        if mgpu.rank() == failing:
+            graph.compile_for = no_memory
+        try:
+            mgpu.function([x], x * w, mode=PYTHON)
+        except Exception as error:
+            met.append('%s: %s' % (type(error).__name__, error))
+        graph.compile_for = original
+    step = mgpu.training_function([x], T.sqr(x * w).mean(dtype='float16'), [w], lambda gradients: {
+        w: w - T.cast(0.1 * gradients[0], 'float16')}, mode=PYTHON)
+    step(np.arange(12, dtype='float16').reshape(4, 3) / np.float16(8))
+    with open('%s.%d' % (path, mgpu.rank()), 'w') as f:
+        json.dump({'met': met, 'w': w.get_value().tolist(), 'dtype': str(w.get_value().dtype)}, f)
 
 
 def stop(*_, **__):

@@ -289,3 +289,26 @@ def test_ctrl_c_at_any_line_of_a_step_leaves_all_of_it_or_nothing(kind, contexts
         undisturbed(*batch)
     for ours, theirs in zip(values(), expected()):
         np.testing.assert_array_equal(ours, theirs)
+
+
+@needs_mpi
+def test_a_compile_error_on_the_first_rank_is_one_of_all(tmp_path):
+    """The others waited for it for ever; and float16 was an error of mpi4py's, "KeyError: 'e'"."""
+    launch(2, 'compile_errors', tmp_path / 'met', flags=INTERPRETED + ',mgpu.timeout=10')
+    own = 'MemoryError: no memory left'
+    for rank, first in enumerate([own, 'RankError: rank 0 (host %s) failed to compile' % os.uname().nodename]):
+        with open('%s.%d' % (tmp_path / 'met', rank)) as f:
+            found = json.load(f)
+        assert found['met'][0].startswith(first) and found['met'][1] == own
+        x = np.arange(12, dtype='float32').reshape(4, 3) / 8
+        expected = 1 - 0.1 * 2 * (x ** 2).sum(axis=0) / 12
+        np.testing.assert_allclose(found['w'], expected, rtol=2e-3)
+        assert found['dtype'] == 'float16'
+
+
+@needs_mpi
+def test_two_threads_that_train_over_ranks_at_once_end_the_job():
+    """MPI_ERR_REQUEST in one thread, and exit code 0."""
+    done = launch(2, 'fail', 'threads', flags=INTERPRETED + ',mgpu.timeout=10', expected=1)
+    assert 'MPI_ERR' not in done.stderr and done.stderr.count(') failed:') == 1
+    assert 'one thread' in done.stderr

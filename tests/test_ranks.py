@@ -202,6 +202,8 @@ def test_ranks_that_disagree_are_told_so_at_once(tmp_path):
 @pytest.mark.parametrize('how,code,message', [
     ('raise', 1, 'rank 1 of 2 (host {host}, process'), ('kill', 137, 'exited on signal 9 (Killed)'),
     ('replica', 1, 'MemoryError: no memory left'),
+    ('output', 1, 'ValueError: the data of step 5 are bad'),
+    pytest.param('hook', 1, 'ValueError: the data of step 5 are bad', marks=pytest.mark.slow),
     pytest.param('sleep', 1, 'has waited 2 s for rank 1 (host {host})', marks=pytest.mark.slow),
     pytest.param('exit', 1, 'rank 1 (host {host}) ended while others go on', marks=pytest.mark.slow),
     pytest.param('raise everywhere', 1, 'rank 0 of 2 (host {host}, process', marks=pytest.mark.slow),
@@ -213,7 +215,7 @@ def test_what_ends_one_rank_ends_all(how, code, message):
     assert seconds < 10
     assert message.format(host=os.uname().nodename) in done.stderr
     assert done.stdout.startswith('rank 0 began\n') and 'rank 1 began' not in done.stdout
-    assert 'MPI_ABORT' not in done.stderr and done.stderr.count(') failed:') == (how not in ('kill', 'segfault'))
+    assert 'MPI_ABORT' not in done.stderr and done.stderr.count(') failed:') == (how not in ('kill', 'segfault', 'hook'))
     assert 'therefore given up' not in done.stderr
     if how == 'raise':
         assert 'ValueError: the data of step 5 are bad' in done.stderr and 'rank 1 began' in done.stderr
