@@ -1,15 +1,19 @@
 """What the ranks of the tests' MPI jobs do: ``python rank_jobs.py JOB ARGUMENTS``; rank 0 writes what is compared."""
+import argparse
+import atexit
 import functools
 import importlib
 import json
 import os
 import signal
 import sys
+import threading
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'benchmarks'))
 
 import theano_mgpu as mgpu
+from theano_mgpu import dealing, graph
 
 import numpy as np
 import theano
@@ -138,8 +142,50 @@ def disagree(path):
         json.dump({'met': met, 'unchanged': unchanged}, f)
 
 
-def no_memory(replica, part):
+def no_memory(*_, **__):
     raise MemoryError('no memory left')
+
+
+def late_failures(path):
+    """The last rank fails at different places of a step; weights, and those of an undisturbed training beside it."""
+    from theano_mgpu import step as step_module
+    mgpu.init('a->cpu;b->cpu')
+    networks = disturbed, undisturbed = Network(seed=0), Network(seed=0)
+    step, last = disturbed.step, mgpu.rank() == mgpu.size() - 1
+    places = {'scatter': (step.forward.graph, 'refresh'), 'average': (step_module.Step, '_targets'),
+              'broadcast': (step, '_broadcast'), 'update': (step.update, 'run'), 'outputs': (step_module, 'gather'),
+              'statistics': (step.forward.updates, 'new_values'), 'store': (step_module.Step, '_store')}
+    met = []
+    batches = undisturbed.batches()
+    for place, (owner, name) in places.items():
+        before, batch = disturbed.values(), next(batches)
+        original = getattr(owner, name)
+        if last:
+            setattr(owner, name, no_memory)
+        try:
+            step(*batch)
+            met.append([place, 'nothing', False])
+        except Exception as error:
+            unchanged = all((a == b).all() for a, b in zip(before, disturbed.values()))
+            met.append([place, type(error).__name__, unchanged])
+        if last:
+            setattr(owner, name, original)
+        for network in networks:
+            network.step(*batch)
+    same = [bool((a == b).all()) for a, b in zip(*(network.values() for network in networks))]
+    with open('%s.%d' % (path, mgpu.rank()), 'w') as f:
+        json.dump({'met': met, 'same': same}, f)
+
+
+def in_two_threads():
+    """Two trainings at once, in an order that the ranks do not agree on."""
+    networks = Network(), Network()
+    threads = [threading.Thread(target=lambda network=network: [network.step(*batch) for batch in network.batches(50)])
+               for network in networks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def fail(how):
@@ -151,6 +197,15 @@ def fail(how):
         if number == 5:
             sys.stdout.write('failing at %f\n' % time.time())
             sys.stdout.flush()
+            if how == 'threads':
+                return in_two_threads()
+            if how == 'output' and last:
+                sys.stdout = None
+                sys.stderr = argparse.Namespace(write=no_memory, flush=no_memory)
+                raise ValueError('the data of step 5 are bad')
+            if how == 'hook' and last:
+                sys.excepthook = no_memory
+                raise ValueError('the data of step 5 are bad')
             if how == 'replica' and last:
                 network.step.forward.graph.run = no_memory
             if how == 'raise everywhere' or how == 'raise' and last:
@@ -164,6 +219,72 @@ def fail(how):
             if how == 'kill' and last:
                 os.kill(os.getpid(), signal.SIGKILL)
         network.step(*batch)
+
+
+def compile_errors(path):
+    """Rank 0, which compiles first, cannot; then no rank can. Each tells what it met; float16 at the end."""
+    mgpu.init('a->cpu')
+    x, w = T.matrix('x', dtype='float16'), theano.shared(np.full(3, mgpu.rank() + 1, 'float16'), name='w')
+    original, met = graph.compile_for, []
+    for failing in (0, mgpu.rank()):
+        if mgpu.rank() == failing:
+            graph.compile_for = no_memory
+        try:
+            mgpu.function([x], x * w, mode=PYTHON)
+        except Exception as error:
+            met.append('%s: %s' % (type(error).__name__, error))
+        graph.compile_for = original
+    step = mgpu.training_function([x], T.sqr(x * w).mean(dtype='float16'), [w], lambda gradients: {
+        w: w - T.cast(0.1 * gradients[0], 'float16')}, mode=PYTHON)
+    step(np.arange(12, dtype='float16').reshape(4, 3) / np.float16(8))
+    with open('%s.%d' % (path, mgpu.rank()), 'w') as f:
+        json.dump({'met': met, 'w': w.get_value().tolist(), 'dtype': str(w.get_value().dtype)}, f)
+
+
+def stop(*_, **__):
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def stopped(where, file):
+    """The last rank is stopped where the others begin to wait for it."""
+    mgpu.init('a->cpu')
+    network, last = Network(), mgpu.rank() == mgpu.size() - 1
+    ranks, batches = network.step.forward.ranks, network.batches()
+    network.step(*next(batches))
+    if last and hasattr(ranks, where):
+        setattr(ranks, where, stop)
+    if last and where == 'finalize':
+        ranks._mpi = argparse.Namespace(**dict(vars(ranks._mpi), Finalize=stop))
+    if last and where == 'end':
+        atexit.register(stop)
+    if last and where == 'prediction':
+        dealing.outcome = stop
+    print('stopping at %f' % time.time(), flush=True)
+    if where in ('end', 'finalize'):
+        return
+    if where == 'tell':
+        network.step.checkpoint(file, 1)
+    if where == 'collect':
+        network.step.save(file)
+    if where in ('broadcast', 'first_compiler'):
+        Network()
+    x = T.matrix('x')
+    if where in ('prediction', 'end of prediction'):
+        with mgpu.Predictor([x], x.sum(axis=1), mode=PYTHON) as predictor:
+            if last and where == 'end of prediction':
+                predictor._pool.end = stop
+            predictor.predict(np.ones((1000, 2), theano.config.floatX))
+    try:
+        network.step(*next(batches))
+    except mgpu.RankError:  # a script that goes on after it
+        network.step(*next(batches))
+
+
+def wait(path):
+    """A script that takes its time."""
+    mgpu.init('a->cpu')
+    print('waiting', flush=True)
+    time.sleep(1000)
 
 
 def checkpoints(path, file, every, killed_at, rounds=3):

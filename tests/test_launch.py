@@ -7,7 +7,7 @@ import threading
 import time
 
 from theano_mgpu import exchange, launched
-from theano_mgpu.cli import launch, main, mpi_checks
+from theano_mgpu.cli import launch, main, mpi_checks, supervise
 from theano_mgpu.cli.mpirun_output import Filter
 from theano_mgpu.context_map import describe
 from theano_mgpu.contexts import host_contexts, init
@@ -89,21 +89,53 @@ def test_a_dry_run_runs_nothing(fake_mpirun, script, capfd):
 
 
 def test_restarts(fake_mpirun, script, capfd):
-    (fake_mpirun / 'mpirun.does').write_text('echo x >> "$0.runs"; [ $(wc -l < "$0.runs") -ge 3 ] || exit 5')
+    runs = 'printf "%s" >&2; echo x >> "$0.runs"; ' % launched.STEPPED.decode().replace('\0', r'\0')
+    (fake_mpirun / 'mpirun.does').write_text(runs + '[ $(wc -l < "$0.runs") -ge 3 ] || exit 5')
     assert main(['launch', '-n', '2', '--restarts', '3', script]) == 0
     err = capfd.readouterr().err
     assert 'exit code 5 after 0 s: restart 1 of 3' in err and 'restart 2 of 3' in err and 'restart 3' not in err
+    assert 'a step is done' not in err and '\0' not in err
     (fake_mpirun / 'mpirun.runs').unlink()
     assert main(['launch', '-n', '2', '--restarts', '1', script]) == 5
     assert (fake_mpirun / 'mpirun.runs').read_text() == 'x\nx\n'
 
 
-def test_sigterm_ends_mpirun(fake_mpirun, script):
-    (fake_mpirun / 'mpirun.does').write_text('exec sleep 100')
-    threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGTERM]).start()
+def test_a_job_that_never_gets_to_a_step_is_not_started_again_and_again(fake_mpirun, script, capfd):
+    """``import nosuch`` ran four times with ``--restarts 3``."""
+    (fake_mpirun / 'mpirun.does').write_text('echo x >> "$0.runs"; exit 5')
+    assert main(['launch', '-n', '2', '--restarts', '3', script]) == 5
+    assert (fake_mpirun / 'mpirun.runs').read_text() == 'x\nx\n'
+    assert 'again before the first step was done: it is not started once more' in capfd.readouterr().err
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_to_the_launcher_ends_mpirun_without_a_restart(number, fake_mpirun, script, monkeypatch):
+    monkeypatch.setattr(supervise, 'GRACE', 0.1)
+    (fake_mpirun / 'mpirun.does').write_text('echo x >> "$0.runs"; exec sleep 100')
+    threading.Timer(0.5, os.kill, [os.getpid(), number]).start()
+    began = time.monotonic()
+    assert main(['launch', '-n', '2', '--restarts', '3', script]) == 128 + number
+    assert time.monotonic() - began < 30
+    assert (fake_mpirun / 'mpirun.runs').read_text() == 'x\n'
+
+
+def test_a_second_signal_kills_an_mpirun_that_does_not_end(fake_mpirun, script, monkeypatch):
+    (fake_mpirun / 'mpirun.does').write_text('trap "" TERM INT; sleep 100 & wait')
+    for delay in (0.5, 1):
+        threading.Timer(delay, os.kill, [os.getpid(), signal.SIGTERM]).start()
     began = time.monotonic()
     assert main(['launch', '-n', '2', script]) == 128 + signal.SIGTERM
     assert time.monotonic() - began < 30
+
+
+def test_a_signal_that_was_ignored_stays_so(fake_mpirun, script):
+    """As nohup does."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        (fake_mpirun / 'mpirun.does').write_text('kill -HUP %d; sleep 0.2' % os.getpid())
+        assert main(['launch', '-n', '2', script]) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize('arguments,message', [
@@ -147,6 +179,18 @@ def test_what_mpirun_adds_is_left_out_but_nothing_else():
         assert shown == whole.replace(noise, b'')
     assert Filter().passed(b'no end yet') == b'no end yet'
     assert Filter().passed(noise[:90], last=True) == noise[:90]
+
+
+def test_the_report_of_a_step_is_taken_out_of_what_is_printed():
+    printed = b'progress 10%%\r%sprogress 20%%\r\0end' % launched.STEPPED
+    for step in (1, 7, 1000):
+        messages, shown = Filter(), b''
+        for start in range(0, len(printed), step):
+            shown += messages.passed(printed[start:start + step])
+        shown += messages.passed(b'', last=True)
+        assert messages.stepped and shown == printed.replace(launched.STEPPED, b'')
+    assert not Filter().stepped and Filter().passed(b'text\0') == b'text'
+    assert Filter().passed(b'text\0', last=True) == b'text\0'
 
 
 @pytest.fixture

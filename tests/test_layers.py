@@ -21,17 +21,10 @@ ROWS = [
     ['parallel_graph', 'statistics', 'state', 'exchange', 'step', 'forward', 'function', 'training_graph',
      'training', 'one_context', 'resident', 'replica_pool', 'dealing', 'in_order', 'predict'],
     ['__init__'],
-<<<<<<< HEAD
     ['keras.spread', 'keras.batch', 'keras.exactness', 'keras.optimizer', 'keras.forms', 'keras.functions',
-     'keras.fit_record', 'keras.checkpoint', 'keras.look_ahead', 'keras.loops', 'keras.over_contexts',
-     'keras.parallel_model', 'keras.multi_gpu', 'keras.predictor', 'keras.certificate', 'keras.verify', 'keras.report',
-     'keras.every_model', 'keras'],
-=======
-    ['keras.spread', 'keras.batch', 'keras.exactness', 'keras.optimizer', 'keras.functions', 'keras.fit_record',
-     'keras.callback_states', 'keras.checkpoint', 'keras.look_ahead', 'keras.loops', 'keras.over_contexts',
-     'keras.parallel_model', 'keras.multi_gpu',
-     'keras.predictor', 'keras.verify', 'keras.report', 'keras.every_model', 'keras'],
->>>>>>> h1
+     'keras.fit_record', 'keras.callback_states', 'keras.checkpoint', 'keras.look_ahead', 'keras.loops',
+     'keras.over_contexts', 'keras.parallel_model', 'keras.multi_gpu', 'keras.predictor', 'keras.certificate',
+     'keras.verify', 'keras.report', 'keras.every_model', 'keras'],
     ['cli.output', 'cli.array_input', 'cli.array_output', 'cli.mpirun_output', 'cli.libraries', 'cli.checks',
      'cli.device_checks', 'cli.cuda_checks', 'cli.devices', 'cli.config', 'cli.program', 'cli.run', 'cli.launch',
      'cli.predict', 'cli.mpi_checks', 'cli.doctor',

@@ -202,6 +202,8 @@ def test_ranks_that_disagree_are_told_so_at_once(tmp_path):
 @pytest.mark.parametrize('how,code,message', [
     ('raise', 1, 'rank 1 of 2 (host {host}, process'), ('kill', 137, 'exited on signal 9 (Killed)'),
     ('replica', 1, 'MemoryError: no memory left'),
+    ('output', 1, 'ValueError: the data of step 5 are bad'),
+    pytest.param('hook', 1, 'ValueError: the data of step 5 are bad', marks=pytest.mark.slow),
     pytest.param('sleep', 1, 'has waited 2 s for rank 1 (host {host})', marks=pytest.mark.slow),
     pytest.param('exit', 1, 'rank 1 (host {host}) ended while others go on', marks=pytest.mark.slow),
     pytest.param('raise everywhere', 1, 'rank 0 of 2 (host {host}, process', marks=pytest.mark.slow),
@@ -213,10 +215,32 @@ def test_what_ends_one_rank_ends_all(how, code, message):
     assert seconds < 10
     assert message.format(host=os.uname().nodename) in done.stderr
     assert done.stdout.startswith('rank 0 began\n') and 'rank 1 began' not in done.stdout
-    assert 'MPI_ABORT' not in done.stderr and done.stderr.count(') failed:') == (how not in ('kill', 'segfault'))
+    assert 'MPI_ABORT' not in done.stderr
+    assert done.stderr.count(') failed:') == (how not in ('kill', 'segfault', 'hook'))
     assert 'therefore given up' not in done.stderr
     if how == 'raise':
         assert 'ValueError: the data of step 5 are bad' in done.stderr and 'rank 1 began' in done.stderr
+
+
+@pytest.mark.parametrize('where,message', [
+    ('add', 'adding up what each rank has computed, has waited 1 s for data from rank 1'),
+    ('collect', 'sharing values, has waited 1 s for rank 1 (host {host}), and goes on waiting'),
+    pytest.param('meet', 'in call 2 of train (number 0), has waited 1 s for rank 1', marks=pytest.mark.slow),
+    pytest.param('agree', 'at the end of a step, has waited 1 s for rank 1', marks=pytest.mark.slow),
+    pytest.param('gather', 'gathering the rows of a batch, has waited 1 s for rank 1', marks=pytest.mark.slow),
+    pytest.param('tell', 'sharing values, has waited 10 s for rank 1', marks=pytest.mark.slow),
+    pytest.param('broadcast', 'sharing values, has waited 10 s for rank 1', marks=pytest.mark.slow),
+    pytest.param('first_compiler', 'compiling in turn, has waited 10 s for rank 1', marks=pytest.mark.slow),
+    pytest.param('prediction', 'has had a batch to compute for 1 s and does not answer', marks=pytest.mark.slow),
+    pytest.param('end of prediction', 'has had a prediction to end for 1 s', marks=pytest.mark.slow),
+    pytest.param('end', 'at its end, has waited 10 s for rank 1', marks=pytest.mark.slow),
+    pytest.param('finalize', 'Timeout (0:00:01)!', marks=pytest.mark.slow)])
+def test_a_stopped_rank_ends_the_job(where, message, tmp_path):
+    """By SIGSTOP, as by a debugger or a machine that is out of memory; slow: ten times the limit where others may work.
+    """
+    done = launch(2, 'stopped', where, tmp_path / 'state.npz', options=['--timeout', '1'], expected=1,
+                  flags=INTERPRETED)
+    assert message.format(host=os.uname().nodename) in done.stderr
 
 
 def test_a_killed_job_goes_on_from_its_last_checkpoint(tmp_path):

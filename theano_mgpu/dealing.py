@@ -9,6 +9,7 @@ from concurrent.futures import Future
 
 from theano import config
 
+from . import job
 from .errors import RankError
 
 NAP = 0.0005  # seconds between two looks for a message
@@ -77,7 +78,8 @@ class RankPool:
     def result(self, future):
         self._heard = time.monotonic()
         while not self.is_done(future):
-            self._check_patience(future)
+            owing = [rank for rank, other in self._futures.values() if other is future]
+            self._check_patience(owing, 'a batch to compute')
             time.sleep(NAP)
         return future.result()
 
@@ -99,13 +101,12 @@ class RankPool:
                     future.set_exception(error)
             message = self._ranks.take()
 
-    def _check_patience(self, future):
+    def _check_patience(self, owing, what):
+        """Raise a RankError where ranks owe something, and nothing has come from any for too long."""
         waited, limit = time.monotonic() - self._heard, config.mgpu.timeout
-        owing = {rank for rank, other in self._futures.values() if other is future}
         if limit and waited > limit and owing:
-            raise RankError('%s has had a batch to compute for %.0f s and does not answer. Look at what it does; a '
-                            'longer time to wait is set by the flag mgpu.timeout, in seconds (0: for ever)'
-                            % (self._ranks.name(owing.pop()), waited))
+            raise self._ranks.lose('%s has had %s for %.0f s and does not answer'
+                                   % (', '.join(map(self._ranks.name, owing)), what, waited))
 
     def end(self, pending):
         """As for a `ReplicaPool`; returns once every rank has ended, too."""
@@ -113,8 +114,10 @@ class RankPool:
         self._ended = set()
         for rank in range(1, self._ranks.size):
             self._ranks.post(rank, (END, None))
-        while len(self._ended) < self._ranks.size - 1:
+        self._heard = time.monotonic()
+        while len(self._ended) < self._ranks.size - 1 and not self._ranks.lost:
             self._receive()
+            self._check_patience(sorted(set(range(1, self._ranks.size)) - self._ended), 'a prediction to end')
             time.sleep(NAP)
 
 
@@ -134,14 +137,20 @@ def serve(pool, ranks, weights):
     list of ndarray
         The weights that rank 0 has sent last.
     """
-    futures = {}
+    futures, heard, told = {}, time.monotonic(), 0.0
     while True:
         message = ranks.take()
         for index in [index for index, future in futures.items() if future.done()]:
             ranks.post(0, outcome(index, futures.pop(index)))
         if message is None:
+            waited = time.monotonic() - heard
+            if config.mgpu.timeout and waited - told > config.mgpu.timeout:  # no error: batches may be long in coming
+                told = waited
+                job.say('%s has waited %.0f s for batches from %s, and goes on waiting'
+                        % (ranks.name(ranks.rank), waited, ranks.name(0)))
             time.sleep(NAP)
             continue
+        heard, told = time.monotonic(), 0.0
         kind, content = message[1]
         if kind == END:
             break

@@ -3,8 +3,8 @@ import zlib
 
 import numpy as np
 
-from .errors import BatchError, MgpuError, RankError
-from .executors import CALL
+from .errors import BatchError, RankError
+from .executors import ADD, CALL
 from .scatter_gather import ranges, sub_batch_sizes
 from .transfers import FlatBuffers, describe
 
@@ -29,6 +29,7 @@ def added(ranks, arrays):
     buffers = FlatBuffers(describe(arrays))
     for view, array in zip(buffers.views, arrays):
         view[...] = array
+    ranks.meet((ADD,))
     ranks.add(buffers.flat)
     return buffers.views
 
@@ -44,12 +45,12 @@ def arrays_of_first(ranks, arrays, error=None):
     error : Exception, optional
         On rank 0, that there are none: raised on every rank.
     """
-    told = error
-    if ranks.size > 1 and error is not None and not isinstance(error, MgpuError):  # which may not be picklable
-        told = RankError('%s failed: %s: %s' % (ranks.name(0), type(error).__name__, error))
-    described, told = ranks.tell((describe(arrays), told))
-    if told is not None:
-        raise told if ranks.rank else error
+    def description():
+        if error is not None:
+            raise error
+        return describe(arrays)
+
+    described = ranks.by_first(description)
     if ranks.rank:
         arrays = [np.empty(shape, dtype) for shape, dtype in described]
     return ranks.broadcast(arrays)
@@ -96,7 +97,7 @@ def meet_for_batch(forward, length, values):
     touched = [variable for variable in forward.replicated() if variable.touched]
     ours = [length, checksum(variable.checksum() for variable in touched),
             0 if forward.sharded else checksum(map(sampled_checksum, values))]
-    found = ranks.meet((CALL, forward.number, forward.calls), ours, forward.patience)
+    found = ranks.meet((CALL, forward.number, forward.calls), ours)
     lengths, of_variables, of_values = found.T
     if not forward.sharded:
         _check_equal(ranks, lengths, BatchError, 'the ranks were given batches of different lengths', '%d samples',

@@ -83,7 +83,6 @@ class Forward:
         self.graphs = []
         self.ranks = choose_ranks(executor)
         self.number = self.ranks.function_number(name)
-        self.patience = theano.config.mgpu.timeout
         self.sharded = self.ranks.size > 1 and (theano.config.mgpu.data == 'sharded' if sharded is None else sharded)
         self._build(outputs, updates, uniform, mode, name)
         self.executor = choose_executor(executor, self.graph.compiled)
@@ -128,7 +127,7 @@ class Forward:
             variable.step_locks.add(self.lock)
 
     def step(self, args, kwargs):
-        """Begin a step: check and scatter the arguments; see `Step`."""
+        """A `Step` with the arguments of a call."""
         return Step(self, (args, kwargs))
 
     def send(self, values, row_values, samples, length):
@@ -212,10 +211,10 @@ class Forward:
             What ``run(step)`` returned, and the samples of that step.
         """
         while self.sharded:
-            with Step(self, None) as step:
-                if not step.length:
-                    return
-                results = run(step)
+            step = Step(self, None)
+            results = step.run(run)
+            if not step.length:
+                return
             yield results, step.length
 
     def replicated(self):

@@ -99,8 +99,7 @@ class ParallelFunction:
 
     def __call__(self, *args, **kwargs):
         """Run the function on a batch; arguments as for a compiled `theano.function`."""
-        with self.forward.step(args, kwargs) as step:
-            results = self._run(step)
+        results = self.forward.step(args, kwargs).run(self._run)
         return results[0] if self._single else results
 
     def join(self):

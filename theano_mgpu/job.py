@@ -1,7 +1,9 @@
 """A process as a rank of an MPI job: quiet unless it is the first one, and loud when it fails."""
+import ctypes
 import faulthandler
 import functools
 import os
+import signal
 import socket
 import sys
 import tempfile
@@ -10,12 +12,17 @@ import time
 import traceback
 
 from . import launched
+from .errors import MgpuError
 
 SHOWN = 4000     # characters of a quiet rank's output that are shown when it fails
 HEAD_START = 1.0  # seconds in which rank 0 may tell what failed on several ranks, so that it is told once
 
+PR_SET_PDEATHSIG = 1
+STARTERS = ('mpirun', 'orterun', 'orted', 'prterun', 'prted')  # what Open MPI starts ranks by
+
 _terminal = None  # the stderr that the process was started with
 _output = None    # what a quiet rank has printed
+_stepped = False  # whether a step was reported
 
 
 def host():
@@ -23,21 +30,47 @@ def host():
     return socket.gethostname()
 
 
+def end_with(parent, number):
+    """Have a signal sent to this process once its parent has ended, if only by SIGKILL. On Linux alone.
+
+    Parameters
+    ----------
+    parent : int
+        Process that started this one.
+    number : int
+        The signal.
+    """
+    if sys.platform == 'linux':
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
+        if os.getppid() != parent:  # it has ended before
+            os.kill(os.getpid(), number)
+
+
+def _is_started_by_mpi(parent):
+    try:
+        with open('/proc/%d/comm' % parent) as file:
+            return file.read().strip() in STARTERS
+    except OSError:  # no Linux, or it has ended
+        return False
+
+
 def install():
     """Have an uncaught exception end the whole job; keep ranks other than 0 quiet if the launcher wants that."""
     global _terminal, _output
+    if _is_started_by_mpi(os.getppid()):
+        end_with(os.getppid(), signal.SIGKILL)  # mpirun that is killed leaves its ranks running
     if not launched.is_rank() or _terminal is not None:
         return
     os.environ[launched.RANK_PROCESS] = str(os.getpid())
     _terminal = os.fdopen(os.dup(2), 'w', buffering=1)
     if os.environ.get(launched.QUIET) and launched.rank() > 0:
         _output = tempfile.TemporaryFile('w+', errors='replace')
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+        _flush()
         os.dup2(_output.fileno(), 1)
         os.dup2(_output.fileno(), 2)
     faulthandler.enable(_terminal)
     sys.excepthook = _fail
+    threading.excepthook = _fail_in_thread
 
 
 def say(text):
@@ -56,34 +89,71 @@ def show_output():
     """Print what a quiet rank has printed so far: its end."""
     if _output is None:
         return
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+    _flush()
     size = os.fstat(_output.fileno()).st_size
     text = os.pread(_output.fileno(), SHOWN, max(0, size - SHOWN)).decode(errors='replace').strip()
     if text:
         say('rank %d (%s) had printed:\n%s' % (launched.rank(), host(), text))
 
 
+def note_step():
+    """Tell the launcher, once, that a step is done: a job that fails later is worth another start."""
+    global _stepped
+    if not _stepped:
+        _stepped = True
+        if launched.rank() == 0 and os.environ.get(launched.QUIET):
+            os.write(2 if _terminal is None else _terminal.fileno(), launched.STEPPED)
+
+
 def _fail(kind, error, trace):
-    """The excepthook of a rank: one message, then the end of all ranks."""
-    if issubclass(kind, KeyboardInterrupt):
-        abort(130)
-    if getattr(error, 'elsewhere', False):
-        time.sleep(4 * HEAD_START)  # whoever has the error itself ends the job meanwhile
-    elif launched.rank() > 0:
-        time.sleep(HEAD_START + 0.1 * launched.rank())
-    show_output()
-    say('rank %d of %d (host %s, process %d) failed:\n%s'
-        % (launched.rank(), launched.size(), host(), os.getpid(),
-           ''.join(traceback.format_exception(kind, error, trace)).rstrip()))
-    abort(1)
+    """The excepthook of a rank: one message, then the end of all ranks, whatever fails on the way there."""
+    try:
+        if issubclass(kind, KeyboardInterrupt):
+            abort(130)
+        if getattr(error, 'elsewhere', False):
+            time.sleep(4 * HEAD_START)  # whoever has the error itself ends the job meanwhile
+        elif launched.rank() > 0:
+            time.sleep(HEAD_START + 0.1 * launched.rank())
+        _report(kind, error, trace)
+    finally:
+        abort(1)
+
+
+def _report(kind, error, trace):
+    text = 'rank %d of %d (host %s, process %d) failed:\n%s' % (
+        launched.rank(), launched.size(), host(), os.getpid(),
+        ''.join(traceback.format_exception(kind, error, trace)).rstrip())
+    try:
+        show_output()
+    except Exception as failure:  # the error goes first; what was printed has often gone somewhere else already
+        text += '\n(what it had printed cannot be shown: %s: %s)' % (type(failure).__name__, failure)
+    say(text)
+
+
+def _fail_in_thread(arguments):
+    """The excepthook of threads: an error of ours there is one of the whole job, too, of which the others wait."""
+    if issubclass(arguments.exc_type, MgpuError):
+        _fail(arguments.exc_type, arguments.exc_value, arguments.exc_traceback)
+    threading.__excepthook__(arguments)
+
+
+def _flush():
+    for stream in (sys.stdout, sys.stderr, _terminal):
+        try:
+            stream.flush()
+        except Exception:  # a script may have closed it, or put anything in its place: all the rest has to go on
+            pass
+
+
+def exit_after(seconds):
+    """End this process, and so the job, after so many seconds, whatever it does then; 0 for never."""
+    if seconds:
+        faulthandler.dump_traceback_later(seconds, exit=True, file=_terminal or sys.__stderr__)
 
 
 def abort(code):
     """End every rank of the job."""
-    for stream in (sys.stdout, sys.stderr, _terminal):
-        if stream is not None:
-            stream.flush()
+    _flush()
     # Should MPI not manage to end the others, mpirun does, once this process has ended.
     threading.Thread(target=lambda: (time.sleep(5), os._exit(code)), daemon=True).start()
     mpi = sys.modules.get('mpi4py.MPI')

@@ -12,6 +12,7 @@ QUIET = 'MGPU_QUIET'  # set by `theano-mgpu launch`: ranks other than 0 do not p
 RANK_PROCESS = 'MGPU_RANK_PROCESS'  # set by each rank, for the processes that it starts: its process id
 # Looked up once: a fork of a rank goes on as that rank.
 _started_by_rank = os.environ.get(RANK_PROCESS, str(os.getpid())) != str(os.getpid())
+STEPPED = b'\0theano_mgpu: a step is done\0'  # written to stderr once: `theano-mgpu launch` takes it out, and restarts
 
 
 def _number(position, default):

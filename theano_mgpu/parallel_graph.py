@@ -59,6 +59,7 @@ class Transaction:
 
     def __init__(self):
         self._old = []
+        self._actions = []
 
     def replace(self, shared, value):
         """Give a shared variable a new value, of its internal type; remember the old one."""
@@ -69,6 +70,15 @@ class Transaction:
     def convert(self, shared, value):
         """As `replace`, with a value from the host."""
         self.replace(shared, shared.type.filter(value))
+
+    def then(self, action, *arguments):
+        """Have something called once the new values are to stay."""
+        self._actions.append((action, arguments))
+
+    def commit(self):
+        """The new values stay: do what was to be done then, in order."""
+        for action, arguments in self._actions:
+            action(*arguments)
 
     def roll_back(self):
         """Put every old value back, latest first."""

@@ -6,7 +6,7 @@ import weakref
 import numpy as np
 import theano
 
-from . import launched, progress
+from . import job, launched, progress
 from .contexts import borrow, check_process, give_back
 from .dealing import RankPool, serve
 from .errors import BatchError, GraphError, MgpuError, MgpuWarning, PredictionError
@@ -210,6 +210,7 @@ class Predictor:
                 return
             with contextlib.closing(in_order(pool, batches, self._job, on_error)) as found:
                 for outputs in found:
+                    job.note_step()
                     yield outputs if isinstance(outputs, PredictionError) or not self._single else outputs[0]
         finally:
             self._active = False
@@ -221,7 +222,7 @@ class Predictor:
             if self._active:
                 raise MgpuError('of several ranks one map at a time can be dealt: exhaust the first one, or close() it')
             self._active = True
-            self._ranks.meet((CALL, self._number, self._calls), patience=theano.config.mgpu.timeout)
+            self._ranks.meet((CALL, self._number, self._calls))
         self._calls += 1
 
     def _check_open(self):

@@ -1,14 +1,15 @@
-"""One step over sub-batches: scatter, run, fetch, put together; all of it or nothing."""
+"""One step over sub-batches: scatter, run, fetch, put together; all of it, on every rank, or nothing."""
 import functools
 import time
 
 import numpy as np
 
+from . import job
 from .collectives import all_reduce, bucket_ranges
 from .compat import watcher_of
 from .contexts import check_process
-from .errors import MgpuError
 from .exchange import added, meet_for_batch
+from .executors import ADD
 from .parallel_graph import Transaction
 from .scatter_gather import gather
 from .statistics import partial
@@ -17,9 +18,9 @@ from .transfers import FlatBuffers, describe, fetch, wait
 
 
 class Step:
-    """One call of a `Forward`: a context manager that leaves everything as it was if its block raises.
+    """One call of a `Forward`: what raises in it, on any rank, leaves everything as it was on all of them.
 
-    Of several processes each runs its own part of the batch, and at least one sample: where it has none of its
+    With several processes, each runs its own part of the batch, and at least one sample: where it has none of its
     own, what comes of that has no weight.
 
     Parameters
@@ -44,33 +45,54 @@ class Step:
         self._ahead = None      # what was prepared of this batch
         self._pieces = []       # (replica, (start, stop), outputs), in the order in which they ran
 
-    def __enter__(self):
-        forward = self.forward
-        if forward.on_devices:
+    def run(self, compute):
+        """Do the step.
+
+        Parameters
+        ----------
+        compute : callable
+            ``compute(step)`` runs the replicas and stores new values by the step's transaction. It is not called
+            where no rank has samples left.
+
+        Returns
+        -------
+        object
+            What `compute` returned.
+        """
+        if self.forward.on_devices:
             check_process()
-        forward.lock.acquire()
-        self.began = time.perf_counter()
-        try:
+        # On one line, since Ctrl-C may raise between any two: before the lock is taken, or where `with` frees it.
+        with self.forward.lock: return self._run(compute)  # noqa: E701
+
+    def _run(self, compute):
+        forward = self.forward
+        with forward.ranks.one_thread():
+            self.began = time.perf_counter()
             with forward.timings.span('scatter'):
                 own = self._convert()
             with forward.timings.span('wait'):
                 self.lengths = meet_for_batch(forward, own, self.values or [])
             self.length = forward.samples = sum(self.lengths) if forward.sharded else own
-            if self.length:
-                self._scatter(own)
             forward.calls += 1
             forward.timings.calls += 1
-        except BaseException:
-            forward.lock.release()
-            raise
-        return self
+            return self._all_or_nothing(own, compute) if self.length else None
 
-    def __exit__(self, kind, error, traceback):
+    def _all_or_nothing(self, own, compute):
+        """Compute new values, and make them current once every rank has its own; else put the old ones back."""
+        forward = self.forward
         try:
-            if kind is not None:
-                self.transaction.roll_back()
-        finally:
-            self.forward.lock.release()
+            self._scatter(own)
+            results = compute(self)
+            with forward.timings.span('wait'):
+                forward.ranks.agree()
+            with forward.timings.span('update'):
+                self.transaction.commit()
+        except BaseException as error:
+            self.transaction.roll_back()
+            forward.ranks.give_up(error)
+            raise
+        job.note_step()
+        return results
 
     def _convert(self):
         """Arguments and rows of states; returns the number of samples."""
@@ -101,16 +123,10 @@ class Step:
 
     def run_all(self):
         """Run every round, and average the outputs that are reduced into buffers."""
-        error = None
-        try:
-            for number, samples in enumerate(self.rounds):
-                results = self._run_round(number, samples)
-                if self.forward.reduced:
-                    self._average(number, results, samples)
-        except MgpuError as failure:
-            error = failure
-        with self.forward.timings.span('wait'):
-            self.forward.ranks.agree(error)
+        for number, samples in enumerate(self.rounds):
+            results = self._run_round(number, samples)
+            if self.forward.reduced:
+                self._average(number, results, samples)
         if self.forward.reduced and self.forward.ranks.size > 1:
             self._add_over_ranks()
 
@@ -200,6 +216,8 @@ class Step:
         if self.idle:
             for flat in sums.flat:
                 flat[...] = 0
+        with self.forward.timings.span('wait'):
+            self.forward.ranks.meet((ADD,))
         with self.forward.timings.span('exchange'):
             self.forward.ranks.add(sums.flat)
 
@@ -246,7 +264,7 @@ class Step:
         return partial([fetch(part) for part in parts], how, weights)
 
     def commit(self):
-        """Make new values current: the streams', and those that are made from the batch. Returns the outputs."""
+        """Store new values: the streams', and those that are made from the batch. Returns the outputs."""
         forward = self.forward
         results = self._put_together()
         n_outputs = len(forward.reductions) - forward.reduced
@@ -256,7 +274,7 @@ class Step:
             if forward.updates.updates:
                 new += zip(forward.updates.updates, forward.updates.new_values(statistics))
             for variable in forward.graph.updated:
-                variable.commit([] if self.idle else forward.contexts[:len(self.rounds[0])])
+                self.transaction.then(variable.commit, [] if self.idle else forward.contexts[:len(self.rounds[0])])
             for variable, value in new:
                 self._store(getattr(variable.tag, 'stands_for', variable), value)
         return outputs
@@ -265,5 +283,9 @@ class Step:
         self.transaction.convert(variable, value)
         watcher = watcher_of(variable)
         if watcher is not None:
-            watcher.after_write()
-            watcher.touched = False  # the same on every rank: made from what they have added
+            self.transaction.then(_written_by_step, watcher)
+
+
+def _written_by_step(watcher):
+    watcher.after_write()
+    watcher.touched = False  # the same on every rank: made from what they have added

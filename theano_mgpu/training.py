@@ -7,6 +7,7 @@ import numpy as np
 import theano
 
 from . import graph, state
+from .checkpoint_lock import lock_checkpoint
 from .errors import GraphError, NonFiniteError
 from .forward import Forward
 from .parallel_graph import HOST, ParallelGraph, resolve_contexts
@@ -165,7 +166,7 @@ class TrainingFunction:
                                     same_on_all=True, mode=mode, name=name)
         self.forward.add_graph(self.update)
         self._completed = 0  # steps
-        self._checkpoint = None
+        self._checkpoint = self._checkpoint_lock = None
 
     @property
     def compiled(self):
@@ -178,8 +179,7 @@ class TrainingFunction:
 
     def __call__(self, *args, **kwargs):
         """Train on one batch; returns the loss, or a list of loss and outputs."""
-        with self.forward.step(args, kwargs) as step:
-            loss, outputs = self._run(step)
+        loss, outputs = self.forward.step(args, kwargs).run(self._run)
         self._note_completed()
         return [loss] + outputs if outputs else loss
 
@@ -267,7 +267,7 @@ class TrainingFunction:
             with self.forward.timings.span('broadcast'):
                 self._send_params(results[0], transaction)
         for variable in self.update.updated:
-            variable.commit(holders)
+            transaction.then(variable.commit, holders)
 
     def _send_params(self, new, transaction):
         """Give each context what the host has computed; the state of the updates is on the host alone."""
@@ -348,11 +348,13 @@ class TrainingFunction:
         ------
         ValueError
             If the file is of another model, or damaged, and so is the one before it.
+        MgpuError
+            If another job writes its checkpoints there.
         """
         if every < 1:
             raise ValueError('every=%r: a checkpoint is made every so many steps, 1 or more' % (every,))
         before = 0
-        if self.forward.ranks.tell(os.path.exists(path)):
+        if self.forward.ranks.by_first(functools.partial(self._begin_checkpoints, path)):
             extra = state.load(path, self.variables(), self.contexts, self.forward.ranks)
             if 'calls' not in extra:
                 raise ValueError('%s does not say how many steps it comes after; give a file that step.checkpoint '
@@ -360,6 +362,11 @@ class TrainingFunction:
             before = int(extra['calls'])
         self._checkpoint = (path, every, before - self._completed, allow_nan)
         return before
+
+    def _begin_checkpoints(self, path):
+        """Keep a file to this process; whether it exists."""
+        self._checkpoint_lock = lock_checkpoint(path)
+        return os.path.exists(path)
 
     def _note_completed(self):
         """Called after each completed step, which a checkpoint counts."""

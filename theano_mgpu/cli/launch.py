@@ -3,18 +3,14 @@ import argparse
 import os
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
-import threading
-import time
 
 from .. import config, launched
 from ..errors import MgpuError
 from .config import positive
-from .mpirun_output import forward
-from .output import note
 from .program import add_program, check_program
+from .supervise import run_with_restarts
 
 # What the other hosts' processes need of this one's environment; mpirun itself carries OMPI_* only.
 CARRIED = ('THEANO_FLAGS', 'THEANORC', 'PYTHONPATH', 'PYTHONHASHSEED', 'KERAS_BACKEND', 'KERAS_HOME', 'POCL_DEVICES',
@@ -94,46 +90,6 @@ def program_of(args):
     if args.script == 'run':
         return ['-m', 'theano_mgpu', 'run'] + args.args
     raise MgpuError('there is no script %s; give the path of a Python file, then its arguments' % args.script)
-
-
-def run_with_restarts(command, environment, restarts):
-    """Run a command until it succeeds, at most so many times more; the last exit code."""
-    for restart in range(restarts + 1):
-        began = time.monotonic()
-        code = run_once(command, environment)
-        if code in (0, 130):
-            return code
-        left = restarts - restart
-        note('the job ended with exit code %d after %.0f s%s'
-             % (code, time.monotonic() - began, ': restart %d of %d' % (restart + 1, restarts) if left else ''))
-    return code
-
-
-def run_once(command, environment):
-    """Run a command; a signal to this process ends it, too."""
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
-    reader = threading.Thread(target=forward, args=(process.stderr,), daemon=True)
-    reader.start()
-    before = signal.signal(signal.SIGTERM, lambda number, frame: process.terminate())
-    try:
-        return exit_code(process.wait())
-    except KeyboardInterrupt:  # the terminal has sent it to mpirun, too
-        process.wait()
-        return 130
-    finally:
-        reader.join(5)
-        signal.signal(signal.SIGTERM, before)
-
-
-def exit_code(status):
-    """The exit code that a shell would show.
-
-    Examples
-    --------
-    >>> exit_code(3), exit_code(-9)
-    (3, 137)
-    """
-    return status if status >= 0 else 128 - status
 
 
 def find_mpirun():

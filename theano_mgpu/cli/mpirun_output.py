@@ -2,12 +2,19 @@
 import os
 import sys
 
+from .. import launched
+
 RULE = b'-' * 20  # Open MPI puts lines of dashes around its own messages
 NOISE = (b'MPI_ABORT was invoked', b'Primary job  terminated normally', b'ORTE_ERROR_LOG')
 
 
 class Filter:
     """Passes bytes on as they come, but for Open MPI's messages that say nothing new.
+
+    Attributes
+    ----------
+    stepped : bool
+        Whether rank 0 has reported a step.
 
     Examples
     --------
@@ -17,12 +24,14 @@ class Filter:
     """
 
     def __init__(self):
+        self.stepped = False
+        self._tail = b''     # what may be the beginning of that report
         self._pending = b''  # the beginning of a line that may be one of dashes
         self._block = None   # lines of a message that has begun
 
     def passed(self, data, last=False):
         """What is to be printed now that `data` has come; with `last`, all that is left."""
-        lines = (self._pending + data).splitlines(keepends=True)
+        lines = (self._pending + self._less_report(data, last)).splitlines(keepends=True)
         self._pending = b''
         if lines and not lines[-1].endswith((b'\n', b'\r')) and not last \
                 and (self._block is not None or RULE.startswith(lines[-1][:len(RULE)])):
@@ -31,6 +40,15 @@ class Filter:
         if last and self._block is not None:
             shown += b''.join(self._block)
         return shown
+
+    def _less_report(self, data, last):
+        data, self._tail = self._tail + data, b''
+        self.stepped = self.stepped or launched.STEPPED in data
+        data = data.replace(launched.STEPPED, b'')
+        start = data.rfind(launched.STEPPED[:1])
+        if start >= 0 and launched.STEPPED.startswith(data[start:]) and not last:
+            data, self._tail = data[:start], data[start:]
+        return data
 
     def _line(self, line):
         if line.startswith(RULE) and self._block is None:
@@ -45,15 +63,15 @@ class Filter:
         return b''
 
 
-def forward(stream):
+def forward(stream, messages):
     """Print what comes from a pipe to stderr, filtered, until it ends.
 
     Parameters
     ----------
     stream : file
         Its descriptor is read.
+    messages : Filter
     """
-    messages = Filter()
     while True:
         data = os.read(stream.fileno(), 1 << 16)
         sys.stderr.buffer.write(messages.passed(data, last=not data))

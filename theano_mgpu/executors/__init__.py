@@ -7,11 +7,11 @@ import functools
 from ..errors import MgpuError
 from .base import Executor, TaskError
 from .mpi import mpi_ranks
-from .ranks import BUILD, CALL, SHARE, Ranks
+from .ranks import ADD, BUILD, CALL, SHARE, Ranks
 from .serial import SerialExecutor
 from .threads import ThreadsExecutor
 
-__all__ = ['BUILD', 'CALL', 'SHARE', 'Executor', 'Ranks', 'TaskError', 'SerialExecutor', 'ThreadsExecutor',
+__all__ = ['ADD', 'BUILD', 'CALL', 'SHARE', 'Executor', 'Ranks', 'TaskError', 'SerialExecutor', 'ThreadsExecutor',
            'make_executor', 'mpi_ranks']
 
 

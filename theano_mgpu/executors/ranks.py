@@ -1,14 +1,17 @@
 """The processes of a job, as seen from one of them. Here: one process that is alone; `mpi` has those of an MPI job."""
 import contextlib
+import pickle
 
 import numpy as np
 
 from ..errors import RankError
 
-WIDTH = 8  # integers that a rank can give when the ranks meet
+WIDTH = 32  # integers that a rank can give when the ranks meet: an array's shape, too
 
 # What a rank may be doing, the first number of `what`; a function's number follows, and how many calls went before.
-END, BUILD, CALL, AGREE, SHARE = range(5)
+END, BUILD, COMPILE, SHARE, CALL, ADD, GATHER, AGREE, FAILED = range(9)
+
+_ALONE = contextlib.nullcontext()
 
 
 class Ranks:
@@ -22,7 +25,11 @@ class Ranks:
 
     rank, size = 0, 1
 
-    def meet(self, what, values=(), patience=None):
+    def one_thread(self):
+        """A context manager for a ``with`` block in which no other thread may use the ranks: an MgpuError there."""
+        return _ALONE
+
+    def meet(self, what, values=()):
         """Wait until every rank does the same, and learn each one's integers.
 
         Parameters
@@ -31,8 +38,6 @@ class Ranks:
             What is being done, at most three numbers; see `END`.
         values : list of int
             At most `WIDTH`.
-        patience : float, optional
-            Seconds after which a missing rank is an error; without it, only told of.
 
         Returns
         -------
@@ -41,17 +46,24 @@ class Ranks:
         Raises
         ------
         RankError
-            If a rank does something else, or does not come.
+            If a rank does something else, has failed (`give_up`), or does not come in time.
         """
         return np.array([values], 'int64')
 
-    def agree(self, error=None):
-        """Raise, on every rank, if one has an error: here, this rank's."""
-        if error is not None:
-            raise error
+    def agree(self):
+        """Wait until every rank has come to the end of a step; a RankError if one has failed in it."""
+
+    def give_up(self, error):
+        """Have the others fail, too, since this rank has met an error in a step: they learn of it when they next meet.
+
+        Parameters
+        ----------
+        error : BaseException
+            Of a RankError they know: each is raised on all ranks.
+        """
 
     def add(self, arrays):
-        """Add one-dimensional arrays over the ranks, in place; bitwise the same on each."""
+        """Add one-dimensional arrays over the ranks, in place; bitwise the same on each. The ranks have just met."""
 
     def gather(self, rows, lengths):
         """Rows of all ranks, in their order.
@@ -113,11 +125,11 @@ class Ranks:
         return result
 
     def reported(self, error):
-        """An exception of this rank's as other ranks raise it: the same where it can be pickled for certain.
+        """An exception of this rank's as other ranks raise it: the same where it can be pickled.
 
         Scripts that catch an OSError or a ValueError then take the same way on every rank.
         """
-        if error is None or type(error).__module__ == 'builtins' and isinstance(error, (OSError, ValueError)):
+        if error is None or self.size == 1 or _is_picklable(error):
             return error
         reported = RankError('rank %d failed: %s: %s' % (self.rank, type(error).__name__, error))
         reported.elsewhere = True
@@ -151,9 +163,20 @@ class Ranks:
 
     @contextlib.contextmanager
     def first_compiler(self):
-        """One rank a host goes first through the block; the others then find what it has compiled."""
+        """One rank a host goes first through the block; the others then find what it has compiled.
+
+        An error in it is one of all ranks.
+        """
         yield
 
     def function_number(self, name):
         """A number for a new function, the same on all ranks."""
         return 0
+
+
+def _is_picklable(value):
+    try:
+        pickle.loads(pickle.dumps(value))
+    except Exception:  # whatever a class of the user's raises
+        return False
+    return True

@@ -5,6 +5,7 @@ import uuid
 import keras
 
 from .. import state
+from ..checkpoint_lock import lock_checkpoint
 from ..errors import MgpuError, warn
 from .callback_states import give_states, states_of
 from .fit_record import FitRecord, random_states, set_random_states
@@ -64,7 +65,7 @@ class Checkpoint(keras.callbacks.Callback):
             raise ValueError('every=%r: a checkpoint is made every so many batches, 1 or more' % (every,))
         self.path, self.every, self.allow_nan = path, every, allow_nan
         self.others = []    # the other callbacks of the fit
-        self._functions = []
+        self._functions, self._lock = [], None
         self._saved = None  # the FitRecord of the file, while what is in it is passed over
 
     @property
@@ -84,7 +85,7 @@ class Checkpoint(keras.callbacks.Callback):
         finally:
             for function in self._functions:
                 function.memory = None
-            self._functions = []
+            self._functions, self._lock = [], None
         if trained and kind is None:
             self._run.finished += 1
 
@@ -102,7 +103,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._run = _runs.setdefault(os.path.abspath(self.path), Run())
         self._file = file_of_fit(self.path, self._run.finished + 1)
         self._done, self._in_batch = FitRecord(self.params), False
-        if self._ranks.tell(os.path.exists(self._file)):
+        if self._ranks.by_first(self._keep_file):
             self._read()
         if self._run.id is None:
             self._run.id = self._ranks.tell(uuid.uuid4().hex)
@@ -170,6 +171,11 @@ class Checkpoint(keras.callbacks.Callback):
 
     def note_logs(self, position, logs):
         self._done.add_logs(position, logs)
+
+    def _keep_file(self):
+        """Keep the file to this process; whether it exists."""
+        self._lock = lock_checkpoint(self._file)
+        return os.path.exists(self._file)
 
     def _read(self):
         saved = state.Saved(self._file, self._ranks, len(self._step.contexts))

@@ -1,0 +1,65 @@
+"""A checkpoint file belongs to one job at a time."""
+import gc
+import os
+import re
+import subprocess
+import sys
+
+from theano_mgpu.checkpoint_lock import lock_checkpoint
+from theano_mgpu.errors import MgpuError
+
+import pytest
+
+OTHER = """
+import sys
+from theano_mgpu.checkpoint_lock import lock_checkpoint
+lock = lock_checkpoint(sys.argv[1])
+print('locked', flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def other(tmp_path):
+    """Another process that has the file."""
+    process = subprocess.Popen([sys.executable, '-c', OTHER, str(tmp_path / 'run.npz')], stdin=subprocess.PIPE,
+                               stdout=subprocess.PIPE, text=True)
+    with process:
+        assert process.stdout.readline() == 'locked\n'
+        yield process
+        process.kill()
+
+
+def test_two_processes_cannot_have_one_file(other, tmp_path, cpu2):
+    path = str(tmp_path / 'run.npz')
+    with pytest.raises(MgpuError, match='%s is in use for the checkpoints of another job, process %d on host %s: end'
+                       % (re.escape(path), other.pid, re.escape(os.uname().nodename))):
+        lock_checkpoint(path)
+    link = tmp_path / 'link'
+    link.symlink_to(tmp_path)
+    with pytest.raises(MgpuError, match='process %d on host' % other.pid):
+        lock_checkpoint(str(link / 'run.npz'))
+    lock_checkpoint(str(tmp_path / 'other.npz'))
+    other.kill()
+    other.wait()
+    assert os.path.exists(path + '.lock')
+    lock = lock_checkpoint(path)
+    assert lock_checkpoint(path) is lock
+    del lock
+    gc.collect()
+    assert not os.path.exists(path + '.lock')
+
+
+def test_a_child_that_outlives_the_process_does_not_have_its_lock(tmp_path):
+    path = str(tmp_path / 'run.npz')
+    code = OTHER.replace("print('locked', flush=True)", """
+import os, time
+if os.fork() == 0:
+    os.close(0), os.close(1), os.close(2)
+    time.sleep(20)
+    os._exit(0)
+print('locked', flush=True)
+os.kill(os.getpid(), 9)""")
+    done = subprocess.run([sys.executable, '-c', code, path], stdout=subprocess.PIPE, text=True)
+    assert done.stdout == 'locked\n'
+    assert lock_checkpoint(path)

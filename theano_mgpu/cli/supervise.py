@@ -1,0 +1,109 @@
+"""Run mpirun: again after errors, and no longer than this process."""
+import contextlib
+import functools
+import os
+import signal
+import subprocess
+import threading
+import time
+
+from .. import job
+from .mpirun_output import Filter, forward
+from .output import note
+
+GRACE = 3  # seconds that mpirun has to end by itself after a signal that a terminal may have sent it
+
+
+def run_with_restarts(command, environment, restarts):
+    """Run a command until it succeeds, at most so many times more; the last exit code.
+
+    It is not run again after a signal to this process, nor where it has failed twice without a step in between.
+    """
+    with Signals() as signals:
+        for restart in range(restarts + 1):
+            began = time.monotonic()
+            code, stepped = run_once(command, environment, signals)
+            if code == 0 or signals.received:
+                return code
+            left, hopeless = restarts - restart, restart and not stepped
+            note('the job ended with exit code %d after %.0f s%s'
+                 % (code, time.monotonic() - began, '' if not left else ', again before the first step was done: it is '
+                    'not started once more' if hopeless else ': restart %d of %d' % (restart + 1, restarts)))
+            if hopeless:
+                return code
+    return code
+
+
+def run_once(command, environment, signals):
+    """Run a command; its exit code, and whether a step was done."""
+    prepare = functools.partial(job.end_with, os.getpid(), signal.SIGTERM)
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, preexec_fn=prepare)
+    messages = Filter()
+    reader = threading.Thread(target=forward, args=(process.stderr, messages), daemon=True)
+    reader.start()
+    with signals.sent_on_to(process):
+        status = process.wait()
+    reader.join(5)
+    return 128 + signals.received if signals.received else exit_code(status), messages.stepped
+
+
+class Signals:
+    """Has signals that are to end this process end mpirun first, which ends the ranks.
+
+    Attributes
+    ----------
+    received : int
+        The first one; 0 for none.
+    """
+
+    ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+    def __init__(self):
+        self.received = 0
+        self._process = None
+
+    def __enter__(self):
+        # One that is ignored is to stay so: SIGHUP under nohup, SIGINT behind a shell's &.
+        self._before = {number: signal.signal(number, self._receive) for number in self.ENDING
+                        if signal.getsignal(number) != signal.SIG_IGN}
+        return self
+
+    def __exit__(self, *error):
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    @contextlib.contextmanager
+    def sent_on_to(self, process):
+        """A ``with`` block in which signals end a process."""
+        self._process = process
+        if self.received:
+            process.terminate()
+        try:
+            yield
+        finally:
+            self._process = None
+
+    def _receive(self, number, frame):
+        again, self.received = self.received, self.received or number
+        process = self._process
+        if process is None:
+            return
+        if again:
+            process.kill()  # its ranks end with it, see job.install
+        elif number == signal.SIGTERM:
+            process.terminate()
+        else:  # a terminal sends these to mpirun, too, which leaves its ranks to themselves at a second one
+            timer = threading.Timer(GRACE, process.terminate)
+            timer.daemon = True
+            timer.start()
+
+
+def exit_code(status):
+    """The exit code that a shell would show.
+
+    Examples
+    --------
+    >>> exit_code(3), exit_code(-9)
+    (3, 137)
+    """
+    return status if status >= 0 else 128 - status

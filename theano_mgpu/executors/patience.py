@@ -1,0 +1,73 @@
+"""How a rank waits for others: cheaply, and not for ever."""
+import os
+import threading
+import time
+
+from theano import config
+
+SPIN = 0.02   # seconds of waiting before a rank begins to sleep in between
+NAP = 0.005   # the longest of these sleeps
+LOOK = 0.05   # seconds from one look at the limit to the next
+
+
+def poll(done):
+    """Wait until ``done()`` is true.
+
+    Parameters
+    ----------
+    done : callable
+
+    Yields
+    ------
+    float
+        The seconds that were waited so far, now and then. A time in which this process itself was stopped does not
+        count: whoever goes on with a job that was stopped as a whole finds no rank missing.
+    """
+    waited = looked = 0.0
+    last = time.monotonic()
+    while not done():
+        os.sched_yield()  # where there are more ranks than cores, another one may need this
+        if waited > SPIN:
+            time.sleep(min(NAP, waited / 100))
+        now = time.monotonic()
+        waited, last = waited + min(now - last, LOOK), now
+        if waited - looked > LOOK:
+            looked = waited
+            yield waited
+
+
+class Watchdog:
+    """A thread that looks after a wait inside MPI, where no Python code can end it.
+
+    Parameters
+    ----------
+    expired : callable
+        Called with what a ``with`` block was given, and the seconds, once it has lasted longer than the flag
+        ``mgpu.timeout`` says.
+    """
+
+    def __init__(self, expired):
+        self._expired = expired
+        self._block = None
+        threading.Thread(target=self._look, name='theano_mgpu watchdog', daemon=True).start()
+
+    def __call__(self, what):
+        """A context manager for a ``with`` block that is looked after."""
+        self._next = [what]
+        return self
+
+    def __enter__(self):
+        self._block = self._next
+
+    def __exit__(self, *error):
+        self._block = None
+
+    def _look(self):
+        seen, waited = None, 0.0
+        while True:
+            time.sleep(LOOK)
+            block = self._block
+            waited = waited + LOOK if block is seen and block is not None else 0.0
+            seen = block
+            if config.mgpu.timeout and waited > config.mgpu.timeout:
+                self._expired(block[0], waited)
