@@ -157,6 +157,7 @@ class Saved:
 
 def _read(path):
     """The arrays of a file; where it is damaged, of the one before it."""
+    path = os.fspath(path)
     damage = _damage(path)
     if damage:
         previous = path + PREVIOUS

@@ -65,13 +65,19 @@ class Checkpoint(keras.callbacks.Callback):
             raise ValueError('every=%r: a checkpoint is made every so many batches, 1 or more' % (every,))
         self.path, self.every, self.allow_nan = path, every, allow_nan
         self.others = []    # the other callbacks of the fit
-        self._functions, self._lock = [], None
+        self._functions = []  # only during a fit, so that they do not outlive a model's next compile()
+        self._lock = None
         self._saved = None  # the FitRecord of the file, while what is in it is passed over
 
     @property
     def passing(self):
         """Whether what comes next is done already."""
         return self._saved is not None
+
+    @property
+    def _step(self):
+        """The TrainingFunction of the fit."""
+        return self._functions[0].function
 
     def __enter__(self):
         return self
@@ -95,20 +101,19 @@ class Checkpoint(keras.callbacks.Callback):
             raise MgpuError('Checkpoint is for a model that runs over contexts, if only one: of multi_gpu_model, or '
                             'after enable(), which theano-mgpu run does for a script. %s is left to plain Keras'
                             % self.model.name)
-        self._step = train.function
-        self._ranks = self._step.forward.ranks
+        self._functions = [f for f in (train, self.model.test_function) if f is not None]
+        ranks = self._step.forward.ranks
         if self._step.forward.sharded:
             raise MgpuError('Checkpoint needs every process to be given the whole data: with mgpu.data=sharded the '
                             'processes have done different numbers of batches')
         self._run = _runs.setdefault(os.path.abspath(self.path), Run())
         self._file = file_of_fit(self.path, self._run.finished + 1)
         self._done, self._in_batch = FitRecord(self.params), False
-        if self._ranks.by_first(self._keep_file):
+        if ranks.by_first(self._keep_file):
             self._read()
         if self._run.id is None:
-            self._run.id = self._ranks.tell(uuid.uuid4().hex)
+            self._run.id = ranks.tell(uuid.uuid4().hex)
         self._done.run = self._run.id
-        self._functions = [f for f in (train, self.model.test_function) if f is not None]
         for function in self._functions:
             function.memory = self
 
@@ -178,7 +183,7 @@ class Checkpoint(keras.callbacks.Callback):
         return os.path.exists(self._file)
 
     def _read(self):
-        saved = state.Saved(self._file, self._ranks, len(self._step.contexts))
+        saved = state.Saved(self._file, self._step.forward.ranks, len(self._step.contexts))
         if 'fit' not in saved.extra:
             raise ValueError('%s was not written by theano_mgpu.keras.Checkpoint; name another file' % self._file)
         record = FitRecord.from_arrays(saved.extra)

@@ -1,4 +1,4 @@
-"""What a ParallelModel adds to Keras's loops: checkpoints; in a process of several one order of samples, one writer,
+"""What a ParallelModel adds to Keras's loops: checkpoints; with several processes, one order of samples, one writer,
 and the results of all the data.
 """
 import contextlib
@@ -22,9 +22,9 @@ WRITERS = (keras_callbacks.ModelCheckpoint, keras_callbacks.CSVLogger, keras_cal
 def loop_of(method):
     """A training, evaluation or prediction loop of `keras.Model` for a ParallelModel.
 
-    A Checkpoint among the callbacks goes on from its file. In a process of several, the first one alone shows
-    progress and writes, the order of samples is its order, and where each process feeds its own data, losses and
-    metrics are those of all of it.
+    A Checkpoint among the callbacks goes on from its file. With several processes, the first one alone shows progress
+    and writes, the order of samples is its order, and where each process feeds its own data, losses and metrics are
+    those of all of it.
     """
     names = list(inspect.signature(method).parameters)
 
@@ -102,7 +102,7 @@ def run_together(run, callbacks):
 
 
 class OnFirstRank:
-    """A callback that the first process alone calls; the others go on once it has written.
+    """A callback that is called on rank 0 alone; the other ranks wait until it has written.
 
     Parameters
     ----------

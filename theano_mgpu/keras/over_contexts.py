@@ -72,9 +72,9 @@ def _standardize_user_data(original):
 
 
 def save(original):
-    """As `keras.Model.save`; a file is replaced whole, and of several processes the first one writes it.
+    """As `keras.Model.save`, but a file is replaced whole. With several processes, the first one writes it.
 
-    Another process that makes the same call goes on once the file is written.
+    Another process that makes the same call waits until the file is written.
     """
     @functools.wraps(original)
     def save(self, filepath, overwrite=True, include_optimizer=True):
