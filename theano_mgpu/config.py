@@ -18,7 +18,7 @@ OWN_FLAGS = {
                               'Contexts that each process of several on a host takes; 0 divides all of them.'),
     'mgpu.timeout': (600, 'a number of seconds',
                      'Seconds that a process of several waits for another one in a step before that is an error; '
-                     '0 waits for ever.'),
+                     'ten times as long where others may compile or read a file. 0 waits for ever.'),
     'mgpu.update_on': ('auto', ('auto', 'device', 'host'),
                        'Where new parameters are computed: on each context (device), or once on the host, which then '
                        'sends them (host): for devices that are short of memory for the state of the optimizer. auto '

@@ -20,6 +20,7 @@ HEAD_START = 1.0  # seconds in which rank 0 may tell what failed on several rank
 PR_SET_PDEATHSIG = 1
 STARTERS = ('mpirun', 'orterun', 'orted', 'prterun', 'prted')  # what Open MPI starts ranks by
 
+_libc = ctypes.CDLL(None) if sys.platform == 'linux' else None  # loaded now: a fork cannot be sure to
 _terminal = None  # the stderr that the process was started with
 _output = None    # what a quiet rank has printed
 _stepped = False  # whether a step was reported
@@ -40,8 +41,8 @@ def end_with(parent, number):
     number : int
         The signal.
     """
-    if sys.platform == 'linux':
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
+    if _libc is not None:
+        _libc.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
         if os.getppid() != parent:  # it has ended before
             os.kill(os.getpid(), number)
 

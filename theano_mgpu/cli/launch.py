@@ -27,7 +27,8 @@ are heard when they fail. Whatever fails on one rank ends all of them.
 
 With --sharded each rank feeds its own data: mgpu.rank() and mgpu.size() tell a script which part to read.
 With --restarts a script that ends with an error starts again; one that calls step.checkpoint(file, every=k), or
-fits with the callback theano_mgpu.keras.Checkpoint(file, every=k), goes on from its last checkpoint.
+fits with the callback theano_mgpu.keras.Checkpoint(file, every=k), goes on from its last checkpoint. It does not
+start again after SIGTERM, SIGINT or SIGHUP, which end the job, nor where a restart ended before its first step.
 
 mpirun's own settings apply (OMPI_MCA_* in the environment). Other hosts need the same paths, and ssh without a
 password. `mpirun -n N python SCRIPT` by hand works too; then every rank prints.

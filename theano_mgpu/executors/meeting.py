@@ -2,7 +2,6 @@
 
 A rank that does something else, has failed, or does not come is found at once, or in time, and by name.
 """
-import contextlib
 import functools
 import threading
 
@@ -18,6 +17,28 @@ TAG = 0x6d67
 # While one rank compiles, or reads a file, the others wait for longer than in a step: so many times the limit.
 SLOW = (END, BUILD, COMPILE, SHARE)
 PATIENT = 10
+
+
+class Turn:
+    """A ``with`` block for one thread at a time, as often within another as it likes: an MgpuError for a second one.
+
+    Parameters
+    ----------
+    ranks : Ranks
+    """
+
+    def __init__(self, ranks):
+        self._ranks = ranks
+        self._lock = threading.RLock()
+
+    def __enter__(self):
+        if not self._lock.acquire(blocking=False):
+            raise MgpuError('two threads of %s use functions over the ranks of the job at the same time. Every rank '
+                            'has to make the same calls in the same order: call such functions from one thread, or '
+                            "keep them to this process by executor='serial'" % self._ranks.name(self._ranks.rank))
+
+    def __exit__(self, *error):
+        self._lock.release()
 
 
 class Meeting(Ranks):
@@ -43,7 +64,7 @@ class Meeting(Ranks):
         self.lost = None
         self._functions = []
         self._meetings = 0  # equal on all ranks at the same place of the script
-        self._turn = threading.RLock()
+        self._turn = Turn(self)
         self._sent = np.zeros(3 + WIDTH, 'int64')
         self._received = np.zeros((self.size, 3 + WIDTH), 'int64')
         others = [rank for rank in range(self.size) if rank != self.rank]
@@ -54,16 +75,8 @@ class Meeting(Ranks):
         """A rank and its host, for messages."""
         return 'rank %d (host %s)' % (rank, self.hosts[rank]) if rank in self.hosts else 'rank %d' % rank
 
-    @contextlib.contextmanager
     def one_thread(self):
-        if not self._turn.acquire(blocking=False):
-            raise MgpuError('two threads of %s use functions over the ranks of the job at the same time. Every rank '
-                            'has to make the same calls in the same order: call such functions from one thread, or '
-                            "keep them to this process by executor='serial'" % self.name(self.rank))
-        try:
-            yield
-        finally:
-            self._turn.release()
+        return self._turn
 
     def meet(self, what, values=()):
         with self.one_thread():
