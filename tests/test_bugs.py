@@ -304,6 +304,18 @@ def test_a_batch_that_is_at_fault_does_not_take_a_model_off_its_contexts(cpu2, e
     assert len(fixed.predict_function.function.contexts) == 1 and 'runs on one context' in report.notes[0]
 
 
+def test_a_batch_of_another_length_than_the_fixed_one_fails_as_in_plain_keras(cpu2, enabled):
+    from theano_mgpu.keras import disable
+    for several in (False, True):
+        enabled() if several else disable()
+        model = fixed_models()['reshape'][0]()
+        assert model.predict_on_batch(data(FIXED, 6)[0]).shape == (FIXED, 3)
+        with pytest.raises((ValueError, mgpu.ReplicaError), match='reshape|size'):
+            model.predict_on_batch(data(7, 6)[0])
+    assert model.predict_on_batch(data(FIXED, 6)[0]).shape == (FIXED, 3)
+    assert len(model.predict_function.function.contexts) == 2
+
+
 def test_an_error_after_batches_that_were_divided_is_raised(cpu2, enabled):
     """A model that has trained over its contexts is not moved by an error that comes later."""
     from keras import layers as L
