@@ -619,12 +619,14 @@ def trained(model, x, y, size=FIXED, mode='FAST_COMPILE'):
         + [K.get_value(w) for w in model.weights + model.optimizer.weights]
 
 
-@pytest.mark.parametrize('name', ['reshape', 'reshape to what is left', 'reshape, batch_input_shape not given',
-                                  'filled', 'variable', 'noise_shape', 'random_normal',
-                                  'random_normal, batch_input_shape not given'])
-def test_a_model_with_the_length_of_its_batches_written_into_it_trains(name, cpu2, enabled):
+@pytest.mark.parametrize('name,kind', [(name, 'cpu') for name in (
+    'reshape', 'reshape to what is left', 'reshape, batch_input_shape not given', 'filled', 'variable', 'noise_shape',
+    'random_normal', 'random_normal, batch_input_shape not given')] + [
+        pytest.param(name, 'gpu', marks=pytest.mark.slow) for name in ('variable', 'random_normal')])  # 40 s to compile
+def test_a_model_with_the_length_of_its_batches_written_into_it_trains(name, kind, contexts, enabled):
     """"Input dimension mis-match", "total size of new array must be unchanged": sub-batches are shorter."""
     from theano_mgpu.keras import disable
+    names = [context.name for context in contexts(kind, 2)]
     make, n_contexts, draws = fixed_models()[name]
     x, y = data(2 * FIXED, 6)[0], data(2 * FIXED, 3, seed=1)[0]
     found = []
@@ -632,14 +634,14 @@ def test_a_model_with_the_length_of_its_batches_written_into_it_trains(name, cpu
         report = enabled() if several else disable()
         np.random.seed(3)
         model = make()
-        found.append(trained(model, x, y))
+        found.append(trained(model, x, y, mode='FAST_COMPILE' if kind == 'cpu' else None))
     for one, other in zip(*found):
         assert np.shape(one) == np.shape(other) and np.isfinite(other).all()
         if not draws:
             np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-6)
     functions = model.train_function, model.test_function, model.predict_function
     assert [len(function.function.contexts) for function in functions] == [n_contexts] * 3
-    assert [context.name for context in report.usages[0].contexts] == ['host0', 'host1'][:n_contexts]
+    assert [context.name for context in report.usages[0].contexts] == names[:n_contexts]
     notes = [note for note in report.notes if 'runs on one context' in note]
     assert len(notes) == (n_contexts == 1)
     assert all('replica 0' in note and model.name in note and note in str(report) for note in notes)
@@ -691,6 +693,18 @@ def test_a_batch_that_is_at_fault_does_not_take_a_model_off_its_contexts(cpu2, e
     assert not report.notes
     fixed.predict_on_batch(data(FIXED, 6)[0])
     assert len(fixed.predict_function.function.contexts) == 1 and 'runs on one context' in report.notes[0]
+
+
+def test_a_batch_of_another_length_than_the_fixed_one_fails_as_in_plain_keras(cpu2, enabled):
+    from theano_mgpu.keras import disable
+    for several in (False, True):
+        enabled() if several else disable()
+        model = fixed_models()['reshape'][0]()
+        assert model.predict_on_batch(data(FIXED, 6)[0]).shape == (FIXED, 3)
+        with pytest.raises((ValueError, mgpu.ReplicaError), match='reshape|size'):
+            model.predict_on_batch(data(7, 6)[0])
+    assert model.predict_on_batch(data(FIXED, 6)[0]).shape == (FIXED, 3)
+    assert len(model.predict_function.function.contexts) == 2
 
 
 def test_an_error_after_batches_that_were_divided_is_raised(cpu2, enabled):
