@@ -45,6 +45,7 @@ def save(path, variables, contexts, ranks, extra=None, allow_nan=False):
 
 
 def _write(path, variables, streams, extra, allow_nan):
+    path = os.path.abspath(path)
     names, values = [_name(variable) for variable in variables], [to_array(v.value()) for v in variables]
     if not allow_nan and not _all_finite(path, names, values):
         return
@@ -54,7 +55,6 @@ def _write(path, variables, streams, extra, allow_nan):
     for i in streams[0]:
         states = [state for of_rank in streams for state in of_rank[i]]
         arrays.update(('stream/%d/%d' % (i, replica), state) for replica, state in enumerate(states))
-    path = os.path.abspath(path)
     previous = None if path in _damaged else path + PREVIOUS
     with whole_file(path, previous) as unfinished, open(unfinished, 'wb') as f:
         np.savez(f, **arrays)

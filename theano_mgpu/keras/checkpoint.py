@@ -205,7 +205,7 @@ class Checkpoint(keras.callbacks.Callback):
 
     def _compare(self):
         ours, theirs = self._done.fit, self._saved.fit
-        if any(theirs[name] != value for name, value in ours.items()):
+        if any(theirs.get(name) != value for name, value in ours.items()):
             self._refuse('was written by a fit with %s, but this one has %s'
                          % (self._saved.arguments(), self._done.arguments()))
 

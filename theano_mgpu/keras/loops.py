@@ -40,7 +40,9 @@ def loop_of(method):
             return method(self, *changed_args, **dict(kwargs, **own))
 
         callbacks = given('callbacks') or []
-        within = isinstance(callbacks, keras_callbacks.CallbackList)  # the validation of another loop
+        # The validation of another loop, or what `fit` does with a Sequence: it calls fit_generator.
+        within = isinstance(callbacks, keras_callbacks.CallbackList) or \
+            any(isinstance(callback, (Together, OnFirstRank, WhileComputing)) for callback in callbacks)
         if within or not (callbacks or launched.trains_together()):
             return method(self, *args, **kwargs)
         checkpoint, callbacks = with_checkpoint(list(callbacks))
