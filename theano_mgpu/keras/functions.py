@@ -64,10 +64,10 @@ class BatchFunction:
         if self._looks_ahead and compat.keras_batches is not None:
             function.forward.next_batch = functools.partial(compat.keras_batches.after, inputs)
         try:
-            function, outputs = self._forms.run(function, inputs)
+            ran, outputs = self._forms.run(function, inputs)
         finally:
             function.forward.next_batch = None  # it holds the data of the loop
-        self.samples = function.forward.samples
+        self.samples = ran.forward.samples
         return self._reported(outputs if isinstance(outputs, list) else [outputs], self.samples)
 
     def _reported(self, outputs, samples):
