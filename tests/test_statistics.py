@@ -72,7 +72,7 @@ def test_weights_are_read_where_they_are():
 def test_rows_and_what_has_no_rule():
     rows, largest = theano.shared(X, name='rows'), shared([0, 0, 0], 'largest')
     updates = BatchUpdates({rows: rows + x, largest: T.maximum(largest, x.max(axis=0))}, [x])
-    assert list(updates.rows) == [rows] and updates.approximate == [largest] and updates.reductions == ['mean']
+    assert list(updates.rows) == [rows] and list(updates.approximate) == [largest] and updates.reductions == ['mean']
 
 
 @pytest.mark.parametrize('values,how,weights,expected', [
