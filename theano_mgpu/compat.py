@@ -93,8 +93,8 @@ def wait_briefly_for_compile_lock():
     ranks of a job on one host take minutes for what one of them compiles in seconds, and what a script draws depends
     on what else compiles.
 
-    Nor does Theano log two lines each time that the lock has changed hands, which is several times a second where two
-    processes compile: a wait that takes long is one note.
+    Theano also logs two lines each time that the lock changes hands, which is several times a second while two
+    processes compile. With this, a long wait prints one note.
     """
     from theano.gof import compilelock
     compilelock.random = random.Random()
@@ -112,7 +112,7 @@ def wait_briefly_for_compile_lock():
 
 
 def _about_lock(folder):
-    """What a process that waits for Theano's lock says."""
+    """The note of a process that waits for Theano's lock."""
     try:
         with open(os.path.join(folder, 'lock')) as f:
             pid, _, host = f.read().strip().split('_', 2)

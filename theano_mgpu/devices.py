@@ -106,7 +106,7 @@ def type_of(device):
 
 
 def opencl_cpus():
-    """OpenCL devices that are a CPU. Several times as slow as ``cpu``, they are used only where a context says so."""
+    """OpenCL devices that are a CPU: several times slower than ``cpu``, they are used only where they are mapped."""
     return [device for device in discover('opencl')[0] if type_of(device) == 'CPU']
 
 

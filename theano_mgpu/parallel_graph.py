@@ -155,7 +155,7 @@ class ParallelGraph:
 
 
 def compiling(name, inputs, contexts):
-    """A context manager: a note if compiling a function for some contexts takes long."""
+    """A context manager that prints a note if compiling a function for some contexts takes long."""
     of = ', '.join(map(str, inputs[:3])) + ', ...' * (len(inputs) > 3)
     return progress.note_if_long(lambda: 'compiling %s for %s takes a while; what is compiled is kept for the next time'
                                  % (name or 'a function of ' + of, ', '.join(context.name for context in contexts)))
