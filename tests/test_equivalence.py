@@ -13,6 +13,11 @@ TOLERANCE = {'float32': 1e-5, 'float64': 1e-10}
 STEPS = 50
 
 
+# float64 on devices and with convolutions: in `make test-slow`, since what it needs is compiled for it alone.
+FLOAT64_SLOW = pytest.mark.parametrize('dtype', ['float32', pytest.param('float64', marks=pytest.mark.slow)],
+                                       indirect=True)
+
+
 @pytest.fixture(params=['float32', 'float64'])
 def dtype(request):
     with theano.configparser.change_flags(floatX=request.param):
@@ -45,11 +50,19 @@ def plain():
     return get
 
 
-@pytest.mark.parametrize('kind,n', [('cpu', 1), ('cpu', 2), ('cpu', 3), ('cpu', 4),
-                                    pytest.param('gpu', 2, marks=pytest.mark.cuda),
-                                    pytest.param('gpu', 3, marks=pytest.mark.slow),
-                                    pytest.param('gpu', 4, marks=pytest.mark.slow)])
-def test_dense_with_adam(contexts, kind, n, dtype, plain):
+@pytest.mark.parametrize('n', [1, 2, 3, 4])
+def test_dense_with_adam(contexts, n, dtype, plain):
+    check_dense(contexts, 'cpu', n, dtype, plain)
+
+
+@FLOAT64_SLOW
+@pytest.mark.parametrize('n', [pytest.param(2, marks=pytest.mark.cuda), pytest.param(3, marks=pytest.mark.slow),
+                               pytest.param(4, marks=pytest.mark.slow)])
+def test_dense_with_adam_on_devices(contexts, n, dtype, plain):
+    check_dense(contexts, 'gpu', n, dtype, plain)
+
+
+def check_dense(contexts, kind, n, dtype, plain):
     """Both executors, one after the other, from the same start: all state is set back in between."""
     x, labels = data(93, 7, dtype=dtype)  # 10 batches of 10, the last of 3: fewer than 4 contexts
     expected, losses = plain(('dense', dtype), lambda: dense_model(dtype=dtype), adam, x, labels, 10)
@@ -75,6 +88,7 @@ def test_dense_with_adam(contexts, kind, n, dtype, plain):
 
 @pytest.mark.cuda
 @needs_compiler
+@FLOAT64_SLOW
 @pytest.mark.parametrize('n', [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_convolution_with_momentum(contexts, kind, n, dtype, plain):
     x, labels = data(37, 2, 8, 8, dtype=dtype)  # 5 batches of 8, the last of 5

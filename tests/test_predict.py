@@ -383,10 +383,10 @@ def test_one_that_is_forgotten_ends_its_threads(cpu2):
     del predictor
     gc.collect()
     for _ in range(100):
-        if threading.active_count() == before:
+        if threading.active_count() <= before:  # fewer, where one of another test has ended meanwhile
             break
         time.sleep(0.05)
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
     with sums(cpu2)[0] as again:
         assert {context.name for context in again.contexts} == names
 

@@ -760,7 +760,7 @@ def compile_side_by_side(compiler_class, cache_class):
             return compile_str(module_name, src_code, location, *args, **kwargs)
         with open(os.path.join(location, 'unfinished'), 'w'):  # other processes remove folders that are empty
             pass
-        held = get_lock.n_lock
+        held = getattr(get_lock, 'n_lock', 0)
         for _ in range(held):
             release_lock()
         try:
@@ -772,13 +772,13 @@ def compile_side_by_side(compiler_class, cache_class):
     @functools.wraps(add_to_cache)
     def _add_to_cache(self, module, key, module_hash):
         self.refresh(cleanup=False)
-        if module_hash not in self.module_hash_to_key_data:
+        if key not in self.entry_from_key and module_hash in self.module_hash_to_key_data:
+            self._get_from_hash(module_hash, key)
+        if key not in self.entry_from_key:
             return add_to_cache(self, module, key, module_hash)
         # Another process has compiled the same meanwhile. This one goes on with its own; later ones find the other's.
-        if key not in self.entry_from_key:
-            self._get_from_hash(module_hash, key)
         cmodule._rmtree(os.path.dirname(module.__file__), ignore_if_missing=True, msg='compiled twice')
-        return self.module_hash_to_key_data[module_hash]
+        return next(data for data in self.module_hash_to_key_data.values() if key in data.keys)
 
     compiler_class.compile_str = staticmethod(compile_unlocked)
     cache_class._add_to_cache = _add_to_cache

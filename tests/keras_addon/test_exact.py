@@ -17,9 +17,8 @@ from .equivalence import COMPILED, check, values
 from .zoo import COMPILED_MODELS, MODELS, OPTIMIZERS, VECTORS, N, dense, noise, one_hot
 
 pytestmark = pytest.mark.filterwarnings('error::theano_mgpu.MgpuWarning')  # what is exact is not warned of
-DTYPES = pytest.mark.parametrize('dtype', ['float32', 'float64'])
-# float64 shows more; float32 in `make test-slow`, and of models here.
-FLOAT64_FIRST = pytest.mark.parametrize('dtype', [pytest.param('float32', marks=pytest.mark.slow), 'float64'])
+# float64 shows more, but all that it needs is compiled for these tests alone: in `make test-slow`.
+DTYPES = pytest.mark.parametrize('dtype', ['float32', pytest.param('float64', marks=pytest.mark.slow)])
 
 
 def compiling(optimizer='adam', loss='categorical_crossentropy', **others):
@@ -39,7 +38,7 @@ def test_models(name, dtype, contexts):
 
 
 @needs_compiler
-@FLOAT64_FIRST
+@DTYPES
 @pytest.mark.parametrize('name', [pytest.param(name, marks=[pytest.mark.slow] if name == 'conv1d' else [])
                                   for name in COMPILED_MODELS])
 def test_models_with_convolutions(name, dtype, contexts):
@@ -47,7 +46,7 @@ def test_models_with_convolutions(name, dtype, contexts):
     check(build, compiling(metrics=['accuracy']), data, dtype, contexts, mode=COMPILED)
 
 
-@FLOAT64_FIRST
+@DTYPES
 def test_several_inputs_and_outputs_with_loss_weights(dtype, contexts):
     data = [[noise(N, 6), noise(N, 4, seed=3)], [one_hot(N), noise(N, 2, seed=4)]]
     check(zoo.functional, compiling(loss={'kind': 'categorical_crossentropy', 'place': 'mse'},
@@ -55,13 +54,13 @@ def test_several_inputs_and_outputs_with_loss_weights(dtype, contexts):
                                     metrics={'kind': 'accuracy', 'place': ['mae', 'mse']}), data, dtype, contexts)
 
 
-@FLOAT64_FIRST
+@DTYPES
 @pytest.mark.parametrize('name', list(OPTIMIZERS))
 def test_optimizers(name, dtype, contexts):
     check(dense, compiling(name), VECTORS, dtype, contexts)
 
 
-@FLOAT64_FIRST
+@DTYPES
 @pytest.mark.parametrize('options', [
     {'kernel_constraint': MaxNorm(0.5), 'bias_constraint': NonNeg()}, {'kernel_constraint': UnitNorm()},
     {'kernel_regularizer': regularizers.l1_l2(0.01, 0.02), 'bias_regularizer': regularizers.l2(0.1)},
@@ -82,13 +81,13 @@ def test_losses(loss, contexts):
     check(dense, compiling('sgd', loss), VECTORS, 'float64', contexts, counts=[2, 3])
 
 
-@FLOAT64_FIRST
+@DTYPES
 def test_sparse_labels(dtype, contexts):
     data = [[noise(N, 6)], [zoo.labels(N)[:, None]]]
     check(dense, compiling(loss='sparse_categorical_crossentropy', metrics=['accuracy']), data, dtype, contexts)
 
 
-@FLOAT64_FIRST
+@DTYPES
 @pytest.mark.parametrize('reduction', [Reduction.SUM, Reduction.SUM_OVER_BATCH_SIZE, Reduction.NONE])
 def test_reductions_with_every_regularizer(reduction, dtype, contexts):
     """A sum counts each sample once, and regularisers once, however many replicas there are."""
@@ -96,26 +95,26 @@ def test_reductions_with_every_regularizer(reduction, dtype, contexts):
           compiling('sgd', MeanSquaredError(reduction=reduction)), VECTORS, dtype, contexts)
 
 
-@FLOAT64_FIRST
+@DTYPES
 def test_reductions_of_several_outputs(dtype, contexts):
     data = [[noise(N, 6), noise(N, 4, seed=3)], [one_hot(N), noise(N, 2, seed=4)]]
     losses = {'kind': keras.losses.CategoricalCrossentropy(reduction=Reduction.SUM), 'place': 'mse'}
     check(zoo.functional, compiling('sgd', losses, metrics=['mae']), data, dtype, contexts)
 
 
-@FLOAT64_FIRST
+@DTYPES
 @pytest.mark.parametrize('loss', [zoo.custom_loss, zoo.scalar_loss, zoo.scalar_sum])
 def test_custom_losses_and_metrics(loss, dtype, contexts):
     check(dense, compiling(loss=loss, metrics=[zoo.custom_metric, zoo.scalar_sum]), VECTORS, dtype, contexts)
 
 
-@FLOAT64_FIRST
+@DTYPES
 def test_sample_weights_and_weighted_metrics(dtype, contexts):
     data = VECTORS + [[np.abs(noise(N, seed=5))]]
     check(dense, compiling(weighted_metrics=['accuracy', 'mse'], metrics=['mae']), data, dtype, contexts)
 
 
-@FLOAT64_FIRST
+@DTYPES
 def test_temporal_sample_weights(dtype, contexts):
     data = [[noise(N, 5, 4)], [noise(N, 5, 2, seed=1)], [np.abs(noise(N, 5, seed=5))]]
 
@@ -124,7 +123,7 @@ def test_temporal_sample_weights(dtype, contexts):
     check(build, compiling(loss='mse', sample_weight_mode='temporal', weighted_metrics=['mae']), data, dtype, contexts)
 
 
-@FLOAT64_FIRST
+@DTYPES
 def test_class_weight(dtype, contexts):
     check(dense, compiling(), VECTORS, dtype, contexts, class_weight={0: 0.5, 1: 3.0, 2: 1.0})
 
@@ -136,13 +135,13 @@ def stateful_metrics():
             M.RootMeanSquaredError(), M.CosineSimilarity(), M.KLDivergence()]
 
 
-@FLOAT64_FIRST
+@DTYPES
 def test_stateful_metrics(dtype, contexts):
     data = [[noise(N, 6)], [one_hot(N)]]
     check(dense, compiling('sgd', metrics=stateful_metrics), data, dtype, contexts)
 
 
-@FLOAT64_FIRST
+@DTYPES
 def test_frozen_layers(dtype, contexts):
     def build():
         model = dense()
@@ -151,7 +150,7 @@ def test_frozen_layers(dtype, contexts):
     check(build, compiling(), VECTORS, dtype, contexts)
 
 
-@FLOAT64_FIRST
+@DTYPES
 def test_stateful_rnn(dtype, contexts):
     """Each sample's state stays with it from batch to batch, in training and in prediction."""
     def build():
