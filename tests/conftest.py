@@ -5,8 +5,12 @@ flags = os.environ.get('THEANO_FLAGS', '')
 worker = os.environ.get('PYTEST_XDIST_WORKER', 'gw0')
 if 'floatX' not in flags:
     os.environ['THEANO_FLAGS'] = ('floatX=float32,' + flags).rstrip(',')
-# Two processes that build one kernel at a time, now and then end with "clBuildProgram: Unknown error" (PoCL 3.1).
-os.environ.setdefault('POCL_CACHE_DIR', os.path.expanduser('~/.cache/pocl/kcache-' + worker))
+if worker != 'gw0' and 'base_compiledir' not in flags:
+    # Theano locks ~/.theano while it compiles: with a home of its own for each process, and for those that it
+    # starts, both compile at a time.
+    os.environ.setdefault('THEANORC', os.path.expanduser('~/.theanorc'))
+    os.environ['HOME'] = os.path.expanduser('~/.theano/' + worker)
+    os.makedirs(os.environ['HOME'], exist_ok=True)
 
 import theano_mgpu as mgpu
 from theano_mgpu import compat, config, devices

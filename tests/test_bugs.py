@@ -364,8 +364,6 @@ def test_a_cpu_seen_through_opencl_is_no_default_device(opencl_cpus, monkeypatch
         assert [context.device for context in mgpu.init(2)] == ['cpu', 'cpu']
     assert capsys.readouterr().err.count('no usable GPU here: the 2 contexts are on the CPU') == 1
     assert [context.device for context in mgpu.init()] == ['cpu'] and not capsys.readouterr().err
-    from theano_mgpu.keras.multi_gpu import chosen_contexts
-    assert [context.device for context in chosen_contexts(3)] == ['cpu'] * 3  # as for multi_gpu_model(model, gpus=3)
     monkeypatch.setenv('THEANO_FLAGS', 'contexts=mapped->' + opencl_cpus[0])
     assert [context.device for context in mgpu.init()] == opencl_cpus[:1]
     with pytest.raises(mgpu.ContextError, match='2 contexts were asked for; there are 1'):

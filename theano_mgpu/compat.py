@@ -19,7 +19,6 @@ import re
 import shutil
 import sys
 import sysconfig
-import tempfile
 import types
 import warnings
 import weakref
@@ -744,52 +743,11 @@ def give_source_a_lasting_version(op_class):
     op_class.c_code_cache_version = c_code_cache_version
 
 
-def compile_side_by_side(compiler_class, cache_class):
-    """Theano 1.0.5 keeps all other processes from its cache of compiled code while one of them runs the C++ compiler.
-
-    The lock is for the cache, not for the compiler, which writes to a folder of its own. Without this, processes that
-    share a home compile one after the other.
-    """
-    from theano.gof import cmodule
-    from theano.gof.compilelock import get_lock, release_lock
-    compile_str, add_to_cache = compiler_class.compile_str, cache_class._add_to_cache
-
-    @functools.wraps(compile_str)
-    def compile_unlocked(module_name, src_code, location, *args, **kwargs):
-        if not os.path.basename(location).startswith(tempfile.gettempprefix()):  # Theano's own, of a fixed name
-            return compile_str(module_name, src_code, location, *args, **kwargs)
-        with open(os.path.join(location, 'unfinished'), 'w'):  # other processes remove folders that are empty
-            pass
-        held = getattr(get_lock, 'n_lock', 0)
-        for _ in range(held):
-            release_lock()
-        try:
-            return compile_str(module_name, src_code, location, *args, **kwargs)
-        finally:
-            for _ in range(held):
-                get_lock()
-
-    @functools.wraps(add_to_cache)
-    def _add_to_cache(self, module, key, module_hash):
-        self.refresh(cleanup=False)
-        if key not in self.entry_from_key and module_hash in self.module_hash_to_key_data:
-            self._get_from_hash(module_hash, key)
-        if key not in self.entry_from_key:
-            return add_to_cache(self, module, key, module_hash)
-        # Another process has compiled the same meanwhile. This one goes on with its own; later ones find the other's.
-        cmodule._rmtree(os.path.dirname(module.__file__), ignore_if_missing=True, msg='compiled twice')
-        return next(data for data in self.module_hash_to_key_data.values() if key in data.keys)
-
-    compiler_class.compile_str = staticmethod(compile_unlocked)
-    cache_class._add_to_cache = _add_to_cache
-
-
 def mend_theano():
     """Patch the imported Theano: the hooks that `watch` needs, and the GPU ops; once a process."""
     from theano.compile.function_module import Function
     from theano.compile.sharedvalue import SharedVariable
     from theano.gof.cc import CLinker
-    from theano.gof.cmodule import GCC_compiler, ModuleCache
     from theano.gof.op import COp
     from theano.gpuarray import blas, elemwise, rng_mrg
     from theano.gpuarray.type import GpuArraySharedVariable
@@ -800,7 +758,6 @@ def mend_theano():
     _wrap_function_call(Function)
     keep_code_of_ops_without_props(CLinker)
     give_source_a_lasting_version(COp)
-    compile_side_by_side(GCC_compiler, ModuleCache)
     restore_downsample()
     give_mrg_its_context(rng_mrg.GPUA_mrg_uniform)
     spell_for_opencl(elemwise.GpuElemwise)

@@ -112,7 +112,7 @@ def _choose(contexts):
     if contexts is None:
         return configured()
     if isinstance(contexts, int) and not isinstance(contexts, bool):
-        known = default_cpus(contexts) or configured()
+        known = _default_cpus(contexts) or configured()
         if not 1 <= contexts <= len(known):
             raise ContextError('%d contexts were asked for; there are %d: %s. Ask for 1 to %d, or map '
                                'more, e.g. %s' % (contexts, len(known), describe(known), len(known), EXAMPLE))
@@ -126,7 +126,7 @@ def _choose(contexts):
     return [_lookup(name, configured()) for name in names]
 
 
-def default_cpus(n):
+def _default_cpus(n):
     """`n` contexts on the CPU where none are mapped and there is no GPU to take, else none; a note says so."""
     if n < 2 or flagged() or devices.discover_best() != ['cpu']:
         return []

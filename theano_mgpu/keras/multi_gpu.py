@@ -5,7 +5,7 @@ from keras import backend as K
 from .. import launched
 from ..context_map import describe
 from ..contexts import contexts as active_contexts
-from ..contexts import default_cpus, host_contexts, init
+from ..contexts import host_contexts
 from ..errors import ContextError
 from ..parallel_graph import resolve_contexts
 from .parallel_model import parallel_model
@@ -67,8 +67,6 @@ def chosen_contexts(gpus):
                                % (gpus, len(there), describe(there)))
         if len(there) < gpus <= len(there) * launched.size() and launched.trains_together():
             return there  # the others are the other processes'
-        if gpus > len(there) and default_cpus(gpus):
-            there = init(gpus)
         if gpus > len(there):
             raise ContextError('To call `multi_gpu_model` with `gpus=%d`, as many contexts must be mapped; there are '
                                '%d: %s. Reduce `gpus`, or map more, e.g. THEANO_FLAGS="contexts=%s"'
