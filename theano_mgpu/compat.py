@@ -579,7 +579,7 @@ def _wrap_function_call(cls):
         if not _watchers:
             return original(self, *args, **kwargs)
         watched, updated = _watched_by(self)
-        with _writing(updated):
+        with _writing(updated) if updated else contextlib.nullcontext():  # most functions update nothing
             for watcher in watched:
                 watcher.before_read()
             try:

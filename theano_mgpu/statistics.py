@@ -152,13 +152,16 @@ class BatchUpdates:
         return symbol
 
     def _find_approximate(self):
-        found = {variable: [self._couplings_of(new)] for variable, new in self.rows.items()}
-        found = {variable: couplings for variable, couplings in found.items() if couplings != [[]]}
+        found = {}
+        for variable, new in self.rows.items():
+            couplings = self._couplings_of(new)
+            if couplings:
+                found[variable] = couplings
         for variable, new in zip(self.updates, self._new_values):
             doubts = [self._doubts[v] for v in ancestors([new]) if v in self._doubts]
             if doubts:
-                found[variable] = doubts
-        return {variable: list(dict.fromkeys(sum(couplings, []))) for variable, couplings in found.items()}
+                found[variable] = list(dict.fromkeys(sum(doubts, [])))
+        return found
 
     def _couplings_of(self, variable):
         """The couplings that a variable follows from."""
@@ -174,7 +177,7 @@ class BatchUpdates:
             if node in coupled and not (isinstance(node.op, AbstractBatchNormTrain) and variable in node.outputs[1:3]):
                 found.append(coupled[node])
             pending.extend(node.inputs)
-        return found
+        return list(dict.fromkeys(found))  # a node with several outputs is met once for each
 
     def _inverse_deviation(self, variable):
         """1 / sqrt(variance + epsilon) of a whole batch, from means and deviations of its parts.

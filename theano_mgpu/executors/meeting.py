@@ -10,11 +10,11 @@ from theano import config
 
 from .. import job
 from ..errors import MgpuError, RankError
-from .patience import poll
+from .patience import REMEDY, poll
 from .ranks import ADD, AGREE, BUILD, CALL, COMPILE, END, FAILED, GATHER, SHARE, WIDTH, Ranks
 
 TAG = 0x6d67
-# While one rank compiles, or reads a file, the others wait for longer than in a step: so many times the limit.
+# While one rank compiles, or reads a file, the others wait for longer than in a step: PATIENT times the limit.
 SLOW = (END, BUILD, COMPILE, SHARE)
 PATIENT = 10
 
@@ -161,8 +161,7 @@ class Meeting(Ranks):
     def lose(self, text):
         """A RankError to raise, since another rank does not answer; every later use of the ranks raises one, too."""
         self.lost = text
-        return RankError(text + '. Look at what it does; a longer time to wait is set by the flag mgpu.timeout, in '
-                         'seconds (0: for ever)')
+        return RankError('%s. Look at what it does; %s' % (text, REMEDY))
 
     def function_number(self, name):
         self._functions.append(name or 'a function')

@@ -14,7 +14,7 @@ from theano import config
 from .. import job, launched
 from ..errors import BatchError, MgpuError, RankError
 from .meeting import TAG, Meeting
-from .patience import Watchdog, poll
+from .patience import REMEDY, Watchdog, poll
 from .ranks import ADD, COMPILE, END, GATHER, SHARE, WIDTH
 
 MAIL = TAG + 1
@@ -183,8 +183,7 @@ class MpiRanks(Meeting):
                 return False
             elif config.mgpu.timeout and waited > config.mgpu.timeout:
                 raise RankError('%s has waited %.0f s for %s to write %s. Make the call on every rank, or on rank 0 '
-                                'alone; a longer time to wait is set by the flag mgpu.timeout, in seconds (0: for ever)'
-                                % (self.name(self.rank), waited, self.name(0), path))
+                                'alone; %s' % (self.name(self.rank), waited, self.name(0), path, REMEDY))
 
     @contextlib.contextmanager
     def first_compiler(self):
@@ -207,9 +206,8 @@ class MpiRanks(Meeting):
         """End the job: called by the watchdog."""
         job.show_output()
         others = ' or '.join(map(self.name, self._senders))
-        job.say('%s, %s, has waited %.0f s for data from %s, and ends the job; a longer time to wait is set by the '
-                'flag mgpu.timeout, in seconds (0: for ever)'
-                % (self.name(self.rank), self.describe(what), waited, others))
+        job.say('%s, %s, has waited %.0f s for data from %s, and ends the job; %s'
+                % (self.name(self.rank), self.describe(what), waited, others, REMEDY))
         job.abort(1)
 
     def _end(self):

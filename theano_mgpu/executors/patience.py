@@ -8,6 +8,7 @@ from theano import config
 SPIN = 0.02   # seconds of waiting before a rank begins to sleep in between
 NAP = 0.005   # the longest of these sleeps
 LOOK = 0.05   # seconds from one look at the limit to the next
+REMEDY = 'a longer time to wait is set by the flag mgpu.timeout, in seconds (0: for ever)'
 
 
 def poll(done):
