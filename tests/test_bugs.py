@@ -757,7 +757,7 @@ def test_a_parallel_model_whose_batch_cannot_be_divided_runs_on_one_context(cpu2
     assert len([w for w in caught if w.category is mgpu.MgpuWarning]) == 1 and caught[0].filename == __file__
 
 
-# --- What is said of a model ---------------------------------------------------------------------
+# --- Notes about a model -------------------------------------------------------------------------
 
 def with_flat_loss():
     """A variational autoencoder's loss: a mean over all pixels, added to a divergence of each sample."""

@@ -147,7 +147,7 @@ def _flush():
 
 
 def exit_after(seconds):
-    """End this process, and so the job, after so many seconds, whatever it does then; 0 for never."""
+    """End this process, and with it the job, after the given number of seconds; 0 means never."""
     if seconds:
         faulthandler.dump_traceback_later(seconds, exit=True, file=_terminal or sys.__stderr__)
 

@@ -325,7 +325,7 @@ class TrainingFunction:
         state.load(path, self.variables(), self.contexts, self.forward.ranks)
 
     def checkpoint(self, path, every, allow_nan=False):
-        """Save the training state every so many steps, and first go on from there if the file exists.
+        """Save the training state every `every` steps; if the file exists, resume from it first.
 
         Parameters
         ----------
@@ -352,7 +352,7 @@ class TrainingFunction:
             If another job writes its checkpoints there.
         """
         if every < 1:
-            raise ValueError('every=%r: a checkpoint is made every so many steps, 1 or more' % (every,))
+            raise ValueError('every=%r: give the number of steps between checkpoints, 1 or more' % (every,))
         before = 0
         if self.forward.ranks.by_first(functools.partial(self._begin_checkpoints, path)):
             extra = state.load(path, self.variables(), self.contexts, self.forward.ranks)

@@ -15,7 +15,7 @@ GRACE = 3  # seconds that mpirun has to end by itself after a signal that a term
 
 
 def run_with_restarts(command, environment, restarts):
-    """Run a command until it succeeds, at most so many times more; the last exit code.
+    """Run a command until it succeeds, with at most `restarts` more attempts; return the last exit code.
 
     It is not run again after a signal to this process, nor where it has failed twice without a step in between.
     """

@@ -15,7 +15,7 @@ def batch_inputs(model, targets=True):
 
 
 def any_length(model, length=None):
-    """An AnyLength for the graphs of a model: of so many samples, by default those of its `batch_input_shape`."""
+    """An AnyLength for the graphs of a model and batches of `length`, by default that of its `batch_input_shape`."""
     inputs = [variable for variable in batch_inputs(model, targets=model._is_compiled) if variable.ndim > 0]
     return AnyLength(inputs, length or K.int_shape(inputs[0])[0])
 

@@ -62,7 +62,7 @@ class Checkpoint(keras.callbacks.Callback):
     def __init__(self, path, every=100, allow_nan=False):
         super().__init__()
         if every < 1:
-            raise ValueError('every=%r: a checkpoint is made every so many batches, 1 or more' % (every,))
+            raise ValueError('every=%r: give the number of batches between checkpoints, 1 or more' % (every,))
         self.path, self.every, self.allow_nan = path, every, allow_nan
         self.others = []    # the other callbacks of the fit
         self._functions = []  # only during a fit, so that they do not outlive a model's next compile()

@@ -46,7 +46,7 @@ class Report:
     ----------
     usages : list of Usage
     notes : list of str
-        What the user was told, but for advice.
+        The notes that were printed, without the advice.
     """
 
     def __init__(self):

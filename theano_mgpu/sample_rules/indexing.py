@@ -27,7 +27,7 @@ def _subtensor(analysis, node, inputs):
     if x.kind != ROWS:
         if all(d.kind == CONSTANT for d in inputs[1:]):
             return x
-        # So many of the random numbers as there are samples: any would do.
+        # As many of the random numbers as there are samples: any would do.
         return rows() if x.kind == CONSTANT and _takes_first(entries, inputs[1:]) and _is_drawn(node.inputs[0]) \
             else analysis.couple(node)
     if any(d.kind != CONSTANT for d in inputs[1:]):
