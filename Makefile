@@ -1,8 +1,6 @@
 # `make` lists the targets. ARGS='...' is passed on: make test ARGS='-k collectives'
 PY := .venv/bin/python
 ARGS ?=
-# Compiling for Theano is most of the time that tests take: a quarter of it is the C++ compiler's optimiser.
-QUICKLY := THEANO_FLAGS="gcc.cxxflags=-O1$${THEANO_FLAGS:+,$$THEANO_FLAGS}"
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-slow test-cuda test-nvrtc test-pythons bench clean
 
@@ -18,8 +16,8 @@ demo: setup ## train a small CNN on two contexts and compare with one
 
 test: setup ## lint, then the tests and doctests
 	@$(PY) -m ruff check .
-	@$(QUICKLY) $(PY) -m pytest -n 2 -m 'not slow' $(ARGS)
-	$(if $(ARGS),,@$(QUICKLY) .ci/test-cuda core)
+	@$(PY) .ci/quickly $(PY) -m pytest -n 2 -m 'not slow' $(ARGS)
+	$(if $(ARGS),,@$(PY) .ci/quickly .ci/test-cuda core)
 
 test-slow: setup ## the tests that make test leaves out: more models and more contexts on OpenCL
 	@$(PY) -m pytest -n 2 -m slow $(ARGS)
