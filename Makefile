@@ -19,11 +19,11 @@ test: setup ## lint, then the tests and doctests
 	@$(PY) .ci/quickly $(PY) -m pytest -n 2 -m 'not slow' $(ARGS)
 	$(if $(ARGS),,@$(PY) .ci/quickly .ci/test-cuda core)
 
-test-slow: setup ## the tests that make test leaves out: more models and more contexts on OpenCL
-	@$(PY) -m pytest -n 2 -m slow $(ARGS)
+test-slow: setup ## the tests that make test leaves out: more models and more contexts on OpenCL, whose kernels PoCL optimises here
+	@POCL_EXTRA_BUILD_FLAGS= $(PY) .ci/quickly $(PY) -m pytest -n 2 -m slow $(ARGS)
 
 test-cuda: setup ## the tests on CUDA devices that the processor stands in for; DEVICES=4 for four
-	@.ci/test-cuda $(ARGS)
+	@$(PY) .ci/quickly .ci/test-cuda $(ARGS)
 
 test-nvrtc: setup ## compile every kernel of make test-cuda with NVIDIA's own compiler (fetches it: 200 MB)
 	@.ci/test-nvrtc

@@ -9,8 +9,13 @@ if worker != 'gw0' and 'base_compiledir' not in flags:
     # Theano locks ~/.theano while it compiles: with a home of its own for each process, and for those that it
     # starts, both compile at a time.
     os.environ.setdefault('THEANORC', os.path.expanduser('~/.theanorc'))
+    programs = os.path.expanduser('~/.theano/opencl_programs')  # these can be shared
+    os.makedirs(programs, exist_ok=True)
     os.environ['HOME'] = os.path.expanduser('~/.theano/' + worker)
-    os.makedirs(os.environ['HOME'], exist_ok=True)
+    own = os.path.expanduser('~/.theano')
+    os.makedirs(own, exist_ok=True)
+    if not os.path.lexists(own + '/opencl_programs'):
+        os.symlink(programs, own + '/opencl_programs')
 
 import theano_mgpu as mgpu
 from theano_mgpu import compat, config, devices

@@ -86,6 +86,17 @@ def test_another_process_loads_it_and_builds_it_where_the_file_is_broken(opencl2
     assert in_a_process(opencl2, chain) == [built, 0, shared]
 
 
+def test_programs_built_with_other_options_of_the_driver_are_others(opencl2, monkeypatch):
+    cache, = contexts_module._build_opencl_programs_once()
+    programs_of(opencl2[0], ['tanh'])
+    context, name = next(iter(cache._programs))
+    paths = set()
+    for options in ('', '-cl-opt-disable', '-cl-mad-enable'):
+        monkeypatch.setenv('POCL_EXTRA_BUILD_FLAGS', options)
+        paths.add(cache._path(context, name))
+    assert len(paths) == 3
+
+
 def test_functions_give_the_same_with_and_without(opencl2, tmp_path):
     model = dense_model()
     replicas = {}

@@ -168,9 +168,10 @@ class ProgramCache:
         return content.raw
 
     def _path(self, context, name):
-        """The file of a binary for the context's model of device and version of driver."""
+        """The file of a binary for the context's device type, version of driver, and what PoCL adds to all options."""
         device = self._device(context)
         about = [self._about(device, what) for what in (DEVICE_NAME, DRIVER_VERSION, DEVICE_VERSION)]
+        about += filter(None, [os.environb.get(b'POCL_EXTRA_BUILD_FLAGS')])
         about = hashlib.sha256(b'\0'.join(about)).hexdigest()
         return os.path.join(self._folder, about[:16], name)
 
