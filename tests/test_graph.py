@@ -181,7 +181,8 @@ def compile_for(context, inputs, outputs):
     return ParallelGraph(inputs, outputs, {}, contexts, Ranks()).compiled[0]
 
 
-@pytest.mark.parametrize('name', sorted(CASES))
+@pytest.mark.parametrize('name', [pytest.param(name, marks=pytest.mark.slow) if name == 'batch_normalisation' else name
+                                  for name in sorted(CASES)])
 def test_op(contexts, name):
     if not theano.config.cxx and name.startswith(('convolution', 'pooling')):
         pytest.skip('Theano has neither convolution nor pooling without a C++ compiler')
