@@ -1,0 +1,214 @@
+"""Graphs that are cut where samples meet give what one device gives, whatever the shards."""
+from theano_mgpu.analysis import CannotCut
+from theano_mgpu.program import partition
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from conftest import needs_compiler
+from stages import run, split
+from theano.sandbox.rng_mrg import MRG_RandomStreams
+from theano.tensor.nnet.abstract_conv import conv2d
+from theano.tensor.nnet.bn import batch_normalization_train
+from theano.tensor.shared_randomstreams import RandomStreams
+from theano.tensor.signal.pool import pool_2d
+
+N, SIZES = 14, (7, 5, 2)
+RNG = np.random.RandomState(0)
+ROWS, LABELS, POINTS = RNG.randn(N, 6), RNG.randint(0, 3, N).astype('int32'), RNG.rand(N, 5)
+WORDS, SERIES, IMAGES = RNG.randint(0, 9, (N, 5)).astype('int32'), RNG.randn(N, 5, 4), RNG.randn(N, 3, 8, 8)
+CASES = {}
+
+
+def case(*data, stages, marks=()):
+    """A case of this data that is to be cut into so many stages."""
+    def register(build):
+        CASES[build.__name__] = pytest.param(build, data, stages, id=build.__name__, marks=marks)
+        return build
+    return register
+
+
+# Convolutions exist in C++ only; everything else is quicker in Python than it is compiled.
+COMPILED, INTERPRETED = theano.Mode('cvm', 'fast_compile'), theano.Mode('py', 'fast_compile')
+
+
+def weight(*shape):
+    return theano.shared(np.random.RandomState(len(shape) + shape[-1]).randn(*shape) * 0.5)
+
+
+def with_gradients(loss, *weights):
+    return [loss] + theano.grad(loss, list(weights))
+
+
+def hidden(x):
+    w = weight(6, 5)
+    return T.tanh(T.dot(x, w) + weight(5)), w
+
+
+@case(ROWS, LABELS, stages=1)
+def classifier(x, y):
+    h, w = hidden(x)
+    v = weight(5, 3)
+    return with_gradients(-T.mean(T.log(T.nnet.softmax(T.dot(h, v)))[T.arange(y.shape[0]), y]), w, v)
+
+
+@case(ROWS, LABELS, stages=2)
+def classifier_with_a_penalty(x, y):
+    h, w = hidden(x)
+    v = weight(5, 3)
+    loss = T.nnet.categorical_crossentropy(T.nnet.softmax(T.dot(h, v)), y).mean() + 0.01 * (w ** 2).sum()
+    return with_gradients(loss, w, v)
+
+
+@case(ROWS, stages=3)
+def statistics(x):
+    return [x.sum(), x.mean(0), x.sum(1), x.max(), x.min(0), x.std(0), x.var(), (x > 0).any(), (x > -9).all(),
+            x.prod(0), x.shape[0], x.size]
+
+
+@case(ROWS, stages=3)
+def centred(x):
+    return with_gradients(((x - x.mean(0)) / (x.std(0) + 1e-3) * x.sum(1, keepdims=True) * weight(6)).sum())
+
+
+@case(ROWS, stages=6)
+def batch_normalisation(x):
+    w = weight(6, 5)
+    gamma, beta = [theano.shared(np.ones((1, 5)) * i, broadcastable=(True, False)) for i in (1, 2)]
+    y, mean, inverse, running_mean, running_variance = batch_normalization_train(
+        T.dot(x, w), gamma, beta, running_mean=beta, running_var=gamma)
+    return with_gradients(T.sqr(y * T.dot(x, w)).mean(), w, gamma, beta) + [mean, running_mean, running_variance]
+
+
+@case(ROWS, POINTS, stages=2)
+def dice(x, t):
+    w = weight(6, 5)
+    p = T.nnet.sigmoid(T.dot(x, w))
+    return with_gradients(1 - 2 * (p * t).sum() / (p.sum() + t.sum()), w)
+
+
+@case(ROWS, stages=3)
+def softmax_over_samples(x):
+    s = T.nnet.softmax(x.T)
+    return [s, (s ** 2).sum()]
+
+
+@case(ROWS, stages=3)
+def contrastive(x):
+    h, w = hidden(x)
+    return with_gradients(T.log(T.exp(T.dot(h, h.T)).sum(1)).mean(), w)
+
+
+@case(ROWS, stages=2)
+def norm_of_the_batch(x):
+    w = weight(6, 5)
+    return with_gradients((x / x.norm(2) * T.dot(x, w).sum(1, keepdims=True)).sum(), w)
+
+
+@case(WORDS, stages=1)
+def embedding(words):
+    table = weight(9, 4)
+    return with_gradients((T.tanh(table[words]).sum(axis=1) ** 2).mean(), table)
+
+
+@case(WORDS, stages=1)
+def embedding_flattened(words):
+    table = weight(9, 4)
+    looked_up = table[words.flatten()].reshape((words.shape[0], words.shape[1], 4))
+    return with_gradients(T.tanh(looked_up).mean(), table)
+
+
+@case(IMAGES, stages=1, marks=needs_compiler)
+def convolution_and_pooling(x):
+    w = weight(2, 3, 3, 3)
+    y = conv2d(x, w)
+    highest = pool_2d(T.tanh(y), (2, 2), ignore_border=True).flatten(2)
+    average = pool_2d(y, (2, 2), ignore_border=True, mode='average_exc_pad').flatten(2)
+    return with_gradients((highest ** 2 + average).mean(), w)
+
+
+@case(IMAGES, stages=5, marks=needs_compiler)
+def convolution_and_batch_normalisation(x):
+    w = weight(2, 3, 3, 3)
+    gamma = theano.shared(np.ones((1, 2, 1, 1)), broadcastable=(True, False, True, True))
+    y = conv2d(x, w)
+    return with_gradients((batch_normalization_train(y, gamma, gamma * 0, 'spatial')[0] ** 2 * y).mean(), w)
+
+
+@case(SERIES, stages=1)
+def recurrent(x):
+    w, u = weight(4, 4), weight(4, 4)
+    states, _ = theano.scan(lambda x_t, h: T.tanh(T.dot(x_t, w) + T.dot(h, u)), x.dimshuffle(1, 0, 2),
+                            T.zeros((x.shape[0], 4), 'float64'))
+    return with_gradients((states[-1] ** 2).mean(), w, u)
+
+
+@case(SERIES, stages=1)
+def sum_in_a_loop(x):
+    sums, _ = theano.scan(lambda x_t, total: total + (x_t ** 2).sum(), x.dimshuffle(1, 0, 2), np.float64(0))
+    return [sums[-1] / x.shape[0], sums]
+
+
+@case(SERIES, stages=1)
+def reshapes(x):
+    return [x.reshape((x.shape[0] * x.shape[1], 4)).sum(1), x.dimshuffle(1, 0, 2).reshape((-1, 4)).mean(0),
+            x.flatten(2), x.reshape((x.shape[0], -1))]
+
+
+@case(SERIES, stages=1)
+def time_major(x):
+    w = weight(4, 4)
+    flat = x.dimshuffle(1, 0, 2).reshape((x.shape[0] * x.shape[1], 4))
+    return with_gradients(T.dot(flat, w).reshape((x.shape[1], x.shape[0], 4))[-1].mean(), w)
+
+
+@case(ROWS, stages=1)
+def dropout(x):
+    streams, others = MRG_RandomStreams(4), RandomStreams(5)
+    kept = streams.binomial(x.shape, p=0.5, dtype='float64')
+    noise = streams.normal(x.shape, dtype='float64') + others.uniform(x.shape)
+    w = weight(6, 5)
+    return with_gradients(T.dot(T.tanh(x * kept + noise), w).mean(), w) + [x + noise] \
+        + [update[1] for update in streams.state_updates]
+
+
+@pytest.mark.parametrize('sizes', [SIZES, (N,)])
+@pytest.mark.parametrize('build, data, stages', list(CASES.values()))
+def test_cut_graphs_give_what_one_device_gives(build, data, stages, sizes):
+    inputs = [T.TensorType(array.dtype, (False,) * array.ndim)() for array in data]
+    outputs = build(*inputs)
+    program = partition(inputs, outputs)
+    assert len(program.stages) == stages
+    mode = COMPILED if data[0] is IMAGES else INTERPRETED
+    expected = theano.function(inputs, outputs, no_default_updates=True, mode=mode)(*data)
+    for ours, whole in zip(run(program, split(data, sizes), mode), expected):
+        assert np.shape(ours) == np.shape(whole) and ours.dtype == whole.dtype
+        np.testing.assert_allclose(ours, whole, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize('build, reason', [
+    (lambda x: x[::2].sum(), 'picks samples by their place in the batch .*test_program.py, line'),
+    (lambda x: T.argmax(x, axis=0), 'the place of the maximum among all samples'),
+    (lambda x: T.cumsum(x, axis=0), 'it goes along the samples'),
+    (lambda x: x.reshape((x.shape[0] // 2, 2, 6)), 'which axis has the samples'),
+    (lambda x: T.slinalg.cholesky(T.dot(x, x.T)), 'how Cholesky depends on single samples'),
+])
+def test_what_cannot_be_cut_is_an_error_that_names_the_op(build, reason):
+    x = T.dmatrix('x')
+    with pytest.raises(CannotCut, match=reason):
+        partition([x], [build(x)])
+
+
+def test_nobody_needs_the_place_of_the_maximum():
+    x = T.dmatrix('x')
+    highest, _ = T.max_and_argmax(x, axis=0)
+    assert [output.how for output in partition([x], [highest]).outputs] == ['max']
+
+
+def test_what_is_needed_whole_is_exchanged_once():
+    """Adam reads a gradient and its square."""
+    x, w = T.dmatrix('x'), weight(6, 5)
+    gradient = T.grad(T.tanh(T.dot(x, w)).mean(), w)
+    program = partition([x], [0.9 * w + 0.1 * gradient, gradient ** 2, gradient * 0.5])
+    assert [len(stage.exchanges) for stage in program.stages] == [0, 1]

@@ -1,0 +1,104 @@
+"""Elementwise ops."""
+import numpy as np
+import theano
+from theano import sparse
+from theano.compile import ops as compile_ops
+from theano.gradient import DisconnectedGrad, GradClip, ZeroGrad
+from theano.scalar import basic as scalar
+from theano.tensor import basic, elemwise, opt
+from theano.tensor.nnet import bn
+
+from ..shards import rule
+from ..states import CONSTANT, PARTIAL, ROWS, partial
+from .base import aligned, is_zero, wholes
+
+LINEAR = (scalar.Add, scalar.Sub, scalar.Neg, scalar.Identity)
+
+
+@rule(compile_ops.Rebroadcast, compile_ops.ViewOp, compile_ops.DeepCopyOp, DisconnectedGrad, ZeroGrad,
+      basic.ScalarFromTensor, basic.TensorFromScalar, sparse.DenseFromSparse, sparse.SparseFromDense)
+def _same(shards, node, values):
+    return shards.apply(node, values, values[0].state)
+
+
+@rule(GradClip, theano.printing.Print)
+def _needs_all(shards, node, values):
+    value = shards.whole(values[0]) if values[0].kind == PARTIAL else values[0]
+    return shards.apply(node, [value], value.state)
+
+
+@rule(opt.Assert, compile_ops.SpecifyShape)
+def _checked(shards, node, values):
+    return [values[0]] if values[0].kind != CONSTANT else shards.constant(node, values)
+
+
+@rule(bn.AbstractBatchNormInference)
+def _normalised_by_constants(shards, node, values):
+    values = wholes(shards, values)
+    if any(value.kind == ROWS for value in values[1:]):
+        shards.refuse(node, 'its statistics belong to single samples')
+    return shards.apply(node, values, values[0].state)
+
+
+@rule(elemwise.Elemwise)
+def _elemwise(shards, node, values):
+    if isinstance(node.op.scalar_op, scalar.Second):
+        return _filled(shards, node, values)
+    if _stays_partial(shards, node, values):
+        for value, variable in zip(values, node.inputs):
+            if value.kind == PARTIAL:
+                shards.kept_partial.add(variable)
+        return shards.apply(node, values, partial())
+    values = wholes(shards, values)
+    if not any(value.kind == ROWS for value in values):
+        return shards.constant(node, values)
+    values, state = aligned(shards, node, values)
+    return shards.apply(node, values, state)
+
+
+_elemwise.for_constants = True
+
+
+def _filled(shards, node, values):
+    """The second input, in the shape of the first."""
+    like, value = values
+    if node.outputs[0].ndim == 0:
+        return [value]
+    if like.kind != ROWS and value.kind != ROWS:
+        # Of the first, only the shape is needed, and a share of a sum has that of the sum.
+        like = shards.shaped_like(like)
+        if value.kind == PARTIAL and (value.state.how != 'sum' or _grows(node, 1)):
+            value = shards.whole(value)
+        return shards.apply(node, [like, value], value.state)
+    if like.kind == PARTIAL:
+        like = shards.shaped_like(like)
+    values, state = aligned(shards, node, [like] + wholes(shards, [value]))
+    return shards.apply(node, values, state)
+
+
+def _grows(node, i):
+    """Whether an input is broadcast: a share of it is less to exchange than one of the output."""
+    return node.inputs[i].type.broadcastable != node.outputs[0].type.broadcastable
+
+
+def _stays_partial(shards, node, values):
+    """Whether the output is a sum over replicas as its inputs are, which need not be exchanged yet."""
+    shares = [i for i, value in enumerate(values) if value.kind == PARTIAL]
+    op, kinds = node.op.scalar_op, {value.kind for value in values}
+    if not shares or ROWS in kinds or any(values[i].state.how != 'sum' or _grows(node, i) for i in shares):
+        return False
+    if max(value.stage for value in values) > min(values[i].stage for i in shares):
+        return False  # by then its sum can be had for nothing
+    zero = [value.kind == PARTIAL or is_zero(v) for value, v in zip(values, node.inputs)]
+    if isinstance(op, scalar.Cast):
+        return _widens(node)
+    if isinstance(op, LINEAR):
+        return all(zero)
+    if isinstance(op, scalar.Mul):
+        return len(shares) == 1
+    return isinstance(op, scalar.TrueDiv) and shares == [0]
+
+
+def _widens(node):
+    before, after = (np.dtype(v.dtype) for v in (node.inputs[0], node.outputs[0]))
+    return np.can_cast(before, after, 'safe')

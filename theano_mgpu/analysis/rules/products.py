@@ -1,0 +1,120 @@
+"""Products, convolutions and pooling."""
+import copy
+
+from theano import sparse
+from theano.gof.graph import Apply
+from theano.tensor import basic, blas
+from theano.tensor.nnet import abstract_conv, neighbours
+from theano.tensor.signal import pool
+
+from ..shards import rule
+from ..states import CONSTANT, PARTIAL, ROWS, partial, rows
+from .base import only_rows_on, wholes
+
+
+@rule(basic.Dot, sparse.Dot, sparse.StructuredDot)
+def _dot(shards, node, values):
+    a, b = node.inputs
+    shares = [i for i, value in enumerate(values) if value.kind == PARTIAL]
+    if shares:
+        value, other = values[shares[0]], values[1 - shares[0]]
+        if len(shares) == 1 and other.kind == CONSTANT and value.state.how == 'sum' and other.stage <= value.stage \
+                and node.outputs[0].ndim <= node.inputs[shares[0]].ndim:
+            shards.kept_partial.add(node.inputs[shares[0]])
+            return shards.apply(node, values, partial())
+        values = wholes(shards, values)
+    if not any(value.kind == ROWS for value in values):
+        return shards.constant(node, values)
+    over = [values[0].kind == ROWS and values[0].axis == a.ndim - 1,
+            values[1].kind == ROWS and values[1].axis == max(0, b.ndim - 2)]
+    if any(over):  # summed over samples: of what each replica has, the sum is its share
+        i = over.index(True)
+        other = values[1 - i]
+        if other.kind == CONSTANT:
+            other = shards.cut(other, max(0, b.ndim - 2) if i == 0 else a.ndim - 1, values[i].state.outer)
+        elif not all(over) or (values[0].state.outer is None) != (values[1].state.outer is None):
+            return _with_all_rows(shards, node, values, i)
+        return shards.apply(node, [other if j != i else values[i] for j in (0, 1)], partial())
+    if values[0].kind == values[1].kind == ROWS:
+        return _with_all_rows(shards, node, values, 1)
+    if values[0].kind == ROWS:
+        return shards.apply(node, values, values[0].state)
+    return shards.apply(node, values, values[1].state._replace(axis=a.ndim - 1))
+
+
+def _with_all_rows(shards, node, values, i):
+    """Each replica gets all rows of an input, as of ``dot(z, z.T)``; then the product goes its usual way."""
+    values = list(values)
+    values[i] = shards.gathered(node, values[i])
+    return _dot(shards, node, values)
+
+
+@rule(blas.BatchedDot)
+def _batched_dot(shards, node, values):
+    values = wholes(shards, values)
+    a, b = values
+    if a.kind == CONSTANT and b.kind == CONSTANT:
+        return shards.constant(node, values)
+    axes = {value.axis for value in values if value.kind == ROWS}
+    if axes == {0}:
+        only_rows_on(shards, node, values, 0)
+        values = [shards.cut(value, 0) if value.kind == CONSTANT else value for value in values]
+        return shards.apply(node, values, rows(0))
+    if a.kind == ROWS and b.kind == CONSTANT and a.axis == 1:
+        return shards.apply(node, values, a.state)
+    if a.kind == CONSTANT and b.kind == ROWS and b.axis == 2:
+        return shards.apply(node, values, b.state)
+    return shards.refuse(node, 'samples are multiplied with each other')
+
+
+@rule(abstract_conv.BaseAbstractConv)
+def _convolution(shards, node, values):
+    values = wholes(shards, values)
+    if not any(value.kind == ROWS for value in values):
+        return shards.constant(node, values)
+    if any(value.kind == ROWS for value in values[2:]):
+        shards.refuse(node, 'its sizes depend on single samples')
+    node = _any_number_of_images(node)
+    if isinstance(node.op, abstract_conv.AbstractConv_gradWeights):
+        only_rows_on(shards, node, values[:2], 0)
+        both = [shards.cut(value, 0) if value.kind == CONSTANT else value for value in values[:2]]
+        return shards.apply(node, both + values[2:], partial())
+    image, kernel = (1, 0) if isinstance(node.op, abstract_conv.AbstractConv_gradInputs) else (0, 1)
+    if values[kernel].kind == ROWS:
+        shards.refuse(node, 'its kernel is made of samples')
+    return shards.apply(node, values, only_rows_on(shards, node, [values[image]], 0))
+
+
+def _any_number_of_images(node):
+    """The node without the length of the batch in its op."""
+    if node.op.imshp is None or node.op.imshp[0] is None:
+        return node
+    op = copy.copy(node.op)
+    op.imshp = (None,) + tuple(op.imshp[1:])
+    return Apply(op, node.inputs, [output.type(output.name) for output in node.outputs])
+
+
+@rule(pool.Pool, pool.PoolGrad, pool.DownsampleFactorMaxGradGrad, pool.MaxPoolRop)
+def _pool(shards, node, values):
+    """Pooling and its gradients take images first, and those of one shape; then sizes."""
+    values = wholes(shards, values)
+    found = [value for value in values if value.kind == ROWS]
+    if not found:
+        return shards.constant(node, values)
+    axis = found[0].axis
+    images = [i for i, v in enumerate(node.inputs) if v.ndim == node.outputs[0].ndim]
+    if axis >= node.outputs[0].ndim - node.op.ndim or any(values[i].kind == ROWS for i in range(len(values))
+                                                         if i not in images):
+        shards.refuse(node, 'it pools over samples')
+    state = only_rows_on(shards, node, [values[i] for i in images], axis)
+    values = [shards.cut(value, axis) if i in images and value.kind == CONSTANT else value
+              for i, value in enumerate(values)]
+    return shards.apply(node, values, state)
+
+
+@rule(neighbours.Images2Neibs)
+def _neighbours(shards, node, values):
+    values = wholes(shards, values)
+    if values[0].kind != ROWS:
+        return shards.constant(node, values)
+    return shards.apply(node, values, only_rows_on(shards, node, values[:1], 0))

@@ -1,0 +1,255 @@
+"""The graph that replicas compute on their shards of a batch, made from the graph of one device, node by node."""
+import theano.tensor as T
+from theano.gof.graph import io_toposort
+from theano.tensor.elemwise import Elemwise
+
+from ..errors import GraphError
+from .sizes import size_of
+from .states import CONSTANT, FREE, PARTIAL, REFUSED, WHOLE, State, Value, rows
+
+RULES = {}
+
+
+def rule(*classes):
+    """Register ``function(shards, node, values) -> list of Value`` for ops of these classes."""
+    def register(function):
+        RULES.update(dict.fromkeys(classes, function))
+        return function
+    return register
+
+
+class CannotCut(GraphError):
+    """A graph cannot be computed exactly from shards; the text names the op and the reason."""
+
+
+class Shards:
+    """What each replica computes of a graph, and what replicas exchange.
+
+    The given graph is that of one device with the whole batch in mind. Each of its variables becomes a `Value`: rows,
+    partial or constant. What needs all of a partial value gets it by an exchange, and lies in a later stage.
+
+    Parameters
+    ----------
+    inputs : list of theano.Variable
+        Those that have samples along axis 0.
+    outputs : list of theano.Variable
+        Of host variables. Every other leaf is constant.
+    exchanged : collection of theano.Variable
+        What is exchanged as soon as it is partial, since somebody needs all of it anyway.
+
+    Attributes
+    ----------
+    total, own, first : int64 scalar theano.Variable
+        Further inputs of the replicas: samples of the whole batch, those of the replica, and the place of the first
+        one.
+    outputs : list of Value
+        PARTIAL ones are to be reduced, and ROWS to be gathered, by the caller.
+    exchanges : dict of theano.Variable to (theano.Variable, str or (str, int))
+        What stands for the exchanged value, to what each replica gives and how it is reduced, or ``('gather', axis)``.
+    carried : dict of theano.Variable to theano.Variable
+        What stands for a value in a later stage, to the value of the stage that computes it.
+    """
+
+    def __init__(self, inputs, outputs, exchanged=()):
+        self._begin({variable: Value(variable, rows(), 0) for variable in inputs}, exchanged)
+        self._walk(outputs)
+
+    @classmethod
+    def of_loop(cls, around, known, outputs):
+        """The Shards of the graph inside of a loop, whose inputs have known Values."""
+        inside = cls.__new__(cls)
+        inside._begin(known, (), around.numbers)
+        inside._walk(outputs)
+        return inside
+
+    def _begin(self, known, exchanged, numbers=None):
+        self.numbers = numbers or [T.lscalar(name) for name in ('samples', 'own samples', 'first sample')]
+        self.total, self.own, self.first = self.numbers
+        self.exchanges, self.carried = {}, {}
+        self.stages = {}          # variable of the new graph -> its stage
+        self._at_once = set(exchanged)
+        self._placeholders = {}   # of both kinds
+        self._values = {}
+        self.kept_partial, self.given_whole = set(), set()  # variables of the given graph, for `converted`
+        self._given = {}          # variable of the new graph -> that of the given graph
+        self._everywhere = set(self.numbers).union(value.variable for value in known.values())
+        self._known = list(known)
+        for variable, value in known.items():
+            self._keep(variable, value)
+
+    def _walk(self, outputs):
+        for node in io_toposort(self._known, list(outputs)):
+            self._convert(node)
+        self.outputs = [self._usable(output) for output in outputs]
+
+    # ---------------------------------------------------------------------------------------- walking the graph
+
+    def value(self, variable):
+        """The Value of a variable of the given graph."""
+        return self._values.get(variable) or Value(variable, WHOLE, FREE)
+
+    def _usable(self, variable):
+        found = self.value(variable)
+        if found.kind == REFUSED:
+            raise CannotCut(found.state.reason)
+        return found
+
+    def _keep(self, variable, value):
+        self._values[variable] = value
+        if value.kind != REFUSED:
+            self.stages.setdefault(value.variable, value.stage)
+            self._given.setdefault(value.variable, variable)
+
+    def _convert(self, node):
+        try:
+            values = self.computed(node, [self._usable(variable) for variable in node.inputs])
+        except CannotCut as error:  # it may be that nobody needs it
+            values = [Value(None, State(REFUSED, reason=str(error)), FREE)] * len(node.outputs)
+        for variable, value in zip(node.outputs, values):
+            if value.kind == PARTIAL and variable in self._at_once:
+                value = self.whole(value)
+            self._keep(variable, value)
+
+    def converted(self, expression):
+        """The Value of an expression of variables of the given graph."""
+        for node in io_toposort(list(self._values), [expression]):
+            self._convert(node)
+        return self._usable(expression)
+
+    def computed(self, node, values):
+        """The Values of a node's outputs, from those of its inputs, by the rule of its op."""
+        from . import rules  # noqa: F401  they register themselves
+        found = next((RULES[cls] for cls in type(node.op).__mro__ if cls in RULES), None)
+        always = getattr(found, 'for_constants', False)
+        if all(value.kind == CONSTANT for value in values) and not always:
+            return self.constant(node, values)
+        if found is None:
+            self.refuse(node, 'it is not known how %s depends on single samples' % type(node.op).__name__)
+        return found(self, node, values)
+
+    def refuse(self, node, reason):
+        raise CannotCut('%s: %s%s' % (node, reason, _line_of(node)))
+
+    # ------------------------------------------------------------------------------------------- building nodes
+
+    def constant(self, node, values):
+        """The Values of a node of constants, computed whole by every replica."""
+        sizes = [value.state.size for value in values]
+        size = size_of(node, sizes) if any(size is not None for size in sizes) else None
+        return self.apply(node, values, State(CONSTANT, size=size))
+
+    def apply(self, node, values, state):
+        """The Values of a node's op on these values, all of one state or each of its own."""
+        stage = max([value.stage for value in values], default=FREE)
+        inputs = [self.at(value, stage) for value in values]
+        if inputs == node.inputs:
+            outputs = node.outputs
+        else:
+            outputs = [_of_type(new, old) for new, old in
+                       zip(node.clone_with_new_inputs(inputs, strict=False).outputs, node.outputs)]
+        states = state if isinstance(state, list) else [state] * len(outputs)
+        return [self._made(variable, each, stage) for variable, each in zip(outputs, states)]
+
+    def make(self, function, values, state, like=None):
+        """The Value of ``function(*variables)``; `like` is the variable of the given graph whose type it has."""
+        stage = max([value.stage for value in values], default=FREE)
+        variable = function(*[self.at(value, stage) for value in values])
+        return self._made(variable if like is None else _of_type(variable, like), state, stage)
+
+    def make_all(self, function, values, states):
+        """The Values of what a function makes, each of its own state."""
+        stage = max([value.stage for value in values], default=FREE)
+        return [self._made(variable, state, stage)
+                for variable, state in zip(function(*[self.at(value, stage) for value in values]), states)]
+
+    def _made(self, variable, state, stage):
+        self.stages.setdefault(variable, stage)
+        return Value(variable, state, stage)
+
+    def at(self, value, stage):
+        """A variable for a value in a stage: itself, or a placeholder for what an earlier stage has computed."""
+        if value.stage in (FREE, stage) or value.variable in self._everywhere:
+            return value.variable
+        key = value.variable, stage
+        if key not in self._placeholders:
+            placeholder = self._placeholders[key] = value.variable.type(value.variable.name)
+            self.carried[placeholder] = value.variable
+            self.stages[placeholder] = stage
+        return self._placeholders[key]
+
+    def shaped_like(self, value):
+        """A CONSTANT that may hold other numbers, but has the shape of what is partial or constant, as early as can be.
+        """
+        variable = self._earliest(value.variable)
+        return Value(variable, WHOLE, self.stages.get(variable, value.stage))
+
+    def _earliest(self, variable):
+        if variable in self.carried:
+            return self._earliest(self.carried[variable])
+        if variable in self.exchanges and isinstance(self.exchanges[variable][1], str):
+            return self._earliest(self.exchanges[variable][0])
+        if variable.owner and isinstance(variable.owner.op, Elemwise):
+            alike = [self._earliest(v) for v in variable.owner.inputs if v.broadcastable == variable.broadcastable]
+            return min(alike + [variable], key=lambda v: self.stages.get(v, FREE if v.owner is None else 0))
+        return variable
+
+    # ------------------------------------------------------------------------------------------------ exchanges
+
+    def whole(self, value):
+        """The value as a CONSTANT: of a partial one, what all replicas' shares come to."""
+        if value.kind == CONSTANT:
+            return value
+        if value.kind != PARTIAL:
+            raise AssertionError('rows are not exchanged')
+        if value.variable in self._given:
+            self.given_whole.add(self._given[value.variable])
+        return self._exchanged(value, value.state.how)
+
+    def gathered(self, node, value):
+        """The value as a CONSTANT: of rows, those of all replicas."""
+        if value.state.outer is not None:
+            self.refuse(node, 'it needs all samples, which are merged into another axis')
+        return self._exchanged(value, ('gather', value.axis))
+
+    def _exchanged(self, value, how):
+        key = value.variable, how
+        if key not in self._placeholders:
+            placeholder = self._placeholders[key] = value.variable.type(value.variable.name)
+            self.exchanges[placeholder] = key
+            self.stages[placeholder] = value.stage + 1
+        return Value(self._placeholders[key], WHOLE, value.stage + 1)
+
+    def cut(self, value, axis, outer=None):
+        """The replica's rows of a CONSTANT that has the whole batch along an axis."""
+        def cut(variable):
+            if outer is not None:
+                return _cut_inner(variable, axis, outer, self)
+            each = variable.shape[axis] // self.total
+            return variable[(slice(None),) * axis + (slice(self.first * each, (self.first + self.own) * each),)]
+        return self.make(cut, [value], rows(axis, outer), like=value.variable)
+
+
+def _cut_inner(variable, axis, outer, shards):
+    """The rows of the samples out of an axis that has `outer` blocks of the whole batch, one after the other."""
+    shape = [variable.shape[i] for i in range(variable.ndim)]
+    each = shape[axis] // outer // shards.total
+    blocks = variable.reshape(shape[:axis] + [outer, shape[axis] // outer] + shape[axis + 1:], ndim=variable.ndim + 1)
+    cut = blocks[(slice(None),) * (axis + 1) + (slice(shards.first * each, (shards.first + shards.own) * each),)]
+    return cut.reshape(shape[:axis] + [outer * each * shards.own] + shape[axis + 1:], ndim=variable.ndim)
+
+
+def _of_type(new, old):
+    """A rebuilt variable with the static lengths of 1 that sizes computed anew do not show."""
+    if not isinstance(old.type, T.TensorType) or new.type == old.type:
+        return new
+    return T.patternbroadcast(new, old.broadcastable) if new.broadcastable != old.broadcastable else new
+
+
+def _line_of(node):
+    """Where the user made a node: the end of a message, or nothing."""
+    trace = getattr(node.outputs[0].tag, 'trace', None)
+    if not trace:
+        return ''
+    file, line, _, text = trace[-1][-1] if isinstance(trace[-1], list) else trace[-1]
+    return ' (%s, line %s: %s)' % (file, line, text)
+

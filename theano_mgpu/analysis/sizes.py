@@ -1,0 +1,138 @@
+"""How whole numbers that are computed from shapes depend on the number of samples."""
+import numpy as np
+import theano
+import theano.tensor as T
+from theano.compile import ops as compile_ops
+from theano.scalar import basic as scalar
+from theano.tensor import basic, elemwise, opt, subtensor
+
+from .states import COUNT, NUMBER
+
+
+def size_of(node, sizes):
+    """What the outputs of a node are, if its inputs are constants of these sizes.
+
+    Parameters
+    ----------
+    node : theano.Apply
+    sizes : list of {COUNT, NUMBER, None} or tuple
+        Not all None.
+
+    Returns
+    -------
+    {COUNT, NUMBER, None} or tuple
+    """
+    op = node.op
+    if isinstance(op, opt.MakeVector):
+        return _vector(sizes)
+    if isinstance(op, (basic.ScalarFromTensor, basic.TensorFromScalar, compile_ops.Rebroadcast, compile_ops.ViewOp,
+                       elemwise.DimShuffle, opt.Assert)):
+        return sizes[0] if node.outputs[0].ndim <= 1 or not isinstance(sizes[0], tuple) else NUMBER
+    if isinstance(op, compile_ops.Shape) or isinstance(op, compile_ops.Shape_i):
+        return NUMBER  # the shape of what has as many elements as a size says; see rules.shapes
+    if isinstance(op, subtensor.Subtensor):
+        return _picked(node, sizes)
+    if isinstance(op, basic.Join):
+        pieces = [elements(v, s) for v, s in zip(node.inputs[1:], sizes[1:])]
+        return NUMBER if None in pieces else _vector(sum(pieces, ()))
+    if isinstance(op, elemwise.CAReduce):
+        found = elements(node.inputs[0], sizes[0])
+        if found is None or not isinstance(op.scalar_op, (scalar.Add, scalar.Mul)):
+            return NUMBER
+        return _sum(found) if isinstance(op.scalar_op, scalar.Add) else _product(found)
+    if isinstance(op, elemwise.Elemwise):
+        return _elementwise(node, sizes)
+    return NUMBER
+
+
+def elements(variable, size):
+    """The sizes of a vector's elements, a tuple; None if its length is not known."""
+    if isinstance(size, tuple):
+        return size
+    length = length_of(variable)
+    return None if length is None else (size,) * length
+
+
+def _vector(sizes):
+    return tuple(sizes) if any(size is not None for size in sizes) else None
+
+
+def _picked(node, sizes):
+    if not isinstance(sizes[0], tuple) or any(size is not None for size in sizes[1:]):
+        return sizes[0] if sizes[0] == COUNT and node.inputs[0].ndim == 1 else NUMBER
+    entry, = subtensor.get_idx_list(node.inputs, node.op.idx_list)
+    if isinstance(entry, slice):
+        parts = [part if part is None else number(part) for part in (entry.start, entry.stop, entry.step)]
+        if any(part is None and given is not None for part, given in
+               zip(parts, (entry.start, entry.stop, entry.step))):
+            return NUMBER
+        return _vector(sizes[0][slice(*[None if part is None else int(part) for part in parts])])
+    place = number(entry)
+    return NUMBER if place is None else sizes[0][int(place)]
+
+
+def _elementwise(node, sizes):
+    vectors = {len(size) for size in sizes if isinstance(size, tuple)}
+    if not vectors:
+        return _scalar(node, sizes)
+    if len(vectors) > 1 or node.outputs[0].ndim != 1:
+        return NUMBER
+    n, = vectors
+    return _vector([_scalar(node, [size[i] if isinstance(size, tuple) else size for size in sizes])
+                    for i in range(n)])
+
+
+def _scalar(node, sizes):
+    op = node.op.scalar_op
+    if all(size is None for size in sizes):
+        return None
+    whole = all(np.dtype(v.dtype).kind in 'iu' for v in node.outputs)
+    if isinstance(op, scalar.Second):
+        return sizes[1]
+    if not whole:
+        return NUMBER
+    if isinstance(op, (scalar.Identity, scalar.Cast)):
+        return sizes[0] if np.dtype(node.inputs[0].dtype).kind in 'iu' else NUMBER
+    if isinstance(op, (scalar.Add, scalar.Sub, scalar.Neg)):
+        return _sum(size for size, v in zip(sizes, node.inputs) if size is not None or number(v) != 0)
+    if isinstance(op, scalar.Mul):
+        return _product(sizes)
+    if isinstance(op, scalar.IntDiv):
+        return None if sizes == [COUNT, COUNT] else NUMBER
+    if isinstance(op, scalar.Switch) and sizes[0] is None:
+        return sizes[1] if sizes[1] == sizes[2] else NUMBER
+    return NUMBER
+
+
+def _sum(sizes):
+    found = set(sizes)
+    return COUNT if found == {COUNT} else None if found <= {None} else NUMBER
+
+
+def _product(sizes):
+    found = [size for size in sizes if size is not None]
+    return COUNT if found == [COUNT] else NUMBER if found else None
+
+
+def length_of(vector):
+    """The length that a vector is known to have, else None."""
+    try:
+        return T.get_vector_length(vector)
+    except (ValueError, TypeError):
+        pass
+    lengths = [length_of(v) for v in vector.owner.inputs if v.ndim == 1] if vector.owner else []
+    if not lengths or None in lengths:
+        return None
+    if isinstance(vector.owner.op, elemwise.Elemwise):
+        return max(lengths)
+    return sum(lengths) if isinstance(vector.owner.op, basic.Join) else None
+
+
+def number(variable):
+    """The number that a scalar is known to be, else None."""
+    if not isinstance(variable, theano.Variable):
+        return variable
+    try:
+        return T.get_scalar_constant_value(variable)
+    except (T.NotScalarConstantError, TypeError):
+        return None

@@ -1,0 +1,59 @@
+"""What a replica has of a variable that one device would compute from the whole batch."""
+from collections import namedtuple
+
+ROWS = 'rows'          # the part of it that belongs to the replica's own samples, which lie along `axis`
+PARTIAL = 'partial'    # its share of a sum, maximum or minimum over the replicas, see `how`
+CONSTANT = 'constant'  # all of it: the same on every replica
+REFUSED = 'refused'    # nothing: it cannot be computed from shards, and is an error where it is used
+
+# How a CONSTANT whole number, or each element of a vector, depends on the number of samples N; None if it does not.
+COUNT = 'count'        # a multiple of N
+NUMBER = 'number'      # any other function of N
+
+FREE = -1              # the stage of what needs neither samples nor an exchange: every stage computes it for itself
+
+
+class State(namedtuple('State', 'kind axis outer how size reason')):
+    """One of the three states.
+
+    Attributes
+    ----------
+    kind : {ROWS, PARTIAL, CONSTANT, REFUSED}
+    axis : int or None
+        Of ROWS: where the samples lie. Each sample may own several rows in succession.
+    outer : integer scalar theano.Variable or None
+        Of ROWS: the length of what was merged into the axis ahead of the samples, such as the time of a time-major
+        tensor that was flattened. Then the rows of one sample lie apart.
+    how : {'sum', 'max', 'min', 'prod'} or None
+        Of PARTIAL.
+    size : {COUNT, NUMBER, None} or tuple of these
+        Of CONSTANT.
+    reason : str or None
+        Of REFUSED.
+    """
+
+    def __new__(cls, kind, axis=None, outer=None, how=None, size=None, reason=None):
+        return super().__new__(cls, kind, axis, outer, how, size, reason)
+
+
+WHOLE = State(CONSTANT)
+
+
+def rows(axis=0, outer=None):
+    return State(ROWS, axis=axis, outer=outer)
+
+
+def partial(how='sum'):
+    return State(PARTIAL, how=how)
+
+
+class Value(namedtuple('Value', 'variable state stage')):
+    """A variable of the graph that replicas compute, its state, and the number of its stage."""
+
+    @property
+    def kind(self):
+        return self.state.kind
+
+    @property
+    def axis(self):
+        return self.state.axis

@@ -1,0 +1,124 @@
+"""Cut the graph of one device into stages, each of which a replica computes without hearing from another one."""
+from collections import namedtuple
+
+import theano
+from theano.gof import FunctionGraph
+from theano.gof.graph import ancestors, clone, clone_get_equiv
+from theano.gof.opt import in2out
+from theano.tensor.nnet import bn
+
+from ..analysis import CONSTANT, FREE, PARTIAL, ROWS, CannotCut, Shards
+
+Exchange = namedtuple('Exchange', 'variable source how')
+Exchange.__doc__ = """A value that replicas exchange: what stands for it, what each one gives, and how they are reduced.
+
+`how` is 'sum', 'max', 'min', 'prod', or ``('gather', axis)``.
+"""
+
+Stage = namedtuple('Stage', 'exchanges carried outputs')
+Stage.__doc__ = """A stage: first the exchanges, then the graph of `outputs`.
+
+`carried` maps what stands for a value of an earlier stage to that value.
+"""
+
+Output = namedtuple('Output', 'variable stage how')
+Output.__doc__ = """An output of a program: a variable of a stage, and how those of the replicas are put together.
+
+`how` is None for what is the same on each, ``('gather', axis)``, or as for an `Exchange`.
+"""
+
+
+class Program(namedtuple('Program', 'inputs numbers stages outputs')):
+    """What replicas compute and exchange for a graph over a batch.
+
+    Attributes
+    ----------
+    inputs : list of theano.Variable
+        Those with samples along axis 0.
+    numbers : list of theano.Variable
+        Samples of the whole batch, samples of the replica, place of its first sample.
+    stages : list of Stage
+    outputs : list of Output
+        In the order of the graph's.
+    """
+
+
+def partition(inputs, outputs):
+    """Cut a graph where samples meet.
+
+    Parameters
+    ----------
+    inputs : list of theano.Variable
+        Those with samples along axis 0; everything else that the graph reads is the same on every replica.
+    outputs : list of theano.Variable
+        Of host variables, not yet optimised.
+
+    Returns
+    -------
+    Program
+        Its inputs are `inputs`; shared variables stay what they are.
+
+    Raises
+    ------
+    CannotCut
+        If the graph cannot be computed exactly from shards.
+
+    Notes
+    -----
+    As GSPMD (Xu et al., 2021) has it, a dimension that is sharded and summed over leaves partial sums, and these
+    become an all-reduce; here a stage ends there.
+    """
+    outputs = lowered(outputs)
+    exchanged = set()
+    while True:
+        shards = Shards(inputs, outputs, exchanged)
+        # Of a value that somebody needs whole, shares that go on are exchanged twice.
+        twice = (shards.kept_partial & shards.given_whole) - exchanged
+        if not twice:
+            return _program(shards, inputs)
+        exchanged |= twice
+
+
+def lowered(outputs):
+    """A copy of a graph in which the training of batch normalisation is elementary ops."""
+    outputs = list(outputs)
+    if not any(v.owner and isinstance(v.owner.op, (bn.AbstractBatchNormTrain, bn.AbstractBatchNormTrainGrad))
+               for v in ancestors(outputs)):
+        return outputs
+    leaves = [v for v in ancestors(outputs) if v.owner is None and not isinstance(v, theano.Constant)]
+    inner, copies = clone(leaves, outputs, copy_inputs=True)
+    graph = FunctionGraph(inner, copies, clone=False)
+    in2out(bn.local_abstract_batch_norm_train, bn.local_abstract_batch_norm_train_grad,
+           ignore_newtrees=False).optimize(graph)
+    memo = dict(zip(inner, leaves))
+    clone_get_equiv(graph.inputs, graph.outputs, copy_inputs=False, copy_orphans=False, memo=memo)
+    return [memo[output] for output in graph.outputs]
+
+
+def _program(shards, inputs):
+    found = [_output(value) for value in shards.outputs]
+    last = max([0] + [output.stage for output in found])
+    wanted = [[] for _ in range(last + 1)]
+    for output in found:
+        wanted[output.stage].append(output.variable)
+    stages = []
+    for number in reversed(range(last + 1)):
+        outputs = list(dict.fromkeys(wanted[number]))
+        met = [v for v in ancestors(outputs) if v.owner is None]
+        exchanges = [Exchange(v, *shards.exchanges[v]) for v in met if v in shards.exchanges]
+        carried = {v: shards.carried[v] for v in met if v in shards.carried}
+        for source in [exchange.source for exchange in exchanges] + list(carried.values()):
+            wanted[_place(shards, source)].append(source)
+        stages.insert(0, Stage(exchanges, carried, outputs))
+    return Program(list(inputs), shards.numbers, stages, found)
+
+
+def _place(shards, variable):
+    return max(0, shards.stages.get(variable, FREE))
+
+
+def _output(value):
+    how = {CONSTANT: None, PARTIAL: value.state.how, ROWS: ('gather', value.axis)}[value.kind]
+    if value.kind == ROWS and value.state.outer is not None:
+        raise CannotCut('the output %s has its samples merged into another axis' % value.variable)
+    return Output(value.variable, max(0, value.stage), how)
