@@ -14,6 +14,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..'
 
 import theano_mgpu as mgpu
 from theano_mgpu import dealing, graph
+from theano_mgpu.executors import mpi_ranks
 
 import numpy as np
 import theano
@@ -371,6 +372,13 @@ def predict(path, contexts, per_context=1):
         json.dump({'found': [outputs.tolist() for outputs in found], 'read': len(read), 'message': message,
                    'errors': [[e.index, str(e), str(e.__cause__)] if isinstance(e, Exception) else len(e[0])
                               for e in errors], 'calls': calls}, f)
+
+
+def stages(path, contexts):
+    """A model whose samples depend on each other, over stages."""
+    from stages import CoupledModel
+    model = CoupledModel('float64')
+    write(path, model.train(model.over(mgpu.init(contexts), mpi_ranks(), PYTHON)))
 
 
 def hang(path):

@@ -1,6 +1,11 @@
-"""Runs a Program shard after shard in one process, by plain Theano: for tests of how graphs are cut."""
+"""For tests of stages: programs that run shard after shard in one process, by plain Theano; a model that needs them."""
+from theano_mgpu.program import CompiledProgram, partition
+
 import numpy as np
 import theano
+import theano.tensor as T
+from theano.sandbox.rng_mrg import MRG_RandomStreams
+from theano.tensor.nnet.bn import batch_normalization_train
 
 REDUCE = {'sum': np.add, 'max': np.maximum, 'min': np.minimum, 'prod': np.multiply}
 
@@ -40,3 +45,56 @@ def run(program, shards, mode=None):
 def split(arrays, sizes):
     """Arrays cut along axis 0, as a list of arrays a shard."""
     return list(zip(*[np.split(array, np.cumsum(sizes)[:-1]) for array in arrays]))
+
+
+class CoupledModel:
+    """A network with batch normalisation, dropout, and a dice loss: its samples depend on each other.
+
+    Attributes
+    ----------
+    inputs, outputs : list of theano.Variable
+    updates : list of (SharedVariable, theano.Variable)
+        Momentum, running averages, the random stream.
+    """
+
+    def __init__(self, dtype):
+        def shared(*shape, value=None):
+            value = rng.randn(*shape) * 0.5 if value is None else np.full(shape, value)
+            return theano.shared(value.astype(dtype), broadcastable=[n == 1 for n in shape])
+        rng = np.random.RandomState(1)
+        x, t = T.matrix('x', dtype), T.matrix('t', dtype)
+        w, v, gamma, beta = shared(6, 5), shared(5, 3), shared(1, 5, value=1), shared(1, 5, value=0)
+        mean, variance = shared(1, 5, value=0), shared(1, 5, value=1)
+        streams = MRG_RandomStreams(3)
+        h, _, _, new_mean, new_variance = batch_normalization_train(T.dot(x, w), gamma, beta, running_mean=mean,
+                                                                    running_var=variance)
+        h = T.tanh(h) * streams.binomial((x.shape[0], 5), p=0.7, dtype=dtype)
+        p = T.nnet.sigmoid(T.dot(h, v))
+        loss = 1 - 2 * (p * t).sum() / (p.sum() + t.sum()) + np.asarray(1e-3, dtype) * (v ** 2).sum()
+        self.inputs, self.outputs = [x, t], [loss, p, x.max()]
+        self.updates = [(mean, new_mean), (variance, new_variance)]
+        for weight in (w, v, gamma, beta):
+            velocity = theano.shared(np.zeros_like(weight.get_value()), broadcastable=weight.broadcastable)
+            new = np.asarray(0.9, dtype) * velocity - np.asarray(0.1, dtype) * T.grad(loss, weight)
+            self.updates += [(velocity, new), (weight, weight + new)]
+        self.updates += [update[:2] for update in streams.state_updates]
+
+    @property
+    def variables(self):
+        return [variable for variable, _ in self.updates]
+
+    def plain(self, mode):
+        return theano.function(self.inputs, self.outputs, updates=self.updates, mode=mode)
+
+    def over(self, contexts, ranks, mode, **options):
+        outputs = self.outputs + [new for _, new in self.updates]
+        return CompiledProgram(partition(self.inputs, outputs), self.inputs, self.variables, contexts, ranks, mode=mode,
+                               **options)
+
+    def train(self, function):
+        """Five ragged steps; every output, and all state after them."""
+        rng, found = np.random.RandomState(2), []
+        for n in (14, 13, 9, 14, 1):
+            x = rng.randn(n, 6).astype(self.inputs[0].dtype)
+            found += [np.array(value) for value in function(x, rng.rand(n, 3).astype(x.dtype))]
+        return found + [variable.get_value() for variable in self.variables]
