@@ -32,6 +32,7 @@ def test_training_is_that_of_plain_theano(n, options, expected, contexts):
 
 
 @pytest.mark.cuda
+@pytest.mark.slow
 def test_training_on_devices_is_that_of_plain_theano(expected, gpu2):
     model = CoupledModel('float32')
     trained = model.train(model.over(gpu2, Ranks(), theano.Mode('cvm', 'fast_compile')))
