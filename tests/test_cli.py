@@ -90,8 +90,8 @@ def test_version(capsys):
 
 @pytest.mark.parametrize('args,message', [
     (['nope'], "invalid choice: 'nope'"),
-    (['config', '-n', '0'], "'0' is no whole number of 1 or more"),
-    (['config', '-n', 'two'], "'two' is no whole number"),
+    (['config', '-n', '0'], "'0' is not a whole number of at least 1"),
+    (['config', '-n', 'two'], "'two' is not a whole number"),
     (['config', '--kind', 'gpu'], "invalid choice: 'gpu'"),
     (['config', '--executor', 'mpirun'], "invalid choice: 'mpirun'"),
     (['devices', '--contexts', 'a-cpu'], "malformed entry 'a-cpu' in the context map"),

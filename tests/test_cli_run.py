@@ -106,10 +106,10 @@ def test_a_script_without_keras_runs_as_under_python(name, tmp_path):
 
 def test_a_script_without_keras_is_said_to_have_run_as_it_is(tmp_path):
     """It ran on one device, in silence; Keras that is imported and not used is no model, either."""
-    line = 'theano-mgpu: note: no Keras model ran, so that nothing was divided among contexts: the script ran as under '
+    line = 'theano-mgpu: note: no Keras model ran: this command divides the work of Keras models, and leaves all else '
     for script in ('print(1)', 'import keras; print(1)'):
         code, out, err = run(*TWO, write(tmp_path / 'script.py', script), folder=tmp_path)
-        assert (code, out) == (0, '1\n') and err.endswith(line + 'python\n'), err
+        assert (code, out) == (0, '1\n') and err.endswith(line + 'to the script\n'), err
 
 
 def test_modules_folders_and_archives_run_as_under_python(tmp_path):
@@ -142,7 +142,7 @@ def test_a_signal_ends_it_as_it_ends_python(tmp_path):
 
 @pytest.mark.parametrize('args,message', [
     ([], 'give the path of a Python script'), (['-m'], '-m needs the name of a module'),
-    (['nowhere.py'], "can't open file 'nowhere.py'"), (['--gpus', '0', 'x.py'], "'0' is no whole number"),
+    (['nowhere.py'], "can't open file 'nowhere.py'"), (['--gpus', '0', 'x.py'], "'0' is not a whole number"),
     (['--contexts', 'a->b', 'x.py'], "'b' in the context map 'a->b' is no device"),
     (['--contexts', 'a->cpu', '--gpus', '2', 'x.py'], 'not allowed with')])
 def test_bad_arguments(args, message, capsys):
@@ -221,12 +221,16 @@ def test_contexts_that_are_not_there_end_it(tmp_path):
 
 @needs_mpi
 def test_launch_runs_it_in_each_process(tmp_path):
+    """Without the word run, each process trains a model of its own, which is noted."""
     script = write(tmp_path / 'train.py', TRAIN)
+    apart, out, err = finish(start(['-m', 'theano_mgpu', 'launch', '-n', '2', script], tmp_path, QUICK))
+    assert apart == 0 and 'the 2 processes did not work together' in err and 'launch -n 2 run SCRIPT' in err, err
     code, one, _ = run(*TWO, script, folder=tmp_path)
     words = ['-m', 'theano_mgpu', 'launch', '-n', '2', 'run', '--contexts', 'host->cpu', script]
     launched, out, err = finish(start(words, tmp_path, QUICK))
     assert (code, launched) == (0, 0), err
     assert without_seconds(out) == without_seconds(one) and err.count('theano-mgpu: 1 model') == 1
+    assert 'did not work together' not in err
     code, out, err = finish(start(words[:6] + ['--verify'] + words[6:], tmp_path, QUICK))
     assert code == 1 and '--verify compares one device with the contexts of one process' in err
 

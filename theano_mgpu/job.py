@@ -1,4 +1,5 @@
 """A process as a rank of an MPI job: quiet unless it is the first one, and loud when it fails."""
+import atexit
 import ctypes
 import faulthandler
 import functools
@@ -24,6 +25,7 @@ _libc = ctypes.CDLL(None) if sys.platform == 'linux' else None  # loaded now: a 
 _terminal = None  # the stderr that the process was started with
 _output = None    # what a quiet rank has printed
 _stepped = False  # whether a step was reported
+_joined = False   # whether this process has made itself one of the ranks that exchange values
 
 
 def host():
@@ -69,6 +71,7 @@ def install():
         _flush()
         os.dup2(_output.fileno(), 1)
         os.dup2(_output.fileno(), 2)
+    atexit.register(_note_if_alone)
     faulthandler.enable(_terminal)
     sys.excepthook = _fail
     threading.excepthook = _fail_in_thread
@@ -104,6 +107,21 @@ def note_step():
         _stepped = True
         if launched.rank() == 0 and os.environ.get(launched.QUIET):
             os.write(2 if _terminal is None else _terminal.fileno(), launched.STEPPED)
+
+
+def _note_if_alone():
+    """At the end of a rank: say so where it has exchanged nothing with the others, such as a plain Keras script's."""
+    if launched.size() > 1 and os.environ.get(launched.RANK_PROCESS) == str(os.getpid()) \
+            and 'theano' in sys.modules and not _joined:
+        note('the %d processes did not work together: each ran the whole script for itself. What is divided among them '
+             'are the functions of theano_mgpu, and the Keras models of a script that is started by '
+             '"theano-mgpu launch -n %d run SCRIPT"' % (launched.size(), launched.size()))
+
+
+def note_joined():
+    """Called once this process exchanges values with the other ranks."""
+    global _joined
+    _joined = True
 
 
 def _fail(kind, error, trace):

@@ -23,7 +23,7 @@ examples:
   theano-mgpu doctor                         does it work? if not, what to do
   theano-mgpu config -n 2 > ~/.theanorc      use two devices from now on
   theano-mgpu run train.py                   a Keras script, unchanged, on all devices
-  theano-mgpu launch -n 2 train.py           train in two processes
+  theano-mgpu launch -n 2 run train.py       train a Keras script in two processes
   theano-mgpu predict model.h5 x.npy y.npy   predict, from file to file
   theano-mgpu bench --model cnn --plot s.png will it scale? measure, and predict
   theano-mgpu COMMAND --help                 more on a command

@@ -45,7 +45,7 @@ def positive(text):
     4
     """
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError('%r is no whole number of 1 or more' % text)
+        raise argparse.ArgumentTypeError('%r is not a whole number of at least 1' % text)
     return int(text)
 
 

@@ -21,9 +21,10 @@ THREADS = ('OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS')
 
 EPILOG = """\
 Each process (a rank) takes its share of the contexts in THEANO_FLAGS or .theanorc, or of the host's GPUs in
-order; `cpu` ranks share the cores. The script needs no change: every rank is given the same batches and works
-on its part, and the result is that of one process. Only rank 0 prints, saves, and shows progress; the others
-are heard when they fail. Whatever fails on one rank ends all of them.
+order; `cpu` ranks share the cores. A script that uses theano_mgpu needs no change: every rank is given the same
+batches and works on its part, and the result is that of one process. A plain Keras script needs the word run
+before its name. Only rank 0 prints, saves, and shows progress; the others are heard when they fail. Whatever
+fails on one rank ends all of them.
 
 With --sharded each rank feeds its own data: mgpu.rank() and mgpu.size() tell a script which part to read.
 With --restarts a script that ends with an error starts again; one that calls step.checkpoint(file, every=k), or
@@ -35,7 +36,7 @@ password. `mpirun -n N python SCRIPT` by hand works too; then every rank prints.
 
 examples:
   theano-mgpu launch -n 2 train.py --epochs 5
-  theano-mgpu launch -n 2 run keras_script.py     unchanged, see theano-mgpu run --help
+  theano-mgpu launch -n 2 run keras_script.py     a plain Keras script, see theano-mgpu run --help
   theano-mgpu launch -n 2 -m package.train
   theano-mgpu launch -n 8 --hosts node1,node2 train.py
   theano-mgpu launch -n 4 --gpus-per-process 2 train.py

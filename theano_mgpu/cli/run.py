@@ -138,4 +138,4 @@ def print_summary(reports, process):
     if reports and reports[0]:
         print('theano-mgpu: %s' % reports[0], file=sys.stderr)
     else:
-        note('no Keras model ran, so that nothing was divided among contexts: the script ran as under python')
+        note('no Keras model ran: this command divides the work of Keras models, and leaves all else to the script')

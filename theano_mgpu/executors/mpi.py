@@ -26,6 +26,7 @@ HOST = 64                # bytes of a host's name: Linux allows no more
 @functools.lru_cache(maxsize=None)
 def mpi_ranks():
     """The ranks of this job; the same object for every function."""
+    job.note_joined()
     return MpiRanks(import_mpi())
 
 
