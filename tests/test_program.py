@@ -164,6 +164,20 @@ def time_major(x):
 
 
 @case(ROWS, stages=1)
+def tiled_to_a_shape_that_is_joined(x):
+    """As Keras makes a mask of the shape of a state."""
+    h, w = hidden(x)
+    mask = T.gt(x[:, :1], 0)
+    return with_gradients(T.switch(T.tile(mask, T.concatenate([[1], h.shape[1:]], 0), ndim=2), h, 0).mean(), w)
+
+
+@case(ROWS, LABELS, stages=1)
+def one_hot_codes(x, y):
+    h, w = hidden(x)
+    return with_gradients((h * T.extra_ops.to_one_hot(y, 5)).mean(), w)
+
+
+@case(ROWS, stages=1)
 def dropout(x):
     streams, others = MRG_RandomStreams(4), RandomStreams(5)
     kept = streams.binomial(x.shape, p=0.5, dtype='float64')

@@ -168,7 +168,10 @@ def _advanced_inc_subtensor(shards, node, values):
     # One-hot codes, and the gradient of x[arange(n), labels]: each sample writes into its own row.
     if x.kind == CONSTANT:
         x = shards.cut(x, 0)
-    y = _cut_index(shards, y, 0, None)
+    own = node.inputs[1].ndim - (node.inputs[0].ndim - len(arrays) + 1)  # of y; below 0 where it is broadcast
+    if y.kind == ROWS and (y.axis != own or y.state.outer is not None):
+        shards.refuse(node, 'samples lie along different axes of its inputs')
+    y = _cut_index(shards, y, own, None)
     return shards.apply(node, [x, y] + _own_places_of(shards, node, x, index, arrays), rows())
 
 
