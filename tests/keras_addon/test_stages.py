@@ -16,12 +16,12 @@ from theano.configparser import change_flags
 from . import zoo
 from .equivalence import COMPILED, QUICK, built, floatx
 from .stages_of_keras import compare
-from .zoo import COMPILED_MODELS, MODELS, OPTIMIZERS, dense, head, images, labels, noise, one_hot, sequences, tokens, words
+from .zoo import COMPILED_MODELS, MODELS, OPTIMIZERS, dense, head, images, labels, noise, one_hot, sequences, tokens
 
 STEPS, SIZES = 3, (7, 5, 2)
 N = STEPS * sum(SIZES)
 VECTORS, IMAGES = [[noise(N, 6)], [one_hot(N)]], [[noise(N, 6, 6, 2)], [one_hot(N)]]
-SEQUENCES, WORDS = [[noise(N, 5, 4)], [one_hot(N)]], [[tokens(N, 5)], [one_hot(N)]]
+SEQUENCES, SENTENCES = [[noise(N, 5, 4)], [one_hot(N)]], [[tokens(N, 5)], [one_hot(N)]]
 PAIRS = [[noise(N, 6), noise(N, 6, seed=3)], [labels(N)[:, None] % 2]]
 MASKS = [[noise(N, 8, 8, 2)], [(noise(N, 8, 8, 1, seed=1) > 0).astype('float64')]]
 CASES = {}
@@ -167,14 +167,15 @@ def with_gaps():
 case('masking, lstm', masked(lambda: L.LSTM(3)), with_gaps())
 case('masking, gru', masked(lambda: L.GRU(3)), with_gaps(), slow=True)
 case('unrolled', masked(lambda: L.SimpleRNN(3, unroll=True)), with_gaps(), slow=True)
-case('two layers, dropout', words(lambda: L.LSTM(3, return_sequences=True, dropout=0.2, recurrent_dropout=0.2),
-                                  lambda: L.GRU(3)), WORDS, slow=True)
-case('bidirectional, masking', words(lambda: L.Bidirectional(L.LSTM(2))), WORDS, slow=True)
-case('time distributed, masking', words(lambda: L.TimeDistributed(L.Dense(3)), lambda: L.LSTM(2)), WORDS, slow=True)
+case('two layers, dropout', zoo.words(lambda: L.LSTM(3, return_sequences=True, dropout=0.2, recurrent_dropout=0.2),
+                                      lambda: L.GRU(3)), SENTENCES, slow=True)
+case('bidirectional, masking', zoo.words(lambda: L.Bidirectional(L.LSTM(2))), SENTENCES, slow=True)
+case('time distributed, masking', zoo.words(lambda: L.TimeDistributed(L.Dense(3)), lambda: L.LSTM(2)), SENTENCES,
+     slow=True)
 case('stateful', lambda: Sequential([L.LSTM(3, stateful=True, batch_input_shape=(14, 5, 4)), head()]), SEQUENCES)
 case('masks that reach the loss', lambda: Sequential([
     L.Embedding(7, 4, mask_zero=True, input_length=5), L.LSTM(3, return_sequences=True), L.TimeDistributed(head())]),
-    [WORDS[0], [np.eye(3)[tokens(N, 5, 3)]]], metrics=['accuracy'])
+    [SENTENCES[0], [np.eye(3)[tokens(N, 5, 3)]]], metrics=['accuracy'])
 case('temporal weights', lambda: Sequential([L.SimpleRNN(3, return_sequences=True, input_shape=(5, 4)),
                                              L.TimeDistributed(L.Dense(2))]),
      [[noise(N, 5, 4)], [noise(N, 5, 2, seed=1)], [np.abs(noise(N, 5, seed=5))]], loss='mse', slow=True,

@@ -36,6 +36,8 @@ class Shards:
         Of host variables. Every other leaf is constant.
     exchanged : collection of theano.Variable
         What is exchanged as soon as it is partial, since somebody needs all of it anyway.
+    late : dict of theano.Variable to int
+        What is exchanged at the begin of this stage, since nobody needs it earlier.
 
     Attributes
     ----------
@@ -50,24 +52,24 @@ class Shards:
         What stands for a value in a later stage, to the value of the stage that computes it.
     """
 
-    def __init__(self, inputs, outputs, exchanged=()):
-        self._begin({variable: Value(variable, rows(), 0) for variable in inputs}, exchanged)
+    def __init__(self, inputs, outputs, exchanged=(), late=()):
+        self._begin({variable: Value(variable, rows(), 0) for variable in inputs}, exchanged, late)
         self._walk(outputs)
 
     @classmethod
     def of_loop(cls, around, known, outputs):
         """The Shards of the graph inside of a loop, whose inputs have known Values."""
         inside = cls.__new__(cls)
-        inside._begin(known, (), around.numbers)
+        inside._begin(known, (), (), around.numbers)
         inside._walk(outputs)
         return inside
 
-    def _begin(self, known, exchanged, numbers=None):
+    def _begin(self, known, exchanged, late, numbers=None):
         self.numbers = numbers or [T.lscalar(name) for name in ('samples', 'own samples', 'first sample')]
         self.total, self.own, self.first = self.numbers
         self.exchanges, self.carried = {}, {}
         self.stages = {}          # variable of the new graph -> its stage
-        self._at_once = set(exchanged)
+        self._at_once, self._late = set(exchanged), dict(late)
         self._placeholders = {}   # of both kinds
         self._values = {}
         self.kept_partial, self.given_whole = set(), set()  # variables of the given graph, for `converted`
@@ -202,7 +204,7 @@ class Shards:
         if value.kind != PARTIAL:
             raise AssertionError('rows are not exchanged')
         if value.variable in self._given:
-            self.given_whole.add(self._given[value.variable])
+            self.given_whole.add(self.given(value.variable))
         return self._exchanged(value, value.state.how)
 
     def gathered(self, node, value):
@@ -216,8 +218,12 @@ class Shards:
         if key not in self._placeholders:
             placeholder = self._placeholders[key] = value.variable.type(value.variable.name)
             self.exchanges[placeholder] = key
-            self.stages[placeholder] = value.stage + 1
-        return Value(self._placeholders[key], WHOLE, value.stage + 1)
+            self.stages[placeholder] = max(value.stage + 1, self._late.get(self.given(value.variable), 0))
+        return Value(self._placeholders[key], WHOLE, self.stages[self._placeholders[key]])
+
+    def given(self, variable):
+        """The variable of the given graph that one of the new graph is made for, or None."""
+        return self._given.get(variable)
 
     def cut(self, value, axis, outer=None):
         """The replica's rows of a CONSTANT that has the whole batch along an axis."""

@@ -69,14 +69,19 @@ def partition(inputs, outputs):
     become an all-reduce; here a stage ends there.
     """
     outputs = lowered(outputs)
-    exchanged = set()
+    exchanged, late = set(), {}
     while True:
-        shards = Shards(inputs, outputs, exchanged)
+        shards = Shards(inputs, outputs, exchanged, late)
         # Of a value that somebody needs whole, shares that go on are exchanged twice.
         twice = (shards.kept_partial & shards.given_whole) - exchanged
-        if not twice:
-            return _program(shards, inputs)
-        exchanged |= twice
+        if twice:
+            exchanged |= twice
+            continue
+        program = _program(shards, inputs)
+        postponed = {shards.given(source) for source in _not_needed_yet(program)}.difference(late, [None])
+        if not postponed:
+            return program
+        late.update(dict.fromkeys(postponed, len(program.stages) - 1))
 
 
 def lowered(outputs):
@@ -111,6 +116,18 @@ def _program(shards, inputs):
             wanted[_place(shards, source)].append(source)
         stages.insert(0, Stage(exchanges, carried, outputs))
     return Program(list(inputs), shards.numbers, stages, found)
+
+
+def _not_needed_yet(program):
+    """Sources of the exchanges ahead of the last one that no other exchange needs, such as of gradients."""
+    needed, found = set(), []
+    for stage in reversed(program.stages):
+        met = set(ancestors([output for output in stage.outputs if output in needed]))
+        needed.update(exchange.source for exchange in stage.exchanges)
+        needed.update(source for place, source in stage.carried.items() if place in met)
+        if stage is not program.stages[-1]:
+            found += [exchange.source for exchange in stage.exchanges if exchange.variable not in met]
+    return found
 
 
 def _place(shards, variable):
