@@ -163,6 +163,23 @@ def time_major(x):
     return with_gradients(T.dot(flat, w).reshape((x.shape[1], x.shape[0], 4))[-1].mean(), w)
 
 
+@case(SERIES, stages=1)
+def counts(x):
+    """Of samples: known without an exchange."""
+    ones = T.ones_like(x)
+    flat = T.ones_like(x.dimshuffle(1, 0, 2).reshape((x.shape[0] * x.shape[1], 4)))
+    return [ones.sum(), ones.sum(axis=0), ones.sum(axis=1), ones.sum(axis=(0, 2)), flat.sum(axis=0), flat.sum(),
+            x.sum() * T.fill(x, 2).sum(), T.zeros_like(x[:, 0, 0]).sum()]
+
+
+@case(ROWS, POINTS, stages=2)
+def shape_of_rows_of_a_later_stage(x, t):
+    """A mean over everything that is weighted by sample: its gradient needs the shape of the weighted loss only."""
+    w = weight(6, 5)
+    loss = T.sqr(T.tanh(T.dot(x, w)) - t).mean() * t[:, 0]
+    return with_gradients(loss.sum() / T.ones_like(loss).sum(), w)
+
+
 @case(ROWS, stages=1)
 def tiled_to_a_shape_that_is_joined(x):
     """As Keras makes a mask of the shape of a state."""
@@ -226,3 +243,15 @@ def test_what_is_needed_whole_is_exchanged_once():
     gradient = T.grad(T.tanh(T.dot(x, w)).mean(), w)
     program = partition([x], [0.9 * w + 0.1 * gradient, gradient ** 2, gradient * 0.5])
     assert [len(stage.exchanges) for stage in program.stages] == [0, 1]
+
+
+def test_gradients_are_exchanged_last():
+    """Beside what nobody else needs: of the first stages, only what others of the batch need is exchanged."""
+    x, w, v = T.dmatrix('x'), weight(6, 5), weight(5, 3)
+    h = T.dot(x, w)
+    y = T.dot(T.tanh(h - h.mean(axis=0)), v)
+    loss = T.sqr(y - y.mean(axis=0)).mean()
+    rate = theano.shared(0.1)
+    program = partition([x], [loss, h.max() - rate] + [p - rate * g ** 2 for p, g in zip([w, v], T.grad(loss, [w, v]))])
+    *middle, last = [len(stage.exchanges) for stage in program.stages[1:]]
+    assert middle == [1] * len(middle) and last == 3

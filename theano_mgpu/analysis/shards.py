@@ -5,7 +5,7 @@ from theano.tensor.elemwise import Elemwise
 
 from ..errors import GraphError
 from .sizes import size_of
-from .states import CONSTANT, FREE, PARTIAL, REFUSED, WHOLE, State, Value, rows
+from .states import CONSTANT, FREE, PARTIAL, REFUSED, ROWS, WHOLE, State, Value, rows
 
 RULES = {}
 
@@ -180,10 +180,13 @@ class Shards:
         return self._placeholders[key]
 
     def shaped_like(self, value):
-        """A CONSTANT that may hold other numbers, but has the shape of what is partial or constant, as early as can be.
+        """A value that may hold other numbers, but has the shape of this one, as early as can be.
+
+        It is rows if this one is, else CONSTANT.
         """
         variable = self._earliest(value.variable)
-        return Value(variable, WHOLE, self.stages.get(variable, value.stage))
+        state = value.state if value.kind == ROWS else WHOLE
+        return Value(variable, state, self.stages.get(variable, value.stage))
 
     def _earliest(self, variable):
         if variable in self.carried:

@@ -64,14 +64,12 @@ def _filled(shards, node, values):
     like, value = values
     if node.outputs[0].ndim == 0:
         return [value]
+    # Of the first, only the shape is needed, and a share of a sum has that of the sum.
+    like = shards.shaped_like(like)
     if like.kind != ROWS and value.kind != ROWS:
-        # Of the first, only the shape is needed, and a share of a sum has that of the sum.
-        like = shards.shaped_like(like)
         if value.kind == PARTIAL and (value.state.how != 'sum' or _grows(node, 1)):
             value = shards.whole(value)
         return shards.apply(node, [like, value], value.state)
-    if like.kind == PARTIAL:
-        like = shards.shaped_like(like)
     values, state = aligned(shards, node, [like] + wholes(shards, [value]))
     return shards.apply(node, values, state)
 
