@@ -1,13 +1,10 @@
 """Cut the graph of one device into stages, each of which a replica computes without hearing from another one."""
 from collections import namedtuple
 
-import theano
-from theano.gof import FunctionGraph
-from theano.gof.graph import ancestors, clone, clone_get_equiv
-from theano.gof.opt import in2out
-from theano.tensor.nnet import bn
+from theano.gof.graph import ancestors
 
 from ..analysis import CONSTANT, FREE, PARTIAL, ROWS, CannotCut, Shards
+from .lowering import lowered
 
 Exchange = namedtuple('Exchange', 'variable source how')
 Exchange.__doc__ = """A value that replicas exchange: what stands for it, what each one gives, and how they are reduced.
@@ -69,35 +66,19 @@ def partition(inputs, outputs):
     become an all-reduce; here a stage ends there.
     """
     outputs = lowered(outputs)
-    exchanged, late = set(), {}
+    given, exchanged, late = set(ancestors(outputs)), set(), {}
     while True:
         shards = Shards(inputs, outputs, exchanged, late)
         # Of a value that somebody needs whole, shares that go on are exchanged twice.
-        twice = (shards.kept_partial & shards.given_whole) - exchanged
+        twice = (shards.kept_partial & shards.given_whole & given) - exchanged
         if twice:
             exchanged |= twice
             continue
         program = _program(shards, inputs)
-        postponed = {shards.given(source) for source in _not_needed_yet(program)}.difference(late, [None])
+        postponed = {shards.given(source) for source in _not_needed_yet(program)} & given - set(late)
         if not postponed:
             return program
         late.update(dict.fromkeys(postponed, len(program.stages) - 1))
-
-
-def lowered(outputs):
-    """A copy of a graph in which the training of batch normalisation is elementary ops."""
-    outputs = list(outputs)
-    if not any(v.owner and isinstance(v.owner.op, (bn.AbstractBatchNormTrain, bn.AbstractBatchNormTrainGrad))
-               for v in ancestors(outputs)):
-        return outputs
-    leaves = [v for v in ancestors(outputs) if v.owner is None and not isinstance(v, theano.Constant)]
-    inner, copies = clone(leaves, outputs, copy_inputs=True)
-    graph = FunctionGraph(inner, copies, clone=False)
-    in2out(bn.local_abstract_batch_norm_train, bn.local_abstract_batch_norm_train_grad,
-           ignore_newtrees=False).optimize(graph)
-    memo = dict(zip(inner, leaves))
-    clone_get_equiv(graph.inputs, graph.outputs, copy_inputs=False, copy_orphans=False, memo=memo)
-    return [memo[output] for output in graph.outputs]
 
 
 def _program(shards, inputs):
