@@ -170,7 +170,7 @@ class Shards:
 
     def at(self, value, stage):
         """A variable for a value in a stage: itself, or a placeholder for what an earlier stage has computed."""
-        if value.stage in (FREE, stage) or value.variable in self._everywhere:
+        if value.stage in (FREE, stage) or self.is_everywhere(value.variable):
             return value.variable
         key = value.variable, stage
         if key not in self._placeholders:
@@ -178,6 +178,11 @@ class Shards:
             self.carried[placeholder] = value.variable
             self.stages[placeholder] = stage
         return self._placeholders[key]
+
+    def is_everywhere(self, variable):
+        """Whether a variable of the new graph is known in each stage."""
+        stage = self.stages.get(variable)  # None within an expression that a rule has made
+        return variable in self._everywhere or stage == FREE or stage is None and variable.owner is None
 
     def shaped_like(self, value):
         """A value that may hold other numbers, but has the shape of this one, as early as can be.

@@ -1,4 +1,4 @@
-"""Batch normalisation as elementary ops, which have rules for how samples meet."""
+"""The graph that is analysed: without duplicates, and batch normalisation as elementary ops, which have rules."""
 import theano
 import theano.tensor as T
 from theano.gof.graph import io_toposort, variables
@@ -7,21 +7,39 @@ from theano.tensor.nnet import bn
 
 
 def lowered(outputs):
-    """A copy of a graph in which the training of batch normalisation is elementary ops; itself if it has none."""
+    """A copy of a graph in which the training of batch normalisation is elementary ops, and no node stands twice.
+
+    What stands twice would be exchanged, and carried from stage to stage, twice.
+    """
+    outputs = _rebuilt(list(outputs), _elementary)
+    merged, constants = {}, {}
+
+    def only_once(node, inputs):
+        inputs = [constants.setdefault(v.signature(), v) if isinstance(v, theano.Constant) else v for v in inputs]
+        first = merged.get((node.op, tuple(inputs)))
+        if first is not None and [v.type for v in first.outputs] == [v.type for v in node.outputs]:
+            return first.outputs
+        new = node.outputs if inputs == node.inputs else node.clone_with_new_inputs(inputs).outputs
+        merged[node.op, tuple(inputs)] = new[0].owner
+        return new
+    return _rebuilt(outputs, only_once)
+
+
+def _rebuilt(outputs, rebuild):
     found = {}
-    for node in io_toposort([], list(outputs)):
-        inputs = [found.get(variable, variable) for variable in node.inputs]
-        if type(node.op) in LOWERED:
-            new = LOWERED[type(node.op)](node.op.axes, *inputs)
-            new = [T.patternbroadcast(variable, old.broadcastable) for variable, old in zip(new, node.outputs)]
-            for variable in set(variables(inputs, new)).difference(inputs):
-                copy_stack_trace(node.outputs[0], variable)  # the user's line, for errors
-        elif inputs != node.inputs:
-            new = node.clone_with_new_inputs(inputs).outputs
-        else:
-            continue
-        found.update(zip(node.outputs, new))
+    for node in io_toposort([], outputs):
+        found.update(zip(node.outputs, rebuild(node, [found.get(variable, variable) for variable in node.inputs])))
     return [found.get(output, output) for output in outputs]
+
+
+def _elementary(node, inputs):
+    if type(node.op) not in LOWERED:
+        return node.outputs if inputs == node.inputs else node.clone_with_new_inputs(inputs).outputs
+    new = LOWERED[type(node.op)](node.op.axes, *inputs)
+    new = [T.patternbroadcast(variable, old.broadcastable) for variable, old in zip(new, node.outputs)]
+    for variable in set(variables(inputs, new)).difference(inputs):
+        copy_stack_trace(node.outputs[0], variable)  # the user's line, for errors
+    return new
 
 
 def _normalised(axes, x, scale, bias, epsilon, factor, running_mean=None, running_variance=None):

@@ -4,6 +4,8 @@ from collections import namedtuple
 from theano.gof.graph import ancestors
 
 from ..analysis import CONSTANT, FREE, PARTIAL, ROWS, CannotCut, Shards
+from ..graph import substitute
+from .carrying import Carrying
 from .lowering import lowered
 
 Exchange = namedtuple('Exchange', 'variable source how')
@@ -77,26 +79,38 @@ def partition(inputs, outputs):
         program = _program(shards, inputs)
         postponed = {shards.given(source) for source in _not_needed_yet(program)} & given - set(late)
         if not postponed:
-            return program
+            return _program(shards, inputs, leaner=True)
         late.update(dict.fromkeys(postponed, len(program.stages) - 1))
 
 
-def _program(shards, inputs):
+def _program(shards, inputs, leaner=False):
+    """The Program of what is needed of some Shards, `leaner` without carrying what is cheap to compute again."""
     found = [_output(value) for value in shards.outputs]
     last = max([0] + [output.stage for output in found])
     wanted = [[] for _ in range(last + 1)]
     for output in found:
         wanted[output.stage].append(output.variable)
-    stages = []
+    stages, new = [], {}
     for number in reversed(range(last + 1)):
         outputs = list(dict.fromkeys(wanted[number]))
         met = [v for v in ancestors(outputs) if v.owner is None]
         exchanges = [Exchange(v, *shards.exchanges[v]) for v in met if v in shards.exchanges]
         carried = {v: shards.carried[v] for v in met if v in shards.carried}
+        if leaner and carried:
+            carrying = Carrying(shards, number, carried)
+            carried = carrying.carried
+            new.update(zip(outputs, substitute(outputs, carrying.again)))
         for source in [exchange.source for exchange in exchanges] + list(carried.values()):
             wanted[_place(shards, source)].append(source)
         stages.insert(0, Stage(exchanges, carried, outputs))
-    return Program(list(inputs), shards.numbers, stages, found)
+    return Program(list(inputs), shards.numbers, [_renamed(stage, new) for stage in stages],
+                   [output._replace(variable=new.get(output.variable, output.variable)) for output in found])
+
+
+def _renamed(stage, new):
+    return Stage([exchange._replace(source=new.get(exchange.source, exchange.source)) for exchange in stage.exchanges],
+                 {place: new.get(source, source) for place, source in stage.carried.items()},
+                 [new.get(output, output) for output in stage.outputs])
 
 
 def _not_needed_yet(program):
