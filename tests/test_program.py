@@ -8,6 +8,7 @@ import theano
 import theano.tensor as T
 from conftest import needs_compiler
 from stages import run, split
+from theano.ifelse import ifelse
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.nnet.abstract_conv import conv2d
 from theano.tensor.nnet.bn import batch_normalization_train
@@ -195,6 +196,12 @@ def one_hot_codes(x, y):
 
 
 @case(ROWS, stages=1)
+def branch_that_is_known(x):
+    """Nobody needs the other one, and shares of a sum stay shares."""
+    return [ifelse(T.constant(1), x.sum(), T.sqr(x.sum()).sum()) * 2, ifelse(T.constant(0), x - x.max(0), x + 1)]
+
+
+@case(ROWS, stages=1)
 def dropout(x):
     streams, others = MRG_RandomStreams(4), RandomStreams(5)
     kept = streams.binomial(x.shape, p=0.5, dtype='float64')
@@ -242,6 +249,14 @@ def test_what_is_needed_whole_is_exchanged_once():
     x, w = T.dmatrix('x'), weight(6, 5)
     gradient = T.grad(T.tanh(T.dot(x, w)).mean(), w)
     program = partition([x], [0.9 * w + 0.1 * gradient, gradient ** 2, gradient * 0.5])
+    assert [len(stage.exchanges) for stage in program.stages] == [0, 1]
+
+
+def test_what_is_needed_whole_is_not_exchanged_again_in_another_shape():
+    """A running mean is a vector, the mean that samples are normalised by a row."""
+    x, running = T.dmatrix('x'), weight(6)
+    mean = x.mean(axis=0, keepdims=True)
+    program = partition([x], [0.9 * running + 0.1 * mean.dimshuffle(1), T.sqr(x - mean).sum()])
     assert [len(stage.exchanges) for stage in program.stages] == [0, 1]
 
 

@@ -72,7 +72,7 @@ class Shards:
         self._at_once, self._late = set(exchanged), dict(late)
         self._placeholders = {}   # of both kinds
         self._values = {}
-        self.kept_partial, self.given_whole = set(), set()  # variables of the given graph, for `converted`
+        self.kept_partial, self.given_whole = set(), set()  # variables of the given graph
         self._given = {}          # variable of the new graph -> that of the given graph
         self._everywhere = set(self.numbers).union(value.variable for value in known.values())
         self._known = list(known)
@@ -107,6 +107,8 @@ class Shards:
             values = self.computed(node, [self._usable(variable) for variable in node.inputs])
         except CannotCut as error:  # it may be that nobody needs it
             values = [Value(None, State(REFUSED, reason=str(error)), FREE)] * len(node.outputs)
+        if any(value.kind == PARTIAL for value in values):
+            self.kept_partial.update(variable for variable in node.inputs if self.value(variable).kind == PARTIAL)
         for variable, value in zip(node.outputs, values):
             if value.kind == PARTIAL and variable in self._at_once:
                 value = self.whole(value)

@@ -3,13 +3,17 @@ import theano
 import theano.tensor as T
 from theano.gof.graph import io_toposort, variables
 from theano.gof.opt import copy_stack_trace
+from theano.ifelse import IfElse
 from theano.tensor.nnet import bn
+
+from ..analysis.sizes import number
 
 
 def lowered(outputs):
     """A copy of a graph in which the training of batch normalisation is elementary ops, and no node stands twice.
 
-    What stands twice would be exchanged, and carried from stage to stage, twice.
+    What stands twice would be exchanged, and carried from stage to stage, twice. Of a branch whose condition is a
+    known number, nothing remains.
     """
     outputs = _rebuilt(list(outputs), _elementary)
     merged, constants = {}, {}
@@ -33,6 +37,9 @@ def _rebuilt(outputs, rebuild):
 
 
 def _elementary(node, inputs):
+    if isinstance(node.op, IfElse) and number(inputs[0]) is not None:  # as Keras's learning phase may be
+        n = len(node.outputs)
+        return inputs[1:n + 1] if number(inputs[0]) else inputs[n + 1:]
     if type(node.op) not in LOWERED:
         return node.outputs if inputs == node.inputs else node.clone_with_new_inputs(inputs).outputs
     new = LOWERED[type(node.op)](node.op.axes, *inputs)

@@ -45,9 +45,6 @@ def _elemwise(shards, node, values):
     if isinstance(node.op.scalar_op, scalar.Second):
         return _filled(shards, node, values)
     if _stays_partial(shards, node, values):
-        for value, variable in zip(values, node.inputs):
-            if value.kind == PARTIAL:
-                shards.kept_partial.add(variable)
         return shards.apply(node, values, partial())
     values = wholes(shards, values)
     if not any(value.kind == ROWS for value in values):

@@ -49,7 +49,6 @@ def _inc_subtensor(shards, node, values):
     if any(value.kind != CONSTANT for value in numbers):
         shards.refuse(node, 'its index is made of samples')
     if _adds_to_zero(node, x, y):
-        shards.kept_partial.add(node.inputs[1])
         return shards.apply(node, [x, y] + numbers, y.state)
     x, y = wholes(shards, [x, y])
     if x.kind == y.kind == CONSTANT:
@@ -158,7 +157,6 @@ def _advanced_inc_subtensor(shards, node, values):
             and is_zero(node.inputs[0]) and not _are_places(node.inputs[2], values[2]):
         return _scattered(shards, node, x, shards.whole(y) if y.kind == PARTIAL else y, index, arrays)
     if all(value.kind == CONSTANT for value in index) and _adds_to_zero(node, x, y):
-        shards.kept_partial.add(node.inputs[1])
         return shards.apply(node, [x, y] + index, y.state)
     x, y = wholes(shards, [x, y])
     if all(value.kind == CONSTANT for value in [x, y] + index):

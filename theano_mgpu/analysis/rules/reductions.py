@@ -29,7 +29,6 @@ def _reduce(shards, node, values):
     how = HOW.get(type(node.op.scalar_op))
     if value.kind == PARTIAL:
         if how == value.state.how == 'sum':
-            shards.kept_partial.add(node.inputs[0])
             return shards.apply(node, values, value.state)
         return shards.constant(node, wholes(shards, values))
     if value.axis not in axes:
