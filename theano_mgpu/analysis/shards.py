@@ -1,7 +1,7 @@
 """The graph that replicas compute on their shards of a batch, made from the graph of one device, node by node."""
 import theano.tensor as T
 from theano.gof.graph import io_toposort
-from theano.tensor.elemwise import Elemwise
+from theano.tensor.elemwise import DimShuffle, Elemwise
 
 from ..errors import GraphError
 from .sizes import size_of
@@ -73,6 +73,8 @@ class Shards:
         self._placeholders = {}   # of both kinds
         self._values = {}
         self.kept_partial, self.given_whole = set(), set()  # variables of the given graph
+        self._copied = {}         # scaled or reshaped copies of shares, to what they are copies of
+        self._copies = {}         # that, to those of its copies that are exchanged
         self._given = {}          # variable of the new graph -> that of the given graph
         self._everywhere = set(self.numbers).union(value.variable for value in known.values())
         self._known = list(known)
@@ -108,11 +110,26 @@ class Shards:
         except CannotCut as error:  # it may be that nobody needs it
             values = [Value(None, State(REFUSED, reason=str(error)), FREE)] * len(node.outputs)
         if any(value.kind == PARTIAL for value in values):
-            self.kept_partial.update(variable for variable in node.inputs if self.value(variable).kind == PARTIAL)
+            self._note_shares(node)
         for variable, value in zip(node.outputs, values):
             if value.kind == PARTIAL and variable in self._at_once:
                 value = self.whole(value)
             self._keep(variable, value)
+
+    def _note_shares(self, node):
+        """Keep in mind which inputs go on as shares of a sum, and of what the output is a scaled or reshaped copy."""
+        shares = {variable for variable in node.inputs if self.value(variable).kind == PARTIAL}
+        self.kept_partial |= shares
+        if len(shares) == 1 and isinstance(node.op, (Elemwise, DimShuffle)):
+            share, = shares
+            self._copied[node.outputs[0]] = self._copied.get(share, share)
+
+    def exchanged_twice(self):
+        """Variables of the given graph that had better be exchanged at once.
+
+        Those that somebody needs whole, while their shares go on, and those of which several copies are exchanged.
+        """
+        return self.kept_partial & self.given_whole | {v for v, copies in self._copies.items() if len(copies) > 1}
 
     def converted(self, expression):
         """The Value of an expression of variables of the given graph."""
@@ -213,8 +230,10 @@ class Shards:
             return value
         if value.kind != PARTIAL:
             raise AssertionError('rows are not exchanged')
-        if value.variable in self._given:
-            self.given_whole.add(self.given(value.variable))
+        given = self.given(value.variable)
+        if given is not None:
+            self.given_whole.add(given)
+            self._copies.setdefault(self._copied.get(given, given), set()).add(given)
         return self._exchanged(value, value.state.how)
 
     def gathered(self, node, value):

@@ -71,8 +71,7 @@ def partition(inputs, outputs):
     given, exchanged, late = set(ancestors(outputs)), set(), {}
     while True:
         shards = Shards(inputs, outputs, exchanged, late)
-        # Of a value that somebody needs whole, shares that go on are exchanged twice.
-        twice = (shards.kept_partial & shards.given_whole & given) - exchanged
+        twice = shards.exchanged_twice() & given - exchanged
         if twice:
             exchanged |= twice
             continue
