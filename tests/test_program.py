@@ -238,6 +238,18 @@ def test_what_cannot_be_cut_is_an_error_that_names_the_op(build, reason):
         partition([x], [build(x)])
 
 
+@pytest.mark.parametrize('build', [
+    lambda halves, n: T.set_subtensor(halves[T.arange(n)], 1.0),
+    lambda halves, n: halves[T.arange(n), T.zeros((1,), 'int64')],
+])
+def test_places_of_some_rows_only_are_an_error(build):
+    """Two rows a sample: the first n rows are not one of each sample."""
+    x = T.dmatrix('x')
+    program = partition([x], [build(x.reshape((2 * x.shape[0], 3)), x.shape[0])])
+    with pytest.raises(AssertionError, match='picks samples by their place'):
+        run(program, split([ROWS], SIZES), INTERPRETED)
+
+
 def test_nobody_needs_the_place_of_the_maximum():
     x = T.dmatrix('x')
     highest, _ = T.max_and_argmax(x, axis=0)

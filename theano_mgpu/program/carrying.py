@@ -16,6 +16,7 @@ DEEPEST = 12  # ops in a row that are computed again
 
 
 def is_cheap(node):
+    """Whether a node is a view, a shape, or simple arithmetic of each element."""
     if isinstance(node.op, elemwise.Elemwise):
         return isinstance(node.op.scalar_op, CHEAP_SCALAR)
     return isinstance(node.op, CHEAP)

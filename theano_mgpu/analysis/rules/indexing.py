@@ -1,7 +1,7 @@
 """Indexing, joining and splitting."""
 import theano
 import theano.tensor as T
-from theano.tensor import basic, extra_ops, subtensor
+from theano.tensor import basic, extra_ops, opt, subtensor
 from theano.tensor.type_other import NoneTypeT, SliceType
 
 from ..shards import rule
@@ -129,9 +129,17 @@ def _own_places(shards, node, x, index, arrays):
             or any(node.inputs[1 + i].ndim != 1 for i in arrays):
         shards.refuse(node, PLACES)
     only_rows_on(shards, node, index, 0)
-    places = shards.make(lambda variable: T.arange(variable.shape[0]), [x], rows(), like=node.inputs[1])
+    places = _places_of_rows(shards, node.inputs[1], x)
     return [places] + [_cut_index(shards, value, 0, None) if i in arrays else value
                        for i, value in enumerate(index)][1:]
+
+
+def _places_of_rows(shards, places, x):
+    """The places that are those of all rows, for the rows of a replica; that they are all is checked as it runs."""
+    def own(variable, stop):
+        every = T.eq(stop * shards.own, variable.shape[0] * shards.total)
+        return opt.Assert('%s: %s' % (places, PLACES))(T.arange(variable.shape[0]), every)
+    return shards.make(own, [x, shards.value(places.owner.inputs[1])], rows(), like=places)
 
 
 def _are_places(variable, value):
@@ -177,7 +185,7 @@ def _own_places_of(shards, node, x, index, arrays):
     if x.axis != 0 or x.state.outer is not None or any(node.inputs[2 + i].ndim != 1 for i in arrays):
         shards.refuse(node, PLACES)
     only_rows_on(shards, node, index, 0)
-    places = shards.make(lambda variable: T.arange(variable.shape[0]), [x], rows(), like=node.inputs[2])
+    places = _places_of_rows(shards, node.inputs[2], x)
     return [places] + [_cut_index(shards, value, 0, None) if i in arrays else value
                        for i, value in enumerate(index)][1:]
 
