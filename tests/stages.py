@@ -22,10 +22,24 @@ def combined(parts, how):
 
 def run(program, shards, mode=None):
     """The outputs of a program on shards, each a list of arrays; shared variables stay as they are."""
+    return compiled(program, mode)(shards)
+
+
+def compiled(program, mode=None):
+    """A function of shards that runs a program."""
+    functions = []
+    for stage in program.stages:
+        given = [exchange.variable for exchange in stage.exchanges] + list(stage.carried)
+        functions.append(theano.function(program.inputs + program.numbers + given, stage.outputs, mode=mode,
+                                         on_unused_input='ignore', no_default_updates=True))
+    return lambda shards: _run(program, functions, shards)
+
+
+def _run(program, functions, shards):
     lengths = [len(shard[0]) for shard in shards]
     firsts = np.cumsum([0] + lengths)
     known = [{} for _ in shards]
-    for stage in program.stages:
+    for stage, function in zip(program.stages, functions):
         for exchange in stage.exchanges:
             value = combined([env[exchange.source] for env in known], exchange.how)
             for env in known:
@@ -34,10 +48,8 @@ def run(program, shards, mode=None):
             for env in known:
                 env[place] = env[source]
         given = [exchange.variable for exchange in stage.exchanges] + list(stage.carried)
-        f = theano.function(program.inputs + program.numbers + given, stage.outputs, on_unused_input='ignore',
-                            no_default_updates=True, mode=mode)
         for shard, length, first, env in zip(shards, lengths, firsts, known):
-            results = f(*shard, sum(lengths), length, first, *[env[variable] for variable in given])
+            results = function(*shard, sum(lengths), length, first, *[env[variable] for variable in given])
             env.update((variable, np.array(result)) for variable, result in zip(stage.outputs, results))
     return [combined([env[output.variable] for env in known], output.how) for output in program.outputs]
 

@@ -8,6 +8,7 @@ import theano
 import theano.tensor as T
 from conftest import needs_compiler
 from stages import run, split
+from theano.ifelse import ifelse
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.nnet.abstract_conv import conv2d
 from theano.tensor.nnet.bn import batch_normalization_train
@@ -72,7 +73,7 @@ def centred(x):
     return with_gradients(((x - x.mean(0)) / (x.std(0) + 1e-3) * x.sum(1, keepdims=True) * weight(6)).sum())
 
 
-@case(ROWS, stages=6)
+@case(ROWS, stages=5)
 def batch_normalisation(x):
     w = weight(6, 5)
     gamma, beta = [theano.shared(np.ones((1, 5)) * i, broadcastable=(True, False)) for i in (1, 2)]
@@ -128,7 +129,7 @@ def convolution_and_pooling(x):
     return with_gradients((highest ** 2 + average).mean(), w)
 
 
-@case(IMAGES, stages=5, marks=needs_compiler)
+@case(IMAGES, stages=4, marks=needs_compiler)
 def convolution_and_batch_normalisation(x):
     w = weight(2, 3, 3, 3)
     gamma = theano.shared(np.ones((1, 2, 1, 1)), broadcastable=(True, False, True, True))
@@ -161,6 +162,43 @@ def time_major(x):
     w = weight(4, 4)
     flat = x.dimshuffle(1, 0, 2).reshape((x.shape[0] * x.shape[1], 4))
     return with_gradients(T.dot(flat, w).reshape((x.shape[1], x.shape[0], 4))[-1].mean(), w)
+
+
+@case(SERIES, stages=1)
+def counts(x):
+    """Of samples: known without an exchange."""
+    ones = T.ones_like(x)
+    flat = T.ones_like(x.dimshuffle(1, 0, 2).reshape((x.shape[0] * x.shape[1], 4)))
+    return [ones.sum(), ones.sum(axis=0), ones.sum(axis=1), ones.sum(axis=(0, 2)), flat.sum(axis=0), flat.sum(),
+            x.sum() * T.fill(x, 2).sum(), T.zeros_like(x[:, 0, 0]).sum()]
+
+
+@case(ROWS, POINTS, stages=2)
+def shape_of_rows_of_a_later_stage(x, t):
+    """A mean over everything that is weighted by sample: its gradient needs the shape of the weighted loss only."""
+    w = weight(6, 5)
+    loss = T.sqr(T.tanh(T.dot(x, w)) - t).mean() * t[:, 0]
+    return with_gradients(loss.sum() / T.ones_like(loss).sum(), w)
+
+
+@case(ROWS, stages=1)
+def tiled_to_a_shape_that_is_joined(x):
+    """As Keras makes a mask of the shape of a state."""
+    h, w = hidden(x)
+    mask = T.gt(x[:, :1], 0)
+    return with_gradients(T.switch(T.tile(mask, T.concatenate([[1], h.shape[1:]], 0), ndim=2), h, 0).mean(), w)
+
+
+@case(ROWS, LABELS, stages=1)
+def one_hot_codes(x, y):
+    h, w = hidden(x)
+    return with_gradients((h * T.extra_ops.to_one_hot(y, 5)).mean(), w)
+
+
+@case(ROWS, stages=1)
+def branch_that_is_known(x):
+    """Nobody needs the other one, and shares of a sum stay shares."""
+    return [ifelse(T.constant(1), x.sum(), T.sqr(x.sum()).sum()) * 2, ifelse(T.constant(0), x - x.max(0), x + 1)]
 
 
 @case(ROWS, stages=1)
@@ -200,6 +238,18 @@ def test_what_cannot_be_cut_is_an_error_that_names_the_op(build, reason):
         partition([x], [build(x)])
 
 
+@pytest.mark.parametrize('build', [
+    lambda halves, n: T.set_subtensor(halves[T.arange(n)], 1.0),
+    lambda halves, n: halves[T.arange(n), T.zeros((1,), 'int64')],
+])
+def test_places_of_some_rows_only_are_an_error(build):
+    """Two rows a sample: the first n rows are not one of each sample."""
+    x = T.dmatrix('x')
+    program = partition([x], [build(x.reshape((2 * x.shape[0], 3)), x.shape[0])])
+    with pytest.raises(AssertionError, match='picks samples by their place'):
+        run(program, split([ROWS], SIZES), INTERPRETED)
+
+
 def test_nobody_needs_the_place_of_the_maximum():
     x = T.dmatrix('x')
     highest, _ = T.max_and_argmax(x, axis=0)
@@ -212,3 +262,23 @@ def test_what_is_needed_whole_is_exchanged_once():
     gradient = T.grad(T.tanh(T.dot(x, w)).mean(), w)
     program = partition([x], [0.9 * w + 0.1 * gradient, gradient ** 2, gradient * 0.5])
     assert [len(stage.exchanges) for stage in program.stages] == [0, 1]
+
+
+def test_what_is_needed_whole_is_not_exchanged_again_in_another_shape():
+    """A running mean is a vector, the mean that samples are normalised by a row."""
+    x, running = T.dmatrix('x'), weight(6)
+    mean = x.mean(axis=0, keepdims=True)
+    program = partition([x], [0.9 * running + 0.1 * mean.dimshuffle(1), T.sqr(x - mean).sum()])
+    assert [len(stage.exchanges) for stage in program.stages] == [0, 1]
+
+
+def test_gradients_are_exchanged_last():
+    """Beside what nobody else needs: of the first stages, only what others of the batch need is exchanged."""
+    x, w, v = T.dmatrix('x'), weight(6, 5), weight(5, 3)
+    h = T.dot(x, w)
+    y = T.dot(T.tanh(h - h.mean(axis=0)), v)
+    loss = T.sqr(y - y.mean(axis=0)).mean()
+    rate = theano.shared(0.1)
+    program = partition([x], [loss, h.max() - rate] + [p - rate * g ** 2 for p, g in zip([w, v], T.grad(loss, [w, v]))])
+    *middle, last = [len(stage.exchanges) for stage in program.stages[1:]]
+    assert middle == [1] * len(middle) and last == 3

@@ -1,11 +1,11 @@
 """The graph that replicas compute on their shards of a batch, made from the graph of one device, node by node."""
 import theano.tensor as T
 from theano.gof.graph import io_toposort
-from theano.tensor.elemwise import Elemwise
+from theano.tensor.elemwise import DimShuffle, Elemwise
 
 from ..errors import GraphError
 from .sizes import size_of
-from .states import CONSTANT, FREE, PARTIAL, REFUSED, WHOLE, State, Value, rows
+from .states import CONSTANT, FREE, PARTIAL, REFUSED, ROWS, WHOLE, State, Value, rows
 
 RULES = {}
 
@@ -36,6 +36,8 @@ class Shards:
         Of host variables. Every other leaf is constant.
     exchanged : collection of theano.Variable
         What is exchanged as soon as it is partial, since somebody needs all of it anyway.
+    late : dict of theano.Variable to int
+        What is exchanged at the begin of this stage, since nobody needs it earlier.
 
     Attributes
     ----------
@@ -50,27 +52,29 @@ class Shards:
         What stands for a value in a later stage, to the value of the stage that computes it.
     """
 
-    def __init__(self, inputs, outputs, exchanged=()):
-        self._begin({variable: Value(variable, rows(), 0) for variable in inputs}, exchanged)
+    def __init__(self, inputs, outputs, exchanged=(), late=()):
+        self._begin({variable: Value(variable, rows(), 0) for variable in inputs}, exchanged, late)
         self._walk(outputs)
 
     @classmethod
     def of_loop(cls, around, known, outputs):
         """The Shards of the graph inside of a loop, whose inputs have known Values."""
         inside = cls.__new__(cls)
-        inside._begin(known, (), around.numbers)
+        inside._begin(known, (), (), around.numbers)
         inside._walk(outputs)
         return inside
 
-    def _begin(self, known, exchanged, numbers=None):
+    def _begin(self, known, exchanged, late, numbers=None):
         self.numbers = numbers or [T.lscalar(name) for name in ('samples', 'own samples', 'first sample')]
         self.total, self.own, self.first = self.numbers
         self.exchanges, self.carried = {}, {}
         self.stages = {}          # variable of the new graph -> its stage
-        self._at_once = set(exchanged)
+        self._at_once, self._late = set(exchanged), dict(late)
         self._placeholders = {}   # of both kinds
         self._values = {}
-        self.kept_partial, self.given_whole = set(), set()  # variables of the given graph, for `converted`
+        self.kept_partial, self.given_whole = set(), set()  # variables of the given graph
+        self._copied = {}         # scaled or reshaped copies of shares, to what they are copies of
+        self._copies = {}         # that, to those of its copies that are exchanged
         self._given = {}          # variable of the new graph -> that of the given graph
         self._everywhere = set(self.numbers).union(value.variable for value in known.values())
         self._known = list(known)
@@ -105,10 +109,27 @@ class Shards:
             values = self.computed(node, [self._usable(variable) for variable in node.inputs])
         except CannotCut as error:  # it may be that nobody needs it
             values = [Value(None, State(REFUSED, reason=str(error)), FREE)] * len(node.outputs)
+        if any(value.kind == PARTIAL for value in values):
+            self._note_shares(node)
         for variable, value in zip(node.outputs, values):
             if value.kind == PARTIAL and variable in self._at_once:
                 value = self.whole(value)
             self._keep(variable, value)
+
+    def _note_shares(self, node):
+        """Keep in mind which inputs go on as shares of a sum, and of what the output is a scaled or reshaped copy."""
+        shares = {variable for variable in node.inputs if self.value(variable).kind == PARTIAL}
+        self.kept_partial |= shares
+        if len(shares) == 1 and isinstance(node.op, (Elemwise, DimShuffle)):
+            share, = shares
+            self._copied[node.outputs[0]] = self._copied.get(share, share)
+
+    def exchanged_twice(self):
+        """Variables of the given graph that had better be exchanged at once.
+
+        Those that somebody needs whole, while their shares go on, and those of which several copies are exchanged.
+        """
+        return self.kept_partial & self.given_whole | {v for v, copies in self._copies.items() if len(copies) > 1}
 
     def converted(self, expression):
         """The Value of an expression of variables of the given graph."""
@@ -168,7 +189,7 @@ class Shards:
 
     def at(self, value, stage):
         """A variable for a value in a stage: itself, or a placeholder for what an earlier stage has computed."""
-        if value.stage in (FREE, stage) or value.variable in self._everywhere:
+        if value.stage in (FREE, stage) or self.is_everywhere(value.variable):
             return value.variable
         key = value.variable, stage
         if key not in self._placeholders:
@@ -177,11 +198,19 @@ class Shards:
             self.stages[placeholder] = stage
         return self._placeholders[key]
 
+    def is_everywhere(self, variable):
+        """Whether a variable of the new graph is known in each stage."""
+        stage = self.stages.get(variable)  # None within an expression that a rule has made
+        return variable in self._everywhere or stage == FREE or stage is None and variable.owner is None
+
     def shaped_like(self, value):
-        """A CONSTANT that may hold other numbers, but has the shape of what is partial or constant, as early as can be.
+        """A value that may hold other numbers, but has the shape of this one, as early as can be.
+
+        It is rows if this one is, else CONSTANT.
         """
         variable = self._earliest(value.variable)
-        return Value(variable, WHOLE, self.stages.get(variable, value.stage))
+        state = value.state if value.kind == ROWS else WHOLE
+        return Value(variable, state, self.stages.get(variable, value.stage))
 
     def _earliest(self, variable):
         if variable in self.carried:
@@ -201,8 +230,10 @@ class Shards:
             return value
         if value.kind != PARTIAL:
             raise AssertionError('rows are not exchanged')
-        if value.variable in self._given:
-            self.given_whole.add(self._given[value.variable])
+        given = self.given(value.variable)
+        if given is not None:
+            self.given_whole.add(given)
+            self._copies.setdefault(self._copied.get(given, given), set()).add(given)
         return self._exchanged(value, value.state.how)
 
     def gathered(self, node, value):
@@ -216,8 +247,12 @@ class Shards:
         if key not in self._placeholders:
             placeholder = self._placeholders[key] = value.variable.type(value.variable.name)
             self.exchanges[placeholder] = key
-            self.stages[placeholder] = value.stage + 1
-        return Value(self._placeholders[key], WHOLE, value.stage + 1)
+            self.stages[placeholder] = max(value.stage + 1, self._late.get(self.given(value.variable), 0))
+        return Value(self._placeholders[key], WHOLE, self.stages[self._placeholders[key]])
+
+    def given(self, variable):
+        """The variable of the given graph that one of the new graph is made for, or None."""
+        return self._given.get(variable)
 
     def cut(self, value, axis, outer=None):
         """The replica's rows of a CONSTANT that has the whole batch along an axis."""

@@ -8,6 +8,10 @@ from theano.tensor import basic, elemwise, opt, subtensor
 
 from .states import COUNT, NUMBER
 
+# What is computed of integers that are known.
+ARITHMETIC = (scalar.Add, scalar.Sub, scalar.Mul, scalar.Neg, scalar.Identity, scalar.Cast, scalar.Maximum,
+              scalar.Minimum, scalar.EQ, scalar.NEQ, scalar.LT, scalar.GT, scalar.LE, scalar.GE)
+
 
 def size_of(node, sizes):
     """What the outputs of a node are, if its inputs are constants of these sizes.
@@ -135,4 +139,40 @@ def number(variable):
     try:
         return T.get_scalar_constant_value(variable)
     except (T.NotScalarConstantError, TypeError):
+        return _whole_number(variable) if variable.owner and variable.ndim == 0 else None
+
+
+def _whole_number(variable):
+    """The integer that a scalar is known to be, from lengths and their sums and choices, else None."""
+    node = variable.owner
+    if isinstance(node.op, (opt.Assert, basic.ScalarFromTensor, basic.TensorFromScalar)):
+        return number(node.inputs[0])
+    if isinstance(node.op, subtensor.Subtensor) and node.inputs[0].ndim == 1 and node.inputs[0].owner:
+        place = number(subtensor.get_idx_list(node.inputs, node.op.idx_list)[0])
+        return None if place is None or place < 0 else _element(node.inputs[0].owner, int(place))
+    if not isinstance(node.op, elemwise.Elemwise) or np.dtype(variable.dtype).kind not in 'biu':
         return None
+    if isinstance(node.op.scalar_op, scalar.Switch):
+        chosen = number(node.inputs[0])
+        return None if chosen is None else number(node.inputs[1 if chosen else 2])
+    if not isinstance(node.op.scalar_op, ARITHMETIC):
+        return None
+    numbers = [number(v) for v in node.inputs]
+    return None if any(n is None for n in numbers) else np.asarray(node.op.scalar_op.impl(*numbers), variable.dtype)
+
+
+def _element(node, place):
+    """The integer that an element of a vector made by a node is known to be, else None."""
+    if isinstance(node.op, compile_ops.Shape):
+        x = node.inputs[0]
+        return 1 if x.broadcastable[place] else length_of(x) if x.ndim == 1 else None
+    if not isinstance(node.op, basic.Join):
+        return None
+    for piece in node.inputs[1:]:
+        length = length_of(piece)
+        if length is None:
+            return None
+        if place < length:
+            return number(piece[place])
+        place -= length
+    return None

@@ -1,13 +1,12 @@
 """Cut the graph of one device into stages, each of which a replica computes without hearing from another one."""
 from collections import namedtuple
 
-import theano
-from theano.gof import FunctionGraph
-from theano.gof.graph import ancestors, clone, clone_get_equiv
-from theano.gof.opt import in2out
-from theano.tensor.nnet import bn
+from theano.gof.graph import ancestors
 
 from ..analysis import CONSTANT, FREE, PARTIAL, ROWS, CannotCut, Shards
+from ..graph import substitute
+from .carrying import Carrying
+from .lowering import lowered
 
 Exchange = namedtuple('Exchange', 'variable source how')
 Exchange.__doc__ = """A value that replicas exchange: what stands for it, what each one gives, and how they are reduced.
@@ -69,48 +68,60 @@ def partition(inputs, outputs):
     become an all-reduce; here a stage ends there.
     """
     outputs = lowered(outputs)
-    exchanged = set()
+    given, exchanged, late = set(ancestors(outputs)), set(), {}
     while True:
-        shards = Shards(inputs, outputs, exchanged)
-        # Of a value that somebody needs whole, shares that go on are exchanged twice.
-        twice = (shards.kept_partial & shards.given_whole) - exchanged
-        if not twice:
-            return _program(shards, inputs)
-        exchanged |= twice
+        shards = Shards(inputs, outputs, exchanged, late)
+        twice = shards.exchanged_twice() & given - exchanged
+        if twice:
+            exchanged |= twice
+            continue
+        program = _program(shards, inputs)
+        postponed = {shards.given(source) for source in _not_needed_yet(program)} & given - set(late)
+        if not postponed:
+            return _program(shards, inputs, leaner=True)
+        late.update(dict.fromkeys(postponed, len(program.stages) - 1))
 
 
-def lowered(outputs):
-    """A copy of a graph in which the training of batch normalisation is elementary ops."""
-    outputs = list(outputs)
-    if not any(v.owner and isinstance(v.owner.op, (bn.AbstractBatchNormTrain, bn.AbstractBatchNormTrainGrad))
-               for v in ancestors(outputs)):
-        return outputs
-    leaves = [v for v in ancestors(outputs) if v.owner is None and not isinstance(v, theano.Constant)]
-    inner, copies = clone(leaves, outputs, copy_inputs=True)
-    graph = FunctionGraph(inner, copies, clone=False)
-    in2out(bn.local_abstract_batch_norm_train, bn.local_abstract_batch_norm_train_grad,
-           ignore_newtrees=False).optimize(graph)
-    memo = dict(zip(inner, leaves))
-    clone_get_equiv(graph.inputs, graph.outputs, copy_inputs=False, copy_orphans=False, memo=memo)
-    return [memo[output] for output in graph.outputs]
-
-
-def _program(shards, inputs):
+def _program(shards, inputs, leaner=False):
+    """The Program of what is needed of some Shards, `leaner` without carrying what is cheap to compute again."""
     found = [_output(value) for value in shards.outputs]
     last = max([0] + [output.stage for output in found])
     wanted = [[] for _ in range(last + 1)]
     for output in found:
         wanted[output.stage].append(output.variable)
-    stages = []
+    stages, new = [], {}
     for number in reversed(range(last + 1)):
         outputs = list(dict.fromkeys(wanted[number]))
         met = [v for v in ancestors(outputs) if v.owner is None]
         exchanges = [Exchange(v, *shards.exchanges[v]) for v in met if v in shards.exchanges]
         carried = {v: shards.carried[v] for v in met if v in shards.carried}
+        if leaner and carried:
+            carrying = Carrying(shards, number, carried)
+            carried = carrying.carried
+            new.update(zip(outputs, substitute(outputs, carrying.again)))
         for source in [exchange.source for exchange in exchanges] + list(carried.values()):
             wanted[_place(shards, source)].append(source)
         stages.insert(0, Stage(exchanges, carried, outputs))
-    return Program(list(inputs), shards.numbers, stages, found)
+    return Program(list(inputs), shards.numbers, [_renamed(stage, new) for stage in stages],
+                   [output._replace(variable=new.get(output.variable, output.variable)) for output in found])
+
+
+def _renamed(stage, new):
+    return Stage([exchange._replace(source=new.get(exchange.source, exchange.source)) for exchange in stage.exchanges],
+                 {place: new.get(source, source) for place, source in stage.carried.items()},
+                 [new.get(output, output) for output in stage.outputs])
+
+
+def _not_needed_yet(program):
+    """Sources of the exchanges ahead of the last one that no other exchange needs, such as of gradients."""
+    needed, found = set(), []
+    for stage in reversed(program.stages):
+        met = set(ancestors([output for output in stage.outputs if output in needed]))
+        needed.update(exchange.source for exchange in stage.exchanges)
+        needed.update(source for place, source in stage.carried.items() if place in met)
+        if stage is not program.stages[-1]:
+            found += [exchange.source for exchange in stage.exchanges if exchange.variable not in met]
+    return found
 
 
 def _place(shards, variable):

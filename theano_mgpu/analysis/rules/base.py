@@ -6,10 +6,15 @@ from ..states import CONSTANT, PARTIAL, ROWS, rows
 
 def is_zero(variable):
     """Whether all elements of a variable are known to be 0."""
+    return number_everywhere(variable) == 0
+
+
+def number_everywhere(variable):
+    """The number that all elements of a variable are known to be, else None."""
     try:
-        return float(basic.get_scalar_constant_value(variable, elemwise=True)) == 0
+        return float(basic.get_scalar_constant_value(variable, elemwise=True))
     except (basic.NotScalarConstantError, TypeError, ValueError):
-        return False
+        return None
 
 
 def wholes(shards, values):

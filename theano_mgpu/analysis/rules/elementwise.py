@@ -45,9 +45,6 @@ def _elemwise(shards, node, values):
     if isinstance(node.op.scalar_op, scalar.Second):
         return _filled(shards, node, values)
     if _stays_partial(shards, node, values):
-        for value, variable in zip(values, node.inputs):
-            if value.kind == PARTIAL:
-                shards.kept_partial.add(variable)
         return shards.apply(node, values, partial())
     values = wholes(shards, values)
     if not any(value.kind == ROWS for value in values):
@@ -64,14 +61,12 @@ def _filled(shards, node, values):
     like, value = values
     if node.outputs[0].ndim == 0:
         return [value]
+    # Of the first, only the shape is needed, and a share of a sum has that of the sum.
+    like = shards.shaped_like(like)
     if like.kind != ROWS and value.kind != ROWS:
-        # Of the first, only the shape is needed, and a share of a sum has that of the sum.
-        like = shards.shaped_like(like)
         if value.kind == PARTIAL and (value.state.how != 'sum' or _grows(node, 1)):
             value = shards.whole(value)
         return shards.apply(node, [like, value], value.state)
-    if like.kind == PARTIAL:
-        like = shards.shaped_like(like)
     values, state = aligned(shards, node, [like] + wholes(shards, [value]))
     return shards.apply(node, values, state)
 

@@ -1,7 +1,7 @@
 """Indexing, joining and splitting."""
 import theano
 import theano.tensor as T
-from theano.tensor import basic, extra_ops, subtensor
+from theano.tensor import basic, extra_ops, opt, subtensor
 from theano.tensor.type_other import NoneTypeT, SliceType
 
 from ..shards import rule
@@ -49,7 +49,6 @@ def _inc_subtensor(shards, node, values):
     if any(value.kind != CONSTANT for value in numbers):
         shards.refuse(node, 'its index is made of samples')
     if _adds_to_zero(node, x, y):
-        shards.kept_partial.add(node.inputs[1])
         return shards.apply(node, [x, y] + numbers, y.state)
     x, y = wholes(shards, [x, y])
     if x.kind == y.kind == CONSTANT:
@@ -130,9 +129,17 @@ def _own_places(shards, node, x, index, arrays):
             or any(node.inputs[1 + i].ndim != 1 for i in arrays):
         shards.refuse(node, PLACES)
     only_rows_on(shards, node, index, 0)
-    places = shards.make(lambda variable: T.arange(variable.shape[0]), [x], rows(), like=node.inputs[1])
+    places = _places_of_rows(shards, node.inputs[1], x)
     return [places] + [_cut_index(shards, value, 0, None) if i in arrays else value
                        for i, value in enumerate(index)][1:]
+
+
+def _places_of_rows(shards, places, x):
+    """The places that are those of all rows, for the rows of a replica; that they are all is checked as it runs."""
+    def own(variable, stop):
+        every = T.eq(stop * shards.own, variable.shape[0] * shards.total)
+        return opt.Assert('%s: %s' % (places, PLACES))(T.arange(variable.shape[0]), every)
+    return shards.make(own, [x, shards.value(places.owner.inputs[1])], rows(), like=places)
 
 
 def _are_places(variable, value):
@@ -158,7 +165,6 @@ def _advanced_inc_subtensor(shards, node, values):
             and is_zero(node.inputs[0]) and not _are_places(node.inputs[2], values[2]):
         return _scattered(shards, node, x, shards.whole(y) if y.kind == PARTIAL else y, index, arrays)
     if all(value.kind == CONSTANT for value in index) and _adds_to_zero(node, x, y):
-        shards.kept_partial.add(node.inputs[1])
         return shards.apply(node, [x, y] + index, y.state)
     x, y = wholes(shards, [x, y])
     if all(value.kind == CONSTANT for value in [x, y] + index):
@@ -168,7 +174,10 @@ def _advanced_inc_subtensor(shards, node, values):
     # One-hot codes, and the gradient of x[arange(n), labels]: each sample writes into its own row.
     if x.kind == CONSTANT:
         x = shards.cut(x, 0)
-    y = _cut_index(shards, y, 0, None)
+    own = node.inputs[1].ndim - (node.inputs[0].ndim - len(arrays) + 1)  # of y; below 0 where it is broadcast
+    if y.kind == ROWS and (y.axis != own or y.state.outer is not None):
+        shards.refuse(node, 'samples lie along different axes of its inputs')
+    y = _cut_index(shards, y, own, None)
     return shards.apply(node, [x, y] + _own_places_of(shards, node, x, index, arrays), rows())
 
 
@@ -176,7 +185,7 @@ def _own_places_of(shards, node, x, index, arrays):
     if x.axis != 0 or x.state.outer is not None or any(node.inputs[2 + i].ndim != 1 for i in arrays):
         shards.refuse(node, PLACES)
     only_rows_on(shards, node, index, 0)
-    places = shards.make(lambda variable: T.arange(variable.shape[0]), [x], rows(), like=node.inputs[2])
+    places = _places_of_rows(shards, node.inputs[2], x)
     return [places] + [_cut_index(shards, value, 0, None) if i in arrays else value
                        for i, value in enumerate(index)][1:]
 

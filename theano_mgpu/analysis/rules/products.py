@@ -20,7 +20,6 @@ def _dot(shards, node, values):
         value, other = values[shares[0]], values[1 - shares[0]]
         if len(shares) == 1 and other.kind == CONSTANT and value.state.how == 'sum' and other.stage <= value.stage \
                 and node.outputs[0].ndim <= node.inputs[shares[0]].ndim:
-            shards.kept_partial.add(node.inputs[shares[0]])
             return shards.apply(node, values, partial())
         values = wholes(shards, values)
     if not any(value.kind == ROWS for value in values):

@@ -6,8 +6,9 @@ from theano.tensor.sort import ArgSortOp, SortOp, TopKOp
 
 from ..shards import rule
 from ..sizes import number
-from ..states import FREE, PARTIAL, REFUSED, ROWS, State, Value, partial
-from .base import aligned, only_rows_on, wholes
+from ..states import CONSTANT, FREE, NUMBER, PARTIAL, REFUSED, ROWS, State, Value, partial
+from .base import aligned, number_everywhere, only_rows_on, wholes
+from .shapes import whole_length
 
 HOW = {scalar.Add: 'sum', scalar.Mul: 'prod', scalar.Maximum: 'max', scalar.Minimum: 'min', scalar.OR: 'max',
        scalar.AND: 'min'}
@@ -28,14 +29,26 @@ def _reduce(shards, node, values):
     how = HOW.get(type(node.op.scalar_op))
     if value.kind == PARTIAL:
         if how == value.state.how == 'sum':
-            shards.kept_partial.add(node.inputs[0])
             return shards.apply(node, values, value.state)
         return shards.constant(node, wholes(shards, values))
     if value.axis not in axes:
         return shards.apply(node, values, _without(value.state, axes))
     if how is None:
         shards.refuse(node, 'it reduces over the samples')
+    if how == 'sum' and number_everywhere(node.inputs[0]) is not None:
+        return _counted(shards, node, value, axes)
     return shards.apply(node, values, partial(how))
+
+
+def _counted(shards, node, value, axes):
+    """A sum of one number over all samples, such as ``ones_like(x).sum()``: nothing need be exchanged for it."""
+    output = node.outputs[0]
+
+    def counted(x):
+        lengths = [whole_length(shards, x, i) if i == value.axis else x.shape[i] for i in range(x.ndim)]
+        total = T.cast(T.mul(number_everywhere(node.inputs[0]), *[lengths[i] for i in axes]), output.dtype)
+        return T.alloc(total, *[lengths[i] for i in range(x.ndim) if i not in axes]) if output.ndim else total
+    return [shards.make(counted, [shards.shaped_like(value)], State(CONSTANT, size=NUMBER), like=output)]
 
 
 @rule(basic.MaxAndArgmax, basic.Argmax)

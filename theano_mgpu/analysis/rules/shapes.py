@@ -17,7 +17,7 @@ def _shape(shards, node, values):
     size = tuple(COUNT if i == value.axis else None for i in range(node.inputs[0].ndim))
 
     def whole(x):
-        return T.stack([_whole_length(shards, x, i) if i == value.axis else x.shape[i] for i in range(x.ndim)])
+        return T.stack([whole_length(shards, x, i) if i == value.axis else x.shape[i] for i in range(x.ndim)])
     return [shards.make(whole, values, State(CONSTANT, size=size), like=node.outputs[0])]
 
 
@@ -26,10 +26,11 @@ def _shape_i(shards, node, values):
     value = values[0]
     if value.kind != ROWS or value.axis != node.op.i:
         return shards.apply(node, [shards.shaped_like(value)], WHOLE)
-    return [shards.make(lambda x: _whole_length(shards, x, value.axis), values, State(CONSTANT, size=COUNT))]
+    return [shards.make(lambda x: whole_length(shards, x, value.axis), values, State(CONSTANT, size=COUNT))]
 
 
-def _whole_length(shards, x, axis):
+def whole_length(shards, x, axis):
+    """The length of the axis of the samples of rows for the whole batch."""
     return x.shape[axis] // shards.own * shards.total
 
 
