@@ -129,7 +129,8 @@ def substitute(outputs, replacements):
     -------
     list of theano.Variable
     """
-    memo = dict(replacements)
+    memo = {output: output for output in outputs if output.owner is None}  # Theano would clone them
+    memo.update(replacements)
     clone_get_equiv(list(replacements), outputs, copy_inputs=False, copy_orphans=False, memo=memo)
     return [memo[output] for output in outputs]
 
