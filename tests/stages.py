@@ -15,12 +15,24 @@ def combined(parts, how):
     return np.asarray(REDUCE[how].reduce(parts), parts[0].dtype)
 
 
-def run(program, shards, mode=None):
+def given(stage):
+    """What a stage needs of earlier ones."""
+    return [exchange.variable for exchange in stage.exchanges] + list(stage.carried)
+
+
+def compiled(program, mode=None):
+    """The functions of a program's stages."""
+    return [theano.function(program.inputs + program.numbers + given(stage), stage.outputs, on_unused_input='ignore',
+                            no_default_updates=True, mode=mode) for stage in program.stages]
+
+
+def run(program, shards, mode=None, functions=None):
     """The outputs of a program on shards, each a list of arrays; shared variables stay as they are."""
+    functions = functions or compiled(program, mode)
     lengths = [len(shard[0]) for shard in shards]
     firsts = np.cumsum([0] + lengths)
     known = [{} for _ in shards]
-    for stage in program.stages:
+    for stage, f in zip(program.stages, functions):
         for exchange in stage.exchanges:
             value = combined([env[exchange.source] for env in known], exchange.how)
             for env in known:
@@ -28,11 +40,8 @@ def run(program, shards, mode=None):
         for place, source in stage.carried.items():
             for env in known:
                 env[place] = env[source]
-        given = [exchange.variable for exchange in stage.exchanges] + list(stage.carried)
-        f = theano.function(program.inputs + program.numbers + given, stage.outputs, on_unused_input='ignore',
-                            no_default_updates=True, mode=mode)
         for shard, length, first, env in zip(shards, lengths, firsts, known):
-            results = f(*shard, sum(lengths), length, first, *[env[variable] for variable in given])
+            results = f(*shard, sum(lengths), length, first, *[env[variable] for variable in given(stage)])
             env.update((variable, np.array(result)) for variable, result in zip(stage.outputs, results))
     return [combined([env[output.variable] for env in known], output.how) for output in program.outputs]
 

@@ -5,7 +5,7 @@ from theano.tensor.elemwise import Elemwise
 
 from ..errors import GraphError
 from .sizes import size_of
-from .states import CONSTANT, FREE, PARTIAL, REFUSED, WHOLE, State, Value, rows
+from .states import CONSTANT, FREE, NUMBER, PARTIAL, REFUSED, WHOLE, State, Value, rows
 
 RULES = {}
 
@@ -217,15 +217,25 @@ class Shards:
             placeholder = self._placeholders[key] = value.variable.type(value.variable.name)
             self.exchanges[placeholder] = key
             self.stages[placeholder] = value.stage + 1
-        return Value(self._placeholders[key], WHOLE, value.stage + 1)
+        # It, or its length, may depend on the number of samples.
+        return Value(self._placeholders[key], State(CONSTANT, size=NUMBER), value.stage + 1)
+
+    def length(self, variable):
+        """The Value of the `outer` length of rows."""
+        return Value(variable, WHOLE, self.stages.get(variable, FREE))
 
     def cut(self, value, axis, outer=None):
         """The replica's rows of a CONSTANT that has the whole batch along an axis."""
+        if outer is not None:
+            return self.make(lambda variable, blocks: _cut_inner(variable, axis, blocks, self),
+                             [value, self.length(outer)], rows(axis, outer), like=value.variable)
+
         def cut(variable):
-            if outer is not None:
-                return _cut_inner(variable, axis, outer, self)
-            each = variable.shape[axis] // self.total
-            return variable[(slice(None),) * axis + (slice(self.first * each, (self.first + self.own) * each),)]
+            length = variable.shape[axis]
+            each = length // self.total
+            # NumPy broadcasts a length of 1 that Theano does not know of.
+            stop = T.switch(T.eq(each, 0), length, (self.first + self.own) * each)
+            return variable[(slice(None),) * axis + (slice(self.first * each, stop),)]
         return self.make(cut, [value], rows(axis, outer), like=value.variable)
 
 

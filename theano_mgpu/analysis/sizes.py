@@ -72,12 +72,13 @@ def _picked(node, sizes):
 
 
 def _elementwise(node, sizes):
-    vectors = {len(size) for size in sizes if isinstance(size, tuple)}
-    if not vectors:
+    if not any(isinstance(size, tuple) for size in sizes):
         return _scalar(node, sizes)
-    if len(vectors) > 1 or node.outputs[0].ndim != 1:
+    lengths = {length_of(v) for v in node.inputs if not v.broadcastable[0]} or {1} if node.outputs[0].ndim == 1 else ()
+    if len(lengths) != 1 or None in lengths:
         return NUMBER
-    n, = vectors
+    n, = lengths
+    sizes = [size * n if isinstance(size, tuple) and len(size) == 1 else size for size in sizes]
     return _vector([_scalar(node, [size[i] if isinstance(size, tuple) else size for size in sizes])
                     for i in range(n)])
 

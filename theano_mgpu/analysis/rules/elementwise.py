@@ -1,5 +1,4 @@
 """Elementwise ops."""
-import numpy as np
 import theano
 from theano import sparse
 from theano.compile import ops as compile_ops
@@ -10,7 +9,7 @@ from theano.tensor.nnet import bn
 
 from ..shards import rule
 from ..states import CONSTANT, PARTIAL, ROWS, partial
-from .base import aligned, is_zero, wholes
+from .base import aligned, is_zero, wholes, widens
 
 LINEAR = (scalar.Add, scalar.Sub, scalar.Neg, scalar.Identity)
 
@@ -37,7 +36,8 @@ def _normalised_by_constants(shards, node, values):
     values = wholes(shards, values)
     if any(value.kind == ROWS for value in values[1:]):
         shards.refuse(node, 'its statistics belong to single samples')
-    return shards.apply(node, values, values[0].state)
+    given, state = aligned(shards, node, values[:5]) if values[0].kind == ROWS else (values[:5], values[0].state)
+    return shards.apply(node, given + values[5:], state)
 
 
 @rule(elemwise.Elemwise)
@@ -91,14 +91,9 @@ def _stays_partial(shards, node, values):
         return False  # by then its sum can be had for nothing
     zero = [value.kind == PARTIAL or is_zero(v) for value, v in zip(values, node.inputs)]
     if isinstance(op, scalar.Cast):
-        return _widens(node)
+        return widens(node)
     if isinstance(op, LINEAR):
         return all(zero)
     if isinstance(op, scalar.Mul):
         return len(shares) == 1
     return isinstance(op, scalar.TrueDiv) and shares == [0]
-
-
-def _widens(node):
-    before, after = (np.dtype(v.dtype) for v in (node.inputs[0], node.outputs[0]))
-    return np.can_cast(before, after, 'safe')
