@@ -231,10 +231,11 @@ class RandomGraph:
                 rest = shape[i] // n
                 if shape[i] == N and n > 1:
                     continue
-                parts = [(n, n), (rest, lengths[i] // n)]
+                last = self.samples() * (rest // N) if rest % N == 0 and self.chance(0.9) else lengths[i] // n
+                parts = [(n, n), (rest, last)]
                 parts = parts if self.chance(0.5) else parts[::-1]
                 shape[i:i + 1], lengths[i:i + 1] = [p[0] for p in parts], [p[1] for p in parts]
-        if self.chance(0.15):  # anything else of as many elements
+        if self.chance(0.05):  # anything else of as many elements
             order = self.draw.permutation(len(shape))
             shape, lengths = [shape[i] for i in order], [lengths[i] for i in order]
         if self.chance(0.4):
@@ -251,9 +252,9 @@ class RandomGraph:
             return False
         n = self.samples()
         each = v.size // n if self.chance(0.3) else rest
-        ways = [((N, rest), (n, each)), ((N, rest), (n, -1)), ((N * rest,), (n * each,)), ((rest, N), (each, n)),
-                ((rest, N), (-1, n)), ((N, rest, 1), (n, -1, 1))]
-        shape, lengths = ways[self.draw.randint(len(ways))]
+        ways = [((N, rest), (n, each)), ((N, rest), (n, -1)), ((N * rest,), (n * each,)), ((N, rest, 1), (n, -1, 1)),
+                ((rest, N), (each, n)), ((rest, N), (-1, n))]
+        shape, lengths = ways[self.draw.randint(len(ways) - self.some(0, 2, 2))]
         self.add(v.reshape(lengths, ndim=len(shape)), shape)
 
     @kind()
@@ -415,8 +416,9 @@ class RandomGraph:
     @kind(2)
     def random(self):
         v, shape = self.pick(lambda s: len(s) > 0)
-        draw = self.some(lambda s: self.streams.binomial(s, p=0.6, dtype='float64'),
-                         lambda s: self.streams.normal(s, dtype='float64'),
+        # Few streams: Theano makes their states one by one.
+        draw = self.some(lambda s: self.streams.binomial(s, p=0.6, dtype='float64', nstreams=4),
+                         lambda s: self.streams.normal(s, dtype='float64', nstreams=4),
                          lambda s: self.others.uniform(s, dtype='float64'))
         noise = T.patternbroadcast(draw(v.shape), v.broadcastable)
         self.add(v * noise if self.chance(0.5) else v + noise, shape)

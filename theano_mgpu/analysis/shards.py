@@ -2,6 +2,7 @@
 import theano.tensor as T
 from theano.gof.graph import io_toposort
 from theano.tensor.elemwise import Elemwise
+from theano.tensor.opt import Assert
 
 from ..errors import GraphError
 from .sizes import size_of
@@ -129,6 +130,10 @@ class Shards:
 
     def refuse(self, node, reason):
         raise CannotCut('%s: %s%s' % (node, reason, _line_of(node)))
+
+    def check(self, node, reason, variable, *conditions):
+        """A variable that refuses a node for this reason where a batch does not meet the conditions."""
+        return Assert('%s: %s%s' % (node, reason, _line_of(node)))(variable, *conditions)
 
     # ------------------------------------------------------------------------------------------- building nodes
 

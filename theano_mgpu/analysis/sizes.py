@@ -121,12 +121,13 @@ def length_of(vector):
         return T.get_vector_length(vector)
     except (ValueError, TypeError):
         pass
-    lengths = [length_of(v) for v in vector.owner.inputs if v.ndim == 1] if vector.owner else []
+    node = vector.owner
+    if not node or not isinstance(node.op, (elemwise.Elemwise, basic.Join)):
+        return None
+    lengths = [length_of(v) for v in node.inputs if v.ndim == 1]
     if not lengths or None in lengths:
         return None
-    if isinstance(vector.owner.op, elemwise.Elemwise):
-        return max(lengths)
-    return sum(lengths) if isinstance(vector.owner.op, basic.Join) else None
+    return max(lengths) if isinstance(node.op, elemwise.Elemwise) else sum(lengths)
 
 
 def number(variable):

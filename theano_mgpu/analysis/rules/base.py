@@ -1,7 +1,7 @@
 """What several families share."""
 import numpy as np
 import theano.tensor as T
-from theano.tensor import basic, opt
+from theano.tensor import basic
 
 from ..states import CONSTANT, PARTIAL, ROWS, rows
 
@@ -35,19 +35,19 @@ def same_rows(shards, node, values):
     return found[0]
 
 
-def in_order(shards, value, outer):
+def in_order(shards, node, value, outer):
     """A value; if samples are merged into another axis of it, it is checked that they lie as in other such rows."""
     if value.kind != ROWS or value.state.outer is outer:
         return value
     both = [shards.length(value.state.outer), shards.length(outer)]
-    return shards.make(lambda v, a, b: opt.Assert('samples lie in different orders')(v, T.eq(a, b)), [value] + both,
-                       value.state._replace(outer=outer))
+    return shards.make(lambda v, a, b: shards.check(node, 'samples lie in different orders', v, T.eq(a, b)),
+                       [value] + both, value.state._replace(outer=outer))
 
 
-def same_order(shards, values):
+def same_order(shards, node, values):
     """The values, whose samples lie along one axis or are all merged into another one: in one order, too."""
     outers = [value.state.outer for value in values if value.kind == ROWS]
-    return [in_order(shards, value, outers[0]) if outers else value for value in values]
+    return [in_order(shards, node, value, outers[0]) if outers else value for value in values]
 
 
 def aligned(shards, node, values):
@@ -58,7 +58,7 @@ def aligned(shards, node, values):
               for value in values]
     state = same_rows(shards, node, values)
     found = []
-    for value in same_order(shards, values):
+    for value in same_order(shards, node, values):
         if value.kind == CONSTANT and value.variable.ndim > state.axis \
                 and not value.variable.type.broadcastable[state.axis]:
             value = shards.cut(value, state.axis, state.outer)

@@ -1,7 +1,7 @@
 """Indexing, joining and splitting."""
 import theano
 import theano.tensor as T
-from theano.tensor import basic, extra_ops, opt, subtensor
+from theano.tensor import basic, extra_ops, subtensor
 from theano.tensor.type_other import NoneTypeT, SliceType
 
 from ..shards import rule
@@ -67,7 +67,7 @@ def _inc_subtensor(shards, node, values):
     own = kept.index(axis) - shift  # of y
     if y.kind == ROWS and (y.axis != own or (y.state.outer is None) != (outer is None)):
         shards.refuse(node, 'samples lie along different axes of its inputs')
-    x, y = same_order(shards, [x, y])
+    x, y = same_order(shards, node, [x, y])
     if x.kind == CONSTANT:
         x = shards.cut(x, axis, outer)
     if y.kind == CONSTANT and own >= 0 and not node.inputs[1].type.broadcastable[own]:
@@ -120,7 +120,7 @@ class _Indexed:
         found = [values[i]._replace(state=values[i].state._replace(axis=values[i].axis + shift(i)))
                  for i in self.arrays if values[i].kind == ROWS]
         state = same_rows(self.shards, self.node, found)
-        values = same_order(self.shards, values)
+        values = same_order(self.shards, self.node, values)
         values = [_cut(self.shards, value, state.axis - shift(i), state.outer) if i in self.arrays else value
                   for i, value in enumerate(values)]
         return values, state._replace(axis=self.first + state.axis)
@@ -130,7 +130,7 @@ class _Indexed:
         axis = state.axis - (self.ndim - y.variable.ndim)
         if y.kind == ROWS and (y.axis != axis or (y.state.outer is None) != (state.outer is None)):
             self.shards.refuse(self.node, 'samples lie along different axes of its inputs')
-        return _cut(self.shards, in_order(self.shards, y, state.outer), axis, state.outer)
+        return _cut(self.shards, in_order(self.shards, self.node, y, state.outer), axis, state.outer)
 
     def own_places(self, x, values):
         """The index of ``x[arange(n), labels]``, in which each sample picks of its own row: of those of the replica."""
@@ -140,9 +140,9 @@ class _Indexed:
         end = self.shards.value(self.index[0].owner.inputs[1])
 
         def places(variable, stop):
-            n = variable.shape[0]
-            same = opt.Assert('an index picks samples by their place in the batch')
-            return T.arange(same(n, T.eq(n // self.shards.own * self.shards.total, stop)), dtype=self.index[0].dtype)
+            n, shards = variable.shape[0], self.shards
+            n = shards.check(self.node, PLACES, n, T.eq(n // shards.own * shards.total, stop))
+            return T.arange(n, dtype=self.index[0].dtype)
         own = self.shards.make(places, [x, end], rows(), like=self.index[0])
         return [own] + [_cut(self.shards, value, 0, None) if i in self.arrays else value
                         for i, value in enumerate(values)][1:]

@@ -35,7 +35,7 @@ def _dot(shards, node, values):
         elif not all(over) or (values[0].state.outer is None) != (values[1].state.outer is None):
             return _with_all_rows(shards, node, values, i)
         both = [other if j != i else values[i] for j in (0, 1)]
-        return shards.apply(node, same_order(shards, both), partial())
+        return shards.apply(node, same_order(shards, node, both), partial())
     if values[0].kind == values[1].kind == ROWS:
         return _with_all_rows(shards, node, values, 1)
     if values[0].kind == ROWS:

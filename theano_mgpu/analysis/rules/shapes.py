@@ -8,6 +8,8 @@ from ..sizes import elements, number
 from ..states import CONSTANT, COUNT, PARTIAL, ROWS, WHOLE, State, rows
 from .base import wholes
 
+UNKNOWN = 'it merges or splits the axis of the samples in a way that is not known'
+
 
 @rule(compile_ops.Shape)
 def _shape(shards, node, values):
@@ -62,7 +64,7 @@ def _reshape(shards, node, values):
                              [x] + [shards.length(v) for v in [x.state.outer] if v is not None], [WHOLE] * 2)
 
     def place(before, after, sizes):
-        return _resolved(shards, before, after, [sizes[i] for i in range(node.op.ndim)], axis, merges)
+        return _resolved(shards, node, before, after, [sizes[i] for i in range(node.op.ndim)], axis, merges)
     blocks, each = shards.make_all(place, layout + [shape], [WHOLE] * 2)
 
     def local(variable, sizes, blocks, each):
@@ -81,7 +83,7 @@ def _layout(shards, variable, axis, outer=1):
             _product([lengths[axis] // outer // shards.own] + lengths[axis + 1:]))
 
 
-def _resolved(shards, before, after, sizes, axis, merges):
+def _resolved(shards, node, before, after, sizes, axis, merges):
     """The blocks of samples along an axis of new sizes, and the rows of each sample in a block, both checked."""
     rest = -_product(sizes)
     sizes = [T.switch(T.lt(size, 0), before * shards.total * after // rest, size) for size in sizes]
@@ -89,8 +91,7 @@ def _resolved(shards, before, after, sizes, axis, merges):
     blocks, each = before // outside, after // inside
     right = [T.eq(blocks * outside, before), T.eq(each * inside, after),
              T.eq(sizes[axis], blocks * each * shards.total)] + ([] if merges else [T.eq(blocks, 1)])
-    checked = opt.Assert('a reshape merges or splits the axis of the samples in a way that is not known')
-    return checked(blocks, *right), checked(each, *right)
+    return shards.check(node, UNKNOWN, blocks, *right), shards.check(node, UNKNOWN, each, *right)
 
 
 def _place_of_samples(shards, node, x, shape):
@@ -107,7 +108,7 @@ def _place_of_samples(shards, node, x, shape):
         shards.refuse(node, 'it cannot be told which axis has the samples')
     axis, = axes
     if kept[axis] and not before:
-        shards.refuse(node, 'it merges or splits the axis of the samples in a way that is not known')
+        shards.refuse(node, UNKNOWN)
     return axis, kept[axis] < before
 
 
