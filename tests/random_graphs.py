@@ -58,8 +58,8 @@ class RandomGraph:
         if self.chance(0.75):
             try:
                 self.outputs += theano.grad(loss, wanted, disconnected_inputs='ignore') if wanted else []
-            except (NotImplementedError, theano.gradient.NullTypeGradError):
-                pass
+            except (NotImplementedError, ValueError, theano.gradient.NullTypeGradError):
+                pass  # Theano has no gradient of some
         self.outputs += [self.pick()[0] for _ in range(self.draw.randint(0, 3))]
         if self.chance(0.2):
             self.outputs += [update[1] for update in self.streams.state_updates]
@@ -229,8 +229,8 @@ class RandomGraph:
                        or n == shape[i]] or [1]
                 n = two[self.draw.randint(len(two))]
                 rest = shape[i] // n
-                if shape[i] == N and n > 1:
-                    continue
+                if n > 1 and (shape[i] == N or shape[i] % (7 * N) == 0):
+                    continue  # not for any N
                 last = self.samples() * (rest // N) if rest % N == 0 and self.chance(0.9) else lengths[i] // n
                 parts = [(n, n), (rest, last)]
                 parts = parts if self.chance(0.5) else parts[::-1]

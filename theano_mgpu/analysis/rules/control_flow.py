@@ -54,7 +54,7 @@ class _Loop:
         self.others = list(results)
         self.states = [self._inside(values[variable]) for variable in self.outer]
         self._find_rows()
-        if self.inside.exchanges or any(state.kind == PARTIAL for state in self.inside_states()):
+        if self.inside.exchanges or any(state.kind == PARTIAL for state in self._new_states()):
             self._find_shares()
         if self.inside.exchanges:
             shards.refuse(node, 'each turn of the loop needs what other samples have come to')
@@ -82,12 +82,14 @@ class _Loop:
                  for v, o in zip(op.inner_seqs(op.inputs), op.outer_seqs(node))}
         for inner, outer in ((op.inner_non_seqs, op.outer_non_seqs), (op.inner_shared, op.outer_shared)):
             known.update((v, Value(v, self.values[o].state, 0)) for v, o in zip(inner(op.inputs), outer(node)))
+        if any(value.state.outer is not None for value in known.values()):
+            self.shards.refuse(node, 'its samples are merged into another axis')
         for group, state in zip(self.taken, self.states):
             known.update((v, Value(v, state, 0)) for v in group)
         self.inside = type(self.shards).of_loop(self.shards, known, op.outputs)
         return [[self.inside.outputs[i].state for i in group] for group in self.given]
 
-    def inside_states(self):
+    def _new_states(self):
         """The states of what the next turn reads."""
         return [self.inside.outputs[i].state for group in self.given for i in group]
 

@@ -14,13 +14,13 @@ from .base import aligned, is_zero, wholes, widens
 LINEAR = (scalar.Add, scalar.Sub, scalar.Neg, scalar.Identity)
 
 
-@rule(compile_ops.Rebroadcast, compile_ops.ViewOp, compile_ops.DeepCopyOp, DisconnectedGrad, ZeroGrad,
+@rule(compile_ops.Rebroadcast, compile_ops.ViewOp, compile_ops.DeepCopyOp, DisconnectedGrad, GradClip, ZeroGrad,
       basic.ScalarFromTensor, basic.TensorFromScalar, sparse.DenseFromSparse, sparse.SparseFromDense)
 def _same(shards, node, values):
     return shards.apply(node, values, values[0].state)
 
 
-@rule(GradClip, theano.printing.Print)
+@rule(theano.printing.Print)
 def _needs_all(shards, node, values):
     value = shards.whole(values[0]) if values[0].kind == PARTIAL else values[0]
     return shards.apply(node, [value], value.state)
