@@ -241,6 +241,7 @@ def test_cut_graphs_give_what_one_device_gives(build, data, stages, sizes):
 
 @pytest.mark.parametrize('build, reason', [
     (lambda x: x[::2].sum(), 'picks samples by their place in the batch .*test_program.py, line'),
+    (lambda x: x[x.shape[0] // 2:, [0, 2]].sum(), 'picks samples by their place'),
     (lambda x: T.argmax(x, axis=0), 'the place of the maximum among all samples'),
     (lambda x: T.cumsum(x, axis=0), 'it goes along the samples'),
     (lambda x: x.reshape((x.shape[0] // 2, 2, 6)), 'which axis has the samples'),

@@ -17,10 +17,17 @@ def _entries(node, skip):
     found = []
     for entry in subtensor.get_idx_list(node.inputs[skip - 1:], node.op.idx_list):
         if isinstance(entry, slice):
-            entry = slice(*[part if part is None or number(part) is None else number(part)
-                            for part in (entry.start, entry.stop, entry.step)])
+            entry = slice(*[_known(part) for part in (entry.start, entry.stop, entry.step)])
         found.append(entry)
     return found
+
+
+def _known(part):
+    """A part of a slice: a number where it is known, else the variable."""
+    if part is None or isinstance(part, theano.Variable) and isinstance(part.type, NoneTypeT):
+        return None
+    found = number(part)
+    return part if found is None else found
 
 
 def _is_whole(entry):
@@ -183,7 +190,7 @@ def _slice_of(variable):
     if isinstance(variable, theano.Constant):
         return variable.data
     if variable.owner and isinstance(variable.type, SliceType):
-        return slice(*[None if isinstance(v.type, NoneTypeT) else number(v) for v in variable.owner.inputs])
+        return slice(*map(_known, variable.owner.inputs))
     return None
 
 
