@@ -218,6 +218,12 @@ def distances_of_all_pairs(x):
         + [T.dot(h, h.T) + T.dot(h, h.T).T]
 
 
+@case(LABELS, stages=2)
+def sums_of_small_whole_numbers(y):
+    total = (T.cast(y, 'int8') * 30).sum(dtype='int8')
+    return [total, T.cast(total, 'int64'), total * 0.5, T.stack([total, total]).sum()]
+
+
 @case(SERIES, stages=4)
 def merged_samples_that_meet(x):
     flat = (x - x.mean(0)).dimshuffle(1, 0, 2).reshape((-1, 4))

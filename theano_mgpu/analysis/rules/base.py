@@ -14,10 +14,11 @@ def is_zero(variable):
         return False
 
 
-def widens(node):
-    """Whether an output can hold all that the first input can, so that a sum over replicas stays what it is."""
-    before, after = (np.dtype(v.dtype) for v in (node.inputs[0], node.outputs[0]))
-    return np.can_cast(before, after, 'safe')
+def widens(node, i=0):
+    """Whether an output can hold all that an input can, so that a sum over replicas stays what it is."""
+    before, after = (np.dtype(v.dtype) for v in (node.inputs[i], node.outputs[0]))
+    # A sum of small whole numbers begins anew where it is too large.
+    return before == after or np.can_cast(before, after, 'safe') and (before.kind not in 'iu' or before.itemsize == 8)
 
 
 def wholes(shards, values):

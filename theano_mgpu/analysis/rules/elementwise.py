@@ -11,7 +11,7 @@ from ..shards import rule
 from ..states import CONSTANT, PARTIAL, ROWS, partial
 from .base import aligned, is_zero, wholes, widens
 
-LINEAR = (scalar.Add, scalar.Sub, scalar.Neg, scalar.Identity)
+LINEAR = (scalar.Add, scalar.Sub, scalar.Neg, scalar.Identity, scalar.Cast)
 
 
 @rule(compile_ops.Rebroadcast, compile_ops.ViewOp, compile_ops.DeepCopyOp, DisconnectedGrad, GradClip, ZeroGrad,
@@ -89,9 +89,9 @@ def _stays_partial(shards, node, values):
         return False
     if max(value.stage for value in values) > min(values[i].stage for i in shares):
         return False  # by then its sum can be had for nothing
+    if not all(widens(node, i) for i in shares):
+        return False
     zero = [value.kind == PARTIAL or is_zero(v) for value, v in zip(values, node.inputs)]
-    if isinstance(op, scalar.Cast):
-        return widens(node)
     if isinstance(op, LINEAR):
         return all(zero)
     if isinstance(op, scalar.Mul):
