@@ -20,6 +20,11 @@ def combined(parts, how):
     return np.asarray(REDUCE[how].reduce(parts), parts[0].dtype)
 
 
+def given(stage):
+    """What a stage needs of earlier ones."""
+    return [exchange.variable for exchange in stage.exchanges] + list(stage.carried)
+
+
 def run(program, shards, mode=None):
     """The outputs of a program on shards, each a list of arrays; shared variables stay as they are."""
     return compiled(program, mode)(shards)
@@ -27,11 +32,8 @@ def run(program, shards, mode=None):
 
 def compiled(program, mode=None):
     """A function of shards that runs a program."""
-    functions = []
-    for stage in program.stages:
-        given = [exchange.variable for exchange in stage.exchanges] + list(stage.carried)
-        functions.append(theano.function(program.inputs + program.numbers + given, stage.outputs, mode=mode,
-                                         on_unused_input='ignore', no_default_updates=True))
+    functions = [theano.function(program.inputs + program.numbers + given(stage), stage.outputs, mode=mode,
+                                 on_unused_input='ignore', no_default_updates=True) for stage in program.stages]
     return lambda shards: _run(program, functions, shards)
 
 
@@ -47,9 +49,8 @@ def _run(program, functions, shards):
         for place, source in stage.carried.items():
             for env in known:
                 env[place] = env[source]
-        given = [exchange.variable for exchange in stage.exchanges] + list(stage.carried)
         for shard, length, first, env in zip(shards, lengths, firsts, known):
-            results = function(*shard, sum(lengths), length, first, *[env[variable] for variable in given])
+            results = function(*shard, sum(lengths), length, first, *[env[variable] for variable in given(stage)])
             env.update((variable, np.array(result)) for variable, result in zip(stage.outputs, results))
     return [combined([env[output.variable] for env in known], output.how) for output in program.outputs]
 

@@ -10,6 +10,7 @@ from conftest import needs_compiler
 from stages import run, split
 from theano.ifelse import ifelse
 from theano.sandbox.rng_mrg import MRG_RandomStreams
+from theano.tensor.elemwise import CAReduce
 from theano.tensor.nnet.abstract_conv import conv2d
 from theano.tensor.nnet.bn import batch_normalization_train
 from theano.tensor.shared_randomstreams import RandomStreams
@@ -211,6 +212,63 @@ def dropout(x):
         + [update[1] for update in streams.state_updates]
 
 
+@case(SERIES, stages=1)
+def loop_whose_state_is_a_sum_that_it_does_not_read(x):
+    squares, _ = theano.scan(lambda x_t, last: T.sqr(x_t).sum(), x.dimshuffle(1, 0, 2), np.float64(0))
+    return [squares, squares[-1]]
+
+
+@case(SERIES, stages=1)
+def time_merged_into_samples_twice(x):
+    flat = x.dimshuffle(1, 0, 2).reshape((x.shape[1] * x.shape[0], 4)).T
+    places = T.arange(flat.size)
+    return [(flat.flatten() * places).sum(), (flat.reshape((-1,)) * places).sum()]
+
+
+@case(SERIES, stages=1)
+def index_with_a_slice_between_arrays(x):
+    return [x.dimshuffle(0, 1, 'x', 2)[:, [0, 1], :, [0, 3]], x.dimshuffle(1, 0, 2)[[0, 1], :, [0, 3]],
+            theano.grad(T.sqr(x.dimshuffle(0, 1, 'x', 2)[:, [0, 1], :, [0, 3]]).sum(), x)]
+
+
+@case(ROWS, LABELS, stages=1)
+def a_vector_written_beside_each_sample(x, y):
+    """It is as long as the batch, but lies along another axis."""
+    return [T.inc_subtensor(T.zeros((x.shape[0], 4, N))[T.arange(x.shape[0]), y], T.arange(N) * 0.5)]
+
+
+@case(ROWS, stages=1)
+def written_by_a_matrix_of_places(x):
+    places = x[:, np.array([[0, 1], [2, 3], [1, 1]])]
+    return [T.inc_subtensor(places, weight(3, 2)), theano.grad(T.sqr(places).sum(), x)]
+
+
+@case(SERIES, stages=1)
+def batched_products(x):
+    return [T.batched_dot(x, x.dimshuffle(0, 2, 1)), T.batched_dot(weight(5, 4), x.dimshuffle(1, 2, 0)),
+            T.batched_dot(x.dimshuffle(1, 0, 2), weight(5, 4, 3))]
+
+
+@case(ROWS, stages=3)
+def distances_of_all_pairs(x):
+    h, w = hidden(x)
+    return with_gradients(T.sqr(h.dimshuffle(0, 'x', 1) - h.dimshuffle('x', 0, 1)).sum(2).mean(), w) \
+        + [T.dot(h, h.T) + T.dot(h, h.T).T]
+
+
+@case(LABELS, stages=2)
+def sums_of_small_whole_numbers(y):
+    total = (T.cast(y, 'int8') * 30).sum(dtype='int8')
+    return [total, T.cast(total, 'int64'), total * 0.5, T.stack([total, total]).sum()]
+
+
+@case(SERIES, stages=4)
+def merged_samples_that_meet(x):
+    flat = (x - x.mean(0)).dimshuffle(1, 0, 2).reshape((-1, 4))
+    flat = flat - flat.mean(0)
+    return [(flat * T.arange(flat.shape[0]).dimshuffle(0, 'x') * T.sqr(flat).sum()).sum(0)]
+
+
 @pytest.mark.parametrize('sizes', [SIZES, (N,)])
 @pytest.mark.parametrize('build, data, stages', list(CASES.values()))
 def test_cut_graphs_give_what_one_device_gives(build, data, stages, sizes):
@@ -227,9 +285,15 @@ def test_cut_graphs_give_what_one_device_gives(build, data, stages, sizes):
 
 @pytest.mark.parametrize('build, reason', [
     (lambda x: x[::2].sum(), 'picks samples by their place in the batch .*test_program.py, line'),
+    (lambda x: x[x.shape[0] // 2:, [0, 2]].sum(), 'picks samples by their place'),
     (lambda x: T.argmax(x, axis=0), 'the place of the maximum among all samples'),
     (lambda x: T.cumsum(x, axis=0), 'it goes along the samples'),
     (lambda x: x.reshape((x.shape[0] // 2, 2, 6)), 'which axis has the samples'),
+    (lambda x: x.reshape((T.cast(T.ones_like(x[:, 0]).sum(), 'int64'), -1)), 'which axis has the samples'),
+    (lambda x: CAReduce(theano.scalar.or_)(T.cast(x, 'int8')), 'it reduces over the samples'),
+    (lambda x: T.batched_dot(x.T, weight(6, N, 3)), 'samples are multiplied'),
+    (lambda x: theano.scan(lambda x_t: x_t.dimshuffle(1, 0).flatten(), x.dimshuffle('x', 0, 1))[0].sum(),
+     'its samples are merged into another axis'),
     (lambda x: T.slinalg.cholesky(T.dot(x, x.T)), 'how Cholesky depends on single samples'),
 ])
 def test_what_cannot_be_cut_is_an_error_that_names_the_op(build, reason):
@@ -247,6 +311,20 @@ def test_places_of_some_rows_only_are_an_error(build):
     x = T.dmatrix('x')
     program = partition([x], [build(x.reshape((2 * x.shape[0], 3)), x.shape[0])])
     with pytest.raises(AssertionError, match='picks samples by their place'):
+        run(program, split([ROWS], SIZES), INTERPRETED)
+
+
+@pytest.mark.parametrize('build, reason', [
+    (lambda x: x[T.arange(x.shape[0] // 2), 0], 'picks samples by their place'),
+    (lambda x: T.repeat(x, 2, axis=0)[T.arange(x.shape[0]), 0], 'picks samples by their place'),
+    (lambda x: x.T.reshape((x.shape[0], -1)).sum(1).sum(), 'way that is not known'),
+    (lambda x: (T.dot(x, weight(6, 2)).T.flatten() * T.dot(x, weight(6, 2)).T.reshape((-1,))).sum()
+     + T.dot(x.T.flatten(), T.repeat(x[:, :3].T.flatten(), 2)), 'samples lie in different orders'),
+])
+def test_what_lengths_show_only_in_a_batch_is_an_error_then(build, reason):
+    x = T.dmatrix('x')
+    program = partition([x], [build(x)])
+    with pytest.raises(AssertionError, match=reason):
         run(program, split([ROWS], SIZES), INTERPRETED)
 
 

@@ -2,10 +2,11 @@
 import theano.tensor as T
 from theano.gof.graph import io_toposort
 from theano.tensor.elemwise import DimShuffle, Elemwise
+from theano.tensor.opt import Assert
 
 from ..errors import GraphError
 from .sizes import size_of
-from .states import CONSTANT, FREE, PARTIAL, REFUSED, ROWS, WHOLE, State, Value, rows
+from .states import CONSTANT, FREE, NUMBER, PARTIAL, REFUSED, ROWS, WHOLE, State, Value, rows
 
 RULES = {}
 
@@ -151,6 +152,10 @@ class Shards:
     def refuse(self, node, reason):
         raise CannotCut('%s: %s%s' % (node, reason, _line_of(node)))
 
+    def check(self, node, reason, variable, *conditions):
+        """A variable that refuses a node for this reason where a batch does not meet the conditions."""
+        return Assert('%s: %s%s' % (node, reason, _line_of(node)))(variable, *conditions)
+
     # ------------------------------------------------------------------------------------------- building nodes
 
     def constant(self, node, values):
@@ -248,19 +253,30 @@ class Shards:
             placeholder = self._placeholders[key] = value.variable.type(value.variable.name)
             self.exchanges[placeholder] = key
             self.stages[placeholder] = max(value.stage + 1, self._late.get(self.given(value.variable), 0))
-        return Value(self._placeholders[key], WHOLE, self.stages[self._placeholders[key]])
+        placeholder = self._placeholders[key]
+        # It, or its length, may depend on the number of samples.
+        return Value(placeholder, State(CONSTANT, size=NUMBER), self.stages[placeholder])
 
     def given(self, variable):
         """The variable of the given graph that one of the new graph is made for, or None."""
         return self._given.get(variable)
 
+    def length(self, variable):
+        """The Value of the `outer` length of rows."""
+        return Value(variable, WHOLE, self.stages.get(variable, FREE))
+
     def cut(self, value, axis, outer=None):
         """The replica's rows of a CONSTANT that has the whole batch along an axis."""
+        if outer is not None:
+            return self.make(lambda variable, blocks: _cut_inner(variable, axis, blocks, self),
+                             [value, self.length(outer)], rows(axis, outer), like=value.variable)
+
         def cut(variable):
-            if outer is not None:
-                return _cut_inner(variable, axis, outer, self)
-            each = variable.shape[axis] // self.total
-            return variable[(slice(None),) * axis + (slice(self.first * each, (self.first + self.own) * each),)]
+            length = variable.shape[axis]
+            each = length // self.total
+            # NumPy broadcasts a length of 1 that Theano does not know of.
+            stop = T.switch(T.eq(each, 0), length, (self.first + self.own) * each)
+            return variable[(slice(None),) * axis + (slice(self.first * each, stop),)]
         return self.make(cut, [value], rows(axis, outer), like=value.variable)
 
 

@@ -76,12 +76,13 @@ def _picked(node, sizes):
 
 
 def _elementwise(node, sizes):
-    vectors = {len(size) for size in sizes if isinstance(size, tuple)}
-    if not vectors:
+    if not any(isinstance(size, tuple) for size in sizes):
         return _scalar(node, sizes)
-    if len(vectors) > 1 or node.outputs[0].ndim != 1:
+    lengths = {length_of(v) for v in node.inputs if not v.broadcastable[0]} or {1} if node.outputs[0].ndim == 1 else ()
+    if len(lengths) != 1 or None in lengths:
         return NUMBER
-    n, = vectors
+    n, = lengths
+    sizes = [size * n if isinstance(size, tuple) and len(size) == 1 else size for size in sizes]
     return _vector([_scalar(node, [size[i] if isinstance(size, tuple) else size for size in sizes])
                     for i in range(n)])
 
@@ -124,12 +125,13 @@ def length_of(vector):
         return T.get_vector_length(vector)
     except (ValueError, TypeError):
         pass
-    lengths = [length_of(v) for v in vector.owner.inputs if v.ndim == 1] if vector.owner else []
+    node = vector.owner
+    if not node or not isinstance(node.op, (elemwise.Elemwise, basic.Join)):
+        return None
+    lengths = [length_of(v) for v in node.inputs if v.ndim == 1]
     if not lengths or None in lengths:
         return None
-    if isinstance(vector.owner.op, elemwise.Elemwise):
-        return max(lengths)
-    return sum(lengths) if isinstance(vector.owner.op, basic.Join) else None
+    return max(lengths) if isinstance(node.op, elemwise.Elemwise) else sum(lengths)
 
 
 def number(variable):

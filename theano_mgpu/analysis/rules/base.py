@@ -1,4 +1,6 @@
 """What several families share."""
+import numpy as np
+import theano.tensor as T
 from theano.tensor import basic
 
 from ..states import CONSTANT, PARTIAL, ROWS, rows
@@ -17,6 +19,13 @@ def number_everywhere(variable):
         return None
 
 
+def widens(node, i=0):
+    """Whether an output can hold all that an input can, so that a sum over replicas stays what it is."""
+    before, after = (np.dtype(v.dtype) for v in (node.inputs[i], node.outputs[0]))
+    # A sum of small whole numbers begins anew where it is too large.
+    return before == after or np.can_cast(before, after, 'safe') and (before.kind not in 'iu' or before.itemsize == 8)
+
+
 def wholes(shards, values):
     """The values with the partial ones exchanged."""
     return [shards.whole(value) if value.kind == PARTIAL else value for value in values]
@@ -25,16 +34,37 @@ def wholes(shards, values):
 def same_rows(shards, node, values):
     """The state of the rows among the values, which must lie along one axis in one order."""
     found = [value.state for value in values if value.kind == ROWS]
+    if not found:
+        shards.refuse(node, 'samples are where none are expected')
     if len({(state.axis, state.outer is not None) for state in found}) > 1:
         shards.refuse(node, 'samples lie along different axes of its inputs')
     return found[0]
 
 
+def in_order(shards, node, value, outer):
+    """A value; if samples are merged into another axis of it, it is checked that they lie as in other such rows."""
+    if value.kind != ROWS or value.state.outer is outer:
+        return value
+    both = [shards.length(value.state.outer), shards.length(outer)]
+    return shards.make(lambda v, a, b: shards.check(node, 'samples lie in different orders', v, T.eq(a, b)),
+                       [value] + both, value.state._replace(outer=outer))
+
+
+def same_order(shards, node, values):
+    """The values, whose samples lie along one axis or are all merged into another one: in one order, too."""
+    outers = [value.state.outer for value in values if value.kind == ROWS]
+    return [in_order(shards, node, value, outers[0]) if outers else value for value in values]
+
+
 def aligned(shards, node, values):
     """Values of as many dimensions as the output, with the replica's rows of each constant that has them all."""
+    # Where each sample meets each other one, as in x - x.dimshuffle(1, 0), replicas get all of the other ones.
+    first = min((value.axis for value in values if value.kind == ROWS), default=None)
+    values = [shards.gathered(node, value) if value.kind == ROWS and value.axis != first else value
+              for value in values]
     state = same_rows(shards, node, values)
     found = []
-    for value in values:
+    for value in same_order(shards, node, values):
         if value.kind == CONSTANT and value.variable.ndim > state.axis \
                 and not value.variable.type.broadcastable[state.axis]:
             value = shards.cut(value, state.axis, state.outer)

@@ -6,7 +6,7 @@ from theano.tensor.basic import AllocEmpty
 from theano.tensor.subtensor import IncSubtensor
 
 from ..shards import rule
-from ..states import CONSTANT, PARTIAL, ROWS, WHOLE, Value, partial, rows
+from ..states import CONSTANT, NUMBER, PARTIAL, ROWS, WHOLE, State, Value, partial, rows
 from .base import aligned, is_zero, wholes
 
 
@@ -18,7 +18,7 @@ def _if_else(shards, node, values):
     n = len(node.outputs)
     pairs, states = [], []
     for pair in zip(values[1:n + 1], values[n + 1:]):
-        state = WHOLE
+        state = State(CONSTANT, size=NUMBER) if any(value.state.size is not None for value in pair) else WHOLE
         if any(value.kind == ROWS for value in pair):
             pair, state = aligned(shards, node, pair)
         pairs.append(pair)
@@ -48,16 +48,18 @@ class _Loop:
         self.outer = op.outer_mitmot(node) + op.outer_mitsot(node) + op.outer_sitsot(node)
         slices = iter(op.inner_mitmot(op.inputs) + op.inner_mitsot(op.inputs) + op.inner_sitsot(op.inputs))
         self.taken = [[next(slices) for _ in taps] for taps in op.info['tap_array']]
-        results = iter(op.outputs)
+        results = iter(range(len(op.outputs)))  # places in op.outputs
         counts = [len(taps) for taps in op.mit_mot_out_slices] + [1] * (len(self.outer) - op.n_mit_mot)
         self.given = [[next(results) for _ in range(count)] for count in counts]
         self.others = list(results)
         self.states = [self._inside(values[variable]) for variable in self.outer]
         self._find_rows()
-        if self.inside.exchanges:
+        if self.inside.exchanges or any(state.kind == PARTIAL for state in self._new_states()):
             self._find_shares()
         if self.inside.exchanges:
             shards.refuse(node, 'each turn of the loop needs what other samples have come to')
+        if any(value.state.outer is not None for value in self.inside.outputs):
+            shards.refuse(node, 'its samples are merged into another axis')
         if any(v.kind != CONSTANT for v in self.inside.outputs[len(op.outputs) - self._n_last():]):
             shards.refuse(node, 'its end, or its random numbers, depend on single samples')
 
@@ -80,10 +82,16 @@ class _Loop:
                  for v, o in zip(op.inner_seqs(op.inputs), op.outer_seqs(node))}
         for inner, outer in ((op.inner_non_seqs, op.outer_non_seqs), (op.inner_shared, op.outer_shared)):
             known.update((v, Value(v, self.values[o].state, 0)) for v, o in zip(inner(op.inputs), outer(node)))
+        if any(value.state.outer is not None for value in known.values()):
+            self.shards.refuse(node, 'its samples are merged into another axis')
         for group, state in zip(self.taken, self.states):
             known.update((v, Value(v, state, 0)) for v in group)
         self.inside = type(self.shards).of_loop(self.shards, known, op.outputs)
-        return [[self.inside.outputs[op.outputs.index(v)].state for v in group] for group in self.given]
+        return [[self.inside.outputs[i].state for i in group] for group in self.given]
+
+    def _new_states(self):
+        """The states of what the next turn reads."""
+        return [self.inside.outputs[i].state for group in self.given for i in group]
 
     def _find_rows(self):
         while True:
@@ -101,7 +109,7 @@ class _Loop:
             if state.kind == CONSTANT and _begins_at_zero(variable):
                 self.states[i] = partial()
         for state, group in zip(self.states, self._analyse()):
-            if state.kind == PARTIAL and any(new != state for new in group):
+            if any(PARTIAL in (state.kind, new.kind) and new != state for new in group):
                 self.shards.refuse(self.node, 'each turn of the loop needs what other samples have come to')
 
     def outputs(self):
@@ -110,8 +118,7 @@ class _Loop:
             if state.kind == ROWS and self.values[variable].kind == CONSTANT:
                 self.values[variable] = shards.cut(self.values[variable], state.axis + 1)
         inner = self._rows_of_constants()
-        states = self.states + [self.inside.outputs[op.outputs.index(v)].state
-                                for v in self.others[:op.n_nit_sot]]
+        states = self.states + [self.inside.outputs[i].state for i in self.others[:op.n_nit_sot]]
         states = [state._replace(axis=state.axis + 1) if state.kind == ROWS else state._replace(size=None)
                   for state in states] + [WHOLE] * op.n_shared_outs
         values = [self.values[v] for v in self.node.inputs]
@@ -127,8 +134,7 @@ class _Loop:
         """The new inner outputs; of a state that has rows, each new value has them."""
         found = [value.variable for value in self.inside.outputs]
         for state, group in zip(self.states, self.given):
-            for variable in group:
-                i = self.op.outputs.index(variable)
+            for i in group:
                 if state.kind == ROWS and self.inside.outputs[i].kind == CONSTANT:
                     found[i] = self.inside.cut(self.inside.outputs[i], state.axis).variable
                 elif state.kind == ROWS and self.inside.outputs[i].state != state:

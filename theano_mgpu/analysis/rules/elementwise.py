@@ -1,5 +1,4 @@
 """Elementwise ops."""
-import numpy as np
 import theano
 from theano import sparse
 from theano.compile import ops as compile_ops
@@ -10,18 +9,18 @@ from theano.tensor.nnet import bn
 
 from ..shards import rule
 from ..states import CONSTANT, PARTIAL, ROWS, partial
-from .base import aligned, is_zero, wholes
+from .base import aligned, is_zero, wholes, widens
 
-LINEAR = (scalar.Add, scalar.Sub, scalar.Neg, scalar.Identity)
+LINEAR = (scalar.Add, scalar.Sub, scalar.Neg, scalar.Identity, scalar.Cast)
 
 
-@rule(compile_ops.Rebroadcast, compile_ops.ViewOp, compile_ops.DeepCopyOp, DisconnectedGrad, ZeroGrad,
+@rule(compile_ops.Rebroadcast, compile_ops.ViewOp, compile_ops.DeepCopyOp, DisconnectedGrad, GradClip, ZeroGrad,
       basic.ScalarFromTensor, basic.TensorFromScalar, sparse.DenseFromSparse, sparse.SparseFromDense)
 def _same(shards, node, values):
     return shards.apply(node, values, values[0].state)
 
 
-@rule(GradClip, theano.printing.Print)
+@rule(theano.printing.Print)
 def _needs_all(shards, node, values):
     value = shards.whole(values[0]) if values[0].kind == PARTIAL else values[0]
     return shards.apply(node, [value], value.state)
@@ -37,7 +36,8 @@ def _normalised_by_constants(shards, node, values):
     values = wholes(shards, values)
     if any(value.kind == ROWS for value in values[1:]):
         shards.refuse(node, 'its statistics belong to single samples')
-    return shards.apply(node, values, values[0].state)
+    given, state = aligned(shards, node, values[:5]) if values[0].kind == ROWS else (values[:5], values[0].state)
+    return shards.apply(node, given + values[5:], state)
 
 
 @rule(elemwise.Elemwise)
@@ -84,16 +84,11 @@ def _stays_partial(shards, node, values):
         return False
     if max(value.stage for value in values) > min(values[i].stage for i in shares):
         return False  # by then its sum can be had for nothing
+    if not all(widens(node, i) for i in shares):
+        return False
     zero = [value.kind == PARTIAL or is_zero(v) for value, v in zip(values, node.inputs)]
-    if isinstance(op, scalar.Cast):
-        return _widens(node)
     if isinstance(op, LINEAR):
         return all(zero)
     if isinstance(op, scalar.Mul):
         return len(shares) == 1
     return isinstance(op, scalar.TrueDiv) and shares == [0]
-
-
-def _widens(node):
-    before, after = (np.dtype(v.dtype) for v in (node.inputs[0], node.outputs[0]))
-    return np.can_cast(before, after, 'safe')

@@ -1,13 +1,13 @@
 """Indexing, joining and splitting."""
 import theano
 import theano.tensor as T
-from theano.tensor import basic, extra_ops, opt, subtensor
+from theano.tensor import basic, extra_ops, subtensor
 from theano.tensor.type_other import NoneTypeT, SliceType
 
 from ..shards import rule
 from ..sizes import number
 from ..states import CONSTANT, PARTIAL, ROWS, partial, rows
-from .base import aligned, is_zero, only_rows_on, same_rows, wholes
+from .base import aligned, in_order, is_zero, only_rows_on, same_order, same_rows, wholes
 
 PLACES = 'it picks samples by their place in the batch'
 
@@ -17,10 +17,17 @@ def _entries(node, skip):
     found = []
     for entry in subtensor.get_idx_list(node.inputs[skip - 1:], node.op.idx_list):
         if isinstance(entry, slice):
-            entry = slice(*[part if part is None or number(part) is None else number(part)
-                            for part in (entry.start, entry.stop, entry.step)])
+            entry = slice(*[_known(part) for part in (entry.start, entry.stop, entry.step)])
         found.append(entry)
     return found
+
+
+def _known(part):
+    """A part of a slice: a number where it is known, else the variable."""
+    if part is None or isinstance(part, theano.Variable) and isinstance(part.type, NoneTypeT):
+        return None
+    found = number(part)
+    return part if found is None else found
 
 
 def _is_whole(entry):
@@ -66,6 +73,7 @@ def _inc_subtensor(shards, node, values):
     own = kept.index(axis) - shift  # of y
     if y.kind == ROWS and (y.axis != own or (y.state.outer is None) != (outer is None)):
         shards.refuse(node, 'samples lie along different axes of its inputs')
+    x, y = same_order(shards, node, [x, y])
     if x.kind == CONSTANT:
         x = shards.cut(x, axis, outer)
     if y.kind == CONSTANT and own >= 0 and not node.inputs[1].type.broadcastable[own]:
@@ -79,67 +87,78 @@ def _adds_to_zero(node, x, y):
         and x.stage <= y.stage
 
 
-@rule(subtensor.AdvancedSubtensor1)
-def _take(shards, node, values):
-    x, index = wholes(shards, values)
-    if x.kind == CONSTANT and index.kind == CONSTANT:
-        return shards.constant(node, [x, index])
-    if x.kind == CONSTANT:
-        return shards.apply(node, [x, index], index.state)
-    if x.axis > 0 and index.kind == CONSTANT:
-        return shards.apply(node, [x, index], x.state)
-    return shards.refuse(node, PLACES)
+class _Indexed:
+    """What x[index] looks like: which axes are indexed by arrays, and where the others come to lie.
+
+    As in NumPy, the dimensions that the arrays have together stand for them, ahead of all others where a slice lies
+    between the arrays.
+    """
+
+    def __init__(self, shards, node, index):
+        if any(isinstance(v.type, NoneTypeT) for v in index):
+            shards.refuse(node, PLACES)
+        x = node.inputs[0]
+        self.shards, self.node, self.index = shards, node, index
+        self.arrays = [i for i, v in enumerate(index) if not isinstance(v.type, SliceType)]
+        self.array_ndim = max(index[i].ndim for i in self.arrays)
+        self.first = self.arrays[0] if self.arrays[-1] - self.arrays[0] + 1 == len(self.arrays) else 0
+        self.others = [i for i in range(x.ndim) if i not in self.arrays]
+        self.ndim = len(self.others) + self.array_ndim
+
+    def axis(self, axis):
+        """Where an axis of x comes to lie, of which nothing may be left out."""
+        if axis in self.arrays or axis < len(self.index) and not _is_whole(_slice_of(self.index[axis])):
+            self.shards.refuse(self.node, PLACES)
+        place = self.others.index(axis)
+        return place if place < self.first else place + self.array_ndim
+
+    def source(self, axis):
+        """The axis of x that comes to lie there."""
+        for each in self.others:
+            if (each >= len(self.index) or _is_whole(_slice_of(self.index[each]))) and self.axis(each) == axis:
+                return each
+        return self.shards.refuse(self.node, PLACES)
+
+    def rows(self, values):
+        """The arrays with the replica's rows, and where and how these lie in x[index]."""
+        def shift(i):
+            return self.array_ndim - self.index[i].ndim
+        found = [values[i]._replace(state=values[i].state._replace(axis=values[i].axis + shift(i)))
+                 for i in self.arrays if values[i].kind == ROWS]
+        state = same_rows(self.shards, self.node, found)
+        values = same_order(self.shards, self.node, values)
+        values = [_cut(self.shards, value, state.axis - shift(i), state.outer) if i in self.arrays else value
+                  for i, value in enumerate(values)]
+        return values, state._replace(axis=self.first + state.axis)
+
+    def beside(self, y, state):
+        """The rows of what is written into x[index], whose samples lie so."""
+        axis = state.axis - (self.ndim - y.variable.ndim)
+        if y.kind == ROWS and (y.axis != axis or (y.state.outer is None) != (state.outer is None)):
+            self.shards.refuse(self.node, 'samples lie along different axes of its inputs')
+        return _cut(self.shards, in_order(self.shards, self.node, y, state.outer), axis, state.outer)
+
+    def own_places(self, x, values):
+        """The index of ``x[arange(n), labels]``, in which each sample picks of its own row: of those of the replica."""
+        if x.axis != 0 or x.state.outer is not None or self.first or self.array_ndim != 1:
+            self.shards.refuse(self.node, PLACES)
+        only_rows_on(self.shards, self.node, values[1:], 0)
+        end = self.shards.value(self.index[0].owner.inputs[1])
+
+        def places(variable, stop):
+            n, shards = variable.shape[0], self.shards
+            n = shards.check(self.node, PLACES, n, T.eq(n // shards.own * shards.total, stop))
+            return T.arange(n, dtype=self.index[0].dtype)
+        own = self.shards.make(places, [x, end], rows(), like=self.index[0])
+        return [own] + [_cut(self.shards, value, 0, None) if i in self.arrays else value
+                        for i, value in enumerate(values)][1:]
 
 
-@rule(subtensor.AdvancedSubtensor)
-def _advanced_subtensor(shards, node, values):
-    values = wholes(shards, values)
-    x, index = values[0], values[1:]
-    if x.kind == CONSTANT and all(value.kind == CONSTANT for value in index):
-        return shards.constant(node, values)
-    arrays = [i for i, v in enumerate(node.inputs[1:]) if not isinstance(v.type, (SliceType, NoneTypeT))]
-    ndim = max(node.inputs[1 + i].ndim for i in arrays)
-    if x.kind == ROWS and not any(index[i].kind == ROWS for i in arrays) and x.axis < arrays[0] \
-            and _is_whole(_slice_of(node.inputs[1 + x.axis])):
-        return shards.apply(node, values, x.state)
-    if arrays != list(range(len(arrays))):
-        shards.refuse(node, PLACES)
-    if x.kind == ROWS:
-        return shards.apply(node, [x] + _own_places(shards, node, x, index, arrays), rows())
-    # As the arrays are broadcast against each other.
-    state = same_rows(shards, node, [_broadcast(value, ndim) for value in index if value.kind == ROWS])
-    index = [_cut_index(shards, value, state.axis - (ndim - value.variable.ndim), state.outer)
-             if i in arrays else value for i, value in enumerate(index)]
-    return shards.apply(node, [x] + index, state)
-
-
-def _broadcast(value, ndim):
-    return value._replace(state=value.state._replace(axis=value.axis + ndim - value.variable.ndim))
-
-
-def _cut_index(shards, value, axis, outer):
-    if value.kind == CONSTANT and axis >= 0 and not value.variable.type.broadcastable[axis]:
+def _cut(shards, value, axis, outer):
+    if value.kind == CONSTANT and axis >= 0 and axis < value.variable.ndim \
+            and not value.variable.type.broadcastable[axis]:
         return shards.cut(value, axis, outer)
     return value
-
-
-def _own_places(shards, node, x, index, arrays):
-    """The index of ``x[arange(n), labels]``, in which each sample picks of its own row: of those of the replica."""
-    if x.axis != 0 or x.state.outer is not None or not _are_places(node.inputs[1], index[0]) \
-            or any(node.inputs[1 + i].ndim != 1 for i in arrays):
-        shards.refuse(node, PLACES)
-    only_rows_on(shards, node, index, 0)
-    places = _places_of_rows(shards, node.inputs[1], x)
-    return [places] + [_cut_index(shards, value, 0, None) if i in arrays else value
-                       for i, value in enumerate(index)][1:]
-
-
-def _places_of_rows(shards, places, x):
-    """The places that are those of all rows, for the rows of a replica; that they are all is checked as it runs."""
-    def own(variable, stop):
-        every = T.eq(stop * shards.own, variable.shape[0] * shards.total)
-        return opt.Assert('%s: %s' % (places, PLACES))(T.arange(variable.shape[0]), every)
-    return shards.make(own, [x, shards.value(places.owner.inputs[1])], rows(), like=places)
 
 
 def _are_places(variable, value):
@@ -149,78 +168,55 @@ def _are_places(variable, value):
         and number(node.inputs[0]) == 0 and number(node.inputs[2]) == 1 and value.state.size is not None
 
 
+@rule(subtensor.AdvancedSubtensor1, subtensor.AdvancedSubtensor)
+def _advanced_subtensor(shards, node, values):
+    values = wholes(shards, values)
+    x, index = values[0], values[1:]
+    if all(value.kind == CONSTANT for value in values):
+        return shards.constant(node, values)
+    indexed = _Indexed(shards, node, node.inputs[1:])
+    if x.kind == CONSTANT:
+        index, state = indexed.rows(index)
+        return shards.apply(node, [x] + index, state)
+    if x.axis not in indexed.arrays and all(value.kind == CONSTANT for value in index):
+        return shards.apply(node, values, x.state._replace(axis=indexed.axis(x.axis)))
+    if not _are_places(node.inputs[1], index[0]):
+        shards.refuse(node, PLACES)
+    return shards.apply(node, [x] + indexed.own_places(x, index), rows())
+
+
 def _slice_of(variable):
     if isinstance(variable, theano.Constant):
         return variable.data
     if variable.owner and isinstance(variable.type, SliceType):
-        return slice(*[None if isinstance(v.type, NoneTypeT) else number(v) for v in variable.owner.inputs])
+        return slice(*map(_known, variable.owner.inputs))
     return None
 
 
 @rule(subtensor.AdvancedIncSubtensor1, subtensor.AdvancedIncSubtensor)
 def _advanced_inc_subtensor(shards, node, values):
     x, y, index = values[0], values[1], wholes(shards, values[2:])
-    arrays = [i for i, v in enumerate(node.inputs[2:]) if not isinstance(v.type, (SliceType, NoneTypeT))]
-    if any(value.kind == ROWS for value in index) and x.kind == CONSTANT and not node.op.set_instead_of_inc \
-            and is_zero(node.inputs[0]) and not _are_places(node.inputs[2], values[2]):
-        return _scattered(shards, node, x, shards.whole(y) if y.kind == PARTIAL else y, index, arrays)
-    if all(value.kind == CONSTANT for value in index) and _adds_to_zero(node, x, y):
+    places, constant = _are_places(node.inputs[2], index[0]), all(value.kind == CONSTANT for value in index)
+    if constant and _adds_to_zero(node, x, y):
         return shards.apply(node, [x, y] + index, y.state)
     x, y = wholes(shards, [x, y])
-    if all(value.kind == CONSTANT for value in [x, y] + index):
+    if constant and x.kind == y.kind == CONSTANT:
         return shards.constant(node, [x, y] + index)
-    if not _are_places(node.inputs[2], values[2]) or arrays != list(range(len(arrays))):
-        return _beside_samples(shards, node, x, y, index, arrays)
-    # One-hot codes, and the gradient of x[arange(n), labels]: each sample writes into its own row.
-    if x.kind == CONSTANT:
-        x = shards.cut(x, 0)
-    own = node.inputs[1].ndim - (node.inputs[0].ndim - len(arrays) + 1)  # of y; below 0 where it is broadcast
-    if y.kind == ROWS and (y.axis != own or y.state.outer is not None):
-        shards.refuse(node, 'samples lie along different axes of its inputs')
-    y = _cut_index(shards, y, own, None)
-    return shards.apply(node, [x, y] + _own_places_of(shards, node, x, index, arrays), rows())
-
-
-def _own_places_of(shards, node, x, index, arrays):
-    if x.axis != 0 or x.state.outer is not None or any(node.inputs[2 + i].ndim != 1 for i in arrays):
+    indexed = _Indexed(shards, node, node.inputs[2:])
+    if places and 0 in (x.axis, indexed.arrays[0]) and (x.kind == CONSTANT or x.axis == 0):
+        # One-hot codes, and the gradient of x[arange(n), labels]: each sample writes into its own row.
+        x = shards.cut(x, 0) if x.kind == CONSTANT else x
+        return shards.apply(node, [x, indexed.beside(y, rows())] + indexed.own_places(x, index), rows())
+    if constant:  # along other axes than that of the samples
+        state = x.state if x.kind == ROWS else y.state._replace(
+            axis=indexed.source(y.axis + indexed.ndim - node.inputs[1].ndim))
+        x = shards.cut(x, state.axis, state.outer) if x.kind == CONSTANT else x
+        return shards.apply(node, [x, indexed.beside(y, state._replace(axis=indexed.axis(state.axis)))] + index, state)
+    if x.kind == ROWS or node.op.set_instead_of_inc or not is_zero(node.inputs[0]):
         shards.refuse(node, PLACES)
-    only_rows_on(shards, node, index, 0)
-    places = _places_of_rows(shards, node.inputs[2], x)
-    return [places] + [_cut_index(shards, value, 0, None) if i in arrays else value
-                       for i, value in enumerate(index)][1:]
-
-
-def _scattered(shards, node, x, y, index, arrays):
-    """Rows that are added into zeros, wherever the samples say: a share of a sum, such as an embedding's gradient."""
-    ndim = max(node.inputs[2 + i].ndim for i in arrays)
-    state = same_rows(shards, node, [_broadcast(value, ndim) for value in index if value.kind == ROWS])
-    index = [_cut_index(shards, value, state.axis - (ndim - value.variable.ndim), state.outer)
-             if i in arrays else value for i, value in enumerate(index)]
-    if arrays != list(range(len(arrays))):
-        shards.refuse(node, PLACES)
-    own = state.axis - (node.inputs[0].ndim - len(index) + ndim - node.inputs[1].ndim) \
-        if type(node.op) is subtensor.AdvancedIncSubtensor1 else \
-        state.axis - (node.inputs[0].ndim - len(arrays) + ndim - node.inputs[1].ndim)
-    if y.kind == ROWS and y.axis != own:
-        shards.refuse(node, 'samples lie along different axes of its inputs')
-    y = _cut_index(shards, y, own, state.outer)
-    return shards.apply(node, [x, y] + index, partial())
-
-
-def _beside_samples(shards, node, x, y, index, arrays):
-    """An index along other axes than that of the samples."""
-    state = x.state if x.kind == ROWS else y.state
-    if any(value.kind == ROWS for value in index) or y.kind == x.kind == CONSTANT:
-        shards.refuse(node, PLACES)
-    if x.kind == ROWS and type(node.op) is subtensor.AdvancedIncSubtensor and x.axis < arrays[0] \
-            and _is_whole(_slice_of(node.inputs[2 + x.axis])) and (y.kind == CONSTANT or y.state == x.state):
-        if y.kind == CONSTANT and node.inputs[1].ndim == node.outputs[0].ndim:
-            y = _cut_index(shards, y, x.axis, x.state.outer)
-        return shards.apply(node, [x, y] + index, state)
-    if type(node.op) is subtensor.AdvancedIncSubtensor and y.kind == ROWS and y.axis < arrays[0] \
-            and _is_whole(_slice_of(node.inputs[2 + y.axis])) and x.kind == CONSTANT:
-        return shards.apply(node, [shards.cut(x, y.axis, y.state.outer), y] + index, state)
-    return shards.refuse(node, PLACES)
+    # Rows that are added into zeros, wherever the samples say: a share of a sum, such as an embedding's gradient.
+    index, state = indexed.rows(index)
+    return shards.apply(node, [x, indexed.beside(y, state)] + index, partial())
 
 
 @rule(basic.Join)
@@ -241,7 +237,7 @@ def _split(shards, node, values):
         return shards.constant(node, [x] + wholes(shards, values[1:]))
     if axis is None or int(axis) % node.inputs[0].ndim == x.axis:
         shards.refuse(node, 'it splits the samples')
-    return shards.apply(node, [x] + values[1:], x.state)
+    return shards.apply(node, [x] + wholes(shards, values[1:]), x.state)
 
 
 @rule(extra_ops.RepeatOp)
@@ -249,7 +245,6 @@ def _repeat(shards, node, values):
     x, times = wholes(shards, values)
     if x.kind == times.kind == CONSTANT:
         return shards.constant(node, [x, times])
-    if x.kind != ROWS or times.kind != CONSTANT or node.op.axis is None or node.inputs[1].ndim \
-            or node.op.axis == x.axis and x.state.outer is not None:
+    if x.kind != ROWS or times.kind != CONSTANT or node.op.axis is None or node.inputs[1].ndim:
         shards.refuse(node, PLACES)
     return shards.apply(node, [x, times], x.state)

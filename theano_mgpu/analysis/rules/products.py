@@ -9,7 +9,7 @@ from theano.tensor.signal import pool
 
 from ..shards import rule
 from ..states import CONSTANT, PARTIAL, ROWS, partial, rows
-from .base import only_rows_on, wholes
+from .base import only_rows_on, same_order, wholes
 
 
 @rule(basic.Dot, sparse.Dot, sparse.StructuredDot)
@@ -33,7 +33,8 @@ def _dot(shards, node, values):
             other = shards.cut(other, max(0, b.ndim - 2) if i == 0 else a.ndim - 1, values[i].state.outer)
         elif not all(over) or (values[0].state.outer is None) != (values[1].state.outer is None):
             return _with_all_rows(shards, node, values, i)
-        return shards.apply(node, [other if j != i else values[i] for j in (0, 1)], partial())
+        both = [other if j != i else values[i] for j in (0, 1)]
+        return shards.apply(node, same_order(shards, node, both), partial())
     if values[0].kind == values[1].kind == ROWS:
         return _with_all_rows(shards, node, values, 1)
     if values[0].kind == ROWS:
@@ -59,10 +60,10 @@ def _batched_dot(shards, node, values):
         only_rows_on(shards, node, values, 0)
         values = [shards.cut(value, 0) if value.kind == CONSTANT else value for value in values]
         return shards.apply(node, values, rows(0))
-    if a.kind == ROWS and b.kind == CONSTANT and a.axis == 1:
+    if a.kind == ROWS and b.kind == CONSTANT and a.axis == 1 and a.variable.ndim == 3:
         return shards.apply(node, values, a.state)
     if a.kind == CONSTANT and b.kind == ROWS and b.axis == 2:
-        return shards.apply(node, values, b.state)
+        return shards.apply(node, values, b.state._replace(axis=node.outputs[0].ndim - 1))
     return shards.refuse(node, 'samples are multiplied with each other')
 
 

@@ -7,7 +7,7 @@ from theano.tensor.sort import ArgSortOp, SortOp, TopKOp
 from ..shards import rule
 from ..sizes import number
 from ..states import CONSTANT, FREE, NUMBER, PARTIAL, REFUSED, ROWS, State, Value, partial
-from .base import aligned, number_everywhere, only_rows_on, wholes
+from .base import aligned, number_everywhere, only_rows_on, wholes, widens
 from .shapes import whole_length
 
 HOW = {scalar.Add: 'sum', scalar.Mul: 'prod', scalar.Maximum: 'max', scalar.Minimum: 'min', scalar.OR: 'max',
@@ -27,8 +27,10 @@ def _without(state, axes):
 def _reduce(shards, node, values):
     value, axes = values[0], _axes(node)
     how = HOW.get(type(node.op.scalar_op))
+    if isinstance(node.op.scalar_op, (scalar.OR, scalar.AND)) and node.inputs[0].dtype != 'bool':
+        how = None  # of the bits of numbers
     if value.kind == PARTIAL:
-        if how == value.state.how == 'sum':
+        if how == value.state.how == 'sum' and widens(node):
             return shards.apply(node, values, value.state)
         return shards.constant(node, wholes(shards, values))
     if value.axis not in axes:

@@ -8,6 +8,8 @@ from ..sizes import elements, number
 from ..states import CONSTANT, COUNT, PARTIAL, ROWS, WHOLE, State, rows
 from .base import wholes
 
+UNKNOWN = 'it merges or splits the axis of the samples in a way that is not known'
+
 
 @rule(compile_ops.Shape)
 def _shape(shards, node, values):
@@ -58,42 +60,57 @@ def _reshape(shards, node, values):
         return shards.constant(node, [x, shape])
     if shape.kind != CONSTANT:
         shards.refuse(node, 'its shape is made of samples')
-    axis, outer = _place_of_samples(shards, node, x, shape)
+    axis, merges = _place_of_samples(shards, node, x, shape)
+    layout = shards.make_all(lambda v, *outer: _layout(shards, v, x.axis, *outer),
+                             [x] + [shards.length(v) for v in [x.state.outer] if v is not None], [WHOLE] * 2)
 
-    def local(variable, sizes):
-        # -1 stays -1: the size of an axis that has samples is a multiple of their number.
+    def place(before, after, sizes):
+        return _resolved(shards, node, before, after, [sizes[i] for i in range(node.op.ndim)], axis, merges)
+    blocks, each = shards.make_all(place, layout + [shape], [WHOLE] * 2)
+
+    def local(variable, sizes, blocks, each):
+        # -1 elsewhere stays -1.
         sizes = [sizes[i] for i in range(node.op.ndim)]
-        sizes[axis] = T.switch(T.lt(sizes[axis], 0), sizes[axis], sizes[axis] // shards.total * shards.own)
+        sizes[axis] = blocks * each * shards.own
         return variable.reshape(sizes, ndim=node.op.ndim)
-    return [shards.make(local, [x, shape], rows(axis, outer), like=node.outputs[0])]
+    return [shards.make(local, [x, shape, blocks, each], rows(axis, blocks.variable if merges else None),
+                        like=node.outputs[0])]
+
+
+def _layout(shards, variable, axis, outer=1):
+    """What lies outside of the samples of rows, and the elements of each inside."""
+    lengths = [variable.shape[i] for i in range(variable.ndim)]
+    return (_product(lengths[:axis] + [outer]),
+            _product([lengths[axis] // outer // shards.own] + lengths[axis + 1:]))
+
+
+def _resolved(shards, node, before, after, sizes, axis, merges):
+    """The blocks of samples along an axis of new sizes, and the rows of each sample in a block, both checked."""
+    rest = -_product(sizes)
+    sizes = [T.switch(T.lt(size, 0), before * shards.total * after // rest, size) for size in sizes]
+    outside, inside = _product(sizes[:axis]), _product(sizes[axis + 1:])
+    blocks, each = before // outside, after // inside
+    right = [T.eq(blocks * outside, before), T.eq(each * inside, after),
+             T.eq(sizes[axis], blocks * each * shards.total)] + ([] if merges else [T.eq(blocks, 1)])
+    return shards.check(node, UNKNOWN, blocks, *right), shards.check(node, UNKNOWN, each, *right)
 
 
 def _place_of_samples(shards, node, x, shape):
-    """The axis of the samples after a reshape, and what lies outside of them on it."""
-    given = node.inputs[0]
+    """The axis of the samples after a reshape, and whether something else is merged into it from outside."""
     found = elements(node.inputs[1], shape.state.size) or (shape.state.size,) * node.op.ndim
-    sizes = [(size, _number_at(node.inputs[1], i) if size is None else None) for i, size in enumerate(found)]
+    sizes = [(size, number(node.inputs[1][i]) if size is None else None) for i, size in enumerate(found)]
     counts = [i for i, (size, _) in enumerate(sizes) if size == COUNT]
     axes = counts or [i for i, (_, n) in enumerate(sizes) if n == -1]
+    kept = [sum(n != 1 for _, n in sizes[:i]) for i in range(len(sizes))]  # axes ahead of each
+    before = sum(not _is_single(node.inputs[0], i) for i in range(x.axis)) + (x.state.outer is not None)
+    if len(axes) > 1:
+        axes = [i for i in axes if kept[i] == before]
     if len(axes) != 1 or any(size not in (None, COUNT) for size, _ in sizes):
         shards.refuse(node, 'it cannot be told which axis has the samples')
     axis, = axes
-    before = [i for i in range(x.axis) if not _is_single(given, i)]
-    kept = [n for _, n in sizes[:axis] if n != 1]
-    merged = x.state.outer
-    if not before and not kept and merged is None:
-        return axis, None
-    split = merged is not None and node.op.ndim > given.ndim
-    if kept and (split or len(kept) >= len(before) > 0 or x.axis > 0 and _is_single(given, x.axis - 1)):
-        return axis, None
-    # Axes ahead of that of the samples are merged into it; sizes after it must not grow.
-    if axis == 0 and node.op.ndim <= given.ndim - x.axis:
-        return 0, merged if merged is not None else T.mul(*[x.variable.shape[i] for i in range(x.axis)], 1)
-    return shards.refuse(node, 'it merges or splits the axis of the samples in a way that is not known')
-
-
-def _number_at(vector, i):
-    return number(vector[i])
+    if kept[axis] and not before:
+        shards.refuse(node, UNKNOWN)
+    return axis, kept[axis] < before
 
 
 def _is_single(variable, axis):
@@ -107,6 +124,19 @@ def _is_single(variable, axis):
     return bool(node) and isinstance(node.op, basic.Alloc) and number(node.inputs[1 + axis]) == 1
 
 
+def _merged(shards, x, axes):
+    """What lies outside of the samples of rows where axes ahead are merged into that of the samples."""
+    if not axes:
+        return x.state.outer
+    outer = [shards.length(x.state.outer)] if x.state.outer is not None else []
+    return shards.make(lambda v, *more: _product([v.shape[i] for i in axes] + list(more)), [x] + outer,
+                       WHOLE).variable
+
+
+def _product(lengths):
+    return T.mul(1, *lengths) if lengths else T.constant(1, dtype='int64')
+
+
 @rule(basic.Flatten)
 def _flatten(shards, node, values):
     x = values[0]
@@ -117,8 +147,7 @@ def _flatten(shards, node, values):
     if node.op.outdim > 1 and x.axis > node.op.outdim - 1:
         shards.refuse(node, 'it merges axes into that of the samples')
     ahead = range(node.op.outdim - 1, x.axis)
-    outer = x.state.outer if not ahead else T.mul(*[x.variable.shape[i] for i in ahead], 1)
-    return shards.apply(node, values, rows(node.op.outdim - 1, outer))
+    return shards.apply(node, values, rows(node.op.outdim - 1, _merged(shards, x, ahead)))
 
 
 @rule(basic.Alloc)
