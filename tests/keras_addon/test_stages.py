@@ -58,7 +58,7 @@ case('batch normalisation, unscaled', lambda: Sequential([
     L.Dense(5, input_shape=(6,)), L.BatchNormalization(scale=False), head()]), VECTORS, slow=True)
 case('convolution, batch normalisation, dropout', images(
     lambda: L.Conv2D(3, 3, padding='same'), L.BatchNormalization, lambda: L.Activation('tanh'),
-    lambda: L.Dropout(0.3), L.MaxPooling2D), IMAGES, compiled=True, metrics=['accuracy'])
+    lambda: L.Dropout(0.3), L.MaxPooling2D), IMAGES, compiled=True, slow=True, metrics=['accuracy'])
 case('channels first', images(
     lambda: L.Conv2D(3, 3, padding='same', data_format='channels_first'), lambda: L.BatchNormalization(axis=1),
     lambda: L.AveragePooling2D(2, data_format='channels_first')), IMAGES, compiled=True, slow=True)
