@@ -300,7 +300,8 @@ def test_batches_are_dealt_to_all_ranks(ranks, contexts, per_context, tmp_path):
     for rank in range(1, ranks):
         np.testing.assert_array_equal(arrays('%s.%d.npz' % (path, rank))[4], outputs)
         assert not told[rank]['found'] and not told[rank]['read'] and not told[rank]['errors']
-    assert min(sum(of_rank['calls']) for of_rank in told) > 0
+    # A rank that still compiles gets none; on a busy machine the others may be through by then.
+    assert sum(sum(of_rank['calls']) > 0 for of_rank in told) > 1
 
     in_flight = sum(len(of_rank['calls']) for of_rank in told) + 2 * ranks
     found = np.array(told[0]['found'])

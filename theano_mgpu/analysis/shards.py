@@ -140,7 +140,6 @@ class Shards:
 
     def computed(self, node, values):
         """The Values of a node's outputs, from those of its inputs, by the rule of its op."""
-        from . import rules  # noqa: F401  they register themselves
         found = next((RULES[cls] for cls in type(node.op).__mro__ if cls in RULES), None)
         always = getattr(found, 'for_constants', False)
         if all(value.kind == CONSTANT for value in values) and not always:
