@@ -24,7 +24,7 @@ CASES = {}
 
 
 def case(*data, stages, marks=()):
-    """A case of this data that is to be cut into so many stages."""
+    """Register a case with its input data and the number of stages that it must be cut into."""
     def register(build):
         CASES[build.__name__] = pytest.param(build, data, stages, id=build.__name__, marks=marks)
         return build

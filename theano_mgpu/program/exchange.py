@@ -2,8 +2,7 @@
 import numpy as np
 
 from ..collectives import all_reduce
-from ..executors import ADD
-from ..transfers import FlatBuffers, describe
+from ..exchange import added
 
 REDUCE = {'sum': np.add, 'max': np.maximum, 'min': np.minimum, 'prod': np.multiply}
 
@@ -29,7 +28,9 @@ def exchanged(parts, hows, lengths, ranks):
     if ranks.size == 1:
         return values
     sums = [i for i, how in enumerate(hows) if how == 'sum']
-    for i, total in zip(sums, _added([values[i] for i in sums], lengths, ranks)):
+    counts = lengths[ranks.rank] > 0
+    totals = added(ranks, [values[i] if counts else np.zeros_like(values[i]) for i in sums])
+    for i, total in zip(sums, totals):
         values[i] = total
     for i, how in enumerate(hows):
         if how != 'sum':
@@ -45,18 +46,6 @@ def _of_process(parts, how):
     if how == 'sum' and parts[0].dtype.kind == 'f':
         return all_reduce(parts, [1.0] * len(parts))
     return np.asarray(REDUCE[how].reduce(parts), parts[0].dtype)
-
-
-def _added(arrays, lengths, ranks):
-    """Sums over the ranks that have samples, in one exchange a dtype."""
-    if not arrays:
-        return []
-    buffers = FlatBuffers(describe(arrays))
-    for view, array in zip(buffers.views, arrays):
-        view[...] = array if lengths[ranks.rank] else 0
-    ranks.meet((ADD,))
-    ranks.add(buffers.flat)
-    return buffers.views
 
 
 def _gathered(value, how, lengths, ranks):

@@ -31,6 +31,14 @@ def wholes(shards, values):
     return [shards.whole(value) if value.kind == PARTIAL else value for value in values]
 
 
+def constants(shards, node, values, reason):
+    """The values as CONSTANTS; a node that has rows among them is refused."""
+    values = wholes(shards, values)
+    if any(value.kind != CONSTANT for value in values):
+        shards.refuse(node, reason)
+    return values
+
+
 def same_rows(shards, node, values):
     """The state of the rows among the values, which must lie along one axis in one order."""
     found = [value.state for value in values if value.kind == ROWS]

@@ -3,15 +3,13 @@ from theano.sandbox.rng_mrg import mrg_uniform_base
 from theano.tensor.raw_random import RandomFunction
 
 from ..shards import rule
-from ..states import CONSTANT, WHOLE
-from .base import wholes
+from ..states import WHOLE
+from .base import constants
 
 
 @rule(mrg_uniform_base, RandomFunction)
 def _draw(shards, node, values):
-    values = wholes(shards, values)
-    if any(value.kind != CONSTANT for value in values):
-        shards.refuse(node, 'a parameter of the numbers that it draws is made of samples')
+    values = constants(shards, node, values, 'a parameter of the numbers that it draws is made of samples')
     # In the first stage, not in each one that needs them.
     drawn = [value._replace(stage=max(0, value.stage)) for value in shards.apply(node, values, WHOLE)]
     for value in drawn:

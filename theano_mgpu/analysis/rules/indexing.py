@@ -7,8 +7,9 @@ from theano.tensor.type_other import NoneTypeT, SliceType
 from ..shards import rule
 from ..sizes import number
 from ..states import CONSTANT, PARTIAL, ROWS, partial, rows
-from .base import aligned, in_order, is_zero, only_rows_on, same_order, same_rows, wholes
+from .base import aligned, constants, in_order, is_zero, only_rows_on, same_order, same_rows, wholes
 
+MADE_OF_SAMPLES = 'its index is made of samples'
 PLACES = 'it picks samples by their place in the batch'
 
 
@@ -36,9 +37,7 @@ def _is_whole(entry):
 
 @rule(subtensor.Subtensor)
 def _subtensor(shards, node, values):
-    x, numbers = values[0], wholes(shards, values[1:])
-    if any(value.kind != CONSTANT for value in numbers):
-        shards.refuse(node, 'its index is made of samples')
+    x, numbers = values[0], constants(shards, node, values[1:], MADE_OF_SAMPLES)
     if x.kind == PARTIAL:
         return shards.apply(node, [x] + numbers, x.state)
     if x.kind == CONSTANT:
@@ -52,9 +51,7 @@ def _subtensor(shards, node, values):
 
 @rule(subtensor.IncSubtensor)
 def _inc_subtensor(shards, node, values):
-    x, y, numbers = values[0], values[1], wholes(shards, values[2:])
-    if any(value.kind != CONSTANT for value in numbers):
-        shards.refuse(node, 'its index is made of samples')
+    x, y, numbers = values[0], values[1], constants(shards, node, values[2:], MADE_OF_SAMPLES)
     if _adds_to_zero(node, x, y):
         return shards.apply(node, [x, y] + numbers, y.state)
     x, y = wholes(shards, [x, y])

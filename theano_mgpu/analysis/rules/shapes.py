@@ -6,8 +6,9 @@ from theano.tensor import basic, elemwise, opt
 from ..shards import rule
 from ..sizes import elements, number
 from ..states import CONSTANT, COUNT, PARTIAL, ROWS, WHOLE, State, rows
-from .base import wholes
+from .base import constants, wholes
 
+MADE_OF_SAMPLES = 'its shape is made of samples'
 UNKNOWN = 'it merges or splits the axis of the samples in a way that is not known'
 
 
@@ -59,7 +60,7 @@ def _reshape(shards, node, values):
     if x.kind == CONSTANT:
         return shards.constant(node, [x, shape])
     if shape.kind != CONSTANT:
-        shards.refuse(node, 'its shape is made of samples')
+        shards.refuse(node, MADE_OF_SAMPLES)
     axis, merges = _place_of_samples(shards, node, x, shape)
     layout = shards.make_all(lambda v, *outer: _layout(shards, v, x.axis, *outer),
                              [x] + [shards.length(v) for v in [x.state.outer] if v is not None], [WHOLE] * 2)
@@ -152,9 +153,7 @@ def _flatten(shards, node, values):
 
 @rule(basic.Alloc)
 def _alloc(shards, node, values):
-    value, sizes = values[0], wholes(shards, values[1:])
-    if any(size.kind != CONSTANT for size in sizes):
-        shards.refuse(node, 'its shape is made of samples')
+    value, sizes = values[0], constants(shards, node, values[1:], MADE_OF_SAMPLES)
     if value.kind == PARTIAL:
         value = shards.whole(value)
     if value.kind == CONSTANT:
@@ -170,7 +169,4 @@ def _alloc(shards, node, values):
 
 @rule(basic.AllocEmpty)
 def _alloc_empty(shards, node, values):
-    values = wholes(shards, values)
-    if any(value.kind != CONSTANT for value in values):
-        shards.refuse(node, 'its shape is made of samples')
-    return shards.constant(node, values)
+    return shards.constant(node, constants(shards, node, values, MADE_OF_SAMPLES))
