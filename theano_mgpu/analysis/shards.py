@@ -5,18 +5,12 @@ from theano.tensor.elemwise import DimShuffle, Elemwise
 from theano.tensor.opt import Assert
 
 from ..errors import GraphError
+from ..op_rules import OpRules
 from .sizes import size_of
 from .states import CONSTANT, FREE, NUMBER, PARTIAL, REFUSED, ROWS, WHOLE, State, Value, rows
 
-RULES = {}
-
-
-def rule(*classes):
-    """Register ``function(shards, node, values) -> list of Value`` for ops of these classes."""
-    def register(function):
-        RULES.update(dict.fromkeys(classes, function))
-        return function
-    return register
+RULES = OpRules()
+rule = RULES.rule  # for functions ``(shards, node, values) -> list of Value``
 
 
 class CannotCut(GraphError):
@@ -140,7 +134,7 @@ class Shards:
 
     def computed(self, node, values):
         """The Values of a node's outputs, from those of its inputs, by the rule of its op."""
-        found = next((RULES[cls] for cls in type(node.op).__mro__ if cls in RULES), None)
+        found = RULES.of(node.op)
         always = getattr(found, 'for_constants', False)
         if all(value.kind == CONSTANT for value in values) and not always:
             return self.constant(node, values)

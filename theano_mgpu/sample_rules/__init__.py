@@ -31,9 +31,9 @@ def outcome(analysis, node, inputs):
         return analysis.couple(node)
     if any(d.filled in ACROSS for d in inputs) and not isinstance(node.op, KEEPS_FILLED):
         return analysis.couple(node)
-    for cls in type(node.op).__mro__:
-        if cls in RULES:
-            return RULES[cls](analysis, node, inputs)
+    known = RULES.of(node.op)
+    if known:
+        return known(analysis, node, inputs)
     found = analysis.couple(node, 'is computed by %s, of which it is not known whether it mixes samples'
                             % type(node.op).__name__)
     ndim = getattr(node.outputs[0].type, 'ndim', 0)

@@ -8,18 +8,12 @@ from theano.tensor import basic, elemwise, opt, subtensor
 from theano.tensor.raw_random import RandomFunction
 
 from ..dependence import CONSTANT, COUNT, MEAN, MIXED, SCALED, SIZES, SUM
+from ..op_rules import OpRules
 
 LINEAR = (scalar.Add, scalar.Sub)
 DRAWS = (mrg_uniform_base, RandomFunction)
-RULES = {}
-
-
-def rule(*classes):
-    """Register a function ``(analysis, node, inputs) -> Dependence or list`` for ops of these classes."""
-    def register(function):
-        RULES.update(dict.fromkeys(classes, function))
-        return function
-    return register
+RULES = OpRules()
+rule = RULES.rule  # for functions ``(analysis, node, inputs) -> Dependence or list``
 
 
 def constant(variable):
