@@ -1,5 +1,6 @@
 """For tests of stages: programs that run shard after shard in one process, by plain Theano; a model that needs them."""
 from theano_mgpu.program import CompiledProgram, partition
+from theano_mgpu.program.partition import OWN
 
 import numpy as np
 import theano
@@ -11,7 +12,7 @@ REDUCE = {'sum': np.add, 'max': np.maximum, 'min': np.minimum, 'prod': np.multip
 
 
 def combined(parts, how):
-    if how is None:
+    if how == OWN:
         for part in parts[1:]:
             np.testing.assert_allclose(part, parts[0], rtol=1e-9, atol=1e-12)
         return parts[0]
@@ -34,25 +35,35 @@ def compiled(program, mode=None):
     """A function of shards that runs a program."""
     functions = [theano.function(program.inputs + program.numbers + given(stage), stage.outputs, mode=mode,
                                  on_unused_input='ignore', no_default_updates=True) for stage in program.stages]
-    return lambda shards: _run(program, functions, shards)
+    exchanges = sum([stage.exchanges for stage in program.stages], []) + program.exchanges
+    together = theano.function([exchange.variable for exchange in exchanges] + program.numbers[:1],
+                               [output.variable for output in program.outputs if output.how is None], mode=mode,
+                               on_unused_input='ignore', no_default_updates=True)
+    return lambda shards: _run(program, functions, exchanges, together, shards)
 
 
-def _run(program, functions, shards):
+def _run(program, functions, exchanges, together, shards):
     lengths = [len(shard[0]) for shard in shards]
     firsts = np.cumsum([0] + lengths)
     known = [{} for _ in shards]
-    for stage, function in zip(program.stages, functions):
-        for exchange in stage.exchanges:
-            value = combined([env[exchange.source] for env in known], exchange.how)
+
+    def exchange(exchanges):
+        for variable, source, how in exchanges:
+            value = combined([env[source] for env in known], how)
             for env in known:
-                env[exchange.variable] = value
+                env[variable] = value
+    for stage, function in zip(program.stages, functions):
+        exchange(stage.exchanges)
         for place, source in stage.carried.items():
             for env in known:
                 env[place] = env[source]
         for shard, length, first, env in zip(shards, lengths, firsts, known):
             results = function(*shard, sum(lengths), length, first, *[env[variable] for variable in given(stage)])
             env.update((variable, np.array(result)) for variable, result in zip(stage.outputs, results))
-    return [combined([env[output.variable] for env in known], output.how) for output in program.outputs]
+    exchange(program.exchanges)
+    constants = iter(together(*[known[0][variable] for variable, _, _ in exchanges], sum(lengths)))
+    return [next(constants) if output.how is None else combined([env[output.variable] for env in known], output.how)
+            for output in program.outputs]
 
 
 def split(arrays, sizes):

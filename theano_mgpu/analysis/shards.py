@@ -31,8 +31,6 @@ class Shards:
         Of host variables. Every other leaf is constant.
     exchanged : collection of theano.Variable
         What is exchanged as soon as it is partial, since somebody needs all of it anyway.
-    late : dict of theano.Variable to int
-        What is exchanged at the begin of this stage, since nobody needs it earlier.
 
     Attributes
     ----------
@@ -47,24 +45,24 @@ class Shards:
         What stands for a value in a later stage, to the value of the stage that computes it.
     """
 
-    def __init__(self, inputs, outputs, exchanged=(), late=()):
-        self._begin({variable: Value(variable, rows(), 0) for variable in inputs}, exchanged, late)
+    def __init__(self, inputs, outputs, exchanged=()):
+        self._begin({variable: Value(variable, rows(), 0) for variable in inputs}, exchanged)
         self._walk(outputs)
 
     @classmethod
     def of_loop(cls, around, known, outputs):
         """The Shards of the graph inside of a loop, whose inputs have known Values."""
         inside = cls.__new__(cls)
-        inside._begin(known, (), (), around.numbers)
+        inside._begin(known, (), around.numbers)
         inside._walk(outputs)
         return inside
 
-    def _begin(self, known, exchanged, late, numbers=None):
+    def _begin(self, known, exchanged, numbers=None):
         self.numbers = numbers or [T.lscalar(name) for name in ('samples', 'own samples', 'first sample')]
         self.total, self.own, self.first = self.numbers
         self.exchanges, self.carried = {}, {}
         self.stages = {}          # variable of the new graph -> its stage
-        self._at_once, self._late = set(exchanged), dict(late)
+        self._at_once = set(exchanged)
         self._placeholders = {}   # of both kinds
         self._values = {}
         self.kept_partial, self.given_whole = set(), set()  # variables of the given graph
@@ -232,20 +230,21 @@ class Shards:
         if given is not None:
             self.given_whole.add(given)
             self._copies.setdefault(self._copied.get(given, given), set()).add(given)
-        return self._exchanged(value, value.state.how)
+        return self.exchange(value, value.state.how)
 
     def gathered(self, node, value):
         """The value as a CONSTANT: of rows, those of all replicas."""
         if value.state.outer is not None:
             self.refuse(node, 'it needs all samples, which are merged into another axis')
-        return self._exchanged(value, ('gather', value.axis))
+        return self.exchange(value, ('gather', value.axis))
 
-    def _exchanged(self, value, how):
+    def exchange(self, value, how):
+        """A CONSTANT made of what all replicas have of a value, reduced or gathered."""
         key = value.variable, how
         if key not in self._placeholders:
             placeholder = self._placeholders[key] = value.variable.type(value.variable.name)
             self.exchanges[placeholder] = key
-            self.stages[placeholder] = max(value.stage + 1, self._late.get(self.given(value.variable), 0))
+            self.stages[placeholder] = value.stage + 1
         placeholder = self._placeholders[key]
         # It, or its length, may depend on the number of samples.
         return Value(placeholder, State(CONSTANT, size=NUMBER), self.stages[placeholder])

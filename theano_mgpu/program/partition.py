@@ -2,11 +2,15 @@
 from collections import namedtuple
 
 from theano.gof.graph import ancestors
+from theano.sandbox.rng_mrg import mrg_uniform_base
+from theano.tensor.raw_random import RandomFunction
 
 from ..analysis import CONSTANT, FREE, PARTIAL, ROWS, CannotCut, Shards
 from ..graph import substitute
 from .carrying import Carrying
 from .lowering import lowered
+
+DRAWS = (mrg_uniform_base, RandomFunction)
 
 Exchange = namedtuple('Exchange', 'variable source how')
 Exchange.__doc__ = """A value that replicas exchange: what stands for it, what each one gives, and how they are reduced.
@@ -15,19 +19,21 @@ Exchange.__doc__ = """A value that replicas exchange: what stands for it, what e
 """
 
 Stage = namedtuple('Stage', 'exchanges carried outputs')
-Stage.__doc__ = """A stage: first the exchanges, then the graph of `outputs`.
+Stage.__doc__ = """A stage: first the exchanges, then the graph of `outputs`, computed by each replica.
 
 `carried` maps what stands for a value of an earlier stage to that value.
 """
 
-Output = namedtuple('Output', 'variable stage how')
-Output.__doc__ = """An output of a program: a variable of a stage, and how those of the replicas are put together.
+OWN = 'own'
+Output = namedtuple('Output', 'variable how')
+Output.__doc__ = """An output of a program.
 
-`how` is None for what is the same on each, ``('gather', axis)``, or as for an `Exchange`.
+`how` is ``('gather', axis)`` for rows that a stage computes, `OWN` for what a stage computes alike on each replica, and
+None for a graph of exchanged values and constants, which needs no replica.
 """
 
 
-class Program(namedtuple('Program', 'inputs numbers stages outputs')):
+class Program(namedtuple('Program', 'inputs numbers stages exchanges outputs')):
     """What replicas compute and exchange for a graph over a batch.
 
     Attributes
@@ -37,9 +43,17 @@ class Program(namedtuple('Program', 'inputs numbers stages outputs')):
     numbers : list of theano.Variable
         Samples of the whole batch, samples of the replica, place of its first sample.
     stages : list of Stage
+    exchanges : list of Exchange
+        After the last stage.
     outputs : list of Output
         In the order of the graph's.
     """
+
+
+def undivided(outputs):
+    """The Program of a graph that one replica computes as it is, with the whole batch."""
+    return Program([], [], [Stage([], {}, list(dict.fromkeys(outputs)))], [],
+                   [Output(output, OWN) for output in outputs])
 
 
 def partition(inputs, outputs):
@@ -68,42 +82,72 @@ def partition(inputs, outputs):
     become an all-reduce; here a stage ends there.
     """
     outputs = lowered(outputs)
-    given, exchanged, late = set(ancestors(outputs)), set(), {}
+    given, exchanged = set(ancestors(outputs)), set()
     while True:
-        shards = Shards(inputs, outputs, exchanged, late)
+        shards = Shards(inputs, outputs, exchanged)
         twice = shards.exchanged_twice() & given - exchanged
-        if twice:
-            exchanged |= twice
-            continue
-        program = _program(shards, inputs)
-        postponed = {shards.given(source) for source in _not_needed_yet(program)} & given - set(late)
-        if not postponed:
-            return _program(shards, inputs, leaner=True)
-        late.update(dict.fromkeys(postponed, len(program.stages) - 1))
+        if not twice:
+            return _program(shards, inputs)
+        exchanged |= twice
 
 
-def _program(shards, inputs, leaner=False):
-    """The Program of what is needed of some Shards, `leaner` without carrying what is cheap to compute again."""
-    found = [_output(value) for value in shards.outputs]
-    last = max([0] + [output.stage for output in found])
-    wanted = [[] for _ in range(last + 1)]
-    for output in found:
-        wanted[output.stage].append(output.variable)
+def _program(shards, inputs):
+    """The Program of what is needed of some Shards."""
+    found = _outputs(shards, inputs)
+    in_stages = [output.variable for output in found if output.how is not None]
+    met = set(ancestors([output.variable for output in found if output.how is None]))
+    last = [Exchange(v, *shards.exchanges[v]) for v in shards.exchanges if v in met]
+    wanted = {}
+    for variable in in_stages + [exchange.source for exchange in last]:
+        wanted.setdefault(_place(shards, variable), []).append(variable)
     stages, new = [], {}
-    for number in reversed(range(last + 1)):
-        outputs = list(dict.fromkeys(wanted[number]))
+    for number in reversed(range(max(wanted, default=-1) + 1)):
+        outputs = list(dict.fromkeys(wanted.get(number, [])))
         met = [v for v in ancestors(outputs) if v.owner is None]
         exchanges = [Exchange(v, *shards.exchanges[v]) for v in met if v in shards.exchanges]
         carried = {v: shards.carried[v] for v in met if v in shards.carried}
-        if leaner and carried:
+        if carried:
             carrying = Carrying(shards, number, carried)
             carried = carrying.carried
             new.update(zip(outputs, substitute(outputs, carrying.again)))
         for source in [exchange.source for exchange in exchanges] + list(carried.values()):
-            wanted[_place(shards, source)].append(source)
+            wanted.setdefault(_place(shards, source), []).append(source)
         stages.insert(0, Stage(exchanges, carried, outputs))
+    early = {exchange.variable for stage in stages for exchange in stage.exchanges}
+    last = [exchange for exchange in last if exchange.variable not in early]
     return Program(list(inputs), shards.numbers, [_renamed(stage, new) for stage in stages],
+                   _renamed(Stage(last, {}, []), new).exchanges,
                    [output._replace(variable=new.get(output.variable, output.variable)) for output in found])
+
+
+def _outputs(shards, inputs):
+    found = list(shards.outputs)
+    for i, value in enumerate(found):
+        if value.kind == ROWS and value.state.outer is not None:
+            raise CannotCut('the output %s has its samples merged into another axis' % value.variable)
+        if value.kind == PARTIAL:
+            found[i] = shards.exchange(value, value.state.how)
+    constants = [value.variable for value in found if value.kind == CONSTANT]
+    alone = dict(zip(constants, _without_replicas(shards, constants)))
+    found = [Output(value.variable, ('gather', value.axis)) if value.kind == ROWS else
+             Output(alone[value.variable], None) for value in found]
+    # A loop may have constant results beside those that need samples, and what is drawn is drawn once.
+    return [Output(value.variable, OWN) if output.how is None and _needs_replica(shards, inputs, output.variable)
+            else output for value, output in zip(shards.outputs, found)]
+
+
+def _without_replicas(shards, variables):
+    """Constants as functions of exchanged values, not of what a stage computes."""
+    while True:
+        carried = {v: shards.carried[v] for v in ancestors(variables) if v in shards.carried}
+        if not carried:
+            return variables
+        variables = substitute(variables, carried)
+
+
+def _needs_replica(shards, inputs, variable):
+    needed = set(inputs).union(shards.numbers[1:])
+    return any(v in needed or v.owner and isinstance(v.owner.op, DRAWS) for v in ancestors([variable]))
 
 
 def _renamed(stage, new):
@@ -112,24 +156,5 @@ def _renamed(stage, new):
                  [new.get(output, output) for output in stage.outputs])
 
 
-def _not_needed_yet(program):
-    """Sources of the exchanges ahead of the last one that no other exchange needs, such as of gradients."""
-    needed, found = set(), []
-    for stage in reversed(program.stages):
-        met = set(ancestors([output for output in stage.outputs if output in needed]))
-        needed.update(exchange.source for exchange in stage.exchanges)
-        needed.update(source for place, source in stage.carried.items() if place in met)
-        if stage is not program.stages[-1]:
-            found += [exchange.source for exchange in stage.exchanges if exchange.variable not in met]
-    return found
-
-
 def _place(shards, variable):
     return max(0, shards.stages.get(variable, FREE))
-
-
-def _output(value):
-    how = {CONSTANT: None, PARTIAL: value.state.how, ROWS: ('gather', value.axis)}[value.kind]
-    if value.kind == ROWS and value.state.outer is not None:
-        raise CannotCut('the output %s has its samples merged into another axis' % value.variable)
-    return Output(value.variable, max(0, value.stage), how)
