@@ -67,7 +67,7 @@ def dispatch(arguments, maps):
         for name in ('small', 'mlp', 'regression', 'lstm', 'cnn'):
             make_model, shape = models[name]
             steps = [training(make_model, executor=name, update_on='device') for name in ('threads', 'serial')]
-            waits = any(entry.op.__class__.__name__ == 'HostFromGpu' for entry in mgpu.audit(steps[0].forward.graph))
+            waits = any(entry.op.__class__.__name__ == 'HostFromGpu' for entry in mgpu.audit(steps[0]))
             pair(*steps, shape, arguments, '%s on %s%s: threads / serial'
                  % (name, contexts[0].kind, ', blocks' if waits else ''))
 

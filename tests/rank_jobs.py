@@ -250,7 +250,7 @@ def stopped(where, file):
     """The last rank is stopped where the others begin to wait for it."""
     mgpu.init('a->cpu')
     network, last = Network(), mgpu.rank() == mgpu.size() - 1
-    ranks, batches = network.step.forward.ranks, network.batches()
+    ranks, batches = network.step.ranks, network.batches()
     network.step(*next(batches))
     if last and hasattr(ranks, where):
         setattr(ranks, where, stop)

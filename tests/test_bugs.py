@@ -1496,8 +1496,8 @@ def test_ctrl_c_at_any_line_of_a_step_leaves_all_of_it_or_nothing(kind, contexts
             pass
         finally:
             sys.settrace(None)
-        assert step.forward.lock.acquire(blocking=False), 'line event %d' % number
-        step.forward.lock.release()
+        assert step.lock.acquire(blocking=False), 'line event %d' % number
+        step.lock.release()
         changed = [not np.array_equal(a, b) for a, b in zip(before, values())]
         assert all(changed) or not any(changed), 'line event %d' % number
         step(*batch)

@@ -112,8 +112,8 @@ def test_two_functions_share_the_replicas(trained):
     for _ in range(2):
         both(trained)
         np.testing.assert_allclose(predict(x), expected(x), rtol=1e-5)
-    evaluator = [r for r in predict.forward.graph.variables if r.variable is model.params[0]][0]
-    assert evaluator in step.forward.graph.variables
+    evaluator = [r for r in predict.replicated() if r.variable is model.params[0]][0]
+    assert evaluator in step.replicated()
 
 
 def test_functions_over_different_contexts_see_each_others_steps(contexts):

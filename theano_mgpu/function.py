@@ -1,8 +1,7 @@
 """`mgpu.function`: a `theano.function` that runs over sub-batches on several contexts."""
+from .data_parallel import DataParallel, check_reductions
 from .errors import GraphError
-from .forward import Forward
-from .parallel_graph import resolve_contexts
-from .samples import warn_of_couplings
+from .options import Options
 
 
 def function(inputs, outputs, reduce=None, broadcast=(), givens=None, contexts=None, executor=None,
@@ -18,8 +17,8 @@ def function(inputs, outputs, reduce=None, broadcast=(), givens=None, contexts=N
         Each has samples along axis 0, but for scalars and those named in `broadcast`.
     outputs : theano.Variable or list of theano.Variable
     reduce : {None, 'gather', 'mean', 'sum'} or list of these
-        What becomes of the replicas' outputs: concatenated along axis 0 (None, 'gather'); averaged,
-        weighted by sub-batch size ('mean'); added ('sum'). A list has one entry an output.
+        Not needed: each output is that of the whole batch, by what the graph says. 'gather' is an error for an output
+        without rows of single samples; 'mean' and 'sum' for one that has them. A list has one entry an output.
     broadcast : list of theano.Variable
         Inputs that every replica gets whole.
     givens : dict of theano.Variable to theano.Variable, optional
@@ -47,8 +46,9 @@ def function(inputs, outputs, reduce=None, broadcast=(), givens=None, contexts=N
 
     Notes
     -----
-    Random streams in the graph go on independently on each replica. Other shared variables with a
-    default update (running averages, counts) get the new value that the whole batch gives them.
+    Shared variables with a default update (random streams, running averages, counts) get the new value that the whole
+    batch gives them. A graph that cannot be computed in parts is computed whole on the first context, and a warning
+    says why.
 
     Examples
     --------
@@ -62,55 +62,36 @@ def function(inputs, outputs, reduce=None, broadcast=(), givens=None, contexts=N
     """
     single = not isinstance(outputs, (list, tuple))
     output_list = [outputs] if single else list(outputs)
-    made = ParallelFunction(inputs, output_list, reduce, broadcast, givens, contexts, executor, mode, name,
-                            allow_input_downcast, single=single, sharded=sharded)
-    if sum(made.forward.graph.replicas) > 1:
-        warn_of_couplings('an output', made.forward.couplings)
+    reductions = reduce if isinstance(reduce, (list, tuple)) else [reduce] * len(output_list)
+    if len(reductions) != len(output_list):
+        raise GraphError('reduce=%r has %d entries for %d outputs' % (reduce, len(reductions), len(output_list)))
+    made = ParallelFunction(inputs, output_list, single=single, broadcast=broadcast, givens=givens, contexts=contexts,
+                            executor=executor, mode=mode, name=name, allow_input_downcast=allow_input_downcast,
+                            sharded=sharded)
+    check_reductions(made.results, reductions, output_list)
+    made.warn_if_refused()
     return made
 
 
-class ParallelFunction:
-    """What `function` returns.
+class ParallelFunction(DataParallel):
+    """What `function` returns; its attributes are those of a `DataParallel`.
 
-    Attributes
+    Parameters
     ----------
-    contexts : list of Context
-    compiled : list of theano.compile.function_module.Function
-        One a context.
-    timings : Timings
-        Seconds that its calls spent in each phase.
+    inputs, outputs : list of theano.Variable
+    updates : dict of SharedVariable to theano.Variable
+        New values, besides the default updates of the graph.
+    single : bool
+        Whether to return the one output, not a list.
+    options
+        Those of `Options`.
     """
 
-    def __init__(self, inputs, outputs, reduce=None, broadcast=(), givens=None, contexts=None, executor=None,
-                 mode=None, name=None, allow_input_downcast=None, updates=None, single=False, uniform=(),
-                 sharded=None):
-        reductions = reduce if isinstance(reduce, (list, tuple)) else [reduce] * len(outputs)
-        if len(reductions) != len(outputs):
-            raise GraphError('reduce=%r has %d entries for %d outputs' % (reduce, len(reductions), len(outputs)))
-        self.contexts = resolve_contexts(contexts)
-        self.forward = Forward(inputs, outputs, reductions, self.contexts, broadcast, givens, executor, mode, name,
-                               allow_input_downcast, updates, uniform=uniform, sharded=sharded)
-        self.timings = self.forward.timings
+    def __init__(self, inputs, outputs, updates=None, single=False, **options):
+        super().__init__(inputs, outputs, {}, updates or {}, Options(**options))
         self._single = single
-
-    @property
-    def compiled(self):
-        return self.forward.graph.compiled
 
     def __call__(self, *args, **kwargs):
         """Run the function on a batch; arguments as for a compiled `theano.function`."""
-        results = self.forward.step(args, kwargs).run(self._run)
+        results = self.step(args, kwargs)
         return results[0] if self._single else results
-
-    def join(self):
-        """As for a training function: take part in the other processes' calls until the data of each has ended."""
-        for _ in self.joined():
-            pass
-
-    def joined(self):
-        """As `join`, but yields of each call the outputs, and its samples."""
-        return self.forward.join(self._run)
-
-    def _run(self, step):
-        step.run_all()
-        return step.commit()

@@ -1,42 +1,10 @@
 """Whether one context would be faster than several: measured on the first batches of a training."""
 import statistics
-import time
-
-from .transfers import Sender, fetch, wait
 
 WARM_UP = 3     # batches before the first that counts: kernels are built, buffers are made
 ROUNDS = 5      # batches that count
 SECONDS = 2.0   # fewer of them, if one context has taken as long as this
 MARGIN = 1.1    # one context is faster if several take so much longer; less than that is noise
-
-
-def seconds_on_one(step, args):
-    """Seconds that the first context alone takes for a batch: copies, forward, backward and update.
-
-    Compiled replicas return new values and write none, so that nothing is changed.
-
-    Parameters
-    ----------
-    step : TrainingFunction
-        Without states that have a row a sample.
-    args : list of ndarray
-        Of a call.
-    """
-    forward, update = step.forward, step.update
-    with forward.lock:
-        forward.refresh()
-        began = time.perf_counter()
-        values = forward.arguments(args, {})
-        length = forward.length(values, [])
-        # Senders of its own: in those of the step the next batch may lie ready.
-        sender, update_sender = Sender(forward.graph.compiled[0]), Sender(update.compiled[0])
-        outputs, _ = forward.graph.run(0, sender.send(forward.part(values, [], 0, length, length)))
-        gradients = outputs[1:forward.reduced]
-        given = update_sender.send(gradients) if update_sender.sends else [fetch(each) for each in gradients]
-        _, new = update.run(0, given)
-        wait(outputs)
-        wait(new)
-        return time.perf_counter() - began
 
 
 class Trial:
@@ -60,7 +28,7 @@ class Trial:
         self._calls = 0
         self._several, self._one = [], []
         self.error = None
-        self.open = len(step.contexts) > 1 and step.forward.ranks.size == 1 and not step.forward.rows
+        self.open = len(step.contexts) > 1 and step.ranks.size == 1 and not step.rows
 
     def after(self, args):
         """Called after each step, with its arguments.
@@ -74,7 +42,7 @@ class Trial:
         if not self.open or self._calls <= WARM_UP:
             return None
         try:
-            self._one.append(seconds_on_one(self.step, args))
+            self._one.append(self.step.seconds_alone(args))
         except Exception as error:  # GpuArrayException, MemoryError ...: kept for who asks
             self.open, self.error = False, error
             return None

@@ -12,7 +12,7 @@ from .devices import reason
 from .errors import ContextError, RankError, ReplicaError
 from .executors import BUILD, Ranks, TaskError, make_executor, mpi_ranks
 from .replicate import replicated
-from .transfers import Sender
+from .transfers import wait
 
 HOST = Context('the host', 'cpu', 'cpu')  # what belongs to no replica is computed there
 
@@ -71,6 +71,10 @@ class Transaction:
         """As `replace`, with a value from the host."""
         self.replace(shared, shared.type.filter(value))
 
+    def wait(self):
+        """Wait until devices have computed the new values."""
+        wait(storage[0] for storage, _ in self._old if hasattr(storage[0], 'sync'))
+
     def then(self, action, *arguments):
         """Have something called once the new values are to stay."""
         self._actions.append((action, arguments))
@@ -98,8 +102,8 @@ class ParallelGraph:
     contexts : list of Context
     ranks : Ranks
         The processes that do the same.
-    same_on_all : bool
-        Whether each context computes the same: random streams are then the same on each, too.
+    independent : collection of SharedVariable
+        Random streams of which each context has its own.
     mode, name
         As for `theano.function`.
 
@@ -107,19 +111,21 @@ class ParallelGraph:
     ----------
     compiled : list of theano.compile.function_module.Function
         One a context.
+    takes : list of list of bool
+        For each context, which inputs are taken on its device.
     replicas : list of int
         Contexts of each rank.
     """
 
-    def __init__(self, inputs, outputs, updates, contexts, ranks, same_on_all=False, mode=None, name=None):
+    def __init__(self, inputs, outputs, updates, contexts, ranks, independent=(), mode=None, name=None):
         graph.check_inputs(inputs, outputs + list(updates.values()))
         self.contexts = contexts
         self.n_outputs = len(outputs)
         shared = graph.shared_variables(outputs + list(updates.values()) + list(updates))
         self.replicas = check_same_graph(ranks, inputs, outputs + list(updates.values()), shared, len(contexts))
-        self.variables = [replicated(variable, same_on_all) for variable in shared]
+        self.variables = [replicated(variable, variable in independent) for variable in shared]
         replicas = list(zip(shared, self.variables))
-        self.updated = [replicated(variable, same_on_all) for variable in updates]
+        self.updated = [replicated(variable, variable in independent) for variable in updates]
         share_first_values(ranks, self.variables)
         first = sum(self.replicas[:ranks.rank])
         indices = {context: i for i, context in enumerate(active_contexts())}
@@ -129,7 +135,7 @@ class ParallelGraph:
                 local = {variable: r.on(context, indices.get(context, 0), first) for variable, r in replicas}
                 self.compiled.append(graph.compile_for(context, inputs, outputs, updates, local, mode, name,
                                                        like=self.compiled))
-        self.senders = [Sender(function) for function in self.compiled]
+        self.takes = [function.mgpu_takes for function in self.compiled]
 
     def refresh(self):
         """Bring the replicas up to date with the user's variables."""
@@ -143,7 +149,7 @@ class ParallelGraph:
         ----------
         replica : int
         arguments : list of ndarray or pygpu.gpuarray.GpuArray
-            Of the inputs' types, as the replica's `senders` gives them.
+            Of the inputs' types, on the device where it `takes` them there.
 
         Returns
         -------
@@ -195,7 +201,7 @@ def choose_ranks(name):
     return Ranks()
 
 
-def choose_executor(name, compiled):
+def choose_executor(name, compiled, n_replicas):
     """An executor for compiled functions.
 
     Parameters
@@ -205,6 +211,7 @@ def choose_executor(name, compiled):
         functions of two or more GPUs block inside, because ops of theirs fall to the host. None is the flag
         ``mgpu.executor``.
     compiled : list of theano.compile.function_module.Function
+    n_replicas : int
 
     Returns
     -------
@@ -212,9 +219,9 @@ def choose_executor(name, compiled):
     """
     name = name or theano.config.mgpu.executor
     if name in ('auto', 'mpi'):
-        blocking = [f for f in compiled if f.mgpu_context.kind == 'cuda' and _blocks(f)]
+        blocking = {f.mgpu_context for f in compiled if f.mgpu_context.kind == 'cuda' and _blocks(f)}
         name = 'threads' if len(blocking) > 1 else 'serial'
-    return make_executor(name, len(compiled))
+    return make_executor(name, n_replicas)
 
 
 def _blocks(function):

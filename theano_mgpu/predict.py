@@ -7,12 +7,13 @@ import numpy as np
 import theano
 
 from . import job, launched, progress
+from .arguments import check_input, converted, split_inputs
 from .contexts import borrow, check_process, give_back
+from .data_parallel import with_givens
 from .dealing import RankPool, serve
 from .errors import BatchError, GraphError, MgpuError, MgpuWarning, PredictionError
 from .exchange import arrays_of_first
 from .executors import CALL
-from .forward import check_input, converted, split_inputs, with_givens
 from .graph import shared_variables
 from .in_order import in_order
 from .parallel_graph import check_same_graph, choose_ranks, compiling, resolve_contexts

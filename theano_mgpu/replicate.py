@@ -45,30 +45,28 @@ def _check_turn(variable):
                         'ahead=True' % variable)
 
 
-def replicated(variable, same_on_all=False):
+def replicated(variable, independent=False):
     """The Replicated of a shared variable; all functions over the variable share it.
 
     Parameters
     ----------
     variable : theano.compile.SharedVariable
-    same_on_all : bool
-        Give each context the same random stream, for a draw in an update, which is repeated on
-        each context and must come out the same.
+    independent : bool
+        Whether it is the state of a random stream of which each context has its own.
 
     Raises
     ------
     GraphError
-        If a random stream is drawn from both in an update and elsewhere.
+        If one function has the same random stream on every context, and another one does not.
     """
     variable = getattr(variable.tag, 'stands_for', variable)
     found = watcher_of(variable)
     if found is None:
-        own_stream = is_random_state(variable) and not same_on_all
-        return (ReplicatedStream if own_stream else Replicated)(variable)
-    if same_on_all and isinstance(found, ReplicatedStream):
-        raise GraphError('the random stream %s is drawn from in the updates and elsewhere too: an update must '
-                         'come out the same on each context, other draws must not. Make the updates draw '
-                         'from a stream of their own' % variable)
+        return (ReplicatedStream if independent else Replicated)(variable)
+    if is_random_state(variable) and independent != isinstance(found, ReplicatedStream):
+        raise GraphError('the random stream %s is drawn from by a function that has it the same on every context, and '
+                         'by one that has another one on each: give each a stream of its own, or set mgpu.random=exact'
+                         % variable)
     return found
 
 

@@ -3,10 +3,10 @@ import threading
 from collections import namedtuple
 
 from . import graph
+from .arguments import converted
 from .context_map import describe
 from .devices import reason
 from .errors import PredictionError
-from .forward import converted
 from .replicate import copy_on
 from .transfers import Sender, fetch
 

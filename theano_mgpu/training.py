@@ -1,19 +1,15 @@
 """`mgpu.training_function`: one training step over several contexts."""
 import functools
 import os
-import time
 
 import numpy as np
-import theano
 
 from . import graph, state
 from .checkpoint_lock import lock_checkpoint
+from .data_parallel import DataParallel, check_reductions
 from .errors import GraphError, NonFiniteError
-from .forward import Forward
-from .parallel_graph import HOST, ParallelGraph, resolve_contexts
-from .samples import warn_of_couplings
-from .training_graph import loss_gradients, new_values, output_reductions, scalar_loss, splittable
-from .transfers import fetch, wait
+from .options import Options
+from .training_graph import loss_gradients, new_values, output_reductions, scalar_loss
 
 
 def training_function(inputs, loss, params, updates, outputs=(), micro_batches=1, batch_updates=None, broadcast=(),
@@ -22,16 +18,17 @@ def training_function(inputs, loss, params, updates, outputs=(), micro_batches=1
     """Compile one training step of a model over every context.
 
     A call splits the batch into sub-batches, computes loss and gradients of each on its context,
-    averages the gradients on the host, weighted by sub-batch size, and applies the same update on
-    every context. The result is that of one device on the whole batch, to rounding.
+    adds the gradients on the host, and applies the same update on every context. The result is
+    that of one device on the whole batch, to rounding.
 
     Parameters
     ----------
     inputs : list of theano.Variable
         Each has samples along axis 0, but for scalars and those named in `broadcast`.
     loss : scalar theano.Variable
-        Means and sums over the samples, and terms that do not depend on them (regularisers). A loss
-        that is anything else gets the mean over the sub-batches, and a warning that says so.
+        Any function of the batch. Where it needs what samples come to together, such as the statistics of batch
+        normalisation, replicas exchange that within the step. A loss that cannot be computed in parts is computed
+        whole on the first context, and a warning says why.
     params : list of theano.compile.SharedVariable
         What is trained. They stay the truth: `get_value` gives the trained value, `set_value` reaches
         every replica before the next step, and other Theano functions over them see current values.
@@ -41,7 +38,8 @@ def training_function(inputs, loss, params, updates, outputs=(), micro_batches=1
         Those of Lasagne fit: ``lasagne.updates.adam``, or ``functools.partial(lasagne.updates.sgd,
         learning_rate=0.1)``.
     outputs : list of theano.Variable or (theano.Variable, str)
-        Further outputs; with ``'mean'`` or ``'sum'`` reduced over the replicas, else gathered.
+        Further outputs, of the whole batch. ``(output, 'mean')`` and ``(output, 'sum')`` are the same, and an error
+        if the output has rows of single samples.
     micro_batches : int
         Slices that each sub-batch is computed in, one after the other, so that a batch that does
         not fit on a device trains. Gradients are accumulated exactly.
@@ -50,8 +48,7 @@ def training_function(inputs, loss, params, updates, outputs=(), micro_batches=1
     check_finite : bool
         Raise a NonFiniteError, and change nothing, when the loss or a gradient is not finite.
     least_samples : int
-        Samples that a sub-batch has at least, but for a batch that has fewer: 2 for a model whose
-        batch normalisation would divide by zero on one.
+        Samples that a sub-batch has at least, but for a batch that has fewer.
     update_on : {'auto', 'device', 'host'}, optional
         Where the new values are computed: on each context, or once on the host, from which each context then gets
         the parameters. Then the state of the updates (moments) is on the host alone: for devices that are short of
@@ -72,8 +69,8 @@ def training_function(inputs, loss, params, updates, outputs=(), micro_batches=1
 
     Notes
     -----
-    The scheme is synchronous data parallelism. Ops that couple the samples of a batch, such as batch
-    normalisation, see one sub-batch at a time.
+    The scheme is synchronous data parallelism. Random numbers are those of one device: each replica draws those of
+    the whole batch, and takes its rows.
 
     Examples
     --------
@@ -88,14 +85,13 @@ def training_function(inputs, loss, params, updates, outputs=(), micro_batches=1
     params = list(params)
     if not params:
         raise GraphError('params is empty: name the shared variables to train')
-    step = TrainingFunction(inputs, loss, params, updates, outputs, micro_batches, batch_updates, broadcast, givens,
-                            check_finite, contexts, executor, mode, name, allow_input_downcast, least_samples,
-                            sharded=sharded, update_on=update_on)
-    if step.n_replicas > 1:
-        warn_of_couplings('the loss', step.couplings)
-        warn_of_couplings('an output', step.forward.couplings)
-        for variable, couplings in step.forward.updates.approximate.items():
-            warn_of_couplings('the new value of %s' % variable, couplings)
+    variables, reductions = output_reductions(outputs)
+    step = TrainingFunction(inputs, loss, params, updates, variables, batch_updates, check_finite,
+                            micro_batches=micro_batches, broadcast=broadcast, givens=givens, contexts=contexts,
+                            executor=executor, mode=mode, name=name, allow_input_downcast=allow_input_downcast,
+                            least_samples=least_samples, sharded=sharded, update_on=update_on)
+    check_reductions(step.results[1:], reductions, variables)
+    step.warn_if_refused()
     return step
 
 
@@ -126,62 +122,38 @@ class Ahead:
         return item
 
 
-class TrainingFunction:
-    """What `training_function` returns.
+class TrainingFunction(DataParallel):
+    """What `training_function` returns; its attributes are those of a `DataParallel`, and `params`.
 
-    Attributes
+    Parameters
     ----------
-    contexts : list of Context
-    params : list of SharedVariable
-    timings : Timings
-        Seconds that the steps spent in each phase, see `timeline.PHASES`.
-    couplings : list of Coupling
-        Where the loss mixes samples, so that replicas compute something else than one device.
-    seconds : float
-        What the last step took until the new parameters were there, without what comes after that: outputs, states.
+    inputs, loss, params, updates, batch_updates, check_finite
+        As for `training_function`.
+    outputs : list of theano.Variable
+    options
+        Those of `Options`.
     """
 
-    def __init__(self, inputs, loss, params, updates, outputs=(), micro_batches=1, batch_updates=None, broadcast=(),
-                 givens=None, check_finite=False, contexts=None, executor=None, mode=None, name=None,
-                 allow_input_downcast=None, least_samples=1, uniform=(), sharded=None, update_on=None):
+    def __init__(self, inputs, loss, params, updates, outputs=(), batch_updates=None, check_finite=False, **options):
         self.params = list(params)
-        self.contexts = resolve_contexts(contexts)
-        loss, scale, self.couplings = splittable(scalar_loss(loss), inputs, broadcast, givens, uniform)
+        loss = scalar_loss(loss)
         gradients = loss_gradients(loss, self.params)
-        outputs, reductions = output_reductions(outputs)
-        self.forward = Forward(inputs, [loss] + gradients + outputs, ['mean'] * (1 + len(gradients)) + reductions,
-                               self.contexts, broadcast, givens, executor, mode, name, allow_input_downcast,
-                               batch_updates, micro_batches, least_samples, 1 + len(gradients), scale, uniform,
-                               sharded)
-        self.timings = self.forward.timings
-        self.check_finite = check_finite
-        averaged = [graph.host_type(param)('gradient of %s' % param) for param in self.params]
-        update_on = update_on or theano.config.mgpu.update_on
-        if update_on not in ('auto', 'device', 'host'):
-            raise GraphError("update_on is 'auto', 'device' or 'host', not %r" % (update_on,))
-        if update_on == 'auto':
-            update_on = 'device' if self.forward.on_devices else 'host'
-        self.update = ParallelGraph(averaged, [], new_values(updates, averaged, self.params),
-                                    [HOST] if update_on == 'host' else self.contexts, self.forward.ranks,
-                                    same_on_all=True, mode=mode, name=name)
-        self.forward.add_graph(self.update)
+        placeholders = [graph.host_type(param)('gradient of %s' % param) for param in self.params]
+        gradients = [placeholder.type.filter_variable(gradient)
+                     for placeholder, gradient in zip(placeholders, gradients)]
+        new = new_values(updates, placeholders, self.params)
+        new = dict(zip(new, graph.substitute(list(new.values()), dict(zip(placeholders, gradients)))))
+        self._n_outputs = 1 + len(outputs)
+        super().__init__(inputs, [loss] + list(outputs) + (gradients if check_finite else []), new,
+                         batch_updates or {}, Options(**options))
         self._completed = 0  # steps
         self._checkpoint = self._checkpoint_lock = None
 
-    @property
-    def compiled(self):
-        return self.forward.graph.compiled + self.update.compiled
-
-    @property
-    def n_replicas(self):
-        """Replicas on all ranks."""
-        return sum(self.forward.graph.replicas)
-
     def __call__(self, *args, **kwargs):
         """Train on one batch; returns the loss, or a list of loss and outputs."""
-        loss, outputs = self.forward.step(args, kwargs).run(self._run)
+        outputs = self.step(args, kwargs)[:self._n_outputs]
         self._note_completed()
-        return [loss] + outputs if outputs else loss
+        return outputs if len(outputs) > 1 else outputs[0]
 
     def over(self, batches, ahead=None):
         """Train on one batch after the other, as ``for batch in batches: step(*batch)`` does.
@@ -207,87 +179,31 @@ class TrainingFunction:
         if ahead is None:
             ahead = isinstance(batches, (list, tuple))
         batches = Ahead(batches)
-        self.forward.next_batch = batches.peek if ahead else None
+        self.look_ahead.next_batch = batches.peek if ahead else None
         try:
             for batch in batches:
                 yield self(*batch)
         finally:
-            self.forward.next_batch = None
-
-    def join(self):
-        """Call it where each process of a job feeds its own data, once that has ended: it returns when all have.
-
-        Until then the process takes part in the others' steps, without samples.
-        """
-        for _ in self.joined():
-            pass
+            self.look_ahead.next_batch = None
 
     def joined(self):
-        """As `join`, but yields of each step the loss and outputs, and its samples."""
-        for (loss, outputs), length in self.forward.join(self._run):
+        for outputs, length in super().joined():
             self._note_completed()
-            yield [loss] + outputs, length
+            yield outputs[:self._n_outputs], length
 
-    def _run(self, step):
-        step.run_all()
-        loss, gradients = step.averages[0], step.averages[1:]
-        if self.check_finite:
-            self._check_finite(fetch(loss), gradients)
-        given = self._broadcast(gradients)
-        self._apply(given, step.transaction)
-        with self.forward.timings.span('run'):  # where gradients stayed on the device, nobody has waited for it yet
-            loss = np.array(fetch(loss))
-        self.seconds = time.perf_counter() - step.began
-        return loss, step.commit()
-
-    def _broadcast(self, gradients):
-        """The averaged gradients on each context that updates."""
-        if not any(sender.sends for sender in self.update.senders):
-            return [[fetch(gradient) for gradient in gradients]] * len(self.update.contexts)
-        sums = self.forward.sums
-        sent_at_once = sums is not None and gradients and gradients[0] is sums.views[1]
-        with self.forward.timings.span('broadcast'):
-            tasks = [functools.partial(sender.send_flat, sums, 1) if sent_at_once else
-                     functools.partial(sender.send, gradients) for sender in self.update.senders]
-            return self.forward.each('broadcast', tasks, self.update.contexts)
-
-    def _apply(self, given, transaction):
-        """Compute the new values on each context, then store them all."""
-        tasks = [functools.partial(self.update.run, replica, gradients) for replica, gradients in enumerate(given)]
-        with self.forward.timings.span('update'):
-            results = [new for _, new in self.forward.each('update', tasks, self.update.contexts)]
-            if self.forward.timings.waits():
-                wait(value for new in results for value in new)
-        for context, new in zip(self.update.contexts, results):
-            for variable, value in zip(self.update.updated, new):
-                transaction.replace(variable.copies[context], value)
-        holders = self.update.contexts
-        if holders == [HOST]:
-            holders = holders + self.contexts
-            with self.forward.timings.span('broadcast'):
-                self._send_params(results[0], transaction)
-        for variable in self.update.updated:
-            transaction.then(variable.commit, holders)
-
-    def _send_params(self, new, transaction):
-        """Give each context what the host has computed; the state of the updates is on the host alone."""
-        for context in self.contexts:
-            for variable, value in zip(self.update.updated, new):
-                if context in variable.copies:
-                    transaction.convert(variable.copies[context], value)
-
-    def _check_finite(self, loss, gradients):
-        names = ['the loss'] + ['the gradient of %s' % param for param in self.params]
-        for name, value in zip(names, [loss] + [fetch(gradient) for gradient in gradients]):
-            if not np.isfinite(value).all():
+    def _check(self, results):
+        for param, value in zip([None] + self.params, results[:1] + results[self._n_outputs:]):
+            if len(results) > self._n_outputs and not np.isfinite(value).all():
+                name = 'the loss' if param is None else 'the gradient of %s' % param
                 raise NonFiniteError('%s is not finite (loss %s): no parameter was changed. Lower the learning rate, '
                                      'clip the gradients, or look for a division by zero or a log of zero in the '
-                                     'model' % (name, loss))
+                                     'model' % (name, results[0]))
 
     def variables(self):
         """The Replicated variables that make up the training state, each once, in a fixed order."""
-        trained = [r for r in self.forward.graph.variables if r.variable in self.params]
-        return list(dict.fromkeys(trained + self.update.variables + self.forward.graph.updated + self.forward.of_batch))
+        of_updates = [v for part in self.compiled_program.parts for v in part.graph.variables]
+        trained = [v for v in self.replicated() if v.variable in self.params]
+        return list(dict.fromkeys(trained + of_updates + self.updated))
 
     def save(self, path, allow_nan=False):
         """Save the training state (parameters, update state, random streams) to an .npz file.
@@ -310,7 +226,7 @@ class TrainingFunction:
 
     def save_with(self, path, extra=None, allow_nan=False):
         """As `save`, with further arrays, a dict of str to ndarray."""
-        state.save(path, self.variables(), self.contexts, self.forward.ranks, extra, allow_nan)
+        state.save(path, self.variables(), self.contexts, self.ranks, extra, allow_nan)
 
     def load(self, path):
         """Load what `save` wrote, into a function of the same model; nothing is changed on an error.
@@ -322,7 +238,7 @@ class TrainingFunction:
         ValueError
             If the file is not of this model, or damaged, and so is the one before it.
         """
-        state.load(path, self.variables(), self.contexts, self.forward.ranks)
+        state.load(path, self.variables(), self.contexts, self.ranks)
 
     def checkpoint(self, path, every, allow_nan=False):
         """Save the training state every `every` steps; if the file exists, resume from it first.
@@ -354,8 +270,8 @@ class TrainingFunction:
         if every < 1:
             raise ValueError('every=%r: give the number of steps between checkpoints, 1 or more' % (every,))
         before = 0
-        if self.forward.ranks.by_first(functools.partial(self._begin_checkpoints, path)):
-            extra = state.load(path, self.variables(), self.contexts, self.forward.ranks)
+        if self.ranks.by_first(functools.partial(self._begin_checkpoints, path)):
+            extra = state.load(path, self.variables(), self.contexts, self.ranks)
             if 'calls' not in extra:
                 raise ValueError('%s does not say how many steps it comes after; give a file that step.checkpoint '
                                  'wrote, or load this one with step.load' % path)

@@ -1,14 +1,10 @@
-"""The graph of a training step: a loss that sub-batches can share, its gradients, and the new values."""
+"""The graph of a training step: the loss, its gradients, and the new values."""
 import inspect
 
 import theano
 
 from . import graph
-from .dependence import COUNT, MIXED, ROWS, SUM
 from .errors import GraphError
-from .forward import check_input, split_inputs
-from .samples import analyse
-from .statistics import mean_exact
 
 
 def scalar_loss(loss):
@@ -17,28 +13,6 @@ def scalar_loss(loss):
         raise GraphError('the loss must be a scalar, not %s of type %s: take its mean over the samples, '
                          'loss.mean()' % (loss, getattr(loss, 'type', type(loss).__name__)))
     return graph.host_graph([loss])[0]
-
-
-def splittable(loss, inputs, broadcast, givens, uniform=()):
-    """A loss whose mean over the replicas is that of the whole batch.
-
-    Returns
-    -------
-    loss : theano.Variable
-    scale : scalar theano.Variable or None
-        An input that it then has: samples of the batch / samples of the sub-batch.
-    couplings : list of Coupling
-        Why it is not exact.
-    """
-    inputs = [check_input(variable) for variable in inputs]
-    carriers = [variable for variable, split in zip(inputs, split_inputs(inputs, broadcast)) if split]
-    given = analyse(list((givens or {}).values()), carriers)
-    carriers += [old for old, new in (givens or {}).items() if given.of(new).kind == ROWS]
-    samples = analyse([loss], carriers, uniform)
-    if samples.of(loss).kind not in (SUM, COUNT, MIXED):
-        return loss, None, samples.couplings
-    scale = theano.tensor.scalar('scale of sums', dtype=loss.dtype)
-    return mean_exact(loss, samples, scale), scale, samples.couplings
 
 
 def loss_gradients(loss, params):

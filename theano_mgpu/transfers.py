@@ -4,7 +4,34 @@ import numpy as np
 from .contexts import gpu_context
 
 SMALL = 1 << 15  # bytes of an array that is fetched together with others
-TURNS = 2        # sets of buffers on a device: one is computed with while the next one is filled
+
+
+class DeviceBuffers:
+    """Memory on a context's device that arrays are sent to again and again; none for a ``cpu`` context."""
+
+    def __init__(self, context):
+        self._context = context
+        self._buffers = {}
+
+    def send(self, key, value):
+        """An array on the device; valid until the next one of the key is sent.
+
+        Parameters
+        ----------
+        key : hashable
+        value : ndarray or pygpu.gpuarray.GpuArray
+            One that is on the device stays as it is.
+        """
+        if self._context.kind == 'cpu' or not isinstance(value, np.ndarray):
+            return value
+        from pygpu import gpuarray  # which nobody needs who has no GPU
+        found = self._buffers.get(key)
+        if found is None or found.shape != value.shape:
+            found = gpuarray.array(value, dtype=value.dtype, order='C', context=gpu_context(self._context))
+            self._buffers[key] = found
+        else:
+            found.write(np.ascontiguousarray(value))
+        return found
 
 
 class Sender:
@@ -17,19 +44,11 @@ class Sender:
     """
 
     def __init__(self, function):
-        self._context = function.mgpu_context
         self._takes = function.mgpu_takes
-        self._buffers = [{} for _ in range(TURNS)]
-        self._turn = 0
-        self._flat = None
-
-    @property
-    def sends(self):
-        """Whether anything is copied."""
-        return any(self._takes)
+        self._buffers = DeviceBuffers(function.mgpu_context)
 
     def send(self, arguments):
-        """The arguments as the function takes them.
+        """The arguments as the function takes them, valid until the next call.
 
         Parameters
         ----------
@@ -39,47 +58,9 @@ class Sender:
         Returns
         -------
         list of ndarray or pygpu.gpuarray.GpuArray
-            Valid until the call after the next one, which uses the same memory.
         """
-        if not self.sends:
-            return arguments
-        self._turn = (self._turn + 1) % TURNS
-        return [self._on_device(i, value) if takes else fetch(value)
+        return [self._buffers.send(i, value) if takes else fetch(value)
                 for i, (value, takes) in enumerate(zip(arguments, self._takes))]
-
-    def _on_device(self, i, value):
-        if not isinstance(value, np.ndarray):
-            return value
-        from pygpu import gpuarray  # which nobody needs who has no GPU
-        buffers = self._buffers[self._turn]
-        found = buffers.get(i)
-        if found is None or found.shape != value.shape:
-            buffers[i] = found = gpuarray.array(value, dtype=value.dtype, order='C', context=gpu_context(self._context))
-        else:
-            found.write(np.ascontiguousarray(value))
-        return found
-
-    def send_flat(self, buffers, first=0):
-        """Send arrays that are views of a few flat ones: one copy each, and views of that on the device.
-
-        Parameters
-        ----------
-        buffers : FlatBuffers
-        first : int
-            The first view that is an argument; so are all that follow.
-
-        Returns
-        -------
-        list of ndarray or pygpu.gpuarray.GpuArray
-            Valid until the next call.
-        """
-        if not all(self._takes):
-            return self.send(buffers.views[first:])
-        if self._flat is None or self._flat.like != buffers.like:
-            self._flat = FlatBuffers(buffers.like, self._context)
-        for there, here in zip(self._flat.flat, buffers.flat):
-            there.write(here)
-        return self._flat.views[first:]
 
 
 class FlatBuffers:

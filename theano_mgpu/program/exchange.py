@@ -1,10 +1,153 @@
 """What replicas have, put together: over those of this process, then over the ranks."""
+import functools
+from collections import namedtuple
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 
-from ..collectives import all_reduce
+from ..collectives import all_reduce, bucket_ranges
 from ..exchange import added
+from ..executors import ADD
+from ..timeline import span
+from ..transfers import Fetcher, FlatBuffers, describe
 
 REDUCE = {'sum': np.add, 'max': np.maximum, 'min': np.minimum, 'prod': np.multiply}
+
+
+class Sums:
+    """Sums over all samples that the replicas have parts of, such as gradients, in memory that every step uses again.
+
+    Parameters
+    ----------
+    sources : list of theano.Variable
+        Outputs of one stage, all of a floating dtype.
+    places : list of theano.Variable
+        What stands for their sums.
+    each : callable
+        ``each(name, tasks, shards)`` runs a task a shard.
+    timings : Timings
+    on_devices : bool
+        Whether shards have their parts elsewhere than on the host.
+    kept : collection of theano.Variable
+        Those of the sources that a shard needs itself, too.
+
+    Attributes
+    ----------
+    flat : list of ndarray
+        All sums, one array a dtype.
+    views : list of ndarray
+        Each sum; valid until the next step.
+    """
+
+    def __init__(self, sources, places, each, timings, on_devices, kept=()):
+        self.sources, self.places, self._kept = sources, places, set(kept)
+        self._each, self._timings, self._on_devices = each, timings, on_devices
+        self._buffers = None
+        self._fetchers = {}
+        self._sent = {}  # context -> FlatBuffers on its device
+        self._are_sent = set()
+
+    @property
+    def flat(self):
+        return self._buffers.flat
+
+    @property
+    def views(self):
+        return self._buffers.views
+
+    def add(self, shards, accumulate):
+        """Add what shards have; large arrays are added on another thread while the next ones come from the devices.
+
+        Parameters
+        ----------
+        shards : list of Shard
+            One a context; they let go of their parts.
+        accumulate : bool
+            Whether to add to what former shards of the step had.
+        """
+        parts = [[shard.known[source] if source in self._kept else shard.known.pop(source) for source in self.sources]
+                 for shard in shards]
+        like = describe(parts[0])
+        if self._buffers is None or self._buffers.like != like:
+            self._buffers = FlatBuffers(like)
+        self._are_sent = set()
+        sizes = [array.size * array.itemsize for array in self.views]
+        buckets = list(bucket_ranges(sizes)) if self._on_devices else [(0, len(sizes))]
+        underway = []
+        try:
+            for bucket in buckets[:-1]:
+                underway.append(self._thread.submit(self._fetched(parts, bucket, shards, accumulate)))
+            add = self._fetched(parts, buckets[-1], shards, accumulate, alone=len(buckets) == 1)
+            with self._timings.span('all_reduce'):
+                add()
+        finally:
+            with self._timings.span('all_reduce'):
+                for future in underway:
+                    future.result()
+
+    @functools.cached_property
+    def _thread(self):
+        return ThreadPoolExecutor(1, thread_name_prefix='theano_mgpu all_reduce')
+
+    def _fetched(self, parts, bucket, shards, accumulate, alone=False):
+        """Fetch a bucket of the parts from each replica; returns the task that adds it to the sums."""
+        fetchers = [self._fetcher(shard, bucket) for shard in shards]
+        arrays = [part[slice(*bucket)] for part in parts]
+        targets = self.views[slice(*bucket)]
+        if self._on_devices:
+            with self._timings.span('device_to_host'):
+                tasks = [functools.partial(fetcher.fetch, part) for fetcher, part in zip(fetchers, arrays)]
+                arrays = self._each('device_to_host', tasks, shards)
+            if alone and all(fetcher.flat for fetcher in fetchers):  # many small ones are added as one
+                arrays, targets = [fetcher.flat for fetcher in fetchers], self.flat
+
+        def add():
+            with span('all_reduce', 'all_reduce'):
+                for each, out in zip(zip(*arrays), targets):
+                    all_reduce(each, [1.0] * len(each), out, accumulate)
+        return add
+
+    def _fetcher(self, shard, bucket):
+        key = shard.context, bucket
+        if key not in self._fetchers:
+            self._fetchers[key] = Fetcher(shard.context)
+        return self._fetchers[key]
+
+    def clear(self):
+        """Make every sum 0: this process has no samples."""
+        for flat in self.flat:
+            flat[...] = 0
+
+    def on(self, context):
+        """The sums on a context's device, sent in one copy a dtype."""
+        sent = self._sent.get(context)
+        if sent is None or sent.like != self._buffers.like:
+            sent = self._sent[context] = FlatBuffers(self._buffers.like, context)
+        if context not in self._are_sent:
+            for there, here in zip(sent.flat, self.flat):
+                there.write(here)
+            self._are_sent.add(context)
+        return sent.views
+
+
+class Sum(namedtuple('Sum', 'sums index')):
+    """One sum of Sums."""
+
+    @property
+    def on_host(self):
+        return self.sums.views[self.index]
+
+    def on(self, context):
+        """The sum where functions of a context take it."""
+        return self.on_host if context.kind == 'cpu' else self.sums.on(context)[self.index]
+
+
+def add_over_ranks(ranks, sums, timings):
+    """Add Sums over the ranks, in place."""
+    with timings.span('wait'):
+        ranks.meet((ADD,))
+    with timings.span('exchange'):
+        ranks.add([flat for each in sums for flat in each.flat])
 
 
 def exchanged(parts, hows, lengths, ranks):
@@ -15,7 +158,7 @@ def exchanged(parts, hows, lengths, ranks):
     parts : list of list of ndarray
         For each value, what the replicas of this process have, in the order of their samples.
     hows : list of (str or (str, int))
-        'sum', 'max', 'min', 'prod', or ``('gather', axis)``.
+        'sum', 'max', 'min', 'prod', or ``('gather', axis)``; 'stack' for all parts, along a new axis 0.
     lengths : list of int
         Samples of each rank. What one without samples has does not count.
     ranks : Ranks
@@ -34,24 +177,25 @@ def exchanged(parts, hows, lengths, ranks):
         values[i] = total
     for i, how in enumerate(hows):
         if how != 'sum':
-            values[i] = _gathered(values[i], how, lengths, ranks)
+            values[i] = _of_ranks(values[i], how, lengths, ranks)
     return values
 
 
 def _of_process(parts, how):
+    if how == 'stack':
+        return np.stack(parts)
     if isinstance(how, tuple):
         return parts[0] if len(parts) == 1 else np.concatenate(parts, how[1])
-    if len(parts) == 1:
-        return parts[0]
-    if how == 'sum' and parts[0].dtype.kind == 'f':
-        return all_reduce(parts, [1.0] * len(parts))
-    return np.asarray(REDUCE[how].reduce(parts), parts[0].dtype)
+    return parts[0] if len(parts) == 1 else np.asarray(REDUCE[how].reduce(parts), parts[0].dtype)
 
 
-def _gathered(value, how, lengths, ranks):
+def _of_ranks(value, how, lengths, ranks):
+    counts = [int(length > 0) for length in lengths]
+    if how == 'stack':
+        return ranks.gather(value, [count * n for count, n in zip(counts, ranks.everyones(len(value)))])
     if isinstance(how, tuple):
         rows = np.ascontiguousarray(np.moveaxis(value, how[1], 0))
         each = rows.shape[0] // max(1, lengths[ranks.rank])  # a sample may own several rows
         return np.moveaxis(ranks.gather(rows, [each * length for length in lengths]), 0, how[1])
-    every = ranks.gather(np.ascontiguousarray(value[np.newaxis]), [int(length > 0) for length in lengths])
+    every = ranks.gather(np.ascontiguousarray(value[np.newaxis]), counts)
     return np.asarray(REDUCE[how].reduce(every), value.dtype)

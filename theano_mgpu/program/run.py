@@ -1,152 +1,281 @@
-"""Run a program over contexts: scatter, stage after stage with an exchange before each, commit, gather."""
+"""One step of a program: stage after stage with an exchange before each, then what is made of exchanged values."""
+import collections
 import functools
 
 import numpy as np
-from theano.gof.graph import ancestors
 
-from ..exchange import lengths_of_ranks
-from ..parallel_graph import ParallelGraph, Transaction, choose_executor, run_replicas
-from ..scatter_gather import micro_batch_rounds
-from ..transfers import fetch
-from .exchange import exchanged
-
-
-class Shard:
-    """A replica's part of a batch in one step.
-
-    Attributes
-    ----------
-    replica : int
-    span : (int, int)
-        Its samples.
-    known : dict of theano.Variable to (ndarray or pygpu.gpuarray.GpuArray)
-        What it has by now: inputs, exchanged values, and what its stages have computed.
-    """
-
-    def __init__(self, replica, span, known):
-        self.replica, self.span, self.known = replica, span, known
+from ..executors import Ranks
+from ..parallel_graph import HOST, choose_executor, run_replicas
+from ..timeline import on_track
+from ..transfers import DeviceBuffers, fetch, wait
+from .exchange import Sum, Sums, add_over_ranks, exchanged
+from .shard import Shard
 
 
-class CompiledProgram:
-    """A program compiled for contexts.
+class Batch:
+    """A batch, scattered.
 
     Parameters
     ----------
-    program : Program
-    inputs : list of theano.Variable
-        Of a call: those of the program, and others that every replica gets whole.
-    updated : list of SharedVariable
-        What the last of the program's outputs are new values of; the same on every replica.
-    contexts : list of Context
-    ranks : Ranks
-    executor : str, optional
-    micro_batches : int
-        Slices of each sub-batch. A stage runs over all of them before the next one, so that what is carried from stage
-        to stage is kept for all.
-    mode, name
-        As for `theano.function`.
+    rounds : list of list of Shard
+        One after the other, each with a shard for each of the first contexts.
+    common : dict of theano.Variable to ndarray
+        What is the same for every shard; exchanged values are added.
+    lengths : list of int
+        Samples of each rank.
+    idle : bool
+        Whether this rank has none, and takes part with a sample that does not count.
+    alone : bool
+        Whether one replica has the whole batch: what it computes stays on its device.
     """
 
-    def __init__(self, program, inputs, updated, contexts, ranks, executor=None, micro_batches=1, mode=None, name=None):
-        self.program, self.inputs, self.contexts, self.ranks = program, list(inputs), contexts, ranks
-        self.micro_batches = micro_batches
-        self.stages = []
-        for stage in program.stages:
-            reads = set(ancestors(stage.outputs))
-            given = self.inputs + program.numbers + [each.variable for each in stage.exchanges] + list(stage.carried)
-            given = [variable for variable in given if variable in reads]
-            # Every replica draws the numbers of the whole batch.
-            graph = ParallelGraph(given, stage.outputs, {}, contexts, ranks, same_on_all=True, mode=mode, name=name)
-            self.stages.append((stage, given, graph))
-        replicas = {r.variable: r for _, _, graph in self.stages for r in graph.variables}
-        n_outputs = len(program.outputs) - len(updated)
-        self.outputs = program.outputs[:n_outputs]
-        self.updates = [(replicas[variable], output) for variable, output in zip(updated, program.outputs[n_outputs:])]
-        self.executor = choose_executor(executor, [f for _, _, graph in self.stages for f in graph.compiled])
+    def __init__(self, rounds, common, lengths, idle=False, alone=False):
+        self.rounds, self.common, self.lengths, self.idle, self.alone = rounds, common, lengths, idle, alone
+        self.shards = sorted((shard for round_ in rounds for shard in round_), key=lambda shard: shard.span)
 
-    def __call__(self, *values):
-        """Run every stage on the shards of a batch; returns the outputs, arrays."""
-        rounds = self._scatter(values)
-        shards = sorted((shard for round_ in rounds for shard in round_), key=lambda shard: shard.span)
-        transaction = Transaction()
-        try:
-            for stage, given, graph in self.stages:
-                self._exchange(stage.exchanges, shards)
-                self._carry(stage.carried, shards)
-                for round_ in rounds:
-                    self._run(stage, given, graph, round_)
-            self._update(shards, transaction)
-            self.ranks.agree()
-            transaction.commit()
-        except BaseException as error:
-            transaction.roll_back()
-            self.ranks.give_up(error)
-            raise
-        return self._gather(shards)
 
-    def _scatter(self, values):
-        """The shards of each round, with their inputs."""
-        given = dict(zip(self.inputs, values))
-        length = len(given[self.program.inputs[0]])
-        replicas = self.stages[0][2].replicas
-        self._lengths = lengths_of_ranks(length, replicas, 1)
-        for _, _, graph in self.stages:
-            graph.refresh()
-        first = sum(replicas[:self.ranks.rank])
-        rounds = [spans[first:first + len(self.contexts)]
-                  for spans in micro_batch_rounds(length, sum(replicas), self.micro_batches)]
-        # A rank without samples takes part with one, which does not count.
-        rounds = [spans for spans in rounds if spans] or [[(0, 1)]]
-        return [[self._shard(replica, span, given, length) for replica, span in enumerate(spans)] for spans in rounds]
+class Runner:
+    """Runs the parts of a CompiledProgram.
 
-    def _shard(self, replica, span, given, length):
-        start, stop = span
-        known = {variable: value[start:stop] if variable in self.program.inputs else value
-                 for variable, value in given.items()}
-        known.update(zip(self.program.numbers, (np.array(n, 'int64') for n in (length, stop - start, start))))
-        return Shard(replica, span, known)
+    Parameters
+    ----------
+    compiled : CompiledProgram
+    ranks : Ranks
+    executor : str or None
+    timings : Timings
+    independent : collection of SharedVariable
+        Random streams of which each replica has its own.
+    """
 
-    def _exchange(self, exchanges, shards):
-        """Give every shard what all of them have come to."""
-        if len(shards) == self.ranks.size == 1:  # what one has come to stays on its device
-            self._carry({exchange.variable: exchange.source for exchange in exchanges}, shards)
-            return
-        parts = [[fetch(shard.known[exchange.source]) for shard in shards] for exchange in exchanges]
-        whole = exchanged(parts, [exchange.how for exchange in exchanges], self._lengths, self.ranks)
-        for shard in shards:
-            shard.known.update((exchange.variable, value) for exchange, value in zip(exchanges, whole))
+    def __init__(self, compiled, ranks, executor, timings, independent=()):
+        self.compiled, self.contexts, self.ranks, self.timings = compiled, compiled.contexts, ranks, timings
+        self._independent = set(independent)
+        self.executor = choose_executor(executor, [f for graph in compiled.graphs for f in graph.compiled],
+                                        len(self.contexts))
+        self.on_devices = any(context.kind != 'cpu' for context in self.contexts)
+        self._buffers = {}
+        self._plan_exchanges()
 
-    def _carry(self, carried, shards):
-        for shard in shards:
-            shard.known.update([(place, shard.known[source]) for place, source in carried.items()])
+    def _plan_exchanges(self):
+        """What is added up after each stage, and what is exchanged before each, and at the end."""
+        self._sums, self._boundaries = [[] for _ in self.compiled.stages], []
+        for exchanges in [stage.exchanges for stage, _ in self.compiled.stages] + [self.compiled.program.exchanges]:
+            additive = [each for each in exchanges if each.how == 'sum' and each.source.dtype.startswith('float')]
+            here = []
+            for (_, part), sums in zip(self.compiled.stages, self._sums):
+                of_stage = [each for each in additive if each.source in part.outputs]
+                if of_stage:
+                    here.append(Sums([each.source for each in of_stage], [each.variable for each in of_stage],
+                                     self.each, self.timings, self.on_devices, self.compiled.kept))
+                    sums.append(here[-1])
+            self._boundaries.append((here, [each for each in exchanges if each not in additive], exchanges))
 
-    def _run(self, stage, given, graph, shards):
+    def each(self, name, tasks, shards):
+        """Run a task a shard on its context, shown in the timeline under a name."""
+        contexts = [shard.context for shard in shards]
+        return run_replicas(self.executor, on_track(tasks, name, contexts), contexts, [shard.span for shard in shards])
+
+    # ------------------------------------------------------------------------------------------------- the inputs
+
+    def shards(self, rounds, known):
+        """Shards for rounds of sample ranges.
+
+        Parameters
+        ----------
+        rounds : list of list of (int, int)
+        known : callable
+            ``known(start, stop)`` gives the inputs of a shard, by variable.
+
+        Returns
+        -------
+        list of list of Shard
+            The inputs of one have memory of their own, which is used again for the one after the next; where there are
+            several stages, not in this step.
+        """
+        # While one is computed, the next one is sent.
+        turns = 2 if len(self.compiled.stages) == 1 else len(rounds) + 1
+        return [[Shard(replica, self.contexts[replica], span, known(*span), self._next_buffers(replica, turns))
+                 for replica, span in enumerate(spans)] for spans in rounds]
+
+    def _next_buffers(self, replica, turns):
+        buffers = self._buffers.setdefault(replica, collections.deque())
+        if len(buffers) < turns:
+            buffers.append(DeviceBuffers(self.contexts[replica]))
+        else:
+            buffers.rotate(-1)
+        return buffers[-1]
+
+    def send(self, shards, common):
+        """Send the inputs of the first stage to the devices."""
+        if self.on_devices and self.compiled.stages:
+            _, part = self.compiled.stages[0]
+            with self.timings.span('host_to_device'):
+                self.each('host_to_device', [functools.partial(self._arguments, part, shard, common)
+                                             for shard in shards], shards)
+
+    def _arguments(self, part, shard, common):
+        return shard.arguments(part.given, part.graph.takes[shard.replica], common)
+
+    # -------------------------------------------------------------------------------------------------- the stages
+
+    def run_stages(self, batch, transaction, meanwhile=None):
+        """Run every stage on every shard, with the exchanges.
+
+        Parameters
+        ----------
+        batch : Batch
+        transaction : Transaction
+            Takes the new states of random streams.
+        meanwhile : callable, optional
+            Called once the last stage has been launched.
+        """
+        new = []
+        for number, (stage, part) in enumerate(self.compiled.stages):
+            self._exchange(number, batch)
+            for shard in batch.shards:
+                shard.known.update([(place, shard.known[source]) for place, source in stage.carried.items()])
+            for i, shards in enumerate(batch.rounds):
+                is_last = i == len(batch.rounds) - 1 and number == len(self.compiled.stages) - 1
+                results = self._run_round(part, shards, batch, meanwhile if is_last else None)
+                if not batch.alone:
+                    for sums in self._sums[number]:
+                        sums.add(shards, accumulate=i > 0)
+                for j, variable in enumerate(part.graph.updated):
+                    made = variable, [shard.context for shard in shards], [values[j] for _, values in results]
+                    if variable.variable not in self._independent:
+                        new += [made] if i == 0 else []  # the same from each slice
+                    elif not batch.idle:
+                        self._store(*made, transaction)  # the next slice goes on there
+        for made in new:
+            self._store(*made, transaction)
+        self._exchange(-1, batch)
+
+    def _run_round(self, part, shards, batch, meanwhile):
         """One stage on one shard of each context."""
-        tasks = [functools.partial(graph.run, shard.replica, graph.senders[shard.replica].send(
-            [shard.known[variable] for variable in given])) for shard in shards]
-        results = run_replicas(self.executor, tasks, [self.contexts[shard.replica] for shard in shards],
-                               [shard.span for shard in shards])
+        arguments = self._sent(part, shards, batch.common)
+        launch = 'launch' if self.on_devices else 'run'
+        with self.timings.span(launch):
+            tasks = [functools.partial(part.graph.run, shard.replica, given) for shard, given in zip(shards, arguments)]
+            results = self.each(launch, tasks, shards)
         for shard, (outputs, _) in zip(shards, results):
-            shard.known.update(zip(stage.outputs, outputs))
+            shard.known.update(zip(part.outputs, outputs))
+        if meanwhile is not None:
+            meanwhile()
+        if self.on_devices and (not batch.alone or self.timings.waits()):
+            with self.timings.span('run'):
+                self.each('run', [functools.partial(wait, outputs) for outputs, _ in results], shards)
+        return results
 
-    def _update(self, shards, transaction):
-        """Store the new values, of which each replica has its own copy."""
-        first = {shard.replica: shard for shard in reversed(shards)}
-        holders = [self.contexts[replica] for replica in first]
-        for variable, output in self.updates:
-            for replica, shard in first.items():
-                copy = variable.copies[self.contexts[replica]]
-                value = shard.known[output.variable]
-                if isinstance(value, np.ndarray):
-                    transaction.convert(copy, value)
-                else:
-                    transaction.replace(copy, value)
-            transaction.then(variable.commit, holders)
+    def _sent(self, part, shards, common):
+        if not self.on_devices:
+            return [self._arguments(part, shard, common) for shard in shards]
+        with self.timings.span('host_to_device'):
+            tasks = [functools.partial(self._arguments, part, shard, common) for shard in shards]
+            return self.each('host_to_device', tasks, shards)
 
-    def _gather(self, shards):
-        """The outputs, put together."""
-        together = [output for output in self.outputs if output.how is not None]
-        parts = [[fetch(shard.known[output.variable]) for shard in shards] for output in together]
-        whole = dict(zip(together, exchanged(parts, [output.how for output in together], self._lengths, self.ranks)))
-        return [np.array(whole[output] if output in whole else fetch(shards[0].known[output.variable]))
-                for output in self.outputs]
+    def _exchange(self, boundary, batch):
+        """Add to what every shard knows what all of them have."""
+        every_sums, others, exchanges = self._boundaries[boundary]
+        if batch.alone:  # what one shard has stays on its device
+            shard, = batch.shards
+            for variable, source, how in exchanges:
+                value = shard.known[source]
+                batch.common[variable] = value.reshape((1,) + value.shape) if how == 'stack' else value
+            return
+        if every_sums and self.ranks.size > 1:
+            for sums in every_sums if batch.idle else []:
+                sums.clear()
+            add_over_ranks(self.ranks, every_sums, self.timings)
+        for sums in every_sums:
+            batch.common.update((place, Sum(sums, i)) for i, place in enumerate(sums.places))
+        if others:
+            values = self._together(batch, [each.source for each in others], [each.how for each in others], self.ranks)
+            batch.common.update(zip([each.variable for each in others], values))
+
+    def _together(self, batch, variables, hows, ranks):
+        with self.timings.span('device_to_host'):
+            parts = [[fetch(shard.known[variable]) for shard in batch.shards] for variable in variables]
+        with self.timings.span('exchange'):
+            return exchanged(parts, hows, batch.lengths, ranks)
+
+    # ------------------------------------------------------------------------------------------ what comes after them
+
+    def run_parts(self, batch, transaction):
+        """Compute what is made of exchanged values, and store what is new.
+
+        Returns
+        -------
+        dict of theano.Variable to (ndarray or pygpu.gpuarray.GpuArray)
+            The results among them.
+        """
+        results, new = {}, []
+        for part in self.compiled.parts:
+            contexts = part.graph.contexts[:1] if batch.alone else part.graph.contexts
+            arguments = self._broadcast(part, contexts, batch.common)
+            with self.timings.span('update'):
+                tasks = [functools.partial(part.graph.run, i, given) for i, given in enumerate(arguments)]
+                made = run_replicas(self.executor, on_track(tasks, 'update', contexts), contexts)
+                if self.timings.waits():
+                    wait(value for _, values in made for value in values)
+            results.update(zip(part.outputs, made[0][0]))
+            new += [(variable, contexts, each)
+                    for variable, each in zip(part.graph.updated, zip(*[values for _, values in made]))]
+        for each in new:
+            self._store(*each, transaction)
+        return results
+
+    def _broadcast(self, part, contexts, common):
+        """What each context is given of exchanged values."""
+        tasks = [functools.partial(Shard(i, context, None, {}, self._of_updates(context)).arguments, part.given,
+                                   part.graph.takes[i], common) for i, context in enumerate(contexts)]
+        if not any(any(takes) for takes in part.graph.takes):
+            return [task() for task in tasks]
+        with self.timings.span('broadcast'):
+            return run_replicas(self.executor, on_track(tasks, 'broadcast', contexts), contexts)
+
+    def _of_updates(self, context):
+        return self._buffers.setdefault(context, DeviceBuffers(context))
+
+    def _store(self, variable, contexts, values, transaction):
+        """Give copies of a variable their new values; those of the host go to every context that has one."""
+        for context, value in zip(contexts, values):
+            transaction.replace(variable.copies[context], value)
+        holders = list(contexts)
+        if holders == [HOST]:
+            holders += [context for context in self.contexts if context in variable.copies]
+            with self.timings.span('broadcast'):
+                for context in holders[1:]:
+                    transaction.convert(variable.copies[context], values[0])
+        transaction.then(variable.commit, holders)
+
+    def gather(self, outputs, batch, results, sharded):
+        """Outputs on the host.
+
+        Parameters
+        ----------
+        outputs : list of Output
+        batch : Batch
+        results : dict
+            As `run_parts` returned it.
+        sharded : bool
+            Whether each rank has its own samples, and is given their rows alone.
+
+        Returns
+        -------
+        list of ndarray
+        """
+        rows = [output for output in dict.fromkeys(outputs) if isinstance(output.how, tuple)]
+        together = dict(zip(rows, self._together(batch, [output.variable for output in rows],
+                                                 [output.how for output in rows], Ranks() if sharded else self.ranks)))
+        if sharded and batch.idle:
+            together = {output: np.moveaxis(np.moveaxis(value, output.how[1], 0)[:0], 0, output.how[1])
+                        for output, value in together.items()}
+        return [together[output] if output in together else self._known(output.variable, batch, results)
+                for output in outputs]
+
+    def _known(self, variable, batch, results):
+        for known in (results, batch.common, batch.shards[0].known):
+            if variable in known:
+                value = known[variable]
+                return np.array(value.on_host if isinstance(value, Sum) else fetch(value))
+        raise AssertionError('nothing has computed %s' % variable)

@@ -1,0 +1,403 @@
+"""A graph over a batch, run over several contexts: what every function of the package has."""
+import threading
+import time
+
+import numpy as np
+import theano
+
+from . import graph, job
+from .arguments import Arguments
+from .compat import watcher_of
+from .context_map import describe
+from .contexts import check_process
+from .errors import GraphError, warn
+from .exchange import lengths_of_ranks, meet_for_batch
+from .look_ahead import LookAhead
+from .parallel_graph import Transaction, choose_ranks, resolve_contexts, share_first_values
+from .program import Batch, CannotCut, CompiledProgram, Runner, partition, undivided
+from .replicate import replicated
+from .rng import is_random_state
+from .scatter_gather import micro_batch_rounds, ranges
+from .timeline import PHASES, RANK_PHASES, Timings
+
+
+class DataParallel:
+    """A graph over a batch that is computed in sub-batches, one a context, with the result of one device.
+
+    Parameters
+    ----------
+    inputs : list of theano.Variable
+    outputs : list of theano.Variable
+    updates : dict of SharedVariable to theano.Variable
+        New values that every context needs, such as parameters.
+    batch_updates : dict of SharedVariable to theano.Variable
+        New values that the host needs, such as metrics and running averages. Default updates are added.
+    options : Options
+
+    Attributes
+    ----------
+    contexts : list of Context
+        Those that it runs on: the first one alone where the graph cannot be divided.
+    refused : str or None
+        Why the graph cannot be divided.
+    ranks : Ranks
+        The processes that call it together.
+    samples : int
+        Of the last batch, on all ranks.
+    seconds : float
+        What the last step took until new values were there, without what comes after that: outputs with a row a sample.
+    timings : Timings
+        Seconds that the calls spent in each phase, see `timeline.PHASES`.
+    """
+
+    def __init__(self, inputs, outputs, updates, batch_updates, options):
+        self.arguments = Arguments(inputs, options.broadcast, options.allow_input_downcast)
+        self.options = options
+        self.contexts = resolve_contexts(options.contexts)
+        self.ranks = choose_ranks(options.executor)
+        self.number = self.ranks.function_number(options.name)
+        self.sharded = options.is_sharded(self.ranks)
+        self.lock = threading.RLock()
+        self.samples = self.calls = 0
+        self.seconds = 0.0
+        self.timings = Timings(RANK_PHASES if self.ranks.size > 1 else PHASES)
+        self.look_ahead = LookAhead(self._prepare)
+        self._example = None
+        self._rounds = {}
+        self._replicas = self.ranks.everyones(len(self.contexts))
+        outputs, found = with_givens(outputs, {**batch_updates, **updates}, options.givens)
+        updates = {variable: found.pop(variable) for variable in updates}
+        self._compile(outputs, updates, found)
+
+    # ------------------------------------------------------------------------------------------------ compiling
+
+    def _compile(self, outputs, updates, batch_updates):
+        options = self.options
+        graph.check_inputs(self.arguments.inputs, outputs + list(updates.values()) + list(batch_updates.values()))
+        updated = list(updates) + list(batch_updates)
+        whole = outputs + list(updates.values()) + list(batch_updates.values())
+        self.refused, self.rows = None, {}
+        program = self._partition(whole, updated)
+        if self.refused:
+            self.contexts = self.contexts[:1]
+        states = [variable for variable in batch_updates if not is_random_state(variable)]
+        self.compiled_program = CompiledProgram(
+            program, self.arguments.inputs + list(self.rows.values()), updated, states,
+            options.updates_on(self.contexts), self.contexts, self.ranks, options.mode, options.name)
+        self._runner = Runner(self.compiled_program, self.ranks, options.executor, self.timings)
+        self.updated = [replicated(variable) for variable in updated]
+        share_first_values(self.ranks, self.updated)
+        for variable in self.replicated():
+            variable.step_locks.add(self.lock)
+
+    def _partition(self, outputs, updated):
+        """The Program of the graph; an undivided one for one replica, or if it cannot be cut."""
+        self._is_divided = self.ranks.size > 1 or len(self.contexts) > 1 or self.options.micro_batches > 1 or \
+            self.options.updates_on(self.contexts) == 'host' and self.contexts[0].kind != 'cpu'
+        if self._is_divided:
+            try:
+                return self._cut(outputs, updated)
+            except CannotCut as error:
+                if self.sharded:
+                    raise GraphError('each process has samples of its own, but this cannot be computed in parts: %s'
+                                     % error) from error
+                self.refused = str(error)
+                self._is_divided = False
+        return undivided(outputs)
+
+    def _cut(self, outputs, updated):
+        """The Program of the graph; a state whose new value has a row a sample comes in with the batch."""
+        while True:
+            inputs = self.arguments.with_samples + list(self.rows.values())
+            program = partition(inputs, graph.substitute(outputs, self.rows) if self.rows else outputs)
+            new = zip(updated, program.outputs[len(outputs) - len(updated):])
+            found = [variable for variable, output in new if isinstance(output.how, tuple)]
+            if set(found) == set(self.rows):
+                return program
+            self.rows = {variable: graph.host_type(variable)('rows of %s' % variable) for variable in found}
+
+    def warn_if_refused(self):
+        """Say that it runs on one context, and why, where it was to run on several."""
+        if self.refused:
+            warn('%s runs whole on %s, since it cannot be computed in parts: %s'
+                 % (self.options.name or 'a function', describe(self.contexts), self.refused))
+
+    @property
+    def results(self):
+        """The Outputs of the program that are not new values."""
+        return self.compiled_program.results
+
+    @property
+    def compiled(self):
+        """The compiled functions, one a context of each stage."""
+        return [function for each in self.compiled_program.graphs for function in each.compiled]
+
+    @property
+    def executor(self):
+        return self._runner.executor
+
+    @executor.setter
+    def executor(self, executor):
+        self._runner.executor = executor
+
+    @property
+    def n_replicas(self):
+        """Replicas on all ranks."""
+        return sum(self._replicas) if self._is_divided else 1
+
+    @property
+    def on_devices(self):
+        """Whether a context is not the host."""
+        return self._runner.on_devices
+
+    def replicated(self):
+        """All variables that the replicas have copies of, and those that a step gives new values."""
+        return dict.fromkeys([v for each in self.compiled_program.graphs for v in each.variables] + self.updated)
+
+    # -------------------------------------------------------------------------------------------------- calling
+
+    def step(self, args, kwargs):
+        """Compute a batch, on every rank, or change nothing on any.
+
+        Returns
+        -------
+        list of ndarray
+            The outputs.
+        """
+        return self._locked_step((args, kwargs))
+
+    def _locked_step(self, arguments):
+        if self.on_devices:
+            check_process()
+        # On one line, since Ctrl-C may raise between any two: before the lock is taken, or where `with` frees it.
+        with self.lock: return self._step(arguments)  # noqa: E701
+
+    def _step(self, arguments):
+        with self.ranks.one_thread():
+            began = time.perf_counter()
+            with self.timings.span('scatter'):
+                ahead, values, states, own = self._bind(arguments)
+            with self.timings.span('wait'):
+                lengths = meet_for_batch(self, own, values or [])
+            self.samples = sum(lengths) if self.sharded else own
+            self.calls += 1
+            self.timings.calls += 1
+            if not self.samples:
+                return None
+            transaction = Transaction()
+            try:
+                with self.timings.span('scatter'):
+                    batch = ahead or self._scatter(values, states, lengths)
+                    self.refresh()
+                outputs = self._compute(batch, transaction, began)
+                with self.timings.span('wait'):
+                    self.ranks.agree()
+                with self.timings.span('update'):
+                    transaction.commit()
+            except BaseException as error:
+                transaction.roll_back()
+                self.ranks.give_up(error)
+                raise
+            job.note_step()
+            return outputs
+
+    def _compute(self, batch, transaction, began):
+        """Run the program, and have new values stored by the transaction; returns the outputs."""
+        runner, compiled = self._runner, self.compiled_program
+        runner.run_stages(batch, transaction, self.look_ahead.prepare)
+        results = runner.run_parts(batch, transaction)
+        scalars = [output for output in compiled.results if not isinstance(output.how, tuple)]
+        with self.timings.span('run'):  # where nothing left the device, nobody has waited for it yet
+            found = dict(zip(scalars, runner.gather(scalars, batch, results, self.sharded)))
+        self._check([found.get(output) for output in compiled.results])
+        self.seconds = time.perf_counter() - began
+        rows = [output for output in compiled.results if isinstance(output.how, tuple)]
+        found.update(zip(rows, runner.gather(rows, batch, results, self.sharded)))
+        states = runner.gather(list(compiled.rows.values()), batch, results, False)
+        with self.timings.span('update'):
+            for variable, value in zip(compiled.rows, states):
+                _store(variable, value, transaction)
+        return [found[output] for output in compiled.results]
+
+    def _check(self, results):
+        """Raise an error where results are not to be used; those with a row a sample are not among them."""
+
+    def seconds_alone(self, args):
+        """Seconds that the first context alone takes for a batch: copies, stages and updates. Nothing is changed.
+
+        Parameters
+        ----------
+        args : list of ndarray
+            Of a call.
+        """
+        with self.lock:
+            self.refresh()
+            began = time.perf_counter()
+            values = self.arguments.bind(args, {})
+            batch = self._scatter(values, {}, [self.arguments.length(values, {})], alone=True)
+            transaction = Transaction()
+            try:
+                self._runner.run_stages(batch, transaction)
+                self._runner.run_parts(batch, transaction)
+                transaction.wait()
+                return time.perf_counter() - began
+            finally:
+                transaction.roll_back()
+
+    def refresh(self):
+        """Bring the replicas up to date with the user's variables."""
+        for each in self.compiled_program.graphs:
+            each.refresh()
+
+    def join(self):
+        """Call it where each process of a job feeds its own data, once that has ended: it returns when all have.
+
+        Until then the process takes part in the others' calls, without samples.
+        """
+        for _ in self.joined():
+            pass
+
+    def joined(self):
+        """As `join`, but yields of each call the outputs, and its samples."""
+        while self.sharded:
+            outputs = self._locked_step(None)
+            if not self.samples:
+                return
+            yield outputs, self.samples
+
+    # ------------------------------------------------------------------------------------------------ the batch
+
+    def _bind(self, arguments):
+        """The batch that was prepared, or None; the arguments, the states with a row a sample, and their length."""
+        if arguments is None:
+            return None, None, {}, 0
+        ahead = self.look_ahead.take(*arguments)
+        if ahead:
+            return ahead.batch, ahead.values, {}, self.arguments.length(ahead.values, {})
+        values = self.arguments.bind(*arguments)
+        states = {variable: variable.get_value(borrow=True) for variable in self.rows}
+        return None, values, states, self.arguments.length(values, states)
+
+    def _scatter(self, values, states, lengths, alone=False):
+        """The Batch of some arguments, on the first context alone if it is to be so."""
+        if self.sharded:
+            values = self._or_example(values, lengths)
+            total, before, own = sum(lengths), sum(lengths[:self.ranks.rank]), lengths[self.ranks.rank]
+        else:
+            total, before, own = lengths[0], 0, lengths[0]
+            lengths = self._lengths_of_ranks(total)
+        rounds = [[(0, own)]] if alone else self.rounds(own)
+        alone = alone or not self._is_divided or self.ranks.size == len(self.contexts) == len(sum(rounds, [])) == 1
+        idle = not rounds
+        program = self.compiled_program.program
+        given = dict(zip(self.arguments.inputs, values))
+        given.update((self.rows[variable], value) for variable, value in states.items())
+        split = set(self.arguments.with_samples).union(self.rows.values())
+        common = {variable: value for variable, value in given.items() if variable not in split}
+        if program.numbers:
+            common[program.numbers[0]] = np.array(total, 'int64')
+
+        def known(start, stop):
+            found = {variable: given[variable][start:stop] for variable in split}
+            found.update(zip(program.numbers[1:], (np.array(n, 'int64') for n in (stop - start, before + start))))
+            return found
+        return Batch(self._runner.shards(rounds or [[(0, 1)]], known), common, lengths, idle, alone)
+
+    def _prepare(self, args):
+        """Scatter and send a batch while the devices compute the one before it: its values, and the Batch."""
+        if self.sharded or self.rows:
+            return None
+        with self.timings.span('scatter'):
+            values = self.arguments.bind(args, {})
+            batch = self._scatter(values, {}, [self.arguments.length(values, {})])
+        self._runner.send(batch.rounds[0], batch.common)
+        return values, batch
+
+    def rounds(self, length):
+        """Rounds of sample ranges, one a replica of this process; see `micro_batch_rounds`. None for no samples."""
+        if length not in self._rounds:
+            self._rounds[length] = self._make_rounds(length)
+        return self._rounds[length]
+
+    def _make_rounds(self, length):
+        if not length or not self._is_divided:
+            return [[(0, length)]] if length else []
+        n = len(self.contexts) if self.sharded else sum(self._replicas)
+        rounds = micro_batch_rounds(length, n, self.options.micro_batches, self.options.least_samples)
+        if not self.sharded:
+            first, last = ranges(self._replicas)[self.ranks.rank]
+            rounds = [spans[first:last] for spans in rounds]
+        return [spans for spans in rounds if spans]
+
+    def _lengths_of_ranks(self, length):
+        """Samples of a whole batch that each rank works on."""
+        if not self._is_divided:
+            return [length] * self.ranks.size
+        return lengths_of_ranks(length, self._replicas, self.options.least_samples)
+
+    def _or_example(self, values, lengths):
+        """The arguments, or where this rank's data has ended, those of one sample that was met before."""
+        if self._example is None and min(lengths) == 0:
+            # Who has no sample at its first step has never seen one.
+            root = int(np.argmax(lengths))
+            sample = self.arguments.first_sample(values) if values is not None else None
+            self._example = self.ranks.tell(sample, root)
+        elif self._example is None:
+            self._example = self.arguments.first_sample(values)
+        return self._example if values is None else values
+
+
+def check_reductions(results, reductions, outputs):
+    """Raise a GraphError where outputs are not to be put together as they have to be.
+
+    Parameters
+    ----------
+    results : list of program.Output
+    reductions : list of {None, 'gather', 'mean', 'sum'}
+    outputs : list of theano.Variable
+    """
+    for how, result, output in zip(reductions, results, outputs):
+        if how not in (None, 'gather', 'mean', 'sum'):
+            raise GraphError('output %s is to be reduced by %r, which is none of gather, mean, sum' % (output, how))
+        if how == 'gather' and result.how is None or how in ('mean', 'sum') and isinstance(result.how, tuple):
+            raise GraphError('output %s %s, and cannot be reduced by %r. Leave the reduction out: outputs are those of '
+                             'the whole batch' % (output, 'has rows of single samples' if result.how else
+                                                  'has no rows of single samples', how))
+
+
+def with_givens(outputs, updates, givens):
+    """Outputs and updates with the givens substituted; the default updates that they bring along are among the updates.
+    """
+    n_outputs = len(outputs)
+    variables = [graph.host_view(variable) for variable in updates]
+    whole = list(outputs) + list(updates.values())
+    if givens:
+        replacements = {old: old.type.filter_variable(graph.on_host(theano.tensor.as_tensor_variable(new)))
+                        for old, new in givens.items()}
+        whole = graph.substitute(whole, replacements)
+    whole = graph.host_graph(whole)
+    default = [variable for variable in graph.shared_variables(whole) if variable not in variables
+               and getattr(variable, 'default_update', None) is not None]
+    found = {v: _of_type(v, new) for v, new in zip(variables, whole[n_outputs:])}
+    found.update((v, _of_type(v, *graph.host_graph([v.default_update]))) for v in default)
+    return whole[:n_outputs], found
+
+
+def _of_type(variable, value):
+    """A new value as a variable of the type of what it updates."""
+    if not hasattr(variable.type, 'broadcastable'):
+        return value
+    return graph.host_type(variable).filter_variable(graph.on_host(theano.tensor.as_tensor_variable(value)))
+
+
+def _store(variable, value, transaction):
+    """Set a variable of the user's."""
+    variable = getattr(variable.tag, 'stands_for', variable)
+    transaction.convert(variable, value)
+    watcher = watcher_of(variable)
+    transaction.then(_written_by_step, watcher)
+
+
+def _written_by_step(watcher):
+    watcher.after_write()
+    watcher.touched = False  # the same on every rank: made from what they have added

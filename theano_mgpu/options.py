@@ -1,0 +1,38 @@
+"""How a function over a batch is compiled and run."""
+from collections import namedtuple
+
+import theano
+
+from .errors import GraphError
+
+DEFAULTS = {'broadcast': (), 'givens': None, 'contexts': None, 'executor': None, 'mode': None, 'name': None,
+            'allow_input_downcast': None, 'micro_batches': 1, 'least_samples': 1, 'sharded': None, 'update_on': None}
+
+
+class Options(namedtuple('Options', list(DEFAULTS))):
+    """The keywords that `mgpu.function` and `mgpu.training_function` share; they are documented there.
+
+    Examples
+    --------
+    >>> Options(micro_batches=2).micro_batches
+    2
+    """
+
+    def __new__(cls, **given):
+        options = super().__new__(cls, **dict(DEFAULTS, **given))
+        if not isinstance(options.micro_batches, int) or options.micro_batches < 1:
+            raise GraphError('micro_batches is a number of slices, at least 1, not %r' % (options.micro_batches,))
+        if options.update_on not in (None, 'auto', 'device', 'host'):
+            raise GraphError("update_on is 'auto', 'device' or 'host', not %r" % (options.update_on,))
+        return options
+
+    def updates_on(self, contexts):
+        """Where new values are computed: 'device' or 'host'."""
+        where = self.update_on or theano.config.mgpu.update_on
+        if where != 'auto':
+            return where
+        return 'host' if all(context.kind == 'cpu' for context in contexts) else 'device'
+
+    def is_sharded(self, ranks):
+        """Whether each of several processes is given samples of its own."""
+        return ranks.size > 1 and (theano.config.mgpu.data == 'sharded' if self.sharded is None else self.sharded)
