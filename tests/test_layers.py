@@ -27,7 +27,7 @@ ROWS = [
      'step', 'forward', 'function', 'training_graph',
      'training', 'one_context', 'resident', 'replica_pool', 'dealing', 'in_order', 'predict'],
     ['__init__'],
-    ['keras.spread', 'keras.batch', 'keras.exactness', 'keras.optimizer', 'keras.forms', 'keras.functions',
+    ['keras.spread', 'keras.batch', 'keras.optimizer', 'keras.forms', 'keras.functions',
      'keras.fit_record', 'keras.callback_states', 'keras.checkpoint', 'keras.look_ahead', 'keras.loops',
      'keras.over_contexts', 'keras.parallel_model', 'keras.multi_gpu', 'keras.predictor', 'keras.certificate',
      'keras.verify', 'keras.report', 'keras.every_model', 'keras'],
