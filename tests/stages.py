@@ -15,6 +15,8 @@ def combined(parts, how):
         for part in parts[1:]:
             np.testing.assert_allclose(part, parts[0], rtol=1e-9, atol=1e-12)
         return parts[0]
+    if how == 'stack':
+        return np.stack(parts)
     if isinstance(how, tuple):
         return np.concatenate(parts, how[1])
     return np.asarray(REDUCE[how].reduce(parts), parts[0].dtype)

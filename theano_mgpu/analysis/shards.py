@@ -7,7 +7,7 @@ from theano.tensor.opt import Assert
 from ..errors import GraphError
 from ..op_rules import OpRules
 from .sizes import size_of
-from .states import CONSTANT, FREE, NUMBER, PARTIAL, REFUSED, ROWS, WHOLE, State, Value, rows
+from .states import CONSTANT, FREE, NUMBER, PARTIAL, REDUCTIONS, REFUSED, ROWS, WHOLE, State, Value, rows
 
 RULES = OpRules()
 rule = RULES.rule  # for functions ``(shards, node, values) -> list of Value``
@@ -42,7 +42,8 @@ class Shards:
     outputs : list of Value
         PARTIAL ones are to be reduced, and ROWS to be gathered, by the caller.
     exchanges : dict of theano.Variable to (theano.Variable, str or (str, int))
-        What stands for the exchanged value, to what each replica gives and how it is reduced, or ``('gather', axis)``.
+        What stands for the exchanged value, to what each replica gives and how it is reduced, ``('gather', axis)``, or
+        'stack'.
     carried : dict of theano.Variable to theano.Variable
         What stands for a value in a later stage, to the value of the stage that computes it.
     """
@@ -70,6 +71,7 @@ class Shards:
         self.kept_partial, self.given_whole = set(), set()  # variables of the given graph
         self._copied = {}         # scaled or reshaped copies of shares, to what they are copies of
         self._copies = {}         # that, to those of its copies that are exchanged
+        self._portion = None      # Value of the replica's portion of the samples
         self._given = {}          # variable of the new graph -> that of the given graph
         self._everywhere = set(self.numbers).union(value.variable for value in known.values())
         self._known = list(known)
@@ -213,7 +215,7 @@ class Shards:
     def _earliest(self, variable):
         if variable in self.carried:
             return self._earliest(self.carried[variable])
-        if variable in self.exchanges and isinstance(self.exchanges[variable][1], str):
+        if variable in self.exchanges and self.exchanges[variable][1] in REDUCTIONS:
             return self._earliest(self.exchanges[variable][0])
         if variable.owner and isinstance(variable.owner.op, Elemwise):
             alike = [self._earliest(v) for v in variable.owner.inputs if v.broadcastable == variable.broadcastable]
@@ -240,10 +242,24 @@ class Shards:
             self.refuse(node, 'it needs all samples, which are merged into another axis')
         return self._exchanged(value, ('gather', value.axis))
 
+    def stacked(self, value):
+        """What each shard has, along a new axis 0 in the order of the samples, as a CONSTANT."""
+        return self._exchanged(value, 'stack')
+
+    def portions(self):
+        """Of the samples of the whole batch, the portion that each shard has: a vector of float64, as a CONSTANT."""
+        if self._portion is None:
+            total, own = [T.cast(number, 'float64') for number in self.numbers[:2]]
+            self._portion = self._made(own / total, WHOLE, 0)
+        return self.stacked(self._portion)
+
     def _exchanged(self, value, how):
         key = value.variable, how
         if key not in self._placeholders:
-            placeholder = self._placeholders[key] = value.variable.type(value.variable.name)
+            kind = value.variable.type
+            if how == 'stack':
+                kind = kind.clone(broadcastable=(False,) + kind.broadcastable)
+            placeholder = self._placeholders[key] = kind(value.variable.name)
             self.exchanges[placeholder] = key
             self.stages[placeholder] = max(value.stage + 1, self._late.get(self.given(value.variable), 0))
         placeholder = self._placeholders[key]

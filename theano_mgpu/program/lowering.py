@@ -1,4 +1,4 @@
-"""The graph that is analysed: without duplicates, and batch normalisation as elementary ops, which have rules."""
+"""The graph that is analysed: without duplicates, and batch normalisation as simpler ops, which have rules."""
 import theano
 import theano.tensor as T
 from theano.gof.graph import io_toposort, variables
@@ -6,11 +6,12 @@ from theano.gof.opt import copy_stack_trace
 from theano.ifelse import IfElse
 from theano.tensor.nnet import bn
 
+from ..analysis.rules.batch_norm import Moments
 from ..analysis.sizes import number
 
 
 def lowered(outputs):
-    """A copy of a graph in which the training of batch normalisation is elementary ops, and no node stands twice.
+    """A copy of a graph in which the training of batch normalisation is simpler ops, and no node stands twice.
 
     What stands twice would be exchanged, and carried from stage to stage, twice. Of a branch whose condition is a
     known number, nothing remains.
@@ -50,9 +51,8 @@ def _elementary(node, inputs):
 
 
 def _normalised(axes, x, scale, bias, epsilon, factor, running_mean=None, running_variance=None):
-    """As in Theano's local_abstract_batch_norm_train, but the mean is computed once."""
-    mean = x.mean(axes, keepdims=True)
-    variance = T.sqr(x - mean).mean(axes, keepdims=True)
+    """As in Theano's local_abstract_batch_norm_train, but what the samples have in common is computed at once."""
+    mean, variance = Moments(axes)(x)
     if variance.dtype == 'float32' and epsilon.dtype == 'float64':
         epsilon = epsilon.astype('float32')
     inverse = T.inv(T.sqrt(variance + epsilon))

@@ -11,7 +11,8 @@ from .lowering import lowered
 Exchange = namedtuple('Exchange', 'variable source how')
 Exchange.__doc__ = """A value that replicas exchange: what stands for it, what each one gives, and how they are reduced.
 
-`how` is 'sum', 'max', 'min', 'prod', or ``('gather', axis)``.
+`how` is 'sum', 'max', 'min', 'prod', ``('gather', axis)``, or 'stack': what each shard that has samples gives, along a
+new axis 0, in the order of the samples.
 """
 
 Stage = namedtuple('Stage', 'exchanges carried outputs')

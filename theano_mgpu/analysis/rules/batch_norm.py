@@ -32,7 +32,7 @@ def _moments(shards, node, values):
     x, axes = values[0], node.op.axes
     if x.kind != ROWS or x.axis not in axes:
         return [shards.converted(expression) for expression in moments(node.inputs[0], axes)]
-    parts = shards.stacked(shards.make(lambda v: T.stack(moments(v, axes)), [x], State(ROWS)))
+    parts = shards.stacked(shards.make(lambda v: T.stack(_of_shard(v, axes)), [x], State(ROWS)))
 
     def merged(*given):
         return [T.patternbroadcast(new, old.broadcastable) for new, old in zip(_merged(*given), node.outputs)]
@@ -42,13 +42,22 @@ def _moments(shards, node, values):
 _moments.for_constants = True
 
 
+def _of_shard(x, axes):
+    """Of a shard: the mean, what its rounding has left, and the mean of the squares of the distances from it."""
+    mean = x.mean(axes, keepdims=True)
+    centred = x - mean
+    return mean, centred.mean(axes, keepdims=True), T.sqr(centred).mean(axes, keepdims=True)
+
+
 def _merged(parts, portions):
     """The moments of the whole batch, from those of each shard and its portion of the samples.
 
-    Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
+    Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979. The means
+    may be large compared with their differences, which is why their rounding counts.
     """
-    means, variances = parts[:, 0], parts[:, 1]
+    means, rests, squares = parts[:, 0], parts[:, 1], parts[:, 2]
     portions = T.shape_padright(T.cast(portions, means.dtype), means.ndim - 1)
-    # Differences of means are small where the means themselves may be large.
-    mean = means[0] + (portions * (means - means[0])).sum(axis=0)
-    return mean, (portions * (variances + T.sqr(means - mean))).sum(axis=0)
+    offsets = means - means[0] + rests
+    offset = (portions * offsets).sum(axis=0)
+    variances = squares - T.sqr(rests) + T.sqr(offsets - offset)
+    return means[0] + offset, (portions * variances).sum(axis=0)
