@@ -33,6 +33,8 @@ class Shards:
         What is exchanged as soon as it is partial, since somebody needs all of it anyway.
     late : dict of theano.Variable to int
         What is exchanged at the begin of this stage, since nobody needs it earlier.
+    statistics : {'exact', 'local'}
+        What batch normalisation normalises by: those of the whole batch, or of the shard.
 
     Attributes
     ----------
@@ -48,8 +50,9 @@ class Shards:
         What stands for a value in a later stage, to the value of the stage that computes it.
     """
 
-    def __init__(self, inputs, outputs, exchanged=(), late=()):
+    def __init__(self, inputs, outputs, exchanged=(), late=(), statistics='exact'):
         self._begin({variable: Value(variable, rows(), 0) for variable in inputs}, exchanged, late)
+        self.statistics = statistics
         self._walk(outputs)
 
     @classmethod
@@ -72,11 +75,14 @@ class Shards:
         self._copied = {}         # scaled or reshaped copies of shares, to what they are copies of
         self._copies = {}         # that, to those of its copies that are exchanged
         self._portion = None      # Value of the replica's portion of the samples
+        self.statistics = 'exact'
+        self.of_shard = {}        # statistics in the given graph, to Values of those of the shard alone
+        self.averages = set()     # variables of the given graph that are made of averages of such statistics
         self._given = {}          # variable of the new graph -> that of the given graph
         self._everywhere = set(self.numbers).union(value.variable for value in known.values())
         self._known = list(known)
         for variable, value in known.items():
-            self._keep(variable, value)
+            self.keep(variable, value)
 
     def _walk(self, outputs):
         for node in io_toposort(self._known, list(outputs)):
@@ -95,7 +101,8 @@ class Shards:
             raise CannotCut(found.state.reason)
         return found
 
-    def _keep(self, variable, value):
+    def keep(self, variable, value):
+        """Let a variable of the given graph have this Value."""
         self._values[variable] = value
         if value.kind != REFUSED:
             self.stages.setdefault(value.variable, value.stage)
@@ -111,7 +118,7 @@ class Shards:
         for variable, value in zip(node.outputs, values):
             if value.kind == PARTIAL and variable in self._at_once:
                 value = self.whole(value)
-            self._keep(variable, value)
+            self.keep(variable, value)
 
     def _note_shares(self, node):
         """Keep in mind which inputs go on as shares of a sum, and of what the output is a scaled or reshaped copy."""
@@ -137,12 +144,22 @@ class Shards:
     def computed(self, node, values):
         """The Values of a node's outputs, from those of its inputs, by the rule of its op."""
         found = RULES.of(node.op)
+        if not getattr(found, 'reads_averages', False):
+            self.check_averages(node, values)
         always = getattr(found, 'for_constants', False)
         if all(value.kind == CONSTANT for value in values) and not always:
             return self.constant(node, values)
         if found is None:
             self.refuse(node, 'it is not known how %s depends on single samples' % type(node.op).__name__)
         return found(self, node, values)
+
+    def check_averages(self, node, values):
+        """Refuse samples that meet the average of what each shard has normalised by: its own is another one."""
+        if self.averages.intersection(node.inputs):
+            if any(value.kind == ROWS for value in values):
+                self.refuse(node, 'samples meet statistics of the whole batch, of which each replica has those of its '
+                                  'own samples; flag mgpu.batch_statistics=exact computes them')
+            self.averages.update(node.outputs)
 
     def refuse(self, node, reason):
         raise CannotCut('%s: %s%s' % (node, reason, _line_of(node)))
@@ -249,9 +266,12 @@ class Shards:
     def portions(self):
         """Of the samples of the whole batch, the portion that each shard has: a vector of float64, as a CONSTANT."""
         if self._portion is None:
-            total, own = [T.cast(number, 'float64') for number in self.numbers[:2]]
-            self._portion = self._made(own / total, WHOLE, 0)
+            self._portion = self._made(self.portion(), WHOLE, 0)
         return self.stacked(self._portion)
+
+    def portion(self):
+        """Of the samples of the whole batch, the portion that the replica has."""
+        return T.cast(self.own, 'float64') / T.cast(self.total, 'float64')
 
     def _exchanged(self, value, how):
         key = value.variable, how

@@ -43,7 +43,7 @@ class Program(namedtuple('Program', 'inputs numbers stages outputs')):
     """
 
 
-def partition(inputs, outputs):
+def partition(inputs, outputs, statistics='exact'):
     """Cut a graph where samples meet.
 
     Parameters
@@ -52,6 +52,9 @@ def partition(inputs, outputs):
         Those with samples along axis 0; everything else that the graph reads is the same on every replica.
     outputs : list of theano.Variable
         Of host variables, not yet optimised.
+    statistics : {'exact', 'local'}
+        What batch normalisation normalises by in training: the statistics of the whole batch, or of each shard. As by
+        torch.nn.DataParallel, tf.distribute.MirroredStrategy and Horovod, local ones need no exchange.
 
     Returns
     -------
@@ -68,10 +71,10 @@ def partition(inputs, outputs):
     As GSPMD (Xu et al., 2021) has it, a dimension that is sharded and summed over leaves partial sums, and these
     become an all-reduce; here a stage ends there.
     """
-    outputs = lowered(outputs)
+    outputs = lowered(outputs, statistics)
     given, exchanged, late = set(ancestors(outputs)), set(), {}
     while True:
-        shards = Shards(inputs, outputs, exchanged, late)
+        shards = Shards(inputs, outputs, exchanged, late, statistics)
         twice = shards.exchanged_twice() & given - exchanged
         if twice:
             exchanged |= twice
