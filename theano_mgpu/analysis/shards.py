@@ -35,6 +35,8 @@ class Shards:
         What is exchanged at the begin of this stage, since nobody needs it earlier.
     statistics : {'exact', 'local'}
         What batch normalisation normalises by: those of the whole batch, or of the shard.
+    streams : collection of SharedVariable
+        Random states of which each replica may have one of its own.
 
     Attributes
     ----------
@@ -48,11 +50,13 @@ class Shards:
         'stack'.
     carried : dict of theano.Variable to theano.Variable
         What stands for a value in a later stage, to the value of the stage that computes it.
+    independent : list of SharedVariable
+        Those of the streams that each replica draws from for its own samples only.
     """
 
-    def __init__(self, inputs, outputs, exchanged=(), late=(), statistics='exact'):
+    def __init__(self, inputs, outputs, exchanged=(), late=(), statistics='exact', streams=()):
         self._begin({variable: Value(variable, rows(), 0) for variable in inputs}, exchanged, late)
-        self.statistics = statistics
+        self.statistics, self.streams = statistics, streams
         self._walk(outputs)
 
     @classmethod
@@ -75,7 +79,8 @@ class Shards:
         self._copied = {}         # scaled or reshaped copies of shares, to what they are copies of
         self._copies = {}         # that, to those of its copies that are exchanged
         self._portion = None      # Value of the replica's portion of the samples
-        self.statistics = 'exact'
+        self.statistics, self.streams = 'exact', ()
+        self.independent = []
         self.of_shard = {}        # statistics in the given graph, to Values of those of the shard alone
         self.averages = set()     # variables of the given graph that are made of averages of such statistics
         self._given = {}          # variable of the new graph -> that of the given graph

@@ -4,6 +4,7 @@ from collections import namedtuple
 from theano.gof.graph import ancestors
 
 from ..analysis import CONSTANT, FREE, PARTIAL, ROWS, CannotCut, Shards
+from ..analysis.rules.draws import streams_of_one_draw
 from ..graph import substitute
 from .carrying import Carrying
 from .lowering import lowered
@@ -28,7 +29,7 @@ Output.__doc__ = """An output of a program: a variable of a stage, and how those
 """
 
 
-class Program(namedtuple('Program', 'inputs numbers stages outputs')):
+class Program(namedtuple('Program', 'inputs numbers stages outputs streams')):
     """What replicas compute and exchange for a graph over a batch.
 
     Attributes
@@ -40,10 +41,13 @@ class Program(namedtuple('Program', 'inputs numbers stages outputs')):
     stages : list of Stage
     outputs : list of Output
         In the order of the graph's.
+    streams : list of SharedVariable
+        Random states that each replica has one of its own of, to draw for its own samples only. What the outputs have
+        as new value of one, though its `how` is None, differs from replica to replica.
     """
 
 
-def partition(inputs, outputs, statistics='exact'):
+def partition(inputs, outputs, statistics='exact', random='exact'):
     """Cut a graph where samples meet.
 
     Parameters
@@ -55,6 +59,9 @@ def partition(inputs, outputs, statistics='exact'):
     statistics : {'exact', 'local'}
         What batch normalisation normalises by in training: the statistics of the whole batch, or of each shard. As by
         torch.nn.DataParallel, tf.distribute.MirroredStrategy and Horovod, local ones need no exchange.
+    random : {'exact', 'independent'}
+        Whether each replica draws the numbers of the whole batch, or where that is possible those of its own samples
+        only, from a random state of its own.
 
     Returns
     -------
@@ -72,9 +79,20 @@ def partition(inputs, outputs, statistics='exact'):
     become an all-reduce; here a stage ends there.
     """
     outputs = lowered(outputs, statistics)
+    streams = streams_of_one_draw(outputs) if random == 'independent' else ()
+    try:
+        return _partition(inputs, outputs, statistics, streams)
+    except CannotCut:
+        if not streams:
+            raise
+        # Numbers of all samples can lie in any order, those of a replica in that of its samples.
+        return _partition(inputs, outputs, statistics, ())
+
+
+def _partition(inputs, outputs, statistics, streams):
     given, exchanged, late = set(ancestors(outputs)), set(), {}
     while True:
-        shards = Shards(inputs, outputs, exchanged, late, statistics)
+        shards = Shards(inputs, outputs, exchanged, late, statistics, streams)
         twice = shards.exchanged_twice() & given - exchanged
         if twice:
             exchanged |= twice
@@ -107,7 +125,8 @@ def _program(shards, inputs, leaner=False):
             wanted[_place(shards, source)].append(source)
         stages.insert(0, Stage(exchanges, carried, outputs))
     return Program(list(inputs), shards.numbers, [_renamed(stage, new) for stage in stages],
-                   [output._replace(variable=new.get(output.variable, output.variable)) for output in found])
+                   [output._replace(variable=new.get(output.variable, output.variable)) for output in found],
+                   shards.independent)
 
 
 def _renamed(stage, new):
