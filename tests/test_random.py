@@ -179,6 +179,15 @@ def test_a_state_that_anything_else_reads_stays_exact(outputs):
         assert_equal(ours, theirs)
 
 
+def test_a_variable_that_is_not_known_as_a_random_state_stays_exact():
+    """Of any other one, replicas have copies."""
+    x, streams = T.dtensor3('x'), MRG_RandomStreams(3)
+    outputs = [streams.uniform(x.shape)]
+    (state, new), = [update[:2] for update in streams.state_updates]
+    del state.tag.is_rng
+    assert partition([x], outputs + [new], random='independent').streams == []
+
+
 def test_one_stream_is_independent_beside_an_exact_one():
     x, streams = T.dtensor3('x'), MRG_RandomStreams(3)
     outputs = [x * streams.binomial(x.shape, dtype='float64') + streams.normal(x.shape)]

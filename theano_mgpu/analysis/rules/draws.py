@@ -9,6 +9,7 @@ from theano.sandbox.rng_mrg import mrg_uniform_base
 from theano.tensor import raw_random
 from theano.tensor.raw_random import RandomFunction
 
+from ...rng import is_random_state
 from ..shards import rule
 from ..sizes import elements, number
 from ..states import CONSTANT, COUNT, NUMBER, ROWS, WHOLE, State, rows
@@ -38,8 +39,8 @@ def streams_of_one_draw(outputs):
     found = set()
     for node in nodes:
         state, new = node.inputs[0] if node.inputs else None, node.outputs[0]
-        if isinstance(node.op, DRAWS) and isinstance(state, SharedVariable) and not readers[new] \
-                and readers[state] == given[new] == 1 and not given[state]:
+        if isinstance(node.op, DRAWS) and isinstance(state, SharedVariable) and is_random_state(state) \
+                and readers[state] == given[new] == 1 and not readers[new] and not given[state]:
             found.add(state)
     return found
 
