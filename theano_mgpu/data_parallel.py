@@ -85,7 +85,7 @@ class DataParallel:
             program, self.arguments.inputs + list(self.rows.values()), updated, states,
             options.updates_on(self.contexts), self.contexts, self.ranks, options.mode, options.name)
         self._runner = Runner(self.compiled_program, self.ranks, options.executor, self.timings)
-        self.updated = [replicated(variable) for variable in updated]
+        self.updated = [replicated(variable, variable in program.streams) for variable in updated]
         share_first_values(self.ranks, self.updated)
         for variable in self.replicated():
             variable.step_locks.add(self.lock)
@@ -109,7 +109,8 @@ class DataParallel:
         """The Program of the graph; a state whose new value has a row a sample comes in with the batch."""
         while True:
             inputs = self.arguments.with_samples + list(self.rows.values())
-            program = partition(inputs, graph.substitute(outputs, self.rows) if self.rows else outputs)
+            program = partition(inputs, graph.substitute(outputs, self.rows) if self.rows else outputs,
+                                theano.config.mgpu.batch_statistics, theano.config.mgpu.random)
             new = zip(updated, program.outputs[len(outputs) - len(updated):])
             found = [variable for variable, output in new if isinstance(output.how, tuple)]
             if set(found) == set(self.rows):
