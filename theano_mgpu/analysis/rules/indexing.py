@@ -1,13 +1,14 @@
 """Indexing, joining and splitting."""
 import theano
 import theano.tensor as T
-from theano.tensor import basic, extra_ops, subtensor
+from theano.scalar import basic as scalar
+from theano.tensor import basic, elemwise, extra_ops, subtensor
 from theano.tensor.type_other import NoneTypeT, SliceType
 
 from ..shards import rule
 from ..sizes import number
-from ..states import CONSTANT, PARTIAL, ROWS, partial, rows
-from .base import aligned, constants, in_order, is_zero, only_rows_on, same_order, same_rows, wholes
+from ..states import CONSTANT, COUNT, PARTIAL, ROWS, partial, rows
+from .base import aligned, constants, in_order, is_zero, same_order, same_rows, wholes
 
 MADE_OF_SAMPLES = 'its index is made of samples'
 PLACES = 'it picks samples by their place in the batch'
@@ -135,20 +136,42 @@ class _Indexed:
             self.shards.refuse(self.node, 'samples lie along different axes of its inputs')
         return _cut(self.shards, in_order(self.shards, self.node, y, state.outer), axis, state.outer)
 
-    def own_places(self, x, values):
-        """The index of ``x[arange(n), labels]``, in which each sample picks of its own row: of those of the replica."""
-        if x.axis != 0 or x.state.outer is not None or self.first or self.array_ndim != 1:
-            self.shards.refuse(self.node, PLACES)
-        only_rows_on(self.shards, self.node, values[1:], 0)
-        end = self.shards.value(self.index[0].owner.inputs[1])
+    def axis_of_places(self):
+        """The axis of x that is indexed by the places of all samples, None if there is none."""
+        for i in self.arrays:
+            found = _places(self.index[i])
+            if found and self.shards.value(found[0]).state.size == COUNT:
+                return i
+        return None
 
-        def places(variable, stop):
-            n, shards = variable.shape[0], self.shards
-            n = shards.check(self.node, PLACES, n, T.eq(n // shards.own * shards.total, stop))
-            return T.arange(n, dtype=self.index[0].dtype)
-        own = self.shards.make(places, [x, end], rows(), like=self.index[0])
-        return [own] + [_cut(self.shards, value, 0, None) if i in self.arrays else value
-                        for i, value in enumerate(values)][1:]
+    def as_many_as_places(self, x, axis):
+        """The replica's rows of a CONSTANT, of which each place is that of a row."""
+        end = self.shards.value(_places(self.index[axis])[0])
+        return self.shards.cut(self.shards.make(lambda v, n: self.shards.check(
+            self.node, PLACES, v, T.eq(v.shape[axis], n)), [x, end], x.state), axis)
+
+    def own_places(self, x, values):
+        """The index of ``x[arange(n), labels]``, in which each sample picks of its own row, and where its rows lie."""
+        shards, node = self.shards, self.node
+        found = _places(self.index[x.axis]) if x.axis in self.arrays else None
+        if found is None or x.state.outer is not None:
+            shards.refuse(node, PLACES)
+        end, axis = shards.value(found[0]), found[1] + self.array_ndim - self.index[x.axis].ndim
+        if end.state.size != COUNT:
+            shards.refuse(node, PLACES)
+        for i in self.arrays:
+            own = axis - self.array_ndim + self.index[i].ndim
+            if values[i].kind == ROWS and values[i].state != rows(own):
+                shards.refuse(node, PLACES)
+            values = values[:i] + [_cut(shards, values[i], own, None)] + values[i + 1:]
+
+        def places(indices, variable, end):
+            each = variable.shape[x.axis] // shards.own
+            first = shards.check(node, PLACES, shards.first * each, T.eq(each * shards.total, end),
+                                 T.eq(variable.shape[x.axis], each * shards.own))
+            return indices - T.cast(first, indices.dtype)
+        local = shards.make(places, [values[x.axis], x, end], values[x.axis].state, like=self.index[x.axis])
+        return values[:x.axis] + [local] + values[x.axis + 1:], rows(self.first + axis)
 
 
 def _cut(shards, value, axis, outer):
@@ -158,11 +181,23 @@ def _cut(shards, value, axis, outer):
     return value
 
 
-def _are_places(variable, value):
-    """Whether a vector is 0, 1, 2 … for all samples."""
+def _places(variable):
+    """The end n and the axis of an array whose elements are 0, 1, 2 … n - 1 along this axis; None of others."""
     node = variable.owner
-    return value.kind == CONSTANT and bool(node) and isinstance(node.op, basic.ARange) \
-        and number(node.inputs[0]) == 0 and number(node.inputs[2]) == 1 and value.state.size is not None
+    if not node:
+        return None
+    if isinstance(node.op, basic.ARange):
+        return (node.inputs[1], 0) if number(node.inputs[0]) == 0 and number(node.inputs[2]) == 1 else None
+    if isinstance(node.op, elemwise.Elemwise) and isinstance(node.op.scalar_op, scalar.Switch):
+        condition = node.inputs[0]
+        while condition.owner and isinstance(condition.owner.op, elemwise.DimShuffle):
+            condition, = condition.owner.inputs
+        chosen = None if condition.ndim else number(condition)
+        return None if chosen is None else _places(node.inputs[1 if chosen else 2])
+    if not isinstance(node.op, (elemwise.DimShuffle, basic.Reshape)):
+        return None
+    found, lengthy = _places(node.inputs[0]), [i for i, is_one in enumerate(variable.broadcastable) if not is_one]
+    return (found[0], lengthy[0]) if found and len(lengthy) == node.inputs[0].broadcastable.count(False) == 1 else None
 
 
 @rule(subtensor.AdvancedSubtensor1, subtensor.AdvancedSubtensor)
@@ -177,9 +212,8 @@ def _advanced_subtensor(shards, node, values):
         return shards.apply(node, [x] + index, state)
     if x.axis not in indexed.arrays and all(value.kind == CONSTANT for value in index):
         return shards.apply(node, values, x.state._replace(axis=indexed.axis(x.axis)))
-    if not _are_places(node.inputs[1], index[0]):
-        shards.refuse(node, PLACES)
-    return shards.apply(node, [x] + indexed.own_places(x, index), rows())
+    index, state = indexed.own_places(x, index)
+    return shards.apply(node, [x] + index, state)
 
 
 def _slice_of(variable):
@@ -193,17 +227,19 @@ def _slice_of(variable):
 @rule(subtensor.AdvancedIncSubtensor1, subtensor.AdvancedIncSubtensor)
 def _advanced_inc_subtensor(shards, node, values):
     x, y, index = values[0], values[1], wholes(shards, values[2:])
-    places, constant = _are_places(node.inputs[2], index[0]), all(value.kind == CONSTANT for value in index)
+    constant = all(value.kind == CONSTANT for value in index)
     if constant and _adds_to_zero(node, x, y):
         return shards.apply(node, [x, y] + index, y.state)
     x, y = wholes(shards, [x, y])
     if constant and x.kind == y.kind == CONSTANT:
         return shards.constant(node, [x, y] + index)
     indexed = _Indexed(shards, node, node.inputs[2:])
-    if places and 0 in (x.axis, indexed.arrays[0]) and (x.kind == CONSTANT or x.axis == 0):
+    own = x.axis if x.kind == ROWS else indexed.axis_of_places()
+    if own in indexed.arrays:
         # One-hot codes, and the gradient of x[arange(n), labels]: each sample writes into its own row.
-        x = shards.cut(x, 0) if x.kind == CONSTANT else x
-        return shards.apply(node, [x, indexed.beside(y, rows())] + indexed.own_places(x, index), rows())
+        x = indexed.as_many_as_places(x, own) if x.kind == CONSTANT else x
+        index, state = indexed.own_places(x, index)
+        return shards.apply(node, [x, indexed.beside(y, state)] + index, rows(x.axis))
     if constant:  # along other axes than that of the samples
         state = x.state if x.kind == ROWS else y.state._replace(
             axis=indexed.source(y.axis + indexed.ndim - node.inputs[1].ndim))

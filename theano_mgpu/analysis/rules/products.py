@@ -1,6 +1,7 @@
 """Products, convolutions and pooling."""
 import copy
 
+import theano.tensor as T
 from theano import sparse
 from theano.gof.graph import Apply
 from theano.tensor import basic, blas
@@ -9,7 +10,7 @@ from theano.tensor.signal import pool
 
 from ..shards import rule
 from ..states import CONSTANT, PARTIAL, ROWS, partial, rows
-from .base import only_rows_on, same_order, wholes
+from .base import constants, only_rows_on, same_order, wholes
 
 
 @rule(basic.Dot, sparse.Dot, sparse.StructuredDot)
@@ -53,18 +54,23 @@ def _with_all_rows(shards, node, values, i):
 def _batched_dot(shards, node, values):
     values = wholes(shards, values)
     a, b = values
-    if a.kind == CONSTANT and b.kind == CONSTANT:
+    found = [value for value in values if value.kind == ROWS]
+    if not found:
         return shards.constant(node, values)
-    axes = {value.axis for value in values if value.kind == ROWS}
-    if axes == {0}:
+    if {value.axis for value in found} == {0}:
         only_rows_on(shards, node, values, 0)
         values = [shards.cut(value, 0) if value.kind == CONSTANT else value for value in values]
         return shards.apply(node, values, rows(0))
-    if a.kind == ROWS and b.kind == CONSTANT and a.axis == 1 and a.variable.ndim == 3:
-        return shards.apply(node, values, a.state)
-    if a.kind == CONSTANT and b.kind == ROWS and b.axis == 2:
-        return shards.apply(node, values, b.state._replace(axis=node.outputs[0].ndim - 1))
-    return shards.refuse(node, 'samples are multiplied with each other')
+    summed = [a.variable.ndim - 1, 1]  # axes
+    over = [value.axis == axis for value, axis in zip(values, summed)]
+    if len(found) == 2 and not (all(over) and (a.state.outer is None) == (b.state.outer is None)):
+        return _batched_dot(shards, node, [a, shards.gathered(node, b)])
+    if any(over):
+        values = [shards.cut(value, axis, found[0].state.outer) if value.kind == CONSTANT else value
+                  for value, axis in zip(values, summed)]
+        return shards.apply(node, same_order(shards, node, values), partial())
+    return shards.apply(node, values, a.state if a.kind == ROWS else
+                        b.state._replace(axis=node.outputs[0].ndim - 1))
 
 
 @rule(abstract_conv.BaseAbstractConv)
@@ -114,7 +120,17 @@ def _pool(shards, node, values):
 
 @rule(neighbours.Images2Neibs)
 def _neighbours(shards, node, values):
-    values = wholes(shards, values)
-    if values[0].kind != ROWS:
-        return shards.constant(node, values)
-    return shards.apply(node, values, only_rows_on(shards, node, values[:1], 0))
+    x, *sizes = values[:1] + constants(shards, node, values[1:], 'its sizes are made of samples')
+    if x.kind == PARTIAL:
+        x = shards.whole(x)
+    if x.kind == CONSTANT:
+        return shards.constant(node, [x] + sizes)
+    if x.axis == 2 and all(node.inputs[0].broadcastable[:2]) and node.op.mode in ('valid', 'ignore_borders'):
+        # The gradient takes all neighbourhoods as one image, in which those of a sample lie above each other.
+        def checked(variable, height, step):
+            each = variable.shape[2] // shards.own
+            return shards.check(node, 'it reaches over samples', variable, T.eq(each % height[0], 0),
+                                T.eq(height[0], step[0]), T.eq(variable.shape[2], each * shards.own))
+        x = shards.make(checked, [x] + sizes, only_rows_on(shards, node, [x], 2), like=node.inputs[0])
+        return shards.apply(node, [x] + sizes, rows(0))
+    return shards.apply(node, [x] + sizes, only_rows_on(shards, node, [x], 0))

@@ -37,6 +37,21 @@ def whole_length(shards, x, axis):
     return x.shape[axis] // shards.own * shards.total
 
 
+@rule(compile_ops.SpecifyShape)
+def _specified(shards, node, values):
+    x, shape = values[0], constants(shards, node, values[1:], MADE_OF_SAMPLES)[0]
+    if x.kind != ROWS:
+        return shards.apply(node, [x, shape], x.state)
+
+    def local(variable, lengths):
+        lengths = [lengths[i] for i in range(variable.ndim)]
+        right = T.eq(whole_length(shards, variable, x.axis), lengths[x.axis])
+        variable = shards.check(node, 'the batch has another length', variable, right)
+        lengths[x.axis] = variable.shape[x.axis]
+        return T.specify_shape(variable, T.stack(lengths))
+    return [shards.make(local, [x, shape], x.state, like=node.outputs[0])]
+
+
 @rule(opt.MakeVector)
 def _make_vector(shards, node, values):
     return shards.constant(node, wholes(shards, values))
