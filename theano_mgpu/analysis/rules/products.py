@@ -1,14 +1,12 @@
 """Products, convolutions and pooling."""
-import copy
-
 import theano.tensor as T
 from theano import sparse
-from theano.gof.graph import Apply
 from theano.tensor import basic, blas
 from theano.tensor.nnet import abstract_conv, neighbours
 from theano.tensor.signal import pool
 
 from ..shards import rule
+from ..sizes import any_number_of_images
 from ..states import CONSTANT, PARTIAL, ROWS, partial, rows
 from .base import constants, only_rows_on, same_order, wholes
 
@@ -80,24 +78,15 @@ def _convolution(shards, node, values):
         return shards.constant(node, values)
     if any(value.kind == ROWS for value in values[2:]):
         shards.refuse(node, 'its sizes depend on single samples')
-    node = _any_number_of_images(node)
     if isinstance(node.op, abstract_conv.AbstractConv_gradWeights):
         only_rows_on(shards, node, values[:2], 0)
         both = [shards.cut(value, 0) if value.kind == CONSTANT else value for value in values[:2]]
-        return shards.apply(node, both + values[2:], partial())
+        return shards.apply(any_number_of_images(node, node.inputs), both + values[2:], partial())
     image, kernel = (1, 0) if isinstance(node.op, abstract_conv.AbstractConv_gradInputs) else (0, 1)
     if values[kernel].kind == ROWS:
         shards.refuse(node, 'its kernel is made of samples')
-    return shards.apply(node, values, only_rows_on(shards, node, [values[image]], 0))
-
-
-def _any_number_of_images(node):
-    """The node without the length of the batch in its op."""
-    if node.op.imshp is None or node.op.imshp[0] is None:
-        return node
-    op = copy.copy(node.op)
-    op.imshp = (None,) + tuple(op.imshp[1:])
-    return Apply(op, node.inputs, [output.type(output.name) for output in node.outputs])
+    state = only_rows_on(shards, node, [values[image]], 0)
+    return shards.apply(any_number_of_images(node, node.inputs), values, state)
 
 
 @rule(pool.Pool, pool.PoolGrad, pool.DownsampleFactorMaxGradGrad, pool.MaxPoolRop)
