@@ -126,7 +126,16 @@ def _place_of_samples(shards, node, x, shape):
     axis, = axes
     if kept[axis] and not before:
         shards.refuse(node, UNKNOWN)
+    like = _has_shape_of(shards, node.inputs[1])
+    if 0 < kept[axis] < before and like.kind == ROWS:  # such as the gradient of another reshape
+        return axis, like.state.outer is not None
     return axis, kept[axis] < before
+
+
+def _has_shape_of(shards, shape):
+    """The Value that a vector is the shape of, else that of the vector."""
+    return shards.value(shape.owner.inputs[0] if shape.owner and isinstance(shape.owner.op, compile_ops.Shape)
+                        else shape)
 
 
 def _is_single(variable, axis):
