@@ -1,4 +1,6 @@
 """For tests of stages: programs that run shard after shard in one process, by plain Theano; a model that needs them."""
+import copy
+
 from theano_mgpu.program import CompiledProgram, partition
 
 import numpy as np
@@ -51,7 +53,7 @@ def _run(program, functions, shards):
                 env[place] = env[source]
         for shard, length, first, env in zip(shards, lengths, firsts, known):
             results = function(*shard, sum(lengths), length, first, *[env[variable] for variable in given(stage)])
-            env.update((variable, np.array(result)) for variable, result in zip(stage.outputs, results))
+            env.update((variable, copy.deepcopy(result)) for variable, result in zip(stage.outputs, results))
     return [combined([env[output.variable] for env in known], output.how) for output in program.outputs]
 
 

@@ -242,6 +242,8 @@ class Shards:
 
     def _exchanged(self, value, how):
         key = value.variable, how
+        if not isinstance(value.variable.type, T.TensorType):
+            raise CannotCut('%s: only tensors are exchanged, not %s' % (value.variable, value.variable.type))
         if key not in self._placeholders:
             placeholder = self._placeholders[key] = value.variable.type(value.variable.name)
             self.exchanges[placeholder] = key
