@@ -8,7 +8,7 @@ from theano.tensor.signal import pool
 from ..shards import rule
 from ..sizes import any_number_of_images
 from ..states import CONSTANT, PARTIAL, ROWS, partial, rows
-from .base import constants, only_rows_on, same_order, wholes
+from .base import constants, only_rows_on, same_order, same_rows, wholes
 
 
 @rule(basic.Dot, sparse.Dot, sparse.StructuredDot)
@@ -56,9 +56,9 @@ def _batched_dot(shards, node, values):
     if not found:
         return shards.constant(node, values)
     if {value.axis for value in found} == {0}:
-        only_rows_on(shards, node, values, 0)
-        values = [shards.cut(value, 0) if value.kind == CONSTANT else value for value in values]
-        return shards.apply(node, values, rows(0))
+        state = same_rows(shards, node, values)
+        values = [shards.cut(value, 0, state.outer) if value.kind == CONSTANT else value for value in values]
+        return shards.apply(node, same_order(shards, node, values), state)
     summed = [a.variable.ndim - 1, 1]  # axes
     over = [value.axis == axis for value, axis in zip(values, summed)]
     if len(found) == 2 and not (all(over) and (a.state.outer is None) == (b.state.outer is None)):
