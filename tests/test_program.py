@@ -286,10 +286,17 @@ def shape_that_is_checked(x):
 
 @case(SERIES, stages=1)
 def loop_of_sums_beside_a_counter(x):
+    w = weight(4)
     (sums, counter, _), _ = theano.scan(
-        lambda x_t, total, i, h: [0.5 * total + x_t.sum(0), i + 1, T.tanh(h + x_t * i)], x.dimshuffle(1, 0, 2),
-        [weight(4) * 1, np.float64(0), T.zeros_like(x[:, 0])])
-    return [sums, counter, sums[-1]]
+        lambda x_t, total, i, h: [0.5 * total + (h * w).sum(0), i + 1, T.tanh(h + x_t * i)], x.dimshuffle(1, 0, 2),
+        [w * 1, np.float64(0), T.zeros_like(x[:, 0])])
+    return with_gradients(sums[-1].sum() + sums.mean(), w) + [sums, counter]
+
+
+@case(SERIES, stages=1)
+def loop_of_extremes(x):
+    (highest, lowest), _ = theano.scan(lambda x_t: [x_t.max(0), x_t.min(0)], x.dimshuffle(1, 0, 2))
+    return [highest, lowest]
 
 
 @case(ROWS, stages=1)

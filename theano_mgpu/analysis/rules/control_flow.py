@@ -1,5 +1,6 @@
 """Branches and loops."""
 from theano import clone
+from theano.gof.graph import ancestors
 from theano.ifelse import IfElse
 from theano.scan_module.scan_op import Scan
 from theano.tensor.basic import AllocEmpty
@@ -108,7 +109,8 @@ class _Loop:
 
     def _find_shares(self):
         """What is no rows may add up shares of sums."""
-        self.states = [partial() if state.kind == CONSTANT else state for state in self.states]
+        for i in self._made_of_samples():
+            self.states[i] = partial()
         while True:
             found = self._analyse()
             others = [i for i, group in enumerate(found) if self.states[i].kind == PARTIAL
@@ -119,6 +121,17 @@ class _Loop:
                 self.states[i] = WHOLE
         if any(new.kind == PARTIAL != state.kind for state, group in zip(self.states, found) for new in group):
             self.shards.refuse(self.node, EACH_TURN)
+
+    def _made_of_samples(self):
+        """Which of the states that are no rows depend on rows, be it by other such states."""
+        found, made = set(), {v for v in self.op.inputs if self.inside.value(v).kind == ROWS}
+        while True:
+            new = {i for i, group in enumerate(self.given) if self.states[i].kind == CONSTANT
+                   and not made.isdisjoint(ancestors([self.op.outputs[j] for j in group]))} - found
+            if not new:
+                return found
+            found |= new
+            made.update(v for i in new for v in self.taken[i])
 
     def outputs(self):
         shards, op = self.shards, self.op

@@ -12,6 +12,7 @@ from ..states import PARTIAL, ROWS, partial
 from .base import aligned, is_zero, wholes, widens
 
 LINEAR = (scalar.Add, scalar.Sub, scalar.Neg, scalar.Identity, scalar.Cast)
+OPPOSITE = {'max': 'min', 'min': 'max'}
 
 
 @rule(compile_ops.Rebroadcast, compile_ops.ViewOp, compile_ops.DeepCopyOp, DisconnectedGrad, GradClip, ZeroGrad,
@@ -35,7 +36,8 @@ def _needs_all(shards, node, values):
 @rule(opt.Assert)
 def _checked(shards, node, values):
     # Where each replica's samples must meet a condition, each replica checks its own.
-    conditions = [value if value.state.how == 'min' else shards.whole(value) for value in values[1:]]
+    conditions = [value if value.state.how == 'min' and value.variable.dtype == 'bool' else shards.whole(value)
+                  for value in values[1:]]
     return shards.apply(node, values[:1] + conditions, values[0].state)
 
 
@@ -54,6 +56,9 @@ def _elemwise(shards, node, values):
         return _filled(shards, node, values)
     if _stays_partial(shards, node, values):
         return shards.apply(node, values, partial())
+    if isinstance(node.op.scalar_op, scalar.Neg) and values[0].state.how in OPPOSITE \
+            and node.outputs[0].dtype.startswith('float'):
+        return shards.apply(node, values, partial(OPPOSITE[values[0].state.how]))
     values = wholes(shards, values)
     if not any(value.kind == ROWS for value in values):
         return shards.constant(node, values)
