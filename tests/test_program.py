@@ -8,6 +8,7 @@ import theano
 import theano.tensor as T
 from conftest import needs_compiler
 from stages import run, split
+from theano.gradient import disconnected_grad
 from theano.ifelse import ifelse
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.elemwise import CAReduce
@@ -284,12 +285,12 @@ def shape_that_is_checked(x):
             T.specify_shape(x.T, x.T.shape), T.specify_shape(x.sum(0), (6,))]
 
 
-@case(SERIES, stages=1)
+@case(SERIES, stages=3)
 def loop_of_sums_beside_a_counter(x):
     w = weight(4)
     (sums, counter, _), _ = theano.scan(
-        lambda x_t, total, i, h: [0.5 * total + (h * w).sum(0), i + 1, T.tanh(h + x_t * i)], x.dimshuffle(1, 0, 2),
-        [w * 1, np.float64(0), T.zeros_like(x[:, 0])])
+        lambda x_t, total, i, h: [0.5 * total + (h * w).sum(0), i + 1, T.tanh(h + x_t * disconnected_grad(i))],
+        x.dimshuffle(1, 0, 2), [w * 1, np.float64(0), T.zeros_like(x[:, 0])])
     return with_gradients(sums[-1].sum() + sums.mean(), w) + [sums, counter]
 
 
