@@ -274,6 +274,13 @@ def places_along_any_axis(x, y):
 
 
 @case(ROWS, stages=1)
+def index_of_nothing(x):
+    n, total = x.shape[0], x.shape[()]
+    return [T.concatenate([T.stack([n, 3])[()], total]), x[()], x.reshape(T.stack([n, 6])[()], ndim=2).sum(1),
+            T.concatenate([T.arange(n)[()], [1]])]
+
+
+@case(ROWS, stages=1)
 def what_is_known_to_be_0_is_a_share(x):
     return [x.sum() + 0 * (weight(3) ** 2).sum()]
 

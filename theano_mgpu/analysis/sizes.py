@@ -65,6 +65,8 @@ def _vector(sizes):
 
 
 def _picked(node, sizes):
+    if not node.op.idx_list:
+        return sizes[0]
     if not isinstance(sizes[0], tuple) or any(size is not None for size in sizes[1:]):
         return sizes[0] if sizes[0] == COUNT and node.inputs[0].ndim == 1 else NUMBER
     entry, = subtensor.get_idx_list(node.inputs, node.op.idx_list)
@@ -126,7 +128,7 @@ def length_of(vector):
     """The length that a vector is known to have, else None."""
     try:
         return T.get_vector_length(vector)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, IndexError):  # the last: of x[()]
         pass
     node = vector.owner
     if not node or not isinstance(node.op, (elemwise.Elemwise, basic.Join)):
