@@ -10,8 +10,8 @@ from ..states import CONSTANT, FREE, NUMBER, PARTIAL, REFUSED, ROWS, State, Valu
 from .base import aligned, number_everywhere, only_rows_on, wholes, widens
 from .shapes import whole_length
 
-HOW = {scalar.Add: 'sum', scalar.Mul: 'prod', scalar.Maximum: 'max', scalar.Minimum: 'min', scalar.OR: 'max',
-       scalar.AND: 'min'}
+HOW = {scalar.Add: 'sum', scalar.Mul: 'prod', elemwise.MulWithoutZeros: 'prod', scalar.Maximum: 'max',
+       scalar.Minimum: 'min', scalar.OR: 'max', scalar.AND: 'min'}
 
 
 def _axes(node):
