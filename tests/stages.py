@@ -8,6 +8,7 @@ from theano_mgpu.program.partition import OWN
 import numpy as np
 import theano
 import theano.tensor as T
+from theano.gof.graph import ancestors
 from theano.sandbox.rng_mrg import MRG_RandomStreams, mrg_uniform_base
 from theano.tensor.nnet.bn import batch_normalization_train
 from theano.tensor.raw_random import RandomFunction
@@ -27,6 +28,13 @@ def combined(parts, how):
     if isinstance(how, tuple):
         return np.concatenate(parts, how[1])
     return np.asarray(REDUCE[how].reduce(parts), parts[0].dtype)
+
+
+def n_stages(program):
+    """The number of stages, with the one that makes something of the last exchange, if there is one."""
+    last = {exchange.variable for exchange in program.exchanges}
+    made = [output.variable for output in program.outputs if output.how is None and output.variable not in last]
+    return max(1, len(program.stages) + bool(last.intersection(ancestors(made))))
 
 
 def given(stage):

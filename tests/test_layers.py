@@ -17,7 +17,7 @@ ROWS = [
     ['retarget', 'graph', 'op_rules',
      'rng', 'analysis.states', 'analysis.sizes', 'analysis.shards', 'analysis.rules.base', 'analysis.rules.batch_norm',
      'analysis.rules.elementwise', 'analysis.rules.shapes', 'analysis.rules.reductions', 'analysis.rules.products',
-     'analysis.rules.indexing', 'analysis.rules.advanced_indexing', 'analysis.rules.draws',
+     'analysis.rules.indexing', 'analysis.rules.rows', 'analysis.rules.advanced_indexing', 'analysis.rules.draws',
      'analysis.rules.control_flow', 'analysis.rules', 'analysis', 'any_length', 'program.carrying', 'program.lowering',
      'program.partition', 'audit', 'replicate', 'transfers', 'scatter_gather', 'host_reduce', 'collectives'],
     ['executors.base', 'executors.serial', 'executors.threads', 'executors.ranks', 'executors.patience',

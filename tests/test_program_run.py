@@ -1,10 +1,13 @@
 """Programs of stages over contexts and ranks train like one device, with ragged batches, whatever the samples share."""
+import theano_mgpu as mgpu
 from theano_mgpu.errors import ReplicaError
 from theano_mgpu.executors import Ranks
 
 import numpy as np
 import pytest
 import theano
+import theano.tensor as T
+from conftest import needs_compiler
 from rank_jobs import PYTHON
 from stages import CoupledModel
 from test_ranks import arrays, launch, needs_mpi
@@ -58,3 +61,33 @@ def test_a_step_that_fails_in_a_late_stage_changes_nothing(expected, cpu2, monke
         np.testing.assert_array_equal(value, variable.get_value())
     monkeypatch.undo()
     assert_close(model.train(step), expected['float64'], 1e-12)
+
+
+def saturated(x, t, y, w):
+    """Losses that Theano computes without overflow, where it recognises them."""
+    logits = T.dot(x, w)
+    p, q = T.nnet.softmax(logits), T.nnet.sigmoid(logits)
+    places = T.arange(y.shape[0])
+    deep = T.nnet.softmax(T.dot(T.dot(x.dimshuffle(0, 'x', 1).flatten(2), w), T.eye(4)) * 2)
+    return [-T.log(p)[places, y].mean(), -T.log(p[places, y]).mean(), -T.log(deep)[places, y].mean(),
+            T.nnet.categorical_crossentropy(p, y).mean(), T.nnet.categorical_crossentropy(p, t).mean(),
+            T.nnet.binary_crossentropy(q, t).mean(), -T.log(q).mean(), T.log(T.exp(logits).sum(axis=1)).mean(),
+            -T.nnet.logsoftmax(logits)[places, y].sum()]
+
+
+@needs_compiler
+def test_saturated_losses_are_as_finite_as_on_one_device(cpu2):
+    """Theano finds log(softmax) and its gradient by their ops, which therefore have to stay in the graph."""
+    x, t, y = T.dmatrix('x'), T.dmatrix('t'), T.lvector('y')
+    rng = np.random.RandomState(0)
+    w = theano.shared(rng.randn(6, 4) * 300, name='w')
+    labels = rng.randint(0, 4, 11)
+    losses = saturated(x, t, y, w)
+    outputs = losses + [T.grad(loss, w) for loss in losses]
+    mode = theano.Mode('cvm', 'fast_run')
+    expected = theano.function([x, t, y], outputs, mode=mode)(rng.randn(11, 6), np.eye(4)[labels], labels)
+    rng = np.random.RandomState(0)
+    rng.randn(6, 4), rng.randint(0, 4, 11)
+    found = mgpu.function([x, t, y], outputs, mode=mode)(rng.randn(11, 6), np.eye(4)[labels], labels)
+    for i, (ours, theirs) in enumerate(zip(found, expected)):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9, err_msg=str(i))

@@ -96,7 +96,7 @@ class Shards:
         self.averages = set()     # variables of the given graph that are made of averages of such statistics
         self._given = {}          # variable of the new graph -> that of the given graph
         self._everywhere = set(self.numbers).union(value.variable for value in known.values())
-        self._known = list(known)
+        self._known, self.inputs = list(known), set() if numbers else set(known)
         for variable, value in known.items():
             self.keep(variable, value)
 

@@ -10,6 +10,7 @@ from ..sizes import number
 from ..states import CONSTANT, COUNT, ROWS, partial, rows
 from .base import in_order, is_zero, same_order, same_rows, wholes
 from .indexing import PLACES, adds_to_zero, is_whole, known
+from .rows import has_row_each, is_total
 
 
 class _Indexed:
@@ -92,6 +93,12 @@ class _Indexed:
                 shards.refuse(node, PLACES)
             values = values[:i] + [_cut(shards, values[i], own, None)] + values[i + 1:]
 
+        if self._is_plain(x.axis, found[0]):
+            labels = [values[i] for i in self.arrays if i != x.axis and values[i].variable.ndim == 1] or [x]
+            local = shards.make(lambda v: T.arange(v.shape[0 if labels != [x] else x.axis]), labels[:1], rows(axis),
+                                like=self.index[x.axis])
+            return values[:x.axis] + [local] + values[x.axis + 1:], rows(self.first + axis)
+
         def places(indices, variable, end):
             each = variable.shape[x.axis] // shards.own
             first = shards.check(node, PLACES, shards.first * each, T.eq(each * shards.total, end),
@@ -99,6 +106,18 @@ class _Indexed:
             return indices - T.cast(first, indices.dtype)
         local = shards.make(places, [values[x.axis], x, end], values[x.axis].state, like=self.index[x.axis])
         return values[:x.axis] + [local] + values[x.axis + 1:], rows(self.first + axis)
+
+
+    def _is_plain(self, axis, end):
+        """Whether this is ``x[arange(N), labels]``, all with one row a sample.
+
+        It then stays what it is, for Theano knows how to compute its log and gradient where x is a softmax: a
+        cross-entropy that does not overflow.
+        """
+        return isinstance(self.index[axis].owner.op, basic.ARange) and is_total(self.shards, end) \
+            and has_row_each(self.shards, self.node.inputs[0], axis) \
+            and all(i == axis or self.index[i].ndim == 1 and has_row_each(self.shards, self.index[i], 0)
+                    for i in self.arrays)
 
 
 def _cut(shards, value, axis, outer):

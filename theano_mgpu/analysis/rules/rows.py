@@ -1,0 +1,77 @@
+"""What is known of the rows of a variable: whether each sample has exactly one."""
+from theano.compile import ops as compile_ops
+from theano.tensor import basic, elemwise, opt, subtensor
+from theano.tensor.nnet import abstract_conv, nnet
+from theano.tensor.signal.pool import Pool
+
+from ..sizes import number
+from ..states import rows
+from .indexing import known
+
+# Their output has the rows of their first input.
+OF_THE_FIRST = (nnet.Softmax, nnet.SoftmaxWithBias, nnet.LogSoftmax, compile_ops.Rebroadcast, compile_ops.ViewOp,
+                opt.Assert, compile_ops.SpecifyShape)
+OF_IMAGES = (abstract_conv.BaseAbstractConv, Pool)  # along axis 0
+
+
+def has_row_each(shards, variable, axis):
+    """Whether it is certain that a variable of the given graph has one row a sample along an axis."""
+    while True:
+        if shards.value(variable).state != rows(axis):
+            return False
+        if variable in shards.inputs:
+            return axis == 0
+        variable, axis = _source(variable, axis)
+        if variable is None:
+            return False
+
+
+def is_total(shards, size):
+    """Whether a variable of the given graph is the number of samples: the length of what has one row for each."""
+    variable, axis = _of_size(size)
+    return variable is not None and has_row_each(shards, variable, axis)
+
+
+def _source(variable, axis):
+    """What a variable has the rows of, and along which axis; None where that is not known."""
+    node = variable.owner
+    if node is None:
+        return None, None
+    op, first = node.op, node.inputs[0] if node.inputs else None
+    if isinstance(op, elemwise.Elemwise):
+        return next(((v, axis) for v in node.inputs if not v.broadcastable[axis]), (None, None))
+    if isinstance(op, elemwise.DimShuffle):
+        return (first, op.new_order[axis]) if op.new_order[axis] != 'x' else (None, None)
+    if isinstance(op, basic.Dot) and node.inputs[0].ndim == 2 and axis == 0 or isinstance(op, OF_THE_FIRST) \
+            or isinstance(op, OF_IMAGES) and axis == 0:
+        return first, axis
+    if isinstance(op, basic.Reshape) and node.inputs[1].owner and isinstance(node.inputs[1].owner.op, opt.MakeVector):
+        return _of_size(node.inputs[1].owner.inputs[axis])
+    return None, None
+
+
+def _of_size(size):
+    """The variable and the axis that a size is the length of."""
+    node = size.owner
+    while node and isinstance(node.op, (basic.ScalarFromTensor, basic.TensorFromScalar)):
+        node = node.inputs[0].owner
+    if node and isinstance(node.op, compile_ops.Shape_i):
+        return node.inputs[0], node.op.i
+    place, vector = _entry(node)
+    while place is not None and not isinstance(place, slice) and place >= 0:
+        if vector.owner and isinstance(vector.owner.op, compile_ops.Shape):
+            return vector.owner.inputs[0], int(place)
+        part, vector = _entry(vector.owner)  # the first sizes of a shape
+        if not isinstance(part, slice) or part.start not in (None, 0) or part.step not in (None, 1):
+            break
+    return None, None
+
+
+def _entry(node):
+    """What a basic index picks of a vector: a place, None if it is not known, or a slice; and the vector."""
+    if not node or not isinstance(node.op, subtensor.Subtensor):
+        return None, None
+    entry, = subtensor.get_idx_list(node.inputs, node.op.idx_list)
+    if isinstance(entry, slice):
+        return slice(*[known(part) for part in (entry.start, entry.stop, entry.step)]), node.inputs[0]
+    return number(entry), node.inputs[0]
