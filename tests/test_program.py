@@ -428,4 +428,4 @@ def test_gradients_are_exchanged_last():
     loss = T.sqr(y - y.mean(axis=0)).mean()
     rate = theano.shared(0.1)
     program = partition([x], [loss, h.max() - rate] + [p - rate * g ** 2 for p, g in zip([w, v], T.grad(loss, [w, v]))])
-    assert [len(stage.exchanges) for stage in program.stages] == [0, 1, 1, 1] and len(program.exchanges) == 4
+    assert [len(stage.exchanges) for stage in program.stages] == [0, 1, 1, 1, 1] and len(program.exchanges) == 4
