@@ -14,7 +14,6 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..'
 
 import theano_mgpu as mgpu
 from theano_mgpu import dealing, graph
-from theano_mgpu.executors import mpi_ranks
 
 import numpy as np
 import theano
@@ -125,15 +124,16 @@ def disagree(path):
     caught('functions', lambda: network.predict(x) if other else network.step(x, labels))
     caught('model', lambda: Network(dropout=other))
     before = [param.get_value() for param in network.params]
-    run = network.step.forward.graph.run
+    graph_of_stage = network.step.compiled_program.graphs[0]
+    run = graph_of_stage.run
 
     def failing(replica, part):
         if other:
             raise MemoryError('no memory left')
         return run(replica, part)
-    network.step.forward.graph.run = failing
+    graph_of_stage.run = failing
     caught('replica', lambda: network.step(x, labels))
-    network.step.forward.graph.run = run
+    graph_of_stage.run = run
     unchanged = all((a == b.get_value()).all() for a, b in zip(before, network.params))
     network.params[0].set_value(before[0] * (2 if other else 1))
     caught('weights', lambda: network.step(x, labels))
@@ -149,13 +149,16 @@ def no_memory(*_, **__):
 
 def late_failures(path):
     """The last rank fails at different places of a step; weights, and those of an undisturbed training beside it."""
-    from theano_mgpu import step as step_module
+    from theano_mgpu import training
+    from theano_mgpu.program import run
     mgpu.init('a->cpu;b->cpu')
     networks = disturbed, undisturbed = Network(seed=0), Network(seed=0)
     step, last = disturbed.step, mgpu.rank() == mgpu.size() - 1
-    places = {'scatter': (step.forward.graph, 'refresh'), 'average': (step_module.Step, '_targets'),
-              'broadcast': (step, '_broadcast'), 'update': (step.update, 'run'), 'outputs': (step_module, 'gather'),
-              'statistics': (step.forward.updates, 'new_values'), 'store': (step_module.Step, '_store')}
+    stage, update = step.compiled_program.graphs[0], step.compiled_program.graphs[-1]
+    places = {'scatter': (stage, 'refresh'), 'stage': (stage, 'run'), 'sum': (run.Sums, 'add'),
+              'exchange': (run, 'exchanged'), 'broadcast': (run.Runner, '_broadcast'), 'update': (update, 'run'),
+              'outputs': (run.Runner, 'gather'), 'store': (run.Runner, '_store'),
+              'check': (training.TrainingFunction, '_check')}
     met = []
     batches = undisturbed.batches()
     for place, (owner, name) in places.items():
@@ -208,7 +211,7 @@ def fail(how):
                 sys.excepthook = no_memory
                 raise ValueError('the data of step 5 are bad')
             if how == 'replica' and last:
-                network.step.forward.graph.run = no_memory
+                network.step.compiled_program.graphs[0].run = no_memory
             if how == 'raise everywhere' or how == 'raise' and last:
                 raise ValueError('the data of step 5 are bad')
             if how == 'exit' and last:
@@ -377,8 +380,9 @@ def predict(path, contexts, per_context=1):
 def stages(path, contexts):
     """A model whose samples depend on each other, over stages."""
     from stages import CoupledModel
+    mgpu.init(contexts)
     model = CoupledModel('float64')
-    write(path, model.train(model.over(mgpu.init(contexts), mpi_ranks(), PYTHON)))
+    write(path, model.train(model.over_contexts(PYTHON)))
 
 
 def hang(path):

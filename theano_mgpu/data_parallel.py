@@ -4,6 +4,7 @@ import time
 
 import numpy as np
 import theano
+from theano.gof.graph import ancestors
 
 from . import graph, job
 from .arguments import Arguments
@@ -81,9 +82,11 @@ class DataParallel:
         if self.refused:
             self.contexts = self.contexts[:1]
         states = [variable for variable in batch_updates if not is_random_state(variable)]
+        # Ranks compile the same graphs, whatever their devices.
+        on_host = min(self.ranks.everyones(options.updates_on(self.contexts) == 'host'))
         self.compiled_program = CompiledProgram(
             program, self.arguments.inputs + list(self.rows.values()), updated, states,
-            options.updates_on(self.contexts), self.contexts, self.ranks, options.mode, options.name)
+            'host' if on_host else 'device', self.contexts, self.ranks, options.mode, options.name)
         self._runner = Runner(self.compiled_program, self.ranks, options.executor, self.timings)
         self.updated = [replicated(variable) for variable in updated]
         share_first_values(self.ranks, self.updated)
@@ -107,11 +110,13 @@ class DataParallel:
 
     def _cut(self, outputs, updated):
         """The Program of the graph; a state whose new value has a row a sample comes in with the batch."""
+        read = set(ancestors(outputs))
         while True:
             inputs = self.arguments.with_samples + list(self.rows.values())
             program = partition(inputs, graph.substitute(outputs, self.rows) if self.rows else outputs)
             new = zip(updated, program.outputs[len(outputs) - len(updated):])
-            found = [variable for variable, output in new if isinstance(output.how, tuple)]
+            # One that is not read is only stored, whatever its length was.
+            found = [variable for variable, output in new if output.how == ('gather', 0) and variable in read]
             if set(found) == set(self.rows):
                 return program
             self.rows = {variable: graph.host_type(variable)('rows of %s' % variable) for variable in found}
@@ -213,10 +218,11 @@ class DataParallel:
         self.seconds = time.perf_counter() - began
         rows = [output for output in compiled.results if isinstance(output.how, tuple)]
         found.update(zip(rows, runner.gather(rows, batch, results, self.sharded)))
-        states = runner.gather(list(compiled.rows.values()), batch, results, False)
-        with self.timings.span('update'):
-            for variable, value in zip(compiled.rows, states):
-                _store(variable, value, transaction)
+        if not (self.sharded and batch.idle):
+            states = runner.gather(list(compiled.rows.values()), batch, results, self.sharded)
+            with self.timings.span('update'):
+                for variable, value in zip(compiled.rows, states):
+                    _store(variable, value, transaction)
         return [found[output] for output in compiled.results]
 
     def _check(self, results):
@@ -269,13 +275,13 @@ class DataParallel:
 
     def _bind(self, arguments):
         """The batch that was prepared, or None; the arguments, the states with a row a sample, and their length."""
+        states = {variable: np.asarray(variable.get_value(borrow=True)) for variable in self.rows}
         if arguments is None:
-            return None, None, {}, 0
+            return None, None, states, 0
         ahead = self.look_ahead.take(*arguments)
         if ahead:
             return ahead.batch, ahead.values, {}, self.arguments.length(ahead.values, {})
         values = self.arguments.bind(*arguments)
-        states = {variable: variable.get_value(borrow=True) for variable in self.rows}
         return None, values, states, self.arguments.length(values, states)
 
     def _scatter(self, values, states, lengths, alone=False):
@@ -393,7 +399,7 @@ def _of_type(variable, value):
 def _store(variable, value, transaction):
     """Set a variable of the user's."""
     variable = getattr(variable.tag, 'stands_for', variable)
-    transaction.convert(variable, value)
+    transaction.convert(variable, np.array(value))  # the caller may be given the same rows as an output
     watcher = watcher_of(variable)
     transaction.then(_written_by_step, watcher)
 

@@ -53,10 +53,6 @@ def new_values(updates, gradients, params):
     for variable in graph.shared_variables(values):
         if getattr(variable, 'default_update', None) is not None and variable not in found:
             found[variable], = graph.host_graph([variable.default_update])
-    foreign = [v for v in graph.free_inputs(list(found.values())) if v not in gradients]
-    if foreign:
-        raise GraphError('the updates depend on %s: they are computed once the gradients of all replicas are '
-                         'averaged, from gradients, parameters and other shared variables only' % foreign)
     return found
 
 
