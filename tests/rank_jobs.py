@@ -333,6 +333,62 @@ def shard(path, *n_batches):
     assert len(losses) == int(n_batches[mgpu.rank()])
 
 
+def coupled_shards(path, n_batches='3'):
+    """Each rank feeds its own samples, which have a state each, and a rate; the last one has none in the end.
+
+    Writes the losses, the weights, and each rank's state.
+    """
+    mgpu.init('a->cpu')
+    alone, n = mgpu.size() == 1, int(n_batches)
+    own = slice(5) if alone else [slice(0, 3), slice(3, 5)][mgpu.rank()]
+    step, weights, state = recurrent(len(range(5)[own]), sharded=True)
+    losses, states = [], []
+    for number in range(n - mgpu.rank()):
+        x = recurrent_batch(number)[own]
+        if alone and number == n - 1:
+            x = x[:3]
+            state.set_value(state.get_value()[:3])
+        losses.append(step(x, np.float64(0.1 * (number + 1)))[0])
+        states.append(state.get_value())
+    step.join()
+    np.savez('%s.%d.npz' % (path, mgpu.rank()), *losses, *states, weights.get_value(), state.get_value())
+
+
+def recurrent(n, **options):
+    """A step whose samples are coupled and have a state each, and whose rate is an input."""
+    x, rate = T.matrix('x', 'float64'), T.scalar('rate', 'float64')
+    w, h = theano.shared(np.full((4, 4), 0.3), 'w'), theano.shared(np.zeros((n, 4)), 'h')
+    new = T.tanh(x - x.mean(axis=0) + T.dot(h, w))
+    step = mgpu.training_function([x, rate], (new ** 2).sum() / x.max(), [w],
+                                  lambda gradients: {w: w - rate * gradients[0]}, [new], batch_updates={h: new},
+                                  mode=PYTHON, **options)
+    return step, w, h
+
+
+def recurrent_batch(number):
+    return np.random.RandomState(number).randn(5, 4)
+
+
+def refused(path):
+    """A graph that cannot be computed in parts, over ranks: all compute it whole, or none where each has its data."""
+    mgpu.init('a->cpu;b->cpu')
+    x, w = T.matrix('x', 'float64'), theano.shared(np.full(3, 0.5 + mgpu.rank()), 'w')
+    sums = T.extra_ops.cumsum(T.dot(x, w)) * MRG_RandomStreams(3).uniform((x.shape[0],), dtype='float64')
+
+    def make(**options):
+        return mgpu.training_function([x], (sums ** 2).mean(), [w], lambda gradients: {w: w - 0.01 * gradients[0]},
+                                      [sums], mode=PYTHON, **options)
+    error = ''
+    if mgpu.size() > 1:
+        try:
+            make(sharded=True)
+        except mgpu.GraphError as caught:
+            error = str(caught)
+    step = make()
+    returned = [value for n in (5, 1, 4) for value in step(np.random.RandomState(n).randn(n, 3))]
+    np.savez('%s.%d.npz' % (path, mgpu.rank()), *returned, w.get_value(), np.array(error))
+
+
 def predict(path, contexts, per_context=1):
     """What a Predictor gives on each rank, and what rank 0 alone has: batches, errors, weights taken over meanwhile."""
     mgpu.init(contexts)

@@ -226,19 +226,19 @@ def test_a_loaded_state_goes_on_where_it_stopped(contexts, kind, tmp_path):
     assert os.listdir(str(tmp_path)) == ['state.npz'], 'a temporary file was left'
 
 
-def test_a_state_moves_to_another_number_of_contexts(contexts, tmp_path):
+@pytest.mark.parametrize('n, other_n', [(2, 3), (2, 1), (1, 2)])
+def test_a_state_moves_to_another_number_of_contexts(contexts, tmp_path, n, other_n):
     path = str(tmp_path / 'state.npz')
-    contexts('cpu', 2)
-    model, step = dense_model(), None
-    step = make_step(model, adam)
+    contexts('cpu', n)
+    model, step = dropout_step(0)
     step(X, LABELS)
     step.save(path)
     expected = float(step(X, LABELS))
-    contexts('cpu', 3)
-    other = dense_model(1)
-    resumed = make_step(other, adam)
+    contexts('cpu', other_n)
+    other, resumed = dropout_step(1)
     resumed.load(path)
     np.testing.assert_allclose(resumed(X, LABELS), expected, rtol=1e-5)
+    assert largest_relative_difference(other, model) < 1e-5
 
 
 def test_files_that_cannot_be_loaded(cpu2, tmp_path):

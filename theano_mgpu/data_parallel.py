@@ -89,8 +89,11 @@ class DataParallel:
             'host' if on_host else 'device', self.contexts, self.ranks, options.mode, options.name)
         self._runner = Runner(self.compiled_program, self.ranks, options.executor, self.timings)
         self.updated = [replicated(variable) for variable in updated]
-        share_first_values(self.ranks, self.updated)
-        for variable in self.replicated():
+        # Where each rank has samples of its own, it has their states, too.
+        own = set(map(replicated, self.compiled_program.rows)) if self.sharded else ()
+        self._alike = [variable for variable in self.updated if variable not in own]
+        share_first_values(self.ranks, self._alike)
+        for variable in list(self.replicated()) + self.updated:
             variable.step_locks.add(self.lock)
 
     def _partition(self, outputs, updated):
@@ -156,8 +159,8 @@ class DataParallel:
         return self._runner.on_devices
 
     def replicated(self):
-        """All variables that the replicas have copies of, and those that a step gives new values."""
-        return dict.fromkeys([v for each in self.compiled_program.graphs for v in each.variables] + self.updated)
+        """All variables that are the same on each replica and rank: those that they read, and that a step changes."""
+        return dict.fromkeys([v for each in self.compiled_program.graphs for v in each.variables] + self._alike)
 
     # -------------------------------------------------------------------------------------------------- calling
 
@@ -183,7 +186,7 @@ class DataParallel:
             with self.timings.span('scatter'):
                 ahead, values, states, own = self._bind(arguments)
             with self.timings.span('wait'):
-                lengths = meet_for_batch(self, own, values or [])
+                lengths = meet_for_batch(self, own, values)
             self.samples = sum(lengths) if self.sharded else own
             self.calls += 1
             self.timings.calls += 1
@@ -342,12 +345,11 @@ class DataParallel:
         return lengths_of_ranks(length, self._replicas, self.options.least_samples)
 
     def _or_example(self, values, lengths):
-        """The arguments, or where this rank's data has ended, those of one sample that was met before."""
-        if self._example is None and min(lengths) == 0:
-            # Who has no sample at its first step has never seen one.
-            root = int(np.argmax(lengths))
-            sample = self.arguments.first_sample(values) if values is not None else None
-            self._example = self.ranks.tell(sample, root)
+        """The arguments, or where this rank's data has ended, those of one sample that some rank has met."""
+        if min(lengths) == 0 and (self._example is None or not all(self.arguments.split)):
+            # Who has no sample at its first step has never seen one; and what has no samples may differ in each call.
+            sample = None if values is None else self.arguments.first_sample(values)
+            self._example = self.ranks.tell(sample, int(np.argmax(lengths)))
         elif self._example is None:
             self._example = self.arguments.first_sample(values)
         return self._example if values is None else values
