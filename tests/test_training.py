@@ -108,6 +108,14 @@ def test_steps_that_cannot_be_made(cpu2, make, message):
         mgpu.training_function(model.inputs, *make(model))
 
 
+def test_batch_updates_of_another_type(cpu2):
+    model, count, zero = dense_model(), theano.shared(np.int64(0), name='count'), theano.shared(np.ones(3), 'zero')
+    with pytest.raises(GraphError, match='the new value of count has type .*float64.* not .*int64.*: cast it'):
+        make_step(model, batch_updates={count: count + 0.5})
+    make_step(model, batch_updates={zero: np.zeros(3)}, mode='FAST_COMPILE')(X, LABELS)
+    np.testing.assert_array_equal(zero.get_value(), 0)
+
+
 def test_wrong_options(cpu2):
     model = dense_model()
     for wrong in (0, 1.5, -1):

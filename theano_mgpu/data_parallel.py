@@ -3,7 +3,6 @@ import threading
 import time
 
 import numpy as np
-import theano
 from theano.gof.graph import ancestors
 
 from . import graph, job
@@ -20,6 +19,7 @@ from .replicate import replicated
 from .rng import is_random_state
 from .scatter_gather import micro_batch_rounds, ranges
 from .timeline import PHASES, RANK_PHASES, Timings
+from .updates import with_givens
 
 
 class DataParallel:
@@ -371,31 +371,6 @@ def check_reductions(results, reductions, outputs):
             raise GraphError('output %s %s, and cannot be reduced by %r. Leave the reduction out: outputs are those of '
                              'the whole batch' % (output, 'has rows of single samples' if result.how else
                                                   'has no rows of single samples', how))
-
-
-def with_givens(outputs, updates, givens):
-    """Outputs and updates with the givens substituted; the default updates that they bring along are among the updates.
-    """
-    n_outputs = len(outputs)
-    variables = [graph.host_view(variable) for variable in updates]
-    whole = list(outputs) + list(updates.values())
-    if givens:
-        replacements = {old: old.type.filter_variable(graph.on_host(theano.tensor.as_tensor_variable(new)))
-                        for old, new in givens.items()}
-        whole = graph.substitute(whole, replacements)
-    whole = graph.host_graph(whole)
-    default = [variable for variable in graph.shared_variables(whole) if variable not in variables
-               and getattr(variable, 'default_update', None) is not None]
-    found = {v: _of_type(v, new) for v, new in zip(variables, whole[n_outputs:])}
-    found.update((v, _of_type(v, *graph.host_graph([v.default_update]))) for v in default)
-    return whole[:n_outputs], found
-
-
-def _of_type(variable, value):
-    """A new value as a variable of the type of what it updates."""
-    if not hasattr(variable.type, 'broadcastable'):
-        return value
-    return graph.host_type(variable).filter_variable(graph.on_host(theano.tensor.as_tensor_variable(value)))
 
 
 def _store(variable, value, transaction):
