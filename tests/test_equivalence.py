@@ -257,6 +257,19 @@ def test_a_state_of_each_sample(contexts, kind, options, dim):
     assert_all_close(found[1], found[0], 1e-5)
 
 
+def test_a_state_of_which_each_replica_needs_all(contexts):
+    """Sums over the samples' states cannot be computed in parts; of a state that stays whole, they can."""
+    contexts('cpu', 2)
+    found = []
+    for function in (theano.function, mgpu.function):
+        x, h = T.dmatrix('x'), theano.shared(np.ones((5, 3)), 'h')
+        h.default_update = x + T.extra_ops.cumsum(h, axis=0)
+        step = function([x], x * h, mode=QUICK['cpu'])
+        found.append([step(np.random.RandomState(n).randn(5, 3)) for n in range(3)] + [h.get_value()])
+        assert len(getattr(step, 'contexts', [1, 2])) == 2
+    assert_all_close(found[1], found[0], 1e-12)
+
+
 # --- what cannot be computed in parts ------------------------------------------------------------
 
 def refused_step(options, ours=True):

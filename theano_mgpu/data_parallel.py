@@ -112,17 +112,28 @@ class DataParallel:
         return undivided(outputs)
 
     def _cut(self, outputs, updated):
-        """The Program of the graph; a state whose new value has a row a sample comes in with the batch."""
-        read = set(ancestors(outputs))
-        while True:
-            inputs = self.arguments.with_samples + list(self.rows.values())
-            program = partition(inputs, graph.substitute(outputs, self.rows) if self.rows else outputs)
+        """The Program of the graph; where it can be, a state with a row a sample comes in with the batch."""
+        read, with_samples = set(ancestors(outputs)), self.arguments.with_samples
+
+        def states(program):
+            """States whose new values have samples along an axis; what nobody reads is only stored."""
             new = zip(updated, program.outputs[len(outputs) - len(updated):])
-            # One that is not read is only stored, whatever its length was.
-            found = [variable for variable, output in new if output.how == ('gather', 0) and variable in read]
-            if set(found) == set(self.rows):
-                return program
-            self.rows = {variable: graph.host_type(variable)('rows of %s' % variable) for variable in found}
+            return {v: output.how[1] for v, output in new if isinstance(output.how, tuple) and v in read}
+        first = program = partition(with_samples, outputs)
+        found, rows = states(program), {}
+        try:
+            while not found.keys() <= rows.keys():
+                rows.update((v, graph.host_type(v)('rows of %s' % v)) for v in found if v not in rows)
+                program = partition(with_samples + list(rows.values()), graph.substitute(outputs, rows))
+                found = states(program)
+            if found != dict.fromkeys(rows, 0):
+                raise CannotCut('the states of samples, %s, do not have them along axis 0' % ', '.join(map(str, rows)))
+        except CannotCut:
+            if self.sharded:
+                raise
+            return first  # in which every replica has all of each state
+        self.rows = rows
+        return program
 
     def warn_if_refused(self):
         """Say that it runs on one context, and why, where it was to run on several."""
