@@ -1,21 +1,28 @@
 """For tests of stages: programs that run shard after shard in one process, by plain Theano; a model that needs them."""
+import contextlib
+
 import theano_mgpu as mgpu
 from theano_mgpu.program.partition import OWN
 
 import numpy as np
 import theano
 import theano.tensor as T
-from theano.sandbox.rng_mrg import MRG_RandomStreams
+from theano.sandbox.rng_mrg import MRG_RandomStreams, mrg_uniform_base
 from theano.tensor.nnet.bn import batch_normalization_train
+from theano.tensor.raw_random import RandomFunction
 
 REDUCE = {'sum': np.add, 'max': np.maximum, 'min': np.minimum, 'prod': np.multiply}
 
 
 def combined(parts, how):
+    if isinstance(parts[0], np.random.RandomState):
+        return parts[0]
     if how == OWN:
         for part in parts[1:]:
             np.testing.assert_allclose(part, parts[0], rtol=1e-9, atol=1e-12)
         return parts[0]
+    if how == 'stack':
+        return np.stack(parts)
     if isinstance(how, tuple):
         return np.concatenate(parts, how[1])
     return np.asarray(REDUCE[how].reduce(parts), parts[0].dtype)
@@ -26,9 +33,13 @@ def given(stage):
     return [exchange.variable for exchange in stage.exchanges] + list(stage.carried)
 
 
-def run(program, shards, mode=None):
-    """The outputs of a program on shards, each a list of arrays; shared variables stay as they are."""
-    return compiled(program, mode)(shards)
+def run(program, shards, mode=None, states=None):
+    """The outputs of a program on shards, each a list of arrays; shared variables stay as they are.
+
+    `states` are those of the program's streams for each shard, dicts by variable; the outputs then have, as new value
+    of a stream, a list of those of the shards.
+    """
+    return compiled(program, mode)(shards, states)
 
 
 def compiled(program, mode=None):
@@ -39,10 +50,11 @@ def compiled(program, mode=None):
     together = theano.function([exchange.variable for exchange in exchanges] + program.numbers[:1],
                                [output.variable for output in program.outputs if output.how is None], mode=mode,
                                on_unused_input='ignore', no_default_updates=True)
-    return lambda shards: _run(program, functions, exchanges, together, shards)
+    return lambda shards, states=None: _run(program, functions, exchanges, together, shards,
+                                             states or [{} for _ in shards])
 
 
-def _run(program, functions, exchanges, together, shards):
+def _run(program, functions, exchanges, together, shards, states):
     lengths = [len(shard[0]) for shard in shards]
     firsts = np.cumsum([0] + lengths)
     known = [{} for _ in shards]
@@ -57,13 +69,38 @@ def _run(program, functions, exchanges, together, shards):
         for place, source in stage.carried.items():
             for env in known:
                 env[place] = env[source]
-        for shard, length, first, env in zip(shards, lengths, firsts, known):
-            results = function(*shard, sum(lengths), length, first, *[env[variable] for variable in given(stage)])
-            env.update((variable, np.array(result)) for variable, result in zip(stage.outputs, results))
+        for shard, length, first, env, state in zip(shards, lengths, firsts, known, states):
+            with values_of(state):
+                results = function(*shard, sum(lengths), length, first, *[env[variable] for variable in given(stage)])
+            env.update((variable, result if isinstance(result, np.random.RandomState) else np.array(result))
+                       for variable, result in zip(stage.outputs, results))
     exchange(program.exchanges)
     constants = iter(together(*[known[0][variable] for variable, _, _ in exchanges], sum(lengths)))
-    return [next(constants) if output.how is None else combined([env[output.variable] for env in known], output.how)
-            for output in program.outputs]
+    found = []
+    for output in program.outputs:
+        if output.how is None:
+            found.append(next(constants))
+        else:
+            parts = [env[output.variable] for env in known]
+            own = program.streams and is_new_state(output.variable)
+            found.append(parts if own else combined(parts, output.how))
+    return found
+
+
+def is_new_state(variable):
+    node = variable.owner
+    return bool(node) and isinstance(node.op, (mrg_uniform_base, RandomFunction)) and variable is node.outputs[0]
+
+
+@contextlib.contextmanager
+def values_of(state):
+    """A block in which shared variables have other values."""
+    before = {variable: variable.get_value() for variable in state}
+    for variable, value in state.items():
+        variable.set_value(value)
+    yield
+    for variable, value in before.items():
+        variable.set_value(value)
 
 
 def split(arrays, sizes):

@@ -74,7 +74,7 @@ def centred(x):
     return with_gradients(((x - x.mean(0)) / (x.std(0) + 1e-3) * x.sum(1, keepdims=True) * weight(6)).sum())
 
 
-@case(ROWS, stages=5)
+@case(ROWS, stages=4)
 def batch_normalisation(x):
     w = weight(6, 5)
     gamma, beta = [theano.shared(np.ones((1, 5)) * i, broadcastable=(True, False)) for i in (1, 2)]
@@ -130,7 +130,7 @@ def convolution_and_pooling(x):
     return with_gradients((highest ** 2 + average).mean(), w)
 
 
-@case(IMAGES, stages=4, marks=needs_compiler)
+@case(IMAGES, stages=3, marks=needs_compiler)
 def convolution_and_batch_normalisation(x):
     w = weight(2, 3, 3, 3)
     gamma = theano.shared(np.ones((1, 2, 1, 1)), broadcastable=(True, False, True, True))

@@ -23,6 +23,13 @@ OWN_FLAGS = {
                        'Where new parameters are computed: on each context (device), or once on the host, which then '
                        'sends them (host): for devices that are short of memory for the state of the optimizer. auto '
                        'is host where all contexts are on the CPU.'),
+    'mgpu.batch_statistics': ('exact', ('exact', 'local'),
+                              'What batch normalisation normalises by in training: the statistics of the whole batch '
+                              '(exact), or each replica by those of its own samples (local), which saves the exchange '
+                              'of statistics in the middle of a step.'),
+    'mgpu.random': ('exact', ('exact', 'independent'),
+                    'Random numbers: those that one device would draw (exact), or each replica draws for its own '
+                    'samples only, from a random state of its own (independent), which saves time.'),
     'mgpu.timeline': ('', 'the path of a .json file',
                       'A file that a timeline of the whole script is written to when it ends, for '
                       'https://ui.perfetto.dev; none by default.'),

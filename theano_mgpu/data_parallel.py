@@ -3,6 +3,7 @@ import threading
 import time
 
 import numpy as np
+import theano
 from theano.gof.graph import ancestors
 
 from . import graph, job
@@ -88,10 +89,10 @@ class DataParallel:
             program, self.arguments.inputs + list(self.rows.values()), updated, states,
             'host' if on_host else 'device', self.contexts, self.ranks, options.mode, options.name)
         self._runner = Runner(self.compiled_program, self.ranks, options.executor, self.timings)
-        self.updated = [replicated(variable) for variable in updated]
+        self.updated = [replicated(variable, variable in program.streams) for variable in updated]
         # Where each rank has samples of its own, it has their states, too.
-        own = set(map(replicated, self.compiled_program.rows)) if self.sharded else ()
-        self._alike = [variable for variable in self.updated if variable not in own]
+        own = self.compiled_program.rows if self.sharded else ()
+        self._alike = [each for each, variable in zip(self.updated, updated) if variable not in own]
         share_first_values(self.ranks, self._alike)
         for variable in list(self.replicated()) + self.updated:
             variable.step_locks.add(self.lock)
@@ -119,12 +120,13 @@ class DataParallel:
             """States whose new values have samples along an axis; what nobody reads is only stored."""
             new = zip(updated, program.outputs[len(outputs) - len(updated):])
             return {v: output.how[1] for v, output in new if isinstance(output.how, tuple) and v in read}
-        first = program = partition(with_samples, outputs)
+        options = theano.config.mgpu.batch_statistics, theano.config.mgpu.random
+        first = program = partition(with_samples, outputs, *options)
         found, rows = states(program), {}
         try:
             while not found.keys() <= rows.keys():
                 rows.update((v, graph.host_type(v)('rows of %s' % v)) for v in found if v not in rows)
-                program = partition(with_samples + list(rows.values()), graph.substitute(outputs, rows))
+                program = partition(with_samples + list(rows.values()), graph.substitute(outputs, rows), *options)
                 found = states(program)
             if found != dict.fromkeys(rows, 0):
                 raise CannotCut('the states of samples, %s, do not have them along axis 0' % ', '.join(map(str, rows)))

@@ -6,6 +6,7 @@ import numpy as np
 
 from . import graph, state
 from .checkpoint_lock import lock_checkpoint
+from .compat import watcher_of
 from .data_parallel import DataParallel, check_reductions
 from .errors import GraphError, NonFiniteError
 from .options import Options
@@ -148,7 +149,7 @@ class TrainingFunction(DataParallel):
         self._n_outputs = 1 + len(outputs)
         super().__init__(inputs, [loss] + list(outputs) + (gradients if check_finite else []), new,
                          batch_updates or {}, Options(**options))
-        state_variables = [replicated(variable) for variable in self.params + of_updates]
+        state_variables = [watcher_of(variable) or replicated(variable) for variable in self.params + of_updates]
         self._state = list(dict.fromkeys(state_variables + self.updated))
         self._completed = 0  # steps
         self._checkpoint = self._checkpoint_lock = None

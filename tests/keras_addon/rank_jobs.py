@@ -165,5 +165,17 @@ def shard(path):
     write(path, model, history.history, np.array(scores))
 
 
+def coupled(path, contexts):
+    """20 steps of models whose samples depend on each other."""
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    from keras_addon import coupled as models
+    from keras_addon.equivalence import floatx
+    mgpu.init(contexts)
+    with floatx('float64'):
+        found = [models.train(name, 'float64', QUICK) for name in models.MODELS]
+    if mgpu.rank() == 0:
+        np.savez(path, *[np.asarray(value) for values in found for _, value in values])
+
+
 if __name__ == '__main__':
     globals()[sys.argv[1]](*sys.argv[2:])

@@ -14,7 +14,6 @@ from keras.models import Sequential
 from . import zoo
 from .equivalence import built, check, everything
 from .test_exact import compiling
-from .test_layers_with_state import INEXACT
 from .zoo import COMPILED_MODELS, MODELS, VECTORS, N, dense, noise, one_hot
 
 pytestmark = needs_compiler

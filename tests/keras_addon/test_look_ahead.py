@@ -1,9 +1,9 @@
 """The next batch is sliced and sent while one is computed: which one it is, and that nothing else changes."""
 import theano_mgpu as mgpu
 from theano_mgpu import compat
-from theano_mgpu.forward import Forward
 from theano_mgpu.keras import multi_gpu_model
 from theano_mgpu.keras.look_ahead import next_rows
+from theano_mgpu.look_ahead import LookAhead
 
 import keras
 import numpy as np
@@ -36,15 +36,15 @@ def model_of(contexts, ahead, monkeypatch, dropout=0.3):
     parallel = multi_gpu_model(model)
     parallel.compile(keras.optimizers.Adam(0.01), 'categorical_crossentropy', metrics=['accuracy'])
     if not ahead:
-        monkeypatch.setattr(Forward, 'prepare_next', lambda self: None)
-    sent, take = [], Forward.take_prepared
+        monkeypatch.setattr(LookAhead, 'prepare', lambda self: None)
+    sent, take = [], LookAhead.take
 
-    def take_prepared(self, *args):
+    def note(self, *args):
         found = take(self, *args)
-        if self.reduced:
+        if self is parallel.train_function.function.look_ahead:
             sent.append(found is not None)
         return found
-    monkeypatch.setattr(Forward, 'take_prepared', take_prepared)
+    monkeypatch.setattr(LookAhead, 'take', note)
     return parallel, sent
 
 

@@ -7,7 +7,7 @@ from theano.tensor.opt import Assert
 from ..errors import GraphError
 from ..op_rules import OpRules
 from .sizes import size_of
-from .states import CONSTANT, FREE, NUMBER, PARTIAL, REFUSED, ROWS, WHOLE, State, Value, rows
+from .states import CONSTANT, FREE, NUMBER, PARTIAL, REDUCTIONS, REFUSED, ROWS, WHOLE, State, Value, rows
 
 RULES = OpRules()
 rule = RULES.rule  # for functions ``(shards, node, values) -> list of Value``
@@ -31,6 +31,10 @@ class Shards:
         Of host variables. Every other leaf is constant.
     exchanged : collection of theano.Variable
         What is exchanged as soon as it is partial, since somebody needs all of it anyway.
+    statistics : {'exact', 'local'}
+        What batch normalisation normalises by: those of the whole batch, or of the shard.
+    streams : collection of SharedVariable
+        Random states of which each replica may have one of its own.
 
     Attributes
     ----------
@@ -40,13 +44,17 @@ class Shards:
     outputs : list of Value
         PARTIAL ones are to be reduced, and ROWS to be gathered, by the caller.
     exchanges : dict of theano.Variable to (theano.Variable, str or (str, int))
-        What stands for the exchanged value, to what each replica gives and how it is reduced, or ``('gather', axis)``.
+        What stands for the exchanged value, to what each replica gives and how it is reduced, ``('gather', axis)``, or
+        'stack'.
     carried : dict of theano.Variable to theano.Variable
         What stands for a value in a later stage, to the value of the stage that computes it.
+    independent : list of SharedVariable
+        Those of the streams that each replica draws from for its own samples only.
     """
 
-    def __init__(self, inputs, outputs, exchanged=()):
+    def __init__(self, inputs, outputs, exchanged=(), statistics='exact', streams=()):
         self._begin({variable: Value(variable, rows(), 0) for variable in inputs}, exchanged)
+        self.statistics, self.streams = statistics, streams
         self._walk(outputs)
 
     @classmethod
@@ -68,11 +76,16 @@ class Shards:
         self.kept_partial, self.given_whole = set(), set()  # variables of the given graph
         self._copied = {}         # scaled or reshaped copies of shares, to what they are copies of
         self._copies = {}         # that, to those of its copies that are exchanged
+        self._portion = None      # Value of the replica's portion of the samples
+        self.statistics, self.streams = 'exact', ()
+        self.independent = []
+        self.of_shard = {}        # statistics in the given graph, to Values of those of the shard alone
+        self.averages = set()     # variables of the given graph that are made of averages of such statistics
         self._given = {}          # variable of the new graph -> that of the given graph
         self._everywhere = set(self.numbers).union(value.variable for value in known.values())
         self._known = list(known)
         for variable, value in known.items():
-            self._keep(variable, value)
+            self.keep(variable, value)
 
     def _walk(self, outputs):
         for node in io_toposort(self._known, list(outputs)):
@@ -91,7 +104,8 @@ class Shards:
             raise CannotCut(found.state.reason)
         return found
 
-    def _keep(self, variable, value):
+    def keep(self, variable, value):
+        """Let a variable of the given graph have this Value."""
         self._values[variable] = value
         if value.kind != REFUSED:
             self.stages.setdefault(value.variable, value.stage)
@@ -107,7 +121,7 @@ class Shards:
         for variable, value in zip(node.outputs, values):
             if value.kind == PARTIAL and variable in self._at_once:
                 value = self.whole(value)
-            self._keep(variable, value)
+            self.keep(variable, value)
 
     def _note_shares(self, node):
         """Keep in mind which inputs go on as shares of a sum, and of what the output is a scaled or reshaped copy."""
@@ -133,12 +147,22 @@ class Shards:
     def computed(self, node, values):
         """The Values of a node's outputs, from those of its inputs, by the rule of its op."""
         found = RULES.of(node.op)
+        if not getattr(found, 'reads_averages', False):
+            self.check_averages(node, values)
         always = getattr(found, 'for_constants', False)
         if all(value.kind == CONSTANT for value in values) and not always:
             return self.constant(node, values)
         if found is None:
             self.refuse(node, 'it is not known how %s depends on single samples' % type(node.op).__name__)
         return found(self, node, values)
+
+    def check_averages(self, node, values):
+        """Refuse samples that meet the average of what each shard has normalised by: its own is another one."""
+        if self.averages.intersection(node.inputs):
+            if any(value.kind == ROWS for value in values):
+                self.refuse(node, 'samples meet statistics of the whole batch, of which each replica has those of its '
+                                  'own samples; flag mgpu.batch_statistics=exact computes them')
+            self.averages.update(node.outputs)
 
     def refuse(self, node, reason):
         raise CannotCut('%s: %s%s' % (node, reason, _line_of(node)))
@@ -211,7 +235,7 @@ class Shards:
     def _earliest(self, variable):
         if variable in self.carried:
             return self._earliest(self.carried[variable])
-        if variable in self.exchanges and isinstance(self.exchanges[variable][1], str):
+        if variable in self.exchanges and self.exchanges[variable][1] in REDUCTIONS:
             return self._earliest(self.exchanges[variable][0])
         if variable.owner and isinstance(variable.owner.op, Elemwise):
             alike = [self._earliest(v) for v in variable.owner.inputs if v.broadcastable == variable.broadcastable]
@@ -238,11 +262,28 @@ class Shards:
             self.refuse(node, 'it needs all samples, which are merged into another axis')
         return self.exchange(value, ('gather', value.axis))
 
+    def stacked(self, value):
+        """What each shard has, along a new axis 0 in the order of the samples, as a CONSTANT."""
+        return self.exchange(value, 'stack')
+
+    def portions(self):
+        """Of the samples of the whole batch, the portion that each shard has: a vector of float64, as a CONSTANT."""
+        if self._portion is None:
+            self._portion = self._made(self.portion(), WHOLE, 0)
+        return self.stacked(self._portion)
+
+    def portion(self):
+        """Of the samples of the whole batch, the portion that the replica has."""
+        return T.cast(self.own, 'float64') / T.cast(self.total, 'float64')
+
     def exchange(self, value, how):
         """A CONSTANT made of what all replicas have of a value, reduced or gathered."""
         key = value.variable, how
         if key not in self._placeholders:
-            placeholder = self._placeholders[key] = value.variable.type(value.variable.name)
+            kind = value.variable.type
+            if how == 'stack':
+                kind = kind.clone(broadcastable=(False,) + kind.broadcastable)
+            placeholder = self._placeholders[key] = kind(value.variable.name)
             self.exchanges[placeholder] = key
             self.stages[placeholder] = value.stage + 1
         placeholder = self._placeholders[key]

@@ -6,6 +6,8 @@ PARTIAL = 'partial'    # its share of a sum, maximum or minimum over the replica
 CONSTANT = 'constant'  # all of it: the same on every replica
 REFUSED = 'refused'    # nothing: it cannot be computed from shards, and is an error where it is used
 
+REDUCTIONS = 'sum', 'max', 'min', 'prod'  # of PARTIAL
+
 # How a CONSTANT whole number, or each element of a vector, depends on the number of samples N; None if it does not.
 COUNT = 'count'        # a multiple of N
 NUMBER = 'number'      # any other function of N
@@ -24,7 +26,7 @@ class State(namedtuple('State', 'kind axis outer how size reason')):
     outer : integer scalar theano.Variable or None
         Of ROWS: the length of what was merged into the axis ahead of the samples, such as the time of a time-major
         tensor that was flattened. Then the rows of one sample lie apart.
-    how : {'sum', 'max', 'min', 'prod'} or None
+    how : one of REDUCTIONS, or None
         Of PARTIAL.
     size : {COUNT, NUMBER, None} or tuple of these
         Of CONSTANT.

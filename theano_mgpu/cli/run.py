@@ -20,9 +20,8 @@ Every model that the script compiles trains, tests and predicts over the context
 its arguments, its standard input, its exit code; errors have their own traceback. A script that does not import
 Keras is run as it is, and a line at exit says so.
 
-Said once, and again in the summary (on stderr, at exit): a model that cannot be exactly as on one
-device, or that runs elsewhere, and why. Said once: a model for which one context is faster, measured on its first
-batches. With --strict each of these is an error. With --verify the first batch of each model is trained on one
+Said once, and again in the summary (on stderr, at exit): a model that runs on one context, or elsewhere, and why.
+Said once: a model for which one context is faster, measured on its first batches. With --strict each of these is an error. With --verify the first batch of each model is trained on one
 device and on the contexts, and a table shows the difference; the model is left as it was.
 
 examples:

@@ -1,7 +1,5 @@
 """What a compiled Keras model feeds, updates and reports for each batch."""
 from keras import backend as K
-from theano import scalar
-from theano.tensor.elemwise import DimShuffle, Elemwise
 
 from ..any_length import AnyLength
 
@@ -38,31 +36,6 @@ def first_of_each(pairs):
 def metric_values(model):
     """What the metrics report, as functions of their states."""
     return [metric._call_result for metric in model._get_training_eval_metrics() if hasattr(metric, '_call_result')]
-
-
-def separate_means(total_loss):
-    """A total loss with ``mean(losses of samples + regularisers)`` as a sum of means.
-
-    Keras makes such a one where a loss has Reduction.NONE: regularisers that are sums over samples
-    are added to the loss of each sample, and a term by itself is what sub-batches can add up.
-    """
-    whole = total_loss
-    while whole.owner and not _adds(whole) and whole.owner.inputs[0].owner:
-        whole = whole.owner.inputs[0]
-    if not _adds(whole) or whole.ndim == 0:
-        return total_loss
-    return sum(K.mean(term) for term in _terms(whole))
-
-
-def _adds(variable):
-    op = variable.owner.op if variable.owner else None
-    return isinstance(op, Elemwise) and op.scalar_op == scalar.add
-
-
-def _terms(variable):
-    if variable.owner and isinstance(variable.owner.op, DimShuffle) and variable.owner.inputs[0].ndim == 0:
-        variable = variable.owner.inputs[0]
-    return [term for part in variable.owner.inputs for term in _terms(part)] if _adds(variable) else [variable]
 
 
 def members(data):

@@ -15,8 +15,6 @@ class Certificate:
         `kind` (loss, metric, gradient, weight, running statistic, optimizer; or output), `name`, `size` (numbers in
         it) and `difference` (the largest one, in relation to the largest value on one device; of gradients, to the
         largest of all).
-    inexact : list of (str, str)
-        What cannot be exact, and why.
     tolerance : float
     arbitrary : list of str
         Weights whose gradient is zero but for rounding: their new values are not compared.
@@ -24,8 +22,8 @@ class Certificate:
         Whether no difference is above the tolerance.
     """
 
-    def __init__(self, rows, inexact, contexts, tolerance, arbitrary=()):
-        self.rows, self.inexact, self.tolerance, self.arbitrary = rows, inexact, tolerance, list(arbitrary)
+    def __init__(self, rows, contexts, tolerance, arbitrary=()):
+        self.rows, self.tolerance, self.arbitrary = rows, tolerance, list(arbitrary)
         self.contexts = contexts
         self.passed = all(row.difference <= tolerance for row in rows)
 
@@ -38,10 +36,9 @@ class Certificate:
         lines += ['%-17s  %-*s  %9d  %.1e%s' % (row.kind, width, row.name, row.size, row.difference,
                                                 '' if row.difference <= self.tolerance else '  <-- differs')
                   for row in self.rows]
-        lines += ['not exact on several contexts: %s %s' % part for part in self.inexact]
         if self.arbitrary:
             lines.append('not compared, since the gradient is zero but for rounding: ' + ', '.join(self.arbitrary))
         worst = max(row.difference for row in self.rows)
-        verdict = 'same answer' if self.passed else 'NOT the same answer' + (', as named above' * bool(self.inexact))
+        verdict = 'same answer' if self.passed else 'NOT the same answer'
         lines.append('%s: the largest difference is %.1e, the tolerance %.1e' % (verdict, worst, self.tolerance))
         return '\n'.join(lines)

@@ -102,8 +102,8 @@ class Checkpoint(keras.callbacks.Callback):
                             'after enable(), which theano-mgpu run does for a script. %s is left to plain Keras'
                             % self.model.name)
         self._functions = [f for f in (train, self.model.test_function) if f is not None]
-        ranks = self._step.forward.ranks
-        if self._step.forward.sharded:
+        ranks = self._step.ranks
+        if self._step.sharded:
             raise MgpuError('Checkpoint needs every process to be given the whole data: with mgpu.data=sharded the '
                             'processes have done different numbers of batches')
         self._run = _runs.setdefault(os.path.abspath(self.path), Run())
@@ -183,7 +183,7 @@ class Checkpoint(keras.callbacks.Callback):
         return os.path.exists(self._file)
 
     def _read(self):
-        saved = state.Saved(self._file, self._step.forward.ranks, len(self._step.contexts))
+        saved = state.Saved(self._file, self._step.ranks, len(self._step.contexts))
         if 'fit' not in saved.extra:
             raise ValueError('%s was not written by theano_mgpu.keras.Checkpoint; name another file' % self._file)
         record = FitRecord.from_arrays(saved.extra)

@@ -11,8 +11,6 @@ from .. import compat
 from ..errors import GraphError, warn
 from ..one_context import Trial
 from . import functions
-from .batch import separate_means
-from .exactness import tell_inexact_parts
 from .multi_gpu import check_built, chosen_contexts, multi_gpu_model
 from .over_contexts import LOOPS, METHODS
 from .report import Report
@@ -135,17 +133,8 @@ class Enabled:
             self.say(model.name, 'is left to plain Keras, on the host or the device of the flag "device": %s'
                      % obstacle)
             return
-        contexts = chosen_contexts(self.gpus)
-        batch = K.int_shape(model.inputs[0])[0] if model.stateful else None
-        divides = max(n for n in range(1, len(contexts) + 1) if not batch or batch % n == 0)
         usage = before.usage if isinstance(before, EnabledSpread) else self.report.usage(model.name)
-        set_spread(model, EnabledSpread(self, model, usage, contexts[:divides]))
-        if divides < len(contexts):
-            self.say(model.name, 'is stateful, and its batch of %d samples does not divide evenly among %d contexts: '
-                     'it takes %d' % (batch, len(contexts), divides))
-        if model._is_compiled:
-            model.total_loss = separate_means(model.total_loss)
-        tell_inexact_parts(model)
+        set_spread(model, EnabledSpread(self, model, usage, chosen_contexts(self.gpus)))
 
     def say(self, name, text, noted=True):
         """Tell the user of the model of that name, once whatever the numbers in the text; an error if strict.

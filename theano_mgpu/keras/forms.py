@@ -33,11 +33,13 @@ class Forms:
         self._divided = False
         free = any_length(model)
         self.function = make(spread.contexts, free)
+        if self.function.refused:
+            spread.cannot_divide(self.function)
         self._length = free.length if free.found else None  # the number of which the graph was freed
 
     def of(self, inputs):
         """The function for a batch."""
-        if self._length in (None, _samples(inputs)) or self.function.forward.ranks.size > 1:
+        if self._length in (None, _samples(inputs)) or self.function.ranks.size > 1:
             return self.function
         return self._on_one_context()  # with the number in the graph: plain Keras computes, or fails, likewise
 
@@ -58,8 +60,8 @@ class Forms:
 
     def _divides(self, function, inputs):
         """Whether the batch is divided among the contexts of this process, and only those."""
-        forward, samples = function.forward, _samples(inputs)
-        return bool(samples) and forward.ranks.size == 1 and len(forward.rounds(samples)[0]) > 1
+        samples = _samples(inputs)
+        return bool(samples) and function.ranks.size == 1 and len(function.rounds(samples)[0]) > 1
 
     def _run_otherwise(self, inputs):
         for form in (self._freed, self._on_one_context):

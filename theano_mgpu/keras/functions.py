@@ -8,7 +8,6 @@ from .. import compat, graph
 from ..function import ParallelFunction
 from ..training import TrainingFunction
 from .batch import batch_inputs, batch_updates, first_of_each, metric_values
-from .exactness import has_batch_normalization
 from .forms import Forms
 from .optimizer import updates_of
 from .spread import spread_of
@@ -26,8 +25,6 @@ class BatchFunction:
     values : list of theano.Variable
         Functions of shared variables, read after the batch and added to the outputs.
     mode : str or theano.Mode, optional
-    n_losses : int
-        How many of the values are losses: 1 where the loss is the first of them, not an output.
     looks_ahead : bool
         Whether the next batch is sent while one is computed, where Keras's loop is known (see `look_ahead`).
 
@@ -37,12 +34,11 @@ class BatchFunction:
         Of the last batch, on all ranks.
     """
 
-    def __init__(self, forms, values=(), mode=None, n_losses=0, looks_ahead=False):
+    def __init__(self, forms, values=(), mode=None, looks_ahead=False):
         self._forms = forms
         mode = theano.compile.get_mode(mode).excluding('gpuarray_opt')
         self._read = theano.function([], graph.host_graph(list(values)), mode=mode) if values else list
-        self._n_own = n_losses
-        self._looks_ahead = looks_ahead and self.function.forward.on_devices
+        self._looks_ahead = looks_ahead and self.function.on_devices
         self.memory = None    # a Checkpoint
         self.observer = None  # a callable ``observer(function, inputs, compute)`` that returns what ``compute()`` does
         self.samples = 0
@@ -62,12 +58,12 @@ class BatchFunction:
     def _run(self, inputs):
         function = self._forms.of(inputs)
         if self._looks_ahead and compat.keras_batches is not None:
-            function.forward.next_batch = functools.partial(compat.keras_batches.after, inputs)
+            function.look_ahead.next_batch = functools.partial(compat.keras_batches.after, inputs)
         try:
             ran, outputs = self._forms.run(function, inputs)
         finally:
-            function.forward.next_batch = None  # it holds the data of the loop
-        self.samples = ran.forward.samples
+            function.look_ahead.next_batch = None  # it holds the data of the loop
+        self.samples = ran.samples
         return self._reported(outputs if isinstance(outputs, list) else [outputs], self.samples)
 
     def _reported(self, outputs, samples):
@@ -79,7 +75,7 @@ class BatchFunction:
 
     def forget_prepared(self):
         """Let go of a batch that was sent ahead and does not come."""
-        self.function.forward.forget_prepared()
+        self.function.look_ahead.forget()
 
     def begin(self):
         """Begin an epoch."""
@@ -94,17 +90,16 @@ class BatchFunction:
             The loss and metrics of all the data since `begin`. None where they are known already: without
             processes, or where each is given the whole batches.
         """
-        if not self.function.forward.sharded:
+        if not self.function.sharded:
             return None
         for outputs, samples in self.function.joined():
             self._reported(outputs, samples)
-        return [self._loss / self._samples] + self._read()[self._n_own:] if self._samples else None
+        return [self._loss / self._samples] + self._read() if self._samples else None
 
 
 def train_function(model):
     """The train function of a compiled model."""
     spread, updates = spread_of(model), batch_updates(model)
-    least = 2 if has_batch_normalization(model.total_loss) else 1
     made = []
 
     def make(contexts, free):
@@ -112,8 +107,8 @@ def train_function(model):
         # Another form of the step goes on with the optimizer's state of the first one.
         optimizer_updates = updates_of(model.optimizer, spread.continued or bool(made))
         step = TrainingFunction(batch_inputs(model), loss, model._collected_trainable_weights, optimizer_updates,
-                                batch_updates=dict(zip(updates, new)), least_samples=least, contexts=contexts,
-                                name='train_function', **_options(model))
+                                batch_updates=dict(zip(updates, new)), contexts=contexts, name='train_function',
+                                **_options(model))
         made.append(True)
         return step
     return BatchFunction(Forms(make, model, spread), metric_values(model), _options(model).get('mode'),
@@ -122,15 +117,13 @@ def train_function(model):
 
 def test_function(model):
     """The test function of a compiled model: loss and metrics."""
-    loss = theano.shared(np.zeros((), model.total_loss.dtype), name='loss')
     updates = batch_updates(model, training=False)
-    updates[loss] = model.total_loss
 
     def make(contexts, free):
-        return ParallelFunction(batch_inputs(model), [], updates=dict(zip(updates, free(list(updates.values())))),
-                                contexts=contexts, name='test_function', **_options(model))
-    return BatchFunction(Forms(make, model, spread_of(model)), [loss] + metric_values(model),
-                         _options(model).get('mode'), n_losses=1)
+        loss, *new = free([model.total_loss] + list(updates.values()))
+        return ParallelFunction(batch_inputs(model), [loss], dict(zip(updates, new)), contexts=contexts,
+                                name='test_function', **_options(model))
+    return BatchFunction(Forms(make, model, spread_of(model)), metric_values(model), _options(model).get('mode'))
 
 
 def predict_function(model):
@@ -146,9 +139,7 @@ def predict_function(model):
 
 
 def _options(model):
-    # Without sample weights, Keras gives each sample a 1.
-    return dict(getattr(model, '_function_kwargs', {}), allow_input_downcast=True,
-                uniform=getattr(model, '_feed_sample_weights', ()))
+    return dict(getattr(model, '_function_kwargs', {}), allow_input_downcast=True)
 
 
 def check_options(options):

@@ -14,7 +14,6 @@ from ..executors import Ranks, mpi_ranks
 from ..files import whole_file
 from . import functions
 from .batch import members
-from .exactness import tell_of_weights
 from .look_ahead import looking_ahead
 from .loops import loop_of
 from .spread import spread_of
@@ -62,8 +61,6 @@ def _standardize_user_data(original):
         if tensors:
             raise ValueError('tensors (%s) cannot be split into sub-batches: give the data as arrays, or from a '
                              'generator or keras.utils.Sequence' % ', '.join(map(str, tensors)))
-        if any(kwargs.get(weights) is not None for weights in ('sample_weight', 'class_weight')):
-            tell_of_weights(self)
         standardize = functools.partial(original, self)
         if compat.keras_batches is None or args:
             return standardize(x, y, *args, **kwargs)

@@ -6,8 +6,7 @@ from keras import backend as K
 from keras.engine import saving
 
 from . import functions
-from .batch import members, separate_means
-from .exactness import tell_inexact_parts
+from .batch import members
 from .over_contexts import over_contexts
 from .spread import Spread, set_spread, spread_of
 
@@ -69,7 +68,7 @@ class ParallelModel(keras.Model):
         """Configure the model for training, as `keras.Model.compile` does.
 
         The template is compiled likewise, unless it was before, so that it can be evaluated and saved.
-        Warns of what cannot be exactly as on one device, by name. `kwargs` go to `theano.function`.
+        `kwargs` go to `theano.function`.
         """
         functions.check_options(kwargs)
         if target_tensors is not None and not all(map(K.is_placeholder, members(target_tensors))):
@@ -77,12 +76,10 @@ class ParallelModel(keras.Model):
                              'give targets to fit as arrays' % (target_tensors,))
         super().compile(optimizer, loss, metrics, loss_weights, sample_weight_mode, weighted_metrics, target_tensors,
                         **kwargs)
-        self.total_loss = separate_means(self.total_loss)
         set_spread(self, Spread(self.name, self.contexts))
         if self._compiles_template:
             self.template.compile(self.optimizer, loss, fresh_metrics(metrics), loss_weights, sample_weight_mode,
                                   fresh_metrics(weighted_metrics), **kwargs)
-        tell_inexact_parts(self)
 
     def compile_like_template(self):
         """Compile as the template is, and go on with the state of its optimizer."""

@@ -18,8 +18,6 @@ class Spread:
         Whether what is not as on one device is an error.
     continued : bool
         Whether its optimizer has a state to go on with.
-    inexact_if_weighted : list of (str, str)
-        Parts of the model that are exact as long as no sample or class weights are given, see `exactness`.
     """
 
     strict = False
@@ -27,11 +25,15 @@ class Spread:
     def __init__(self, name, contexts):
         self.name, self.contexts = name, contexts
         self.continued = False
-        self.inexact_if_weighted = []
 
     def say(self, text):
         """Tell the user what the model does that is not as on one device: a text that goes on from its name."""
         warn('%s %s' % (self.name, text))
+
+    def cannot_divide(self, function):
+        """Tell the user of a function that runs on one context, since it cannot be computed in parts."""
+        self.say('runs its %s whole on %s, since it cannot be computed in parts: %s'
+                 % (function.options.name, describe(function.contexts), function.refused))
 
     def use_one_context(self, error):
         """Have the functions that are made from now on run over one context, since a batch could not be divided."""

@@ -7,11 +7,9 @@ from keras import backend as K
 
 from .. import graph, launched
 from ..errors import MgpuError
-from ..rng import is_random_state
 from . import functions
 from .batch import batch_updates, first_of_each
 from .certificate import Certificate, Row
-from .exactness import inexact_parts, nodes_of_prediction, place_of
 from .multi_gpu import chosen_contexts
 from .over_contexts import plain_predict_function, plain_train_function
 from .spread import Spread, set_spread, spread_of
@@ -109,14 +107,13 @@ def _compared(model, contexts, tolerance, makers, measure):
     set_spread(model, spread)
     try:
         one, many = map(measure, makers)
-        inexact = inexact_parts(model) + _random_parts(model)
     finally:
         set_spread(model, before)
     tolerance = tolerance or TOLERANCE[K.floatx()]
     left_out = _without_gradient(one, tolerance)
     rows = [row for row in _rows(one, many) if (row.kind, row.name) not in left_out]
     arbitrary = [name for kind, name in left_out if kind == 'weight']
-    return Certificate(rows, inexact, spread.contexts, tolerance, arbitrary)
+    return Certificate(rows, spread.contexts, tolerance, arbitrary)
 
 
 @contextlib.contextmanager
@@ -202,16 +199,3 @@ def _difference(value, reference, least=0):
     """Largest difference in relation to the largest value of the reference, or to `least` if that is larger."""
     value, reference = np.asarray(value, 'float64'), np.asarray(reference, 'float64')
     return _largest(value - reference) / (max(_largest(reference), least) or 1)
-
-
-def _random_parts(model):
-    """Layers that draw random numbers, which differ from replica to replica."""
-    if len(spread_of(model).contexts) == 1:
-        return []
-    if model._is_compiled:
-        variables = graph.shared_variables([model.total_loss])
-    else:
-        variables = {v: None for node in nodes_of_prediction(model.outputs) for v in node.inputs}
-    states = [v for v in variables if is_random_state(v)]
-    drawn = [place_of(model, state) for state in states]
-    return [(place, 'draws from a random stream of its own on each replica') for place in dict.fromkeys(drawn)]

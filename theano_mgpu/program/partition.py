@@ -6,6 +6,7 @@ from theano.sandbox.rng_mrg import mrg_uniform_base
 from theano.tensor.raw_random import RandomFunction
 
 from ..analysis import CONSTANT, FREE, PARTIAL, ROWS, CannotCut, Shards
+from ..analysis.rules.draws import streams_of_one_draw
 from ..graph import substitute
 from .carrying import Carrying
 from .lowering import lowered
@@ -15,7 +16,8 @@ DRAWS = (mrg_uniform_base, RandomFunction)
 Exchange = namedtuple('Exchange', 'variable source how')
 Exchange.__doc__ = """A value that replicas exchange: what stands for it, what each one gives, and how they are reduced.
 
-`how` is 'sum', 'max', 'min', 'prod', or ``('gather', axis)``.
+`how` is 'sum', 'max', 'min', 'prod', ``('gather', axis)``, or 'stack': what each shard that has samples gives, along a
+new axis 0, in the order of the samples.
 """
 
 Stage = namedtuple('Stage', 'exchanges carried outputs')
@@ -33,7 +35,7 @@ None for a graph of exchanged values and constants, which needs no replica.
 """
 
 
-class Program(namedtuple('Program', 'inputs numbers stages exchanges outputs')):
+class Program(namedtuple('Program', 'inputs numbers stages exchanges outputs streams')):
     """What replicas compute and exchange for a graph over a batch.
 
     Attributes
@@ -47,16 +49,19 @@ class Program(namedtuple('Program', 'inputs numbers stages exchanges outputs')):
         After the last stage.
     outputs : list of Output
         In the order of the graph's.
+    streams : list of SharedVariable
+        Random states that each replica has one of its own of, to draw for its own samples only. What the outputs have
+        as new value of one differs from replica to replica.
     """
 
 
 def undivided(outputs):
     """The Program of a graph that one replica computes as it is, with the whole batch."""
     return Program([], [], [Stage([], {}, list(dict.fromkeys(outputs)))], [],
-                   [Output(output, OWN) for output in outputs])
+                   [Output(output, OWN) for output in outputs], [])
 
 
-def partition(inputs, outputs):
+def partition(inputs, outputs, statistics='exact', random='exact'):
     """Cut a graph where samples meet.
 
     Parameters
@@ -65,6 +70,12 @@ def partition(inputs, outputs):
         Those with samples along axis 0; everything else that the graph reads is the same on every replica.
     outputs : list of theano.Variable
         Of host variables, not yet optimised.
+    statistics : {'exact', 'local'}
+        What batch normalisation normalises by in training: the statistics of the whole batch, or of each shard. As by
+        torch.nn.DataParallel, tf.distribute.MirroredStrategy and Horovod, local ones need no exchange.
+    random : {'exact', 'independent'}
+        Whether each replica draws the numbers of the whole batch, or where that is possible those of its own samples
+        only, from a random state of its own.
 
     Returns
     -------
@@ -81,10 +92,21 @@ def partition(inputs, outputs):
     As GSPMD (Xu et al., 2021) has it, a dimension that is sharded and summed over leaves partial sums, and these
     become an all-reduce; here a stage ends there.
     """
-    outputs = lowered(outputs)
+    outputs = lowered(outputs, statistics)
+    streams = streams_of_one_draw(outputs) if random == 'independent' else ()
+    try:
+        return _partition(inputs, outputs, statistics, streams)
+    except CannotCut:
+        if not streams:
+            raise
+        # Numbers of all samples can lie in any order, those of a replica in that of its samples.
+        return _partition(inputs, outputs, statistics, ())
+
+
+def _partition(inputs, outputs, statistics, streams):
     given, exchanged = set(ancestors(outputs)), set()
     while True:
-        shards = Shards(inputs, outputs, exchanged)
+        shards = Shards(inputs, outputs, exchanged, statistics, streams)
         twice = shards.exchanged_twice() & given - exchanged
         if not twice:
             return _program(shards, inputs)
@@ -117,7 +139,8 @@ def _program(shards, inputs):
     last = [exchange for exchange in last if exchange.variable not in early]
     return Program(list(inputs), shards.numbers, [_renamed(stage, new) for stage in stages],
                    _renamed(Stage(last, {}, []), new).exchanges,
-                   [output._replace(variable=new.get(output.variable, output.variable)) for output in found])
+                   [output._replace(variable=new.get(output.variable, output.variable)) for output in found],
+                   shards.independent)
 
 
 def _outputs(shards, inputs):

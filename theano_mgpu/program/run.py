@@ -43,13 +43,11 @@ class Runner:
     ranks : Ranks
     executor : str or None
     timings : Timings
-    independent : collection of SharedVariable
-        Random streams of which each replica has its own.
     """
 
-    def __init__(self, compiled, ranks, executor, timings, independent=()):
+    def __init__(self, compiled, ranks, executor, timings):
         self.compiled, self.contexts, self.ranks, self.timings = compiled, compiled.contexts, ranks, timings
-        self._independent = set(independent)
+        self._independent = set(compiled.program.streams)
         self.executor = choose_executor(executor, [f for graph in compiled.graphs for f in graph.compiled],
                                         len(self.contexts))
         self.on_devices = any(context.kind != 'cpu' for context in self.contexts)

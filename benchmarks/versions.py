@@ -1,0 +1,103 @@
+#!/usr/bin/env python
+"""Steps of this checkout against those of another one, in turns: is a change faster or slower?
+
+Each checkout has a process of its own, which trains a block of steps when it is its turn; the ratio is the median over
+the rounds of the ratio within a round. Examples:
+
+  git worktree add ../before HEAD~1
+  python benchmarks/versions.py ../before
+  python benchmarks/versions.py ../before --contexts 'a->opencl0:0;b->opencl0:1' --models cnn --rounds 15
+"""
+import argparse
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+
+MODELS = ('cnn', 'mlp', 'lstm', 'small')
+HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('other', help='a checkout to compare with')
+    parser.add_argument('--models', nargs='+', choices=MODELS, default=MODELS)
+    parser.add_argument('--contexts', default='dev0->cpu;dev1->cpu', help='(default %(default)s)')
+    parser.add_argument('--batch-size', type=int, default=128)
+    parser.add_argument('--rounds', type=int, default=11, help='rounds that count (default %(default)s)')
+    parser.add_argument('--block', type=float, default=0.5, metavar='SECONDS', help='length of one side of a round')
+    parser.add_argument('--worker', action='store_true', help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def worker(arguments):
+    """Train as many steps as each line of the input says; print the seconds of a step."""
+    sys.path.insert(0, arguments.other)
+    os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
+    import theano_mgpu as mgpu
+    from models import adam, cnn, lstm, mlp
+    from paired import seconds
+    assert mgpu.__file__.startswith(os.path.abspath(arguments.other)), mgpu.__file__
+    mgpu.init(arguments.contexts)
+    name, = arguments.models
+    make, shape = {'cnn': (cnn, (1, 28, 28)), 'mlp': (mlp, (784,)), 'lstm': (lstm, (20, 32)),
+                   'small': (lambda: mlp(sizes=(16, 16, 10)), (16,))}[name]
+    model, rng = make(), np.random.RandomState(0)
+    step = mgpu.training_function(model.inputs, model.loss, model.params, adam)
+    batch = (rng.rand(arguments.batch_size, *shape).astype('float32'),
+             rng.randint(0, 10, arguments.batch_size).astype('int32'))
+    for line in sys.stdin:
+        print(json.dumps(seconds(lambda: step(*batch), int(line))), flush=True)
+
+
+class Side:
+    """A checkout's process."""
+
+    def __init__(self, folder, name, arguments):
+        command = [sys.executable, os.path.abspath(__file__), os.path.abspath(folder), '--worker', '--models', name,
+                   '--contexts', arguments.contexts, '--batch-size', str(arguments.batch_size)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self._process.stdin.close()
+        self._process.wait()
+
+    def seconds(self, repeats):
+        """Seconds of a step, the mean of some."""
+        self._process.stdin.write('%d\n' % repeats)
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            sys.exit('a process has ended: see its error above')
+        return json.loads(line)
+
+
+def main():
+    arguments = parse_arguments()
+    if arguments.worker:
+        return worker(arguments)
+    print('%s, batch %d, %d rounds: this checkout / the other, median (lowest to highest)'
+          % (arguments.contexts, arguments.batch_size, arguments.rounds))
+    for name in arguments.models:
+        with Side(HERE, name, arguments) as ours, Side(arguments.other, name, arguments) as theirs:
+            for side in (ours, theirs):
+                side.seconds(5)
+            repeats = max(1, int(arguments.block / theirs.seconds(5)))
+            found = []
+            for number in range(arguments.rounds):
+                order = [ours, theirs][::1 if number % 2 else -1]
+                times = {side: side.seconds(repeats) for side in order}
+                found.append((times[ours], times[theirs]))
+        ratios = [a / b for a, b in found]
+        print('%-6s %8.3f ms / %8.3f ms = %.3f (%.3f to %.3f)'
+              % (name, 1e3 * np.median([a for a, _ in found]), 1e3 * np.median([b for _, b in found]),
+                 np.median(ratios), min(ratios), max(ratios)), flush=True)
+
+
+if __name__ == '__main__':
+    sys.exit(main())
