@@ -37,6 +37,7 @@ def worker(arguments):
     sys.path.insert(0, arguments.other)
     os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
     import theano_mgpu as mgpu
+
     from models import adam, cnn, lstm, mlp
     from paired import seconds
     assert mgpu.__file__.startswith(os.path.abspath(arguments.other)), mgpu.__file__

@@ -2,6 +2,7 @@
 import numpy as np
 import theano
 import theano.tensor as T
+from theano import sparse
 from theano.ifelse import ifelse
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.nnet.bn import batch_normalization_train
@@ -58,8 +59,8 @@ class RandomGraph:
         if self.chance(0.75):
             try:
                 self.outputs += theano.grad(loss, wanted, disconnected_inputs='ignore') if wanted else []
-            except (NotImplementedError, ValueError, theano.gradient.NullTypeGradError):
-                pass  # Theano has no gradient of some
+            except (NotImplementedError, ValueError, TypeError, AttributeError, theano.gradient.NullTypeGradError):
+                pass  # Theano has no gradient of some, and fails for one of two branches
         self.outputs += [self.pick()[0] for _ in range(self.draw.randint(0, 3))]
         if self.chance(0.2):
             self.outputs += [update[1] for update in self.streams.state_updates]
@@ -504,3 +505,101 @@ class RandomGraph:
         else:
             out, _ = theano.scan(lambda i, x: T.tanh(x[i]) * i, T.arange(v.shape[0]), None, v, **options)
         self.add(out, shape)
+
+    @kind(2)
+    def counted_in_a_loop(self):
+        """Sums over samples beside a counter and rows, maybe a turn for each sample."""
+        v, shape = self.pick(lambda s: len(s) > 0)
+        v = T.unbroadcast(v, *range(v.ndim))
+        n, steps = self.some((self.samples(), N), (3, 3), (3, 3))
+        start, axes = T.unbroadcast(self.some(T.zeros_like, T.ones_like)(v.sum(0)), *range(v.ndim - 1)), shape[1:]
+        (out, total, counter), _ = theano.scan(
+            lambda h, s, i: [T.tanh(h * 0.7 + i), s * 0.5 + h.sum(0), i + 1], None, [v, start, np.float64(0)],
+            n_steps=n)
+        self.some(lambda: self.add(out[-1], shape), lambda: self.add(total[-1], axes),
+                  lambda: self.add(total.sum(0), axes), lambda: self.add(counter, (steps,)))()
+
+    @kind(2)
+    def placed(self):
+        """What each sample picks of its own row, along any axis."""
+        v, shape = self.pick(lambda s: len(s) in (2, 3) and N in s)
+        axis = self.some(*[i for i, n in enumerate(shape) if n == N])
+        others = [i for i, n in enumerate(shape) if i != axis and n % 7 and n >= CLASSES]
+        if not others:
+            return False
+        places, other = T.arange(self.samples()), self.some(*others)
+        ways = [(places, self.labels, (N,)), (places.dimshuffle(0, 'x'), [[0, 2]], (N, 2)),
+                (places.reshape((1, -1)), T.stack([self.labels, self.labels * 0]), (2, N)),
+                (places.dimshuffle(0, 'x'), self.words % CLASSES, (N, 5))]
+        own, index, together = ways[self.draw.randint(len(ways))]
+        entries = [slice(None)] * len(shape)
+        entries[axis], entries[other] = own, index
+        kept = [(i, n) for i, n in enumerate(shape) if i not in (axis, other)]
+        ahead = [n for i, n in kept if abs(axis - other) == 1 and i < axis]
+        if self.chance(0.6):
+            behind = [n for i, n in kept if n not in ahead or len(kept) == 1 and not ahead]
+            return self.add(v[tuple(entries)], ahead + list(together) + (behind if not ahead else []))
+        write, base = self.some(T.set_subtensor, T.inc_subtensor), v if self.chance(0.6) else T.zeros_like(v)
+        if len(together) > 1 and write is T.set_subtensor:
+            return False  # which one of several is kept is not known
+        self.add(write(base[tuple(entries)], self.some(T.constant(2.0), T.tanh(v[tuple(entries)]))), shape)
+
+    @kind()
+    def checked(self):
+        v, shape = self.pick(lambda s: len(s) > 0)
+        lengths = [v.shape[i] if n % 7 == 0 or self.chance(0.5) else n for i, n in enumerate(shape)]
+        condition = self.some(T.all(self.rows > -99), T.any(v > -1e9), T.lt(v.sum(), 1e30), T.gt(v.shape[0], 0))
+        self.add(self.some(lambda: T.specify_shape(v, lengths), lambda: T.opt.Assert('checked')(v, condition))(), shape)
+
+    @kind()
+    def highest(self):
+        v, shape = self.pick(lambda s: any(n % 7 and n > 2 for n in s))
+        axis = self.some(*[i for i, n in enumerate(shape) if n % 7 and n > 2])
+        out = [2 if i == axis else n for i, n in enumerate(shape)]
+        self.add(self.some(T.sort, T.argsort)(v, axis=axis)[(slice(None),) * axis + (slice(-2, None),)], out)
+
+    @kind(2)
+    def of_whole_numbers(self):
+        """Small integers, and what their sums come to."""
+        v, shape = self.pick()
+        v = T.cast(T.clip(v * 5, -9, 9), self.some('int8', 'int32', 'int64'))
+        w = self.some(lambda: v % 3, lambda: v // 2, lambda: v * self.some(2, v), lambda: T.eq(v, 2), lambda: T.abs_(v),
+                      lambda: T.cast(v, 'int16') + v)()
+        if shape and self.chance(0.6):
+            axis = self.draw.randint(len(shape))
+            total = self.some(T.sum, T.max, T.mean)(T.cast(w, 'int16'), axis=axis, keepdims=True)
+            return self.add(self.some(w - total, total * w, T.cast(total, 'float64') + w), shape)
+        self.add(w, shape)
+
+    @kind()
+    def branched_together(self):
+        """Two values of one branch, or of the other."""
+        v, shape = self.pick()
+        w, t = self.pick()
+        condition = self.some(T.gt(self.rows.sum(), 0), T.gt(self.rows.shape[0], 7), T.lt(v.max(), 0.5))
+        first, second = ifelse(condition, (v, w), (v * 0.5, T.patternbroadcast(T.zeros_like(w), w.broadcastable)))
+        self.add(first, shape)
+        self.add(second, t)
+
+    @kind()
+    def sparse_product(self):
+        found = self.pick(lambda s: len(s) == 2 and s[1] % 7)
+        if not found:
+            return False
+        v, shape = found
+        v, w = sparse.csr_from_dense(theano.gradient.disconnected_grad(v)), self.weight(shape[1], 3)
+        self.add(self.some(sparse.structured_dot, sparse.dot)(v, w), (shape[0], 3))
+
+    @kind()
+    def outer_product(self):
+        found = self.pick(lambda s: len(s) == 1)
+        if not found:
+            return False
+        (v, shape), (w, t) = found, self.pick(lambda s: len(s) == 1)
+        self.add(T.tanh(T.outer(v, w)), shape + t)
+
+    @kind()
+    def rolled(self):
+        v, shape = self.pick(lambda s: any(n % 7 and n > 1 for n in s))
+        axis = self.some(*[i for i, n in enumerate(shape) if n % 7 and n > 1])
+        self.add(T.roll(v, self.some(1, -1, 2), axis), shape)

@@ -1,5 +1,6 @@
 """For tests of stages: programs that run shard after shard in one process, by plain Theano; a model that needs them."""
 import contextlib
+import copy
 
 import theano_mgpu as mgpu
 from theano_mgpu.program.partition import OWN
@@ -72,8 +73,7 @@ def _run(program, functions, exchanges, together, shards, states):
         for shard, length, first, env, state in zip(shards, lengths, firsts, known, states):
             with values_of(state):
                 results = function(*shard, sum(lengths), length, first, *[env[variable] for variable in given(stage)])
-            env.update((variable, result if isinstance(result, np.random.RandomState) else np.array(result))
-                       for variable, result in zip(stage.outputs, results))
+            env.update((variable, copy.deepcopy(result)) for variable, result in zip(stage.outputs, results))
     exchange(program.exchanges)
     constants = iter(together(*[known[0][variable] for variable, _, _ in exchanges], sum(lengths)))
     found = []

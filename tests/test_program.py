@@ -8,6 +8,7 @@ import theano
 import theano.tensor as T
 from conftest import needs_compiler
 from stages import run, split
+from theano.gradient import disconnected_grad
 from theano.ifelse import ifelse
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.elemwise import CAReduce
@@ -249,6 +250,69 @@ def batched_products(x):
             T.batched_dot(x.dimshuffle(1, 0, 2), weight(5, 4, 3))]
 
 
+@case(SERIES, stages=1)
+def batched_products_summed_over_samples(x):
+    last = x.dimshuffle(1, 2, 0)
+    return [T.batched_dot(last, weight(5, N, 2)), T.batched_dot(last, x.dimshuffle(1, 0, 2)),
+            T.batched_dot(weight(4, N), x[:, 0].T), T.batched_dot(x[:, 0].T, x[:, 1].T)]
+
+
+@case(SERIES, stages=3)
+def batched_products_of_all_pairs(x):
+    w = weight(4, 4)
+    heads = T.dot(x, w).dimshuffle(1, 0, 2)
+    return with_gradients(T.tanh(T.batched_dot(heads, heads.dimshuffle(0, 2, 1))).mean(), w)
+
+
+@case(SERIES, LABELS, stages=1)
+def places_along_any_axis(x, y):
+    places, time_major = T.arange(x.shape[0]), x.dimshuffle(1, 0, 2)
+    return [time_major[y, places], x[places.dimshuffle(0, 'x'), [[0, 1]]], time_major[:, places, y],
+            x[places, :, y], x[places.reshape((-1, 1)), T.stack([y, y], axis=1), [[1, 2]]],
+            T.inc_subtensor(time_major[y, places], 2.0), T.set_subtensor(time_major[:, places, y], time_major[:, :, 0]),
+            theano.grad(T.sqr(T.sort(x, axis=1)).sum() + T.sqr(time_major[y, places]).sum(), x)]
+
+
+@case(ROWS, stages=1)
+def index_of_nothing(x):
+    n, total = x.shape[0], x.shape[()]
+    return [T.concatenate([T.stack([n, 3])[()], total]), x[()], x.reshape(T.stack([n, 6])[()], ndim=2).sum(1),
+            T.concatenate([T.arange(n)[()], [1]])]
+
+
+@case(ROWS, stages=1)
+def what_is_known_to_be_0_is_a_share(x):
+    return [x.sum() + 0 * (weight(3) ** 2).sum()]
+
+
+@case(ROWS, stages=1)
+def shape_that_is_checked(x):
+    checked = T.specify_shape(x, (x.shape[0], 6))
+    return [T.specify_shape(checked, (N, 6)).sum(0), T.opt.Assert('')(x, T.all(x > -9), T.lt(x.shape[0], N + 1)),
+            T.specify_shape(x.T, x.T.shape), T.specify_shape(x.sum(0), (6,))]
+
+
+@case(SERIES, stages=3)
+def loop_of_sums_beside_a_counter(x):
+    w = weight(4)
+    (sums, counter, _), _ = theano.scan(
+        lambda x_t, total, i, h: [0.5 * total + (h * w).sum(0), i + 1, T.tanh(h + x_t * disconnected_grad(i))],
+        x.dimshuffle(1, 0, 2), [w * 1, np.float64(0), T.zeros_like(x[:, 0])])
+    return with_gradients(sums[-1].sum() + sums.mean(), w) + [sums, counter]
+
+
+@case(SERIES, stages=1)
+def loop_of_extremes(x):
+    (highest, lowest), _ = theano.scan(lambda x_t: [x_t.max(0), x_t.min(0)], x.dimshuffle(1, 0, 2))
+    return [highest, lowest]
+
+
+@case(ROWS, stages=1)
+def loop_as_long_as_the_batch(x):
+    states, _ = theano.scan(lambda i, h, x: T.tanh(h + x / (i + 1.0)), T.arange(x.shape[0]), x, x)
+    return with_gradients(T.dot(states[-1], weight(6)).mean())
+
+
 @case(ROWS, stages=3)
 def distances_of_all_pairs(x):
     h, w = hidden(x)
@@ -286,12 +350,13 @@ def test_cut_graphs_give_what_one_device_gives(build, data, stages, sizes):
 @pytest.mark.parametrize('build, reason', [
     (lambda x: x[::2].sum(), 'picks samples by their place in the batch .*test_program.py, line'),
     (lambda x: x[x.shape[0] // 2:, [0, 2]].sum(), 'picks samples by their place'),
+    (lambda x: x[T.arange(x.shape[0] // 2), 0], 'picks samples by their place'),
+    (lambda x: T.specify_shape(x, (T.cast(x[0, 0], 'int64'), 6)), 'picks samples by their place'),
     (lambda x: T.argmax(x, axis=0), 'the place of the maximum among all samples'),
     (lambda x: T.cumsum(x, axis=0), 'it goes along the samples'),
     (lambda x: x.reshape((x.shape[0] // 2, 2, 6)), 'which axis has the samples'),
     (lambda x: x.reshape((T.cast(T.ones_like(x[:, 0]).sum(), 'int64'), -1)), 'which axis has the samples'),
     (lambda x: CAReduce(theano.scalar.or_)(T.cast(x, 'int8')), 'it reduces over the samples'),
-    (lambda x: T.batched_dot(x.T, weight(6, N, 3)), 'samples are multiplied'),
     (lambda x: theano.scan(lambda x_t: x_t.dimshuffle(1, 0).flatten(), x.dimshuffle('x', 0, 1))[0].sum(),
      'its samples are merged into another axis'),
     (lambda x: T.slinalg.cholesky(T.dot(x, x.T)), 'how Cholesky depends on single samples'),
@@ -315,8 +380,13 @@ def test_places_of_some_rows_only_are_an_error(build):
 
 
 @pytest.mark.parametrize('build, reason', [
-    (lambda x: x[T.arange(x.shape[0] // 2), 0], 'picks samples by their place'),
     (lambda x: T.repeat(x, 2, axis=0)[T.arange(x.shape[0]), 0], 'picks samples by their place'),
+    (lambda x: T.set_subtensor(T.zeros((x.shape[0] + 1, 6))[T.arange(x.shape[0]), 0], x[:, 0]),
+     'picks samples by their place'),
+    (lambda x: T.specify_shape(x, (N + 1, 6)), 'the batch has another length'),
+    (lambda x: T.specify_shape(x, (N, 7)), ''),
+    (lambda x: T.opt.Assert('too large')(x * 2, T.all(x < 0)), 'too large'),
+    (lambda x: T.opt.Assert('too small')(x * 2, T.any(x > 99)), 'too small'),
     (lambda x: x.T.reshape((x.shape[0], -1)).sum(1).sum(), 'way that is not known'),
     (lambda x: (T.dot(x, weight(6, 2)).T.flatten() * T.dot(x, weight(6, 2)).T.reshape((-1,))).sum()
      + T.dot(x.T.flatten(), T.repeat(x[:, :3].T.flatten(), 2)), 'samples lie in different orders'),

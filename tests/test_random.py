@@ -1,5 +1,6 @@
 """Random numbers over shards: those of one device, or of each replica for its own samples."""
 from theano_mgpu.program import partition
+from theano_mgpu.program.partition import OWN
 from theano_mgpu.rng import replica_state
 
 import numpy as np
@@ -86,7 +87,7 @@ def test_each_replica_draws_for_its_own_samples_only(streams, build):
     x, found, new = drawn(streams(3), build)
     program = partition([x], found + list(new.values()), random='independent')
     assert len(program.stages) == 1 and set(program.streams) == set(new) and len(program.streams) == len(new) == 2
-    assert [output.how for output in program.outputs[2:]] == [None, None]
+    assert [output.how for output in program.outputs[2:]] == [OWN, OWN]
     states = [{v: replica_state(v.get_value(), i) for v in new} for i in range(len(SIZES))]
     ours = run(program, split([SERIES], SIZES), MODE, states)
     for i, (start, stop) in enumerate([(0, 7), (7, 12), (12, 14)]):

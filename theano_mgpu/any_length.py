@@ -1,13 +1,15 @@
 """A graph that has the length of its batches written into it, made one for batches of any length."""
-import copy
-
 import theano
 import theano.tensor as T
-from theano.gof.graph import Apply, io_toposort
+from theano.gof.graph import io_toposort
+from theano.sandbox.rng_mrg import mrg_uniform_base
 from theano.tensor import basic, opt
 from theano.tensor.nnet.abstract_conv import BaseAbstractConv
+from theano.tensor.raw_random import RandomFunction
 
-from .sample_rules.base import DRAWS, constant
+from .analysis import any_number_of_images, number
+
+DRAWS = (mrg_uniform_base, RandomFunction)
 
 
 class AnyLength:
@@ -78,9 +80,7 @@ class AnyLength:
         """Outputs of a node without the number; None if it has none."""
         op, value = node.op, inputs[0] if inputs else None
         if isinstance(op, BaseAbstractConv) and self._is_length(op.imshp[0]):
-            op = copy.copy(op)
-            op.imshp = (None,) + tuple(op.imshp[1:])
-            return Apply(op, inputs, [output.type(output.name) for output in node.outputs]).outputs
+            return any_number_of_images(node, inputs).outputs
         if isinstance(op, basic.Alloc) and self._is_length(inputs[1]) and \
                 (node.inputs[0] in self._of_samples or value.ndim < len(inputs) - 1 or value.broadcastable[0]):
             return node.clone_with_new_inputs([value, self._samples] + inputs[2:], strict=False).outputs
@@ -97,7 +97,7 @@ class AnyLength:
         return None
 
     def _is_length(self, size):
-        return size is not None and constant(T.as_tensor_variable(size)) == self.length
+        return size is not None and number(T.as_tensor_variable(size)) == self.length
 
 
 def _elements(vector):

@@ -1,4 +1,4 @@
-"""20 ragged steps of models whose samples depend on each other: the answers of plain Keras, on every kind of context."""
+"""20 ragged steps of models whose samples depend on each other: those of plain Keras, everywhere."""
 import os
 
 import numpy as np

@@ -7,7 +7,20 @@ from theano.tensor.opt import Assert
 from ..errors import GraphError
 from ..op_rules import OpRules
 from .sizes import size_of
-from .states import CONSTANT, FREE, NUMBER, PARTIAL, REDUCTIONS, REFUSED, ROWS, WHOLE, State, Value, rows
+from .states import (
+    CONSTANT,
+    FREE,
+    NUMBER,
+    PARTIAL,
+    REDUCTIONS,
+    REFUSED,
+    ROWS,
+    WHOLE,
+    State,
+    Value,
+    partial,
+    rows,
+)
 
 RULES = OpRules()
 rule = RULES.rule  # for functions ``(shards, node, values) -> list of Value``
@@ -279,6 +292,8 @@ class Shards:
     def exchange(self, value, how):
         """A CONSTANT made of what all replicas have of a value, reduced or gathered."""
         key = value.variable, how
+        if not isinstance(value.variable.type, T.TensorType):
+            raise CannotCut('%s: only tensors are exchanged, not %s' % (value.variable, value.variable.type))
         if key not in self._placeholders:
             kind = value.variable.type
             if how == 'stack':
@@ -297,6 +312,11 @@ class Shards:
     def length(self, variable):
         """The Value of the `outer` length of rows."""
         return Value(variable, WHOLE, self.stages.get(variable, FREE))
+
+    def share(self, value):
+        """A CONSTANT as a share of a sum: the replica of the first sample has all of it."""
+        return self.make(lambda variable: T.switch(T.eq(self.first, 0), variable, T.zeros_like(variable)), [value],
+                         partial(), like=value.variable)
 
     def cut(self, value, axis, outer=None):
         """The replica's rows of a CONSTANT that has the whole batch along an axis."""

@@ -1,8 +1,11 @@
 """How whole numbers that are computed from shapes depend on the number of samples."""
+import copy
+
 import numpy as np
 import theano
 import theano.tensor as T
 from theano.compile import ops as compile_ops
+from theano.gof.graph import Apply
 from theano.scalar import basic as scalar
 from theano.tensor import basic, elemwise, opt, subtensor
 
@@ -62,6 +65,8 @@ def _vector(sizes):
 
 
 def _picked(node, sizes):
+    if not node.op.idx_list:
+        return sizes[0]
     if not isinstance(sizes[0], tuple) or any(size is not None for size in sizes[1:]):
         return sizes[0] if sizes[0] == COUNT and node.inputs[0].ndim == 1 else NUMBER
     entry, = subtensor.get_idx_list(node.inputs, node.op.idx_list)
@@ -123,7 +128,7 @@ def length_of(vector):
     """The length that a vector is known to have, else None."""
     try:
         return T.get_vector_length(vector)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, IndexError):  # the last: of x[()]
         pass
     node = vector.owner
     if not node or not isinstance(node.op, (elemwise.Elemwise, basic.Join)):
@@ -140,7 +145,7 @@ def number(variable):
         return variable
     try:
         return T.get_scalar_constant_value(variable)
-    except (T.NotScalarConstantError, TypeError):
+    except (T.NotScalarConstantError, TypeError, IndexError):  # the last: of a vector that is joined
         return _whole_number(variable) if variable.owner and variable.ndim == 0 else None
 
 
@@ -151,7 +156,7 @@ def _whole_number(variable):
         return number(node.inputs[0])
     if isinstance(node.op, subtensor.Subtensor) and node.inputs[0].ndim == 1 and node.inputs[0].owner:
         place = number(subtensor.get_idx_list(node.inputs, node.op.idx_list)[0])
-        return None if place is None or place < 0 else _element(node.inputs[0].owner, int(place))
+        return None if place is None else _element(node.inputs[0], int(place))
     if not isinstance(node.op, elemwise.Elemwise) or np.dtype(variable.dtype).kind not in 'biu':
         return None
     if isinstance(node.op.scalar_op, scalar.Switch):
@@ -163,18 +168,32 @@ def _whole_number(variable):
     return None if any(n is None for n in numbers) else np.asarray(node.op.scalar_op.impl(*numbers), variable.dtype)
 
 
-def _element(node, place):
-    """The integer that an element of a vector made by a node is known to be, else None."""
+def _element(vector, place):
+    """The integer that an element of a vector is known to be, else None."""
+    node = vector.owner
     if isinstance(node.op, compile_ops.Shape):
         x = node.inputs[0]
         return 1 if x.broadcastable[place] else length_of(x) if x.ndim == 1 else None
+    if isinstance(node.op, elemwise.DimShuffle):
+        return number(node.inputs[0] if node.op.new_order == ('x',) else node.inputs[0][place])
+    length = length_of(vector)
+    if length is None or not -length <= place < length:
+        return None
+    place %= length
+    if isinstance(node.op, elemwise.Elemwise):
+        inputs = [v[place if length_of(v) == length else 0] for v in node.inputs]
+        return number(node.op(*inputs))
     if not isinstance(node.op, basic.Join):
         return None
     for piece in node.inputs[1:]:
-        length = length_of(piece)
-        if length is None:
-            return None
-        if place < length:
+        if place < length_of(piece):
             return number(piece[place])
-        place -= length
+        place -= length_of(piece)
     return None
+
+
+def any_number_of_images(node, inputs):
+    """A convolution whose op does not know the number of images."""
+    op = copy.copy(node.op)
+    op.imshp = (None,) + tuple(op.imshp[1:])
+    return Apply(op, inputs, [output.type(output.name) for output in node.outputs])

@@ -21,8 +21,9 @@ its arguments, its standard input, its exit code; errors have their own tracebac
 Keras is run as it is, and a line at exit says so.
 
 Said once, and again in the summary (on stderr, at exit): a model that runs on one context, or elsewhere, and why.
-Said once: a model for which one context is faster, measured on its first batches. With --strict each of these is an error. With --verify the first batch of each model is trained on one
-device and on the contexts, and a table shows the difference; the model is left as it was.
+Said once: a model for which one context is faster, measured on its first batches. With --strict each of these is an
+error. With --verify the first batch of each model is trained on one device and on the contexts, and a table shows the
+difference; the model is left as it was.
 
 examples:
   theano-mgpu run train.py --epochs 5

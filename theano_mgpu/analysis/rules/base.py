@@ -1,13 +1,17 @@
 """What several families share."""
 import numpy as np
 import theano.tensor as T
-from theano.tensor import basic
+from theano.scalar import basic as scalar
+from theano.tensor import basic, elemwise
 
 from ..states import CONSTANT, PARTIAL, ROWS, rows
 
 
 def is_zero(variable):
     """Whether all elements of a variable are known to be 0."""
+    node = variable.owner
+    if node and isinstance(node.op, elemwise.Elemwise) and isinstance(node.op.scalar_op, scalar.Mul):
+        return any(map(is_zero, node.inputs))
     return number_everywhere(variable) == 0
 
 

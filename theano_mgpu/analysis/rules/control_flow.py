@@ -1,5 +1,6 @@
 """Branches and loops."""
 from theano import clone
+from theano.gof.graph import ancestors
 from theano.ifelse import IfElse
 from theano.scan_module.scan_op import Scan
 from theano.tensor.basic import AllocEmpty
@@ -31,12 +32,15 @@ def _if_else(shards, node, values):
 def _scan(shards, node, values):
     """A loop, whose graph is analysed like the one around it: slices and states have one axis less, the time."""
     values = wholes(shards, values)
-    if values[0].kind != CONSTANT or values[0].state.size is not None:
+    if values[0].kind != CONSTANT:
         shards.refuse(node, 'it loops over samples')
     if all(value.kind == CONSTANT for value in values):
         return shards.constant(node, values)
     loop = _Loop(shards, node, dict(zip(node.inputs, values)))
     return loop.outputs()
+
+
+EACH_TURN = 'each turn of the loop needs what other samples have come to'
 
 
 class _Loop:
@@ -57,7 +61,7 @@ class _Loop:
         if self.inside.exchanges or any(state.kind == PARTIAL for state in self._new_states()):
             self._find_shares()
         if self.inside.exchanges:
-            shards.refuse(node, 'each turn of the loop needs what other samples have come to')
+            shards.refuse(node, EACH_TURN)
         if any(value.state.outer is not None for value in self.inside.outputs):
             shards.refuse(node, 'its samples are merged into another axis')
         if any(v.kind != CONSTANT for v in self.inside.outputs[len(op.outputs) - self._n_last():]):
@@ -104,19 +108,38 @@ class _Loop:
                 return
 
     def _find_shares(self):
-        """What begins at zero, and is no rows, may add up shares of sums."""
-        for i, (variable, state) in enumerate(zip(self.outer, self.states)):
-            if state.kind == CONSTANT and _begins_at_zero(variable):
-                self.states[i] = partial()
-        for state, group in zip(self.states, self._analyse()):
-            if any(PARTIAL in (state.kind, new.kind) and new != state for new in group):
-                self.shards.refuse(self.node, 'each turn of the loop needs what other samples have come to')
+        """What is no rows may add up shares of sums."""
+        for i in self._made_of_samples():
+            self.states[i] = partial()
+        while True:
+            found = self._analyse()
+            others = [i for i, group in enumerate(found) if self.states[i].kind == PARTIAL
+                      and any(new != self.states[i] for new in group)]
+            if not others:
+                break
+            for i in others:
+                self.states[i] = WHOLE
+        if any(new.kind == PARTIAL != state.kind for state, group in zip(self.states, found) for new in group):
+            self.shards.refuse(self.node, EACH_TURN)
+
+    def _made_of_samples(self):
+        """Which of the states that are no rows depend on rows, be it by other such states."""
+        found, made = set(), {v for v in self.op.inputs if self.inside.value(v).kind == ROWS}
+        while True:
+            new = {i for i, group in enumerate(self.given) if self.states[i].kind == CONSTANT
+                   and not made.isdisjoint(ancestors([self.op.outputs[j] for j in group]))} - found
+            if not new:
+                return found
+            found |= new
+            made.update(v for i in new for v in self.taken[i])
 
     def outputs(self):
         shards, op = self.shards, self.op
         for variable, state in zip(self.outer, self.states):
             if state.kind == ROWS and self.values[variable].kind == CONSTANT:
                 self.values[variable] = shards.cut(self.values[variable], state.axis + 1)
+            elif state.kind == PARTIAL and not _begins_at_zero(variable):
+                self.values[variable] = shards.share(self.values[variable])
         inner = self._rows_of_constants()
         states = self.states + [self.inside.outputs[i].state for i in self.others[:op.n_nit_sot]]
         states = [state._replace(axis=state.axis + 1) if state.kind == ROWS else state._replace(size=None)

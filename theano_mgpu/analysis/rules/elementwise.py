@@ -8,10 +8,11 @@ from theano.tensor import basic, elemwise, opt
 from theano.tensor.nnet import bn
 
 from ..shards import rule
-from ..states import CONSTANT, PARTIAL, ROWS, partial
+from ..states import PARTIAL, ROWS, partial
 from .base import aligned, is_zero, wholes, widens
 
 LINEAR = (scalar.Add, scalar.Sub, scalar.Neg, scalar.Identity, scalar.Cast)
+OPPOSITE = {'max': 'min', 'min': 'max'}
 
 
 @rule(compile_ops.Rebroadcast, compile_ops.ViewOp, compile_ops.DeepCopyOp, DisconnectedGrad, GradClip, ZeroGrad,
@@ -20,15 +21,24 @@ def _same(shards, node, values):
     return shards.apply(node, values, values[0].state)
 
 
+@rule(sparse.Transpose)
+def _transposed(shards, node, values):
+    state = values[0].state
+    return shards.apply(node, values, state._replace(axis=1 - state.axis) if values[0].kind == ROWS else state)
+
+
 @rule(theano.printing.Print)
 def _needs_all(shards, node, values):
     value = shards.whole(values[0]) if values[0].kind == PARTIAL else values[0]
     return shards.apply(node, [value], value.state)
 
 
-@rule(opt.Assert, compile_ops.SpecifyShape)
+@rule(opt.Assert)
 def _checked(shards, node, values):
-    return [values[0]] if values[0].kind != CONSTANT else shards.constant(node, values)
+    # Where each replica's samples must meet a condition, each replica checks its own.
+    conditions = [value if value.state.how == 'min' and value.variable.dtype == 'bool' else shards.whole(value)
+                  for value in values[1:]]
+    return shards.apply(node, values[:1] + conditions, values[0].state)
 
 
 @rule(bn.AbstractBatchNormInference)
@@ -46,6 +56,9 @@ def _elemwise(shards, node, values):
         return _filled(shards, node, values)
     if _stays_partial(shards, node, values):
         return shards.apply(node, values, partial())
+    if isinstance(node.op.scalar_op, scalar.Neg) and values[0].state.how in OPPOSITE \
+            and node.outputs[0].dtype.startswith('float'):
+        return shards.apply(node, values, partial(OPPOSITE[values[0].state.how]))
     values = wholes(shards, values)
     if not any(value.kind == ROWS for value in values):
         return shards.constant(node, values)

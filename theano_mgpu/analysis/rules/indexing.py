@@ -1,13 +1,12 @@
-"""Indexing, joining and splitting."""
+"""Indexing by numbers and slices, joining and splitting."""
 import theano
-import theano.tensor as T
 from theano.tensor import basic, extra_ops, subtensor
-from theano.tensor.type_other import NoneTypeT, SliceType
+from theano.tensor.type_other import NoneTypeT
 
 from ..shards import rule
 from ..sizes import number
-from ..states import CONSTANT, PARTIAL, ROWS, partial, rows
-from .base import aligned, constants, in_order, is_zero, only_rows_on, same_order, same_rows, wholes
+from ..states import CONSTANT, PARTIAL, ROWS, rows
+from .base import aligned, constants, is_zero, same_order, wholes
 
 MADE_OF_SAMPLES = 'its index is made of samples'
 PLACES = 'it picks samples by their place in the batch'
@@ -18,12 +17,12 @@ def _entries(node, skip):
     found = []
     for entry in subtensor.get_idx_list(node.inputs[skip - 1:], node.op.idx_list):
         if isinstance(entry, slice):
-            entry = slice(*[_known(part) for part in (entry.start, entry.stop, entry.step)])
+            entry = slice(*[known(part) for part in (entry.start, entry.stop, entry.step)])
         found.append(entry)
     return found
 
 
-def _known(part):
+def known(part):
     """A part of a slice: a number where it is known, else the variable."""
     if part is None or isinstance(part, theano.Variable) and isinstance(part.type, NoneTypeT):
         return None
@@ -31,7 +30,7 @@ def _known(part):
     return part if found is None else found
 
 
-def _is_whole(entry):
+def is_whole(entry):
     return isinstance(entry, slice) and entry.start in (None, 0) and entry.stop is None and entry.step in (None, 1)
 
 
@@ -43,7 +42,7 @@ def _subtensor(shards, node, values):
     if x.kind == CONSTANT:
         return shards.constant(node, [x] + numbers)
     entries = _entries(node, 1)
-    if x.axis < len(entries) and not _is_whole(entries[x.axis]):
+    if x.axis < len(entries) and not is_whole(entries[x.axis]):
         shards.refuse(node, PLACES)
     axis = x.axis - sum(not isinstance(entry, slice) for entry in entries[:x.axis])
     return shards.apply(node, [x] + numbers, x.state._replace(axis=axis))
@@ -52,7 +51,7 @@ def _subtensor(shards, node, values):
 @rule(subtensor.IncSubtensor)
 def _inc_subtensor(shards, node, values):
     x, y, numbers = values[0], values[1], constants(shards, node, values[2:], MADE_OF_SAMPLES)
-    if _adds_to_zero(node, x, y):
+    if adds_to_zero(node, x, y):
         return shards.apply(node, [x, y] + numbers, y.state)
     x, y = wholes(shards, [x, y])
     if x.kind == y.kind == CONSTANT:
@@ -65,7 +64,7 @@ def _inc_subtensor(shards, node, values):
         axis, outer = x.axis, x.state.outer
     else:
         axis, outer = kept[y.axis + shift], y.state.outer
-    if axis not in kept or axis < len(entries) and not _is_whole(entries[axis]):
+    if axis not in kept or axis < len(entries) and not is_whole(entries[axis]):
         shards.refuse(node, PLACES)
     own = kept.index(axis) - shift  # of y
     if y.kind == ROWS and (y.axis != own or (y.state.outer is None) != (outer is None)):
@@ -78,142 +77,10 @@ def _inc_subtensor(shards, node, values):
     return shards.apply(node, [x, y] + numbers, rows(axis, outer))
 
 
-def _adds_to_zero(node, x, y):
+def adds_to_zero(node, x, y):
     """Whether a share of a sum is written into zeros, so that the whole is a share, too."""
     return y.kind == PARTIAL and y.state.how == 'sum' and x.kind == CONSTANT and is_zero(node.inputs[0]) \
         and x.stage <= y.stage
-
-
-class _Indexed:
-    """What x[index] looks like: which axes are indexed by arrays, and where the others come to lie.
-
-    As in NumPy, the dimensions that the arrays have together stand for them, ahead of all others where a slice lies
-    between the arrays.
-    """
-
-    def __init__(self, shards, node, index):
-        if any(isinstance(v.type, NoneTypeT) for v in index):
-            shards.refuse(node, PLACES)
-        x = node.inputs[0]
-        self.shards, self.node, self.index = shards, node, index
-        self.arrays = [i for i, v in enumerate(index) if not isinstance(v.type, SliceType)]
-        self.array_ndim = max(index[i].ndim for i in self.arrays)
-        self.first = self.arrays[0] if self.arrays[-1] - self.arrays[0] + 1 == len(self.arrays) else 0
-        self.others = [i for i in range(x.ndim) if i not in self.arrays]
-        self.ndim = len(self.others) + self.array_ndim
-
-    def axis(self, axis):
-        """Where an axis of x comes to lie, of which nothing may be left out."""
-        if axis in self.arrays or axis < len(self.index) and not _is_whole(_slice_of(self.index[axis])):
-            self.shards.refuse(self.node, PLACES)
-        place = self.others.index(axis)
-        return place if place < self.first else place + self.array_ndim
-
-    def source(self, axis):
-        """The axis of x that comes to lie there."""
-        for each in self.others:
-            if (each >= len(self.index) or _is_whole(_slice_of(self.index[each]))) and self.axis(each) == axis:
-                return each
-        return self.shards.refuse(self.node, PLACES)
-
-    def rows(self, values):
-        """The arrays with the replica's rows, and where and how these lie in x[index]."""
-        def shift(i):
-            return self.array_ndim - self.index[i].ndim
-        found = [values[i]._replace(state=values[i].state._replace(axis=values[i].axis + shift(i)))
-                 for i in self.arrays if values[i].kind == ROWS]
-        state = same_rows(self.shards, self.node, found)
-        values = same_order(self.shards, self.node, values)
-        values = [_cut(self.shards, value, state.axis - shift(i), state.outer) if i in self.arrays else value
-                  for i, value in enumerate(values)]
-        return values, state._replace(axis=self.first + state.axis)
-
-    def beside(self, y, state):
-        """The rows of what is written into x[index], whose samples lie so."""
-        axis = state.axis - (self.ndim - y.variable.ndim)
-        if y.kind == ROWS and (y.axis != axis or (y.state.outer is None) != (state.outer is None)):
-            self.shards.refuse(self.node, 'samples lie along different axes of its inputs')
-        return _cut(self.shards, in_order(self.shards, self.node, y, state.outer), axis, state.outer)
-
-    def own_places(self, x, values):
-        """The index of ``x[arange(n), labels]``, in which each sample picks of its own row: of those of the replica."""
-        if x.axis != 0 or x.state.outer is not None or self.first or self.array_ndim != 1:
-            self.shards.refuse(self.node, PLACES)
-        only_rows_on(self.shards, self.node, values[1:], 0)
-        end = self.shards.value(self.index[0].owner.inputs[1])
-
-        def places(variable, stop):
-            n, shards = variable.shape[0], self.shards
-            n = shards.check(self.node, PLACES, n, T.eq(n // shards.own * shards.total, stop))
-            return T.arange(n, dtype=self.index[0].dtype)
-        own = self.shards.make(places, [x, end], rows(), like=self.index[0])
-        return [own] + [_cut(self.shards, value, 0, None) if i in self.arrays else value
-                        for i, value in enumerate(values)][1:]
-
-
-def _cut(shards, value, axis, outer):
-    if value.kind == CONSTANT and axis >= 0 and axis < value.variable.ndim \
-            and not value.variable.type.broadcastable[axis]:
-        return shards.cut(value, axis, outer)
-    return value
-
-
-def _are_places(variable, value):
-    """Whether a vector is 0, 1, 2 … for all samples."""
-    node = variable.owner
-    return value.kind == CONSTANT and bool(node) and isinstance(node.op, basic.ARange) \
-        and number(node.inputs[0]) == 0 and number(node.inputs[2]) == 1 and value.state.size is not None
-
-
-@rule(subtensor.AdvancedSubtensor1, subtensor.AdvancedSubtensor)
-def _advanced_subtensor(shards, node, values):
-    values = wholes(shards, values)
-    x, index = values[0], values[1:]
-    if all(value.kind == CONSTANT for value in values):
-        return shards.constant(node, values)
-    indexed = _Indexed(shards, node, node.inputs[1:])
-    if x.kind == CONSTANT:
-        index, state = indexed.rows(index)
-        return shards.apply(node, [x] + index, state)
-    if x.axis not in indexed.arrays and all(value.kind == CONSTANT for value in index):
-        return shards.apply(node, values, x.state._replace(axis=indexed.axis(x.axis)))
-    if not _are_places(node.inputs[1], index[0]):
-        shards.refuse(node, PLACES)
-    return shards.apply(node, [x] + indexed.own_places(x, index), rows())
-
-
-def _slice_of(variable):
-    if isinstance(variable, theano.Constant):
-        return variable.data
-    if variable.owner and isinstance(variable.type, SliceType):
-        return slice(*map(_known, variable.owner.inputs))
-    return None
-
-
-@rule(subtensor.AdvancedIncSubtensor1, subtensor.AdvancedIncSubtensor)
-def _advanced_inc_subtensor(shards, node, values):
-    x, y, index = values[0], values[1], wholes(shards, values[2:])
-    places, constant = _are_places(node.inputs[2], index[0]), all(value.kind == CONSTANT for value in index)
-    if constant and _adds_to_zero(node, x, y):
-        return shards.apply(node, [x, y] + index, y.state)
-    x, y = wholes(shards, [x, y])
-    if constant and x.kind == y.kind == CONSTANT:
-        return shards.constant(node, [x, y] + index)
-    indexed = _Indexed(shards, node, node.inputs[2:])
-    if places and 0 in (x.axis, indexed.arrays[0]) and (x.kind == CONSTANT or x.axis == 0):
-        # One-hot codes, and the gradient of x[arange(n), labels]: each sample writes into its own row.
-        x = shards.cut(x, 0) if x.kind == CONSTANT else x
-        return shards.apply(node, [x, indexed.beside(y, rows())] + indexed.own_places(x, index), rows())
-    if constant:  # along other axes than that of the samples
-        state = x.state if x.kind == ROWS else y.state._replace(
-            axis=indexed.source(y.axis + indexed.ndim - node.inputs[1].ndim))
-        x = shards.cut(x, state.axis, state.outer) if x.kind == CONSTANT else x
-        return shards.apply(node, [x, indexed.beside(y, state._replace(axis=indexed.axis(state.axis)))] + index, state)
-    if x.kind == ROWS or node.op.set_instead_of_inc or not is_zero(node.inputs[0]):
-        shards.refuse(node, PLACES)
-    # Rows that are added into zeros, wherever the samples say: a share of a sum, such as an embedding's gradient.
-    index, state = indexed.rows(index)
-    return shards.apply(node, [x, indexed.beside(y, state)] + index, partial())
 
 
 @rule(basic.Join)

@@ -1,15 +1,14 @@
 """Products, convolutions and pooling."""
-import copy
-
+import theano.tensor as T
 from theano import sparse
-from theano.gof.graph import Apply
 from theano.tensor import basic, blas
 from theano.tensor.nnet import abstract_conv, neighbours
 from theano.tensor.signal import pool
 
 from ..shards import rule
+from ..sizes import any_number_of_images
 from ..states import CONSTANT, PARTIAL, ROWS, partial, rows
-from .base import only_rows_on, same_order, wholes
+from .base import constants, only_rows_on, same_order, same_rows, wholes
 
 
 @rule(basic.Dot, sparse.Dot, sparse.StructuredDot)
@@ -53,18 +52,23 @@ def _with_all_rows(shards, node, values, i):
 def _batched_dot(shards, node, values):
     values = wholes(shards, values)
     a, b = values
-    if a.kind == CONSTANT and b.kind == CONSTANT:
+    found = [value for value in values if value.kind == ROWS]
+    if not found:
         return shards.constant(node, values)
-    axes = {value.axis for value in values if value.kind == ROWS}
-    if axes == {0}:
-        only_rows_on(shards, node, values, 0)
-        values = [shards.cut(value, 0) if value.kind == CONSTANT else value for value in values]
-        return shards.apply(node, values, rows(0))
-    if a.kind == ROWS and b.kind == CONSTANT and a.axis == 1 and a.variable.ndim == 3:
-        return shards.apply(node, values, a.state)
-    if a.kind == CONSTANT and b.kind == ROWS and b.axis == 2:
-        return shards.apply(node, values, b.state._replace(axis=node.outputs[0].ndim - 1))
-    return shards.refuse(node, 'samples are multiplied with each other')
+    if {value.axis for value in found} == {0}:
+        state = same_rows(shards, node, values)
+        values = [shards.cut(value, 0, state.outer) if value.kind == CONSTANT else value for value in values]
+        return shards.apply(node, same_order(shards, node, values), state)
+    summed = [a.variable.ndim - 1, 1]  # axes
+    over = [value.axis == axis for value, axis in zip(values, summed)]
+    if len(found) == 2 and not (all(over) and (a.state.outer is None) == (b.state.outer is None)):
+        return _batched_dot(shards, node, [a, shards.gathered(node, b)])
+    if any(over):
+        values = [shards.cut(value, axis, found[0].state.outer) if value.kind == CONSTANT else value
+                  for value, axis in zip(values, summed)]
+        return shards.apply(node, same_order(shards, node, values), partial())
+    return shards.apply(node, values, a.state if a.kind == ROWS else
+                        b.state._replace(axis=node.outputs[0].ndim - 1))
 
 
 @rule(abstract_conv.BaseAbstractConv)
@@ -74,24 +78,15 @@ def _convolution(shards, node, values):
         return shards.constant(node, values)
     if any(value.kind == ROWS for value in values[2:]):
         shards.refuse(node, 'its sizes depend on single samples')
-    node = _any_number_of_images(node)
     if isinstance(node.op, abstract_conv.AbstractConv_gradWeights):
         only_rows_on(shards, node, values[:2], 0)
         both = [shards.cut(value, 0) if value.kind == CONSTANT else value for value in values[:2]]
-        return shards.apply(node, both + values[2:], partial())
+        return shards.apply(any_number_of_images(node, node.inputs), both + values[2:], partial())
     image, kernel = (1, 0) if isinstance(node.op, abstract_conv.AbstractConv_gradInputs) else (0, 1)
     if values[kernel].kind == ROWS:
         shards.refuse(node, 'its kernel is made of samples')
-    return shards.apply(node, values, only_rows_on(shards, node, [values[image]], 0))
-
-
-def _any_number_of_images(node):
-    """The node without the length of the batch in its op."""
-    if node.op.imshp is None or node.op.imshp[0] is None:
-        return node
-    op = copy.copy(node.op)
-    op.imshp = (None,) + tuple(op.imshp[1:])
-    return Apply(op, node.inputs, [output.type(output.name) for output in node.outputs])
+    state = only_rows_on(shards, node, [values[image]], 0)
+    return shards.apply(any_number_of_images(node, node.inputs), values, state)
 
 
 @rule(pool.Pool, pool.PoolGrad, pool.DownsampleFactorMaxGradGrad, pool.MaxPoolRop)
@@ -114,7 +109,17 @@ def _pool(shards, node, values):
 
 @rule(neighbours.Images2Neibs)
 def _neighbours(shards, node, values):
-    values = wholes(shards, values)
-    if values[0].kind != ROWS:
-        return shards.constant(node, values)
-    return shards.apply(node, values, only_rows_on(shards, node, values[:1], 0))
+    x, *sizes = values[:1] + constants(shards, node, values[1:], 'its sizes are made of samples')
+    if x.kind == PARTIAL:
+        x = shards.whole(x)
+    if x.kind == CONSTANT:
+        return shards.constant(node, [x] + sizes)
+    if x.axis == 2 and all(node.inputs[0].broadcastable[:2]) and node.op.mode in ('valid', 'ignore_borders'):
+        # The gradient takes all neighbourhoods as one image, in which those of a sample lie above each other.
+        def checked(variable, height, step):
+            each = variable.shape[2] // shards.own
+            return shards.check(node, 'it reaches over samples', variable, T.eq(each % height[0], 0),
+                                T.eq(height[0], step[0]), T.eq(variable.shape[2], each * shards.own))
+        x = shards.make(checked, [x] + sizes, only_rows_on(shards, node, [x], 2), like=node.inputs[0])
+        return shards.apply(node, [x] + sizes, rows(0))
+    return shards.apply(node, [x] + sizes, only_rows_on(shards, node, [x], 0))

@@ -10,8 +10,8 @@ from ..states import CONSTANT, FREE, NUMBER, PARTIAL, REFUSED, ROWS, State, Valu
 from .base import aligned, number_everywhere, only_rows_on, wholes, widens
 from .shapes import whole_length
 
-HOW = {scalar.Add: 'sum', scalar.Mul: 'prod', scalar.Maximum: 'max', scalar.Minimum: 'min', scalar.OR: 'max',
-       scalar.AND: 'min'}
+HOW = {scalar.Add: 'sum', scalar.Mul: 'prod', elemwise.MulWithoutZeros: 'prod', scalar.Maximum: 'max',
+       scalar.Minimum: 'min', scalar.OR: 'max', scalar.AND: 'min'}
 
 
 def _axes(node):
@@ -104,6 +104,12 @@ def _softmax_with_bias(shards, node, values):
 
 @rule(T.nnet.nnet.SoftmaxGrad)
 def _softmax_gradient(shards, node, values):
+    values = wholes(shards, values)
+    if not any(value.kind == ROWS for value in values):
+        return shards.constant(node, values)
+    if all(value.kind != ROWS or value.axis == 0 for value in values):
+        values, state = aligned(shards, node, values)
+        return shards.apply(node, values, state)  # Theano knows how to compute it with the cross-entropy
     dy, sm = node.inputs
     product = dy * sm
     return [shards.converted(product - product.sum(axis=-1, keepdims=True) * sm)]

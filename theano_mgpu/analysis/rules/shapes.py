@@ -37,6 +37,21 @@ def whole_length(shards, x, axis):
     return x.shape[axis] // shards.own * shards.total
 
 
+@rule(compile_ops.SpecifyShape)
+def _specified(shards, node, values):
+    x, shape = values[0], constants(shards, node, values[1:], MADE_OF_SAMPLES)[0]
+    if x.kind != ROWS:
+        return shards.apply(node, [x, shape], x.state)
+
+    def local(variable, lengths):
+        lengths = [lengths[i] for i in range(variable.ndim)]
+        right = T.eq(whole_length(shards, variable, x.axis), lengths[x.axis])
+        variable = shards.check(node, 'the batch has another length', variable, right)
+        lengths[x.axis] = variable.shape[x.axis]
+        return T.specify_shape(variable, T.stack(lengths))
+    return [shards.make(local, [x, shape], x.state, like=node.outputs[0])]
+
+
 @rule(opt.MakeVector)
 def _make_vector(shards, node, values):
     return shards.constant(node, wholes(shards, values))
@@ -111,7 +126,16 @@ def _place_of_samples(shards, node, x, shape):
     axis, = axes
     if kept[axis] and not before:
         shards.refuse(node, UNKNOWN)
+    like = _has_shape_of(shards, node.inputs[1])
+    if 0 < kept[axis] < before and like.kind == ROWS:  # such as the gradient of another reshape
+        return axis, like.state.outer is not None
     return axis, kept[axis] < before
+
+
+def _has_shape_of(shards, shape):
+    """The Value that a vector is the shape of, else that of the vector."""
+    return shards.value(shape.owner.inputs[0] if shape.owner and isinstance(shape.owner.op, compile_ops.Shape)
+                        else shape)
 
 
 def _is_single(variable, axis):

@@ -1,0 +1,285 @@
+"""Expressions of every family of ops, and their gradients, give the same on shards as on the whole batch."""
+from theano_mgpu.analysis import CannotCut
+from theano_mgpu.program import partition
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from conftest import needs_compiler
+from stages import compiled, split
+from theano import sparse
+from theano.configparser import change_flags
+from theano.gradient import disconnected_grad, zero_grad
+from theano.ifelse import ifelse
+from theano.sandbox.rng_mrg import MRG_RandomStreams
+from theano.tensor.nnet import bn, conv2d
+from theano.tensor.nnet.abstract_conv import AbstractConv2d_gradInputs
+from theano.tensor.nnet.neighbours import images2neibs
+from theano.tensor.shared_randomstreams import RandomStreams
+from theano.tensor.signal.pool import pool_2d
+
+RNG = np.random.RandomState(0)
+N, SHARDS = 7, [(4, 2, 1), (1, 6)]
+PLAIN, COMPILED = theano.Mode('py', None), theano.Mode('cvm', 'fast_compile').excluding('gpuarray_opt')
+x, s, v, images = T.dmatrix('x'), T.dtensor3('s'), T.dvector('v'), T.dtensor4('images')
+labels, words = T.ivector('labels'), T.imatrix('words')
+DATA = {x: RNG.rand(N, 4) + 0.1, s: RNG.rand(N, 3, 4), v: RNG.rand(N), labels: RNG.randint(0, 3, N).astype('int32'),
+        words: RNG.randint(0, 3, (N, 3)).astype('int32'), images: RNG.rand(N, 2, 4, 4)}
+WEIGHTS = w, table, kernel = [theano.shared(RNG.rand(*shape)) for shape in [(4, 3), (9, 4), (2, 2, 3, 3)]]
+phase = theano.shared(np.int8(1), 'phase')
+n = x.shape[0]
+time_major = s.dimshuffle(1, 0, 2)
+
+
+def row(values):
+    return values.dimshuffle('x', 0)
+
+
+def loop(step, start, **options):
+    return theano.scan(step, outputs_info=start, **options)[0]
+
+
+def one_hot(indices):
+    return T.extra_ops.to_one_hot(indices, 4, dtype='float64')
+
+
+@change_flags(floatX='float64')
+def of_single_samples():
+    """By name: what belongs to single samples, and constants."""
+    return {
+        # Leaves, and elementwise ops.
+        'weights': T.dot(w.T, w), 'phase': phase * 2, 'input': x, 'affine': 2 * x + 1,
+        'broadcast': x * row(w[:, 0]), 'two inputs': x * v.dimshuffle(0, 'x'), 'switch': T.switch(x > 0.5, x, -x),
+        'relu': T.nnet.relu(x - 0.5), 'eq': T.eq(labels, 1), 'cast': labels.astype('float32'),
+        'by phase': T.switch(phase, x, x * 2), 'identities': zero_grad(disconnected_grad(x)), 'fill': T.fill(x, 3),
+        'fill with rows': T.fill(x, v.dimshuffle(0, 'x')), 'specified': T.specify_shape(x, (n, 4)),
+        'specified by a number': T.specify_shape(x, (N, 4)), 'unbroadcast': T.unbroadcast(x, 1),
+        'checked': T.opt.assert_(x, T.eq(x.ndim, 2)), 'checked by rows': T.opt.assert_(x, T.all(v > -1)),
+        # Axes.
+        'transposed': x.T, 'new axis': x.dimshuffle(1, 'x', 0), 'time-major': time_major, 'flatten': s.flatten(2),
+        'flatten all': s.flatten(), 'merged': s.reshape((-1, 4)),
+        'split again': s.reshape((-1, 4)).reshape((-1, 3, 4)), 'n first': s.reshape((n, 12)),
+        'time-major and back': T.tanh(time_major.reshape((-1, 4))).reshape((3, -1, 4)),
+        'n times': s.reshape((n * s.shape[1], 4)), 'tiled': T.tile(x, (1, 2)), 'repeated': T.repeat(x, 2, axis=1),
+        'each repeated': T.repeat(x, 2, axis=0), 'joined': T.concatenate([x, table[0] + 0 * x], axis=1),
+        'split': T.split(x, [1, 3], 2, axis=1)[1], 'stacked': T.stack([x, 2 * x], axis=0),
+        # Indices.
+        'column': x[:, 1], 'last step': s[:, -1], 'backwards': s[:, ::-1], 'step of time-major': time_major[0],
+        'some columns': x[:, np.array([0, 2])], 'embedding': table[words], 'take': table[labels],
+        'take two': w[labels, labels], 'picked': x[T.arange(n), labels], 'one-hot': one_hot(labels),
+        'one-hot of words': one_hot(words.flatten()).reshape((n, 3, 4)),
+        'set columns': T.set_subtensor(T.zeros_like(x)[:, 1:3], x[:, :2]), 'inc': T.inc_subtensor(x[:, 0], v),
+        # Reductions and orders along other axes.
+        'sum of features': x.sum(axis=1), 'mean of features': s.mean(axis=1), 'sum of steps': time_major.sum(axis=0),
+        'max of features': x.max(axis=-1), 'argmax of features': T.argmax(x, axis=1),
+        'any of features': T.any(x > 0.5, axis=1), 'prod of features': x.prod(axis=1), 'softmax': T.nnet.softmax(x),
+        'logsoftmax': T.nnet.logsoftmax(x), 'sort': T.sort(x, axis=1), 'argsort': T.argsort(x, axis=1),
+        'diff': T.extra_ops.diff(x, axis=1), 'cumsum': T.cumsum(x, axis=1), 'topk': T.sort(x, axis=1)[:, -2:],
+        'no axes': x.sum(axis=()), 'centred by sample': x - x.mean(axis=1, keepdims=True),
+        # Products.
+        'dot': T.dot(x, w), 'dot from the left': T.dot(w.T, x.T), 'tensordot': T.tensordot(s, w, 1),
+        'tensordot over time': T.tensordot(s, w[:3], axes=[[1], [0]]),
+        'batched dot': T.batched_dot(s, s.dimshuffle(0, 2, 1)),
+        'a kernel for each step': T.batched_dot(time_major, T.tile(w.dimshuffle('x', 0, 1), (3, 1, 1))),
+        'sparse dot': sparse.structured_dot(sparse.csr_from_dense(x), w),
+        # Losses.
+        'cross-entropy': T.nnet.categorical_crossentropy(T.nnet.softmax(T.dot(x, w)), labels),
+        'dense cross-entropy': T.nnet.categorical_crossentropy(T.nnet.softmax(x), one_hot(labels)),
+        # Shapes.
+        'zeros': T.zeros((n, 3)), 'alloc': T.alloc(w[0], 2, n, 3), 'alloc of rows': T.alloc(x[:, :1], n, 5),
+        'ones': T.ones_like(x), 'filled': T.alloc(w[0], n, 3) * 2, 'other axes': T.prod(s.shape[1:]),
+        # Control flow.
+        'one of two': ifelse(phase, x, 2 * x),
+        'recurrence': loop(lambda a, h: T.tanh(h + a), T.zeros_like(s[:, 0]), sequences=time_major),
+        'its last state': loop(lambda a, h: T.tanh(h + a), T.zeros_like(s[:, 0]), sequences=time_major)[-1],
+        'two states': loop(lambda a, g, h: [h, T.tanh(g * a)], [s[:, 0], s[:, 1]], sequences=time_major)[0],
+        'power': loop(lambda h: T.dot(h, T.dot(w, w.T)), x, n_steps=2),
+        # Normalisation.
+        'inference': bn.batch_normalization_test(x, *[row(table[i]) for i in range(4)], axes=(0,)),
+        'normalised by sample': bn.batch_normalization_train(
+            s.dimshuffle(1, 2, 0), table[0].dimshuffle('x', 0, 'x'), table[1].dimshuffle('x', 0, 'x'), axes=(0,))[0],
+    }
+
+
+@change_flags(floatX='float64')
+def statistics():
+    """By name: what several samples come to, and what it depends on."""
+    crossentropy = T.nnet.categorical_crossentropy(T.nnet.softmax(T.dot(x, w)), labels)
+    return {
+        'set to a mean': T.set_subtensor(w[0], x.mean()), 'sum of centred': (x - x.mean(axis=0)).sum(),
+        'mean of a mean and rows': (x.mean() + 2 * v).mean(),
+        'weighted': ((v - x.mean()) * T.ones_like(v) / 3 + 1).sum(),
+        'columns of centred': (x - x.mean()).sum(axis=1).mean(), 'crossproduct': T.dot(x.T, x),
+        'mean loss': crossentropy.mean(), 'accuracy': T.eq(T.argmax(x, axis=1), labels).mean(),
+        'with l2': x.mean() + (w ** 2).sum(), 'sum': x.sum(), 'sum over samples': x.sum(axis=0),
+        'sum of time-major': time_major.sum(axis=1), 'sums': 2 * x.sum() - v.sum() / 3,
+        'scaled': T.dot(x.sum(axis=0), w), 'plus zero': x.sum() + 0, 'mean': x.mean(),
+        'mean over samples': x.mean(axis=0), 'mean of means': x.mean(axis=1).mean(),
+        'mean and constants': 1 - 2 * x.mean() / 3, 'sum / n': v.sum() / n, 'n * mean': n * x.mean(),
+        'sum / size': x.sum() / T.ones_like(x).sum(), 'n / size': n / v.size, 'mean of a part': x[:, 0].mean(),
+        'sum of weights': T.alloc(table[0], n, 4).sum(axis=0), 'fill and sum': T.fill(v, x.mean()).sum(),
+        'fill and mean': T.fill(v, x.mean()).mean(),
+        'joined statistics': T.concatenate([x.mean(axis=0), v.mean().dimshuffle('x')]),
+        'sum and mean': x.sum() + x.mean(), 'sum and constant': x.sum() + 1, 'either': ifelse(phase, x.mean(), x.sum()),
+        'either by switch': T.switch(phase, x.mean(), x.sum()),
+        'mean or constant': ifelse(phase, x.mean(), T.constant(np.float64(1))),
+        'outputs': theano.map(lambda a: a.mean(axis=0), time_major)[0],
+        'max': x.max(axis=0), 'all': T.all(x > 0), 'prod': x.prod(axis=0),
+        'max, and further': T.exp(x.max(axis=0)).sum() + 1, 'root': T.sqrt(x.mean()), 'square': x.sum() * x.sum(),
+        'weighted mean': (v * x[:, 0]).sum() / v.sum(), 'ratio of means': x.mean() / v.mean(),
+        'compared': T.gt(x.sum(), 1), 'unbiased': x.sum() / (n - 1), 'moments': x.std(axis=0),
+        'square of n': x.sum() / T.sqr(T.cast(n, 'float64')), 'variance': x.var(axis=0),
+        'softmax of mean': T.nnet.softmax(x.mean(axis=0).dimshuffle('x', 0)),
+        'power of a mean': loop(lambda h: h * h, x.mean(), n_steps=2),
+        'determinant': T.nlinalg.det(T.dot(x.T, x) + T.eye(4)),
+        'a mean that moves on': loop(lambda g, h: [h, g * g], [T.constant(np.float64(1)), x.mean()], n_steps=3)[0],
+        'sums in a loop': loop(lambda a, h: h + a.sum(), T.constant(np.float64(1)), sequences=time_major),
+        'sums in two orders': (2 * T.dot(x, w).sum() - (x ** 2).mean() / 3),
+        'stack of sum and mean': T.stack([x.sum(), x.mean()]).sum(),
+        'sum and sum by n': x.sum() + x.sum() / T.cast(n, 'float64'),
+        'sum or mean': T.switch(T.gt(w.sum(), 0), x.sum(), x.mean()), 'sum by n and back': x.sum() * n / n,
+        'running mean': 0.5 * table[0] + 0.5 * x.mean(axis=0), 'count': table[0] + x.sum(axis=0),
+        'ratio of sums': x.sum(axis=0) / (x ** 2).sum(), 'root of a mean and n': T.sqrt(x.mean(axis=0) ** 2 + n),
+        'running variance': table[0] * n / (n - 1.5), 'largest ever': T.maximum(table[0], x.max(axis=0)),
+        'running rows': table[:N] + x,
+    }
+
+
+@change_flags(floatX='float64')
+def numbers_of_samples():
+    """By name: what follows from the number of samples."""
+    return {
+        'n': n, 'size': x.size, 'sum of ones': T.ones_like(x).sum(), 'prod of shape': T.prod(x.shape),
+        'float n': T.cast(n, 'float64') * 2, 'n - 1': n - 1, 'shape': x.shape, 'inverse of n': 1. / n,
+        'root of n': T.sqrt(n), 'stacked sizes': T.stack([n, x.shape[1]]), 'doubled': x.shape * 2,
+        'joined sizes': T.concatenate([s.shape[:1], [2], x.shape[1:]]), 'places': T.arange(n),
+        'weights by place': table[:n], 'n steps': loop(lambda h: h * 2, T.constant(np.float64(1)), n_steps=n),
+    }
+
+
+@change_flags(floatX='float64')
+def met():
+    """By name: where samples meet each other, or what all of them come to."""
+    return {
+        'centred': x - x.mean(axis=0), 'scaled by a sum': x * v.sum(),
+        'square of centred': T.sqr(x - x.mean(axis=0)).sum(), 'clipped at the mean': T.clip(x, 0, x.mean()),
+        'scaled by n': x * n, 'scaled by half of n': x * (n // 2), 'filled with the mean': T.fill(x, x.mean()),
+        'filled, and softmax': T.nnet.softmax(T.fill(x, x.mean(axis=0))).sum(),
+        'added places': x + T.arange(n).dimshuffle(0, 'x'), 'dot with the mean': T.dot(x, x.mean(axis=0)),
+        'normalised by the mean': bn.batch_normalization_test(
+            x, *[row(a) for a in (w[:, 0], w[:, 1], x.mean(axis=0), w[:, 2])], axes=(0,)),
+        'differences': v.dimshuffle(0, 'x') - v.dimshuffle('x', 0), 'fill across': T.fill(row(v), v.dimshuffle(0, 'x')),
+        'gram': T.dot(x, x.T), 'copies': T.alloc(v, n, n), 'softmax across': T.nnet.softmax(x.T),
+        'logsoftmax across': T.nnet.logsoftmax(x.T), 'centred by max': x - x.max(axis=0),
+        'by a test': ifelse(T.gt(x.mean(), 0.6), x, -x), 'inverse of a crossproduct':
+        T.dot(x, T.nlinalg.matrix_inverse(T.dot(x.T, x) + T.eye(4))),
+        'batch normalisation': bn.batch_normalization_train(x, table[0], table[1], axes=(0,))[0],
+    }
+
+
+@change_flags(floatX='float64')
+def refused():
+    """By name: what cannot be cut, and the reason."""
+    place, unknown = 'picks samples by their place', 'how %s depends on single samples'
+    return {
+        'two orders': (time_major.reshape((-1, 4)) * s.reshape((-1, 4)), 'different axes of its inputs'),
+        'sorted': (T.sort(x, axis=0), 'it goes along the samples'),
+        'accumulated': (T.cumsum(x, axis=0), 'it goes along the samples'),
+        'appended': (T.concatenate([x, x], axis=0), 'it joins along the samples'),
+        'pooled across': (pool_2d(x, (2, 2), ignore_border=True), 'it pools over samples'),
+        'first': (x[0], place), 'reversed': (x[::-1], place), 'all but one': (x[1:], place),
+        'slopes': (v[1:] - v[:-1], place),
+        'shuffled': (x[labels], place), 'set one': (T.set_subtensor(x[0], 0), place),
+        'argmax': (T.argmax(x, axis=0), 'place of the maximum'),
+        'centred in a loop': (loop(lambda h: h - h.mean(axis=0), x, n_steps=2), 'what other samples have come to'),
+        'inverse': (T.nlinalg.matrix_inverse(x), unknown % 'MatrixInverse'),
+        'every other': (x[T.arange(0, n, 2), 0], place),
+        'a loop over samples': (loop(lambda a, h: h + a, T.zeros_like(w[:, 0]), sequences=x), place),
+        'until': (theano.scan(lambda h: (h * 2, theano.scan_module.until(T.gt(h.sum(), 30))), outputs_info=x,
+                              n_steps=6)[0], 'what other samples have come to'),
+        'until one sample': (theano.scan(lambda h: (h * 2, theano.scan_module.until(T.gt(h[0, 0], 30))),
+                                         outputs_info=x, n_steps=6)[0], place),
+        'a loop that fills': (loop(lambda h: T.fill(h, 0) + h.mean(axis=0), x, n_steps=2), 'what other samples'),
+        'selected': (x[T.gt(v, 0.5).nonzero()], unknown % 'Nonzero'),
+        'from the second on': (x[T.arange(1, n), labels[1:]], place),
+        'the first half': (x[T.arange(n // 2), 0], place), 'as many as numbers': (x[T.arange(N), labels], place),
+    }
+
+
+@change_flags(floatX='float64')
+def convolutions():
+    """By name: what only C++ computes."""
+    return {
+        'conv': conv2d(images, kernel, border_mode='half'),
+        'conv transposed': AbstractConv2d_gradInputs()(kernel, images, T.stack([6, 6])),
+        'pool': pool_2d(images, (2, 2), ignore_border=True), 'pool of steps': pool_2d(s, (1, 2), ignore_border=True),
+        'neighbours': images2neibs(images, (2, 2)),
+    }
+
+
+def random_numbers():
+    streams, others = MRG_RandomStreams(1), RandomStreams(1)
+    return {
+        'uniform': streams.uniform(x.shape), 'normal': streams.normal(x.shape),
+        'normal and x': streams.normal((n, 4)) + x,
+        'binomial': streams.binomial(x.shape, p=0.5), 'uniform for each': streams.uniform((n, 1)),
+        'of NumPy': others.normal((n, 4)), 'uniform of NumPy': others.uniform(x.shape),
+    }
+
+
+EXACT = {**of_single_samples(), **statistics(), **numbers_of_samples(), **met(), **random_numbers()}
+REFUSED, CONVOLUTIONS = refused(), convolutions()
+# By name: Theano has no gradient, or a wrong one; a gradient of whole numbers is none.
+WITHOUT_GRADIENT = ['diff', 'alloc of rows', 'normalised by sample', 'cast']
+# By name: what cannot be cut of the gradient, and the reason.
+GRADIENT_REFUSED = {'running rows': 'picks samples by their place', 'sparse dot': 'how CSMProperties depends'}
+
+
+def check(outputs, mode=PLAIN):
+    program = partition(list(DATA), outputs)
+    whole = theano.function(list(DATA), outputs, mode=mode, on_unused_input='ignore', no_default_updates=True)
+    expected, run = whole(*DATA.values()), compiled(program, mode)
+    for sizes in SHARDS:
+        for ours, plain in zip(run(split(DATA.values(), sizes)), expected):
+            assert np.shape(ours) == np.shape(plain) and ours.dtype == plain.dtype
+            np.testing.assert_allclose(ours, plain, rtol=1e-9, atol=1e-12)
+
+
+@change_flags(floatX='float64')
+def with_gradients(variable, inputs=(x, s, v, images)):
+    """A loss that is made of a variable, and its gradients."""
+    loss = T.tanh(variable).sum() + variable.mean() / 3
+    return [loss] + theano.grad(loss, list(inputs) + WEIGHTS, disconnected_inputs='ignore')
+
+
+@pytest.mark.parametrize('name', EXACT)
+def test_expression(name):
+    check([EXACT[name]])
+
+
+@pytest.mark.parametrize('name', [name for name, variable in EXACT.items() if variable.dtype.startswith('float')
+                                  and name not in WITHOUT_GRADIENT])
+def test_gradients(name):
+    if name in GRADIENT_REFUSED:
+        with pytest.raises(CannotCut, match=GRADIENT_REFUSED[name]):
+            partition(list(DATA), with_gradients(EXACT[name]))
+    else:
+        check(with_gradients(EXACT[name]))
+
+
+def test_gradients_of_weights_beside_a_sparse_product():
+    check(with_gradients(EXACT['sparse dot'], []))
+
+
+@needs_compiler
+@pytest.mark.parametrize('name', CONVOLUTIONS)
+def test_convolution(name):
+    check([CONVOLUTIONS[name]] + with_gradients(CONVOLUTIONS[name]), COMPILED)
+
+
+@pytest.mark.parametrize('name', REFUSED)
+def test_what_is_refused(name):
+    variable, reason = REFUSED[name]
+    with pytest.raises(CannotCut, match=reason):
+        partition(list(DATA), [variable])
