@@ -22,7 +22,7 @@ ROWS = [
      'program.partition', 'audit', 'replicate', 'transfers', 'scatter_gather', 'host_reduce', 'collectives'],
     ['executors.base', 'executors.serial', 'executors.threads', 'executors.ranks', 'executors.patience',
      'executors.meeting', 'executors.mpi', 'executors'],
-    ['parallel_graph', 'statistics', 'state', 'exchange', 'updates', 'arguments', 'options', 'look_ahead',
+    ['parallel_graph', 'state', 'exchange', 'updates', 'arguments', 'options', 'look_ahead',
      'program.exchange', 'program.shard', 'program.compiled', 'program.run', 'program', 'data_parallel', 'function',
      'training_graph', 'training', 'one_context', 'resident', 'replica_pool', 'dealing', 'in_order', 'predict'],
     ['__init__'],
