@@ -56,6 +56,11 @@ def largest_relative_difference(model, reference):
     return max(float(abs(a - b).max() / abs(b).max()) for a, b in pairs)
 
 
+def update_of(step):
+    """The graph in which a training function computes its parameters' new values."""
+    return step.compiled_program.parts[-1].graph
+
+
 def batches(length, size):
     """Slices of consecutive batches; the last one is ragged."""
     return [slice(start, start + size) for start in range(0, length, size)]

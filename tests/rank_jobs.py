@@ -14,7 +14,6 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..'
 
 import theano_mgpu as mgpu
 from theano_mgpu import dealing, graph
-from theano_mgpu.executors import mpi_ranks
 
 import numpy as np
 import theano
@@ -125,15 +124,16 @@ def disagree(path):
     caught('functions', lambda: network.predict(x) if other else network.step(x, labels))
     caught('model', lambda: Network(dropout=other))
     before = [param.get_value() for param in network.params]
-    run = network.step.forward.graph.run
+    graph_of_stage = network.step.compiled_program.graphs[0]
+    run = graph_of_stage.run
 
     def failing(replica, part):
         if other:
             raise MemoryError('no memory left')
         return run(replica, part)
-    network.step.forward.graph.run = failing
+    graph_of_stage.run = failing
     caught('replica', lambda: network.step(x, labels))
-    network.step.forward.graph.run = run
+    graph_of_stage.run = run
     unchanged = all((a == b.get_value()).all() for a, b in zip(before, network.params))
     network.params[0].set_value(before[0] * (2 if other else 1))
     caught('weights', lambda: network.step(x, labels))
@@ -149,13 +149,16 @@ def no_memory(*_, **__):
 
 def late_failures(path):
     """The last rank fails at different places of a step; weights, and those of an undisturbed training beside it."""
-    from theano_mgpu import step as step_module
+    from theano_mgpu import training
+    from theano_mgpu.program import run
     mgpu.init('a->cpu;b->cpu')
     networks = disturbed, undisturbed = Network(seed=0), Network(seed=0)
     step, last = disturbed.step, mgpu.rank() == mgpu.size() - 1
-    places = {'scatter': (step.forward.graph, 'refresh'), 'average': (step_module.Step, '_targets'),
-              'broadcast': (step, '_broadcast'), 'update': (step.update, 'run'), 'outputs': (step_module, 'gather'),
-              'statistics': (step.forward.updates, 'new_values'), 'store': (step_module.Step, '_store')}
+    stage, update = step.compiled_program.graphs[0], step.compiled_program.graphs[-1]
+    places = {'scatter': (stage, 'refresh'), 'stage': (stage, 'run'), 'sum': (run.Sums, 'add'),
+              'exchange': (run, 'exchanged'), 'broadcast': (run.Runner, '_broadcast'), 'update': (update, 'run'),
+              'outputs': (run.Runner, 'gather'), 'store': (run.Runner, '_store'),
+              'check': (training.TrainingFunction, '_check')}
     met = []
     batches = undisturbed.batches()
     for place, (owner, name) in places.items():
@@ -208,7 +211,7 @@ def fail(how):
                 sys.excepthook = no_memory
                 raise ValueError('the data of step 5 are bad')
             if how == 'replica' and last:
-                network.step.forward.graph.run = no_memory
+                network.step.compiled_program.graphs[0].run = no_memory
             if how == 'raise everywhere' or how == 'raise' and last:
                 raise ValueError('the data of step 5 are bad')
             if how == 'exit' and last:
@@ -330,6 +333,62 @@ def shard(path, *n_batches):
     assert len(losses) == int(n_batches[mgpu.rank()])
 
 
+def coupled_shards(path, n_batches='3'):
+    """Each rank feeds its own samples, which have a state each, and a rate; the last one has none in the end.
+
+    Writes the losses, the weights, and each rank's state.
+    """
+    mgpu.init('a->cpu')
+    alone, n = mgpu.size() == 1, int(n_batches)
+    own = slice(5) if alone else [slice(0, 3), slice(3, 5)][mgpu.rank()]
+    step, weights, state = recurrent(len(range(5)[own]), sharded=True)
+    losses, states = [], []
+    for number in range(n - mgpu.rank()):
+        x = recurrent_batch(number)[own]
+        if alone and number == n - 1:
+            x = x[:3]
+            state.set_value(state.get_value()[:3])
+        losses.append(step(x, np.float64(0.1 * (number + 1)))[0])
+        states.append(state.get_value())
+    step.join()
+    np.savez('%s.%d.npz' % (path, mgpu.rank()), *losses, *states, weights.get_value(), state.get_value())
+
+
+def recurrent(n, **options):
+    """A step whose samples are coupled and have a state each, and whose rate is an input."""
+    x, rate = T.matrix('x', 'float64'), T.scalar('rate', 'float64')
+    w, h = theano.shared(np.full((4, 4), 0.3), 'w'), theano.shared(np.zeros((n, 4)), 'h')
+    new = T.tanh(x - x.mean(axis=0) + T.dot(h, w))
+    step = mgpu.training_function([x, rate], (new ** 2).sum() / x.max(), [w],
+                                  lambda gradients: {w: w - rate * gradients[0]}, [new], batch_updates={h: new},
+                                  mode=PYTHON, **options)
+    return step, w, h
+
+
+def recurrent_batch(number):
+    return np.random.RandomState(number).randn(5, 4)
+
+
+def refused(path):
+    """A graph that cannot be computed in parts, over ranks: all compute it whole, or none where each has its data."""
+    mgpu.init('a->cpu;b->cpu')
+    x, w = T.matrix('x', 'float64'), theano.shared(np.full(3, 0.5 + mgpu.rank()), 'w')
+    sums = T.extra_ops.cumsum(T.dot(x, w)) * MRG_RandomStreams(3).uniform((x.shape[0],), dtype='float64')
+
+    def make(**options):
+        return mgpu.training_function([x], (sums ** 2).mean(), [w], lambda gradients: {w: w - 0.01 * gradients[0]},
+                                      [sums], mode=PYTHON, **options)
+    error = ''
+    if mgpu.size() > 1:
+        try:
+            make(sharded=True)
+        except mgpu.GraphError as caught:
+            error = str(caught)
+    step = make()
+    returned = [value for n in (5, 1, 4) for value in step(np.random.RandomState(n).randn(n, 3))]
+    np.savez('%s.%d.npz' % (path, mgpu.rank()), *returned, w.get_value(), np.array(error))
+
+
 def predict(path, contexts, per_context=1):
     """What a Predictor gives on each rank, and what rank 0 alone has: batches, errors, weights taken over meanwhile."""
     mgpu.init(contexts)
@@ -377,8 +436,9 @@ def predict(path, contexts, per_context=1):
 def stages(path, contexts):
     """A model whose samples depend on each other, over stages."""
     from stages import CoupledModel
+    mgpu.init(contexts)
     model = CoupledModel('float64')
-    write(path, model.train(model.over(mgpu.init(contexts), mpi_ranks(), PYTHON)))
+    write(path, model.train(model.over_contexts(PYTHON)))
 
 
 def hang(path):

@@ -2,7 +2,7 @@
 import contextlib
 import copy
 
-from theano_mgpu.program import CompiledProgram, partition
+import theano_mgpu as mgpu
 from theano_mgpu.program.partition import OWN
 
 import numpy as np
@@ -122,8 +122,10 @@ class CoupledModel:
     Attributes
     ----------
     inputs, outputs : list of theano.Variable
-    updates : list of (SharedVariable, theano.Variable)
-        Momentum, running averages, the random stream.
+    loss : theano.Variable
+    params : list of SharedVariable
+    running : dict of SharedVariable to theano.Variable
+        Averages of the statistics.
     """
 
     def __init__(self, dtype):
@@ -132,33 +134,40 @@ class CoupledModel:
             return theano.shared(value.astype(dtype), broadcastable=[n == 1 for n in shape])
         rng = np.random.RandomState(1)
         x, t = T.matrix('x', dtype), T.matrix('t', dtype)
-        w, v, gamma, beta = shared(6, 5), shared(5, 3), shared(1, 5, value=1), shared(1, 5, value=0)
+        w, v, gamma, beta = self.params = [shared(6, 5), shared(5, 3), shared(1, 5, value=1), shared(1, 5, value=0)]
         mean, variance = shared(1, 5, value=0), shared(1, 5, value=1)
-        streams = MRG_RandomStreams(3)
+        self._streams = MRG_RandomStreams(3)
         h, _, _, new_mean, new_variance = batch_normalization_train(T.dot(x, w), gamma, beta, running_mean=mean,
                                                                     running_var=variance)
-        h = T.tanh(h) * streams.binomial((x.shape[0], 5), p=0.7, dtype=dtype)
+        h = T.tanh(h) * self._streams.binomial((x.shape[0], 5), p=0.7, dtype=dtype)
         p = T.nnet.sigmoid(T.dot(h, v))
-        loss = 1 - 2 * (p * t).sum() / (p.sum() + t.sum()) + np.asarray(1e-3, dtype) * (v ** 2).sum()
-        self.inputs, self.outputs = [x, t], [loss, p, x.max()]
-        self.updates = [(mean, new_mean), (variance, new_variance)]
-        for weight in (w, v, gamma, beta):
-            velocity = theano.shared(np.zeros_like(weight.get_value()), broadcastable=weight.broadcastable)
-            new = np.asarray(0.9, dtype) * velocity - np.asarray(0.1, dtype) * T.grad(loss, weight)
-            self.updates += [(velocity, new), (weight, weight + new)]
-        self.updates += [update[:2] for update in streams.state_updates]
+        self.loss = 1 - 2 * (p * t).sum() / (p.sum() + t.sum()) + np.asarray(1e-3, dtype) * (v ** 2).sum()
+        self.inputs, self.outputs = [x, t], [p, x.max()]
+        self.running = {mean: new_mean, variance: new_variance}
+        self._velocities = [theano.shared(np.zeros_like(weight.get_value()), broadcastable=weight.broadcastable)
+                            for weight in self.params]
 
     @property
     def variables(self):
-        return [variable for variable, _ in self.updates]
+        """All that training changes."""
+        return self.params + self._velocities + list(self.running) + [s for s, *_ in self._streams.state_updates]
+
+    def momentum(self, gradients):
+        found = {}
+        for weight, velocity, gradient in zip(self.params, self._velocities, gradients):
+            new = np.asarray(0.9, weight.dtype) * velocity - np.asarray(0.1, weight.dtype) * gradient
+            found.update({velocity: new, weight: weight + new})
+        return found
 
     def plain(self, mode):
-        return theano.function(self.inputs, self.outputs, updates=self.updates, mode=mode)
+        updates = self.momentum(T.grad(self.loss, self.params))
+        return theano.function(self.inputs, [self.loss] + self.outputs, mode=mode,
+                               updates=list(updates.items()) + list(self.running.items()))
 
-    def over(self, contexts, ranks, mode, **options):
-        outputs = self.outputs + [new for _, new in self.updates]
-        return CompiledProgram(partition(self.inputs, outputs), self.inputs, self.variables, contexts, ranks, mode=mode,
-                               **options)
+    def over_contexts(self, mode, **options):
+        """A training function over the active contexts, or those named."""
+        return mgpu.training_function(self.inputs, self.loss, self.params, self.momentum, self.outputs, mode=mode,
+                                      batch_updates=self.running, **options)
 
     def train(self, function):
         """Five ragged steps; every output, and all state after them."""

@@ -17,17 +17,19 @@ from pathlib import Path
 
 import theano_mgpu as mgpu
 from theano_mgpu import compat, devices, graph, job, progress
-from theano_mgpu import step as step_module
+from theano_mgpu import data_parallel as data_parallel_module
 from theano_mgpu import training as training_module
 from theano_mgpu.cli import device_checks, main
 from theano_mgpu.context_map import parse_context_map
 from theano_mgpu.contexts import compiling_for, gpu_context
+from theano_mgpu.program import exchange as exchange_module
+from theano_mgpu.program import run as run_module
 
 import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from common import data, dense_model, momentum
+from common import data, dense_model, momentum, update_of
 from models import plain_step
 from test_ranks import INTERPRETED, JOBS, arrays, launch, needs_mpi
 from theano.gof import compilelock
@@ -257,14 +259,15 @@ def test_a_value_that_another_thread_sets_within_a_step_counts_from_the_next_one
     contexts(kind, 2)
     (step, model, rate), (expected, reference, reference_rate) = with_rate(update_on), with_rate(update_on)
     setter = threading.Thread(target=rate.set_value, args=(np.float32(0.7),))
-    run = step.update.run
+    update = update_of(step)
+    run = update.run
 
     def run_and_set(replica, arguments):
         if setter.ident is None:
             setter.start()
             setter.join(0.3)
         return run(replica, arguments)
-    step.update.run = run_and_set
+    update.run = run_and_set
     step(*data(9, 7))
     setter.join()
     expected(*data(9, 7))
@@ -293,20 +296,31 @@ def test_a_function_that_fails_after_it_has_updated_in_place_leaves_replicas_ali
     np.testing.assert_allclose(found[0][2], found[1][2], rtol=1e-5)
 
 
-def test_what_is_made_of_the_gradient_of_a_mean_is_reported(cpu2):
-    """Replicas divide by the samples of their sub-batch: wrong by 1e-2, without a word."""
-    model = dense_model()
-    u = theano.shared(np.zeros((7, 9), 'float32'), name='u')
-    gradient = T.grad(model.loss, model.params[0])
-    with pytest.warns(mgpu.MgpuWarning, match='the new value of u cannot be computed exactly'):
-        mgpu.training_function(model.inputs, model.loss, model.params, momentum,
-                               batch_updates={u: u - np.float32(0.1) * gradient}, mode='FAST_COMPILE')
+def test_what_is_made_of_the_gradient_of_a_mean_is_exact(cpu2):
+    """Replicas divided by the samples of their sub-batch: wrong by 1e-2, without a word."""
+    found = []
+    for parallel in (True, False):
+        model = dense_model()
+        u = theano.shared(np.zeros((7, 9), 'float32'), name='u')
+        new = {u: u - np.float32(0.1) * T.grad(model.loss, model.params[0])}
+        if parallel:
+            step = mgpu.training_function(model.inputs, model.loss, model.params, momentum, batch_updates=new,
+                                          mode='FAST_COMPILE')
+        else:
+            updates = momentum(T.grad(model.loss, model.params), model.params)
+            step = theano.function(model.inputs, model.loss, updates=list({**new, **updates}.items()))
+        for n in (9, 4, 1):
+            step(*data(n, 7, seed=n))
+        found.append(u.get_value())
+    np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-7)
 
 
-def test_an_output_that_mixes_samples_is_reported(cpu2):
+def test_an_output_that_mixes_samples_is_exact(cpu2):
     x = T.fmatrix('x')
-    with pytest.warns(mgpu.MgpuWarning, match='an output cannot be computed exactly'):
-        mgpu.function([x], x - x.mean(axis=0), mode='FAST_COMPILE')
+    rows = data(7, 5)[0]
+    found = mgpu.function([x], [x - x.mean(axis=0), T.dot(x, x.T)], mode='FAST_COMPILE')(rows)
+    for ours, expected in zip(found, [rows - rows.mean(axis=0), rows.dot(rows.T)]):
+        np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_batches_of_one_input_are_taken_as_bare_arrays(cpu2):
@@ -860,24 +874,24 @@ def quick_step(model):
 
 def test_no_room_for_the_next_batch_does_not_undo_this_one(gpu2, monkeypatch):
     """The next batch is sent within the step: its MemoryError undid the step, and was raised a batch too early."""
-    from theano_mgpu import forward, transfers
+    from theano_mgpu import look_ahead, transfers
     x, labels = data(24, 7)
     parts = [(x[i:i + 8], labels[i:i + 8]) for i in range(0, 24, 8)]
     model, reference = dense_model(), dense_model()
     expected = list(quick_step(reference).over(parts))
-    send, prepare, failed = transfers.Sender.send, forward.Forward.prepare_next, []
+    send, prepare, failed = transfers.DeviceBuffers.send, look_ahead.LookAhead.prepare, []
 
-    def fail(self, values):
+    def fail(self, key, value):
         failed.append(True)
         raise MemoryError('no room on the device')
 
     def prepare_next(self):
         with monkeypatch.context() as patch:
             if not failed:
-                patch.setattr(transfers.Sender, 'send', fail)
+                patch.setattr(transfers.DeviceBuffers, 'send', fail)
             prepare(self)
-        assert transfers.Sender.send is send
-    monkeypatch.setattr(forward.Forward, 'prepare_next', prepare_next)
+        assert transfers.DeviceBuffers.send is send
+    monkeypatch.setattr(look_ahead.LookAhead, 'prepare', prepare_next)
     np.testing.assert_allclose(list(quick_step(model).over(parts)), expected, rtol=1e-6)
     assert len(failed) == 2  # a task a replica
     np.testing.assert_allclose(model.params[0].get_value(), reference.params[0].get_value(), rtol=1e-6)
@@ -949,8 +963,8 @@ def test_the_data_of_a_training_is_let_go_of_when_it_ends(kind, contexts):
             model.fit(x, y, batch_size=8, verbose=0, callbacks=callbacks)
         except KeyboardInterrupt:
             pass
-        forward = model.train_function.function.forward
-        assert forward.next_batch is None and forward._prepared is None
+        look_ahead = model.train_function.function.look_ahead
+        assert look_ahead.next_batch is None and look_ahead._prepared is None
         held = [weakref.ref(x), weakref.ref(y)]
         del x, y
         gc.collect()
@@ -1401,7 +1415,7 @@ def test_a_failure_of_one_rank_late_in_a_step_is_one_of_all(tmp_path):
     for rank, own in enumerate([{'RankError'}, {'MemoryError', 'ReplicaError'}]):
         with open('%s.%d' % (tmp_path / 'met', rank)) as f:
             found = json.load(f)
-        assert len(found['met']) == 7
+        assert len(found['met']) == 9
         for place, kind, unchanged in found['met']:
             assert kind in own and unchanged, (rank, place, kind)
         assert all(found['same']) and len(found['same']) > 3
@@ -1482,7 +1496,8 @@ def test_ctrl_c_at_any_line_of_a_step_leaves_all_of_it_or_nothing(kind, contexts
                                       mode=MODES[kind])
         return step, lambda: [variable.variable.get_value() for variable in step.variables()]
     (step, values), (undisturbed, expected) = training(), training()
-    batch, files = data(6, 7), (step_module.__file__, training_module.__file__)
+    modules = data_parallel_module, training_module, run_module, exchange_module
+    batch, files = data(6, 7), [module.__file__ for module in modules]
     step(*batch)
     number, done, interrupted = 0, 1, True
     while interrupted:

@@ -7,7 +7,7 @@ import tracemalloc
 import warnings
 
 from theano_mgpu import MgpuWarning, host_reduce
-from theano_mgpu.collectives import BLOCK, HostBuffers, all_reduce, sum_blocks
+from theano_mgpu.collectives import BLOCK, all_reduce, sum_blocks
 
 import numpy as np
 import pytest
@@ -250,12 +250,3 @@ def test_half_precision_is_summed_in_single():
     """2048 + 1 is 2048 in float16: eight ones added one by one to it would be lost."""
     buffers = [np.array([2048.0], 'float16')] + [np.array([1.0], 'float16')] * 8
     assert all_reduce(buffers, [1.0] * 9)[0] == 2056
-
-
-def test_buffers_are_reused_until_a_shape_changes():
-    buffers = HostBuffers()
-    first = buffers.get('a', np.zeros((2, 3), 'float32'))
-    assert buffers.get('a', np.ones((2, 3), 'float32')) is first
-    assert buffers.get('b', np.ones((2, 3), 'float32')) is not first
-    assert buffers.get('a', np.ones((4, 3), 'float32')).shape == (4, 3)
-    assert buffers.get('f', np.asfortranarray(np.ones((4, 3)))).flags.f_contiguous

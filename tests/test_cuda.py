@@ -235,7 +235,7 @@ expected = values()
 
 model, step = trained('dev0->cuda0;dev1->cuda1')
 losses, messages = [], set()
-for after in (0, 7, 20):
+for after in (0, 7, 30):
     before = values()
     cuda.cudaOnCpuFailAllocAfter(1, ctypes.c_long(after))
     try:

@@ -29,12 +29,14 @@ def test_outputs_are_gathered_in_order(contexts, kind, weights):
 
 
 @pytest.mark.cuda
-def test_reductions(contexts, kind):
+@pytest.mark.parametrize('reduce', [None, ['mean', 'sum', 'gather', 'sum', 'gather', None]])
+def test_outputs_are_those_of_the_whole_batch(contexts, kind, reduce):
     contexts(kind, 3)
     x = T.fmatrix('x')
-    f = mgpu.function([x], [x.mean(), x.sum(axis=0), x, T.gt(x, 0).sum(axis=0)],
-                      reduce=['mean', 'sum', 'gather', 'sum'])
-    mean, total, same, positive = f(X)
+    f = mgpu.function([x], [x.mean(), x.sum(axis=0), x, T.gt(x, 0).sum(axis=0), x.T, x.max()], reduce=reduce)
+    mean, total, same, positive, transposed, largest = f(X)
+    np.testing.assert_array_equal(transposed, X.T)
+    assert largest == X.max()
     np.testing.assert_allclose(mean, X.mean(), rtol=1e-5)
     np.testing.assert_allclose(total, X.sum(axis=0), rtol=1e-4)
     np.testing.assert_array_equal(same, X)
@@ -105,7 +107,6 @@ def test_one_context_of_several(contexts, kind):
 
 
 @pytest.mark.parametrize('make,message', [
-    (lambda x: ([x], x.sum()), "scalar on each replica and cannot be gathered: .*reduce='mean'"),
     (lambda x: ([T.fvector('z')], x), 'the graph needs .*x.*, which is not among the inputs'),
     (lambda x: ([x, x], x), 'named twice'),
     (lambda x: ([shared(0, 'w'), x], x), 'is no plain Theano variable'),
@@ -149,10 +150,12 @@ def test_wrong_arguments(cpu2):
     np.testing.assert_array_equal(f(X), X)
 
 
-def test_an_output_without_samples_cannot_be_gathered(cpu2, weights):
+@pytest.mark.parametrize('make,reduce', [(lambda x: x.mean(), 'gather'), (lambda x: x * 1, 'mean'),
+                                         (lambda x: x.T, 'sum')])
+def test_a_reduction_that_the_graph_contradicts(cpu2, make, reduce):
     x = T.fmatrix('x')
-    with pytest.raises(BatchError, match=r'has shape \(5, 6\) for a sub-batch of 6 samples'):
-        mgpu.function([x], x.T)(X)
+    with pytest.raises(GraphError, match='rows of single samples, and cannot be reduced by %r' % reduce):
+        mgpu.function([x], make(x), reduce=reduce, mode='FAST_COMPILE')
 
 
 @pytest.mark.parametrize('kind,executor', [('cpu', 'serial'), ('cpu', 'threads'), ('gpu', 'threads')])

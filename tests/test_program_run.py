@@ -1,7 +1,6 @@
 """Programs of stages over contexts and ranks train like one device, with ragged batches, whatever the samples share."""
 import theano_mgpu as mgpu
 from theano_mgpu.errors import ReplicaError
-from theano_mgpu.executors import Ranks
 
 import numpy as np
 import pytest
@@ -27,18 +26,21 @@ def assert_close(ours, theirs, tolerance):
         np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize('n, options', [(1, {}), (2, {}), (3, {}), (3, {'executor': 'threads'}),
-                                        (2, {'micro_batches': 3})])
+@pytest.mark.parametrize('n, options', [
+    (1, {}), (2, {}), (3, {}), (3, {'executor': 'threads'}), (2, {'micro_batches': 3}), (1, {'micro_batches': 2}),
+    (2, {'update_on': 'device'}), (2, {'check_finite': True}), (2, {'least_samples': 5})])
 def test_training_is_that_of_plain_theano(n, options, expected, contexts):
+    contexts('cpu', n)
     model = CoupledModel('float64')
-    assert_close(model.train(model.over(contexts('cpu', n), Ranks(), PYTHON, **options)), expected['float64'], 1e-12)
+    assert_close(model.train(model.over_contexts(PYTHON, **options)), expected['float64'], 1e-12)
 
 
 @pytest.mark.cuda
 @pytest.mark.slow
-def test_training_on_devices_is_that_of_plain_theano(expected, gpu2):
+@pytest.mark.parametrize('options', [{}, {'update_on': 'host', 'micro_batches': 2}])
+def test_training_on_devices_is_that_of_plain_theano(options, expected, gpu2):
     model = CoupledModel('float32')
-    trained = model.train(model.over(gpu2, Ranks(), theano.Mode('cvm', 'fast_compile')))
+    trained = model.train(model.over_contexts(theano.Mode('cvm', 'fast_compile'), **options))
     assert_close(trained, expected['float32'], 1e-5)
 
 
@@ -51,10 +53,10 @@ def test_training_over_ranks_is_that_of_plain_theano(expected, tmp_path):
 
 def test_a_step_that_fails_in_a_late_stage_changes_nothing(expected, cpu2, monkeypatch):
     model = CoupledModel('float64')
-    step = model.over(cpu2, Ranks(), PYTHON)
+    step = model.over_contexts(PYTHON)
     before = [variable.get_value() for variable in model.variables]
-    late = step.stages[-2][2]
-    monkeypatch.setattr(late, 'run', lambda replica, arguments: 1 / 0)
+    late = step.compiled_program.stages[-2][1]
+    monkeypatch.setattr(late.graph, 'run', lambda replica, arguments: 1 / 0)
     with pytest.raises(ReplicaError, match='nothing was changed'):
         model.train(step)
     for value, variable in zip(before, model.variables):

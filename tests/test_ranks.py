@@ -177,6 +177,34 @@ def test_ranks_that_feed_their_own_data_may_end_early(tmp_path, contexts):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
+def test_samples_that_meet_and_have_states_may_be_on_several_ranks(tmp_path):
+    """Ranks feed 3 and 2 samples of a batch, at the end 3 and none; a rate comes with each call."""
+    launch(2, 'coupled_shards', tmp_path / 'ranks', flags=INTERPRETED)
+    alone('coupled_shards', tmp_path / 'one', flags=INTERPRETED)
+    first, last = arrays(tmp_path / 'ranks.0.npz'), arrays(tmp_path / 'ranks.1.npz')
+    one = arrays(tmp_path / 'one.0.npz')
+    np.testing.assert_allclose(first[:3], one[:3], rtol=1e-10)                           # losses
+    np.testing.assert_allclose(last[:2], one[:2], rtol=1e-10)
+    for number in range(2):                                                              # states
+        np.testing.assert_allclose(np.concatenate([first[3 + number], last[2 + number]]), one[3 + number], rtol=1e-10)
+    np.testing.assert_allclose(first[5], one[5], rtol=1e-10)
+    np.testing.assert_array_equal(last[-1], last[3])
+    for weights in (first[-2], last[-2]):
+        np.testing.assert_allclose(weights, one[-2], rtol=1e-10)
+
+
+def test_what_cannot_be_computed_in_parts_is_computed_by_each_rank(tmp_path):
+    done = launch(2, 'refused', tmp_path / 'ranks', flags=INTERPRETED)
+    alone('refused', tmp_path / 'one', flags=INTERPRETED)
+    expected = arrays(tmp_path / 'one.0.npz')
+    for rank in range(2):
+        *ours, error = arrays(tmp_path / ('ranks.%d.npz' % rank))
+        assert 'each process has samples of its own' in str(error) and 'CumOp' in str(error)
+        for one, other in zip(ours, expected):
+            np.testing.assert_allclose(one, other, rtol=1e-10)
+    assert 'runs whole on a->cpu' in done.stderr
+
+
 # --- faults --------------------------------------------------------------------------------------
 
 def test_ranks_that_disagree_are_told_so_at_once(tmp_path):

@@ -1,4 +1,6 @@
-"""Random streams: independent on each replica, reproducible, and plain Theano's on the first."""
+"""Random streams: those of one device; or of its own for each replica, by jumps."""
+import functools
+
 import theano_mgpu as mgpu
 from theano_mgpu.rng import replica_state
 
@@ -38,24 +40,31 @@ def test_numpys_generator_jumps_too():
     assert len({d.tobytes() for d in draws}) == 3
 
 
-@pytest.mark.parametrize('streams', [MRG_RandomStreams, RandomStreams])
-def test_each_replica_draws_its_own_numbers(contexts, kind, streams):
-    def draw(n):
-        contexts(kind, n)
-        x = T.fmatrix('x')
-        f = mgpu.function([x], x * 0 + streams(5).uniform(x.shape, dtype='float32'))
-        zeros = np.zeros((6, 3), 'float32')
-        return [f(zeros) for _ in range(3)]
+def plain_and_ours(make, n_samples=(7, 5, 1, 6), **options):
+    """What plain Theano and mgpu.function return, and the state that they leave, for outputs made by ``make(x)``."""
+    found = []
+    for function in (theano.function, functools.partial(mgpu.function, **options)):
+        x = T.matrix('x')
+        outputs, streams = make(x)
+        f = function([x], outputs)
+        found.append([np.array(f(np.zeros((n, 3), x.dtype))) for n in n_samples])
+        found[-1] += [state.get_value() for state, *_ in streams.state_updates]
+    return found
 
-    x = T.fmatrix('x')
-    plain = theano.function([x], x * 0 + streams(5).uniform(x.shape, dtype='float32'))
-    expected = [plain(np.zeros((6, 3), 'float32')) for _ in range(3)]
-    for ours, theirs in zip(draw(1), expected):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
-    first, again = draw(2), draw(2)
-    np.testing.assert_array_equal(first, again)
-    rows = {row.tobytes() for batch in first for row in batch}
-    assert len(rows) == 18, 'a row was drawn twice'
+
+@pytest.mark.parametrize('streams', [MRG_RandomStreams, RandomStreams])
+@pytest.mark.parametrize('n', [1, 2, 3])
+def test_draws_are_those_of_one_device(contexts, kind, streams, n):
+    """For any number of contexts, with ragged batches; and so is the state of the streams."""
+    def make(x):
+        made = streams(5)
+        return x * 2 + made.uniform(x.shape, dtype=x.dtype) * made.normal((x.shape[0], 1), dtype=x.dtype), made
+    contexts(kind, n)
+    plain, ours = plain_and_ours(make)
+    for one, other in zip(plain, ours):
+        if isinstance(one, np.random.RandomState):
+            one, other = one.get_state()[1], other.get_state()[1]
+        np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
 def test_seeding_starts_every_replica_again(cpu2):
@@ -71,37 +80,23 @@ def test_seeding_starts_every_replica_again(cpu2):
     assert (f(zeros) != first).all()
 
 
-def test_the_variable_holds_the_masters_stream(contexts, kind):
-    contexts(kind, 2)
-    x = T.fmatrix('x')
-    streams, plain_streams = MRG_RandomStreams(5), MRG_RandomStreams(5)
-    f = mgpu.function([x], streams.uniform(x.shape, dtype='float32'))
-    plain = theano.function([x], plain_streams.uniform(x.shape, dtype='float32'))
-    f(np.zeros((4, 3), 'float32')), plain(np.zeros((2, 3), 'float32'))
-    ours, theirs = [s.state_updates[0][0].get_value() for s in (streams, plain_streams)]
-    np.testing.assert_array_equal(ours[:6], theirs[:6])
-
-
-def test_a_draw_in_the_updates_is_the_same_on_each_context(cpu2):
-    """Gradient noise: the replicas must not drift apart."""
-    x, w = T.fmatrix('x'), theano.shared(np.zeros(3, 'float32'), name='w')
-    noise = MRG_RandomStreams(1)
-
-    def updates(gradients):
-        return {w: w - gradients[0] + noise.normal(w.shape, dtype='float32')}
-
-    step = mgpu.training_function([x], (T.dot(x, w) ** 2).mean(), [w], updates)
-    values = []
-    for _ in range(3):
-        step(np.ones((4, 3), 'float32'))
-        values.append(w.get_value())
-        replicas = [r for r in step.update.variables if r.variable is w][0].copies.values()
-        np.testing.assert_array_equal(*[replica.container.storage[0] for replica in replicas])
-    assert len({v.tobytes() for v in values}) == 3
-
-
-def test_one_stream_for_loss_and_updates_is_an_error(cpu2):
-    x, w = T.fmatrix('x'), theano.shared(np.zeros(3, 'float32'), name='w')
-    draw = MRG_RandomStreams(1).normal(w.shape, dtype='float32')
-    with pytest.raises(mgpu.GraphError, match='drawn from in the updates and elsewhere'):
-        mgpu.training_function([x], (T.dot(x, w + draw) ** 2).mean(), [w], lambda g: {w: w - g[0] + draw})
+@pytest.mark.parametrize('update_on', ['device', 'host'])
+@pytest.mark.parametrize('options', [{}, {'micro_batches': 2}])
+def test_one_stream_for_loss_and_updates(cpu2, update_on, options):
+    """Gradient noise that the loss has met, too: as in plain Theano, and the replicas do not drift apart."""
+    def learn(x, w):
+        streams = MRG_RandomStreams(1)
+        noise = streams.normal(w.shape, dtype=w.dtype)
+        more = streams.normal(w.shape, dtype=w.dtype)
+        loss = (T.dot(x * streams.binomial(x.shape, p=0.5, dtype=w.dtype), w + noise) ** 2).mean()
+        return loss, lambda gradients: {w: w - gradients[0] + noise + more}, streams
+    found = []
+    for name in ('plain', 'ours'):
+        x, w = T.matrix('x'), theano.shared(np.zeros(3, theano.config.floatX), name='w')
+        loss, updates, streams = learn(x, w)
+        step = mgpu.training_function([x], loss, [w], updates, update_on=update_on, **options) if name == 'ours' else \
+            theano.function([x], loss, updates=updates(T.grad(loss, [w])))
+        found.append([np.array(step(np.ones((n, 3), x.dtype))) for n in (5, 4, 1)] + [w.get_value()] +
+                     [state.get_value() for state, *_ in streams.state_updates])
+    for plain, ours in zip(*found):
+        np.testing.assert_allclose(ours, plain, rtol=1e-5)

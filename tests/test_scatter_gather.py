@@ -1,6 +1,6 @@
 """Splitting a batch and putting its results together."""
 from theano_mgpu.errors import BatchError
-from theano_mgpu.scatter_gather import batch_length, gather, micro_batch_rounds, ranges, sub_batch_sizes
+from theano_mgpu.scatter_gather import batch_length, micro_batch_rounds, ranges, sub_batch_sizes
 
 import numpy as np
 import pytest
@@ -41,12 +41,3 @@ def test_lengths_that_differ_name_the_input_and_the_remedy():
 def test_an_empty_batch():
     with pytest.raises(BatchError, match='the batch is empty: x has 0 samples'):
         batch_length([np.zeros((0, 2))], ['x'])
-
-
-def test_gather_checks_that_rows_are_samples():
-    parts = [np.arange(4).reshape(2, 2), np.arange(2).reshape(1, 2)]
-    np.testing.assert_array_equal(gather(parts, [2, 1], 'y'), [[0, 1], [2, 3], [0, 1]])
-    with pytest.raises(BatchError, match=r'output y has shape \(1, 2\) for a sub-batch of 2 samples'):
-        gather(parts, [2, 2], 'y')
-    with pytest.raises(BatchError, match='output y'):
-        gather([np.array(1.0)], [1], 'y')

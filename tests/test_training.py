@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from common import data, dense_model, largest_relative_difference, momentum
+from common import data, dense_model, largest_relative_difference, momentum, update_of
 from models import adam, plain_step
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 
@@ -37,8 +37,8 @@ def test_outputs_are_gathered_or_reduced_as_told(contexts, kind):
     step = make_step(model, outputs=[model.probabilities, (model.accuracy, 'mean')], micro_batches=2)
     for ours, theirs in zip(step(X, LABELS), expected):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5)
-    with pytest.raises(GraphError, match='cannot be gathered'):
-        make_step(model, outputs=[model.accuracy])
+    with pytest.raises(GraphError, match='has no rows of single samples, and cannot be reduced by .gather.'):
+        make_step(model, outputs=[(model.accuracy, 'gather')])
 
 
 @pytest.mark.parametrize('updates', [
@@ -55,6 +55,17 @@ def test_kinds_of_updates(cpu2, updates):
 
 
 PARAMS = []
+
+
+def test_updates_may_depend_on_the_batch(cpu2):
+    """As in plain Theano: here the rate is the inverse of the largest input."""
+    model, reference = dense_model(), dense_model()
+
+    def updates(of):
+        return lambda gradients, params: {p: p - g / abs(of.inputs[0]).max() for p, g in zip(params, gradients)}
+    plain_step(reference, updates(reference))(X, LABELS)
+    make_step(model, updates(model))(X, LABELS)
+    assert largest_relative_difference(model, reference) < 1e-6
 
 
 def test_a_sum_loss(cpu2):
@@ -86,7 +97,7 @@ def test_a_learning_rate_that_changes(contexts, kind):
     (lambda m: (m.loss, m.params + [theano.shared(np.zeros(2, 'float32'), name='other')], momentum),
      'does not depend on the parameter other; its shared variables are: .*w1'),
     (lambda m: (m.loss, m.params, sgd), r"functools.partial\(sgd, learning_rate=...\)"),
-    (lambda m: (m.loss, m.params, lambda g: {m.params[0]: m.params[0] + m.inputs[0].sum()}), 'the updates depend on'),
+    (lambda m: (m.loss, m.params, lambda g: {m.params[0]: m.params[0] + T.fscalar('z')}), 'the graph needs .*z'),
     (lambda m: (m.loss, m.params, lambda g: {T.fmatrix('z'): g[0]}), 'no shared variable'),
     (lambda m: (m.loss, m.params, lambda g: {m.params[0]: T.cast(m.params[0], 'float64') * 1.1}), 'new value of w1'),
     (lambda m: (m.loss, m.params, lambda g: [(m.params[0], g[0]), (m.params[0], g[0])]), 'two new values'),
@@ -95,6 +106,14 @@ def test_steps_that_cannot_be_made(cpu2, make, message):
     model = dense_model()
     with pytest.raises(GraphError, match=message):
         mgpu.training_function(model.inputs, *make(model))
+
+
+def test_batch_updates_of_another_type(cpu2):
+    model, count, zero = dense_model(), theano.shared(np.int64(0), name='count'), theano.shared(np.ones(3), 'zero')
+    with pytest.raises(GraphError, match='the new value of count has type .*float64.* not .*int64.*: cast it'):
+        make_step(model, batch_updates={count: count + 0.5})
+    make_step(model, batch_updates={zero: np.zeros(3)}, mode='FAST_COMPILE')(X, LABELS)
+    np.testing.assert_array_equal(zero.get_value(), 0)
 
 
 def test_wrong_options(cpu2):
@@ -159,7 +178,8 @@ def test_after_an_error_in_the_update_of_one_context_all_are_as_before(contexts,
     step = make_step(model, adam, update_on='device')
     step(X, LABELS)
     before = values(model)
-    run = step.update.run
+    update = update_of(step)
+    run = update.run
 
     def failing(replica, arguments):
         if replica == 1:
@@ -167,12 +187,12 @@ def test_after_an_error_in_the_update_of_one_context_all_are_as_before(contexts,
         return run(replica, arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(step.update, 'run', failing)
+        patch.setattr(update, 'run', failing)
         with pytest.raises(ReplicaError, match='replica 1 .*update. failed, nothing was changed: MemoryError'):
             step(X, LABELS)
     for value, old in zip(values(model), before):
         np.testing.assert_array_equal(value, old)
-    for replicated in step.update.variables:
+    for replicated in update.variables:
         held = [np.asarray(r.container.storage[0]) for r in replicated.copies.values()]
         np.testing.assert_array_equal(*held)
 
@@ -197,11 +217,11 @@ def dropout_step(seed):
 
 @pytest.mark.cuda
 def test_a_loaded_state_goes_on_where_it_stopped(contexts, kind, tmp_path):
-    """Parameters, Adam's state, and the dropout of each replica."""
+    """Parameters, Adam's state, and the random stream."""
     contexts(kind, 2)
     path = str(tmp_path / 'state.npz')
     model, step = dropout_step(0)
-    for n in (11, 1, 7):  # a batch of one sample moves the master's stream alone
+    for n in (11, 1, 7):  # a batch of one sample leaves the second context without one
         step(X[:n], LABELS[:n])
     step.save(path)
     expected = [float(step(X, LABELS)) for _ in range(3)]
@@ -214,19 +234,19 @@ def test_a_loaded_state_goes_on_where_it_stopped(contexts, kind, tmp_path):
     assert os.listdir(str(tmp_path)) == ['state.npz'], 'a temporary file was left'
 
 
-def test_a_state_moves_to_another_number_of_contexts(contexts, tmp_path):
+@pytest.mark.parametrize('n, other_n', [(2, 3), (2, 1), (1, 2)])
+def test_a_state_moves_to_another_number_of_contexts(contexts, tmp_path, n, other_n):
     path = str(tmp_path / 'state.npz')
-    contexts('cpu', 2)
-    model, step = dense_model(), None
-    step = make_step(model, adam)
+    contexts('cpu', n)
+    model, step = dropout_step(0)
     step(X, LABELS)
     step.save(path)
     expected = float(step(X, LABELS))
-    contexts('cpu', 3)
-    other = dense_model(1)
-    resumed = make_step(other, adam)
+    contexts('cpu', other_n)
+    other, resumed = dropout_step(1)
     resumed.load(path)
     np.testing.assert_allclose(resumed(X, LABELS), expected, rtol=1e-5)
+    assert largest_relative_difference(other, model) < 1e-5
 
 
 def test_files_that_cannot_be_loaded(cpu2, tmp_path):
@@ -253,4 +273,3 @@ def test_a_state_file_holds_no_pickles(cpu2, tmp_path):
     dropout_step(0)[1].save(path)
     with np.load(path, allow_pickle=False) as file:
         assert all(file[key].dtype != object for key in file.files)
-        assert any(key.startswith('stream/') for key in file.files)

@@ -1,13 +1,16 @@
 """Arguments go to devices, and gradients come back, in few copies; what a caller gives never changes."""
 import theano_mgpu as mgpu
 from theano_mgpu import graph
-from theano_mgpu.transfers import SMALL, Fetcher, FlatBuffers, Sender, describe
+from theano_mgpu.program.exchange import Sum, Sums
+from theano_mgpu.program.shard import Shard
+from theano_mgpu.timeline import Timings
+from theano_mgpu.transfers import SMALL, Fetcher, Sender
 
 import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from common import batches, data, dense_model, largest_relative_difference, momentum
+from common import batches, data, dense_model, largest_relative_difference, momentum, update_of
 
 
 def compiled(context, inputs, outputs):
@@ -23,7 +26,7 @@ def test_nothing_is_copied_for_a_cpu_context(cpu2):
     f = compiled(cpu2[0], [x], [x * 2])
     arguments = [np.ones((2, 3), 'float32')]
     sender, fetcher = Sender(f), Fetcher(cpu2[0])
-    assert sender.send(arguments) is arguments and not sender.sends
+    assert sender.send(arguments)[0] is arguments[0]
     assert fetcher.fetch(arguments) is arguments
 
 
@@ -85,15 +88,19 @@ def test_arrays_are_fetched_whatever_their_size_and_order(gpu2):
 
 
 @pytest.mark.cuda
-def test_flat_arrays_are_sent_in_one_copy(gpu2):
+def test_sums_are_sent_in_one_copy_and_stay_those_of_their_step(gpu2):
+    """As arguments of a function on the device, again and again."""
     x, y = T.fmatrix('x'), T.fvector('y')
     f = compiled(gpu2[0], [x, y], [x * 2, y + 1])
-    sender, buffers = Sender(f), FlatBuffers(describe([np.float32(0), np.ones((2, 3), 'f4'), np.ones(2, 'f4')]))
+    sums = Sums([x, y], [x, y], None, Timings(), on_devices=False)
     for number in (1, 2):
-        for view in buffers.views:
-            view[...] = number
-        doubled, more = f(*sender.send_flat(buffers, 1))
-        assert np.asarray(doubled).tolist() == [[2 * number] * 3] * 2 and np.asarray(more).tolist() == [number + 1] * 2
+        shards = [Shard(0, gpu2[0], (0, 1), {x: np.full((2, 3), number, 'f4'), y: np.full(2, number, 'f4')}, None)
+                  for _ in range(2)]
+        sums.add(shards, accumulate=False)
+        sums.add([Shard(0, gpu2[0], (1, 2), {x: np.ones((2, 3), 'f4'), y: np.ones(2, 'f4')}, None)], accumulate=True)
+        doubled, more = f(*[Sum(sums, i).on(gpu2[0]) for i in range(2)])
+        total = 2 * number + 1
+        assert np.asarray(doubled).tolist() == [[2 * total] * 3] * 2 and np.asarray(more).tolist() == [total + 1] * 2
 
 
 def plain(model):
@@ -102,7 +109,7 @@ def plain(model):
 
 
 def states(step):
-    return [np.array(variable.variable.get_value()) for variable in step.update.updated]
+    return [np.array(variable.variable.get_value()) for variable in step.updated]
 
 
 @pytest.mark.parametrize('n', [1, 2, 3])
@@ -130,7 +137,7 @@ def test_the_state_of_an_update_on_the_host_is_there_alone(gpu2):
     model = dense_model()
     step = mgpu.training_function(model.inputs, model.loss, model.params, momentum, update_on='host')
     step(*data(5, 7))
-    moments = [variable for variable in step.update.updated if variable.variable not in model.params]
+    moments = [variable for variable in step.updated if variable.variable not in model.params]
     assert len(moments) == 4
     for variable in moments:
         assert list(variable.copies.values()) == [variable.variable]
@@ -159,7 +166,7 @@ def test_where_the_update_is_by_default(contexts, kind):
     model = dense_model()
     contexts(kind, 2)
     step = mgpu.training_function(model.inputs, model.loss, model.params, momentum, mode='FAST_COMPILE')
-    assert len(step.update.compiled) == (2 if kind == 'gpu' else 1)
+    assert len(update_of(step).compiled) == (2 if kind == 'gpu' else 1)
 
 
 def test_an_error_in_an_update_on_the_host_changes_nothing(cpu2):
@@ -191,7 +198,7 @@ def test_buckets_are_added_while_others_are_fetched(gpu2, monkeypatch):
         step(*batch)
         expected(*batch)
     assert largest_relative_difference(model, reference) < 1e-5
-    assert len(step.forward._fetchers) > 2
+    assert len(list(collectives.bucket_ranges([4 * param.get_value().size for param in model.params]))) > 2
 
 
 def trained(step, model, x, labels, loop):

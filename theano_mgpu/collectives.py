@@ -143,31 +143,3 @@ def bucket_ranges(sizes, bucket=BUCKET):
         if total >= bucket or i == len(sizes) - 1:
             yield start, i + 1
             start, total = i + 1, 0
-
-
-class HostBuffers:
-    """Preallocated host buffers, made at first use and again only when a shape changes."""
-
-    def __init__(self):
-        self._buffers = {}
-
-    def get(self, key, like):
-        """The buffer of a key, of the shape and dtype of `like`.
-
-        Parameters
-        ----------
-        key : hashable
-        like : ndarray or pygpu.gpuarray.GpuArray
-
-        Returns
-        -------
-        ndarray
-            C-contiguous, or in the memory order of a host array.
-        """
-        shape, dtype = tuple(like.shape), np.dtype(like.dtype)
-        buffer = self._buffers.get(key)
-        if buffer is None or buffer.shape != shape or buffer.dtype != dtype:
-            # A host array's memory order is kept, so that flat views of it and the buffer agree.
-            buffer = np.empty_like(like) if isinstance(like, np.ndarray) else np.empty(shape, dtype)
-            self._buffers[key] = buffer
-        return buffer

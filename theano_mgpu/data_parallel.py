@@ -4,6 +4,7 @@ import time
 
 import numpy as np
 import theano
+from theano.gof.graph import ancestors
 
 from . import graph, job
 from .arguments import Arguments
@@ -19,6 +20,7 @@ from .replicate import replicated
 from .rng import is_random_state
 from .scatter_gather import micro_batch_rounds, ranges
 from .timeline import PHASES, RANK_PHASES, Timings
+from .updates import with_givens
 
 
 class DataParallel:
@@ -81,13 +83,18 @@ class DataParallel:
         if self.refused:
             self.contexts = self.contexts[:1]
         states = [variable for variable in batch_updates if not is_random_state(variable)]
+        # Ranks compile the same graphs, whatever their devices.
+        on_host = min(self.ranks.everyones(options.updates_on(self.contexts) == 'host'))
         self.compiled_program = CompiledProgram(
             program, self.arguments.inputs + list(self.rows.values()), updated, states,
-            options.updates_on(self.contexts), self.contexts, self.ranks, options.mode, options.name)
+            'host' if on_host else 'device', self.contexts, self.ranks, options.mode, options.name)
         self._runner = Runner(self.compiled_program, self.ranks, options.executor, self.timings)
         self.updated = [replicated(variable, variable in program.streams) for variable in updated]
-        share_first_values(self.ranks, self.updated)
-        for variable in self.replicated():
+        # Where each rank has samples of its own, it has their states, too.
+        own = self.compiled_program.rows if self.sharded else ()
+        self._alike = [each for each, variable in zip(self.updated, updated) if variable not in own]
+        share_first_values(self.ranks, self._alike)
+        for variable in list(self.replicated()) + self.updated:
             variable.step_locks.add(self.lock)
 
     def _partition(self, outputs, updated):
@@ -106,16 +113,29 @@ class DataParallel:
         return undivided(outputs)
 
     def _cut(self, outputs, updated):
-        """The Program of the graph; a state whose new value has a row a sample comes in with the batch."""
-        while True:
-            inputs = self.arguments.with_samples + list(self.rows.values())
-            program = partition(inputs, graph.substitute(outputs, self.rows) if self.rows else outputs,
-                                theano.config.mgpu.batch_statistics, theano.config.mgpu.random)
+        """The Program of the graph; where it can be, a state with a row a sample comes in with the batch."""
+        read, with_samples = set(ancestors(outputs)), self.arguments.with_samples
+
+        def states(program):
+            """States whose new values have samples along an axis; what nobody reads is only stored."""
             new = zip(updated, program.outputs[len(outputs) - len(updated):])
-            found = [variable for variable, output in new if isinstance(output.how, tuple)]
-            if set(found) == set(self.rows):
-                return program
-            self.rows = {variable: graph.host_type(variable)('rows of %s' % variable) for variable in found}
+            return {v: output.how[1] for v, output in new if isinstance(output.how, tuple) and v in read}
+        options = theano.config.mgpu.batch_statistics, theano.config.mgpu.random
+        first = program = partition(with_samples, outputs, *options)
+        found, rows = states(program), {}
+        try:
+            while not found.keys() <= rows.keys():
+                rows.update((v, graph.host_type(v)('rows of %s' % v)) for v in found if v not in rows)
+                program = partition(with_samples + list(rows.values()), graph.substitute(outputs, rows), *options)
+                found = states(program)
+            if found != dict.fromkeys(rows, 0):
+                raise CannotCut('the states of samples, %s, do not have them along axis 0' % ', '.join(map(str, rows)))
+        except CannotCut:
+            if self.sharded:
+                raise
+            return first  # in which every replica has all of each state
+        self.rows = rows
+        return program
 
     def warn_if_refused(self):
         """Say that it runs on one context, and why, where it was to run on several."""
@@ -152,8 +172,8 @@ class DataParallel:
         return self._runner.on_devices
 
     def replicated(self):
-        """All variables that the replicas have copies of, and those that a step gives new values."""
-        return dict.fromkeys([v for each in self.compiled_program.graphs for v in each.variables] + self.updated)
+        """All variables that are the same on each replica and rank: those that they read, and that a step changes."""
+        return dict.fromkeys([v for each in self.compiled_program.graphs for v in each.variables] + self._alike)
 
     # -------------------------------------------------------------------------------------------------- calling
 
@@ -179,7 +199,7 @@ class DataParallel:
             with self.timings.span('scatter'):
                 ahead, values, states, own = self._bind(arguments)
             with self.timings.span('wait'):
-                lengths = meet_for_batch(self, own, values or [])
+                lengths = meet_for_batch(self, own, values)
             self.samples = sum(lengths) if self.sharded else own
             self.calls += 1
             self.timings.calls += 1
@@ -214,10 +234,11 @@ class DataParallel:
         self.seconds = time.perf_counter() - began
         rows = [output for output in compiled.results if isinstance(output.how, tuple)]
         found.update(zip(rows, runner.gather(rows, batch, results, self.sharded)))
-        states = runner.gather(list(compiled.rows.values()), batch, results, False)
-        with self.timings.span('update'):
-            for variable, value in zip(compiled.rows, states):
-                _store(variable, value, transaction)
+        if not (self.sharded and batch.idle):
+            states = runner.gather(list(compiled.rows.values()), batch, results, self.sharded)
+            with self.timings.span('update'):
+                for variable, value in zip(compiled.rows, states):
+                    _store(variable, value, transaction)
         return [found[output] for output in compiled.results]
 
     def _check(self, results):
@@ -270,13 +291,13 @@ class DataParallel:
 
     def _bind(self, arguments):
         """The batch that was prepared, or None; the arguments, the states with a row a sample, and their length."""
+        states = {variable: np.asarray(variable.get_value(borrow=True)) for variable in self.rows}
         if arguments is None:
-            return None, None, {}, 0
+            return None, None, states, 0
         ahead = self.look_ahead.take(*arguments)
         if ahead:
             return ahead.batch, ahead.values, {}, self.arguments.length(ahead.values, {})
         values = self.arguments.bind(*arguments)
-        states = {variable: variable.get_value(borrow=True) for variable in self.rows}
         return None, values, states, self.arguments.length(values, states)
 
     def _scatter(self, values, states, lengths, alone=False):
@@ -337,12 +358,11 @@ class DataParallel:
         return lengths_of_ranks(length, self._replicas, self.options.least_samples)
 
     def _or_example(self, values, lengths):
-        """The arguments, or where this rank's data has ended, those of one sample that was met before."""
-        if self._example is None and min(lengths) == 0:
-            # Who has no sample at its first step has never seen one.
-            root = int(np.argmax(lengths))
-            sample = self.arguments.first_sample(values) if values is not None else None
-            self._example = self.ranks.tell(sample, root)
+        """The arguments, or where this rank's data has ended, those of one sample that some rank has met."""
+        if min(lengths) == 0 and (self._example is None or not all(self.arguments.split)):
+            # Who has no sample at its first step has never seen one; and what has no samples may differ in each call.
+            sample = None if values is None else self.arguments.first_sample(values)
+            self._example = self.ranks.tell(sample, int(np.argmax(lengths)))
         elif self._example is None:
             self._example = self.arguments.first_sample(values)
         return self._example if values is None else values
@@ -366,35 +386,10 @@ def check_reductions(results, reductions, outputs):
                                                   'has no rows of single samples', how))
 
 
-def with_givens(outputs, updates, givens):
-    """Outputs and updates with the givens substituted; the default updates that they bring along are among the updates.
-    """
-    n_outputs = len(outputs)
-    variables = [graph.host_view(variable) for variable in updates]
-    whole = list(outputs) + list(updates.values())
-    if givens:
-        replacements = {old: old.type.filter_variable(graph.on_host(theano.tensor.as_tensor_variable(new)))
-                        for old, new in givens.items()}
-        whole = graph.substitute(whole, replacements)
-    whole = graph.host_graph(whole)
-    default = [variable for variable in graph.shared_variables(whole) if variable not in variables
-               and getattr(variable, 'default_update', None) is not None]
-    found = {v: _of_type(v, new) for v, new in zip(variables, whole[n_outputs:])}
-    found.update((v, _of_type(v, *graph.host_graph([v.default_update]))) for v in default)
-    return whole[:n_outputs], found
-
-
-def _of_type(variable, value):
-    """A new value as a variable of the type of what it updates."""
-    if not hasattr(variable.type, 'broadcastable'):
-        return value
-    return graph.host_type(variable).filter_variable(graph.on_host(theano.tensor.as_tensor_variable(value)))
-
-
 def _store(variable, value, transaction):
     """Set a variable of the user's."""
     variable = getattr(variable.tag, 'stands_for', variable)
-    transaction.convert(variable, value)
+    transaction.convert(variable, np.array(value))  # the caller may be given the same rows as an output
     watcher = watcher_of(variable)
     transaction.then(_written_by_step, watcher)
 

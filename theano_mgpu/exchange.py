@@ -70,15 +70,15 @@ def lengths_of_ranks(length, replicas, least):
     return [sum(sizes[start:stop]) for start, stop in ranges(replicas)]
 
 
-def meet_for_batch(forward, length, values):
+def meet_for_batch(function, length, values):
     """Make sure that every rank works on the same step, and learn how many samples each was given.
 
     Parameters
     ----------
-    forward : Forward
+    function : DataParallel
     length : int
         Samples that this rank was given; 0 if its data has ended.
-    values : list of ndarray
+    values : list of ndarray or None
         The arguments.
 
     Returns
@@ -91,15 +91,19 @@ def meet_for_batch(forward, length, values):
     RankError, BatchError
         If the ranks were given different batches, or had their variables set to different values.
     """
-    ranks = forward.ranks
+    ranks, sharded = function.ranks, function.sharded
     if ranks.size == 1:
         return [length]
-    touched = [variable for variable in forward.replicated() if variable.touched]
-    ours = [length, checksum(variable.checksum() for variable in touched),
-            0 if forward.sharded else checksum(map(sampled_checksum, values))]
-    found = ranks.meet((CALL, forward.number, forward.calls), ours)
+    touched = [variable for variable in function.replicated() if variable.touched]
+    alike = [value for value, split in zip(values or [], function.arguments.split) if not (sharded and split)]
+    ours = [length, checksum(variable.checksum() for variable in touched), checksum(map(sampled_checksum, alike))]
+    found = ranks.meet((CALL, function.number, function.calls), ours)
     lengths, of_variables, of_values = found.T
-    if not forward.sharded:
+    if sharded:
+        _check_equal(ranks, np.where(lengths, of_values, of_values[np.argmax(lengths)]), BatchError,
+                     'the ranks were given different values of inputs that have no samples', 'checksum %d',
+                     'Give each rank the same ones')
+    else:
         _check_equal(ranks, lengths, BatchError, 'the ranks were given batches of different lengths', '%d samples',
                      "Give each rank the whole batch, or set mgpu.data=sharded if each has its own part")
         _check_equal(ranks, of_values, BatchError, 'the ranks were given different batches of %d samples' % length,

@@ -9,7 +9,6 @@ import theano
 from . import job, launched, progress
 from .arguments import check_input, converted, split_inputs
 from .contexts import borrow, check_process, give_back
-from .data_parallel import with_givens
 from .dealing import RankPool, serve
 from .errors import BatchError, GraphError, MgpuError, MgpuWarning, PredictionError
 from .exchange import arrays_of_first
@@ -22,6 +21,7 @@ from .replicate import replicated
 from .resident import Job, Resident
 from .rng import is_random_state, replica_state
 from .scatter_gather import Rows, batch_length
+from .updates import with_givens
 
 BATCH_SIZE = 32
 

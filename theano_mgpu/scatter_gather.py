@@ -2,9 +2,6 @@
 import numpy as np
 
 from .errors import BatchError
-from .transfers import fetch
-
-REDUCTIONS = ('gather', 'mean', 'sum')
 
 
 def sub_batch_sizes(batch_size, n_replicas, least=1):
@@ -118,40 +115,6 @@ def batch_length(arguments, names, least=1):
         raise BatchError('the batch is empty: %s 0 samples; give at least one'
                          % ', '.join('%s has' % name for name in names))
     return lengths[0]
-
-
-def gather(parts, sizes, name):
-    """Concatenate the replicas' outputs along axis 0.
-
-    Parameters
-    ----------
-    parts : list of ndarray or pygpu.gpuarray.GpuArray
-    sizes : list of int
-        The replicas' numbers of samples, which their outputs' lengths must equal.
-    name : str
-        Of the output, for the error.
-
-    Returns
-    -------
-    ndarray
-
-    Raises
-    ------
-    BatchError
-        If an output does not have one row a sample.
-    """
-    for part, size in zip(parts, sizes):
-        if part.ndim == 0 or part.shape[0] != size:
-            raise BatchError('output %s has shape %s for a sub-batch of %d samples: only outputs with one '
-                             'row a sample can be gathered. Ask for its mean or sum over the replicas '
-                             'instead (reduce=, or (output, "mean") among the outputs)'
-                             % (name, tuple(part.shape), size))
-    if len(parts) == 1:
-        return np.asarray(parts[0])
-    whole = np.empty((sum(sizes),) + tuple(parts[0].shape[1:]), parts[0].dtype)
-    for part, (start, stop) in zip(parts, ranges(sizes)):
-        fetch(part, whole[start:stop])
-    return whole
 
 
 class Rows:

@@ -7,10 +7,9 @@ import time
 
 from . import launched
 
-PHASES = ('scatter', 'host_to_device', 'launch', 'run', 'device_to_host', 'all_reduce', 'update', 'broadcast')
-# Of several processes, each waits for the others, and all add what they have.
-RANK_PHASES = ('scatter', 'wait', 'host_to_device', 'launch', 'run', 'device_to_host', 'all_reduce', 'exchange',
-               'update', 'broadcast')
+PHASES = ('scatter', 'host_to_device', 'launch', 'run', 'device_to_host', 'all_reduce', 'exchange', 'update',
+          'broadcast')
+RANK_PHASES = PHASES[:1] + ('wait',) + PHASES[1:]  # with several processes, each waits for the others
 HOST = 'host'               # the track of what is done for all contexts together
 LOCK = 'interpreter lock'   # the span in which a context waits to be served, since another one has the interpreter
 LONGEST = 1000000           # spans of one timeline, some 200 MB of file

@@ -6,9 +6,11 @@ import numpy as np
 
 from . import graph, state
 from .checkpoint_lock import lock_checkpoint
+from .compat import watcher_of
 from .data_parallel import DataParallel, check_reductions
 from .errors import GraphError, NonFiniteError
 from .options import Options
+from .replicate import replicated
 from .training_graph import loss_gradients, new_values, output_reductions, scalar_loss
 
 
@@ -142,10 +144,13 @@ class TrainingFunction(DataParallel):
         gradients = [placeholder.type.filter_variable(gradient)
                      for placeholder, gradient in zip(placeholders, gradients)]
         new = new_values(updates, placeholders, self.params)
+        of_updates = graph.shared_variables(list(new.values()))
         new = dict(zip(new, graph.substitute(list(new.values()), dict(zip(placeholders, gradients)))))
         self._n_outputs = 1 + len(outputs)
         super().__init__(inputs, [loss] + list(outputs) + (gradients if check_finite else []), new,
                          batch_updates or {}, Options(**options))
+        state_variables = [watcher_of(variable) or replicated(variable) for variable in self.params + of_updates]
+        self._state = list(dict.fromkeys(state_variables + self.updated))
         self._completed = 0  # steps
         self._checkpoint = self._checkpoint_lock = None
 
@@ -200,10 +205,8 @@ class TrainingFunction(DataParallel):
                                      'model' % (name, results[0]))
 
     def variables(self):
-        """The Replicated variables that make up the training state, each once, in a fixed order."""
-        of_updates = [v for part in self.compiled_program.parts for v in part.graph.variables]
-        trained = [v for v in self.replicated() if v.variable in self.params]
-        return list(dict.fromkeys(trained + of_updates + self.updated))
+        """The Replicated variables that make up the training state, each once, in an order that the graph gives."""
+        return self._state
 
     def save(self, path, allow_nan=False):
         """Save the training state (parameters, update state, random streams) to an .npz file.

@@ -5,6 +5,7 @@ import theano
 
 from . import graph
 from .errors import GraphError
+from .updates import of_type
 
 
 def scalar_loss(loss):
@@ -45,7 +46,7 @@ def new_values(updates, gradients, params):
     for variable, _ in pairs:
         if not isinstance(variable, theano.compile.SharedVariable):
             raise GraphError('updates returned a new value for %r, which is no shared variable' % (variable,))
-    found = {graph.host_view(variable): _cast(variable, value) for variable, value in pairs}
+    found = {graph.host_view(variable): of_type(variable, value) for variable, value in pairs}
     if len(found) < len(pairs):
         raise GraphError('updates returned two new values for one shared variable')
     values = graph.host_graph(list(found.values()))
@@ -53,10 +54,6 @@ def new_values(updates, gradients, params):
     for variable in graph.shared_variables(values):
         if getattr(variable, 'default_update', None) is not None and variable not in found:
             found[variable], = graph.host_graph([variable.default_update])
-    foreign = [v for v in graph.free_inputs(list(found.values())) if v not in gradients]
-    if foreign:
-        raise GraphError('the updates depend on %s: they are computed once the gradients of all replicas are '
-                         'averaged, from gradients, parameters and other shared variables only' % foreign)
     return found
 
 
@@ -71,15 +68,3 @@ def _takes(updates):
                          'the others, e.g. functools.partial(%s, %s=...)'
                          % (updates, required, getattr(updates, '__name__', 'updates'), (required or ['x'])[-1]))
     return max(1, len(required))
-
-
-def _cast(variable, value):
-    """A new value as a variable of the shared variable's type, as `theano.function` would have it."""
-    if not hasattr(variable.type, 'broadcastable'):
-        return value
-    try:
-        return graph.host_type(variable).filter_variable(graph.on_host(theano.tensor.as_tensor_variable(value)))
-    except TypeError as error:
-        raise GraphError('the new value of %s has type %s, not %s: cast it, or write its constants as numpy.%s'
-                         % (variable, theano.tensor.as_tensor_variable(value).type, variable.type,
-                            variable.type.dtype)) from error

@@ -38,8 +38,9 @@ A model trains on made-up data over 1, 2, ... N contexts of THEANO_FLAGS or .the
 with --ranks over 1, 2, ... N processes; where contexts are CPUs, plain Keras takes part. All take turns, a few steps
 at a time; figures are medians of the rounds. The whole batch stays the same, as for a script that changes nothing but
 the number of devices. Where the time goes: scatter (the batch is cut up) and host_to_device, launch (of GPUs) and run
-(until devices have computed), device_to_host (gradients), all_reduce (they are added), wait and exchange (the same
-between processes), update and broadcast; other is Python and Keras around it.
+(until devices have computed), device_to_host (gradients), all_reduce (they are added), exchange (other values that
+all contexts need, and all values between processes) and wait (for other processes), update and broadcast; other is
+Python and Keras around it.
 
 Then it answers: does it scale, what limits it, from which batch size do more devices pay. The prediction for 2 to 1024
 devices is that of a model of costs (theano_mgpu/scaling.py and links.py say which): what a step was measured to take,
