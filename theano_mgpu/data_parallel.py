@@ -5,6 +5,7 @@ import time
 import numpy as np
 import theano
 from theano.gof.graph import ancestors
+from theano.tensor.nnet.bn import AbstractBatchNormTrain
 
 from . import graph, job
 from .arguments import Arguments
@@ -12,13 +13,13 @@ from .compat import watcher_of
 from .context_map import describe
 from .contexts import check_process
 from .errors import GraphError, warn
-from .exchange import lengths_of_ranks, meet_for_batch
+from .exchange import meet_for_batch
 from .look_ahead import LookAhead
 from .parallel_graph import Transaction, choose_ranks, resolve_contexts, share_first_values
-from .program import Batch, CannotCut, CompiledProgram, Runner, partition, undivided
+from .program import CannotCut, CompiledProgram, Runner, partition, undivided
 from .replicate import replicated
 from .rng import is_random_state
-from .scatter_gather import micro_batch_rounds, ranges
+from .scatter import Scatter
 from .timeline import PHASES, RANK_PHASES, Timings
 from .updates import with_givens
 
@@ -64,9 +65,6 @@ class DataParallel:
         self.seconds = 0.0
         self.timings = Timings(RANK_PHASES if self.ranks.size > 1 else PHASES)
         self.look_ahead = LookAhead(self._prepare)
-        self._example = None
-        self._rounds = {}
-        self._replicas = self.ranks.everyones(len(self.contexts))
         outputs, found = with_givens(outputs, {**batch_updates, **updates}, options.givens)
         updates = {variable: found.pop(variable) for variable in updates}
         self._compile(outputs, updates, found)
@@ -79,7 +77,7 @@ class DataParallel:
         updated = list(updates) + list(batch_updates)
         whole = outputs + list(updates.values()) + list(batch_updates.values())
         self.refused, self.rows = None, {}
-        program = self._partition(whole, updated)
+        program, is_divided = self._partition(whole, updated)
         if self.refused:
             self.contexts = self.contexts[:1]
         states = [variable for variable in batch_updates if not is_random_state(variable)]
@@ -89,6 +87,8 @@ class DataParallel:
             program, self.arguments.inputs + list(self.rows.values()), updated, states,
             'host' if on_host else 'device', self.contexts, self.ranks, options.mode, options.name)
         self._runner = Runner(self.compiled_program, self.ranks, options.executor, self.timings)
+        self.scatter = Scatter(self.arguments, self.rows, program, self._runner, is_divided, options.micro_batches,
+                               self._least(whole), self.sharded)
         self.updated = [replicated(variable, variable in program.streams) for variable in updated]
         # Where each rank has samples of its own, it has their states, too.
         own = self.compiled_program.rows if self.sharded else ()
@@ -98,19 +98,18 @@ class DataParallel:
             variable.step_locks.add(self.lock)
 
     def _partition(self, outputs, updated):
-        """The Program of the graph; an undivided one for one replica, or if it cannot be cut."""
-        self._is_divided = self.ranks.size > 1 or len(self.contexts) > 1 or self.options.micro_batches > 1 or \
+        """The Program of the graph, an undivided one for one replica, or if it cannot be cut; whether it was."""
+        is_divided = self.ranks.size > 1 or len(self.contexts) > 1 or self.options.micro_batches > 1 or \
             self.options.updates_on(self.contexts) == 'host' and self.contexts[0].kind != 'cpu'
-        if self._is_divided:
+        if is_divided:
             try:
-                return self._cut(outputs, updated)
+                return self._cut(outputs, updated), True
             except CannotCut as error:
                 if self.sharded:
                     raise GraphError('each process has samples of its own, but this cannot be computed in parts: %s'
                                      % error) from error
                 self.refused = str(error)
-                self._is_divided = False
-        return undivided(outputs)
+        return undivided(outputs), False
 
     def _cut(self, outputs, updated):
         """The Program of the graph; where it can be, a state with a row a sample comes in with the batch."""
@@ -136,6 +135,12 @@ class DataParallel:
             return first  # in which every replica has all of each state
         self.rows = rows
         return program
+
+    def _least(self, outputs):
+        """Samples that a sub-batch has at least: where each is normalised by itself, one cannot be."""
+        normalised = theano.config.mgpu.batch_statistics == 'local' and any(
+            v.owner and isinstance(v.owner.op, AbstractBatchNormTrain) for v in ancestors(outputs))
+        return max(self.options.least_samples, 2 if normalised else 1)
 
     def warn_if_refused(self):
         """Say that it runs on one context, and why, where it was to run on several."""
@@ -164,7 +169,7 @@ class DataParallel:
     @property
     def n_replicas(self):
         """Replicas on all ranks."""
-        return sum(self._replicas) if self._is_divided else 1
+        return self.scatter.n_replicas
 
     @property
     def on_devices(self):
@@ -208,7 +213,7 @@ class DataParallel:
             transaction = Transaction()
             try:
                 with self.timings.span('scatter'):
-                    batch = ahead or self._scatter(values, states, lengths)
+                    batch = ahead or self.scatter(values, states, lengths)
                     self.refresh()
                 outputs = self._compute(batch, transaction, began)
                 with self.timings.span('wait'):
@@ -256,7 +261,7 @@ class DataParallel:
             self.refresh()
             began = time.perf_counter()
             values = self.arguments.bind(args, {})
-            batch = self._scatter(values, {}, [self.arguments.length(values, {})], alone=True)
+            batch = self.scatter(values, {}, [self.arguments.length(values, {})], alone=True)
             transaction = Transaction()
             try:
                 self._runner.run_stages(batch, transaction)
@@ -300,72 +305,15 @@ class DataParallel:
         values = self.arguments.bind(*arguments)
         return None, values, states, self.arguments.length(values, states)
 
-    def _scatter(self, values, states, lengths, alone=False):
-        """The Batch of some arguments, on the first context alone if it is to be so."""
-        if self.sharded:
-            values = self._or_example(values, lengths)
-            total, before, own = sum(lengths), sum(lengths[:self.ranks.rank]), lengths[self.ranks.rank]
-        else:
-            total, before, own = lengths[0], 0, lengths[0]
-            lengths = self._lengths_of_ranks(total)
-        rounds = [[(0, own)]] if alone else self.rounds(own)
-        alone = alone or not self._is_divided or self.ranks.size == len(self.contexts) == len(sum(rounds, [])) == 1
-        idle = not rounds
-        program = self.compiled_program.program
-        given = dict(zip(self.arguments.inputs, values))
-        given.update((self.rows[variable], value) for variable, value in states.items())
-        split = set(self.arguments.with_samples).union(self.rows.values())
-        common = {variable: value for variable, value in given.items() if variable not in split}
-        if program.numbers:
-            common[program.numbers[0]] = np.array(total, 'int64')
-
-        def known(start, stop):
-            found = {variable: given[variable][start:stop] for variable in split}
-            found.update(zip(program.numbers[1:], (np.array(n, 'int64') for n in (stop - start, before + start))))
-            return found
-        return Batch(self._runner.shards(rounds or [[(0, 1)]], known), common, lengths, idle, alone)
-
     def _prepare(self, args):
         """Scatter and send a batch while the devices compute the one before it: its values, and the Batch."""
         if self.sharded or self.rows:
             return None
         with self.timings.span('scatter'):
             values = self.arguments.bind(args, {})
-            batch = self._scatter(values, {}, [self.arguments.length(values, {})])
+            batch = self.scatter(values, {}, [self.arguments.length(values, {})])
         self._runner.send(batch.rounds[0], batch.common)
         return values, batch
-
-    def rounds(self, length):
-        """Rounds of sample ranges, one a replica of this process; see `micro_batch_rounds`. None for no samples."""
-        if length not in self._rounds:
-            self._rounds[length] = self._make_rounds(length)
-        return self._rounds[length]
-
-    def _make_rounds(self, length):
-        if not length or not self._is_divided:
-            return [[(0, length)]] if length else []
-        n = len(self.contexts) if self.sharded else sum(self._replicas)
-        rounds = micro_batch_rounds(length, n, self.options.micro_batches, self.options.least_samples)
-        if not self.sharded:
-            first, last = ranges(self._replicas)[self.ranks.rank]
-            rounds = [spans[first:last] for spans in rounds]
-        return [spans for spans in rounds if spans]
-
-    def _lengths_of_ranks(self, length):
-        """Samples of a whole batch that each rank works on."""
-        if not self._is_divided:
-            return [length] * self.ranks.size
-        return lengths_of_ranks(length, self._replicas, self.options.least_samples)
-
-    def _or_example(self, values, lengths):
-        """The arguments, or where this rank's data has ended, those of one sample that some rank has met."""
-        if min(lengths) == 0 and (self._example is None or not all(self.arguments.split)):
-            # Who has no sample at its first step has never seen one; and what has no samples may differ in each call.
-            sample = None if values is None else self.arguments.first_sample(values)
-            self._example = self.ranks.tell(sample, int(np.argmax(lengths)))
-        elif self._example is None:
-            self._example = self.arguments.first_sample(values)
-        return self._example if values is None else values
 
 
 def check_reductions(results, reductions, outputs):

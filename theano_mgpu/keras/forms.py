@@ -61,7 +61,7 @@ class Forms:
     def _divides(self, function, inputs):
         """Whether the batch is divided among the contexts of this process, and only those."""
         samples = _samples(inputs)
-        return bool(samples) and function.ranks.size == 1 and len(function.rounds(samples)[0]) > 1
+        return bool(samples) and function.ranks.size == 1 and len(function.scatter.rounds(samples)[0]) > 1
 
     def _run_otherwise(self, inputs):
         for form in (self._freed, self._on_one_context):

@@ -1,0 +1,99 @@
+#!/usr/bin/env python
+"""What exact batch normalisation costs: steps of a ResNet-20 with the statistics of the whole batch, with those of each
+sub-batch (mgpu.batch_statistics=local), and on one context, in turns.
+
+Over several processes each step is one of all of them. Examples:
+
+  python benchmarks/batch_statistics.py --contexts 'a->opencl0:0;b->opencl0:1'
+  python tests/cuda_on_cpu run python benchmarks/batch_statistics.py --contexts 'a->cuda0;b->cuda1'
+  theano-mgpu launch -n 2 benchmarks/batch_statistics.py
+"""
+import argparse
+import os
+import sys
+import time
+
+if 'floatX' not in os.environ.get('THEANO_FLAGS', ''):
+    os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
+
+import theano_mgpu as mgpu
+from theano_mgpu.keras import multi_gpu_model
+
+import keras
+import numpy as np
+from keras import layers
+from theano.configparser import change_flags
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--contexts', default='a->cpu;b->cpu', help='(default %(default)s)')
+    parser.add_argument('--batch-size', type=int, default=64)
+    parser.add_argument('--size', type=int, default=16, help='pixels of an image, across (default %(default)s)')
+    parser.add_argument('--filters', type=int, default=16, help='of the first layers (default %(default)s)')
+    parser.add_argument('--rounds', type=int, default=7, help='(default %(default)s)')
+    parser.add_argument('--steps', type=int, default=2, help='of each side in a round (default %(default)s)')
+    return parser.parse_args()
+
+
+def resnet(size, filters, blocks=3):
+    """ResNet-20 for small images (He et al., "Deep residual learning for image recognition", 2015, section 4.2)."""
+    def normalised(x, n, strides=1, width=3):
+        return layers.BatchNormalization()(layers.Conv2D(n, width, strides=strides, padding='same', use_bias=False)(x))
+    image = layers.Input((size, size, 3))
+    x = layers.Activation('relu')(normalised(image, filters))
+    for stage in range(3):
+        n = filters << stage
+        for block in range(blocks):
+            strides = 2 if stage and not block else 1
+            y = layers.Activation('relu')(normalised(x, n, strides))
+            shortcut = normalised(x, n, strides, width=1) if strides > 1 else x
+            x = layers.Activation('relu')(layers.add([normalised(y, n), shortcut]))
+    return keras.Model(image, layers.Dense(10, activation='softmax')(layers.GlobalAveragePooling2D()(x)))
+
+
+def trained(arguments, statistics, gpus=None):
+    """A train function, and the seconds that it took to compile."""
+    with change_flags(**{'mgpu.batch_statistics': statistics}):
+        keras.backend.clear_session()
+        np.random.seed(0)
+        model = multi_gpu_model(resnet(arguments.size, arguments.filters), gpus=gpus)
+        model.compile(keras.optimizers.SGD(0.01, momentum=0.9), 'categorical_crossentropy')
+        began = time.perf_counter()
+        model._make_train_function()
+        return model, time.perf_counter() - began
+
+
+def main():
+    arguments = parse_arguments()
+    mgpu.init(arguments.contexts)
+    rng = np.random.RandomState(0)
+    x = rng.rand(arguments.batch_size, arguments.size, arguments.size, 3).astype('float32')
+    y = np.eye(10, dtype='float32')[rng.randint(0, 10, arguments.batch_size)]
+    sides = {'exact': trained(arguments, 'exact'), 'local': trained(arguments, 'local')}
+    if mgpu.size() == 1:
+        sides['one context'] = trained(arguments, 'exact', gpus=1)
+    found = {name: [] for name in sides}
+    for number in range(arguments.rounds + 1):
+        for name in list(sides)[::1 if number % 2 else -1]:
+            began = time.perf_counter()
+            for _ in range(arguments.steps):
+                sides[name][0].train_on_batch(x, y)
+            if number:  # the first round builds kernels
+                found[name].append((time.perf_counter() - began) / arguments.steps)
+    if mgpu.rank():
+        return 0
+    print('%s, %d processes, batch %d, images of %d, %d filters; medians of %d rounds'
+          % (arguments.contexts, mgpu.size(), arguments.batch_size, arguments.size, arguments.filters, arguments.rounds))
+    for name, (model, seconds) in sides.items():
+        stages = len(model.train_function.function.compiled_program.stages)
+        print('%-12s %8.1f ms a step, %2d stages, compiled in %.1f s' % (name, 1e3 * np.median(found[name]), stages,
+                                                                       seconds))
+    for name in list(sides)[1:]:
+        ratios = [ours / theirs for ours, theirs in zip(found['exact'], found[name])]
+        print('exact / %-12s %.3f (%.3f to %.3f)' % (name, np.median(ratios), min(ratios), max(ratios)))
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())
