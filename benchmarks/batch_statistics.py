@@ -84,7 +84,8 @@ def main():
     if mgpu.rank():
         return 0
     print('%s, %d processes, batch %d, images of %d, %d filters; medians of %d rounds'
-          % (arguments.contexts, mgpu.size(), arguments.batch_size, arguments.size, arguments.filters, arguments.rounds))
+          % (arguments.contexts, mgpu.size(), arguments.batch_size, arguments.size, arguments.filters,
+             arguments.rounds))
     for name, (model, seconds) in sides.items():
         stages = len(model.train_function.function.compiled_program.stages)
         print('%-12s %8.1f ms a step, %2d stages, compiled in %.1f s' % (name, 1e3 * np.median(found[name]), stages,

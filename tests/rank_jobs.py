@@ -266,9 +266,9 @@ def stopped(where, file):
     print('stopping at %f' % time.time(), flush=True)
     if where in ('end', 'finalize'):
         return
-    if where == 'tell':
+    if where == 'broadcast_object':
         network.step.checkpoint(file, 1)
-    if where == 'collect':
+    if where == 'gather_object':
         network.step.save(file)
     if where in ('broadcast', 'first_compiler'):
         Network()

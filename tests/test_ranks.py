@@ -251,12 +251,12 @@ def test_what_ends_one_rank_ends_all(how, code, message):
 
 
 @pytest.mark.parametrize('where,message', [
-    ('add', 'adding up what each rank has computed, has waited 1 s for data from rank 1'),
+    ('all_reduce', 'adding up what each rank has computed, has waited 1 s for data from rank 1'),
     ('agree', 'at the end of a step, has waited 1 s for rank 1 (host {host})'),
-    pytest.param('collect', 'sharing values, has waited 10 s for rank 1', marks=pytest.mark.slow),
+    pytest.param('gather_object', 'sharing values, has waited 10 s for rank 1', marks=pytest.mark.slow),
     pytest.param('meet', 'in call 2 of train (number 0), has waited 1 s for rank 1', marks=pytest.mark.slow),
-    pytest.param('gather', 'gathering the rows of a batch, has waited 1 s for rank 1', marks=pytest.mark.slow),
-    pytest.param('tell', 'sharing values, has waited 10 s for rank 1', marks=pytest.mark.slow),
+    pytest.param('all_gather', 'gathering the rows of a batch, has waited 1 s for rank 1', marks=pytest.mark.slow),
+    pytest.param('broadcast_object', 'sharing values, has waited 10 s for rank 1', marks=pytest.mark.slow),
     pytest.param('broadcast', 'sharing values, has waited 10 s for rank 1', marks=pytest.mark.slow),
     pytest.param('first_compiler', 'compiling in turn, has waited 10 s for rank 1', marks=pytest.mark.slow),
     pytest.param('prediction', 'has had a batch to compute for 1 s and does not answer', marks=pytest.mark.slow),

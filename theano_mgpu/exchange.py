@@ -30,7 +30,7 @@ def added(ranks, arrays):
     for view, array in zip(buffers.views, arrays):
         view[...] = array
     ranks.meet((ADD,))
-    ranks.add(buffers.flat)
+    ranks.all_reduce(buffers.flat)
     return buffers.views
 
 

@@ -108,7 +108,7 @@ class Scatter:
         if min(lengths) == 0 and (self._example is None or not all(self._arguments.split)):
             # Who has no sample at its first step has never seen one; and what has no samples may differ in each call.
             sample = None if values is None else self._arguments.first_sample(values)
-            self._example = self._ranks.tell(sample, int(np.argmax(lengths)))
+            self._example = self._ranks.broadcast_object(sample, int(np.argmax(lengths)))
         elif self._example is None:
             self._example = self._arguments.first_sample(values)
         return self._example if values is None else values

@@ -40,7 +40,7 @@ def save(path, variables, contexts, ranks, extra=None, allow_nan=False):
     OSError
         If the file cannot be written, on every rank.
     """
-    streams = ranks.collect(_streams(variables, contexts))
+    streams = ranks.gather_object(_streams(variables, contexts))
     ranks.by_first(lambda: _write(path, variables, streams, extra or {}, allow_nan))
 
 

@@ -84,7 +84,7 @@ class MpiRanks(Meeting):
             with self._watchdog(what):
                 yield found
 
-    def add(self, arrays):
+    def all_reduce(self, arrays):
         for array in arrays:
             # MPI has no float16.
             total = array.astype('float32') if array.dtype == 'float16' else array
@@ -93,7 +93,7 @@ class MpiRanks(Meeting):
             if total is not array:
                 array[...] = total
 
-    def gather(self, rows, lengths):
+    def all_gather(self, rows, lengths):
         mine = np.ascontiguousarray(rows[:lengths[self.rank]])
         whole = np.empty((sum(lengths),) + rows.shape[1:], rows.dtype)  # before the others rely on this rank
         with self._exchange((GATHER,), [rows.ndim - 1] + list(rows.shape[1:]) + [0] * (WIDTH - rows.ndim)) as found:
@@ -122,11 +122,11 @@ class MpiRanks(Meeting):
             self._comm.Bcast([flat[start:start + LONGEST], self._mpi.BYTE], 0)
         return value
 
-    def tell(self, value, root=0):
+    def broadcast_object(self, value, root=0):
         with self._exchange((SHARE,)):
             return self._comm.bcast(value, root)
 
-    def collect(self, value):
+    def gather_object(self, value):
         with self._exchange((SHARE,)):
             return self._comm.gather(value, 0)
 

@@ -62,10 +62,10 @@ class Ranks:
             Of a RankError they know: each is raised on all ranks.
         """
 
-    def add(self, arrays):
+    def all_reduce(self, arrays):
         """Add one-dimensional arrays over the ranks, in place; bitwise the same on each. The ranks have just met."""
 
-    def gather(self, rows, lengths):
+    def all_gather(self, rows, lengths):
         """Rows of all ranks, in their order.
 
         Parameters
@@ -87,11 +87,11 @@ class Ranks:
         """
         return values
 
-    def tell(self, value, root=0):
+    def broadcast_object(self, value, root=0):
         """One picklable value of the root rank's, whatever the others have."""
         return value
 
-    def collect(self, value):
+    def gather_object(self, value):
         """A picklable value of each rank, on rank 0; None on the others."""
         return [value]
 
@@ -119,7 +119,7 @@ class Ranks:
                 result = act()
             except Exception as failure:  # raised below, once the other ranks know
                 error = failure
-        result, reported = self.tell((result, self.reported(error)))
+        result, reported = self.broadcast_object((result, self.reported(error)))
         if reported is not None:
             raise error or reported
         return result

@@ -112,7 +112,7 @@ class Checkpoint(keras.callbacks.Callback):
         if ranks.by_first(self._keep_file):
             self._read()
         if self._run.id is None:
-            self._run.id = ranks.tell(uuid.uuid4().hex)
+            self._run.id = ranks.broadcast_object(uuid.uuid4().hex)
         self._done.run = self._run.id
         for function in self._functions:
             function.memory = self

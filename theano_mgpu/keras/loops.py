@@ -148,7 +148,7 @@ class Together(keras.callbacks.Callback):
 
     def share_random_states(self):
         """Go on with the first process's random numbers, from which the order of samples is drawn."""
-        states = mpi_ranks().tell((random.getstate(), np.random.get_state()))
+        states = mpi_ranks().broadcast_object((random.getstate(), np.random.get_state()))
         random.setstate(states[0])
         np.random.set_state(states[1])
 

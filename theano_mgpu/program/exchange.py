@@ -147,7 +147,7 @@ def add_over_ranks(ranks, sums, timings):
     with timings.span('wait'):
         ranks.meet((ADD,))
     with timings.span('exchange'):
-        ranks.add([flat for each in sums for flat in each.flat])
+        ranks.all_reduce([flat for each in sums for flat in each.flat])
 
 
 def exchanged(parts, hows, lengths, ranks):
@@ -192,10 +192,10 @@ def _of_process(parts, how):
 def _of_ranks(value, how, lengths, ranks):
     counts = [int(length > 0) for length in lengths]
     if how == 'stack':
-        return ranks.gather(value, [count * n for count, n in zip(counts, ranks.everyones(len(value)))])
+        return ranks.all_gather(value, [count * n for count, n in zip(counts, ranks.everyones(len(value)))])
     if isinstance(how, tuple):
         rows = np.ascontiguousarray(np.moveaxis(value, how[1], 0))
         each = rows.shape[0] // max(1, lengths[ranks.rank])  # a sample may own several rows
-        return np.moveaxis(ranks.gather(rows, [each * length for length in lengths]), 0, how[1])
-    every = ranks.gather(np.ascontiguousarray(value[np.newaxis]), counts)
+        return np.moveaxis(ranks.all_gather(rows, [each * length for length in lengths]), 0, how[1])
+    every = ranks.all_gather(np.ascontiguousarray(value[np.newaxis]), counts)
     return np.asarray(REDUCE[how].reduce(every), value.dtype)
