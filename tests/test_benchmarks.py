@@ -178,6 +178,6 @@ def test_predict_compares(tmp_path):
 
 @pytest.mark.parametrize('script', ['mnist_cnn.py', 'step_overhead.py', 'keras_mnist.py', 'keras_autoencoder.py',
                                     'keras_overhead.py', 'scaling.py', 'predict.py', 'choices.py', 'compile_once.py',
-                                    'all_reduce.py'])
+                                    'all_reduce.py', 'versions.py', 'exactness.py'])
 def test_help_teaches(script):
     assert 'Examples:' in run(script, '--help')

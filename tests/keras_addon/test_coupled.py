@@ -1,8 +1,14 @@
 """20 ragged steps of models whose samples depend on each other: those of plain Keras, everywhere."""
 import os
 
+from theano_mgpu.keras import multi_gpu_model
+
+import keras
 import numpy as np
 import pytest
+from conftest import needs_compiler
+from exactness import resnet
+from sklearn.datasets import load_digits
 from test_ranks import INTERPRETED, arrays, launch, needs_mpi
 
 from . import coupled, rank_jobs
@@ -34,6 +40,27 @@ def test_on_the_host(name, dtype, contexts):
 @pytest.mark.parametrize('n', [2, 3])
 def test_on_devices(name, n, contexts):
     check(name, 'float32', contexts, 'gpu', [n], None)
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=pytest.mark.cuda)])
+def test_a_resnet_of_20_layers_has_the_history_of_one_device(kind, contexts):
+    """Two epochs on scanned digits of 8x8."""
+    digits = load_digits()
+    x, y = digits.images[:512, :, :, None].astype('float32') / 16, np.eye(10, dtype='float32')[digits.target[:512]]
+
+    def history(n):
+        contexts(kind if n else 'cpu', n or 1)
+        np.random.seed(1)
+        model = resnet(8, 4, channels=1)
+        model = multi_gpu_model(model, gpus=n) if n else model
+        model.compile(keras.optimizers.SGD(0.01, momentum=0.9), 'categorical_crossentropy', metrics=['accuracy'])
+        return model.fit(x, y, batch_size=60, epochs=2, validation_split=0.25, verbose=0).history
+
+    one, two = history(0), history(2)
+    for name, values in one.items():
+        np.testing.assert_allclose(two[name], values, rtol=1e-3, err_msg=name)
 
 
 @needs_mpi

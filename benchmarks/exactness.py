@@ -1,12 +1,15 @@
 #!/usr/bin/env python
-"""What exact batch normalisation costs: steps of a ResNet-20 with the statistics of the whole batch, with those of each
-sub-batch (mgpu.batch_statistics=local), and on one context, in turns.
+"""What exactness costs: training steps with the answers of one device, against those of a flag that gives them up.
 
-Over several processes each step is one of all of them. Examples:
+  resnet   a ResNet-20: batch normalisation by the whole batch, against mgpu.batch_statistics=local
+  dropout  784-1024-1024-10: each replica draws for the whole batch, against mgpu.random=independent
 
-  python benchmarks/batch_statistics.py --contexts 'a->opencl0:0;b->opencl0:1'
-  python tests/cuda_on_cpu run python benchmarks/batch_statistics.py --contexts 'a->cuda0;b->cuda1'
-  theano-mgpu launch -n 2 benchmarks/batch_statistics.py
+Both take turns, and with one process a single context does, too. Over several processes each step is one of all.
+Examples:
+
+  python benchmarks/exactness.py resnet --contexts 'a->opencl0:0;b->opencl0:1'
+  python tests/cuda_on_cpu run python benchmarks/exactness.py resnet --contexts 'a->cuda0;b->cuda1'
+  theano-mgpu launch -n 2 benchmarks/exactness.py dropout
 """
 import argparse
 import os
@@ -27,6 +30,7 @@ from theano.configparser import change_flags
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('model', choices=sorted(MODELS))
     parser.add_argument('--contexts', default='a->cpu;b->cpu', help='(default %(default)s)')
     parser.add_argument('--batch-size', type=int, default=64)
     parser.add_argument('--size', type=int, default=16, help='pixels of an image, across (default %(default)s)')
@@ -36,11 +40,11 @@ def parse_arguments():
     return parser.parse_args()
 
 
-def resnet(size, filters, blocks=3):
+def resnet(size, filters, channels=3, blocks=3):
     """ResNet-20 for small images (He et al., "Deep residual learning for image recognition", 2015, section 4.2)."""
     def normalised(x, n, strides=1, width=3):
         return layers.BatchNormalization()(layers.Conv2D(n, width, strides=strides, padding='same', use_bias=False)(x))
-    image = layers.Input((size, size, 3))
+    image = layers.Input((size, size, channels))
     x = layers.Activation('relu')(normalised(image, filters))
     for stage in range(3):
         n = filters << stage
@@ -52,12 +56,21 @@ def resnet(size, filters, blocks=3):
     return keras.Model(image, layers.Dense(10, activation='softmax')(layers.GlobalAveragePooling2D()(x)))
 
 
-def trained(arguments, statistics, gpus=None):
-    """A train function, and the seconds that it took to compile."""
-    with change_flags(**{'mgpu.batch_statistics': statistics}):
+def dropout(size, filters):
+    return keras.Sequential([
+        layers.Flatten(input_shape=(size, size, 3)), layers.Dense(1024, activation='relu'), layers.Dropout(0.5),
+        layers.Dense(1024, activation='relu'), layers.Dropout(0.5), layers.Dense(10, activation='softmax')])
+
+
+MODELS = {'resnet': (resnet, {'mgpu.batch_statistics': 'local'}), 'dropout': (dropout, {'mgpu.random': 'independent'})}
+
+
+def trained(arguments, flags, gpus=None):
+    """A model, and the seconds that it took to compile its train function."""
+    with change_flags(**flags):
         keras.backend.clear_session()
         np.random.seed(0)
-        model = multi_gpu_model(resnet(arguments.size, arguments.filters), gpus=gpus)
+        model = multi_gpu_model(MODELS[arguments.model][0](arguments.size, arguments.filters), gpus=gpus)
         model.compile(keras.optimizers.SGD(0.01, momentum=0.9), 'categorical_crossentropy')
         began = time.perf_counter()
         model._make_train_function()
@@ -70,9 +83,10 @@ def main():
     rng = np.random.RandomState(0)
     x = rng.rand(arguments.batch_size, arguments.size, arguments.size, 3).astype('float32')
     y = np.eye(10, dtype='float32')[rng.randint(0, 10, arguments.batch_size)]
-    sides = {'exact': trained(arguments, 'exact'), 'local': trained(arguments, 'local')}
+    flags = MODELS[arguments.model][1]
+    sides = {'exact': trained(arguments, {}), ', '.join(flags.values()): trained(arguments, flags)}
     if mgpu.size() == 1:
-        sides['one context'] = trained(arguments, 'exact', gpus=1)
+        sides['one context'] = trained(arguments, {}, gpus=1)
     found = {name: [] for name in sides}
     for number in range(arguments.rounds + 1):
         for name in list(sides)[::1 if number % 2 else -1]:
@@ -83,8 +97,8 @@ def main():
                 found[name].append((time.perf_counter() - began) / arguments.steps)
     if mgpu.rank():
         return 0
-    print('%s, %d processes, batch %d, images of %d, %d filters; medians of %d rounds'
-          % (arguments.contexts, mgpu.size(), arguments.batch_size, arguments.size, arguments.filters,
+    print('%s: %s, %d processes, batch %d, images of %d, %d filters; medians of %d rounds'
+          % (arguments.model, arguments.contexts, mgpu.size(), arguments.batch_size, arguments.size, arguments.filters,
              arguments.rounds))
     for name, (model, seconds) in sides.items():
         stages = len(model.train_function.function.compiled_program.stages)
