@@ -86,6 +86,9 @@ class DataParallel:
         self.compiled_program = CompiledProgram(
             program, self.arguments.inputs + list(self.rows.values()), updated, states,
             'host' if on_host else 'device', self.contexts, self.ranks, options.mode, options.name)
+        distinct = list(dict.fromkeys(self.results))
+        self._row_outputs = [output for output in distinct if isinstance(output.how, tuple)]
+        self._alike_outputs = [output for output in distinct if not isinstance(output.how, tuple)]
         self._runner = Runner(self.compiled_program, self.ranks, options.executor, self.timings)
         self.scatter = Scatter(self.arguments, self.rows, program, self._runner, is_divided, options.micro_batches,
                                self._least(whole), self.sharded)
@@ -232,18 +235,16 @@ class DataParallel:
         runner, compiled = self._runner, self.compiled_program
         runner.run_stages(batch, transaction, self.look_ahead.prepare)
         results = runner.run_parts(batch, transaction)
-        scalars = [output for output in compiled.results if not isinstance(output.how, tuple)]
         with self.timings.span('run'):  # where nothing left the device, nobody has waited for it yet
-            found = dict(zip(scalars, runner.gather(scalars, batch, results, self.sharded)))
+            found = runner.values(self._alike_outputs, batch, results)
         self._check([found.get(output) for output in compiled.results])
         self.seconds = time.perf_counter() - began
-        rows = [output for output in compiled.results if isinstance(output.how, tuple)]
-        found.update(zip(rows, runner.gather(rows, batch, results, self.sharded)))
+        found.update(runner.gather(self._row_outputs, batch, self.sharded))
         if not (self.sharded and batch.idle):
-            states = runner.gather(list(compiled.rows.values()), batch, results, self.sharded)
+            states = runner.gather(list(compiled.rows.values()), batch, self.sharded)
             with self.timings.span('update'):
-                for variable, value in zip(compiled.rows, states):
-                    _store(variable, value, transaction)
+                for variable, output in compiled.rows.items():
+                    _store(variable, states[output], transaction)
         return [found[output] for output in compiled.results]
 
     def _check(self, results):

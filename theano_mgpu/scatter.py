@@ -37,6 +37,8 @@ class Scatter:
         self._micro_batches, self._least_samples = micro_batches, least_samples
         self._replicas = self._ranks.everyones(self._n_contexts)
         self.n_replicas = sum(self._replicas) if is_divided else 1
+        self._split = arguments.with_samples + list(rows.values())
+        self._whole = [variable for variable, split in zip(arguments.inputs, arguments.split) if not split]
         self._rounds = {}
         self._example = None
 
@@ -69,13 +71,12 @@ class Scatter:
         alone = alone or not self._is_divided or self._ranks.size == self._n_contexts == len(sum(rounds, [])) == 1
         given = dict(zip(self._arguments.inputs, values))
         given.update((self._rows[variable], value) for variable, value in states.items())
-        split = set(self._arguments.with_samples).union(self._rows.values())
-        common = {variable: value for variable, value in given.items() if variable not in split}
+        common = {variable: given[variable] for variable in self._whole}
         if self._total is not None:
             common[self._total] = np.array(total, 'int64')
 
         def known(start, stop):
-            found = {variable: given[variable][start:stop] for variable in split}
+            found = {variable: given[variable][start:stop] for variable in self._split}
             found.update(zip(self._own, (np.array(n, 'int64') for n in (stop - start, before + start))))
             return found
         # A process without samples takes part with one that does not count.

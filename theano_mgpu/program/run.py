@@ -246,34 +246,36 @@ class Runner:
                     transaction.convert(variable.copies[context], values[0])
         transaction.then(variable.commit, holders)
 
-    def gather(self, outputs, batch, results, sharded):
-        """Outputs on the host.
+    def values(self, outputs, batch, results):
+        """Outputs that are the same on each replica, on the host, by Output; `results` is what `run_parts` returned."""
+        return {output: self._value(output.variable, batch, results) for output in outputs}
 
-        Parameters
-        ----------
-        outputs : list of Output
-        batch : Batch
-        results : dict
-            As `run_parts` returned it.
-        sharded : bool
-            Whether each rank has its own samples, and is given their rows alone.
-
-        Returns
-        -------
-        list of ndarray
-        """
-        rows = [output for output in dict.fromkeys(outputs) if isinstance(output.how, tuple)]
-        together = dict(zip(rows, self._together(batch, [output.variable for output in rows],
-                                                 [output.how for output in rows], Ranks() if sharded else self.ranks)))
-        if sharded and batch.idle:
-            together = {output: np.moveaxis(np.moveaxis(value, output.how[1], 0)[:0], 0, output.how[1])
-                        for output, value in together.items()}
-        return [together[output] if output in together else self._known(output.variable, batch, results)
-                for output in outputs]
-
-    def _known(self, variable, batch, results):
+    def _value(self, variable, batch, results):
         for known in (results, batch.common, batch.shards[0].known):
             if variable in known:
                 value = known[variable]
                 return np.array(value.on_host if isinstance(value, Sum) else fetch(value))
         raise AssertionError('nothing has computed %s' % variable)
+
+    def gather(self, outputs, batch, sharded):
+        """Outputs with rows of samples, put together on the host.
+
+        Parameters
+        ----------
+        outputs : list of Output
+        batch : Batch
+        sharded : bool
+            Whether each rank has its own samples, and is given their rows alone.
+
+        Returns
+        -------
+        dict of Output to ndarray
+        """
+        if not outputs:
+            return {}
+        found = self._together(batch, [output.variable for output in outputs], [output.how for output in outputs],
+                               Ranks() if sharded else self.ranks)
+        if sharded and batch.idle:
+            found = [np.moveaxis(np.moveaxis(value, output.how[1], 0)[:0], 0, output.how[1])
+                     for output, value in zip(outputs, found)]
+        return dict(zip(outputs, found))
