@@ -3,7 +3,7 @@ import contextlib
 import copy
 
 import theano_mgpu as mgpu
-from theano_mgpu.program.partition import OWN
+from theano_mgpu.program.partition import OWN, SAME
 
 import numpy as np
 import theano
@@ -19,7 +19,7 @@ REDUCE = {'sum': np.add, 'max': np.maximum, 'min': np.minimum, 'prod': np.multip
 def combined(parts, how):
     if isinstance(parts[0], np.random.RandomState):
         return parts[0]
-    if how == OWN:
+    if how in (OWN, SAME):
         for part in parts[1:]:
             np.testing.assert_allclose(part, parts[0], rtol=1e-9, atol=1e-12)
         return parts[0]

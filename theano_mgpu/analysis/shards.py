@@ -84,6 +84,7 @@ class Shards:
         self.exchanges, self.carried = {}, {}
         self.stages = {}          # variable of the new graph -> its stage
         self._at_once = set(exchanged)
+        self.constants = set()    # variables of the new graph
         self._placeholders = {}   # of both kinds
         self._values = {}
         self.kept_partial, self.given_whole = set(), set()  # variables of the given graph
@@ -218,6 +219,8 @@ class Shards:
 
     def _made(self, variable, state, stage):
         self.stages.setdefault(variable, stage)
+        if state.kind == CONSTANT:
+            self.constants.add(variable)
         return Value(variable, state, stage)
 
     def at(self, value, stage):

@@ -72,7 +72,7 @@ class MpiRanks(Meeting):
         self._watchdog = Watchdog(self._abort)
         self.meet((SHARE,))  # which waits for longer than a gather does: ranks do not start all at once
         own = np.frombuffer(job.host().encode()[:HOST].ljust(HOST), 'uint8')
-        names = self.gather(own.reshape(1, -1), [1] * self.size)
+        names = self.all_gather(own.reshape(1, -1), [1] * self.size)
         self.hosts = {rank: name.tobytes().decode().rstrip() for rank, name in enumerate(names)}
         atexit.register(self._end)
 

@@ -8,9 +8,10 @@ from .batch import any_length
 class Forms:
     """A function over the batches of a model, over all of its contexts as long as batches can be divided.
 
-    A batch that fails before any batch was divided is tried again: over all contexts with a graph that does not have
-    the length of the batch as a number, then whole on the first context. What succeeds is used from then on. If nothing
-    does, the batch is at fault: its first error is raised, and the next batch is tried over all contexts again.
+    Where the graph cannot be divided, or a batch fails before any batch was divided, it is tried again: over all
+    contexts with a graph that does not have the length of the batch as a number, then whole on the first context. What
+    succeeds is used from then on. If nothing does, the batch is at fault: its first error is raised, and the next batch
+    is tried over all contexts again.
 
     Parameters
     ----------
@@ -33,15 +34,28 @@ class Forms:
         self._divided = False
         free = any_length(model)
         self.function = make(spread.contexts, free)
-        if self.function.refused:
-            spread.cannot_divide(self.function)
+        self._is_refused = bool(self.function.refused)  # and nobody knows it yet
         self._length = free.length if free.found else None  # the number of which the graph was freed
 
     def of(self, inputs):
         """The function for a batch."""
+        if self._is_refused:
+            self._is_refused = False
+            self._free_or_tell(inputs)
         if self._length in (None, _samples(inputs)) or self.function.ranks.size > 1:
             return self.function
         return self._on_one_context()  # with the number in the graph: plain Keras computes, or fails, likewise
+
+    def _free_or_tell(self, inputs):
+        """Have a graph that cannot be divided made without the length of this batch, or tell that it is not."""
+        try:
+            freed = self._freed(inputs)
+        except GraphError:
+            freed = None
+        if freed is None or freed.refused:
+            self._spread.cannot_divide(self.function)
+        else:
+            self.function, self._length = freed, _samples(inputs)
 
     def run(self, function, inputs):
         """Run a function for a batch, or another one where it fails; returns the one that ran, and its outputs."""

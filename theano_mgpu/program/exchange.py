@@ -10,6 +10,7 @@ from ..exchange import added
 from ..executors import ADD
 from ..timeline import span
 from ..transfers import Fetcher, FlatBuffers, describe
+from .partition import SAME
 
 REDUCE = {'sum': np.add, 'max': np.maximum, 'min': np.minimum, 'prod': np.multiply}
 
@@ -158,7 +159,8 @@ def exchanged(parts, hows, lengths, ranks):
     parts : list of list of ndarray
         For each value, what the replicas of this process have, in the order of their samples.
     hows : list of (str or (str, int))
-        'sum', 'max', 'min', 'prod', or ``('gather', axis)``; 'stack' for all parts, along a new axis 0.
+        'sum', 'max', 'min', 'prod', or ``('gather', axis)``; 'stack' for all parts, along a new axis 0; 'same' for
+        what each has alike.
     lengths : list of int
         Samples of each rank. What one without samples has does not count.
     ranks : Ranks
@@ -186,11 +188,13 @@ def _of_process(parts, how):
         return np.stack(parts)
     if isinstance(how, tuple):
         return parts[0] if len(parts) == 1 else np.concatenate(parts, how[1])
-    return parts[0] if len(parts) == 1 else np.asarray(REDUCE[how].reduce(parts), parts[0].dtype)
+    return parts[0] if len(parts) == 1 or how == SAME else np.asarray(REDUCE[how].reduce(parts), parts[0].dtype)
 
 
 def _of_ranks(value, how, lengths, ranks):
     counts = [int(length > 0) for length in lengths]
+    if how == SAME:
+        return value
     if how == 'stack':
         return ranks.all_gather(value, [count * n for count, n in zip(counts, ranks.everyones(len(value)))])
     if isinstance(how, tuple):

@@ -12,6 +12,7 @@ from .carrying import Carrying
 from .lowering import lowered
 
 DRAWS = (mrg_uniform_base, RandomFunction)
+SAME = 'same'
 
 Exchange = namedtuple('Exchange', 'variable source how')
 Exchange.__doc__ = """A value that replicas exchange: what stands for it, what each one gives, and how they are reduced.
@@ -115,10 +116,10 @@ def _partition(inputs, outputs, statistics, streams):
 
 def _program(shards, inputs):
     """The Program of what is needed of some Shards."""
-    found = _outputs(shards, inputs)
+    found, handed = _outputs(shards, inputs)
     in_stages = [output.variable for output in found if output.how is not None]
     met = set(ancestors([output.variable for output in found if output.how is None]))
-    last = [Exchange(v, *shards.exchanges[v]) for v in shards.exchanges if v in met]
+    last = [Exchange(v, *shards.exchanges[v]) for v in shards.exchanges if v in met] + handed
     wanted = {}
     for variable in in_stages + [exchange.source for exchange in last]:
         wanted.setdefault(_place(shards, variable), []).append(variable)
@@ -144,33 +145,61 @@ def _program(shards, inputs):
 
 
 def _outputs(shards, inputs):
-    found = list(shards.outputs)
-    for i, value in enumerate(found):
+    """The Outputs, and what a stage hands over to those that need no replica: exchanges."""
+    values = list(shards.outputs)
+    for i, value in enumerate(values):
         if value.kind == ROWS and value.state.outer is not None:
             raise CannotCut('the output %s has its samples merged into another axis' % value.variable)
         if value.kind == PARTIAL:
-            found[i] = shards.exchange(value, value.state.how)
-    constants = [value.variable for value in found if value.kind == CONSTANT]
-    alone = dict(zip(constants, _without_replicas(shards, constants)))
-    found = [Output(value.variable, ('gather', value.axis)) if value.kind == ROWS else
-             Output(alone[value.variable], None) for value in found]
-    # A loop may have constant results beside those that need samples, and what is drawn is drawn once.
-    return [Output(value.variable, OWN) if output.how is None and _needs_replica(shards, inputs, output.variable)
-            else output for value, output in zip(shards.outputs, found)]
+            values[i] = shards.exchange(value, value.state.how)
+    together = _Together(shards, inputs, [value.variable for value in values if value.kind == CONSTANT])
+    outputs = []
+    for value in values:
+        alone = together.found.get(value.variable)
+        how = ('gather', value.axis) if value.kind == ROWS else OWN if alone is None else None
+        outputs.append(Output(value.variable if how else alone, how))
+    return outputs, together.exchanges
 
 
-def _without_replicas(shards, variables):
-    """Constants as functions of exchanged values, not of what a stage computes."""
-    while True:
-        carried = {v: shards.carried[v] for v in ancestors(variables) if v in shards.carried}
-        if not carried:
-            return variables
-        variables = substitute(variables, carried)
+class _Together:
+    """Constants as functions of exchanged values, not of what a stage computes.
 
+    Attributes
+    ----------
+    found : dict of theano.Variable to theano.Variable
+        Without those that a replica has to compute: what is drawn is drawn once, and a loop may have constant results
+        beside those that need samples.
+    exchanges : list of Exchange
+        What a stage hands over: constants that need the samples, such as their number by the shape of an array.
+    """
 
-def _needs_replica(shards, inputs, variable):
-    needed = set(inputs).union(shards.numbers[1:])
-    return any(v in needed or v.owner and isinstance(v.owner.op, DRAWS) for v in ancestors([variable]))
+    def __init__(self, shards, inputs, constants):
+        self._shards, self._own = shards, set(inputs).union(shards.numbers[1:])
+        self._memo, self._inlined, self._handed = {}, {}, {}
+        fit = [variable for variable in constants if self._can_be(variable)]
+        variables = fit
+        while any(place in self._inlined for place in ancestors(variables)):
+            variables = substitute(variables, self._inlined)
+        self.found = dict(zip(fit, variables))
+        met = set(ancestors(variables))
+        self.exchanges = [Exchange(place, source, SAME) for place, source in self._handed.items() if place in met]
+
+    def _can_be(self, variable):
+        """Whether a constant can be computed of exchanged values, and what else is handed over."""
+        met = ancestors([variable])
+        if any(v in self._own or v.owner and isinstance(v.owner.op, DRAWS) for v in met):
+            return False
+        carried = {place: self._shards.carried[place] for place in met if place in self._shards.carried}
+        for place, source in carried.items():
+            if source not in self._memo:
+                self._memo[source] = self._can_be(source)
+            if self._memo[source]:
+                self._inlined[place] = source
+            elif source in self._shards.constants:
+                self._handed[place] = source
+            else:
+                return False
+        return True
 
 
 def _renamed(stage, new):

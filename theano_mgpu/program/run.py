@@ -9,6 +9,7 @@ from ..parallel_graph import HOST, choose_executor, run_replicas
 from ..timeline import on_track
 from ..transfers import DeviceBuffers, fetch, wait
 from .exchange import Sum, Sums, add_over_ranks, exchanged
+from .partition import SAME
 from .shard import Shard
 
 
@@ -192,7 +193,8 @@ class Runner:
 
     def _together(self, batch, variables, hows, ranks):
         with self.timings.span('device_to_host'):
-            parts = [[fetch(shard.known[variable]) for shard in batch.shards] for variable in variables]
+            parts = [[fetch(shard.known[variable]) for shard in (batch.shards[:1] if how == SAME else batch.shards)]
+                     for variable, how in zip(variables, hows)]
         with self.timings.span('exchange'):
             return exchanged(parts, hows, batch.lengths, ranks)
 
