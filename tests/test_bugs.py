@@ -612,7 +612,7 @@ def fixed_models():
         'variable': (lambda: Sequential([dense(2), shaped(lambda v: v * K.ones((FIXED, 2)), (2,)), L.Dense(3)]),
                      2, False),
         # FIXED rows of 6 are whole rows of 4 together, not in parts.
-        'merged': (lambda: Sequential([dense(6), shaped(lambda v: K.reshape(K.tanh(K.reshape(v, (-1, 4))), (-1, 6)),
+        'merged': (lambda: Sequential([dense(6), shaped(lambda v: K.reshape(K.softmax(K.reshape(v, (-1, 4))), (-1, 6)),
                                                   (6,)), L.Dense(3)]), 1, False),
         'noise_shape': (lambda: Sequential([L.Dropout(0.5, noise_shape=(FIXED, 1), batch_input_shape=(FIXED, 6)),
                                             L.Dense(3)]), 2, True),
