@@ -39,7 +39,7 @@ class Scatter:
         self.n_replicas = sum(self._replicas) if is_divided else 1
         self._split = arguments.with_samples + list(rows.values())
         self._whole = [variable for variable, split in zip(arguments.inputs, arguments.split) if not split]
-        self._rounds = {}
+        self._rounds, self._lengths = {}, {}
         self._example = None
 
     def __call__(self, values, states, lengths, alone=False):
@@ -100,9 +100,11 @@ class Scatter:
 
     def _lengths_of_ranks(self, length):
         """Samples of a whole batch that each rank works on."""
-        if not self._is_divided:
+        if not self._is_divided or self._ranks.size == 1:
             return [length] * self._ranks.size
-        return lengths_of_ranks(length, self._replicas, self._least_samples)
+        if length not in self._lengths:
+            self._lengths[length] = lengths_of_ranks(length, self._replicas, self._least_samples)
+        return self._lengths[length]
 
     def _or_example(self, values, lengths):
         """The arguments, or where this rank's data has ended, those of one sample that some rank has met."""

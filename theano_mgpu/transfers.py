@@ -3,6 +3,7 @@ import numpy as np
 
 from .contexts import gpu_context
 
+ALIGNED = 16     # a view begins at a multiple of as many elements, for instructions that take several at once
 SMALL = 1 << 15  # bytes of an array that is fetched together with others
 
 
@@ -84,7 +85,7 @@ class FlatBuffers:
         self.like = like
         sizes, places = {}, []
         for shape, dtype in like:
-            start = sizes.get(dtype, 0)
+            start = -(-sizes.get(dtype, 0) // ALIGNED) * ALIGNED
             sizes[dtype] = start + int(np.prod(shape, dtype='int64'))
             places.append((start, sizes[dtype]))
         flat = {dtype: _empty(size, dtype, context) for dtype, size in sizes.items()}
@@ -94,7 +95,7 @@ class FlatBuffers:
 
 def _empty(size, dtype, context):
     if context is None or context.kind == 'cpu':
-        return np.empty(size, dtype)
+        return np.zeros(size, dtype)  # what lies between the views is added, too
     from pygpu import gpuarray
     return gpuarray.empty((size,), dtype, context=gpu_context(context))
 

@@ -34,6 +34,7 @@ class Sums:
 
     Attributes
     ----------
+    by_place : dict of theano.Variable to Sum
     flat : list of ndarray
         All sums, one array a dtype.
     views : list of ndarray
@@ -41,7 +42,8 @@ class Sums:
     """
 
     def __init__(self, sources, places, each, timings, on_devices, kept=()):
-        self.sources, self.places, self._kept = sources, places, set(kept)
+        self.sources, self._kept = sources, set(kept)
+        self.by_place = {place: Sum(self, i) for i, place in enumerate(places)}
         self._each, self._timings, self._on_devices = each, timings, on_devices
         self._buffers = None
         self._fetchers = {}

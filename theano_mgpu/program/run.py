@@ -144,9 +144,8 @@ class Runner:
                     if variable.variable not in self._independent:
                         new += [made] if i == 0 else []  # the same from each slice
                     elif not batch.idle:
-                        self._store(*made, transaction)  # the next slice goes on there
-        for made in new:
-            self._store(*made, transaction)
+                        self._store([made], transaction)  # the next slice goes on there
+        self._store(new, transaction)
         self._exchange(-1, batch)
 
     def _run_round(self, part, shards, batch, meanwhile):
@@ -186,7 +185,7 @@ class Runner:
                 sums.clear()
             add_over_ranks(self.ranks, every_sums, self.timings)
         for sums in every_sums:
-            batch.common.update((place, Sum(sums, i)) for i, place in enumerate(sums.places))
+            batch.common.update(sums.by_place)
         if others:
             values = self._together(batch, [each.source for each in others], [each.how for each in others], self.ranks)
             batch.common.update(zip([each.variable for each in others], values))
@@ -220,8 +219,8 @@ class Runner:
             results.update(zip(part.outputs, made[0][0]))
             new += [(variable, contexts, each)
                     for variable, each in zip(part.graph.updated, zip(*[values for _, values in made]))]
-        for each in new:
-            self._store(*each, transaction)
+        with self.timings.span('broadcast'):
+            self._store(new, transaction)
         return results
 
     def _broadcast(self, part, contexts, common):
@@ -236,17 +235,23 @@ class Runner:
     def _of_updates(self, context):
         return self._buffers.setdefault(context, DeviceBuffers(context))
 
-    def _store(self, variable, contexts, values, transaction):
-        """Give copies of a variable their new values; those of the host go to every context that has one."""
-        for context, value in zip(contexts, values):
-            transaction.replace(variable.copies[context], value)
-        holders = list(contexts)
-        if holders == [HOST]:
-            holders += [context for context in self.contexts if context in variable.copies]
-            with self.timings.span('broadcast'):
-                for context in holders[1:]:
+    def _store(self, new, transaction):
+        """Give copies of variables their new values; those of the host go to every context that has one.
+
+        Parameters
+        ----------
+        new : list of (Replicated, list of Context, list)
+            The last: the new value on each of the contexts.
+        transaction : Transaction
+        """
+        for variable, contexts, values in new:
+            for context, value in zip(contexts, values):
+                transaction.replace(variable.copies[context], value)
+            if contexts == [HOST]:
+                contexts = contexts + [context for context in self.contexts if context in variable.copies]
+                for context in contexts[1:]:
                     transaction.convert(variable.copies[context], values[0])
-        transaction.then(variable.commit, holders)
+            transaction.then(variable.commit, contexts)
 
     def values(self, outputs, batch, results):
         """Outputs that are the same on each replica, on the host, by Output; `results` is what `run_parts` returned."""
