@@ -68,7 +68,6 @@ MODELS = {'resnet': (resnet, {'mgpu.batch_statistics': 'local'}), 'dropout': (dr
 def trained(arguments, flags, gpus=None):
     """A model, and the seconds that it took to compile its train function."""
     with change_flags(**flags):
-        keras.backend.clear_session()
         np.random.seed(0)
         model = multi_gpu_model(MODELS[arguments.model][0](arguments.size, arguments.filters), gpus=gpus)
         model.compile(keras.optimizers.SGD(0.01, momentum=0.9), 'categorical_crossentropy')

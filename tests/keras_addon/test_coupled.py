@@ -46,21 +46,23 @@ def test_on_devices(name, n, contexts):
 @needs_compiler
 @pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=pytest.mark.cuda)])
 def test_a_resnet_of_20_layers_has_the_history_of_one_device(kind, contexts):
-    """Two epochs on scanned digits of 8x8."""
+    """Two epochs on scanned digits of 8x8; in float32 the last bit of an image moves the losses by 2e-4, too."""
     digits = load_digits()
-    x, y = digits.images[:512, :, :, None].astype('float32') / 16, np.eye(10, dtype='float32')[digits.target[:512]]
+    x, y = digits.images[:512, :, :, None] / 16, np.eye(10)[digits.target[:512]]
 
     def history(n):
-        contexts(kind if n else 'cpu', n or 1)
+        contexts(kind, n)
         np.random.seed(1)
         model = resnet(8, 4, channels=1)
-        model = multi_gpu_model(model, gpus=n) if n else model
+        if kind == 'gpu' or n > 1:  # on the host one context is plain Keras
+            model = multi_gpu_model(model, gpus=n)
         model.compile(keras.optimizers.SGD(0.01, momentum=0.9), 'categorical_crossentropy', metrics=['accuracy'])
         return model.fit(x, y, batch_size=60, epochs=2, validation_split=0.25, verbose=0).history
 
-    one, two = history(0), history(2)
+    with floatx('float64'):
+        one, two = history(1), history(2)
     for name, values in one.items():
-        np.testing.assert_allclose(two[name], values, rtol=1e-3, err_msg=name)
+        np.testing.assert_allclose(two[name], values, rtol=1e-9, err_msg=name)
 
 
 @needs_mpi
