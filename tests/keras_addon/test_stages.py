@@ -27,9 +27,14 @@ MASKS = [[noise(N, 8, 8, 2)], [(noise(N, 8, 8, 1, seed=1) > 0).astype('float64')
 CASES = {}
 
 
-def case(name, build, data, slow=False, compiled=False, steps=STEPS, **options):
+# Others are trained over contexts, in test_exact.py and test_coupled.py, by `make test`.
+QUICK_ONES = ['gaussian noise', 'spatial dropout', 'tversky', 'stateful metrics', 'confusion matrix',
+              'masks that reach the loss', 'attention', 'self-attention']
+
+
+def case(name, build, data, compiled=False, steps=STEPS, **options):
     """A model, its data, and the arguments of compile() and train_on_batch() that are not the usual ones."""
-    marks = [pytest.mark.slow] * slow + [needs_compiler] * compiled
+    marks = [pytest.mark.slow] * (name not in QUICK_ONES) + [needs_compiler] * compiled
     CASES[name] = pytest.param(build, data, compiled, steps, options, id=name, marks=marks)
 
 
@@ -38,13 +43,12 @@ def longer(data):
     return [[np.resize(array, (N,) + array.shape[1:]) for array in arrays] for arrays in data]
 
 
-QUICK_ONES = ['shared layer', 'gru, masking', 'bidirectional', 'add_loss, add_metric']
 for name, (build, data) in MODELS.items():
-    case(name, build, longer(data), slow=name not in QUICK_ONES, metrics=['accuracy'])
+    case(name, build, longer(data), metrics=['accuracy'])
 for name, (build, data) in COMPILED_MODELS.items():
-    case(name, build, longer(data), slow=True, compiled=True, metrics=['accuracy'])
+    case(name, build, longer(data), compiled=True, metrics=['accuracy'])
 for name, make in OPTIMIZERS.items():
-    case('optimizer: ' + name, dense, VECTORS, slow=name not in ('adam', 'clipnorm', 'nadam'), optimizer=make)
+    case('optimizer: ' + name, dense, VECTORS, optimizer=make)
 
 
 def smaller_tail(layer, **options):
@@ -55,19 +59,19 @@ case('batch normalisation, dropout', lambda: Sequential([
     L.Dense(5, input_shape=(6,)), L.BatchNormalization(), L.Activation('tanh'), L.Dropout(0.3),
     L.Dense(4), L.BatchNormalization(), head()]), VECTORS, metrics=['accuracy'])
 case('batch normalisation, unscaled', lambda: Sequential([
-    L.Dense(5, input_shape=(6,)), L.BatchNormalization(scale=False), head()]), VECTORS, slow=True)
+    L.Dense(5, input_shape=(6,)), L.BatchNormalization(scale=False), head()]), VECTORS)
 case('convolution, batch normalisation, dropout', images(
     lambda: L.Conv2D(3, 3, padding='same'), L.BatchNormalization, lambda: L.Activation('tanh'),
-    lambda: L.Dropout(0.3), L.MaxPooling2D), IMAGES, compiled=True, slow=True, metrics=['accuracy'])
+    lambda: L.Dropout(0.3), L.MaxPooling2D), IMAGES, compiled=True, metrics=['accuracy'])
 case('channels first', images(
     lambda: L.Conv2D(3, 3, padding='same', data_format='channels_first'), lambda: L.BatchNormalization(axis=1),
-    lambda: L.AveragePooling2D(2, data_format='channels_first')), IMAGES, compiled=True, slow=True)
+    lambda: L.AveragePooling2D(2, data_format='channels_first')), IMAGES, compiled=True)
 case('gaussian noise', smaller_tail(lambda: L.GaussianNoise(0.5)), VECTORS)
-case('gaussian dropout', smaller_tail(lambda: L.GaussianDropout(0.3)), VECTORS, slow=True)
-case('alpha dropout', smaller_tail(lambda: L.AlphaDropout(0.3), activation='selu'), VECTORS, slow=True)
+case('gaussian dropout', smaller_tail(lambda: L.GaussianDropout(0.3)), VECTORS)
+case('alpha dropout', smaller_tail(lambda: L.AlphaDropout(0.3), activation='selu'), VECTORS)
 case('spatial dropout', sequences(lambda: L.SpatialDropout1D(0.4), L.Flatten), SEQUENCES)
 case('activity regularizers', lambda: dense(activity_regularizer=regularizers.l1_l2(0.01, 0.02)), VECTORS)
-case('weight regularizers', lambda: dense(kernel_regularizer=regularizers.l1_l2(0.01, 0.02)), VECTORS, slow=True)
+case('weight regularizers', lambda: dense(kernel_regularizer=regularizers.l1_l2(0.01, 0.02)), VECTORS)
 
 
 # ------------------------------------------------------------------------------------- losses and metrics of a batch
@@ -97,21 +101,21 @@ def segmentation():
 
 case('dice', dense, VECTORS, loss=dice_loss, metrics=[f1])
 case('tversky', dense, VECTORS, loss=tversky_loss)
-case('segmentation by dice', segmentation, MASKS, loss=dice_loss, compiled=True, slow=True)
-case('segmentation by tversky', segmentation, MASKS, loss=tversky_loss, compiled=True, slow=True)
+case('segmentation by dice', segmentation, MASKS, loss=dice_loss, compiled=True)
+case('segmentation by tversky', segmentation, MASKS, loss=tversky_loss, compiled=True)
 
 LOSSES = ['mean_squared_error', 'mean_absolute_error', 'mean_absolute_percentage_error', 'binary_crossentropy',
           'mean_squared_logarithmic_error', 'squared_hinge', 'hinge', 'categorical_hinge', 'logcosh', 'huber_loss',
           'kullback_leibler_divergence', 'poisson', 'cosine_proximity']
 for name in LOSSES:
-    case('loss: ' + name, dense, VECTORS, slow=name != 'logcosh', loss=name)
+    case('loss: ' + name, dense, VECTORS, loss=name)
 case('sparse labels', dense, [VECTORS[0], [labels(N)[:, None]]], loss='sparse_categorical_crossentropy',
      metrics=['accuracy', keras.metrics.sparse_top_k_categorical_accuracy])
 for name in (Reduction.SUM, Reduction.NONE):
-    case('reduction: ' + name, lambda: dense(activity_regularizer=regularizers.l2(0.01)), VECTORS, slow=True,
+    case('reduction: ' + name, lambda: dense(activity_regularizer=regularizers.l2(0.01)), VECTORS,
          loss=lambda name=name: MeanSquaredError(reduction=name))
 for each in (zoo.custom_loss, zoo.scalar_loss, zoo.scalar_sum):
-    case('loss: ' + each.__name__, dense, VECTORS, slow=True, loss=each, metrics=[zoo.custom_metric, zoo.scalar_sum])
+    case('loss: ' + each.__name__, dense, VECTORS, loss=each, metrics=[zoo.custom_metric, zoo.scalar_sum])
 
 
 def stateful_metrics():
@@ -148,7 +152,7 @@ class MeanIoU(keras.metrics.Metric):
 
 
 case('stateful metrics', dense, VECTORS, metrics=stateful_metrics)
-case('metrics of means', dense, VECTORS, slow=True, metrics=metrics_of_means)
+case('metrics of means', dense, VECTORS, metrics=metrics_of_means)
 case('confusion matrix', dense, VECTORS, metrics=lambda: [MeanIoU(3)])
 
 
@@ -165,24 +169,23 @@ def with_gaps():
 
 
 case('masking, lstm', masked(lambda: L.LSTM(3)), with_gaps())
-case('masking, gru', masked(lambda: L.GRU(3)), with_gaps(), slow=True)
-case('unrolled', masked(lambda: L.SimpleRNN(3, unroll=True)), with_gaps(), slow=True)
+case('masking, gru', masked(lambda: L.GRU(3)), with_gaps())
+case('unrolled', masked(lambda: L.SimpleRNN(3, unroll=True)), with_gaps())
 case('two layers, dropout', zoo.words(lambda: L.LSTM(3, return_sequences=True, dropout=0.2, recurrent_dropout=0.2),
-                                      lambda: L.GRU(3)), SENTENCES, slow=True)
-case('bidirectional, masking', zoo.words(lambda: L.Bidirectional(L.LSTM(2))), SENTENCES, slow=True)
-case('time distributed, masking', zoo.words(lambda: L.TimeDistributed(L.Dense(3)), lambda: L.LSTM(2)), SENTENCES,
-     slow=True)
+                                      lambda: L.GRU(3)), SENTENCES)
+case('bidirectional, masking', zoo.words(lambda: L.Bidirectional(L.LSTM(2))), SENTENCES)
+case('time distributed, masking', zoo.words(lambda: L.TimeDistributed(L.Dense(3)), lambda: L.LSTM(2)), SENTENCES)
 case('stateful', lambda: Sequential([L.LSTM(3, stateful=True, batch_input_shape=(14, 5, 4)), head()]), SEQUENCES)
 case('masks that reach the loss', lambda: Sequential([
     L.Embedding(7, 4, mask_zero=True, input_length=5), L.LSTM(3, return_sequences=True), L.TimeDistributed(head())]),
     [SENTENCES[0], [np.eye(3)[tokens(N, 5, 3)]]], metrics=['accuracy'])
 case('temporal weights', lambda: Sequential([L.SimpleRNN(3, return_sequences=True, input_shape=(5, 4)),
                                              L.TimeDistributed(L.Dense(2))]),
-     [[noise(N, 5, 4)], [noise(N, 5, 2, seed=1)], [np.abs(noise(N, 5, seed=5))]], loss='mse', slow=True,
+     [[noise(N, 5, 4)], [noise(N, 5, 2, seed=1)], [np.abs(noise(N, 5, seed=5))]], loss='mse',
      sample_weight_mode='temporal', weighted_metrics=['mae'])
 case('convolutional lstm', lambda: Sequential([
     L.ConvLSTM2D(2, 3, input_shape=(3, 5, 5, 1)), L.Flatten(), head()]), [[noise(N, 3, 5, 5, 1)], [one_hot(N)]],
-    slow=True, compiled=True)
+    compiled=True)
 
 
 def attention():
@@ -249,9 +252,9 @@ case('several outputs', zoo.functional, [[noise(N, 6), noise(N, 4, seed=3)], [on
      loss={'kind': 'categorical_crossentropy', 'place': 'mse'}, loss_weights={'kind': 0.3, 'place': 2.0},
      metrics={'kind': 'accuracy', 'place': ['mae', 'mse']})
 case('sample weights', dense, VECTORS + [[np.abs(noise(N, seed=5))]], weighted_metrics=['accuracy', 'mse'])
-case('class weights', dense, VECTORS, class_weight={0: 0.5, 1: 3.0, 2: 1.0}, slow=True)
-case('small residual network', lambda: residual(1), [[noise(N, 8, 8, 2)], [one_hot(N)]], compiled=True, slow=True)
-case('residual network', residual, [[noise(N, 8, 8, 2)], [one_hot(N)]], compiled=True, slow=True)
+case('class weights', dense, VECTORS, class_weight={0: 0.5, 1: 3.0, 2: 1.0})
+case('small residual network', lambda: residual(1), [[noise(N, 8, 8, 2)], [one_hot(N)]], compiled=True)
+case('residual network', residual, [[noise(N, 8, 8, 2)], [one_hot(N)]], compiled=True)
 
 
 def prepared(build, options, mode):
