@@ -83,7 +83,7 @@ def _run(program, functions, exchanges, together, shards, states):
                 results = function(*shard, sum(lengths), length, first, *[env[variable] for variable in given(stage)])
             env.update((variable, copy.deepcopy(result)) for variable, result in zip(stage.outputs, results))
     exchange(program.exchanges)
-    constants = iter(together(*[known[0][variable] for variable, _, _ in exchanges], sum(lengths)))
+    constants = iter(copy.deepcopy(together(*[known[0][variable] for variable, _, _ in exchanges], sum(lengths))))
     found = []
     for output in program.outputs:
         if output.how is None:

@@ -255,7 +255,7 @@ def test_small_arrays_of_several_dtypes_are_added_at_once():
         size = 2
         calls = []
 
-        def add(self, arrays):
+        def all_reduce(self, arrays):
             self.calls.append(len(arrays))
             for array in arrays:
                 array *= 2

@@ -3,6 +3,7 @@ from collections import namedtuple
 
 from theano.gof.graph import ancestors
 from theano.sandbox.rng_mrg import mrg_uniform_base
+from theano.tensor.basic import AllocEmpty
 from theano.tensor.raw_random import RandomFunction
 
 from ..analysis import CONSTANT, FREE, PARTIAL, ROWS, CannotCut, Shards
@@ -195,11 +196,16 @@ class _Together:
                 self._memo[source] = self._can_be(source)
             if self._memo[source]:
                 self._inlined[place] = source
-            elif source in self._shards.constants:
+            elif source in self._shards.constants and not _is_half_empty(source):
                 self._handed[place] = source
             else:
                 return False
         return True
+
+
+def _is_half_empty(variable):
+    """Whether a variable is made of memory that holds anything, such as what a loop writes into."""
+    return any(v.owner and isinstance(v.owner.op, AllocEmpty) for v in ancestors([variable]))
 
 
 def _renamed(stage, new):
