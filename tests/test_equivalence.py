@@ -224,8 +224,9 @@ def test_a_loss_in_which_samples_meet(contexts, name, n, options):
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize('name, options', [('contrastive', {'update_on': 'host'}), ('normalised', {'micro_batches': 2}),
-                                           ('largest', {'check_finite': True})])
+@pytest.mark.parametrize('name, options', [
+    ('contrastive', {'update_on': 'host'}), ('largest', {'check_finite': True}),
+    pytest.param('normalised', {'micro_batches': 2}, marks=pytest.mark.slow)])
 def test_a_loss_in_which_samples_meet_on_devices(gpu2, name, options):
     expected, model = Small(LOSSES[name]).plain(), Small(LOSSES[name])
     assert_all_close(model.train(model.over_contexts('gpu', **options)), expected, 2e-4)

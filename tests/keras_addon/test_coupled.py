@@ -28,7 +28,8 @@ def check(name, dtype, contexts, kind, counts, mode):
             assert_equal(coupled.train(name, dtype, mode), expected, TOLERANCE[dtype])
 
 
-@MODELS
+@pytest.mark.parametrize('name', [pytest.param(name, marks=[pytest.mark.slow] * (name == 'lstm with masks'))
+                                  for name in coupled.MODELS])
 @DTYPES
 def test_on_the_host(name, dtype, contexts):
     check(name, dtype, contexts, 'cpu', [2, 3] if dtype == 'float64' else [3], QUICK)
