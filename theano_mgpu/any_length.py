@@ -2,14 +2,11 @@
 import theano
 import theano.tensor as T
 from theano.gof.graph import io_toposort
-from theano.sandbox.rng_mrg import mrg_uniform_base
 from theano.tensor import basic, opt
 from theano.tensor.nnet.abstract_conv import BaseAbstractConv
-from theano.tensor.raw_random import RandomFunction
 
 from .analysis import any_number_of_images, number
-
-DRAWS = (mrg_uniform_base, RandomFunction)
+from .rng import DRAWS
 
 
 class AnyLength:

@@ -3,7 +3,9 @@ import functools
 
 import numpy as np
 from theano.sandbox import rng_mrg
-from theano.tensor.raw_random import RandomStateType
+from theano.tensor.raw_random import RandomFunction, RandomStateType
+
+DRAWS = rng_mrg.mrg_uniform_base, RandomFunction  # the ops that draw
 
 # MRG_RandomStreams spaces the streams of one draw 2**72 numbers apart (at most 2**14 of them) and
 # the draws 2**134 apart: jumps of 2**100 a replica meet neither, up to 2**34 replicas.

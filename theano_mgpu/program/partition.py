@@ -2,17 +2,15 @@
 from collections import namedtuple
 
 from theano.gof.graph import ancestors
-from theano.sandbox.rng_mrg import mrg_uniform_base
 from theano.tensor.basic import AllocEmpty
-from theano.tensor.raw_random import RandomFunction
 
 from ..analysis import CONSTANT, FREE, PARTIAL, ROWS, CannotCut, Shards
 from ..analysis.rules.draws import streams_of_one_draw
 from ..graph import substitute
+from ..rng import DRAWS
 from .carrying import Carrying
 from .lowering import lowered
 
-DRAWS = (mrg_uniform_base, RandomFunction)
 SAME = 'same'
 
 Exchange = namedtuple('Exchange', 'variable source how')

@@ -107,7 +107,6 @@ class _Indexed:
         local = shards.make(places, [values[x.axis], x, end], values[x.axis].state, like=self.index[x.axis])
         return values[:x.axis] + [local] + values[x.axis + 1:], rows(self.first + axis)
 
-
     def _is_plain(self, axis, end):
         """Whether this is ``x[arange(N), labels]``, all with one row a sample.
 

@@ -5,17 +5,15 @@ import theano.tensor as T
 from theano.compile import SharedVariable
 from theano.gof.graph import io_toposort
 from theano.sandbox.multinomial import MultinomialFromUniform
-from theano.sandbox.rng_mrg import mrg_uniform_base
 from theano.tensor import raw_random
 from theano.tensor.raw_random import RandomFunction
 
-from ...rng import is_random_state
+from ...rng import DRAWS, is_random_state
 from ..shards import rule
 from ..sizes import elements, number
 from ..states import CONSTANT, COUNT, NUMBER, ROWS, WHOLE, State, rows
 from .base import constants, only_rows_on, wholes
 
-DRAWS = mrg_uniform_base, RandomFunction
 # Functions of RandomStreams each of whose numbers, or vectors, is independent of the other ones.
 SEPARATE = ('uniform', 'normal', 'binomial', 'poisson', raw_random.random_integers_helper,
             raw_random.permutation_helper, raw_random.multinomial_helper)
