@@ -109,7 +109,7 @@ class Scatter:
     def _or_example(self, values, lengths):
         """The arguments, or where this rank's data has ended, those of one sample that some rank has met."""
         if min(lengths) == 0 and (self._example is None or not all(self._arguments.split)):
-            # Who has no sample at its first step has never seen one; and what has no samples may differ in each call.
+            # A rank without samples in its first step has no example. Inputs without samples may change in each call.
             sample = None if values is None else self._arguments.first_sample(values)
             self._example = self._ranks.broadcast_object(sample, int(np.argmax(lengths)))
         elif self._example is None:

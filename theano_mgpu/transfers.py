@@ -25,7 +25,7 @@ class DeviceBuffers:
         """
         if self._context.kind == 'cpu' or not isinstance(value, np.ndarray):
             return value
-        from pygpu import gpuarray  # which nobody needs who has no GPU
+        from pygpu import gpuarray  # not installed on every machine without a GPU
         found = self._buffers.get(key)
         if found is None or found.shape != value.shape:
             found = gpuarray.array(value, dtype=value.dtype, order='C', context=gpu_context(self._context))
