@@ -28,10 +28,21 @@ import theano
 # Processes that tests start are no processes of a script's: each imports theano_mgpu by itself, or is to do without.
 del os.environ[compat.IMPORTED]
 
+# The tests of these modules run with the flag mgpu.verify, too. Most others compare with one device anyway.
+SELF_CHECKED = ('test_bugs', 'test_function', 'test_multi_gpu', 'test_training')
+
 # Programs, not tests: tests/keras_addon/test_scripts.py runs them.
 collect_ignore = ['keras_scripts']
 
 needs_compiler = pytest.mark.skipif(not theano.config.cxx, reason='Theano has no convolution without a C++ compiler')
+
+
+@pytest.fixture(autouse=True)
+def self_check(request):
+    """Have functions compute their first batch on one device, too; a test marked `unverified` counts what they do."""
+    is_on = request.module.__name__.split('.')[-1] in SELF_CHECKED and not request.node.get_closest_marker('unverified')
+    with theano.configparser.change_flags(**{'mgpu.verify': str(is_on)}):
+        yield
 
 
 def gpu_devices():

@@ -2,6 +2,7 @@
 import argparse
 import atexit
 import functools
+import gc
 import importlib
 import json
 import os
@@ -243,6 +244,22 @@ def compile_errors(path):
     step(np.arange(12, dtype='float16').reshape(4, 3) / np.float16(8))
     with open('%s.%d' % (path, mgpu.rank()), 'w') as f:
         json.dump({'met': met, 'w': w.get_value().tolist(), 'dtype': str(w.get_value().dtype)}, f)
+
+
+def collect(path):
+    """Rank 1's garbage collector runs between two functions over a variable, that of rank 0 does not."""
+    mgpu.init('a->cpu')
+    gc.disable()
+    x, w = T.matrix('x'), theano.shared(np.full(3, mgpu.rank() + 1, 'float32'), name='w')
+    for _ in range(2):
+        f = mgpu.function([x], x * w, mode=PYTHON)
+        found = f(np.ones((4, 3), 'float32'))
+        del f
+        if mgpu.rank():
+            gc.collect()
+    certificate = mgpu.function([x], (x * w).sum(), mode=PYTHON).verify(np.ones((4, 3), 'float32'))
+    if mgpu.rank():
+        np.savez(path, found, certificate.passed)
 
 
 def stop(*_, **__):

@@ -254,6 +254,7 @@ def test_a_generator_that_is_asked_ahead_may_not_touch_variables(contexts, gpu2)
     assert np.isfinite(step(*data(9, 7)))
 
 
+@pytest.mark.unverified
 @pytest.mark.parametrize('update_on', ['device', 'host'])
 def test_a_value_that_another_thread_sets_within_a_step_counts_from_the_next_one_on(contexts, kind, update_on):
     contexts(kind, 2)
@@ -456,7 +457,9 @@ def test_waiting_for_compiled_code_is_one_note(tmp_path, monkeypatch, caplog, no
     def taken_over(*limits):
         turns.append(limits)
         if len(turns) < 5:
-            (folder / 'lock').write_text('%d_%d_%s' % (os.getppid(), len(turns), socket.gethostname()))
+            new = tmp_path / 'new'  # a file that is just being written has no owner that a note could name
+            new.write_text('%d_%d_%s' % (os.getppid(), len(turns), socket.gethostname()))
+            new.replace(folder / 'lock')
         else:
             notes.heard.wait(60)
             (folder / 'lock').unlink()
@@ -695,6 +698,7 @@ def test_convolutions_of_a_fixed_batch_train(kind, contexts, enabled):
     assert not report.notes
 
 
+@pytest.mark.unverified
 def test_a_batch_that_is_at_fault_does_not_take_a_model_off_its_contexts(cpu2, enabled):
     """One `predict_on_batch` of no rows left a model to plain Keras for good."""
     from keras import layers as L
@@ -1511,6 +1515,15 @@ def test_a_compile_error_on_the_first_rank_is_one_of_all(tmp_path):
         expected = 1 - 0.1 * 2 * (x ** 2).sum(axis=0) / 12
         np.testing.assert_allclose(found['w'], expected, rtol=2e-3)
         assert found['dtype'] == 'float16'
+
+
+@needs_mpi
+def test_garbage_that_one_rank_has_collected_and_another_one_has_not_makes_no_difference(tmp_path):
+    """"RankError: the ranks do different things. rank 0: sharing values; rank 1: compiling in turn"."""
+    launch(2, 'collect', tmp_path / 'found.npz', flags=INTERPRETED)
+    found, passed = arrays(tmp_path / 'found.npz')
+    np.testing.assert_array_equal(found, np.ones((4, 3)))
+    assert passed
 
 
 @needs_mpi

@@ -197,6 +197,7 @@ def test_after_an_error_in_the_update_of_one_context_all_are_as_before(contexts,
         np.testing.assert_array_equal(*held)
 
 
+@pytest.mark.unverified
 def test_bad_batches_change_nothing(cpu2):
     model = dense_model()
     step = make_step(model)

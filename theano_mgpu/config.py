@@ -30,6 +30,9 @@ OWN_FLAGS = {
     'mgpu.random': ('exact', ('exact', 'independent'),
                     'Random numbers: those that one device would draw (exact), or each replica draws for its own '
                     'samples only, from a random state of its own (independent), which saves time.'),
+    'mgpu.verify': ('False', ('False', 'True'),
+                    'Whether the first batch of each function is computed on one device, too, and a difference beyond '
+                    'rounding is an error.'),
     'mgpu.timeline': ('', 'the path of a .json file',
                       'A file that a timeline of the whole script is written to when it ends, for '
                       'https://ui.perfetto.dev; none by default.'),

@@ -12,7 +12,7 @@ from .arguments import Arguments
 from .compat import watcher_of
 from .context_map import describe
 from .contexts import check_process
-from .errors import GraphError, warn
+from .errors import GraphError, MgpuError, warn
 from .exchange import meet_for_batch
 from .look_ahead import LookAhead
 from .parallel_graph import Transaction, choose_ranks, resolve_contexts, share_first_values
@@ -22,6 +22,7 @@ from .rng import is_random_state
 from .scatter import Scatter
 from .timeline import PHASES, RANK_PHASES, Timings
 from .updates import with_givens
+from .verification import Verification
 
 
 class DataParallel:
@@ -65,6 +66,7 @@ class DataParallel:
         self.seconds = 0.0
         self.timings = Timings(RANK_PHASES if self.ranks.size > 1 else PHASES)
         self.look_ahead = LookAhead(self._prepare)
+        self._verifies = theano.config.mgpu.verify == 'True'
         outputs, found = with_givens(outputs, {**batch_updates, **updates}, options.givens)
         updates = {variable: found.pop(variable) for variable in updates}
         self._compile(outputs, updates, found)
@@ -76,6 +78,7 @@ class DataParallel:
         graph.check_inputs(self.arguments.inputs, outputs + list(updates.values()) + list(batch_updates.values()))
         updated = list(updates) + list(batch_updates)
         whole = outputs + list(updates.values()) + list(batch_updates.values())
+        self._definition = outputs, {**updates, **batch_updates}
         self.refused, self.rows = None, {}
         program, is_divided = self._partition(whole, updated)
         if self.refused:
@@ -193,6 +196,8 @@ class DataParallel:
         list of ndarray
             The outputs.
         """
+        if self._verifies:
+            self._verify_first(args, kwargs)
         return self._locked_step((args, kwargs))
 
     def _locked_step(self, arguments):
@@ -249,6 +254,58 @@ class DataParallel:
 
     def _check(self, results):
         """Raise an error where results are not to be used; those with a row a sample are not among them."""
+
+    def verify(self, *args, tolerance=None, **kwargs):
+        """Compute a batch with plain Theano on the host, and over the contexts, from the same state, and compare.
+
+        Parameters
+        ----------
+        args, kwargs
+            Of a call. With several processes, each makes the same one.
+        tolerance : float, optional
+            The largest relative difference that counts as rounding: 1e-5 for float32, 1e-10 for float64.
+
+        Returns
+        -------
+        Certificate
+            Of the outputs, and the new values of shared variables, which stay as they were. Print it.
+
+        Raises
+        ------
+        MgpuError
+            If each process has samples of its own.
+
+        Examples
+        --------
+        ``print(step.verify(x[:31], y[:31]))``
+        """
+        if self.sharded:
+            raise MgpuError('verify compares with one device, which has the whole batch: here each process has samples '
+                            'of its own. Verify in one process, without mpirun')
+        with self.lock:
+            verification = Verification(self.arguments.inputs, *self._definition, self.options.mode)
+            return verification.certificate(self.arguments.bind(args, kwargs), lambda: self._traceless(args, kwargs),
+                                            self.contexts, tolerance)
+
+    def _traceless(self, args, kwargs):
+        """The outputs of a step, and the new values, which are taken back."""
+        before = [each.value() for each in self.updated]
+        try:
+            return self._locked_step((args, kwargs)) + [each.value() for each in self.updated]
+        finally:
+            for each, value in zip(self.updated, before):
+                each.variable.set_value(value)
+
+    def _verify_first(self, args, kwargs):
+        """Raise a GraphError where the first batch that is divided does not give the answer of one device."""
+        values = self.arguments.bind(args, kwargs)
+        if self.sharded or len(sum(self.scatter.rounds(self.arguments.length(values, {})), [])) < 2:
+            return
+        self._verifies = False
+        certificate = self.verify(*args, **kwargs)
+        if not certificate.passed:
+            raise GraphError('%s does not give the answer of one device, nothing was changed: %s'
+                             % (self.options.name or 'a function', certificate))
 
     def seconds_alone(self, args):
         """Seconds that the first context alone takes for a batch: copies, stages and updates. Nothing is changed.

@@ -182,13 +182,23 @@ def check_same_graph(ranks, inputs, outputs, shared, n_contexts):
 
 def share_first_values(ranks, variables):
     """Give variables that are new to the ranks the values that rank 0 has."""
-    new = [variable for variable in variables if not variable.shared]
+    new = _new_on_a_rank(ranks, variables)
     if ranks.size > 1 and new:
         for variable, value in zip(new, ranks.broadcast([variable.value() for variable in new])):
             variable.variable.container.value = value
             variable.after_write()
     for variable in new:
         variable.shared, variable.touched = True, False
+
+
+def _new_on_a_rank(ranks, variables):
+    """Those that are new on any rank: when one that nobody uses goes is up to each rank's garbage collector."""
+    found = []
+    for start in range(0, len(variables), 60):  # as many as an integer has bits
+        some = variables[start:start + 60]
+        masks = ranks.everyones(sum((not variable.shared) << i for i, variable in enumerate(some)))
+        found += [variable for i, variable in enumerate(some) if any(mask >> i & 1 for mask in masks)]
+    return found
 
 
 def choose_ranks(name):

@@ -2,11 +2,11 @@
 import warnings
 
 import theano_mgpu as mgpu
+from theano_mgpu.certificate import TOLERANCE
 from theano_mgpu.executors import Ranks
 from theano_mgpu.keras import Checkpoint, Predictor, disable, enable, multi_gpu_model, verify
 from theano_mgpu.keras.report import SHOWN, Report
 from theano_mgpu.keras.spread import spread_of
-from theano_mgpu.keras.verify import TOLERANCE
 from theano_mgpu.one_context import MARGIN, ROUNDS, WARM_UP, Trial
 
 import keras

@@ -6,15 +6,13 @@ import numpy as np
 from keras import backend as K
 
 from .. import graph, launched
+from ..certificate import TOLERANCE, Certificate, Row, largest, relative_difference
 from ..errors import MgpuError
 from . import functions
 from .batch import batch_updates, first_of_each
-from .certificate import Certificate, Row
 from .multi_gpu import chosen_contexts
 from .over_contexts import plain_predict_function, plain_train_function
 from .spread import Spread, set_spread, spread_of
-
-TOLERANCE = {'float16': 1e-2, 'float32': 1e-5, 'float64': 1e-10}
 
 
 class _Recording(keras.optimizers.Optimizer):
@@ -170,8 +168,9 @@ def _rows(one, many):
     A gradient that is zero in theory, as that of a bias before a batch normalisation, is rounding: a difference between
     gradients counts in relation to the largest one of the model.
     """
-    largest = max([_largest(value) for (kind, _), value in one.items() if kind == 'gradient'], default=0)
-    return [Row(kind, name, np.size(value), _difference(many[kind, name], value, largest if kind == 'gradient' else 0))
+    gradient = max([largest(value) for (kind, _), value in one.items() if kind == 'gradient'], default=0)
+    return [Row(kind, name, np.size(value),
+                relative_difference(many[kind, name], value, gradient if kind == 'gradient' else 0))
             for (kind, name), value in one.items()]
 
 
@@ -180,22 +179,12 @@ def _without_gradient(one, tolerance):
 
     Optimizers such as Adam make steps of the usual size of it, in any direction.
     """
-    gradients = [(name, _largest(value)) for (kind, name), value in one.items() if kind == 'gradient']
-    largest = max([size for _, size in gradients], default=0)
+    gradients = [(name, largest(value)) for (kind, name), value in one.items() if kind == 'gradient']
+    most = max([size for _, size in gradients], default=0)
     states = [key for key in one if key[0] == 'optimizer']
     found = []
     for i, (name, size) in enumerate(gradients):
-        if size <= tolerance * largest:
+        if size <= tolerance * most:
             # States come in turns of one for each weight, after what there is one of, such as the number of steps.
             found += [('weight', name)] + states[len(states) % len(gradients) + i::len(gradients)]
     return found
-
-
-def _largest(value):
-    return float(np.abs(np.asarray(value, 'float64')).max()) if np.size(value) else 0.0
-
-
-def _difference(value, reference, least=0):
-    """Largest difference in relation to the largest value of the reference, or to `least` if that is larger."""
-    value, reference = np.asarray(value, 'float64'), np.asarray(reference, 'float64')
-    return _largest(value - reference) / (max(_largest(reference), least) or 1)

@@ -1,0 +1,107 @@
+"""The self-check of a function: its certificate, what it finds, and that it leaves nothing behind."""
+import theano_mgpu as mgpu
+from theano_mgpu import verification
+from theano_mgpu.program import exchange
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from common import data, dense_model, momentum
+from theano.sandbox.rng_mrg import MRG_RandomStreams
+
+PYTHON = theano.Mode('py', 'fast_compile')
+
+
+@pytest.fixture
+def step(contexts, kind):
+    contexts(kind, 2)
+    model = dense_model()
+    made = mgpu.training_function(model.inputs, model.loss, model.params, momentum, outputs=[model.probabilities],
+                                  mode=theano.Mode('cvm', 'fast_compile'))
+    made.model = model
+    return made
+
+
+@pytest.fixture
+def half_of_the_second(monkeypatch):
+    """A sum over replicas that is at fault: it has half of what the second one gives."""
+    original = exchange.all_reduce
+
+    def halved(parts, weights, *rest):
+        original(parts, [1, 0.5][:len(parts)], *rest)
+    monkeypatch.setattr(exchange, 'all_reduce', halved)
+
+
+@pytest.fixture
+def flag():
+    """The flag mgpu.verify; the tests have it on where it costs little, see conftest.py."""
+    with theano.configparser.change_flags(**{'mgpu.verify': 'True'}):
+        yield
+
+
+def test_a_step_is_certified_and_changes_nothing(step):
+    step(*data(5, 7))
+    before = [variable.value() for variable in step.variables()]
+    certificate = step.verify(*data(9, 7))
+    assert certificate.passed and certificate.contexts == step.contexts, str(certificate)
+    kinds = [row.kind for row in certificate.rows]
+    assert kinds == ['output'] * 2 + ['new value'] * 2 * len(step.params)
+    for variable, value in zip(step.variables(), before):
+        np.testing.assert_array_equal(variable.value(), value)
+    assert 'same answer' in str(certificate) and str(step.params[0]) in str(certificate)
+
+
+def test_a_difference_is_shown(step, half_of_the_second):
+    certificate = step.verify(*data(9, 7))
+    assert not certificate.passed
+    assert '<-- differs' in str(certificate) and 'NOT the same answer' in str(certificate)
+
+
+def test_the_flag_makes_an_error_of_a_difference(flag, step, half_of_the_second):
+    before = [param.get_value() for param in step.params]
+    step(*data(1, 7))  # not divided: nothing to compare
+    changed = [param.get_value() for param in step.params]
+    with pytest.raises(mgpu.GraphError, match='does not give the answer of one device, nothing was changed') as error:
+        step(*data(9, 7))
+    assert 'new value' in str(error.value)
+    for param, value, first in zip(step.params, changed, before):
+        np.testing.assert_array_equal(param.get_value(), value)
+        assert (value != first).any()
+
+
+def test_the_flag_compares_the_first_divided_batch_alone(flag, step, monkeypatch):
+    made, original = [], verification.Verification.certificate
+    monkeypatch.setattr(verification.Verification, 'certificate',
+                        lambda *args: made.append(original(*args)) or made[-1])
+    for n in (1, 9, 8):
+        step(*data(n, 7))
+    assert [certificate.passed for certificate in made] == [True]
+
+
+def test_random_streams_are_compared_too(contexts):
+    contexts('cpu', 2)
+    x = T.matrix('x')
+    drawn = x * MRG_RandomStreams(3).uniform(x.shape) + T.shared_randomstreams.RandomStreams(5).normal(x.shape)
+    f = mgpu.function([x], drawn, mode=PYTHON)
+    first = f.verify(np.ones((5, 4), 'float32'))
+    assert first.passed and len(first.rows) == 3 and first.rows[2].size == 627
+    assert str(f.verify(np.ones((5, 4), 'float32'))) == str(first)
+
+
+def test_what_rounding_alone_changes_is_not_compared(contexts):
+    """Adam and the like make a step of full size of a gradient that is zero but for rounding."""
+    contexts('cpu', 2)
+    x = T.matrix('x')
+    w = theano.shared(np.zeros(4, 'float32'), name='w')
+    rounding = (x - x.mean(axis=0)).sum(axis=0)
+    step = mgpu.training_function([x], (x * w).sum(), [w], lambda _: {w: T.sgn(rounding)}, mode=PYTHON)
+    certificate = step.verify(data(33, 4)[0])
+    assert certificate.passed and certificate.arbitrary == ['w'], str(certificate)
+    assert 'last digit' in str(certificate)
+
+
+def test_values_that_are_not_finite(contexts):
+    contexts('cpu', 2)
+    x = T.matrix('x')
+    assert mgpu.function([x], [T.log(x), T.log(x).sum()], mode=PYTHON).verify(-np.eye(5, dtype='float32')).passed
