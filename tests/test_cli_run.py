@@ -21,8 +21,10 @@ QUICK = 'floatX=float32,cxx=,optimizer=fast_compile'  # interpreted: compiling t
 
 def start(words, folder, flags='', backend='theano'):
     env = dict(os.environ, PYTHONPATH=str(ROOT), THEANO_FLAGS=flags, KERAS_BACKEND=backend)
+    # A shell has what it runs in the background ignore Ctrl-C, and that is inherited.
     return subprocess.Popen([sys.executable] + words, cwd=str(folder), env=env, text=True, stdin=subprocess.PIPE,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
 
 
 def finish(process, stdin=''):

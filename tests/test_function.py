@@ -110,8 +110,8 @@ def test_one_context_of_several(contexts, kind):
     (lambda x: ([T.fvector('z')], x), 'the graph needs .*x.*, which is not among the inputs'),
     (lambda x: ([x, x], x), 'named twice'),
     (lambda x: ([shared(0, 'w'), x], x), 'is no plain Theano variable'),
-    (lambda x: ([theano.In(x)], x), 'theano.In'),
-    (lambda x: ([T.fscalar('s')], T.fscalar('s') * 1), 'no input has samples to split'),
+    (lambda x: ([theano.In(x, value=shared([[1]], 'w'))], x), 'keeps a value from call to call'),
+    (lambda x: ([T.fscalar('s')], T.as_tensor(1.0)), 'no input has samples to split'),
 ])
 def test_graphs_that_cannot_be_run(cpu2, make, message):
     with pytest.raises(GraphError, match=message):

@@ -34,6 +34,7 @@ else:
         RankError,
         ReplicaError,
     )
+    from .every_function import disable, enable
     from .function import function
     from .launched import rank, size
     from .predict import Predictor
@@ -45,5 +46,5 @@ else:
         _start_timeline(_config.own_flag('mgpu.timeline'))
 
 __all__ = ['BatchError', 'Context', 'ContextError', 'GraphError', 'MgpuError', 'MgpuWarning', 'NonFiniteError',
-           'PredictionError', 'Predictor', 'RankError', 'ReplicaError', 'audit', 'contexts', 'function', 'init', 'rank',
-           'size', 'timeline', 'training_function']
+           'PredictionError', 'Predictor', 'RankError', 'ReplicaError', 'audit', 'contexts', 'disable', 'enable',
+           'function', 'init', 'rank', 'size', 'timeline', 'training_function']

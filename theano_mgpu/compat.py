@@ -11,6 +11,7 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import inspect
 import json
 import logging
 import os
@@ -19,6 +20,7 @@ import re
 import shutil
 import sys
 import sysconfig
+import threading
 import types
 import warnings
 import weakref
@@ -588,8 +590,68 @@ def _wrap_function_call(cls):
                 for watcher in updated:
                     watcher.after_write()
 
-    cls.unwatched_call = original
-    cls.__call__ = __call__
+    @functools.wraps(original)
+    def dispatched(self, *args, **kwargs):
+        if self.mgpu_divided is None:
+            return __call__(self, *args, **kwargs)
+        return self.mgpu_divided(args, kwargs)
+
+    cls.unwatched_call, cls.plain_call, cls.mgpu_divided = original, __call__, None
+    cls.__call__ = dispatched
+
+
+# --- theano.function -----------------------------------------------------------------------------
+
+_making = threading.local()
+
+
+@contextlib.contextmanager
+def plain_functions():
+    """A block in which `theano.function` makes what nobody attaches to: functions of our own, and within other ones.
+
+    It yields whether it is within such a block.
+    """
+    before = getattr(_making, 'plain', False)
+    _making.plain = True
+    try:
+        yield before
+    finally:
+        _making.plain = before
+
+
+def plain_function(*args, **kwargs):
+    """A function as `theano.function` makes it where nothing is attached."""
+    import theano
+    with plain_functions():
+        return theano.function(*args, **kwargs)
+
+
+def after_each_function(attach):
+    """Have each function that is made from now on attached to.
+
+    Every `theano.function` calls `pfunc`, whatever name a script has imported it by.
+
+    Parameters
+    ----------
+    attach : callable
+        ``attach(function, arguments)``: what was made, and a dict of the arguments of `theano.compile.pfunc.pfunc`. It
+        may set ``function.mgpu_divided``, a callable ``divided(args, kwargs)`` that then runs in place of the
+        function; ``function.plain_call`` is Theano's own.
+    """
+    module = sys.modules['theano.compile.function']
+    original = module.pfunc
+    parameters = inspect.signature(original)
+
+    @functools.wraps(original)
+    def pfunc(*args, **kwargs):
+        with plain_functions() as is_within:
+            function = original(*args, **kwargs)
+        if not is_within:
+            given = parameters.bind(*args, **kwargs)
+            given.apply_defaults()
+            attach(function, given.arguments)
+        return function
+    module.pfunc = pfunc
 
 
 # --- Ops of theano.gpuarray ----------------------------------------------------------------------

@@ -1,4 +1,5 @@
 """A graph over a batch, run over several contexts: what every function of the package has."""
+import contextlib
 import threading
 import time
 
@@ -8,18 +9,20 @@ from theano.gof.graph import ancestors
 from theano.tensor.nnet.bn import AbstractBatchNormTrain
 
 from . import graph, job
-from .arguments import Arguments
+from .arguments import Arguments, no_samples, sample_axes
 from .compat import watcher_of
 from .context_map import describe
 from .contexts import check_process
-from .errors import GraphError, MgpuError, warn
+from .data_sets import Slices
+from .division import Division, divided
+from .errors import GraphError, LengthError, MgpuError, warn
 from .exchange import meet_for_batch
 from .look_ahead import LookAhead
 from .parallel_graph import Transaction, choose_ranks, resolve_contexts, share_first_values
-from .program import CannotCut, CompiledProgram, Runner, partition, undivided
+from .program import CannotCut, CompiledProgram, Runner, undivided
 from .replicate import replicated
-from .rng import is_random_state
 from .scatter import Scatter
+from .scatter_gather import batch_length
 from .timeline import PHASES, RANK_PHASES, Timings
 from .updates import with_givens
 from .verification import Verification
@@ -33,15 +36,15 @@ class DataParallel:
     inputs : list of theano.Variable
     outputs : list of theano.Variable
     updates : dict of SharedVariable to theano.Variable
-        New values that every context needs, such as parameters.
-    batch_updates : dict of SharedVariable to theano.Variable
-        New values that the host needs, such as metrics and running averages. Default updates are added.
+        New values. Default updates are added.
     options : Options
 
     Attributes
     ----------
     contexts : list of Context
         Those that it runs on: the first one alone where the graph cannot be divided.
+    is_divided : bool
+        Whether batches are divided among replicas.
     refused : str or None
         Why the graph cannot be divided.
     ranks : Ranks
@@ -54,8 +57,9 @@ class DataParallel:
         Seconds that the calls spent in each phase, see `timeline.PHASES`.
     """
 
-    def __init__(self, inputs, outputs, updates, batch_updates, options):
-        self.arguments = Arguments(inputs, options.broadcast, options.allow_input_downcast)
+    def __init__(self, inputs, outputs, updates, options):
+        axes = sample_axes(inputs, options.samples, options.broadcast)
+        self.arguments = Arguments(inputs, axes, options.allow_input_downcast)
         self.options = options
         self.contexts = resolve_contexts(options.contexts)
         self.ranks = choose_ranks(options.executor)
@@ -67,34 +71,49 @@ class DataParallel:
         self.timings = Timings(RANK_PHASES if self.ranks.size > 1 else PHASES)
         self.look_ahead = LookAhead(self._prepare)
         self._verifies = theano.config.mgpu.verify == 'True'
-        outputs, found = with_givens(outputs, {**batch_updates, **updates}, options.givens)
-        updates = {variable: found.pop(variable) for variable in updates}
-        self._compile(outputs, updates, found)
+        outputs, updates = with_givens(outputs, updates, options.givens, options.no_default_updates)
+        outputs, updates = self._on_samples(outputs, updates)
+        self._compile(outputs, updates)
 
     # ------------------------------------------------------------------------------------------------ compiling
 
-    def _compile(self, outputs, updates, batch_updates):
-        options = self.options
-        graph.check_inputs(self.arguments.inputs, outputs + list(updates.values()) + list(batch_updates.values()))
-        updated = list(updates) + list(batch_updates)
-        whole = outputs + list(updates.values()) + list(batch_updates.values())
-        self._definition = outputs, {**updates, **batch_updates}
-        self.refused, self.rows = None, {}
-        program, is_divided = self._partition(whole, updated)
-        if self.refused:
-            self.contexts = self.contexts[:1]
-        states = [variable for variable in batch_updates if not is_random_state(variable)]
+    def _on_samples(self, outputs, updates):
+        """The graph as one of inputs with samples along axis 0; finds the slices of data sets that are its batch."""
+        given, options = self.arguments.inputs, self.options
+        whole = graph.substitute(outputs + list(updates.values()), self.arguments.replacements)
+        graph.check_inputs(given, whole)
+        self.slices = Slices(given, whole, updates)
+        if options.length is not None:
+            lengths = self.slices.lengths(self.arguments.bind(options.example, {}))
+            self.slices.keep({v for v, length in lengths.items() if length == options.length})
+        elif any(self.arguments.split):
+            self.slices.keep(())
+        if not any(self.arguments.split) and not self.slices:
+            raise no_samples(given)
+        if self.slices and self.sharded:
+            raise GraphError('each process has samples of its own, but the batch of %s is a slice of a shared data '
+                             'set: leave out mgpu.data=sharded' % (options.name or 'a function'))
+        return whole[:len(outputs)], dict(zip(updates, whole[len(outputs):]))
+
+    def _compile(self, outputs, updates):
+        options, updated = self.options, list(updates)
+        whole = outputs + list(updates.values())
+        self._definition, self.refused = (outputs, updates), None
+        self.is_divided = self.ranks.size > 1 or len(self.contexts) > 1 or options.micro_batches > 1 or \
+            options.updates_on(self.contexts) == 'host' and self.contexts[0].kind != 'cpu'
+        program, self.rows, self._only_length = self._divided(whole, updated)
         # Ranks compile the same graphs, whatever their devices.
         on_host = min(self.ranks.everyones(options.updates_on(self.contexts) == 'host'))
-        self.compiled_program = CompiledProgram(
-            program, self.arguments.inputs + list(self.rows.values()), updated, states,
-            'host' if on_host else 'device', self.contexts, self.ranks, options.mode, options.name)
+        with profiled(options.profile):
+            self.compiled_program = CompiledProgram(
+                program, self.arguments.inputs + list(self.rows.values()), updated,
+                'host' if on_host else 'device', self.contexts, self.ranks, options.mode, options.name)
         distinct = list(dict.fromkeys(self.results))
         self._row_outputs = [output for output in distinct if isinstance(output.how, tuple)]
         self._alike_outputs = [output for output in distinct if not isinstance(output.how, tuple)]
         self._runner = Runner(self.compiled_program, self.ranks, options.executor, self.timings)
-        self.scatter = Scatter(self.arguments, self.rows, program, self._runner, is_divided, options.micro_batches,
-                               self._least(whole), self.sharded)
+        self.scatter = Scatter(self.arguments, self.rows, program, self._runner, self.is_divided,
+                               options.micro_batches, self._least(whole), self.sharded)
         self.updated = [replicated(variable, variable in program.streams) for variable in updated]
         # Where each rank has samples of its own, it has their states, too.
         own = self.compiled_program.rows if self.sharded else ()
@@ -103,44 +122,18 @@ class DataParallel:
         for variable in list(self.replicated()) + self.updated:
             variable.step_locks.add(self.lock)
 
-    def _partition(self, outputs, updated):
-        """The Program of the graph, an undivided one for one replica, or if it cannot be cut; whether it was."""
-        is_divided = self.ranks.size > 1 or len(self.contexts) > 1 or self.options.micro_batches > 1 or \
-            self.options.updates_on(self.contexts) == 'host' and self.contexts[0].kind != 'cpu'
-        if is_divided:
+    def _divided(self, outputs, updated):
+        """The Division of the graph: among replicas, if there are several, and it can be."""
+        if self.is_divided:
             try:
-                return self._cut(outputs, updated), True
+                return divided(self.arguments.with_samples, self.slices, outputs, updated, self.options.length)
             except CannotCut as error:
-                if self.sharded:
-                    raise GraphError('each process has samples of its own, but this cannot be computed in parts: %s'
-                                     % error) from error
-                self.refused = str(error)
-        return undivided(outputs), False
-
-    def _cut(self, outputs, updated):
-        """The Program of the graph; where it can be, a state with a row a sample comes in with the batch."""
-        read, with_samples = set(ancestors(outputs)), self.arguments.with_samples
-
-        def states(program):
-            """States whose new values have samples along an axis; what nobody reads is only stored."""
-            new = zip(updated, program.outputs[len(outputs) - len(updated):])
-            return {v: output.how[1] for v, output in new if isinstance(output.how, tuple) and v in read}
-        options = theano.config.mgpu.batch_statistics, theano.config.mgpu.random
-        first = program = partition(with_samples, outputs, *options)
-        found, rows = states(program), {}
-        try:
-            while not found.keys() <= rows.keys():
-                rows.update((v, graph.host_type(v)('rows of %s' % v)) for v in found if v not in rows)
-                program = partition(with_samples + list(rows.values()), graph.substitute(outputs, rows), *options)
-                found = states(program)
-            if found != dict.fromkeys(rows, 0):
-                raise CannotCut('the states of samples, %s, do not have them along axis 0' % ', '.join(map(str, rows)))
-        except CannotCut:
-            if self.sharded:
-                raise
-            return first  # in which every replica has all of each state
-        self.rows = rows
-        return program
+                if self.sharded or self.options.must_divide:
+                    raise GraphError('%s cannot be computed in parts: %s'
+                                     % (self.options.name or 'a function', error)) from error
+                self.refused, self.is_divided = str(error), False
+                self.contexts = self.contexts[:1]
+        return Division(undivided(outputs), {}, None)
 
     def _least(self, outputs):
         """Samples that a sub-batch has at least: where each is normalised by itself, one cannot be."""
@@ -163,6 +156,11 @@ class DataParallel:
     def compiled(self):
         """The compiled functions, one a context of each stage."""
         return [function for each in self.compiled_program.graphs for function in each.compiled]
+
+    @property
+    def profiles(self):
+        """The ProfileStats of the compiled functions, where they are profiled."""
+        return [function.profile for function in self.compiled if function.profile]
 
     @property
     def executor(self):
@@ -299,7 +297,7 @@ class DataParallel:
     def _verify_first(self, args, kwargs):
         """Raise a GraphError where the first batch that is divided does not give the answer of one device."""
         values = self.arguments.bind(args, kwargs)
-        if self.sharded or len(sum(self.scatter.rounds(self.arguments.length(values, {})), [])) < 2:
+        if self.sharded or len(sum(self.scatter.rounds(self._length(values)), [])) < 2:
             return
         self._verifies = False
         certificate = self.verify(*args, **kwargs)
@@ -319,7 +317,7 @@ class DataParallel:
             self.refresh()
             began = time.perf_counter()
             values = self.arguments.bind(args, {})
-            batch = self.scatter(values, {}, [self.arguments.length(values, {})], alone=True)
+            batch = self.scatter(values, {}, [self._length(values)], alone=True)
             transaction = Transaction()
             try:
                 self._runner.run_stages(batch, transaction)
@@ -359,9 +357,19 @@ class DataParallel:
             return None, None, states, 0
         ahead = self.look_ahead.take(*arguments)
         if ahead:
-            return ahead.batch, ahead.values, {}, self.arguments.length(ahead.values, {})
+            return ahead.batch, ahead.values, {}, self._length(ahead.values)
         values = self.arguments.bind(*arguments)
-        return None, values, states, self.arguments.length(values, states)
+        return None, values, states, self._length(values, states)
+
+    def _length(self, values, states=()):
+        """Samples of a batch; a BatchError where its arguments, slices, and states of samples do not agree."""
+        named = self.arguments.named(values) + self.slices.named(values)
+        named += [(len(states[variable]), 'the state %s' % variable) for variable in states]
+        length = batch_length(*map(list, zip(*named)))
+        if self._only_length not in (None, length):
+            raise LengthError('a batch of %d samples was given, but the graph has the length of its batches, %d, as a '
+                              'number' % (length, self._only_length))
+        return length
 
     def _prepare(self, args):
         """Scatter and send a batch while the devices compute the one before it: its values, and the Batch."""
@@ -369,7 +377,7 @@ class DataParallel:
             return None
         with self.timings.span('scatter'):
             values = self.arguments.bind(args, {})
-            batch = self.scatter(values, {}, [self.arguments.length(values, {})])
+            batch = self.scatter(values, {}, [self._length(values)])
         self._runner.send(batch.rounds[0], batch.common)
         return values, batch
 
@@ -390,6 +398,13 @@ def check_reductions(results, reductions, outputs):
             raise GraphError('output %s %s, and cannot be reduced by %r. Leave the reduction out: outputs are those of '
                              'the whole batch' % (output, 'has rows of single samples' if result.how else
                                                   'has no rows of single samples', how))
+
+
+@contextlib.contextmanager
+def profiled(profile):
+    """A block in which functions are compiled to be profiled, if `profile` is true, or as the flag ``profile`` says."""
+    with theano.configparser.change_flags(profile=theano.config.profile or bool(profile)):
+        yield
 
 
 def _store(variable, value, transaction):

@@ -31,6 +31,10 @@ class BatchError(MgpuError, ValueError):
     """The arguments of a call cannot be split into sub-batches."""
 
 
+class LengthError(BatchError):
+    """The arguments of a call do not have samples as the function takes them: in one number, along known axes."""
+
+
 class NonFiniteError(MgpuError, ArithmeticError):
     """The loss or a gradient is infinite or not a number; no parameter was changed."""
 

@@ -13,6 +13,7 @@ from theano.gpuarray.basic_ops import HostFromGpu, as_gpuarray_variable, host_fr
 from theano.gpuarray.type import GpuArrayType, gpu_supported
 from theano.tensor.sharedvar import TensorSharedVariable
 
+from .compat import plain_functions
 from .contexts import alike, compiling_for
 from .errors import GraphError
 from .retarget import CannotRetarget, link, optimise
@@ -237,7 +238,7 @@ def compile_for(context, inputs, outputs, updates, replicas, mode=None, name=Non
         which, see `transfers.send`); trusts its caller that they have the inputs' types. Returns the outputs,
         then the updates' new values where the updated replicas lie.
     """
-    with _collector_paused():
+    with _collector_paused(), plain_functions():
         function = _linked(context, replicas, name, like) or \
             _compile(context, inputs, outputs, updates, replicas, mode, name)
     # The batch is checked once as a whole; Theano's own checks of each input, and of each pair

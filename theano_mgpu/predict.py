@@ -7,7 +7,7 @@ import numpy as np
 import theano
 
 from . import job, launched, progress
-from .arguments import check_input, converted, split_inputs
+from .arguments import check_input, converted, no_samples, sample_axes
 from .contexts import borrow, check_process, give_back
 from .dealing import RankPool, serve
 from .errors import BatchError, GraphError, MgpuError, MgpuWarning, PredictionError
@@ -91,7 +91,10 @@ class Predictor:
         self._single = not isinstance(outputs, (list, tuple))
         self._allow_input_downcast = allow_input_downcast
         self.inputs = [check_input(variable) for variable in inputs]
-        self._split = split_inputs(self.inputs, broadcast)
+        axes = sample_axes(self.inputs, broadcast=broadcast)
+        if not axes:
+            raise no_samples(self.inputs)
+        self._split = [variable in axes for variable in self.inputs]
         outputs, updates = with_givens([outputs] if self._single else outputs, {}, givens)
         check_independent(updates)
         sharded = theano.config.mgpu.data == 'sharded'
@@ -170,7 +173,7 @@ class Predictor:
         self._check_use()
         batch_size = chosen_batch_size(batch_size)
         arrays = self._in_order(arrays)
-        named = [(array, str(v)) for array, v, split in zip(arrays, self.inputs, self._split) if split]
+        named = [(len(array), str(v)) for array, v, split in zip(arrays, self.inputs, self._split) if split]
         length = batch_length(*map(list, zip(*named)), least=0)
         rows = self._rows_of(arrays, length, batch_size, verbose)
         return rows[0] if self._single else rows

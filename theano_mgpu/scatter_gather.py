@@ -1,7 +1,7 @@
 """Split a batch into sub-batches, and put their results together again."""
 import numpy as np
 
-from .errors import BatchError
+from .errors import BatchError, LengthError
 
 
 def sub_batch_sizes(batch_size, n_replicas, least=1):
@@ -84,13 +84,13 @@ def micro_batch_rounds(batch_size, n_replicas, micro_batches, least=1):
             for round_ in range(len(slices[0]))]
 
 
-def batch_length(arguments, names, least=1):
+def batch_length(lengths, names, least=1):
     """Number of samples of a batch, which all arguments that are split must share.
 
     Parameters
     ----------
-    arguments : list of array_like with a `shape`
-        Those that are split, at least one.
+    lengths : list of int
+        Samples of each argument that is split, at least one.
     names : list of str
     least : {0, 1}
         Samples that there have to be.
@@ -101,19 +101,18 @@ def batch_length(arguments, names, least=1):
 
     Raises
     ------
-    BatchError
-        If the arguments have different lengths or none.
+    LengthError
+        If they are not equal, or below `least`.
     """
-    lengths = [argument.shape[0] for argument in arguments]
     if len(set(lengths)) > 1:
         odd = names[next(i for i, length in enumerate(lengths) if length != max(lengths))]
         given = ', '.join('%s has %d' % pair for pair in zip(names, lengths))
-        raise BatchError('inputs of different lengths cannot be split into sub-batches: %s samples. If '
-                         'one is not made of samples, every replica can get it whole: pass '
-                         'broadcast=[%s] to mgpu.function or mgpu.training_function' % (given, odd))
+        raise LengthError('inputs of different lengths cannot be split into sub-batches: %s samples. If '
+                          'one is not made of samples, every replica can get it whole: pass '
+                          'broadcast=[%s] to mgpu.function or mgpu.training_function' % (given, odd))
     if lengths[0] < least:
-        raise BatchError('the batch is empty: %s 0 samples; give at least one'
-                         % ', '.join('%s has' % name for name in names))
+        raise LengthError('the batch is empty: %s 0 samples; give at least one'
+                          % ', '.join('%s has' % name for name in names))
     return lengths[0]
 
 

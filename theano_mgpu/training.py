@@ -146,9 +146,12 @@ class TrainingFunction(DataParallel):
         new = new_values(updates, placeholders, self.params)
         of_updates = graph.shared_variables(list(new.values()))
         new = dict(zip(new, graph.substitute(list(new.values()), dict(zip(placeholders, gradients)))))
+        twice = [variable for variable in batch_updates or {} if graph.host_view(variable) in new]
+        if twice:
+            raise GraphError('%s gets a new value by updates, and another one by batch_updates' % twice[0])
         self._n_outputs = 1 + len(outputs)
-        super().__init__(inputs, [loss] + list(outputs) + (gradients if check_finite else []), new,
-                         batch_updates or {}, Options(**options))
+        super().__init__(inputs, [loss] + list(outputs) + (gradients if check_finite else []),
+                         {**new, **(batch_updates or {})}, Options(**options))
         state_variables = [watcher_of(variable) or replicated(variable) for variable in self.params + of_updates]
         self._state = list(dict.fromkeys(state_variables + self.updated))
         self._completed = 0  # steps

@@ -5,7 +5,7 @@ import theano
 
 from . import graph
 from .errors import GraphError
-from .updates import of_type
+from .updates import as_dict, of_type
 
 
 def scalar_loss(loss):
@@ -41,14 +41,8 @@ def new_values(updates, gradients, params):
     GraphError
         If what it returns are no updates of shared variables.
     """
-    returned = updates(*[gradients, params][:_takes(updates)])
-    pairs = list(returned.items() if hasattr(returned, 'items') else returned)
-    for variable, _ in pairs:
-        if not isinstance(variable, theano.compile.SharedVariable):
-            raise GraphError('updates returned a new value for %r, which is no shared variable' % (variable,))
-    found = {graph.host_view(variable): of_type(variable, value) for variable, value in pairs}
-    if len(found) < len(pairs):
-        raise GraphError('updates returned two new values for one shared variable')
+    returned = as_dict(updates(*[gradients, params][:_takes(updates)]))
+    found = {graph.host_view(variable): of_type(variable, value) for variable, value in returned.items()}
     values = graph.host_graph(list(found.values()))
     found = dict(zip(found, values))
     for variable in graph.shared_variables(values):

@@ -3,6 +3,7 @@ import numpy as np
 import theano
 
 from .certificate import TOLERANCE, Certificate, Row, relative_difference
+from .compat import plain_function
 from .graph import host_graph, shared_variables
 from .rng import is_random_state
 
@@ -27,7 +28,7 @@ class Verification:
         self._shared = shared_variables(graph)
         self._tolerance = _tolerance(list(inputs) + self._shared + graph)
         # The new values are further outputs: nothing is changed.
-        self._plain = theano.function(inputs, graph, mode=theano.compile.get_mode(mode).excluding('gpuarray_opt'),
+        self._plain = plain_function(inputs, graph, mode=theano.compile.get_mode(mode).excluding('gpuarray_opt'),
                                       no_default_updates=True, on_unused_input='ignore', allow_input_downcast=True)
 
     def certificate(self, values, compute, contexts, tolerance=None):

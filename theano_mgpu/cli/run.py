@@ -1,4 +1,4 @@
-"""`theano-mgpu run`: a Keras script, unchanged, over several contexts."""
+"""`theano-mgpu run`: a Keras or Theano script, unchanged, over several contexts."""
 import argparse
 import atexit
 import functools
@@ -9,21 +9,24 @@ from .. import compat, config, launched
 from ..context_map import describe
 from ..contexts import init
 from ..errors import MgpuError
+from ..every_function import enable
 from .config import positive
 from .devices import context_map
 from .output import note
 from .program import add_program, check_program, run_module, run_script
 
 EPILOG = """\
-Every model that the script compiles trains, tests and predicts over the contexts: those of THEANO_FLAGS or
+Every Keras model that the script compiles trains, tests and predicts over the contexts, and so does every
+theano.function that a batch enters, where that is exact and faster. The contexts are those of THEANO_FLAGS or
 .theanorc, or of --contexts, or every GPU. The script needs no change, and sees what it would see under python:
-its arguments, its standard input, its exit code; errors have their own traceback. A script that does not import
-Keras is run as it is, and a line at exit says so.
+its arguments, its standard input, its exit code; errors have their own traceback.
 
-Said once, and again in the summary (on stderr, at exit): a model that runs on one context, or elsewhere, and why.
-Said once: a model for which one context is faster, measured on its first batches. With --strict each of these is an
-error. With --verify the first batch of each model is trained on one device and on the contexts, and a table shows the
-difference; the model is left as it was.
+The summary (on stderr, at exit) lists each model and each function: where it ran, how many samples, and why there.
+A function is measured on its first calls, on one device and on the contexts, and goes on with what is faster;
+--always divides it at once, so that each run rounds alike. Said once, too: a model or a function that cannot be
+divided, and why; a model for which one context is faster. With --strict each of these is an error. With --verify
+the first batch of each model and function is computed on one device and on the contexts, and a table shows the
+difference; nothing is changed by it.
 
 examples:
   theano-mgpu run train.py --epochs 5
@@ -36,9 +39,9 @@ examples:
 
 def add_parser(sub):
     """Add the command to argparse's sub-parsers."""
-    parser = sub.add_parser('run', help='run a Keras script, unchanged, over several contexts', epilog=EPILOG,
+    parser = sub.add_parser('run', help='run a Keras or Theano script, unchanged, over several contexts', epilog=EPILOG,
                             usage='theano-mgpu run [options] SCRIPT|-m MODULE [ARGS]',
-                            description='Run a script whose Keras models train and predict on several devices.',
+                            description='Run a script whose Keras models and Theano functions run on several devices.',
                             formatter_class=argparse.RawDescriptionHelpFormatter)
     which = parser.add_mutually_exclusive_group()
     which.add_argument('--gpus', type=positive, metavar='N', help='use the first N contexts (default: all); '
@@ -47,7 +50,9 @@ def add_parser(sub):
                        help="contexts and their devices, e.g. 'dev0->cuda0;dev1->cuda1'")
     parser.add_argument('--strict', action='store_true', help='an error for what is else only said')
     parser.add_argument('--verify', action='store_true',
-                        help='compare one device and several on the first batch of each model')
+                        help='compare one device and several on the first batch of each model and function')
+    parser.add_argument('--always', action='store_true',
+                        help='divide every function that can be, without measuring whether that is faster')
     parser.add_argument('-q', '--quiet', action='store_true', help='no summary at exit')
     add_program(parser, 'a Python script')
     parser.set_defaults(run=run)
@@ -66,18 +71,29 @@ def run(args):
     if args.contexts:
         flags['contexts'] = describe(args.contexts)
         os.environ['THEANO_FLAGS'] = config.join_flags(flags)
-    reports = []
+    # Not before the script needs them: one that uses neither Theano nor Keras is to find no device open, and no Keras.
+    opened = functools.lru_cache(None)(functools.partial(open_contexts, args, flags))
+    reports = [enable(opened, args.strict, args.verify, args.always, note)]
     if not args.quiet:
         atexit.register(print_summary, reports, os.getpid())
-    # Not before the script imports Keras: one that never does is to find no device open, and no Keras.
-    compat.after_import('keras', lambda keras: reports.append(enable_in(keras, args, flags)))
+    compat.after_import('keras', lambda keras: reports.append(enable_in(keras, args, opened)))
     if args.module:
         return functools.partial(run_module, args.module[0], args.module[1:])
     return functools.partial(run_script, args.script, args.args)
 
 
-def enable_in(keras, args, flags):
-    """Have the models of the Keras that was just imported run over the contexts; `flags` is a dict from the start.
+def open_contexts(args, flags):
+    """Open the contexts that options and flags name; `flags` is a dict from the start. An error ends the script."""
+    take_flags(flags)
+    try:
+        return init(describe(args.contexts) if args.contexts else args.gpus)
+    except MgpuError as error:
+        print('theano-mgpu: error: %s' % error, file=sys.stderr)
+        sys.exit(1)
+
+
+def enable_in(keras, args, opened):
+    """Have the models of the Keras that was just imported run over the contexts.
 
     Returns
     -------
@@ -87,15 +103,10 @@ def enable_in(keras, args, flags):
     if keras.backend.backend() != 'theano':
         note('this script uses Keras on %s: its models are left alone' % keras.backend.backend())
         return None
-    take_flags(flags)
-    try:
-        init(describe(args.contexts) if args.contexts else args.gpus)
-        from ..keras import enable
-        # Not as warnings, which scripts tend to silence, and some turn into errors.
-        return enable(strict=args.strict, verify=args.verify, tell=note)
-    except MgpuError as error:
-        print('theano-mgpu: error: %s' % error, file=sys.stderr)
-        sys.exit(1)
+    opened()
+    from ..keras import enable as enable_keras
+    # Not as warnings, which scripts tend to silence, and some turn into errors.
+    return enable_keras(strict=args.strict, verify=args.verify, tell=note)
 
 
 def take_flags(before):
@@ -124,18 +135,18 @@ def take_flags(before):
 
 
 def print_summary(reports, process):
-    """Print what the models did, or that there were none; not in a process that was forked from the script's.
+    """Print what models and functions did, or that there were none; not in a process forked from the script's.
 
     Parameters
     ----------
-    reports : list of (Report or None)
-        One if Keras was imported.
+    reports : list of (Report, FunctionReport or None)
     process : int
         The number of the script's.
     """
-    if os.getpid() != process or sys.stderr is None or reports == [None]:
+    if os.getpid() != process or sys.stderr is None or None in reports:
         return
-    if reports and reports[0]:
-        print('theano-mgpu: %s' % reports[0], file=sys.stderr)
-    else:
-        note('no Keras model ran: this command divides the work of Keras models, and leaves all else to the script')
+    found = [report for report in reports if report]
+    for report in found:
+        print('theano-mgpu: %s' % report, file=sys.stderr)
+    if not found:
+        note('no Keras model ran, and no Theano function was made: all else is left to the script')

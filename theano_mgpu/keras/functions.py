@@ -37,7 +37,7 @@ class BatchFunction:
     def __init__(self, forms, values=(), mode=None, looks_ahead=False):
         self._forms = forms
         mode = theano.compile.get_mode(mode).excluding('gpuarray_opt')
-        self._read = theano.function([], graph.host_graph(list(values)), mode=mode) if values else list
+        self._read = compat.plain_function([], graph.host_graph(list(values)), mode=mode) if values else list
         self._looks_ahead = looks_ahead and self.function.on_devices
         self.memory = None    # a Checkpoint
         self.observer = None  # a callable ``observer(function, inputs, compute)`` that returns what ``compute()`` does

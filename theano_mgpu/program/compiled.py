@@ -4,6 +4,7 @@ from collections import namedtuple
 from theano.gof.graph import ancestors
 
 from ..parallel_graph import HOST, ParallelGraph
+from ..rng import is_random_state
 from .partition import OWN
 
 Part = namedtuple('Part', 'given outputs updated graph')
@@ -21,10 +22,9 @@ class CompiledProgram:
         Of a call: those of the program, and others that every replica gets whole.
     updated : list of SharedVariable
         What the last of the program's outputs are new values of.
-    on_host : collection of SharedVariable
-        Those whose new values are made on the host, unless that needs what lies on the devices.
     update_on : {'device', 'host'}
-        Where the other new values are made: on each context, or once on the host.
+        Where the new values that replicas need are made: on each context, or once on the host. Others, such as
+        metrics and running averages, are made on the host.
     contexts : list of Context
     ranks : Ranks
     mode, name
@@ -41,7 +41,7 @@ class CompiledProgram:
         What is computed after the last exchange.
     """
 
-    def __init__(self, program, inputs, updated, on_host, update_on, contexts, ranks, mode=None, name=None):
+    def __init__(self, program, inputs, updated, update_on, contexts, ranks, mode=None, name=None):
         self.program, self.contexts = program, contexts
         self._compile_with = {'ranks': ranks, 'mode': mode, 'independent': program.streams}
         n_results = len(program.outputs) - len(updated)
@@ -57,7 +57,7 @@ class CompiledProgram:
         self.stages = [(stage, self._stage(i, stage, given, own, name)) for i, stage in enumerate(program.stages)
                        if stage.outputs]
         rest = {variable: output.variable for variable, output in new.items() if output.how is None}
-        self.parts = self._parts(given, rest, on_host, update_on, name)
+        self.parts = self._parts(given, rest, update_on, name)
 
     @property
     def graphs(self):
@@ -72,13 +72,24 @@ class CompiledProgram:
         return self._part(given + known + list(stage.carried), outputs, updates, self.contexts,
                           name if n == 1 else '%s, stage %d of %d' % (name or 'a function', i + 1, n))
 
-    def _parts(self, given, new, on_host, update_on, name):
+    def _for_the_host(self, new):
+        """Those of the variables that no replica needs: no stage reads them, nor the new value of another one."""
+        found = {v for v in new if not is_random_state(v)}
+        found -= _reads(*[variable for stage in self.program.stages for variable in stage.outputs])
+        while True:
+            needed = found & _reads(*[value for variable, value in new.items() if variable not in found])
+            if not needed:
+                return found
+            found -= needed
+
+    def _parts(self, given, new, update_on, name):
         """Parts on the host, and on the contexts, that make new values and results."""
         exchanged = [exchange.variable for exchange in self.exchanges]
         results = [output.variable for output in self.results if output.how is None]
         results = [variable for variable in dict.fromkeys(results) if variable not in exchanged]
-        light = [v for v in results + list(new.values()) if _reads(v) <= set(on_host)]
-        here = [v for v in on_host if v in new and new[v] in light]
+        on_host = self._for_the_host(new)
+        light = [v for v in results + list(new.values()) if _reads(v) <= on_host]
+        here = [v for v in new if v in on_host and new[v] in light]
         if update_on == 'host':
             here, light = list(new), results
         there = [v for v in new if v not in here]
@@ -97,5 +108,5 @@ class CompiledProgram:
         return Part(given, outputs, list(updates), graph)
 
 
-def _reads(variable):
-    return {v for v in ancestors([variable]) if hasattr(v, 'container')}
+def _reads(*variables):
+    return {v for v in ancestors(variables) if hasattr(v, 'container')}

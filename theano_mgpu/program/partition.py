@@ -61,6 +61,28 @@ def undivided(outputs):
                    [Output(output, OWN) for output in outputs], [])
 
 
+def expressed(program, expressions):
+    """A program in which replicas compute some of the inputs.
+
+    Parameters
+    ----------
+    program : Program
+    expressions : dict of theano.Variable to theano.Variable
+        Those inputs, as functions of what every replica has, and of the program's `numbers`.
+
+    Returns
+    -------
+    Program
+    """
+    sources = [source for stage in program.stages for source in stage.outputs]
+    new = dict(zip(sources, substitute(sources, expressions)))
+    stages = [_renamed(stage, new) for stage in program.stages]
+    return program._replace(
+        inputs=[variable for variable in program.inputs if variable not in expressions], stages=stages,
+        exchanges=_renamed(Stage(program.exchanges, {}, []), new).exchanges,
+        outputs=[output._replace(variable=new.get(output.variable, output.variable)) for output in program.outputs])
+
+
 def partition(inputs, outputs, statistics='exact', random='exact'):
     """Cut a graph where samples meet.
 

@@ -1,0 +1,270 @@
+"""`mgpu.enable()`: functions of unchanged scripts over contexts, with the results of plain Theano."""
+from collections import OrderedDict
+
+import theano_mgpu as mgpu
+from theano_mgpu import every_function
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from theano.tensor.shared_randomstreams import RandomStreams
+
+PYTHON = theano.Mode('py', 'fast_compile')
+X = np.random.RandomState(0).randn(43, 6)
+Y = np.random.RandomState(1).randint(0, 3, 43).astype('int32')
+
+
+@pytest.fixture
+def enabled():
+    """A function that enables, with a list of what is told."""
+    def enable(**options):
+        report = mgpu.enable(tell=enable.told.append, **dict({'always': True}, **options))
+        return report
+    enable.told = []
+    yield enable
+    mgpu.disable()
+
+
+def shared(value, name=None):
+    return theano.shared(np.asarray(value), name=name, borrow=True)
+
+
+def function(*args, **kwargs):
+    return theano.function(*args, mode=PYTHON, **kwargs)
+
+
+def logistic(size=20):
+    """A script in the manner of the Deep Learning Tutorials, as a generator of figures: data by index, cast labels."""
+    data, labels = shared(X, 'data'), T.cast(shared(Y.astype('float64'), 'labels'), 'int32')
+    index, x, y = T.lscalar('index'), T.dmatrix('x'), T.ivector('y')
+    w, b = shared(np.zeros((6, 3)), 'w'), shared(np.zeros(3), 'b')
+    p = T.nnet.softmax(T.dot(x, w) + b)
+    cost = -T.mean(T.log(p)[T.arange(y.shape[0]), y])
+    rows = slice(index * size, (index + 1) * size)
+    givens = {x: data[rows], y: labels[rows]}
+    train = function([index], cost, givens=givens, updates=[(v, v - 0.5 * T.grad(cost, v)) for v in (w, b)])
+    errors = function(inputs=[index], outputs=T.mean(T.neq(T.argmax(p, axis=1), y)), givens=givens)
+    for _ in range(3):
+        for i in range(3):  # the last one is ragged
+            yield train(i)
+            yield errors(index=i)
+    yield w.get_value()
+
+
+def denoising():
+    """Draws of the batch's shape, defaults and keywords, tied weights."""
+    data, index, x = shared(X, 'data'), T.lscalar('index'), T.dmatrix('x')
+    w, streams = shared(np.full((6, 4), 0.1), 'w'), RandomStreams(7)
+    level, rate = T.dscalar('level'), T.dscalar('rate')
+    corrupted = streams.binomial(size=x.shape, n=1, p=1 - level) * x
+    cost = T.mean(T.sum((T.dot(T.tanh(T.dot(corrupted, w)), w.T) - x) ** 2, axis=1))
+    step = function([index, theano.In(level, value=0.2), theano.In(rate, value=0.1)], cost,
+                    givens={x: data[index * 10:(index + 1) * 10]}, updates=[(w, w - rate * T.grad(cost, w))])
+    for i in range(5):
+        yield step(i)
+        yield step(index=i, rate=0.05)
+        yield step(i, level=0.4)
+    yield w.get_value()
+
+
+def fixed_length():
+    """The length of the batch as a number; a batch of another length is plain Theano's error."""
+    x = T.dmatrix('x')
+    total = function([x], x.reshape((20, 2, 3)).sum(axis=2))
+    yield total(X[:20])
+    yield total(X[20:40])
+    with pytest.raises(ValueError):
+        total(X[:11])
+
+
+def persistent_chain():
+    data, index, x = shared(X[:40], 'data'), T.lscalar('index'), T.dmatrix('x')
+    chain, w = shared(np.full((10, 4), 0.5), 'chain'), shared(np.full((6, 4), 0.1), 'w')
+    streams = RandomStreams(3)
+
+    def gibbs(hidden):
+        visible = streams.binomial(size=(10, 6), n=1, p=T.nnet.sigmoid(T.dot(hidden, w.T)), dtype='float64')
+        return visible, streams.binomial(size=(10, 4), n=1, p=T.nnet.sigmoid(T.dot(visible, w)), dtype='float64')
+    (visible, hidden), updates = theano.scan(lambda h: gibbs(h), outputs_info=[None, chain], n_steps=3)
+    end = visible[-1]
+    cost = T.mean(T.dot(x, w).sum(axis=1)) - T.mean(T.nnet.softplus(T.dot(end, w)).sum(axis=1))
+    updates[w] = w - 0.1 * T.grad(cost, w, consider_constant=[end])
+    updates[chain] = hidden[-1]
+    step = function([index], cost, givens={x: data[index * 10:(index + 1) * 10]}, updates=updates)
+    for i in range(4):
+        yield step(i)
+    yield w.get_value()
+    yield chain.get_value()
+
+
+def time_major():
+    """Samples along axis 1, a mask, and two functions: one stores gradients, the other one updates."""
+    x, mask, y = T.tensor3('x', 'float64'), T.dmatrix('mask'), T.ivector('y')
+    w, u = shared(np.full((6, 3), 0.1), 'w'), shared(np.eye(3), 'u')
+    rate, gradients = T.dscalar('rate'), [shared(np.zeros((6, 3)), 'g.w'), shared(np.zeros((3, 3)), 'g.u')]
+
+    def one(m, row, before):
+        return m[:, None] * T.tanh(T.dot(row, w) + T.dot(before, u)) + (1 - m)[:, None] * before
+    states, _ = theano.scan(one, sequences=[mask, x], outputs_info=[T.zeros((x.shape[1], 3), 'float64')])
+    pooled = (states * mask[:, :, None]).sum(axis=0) / mask.sum(axis=0)[:, None]
+    cost = -T.log(T.nnet.softmax(pooled)[T.arange(x.shape[1]), y]).mean()
+    store = function([x, mask, y], cost, updates=list(zip(gradients, T.grad(cost, [w, u]))))
+    apply = function([rate], [], updates=[(v, v - rate * g) for v, g in zip((w, u), gradients)])
+    for steps, n in ((4, 8), (5, 5), (3, 7)):
+        values = np.random.RandomState(n).randn(steps, n, 6)
+        yield store(values, (np.arange(steps)[:, None] <= np.arange(n) % steps) * 1.0, Y[:n])
+        apply(0.3)
+    yield w.get_value()
+    yield u.get_value()
+
+
+def monitors():
+    """Sums that grow over batches, an index vector, dicts, a function without outputs, a rate that is set."""
+    data, chosen, x = shared(X, 'data'), T.lvector('chosen'), T.dmatrix('x')
+    total, count, rate = shared(np.zeros(6), 'total'), shared(0, 'count'), shared(0.5, 'rate')
+    watch = function([x], updates=OrderedDict([(total, total + rate * x.sum(axis=0)), (count, count + x.shape[0])]))
+    both = function([chosen], {'mean': x.mean(), 'rows': 2 * x}, givens={x: data[chosen]})
+    for n in (7, 11, 1, 3):
+        yield np.array(watch(X[:n]))
+        rate.set_value(rate.get_value() / 2)
+        found = both(np.arange(n)[::-1])
+        yield found['mean']
+        yield found['rows']
+    yield total.get_value()
+    yield count.get_value()
+
+
+SCRIPTS = [logistic, denoising, fixed_length, persistent_chain, time_major, monitors]
+
+
+@pytest.mark.parametrize('n', [2, 3])
+@pytest.mark.parametrize('script', SCRIPTS)
+def test_scripts_give_the_figures_of_plain_theano(script, n, contexts, enabled):
+    made = contexts('cpu', n)
+    expected = list(script())
+    report = enabled()
+    for one, other in zip(script(), expected):
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
+    # All but those that no batch enters.
+    assert [usage.name for usage in report.usages if usage.contexts != made and 'no batch' not in usage.why] == []
+    assert any(usage.samples for usage in report.usages) and enabled.told == []
+
+
+def test_what_stays_plain_theano_and_why(cpu2, enabled):
+    report = enabled(always=False)
+    x, s = T.dmatrix('x'), T.dscalar('s')
+    w = shared(np.zeros(3), 'w')
+    alone = theano.function([s], s * 2, mode=PYTHON, name='alone')
+    empty = theano.function([], w * 2, mode=PYTHON, name='empty')
+    short = theano.function([x], x * 2, mode=PYTHON, name='short')
+    once = theano.function([x], x * 3, mode=PYTHON, name='once')
+    checked = theano.function([x], x * 3, mode='DebugMode', name='checked')
+    np.testing.assert_array_equal(once(X), 3 * X)
+    for _ in range(8):
+        assert alone(2.0) == 4 and (empty() == 0).all()
+        np.testing.assert_array_equal(short(X), 2 * X)
+    why = {usage.name: usage.why for usage in report.usages}
+    assert not any(usage.contexts for usage in report.usages)
+    assert why['empty'] == 'no batch enters it' and 'too short' in why['alone'] and 'too short' in why['short']
+    assert 'not called often enough' in why['once'] and 'checks each op' in why['checked']
+    assert all(f.mgpu_divided is None for f in (alone, empty, short, checked))
+    text = str(report)
+    assert '0 of 5 Theano functions ran on several contexts' in text and 'one device' in text
+
+
+def test_samples_that_cannot_be_divided_stay_on_one_device(cpu2, enabled):
+    report = enabled()
+    x = T.dmatrix('x')
+    f = theano.function([x], T.sort(x.flatten()), mode=PYTHON, name='ordered')
+    np.testing.assert_array_equal(f(X), np.sort(X, axis=None))
+    usage, = report.usages
+    told, = enabled.told
+    assert not usage.contexts and 'Sort' in usage.why and told.startswith('ordered stays on one device: ')
+    enabled(strict=True)
+    f = theano.function([x], T.sort(x.flatten()), mode=PYTHON, name='ordered')
+    with pytest.raises(mgpu.GraphError, match='cannot be computed in parts'):
+        f(X)
+
+
+@pytest.mark.parametrize('faster', ['divided', 'one device'])
+def test_what_is_faster_is_what_goes_on(faster, cpu2, enabled, monkeypatch):
+    report = enabled(always=False)
+    monkeypatch.setattr(every_function, 'SHORTEST', 0)
+    ran, original = [], every_function.EnabledFunction._timed
+
+    def timed(self, run, args, kwargs):
+        results, seconds = original(self, run, args, kwargs)
+        ran.append('divided' if run == self._over_contexts else 'one device')
+        return results, seconds and (1 if ran[-1] == faster else 2)
+    monkeypatch.setattr(every_function.EnabledFunction, '_timed', timed)
+    x, w = T.dmatrix('x'), shared(np.ones(6), 'w')
+    f = theano.function([x], T.dot(x, w).sum(), updates=[(w, w + x.sum(axis=0))], mode=PYTHON)
+    expected = np.ones(6)
+    for n in list(range(5, 20)):
+        np.testing.assert_allclose(f(X[:n]), X[:n].dot(expected).sum())
+        expected += X[:n].sum(axis=0)
+    np.testing.assert_allclose(w.get_value(), expected)
+    usage, = report.usages
+    assert ran == ['one device'] * 5 + ['divided'] * 5 and 'ms a call on one device' in usage.why
+    assert bool(usage.contexts) == (faster == 'divided') == (f.mgpu_divided is not None)
+    assert usage.calls == (10 if faster == 'divided' else 5)
+
+
+def test_arguments_at_fault_are_errors_of_plain_theano(cpu2, enabled):
+    report = enabled()
+    x, y = T.dmatrix('x'), T.dvector('y')
+    f = theano.function([x, y], x.sum() + y.sum(), mode=PYTHON)
+    for arguments in ((X,), (X, Y, Y), ('a', X[0])):
+        with pytest.raises((TypeError, ValueError)):
+            f(*arguments)
+    assert f(X, X[:, 0]) == X.sum() + X[:, 0].sum()
+    g = theano.function([x, y], T.dot(x, T.ones((5,))) + y, mode=PYTHON)
+    with pytest.raises(ValueError):  # 6 columns
+        g(X, X[:, 0])
+    assert report.usages[0].contexts
+
+
+def test_another_way_to_take_the_batch_is_plain_theano(cpu2, enabled):
+    report = enabled()
+    x, y = T.dmatrix('x'), T.dvector('y')
+    f = theano.function([x, y], T.dot(x, y), mode=PYTHON)
+    for n in (5, 6, 7):
+        np.testing.assert_allclose(f(X[:n], np.arange(6.)), X[:n].dot(np.arange(6)))
+    assert report.usages[0].calls in (2, 3)
+
+
+def test_verify_prints_a_certificate(cpu2, enabled, capsys):
+    enabled(verify=True)
+    w = list(logistic())[-1]
+    assert np.isfinite(w).all()
+    err = capsys.readouterr().err
+    assert err.count('same answer') == 2 and 'new value          w' in err and 'NOT' not in err
+
+
+def test_on_devices(gpu2, enabled):
+    """Data sets have a copy on each device; nothing of them is sent in a step."""
+    data, index, x = theano.shared(X.astype('float32'), 'data'), T.lscalar('index'), T.fmatrix('x')
+    w = theano.shared(np.zeros(6, 'float32'), 'w')
+    cost = ((T.dot(x, w) - 1) ** 2).mean()
+    found = []
+    for start in (mgpu.disable, enabled):
+        report = start()
+        w.set_value(np.zeros(6, 'float32'))
+        f = theano.function([index], [cost, x], givens={x: data[index * 20:(index + 1) * 20]},
+                            updates=[(w, w - np.float32(0.1) * T.grad(cost, w))], mode=theano.Mode('cvm', 'fast_run'))
+        found.append([value for i in (0, 1, 2, 0) for value in f(i)] + [w.get_value()])
+    for one, other in zip(*found):
+        np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-6)
+    usage, = report.usages
+    assert usage.contexts == gpu2 and usage.samples == 63
+
+
+def test_functions_made_before_and_after_stay_plain(cpu2, enabled):
+    x = T.dmatrix('x')
+    before = theano.function([x], x * 2, mode=PYTHON)
+    report = enabled()
+    mgpu.disable()
+    after = theano.function([x], x * 2, mode=PYTHON)
+    assert before.mgpu_divided is after.mgpu_divided is None and not report
+    assert str(report) == 'no Theano function was made'
