@@ -234,7 +234,7 @@ def load_dataset(n_train=130, n_val=50, n_test=50, size=12):
 
     def make(n):
         labels = rng.randint(0, 10, n)
-        return floatX(prototypes[labels] + 0.5 * rng.randn(n, 1, size, size)), labels.astype(np.int32)
+        return floatX(prototypes[labels] - 0.5 + 0.3 * rng.randn(n, 1, size, size)), labels.astype(np.int32)
 
     return make(n_train) + make(n_val) + make(n_test)
 
@@ -262,12 +262,12 @@ def build_custom_mlp(input_var, rng, normalise, depth=2, width=32, drop_input=.2
 
 def build_cnn(input_var, rng, normalise):
     network = InputLayer(shape=(None, 1, 12, 12), input_var=input_var)
-    network = normalise(Conv2DLayer(network, num_filters=4, filter_size=(3, 3), rng=rng, nonlinearity=rectify))
+    network = normalise(Conv2DLayer(network, num_filters=8, filter_size=(3, 3), rng=rng, nonlinearity=rectify))
     network = MaxPool2DLayer(network, pool_size=(2, 2))
-    network = normalise(Conv2DLayer(network, num_filters=6, filter_size=(2, 2), rng=rng, nonlinearity=rectify))
+    network = normalise(Conv2DLayer(network, num_filters=16, filter_size=(2, 2), rng=rng, nonlinearity=rectify))
     network = MaxPool2DLayer(network, pool_size=(2, 2))
-    network = normalise(DenseLayer(DropoutLayer(network, rng, p=.5), num_units=24, rng=rng, nonlinearity=rectify))
-    return DenseLayer(DropoutLayer(network, rng, p=.5), num_units=10, rng=rng, nonlinearity=softmax)
+    network = normalise(DenseLayer(DropoutLayer(network, rng, p=.2), num_units=48, rng=rng, nonlinearity=rectify))
+    return DenseLayer(DropoutLayer(network, rng, p=.2), num_units=10, rng=rng, nonlinearity=softmax)
 
 
 def iterate_minibatches(inputs, targets, batchsize, rng=None):
@@ -281,7 +281,7 @@ def iterate_minibatches(inputs, targets, batchsize, rng=None):
         yield inputs[excerpt], targets[excerpt]
 
 
-def main(model='mlp', bn=None, num_epochs=3, batchsize=24):
+def main(model='mlp', bn=None, num_epochs=4, batchsize=24):
     rng = np.random.RandomState(1234)
     X_train, y_train, X_val, y_val, X_test, y_test = load_dataset()
     input_var = T.tensor4('inputs')

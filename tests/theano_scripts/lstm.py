@@ -68,11 +68,11 @@ def ortho_weight(rng, ndim):
 
 def init_params(options, rng):
     params = OrderedDict()
-    params['Wemb'] = (0.1 * rng.randn(options['n_words'], options['dim_proj'])).astype(config.floatX)
+    params['Wemb'] = (0.5 * rng.randn(options['n_words'], options['dim_proj'])).astype(config.floatX)
     params['lstm_W'] = numpy.concatenate([ortho_weight(rng, options['dim_proj']) for _ in range(4)], axis=1)
     params['lstm_U'] = numpy.concatenate([ortho_weight(rng, options['dim_proj']) for _ in range(4)], axis=1)
     params['lstm_b'] = numpy.zeros((4 * options['dim_proj'],)).astype(config.floatX)
-    params['U'] = 0.1 * rng.randn(options['dim_proj'], options['ydim']).astype(config.floatX)
+    params['U'] = 0.5 * rng.randn(options['dim_proj'], options['ydim']).astype(config.floatX)
     params['b'] = numpy.zeros((options['ydim'],)).astype(config.floatX)
     return params
 
@@ -211,7 +211,7 @@ def pred_error(f_pred, data, iterator):
     return 1. - numpy_floatX(valid_err) / len(data[0])
 
 
-def train_lstm(optimizer, dim_proj=8, n_words=30, max_epochs=3, decay_c=0.001, lrate=0.02, batch_size=16,
+def train_lstm(optimizer, dim_proj=8, n_words=30, max_epochs=5, decay_c=0.001, lrate=0.02, batch_size=16,
                use_dropout=True, n_train=90, n_test=40):
     options = {'dim_proj': dim_proj, 'n_words': n_words, 'ydim': 2, 'use_dropout': use_dropout}
     rng = numpy.random.RandomState(SEED)
