@@ -1,0 +1,154 @@
+"""Scripts in the manner of the Deep Learning Tutorials and of Lasagne's examples (tests/theano_scripts), unchanged.
+
+Each prints figures. They are to be those of plain Theano when `theano-mgpu run` divides its functions over contexts,
+and when `theano-mgpu launch` runs it in two processes.
+"""
+import math
+import os
+import re
+import subprocess
+import sys
+
+from theano_mgpu import config
+
+import pytest
+from conftest import context_map, needs_compiler
+from test_ranks import needs_mpi
+
+TESTS = os.path.dirname(os.path.abspath(__file__))
+FOLDER = os.path.join(TESTS, 'theano_scripts')
+# Each script with its arguments.
+CASES = ['logistic_sgd', 'logistic_sgd ragged', 'mlp', 'convolutional_mlp', 'dA', 'SdA', 'rbm', 'rbm cd', 'lstm',
+         'lstm rmsprop', 'lasagne_mnist mlp', 'lasagne_mnist mlp bn', 'lasagne_mnist cnn', 'lasagne_mnist cnn bn',
+         'lasagne_mnist custom_mlp:2,24,.1,.3', 'no_batch', 'coupled', 'monitors']
+# In `make test`; the others take longer, or show what one of these shows.
+QUICK = ('logistic_sgd ragged', 'no_batch', 'coupled', 'monitors')
+# Options of `run` that have every function that can be divided run divided: '--always', once there is such an option.
+DIVIDE = []
+# Relative. Ten digits are printed: the last of them may be rounded either way.
+TOLERANCES = {'float32': 1e-4, 'float64': 2e-9}
+# Run as Python would, but for the fixes without which Theano does not import.
+PLAIN = 'import theano_mgpu, os, runpy, sys; sys.argv = sys.argv[1:]; ' \
+    'sys.path[0] = os.path.dirname(sys.argv[0]); runpy.run_path(sys.argv[0], run_name="__main__")'
+NUMBER = re.compile(r'[-+]?\b\d+(?:\.\d+)?(?:e[-+]?\d+)?\b|[-+]?\b(?:nan|inf)\b')
+
+pytestmark = needs_compiler
+
+
+def each_case(quick=()):
+    """Parametrise on the scripts; those that are not in `quick` are slow."""
+    return pytest.mark.parametrize('case', [case if case in quick else pytest.param(case, marks=pytest.mark.slow)
+                                            for case in CASES])
+
+
+def run_python(words, case, dtype):
+    """Run a script by `python WORDS SCRIPT ARGUMENTS`, without contexts in the flags; (stdout, stderr)."""
+    flags = config.parse_flags(os.environ.get('THEANO_FLAGS', ''))
+    flags.pop('contexts', None)
+    flags['floatX'] = dtype
+    name, *arguments = case.split()
+    done = subprocess.run([sys.executable] + words + [os.path.join(FOLDER, name + '.py')] + arguments,
+                          capture_output=True, text=True, timeout=500, cwd=FOLDER,
+                          env=dict(os.environ, PYTHONPATH=os.path.dirname(TESTS), PYTHONDONTWRITEBYTECODE='1',
+                                   THEANO_FLAGS=config.join_flags(flags)))
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+@pytest.fixture(scope='module')
+def reference():
+    """A function that gives what a script prints in plain Theano; it runs once for each floatX."""
+    found = {}
+
+    def run(case, dtype):
+        if (case, dtype) not in found:
+            found[case, dtype] = run_python(['-c', PLAIN], case, dtype)[0]
+        return found[case, dtype]
+    return run
+
+
+def figures(line):
+    """The numbers in a line.
+
+    >>> figures('epoch 1, cost -0.5e-05, W1 nan')
+    [1.0, -5e-06, nan]
+    """
+    return [float(number) for number in NUMBER.findall(line)]
+
+
+def assert_same_figures(output, expected, tolerance):
+    """The same lines, with the same numbers to within a relative tolerance."""
+    lines, expected_lines = output.splitlines(), expected.splitlines()
+    for number, (line, wanted) in enumerate(zip(lines, expected_lines), 1):
+        message = 'line %d is %r, in plain Theano %r' % (number, line, wanted)
+        assert NUMBER.sub('#', line) == NUMBER.sub('#', wanted), message
+        assert figures(line) == pytest.approx(figures(wanted), rel=tolerance, abs=1e-12), message
+    assert len(lines) == len(expected_lines), 'the output ends after %d lines of %d' % (len(lines), len(expected_lines))
+
+
+def summary(stderr):
+    """Read which function ran on which contexts from the summary that `run` prints at exit.
+
+    Returns
+    -------
+    dict
+        From a function's name to the names of its contexts. Empty as long as `run` divides no functions of Theano.
+    """
+    return {}
+
+
+def assert_divided(stderr, contexts):
+    """Functions that the summary lists ran on one context, or on each of them."""
+    for name, used in summary(stderr).items():
+        assert len(used) in (1, contexts), '%s ran on %s' % (name, ', '.join(used))
+
+
+# --- The scripts ---------------------------------------------------------------------------------
+
+def test_every_script_is_plain_theano():
+    """As a user wrote it, who does not know of this package."""
+    for name in os.listdir(FOLDER):
+        if name.endswith('.py'):
+            with open(os.path.join(FOLDER, name)) as file:
+                text = file.read()
+            assert '\nimport theano\n' in text and 'mgpu' not in text, name
+
+
+@each_case(QUICK)
+def test_the_figures_are_finite_and_those_of_either_precision(case, reference):
+    """What single precision alone changes is below the tolerance: a larger difference is one of the division."""
+    single, double = reference(case, 'float32'), reference(case, 'float64')
+    numbers = [number for line in double.splitlines() for number in figures(line)]
+    assert len(numbers) > 20 and all(math.isfinite(number) for number in numbers)
+    assert_same_figures(single, double, TOLERANCES['float32'])
+
+
+# --- Over contexts, and over processes -----------------------------------------------------------
+
+@pytest.mark.parametrize('dtype', ['float64', pytest.param('float32', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('contexts', [2, pytest.param(3, marks=pytest.mark.slow)])
+@each_case(QUICK)
+def test_on_contexts_of_one_process(case, contexts, dtype, reference):
+    words = ['-m', 'theano_mgpu', 'run', '--contexts', context_map('cpu', contexts)] + DIVIDE
+    output, stderr = run_python(words, case, dtype)
+    assert_same_figures(output, reference(case, dtype), TOLERANCES[dtype])
+    assert_divided(stderr, contexts)
+
+
+@needs_mpi
+@pytest.mark.parametrize('dtype', ['float64', pytest.param('float32', marks=pytest.mark.slow)])
+@each_case(('logistic_sgd ragged',))
+def test_in_two_processes(case, dtype, reference):
+    words = ['-m', 'theano_mgpu', 'launch', '-n', '2', 'run', '--contexts', 'host->cpu'] + DIVIDE
+    output, stderr = run_python(words, case, dtype)
+    assert_same_figures(output, reference(case, dtype), TOLERANCES[dtype])
+
+
+@pytest.mark.slow
+@each_case()
+def test_on_two_gpus(case, reference):
+    """On OpenCL devices, or in `make test-cuda` on CUDA devices."""
+    output, stderr = run_python(['-m', 'theano_mgpu', 'run', '--contexts', context_map('gpu', 2)] + DIVIDE, case,
+                                'float32')
+    assert_same_figures(output, reference(case, 'float32'), TOLERANCES['float32'])
+    assert_divided(stderr, 2)

@@ -1,0 +1,87 @@
+"""A denoising autoencoder with tied weights, in the manner of the Deep Learning Tutorials."""
+import numpy
+import theano
+import theano.tensor as T
+from logistic_sgd import load_data, print_params
+from theano.tensor.shared_randomstreams import RandomStreams
+
+
+class dA(object):
+    """Reconstructs an input from a corrupted copy of it."""
+
+    def __init__(self, numpy_rng, theano_rng=None, input=None, n_visible=64, n_hidden=24, W=None, bhid=None,
+                 bvis=None):
+        self.n_visible = n_visible
+        self.n_hidden = n_hidden
+        if not theano_rng:
+            theano_rng = RandomStreams(numpy_rng.randint(2 ** 30))
+        if not W:
+            bound = 4 * numpy.sqrt(6. / (n_hidden + n_visible))
+            initial_W = numpy.asarray(numpy_rng.uniform(low=-bound, high=bound, size=(n_visible, n_hidden)),
+                                      dtype=theano.config.floatX)
+            W = theano.shared(value=initial_W, name='W', borrow=True)
+        if not bvis:
+            bvis = theano.shared(value=numpy.zeros(n_visible, dtype=theano.config.floatX), name='bvis', borrow=True)
+        if not bhid:
+            bhid = theano.shared(value=numpy.zeros(n_hidden, dtype=theano.config.floatX), name='bhid', borrow=True)
+        self.W = W
+        self.b = bhid
+        self.b_prime = bvis
+        self.W_prime = self.W.T
+        self.theano_rng = theano_rng
+        if input is None:
+            self.x = T.dmatrix(name='input')
+        else:
+            self.x = input
+        self.params = [self.W, self.b, self.b_prime]
+
+    def get_corrupted_input(self, input, corruption_level):
+        return self.theano_rng.binomial(size=input.shape, n=1, p=1 - corruption_level,
+                                        dtype=theano.config.floatX) * input
+
+    def get_hidden_values(self, input):
+        return T.nnet.sigmoid(T.dot(input, self.W) + self.b)
+
+    def get_reconstructed_input(self, hidden):
+        return T.nnet.sigmoid(T.dot(hidden, self.W_prime) + self.b_prime)
+
+    def get_cost_updates(self, corruption_level, learning_rate):
+        tilde_x = self.get_corrupted_input(self.x, corruption_level)
+        y = self.get_hidden_values(tilde_x)
+        z = self.get_reconstructed_input(y)
+        L = - T.sum(self.x * T.log(z) + (1 - self.x) * T.log(1 - z), axis=1)
+        cost = T.mean(L)
+        gparams = T.grad(cost, self.params)
+        updates = [(param, param - learning_rate * gparam) for param, gparam in zip(self.params, gparams)]
+        return (cost, updates)
+
+
+def train_dA(corruption_level, learning_rate=0.05, training_epochs=3, batch_size=20):
+    datasets = load_data(n_train=110)
+    train_set_x, train_set_y = datasets[0]
+    n_train_batches = -(-train_set_x.get_value(borrow=True).shape[0] // batch_size)
+    index = T.lscalar()
+    x = T.matrix('x')
+    rng = numpy.random.RandomState(123)
+    theano_rng = RandomStreams(rng.randint(2 ** 30))
+    da = dA(numpy_rng=rng, theano_rng=theano_rng, input=x, n_visible=64, n_hidden=24)
+    cost, updates = da.get_cost_updates(corruption_level=corruption_level, learning_rate=learning_rate)
+    train_da = theano.function(
+        [index],
+        cost,
+        updates=updates,
+        givens={
+            x: train_set_x[index * batch_size: (index + 1) * batch_size]
+        }
+    )
+    for epoch in range(training_epochs):
+        c = []
+        for batch_index in range(n_train_batches):
+            c.append(train_da(batch_index))
+        print('corruption %.10g, epoch %d, cost %.10g' % (corruption_level, epoch, numpy.mean(c, dtype='float64')))
+    print_params(da.params)
+
+
+if __name__ == '__main__':
+    train_dA(corruption_level=0.)
+    train_dA(corruption_level=0.3)
