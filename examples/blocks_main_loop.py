@@ -89,7 +89,7 @@ def cost_and_error(scores, targets):
     """Mean cross-entropy and rate of misclassified samples."""
     labels = targets.flatten().astype('int32')
     cost = tensor.nnet.categorical_crossentropy(tensor.nnet.softmax(scores), labels).mean()
-    error = tensor.neq(labels, scores.argmax(axis=1)).mean()
+    error = tensor.neq(labels, scores.argmax(axis=1)).mean(dtype=theano.config.floatX)
     cost.name, error.name = 'cost', 'error_rate'
     return cost, error
 

@@ -30,6 +30,40 @@ def load_dataset():
     return draw(1000) + draw(250) + draw(250)
 
 
+class BatchNormLayer(lasagne.layers.Layer):
+    """Batch normalisation of each channel, for Lasagne 0.1, which has none. Statistics are stored as 0.2 stores them.
+
+    The new running statistics are default updates of copies of the shared variables. The copies are part of the
+    graph, times 0, so that every function over the output in training updates them.
+    """
+
+    def __init__(self, incoming, alpha=0.1, epsilon=1e-4, **kwargs):
+        super().__init__(incoming, **kwargs)
+        self.alpha, self.epsilon = alpha, epsilon
+        self.axes = tuple(axis for axis in range(len(self.input_shape)) if axis != 1)
+        shape = (self.input_shape[1],)
+        constant = lasagne.init.Constant
+        self.beta = self.add_param(constant(0), shape, name='beta', regularizable=False)
+        self.gamma = self.add_param(constant(1), shape, name='gamma')
+        self.mean = self.add_param(constant(0), shape, name='mean', trainable=False, regularizable=False)
+        self.inv_std = self.add_param(constant(1), shape, name='inv_std', trainable=False, regularizable=False)
+
+    def get_output_for(self, input, deterministic=False, **kwargs):
+        mean, inv_std = self.mean, self.inv_std
+        if not deterministic:
+            mean, inv_std = input.mean(self.axes), T.inv(T.sqrt(input.var(self.axes) + self.epsilon))
+            mean, inv_std = self.updating(self.mean, mean), self.updating(self.inv_std, inv_std)
+        pattern = ['x', 0] + ['x'] * (input.ndim - 2)
+        mean, inv_std, gamma, beta = (v.dimshuffle(pattern) for v in (mean, inv_std, self.gamma, self.beta))
+        return (input - mean) * (gamma * inv_std) + beta
+
+    def updating(self, running, statistic):
+        """The statistic of a batch; what computes it also moves the running one towards it."""
+        copy = theano.clone(running, share_inputs=False)
+        copy.default_update = (1 - self.alpha) * copy + self.alpha * statistic
+        return statistic + 0 * copy
+
+
 def build_mlp(input_var):
     network = lasagne.layers.InputLayer((None, 1, 28, 28), input_var=input_var)
     network = lasagne.layers.DropoutLayer(network, p=0.2)
@@ -43,8 +77,10 @@ def build_mlp(input_var):
 def build_cnn(input_var):
     network = lasagne.layers.InputLayer((None, 1, 28, 28), input_var=input_var)
     for filters in (8, 16):
-        network = lasagne.layers.Conv2DLayer(network, num_filters=filters, filter_size=(5, 5),
-                                             nonlinearity=lasagne.nonlinearities.rectify)
+        network = lasagne.layers.Conv2DLayer(network, num_filters=filters, filter_size=(5, 5), b=None,
+                                             nonlinearity=lasagne.nonlinearities.linear)
+        network = getattr(lasagne.layers, 'BatchNormLayer', BatchNormLayer)(network)
+        network = lasagne.layers.NonlinearityLayer(network, lasagne.nonlinearities.rectify)
         network = lasagne.layers.MaxPool2DLayer(network, pool_size=(2, 2))
     network = lasagne.layers.DenseLayer(lasagne.layers.dropout(network, p=.5), num_units=64,
                                         nonlinearity=lasagne.nonlinearities.rectify)
