@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+import types
 
 from theano_mgpu import compat, config
 
@@ -209,3 +210,116 @@ def test_waiting_for_compiled_code_is_short_and_draws_no_numbers_of_the_user(tmp
     compilelock.Unlocker(folder).unlock()
     assert other.wait() == 0
     other.stdout.close()
+
+
+# --- What PyMC3 3.11 looks for: names of Theano-PyMC ---------------------------------------------
+
+def test_flags_have_the_names_of_theano_pymc():
+    """``import pymc3`` appends to ``theano.config.gcc__cxxflags``."""
+    before = theano.config.gcc.cxxflags
+    assert theano.config.gcc__cxxflags == before
+    try:
+        theano.config.gcc__cxxflags = before + ' -Wno-c++11-narrowing'
+        assert theano.config.gcc.cxxflags == before + ' -Wno-c++11-narrowing'
+    finally:
+        theano.config.gcc.cxxflags = before
+    assert theano.config.gcc__cxxflags == before
+
+
+def test_flags_change_for_a_while_as_in_theano_pymc():
+    """Each model of PyMC3 is built in such a block; its functions use the decorator."""
+    flags = theano.config.gcc.cxxflags
+    assert theano.config.compute_test_value == 'off'
+    with theano.config.change_flags({'gcc__cxxflags': '-O2'}, compute_test_value='raise'):
+        assert (theano.config.compute_test_value, theano.config.gcc.cxxflags) == ('raise', '-O2')
+    assert (theano.config.compute_test_value, theano.config.gcc.cxxflags) == ('off', flags)
+
+    @theano.config.change_flags(compute_test_value='ignore')
+    def look():
+        return theano.config.compute_test_value
+    assert look() == 'ignore'
+
+
+# A package that imports what PyMC3 3.11.5 imports, and uses it as that does.
+LIKE_PYMC3 = '''
+import collections
+import theano
+import theano.graph.basic
+import theano.graph.fg
+from theano.graph.basic import Apply, Constant, Variable, ancestors, graph_inputs, walk
+from theano.graph.op import Op, get_test_value
+from theano.graph.utils import TestValueError
+from theano.sandbox.rng_mrg import MRG_RandomStream
+from theano.scan import until
+import theano.tensor as tt
+
+x, y = tt.dmatrix('x'), tt.dvector('y')
+total = x.sum(axis=0) + y
+assert set(graph_inputs([total])) == {x, y}
+assert total in theano.graph.basic.ancestors([total]) and isinstance(total, Variable)
+found = list(walk([total], lambda v: v.owner and reversed(v.owner.inputs), bfs=True))
+assert found[0] is total and {x, y} < set(found) and len(set(found)) == len(found)
+try:
+    get_test_value(x)
+except TestValueError:
+    print('no test value')
+try:
+    theano.function([x], total)
+except theano.graph.fg.MissingInputError:
+    print('no input')
+print(MRG_RandomStream(1).uniform((2,)).eval().shape)
+print(theano.scan(lambda s: (s + 1, until(s > 3)), outputs_info=tt.zeros(()), n_steps=9)[0].eval().max())
+
+
+class Total(Op):
+    """Infers its shape as Theano-PyMC asks it to."""
+
+    __props__ = ()
+
+    def make_node(self, x):
+        return Apply(self, [x], [tt.dvector()])
+
+    def perform(self, node, inputs, outputs):
+        raise AssertionError('its shape is known without its value')
+
+    def infer_shape(self, fgraph, node, shapes):
+        return [(shapes[0][1],)]
+
+
+print(theano.function([x], Total()(x).shape)([[1., 2., 3.]]))
+'''
+PRINTED = ['no test value', 'no input', '(2,)', '5.0', '[3]']
+
+
+def test_pymc3_finds_the_modules_of_theano_pymc_and_nobody_else_does(tmp_path):
+    package = tmp_path / 'pymc3'
+    package.mkdir()
+    (package / '__init__.py').write_text(LIKE_PYMC3)
+    code = ('import sys, theano_mgpu\n'
+            'try:\n    import theano.graph\n'
+            'except ImportError:\n    assert "theano.graph" not in sys.modules\n    import pymc3')
+    done = python(code, PYTHONPATH=str(tmp_path), THEANO_FLAGS='cxx=')
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == PRINTED
+    assert 'Failed to infer_shape' not in done.stderr
+
+
+def test_a_process_whose_pymc3_imports_theano_first_finds_them_too(tmp_path):
+    """As in a spawned process: PyMC3's import has begun when Theano's brings theano_mgpu with it."""
+    (tmp_path / 'pymc3.py').write_text('import theano_mgpu\n' + LIKE_PYMC3)
+    done = python('import pymc3', PYTHONPATH=str(tmp_path), THEANO_FLAGS='cxx=')
+    assert done.stdout.splitlines() == PRINTED, done.stderr
+
+
+def test_minibatches_of_pymc3_cut_their_data():
+    """NumPy 1.23 removed indexing by a list of slices, which PyMC3's Minibatch does."""
+    class Minibatch:
+        @staticmethod
+        def make_static_slices(user_size):
+            return slice(user_size) if isinstance(user_size, int) else [Ellipsis, slice(None, 2)]
+
+    data = types.SimpleNamespace(Minibatch=Minibatch)
+    compat.index_by_tuples(data)
+    values = np.arange(12).reshape(3, 4)
+    assert values[data.Minibatch.make_static_slices(None)].shape == (3, 2)
+    assert values[data.Minibatch.make_static_slices(2)].shape == (2, 4)
