@@ -32,7 +32,7 @@ del os.environ[compat.IMPORTED]
 SELF_CHECKED = ('test_bugs', 'test_function', 'test_multi_gpu', 'test_training')
 
 # Programs, not tests: tests/keras_addon/test_scripts.py runs them.
-collect_ignore = ['keras_scripts']
+collect_ignore = ['keras_scripts', 'theano_scripts']
 
 needs_compiler = pytest.mark.skipif(not theano.config.cxx, reason='Theano has no convolution without a C++ compiler')
 

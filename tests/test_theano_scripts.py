@@ -23,8 +23,13 @@ CASES = ['logistic_sgd', 'logistic_sgd ragged', 'mlp', 'convolutional_mlp', 'dA'
          'lasagne_mnist custom_mlp:2,24,.1,.3', 'no_batch', 'coupled', 'monitors']
 # In `make test`; the others take longer, or show what one of these shows.
 QUICK = ('logistic_sgd ragged', 'no_batch', 'coupled', 'monitors')
-# Options of `run` that have every function that can be divided run divided: '--always', once there is such an option.
-DIVIDE = []
+# Divide whatever can be divided, without measuring.
+DIVIDE = ['--always']
+# Functions that stay on one device, with a part of the reason; every other one is divided.
+NO_BATCH, COUPLED = 'no batch enters it', 'cannot be computed in parts'
+STAY = {'no_batch.py:17': NO_BATCH, 'no_batch.py:30': NO_BATCH, 'no_batch.py:42': NO_BATCH, 'sample_fn': NO_BATCH,
+        'norm': NO_BATCH, 'adadelta_f_update': NO_BATCH, 'rmsprop_f_update': NO_BATCH,
+        'by_rank': COUPLED, 'process': COUPLED}
 # Relative. Ten digits are printed: the last of them may be rounded either way.
 TOLERANCES = {'float32': 1e-4, 'float64': 2e-9}
 # Run as Python would, but for the fixes without which Theano does not import.
@@ -87,20 +92,21 @@ def assert_same_figures(output, expected, tolerance):
 
 
 def summary(stderr):
-    """Read which function ran on which contexts from the summary that `run` prints at exit.
-
-    Returns
-    -------
-    dict
-        From a function's name to the names of its contexts. Empty as long as `run` divides no functions of Theano.
-    """
-    return {}
+    """Which function ran where: (name, contexts or 'one device', why) of each, from what `run` prints at exit."""
+    rows = stderr[stderr.index('\nFUNCTION'):].splitlines()[2:]
+    columns = [re.split('  +', row) for row in rows if '  ' in row]
+    return [(row[0], row[1], row[-1]) for row in columns]
 
 
 def assert_divided(stderr, contexts):
-    """Functions that the summary lists ran on one context, or on each of them."""
-    for name, used in summary(stderr).items():
-        assert len(used) in (1, contexts), '%s ran on %s' % (name, ', '.join(used))
+    """Each function ran on all contexts, but for those of which that is known."""
+    ran = summary(stderr)
+    assert ran
+    for name, where, why in ran:
+        if name in STAY:
+            assert where == 'one device' and STAY[name] in why, (name, where, why)
+        else:
+            assert len(where.split()) == contexts and where != 'one device', (name, where, why)
 
 
 # --- The scripts ---------------------------------------------------------------------------------
@@ -142,6 +148,7 @@ def test_in_two_processes(case, dtype, reference):
     words = ['-m', 'theano_mgpu', 'launch', '-n', '2', 'run', '--contexts', 'host->cpu'] + DIVIDE
     output, stderr = run_python(words, case, dtype)
     assert_same_figures(output, reference(case, dtype), TOLERANCES[dtype])
+    assert_divided(stderr, 1)
 
 
 @pytest.mark.slow

@@ -40,21 +40,26 @@ class Entry:
         shapes = [value.shape if _ndim(variable) else () for variable, value in zip(self._inputs, values)]
         sliced = set(self._slices.lengths(values).values())
         seen = []
-        for length in _by_cover(sliced, shapes):
+        for length in sorted(sliced, reverse=True) or _most_shared(shapes):
             for preferred in (0, 1):
                 axes = {variable: _axis(shape, length, preferred) for variable, shape in zip(self._inputs, shapes)}
                 axes = {variable: axis for variable, axis in axes.items() if axis is not None}
-                if (axes or length in sliced) and (axes, length) not in seen:
-                    seen.append((axes, length))
+                if length > 1 and axes not in seen:
+                    seen.append(axes)
                     yield axes, length
 
 
-def _by_cover(sliced, shapes):
-    """Lengths of two samples or more: those of slices, then those that most arguments have along their first axes."""
-    found = dict.fromkeys(sorted(sliced, reverse=True))
-    sizes = list(itertools.chain(*[shape[:1] for shape in shapes], *[shape[1:2] for shape in shapes]))
-    found.update(dict.fromkeys(sorted(sizes, key=lambda size: -sum(size in shape[:2] for shape in shapes))))
-    return [length for length in found if length > 1]
+def _most_shared(shapes):
+    """The lengths that most arguments have along one of their first two axes, those of first axes first."""
+    sizes = dict.fromkeys(itertools.chain(*[shape[:1] for shape in shapes], *[shape[1:2] for shape in shapes]))
+    shared = {size: sum(size in shape[:2] for shape in shapes) for size in sizes}
+    return [size for size in sizes if shared[size] == max(shared.values()) and not _is_of_features(size, shapes)]
+
+
+def _is_of_features(size, shapes):
+    """Whether a length is that of the rows of one matrix: what they have is features, most likely, not samples."""
+    return [shape[1] for shape in shapes if len(shape) == 2].count(size) == 1 and \
+        not any(size in shape[:1] or len(shape) > 2 and size in shape[:2] for shape in shapes)
 
 
 def _axis(shape, length, preferred):

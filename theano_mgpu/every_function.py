@@ -20,7 +20,8 @@ WARM_UP = 2        # calls before those that count
 COUNTED = 3        # calls that count, on one device and over the contexts
 SHORTEST = 0.5e-3  # seconds of a call below which no division pays: a step over contexts costs a good part of that
 
-_THEANO = os.path.dirname(theano.__file__) + os.sep
+_LIBRARIES = tuple(os.path.join(os.path.dirname(os.path.dirname(theano.__file__)), name, '')
+                   for name in ('theano', 'keras'))
 _enabled = None  # the Enabled that counts now
 
 
@@ -99,8 +100,8 @@ class Enabled:
 
     def attach(self, function, given):
         """Have a function that was just made run over the contexts, if a batch may enter it."""
-        if (given['name'] or '').startswith(_THEANO):
-            return  # a function that Theano makes for itself, to know a number of a graph
+        if (given['name'] or '').startswith(_LIBRARIES):
+            return  # which Theano makes for itself, to know a number of a graph; Keras, to read a variable
         usage = self.report.usage(_shown(given['name']))
         obstacle = _obstacle(given)
         if obstacle:

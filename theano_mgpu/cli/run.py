@@ -145,7 +145,7 @@ def print_summary(reports, process):
     """
     if os.getpid() != process or sys.stderr is None or None in reports:
         return
-    found = [report for report in reports if report]
+    found = [report for report in reversed(reports) if report]  # models first
     for report in found:
         print('theano-mgpu: %s' % report, file=sys.stderr)
     if not found:
