@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
 
 PYTHON = theano.Mode('py', 'fast_compile')
@@ -78,10 +79,10 @@ def fixed_length():
         total(X[:11])
 
 
-def persistent_chain():
+def persistent_chain(streams=RandomStreams):
     data, index, x = shared(X[:40], 'data'), T.lscalar('index'), T.dmatrix('x')
     chain, w = shared(np.full((10, 4), 0.5), 'chain'), shared(np.full((6, 4), 0.1), 'w')
-    streams = RandomStreams(3)
+    streams = streams(3)
 
     def gibbs(hidden):
         visible = streams.binomial(size=(10, 6), n=1, p=T.nnet.sigmoid(T.dot(hidden, w.T)), dtype='float64')
@@ -94,8 +95,14 @@ def persistent_chain():
     step = function([index], cost, givens={x: data[index * 10:(index + 1) * 10]}, updates=updates)
     for i in range(4):
         yield step(i)
+    if step.mgpu_divided and isinstance(streams, MRG_RandomStreams):
+        assert [str(v) for v in step.mgpu_divided.step.rows] == ['chain']  # each replica has its rows of it
     yield w.get_value()
     yield chain.get_value()
+
+
+def chain_of_mrg():
+    return persistent_chain(MRG_RandomStreams)
 
 
 def time_major():
@@ -135,7 +142,7 @@ def monitors():
     yield count.get_value()
 
 
-SCRIPTS = [logistic, denoising, fixed_length, persistent_chain, time_major, monitors]
+SCRIPTS = [logistic, denoising, fixed_length, persistent_chain, chain_of_mrg, time_major, monitors]
 
 
 @pytest.mark.parametrize('n', [2, 3])

@@ -7,6 +7,7 @@ from theano.gof.graph import ancestors
 from .any_length import AnyLength
 from .graph import host_type, substitute
 from .program import CannotCut, expressed, partition
+from .rng import is_random_state
 
 Division = namedtuple('Division', 'program rows length')
 Division.__doc__ = """How a graph is divided: its Program; the shared variables with a row a sample, and what stands for
@@ -58,15 +59,17 @@ def _with_states(inputs, outputs, updated, length):
     def with_rows(rows):
         return partition(inputs + list(rows.values()), substitute(outputs, rows), *options)
 
-    # A chain whose samples nothing else decides, such as that of persistent contrastive divergence.
-    chains = {v: _stand_in(v) for v in updated if v in read and length is not None and _rows_of(v) == length}
+    # Chains that go on without the batch, such as that of persistent contrastive divergence.
+    chains = {v: _stand_in(v) for v, new in zip(updated, outputs[n_outputs:])
+              if v in read and not is_random_state(v) and length is not None and _rows_of(v) == length and
+              set(inputs).isdisjoint(ancestors([new]))}
     if chains:
         try:
             program = with_rows(chains)
             if states(program) == dict.fromkeys(chains, 0):
                 return program, chains
         except CannotCut:
-            pass  # parameters that happen to have as many rows
+            pass  # they have as many rows by chance
     first = program = partition(inputs, outputs, *options)
     found, rows = states(program), {}
     try:

@@ -137,12 +137,16 @@ class EnabledFunction:
     given : dict
         The arguments that it was made of.
     usage : FunctionUsage
+
+    Attributes
+    ----------
+    step : ParallelFunction or None
     """
 
     def __init__(self, enabled, function, given, usage):
         self._enabled, self._function, self._given, self._usage = enabled, function, given, usage
         self._ranks = choose_ranks(None)
-        self._step = None
+        self.step = None
         self._seconds = []
         self._run = self._divide if enabled.always else self._measure_plain
 
@@ -163,7 +167,7 @@ class EnabledFunction:
     def _divide(self, args, kwargs):
         """The first call over the contexts; or what stays plain Theano."""
         try:
-            self._step = self._made(args, kwargs)
+            self.step = self._made(args, kwargs)
         except BatchError:  # arguments at fault: plain Theano says what is wrong
             return self._plain(args, kwargs)
         except GraphError as error:
@@ -175,7 +179,7 @@ class EnabledFunction:
             return self._plain(args, kwargs)
         if self._enabled.verifies:
             self._verify(args, kwargs)
-        self._usage.spread(self._step.contexts, 'divided')
+        self._usage.spread(self.step.contexts, 'divided')
         self._run = self._over_contexts if self._enabled.always else self._measure_several
         return self._run(args, kwargs)
 
@@ -184,7 +188,7 @@ class EnabledFunction:
         if seconds is not None and self._run == self._measure_several:
             text = '%.3g ms a call on one device, %.3g ms divided' % (self._one * 1e3, seconds * 1e3)
             if seconds < self._one:
-                self._usage.spread(self._step.contexts, text)
+                self._usage.spread(self.step.contexts, text)
                 self._run = self._over_contexts
             else:
                 self._stay(text)
@@ -195,7 +199,7 @@ class EnabledFunction:
 
     def _over_contexts(self, args, kwargs):
         try:
-            results = self._pack(self._step.step(args, kwargs))
+            results = self._pack(self.step.step(args, kwargs))
         except LengthError:  # arguments that are not this batch: plain Theano computes, or says what is wrong
             return self._plain(args, kwargs)
         except Exception as error:
@@ -205,12 +209,12 @@ class EnabledFunction:
             self._stay('it failed over the contexts: %s' % error)
             self._enabled.tell('%s goes on on one device: %s' % (self._usage.name, error))
             return results
-        self._usage.add(self._step.samples)
+        self._usage.add(self.step.samples)
         return results
 
     def _stay(self, why):
         self._usage.stay(why)
-        self._step = self._run = None
+        self.step = self._run = None
         del self._function.mgpu_divided
 
     # -------------------------------------------------------------------------------------------- how it comes about
@@ -252,8 +256,8 @@ class EnabledFunction:
         raise GraphError('no batch enters it')
 
     def _verify(self, args, kwargs):
-        certificate = self._step.verify(*args, **kwargs)
+        certificate = self.step.verify(*args, **kwargs)
         print('theano_mgpu: %s: %s' % (self._usage.name, certificate), file=sys.stderr)
         if self._enabled.strict and not certificate.passed:
             raise GraphError('%s does not give the same answer over %s: see the certificate above'
-                             % (self._usage.name, describe(self._step.contexts)))
+                             % (self._usage.name, describe(self.step.contexts)))
