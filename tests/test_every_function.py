@@ -145,7 +145,7 @@ def monitors():
 SCRIPTS = [logistic, denoising, fixed_length, persistent_chain, chain_of_mrg, time_major, monitors]
 
 
-@pytest.mark.parametrize('n', [2, 3])
+@pytest.mark.parametrize('n', [2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize('script', SCRIPTS)
 def test_scripts_give_the_figures_of_plain_theano(script, n, contexts, enabled):
     made = contexts('cpu', n)

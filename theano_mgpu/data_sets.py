@@ -6,6 +6,7 @@ from theano.tensor.subtensor import Subtensor, get_idx_list
 from .arguments import moved
 from .compat import plain_function
 from .graph import host_type
+from .rng import DRAWS
 
 
 class Slices:
@@ -94,8 +95,9 @@ def _slices(inputs, outputs, updated):
 
 
 def _is_data_set(variable, known, inputs):
-    """Whether a variable is a function of shared variables alone."""
+    """Whether a variable is a function of shared variables alone, and not drawn."""
     if variable not in known:
         met = ancestors([variable])
-        known[variable] = set(inputs).isdisjoint(met) and any(hasattr(v, 'container') for v in met)
+        known[variable] = set(inputs).isdisjoint(met) and any(hasattr(v, 'container') for v in met) and \
+            not any(v.owner and isinstance(v.owner.op, DRAWS) for v in met)
     return known[variable]

@@ -14,6 +14,7 @@ from .errors import BatchError, GraphError, LengthError, MgpuError, warn
 from .function import Packing, ParallelFunction
 from .function_report import FunctionReport
 from .parallel_graph import choose_ranks, resolve_contexts
+from .program import CannotCut
 from .updates import as_dict, with_givens
 
 WARM_UP = 2        # calls before those that count
@@ -251,9 +252,10 @@ class EnabledFunction:
                     name=given['name'], allow_input_downcast=given['allow_input_downcast'])
             except MgpuError as error:
                 refusal = refusal or error
-        if refusal is not None:
-            raise GraphError(str(refusal)) from refusal
-        raise GraphError('no batch enters it')
+        if refusal is None:
+            raise GraphError('no batch enters it')
+        cut = isinstance(refusal.__cause__, CannotCut)
+        raise GraphError('it cannot be computed in parts: %s' % refusal.__cause__ if cut else str(refusal)) from refusal
 
     def _verify(self, args, kwargs):
         certificate = self.step.verify(*args, **kwargs)

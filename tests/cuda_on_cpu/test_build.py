@@ -15,6 +15,7 @@ def times(folder):
     return {name: os.stat(os.path.join(folder, name)).st_mtime_ns for name in os.listdir(folder)}
 
 
+@pytest.mark.slow
 def test_a_second_build_changes_nothing():
     folder = build()
     before = times(folder)

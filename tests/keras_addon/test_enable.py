@@ -148,7 +148,8 @@ def test_metrics(same, compiled):
     same(script)
 
 
-@pytest.mark.parametrize('name', ['lstm, masking', pytest.param('embedding', marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['lstm, masking', 'embedding'])
 def test_masking(name, same, compiled):
     def script():
         model = compiled(zoo.MODELS[name][0]())

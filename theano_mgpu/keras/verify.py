@@ -7,6 +7,7 @@ from keras import backend as K
 
 from .. import graph, launched
 from ..certificate import TOLERANCE, Certificate, Row, largest, relative_difference
+from ..compat import plain_functions
 from ..errors import MgpuError
 from . import functions
 from .batch import batch_updates, first_of_each
@@ -104,7 +105,10 @@ def _compared(model, contexts, tolerance, makers, measure):
         spread.say, spread.strict = before.say, before.strict
     set_spread(model, spread)
     try:
-        one, many = map(measure, makers)
+        plain, divided = makers
+        with plain_functions():
+            one = measure(plain)
+        many = measure(divided)
     finally:
         set_spread(model, before)
     tolerance = tolerance or TOLERANCE[K.floatx()]
