@@ -30,6 +30,7 @@ def run(script, *arguments, flags=None):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_mnist_cnn_learns_the_same_on_two_contexts(tmp_path):
     path = str(tmp_path / 'results.json')
     text = run('mnist_cnn.py', '--contexts', 'a->cpu;b->cpu', '--epochs', '3', '--json', path)

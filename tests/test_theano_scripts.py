@@ -22,7 +22,7 @@ CASES = ['logistic_sgd', 'logistic_sgd ragged', 'mlp', 'convolutional_mlp', 'dA'
          'lstm rmsprop', 'lasagne_mnist mlp', 'lasagne_mnist mlp bn', 'lasagne_mnist cnn', 'lasagne_mnist cnn bn',
          'lasagne_mnist custom_mlp:2,24,.1,.3', 'no_batch', 'coupled', 'monitors']
 # In `make test`; the others take longer, or show what one of these shows.
-QUICK = ('logistic_sgd ragged', 'coupled')
+QUICK = ('logistic_sgd ragged',)
 # Divide whatever can be divided, without measuring.
 DIVIDE = ['--always']
 # Functions that stay on one device, with a part of the reason; every other one is divided.
@@ -120,7 +120,7 @@ def test_every_script_is_plain_theano():
             assert '\nimport theano\n' in text and 'mgpu' not in text, name
 
 
-@each_case(QUICK[:1])
+@each_case(QUICK)
 def test_the_figures_are_finite_and_those_of_either_precision(case, reference):
     """What single precision alone changes is below the tolerance: a larger difference is one of the division."""
     single, double = reference(case, 'float32'), reference(case, 'float64')
@@ -143,7 +143,7 @@ def test_on_contexts_of_one_process(case, contexts, dtype, reference):
 
 @needs_mpi
 @pytest.mark.parametrize('dtype', ['float64', pytest.param('float32', marks=pytest.mark.slow)])
-@each_case(('logistic_sgd ragged',))
+@each_case(QUICK)
 def test_in_two_processes(case, dtype, reference):
     words = ['-m', 'theano_mgpu', 'launch', '-n', '2', 'run', '--contexts', 'host->cpu'] + DIVIDE
     output, stderr = run_python(words, case, dtype)

@@ -129,8 +129,9 @@ class DataParallel:
                 return divided(self.arguments.with_samples, self.slices, outputs, updated, self.options.length)
             except CannotCut as error:
                 if self.sharded or self.options.must_divide:
-                    raise GraphError('%s cannot be computed in parts: %s'
-                                     % (self.options.name or 'a function', error)) from error
+                    raise GraphError('%s%s cannot be computed in parts: %s' % (
+                        'each process has samples of its own, but ' * self.sharded,
+                        self.options.name or 'a function', error)) from error
                 self.refused, self.is_divided = str(error), False
                 self.contexts = self.contexts[:1]
         return Division(undivided(outputs), {}, None)

@@ -23,6 +23,7 @@ def test_a_second_build_changes_nothing():
     assert build() == folder and times(folder) == before
 
 
+@pytest.mark.slow
 def test_the_versioned_build_has_the_names_of_a_driver_and_of_wheels():
     folder = build(versioned=True)
     assert sorted(os.listdir(folder)) == ['libcublas.so.12', 'libcuda.so.1', 'libnvrtc.so.12', 'prelude']

@@ -187,6 +187,7 @@ def test_trainability(same, compiled):
     same(script)
 
 
+@pytest.mark.slow
 def test_callbacks(same, tmp_path, compiled):
     def script():
         model, seen = compiled(dense()), []

@@ -39,7 +39,7 @@ def test_models(name, dtype, contexts):
 
 @needs_compiler
 @DTYPES
-@pytest.mark.parametrize('name', [pytest.param(name, marks=[pytest.mark.slow] if name == 'conv1d' else [])
+@pytest.mark.parametrize('name', [pytest.param(name, marks=[pytest.mark.slow] if name in ('conv1d', 'conv2d') else [])
                                   for name in COMPILED_MODELS])
 def test_models_with_convolutions(name, dtype, contexts):
     build, data = COMPILED_MODELS[name]
