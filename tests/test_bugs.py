@@ -23,6 +23,7 @@ from theano_mgpu.cli import device_checks, main
 from theano_mgpu.context_map import parse_context_map
 from theano_mgpu.contexts import compiling_for, gpu_context
 from theano_mgpu.program import exchange as exchange_module
+from theano_mgpu.program import partition
 from theano_mgpu.program import run as run_module
 
 import numpy as np
@@ -30,9 +31,12 @@ import pytest
 import theano
 import theano.tensor as T
 from common import data, dense_model, momentum, update_of
+from conftest import needs_compiler
 from models import plain_step
 from test_ranks import INTERPRETED, JOBS, arrays, launch, needs_mpi
 from theano.gof import compilelock
+from theano.gof.graph import ancestors
+from theano.tensor.signal.pool import MaxPoolGrad, pool_2d
 
 ROOT = Path(__file__).parent.parent
 MODES = {'cpu': 'FAST_COMPILE', 'gpu': theano.Mode(optimizer='fast_compile')}  # quick to compile
@@ -1515,6 +1519,47 @@ def test_a_compile_error_on_the_first_rank_is_one_of_all(tmp_path):
         expected = 1 - 0.1 * 2 * (x ** 2).sum(axis=0) / 12
         np.testing.assert_allclose(found['w'], expected, rtol=2e-3)
         assert found['dtype'] == 'float16'
+
+
+def normalised(x):
+    axes = (0, 2, 3)
+    return (x - x.mean(axes, keepdims=True)) * T.inv(T.sqrt(x.var(axes, keepdims=True) + 1e-4))
+
+
+@needs_compiler
+@pytest.mark.parametrize('largest', [
+    lambda x: pool_2d(T.nnet.relu(x), (2, 2), ignore_border=True), lambda x: x.max(axis=3, keepdims=True),
+    lambda x: T.maximum(x, 0.1 * x ** 2)], ids=['pool', 'max', 'maximum'])
+def test_gradients_of_maxima_between_normalisations_reach_their_pixels(largest, cpu2):
+    """Batch normalisation, ReLU, max-pooling: gradients before them were wrong by a factor of 2, and nobody said so.
+
+    The pixels were computed twice, by other ops, and in the last bit were not equal to their maximum.
+    """
+    found = []
+    for divided in (False, True):
+        rng = np.random.RandomState(0)
+        x = T.dtensor4('x')
+        gain, shift = [theano.shared(rng.rand(1, 3, 1, 1) + 0.5, name, broadcastable=(True, False, True, True))
+                       for name in ('gain', 'shift')]
+        loss = (T.tanh(normalised(largest(normalised(x) * gain + shift))) ** 3).sum()
+        updates = [(p, p - 0.01 * T.grad(loss, p)) for p in (gain, shift)]
+        make = mgpu.function if divided else theano.function
+        step = make([x], loss, updates=updates, mode=theano.Mode('cvm', 'fast_run'))
+        images = rng.randn(7, 3, 6, 6)
+        found.append([step(images) for _ in range(2)] + [gain.get_value(), shift.get_value()])
+    for one, other in zip(*found):
+        np.testing.assert_allclose(other, one, rtol=1e-9)
+
+
+def test_pixels_and_their_maximum_come_from_one_computation():
+    """A later stage that computes the pixels again, by other ops, may round them to something else than the maximum."""
+    x = T.dtensor4('x')
+    gain = theano.shared(np.ones((1, 3, 1, 1)), broadcastable=(True, False, True, True))
+    pooled = pool_2d(T.nnet.relu(normalised(x) * gain), (2, 2), ignore_border=True)
+    program = partition([x], [T.grad((normalised(pooled) ** 3).sum(), gain)])
+    gradients = [v.owner for stage in program.stages for v in ancestors(stage.outputs)
+                 if v.owner and isinstance(v.owner.op, MaxPoolGrad)]
+    assert gradients and all(v.owner is None for node in gradients for v in node.inputs[:2])
 
 
 @needs_mpi

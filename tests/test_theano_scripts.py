@@ -132,7 +132,7 @@ def test_the_figures_are_finite_and_those_of_either_precision(case, reference):
 # --- Over contexts, and over processes -----------------------------------------------------------
 
 @pytest.mark.parametrize('dtype', ['float64', pytest.param('float32', marks=pytest.mark.slow)])
-@pytest.mark.parametrize('contexts', [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('contexts', [2] + [pytest.param(n, marks=pytest.mark.slow) for n in (1, 3)])
 @each_case(QUICK)
 def test_on_contexts_of_one_process(case, contexts, dtype, reference):
     words = ['-m', 'theano_mgpu', 'run', '--contexts', context_map('cpu', contexts)] + DIVIDE

@@ -6,6 +6,7 @@ from theano.tensor.opt import Assert
 
 from ..errors import GraphError
 from ..op_rules import OpRules
+from .comparisons import compares
 from .sizes import size_of
 from .states import (
     CONSTANT,
@@ -85,6 +86,7 @@ class Shards:
         self.stages = {}          # variable of the new graph -> its stage
         self._at_once = set(exchanged)
         self.constants = set()    # variables of the new graph
+        self.compared = set()     # variables of the new graph that are looked for in other ones, bit by bit
         self._placeholders = {}   # of both kinds
         self._values = {}
         self.kept_partial, self.given_whole = set(), set()  # variables of the given graph
@@ -161,6 +163,8 @@ class Shards:
     def computed(self, node, values):
         """The Values of a node's outputs, from those of its inputs, by the rule of its op."""
         found = RULES.of(node.op)
+        if compares(node):
+            self.compared.update(value.variable for value in values)
         if not getattr(found, 'reads_averages', False):
             self.check_averages(node, values)
         always = getattr(found, 'for_constants', False)

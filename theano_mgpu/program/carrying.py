@@ -74,7 +74,9 @@ class Carrying:
     def _missing(self, source):
         """What would have to be carried for a value to be computed again, itself where that is not cheap."""
         missing, seen = set(), set()
-        todo = [(v, 1) for v in source.owner.inputs] if source.owner and is_cheap(source.owner) else []
+        # What is looked for bit by bit is computed once: compiled with other ops it may round differently.
+        again = source.owner and is_cheap(source.owner) and source not in self._shards.compared
+        todo = [(v, 1) for v in source.owner.inputs] if again else []
         if not todo:
             return {source}
         while todo:
