@@ -18,7 +18,7 @@ Y = np.random.RandomState(1).randint(0, 3, 43).astype('int32')
 
 @pytest.fixture
 def enabled():
-    """A function that enables, with a list of what is told."""
+    """A function that calls `mgpu.enable`; its list `told` collects the notes."""
     def enable(**options):
         report = mgpu.enable(tell=enable.told.append, **dict({'always': True}, **options))
         return report

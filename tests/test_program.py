@@ -1,5 +1,7 @@
 """Graphs that are cut where samples meet give what one device gives, whatever the shards."""
 from theano_mgpu.analysis import CannotCut
+from theano_mgpu.data_sets import Slices
+from theano_mgpu.division import divided
 from theano_mgpu.program import partition
 
 import numpy as np
@@ -429,3 +431,13 @@ def test_gradients_are_exchanged_last():
     rate = theano.shared(0.1)
     program = partition([x], [loss, h.max() - rate] + [p - rate * g ** 2 for p, g in zip([w, v], T.grad(loss, [w, v]))])
     assert [len(stage.exchanges) for stage in program.stages] == [0, 1, 1, 1, 1] and len(program.exchanges) == 4
+
+
+def test_a_state_of_samples_that_no_replica_can_have_all_of():
+    """Where each process has samples of its own, a state with samples along axis 1 has no whole on any replica."""
+    x, state = T.dmatrix('x'), theano.shared(np.zeros((4, 5)), name='state')
+    new = x.T + T.extra_ops.cumsum(state, axis=0)
+    slices = Slices([x], [new], [state])
+    assert divided([x], slices, [new], [state]).rows == {}
+    with pytest.raises(CannotCut, match='CumOp'):
+        divided([x], slices, [new], [state], sharded=True)

@@ -126,7 +126,8 @@ class DataParallel:
         """The Division of the graph: among replicas, if there are several, and it can be."""
         if self.is_divided:
             try:
-                return divided(self.arguments.with_samples, self.slices, outputs, updated, self.options.length)
+                return divided(self.arguments.with_samples, self.slices, outputs, updated, self.options.length,
+                               self.sharded)
             except CannotCut as error:
                 if self.sharded or self.options.must_divide:
                     raise GraphError('%s%s cannot be computed in parts: %s' % (

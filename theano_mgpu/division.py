@@ -14,7 +14,7 @@ Division.__doc__ = """How a graph is divided: its Program; the shared variables 
 each in the graph; the one length that batches may have, or None for any."""
 
 
-def divided(inputs, slices, outputs, updated, length=None):
+def divided(inputs, slices, outputs, updated, length=None, sharded=False):
     """Divide a graph.
 
     Parameters
@@ -28,6 +28,8 @@ def divided(inputs, slices, outputs, updated, length=None):
         What they are new values of.
     length : int, optional
         Samples of a batch. Where the graph has it as a number, as in ``x.reshape((20, 1, 28, 28))``, it is replaced.
+    sharded : bool
+        Whether each process has samples of its own: then no replica can have all of a state of samples.
 
     Returns
     -------
@@ -41,12 +43,12 @@ def divided(inputs, slices, outputs, updated, length=None):
     inputs = inputs + list(slices.stand_ins.values())
     free = AnyLength(inputs, length)
     outputs = free(substitute(outputs, slices.replacements))
-    program, rows = _with_states(inputs, outputs, updated, length)
+    program, rows = _with_states(inputs, outputs, updated, length, sharded)
     program = expressed(program, slices.of_replica(*program.numbers[1:]))
     return Division(program, rows, free.length if free.found else None)
 
 
-def _with_states(inputs, outputs, updated, length):
+def _with_states(inputs, outputs, updated, length, sharded):
     """The Program, and the states that come in with the batch, since they have a row a sample."""
     options = theano.config.mgpu.batch_statistics, theano.config.mgpu.random
     read, n_outputs = set(ancestors(outputs)), len(outputs) - len(updated)
@@ -80,6 +82,8 @@ def _with_states(inputs, outputs, updated, length):
         if found != dict.fromkeys(rows, 0):
             raise CannotCut('the states of samples, %s, do not have them along axis 0' % ', '.join(map(str, rows)))
     except CannotCut:
+        if sharded:
+            raise
         return first, {}  # in which every replica has all of each state
     return program, rows
 
