@@ -23,6 +23,7 @@ from theano.sandbox.rng_mrg import MRG_RandomStreams
 
 PYTHON = theano.Mode('py', 'fast_compile')
 RAGGED = [7, 5, 8, 1, 3, 2]
+SLICED = np.random.RandomState(3).randn(23, 4)  # a data set
 
 
 def shared(rng, *shape, name):
@@ -369,6 +370,29 @@ def coupled_shards(path, n_batches='3'):
         states.append(state.get_value())
     step.join()
     np.savez('%s.%d.npz' % (path, mgpu.rank()), *losses, *states, weights.get_value(), state.get_value())
+
+
+def sliced(given, x, w):
+    """What `sharded_slices` computes: a cost in which samples meet, and a row of each; the new weights."""
+    rows = T.tanh(T.dot(x - x.mean(axis=0), w))
+    cost = (rows ** 2).mean() / x.max()
+    return [cost, rows], [(w, w - 0.1 * T.grad(cost, w))], given
+
+
+def sharded_slices(path, *calls):
+    """Each rank slices batches from a data set of its own, in so many calls; writes what it got, and the weights."""
+    mgpu.init('a->cpu;b->cpu')
+    data = theano.shared(np.split(SLICED, [14])[mgpu.rank()], 'data')
+    index, x, w = T.lscalar('index'), T.matrix('x', 'float64'), theano.shared(np.eye(4) * (1 + mgpu.rank()), 'w')
+    outputs, updates, givens = sliced({x: data[index * 4:(index + 1) * 4]}, x, w)
+    step = mgpu.function([index], outputs, updates=updates, givens=givens, mode=PYTHON)
+    found = [value for i in range(int(calls[mgpu.rank()])) for value in step(i)]
+    step.join()
+    report = mgpu.enable(always=True)
+    plain = theano.function([index], data[index * 4:(index + 1) * 4], mode=PYTHON)
+    np.testing.assert_array_equal(plain(0), data.get_value()[:4])
+    assert 'samples of its own' in str(report) and 'one device' in str(report), report
+    np.savez('%s.%d.npz' % (path, mgpu.rank()), *found, w.get_value())
 
 
 def recurrent(n, **options):

@@ -12,6 +12,8 @@ import time
 import numpy as np
 import pytest
 import rank_jobs
+import theano
+import theano.tensor as T
 from conftest import context_map, needs_compiler
 from two_hosts import two_hosts  # noqa: F401  a fixture
 
@@ -191,6 +193,26 @@ def test_samples_that_meet_and_have_states_may_be_on_several_ranks(tmp_path):
     np.testing.assert_array_equal(last[-1], last[3])
     for weights in (first[-2], last[-2]):
         np.testing.assert_allclose(weights, one[-2], rtol=1e-10)
+
+
+@pytest.mark.parametrize('calls', [(4, 4), (4, 3)], ids=['slices nothing at last', 'ends early'])
+def test_ranks_may_slice_batches_from_their_own_parts_of_a_data_set(calls, tmp_path):
+    """Rank 0 has 14 samples, 4 a batch, and rank 1 has 9: it is through with them before the last batch."""
+    launch(2, 'sharded_slices', tmp_path / 'ranks', *calls, options=['--sharded'], flags=INTERPRETED)
+    found = [arrays(tmp_path / ('ranks.%d.npz' % rank)) for rank in range(2)]
+    x, w = T.matrix('x', 'float64'), theano.shared(np.eye(4), 'w')
+    outputs, updates, _ = rank_jobs.sliced({}, x, w)
+    step = theano.function([x], outputs, updates=updates, mode=rank_jobs.PYTHON)
+    first, last = np.split(rank_jobs.SLICED, [14])
+    for i in range(4):
+        cost, rows = step(np.concatenate([part[i * 4:(i + 1) * 4] for part in (first, last)]))
+        own = len(first[i * 4:(i + 1) * 4])
+        for rank, expected in enumerate((rows[:own], rows[own:])):
+            if i < calls[rank]:
+                np.testing.assert_allclose(found[rank][2 * i], cost, rtol=1e-12)
+                np.testing.assert_allclose(found[rank][2 * i + 1], expected, rtol=1e-12)
+    for each in found:
+        np.testing.assert_allclose(each[-1], w.get_value(), rtol=1e-12)
 
 
 def test_what_cannot_be_computed_in_parts_is_computed_by_each_rank(tmp_path):

@@ -82,7 +82,7 @@ class DataParallel:
         given, options = self.arguments.inputs, self.options
         whole = graph.substitute(outputs + list(updates.values()), self.arguments.replacements)
         graph.check_inputs(given, whole)
-        self.slices = Slices(given, whole, updates)
+        self.slices = Slices(given, whole, updates, self.sharded)
         if options.length is not None:
             lengths = self.slices.lengths(self.arguments.bind(options.example, {}))
             self.slices.keep({v for v, length in lengths.items() if length == options.length})
@@ -90,9 +90,6 @@ class DataParallel:
             self.slices.keep(())
         if not any(self.arguments.split) and not self.slices:
             raise no_samples(given)
-        if self.slices and self.sharded:
-            raise GraphError('each process has samples of its own, but the batch of %s is a slice of a shared data '
-                             'set: leave out mgpu.data=sharded' % (options.name or 'a function'))
         return whole[:len(outputs)], dict(zip(updates, whole[len(outputs):]))
 
     def _compile(self, outputs, updates):
@@ -119,7 +116,7 @@ class DataParallel:
         own = self.compiled_program.rows if self.sharded else ()
         self._alike = [each for each, variable in zip(self.updated, updated) if variable not in own]
         share_first_values(self.ranks, self._alike)
-        for variable in list(self.replicated()) + self.updated:
+        for variable in self._read() + self.updated:
             variable.step_locks.add(self.lock)
 
     def _divided(self, outputs, updated):
@@ -184,7 +181,11 @@ class DataParallel:
 
     def replicated(self):
         """All variables that are the same on each replica and rank: those that they read, and that a step changes."""
-        return dict.fromkeys([v for each in self.compiled_program.graphs for v in each.variables] + self._alike)
+        own = self.compiled_program.program.own
+        return dict.fromkeys([each for each in self._read() if each.variable not in own] + self._alike)
+
+    def _read(self):
+        return [variable for each in self.compiled_program.graphs for variable in each.variables]
 
     # -------------------------------------------------------------------------------------------------- calling
 
@@ -216,8 +217,10 @@ class DataParallel:
             self.samples = sum(lengths) if self.sharded else own
             self.calls += 1
             self.timings.calls += 1
-            if not self.samples:
+            if not self.samples and arguments is None:
                 return None
+            if not self.samples:
+                raise LengthError('the batch is empty: no process has a sample of it')
             transaction = Transaction()
             try:
                 with self.timings.span('scatter'):
@@ -367,7 +370,8 @@ class DataParallel:
         """Samples of a batch; a BatchError where its arguments, slices, and states of samples do not agree."""
         named = self.arguments.named(values) + self.slices.named(values)
         named += [(len(states[variable]), 'the state %s' % variable) for variable in states]
-        length = batch_length(*map(list, zip(*named)))
+        # A process slices nothing once it is through its part of the data; the others may go on.
+        length = batch_length(*map(list, zip(*named)), least=0 if self.sharded and self.slices else 1)
         if self._only_length not in (None, length):
             raise LengthError('a batch of %d samples was given, but the graph has the length of its batches, %d, as a '
                               'number' % (length, self._only_length))

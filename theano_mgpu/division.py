@@ -6,7 +6,7 @@ from theano.gof.graph import ancestors
 
 from .any_length import AnyLength
 from .graph import host_type, substitute
-from .program import CannotCut, expressed, partition
+from .program import CannotCut, partition
 from .rng import is_random_state
 
 Division = namedtuple('Division', 'program rows length')
@@ -44,8 +44,7 @@ def divided(inputs, slices, outputs, updated, length=None, sharded=False):
     free = AnyLength(inputs, length)
     outputs = free(substitute(outputs, slices.replacements))
     program, rows = _with_states(inputs, outputs, updated, length, sharded)
-    program = expressed(program, slices.of_replica(*program.numbers[1:]))
-    return Division(program, rows, free.length if free.found else None)
+    return Division(slices.expressed(program), rows, free.length if free.found else None)
 
 
 def _with_states(inputs, outputs, updated, length, sharded):

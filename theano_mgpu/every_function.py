@@ -13,6 +13,7 @@ from .entry import Entry
 from .errors import BatchError, GraphError, LengthError, MgpuError, warn
 from .function import Packing, ParallelFunction
 from .function_report import FunctionReport
+from .options import Options
 from .parallel_graph import choose_ranks, resolve_contexts
 from .program import CannotCut
 from .updates import as_dict, with_givens
@@ -125,6 +126,8 @@ def _obstacle(given):
         return 'it is profiled'
     if type(theano.compile.get_mode(given['mode'])) is not theano.Mode:
         return 'its mode checks each op'
+    if Options().is_sharded(choose_ranks(None)):
+        return 'each process has samples of its own: mgpu.function adds over processes'
     return None
 
 

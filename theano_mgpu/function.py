@@ -47,7 +47,8 @@ def function(inputs, outputs=None, reduce=None, updates=None, samples=None, broa
         Whether to profile what each context runs: ``f.profiles`` has a `theano.compile.ProfileStats` for each function.
     sharded : bool, optional
         Of several processes, whether each is given its own part of the batch, instead of the whole batch on
-        each; outputs with a row a sample are then those of the own part. The flag ``mgpu.data`` by default.
+        each; outputs with a row a sample are then those of the own part. A data set that batches are sliced from is
+        then the process's own part, of any length. The flag ``mgpu.data`` by default.
 
     Returns
     -------

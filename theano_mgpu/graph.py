@@ -89,7 +89,7 @@ def checksum(inputs, outputs, shared):
         The same in each process that builds the same graph.
     """
     numbers = {variable: i for i, variable in enumerate(list(inputs) + list(shared))}
-    lines = [_signature(variable) for variable in numbers]
+    lines = [str(variable.type) for variable in inputs] + [_signature(variable) for variable in shared]
     for node in theano.gof.graph.io_toposort(list(inputs), list(outputs)):
         for variable in node.inputs + node.outputs:
             if variable not in numbers:

@@ -104,6 +104,8 @@ class ParallelGraph:
         The processes that do the same.
     independent : collection of SharedVariable
         Random streams of which each context has its own.
+    own : collection of SharedVariable
+        Data of which each process has its own, of any length.
     mode, name
         As for `theano.function`.
 
@@ -117,16 +119,18 @@ class ParallelGraph:
         Contexts of each rank.
     """
 
-    def __init__(self, inputs, outputs, updates, contexts, ranks, independent=(), mode=None, name=None):
+    def __init__(self, inputs, outputs, updates, contexts, ranks, independent=(), own=(), mode=None, name=None):
         graph.check_inputs(inputs, outputs + list(updates.values()))
         self.contexts = contexts
         self.n_outputs = len(outputs)
         shared = graph.shared_variables(outputs + list(updates.values()) + list(updates))
-        self.replicas = check_same_graph(ranks, inputs, outputs + list(updates.values()), shared, len(contexts))
+        alike = [variable for variable in shared if variable not in own]
+        self.replicas = check_same_graph(ranks, inputs + [variable for variable in shared if variable in own],
+                                         outputs + list(updates.values()), alike, len(contexts))
         self.variables = [replicated(variable, variable in independent) for variable in shared]
         replicas = list(zip(shared, self.variables))
         self.updated = [replicated(variable, variable in independent) for variable in updates]
-        share_first_values(ranks, self.variables)
+        share_first_values(ranks, [each for each in self.variables if each.variable not in own])
         first = sum(self.replicas[:ranks.rank])
         indices = {context: i for i, context in enumerate(active_contexts())}
         with compiling(name, inputs, contexts), ranks.first_compiler():

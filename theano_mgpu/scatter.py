@@ -77,7 +77,7 @@ class Scatter:
 
         def known(start, stop):
             found = {variable: given[variable][start:stop] for variable in self._split}
-            found.update(zip(self._own, (np.array(n, 'int64') for n in (stop - start, before + start))))
+            found.update(zip(self._own, (np.array(n, 'int64') for n in (stop - start, before + start, before))))
             return found
         # A process without samples takes part with one that does not count.
         return Batch(self._runner.shards(rounds or [[(0, 1)]], known), common, lengths, not rounds, alone)

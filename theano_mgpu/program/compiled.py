@@ -43,7 +43,7 @@ class CompiledProgram:
 
     def __init__(self, program, inputs, updated, update_on, contexts, ranks, mode=None, name=None):
         self.program, self.contexts = program, contexts
-        self._compile_with = {'ranks': ranks, 'mode': mode, 'independent': program.streams}
+        self._compile_with = {'ranks': ranks, 'mode': mode, 'independent': program.streams, 'own': program.own}
         n_results = len(program.outputs) - len(updated)
         self.results = program.outputs[:n_results]
         new = dict(zip(updated, program.outputs[n_results:]))

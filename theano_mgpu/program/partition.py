@@ -35,7 +35,7 @@ None for a graph of exchanged values and constants, which needs no replica.
 """
 
 
-class Program(namedtuple('Program', 'inputs numbers stages exchanges outputs streams')):
+class Program(namedtuple('Program', 'inputs numbers stages exchanges outputs streams own', defaults=[()])):
     """What replicas compute and exchange for a graph over a batch.
 
     Attributes
@@ -43,7 +43,8 @@ class Program(namedtuple('Program', 'inputs numbers stages exchanges outputs str
     inputs : list of theano.Variable
         Those with samples along axis 0.
     numbers : list of theano.Variable
-        Samples of the whole batch, samples of the replica, place of its first sample.
+        Samples of the whole batch, samples of the replica, place of its first sample; and where each process has data
+        of its own, place of the first sample of the process.
     stages : list of Stage
     exchanges : list of Exchange
         After the last stage.
@@ -52,6 +53,8 @@ class Program(namedtuple('Program', 'inputs numbers stages exchanges outputs str
     streams : list of SharedVariable
         Random states that each replica has one of its own of, to draw for its own samples only. What the outputs have
         as new value of one differs from replica to replica.
+    own : collection of SharedVariable
+        Data of which each process has its own.
     """
 
 
