@@ -19,8 +19,10 @@ if 'floatX' not in os.environ.get('THEANO_FLAGS', ''):
     os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
 
 import theano_mgpu as mgpu
-from theano_mgpu import config, devices, transfers
-from theano_mgpu.context_map import default_map
+from theano_mgpu import config
+from theano_mgpu.devices import discovery
+from theano_mgpu.devices.context_map import default_map
+from theano_mgpu.replicas import transfers
 
 import numpy as np
 from models import Classifier, adam, mlp
@@ -151,7 +153,7 @@ def parse_arguments():
 
 def main():
     arguments = parse_arguments()
-    found = (devices.discover('cuda')[0] or devices.discover('opencl')[0])[:2]
+    found = (discovery.discover('cuda')[0] or discovery.discover('opencl')[0])[:2]
     maps = ['host0->cpu;host1->cpu'] + ([default_map((found * 2)[:2])] if found else [])
     if config.flag('contexts'):
         maps = [config.flag('contexts')]

@@ -19,7 +19,7 @@ if 'floatX' not in os.environ.get('THEANO_FLAGS', ''):
     os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
 
 import theano_mgpu as mgpu
-from theano_mgpu import devices
+from theano_mgpu.devices import discovery
 from theano_mgpu.executors import make_executor
 
 import numpy as np
@@ -68,7 +68,7 @@ def without_exchange(make_model, updates, batch):
 def measure(arguments):
     """A row for each model and executor; two devices are printed with the time of their phases."""
     rng = np.random.RandomState(0)
-    found = arguments.device or devices.discover('cuda')[0]
+    found = arguments.device or discovery.discover('cuda')[0]
     mgpu.init('dev0->%s;dev1->%s' % tuple((found * 2)[:2]))
     for name in arguments.models:
         make_model, shape, updates = MODELS[name]
@@ -95,9 +95,9 @@ def measure(arguments):
 
 def main():
     arguments = parse_arguments()
-    if not devices.discover('cuda')[0]:
+    if not discovery.discover('cuda')[0]:
         if 'CUDA_ON_CPU_DEVICES' in os.environ:
-            sys.exit('the CUDA stand-in shows no device: %s' % devices.discover('cuda')[1])
+            sys.exit('the CUDA stand-in shows no device: %s' % discovery.discover('cuda')[1])
         print('no CUDA device here: taking two of tests/cuda_on_cpu', flush=True)
         os.execv(sys.executable, [sys.executable, STAND_IN, 'run', sys.executable] + sys.argv)
     print('batch %d, %d rounds, median (lowest to highest)' % (arguments.batch_size, arguments.rounds))

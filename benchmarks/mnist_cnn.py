@@ -19,8 +19,8 @@ if 'floatX' not in os.environ.get('THEANO_FLAGS', ''):
     os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
 
 import theano_mgpu as mgpu
-from theano_mgpu.context_map import describe
-from theano_mgpu.timeline import PHASES
+from theano_mgpu.devices.context_map import describe
+from theano_mgpu.profiling.timeline import PHASES
 
 import numpy as np
 import theano

@@ -2,9 +2,9 @@
 import os
 
 import theano_mgpu as mgpu  # before theano: installs the version fixes
-from theano_mgpu import devices
-from theano_mgpu.context_map import default_map
-from theano_mgpu.contexts import flagged
+from theano_mgpu.devices import discovery
+from theano_mgpu.devices.context_map import default_map
+from theano_mgpu.devices.contexts import flagged
 
 import numpy as np
 import theano
@@ -155,7 +155,7 @@ def open_contexts(asked, opencl_cpus=False):
     """
     if asked and not asked.isdigit():
         return mgpu.init(asked)
-    cpus = devices.opencl_cpus() if opencl_cpus and not flagged() and devices.discover_best() == ['cpu'] else []
+    cpus = discovery.opencl_cpus() if opencl_cpus and not flagged() and discovery.discover_best() == ['cpu'] else []
     found = cpus or [context.device for context in mgpu.init()]
     n = int(asked or max(2, len(found)))
     if n <= len(found) and not cpus:

@@ -20,9 +20,10 @@ if 'floatX' not in os.environ.get('THEANO_FLAGS', ''):
     os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
 
 import theano_mgpu as mgpu
-from theano_mgpu import devices, graph
-from theano_mgpu.replicate import copy_on
-from theano_mgpu.transfers import Sender
+from theano_mgpu.devices import discovery
+from theano_mgpu.graphs import graph
+from theano_mgpu.replicas.replicated import copy_on
+from theano_mgpu.replicas.transfers import Sender
 
 import numpy as np
 import theano
@@ -75,7 +76,7 @@ def pair(ours, theirs, batch, arguments, title):
 
 def measure(arguments):
     rng = np.random.RandomState(0)
-    shared = arguments.device or (devices.discover('cuda')[0] or devices.discover('opencl')[0])[:2]
+    shared = arguments.device or (discovery.discover('cuda')[0] or discovery.discover('opencl')[0])[:2]
     shared = (shared * 2)[:2]
     for name in arguments.models:
         make_model, shape = MODELS[name]

@@ -18,9 +18,11 @@ if worker != 'gw0' and 'base_compiledir' not in flags:
         os.symlink(programs, own + '/opencl_programs')
 
 import theano_mgpu as mgpu
-from theano_mgpu import compat, config, devices
-from theano_mgpu.context_map import parse_context_map
-from theano_mgpu.contexts import alike
+from theano_mgpu import config
+from theano_mgpu.devices import discovery
+from theano_mgpu.devices.context_map import parse_context_map
+from theano_mgpu.devices.contexts import alike
+from theano_mgpu.patches import compat
 
 import pytest
 import theano
@@ -49,7 +51,7 @@ def gpu_devices():
     """GPU devices to test on: those of the flag `contexts`, else two of this machine's."""
     flagged = [c.device for c in parse_context_map(config.flag('contexts', '')) if c.kind != 'cpu'] \
         if config.flag('contexts') else []
-    found = flagged or devices.discover('cuda')[0] or devices.discover('opencl')[0]
+    found = flagged or discovery.discover('cuda')[0] or discovery.discover('opencl')[0]
     return (found * 2)[:max(2, len(found))]
 
 
@@ -59,7 +61,7 @@ def context_map(kind, n):
         return ';'.join('host%d->cpu' % i for i in range(n))
     found = gpu_devices()
     if not found:
-        pytest.skip('no GPU or OpenCL device: %s' % devices.discover('opencl')[1])
+        pytest.skip('no GPU or OpenCL device: %s' % discovery.discover('opencl')[1])
     return ';'.join('dev%d->%s' % (i, found[i % len(found)]) for i in range(n))
 
 

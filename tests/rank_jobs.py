@@ -14,7 +14,8 @@ import time
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'benchmarks'))
 
 import theano_mgpu as mgpu
-from theano_mgpu import dealing, graph
+from theano_mgpu.graphs import graph
+from theano_mgpu.prediction import rank_pool
 
 import numpy as np
 import theano
@@ -280,7 +281,7 @@ def stopped(where, file):
     if last and where == 'end':
         atexit.register(stop)
     if last and where == 'prediction':
-        dealing.outcome = stop
+        rank_pool.outcome = stop
     print('stopping at %f' % time.time(), flush=True)
     if where in ('end', 'finalize'):
         return

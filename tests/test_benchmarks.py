@@ -6,7 +6,7 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
-from theano_mgpu.timeline import PHASES
+from theano_mgpu.profiling.timeline import PHASES
 
 import matplotlib.pyplot as plt
 import numpy as np

@@ -16,15 +16,20 @@ import venv
 from pathlib import Path
 
 import theano_mgpu as mgpu
-from theano_mgpu import compat, devices, graph, job, progress
 from theano_mgpu import data_parallel as data_parallel_module
 from theano_mgpu import training as training_module
-from theano_mgpu.cli import device_checks, main
-from theano_mgpu.context_map import parse_context_map
-from theano_mgpu.contexts import compiling_for, gpu_context
+from theano_mgpu.cli import main
+from theano_mgpu.cli.doctor import device_checks
+from theano_mgpu.devices import discovery
+from theano_mgpu.devices.context_map import parse_context_map
+from theano_mgpu.devices.contexts import compiling_for, gpu_context
+from theano_mgpu.graphs import graph
+from theano_mgpu.jobs import rank_process
+from theano_mgpu.patches import compat
 from theano_mgpu.program import exchange as exchange_module
 from theano_mgpu.program import partition
 from theano_mgpu.program import run as run_module
+from theano_mgpu.utils import progress
 
 import numpy as np
 import pytest
@@ -366,19 +371,19 @@ def test_kernels_that_were_made_and_deleted_leave_no_memory_behind(gpu2):
 @pytest.fixture
 def opencl_cpus(monkeypatch, contexts):
     """The OpenCL devices of a CPU, on a machine where nothing is mapped and CUDA has no device."""
-    discover = devices.discover
-    monkeypatch.setattr(devices, 'discover', lambda kind: ([], 'none') if kind == 'cuda' else discover(kind))
+    discover = discovery.discover
+    monkeypatch.setattr(discovery, 'discover', lambda kind: ([], 'none') if kind == 'cuda' else discover(kind))
     monkeypatch.setenv('THEANO_FLAGS', '')
     monkeypatch.setenv('THEANORC', os.devnull)
-    job.note.cache_clear()
-    if not devices.opencl_cpus():
+    rank_process.note.cache_clear()
+    if not discovery.opencl_cpus():
         pytest.skip('no OpenCL device is a CPU')
-    return devices.opencl_cpus()
+    return discovery.opencl_cpus()
 
 
 def test_a_cpu_seen_through_opencl_is_no_default_device(opencl_cpus, monkeypatch, capsys):
     """`init(2)` took PoCL's devices where there was no GPU: six times as slow as `cpu` contexts."""
-    assert devices.discover_best() == ['cpu'] and set(map(devices.type_of, opencl_cpus)) == {'CPU'}
+    assert discovery.discover_best() == ['cpu'] and set(map(discovery.type_of, opencl_cpus)) == {'CPU'}
     for _ in range(2):
         assert [context.device for context in mgpu.init(2)] == ['cpu', 'cpu']
     assert capsys.readouterr().err.count('no usable GPU here: the 2 contexts are on the CPU') == 1
@@ -388,8 +393,8 @@ def test_a_cpu_seen_through_opencl_is_no_default_device(opencl_cpus, monkeypatch
     with pytest.raises(mgpu.ContextError, match='2 contexts were asked for; there are 1'):
         mgpu.init(2)
     monkeypatch.setenv('THEANO_FLAGS', '')
-    monkeypatch.setattr(devices, 'type_of', lambda device: 'GPU')
-    assert devices.discover_best() == devices.discover('opencl')[0]
+    monkeypatch.setattr(discovery, 'type_of', lambda device: 'GPU')
+    assert discovery.discover_best() == discovery.discover('opencl')[0]
 
 
 def test_a_cpu_seen_through_opencl_is_listed_as_such(opencl_cpus, capsys):
@@ -448,9 +453,9 @@ def test_the_old_gpu_back_end_is_named_with_what_replaced_it():
 def notes(monkeypatch):
     """Notes on long work, which is all work here; `heard` is set with the first one."""
     said = types.SimpleNamespace(texts=[], heard=threading.Event())
-    job.note.cache_clear()
+    rank_process.note.cache_clear()
     monkeypatch.setattr(progress, 'PATIENCE', 0)
-    monkeypatch.setattr(job, 'say', lambda text: (said.texts.append(text), said.heard.set()))
+    monkeypatch.setattr(rank_process, 'say', lambda text: (said.texts.append(text), said.heard.set()))
     return said
 
 
@@ -817,7 +822,7 @@ def test_a_mean_over_all_pixels_that_is_added_to_a_loss_of_each_sample_is_exact(
 @pytest.mark.parametrize('optimizer', ['sgd', 'adam'])
 def test_a_gradient_that_is_zero_in_theory_is_no_difference(optimizer, cpu2):
     """The bias of a layer before a softmax over its units' mean: --verify found a relative difference of 2.0."""
-    from theano_mgpu.keras import verify
+    from theano_mgpu.keras import verification
 
     from keras import backend as K
     from keras import layers as L
@@ -828,7 +833,7 @@ def test_a_gradient_that_is_zero_in_theory_is_no_difference(optimizer, cpu2):
                         L.Dense(1, use_bias=False, kernel_initializer='ones', trainable=False), L.Dense(3)])
     model.compile(optimizer, 'mse', mode='FAST_COMPILE')
     x, y = data(11, 6)[0], data(11, 3, seed=1)[0]
-    certificate = verify(model, x, y)
+    certificate = verification(model, x, y)
     assert certificate.passed, str(certificate)
     assert len(certificate.arbitrary) == 3 and 'gradient is zero but for rounding' in str(certificate)
     assert {row.kind for row in certificate.rows} >= {'gradient', 'weight', 'optimizer'}
@@ -856,12 +861,13 @@ def quick_step(model):
 
 def test_no_room_for_the_next_batch_does_not_undo_this_one(gpu2, monkeypatch):
     """The next batch is sent within the step: its MemoryError undid the step, and was raised a batch too early."""
-    from theano_mgpu import look_ahead, transfers
+    from theano_mgpu.batches import prefetch
+    from theano_mgpu.replicas import transfers
     x, labels = data(24, 7)
     parts = [(x[i:i + 8], labels[i:i + 8]) for i in range(0, 24, 8)]
     model, reference = dense_model(), dense_model()
     expected = list(quick_step(reference).over(parts))
-    send, prepare, failed = transfers.DeviceBuffers.send, look_ahead.LookAhead.prepare, []
+    send, prepare, failed = transfers.DeviceBuffers.send, prefetch.LookAhead.prepare, []
 
     def fail(self, key, value):
         failed.append(True)
@@ -873,7 +879,7 @@ def test_no_room_for_the_next_batch_does_not_undo_this_one(gpu2, monkeypatch):
                 patch.setattr(transfers.DeviceBuffers, 'send', fail)
             prepare(self)
         assert transfers.DeviceBuffers.send is send
-    monkeypatch.setattr(look_ahead.LookAhead, 'prepare', prepare_next)
+    monkeypatch.setattr(prefetch.LookAhead, 'prepare', prepare_next)
     np.testing.assert_allclose(list(quick_step(model).over(parts)), expected, rtol=1e-6)
     assert len(failed) == 2  # a task a replica
     np.testing.assert_allclose(model.params[0].get_value(), reference.params[0].get_value(), rtol=1e-6)
@@ -881,8 +887,8 @@ def test_no_room_for_the_next_batch_does_not_undo_this_one(gpu2, monkeypatch):
 
 def test_a_bad_batch_of_a_generator_does_not_undo_the_one_before(gpu2):
     """The shape of the next batch is checked within the step before it, which was then rolled back."""
-    from theano_mgpu import compat
     from theano_mgpu.keras import multi_gpu_model
+    from theano_mgpu.patches import compat
 
     import keras
     from keras.layers import Dense
@@ -1068,7 +1074,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_the_message_names_it(tmp_path
 
 
 def test_files_that_dead_processes_left_unfinished_are_removed(tmp_path):
-    from theano_mgpu.files import whole_file
+    from theano_mgpu.utils.files import whole_file
     path = str(tmp_path / 'run[1].npz')
     ended = subprocess.Popen(['true'])
     ended.wait()
@@ -1084,7 +1090,7 @@ def test_files_that_dead_processes_left_unfinished_are_removed(tmp_path):
 
 def test_a_file_is_on_the_disk_before_it_takes_the_old_one_s_place_and_the_folder_after(tmp_path, monkeypatch):
     """A power failure left an empty file, or the old one."""
-    from theano_mgpu.files import whole_file
+    from theano_mgpu.utils.files import whole_file
     path, done = str(tmp_path / 'run.npz'), []
     fsync, replace = os.fsync, os.replace
     monkeypatch.setattr(os, 'fsync', lambda fd: done.append(os.path.basename(os.readlink('/proc/self/fd/%d' % fd)))
@@ -1378,7 +1384,7 @@ def test_a_rank_reads_what_it_has_saved_and_not_a_former_file_or_none(tmp_path):
 
 
 def test_a_rank_that_saves_alone_says_whom_it_waits_for(monkeypatch):
-    from theano_mgpu.executors.mpi import MpiRanks
+    from theano_mgpu.distributed.mpi import MpiRanks
 
     class Silent:
         iprobe = improbe = lambda self, *args, **kwargs: None
@@ -1441,7 +1447,7 @@ def test_a_checkpoint_of_another_job_is_refused(kind, contexts, tmp_path):
     """Two jobs on one file went on from each other's state."""
     contexts(kind, 2)
     path, model = str(tmp_path / 'run.npz'), dense_model()
-    code = "import sys; from theano_mgpu.checkpoint_lock import lock_checkpoint; lock = lock_checkpoint(%r)\n" \
+    code = "import sys; from theano_mgpu.checkpoints.lock import lock_checkpoint; lock = lock_checkpoint(%r)\n" \
         "print('locked', flush=True); sys.stdin.read()" % path
     step = mgpu.training_function(model.inputs, model.loss, model.params, momentum, mode=MODES[kind])
     with subprocess.Popen([sys.executable, '-c', code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:

@@ -5,14 +5,14 @@ import re
 import subprocess
 import sys
 
-from theano_mgpu.checkpoint_lock import lock_checkpoint
+from theano_mgpu.checkpoints.lock import lock_checkpoint
 from theano_mgpu.errors import MgpuError
 
 import pytest
 
 OTHER = """
 import sys
-from theano_mgpu.checkpoint_lock import lock_checkpoint
+from theano_mgpu.checkpoints.lock import lock_checkpoint
 lock = lock_checkpoint(sys.argv[1])
 print('locked', flush=True)
 sys.stdin.read()

@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 
 import theano_mgpu as mgpu
-from theano_mgpu import config, cuda_libraries, devices
-from theano_mgpu.cli import checks, device_checks, libraries, main
-from theano_mgpu.context_map import parse_context_map
+from theano_mgpu import config
+from theano_mgpu.cli import main
+from theano_mgpu.cli.doctor import device_checks, host_checks, libraries
+from theano_mgpu.devices import cuda_libraries, discovery
+from theano_mgpu.devices.context_map import parse_context_map
 
 import numpy as np
 import pytest
@@ -32,13 +34,13 @@ def cpu_only(monkeypatch):
     monkeypatch.setenv('THEANO_FLAGS', 'contexts=cli_a->cpu;cli_b->cpu')
     monkeypatch.setattr(libraries, 'nvidia_gpu_present', lambda: False)
     monkeypatch.setattr(cuda_libraries, 'survey', lambda: cuda_libraries.Survey([], (), {}))
-    monkeypatch.setattr(devices, 'discover', lambda kind: (['cpu'], '') if kind == 'cpu' else ([], 'none in this test'))
+    monkeypatch.setattr(discovery, 'discover', lambda kind: (['cpu'], '') if kind == 'cpu' else ([], 'none here'))
 
 
 @pytest.fixture
 def opencl():
     """OpenCL devices of this machine."""
-    found, why_none = devices.discover('opencl')
+    found, why_none = discovery.discover('opencl')
     if not found:
         pytest.skip('no OpenCL device: ' + why_none)
     return found
@@ -127,10 +129,10 @@ def test_devices_are_listed_with_their_names_and_memory(capsys, opencl):
     name = theano.gpuarray.type.get_context('cli_x').devname
     name = name.decode() if isinstance(name, bytes) else name
     column = header.index('NAME')
-    assert first[:column].split() == ['cli_x', opencl[-1], 'opencl', devices.type_of(opencl[-1])]
+    assert first[:column].split() == ['cli_x', opencl[-1], 'opencl', discovery.type_of(opencl[-1])]
     assert first[column:].startswith(name.strip())
     assert second[:column].split() == ['cli_host', 'cpu', 'cpu', 'CPU']
-    assert second[column:].startswith(devices.status('cpu', None).name)
+    assert second[column:].startswith(discovery.status('cpu', None).name)
     # Numbers end where their titles end.
     for title in ('FREE', 'TOTAL'):
         end = header.index(title) + len(title)
@@ -169,8 +171,8 @@ def test_devices_of_the_flags(capsys, cpu_only):
 
 
 def test_utilisation_is_shown_in_percent(capsys, cpu_only, monkeypatch):
-    status = devices.DeviceStatus('Tesla', 3 * 2**29, 2**31, 7)
-    monkeypatch.setattr(devices, 'status', lambda device, context: status)
+    status = discovery.DeviceStatus('Tesla', 3 * 2**29, 2**31, 7)
+    monkeypatch.setattr(discovery, 'status', lambda device, context: status)
     assert main(['devices']) == 0
     header, line, _ = capsys.readouterr().out.splitlines()
     assert line.split() == 'cli_a cpu cpu CPU Tesla 1.5 GiB 2.0 GiB 7 %'.split() and len(line) == len(header)
@@ -179,7 +181,7 @@ def test_utilisation_is_shown_in_percent(capsys, cpu_only, monkeypatch):
 def test_a_driver_that_fails_when_asked_is_a_row_too(capsys, cpu_only, monkeypatch):
     def status(device, context):
         raise RuntimeError('NVML: not supported')
-    monkeypatch.setattr(devices, 'status', status)
+    monkeypatch.setattr(discovery, 'status', status)
     assert main(['devices']) == 1
     captured = capsys.readouterr()
     assert 'cannot be opened: NVML: not supported' in captured.out and 'NVML' in captured.err
@@ -218,7 +220,7 @@ def test_doctor_on_real_devices_and_one_that_is_not_there(opencl):
     found = lines_of(done.stdout)
     assert found['compiler'][0] == 'ok' and 'a small module builds, loads and runs' in found['compiler'][1]
     assert found['pygpu'][0] == 'ok' and found['pygpu'][1].endswith(', API 2')
-    assert all('%s (%s)' % (device, devices.type_of(device)) in found['OpenCL devices'][1] for device in opencl)
+    assert all('%s (%s)' % (device, discovery.type_of(device)) in found['OpenCL devices'][1] for device in opencl)
     status, text, remedy = found['context dev0']
     assert status == 'FAIL'
     assert text.startswith('context dev0->%s:77 could not be opened: Device ID out of range. There is:' % platform)
@@ -266,7 +268,7 @@ def test_doctor_reports_a_malformed_map_and_goes_on(capsys, monkeypatch):
 def test_a_check_that_raises_does_not_end_the_diagnosis(capsys, cpu_only, monkeypatch):
     def check_mpi(setup):
         raise KeyError('surprise')
-    monkeypatch.setattr(checks, 'check_mpi', check_mpi)
+    monkeypatch.setattr(host_checks, 'check_mpi', check_mpi)
     code, found = run_doctor(capsys)
     assert code == 1 and found['mpi4py']['status'] == 'fail' and found['mpi4py']['text'] == 'KeyError: surprise'
     assert found['context cli_b']['status'] == 'ok'
@@ -307,7 +309,7 @@ def test_cuda_is_checked_where_there_is_an_nvidia_gpu(capsys, cpu_only, monkeypa
                                           ('2.0.1', False)])
 def test_numpy_versions(monkeypatch, version, fine):
     monkeypatch.setattr(np, '__version__', version)
-    finding = checks.check_numpy(None)
+    finding = host_checks.check_numpy(None)
     assert (finding.status == 'ok') == fine and version in finding.text
     assert fine or finding.remedy == "python -m pip install 'numpy>=1.17,<1.25'"
 
@@ -316,25 +318,25 @@ def test_numpy_versions(monkeypatch, version, fine):
                                           ((3, 12, 1), False)])
 def test_python_versions(monkeypatch, version, fine):
     monkeypatch.setattr(sys, 'version_info', version)
-    finding = checks.check_python(None)
+    finding = host_checks.check_python(None)
     assert (finding.status == 'ok') == fine and '%d.%d.%d' % version in finding.text
     assert fine or 'python3.11 -m venv' in finding.remedy
 
 
 def test_other_versions_of_theano_and_keras(monkeypatch):
-    setup = checks.Setup()
+    setup = host_checks.Setup()
     setup.theano_error = None
     monkeypatch.setattr(theano, '__version__', '1.0.4')
-    finding = checks.check_theano(setup)
+    finding = host_checks.check_theano(setup)
     assert finding.status == 'fail' and finding.remedy == 'python -m pip install theano==1.0.5'
-    monkeypatch.setattr(checks.metadata, 'version', lambda name: '3.1.0')
-    finding = checks.check_keras(setup)
+    monkeypatch.setattr(host_checks.metadata, 'version', lambda name: '3.1.0')
+    finding = host_checks.check_keras(setup)
     assert finding.status == 'warn' and '3.1.0' in finding.text and 'Keras==2.3.1' in finding.remedy
 
 
 def test_other_versions_of_pygpu(monkeypatch):
     pygpu = pytest.importorskip('pygpu')
-    setup = checks.Setup()
+    setup = host_checks.Setup()
     monkeypatch.setattr(setup, 'contexts', parse_context_map('dev0->opencl0:0'))
     monkeypatch.setattr(pygpu, '__version__', '0.6.9')
     finding = device_checks.check_pygpu(setup)
@@ -347,9 +349,9 @@ def test_other_versions_of_pygpu(monkeypatch):
 
 def test_keras_on_another_backend(monkeypatch):
     keras = pytest.importorskip('keras')
-    assert checks.check_keras(None).text == '2.3.1, on Theano'
+    assert host_checks.check_keras(None).text == '2.3.1, on Theano'
     monkeypatch.setattr(keras.backend, 'backend', lambda: 'tensorflow')
-    finding = checks.check_keras(None)
+    finding = host_checks.check_keras(None)
     assert finding.status == 'warn' and 'KERAS_BACKEND=theano' in finding.remedy
 
 
@@ -358,18 +360,18 @@ def test_a_compiler_that_does_not_work(monkeypatch):
         raise Exception('Compilation failed (return status=1): Python.h: No such file')
     if not theano.config.cxx:
         pytest.skip('no compiler')
-    assert checks.check_compiler(checks.Setup()).status == 'ok'
+    assert host_checks.check_compiler(host_checks.Setup()).status == 'ok'
     monkeypatch.setattr('theano.gof.cmodule.GCC_compiler.compile_str', compile_str)
-    finding = checks.check_compiler(checks.Setup())
+    finding = host_checks.check_compiler(host_checks.Setup())
     assert finding.status == 'fail' and 'Python.h: No such file' in finding.text and 'python3-dev' in finding.remedy
 
 
 def test_a_blas_that_computes_nonsense(monkeypatch):
     if not (theano.config.cxx and theano.config.blas.ldflags):
         pytest.skip('no BLAS')
-    assert checks.check_blas(None).status == 'ok'
+    assert host_checks.check_blas(None).status == 'ok'
     monkeypatch.setattr(theano, 'function', lambda *args, **kwargs: lambda a, b: np.dot(a, b) + 0.5)
-    finding = checks.check_blas(None)
+    finding = host_checks.check_blas(None)
     assert finding.status == 'fail' and 'gemm is wrong by up to 0.5' in finding.text
     assert 'libopenblas-dev' in finding.remedy
 
@@ -396,16 +398,16 @@ def test_a_context_that_computes_nonsense_or_on_the_host(monkeypatch, opencl):
 
 
 def test_mpi4py_that_does_not_load(monkeypatch):
-    monkeypatch.setattr(checks.metadata, 'version', lambda name: '4.0.0')
-    monkeypatch.setattr(checks, 'MPI_PROBE', 'raise RuntimeError("cannot load MPI library")')
-    setup = checks.Setup()
-    finding = checks.check_mpi(setup)
+    monkeypatch.setattr(host_checks.metadata, 'version', lambda name: '4.0.0')
+    monkeypatch.setattr(host_checks, 'MPI_PROBE', 'raise RuntimeError("cannot load MPI library")')
+    setup = host_checks.Setup()
+    finding = host_checks.check_mpi(setup)
     assert finding.status == 'warn' and finding.text == 'cannot be imported: RuntimeError: cannot load MPI library'
     assert 'openmpi-bin' in finding.remedy
     setup.theano_error = RuntimeError('cannot load MPI library')  # Theano 1.0.5 imports mpi4py if it is installed
-    assert checks.check_mpi(setup).status == 'fail'
-    monkeypatch.setattr(checks, 'MPI_PROBE', 'print("4.0.0, Open MPI v4")')
-    assert checks.check_mpi(setup) == ('ok', '4.0.0, Open MPI v4', '')
+    assert host_checks.check_mpi(setup).status == 'fail'
+    monkeypatch.setattr(host_checks, 'MPI_PROBE', 'print("4.0.0, Open MPI v4")')
+    assert host_checks.check_mpi(setup) == ('ok', '4.0.0, Open MPI v4', '')
 
 
 def test_a_theanorc_that_cannot_be_read(monkeypatch, tmp_path):
@@ -413,7 +415,7 @@ def test_a_theanorc_that_cannot_be_read(monkeypatch, tmp_path):
     path.write_text('contexts = dev0->cpu\n')  # no [global] above it
     monkeypatch.setenv('THEANORC', str(path))
     monkeypatch.setenv('THEANO_FLAGS', '')
-    finding = checks.check_map(checks.Setup())
+    finding = host_checks.check_map(host_checks.Setup())
     assert finding.status == 'fail' and 'no section headers' in finding.text and str(path) in finding.text
     assert 'theano-mgpu config' in finding.remedy
 
@@ -441,9 +443,9 @@ def test_config_of_this_machine_is_what_is_read_back(capsys, monkeypatch, tmp_pa
     path.write_text(captured.out)
     monkeypatch.setenv('THEANORC', str(path))
     monkeypatch.setenv('THEANO_FLAGS', '')
-    assert [c.device for c in parse_context_map(config.flag('contexts'))] == devices.discover_best()
+    assert [c.device for c in parse_context_map(config.flag('contexts'))] == discovery.discover_best()
     assert config.flag('floatX') == 'float64' and config.own_flag('mgpu.executor') == 'serial'
-    assert checks.source_of_map() == 'from %s' % path
+    assert host_checks.source_of_map() == 'from %s' % path
 
 
 @pytest.mark.parametrize('args,expected', [

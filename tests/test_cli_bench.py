@@ -9,10 +9,12 @@ import time
 from types import SimpleNamespace
 
 import theano_mgpu as mgpu
-from theano_mgpu.cli import bench_costs, bench_models, bench_report, main
-from theano_mgpu.cli.bench_measure import Block, Trainee, updates_once
-from theano_mgpu.cli.bench_ranks import RankGroup
-from theano_mgpu.links import MEMORY
+from theano_mgpu.cli import main
+from theano_mgpu.cli.bench import costs as bench_costs
+from theano_mgpu.cli.bench import models, report
+from theano_mgpu.cli.bench.measure import Block, Trainee, updates_once
+from theano_mgpu.cli.bench.rank_group import RankGroup
+from theano_mgpu.profiling.links import MEMORY
 
 import keras
 import matplotlib.pyplot as plt
@@ -192,9 +194,9 @@ def test_within_a_job(folder, monkeypatch):
 
 # --- models --------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize('name', sorted(set(bench_models.MODELS) - {'vgg16', 'resnet50'}))
+@pytest.mark.parametrize('name', sorted(set(models.MODELS) - {'vgg16', 'resnet50'}))
 def test_known_models_fit_their_data(name):
-    recipe = bench_models.Recipe(name)
+    recipe = models.Recipe(name)
     model = recipe.build()
     inputs, targets = recipe.data(model, 3)
     assert [array.shape for array in inputs] == [(3,) + recipe.input_shape]
@@ -207,29 +209,29 @@ def test_known_models_fit_their_data(name):
                                         ('autoencoder', (8, 8, 1)), ('cnn', (12, 12, 1))])
 def test_known_models_train(name, shape):
     mgpu.init('bench_a->cpu;bench_b->cpu')
-    recipe = bench_models.Recipe(name, shape)
+    recipe = models.Recipe(name, shape)
     block = Trainee(recipe.replicate(2), recipe, 4).block('contexts', 2, 4, 1)
     assert block.seconds > 0 and set(block.phases) >= {'run', 'update'}
 
 
 def test_images_are_smaller_on_a_cpu():
-    assert bench_models.Recipe('vgg16', gpu=False).input_shape == (64, 64, 3)
-    assert bench_models.Recipe('vgg16', gpu=True).input_shape == (224, 224, 3)
-    assert bench_models.Recipe('resnet50', (96, 96, 3), gpu=False).input_shape == (96, 96, 3)
+    assert models.Recipe('vgg16', gpu=False).input_shape == (64, 64, 3)
+    assert models.Recipe('vgg16', gpu=True).input_shape == (224, 224, 3)
+    assert models.Recipe('resnet50', (96, 96, 3), gpu=False).input_shape == (96, 96, 3)
 
 
 def test_a_file_with_words_two_inputs_and_no_length(tmp_path):
     words, numbers = Input((None,)), Input((4,))
     hidden = keras.layers.concatenate([LSTM(3)(Embedding(7, 2)(words)), numbers])
     Model([words, numbers], [Dense(2)(hidden), Dense(1)(hidden)]).save(str(tmp_path / 'two.h5'))
-    recipe = bench_models.Recipe(str(tmp_path / 'two.h5'))
+    recipe = models.Recipe(str(tmp_path / 'two.h5'))
     with pytest.raises(mgpu.MgpuError, match=r'has shape \(None,\) without the samples.*e.g. --input-shape 32'):
         recipe.data(recipe.build(), 3)
 
 
 def test_words(tmp_path):
     Sequential([Embedding(7, 2, input_length=5), LSTM(3), Dense(2)]).save(str(tmp_path / 'words.h5'))
-    recipe = bench_models.Recipe(str(tmp_path / 'words.h5'))
+    recipe = models.Recipe(str(tmp_path / 'words.h5'))
     model = recipe.build()
     (words,), (targets,) = recipe.data(model, 50)
     assert words.shape == (50, 5) and set(np.unique(words)) == set(range(7)) and targets.shape == (50, 2)
@@ -274,7 +276,7 @@ def test_two_contexts_are_predicted_from_one():
     check, = findings.checks()
     assert check['measured'] == findings.median('contexts', 2).seconds
     assert check['predicted'] == pytest.approx(sum(parts.values()))
-    sentence = bench_report.measured_limit(findings, findings.rows()[-1])
+    sentence = report.measured_limit(findings, findings.rows()[-1])
     assert sentence.startswith('What limits 2 contexts is compute') and '--ranks 2' in sentence
 
 

@@ -204,7 +204,7 @@ def test_two_at_a_time(files, capfd):
 
 def test_a_bad_sample_in_the_middle(files, capfd, monkeypatch):
     """The error names the samples; those before it are saved, and the same command goes on after them."""
-    from theano_mgpu.resident import Resident
+    from theano_mgpu.prediction.resident import Resident
     run = Resident.run
 
     def failing(self, job):

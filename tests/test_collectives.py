@@ -6,8 +6,9 @@ import threading
 import tracemalloc
 import warnings
 
-from theano_mgpu import MgpuWarning, host_reduce
-from theano_mgpu.collectives import BLOCK, all_reduce, sum_blocks
+from theano_mgpu import MgpuWarning
+from theano_mgpu.replicas import host_reduce
+from theano_mgpu.replicas.collectives import BLOCK, all_reduce, sum_blocks
 
 import numpy as np
 import pytest

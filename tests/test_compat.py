@@ -9,7 +9,8 @@ import sys
 import time
 import types
 
-from theano_mgpu import compat, config
+from theano_mgpu import config
+from theano_mgpu.patches import compat
 
 import numpy as np
 import pytest
@@ -49,8 +50,8 @@ import importlib.util, sys, types
 bare = types.ModuleType('theano_mgpu')
 bare.__path__ = importlib.util.find_spec('theano_mgpu').submodule_search_locations
 sys.modules['theano_mgpu'] = bare
-import theano_mgpu.compat
-theano_mgpu.compat.%s = lambda: None
+import theano_mgpu.patches.compat
+theano_mgpu.patches.compat.%s = lambda: None
 del sys.modules['theano_mgpu']
 """
 
@@ -127,7 +128,7 @@ def test_a_wrong_flag_is_named():
 def test_pocl_settings_of_the_user_are_left_alone(monkeypatch, name, own, default):
     """Each rank has a cache: two that built one kernel at once met "clBuildProgram: Unknown error" now and then."""
     monkeypatch.setenv('XDG_CACHE_HOME', '/cache')
-    for variable, value in zip(compat.launched.VARIABLES[0], '1212'):
+    for variable, value in zip(compat.mpi_environment.VARIABLES[0], '1212'):
         monkeypatch.setenv(variable, value)
     for setting in ('POCL_DEVICES', 'POCL_CACHE_DIR'):
         monkeypatch.setenv(setting, own)

@@ -1,5 +1,5 @@
 """The context map: strict parsing, errors that name the remedy."""
-from theano_mgpu.context_map import describe, parse_context_map
+from theano_mgpu.devices.context_map import describe, parse_context_map
 from theano_mgpu.errors import ContextError
 
 import pytest

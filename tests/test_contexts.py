@@ -169,7 +169,7 @@ RESERVED = '''
 import functools
 import os
 import theano_mgpu as mgpu
-from theano_mgpu.contexts import borrow
+from theano_mgpu.devices.contexts import borrow
 import theano.gpuarray
 
 @functools.wraps(theano.gpuarray.init_dev)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from theano_mgpu.cuda_libraries import candidates, search
+from theano_mgpu.devices.cuda_libraries import candidates, search
 
 import pytest
 from cuda_on_cpu import build, environment, unavailable
@@ -67,7 +67,7 @@ HEAD = """
 import os
 import theano_mgpu as mgpu
 from theano_mgpu import cuda_libraries, devices
-from theano_mgpu.cuda_libraries import shims
+from theano_mgpu.devices.cuda_libraries import shims
 shims.folder = lambda: os.environ['SHIMS']
 """
 ADD = HEAD + """

@@ -2,7 +2,7 @@
 from collections import OrderedDict
 
 import theano_mgpu as mgpu
-from theano_mgpu import every_function
+from theano_mgpu.enabling import functions
 
 import numpy as np
 import pytest
@@ -197,14 +197,14 @@ def test_samples_that_cannot_be_divided_stay_on_one_device(cpu2, enabled):
 @pytest.mark.parametrize('faster', ['divided', 'one device'])
 def test_what_is_faster_is_what_goes_on(faster, cpu2, enabled, monkeypatch):
     report = enabled(always=False)
-    monkeypatch.setattr(every_function, 'SHORTEST', 0)
-    ran, original = [], every_function.EnabledFunction._timed
+    monkeypatch.setattr(functions, 'SHORTEST', 0)
+    ran, original = [], functions.EnabledFunction._timed
 
     def timed(self, run, args, kwargs):
         results, seconds = original(self, run, args, kwargs)
         ran.append('divided' if run == self._over_contexts else 'one device')
         return results, seconds and (1 if ran[-1] == faster else 2)
-    monkeypatch.setattr(every_function.EnabledFunction, '_timed', timed)
+    monkeypatch.setattr(functions.EnabledFunction, '_timed', timed)
     x, w = T.dmatrix('x'), shared(np.ones(6), 'w')
     f = theano.function([x], T.dot(x, w).sum(), updates=[(w, w + x.sum(axis=0))], mode=PYTHON)
     expected = np.ones(6)

@@ -1,10 +1,10 @@
 """Each kind of op, compiled for a CPU and for a GPU context: what Theano computes, and nothing on a wrong context."""
 import theano_mgpu as mgpu
-from theano_mgpu.audit import ON_HOST
+from theano_mgpu.distributed.process_group import Ranks
 from theano_mgpu.errors import GraphError
-from theano_mgpu.executors import Ranks
-from theano_mgpu.parallel_graph import ParallelGraph
-from theano_mgpu.transfers import Sender
+from theano_mgpu.graphs.audit import ON_HOST
+from theano_mgpu.program.parallel_graph import ParallelGraph
+from theano_mgpu.replicas.transfers import Sender
 
 import numpy as np
 import pytest
@@ -237,7 +237,7 @@ def test_mixed_devices_are_an_error(gpu2):
 @pytest.mark.parametrize('mend', ['infer', 'graph_to_gpu', 'mrg', 'conv_shape'])
 def test_each_mend_is_needed(gpu2, monkeypatch, mend):
     """Without it, the op that it mends fails or falls to the host."""
-    from theano_mgpu.contexts import infer_context_name
+    from theano_mgpu.devices.contexts import infer_context_name
 
     from theano.gpuarray import basic_ops, blas, opt, rng_mrg
     context = gpu2[1]

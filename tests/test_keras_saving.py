@@ -5,7 +5,7 @@ import subprocess
 import sys
 import types
 
-from theano_mgpu import compat
+from theano_mgpu.patches import compat
 
 import h5py
 import keras

@@ -6,14 +6,17 @@ import sys
 import threading
 import time
 
-from theano_mgpu import exchange, launched
-from theano_mgpu.cli import launch, main, mpi_checks, supervise
+from theano_mgpu.batches import scatter
+from theano_mgpu.cli import launch, main, supervise
+from theano_mgpu.cli.doctor import mpi_checks
 from theano_mgpu.cli.mpirun_output import Filter
-from theano_mgpu.context_map import describe
-from theano_mgpu.contexts import host_contexts, init
+from theano_mgpu.devices.context_map import describe
+from theano_mgpu.devices.contexts import host_contexts, init
+from theano_mgpu.distributed import consistency
+from theano_mgpu.distributed.mpi import import_mpi
+from theano_mgpu.distributed.process_group import Ranks
 from theano_mgpu.errors import ContextError, MgpuError
-from theano_mgpu.executors import Ranks
-from theano_mgpu.executors.mpi import import_mpi
+from theano_mgpu.jobs import mpi_environment
 
 import numpy as np
 import pytest
@@ -89,7 +92,7 @@ def test_a_dry_run_runs_nothing(fake_mpirun, script, capfd):
 
 
 def test_restarts(fake_mpirun, script, capfd):
-    runs = 'printf "%s" >&2; echo x >> "$0.runs"; ' % launched.STEPPED.decode().replace('\0', r'\0')
+    runs = 'printf "%s" >&2; echo x >> "$0.runs"; ' % mpi_environment.STEPPED.decode().replace('\0', r'\0')
     (fake_mpirun / 'mpirun.does').write_text(runs + '[ $(wc -l < "$0.runs") -ge 3 ] || exit 5')
     assert main(['launch', '-n', '2', '--restarts', '3', script]) == 0
     err = capfd.readouterr().err
@@ -184,26 +187,27 @@ def test_what_mpirun_adds_is_left_out_but_nothing_else():
 
 
 def test_the_report_of_a_step_is_taken_out_of_what_is_printed():
-    printed = b'progress 10%%\r%sprogress 20%%\r\0end' % launched.STEPPED
+    printed = b'progress 10%%\r%sprogress 20%%\r\0end' % mpi_environment.STEPPED
     for step in (1, 7, 1000):
         messages, shown = Filter(), b''
         for start in range(0, len(printed), step):
             shown += messages.passed(printed[start:start + step])
         shown += messages.passed(b'', last=True)
-        assert messages.stepped and shown == printed.replace(launched.STEPPED, b'')
+        assert messages.stepped and shown == printed.replace(mpi_environment.STEPPED, b'')
     assert not Filter().stepped and Filter().passed(b'text\0') == b'text'
     assert Filter().passed(b'text\0', last=True) == b'text\0'
 
 
 @pytest.fixture
 def rank_1_of_2(monkeypatch):
-    for name, value in zip(launched.VARIABLES[0], '1212'):
+    for name, value in zip(mpi_environment.VARIABLES[0], '1212'):
         monkeypatch.setenv(name, value)
 
 
 def test_a_rank_takes_its_share_of_the_contexts(rank_1_of_2, monkeypatch, contexts):
     monkeypatch.setenv('THEANO_FLAGS', '')
-    assert (launched.rank(), launched.size(), launched.local_rank(), launched.local_size()) == (1, 2, 1, 2)
+    assert (mpi_environment.rank(), mpi_environment.size()) == (1, 2)
+    assert (mpi_environment.local_rank(), mpi_environment.local_size()) == (1, 2)
     assert describe(init('a->cpu;b->cpu;c->cpu')) == 'b->cpu;c->cpu'
     assert [context.name for context in host_contexts()] == ['a', 'b', 'c']
     monkeypatch.setenv('THEANO_FLAGS', 'mgpu.gpus_per_process=1')
@@ -226,7 +230,7 @@ def test_an_mpi_that_is_not_there(rank_1_of_2, monkeypatch):
 def test_an_mpi_of_another_mpirun():
     """The environment tells of two processes, and MPI finds itself alone."""
     pytest.importorskip('mpi4py')
-    code = 'from theano_mgpu.executors.mpi import import_mpi; import_mpi()'
+    code = 'from theano_mgpu.distributed.mpi import import_mpi; import_mpi()'
     env = dict(os.environ, PMI_RANK='0', PMI_SIZE='2', THEANO_FLAGS='mgpu.executor=serial')
     done = subprocess.run([sys.executable, '-c', code], env=env, capture_output=True, text=True)
     assert 'this is one of 2 processes, MPI says of 1' in done.stderr
@@ -240,14 +244,15 @@ def test_theano_does_not_start_mpi():
 
 
 def test_samples_of_ranks():
-    assert exchange.lengths_of_ranks(10, [2, 1, 1], 1) == [6, 2, 2]
-    assert exchange.lengths_of_ranks(2, [1, 1, 1], 2) == [2, 0, 0]
+    assert scatter.lengths_of_ranks(10, [2, 1, 1], 1) == [6, 2, 2]
+    assert scatter.lengths_of_ranks(2, [1, 1, 1], 2) == [2, 0, 0]
 
 
 @pytest.mark.parametrize('change', [lambda x: x[::-1], lambda x: x + 1, lambda x: np.roll(x, 1, axis=1)])
 def test_batches_are_told_apart(change):
     x = np.random.RandomState(0).rand(100, 28, 28)
-    assert exchange.sampled_checksum(change(x)) != exchange.sampled_checksum(x) == exchange.sampled_checksum(x.copy())
+    number = consistency.sampled_checksum(x)
+    assert consistency.sampled_checksum(change(x)) != number == consistency.sampled_checksum(x.copy())
 
 
 def test_small_arrays_of_several_dtypes_are_added_at_once():
@@ -260,7 +265,7 @@ def test_small_arrays_of_several_dtypes_are_added_at_once():
             for array in arrays:
                 array *= 2
     arrays = [np.arange(3.0), np.array(4), np.ones((2, 2)), np.array([1, 2])]
-    for ours, given in zip(exchange.added(Twice(), arrays), arrays):
+    for ours, given in zip(consistency.added(Twice(), arrays), arrays):
         np.testing.assert_array_equal(ours, 2 * given)
         assert ours.dtype == given.dtype
     assert Twice.calls == [2]

@@ -1,55 +1,30 @@
-"""The layout: no module imports upwards, no cycle, Theano only where it may be."""
+"""The layout: no import upwards, no cycle, Theano and patches only where they may be."""
 import ast
 from pathlib import Path
 
 import theano_mgpu
 
 import pytest
+from graphlib import TopologicalSorter
 
 PACKAGE = Path(theano_mgpu.__file__).parent
-# From the bottom up. A module imports only from rows above it here (or, in a row, from names to its left).
-ROWS = [
-    ['errors', 'config', 'launched', 'timeline', 'job', 'host_memory', 'files', 'checkpoint_lock', 'opencl_programs',
-     'progress', 'tables', 'links', 'scaling'],
-    ['compat', 'native', 'cuda_libraries.library', 'cuda_libraries.search', 'cuda_libraries.versions',
-     'cuda_libraries.shims', 'cuda_libraries.nvrtc', 'cuda_libraries', 'cuda_contexts', 'devices', 'context_map',
-     'contexts'],
-    ['retarget', 'graph', 'op_rules',
-     'rng', 'analysis.states', 'analysis.comparisons', 'analysis.sizes', 'analysis.shards', 'analysis.rules.base',
-     'analysis.rules.batch_norm', 'analysis.rules.elementwise', 'analysis.rules.shapes', 'analysis.rules.reductions',
-     'analysis.rules.products', 'analysis.rules.indexing', 'analysis.rules.rows', 'analysis.rules.advanced_indexing',
-     'analysis.rules.draws', 'analysis.rules.control_flow', 'analysis.rules', 'analysis', 'any_length',
-     'program.carrying', 'program.lowering', 'program.partition', 'audit', 'certificate', 'replicate', 'transfers',
-     'scatter_gather', 'host_reduce', 'collectives'],
-    ['executors.base', 'executors.serial', 'executors.threads', 'executors.ranks', 'executors.patience',
-     'executors.meeting', 'executors.mpi', 'executors'],
-    ['parallel_graph', 'state', 'exchange', 'updates', 'arguments', 'options',
-     'look_ahead', 'program.exchange', 'program.shard', 'program.compiled', 'program.run', 'program', 'scatter',
-     'data_sets', 'division', 'verification', 'data_parallel', 'function', 'training_graph', 'training',
-     'one_context', 'resident', 'replica_pool', 'dealing', 'in_order', 'predict', 'entry', 'function_report',
-     'every_function'],
-    ['__init__'],
-    ['keras.spread', 'keras.batch', 'keras.optimizer', 'keras.forms', 'keras.functions',
-     'keras.fit_record', 'keras.callback_states', 'keras.checkpoint', 'keras.look_ahead', 'keras.loops',
-     'keras.over_contexts', 'keras.parallel_model', 'keras.multi_gpu', 'keras.predictor',
-     'keras.verify', 'keras.report', 'keras.every_model', 'keras'],
-    ['cli.output', 'cli.array_input', 'cli.array_output', 'cli.mpirun_output', 'cli.libraries', 'cli.checks',
-     'cli.device_checks', 'cli.cuda_checks', 'cli.devices', 'cli.config', 'cli.program', 'cli.run', 'cli.supervise',
-     'cli.launch',
-     'cli.predict', 'cli.mpi_checks', 'cli.doctor',
-     'cli.bench_models', 'cli.bench_measure', 'cli.bench_worker', 'cli.bench_rank', 'cli.bench_ranks',
-     'cli.bench_costs', 'cli.bench_report', 'cli.bench_plot', 'cli.bench', 'cli', '__main__'],
-]
-ORDER = [name for row in ROWS for name in row]
+# The modules and sub-packages of the package, from the bottom up: each imports only from those before it.
+ORDER = ['errors', 'config', 'jobs', 'utils', 'patches', 'devices', 'profiling', 'graphs', 'replicas', 'executors',
+         'distributed', 'analysis', 'program', 'batches', 'verification', 'checkpoints', 'options', 'data_parallel',
+         'parallel_function', 'training', 'prediction', 'enabling', '__init__', 'keras', 'cli', '__main__']
 
 
 def modules():
+    """The name of each module, and its file."""
     for path in sorted(PACKAGE.rglob('*.py')):
         name = '.'.join(path.relative_to(PACKAGE).with_suffix('').parts)
         yield name[:-len('.__init__')] if name.endswith('.__init__') else name, path
 
 
-def imported(name, path):
+MODULES = dict(modules())
+
+
+def imported(path):
     """Modules of the package that a module imports, wherever it does so."""
     folder = path.parent.relative_to(PACKAGE).parts
     for node in ast.walk(ast.parse(path.read_text())):
@@ -63,29 +38,39 @@ def imported(name, path):
             base = [part for part in base if part]
             for alias in node.names:
                 whole = '.'.join(base + [alias.name])
-                yield whole if whole in ORDER else '.'.join(base) or '__init__'
+                yield whole if whole in MODULES else '.'.join(base) or '__init__'
 
 
-@pytest.mark.parametrize('name,path', list(modules()), ids=[name for name, _ in modules()])
-def test_no_import_upwards(name, path):
-    assert name in ORDER, 'put %s into its row of ROWS' % name
-    for other in imported(name, path):
-        assert ORDER.index(other) < ORDER.index(name), '%s imports %s, which is above it' % (name, other)
+def place(name):
+    return ORDER.index(name.split('.')[0])
 
 
-def test_every_row_is_there():
-    assert {name for name, _ in modules()} == set(ORDER)
+@pytest.mark.parametrize('name', MODULES)
+def test_no_import_upwards(name):
+    for other in imported(MODULES[name]):
+        assert place(other) <= place(name), '%s imports %s, which is above it' % (name, other)
 
 
-@pytest.mark.parametrize('name', ['config', 'errors', 'timeline', 'launched', 'job', 'host_memory'])
-def test_layer_0_never_imports_theano(name):
-    assert 'import theano' not in (PACKAGE / (name + '.py')).read_text()
+def test_no_cycle():
+    """In a sub-package neither; what its __init__ imports comes before it."""
+    graph = {name: set(imported(path)) - {name} for name, path in MODULES.items()}
+    assert list(TopologicalSorter(graph).static_order())
+
+
+def test_everything_has_its_place():
+    assert {name.split('.')[0] for name in MODULES} == set(ORDER)
+
+
+@pytest.mark.parametrize('name', ['config', 'errors', 'profiling.timeline', 'jobs.mpi_environment', 'jobs.rank_process',
+                                  'devices.host_memory'])
+def test_what_comes_before_theano_never_imports_it(name):
+    assert 'import theano' not in MODULES[name].read_text()
 
 
 def test_monkey_patches_are_where_they_belong():
     """Assigning to an attribute of a Theano class or module happens in compat.py and contexts.py alone."""
-    for name, path in modules():
-        if name in ('compat', 'contexts'):
+    for name, path in MODULES.items():
+        if name in ('patches.compat', 'devices.contexts'):
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             targets = node.targets if isinstance(node, ast.Assign) else []

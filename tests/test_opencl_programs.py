@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 import theano_mgpu  # noqa: F401
-from theano_mgpu import graph, opencl_programs
-from theano_mgpu.transfers import Sender
+from theano_mgpu.graphs import graph
+from theano_mgpu.patches import opencl_programs
+from theano_mgpu.replicas.transfers import Sender
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ import theano
 import theano.tensor as T
 from common import data, dense_model
 
-contexts_module = sys.modules['theano_mgpu.contexts']
+contexts_module = sys.modules['theano_mgpu.devices.contexts']
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Graphs that are cut where samples meet give what one device gives, whatever the shards."""
 from theano_mgpu.analysis import CannotCut
-from theano_mgpu.data_sets import Slices
-from theano_mgpu.division import divided
+from theano_mgpu.batches.data_sets import Slices
+from theano_mgpu.batches.division import divided
 from theano_mgpu.program import partition
 
 import numpy as np

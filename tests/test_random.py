@@ -1,7 +1,7 @@
 """Random numbers over shards: those of one device, or of each replica for its own samples."""
 from theano_mgpu.program import partition
 from theano_mgpu.program.partition import OWN
-from theano_mgpu.rng import replica_state
+from theano_mgpu.replicas.random_streams import replica_state
 
 import numpy as np
 import pytest

@@ -4,7 +4,7 @@ import gc
 import pickle
 
 import theano_mgpu as mgpu
-from theano_mgpu import compat
+from theano_mgpu.patches import compat
 
 import numpy as np
 import pytest

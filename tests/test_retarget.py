@@ -3,10 +3,10 @@ import logging
 from collections import Counter
 
 import theano_mgpu as mgpu
-from theano_mgpu import graph
-from theano_mgpu.replicate import copy_on
-from theano_mgpu.retarget import CannotRetarget, link
-from theano_mgpu.transfers import Sender
+from theano_mgpu.graphs import graph
+from theano_mgpu.graphs.retarget import CannotRetarget, link
+from theano_mgpu.replicas.replicated import copy_on
+from theano_mgpu.replicas.transfers import Sender
 
 import numpy as np
 import pytest

@@ -2,7 +2,7 @@
 import functools
 
 import theano_mgpu as mgpu
-from theano_mgpu.rng import replica_state
+from theano_mgpu.replicas.random_streams import replica_state
 
 import numpy as np
 import pytest
@@ -15,8 +15,9 @@ from theano.tensor.shared_randomstreams import RandomStreams
 
 def test_the_jump_is_two_to_the_100():
     """2**34 jumps of it are Theano's own jump of 2**134; here 34 squarings stand for them."""
-    from theano_mgpu import rng
-    for jump, known, modulus in zip(rng._replica_jumps(), (rng_mrg.A1p134, rng_mrg.A2p134), (rng_mrg.M1, rng_mrg.M2)):
+    from theano_mgpu.replicas import random_streams
+    for jump, known, modulus in zip(random_streams._replica_jumps(), (rng_mrg.A1p134, rng_mrg.A2p134),
+                                    (rng_mrg.M1, rng_mrg.M2)):
         power = jump.astype(object)
         for _ in range(34):
             power = power.dot(power) % modulus

@@ -1,6 +1,6 @@
 """Splitting a batch and putting its results together."""
+from theano_mgpu.batches.sub_batches import batch_length, micro_batch_rounds, ranges, sub_batch_sizes
 from theano_mgpu.errors import BatchError
-from theano_mgpu.scatter_gather import batch_length, micro_batch_rounds, ranges, sub_batch_sizes
 
 import pytest
 

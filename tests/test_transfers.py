@@ -1,10 +1,10 @@
 """Arguments go to devices, and gradients come back, in few copies; what a caller gives never changes."""
 import theano_mgpu as mgpu
-from theano_mgpu import graph
+from theano_mgpu.graphs import graph
+from theano_mgpu.profiling.timeline import Timings
 from theano_mgpu.program.exchange import Sum, Sums
 from theano_mgpu.program.shard import Shard
-from theano_mgpu.timeline import Timings
-from theano_mgpu.transfers import SMALL, Fetcher, Sender
+from theano_mgpu.replicas.transfers import SMALL, Fetcher, Sender
 
 import numpy as np
 import pytest
@@ -188,7 +188,7 @@ def test_update_on_has_three_values(cpu2):
 
 def test_buckets_are_added_while_others_are_fetched(gpu2, monkeypatch):
     """Many small buckets give what one gives."""
-    from theano_mgpu import collectives
+    from theano_mgpu.replicas import collectives
     monkeypatch.setattr(collectives.bucket_ranges, '__defaults__', (64,))
     model, reference = dense_model(), dense_model()
     step = mgpu.training_function(model.inputs, model.loss, model.params, momentum)

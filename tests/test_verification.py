@@ -1,7 +1,7 @@
 """The self-check of a function: its certificate, what it finds, and that it leaves nothing behind."""
 import theano_mgpu as mgpu
-from theano_mgpu import verification
 from theano_mgpu.program import exchange
+from theano_mgpu.verification import comparison
 
 import numpy as np
 import pytest
@@ -71,8 +71,8 @@ def test_the_flag_makes_an_error_of_a_difference(flag, step, half_of_the_second)
 
 
 def test_the_flag_compares_the_first_divided_batch_alone(flag, step, monkeypatch):
-    made, original = [], verification.Verification.certificate
-    monkeypatch.setattr(verification.Verification, 'certificate',
+    made, original = [], comparison.Verification.certificate
+    monkeypatch.setattr(comparison.Verification, 'certificate',
                         lambda *args: made.append(original(*args)) or made[-1])
     for n in (1, 9, 8):
         step(*data(n, 7))

@@ -1,11 +1,12 @@
 """Theano and Keras-Theano on several devices: one model, several contexts, the answers unchanged."""
-from . import compat, job
+from .jobs import rank_process
+from .patches import compat
 
 __version__ = '0.1.0'
 
 theano_error = None  # why Theano could not be imported: `theano-mgpu doctor` lives to tell
 try:
-    job.install()
+    rank_process.install()
     compat.install()
     compat.import_theano()
 except Exception as error:  # a NumPy too new: AttributeError; a flag: ValueError, MgpuError ...
@@ -16,13 +17,13 @@ else:
     compat.mend_theano()
 
     from . import config as _config
-    from . import contexts as _contexts
+    from .devices import contexts as _contexts
 
     _contexts.install()
 
-    from .audit import audit
-    from .context_map import Context
-    from .contexts import contexts, init
+    from .devices.context_map import Context
+    from .devices.contexts import contexts, init
+    from .enabling.functions import disable, enable
     from .errors import (
         BatchError,
         ContextError,
@@ -34,12 +35,12 @@ else:
         RankError,
         ReplicaError,
     )
-    from .every_function import disable, enable
-    from .function import function
-    from .launched import rank, size
-    from .predict import Predictor
-    from .timeline import start as _start_timeline
-    from .timeline import timeline
+    from .graphs.audit import audit
+    from .jobs.mpi_environment import rank, size
+    from .parallel_function import function
+    from .prediction.predictor import Predictor
+    from .profiling.timeline import start as _start_timeline
+    from .profiling.timeline import timeline
     from .training import training_function
 
     if _config.own_flag('mgpu.timeline'):

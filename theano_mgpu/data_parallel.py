@@ -8,24 +8,25 @@ import theano
 from theano.gof.graph import ancestors
 from theano.tensor.nnet.bn import AbstractBatchNormTrain
 
-from . import graph, job
-from .arguments import Arguments, no_samples, sample_axes
-from .compat import watcher_of
-from .context_map import describe
-from .contexts import check_process
-from .data_sets import Slices
-from .division import Division, divided
+from .batches.arguments import Arguments, no_samples, sample_axes
+from .batches.data_sets import Slices
+from .batches.division import Division, divided
+from .batches.prefetch import LookAhead
+from .batches.scatter import Scatter
+from .batches.sub_batches import batch_length
+from .devices.context_map import describe
+from .devices.contexts import check_process
+from .distributed.consistency import meet_for_batch
 from .errors import GraphError, LengthError, MgpuError, warn
-from .exchange import meet_for_batch
-from .look_ahead import LookAhead
-from .parallel_graph import Transaction, choose_ranks, resolve_contexts, share_first_values
+from .graphs import graph
+from .graphs.updates import with_givens
+from .jobs import rank_process
+from .patches.compat import watcher_of
+from .profiling.timeline import PHASES, RANK_PHASES, Timings
 from .program import CannotCut, CompiledProgram, Runner, undivided
-from .replicate import replicated
-from .scatter import Scatter
-from .scatter_gather import batch_length
-from .timeline import PHASES, RANK_PHASES, Timings
-from .updates import with_givens
-from .verification import Verification
+from .program.parallel_graph import Transaction, choose_ranks, resolve_contexts, share_first_values
+from .replicas.replicated import replicated
+from .verification.comparison import Verification
 
 
 class DataParallel:
@@ -235,7 +236,7 @@ class DataParallel:
                 transaction.roll_back()
                 self.ranks.give_up(error)
                 raise
-            job.note_step()
+            rank_process.note_step()
             return outputs
 
     def _compute(self, batch, transaction, began):

@@ -4,14 +4,15 @@ import os
 
 import numpy as np
 
-from . import graph, state
-from .checkpoint_lock import lock_checkpoint
-from .compat import watcher_of
+from .checkpoints import training_state
+from .checkpoints.lock import lock_checkpoint
 from .data_parallel import DataParallel, check_reductions
 from .errors import GraphError, NonFiniteError
+from .graphs import graph
+from .graphs.training_graph import loss_gradients, new_values, output_reductions, scalar_loss
 from .options import Options
-from .replicate import replicated
-from .training_graph import loss_gradients, new_values, output_reductions, scalar_loss
+from .patches.compat import watcher_of
+from .replicas.replicated import replicated
 
 
 def training_function(inputs, loss, params, updates, outputs=(), micro_batches=1, batch_updates=None, broadcast=(),
@@ -232,7 +233,7 @@ class TrainingFunction(DataParallel):
 
     def save_with(self, path, extra=None, allow_nan=False):
         """As `save`, with further arrays, a dict of str to ndarray."""
-        state.save(path, self.variables(), self.contexts, self.ranks, extra, allow_nan)
+        training_state.save(path, self.variables(), self.contexts, self.ranks, extra, allow_nan)
 
     def load(self, path):
         """Load what `save` wrote, into a function of the same model; nothing is changed on an error.
@@ -244,7 +245,7 @@ class TrainingFunction(DataParallel):
         ValueError
             If the file is not of this model, or damaged, and so is the one before it.
         """
-        state.load(path, self.variables(), self.contexts, self.ranks)
+        training_state.load(path, self.variables(), self.contexts, self.ranks)
 
     def checkpoint(self, path, every, allow_nan=False):
         """Save the training state every `every` steps; if the file exists, resume from it first.
@@ -277,7 +278,7 @@ class TrainingFunction(DataParallel):
             raise ValueError('every=%r: give the number of steps between checkpoints, 1 or more' % (every,))
         before = 0
         if self.ranks.by_first(functools.partial(self._begin_checkpoints, path)):
-            extra = state.load(path, self.variables(), self.contexts, self.ranks)
+            extra = training_state.load(path, self.variables(), self.contexts, self.ranks)
             if 'calls' not in extra:
                 raise ValueError('%s does not say how many steps it comes after; give a file that step.checkpoint '
                                  'wrote, or load this one with step.load' % path)

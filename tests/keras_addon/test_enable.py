@@ -2,9 +2,9 @@
 import copy
 import pickle
 
-from theano_mgpu import compat
 from theano_mgpu.keras import disable, enable
-from theano_mgpu.keras.spread import spread_of
+from theano_mgpu.keras.parallel_state import spread_of
+from theano_mgpu.patches import compat
 
 import keras
 import numpy as np

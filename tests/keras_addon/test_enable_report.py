@@ -2,12 +2,12 @@
 import warnings
 
 import theano_mgpu as mgpu
-from theano_mgpu.certificate import TOLERANCE
-from theano_mgpu.executors import Ranks
-from theano_mgpu.keras import Checkpoint, Predictor, disable, enable, multi_gpu_model, verify
+from theano_mgpu.distributed.process_group import Ranks
+from theano_mgpu.keras import Checkpoint, Predictor, disable, enable, multi_gpu_model, verification
+from theano_mgpu.keras.parallel_state import spread_of
 from theano_mgpu.keras.report import SHOWN, Report
-from theano_mgpu.keras.spread import spread_of
-from theano_mgpu.one_context import MARGIN, ROUNDS, WARM_UP, Trial
+from theano_mgpu.profiling.trial import MARGIN, ROUNDS, WARM_UP, Trial
+from theano_mgpu.verification.certificate import TOLERANCE
 
 import keras
 import numpy as np
@@ -205,7 +205,7 @@ def test_the_trial_draws_nothing_and_leaves_the_next_batch_alone(kind, contexts,
     contexts(kind, 2)
     found = []
     for rounds in (ROUNDS, 0):
-        monkeypatch.setattr('theano_mgpu.one_context.WARM_UP', 0 if rounds else 10 ** 6)
+        monkeypatch.setattr('theano_mgpu.profiling.trial.WARM_UP', 0 if rounds else 10 ** 6)
         enable(tell=lambda text: None)
         np.random.seed(3)
         model = Sequential([L.Dense(5, input_shape=(6,)), L.Dropout(0.5), head()])
@@ -281,7 +281,7 @@ def test_a_certificate_of_a_subclassed_model(capsys):
     model = compiled(Subclassed())
     model.fit(X, Y, verbose=0)
     assert 'same answer' in capsys.readouterr().err
-    assert verify(model, X, Y).passed
+    assert verification(model, X, Y).passed
 
 
 def test_models_that_do_not_train_get_a_certificate_of_what_they_do(capsys):

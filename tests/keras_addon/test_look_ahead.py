@@ -1,9 +1,9 @@
 """The next batch is sliced and sent while one is computed: which one it is, and that nothing else changes."""
 import theano_mgpu as mgpu
-from theano_mgpu import compat
+from theano_mgpu.batches.prefetch import LookAhead
 from theano_mgpu.keras import multi_gpu_model
-from theano_mgpu.keras.look_ahead import next_rows
-from theano_mgpu.look_ahead import LookAhead
+from theano_mgpu.keras.prefetch import next_rows
+from theano_mgpu.patches import compat
 
 import keras
 import numpy as np

@@ -159,7 +159,7 @@ import sys, types
 package = types.ModuleType('theano_mgpu')    # compat alone: the package itself is never executed
 package.__path__ = [%r]
 sys.modules['theano_mgpu'] = package
-from theano_mgpu import compat
+from theano_mgpu.patches import compat
 compat.install()
 compat.import_theano()
 import keras
@@ -168,7 +168,7 @@ model = keras.models.load_model(%r)
 assert type(model) is keras.%s, type(model)
 np.savez(%r, *(model.get_weights() + model.optimizer.get_weights()))
 assert not [name for name in sys.modules if name.startswith('theano_mgpu.') and name.split('.')[1] not in
-            ('compat', 'config', 'errors', 'job', 'launched', 'progress')]
+            ('config', 'errors', 'jobs', 'patches', 'utils')]
 '''
 
 

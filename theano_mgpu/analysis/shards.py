@@ -5,8 +5,8 @@ from theano.tensor.elemwise import DimShuffle, Elemwise
 from theano.tensor.opt import Assert
 
 from ..errors import GraphError
-from ..op_rules import OpRules
 from .comparisons import compares
+from .op_rules import OpRules
 from .sizes import size_of
 from .states import (
     CONSTANT,

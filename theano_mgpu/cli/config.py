@@ -1,8 +1,9 @@
 """`theano-mgpu config`: print a .theanorc for so many contexts."""
 import argparse
 
-from .. import config, devices
-from ..context_map import default_map
+from .. import config
+from ..devices import discovery
+from ..devices.context_map import default_map
 from .output import note
 
 EXECUTORS = config.OWN_FLAGS['mgpu.executor'][1]
@@ -26,7 +27,7 @@ def add_parser(sub):
                             formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('-n', '--contexts', dest='n', type=positive, metavar='N',
                         help="number of contexts (default: as many as there are devices)")
-    parser.add_argument('--kind', choices=devices.KINDS,
+    parser.add_argument('--kind', choices=discovery.KINDS,
                         help='kind of device (default: cuda if there is one here, else opencl where that is not the '
                         'CPU, else cpu)')
     parser.add_argument('--floatx', choices=('float16', 'float32', 'float64'), default='float32',
@@ -51,8 +52,8 @@ def positive(text):
 
 def run(args):
     """Print the .theanorc to stdout, and to stderr which of its devices are not here."""
-    found = devices.discover(args.kind)[0] if args.kind else devices.discover_best()
-    kind = args.kind or devices.kind_of(found[0])
+    found = discovery.discover(args.kind)[0] if args.kind else discovery.discover_best()
+    kind = args.kind or discovery.kind_of(found[0])
     chosen = choose_devices(kind, found, args.n or len(found) or 1)
     absent = [device for device in chosen if device not in found]
     if absent:

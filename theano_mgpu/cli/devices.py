@@ -2,11 +2,11 @@
 import argparse
 import sys
 
-from .. import devices as hardware
-from ..context_map import Context, describe, parse_context_map
-from ..contexts import configured, flagged, gpu_context, init
+from ..devices import discovery as hardware
+from ..devices.context_map import Context, describe, parse_context_map
+from ..devices.contexts import configured, flagged, gpu_context, init
 from ..errors import MgpuError
-from ..tables import table
+from ..utils.tables import table
 from .output import human_bytes, print_json, quietly
 
 HEADER = ['CONTEXT', 'DEVICE', 'KIND', 'TYPE', 'NAME', 'FREE', 'TOTAL', 'BUSY']

@@ -6,15 +6,16 @@ import shutil
 import subprocess
 import sys
 
-from .. import config, launched
+from .. import config
 from ..errors import MgpuError
+from ..jobs import mpi_environment
 from .config import positive
 from .program import add_program, check_program
 from .supervise import run_with_restarts
 
 # What the other hosts' processes need of this one's environment; mpirun itself carries OMPI_* only.
 CARRIED = ('THEANO_FLAGS', 'THEANORC', 'PYTHONPATH', 'PYTHONHASHSEED', 'KERAS_BACKEND', 'KERAS_HOME', 'POCL_DEVICES',
-           'LD_LIBRARY_PATH', 'CUDA_HOME', launched.QUIET)
+           'LD_LIBRARY_PATH', 'CUDA_HOME', mpi_environment.QUIET)
 # A host that is lost is noticed within 10 seconds; Open MPI's own values make that 8 minutes.
 KEEPALIVE = {'oob_tcp_keepalive_time': 3, 'oob_tcp_keepalive_intvl': 1, 'oob_tcp_keepalive_probes': 3}
 THREADS = ('OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS')
@@ -193,7 +194,7 @@ def rank_environment(args, per_host):
     for name in THREADS:
         environment.setdefault(name, threads)
     environment.setdefault('PYTHONHASHSEED', '0')  # the order of sets, and so of ops and of their rounding
-    environment[launched.QUIET] = '1'
+    environment[mpi_environment.QUIET] = '1'
     return environment
 
 

@@ -2,7 +2,7 @@
 import os
 import sys
 
-from .. import launched
+from ..jobs import mpi_environment
 
 RULE = b'-' * 20  # Open MPI puts lines of dashes around its own messages
 NOISE = (b'MPI_ABORT was invoked', b'Primary job  terminated normally', b'ORTE_ERROR_LOG')
@@ -43,10 +43,10 @@ class Filter:
 
     def _less_report(self, data, last):
         data, self._tail = self._tail + data, b''
-        self.stepped = self.stepped or launched.STEPPED in data
-        data = data.replace(launched.STEPPED, b'')
-        start = data.rfind(launched.STEPPED[:1])
-        if start >= 0 and launched.STEPPED.startswith(data[start:]) and not last:
+        self.stepped = self.stepped or mpi_environment.STEPPED in data
+        data = data.replace(mpi_environment.STEPPED, b'')
+        start = data.rfind(mpi_environment.STEPPED[:1])
+        if start >= 0 and mpi_environment.STEPPED.startswith(data[start:]) and not last:
             data, self._tail = data[:start], data[start:]
         return data
 

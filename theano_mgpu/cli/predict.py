@@ -6,8 +6,9 @@ import time
 
 import numpy as np
 
-from .. import launched, progress
 from ..errors import MgpuError, PredictionError
+from ..jobs import mpi_environment
+from ..utils import progress
 from .array_input import KINDS, kind_of, open_inputs
 from .array_output import UnfinishedOutput
 from .config import positive
@@ -68,7 +69,7 @@ def run(args):
     with quietly():
         model, predictor = load(args)
     with predictor:
-        if launched.trains_together() and launched.rank():
+        if mpi_environment.trains_together() and mpi_environment.rank():
             list(predictor.map(()))  # computes what rank 0 deals
             return 0
         with open_inputs(args.input, model.input_names) as inputs, \

@@ -5,11 +5,13 @@ import functools
 import os
 import sys
 
-from .. import compat, config, launched
-from ..context_map import describe
-from ..contexts import init
+from .. import config
+from ..devices.context_map import describe
+from ..devices.contexts import init
+from ..enabling.functions import enable
 from ..errors import MgpuError
-from ..every_function import enable
+from ..jobs import mpi_environment
+from ..patches import compat
 from .config import positive
 from .devices import context_map
 from .output import note
@@ -63,7 +65,7 @@ def run(args):
     check_program(args)
     if not args.module and not os.path.exists(args.script):
         args.parser.error("can't open file %r: no such file" % args.script)
-    if args.verify and launched.trains_together():
+    if args.verify and mpi_environment.trains_together():
         raise MgpuError('--verify compares one device with the contexts of one process: leave it out, or run without '
                         'launch')
     os.environ['KERAS_BACKEND'] = 'theano'

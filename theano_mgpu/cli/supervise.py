@@ -7,7 +7,7 @@ import subprocess
 import threading
 import time
 
-from .. import job
+from ..jobs import rank_process
 from .mpirun_output import Filter, forward
 from .output import note
 
@@ -36,7 +36,7 @@ def run_with_restarts(command, environment, restarts):
 
 def run_once(command, environment, signals):
     """Run a command; its exit code, and whether a step was done."""
-    prepare = functools.partial(job.end_with, os.getpid(), signal.SIGTERM)
+    prepare = functools.partial(rank_process.end_with, os.getpid(), signal.SIGTERM)
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, preexec_fn=prepare)
     messages = Filter()
     reader = threading.Thread(target=forward, args=(process.stderr, messages), daemon=True)

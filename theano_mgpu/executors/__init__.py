@@ -1,18 +1,12 @@
-"""Executors: run one task a replica. One contract (`base.Executor`), several strategies.
-
-Several processes have a replica or more each: `ranks.Ranks` is the contract by which they agree and add.
-"""
+"""Executors: run one task a replica. One contract (`base.Executor`), several strategies."""
 import functools
 
 from ..errors import MgpuError
 from .base import Executor, TaskError
-from .mpi import mpi_ranks
-from .ranks import ADD, BUILD, CALL, SHARE, Ranks
 from .serial import SerialExecutor
 from .threads import ThreadsExecutor
 
-__all__ = ['ADD', 'BUILD', 'CALL', 'SHARE', 'Executor', 'Ranks', 'TaskError', 'SerialExecutor', 'ThreadsExecutor',
-           'make_executor', 'mpi_ranks']
+__all__ = ['Executor', 'TaskError', 'SerialExecutor', 'ThreadsExecutor', 'make_executor']
 
 
 @functools.lru_cache(maxsize=None)

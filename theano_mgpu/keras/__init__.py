@@ -10,9 +10,9 @@ if keras.backend.backend() != 'theano':
                       % keras.backend.backend())
 
 from .checkpoint import Checkpoint
-from .every_model import disable, enable
+from .enabling import disable, enable
 from .multi_gpu import multi_gpu_model
 from .predictor import Predictor
-from .verify import verify
+from .verification import verify
 
 __all__ = ['Checkpoint', 'Predictor', 'disable', 'enable', 'multi_gpu_model', 'verify']

@@ -1,7 +1,7 @@
 """What a compiled Keras model feeds, updates and reports for each batch."""
 from keras import backend as K
 
-from ..any_length import AnyLength
+from ..batches.any_length import AnyLength
 
 
 def batch_inputs(model, targets=True):

@@ -4,8 +4,8 @@ import uuid
 
 import keras
 
-from .. import state
-from ..checkpoint_lock import lock_checkpoint
+from ..checkpoints import training_state
+from ..checkpoints.lock import lock_checkpoint
 from ..errors import MgpuError, warn
 from .callback_states import give_states, states_of
 from .fit_record import FitRecord, random_states, set_random_states
@@ -183,7 +183,7 @@ class Checkpoint(keras.callbacks.Callback):
         return os.path.exists(self._file)
 
     def _read(self):
-        saved = state.Saved(self._file, self._step.ranks, len(self._step.contexts))
+        saved = training_state.Saved(self._file, self._step.ranks, len(self._step.contexts))
         if 'fit' not in saved.extra:
             raise ValueError('%s was not written by theano_mgpu.keras.Checkpoint; name another file' % self._file)
         record = FitRecord.from_arrays(saved.extra)

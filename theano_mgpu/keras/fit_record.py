@@ -5,9 +5,9 @@ import zlib
 
 import numpy as np
 
-from .. import state
+from ..checkpoints import training_state
+from ..distributed.consistency import checksum, sampled_checksum
 from ..errors import warn
-from ..exchange import checksum, sampled_checksum
 
 ARGUMENTS = ('epochs', 'batch_size', 'steps', 'samples', 'do_validation')
 
@@ -116,9 +116,9 @@ def random_states():
     """States of the generators that orders of samples are drawn from, NumPy's and Python's, as arrays."""
     generator = np.random.RandomState()
     generator.set_state(np.random.get_state())
-    return {'numpy': state.to_array(generator), 'python': np.array(random.getstate()[1], 'uint64')}
+    return {'numpy': training_state.to_array(generator), 'python': np.array(random.getstate()[1], 'uint64')}
 
 
 def set_random_states(states):
-    np.random.set_state(state.from_array(states['numpy']).get_state())
+    np.random.set_state(training_state.from_array(states['numpy']).get_state())
     random.setstate((random.getstate()[0], tuple(map(int, states['python'])), None))

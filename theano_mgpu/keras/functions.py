@@ -4,13 +4,14 @@ import functools
 import numpy as np
 import theano
 
-from .. import compat, graph
-from ..function import ParallelFunction
+from ..graphs import graph
+from ..parallel_function import ParallelFunction
+from ..patches import compat
 from ..training import TrainingFunction
 from .batch import batch_inputs, batch_updates, first_of_each, metric_values
 from .forms import Forms
 from .optimizer import updates_of
-from .spread import spread_of
+from .parallel_state import spread_of
 
 OPTIONS = ('mode', 'givens')  # those of theano.function that compile() takes
 
@@ -26,7 +27,7 @@ class BatchFunction:
         Functions of shared variables, read after the batch and added to the outputs.
     mode : str or theano.Mode, optional
     looks_ahead : bool
-        Whether the next batch is sent while one is computed, where Keras's loop is known (see `look_ahead`).
+        Whether the next batch is sent while one is computed, where Keras's loop is known (see `prefetch`).
 
     Attributes
     ----------

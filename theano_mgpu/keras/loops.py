@@ -10,8 +10,8 @@ import keras
 import numpy as np
 from keras import callbacks as keras_callbacks
 
-from .. import launched
-from ..executors import mpi_ranks
+from ..distributed.mpi import mpi_ranks
+from ..jobs import mpi_environment
 from .checkpoint import Checkpoint
 
 # Callbacks that only write. Those that steer (EarlyStopping, schedules) have to run, and agree, on every rank.
@@ -43,11 +43,11 @@ def loop_of(method):
         # The validation of another loop, or what `fit` does with a Sequence: it calls fit_generator.
         within = isinstance(callbacks, keras_callbacks.CallbackList) or \
             any(isinstance(callback, (Together, OnFirstRank, WhileComputing)) for callback in callbacks)
-        if within or not (callbacks or launched.trains_together()):
+        if within or not (callbacks or mpi_environment.trains_together()):
             return method(self, *args, **kwargs)
         checkpoint, callbacks = with_checkpoint(list(callbacks))
         with checkpoint or contextlib.nullcontext():
-            return run_together(run, callbacks) if launched.trains_together() else run(callbacks=callbacks)
+            return run_together(run, callbacks) if mpi_environment.trains_together() else run(callbacks=callbacks)
     return loop
 
 
@@ -96,7 +96,7 @@ def run_together(run, callbacks):
     together = Together()
     together.share_random_states()
     quiet = {}
-    if launched.rank():
+    if mpi_environment.rank():
         quiet = {'verbose': 0}
     callbacks = [OnFirstRank(callback) if isinstance(getattr(callback, 'callback', callback), WRITERS) else callback
                  for callback in callbacks]

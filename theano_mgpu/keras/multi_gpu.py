@@ -2,12 +2,12 @@
 import numpy as np
 from keras import backend as K
 
-from .. import launched
-from ..context_map import describe
-from ..contexts import contexts as active_contexts
-from ..contexts import host_contexts
+from ..devices.context_map import describe
+from ..devices.contexts import contexts as active_contexts
+from ..devices.contexts import host_contexts
 from ..errors import ContextError
-from ..parallel_graph import resolve_contexts
+from ..jobs import mpi_environment
+from ..program.parallel_graph import resolve_contexts
 from .parallel_model import parallel_model
 
 
@@ -65,7 +65,7 @@ def chosen_contexts(gpus):
         if gpus < 1:
             raise ContextError('gpus=%d: a model needs one context at least; there are %d: %s'
                                % (gpus, len(there), describe(there)))
-        if len(there) < gpus <= len(there) * launched.size() and launched.trains_together():
+        if len(there) < gpus <= len(there) * mpi_environment.size() and mpi_environment.trains_together():
             return there  # the others are the other processes'
         if gpus > len(there):
             raise ContextError('To call `multi_gpu_model` with `gpus=%d`, as many contexts must be mapped; there are '

@@ -2,7 +2,7 @@
 import theano.tensor as T
 from keras import backend as K
 
-from .. import graph
+from ..graphs import graph
 
 
 def updates_of(optimizer, continued=False):

@@ -7,8 +7,8 @@ from keras.engine import saving
 
 from . import functions
 from .batch import members
-from .over_contexts import over_contexts
-from .spread import Spread, set_spread, spread_of
+from .methods import over_contexts
+from .parallel_state import Spread, set_spread, spread_of
 
 
 def parallel_model(template, contexts):

@@ -7,11 +7,11 @@ from keras import backend as K
 from scipy.sparse import issparse
 from theano import Variable
 
-from .. import predict
+from ..prediction import predictor
 from .multi_gpu import check_built, chosen_contexts
 
 
-class Predictor(predict.Predictor):
+class Predictor(predictor.Predictor):
     """Predicts with a Keras model on several devices at a time, each batch on the replica that is free first.
 
     The model is compiled once a replica and stays there, with the weights that it has now; `refresh` takes over
@@ -98,7 +98,7 @@ class Predictor(predict.Predictor):
             raise ValueError('predict takes arrays, or a keras.utils.Sequence; the outputs of a generator come batch '
                              'by batch from map(generator)')
         else:
-            batch_size = predict.chosen_batch_size(batch_size)
+            batch_size = predictor.chosen_batch_size(batch_size)
             arrays = self._members(x)
             if not arrays[0].shape[0]:
                 return []

@@ -1,7 +1,7 @@
 """What the models of a process did on their contexts: the summary of `enable`."""
-from .. import launched
-from ..context_map import describe
-from ..tables import table
+from ..devices.context_map import describe
+from ..jobs import mpi_environment
+from ..utils.tables import table
 
 KINDS = {'train': 'TRAINED', 'test': 'TESTED', 'predict': 'PREDICTED'}
 SHOWN = 20  # models in a table
@@ -65,7 +65,7 @@ class Report:
         used = [usage for usage in self.usages if usage.samples]
         kinds = [kind for kind in KINDS if any(kind in usage.samples for usage in used)]
         contexts = list(dict.fromkeys(context for usage in used for context in usage.contexts))
-        together = ' in each of %d processes' % launched.size() if launched.trains_together() else ''
+        together = ' in each of %d processes' % mpi_environment.size() if mpi_environment.trains_together() else ''
         lines = ['no model ran on the contexts']
         if used:
             lines = ['%d model%s on %d context%s (%s)%s' % (len(used), 's' * (len(used) != 1), len(contexts),

@@ -3,8 +3,8 @@ from collections import namedtuple
 
 from theano.gof.graph import ancestors
 
-from ..parallel_graph import HOST, ParallelGraph
-from ..rng import is_random_state
+from ..replicas.random_streams import is_random_state
+from .parallel_graph import HOST, ParallelGraph
 from .partition import OWN
 
 Part = namedtuple('Part', 'given outputs updated graph')

@@ -5,11 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from ..collectives import all_reduce, bucket_ranges
-from ..exchange import added
-from ..executors import ADD
-from ..timeline import span
-from ..transfers import Fetcher, FlatBuffers, describe
+from ..distributed.consistency import added
+from ..distributed.process_group import ADD
+from ..profiling.timeline import span
+from ..replicas.collectives import all_reduce, bucket_ranges
+from ..replicas.transfers import Fetcher, FlatBuffers, describe
 from .partition import SAME
 
 REDUCE = {'sum': np.add, 'max': np.maximum, 'min': np.minimum, 'prod': np.multiply}

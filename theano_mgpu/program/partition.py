@@ -6,8 +6,8 @@ from theano.tensor.basic import AllocEmpty
 
 from ..analysis import CONSTANT, FREE, PARTIAL, ROWS, CannotCut, Shards
 from ..analysis.rules.draws import streams_of_one_draw
-from ..graph import substitute
-from ..rng import DRAWS
+from ..graphs.graph import substitute
+from ..replicas.random_streams import DRAWS
 from .carrying import Carrying
 from .lowering import lowered
 

@@ -4,11 +4,11 @@ import functools
 
 import numpy as np
 
-from ..executors import Ranks
-from ..parallel_graph import HOST, choose_executor, run_replicas
-from ..timeline import on_track
-from ..transfers import DeviceBuffers, fetch, wait
+from ..distributed.process_group import Ranks
+from ..profiling.timeline import on_track
+from ..replicas.transfers import DeviceBuffers, fetch, wait
 from .exchange import Sum, Sums, add_over_ranks, exchanged
+from .parallel_graph import HOST, choose_executor, run_replicas
 from .partition import SAME
 from .shard import Shard
 

@@ -1,7 +1,7 @@
 """A replica's part of a batch, and what it knows in the course of a step."""
 import numpy as np
 
-from ..transfers import fetch
+from ..replicas.transfers import fetch
 from .exchange import Sum
 
 

@@ -8,7 +8,7 @@ from theano.sandbox.multinomial import MultinomialFromUniform
 from theano.tensor import raw_random
 from theano.tensor.raw_random import RandomFunction
 
-from ...rng import DRAWS, is_random_state
+from ...replicas.random_streams import DRAWS, is_random_state
 from ..shards import rule
 from ..sizes import elements, number
 from ..states import CONSTANT, COUNT, NUMBER, ROWS, WHOLE, State, rows

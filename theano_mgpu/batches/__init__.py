@@ -1,0 +1,1 @@
+"""A batch: its arguments, where its samples are, and how it is divided."""

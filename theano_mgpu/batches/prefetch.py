@@ -1,0 +1,52 @@
+"""The next batch, scattered and sent while the devices compute this one."""
+import operator
+from collections import namedtuple
+
+from ..replicas.replicated import within_a_step
+
+Prepared = namedtuple('Prepared', 'args values batch')
+
+
+class LookAhead:
+    """Prepares the next batch, where somebody knows it.
+
+    Parameters
+    ----------
+    prepare : callable
+        ``prepare(args)`` returns the values of a call's arguments and the Batch made of them, or None.
+
+    Attributes
+    ----------
+    next_batch : callable or None
+        Gives the arguments of the next call, or None. It runs within a step: no variable may be read.
+    """
+
+    def __init__(self, prepare):
+        self._prepare = prepare
+        self._prepared = None
+        self.next_batch = None
+
+    def prepare(self):
+        """Prepare the next batch, if it is known."""
+        if self.next_batch is None:
+            return
+        try:
+            with within_a_step():
+                args = self.next_batch()
+            found = None if args is None else self._prepare(args)
+            self._prepared = found and Prepared(args, *found)
+        except Exception:
+            # Whatever is wrong with the next batch (its shape, no room for it on a device) must not undo the step under
+            # way. Nothing is prepared, so that all of it is done again, and raises, when it is that batch's turn.
+            self._prepared = None
+
+    def take(self, args, kwargs):
+        """What was prepared, if it is of these arguments."""
+        prepared, self._prepared = self._prepared, None
+        if prepared and not kwargs and len(args) == len(prepared.args) and all(map(operator.is_, args, prepared.args)):
+            return prepared
+        return None
+
+    def forget(self):
+        """Let go of the batch that was prepared: it does not come."""
+        self._prepared = None

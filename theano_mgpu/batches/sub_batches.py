@@ -1,0 +1,177 @@
+"""Split a batch into sub-batches, and put their results together again."""
+import numpy as np
+
+from ..errors import BatchError, LengthError
+
+
+def sub_batch_sizes(batch_size, n_replicas, least=1):
+    """Split a batch size into near-equal sub-batch sizes, largest first.
+
+    Parameters
+    ----------
+    batch_size : int
+        Samples in the whole batch, at least 1.
+    n_replicas : int
+        Replicas to feed, at least 1.
+    least : int
+        Samples that each sub-batch has at least, but for a batch that has fewer.
+
+    Returns
+    -------
+    list of int
+        Sizes that sum to `batch_size` and differ by at most one, none zero; fewer than
+        `n_replicas` when samples are fewer.
+
+    Raises
+    ------
+    ValueError
+        If either argument is less than 1.
+
+    Examples
+    --------
+    >>> sub_batch_sizes(10, 4)
+    [3, 3, 2, 2]
+    >>> sub_batch_sizes(2, 4)
+    [1, 1]
+    >>> sub_batch_sizes(5, 4, least=2)
+    [3, 2]
+    """
+    if batch_size < 1 or n_replicas < 1:
+        raise ValueError('batch size and number of replicas must be at least 1, not %r and %r'
+                         % (batch_size, n_replicas))
+    n_parts = max(1, min(batch_size // least, n_replicas))
+    share, extra = divmod(batch_size, n_parts)
+    return [share + 1] * extra + [share] * (n_parts - extra)
+
+
+def ranges(sizes, start=0):
+    """First and one-past-last sample of consecutive sizes.
+
+    Examples
+    --------
+    >>> ranges([3, 3, 2])
+    [(0, 3), (3, 6), (6, 8)]
+    """
+    stops = [start + int(stop) for stop in np.cumsum(sizes)]
+    return list(zip([start] + stops[:-1], stops))
+
+
+def micro_batch_rounds(batch_size, n_replicas, micro_batches, least=1):
+    """Which samples each replica works on, one round after the other.
+
+    Parameters
+    ----------
+    batch_size, n_replicas : int
+    micro_batches : int
+        Slices that each sub-batch is cut into, fewer where it has fewer samples.
+    least : int
+        Samples that a slice has at least, but for a batch that has fewer.
+
+    Returns
+    -------
+    list of list of (int, int)
+        One list a round; its entries are the sample ranges of replicas 0, 1, and so on.
+
+    Examples
+    --------
+    >>> micro_batch_rounds(5, 2, 2)
+    [[(0, 2), (3, 4)], [(2, 3), (4, 5)]]
+    """
+    slices = [ranges(sub_batch_sizes(stop - start, micro_batches, least), start)
+              for start, stop in ranges(sub_batch_sizes(batch_size, n_replicas, least))]
+    # Sub-batches are largest first, and so are their numbers of slices.
+    return [[of_replica[round_] for of_replica in slices if round_ < len(of_replica)]
+            for round_ in range(len(slices[0]))]
+
+
+def batch_length(lengths, names, least=1):
+    """Number of samples of a batch, which all arguments that are split must share.
+
+    Parameters
+    ----------
+    lengths : list of int
+        Samples of each argument that is split, at least one.
+    names : list of str
+    least : {0, 1}
+        Samples that there have to be.
+
+    Returns
+    -------
+    int
+
+    Raises
+    ------
+    LengthError
+        If they are not equal, or below `least`.
+    """
+    if len(set(lengths)) > 1:
+        odd = names[next(i for i, length in enumerate(lengths) if length != max(lengths))]
+        given = ', '.join('%s has %d' % pair for pair in zip(names, lengths))
+        raise LengthError('inputs of different lengths cannot be split into sub-batches: %s samples. If '
+                          'one is not made of samples, every replica can get it whole: pass '
+                          'broadcast=[%s] to mgpu.function or mgpu.training_function' % (given, odd))
+    if lengths[0] < least:
+        raise LengthError('the batch is empty: %s 0 samples; give at least one'
+                          % ', '.join('%s has' % name for name in names))
+    return lengths[0]
+
+
+class Rows:
+    """Outputs of consecutive batches, put together along axis 0.
+
+    Parameters
+    ----------
+    length : int, optional
+        Samples in all batches; where it is known, each array is made once.
+
+    Examples
+    --------
+    >>> rows = Rows(3)
+    >>> rows.add([np.array([1, 2])]), rows.add([np.array([3])])
+    (2, 1)
+    >>> rows.arrays()
+    [array([1, 2, 3])]
+    """
+
+    def __init__(self, length=None):
+        self._length = length
+        self._rows = 0
+        self._parts = []   # a list of batches an output
+        self._whole = []   # an array an output
+
+    def add(self, outputs):
+        """Add a batch's outputs; returns their number of rows.
+
+        Raises
+        ------
+        BatchError
+            If they do not have one row a sample.
+        """
+        numbers = [output.shape[0] if output.ndim else None for output in outputs]
+        stop = self._rows + (numbers[0] or 0)
+        if None in numbers or len(set(numbers)) > 1 or (self._length is not None and stop > self._length):
+            raise BatchError('outputs of shapes %s cannot be put together: each needs one row a sample. Take them '
+                             'batch by batch, from map(batches)' % ', '.join(str(output.shape) for output in outputs))
+        if self._length is None:
+            self._parts = self._parts or [[] for _ in outputs]
+            for parts, output in zip(self._parts, outputs):
+                parts.append(output)
+        else:
+            self._whole = self._whole or [np.empty((self._length,) + output.shape[1:], output.dtype)
+                                          for output in outputs]
+            for whole, output in zip(self._whole, outputs):
+                whole[self._rows:stop] = output
+        self._rows = stop
+        return numbers[0]
+
+    def __len__(self):
+        return self._rows
+
+    def arrays(self):
+        """The arrays, one an output; a BatchError if rows are missing."""
+        if self._length is None:
+            return [np.concatenate(parts) for parts in self._parts]
+        if self._rows < self._length:
+            raise BatchError('the outputs have %d rows for %d samples: they cannot be put together. Take them batch by '
+                             'batch, from map(batches)' % (self._rows, self._length))
+        return self._whole

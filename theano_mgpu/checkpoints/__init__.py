@@ -1,0 +1,1 @@
+"""Checkpoint files: the state of a training, and a lock on the file."""

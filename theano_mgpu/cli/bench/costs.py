@@ -1,0 +1,190 @@
+"""From what `theano-mgpu bench` has measured to the model of scaling.py: costs, predictions, and how good they are."""
+import numpy as np
+
+from ...profiling.links import EVERY_DEVICE, MEMORY, SCHEMES, Link, Network
+from ...profiling.scaling import (
+    PAYS,
+    Costs,
+    batch_that_pays,
+    fit_line,
+    limit,
+    most_devices_that_pay,
+    speedup,
+    step_parts,
+)
+from .measure import median_block
+
+# What of the model a phase of a step belongs to. What is no phase of a step is the host's own work.
+PART_OF = {'scatter': 'input', 'host_to_device': 'input', 'launch': 'compute', 'run': 'compute',
+           'device_to_host': 'exchange', 'wait': 'exchange', 'all_reduce': 'exchange', 'exchange': 'exchange',
+           'update': 'update', 'broadcast': 'exchange'}
+NUMBERS = [2 ** power for power in range(1, 11)]  # of devices, for which there is a prediction
+SHORTEST = 1e-9  # seconds; lines are fitted to times above zero
+
+
+def parts_of(block):
+    """Seconds of a measured step in each part of the model; what is in no phase is the host's."""
+    parts = dict.fromkeys(['input', 'dispatch', 'compute', 'exchange', 'update'], 0.0)
+    for phase, seconds in block.phases.items():
+        parts[PART_OF.get(phase, 'dispatch')] += seconds
+    parts['dispatch'] += max(0.0, block.seconds - sum(block.phases.values()))
+    return parts
+
+
+def costs_of(blocks, n_bytes, reduce_bytes_per_s=float('inf')):
+    """What a step costs one device.
+
+    Parameters
+    ----------
+    blocks : list of Block
+        Of one context at two batch sizes or more.
+    n_bytes : int
+        Of all gradients.
+    reduce_bytes_per_s : float
+        At which the host adds.
+
+    Returns
+    -------
+    Costs
+    """
+    sizes = [block.batch for block in blocks]
+    parts = [parts_of(block) for block in blocks]
+
+    def line(name):
+        return fit_line(sizes, [max(part[name], SHORTEST) for part in parts])
+    (fixed, each), (input_fixed, input_each) = line('compute'), line('input')
+    return Costs(fixed_s=fixed, sample_s=each, update_s=float(np.median([part['update'] for part in parts])),
+                 n_bytes=n_bytes, input_s=input_each,
+                 host_s=input_fixed + float(np.median([part['dispatch'] for part in parts])),
+                 launch_s=min(block.phases.get('launch', 0.0) for block in blocks),
+                 reduce_bytes_per_s=reduce_bytes_per_s)
+
+
+class Findings:
+    """All blocks of a measurement, and what follows from them.
+
+    Parameters
+    ----------
+    blocks : dict of (kind, n, batch) to list of Block
+        One a round.
+    batch_size : int
+        Samples in the whole batch.
+    n_bytes : int
+        Of all gradients.
+    sharing : list of int
+        For 1, 2, ... contexts: how many of them share one piece of hardware, at most.
+    link : Link
+        To the contexts' devices.
+    updates_once : bool
+        Whether the update is done once for all contexts, as it is where they share the host's memory.
+    """
+
+    def __init__(self, blocks, batch_size, n_bytes, sharing, link=MEMORY, updates_once=False):
+        self.blocks, self.batch_size, self.n_bytes = blocks, batch_size, n_bytes
+        self.sharing, self.link, self.updates_once = sharing, link, updates_once
+        self.rounds = len(next(iter(blocks.values())))
+
+    def median(self, kind, n, batch=None):
+        """The median Block."""
+        return median_block(self.blocks[kind, n, batch or self.batch_size])
+
+    def rows(self):
+        """The table: a dict for plain Keras, each number of contexts and each number of ranks."""
+        rows = []
+        for (kind, n, batch), blocks in self.blocks.items():
+            if kind == 'apart' or batch != self.batch_size:
+                continue
+            block, base = median_block(blocks), self.median('contexts' if kind == 'plain' else kind, 1)
+            seconds = [each.seconds for each in blocks]
+            rows.append(dict(kind=kind, n=n, samples_per_s=batch / block.seconds, seconds=block.seconds,
+                             lowest=min(seconds), highest=max(seconds), speedup=base.seconds / block.seconds,
+                             efficiency=base.seconds / block.seconds / n, phases=block.phases,
+                             parts=parts_of(block), figures=block.figures, rounds=seconds))
+        return sorted(rows, key=lambda row: (['plain', 'contexts', 'ranks'].index(row['kind']), row['n']))
+
+    def costs(self, figures=None):
+        """Costs of one context of this process, from the medians."""
+        return self._costs('contexts', 1, median_block, figures or {})
+
+    def _costs(self, kind, n, choose, figures):
+        blocks = [choose(each) for key, each in self.blocks.items() if key[:2] == (kind, n)]
+        return costs_of(blocks, self.n_bytes, figures.get('reduce_bytes_per_s', float('inf')))
+
+    def here(self, costs, n):
+        """Costs of a context among n of this process."""
+        return costs._replace(update_s=costs.update_s / self.sharing[n - 1]) if self.updates_once else costs
+
+    def checks(self):
+        """The model against what was measured, for each number of contexts, and of ranks, above 1.
+
+        Each round is predicted from what was measured in it, so that a machine that is slow for a while is so on
+        both sides; the error is the median of the rounds' own.
+
+        Returns
+        -------
+        list of dict
+            kind, n; predicted and measured, seconds; error, predicted / measured - 1; parts, seconds predicted.
+        """
+        found = []
+        for kind, n, batch in sorted(self.blocks):
+            if kind not in ('contexts', 'ranks') or n == 1 or batch != self.batch_size:
+                continue
+            rounds = [(self.predicted(kind, n, lambda blocks, i=i: blocks[i]), self.blocks[kind, n, batch][i].seconds)
+                      for i in range(self.rounds)]
+            error = float(np.median([sum(parts.values()) / measured for parts, measured in rounds])) - 1
+            measured = float(np.median([measured for _, measured in rounds]))
+            found.append(dict(kind=kind, n=n, predicted=measured * (1 + error), measured=measured, error=error,
+                              parts=self.predicted(kind, n, median_block)))
+        return found
+
+    def predicted(self, kind, n, choose=median_block):
+        """Parts of the step of n contexts here, or n ranks, as the model has it from those of one.
+
+        Parameters
+        ----------
+        choose : callable
+            One Block of a list of them.
+        """
+        figures = choose(self.blocks[kind, n, self.batch_size]).figures
+        if kind == 'contexts':
+            costs = self.here(self._costs('contexts', 1, choose, figures), n)
+            network = Network(self.link, None, EVERY_DEVICE)
+            return step_parts(costs, n, self.batch_size, network, sharing=self.sharing[n - 1])
+        costs = self._costs('apart', n, choose, figures)
+        between = Link('between ranks', figures['latency_s'], figures['bytes_per_s'])
+        return step_parts(costs, n, self.batch_size, Network(MEMORY, between, 1))
+
+
+def predictions(costs, batch_size, networks, numbers=NUMBERS):
+    """What devices with the measured costs, each with hardware of its own, would reach.
+
+    Parameters
+    ----------
+    costs : Costs
+    batch_size : int
+        Samples in the whole batch (strong scaling), or of each device (weak).
+    networks : dict of str to Network
+
+    Returns
+    -------
+    list of dict
+        One for each network, scheme, scaling and number.
+    """
+    found = []
+    for name, network in networks.items():
+        for scheme in SCHEMES:
+            for weak in (False, True):
+                for n in numbers:
+                    parts = step_parts(costs, n, batch_size * (n if weak else 1), network, scheme)
+                    gain = speedup(costs, n, batch_size, network, scheme, weak=weak)
+                    found.append(dict(network=name, scheme=scheme, scaling='weak' if weak else 'strong', devices=n,
+                                      seconds=sum(parts.values()), speedup=gain, efficiency=gain / n,
+                                      limit=limit(parts), parts=parts,
+                                      batch_that_pays=batch_that_pays(costs, n, network, scheme)))
+    return found
+
+
+def outlook(costs, batch_size, network, scheme='host'):
+    """For a network: up to how many devices pay, with the batch kept and with more samples for more devices."""
+    strong, weak = [most_devices_that_pay(costs, batch_size, network, scheme, weak, NUMBERS) for weak in (False, True)]
+    return dict(scheme=scheme, strong=strong, weak=weak, efficiency=PAYS)

@@ -1,0 +1,244 @@
+"""What `theano-mgpu bench` measures: blocks of training steps, of several contestants in turns."""
+import time
+from collections import namedtuple
+
+import numpy as np
+
+from ...devices.contexts import gpu_context
+from ...devices.discovery import status
+from ...profiling.links import MEMORY, Link
+
+SETTLE = 0.05        # seconds before each turn: idle threads of OpenBLAS and OpenMP spin for some milliseconds
+BLOCK_SECONDS = 0.08  # a block: who else uses this machine slows it down for seconds, and so for all in their turns
+FEWEST, MOST = 3, 100  # steps in a block
+REPEATS = 7          # of what takes microseconds
+COLD = 1 << 26       # bytes that are worked on in turn, so that none of them are still in a cache, as in a step
+
+
+class Block(namedtuple('Block', 'kind n batch seconds phases figures', defaults=({},))):
+    """Some steps in a row.
+
+    Attributes
+    ----------
+    kind : {'plain', 'contexts', 'ranks', 'apart'}
+        Plain Keras, contexts of one process, or one context in each of several processes: together, or each by
+        itself at the same time.
+    n : int
+        Contexts or processes.
+    batch : int
+        Samples a step.
+    seconds : float
+        A step's.
+    phases : dict of str to float
+        Seconds of a step in each phase; empty for plain Keras.
+    figures : dict of str to float
+        What else was measured beside it: how fast the host adds, and the link between ranks.
+    """
+
+    @property
+    def key(self):
+        return self.kind, self.n, self.batch
+
+
+class Trainee:
+    """A model that is trained over and over on the same samples.
+
+    Parameters
+    ----------
+    model : keras.Model
+        A parallel one, or plain Keras's.
+    recipe : Recipe
+        That made it.
+    largest : int
+        Samples in the largest batch.
+    """
+
+    def __init__(self, model, recipe, largest):
+        self.model = model
+        self.inputs, self.targets = recipe.data(model, largest)
+
+    @property
+    def timings(self):
+        """Of a parallel model that has trained; else None."""
+        return getattr(getattr(self.model.train_function, 'function', None), 'timings', None)
+
+    @property
+    def n_bytes(self):
+        """Bytes of all gradients."""
+        return sum(weight.get_value(borrow=True).nbytes for weight in self.model._collected_trainable_weights)
+
+    def steps(self, batch, n, before=lambda: None):
+        """Train n steps on `batch` samples; seconds of each, and seconds of each in each phase.
+
+        What comes `before` a step is not timed.
+        """
+        inputs, targets = [array[:batch] for array in self.inputs], [array[:batch] for array in self.targets]
+        self.model.train_on_batch(inputs, targets)  # another batch size was here before: new memory, cold caches
+        seconds, phases = [], []
+        for _ in range(n):
+            if self.timings:
+                self.timings.reset()
+                self.timings.exact = True
+            before()
+            start = time.perf_counter()
+            self.model.train_on_batch(inputs, targets)
+            seconds.append(time.perf_counter() - start)
+            phases.append(self.timings.per_call() if self.timings else {})
+        return seconds, phases
+
+    def block(self, kind, n, batch, n_steps):
+        """A Block of so many steps."""
+        seconds, phases = self.steps(batch, n_steps)
+        return Block(kind, n, batch, float(np.mean(seconds)), means(phases))
+
+    def steps_in(self, batch):
+        """How many steps a block is to have."""
+        return int(np.clip(BLOCK_SECONDS / np.mean(self.steps(batch, 2)[0]), FEWEST, MOST))
+
+
+def means(dicts, mean=np.mean):
+    """The mean, or median, of each entry of several dicts with the same keys.
+
+    Examples
+    --------
+    >>> means([{'run': 1.0}, {'run': 2.0}])
+    {'run': 1.5}
+    """
+    return {name: float(mean([each[name] for each in dicts])) for name in dicts[0]}
+
+
+class Contestant:
+    """Takes its turn with others of this process; see `take_turns`.
+
+    Parameters
+    ----------
+    kind, n, batch
+        As of a Block.
+    trainee : Trainee
+    steps : int
+        In a block.
+    """
+
+    def __init__(self, kind, n, batch, trainee, steps):
+        self.kind, self.n, self.batch = kind, n, batch
+        self._trainee, self._steps = trainee, steps
+
+    def turn(self):
+        """Train for a block; a list of it alone."""
+        time.sleep(SETTLE)
+        block = self._trainee.block(self.kind, self.n, self.batch, self._steps)
+        if self.n > 1:
+            block = block._replace(figures={'reduce_bytes_per_s': reduce_rate(self._trainee.n_bytes, self.n)})
+        return [block]
+
+
+def take_turns(contestants, rounds, bar):
+    """Blocks of each key, one a round.
+
+    Parameters
+    ----------
+    contestants : list
+        Each has a method ``turn() -> list of Block``. Each begins a round now and then.
+    rounds : int
+    bar : progress bar
+        Told of each turn.
+
+    Returns
+    -------
+    dict of (kind, n, batch) to list of Block
+    """
+    found = {}
+    for number in range(rounds):
+        first = number % len(contestants)
+        for contestant in contestants[first:] + contestants[:first]:
+            for block in contestant.turn():
+                found.setdefault(block.key, []).append(block)
+            bar.update(1)
+    return found
+
+
+def median_block(blocks):
+    """The medians of several blocks of one key, as a Block.
+
+    Examples
+    --------
+    >>> median_block([Block('plain', 1, 8, seconds, {}) for seconds in (3, 1, 2)]).seconds
+    2.0
+    """
+    return blocks[0]._replace(seconds=float(np.median([block.seconds for block in blocks])),
+                              phases=means([block.phases for block in blocks], np.median),
+                              figures=means([block.figures for block in blocks], np.median))
+
+
+def median_seconds(action, arguments=((),)):
+    """Median seconds of what is done several times, with each of some arguments in turn, after once with each."""
+    for each in arguments:
+        action(*each)
+    seconds = []
+    for number in range(max(REPEATS, len(arguments))):
+        start = time.perf_counter()
+        action(*arguments[number % len(arguments)])
+        seconds.append(time.perf_counter() - start)
+    return float(np.median(seconds))
+
+
+def cold_buffers(n_bytes, n=1):
+    """As many lists of n float32 buffers as it takes for the first ones to have left the caches."""
+    size = max(1, n_bytes // 4)
+    return [[np.ones(size, 'float32') for _ in range(n)] for _ in range(int(np.clip(COLD // (4 * size * n), 2, 64)))]
+
+
+def reduce_rate(n_bytes, n):
+    """Bytes of gradients a second that the host adds: of n buffers into one more, as a step does it."""
+    from ...replicas.collectives import all_reduce
+
+    def add(*buffers):
+        all_reduce(buffers[1:], [1 / n] * n, buffers[0])
+    return n * n_bytes / median_seconds(add, cold_buffers(n_bytes, n + 1))
+
+
+def copy_rate():
+    """Bytes a second that NumPy copies in this host's memory."""
+    return COLD / 2 / median_seconds(np.copyto, cold_buffers(COLD // 2, 2))
+
+
+def link_to(context, n_bytes):
+    """The Link between the host and a context's device, from messages of 4 and of `n_bytes` bytes there and back."""
+    if context.kind == 'cpu':
+        return MEMORY
+    from pygpu import gpuarray
+    device = gpu_context(context)
+
+    def there_and_back(size):
+        array = np.ones(size, 'float32')
+        return median_seconds(lambda: np.asarray(gpuarray.array(array, context=device))) / 2
+
+    small, large = there_and_back(1), there_and_back(max(2, n_bytes // 4))
+    return Link('link to %s' % context.device, small, max(n_bytes, 8) / max(large - small, 1e-9))
+
+
+def is_cpu(context):
+    """Whether a context's device is a CPU: also as an OpenCL device, which PoCL makes of it."""
+    return context.kind == 'cpu' or (context.kind == 'opencl' and status(
+        context.device, gpu_context(context)).name.startswith(('pthread', 'cpu')))
+
+
+def busiest(chosen):
+    """How many of some contexts share one piece of hardware, at most.
+
+    Parameters
+    ----------
+    chosen : list of Context
+    """
+    hardware = ['cpu' if is_cpu(context) else context.device for context in chosen]
+    return max(map(hardware.count, hardware))
+
+
+def updates_once(chosen):
+    """Whether contexts share the host's memory, so that one update serves all of them; OpenCL devices never do.
+
+    Parameters
+    ----------
+    chosen : list of Context
+    """
+    return all(context.kind == 'cpu' for context in chosen)

@@ -1,0 +1,219 @@
+"""The models that `theano-mgpu bench` trains, and made-up data for them."""
+import os
+import sys
+import warnings
+from collections import namedtuple
+
+import numpy as np
+
+from ...errors import MgpuError, MgpuWarning
+
+# build(layers, shape) makes the layers; `small` is the shape of an input on devices that are no GPU.
+Known = namedtuple('Known', 'build shape small batch_size loss')
+CLASSES = 10
+DEEPEST = 10000  # Theano goes through a graph by recursion, and resnet50's is deeper than Python's 1000
+
+
+def cnn(layers, shape):
+    """Convolution, pooling, dense: what keras_mnist.py begins with."""
+    return [layers.Conv2D(32, (3, 3), activation='relu', input_shape=shape), layers.MaxPooling2D((2, 2)),
+            layers.Flatten(), layers.Dense(CLASSES, activation='softmax')]
+
+
+def mlp(layers, shape):
+    """Two wide layers: many parameters, little to compute."""
+    return [layers.Dense(1024, activation='relu', input_shape=shape), layers.Dense(1024, activation='relu'),
+            layers.Dense(CLASSES, activation='softmax')]
+
+
+def lstm(layers, shape):
+    """One recurrent layer over all steps of a sequence."""
+    return [layers.LSTM(128, input_shape=shape), layers.Dense(CLASSES, activation='softmax')]
+
+
+def autoencoder(layers, shape):
+    """Convolutions that halve an image twice, and their mirror image."""
+    same = dict(strides=2, padding='same', activation='relu')
+    return [layers.Conv2D(16, 3, input_shape=shape, **same), layers.Conv2D(32, 3, **same),
+            layers.Conv2DTranspose(16, 3, **same),
+            layers.Conv2DTranspose(shape[-1], 3, strides=2, padding='same', activation='sigmoid')]
+
+
+def vgg16(layers, shape):
+    """Keras's own, with random weights."""
+    from keras.applications.vgg16 import VGG16
+    return VGG16(weights=None, input_shape=shape)
+
+
+def resnet50(layers, shape):
+    """Keras's own, with random weights."""
+    from keras.applications.resnet50 import ResNet50
+    return ResNet50(weights=None, input_shape=shape)
+
+
+CROSS_ENTROPY = 'categorical_crossentropy'
+MODELS = {
+    'cnn': Known(cnn, (28, 28, 1), None, 128, CROSS_ENTROPY),
+    'mlp': Known(mlp, (784,), None, 128, CROSS_ENTROPY),
+    'vgg16': Known(vgg16, (224, 224, 3), (64, 64, 3), 16, CROSS_ENTROPY),
+    'resnet50': Known(resnet50, (224, 224, 3), (64, 64, 3), 16, CROSS_ENTROPY),
+    'lstm': Known(lstm, (50, 32), None, 64, CROSS_ENTROPY),
+    'autoencoder': Known(autoencoder, (32, 32, 1), None, 64, 'mse'),
+}
+
+
+class Recipe:
+    """How to make the model that is measured, afresh for each measurement, and its data.
+
+    Parameters
+    ----------
+    name : str
+        One of `MODELS`, or a file that keras.Model.save wrote.
+    input_shape : tuple of int, optional
+        Without the samples.
+    optimizer : str
+        For a model that is not compiled yet.
+    gpu : bool
+        Whether it is for GPUs: else images are smaller unless `input_shape` says how large.
+
+    Raises
+    ------
+    MgpuError
+        If there is no such model, or it cannot be loaded.
+    """
+
+    def __init__(self, name, input_shape=None, optimizer='adam', gpu=True):
+        check_name(name)
+        self.name, self.optimizer = name, optimizer
+        self.known = MODELS.get(name)
+        self.shrunk = bool(self.known and self.known.small and not gpu and not input_shape)
+        self.input_shape = input_shape
+        if self.known:
+            self.input_shape = tuple(input_shape or (self.known.small if self.shrunk else self.known.shape))
+
+    @property
+    def batch_size(self):
+        """Samples that suit it, where nobody says how many."""
+        return self.known.batch_size if self.known else 32
+
+    def build(self):
+        """A new compiled keras.Model; a MgpuError if it cannot be made."""
+        sys.setrecursionlimit(max(DEEPEST, sys.getrecursionlimit()))
+        model = self._from_layers() if self.known else self._from_file()
+        if not model.optimizer:
+            try:
+                model.compile(self.optimizer, self.known.loss if self.known else 'mse')
+            except ValueError as error:
+                raise MgpuError('the model %s cannot be compiled: %s' % (self.name, error)) from error
+        return model
+
+    def _from_layers(self):
+        import keras
+        try:
+            made = self.known.build(keras.layers, self.input_shape)
+            return keras.Sequential(made) if isinstance(made, list) else made
+        except (ValueError, IndexError, AssertionError) as error:
+            raise MgpuError('the model %s cannot be made for inputs of shape %s: %s. Its usual shape: --input-shape %s'
+                            % (self.name, self.input_shape, error, ' '.join(map(str, self.known.shape)))) from error
+
+    def _from_file(self):
+        import keras
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter('ignore', UserWarning)  # that it was saved without an optimizer
+                return keras.models.load_model(self.name)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, ImportError) as error:
+            raise MgpuError('%s is no model that Keras can load: %s: %s. A model with layers or losses of your own '
+                            'cannot be measured from its file: time training in your script, where '
+                            'parallel.train_function.function.timings.per_call() says where it goes'
+                            % (self.name, type(error).__name__, error)) from error
+
+    def replicate(self, gpus):
+        """A new parallel model over contexts; see `multi_gpu_model`."""
+        from ...keras import multi_gpu_model
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter('ignore', MgpuWarning)  # what is not exact takes its time all the same
+                return multi_gpu_model(self.build(), gpus)
+        except ValueError as error:
+            raise MgpuError(str(error)) from error
+
+    def data(self, model, n):
+        """Inputs and targets of n samples; the same in every process.
+
+        Parameters
+        ----------
+        model : keras.Model
+            Compiled.
+        n : int
+
+        Returns
+        -------
+        inputs, targets : list of ndarray
+        """
+        rng = np.random.RandomState(0)
+        shapes = [self._fed_shape(tensor) for tensor in model.inputs]
+        inputs = [made_up(rng, (n,) + shape, words_of(tensor)) for shape, tensor in zip(shapes, model.inputs)]
+        losses = [getattr(function, '__name__', '') or getattr(function, 'name', '') for function in
+                  model.loss_functions]
+        if self.known and self.known.loss == 'mse':
+            return inputs, inputs
+        return inputs, [targets_of(rng, n, model_shape(tensor), loss) for tensor, loss in zip(model.outputs, losses)]
+
+    def _fed_shape(self, tensor):
+        shape = tensor._keras_shape[1:]
+        if self.input_shape and not self.known:
+            fits = len(self.input_shape) == len(shape) and all(
+                size in (None, given) for size, given in zip(shape, self.input_shape))
+            if not fits:
+                raise MgpuError('--input-shape %s does not fit the input %s of %s, which has shape %s without the '
+                                'samples' % (' '.join(map(str, self.input_shape)), tensor.name, self.name, shape))
+            shape = self.input_shape
+        if None in shape:
+            raise MgpuError('the input %s of %s has shape %s without the samples, and None may be anything: give '
+                            '--input-shape, e.g. --input-shape %s'
+                            % (tensor.name, self.name, shape, ' '.join(str(size or 32) for size in shape)))
+        return tuple(shape)
+
+
+def check_name(name):
+    """Raise a MgpuError unless there is such a model or file."""
+    if name not in MODELS and not os.path.isfile(name):
+        raise MgpuError('--model %s: there is no such file, and no model of that name; give a file that '
+                        'keras.Model.save wrote, or one of %s' % (name, ', '.join(MODELS)))
+
+
+def words_of(tensor):
+    """How many words there are where an input goes to an Embedding; else None."""
+    layer = tensor._keras_history[0]
+    following = [node.outbound_layer for node in layer._outbound_nodes]
+    sizes = [each.input_dim for each in following if type(each).__name__ == 'Embedding']
+    return min(sizes) if sizes else None
+
+
+def model_shape(tensor):
+    """An output's shape without the samples; where it depends on the data, 1."""
+    return tuple(size or 1 for size in tensor._keras_shape[1:])
+
+
+def made_up(rng, shape, words=None):
+    """Random numbers between 0 and 1, or words."""
+    return rng.randint(0, words, shape) if words else rng.rand(*shape).astype('float32')
+
+
+def targets_of(rng, n, shape, loss):
+    """Random targets that suit a loss: class numbers, one-hot rows, or numbers between 0 and 1.
+
+    Examples
+    --------
+    >>> rng = np.random.RandomState(0)
+    >>> targets_of(rng, 3, (4,), 'sparse_categorical_crossentropy').shape
+    (3, 1)
+    >>> targets_of(rng, 3, (4,), 'categorical_crossentropy').sum(axis=1)
+    array([1., 1., 1.], dtype=float32)
+    """
+    if 'sparse' in loss:
+        return rng.randint(0, shape[-1], (n,) + shape[:-1] + (1,))
+    if 'categorical' in loss:
+        return np.eye(shape[-1], dtype='float32')[rng.randint(0, shape[-1], (n,) + shape[:-1])]
+    return rng.rand(n, *shape).astype('float32')

@@ -1,0 +1,9 @@
+"""The script that `theano-mgpu bench` has `theano-mgpu launch` run; see worker.py."""
+import os
+import sys
+
+if __name__ == '__main__':
+    # Python put this folder first, whose config.py and others are not for everybody who imports such names.
+    sys.path[0] = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', '..', '..'))
+    from theano_mgpu.cli.bench.worker import work
+    work(sys.argv[1:])

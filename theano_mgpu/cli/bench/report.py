@@ -1,0 +1,174 @@
+"""What `theano-mgpu bench` prints: the table, where the time goes, the answer, the prediction."""
+from ...profiling.links import EVERY_DEVICE, MEMORY, Network
+from ...profiling.scaling import PAYS, batch_that_pays, limit, speedup
+from ...utils.tables import table
+from ..output import human_bytes
+from .costs import NUMBERS, outlook
+
+SCHEME_TITLES = {'host': 'through the host', 'ring': 'ring', 'hierarchical': 'hierarchical'}
+REMEDIES = {
+    'compute': 'more devices shorten that',
+    'dispatch': 'a step takes as long however few its samples; a larger batch makes more of it',
+    'exchange': 'a larger batch exchanges as much for more samples',
+    'update': 'each device does all of it; a larger batch updates as much for more samples',
+    'input': 'samples that are float32 already, or --sharded ranks that each read their own',
+}
+
+
+def counted(n, noun):
+    """A number and its noun.
+
+    Examples
+    --------
+    >>> counted(1, 'rank'), counted(2048, 'rank')
+    ('1 rank', '2,048 ranks')
+    """
+    return '%s %s%s' % (format(n, ','), noun, 's' if n != 1 else '')
+
+
+def label(row):
+    """What a row is called."""
+    return 'plain Keras' if row['kind'] == 'plain' else counted(row['n'], row['kind'][:-1])
+
+
+def scaling_table(rows):
+    """Samples a second, seconds a step, speedup; as text."""
+    lines = [['', 'samples/s', 's/step', 'lowest', 'highest', 'speedup', 'ideal', 'efficiency']]
+    for row in rows:
+        lines.append([label(row), '{:,.0f}'.format(row['samples_per_s'])]
+                     + ['%.4f' % row[name] for name in ('seconds', 'lowest', 'highest')]
+                     + ['%.2f' % row['speedup'], '%d' % row['n'], '%.0f %%' % (100 * row['efficiency'])])
+    return table(lines, set(range(1, 8)))
+
+
+def phase_table(rows):
+    """Milliseconds a step in each phase; as text."""
+    rows = [row for row in rows if row['phases']]
+    names = list(max((row['phases'] for row in rows), key=len))
+    names += [name for row in rows for name in row['phases'] if name not in names]
+    lines = [['ms a step'] + list(dict.fromkeys(names)) + ['other']]
+    for row in rows:
+        other = max(0.0, row['seconds'] - sum(row['phases'].values()))
+        lines.append([label(row)] + ['%.2f' % (1e3 * row['phases'][name]) if name in row['phases'] else '-'
+                                     for name in lines[0][1:-1]] + ['%.2f' % (1e3 * other)])
+    return table(lines, set(range(1, len(lines[0]))))
+
+
+def measured_answer(findings, rows, checks):
+    """Sentences: what the devices that were measured gain, what limits them, and whether the model knew."""
+    sentences = []
+    for kind in ('contexts', 'ranks'):
+        several = [row for row in rows if row['kind'] == kind and row['n'] > 1]
+        if several:
+            row = several[-1]
+            check = next(each for each in checks if (each['kind'], each['n']) == (kind, row['n']))
+            sentences += [verdict(row), measured_limit(findings, row),
+                          'From %s the model predicts %.4f s a step for %s, %.0f %% %s than the %.4f s measured.'
+                          % ('1 context' if kind == 'contexts' else 'ranks that do not exchange', check['predicted'],
+                             label(row), abs(100 * check['error']), 'more' if check['error'] > 0 else 'less',
+                             check['measured'])]
+    if not sentences:
+        sentences.append('One context was measured, so nothing was checked: map more (theano-mgpu config -n 2), or '
+                         'start several processes (--ranks 2).')
+    return sentences
+
+
+def verdict(row):
+    """Whether it pays, here."""
+    gain = ('%s do %s samples a second, %.2f times what 1 does (%.0f %% of ideal)'
+            % (label(row), '{:,.0f}'.format(row['samples_per_s']), row['speedup'], 100 * row['efficiency']))
+    if row['efficiency'] >= PAYS:
+        return 'It scales here: %s.' % gain
+    if row['speedup'] > 1.02:
+        return 'It scales here, but poorly: %s.' % gain
+    return 'It does not scale here: %s.' % gain
+
+
+def measured_limit(findings, row):
+    """What limits a row."""
+    part, total = limit(row['parts']), sum(row['parts'].values())
+    text = 'What limits %s is %s, %.0f %% of a step' % (label(row), part, 100 * row['parts'][part] / total)
+    if row['kind'] == 'contexts' and findings.sharing[row['n'] - 1] > 1 and part in ('compute', 'update', 'dispatch'):
+        updates = 'once' if findings.updates_once else 'as often as there are'
+        return text + (': %d of them share one piece of hardware, so that together they compute as long as one, and '
+                       'update %s; processes do not wait for each other (--ranks %d).'
+                       % (findings.sharing[row['n'] - 1], updates, row['n']))
+    return text + ': %s.' % REMEDIES[part]
+
+
+def batch_answer(findings, costs):
+    """From which batch size the devices pay that are here."""
+    n = len(findings.sharing)
+    if n == 1:
+        return []
+    network = Network(findings.link, None, EVERY_DEVICE)
+    figures = findings.median('contexts', n).figures
+    batch = batch_that_pays(findings.here(costs._replace(**figures), n), n, network, sharing=findings.sharing[-1])
+    asked = 'an efficiency of %.0f %%, speedup / devices' % (100 * PAYS)
+    if batch is None:
+        return ['There is no batch from which %s pay here (%s).' % (counted(n, 'context'), asked)]
+    return ['%s pay here (%s) from a batch of %s on.' % (counted(n, 'context'), asked, counted(batch, 'sample'))]
+
+
+def predicted_answer(costs, batch_size, networks, predicted):
+    """Sentences: what devices like the measured one, each with hardware of its own, would reach."""
+    sentences = []
+    for name, network in networks.items():
+        reach = outlook(costs, batch_size, network)
+        eight = next(each for each in predicted if each['network'] == name and each['scheme'] == 'host'
+                     and each['scaling'] == 'strong' and each['devices'] == 8)
+        batch = eight['batch_that_pays']
+        sentences.append(
+            'Over %s, 8 such devices would be %.1f times as fast as one at batch %s, limited by %s. They pay from %s. '
+            'With the batch kept, %s; with %s for each device, %s.'
+            % (network.name, eight['speedup'], format(batch_size, ','), eight['limit'],
+               'no batch on' if batch is None else 'batch %s on' % format(batch, ','), up_to(reach['strong']),
+               counted(batch_size, 'sample'), up_to(reach['weak'])))
+    return sentences
+
+
+def up_to(n):
+    """How many devices pay.
+
+    Examples
+    --------
+    >>> up_to(1), up_to(16)
+    ('no number of them pays', 'up to 16 pay')
+    """
+    if n == 1:
+        return 'no number of them pays'
+    return '%s %s pay' % ('all' if n == NUMBERS[-1] else 'up to', format(n, ','))
+
+
+def prediction_table(predicted, networks, scaling):
+    """Speedups for 2 to 1024 devices over each network by each scheme; as text."""
+    columns = [(name, scheme) for name in networks for scheme in SCHEME_TITLES]
+    lines = [['devices'] + [name if scheme == 'host' else '' for name, scheme in columns],
+             [''] + [SCHEME_TITLES[scheme] for _, scheme in columns]]
+    found = {(each['network'], each['scheme'], each['devices']): each for each in predicted
+             if each['scaling'] == scaling}
+    for n in NUMBERS:
+        cells = [found[name, scheme, n] for name, scheme in columns]
+        lines.append([str(n)] + ['%.1f %s' % (cell['speedup'], cell['limit']) for cell in cells])
+    return table(lines, {0})
+
+
+def costs_line(costs, link, copy_bytes_per_s):
+    """The measured costs, in one sentence."""
+    text = ('One device takes %.3f ms a step, and %.2f us a sample, and %.3f ms for the update; the host %.3f ms a '
+            'step; gradients: %s, which it adds at %.1f GB/s (it copies memory at %.1f GB/s)'
+            % (1e3 * costs.fixed_s, 1e6 * costs.sample_s, 1e3 * costs.update_s, 1e3 * costs.host_s,
+               human_bytes(costs.n_bytes), costs.reduce_bytes_per_s / 1e9, copy_bytes_per_s / 1e9))
+    if link is not MEMORY:
+        text += '; %s: %.0f us, %.1f GB/s' % (link.name, 1e6 * link.latency_s, link.bytes_per_s / 1e9)
+    return text + '.'
+
+
+def measured_speedups(rows, kind):
+    """Numbers and speedups of the rows of a kind."""
+    return [(row['n'], row['speedup']) for row in rows if row['kind'] == kind]
+
+
+def curve(costs, batch_size, network, scheme, weak, numbers):
+    """Predicted speedups, one a number of devices."""
+    return [speedup(costs, n, batch_size, network, scheme, weak=weak) for n in numbers]

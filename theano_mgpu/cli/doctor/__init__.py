@@ -1,0 +1,103 @@
+"""`theano-mgpu doctor`: check the set-up, and say what to do about what is broken."""
+import argparse
+import functools
+import sys
+import textwrap
+
+from ..output import print_json
+from . import cuda_checks, device_checks, host_checks, libraries, mpi_checks
+
+EPILOG = """\
+A line says ok, FAIL (needed, and broken: the exit code is 1), warn (works, but slowly or in part) or
+skip (not here, not needed). Needed are Python, NumPy, Theano, and all that the configured contexts
+use; each of these contexts has to compute something.
+
+examples:
+  theano-mgpu doctor
+  THEANO_FLAGS='contexts=dev0->cuda0;dev1->cuda1' theano-mgpu doctor
+"""
+NAME_WIDTH = 14
+
+
+def add_parser(sub):
+    """Add the command to argparse's sub-parsers."""
+    parser = sub.add_parser('doctor', help='check the set-up; each failure says its remedy', epilog=EPILOG,
+                            description='Check the compiler, the libraries, and every context by a real computation.',
+                            formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--json', action='store_true', help='print JSON')
+    parser.set_defaults(run=run, works_without_theano=True)
+
+
+def run(args):
+    """Run the checks, print each as it ends; 1 if one failed, else 0."""
+    findings = []
+    for name, finding in diagnose(host_checks.Setup()):
+        findings.append((name, finding))
+        if not args.json:
+            print(as_text(name, finding))
+            sys.stdout.flush()
+    failed = [name for name, finding in findings if finding.status == host_checks.FAIL]
+    if args.json:
+        print_json({'healthy': not failed,
+                    'checks': [dict(name=name, **finding._asdict()) for name, finding in findings]})
+    else:
+        print('\nBroken: %s.' % ', '.join(failed) if failed else '\nAll that is needed works.')
+    return 1 if failed else 0
+
+
+def plan(setup):
+    """The checks to run, in order, as pairs (name, function of the set-up)."""
+    def if_theano(check):
+        return check if setup.theano_error is None else needs_theano
+
+    library_checks = [(name, functools.partial(device_checks.check_library, name=name))
+                      for name in libraries.CUDA_LIBRARIES]
+    library_checks += [('architecture', device_checks.check_nvrtc),
+                       ('libgpuarray', if_theano(cuda_checks.check_libgpuarray))]
+    return [
+        ('Python', host_checks.check_python),
+        ('NumPy', host_checks.check_numpy),
+        ('Theano', host_checks.check_theano),
+        ('compiler', if_theano(host_checks.check_compiler)),
+        ('BLAS', if_theano(host_checks.check_blas)),
+        ('Keras', if_theano(host_checks.check_keras)),
+        ('mpi4py', host_checks.check_mpi),
+        ('mpirun', mpi_checks.check_mpirun),
+        ('contexts', host_checks.check_map),
+        ('pygpu', device_checks.check_pygpu),
+        ('OpenCL devices', device_checks.check_opencl),
+        ('libclblast.so', device_checks.check_clblast),
+        ('CUDA devices', device_checks.check_cuda),
+    ] + (library_checks if device_checks.cuda_is_wanted(setup) else []) + [
+        ('context ' + context.name, if_theano(functools.partial(device_checks.check_context, context=context)))
+        for context in setup.contexts]
+
+
+def needs_theano(setup):
+    return host_checks.Finding(host_checks.SKIP, 'needs Theano')
+
+
+def diagnose(setup):
+    """Run the checks; a check that raises is a finding too.
+
+    Yields
+    ------
+    (str, Finding)
+        Name of the check and what it found.
+    """
+    for name, check in plan(setup):
+        try:
+            yield name, check(setup)
+        except Exception as error:  # a diagnosis must not end at what it is to find
+            yield name, host_checks.Finding(
+                host_checks.FAIL, '%s: %s' % (type(error).__name__, host_checks.first_line(error)),
+                'This check itself failed: please report it')
+
+
+def as_text(name, finding):
+    """A finding as a line; its remedy below it, indented."""
+    status = finding.status.upper() if finding.status == host_checks.FAIL else finding.status
+    line = '%-*s  %-4s  %s' % (NAME_WIDTH, name, status, finding.text)
+    if not finding.remedy:
+        return line
+    return line + '\n' + textwrap.indent('remedy: ' + finding.remedy, ' ' * (NAME_WIDTH + 8))

@@ -1,0 +1,245 @@
+"""Checks of `theano-mgpu doctor` on the host; each returns a Finding, and may raise what it stumbles over.
+
+A finding fails only where something needed is broken: what the configured contexts do not use is
+at most a warning. Theano is imported by the checks, not here: it may be what is broken.
+"""
+import configparser
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import namedtuple
+from importlib import metadata
+
+import theano_mgpu
+
+from ... import config
+from ...devices.context_map import describe
+from ...devices.contexts import configured
+from ...errors import MgpuError, ReplicaError
+from ..output import quietly
+
+OK, WARN, FAIL, SKIP = 'ok', 'warn', 'fail', 'skip'
+
+Finding = namedtuple('Finding', 'status text remedy')
+Finding.__new__.__defaults__ = ('',)
+
+PIP = 'python -m pip install '
+LONGEST = 400  # characters of an exception's text; a linker can say thousands
+
+# A module as Theano's own are: Python's and NumPy's headers, and C++.
+PROBE = """
+#include <Python.h>
+#include <numpy/arrayobject.h>
+template <typename T> static T twice(T value) { return 2 * value; }
+static PyObject* answer(PyObject*, PyObject*) { return PyLong_FromLong(twice(21)); }
+static PyMethodDef methods[] = {{"answer", answer, METH_NOARGS, ""}, {NULL, NULL, 0, NULL}};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "mgpu_probe", NULL, -1, methods};
+PyMODINIT_FUNC PyInit_mgpu_probe(void) { return PyModule_Create(&module); }
+"""
+# MPI must not start inside this process: outside of mpirun some implementations abort.
+MPI_PROBE = """
+import mpi4py
+mpi4py.rc.initialize = False
+from mpi4py import MPI
+print(mpi4py.__version__ + ', ' + MPI.Get_library_version().splitlines()[0].rstrip('\\0'))
+"""
+
+
+class Setup:
+    """What is configured, read without opening a device.
+
+    Attributes
+    ----------
+    contexts : list of Context
+        Empty if the context map is malformed.
+    map_error : Exception or None
+        What is wrong with it.
+    theano_error : Exception or None
+        Why Theano could not be imported.
+    """
+
+    def __init__(self):
+        self.theano_error = getattr(theano_mgpu, 'theano_error', None)
+        self.contexts, self.map_error = [], None
+        try:
+            self.contexts = configured()
+        except Exception as error:  # ContextError; configparser's for a broken .theanorc
+            self.map_error = error
+
+    def needs(self, *kinds):
+        """Whether a context of one of these kinds is configured."""
+        return any(context.kind in kinds for context in self.contexts)
+
+
+def broken(needed, text, remedy):
+    """A failure if the thing is needed, else a warning."""
+    return Finding(FAIL if needed else WARN, text, remedy)
+
+
+def version_tuple(text):
+    """First two numbers of a version.
+
+    Examples
+    --------
+    >>> version_tuple('1.24.2'), version_tuple('2.0rc1')
+    ((1, 24), (2, 0))
+    """
+    return tuple(int(number) for number in re.findall(r'\d+', text)[:2])
+
+
+def check_python(setup):
+    version = '%d.%d.%d' % sys.version_info[:3]
+    if not (3, 8) <= sys.version_info[:2] <= (3, 11):
+        return Finding(FAIL, version + '; Theano 1.0.5 works with 3.8 to 3.11',
+                       'Make a virtual environment of one of these: python3.11 -m venv .venv')
+    return Finding(OK, version)
+
+
+def check_numpy(setup):
+    import numpy
+    if not (1, 17) <= version_tuple(numpy.__version__) < (1, 25):
+        return Finding(FAIL, numpy.__version__ + '; Theano 1.0.5 works with 1.17 to 1.24',
+                       PIP + "'numpy>=1.17,<1.25'")
+    return Finding(OK, numpy.__version__)
+
+
+def check_theano(setup):
+    if setup.theano_error is not None:
+        return Finding(FAIL, 'cannot be imported: ' + first_line(setup.theano_error),
+                       'See Python, NumPy and mpi4py here, look at THEANO_FLAGS and .theanorc, or else: '
+                       + PIP + 'theano==1.0.5')
+    import theano
+    if theano.__version__ != '1.0.5':
+        return Finding(FAIL, theano.__version__ + '; theano_mgpu is made for 1.0.5', PIP + 'theano==1.0.5')
+    return Finding(OK, '%s, floatX=%s' % (theano.__version__, theano.config.floatX))
+
+
+def check_compiler(setup):
+    import theano
+    from theano.gof.cmodule import GCC_compiler
+    gpu = setup.needs('cuda', 'opencl')
+    remedy = 'Debian: apt-get install g++ python3-dev. Another compiler: THEANO_FLAGS=cxx=/path/to/g++'
+    if not theano.config.cxx:
+        return broken(gpu, 'none: %s' % ('Theano needs one to use a GPU' if gpu else
+                                         'Theano interprets its graphs, which is slow'), remedy)
+    try:
+        with quietly(), tempfile.TemporaryDirectory(prefix='theano-mgpu-') as folder:
+            # Not theano.function: it would find the module of an earlier day in Theano's cache.
+            probe = GCC_compiler.compile_str('mgpu_probe', PROBE, location=folder,
+                                             preargs=GCC_compiler.compile_args())
+        answer = probe.answer()
+    except Exception as error:
+        # Without a compiler Theano interprets; with a broken one nothing runs, on a CPU neither.
+        return Finding(FAIL, '%s builds no module: %s' % (theano.config.cxx, first_line(error)), remedy)
+    if answer != 42:
+        return Finding(FAIL, '%s builds a module that computes 2 * 21 = %r' % (theano.config.cxx, answer), remedy)
+    return Finding(OK, '%s: a small module builds, loads and runs' % theano.config.cxx)
+
+
+def check_blas(setup):
+    import numpy as np
+    import theano
+    import theano.tensor as T
+    if not theano.config.cxx:
+        return Finding(SKIP, 'needs the compiler')
+    flags = theano.config.blas.ldflags
+    remedy = 'See compiler above. Debian: apt-get install libopenblas-dev. Another: THEANO_FLAGS=blas.ldflags=-lNAME'
+    if not flags:
+        return Finding(WARN, "none (blas.ldflags is empty): the CPU's gemm goes through NumPy, which is slow", remedy)
+    a, b = random_matrices()
+    x, y = T.fmatrices('x', 'y')
+    try:
+        with quietly():
+            result = theano.function([x, y], T.dot(x, y), mode=theano.Mode('cvm', 'fast_run'))(a, b)
+    except Exception as error:
+        return Finding(FAIL, 'blas.ldflags=%s does not work: %s' % (flags, first_line(error)), remedy)
+    if not np.allclose(result, np.dot(a, b), rtol=1e-4, atol=1e-4):
+        return Finding(FAIL, 'blas.ldflags=%s: gemm is wrong by up to %.2g'
+                       % (flags, np.abs(result - np.dot(a, b)).max()), remedy)
+    return Finding(OK, "%s: gemm agrees with NumPy's" % flags)
+
+
+def check_map(setup):
+    if isinstance(setup.map_error, configparser.Error):
+        return Finding(FAIL, first_line(setup.map_error),
+                       'Mend this file: `theano-mgpu config` prints one that can be read')
+    if isinstance(setup.map_error, MgpuError):
+        return Finding(FAIL, first_line(setup.map_error), 'Mend the flag `contexts` in THEANO_FLAGS or .theanorc')
+    if setup.map_error is not None:
+        return Finding(FAIL, first_line(setup.map_error), "This machine's devices cannot be listed: see pygpu below")
+    return Finding(OK, '%s, %s' % (describe(setup.contexts), source_of_map()))
+
+
+def source_of_map():
+    """Where the context map comes from, in words."""
+    flags = config.parse_flags(os.environ.get('THEANO_FLAGS', ''))
+    if flags.get('contexts', '').strip():
+        return 'from THEANO_FLAGS'
+    if 'contexts' not in flags and config.flag('contexts', '').strip():
+        return 'from ' + ', '.join(config.theanorc_files())
+    return "this machine's: THEANO_FLAGS and .theanorc name none"
+
+
+def check_keras(setup):
+    remedy = PIP + "Keras==2.3.1 'h5py<3.12', and KERAS_BACKEND=theano"
+    try:
+        version = metadata.version('keras')
+    except metadata.PackageNotFoundError:
+        return Finding(SKIP, 'not installed; optional')
+    if version != '2.3.1':
+        return Finding(WARN, version + '; theano_mgpu.keras works with 2.3.1, the last one on Theano', remedy)
+    try:
+        with quietly():
+            from keras import backend
+    except Exception as error:
+        return Finding(WARN, '%s cannot be imported: %s' % (version, first_line(error)), remedy)
+    if backend.backend() != 'theano':
+        return Finding(WARN, '%s runs on %s, not on Theano' % (version, backend.backend()),
+                       'export KERAS_BACKEND=theano, or "backend": "theano" in ~/.keras/keras.json')
+    return Finding(OK, version + ', on Theano')
+
+
+def check_mpi(setup):
+    try:
+        metadata.version('mpi4py')
+    except metadata.PackageNotFoundError:
+        return Finding(SKIP, 'not installed; optional, for several processes')
+    probe = subprocess.run([sys.executable, '-c', MPI_PROBE], universal_newlines=True, timeout=60,
+                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    if probe.returncode:
+        # Theano imports mpi4py where it is installed, and outlives nothing but an ImportError there.
+        messages = re.findall(r'^\w*Error: .*', probe.stderr, re.M) or probe.stderr.strip().splitlines()[-1:]
+        return broken(setup.theano_error is not None, 'cannot be imported: ' + ' '.join(messages[-1:]),
+                      'Debian: apt-get install openmpi-bin libopenmpi-dev. Or do without: '
+                      'python -m pip uninstall mpi4py')
+    return Finding(OK, probe.stdout.strip())
+
+
+def random_matrices():
+    """Two float32 arrays of shape (64, 64), always the same, with values in [-0.5, 0.5)."""
+    import numpy as np
+    rng = np.random.RandomState(0)
+    return [(rng.rand(64, 64) - 0.5).astype('float32') for _ in range(2)]
+
+
+def first_line(error):
+    """What an exception says, in one line: Theano's go on for pages.
+
+    Examples
+    --------
+    >>> first_line(RuntimeError('while compiling the node', 17, '\\n', 'ld: cannot find -lnope\\nmore'))
+    'while compiling the node: ld: cannot find -lnope'
+    >>> first_line(ValueError(b'Device ID out of range'))
+    'Device ID out of range'
+    """
+    if isinstance(error, ReplicaError):
+        error = error.__cause__
+    if isinstance(error, (OSError, configparser.Error)):
+        return ' '.join(str(error).split())  # the arguments alone do not make the message
+    texts = [arg.decode('utf8', 'replace') if isinstance(arg, bytes) else arg for arg in error.args]
+    lines = [text.strip().partition('\n')[0].rstrip(': ') for text in texts if isinstance(text, str) and text.strip()]
+    # Our own errors send the reader to the doctor, who is here already.
+    line = re.sub(r'; run "theano-mgpu doctor"[^.]*', '', ': '.join(lines))
+    return line if len(line) <= LONGEST else line[:LONGEST - 4] + ' ...'

@@ -1,0 +1,73 @@
+"""The text of a context map, ``dev0->cuda0;dev1->cuda1``, to and from Contexts."""
+from collections import namedtuple
+
+from ..errors import ContextError
+from . import discovery
+
+Context = namedtuple('Context', 'name device kind')
+Context.__doc__ = """One context: its `name`, its `device`, the device's `kind` (cuda, opencl, cpu)."""
+
+EXAMPLE = 'contexts=dev0->cuda0;dev1->cuda1'
+
+
+def parse_context_map(text):
+    """Parse a context map, more strictly than Theano does.
+
+    Parameters
+    ----------
+    text : str
+        ``name->device`` entries, separated by ``;``. A device is ``cuda0``, ``opencl0:1`` or
+        ``cpu``; a name is anything that does not look like a device. Blanks around both are allowed.
+
+    Returns
+    -------
+    list of Context
+
+    Raises
+    ------
+    ContextError
+        For an entry that is empty or malformed, a name that is empty, repeated or looks like a
+        device, or a device that is spelled like none.
+
+    Examples
+    --------
+    >>> parse_context_map('dev0->cuda0; dev1->cpu')
+    [Context(name='dev0', device='cuda0', kind='cuda'), Context(name='dev1', device='cpu', kind='cpu')]
+    """
+    contexts = []
+    for entry in text.split(';'):
+        name, arrow, device = (part.strip() for part in entry.partition('->'))
+        if not (name and arrow and device):
+            raise ContextError("malformed entry %r in the context map %r: each entry reads "
+                               "name->device, separated by ';', e.g. %s" % (entry, text, EXAMPLE))
+        if name == 'cpu' or name.startswith(('cuda', 'opencl')):
+            raise ContextError("%r cannot name a context, since it looks like a device; "
+                               "call it dev0, say: dev0->%s" % (name, device))
+        if any(character in name for character in ' ,->'):
+            raise ContextError("%r cannot name a context: use letters, digits and _ only, e.g. dev0"
+                               % name)
+        if any(name == context.name for context in contexts):
+            raise ContextError("context %r is mapped twice in %r: give each entry a name of its own"
+                               % (name, text))
+        kind = discovery.kind_of(device)
+        if kind is None:
+            raise ContextError("%r in the context map %r is no device: use cuda0, opencl0:0 "
+                               "(platform:device) or cpu" % (device, text))
+        contexts.append(Context(name, device, kind))
+    return contexts
+
+
+def default_map(found):
+    """Context map for a list of devices: dev0, dev1, and so on.
+
+    Examples
+    --------
+    >>> default_map(['cuda0', 'cuda1'])
+    'dev0->cuda0;dev1->cuda1'
+    """
+    return ';'.join('dev%d->%s' % pair for pair in enumerate(found))
+
+
+def describe(contexts):
+    """The contexts as a context map, for messages."""
+    return ';'.join('%s->%s' % (context.name, context.device) for context in contexts)

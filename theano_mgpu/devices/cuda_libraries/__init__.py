@@ -1,0 +1,194 @@
+"""Give NVIDIA's libraries, wherever they are installed, the names that libgpuarray opens.
+
+libgpuarray 0.7.6 opens ``libcuda.so``, ``libnvrtc.so``, ``libcublas.so`` and ``libnccl.so``. The drivers in containers
+and pip's wheels have ``libcuda.so.1``, ``libnvrtc.so.12`` and so on: `provide` closes the gap.
+"""
+import ctypes
+import functools
+import sys
+from collections import namedtuple
+
+from ...errors import ContextError
+from . import nvrtc, search, shims
+from .library import Library
+from .search import candidates
+from .versions import architecture_for, as_number, cublas_problem, dotted, nvrtc_problem, remedy
+
+LIBRARIES = ('libcuda.so', 'libnvrtc.so', 'libcublas.so', 'libnccl.so')
+REQUIRED = LIBRARIES[:3]  # Theano opens no context without cuBLAS; nothing here uses NCCL
+
+Survey = namedtuple('Survey', 'capabilities architectures libraries')
+Survey.__doc__ = """What `survey` found.
+
+Attributes
+----------
+capabilities : list of tuple of int
+    Compute capability of each device, ``(8, 6)``, in CUDA's order.
+architectures : sequence of int
+    Those that NVRTC compiles for: 75, 80, ..., 120.
+libraries : dict
+    ``{'libcuda.so': Library}`` and so on. Empty without a driver; the driver alone if no device is there.
+"""
+
+
+def provide():
+    """Make NVIDIA's libraries known by the names that libgpuarray opens; call it before libgpuarray uses CUDA.
+
+    Without a driver it does nothing, and libgpuarray gives its own reason. Only the first call does any work.
+
+    Raises
+    ------
+    ContextError
+        If the driver has no device, or NVRTC or cuBLAS is missing or does not suit.
+    """
+    for name in REQUIRED:
+        library = survey().libraries.get(name)
+        if library and library.problem:
+            raise ContextError('%s. %s' % (library.problem, library.remedy))
+
+
+def require(device):
+    """Provide the libraries, and check that NVRTC supports a device.
+
+    Parameters
+    ----------
+    device : str
+        ``'cuda1'``; that a device does not exist is left for libgpuarray to report.
+
+    Raises
+    ------
+    ContextError
+        As `provide`, or if NVRTC does not support the device any more.
+    """
+    provide()
+    found = survey()
+    if 'libnvrtc.so' not in found.libraries:
+        return
+    compiler, number = found.libraries['libnvrtc.so'], int(device[len('cuda'):] or 0)
+    capabilities = found.capabilities[number:number + 1]
+    if capabilities and as_number(capabilities[0]) < min(found.architectures):
+        driver = found.libraries['libcuda.so'].version
+        raise ContextError('%s: %s. %s' % (device, nvrtc_problem(compiler.path, compiler.version, found.architectures,
+                                                                 driver, capabilities), remedy(driver)))
+
+
+@functools.lru_cache(maxsize=None)
+def survey():
+    """Find, choose and load NVIDIA's libraries, once in a process.
+
+    Returns
+    -------
+    Survey
+    """
+    path, driver = _open_driver() if sys.platform.startswith('linux') else (None, None)
+    if driver is None:
+        return Survey([], (), {})
+    version, capabilities, problem = _devices(driver)
+    if problem:
+        return Survey([], (), {'libcuda.so': Library(path, version, None, '%s: %s' % (path, problem),
+                                                             'Does nvidia-smi list a GPU? A container has to be '
+                                                             'started with its GPUs (docker run --gpus all)')})
+    try:
+        libraries = {'libcuda.so': _named('libcuda.so', path, version, driver, 'cuInit')}
+        libraries['libnvrtc.so'], architectures = nvrtc.provide(driver, version, capabilities)
+        libraries['libcublas.so'] = _provide_cublas(version, capabilities)
+        libraries['libnccl.so'] = _provide_nccl()
+    except shims.Unbuildable as error:  # then the one for NVRTC cannot be built either
+        return Survey(capabilities, (), {'libcuda.so': Library(path, version),
+                                         'libnvrtc.so': Library(None, (), None, *error.args)})
+    return Survey(capabilities, architectures, libraries)
+
+
+def _open_driver():
+    """The driver's path and library; None, None without a driver."""
+    def names():
+        yield from search.on_library_path('libcuda.so')
+        yield from ('libcuda.so', 'libcuda.so.1')  # as the dynamic linker finds them
+        yield from search.installed('libcuda.so')
+    for name in names():
+        try:
+            driver = ctypes.CDLL(name)
+            return search.file_of(driver, 'cuInit') or name, driver
+        except (OSError, AttributeError):
+            continue
+    return None, None
+
+
+def _devices(driver):
+    """The CUDA version that a driver supports, the compute capabilities of its devices, and why it has none."""
+    number, count, text = ctypes.c_int(), ctypes.c_int(), ctypes.c_char_p()
+
+    def attribute(device, which):
+        driver.cuDeviceGetAttribute(ctypes.byref(number), which, device)
+        return number.value
+
+    error = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
+    error = driver.cuDriverGetVersion(ctypes.byref(number)) or error
+    version = (number.value // 1000, number.value % 1000 // 10)
+    if error:
+        driver.cuGetErrorString(error, ctypes.byref(text))
+        return version, [], 'the driver reports error %d, %s' % (error, (text.value or b'unknown').decode())
+    capabilities = [(attribute(i, 75), attribute(i, 76)) for i in range(count.value)]
+    return version, capabilities, '' if capabilities else 'the driver finds no device'
+
+
+def _provide_cublas(driver, capabilities):
+    """Choose, load and name cuBLAS: a Library."""
+    def rank(candidate):
+        return (not cublas_problem(candidate.path, driver, capabilities), candidate.by_user,
+                search.file_version(candidate.path))
+
+    problems, path = [], None
+    for candidate in sorted(candidates('libcublas.so'), key=rank, reverse=True):
+        path = path or candidate.path
+        problem = cublas_problem(candidate.path, driver, capabilities)
+        if not problem:
+            try:
+                cublas = ctypes.CDLL(candidate.path)
+                return _named('libcublas.so', candidate.path, _cublas_version(cublas, candidate.path), cublas,
+                              'cublasCreate_v2')
+            except (OSError, AttributeError) as error:
+                problem = str(error)
+        problems.append(problem)
+    return Library(path, (), None, 'cuBLAS, which multiplies matrices on CUDA devices, '
+                   + ('cannot be used: ' + '; '.join(problems) if problems else 'is not installed'), remedy(driver))
+
+
+def _cublas_version(cublas, path):
+    try:
+        numbers = (ctypes.c_int * 2)()
+        for part in range(2):
+            cublas.cublasGetProperty(part, ctypes.byref(numbers, part * ctypes.sizeof(ctypes.c_int)))
+        return tuple(numbers)
+    except AttributeError:  # before CUDA 8
+        return search.file_version(path)
+
+
+def _provide_nccl():
+    """Load and name NCCL, which pygpu.collectives uses: a Library."""
+    problem, number = 'not found', ctypes.c_int()
+    for candidate in candidates('libnccl.so'):
+        try:
+            nccl = ctypes.CDLL(candidate.path)
+            nccl.ncclGetVersion(ctypes.byref(number))
+            factor = 10000 if number.value >= 20000 else 1000  # since NCCL 2.9
+            version = (number.value // factor, number.value % factor // 100)
+            return _named('libnccl.so', candidate.path, version, nccl, 'ncclGetUniqueId')
+        except (OSError, AttributeError) as error:
+            problem = str(error)
+    return Library(None, (), None, problem)
+
+
+def _named(name, path, version, library, function):
+    """Have ``dlopen(name)`` return a library that is loaded: a Library."""
+    known, shim = search.loaded(name), None
+    if known is None:
+        shim = shims.build(name, shims.EMPTY, linked_with=path)
+        known = ctypes.CDLL(shim)
+    if search.address(known, function) != search.address(library, function):
+        path, version = search.file_of(known, function), ()  # this process had another one loaded by the name
+    return Library(path, version, shim)
+
+
+__all__ = ['LIBRARIES', 'Library', 'Survey', 'architecture_for', 'candidates', 'dotted', 'nvrtc_problem', 'provide',
+           'remedy', 'require', 'survey']

@@ -1,0 +1,1 @@
+"""Several processes: the process group, and the checks that all of them do the same."""

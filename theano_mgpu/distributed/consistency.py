@@ -1,0 +1,129 @@
+"""What the processes of a job exchange in a step: which batch it is, and sums over all of it."""
+import zlib
+
+import numpy as np
+
+from ..errors import BatchError, RankError
+from ..replicas.transfers import FlatBuffers, describe
+from .process_group import ADD, CALL
+
+SAMPLED = 8  # rows of an argument, and elements along each of its other axes, that stand for all of them
+
+
+def added(ranks, arrays):
+    """The sums over the ranks of small arrays, in one exchange a dtype.
+
+    Parameters
+    ----------
+    ranks : Ranks
+    arrays : list of ndarray
+        Of the same shapes and dtypes on each rank.
+
+    Returns
+    -------
+    list of ndarray
+    """
+    if ranks.size == 1 or not arrays:
+        return arrays
+    buffers = FlatBuffers(describe(arrays))
+    for view, array in zip(buffers.views, arrays):
+        view[...] = array
+    ranks.meet((ADD,))
+    ranks.all_reduce(buffers.flat)
+    return buffers.views
+
+
+def arrays_of_first(ranks, arrays, error=None):
+    """Arrays as rank 0 has them, on every rank; the others need not know how many there are.
+
+    Parameters
+    ----------
+    ranks : Ranks
+    arrays : list of ndarray
+        On rank 0.
+    error : Exception, optional
+        On rank 0, that there are none: raised on every rank.
+    """
+    def description():
+        if error is not None:
+            raise error
+        return describe(arrays)
+
+    described = ranks.by_first(description)
+    if ranks.rank:
+        arrays = [np.empty(shape, dtype) for shape, dtype in described]
+    return ranks.broadcast(arrays)
+
+
+def meet_for_batch(function, length, values):
+    """Make sure that every rank works on the same step, and learn how many samples each was given.
+
+    Parameters
+    ----------
+    function : DataParallel
+    length : int
+        Samples that this rank was given; 0 if its data has ended.
+    values : list of ndarray or None
+        The arguments.
+
+    Returns
+    -------
+    list of int
+        One a rank; in a process alone, its own.
+
+    Raises
+    ------
+    RankError, BatchError
+        If the ranks were given different batches, or had their variables set to different values.
+    """
+    ranks, sharded = function.ranks, function.sharded
+    if ranks.size == 1:
+        return [length]
+    touched = [variable for variable in function.replicated() if variable.touched]
+    alike = [value for value, split in zip(values or [], function.arguments.split) if not (sharded and split)]
+    ours = [length, checksum(variable.checksum() for variable in touched), checksum(map(sampled_checksum, alike))]
+    found = ranks.meet((CALL, function.number, function.calls), ours)
+    lengths, of_variables, of_values = found.T
+    if sharded:
+        _check_equal(ranks, np.where(lengths, of_values, of_values[np.argmax(lengths)]), BatchError,
+                     'the ranks were given different values of inputs that have no samples', 'checksum %d',
+                     'Give each rank the same ones')
+    else:
+        _check_equal(ranks, lengths, BatchError, 'the ranks were given batches of different lengths', '%d samples',
+                     "Give each rank the whole batch, or set mgpu.data=sharded if each has its own part")
+        _check_equal(ranks, of_values, BatchError, 'the ranks were given different batches of %d samples' % length,
+                     'checksum %d', 'Shuffle and augment with the same seed on every rank, or set mgpu.data=sharded if '
+                     'each has its own data')
+    _check_equal(ranks, of_variables, RankError, 'variables have different values on different ranks since the last '
+                 'step, among those that were set (here: %s)' % (', '.join(str(v.variable) for v in touched) or 'none'),
+                 'checksum %d', 'Set the same values on every rank')
+    for variable in touched:
+        variable.touched = False
+    return lengths.tolist()
+
+
+def _check_equal(ranks, numbers, error, text, form, remedy):
+    if (numbers != numbers[0]).any():
+        each = ', '.join('%s %s' % (ranks.name(rank), form % number) for rank, number in enumerate(numbers))
+        raise error('%s: %s. %s' % (text, each, remedy))
+
+
+def checksum(numbers):
+    """One number of many."""
+    return zlib.crc32(np.array(list(numbers), 'int64').tobytes())
+
+
+def sampled_checksum(value):
+    """A number that tells batches apart, from a few of their rows and elements.
+
+    Parameters
+    ----------
+    value : ndarray
+
+    Returns
+    -------
+    int
+    """
+    if getattr(value, 'ndim', None) is None or value.size <= SAMPLED ** 2:
+        return zlib.crc32(np.asarray(value).tobytes())
+    return zlib.crc32(value[tuple(slice(None, None, 1 + (size - 1) // SAMPLED) for size in value.shape)].tobytes())

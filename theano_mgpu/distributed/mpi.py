@@ -1,0 +1,239 @@
+"""Several processes: the ranks of an MPI job. Each runs its own tasks; here is how they add, and share what they have.
+
+Every rank makes the same calls in the same order. Before they exchange data they meet, see `meeting`.
+"""
+import atexit
+import contextlib
+import functools
+import sys
+import time
+
+import numpy as np
+from theano import config
+
+from ..errors import BatchError, MgpuError, RankError
+from ..jobs import mpi_environment, rank_process
+from .meeting import TAG, Meeting
+from .process_group import ADD, COMPILE, END, GATHER, SHARE, WIDTH
+from .waiting import REMEDY, Watchdog, poll
+
+MAIL = TAG + 1
+WRITTEN = TAG + 2
+LONGEST = 1 << 30        # bytes in one message: MPI counts up to 2**31
+HOST = 64                # bytes of a host's name: Linux allows no more
+
+
+@functools.lru_cache(maxsize=None)
+def mpi_ranks():
+    """The ranks of this job; the same object for every function."""
+    rank_process.note_joined()
+    return MpiRanks(import_mpi())
+
+
+def import_mpi():
+    """mpi4py's MPI, initialised.
+
+    Raises
+    ------
+    MgpuError
+        If mpi4py or MPI's library is missing, or MPI knows of one process where the environment tells of several.
+    """
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise MgpuError('several processes need mpi4py and an MPI library: %s. Debian: apt-get install '
+                        'python3-mpi4py openmpi-bin (a virtual environment sees them if made with '
+                        '--system-site-packages); or mgpu.executor=threads, so that each process trains by itself'
+                        % error) from error
+    if MPI.COMM_WORLD.size != mpi_environment.size():
+        raise MgpuError('the environment says that this is one of %d processes, MPI says of %d: mpi4py belongs to '
+                        'another MPI (%s) than the mpirun that started this'
+                        % (mpi_environment.size(), MPI.COMM_WORLD.size, MPI.Get_library_version().split(',')[0]))
+    return MPI
+
+
+class MpiRanks(Meeting):
+    """All processes of an MPI job.
+
+    Parameters
+    ----------
+    mpi : module
+        ``mpi4py.MPI``.
+
+    Notes
+    -----
+    What the ranks exchange once they have met goes by collectives that block: Open MPI's non-blocking ones take 1.3 to
+    8 times as long from 64 KB on. A rank that stops at that very moment is left to a watchdog.
+    """
+
+    def __init__(self, mpi):
+        super().__init__(mpi)
+        self._unsent, self._incoming = [], {}  # the latter by tag
+        self._watchdog = Watchdog(self._abort)
+        self.meet((SHARE,))  # which waits for longer than a gather does: ranks do not start all at once
+        own = np.frombuffer(rank_process.host().encode()[:HOST].ljust(HOST), 'uint8')
+        names = self.all_gather(own.reshape(1, -1), [1] * self.size)
+        self.hosts = {rank: name.tobytes().decode().rstrip() for rank, name in enumerate(names)}
+        atexit.register(self._end)
+
+    @contextlib.contextmanager
+    def _exchange(self, what, values=()):
+        """A ``with`` block for a collective that begins once all ranks are there; gives the integers of each."""
+        with self.one_thread():
+            found = self.meet(what, values)
+            with self._watchdog(what):
+                yield found
+
+    def all_reduce(self, arrays):
+        for array in arrays:
+            # MPI has no float16.
+            total = array.astype('float32') if array.dtype == 'float16' else array
+            with self._watchdog((ADD,)):
+                self._comm.Allreduce(self._mpi.IN_PLACE, total)
+            if total is not array:
+                array[...] = total
+
+    def all_gather(self, rows, lengths):
+        mine = np.ascontiguousarray(rows[:lengths[self.rank]])
+        whole = np.empty((sum(lengths),) + rows.shape[1:], rows.dtype)  # before the others rely on this rank
+        with self._exchange((GATHER,), [rows.ndim - 1] + list(rows.shape[1:]) + [0] * (WIDTH - rows.ndim)) as found:
+            shapes = {tuple(row[1:1 + row[0]]) for row, length in zip(found, lengths) if length}
+            if len(shapes) > 1:
+                raise BatchError('the rows that the ranks have of one output have different shapes, %s, and cannot be '
+                                 'put together: reduce this output, or pad its rows to one shape'
+                                 % ' and '.join(map(str, sorted(shapes))))
+            if shapes and shapes != {rows.shape[1:]}:  # those of a rank without samples mean nothing
+                whole = np.empty((sum(lengths),) + shapes.pop(), rows.dtype)
+            row_bytes = whole[:1].nbytes
+            counts = [length * row_bytes for length in lengths]
+            self._comm.Allgatherv([_bytes_of(mine), self._mpi.BYTE], [_bytes_of(whole), counts, None, self._mpi.BYTE])
+        return whole
+
+    def broadcast(self, values):
+        with self._exchange((SHARE,)):
+            return [self._broadcast(value) for value in values]
+
+    def _broadcast(self, value):
+        if not isinstance(value, np.ndarray) or value.dtype.hasobject:
+            return self._comm.bcast(value, 0)
+        value = np.array(value, order='C')
+        flat = _bytes_of(value)
+        for start in range(0, flat.size, LONGEST):
+            self._comm.Bcast([flat[start:start + LONGEST], self._mpi.BYTE], 0)
+        return value
+
+    def broadcast_object(self, value, root=0):
+        with self._exchange((SHARE,)):
+            return self._comm.bcast(value, root)
+
+    def gather_object(self, value):
+        with self._exchange((SHARE,)):
+            return self._comm.gather(value, 0)
+
+    def post(self, rank, message, tag=MAIL):
+        """Send a picklable message to a rank, without waiting for it to be taken."""
+        with self.one_thread():
+            self._unsent = [request for request in self._unsent if not request.Test()]
+            self._unsent.append(self._comm.isend(message, rank, tag))
+
+    def take(self, tag=MAIL):
+        """The next message that was posted to this rank: ``(rank, message)``, or None if none has come yet."""
+        with self.one_thread():
+            if tag not in self._incoming:
+                status = self._mpi.Status()
+                found = self._comm.improbe(tag=tag, status=status)
+                if found is None:
+                    return None
+                self._incoming[tag] = status.source, found.irecv()
+            source, request = self._incoming[tag]
+            came, message = request.test()
+            if not came:
+                return None
+            del self._incoming[tag]
+            return source, message
+
+    def write_by_first(self, path, write):
+        if self.rank:
+            if not self._is_written(path):
+                write()
+            return
+        error = None
+        try:
+            write()
+        except BaseException as failure:
+            error = failure
+            raise
+        finally:
+            for rank in range(1, self.size):
+                self.post(rank, (path, self._meetings, self.reported(error)), WRITTEN)
+
+    def _is_written(self, path):
+        """Wait until rank 0 has written a file, or has gone on without it; whether it was written."""
+        for waited in poll(lambda: False):
+            # Rank 0's messages come in the order in which it sent them: once it is at the next meeting, what it has
+            # not written here before it will not write.
+            gone_on = self._comm.iprobe(0, TAG)
+            found = self.take(WRITTEN)
+            if found:
+                written, meetings, error = found[1]
+                if (written, meetings) == (path, self._meetings):
+                    if error is not None:
+                        raise error
+                    return True
+            elif gone_on:
+                return False
+            elif config.mgpu.timeout and waited > config.mgpu.timeout:
+                raise RankError('%s has waited %.0f s for %s to write %s. Make the call on every rank, or on rank 0 '
+                                'alone; %s' % (self.name(self.rank), waited, self.name(0), path, REMEDY))
+
+    @contextlib.contextmanager
+    def first_compiler(self):
+        """Theano locks its folder of compiled code: who finds its code there does not wait for whoever compiles."""
+        first = mpi_environment.local_rank() == 0
+        if not first:
+            self.meet((COMPILE,))
+        try:
+            try:
+                yield
+            finally:
+                if first:
+                    self.meet((COMPILE,))
+            self.meet((COMPILE, 1))
+        except BaseException as error:
+            self.give_up(error)
+            raise
+
+    def _abort(self, what, waited):
+        """End the job: called by the watchdog."""
+        rank_process.show_output()
+        others = ' or '.join(map(self.name, self._senders))
+        rank_process.say('%s, %s, has waited %.0f s for data from %s, and ends the job; %s'
+                         % (self.name(self.rank), self.describe(what), waited, others, REMEDY))
+        rank_process.abort(1)
+
+    def _end(self):
+        """Leave the job when the script ends; whoever goes on learns of it, and so does this rank."""
+        if sys.exc_info()[0] is not None:
+            return
+        if getattr(sys, 'last_type', None) is not None:  # uncaught, and shown by a hook of the script's own
+            rank_process.show_output()
+            rank_process.abort(1)
+        try:
+            if not self.lost:
+                self.meet((END,))
+        except RankError:
+            rank_process.show_output()
+            if not self.lost:
+                time.sleep(60)  # the other ranks end the job
+        if self.lost:
+            rank_process.say('%s ends the job, since it has lost the other ranks (%s)'
+                             % (self.name(self.rank), self.lost))
+            rank_process.abort(1)
+        # Here, since nothing can look after it once Python has ended; by C, since it keeps Python's lock.
+        rank_process.exit_after(config.mgpu.timeout)
+        self._mpi.Finalize()
+
+
+def _bytes_of(array):
+    """A contiguous array's bytes, as a one-dimensional view."""
+    return array.reshape(-1).view('uint8') if array.size else np.empty(0, 'uint8')

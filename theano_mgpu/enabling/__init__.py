@@ -1,0 +1,1 @@
+"""`mgpu.enable`: every `theano.function` over the contexts."""

@@ -1,0 +1,268 @@
+"""`mgpu.enable`: every `theano.function` from then on runs over the contexts, where that is exact and pays."""
+import functools
+import os
+import sys
+import time
+
+import theano
+
+from ..batches.arguments import Arguments
+from ..devices.context_map import describe
+from ..errors import BatchError, GraphError, LengthError, MgpuError, warn
+from ..graphs.updates import as_dict, with_givens
+from ..options import Options
+from ..parallel_function import Packing, ParallelFunction
+from ..patches import compat
+from ..program import CannotCut
+from ..program.parallel_graph import choose_ranks, resolve_contexts
+from .entry import Entry
+from .report import FunctionReport
+
+WARM_UP = 2        # calls before those that count
+COUNTED = 3        # calls that count, on one device and over the contexts
+SHORTEST = 0.5e-3  # seconds of a call below which no division pays: a step over contexts costs a good part of that
+
+_LIBRARIES = tuple(os.path.join(os.path.dirname(os.path.dirname(theano.__file__)), name, '')
+                   for name in ('theano', 'keras'))
+_enabled = None  # the Enabled that counts now
+
+
+def enable(contexts=None, strict=False, verify=False, always=False, tell=warn):
+    """Have every `theano.function` that is made from now on run over several contexts, where that is exact and pays.
+
+    A function whose arguments have samples, or that slices its batch from shared data sets, is measured on its first
+    calls, by plain Theano and over the contexts, and goes on with what is faster. Each call computes what plain Theano
+    does, so nothing is lost. Everything else stays plain Theano: functions that no batch enters, graphs that cannot be
+    computed in parts, short calls. ``theano-mgpu run`` enables it for a whole script.
+
+    Parameters
+    ----------
+    contexts : list of (str or Context), or callable, optional
+        As for `mgpu.function`; all by default. A callable returns them, and is called with the first function.
+    strict : bool
+        Raise a GraphError where a batch enters a function that cannot be computed in parts.
+    verify : bool
+        Compare the first batch of each function over the contexts with plain Theano, and print the certificate to
+        stderr; with `strict` a difference is an error.
+    always : bool
+        Divide what can be divided, without measuring: each run of a script then rounds alike.
+    tell : callable
+        What is called with a text for the user; by default that is issued as an MgpuWarning.
+
+    Returns
+    -------
+    FunctionReport
+        Where each function ran, and why. Print it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import theano_mgpu, theano.tensor as T
+    >>> contexts = theano_mgpu.init('dev0->cpu;dev1->cpu')
+    >>> report = enable(always=True)
+    >>> x = T.dmatrix('x')
+    >>> f = theano.function([x], x.sum(), mode='FAST_COMPILE', name='total')
+    >>> f(np.ones((7, 2)))
+    array(14.)
+    >>> report.usages[0].samples, [context.name for context in report.usages[0].contexts]
+    (7, ['dev0', 'dev1'])
+    >>> disable()
+    """
+    global _enabled
+    if not callable(contexts):
+        resolve_contexts(contexts)  # an error now, not with the first function
+        contexts = functools.partial(resolve_contexts, contexts)
+    _attach_once()
+    _enabled = Enabled(functools.lru_cache(None)(contexts), strict, verify, always, tell)
+    return _enabled.report
+
+
+def disable():
+    """End what `enable` began: functions that were made since then stay as they are."""
+    global _enabled
+    _enabled = None
+
+
+@functools.lru_cache(None)
+def _attach_once():
+    compat.after_each_function(lambda function, given: _enabled and _enabled.attach(function, given))
+
+
+class Enabled:
+    """What `enable` was given, and what came of it.
+
+    Attributes
+    ----------
+    report : FunctionReport
+    """
+
+    def __init__(self, contexts, strict, verify, always, tell):
+        self.contexts, self.strict, self.verifies, self.always, self.tell = contexts, strict, verify, always, tell
+        self.report = FunctionReport()
+
+    def attach(self, function, given):
+        """Have a function that was just made run over the contexts, if a batch may enter it."""
+        if (given['name'] or '').startswith(_LIBRARIES):
+            return  # which Theano makes for itself, to know a number of a graph; Keras, to read a variable
+        usage = self.report.usage(_shown(given['name']))
+        obstacle = _obstacle(given)
+        if obstacle:
+            usage.stay(obstacle)
+        else:
+            function.mgpu_divided = EnabledFunction(self, function, given, usage)
+
+
+def _shown(name):
+    """A name as it is reported: what Theano calls a function without one is the place of its making."""
+    place, colon, line = (name or 'a function').rpartition(':')
+    return os.path.basename(place) + colon + line if colon else line
+
+
+def _obstacle(given):
+    """Why a function cannot run over contexts, as far as its arguments tell; None if it may."""
+    if not given['params']:
+        return 'no batch enters it'
+    if given['profile'] or theano.config.profile:
+        return 'it is profiled'
+    if type(theano.compile.get_mode(given['mode'])) is not theano.Mode:
+        return 'its mode checks each op'
+    if Options().is_sharded(choose_ranks(None)):
+        return 'each process has samples of its own: mgpu.function adds over processes'
+    return None
+
+
+class EnabledFunction:
+    """What runs in place of a `theano.function`: plain Theano or a ParallelFunction, whichever turns out to be faster.
+
+    Parameters
+    ----------
+    enabled : Enabled
+    function : theano.compile.function_module.Function
+    given : dict
+        The arguments that it was made of.
+    usage : FunctionUsage
+
+    Attributes
+    ----------
+    step : ParallelFunction or None
+    """
+
+    def __init__(self, enabled, function, given, usage):
+        self._enabled, self._function, self._given, self._usage = enabled, function, given, usage
+        self._ranks = choose_ranks(None)
+        self.step = None
+        self._seconds = []
+        self._run = self._divide if enabled.always else self._measure_plain
+
+    def __call__(self, args, kwargs):
+        return self._run(args, kwargs)
+
+    # -------------------------------------------------------------------------------------------- what it may be
+
+    def _measure_plain(self, args, kwargs):
+        results, seconds = self._timed(self._plain, args, kwargs)
+        if seconds is not None:
+            if seconds < SHORTEST:
+                self._stay('a call takes %.2g ms, too short to divide' % (seconds * 1e3))
+            else:
+                self._run, self._one = self._divide, seconds
+        return results
+
+    def _divide(self, args, kwargs):
+        """The first call over the contexts; or what stays plain Theano."""
+        try:
+            self.step = self._made(args, kwargs)
+        except BatchError:  # arguments at fault: plain Theano says what is wrong
+            return self._plain(args, kwargs)
+        except GraphError as error:
+            if self._enabled.strict and self._has_batch:
+                raise
+            self._stay(str(error))
+            if self._has_batch:
+                self._enabled.tell('%s stays on one device: %s' % (self._usage.name, error))
+            return self._plain(args, kwargs)
+        if self._enabled.verifies:
+            self._verify(args, kwargs)
+        self._usage.spread(self.step.contexts, 'divided')
+        self._run = self._over_contexts if self._enabled.always else self._measure_several
+        return self._run(args, kwargs)
+
+    def _measure_several(self, args, kwargs):
+        results, seconds = self._timed(self._over_contexts, args, kwargs)
+        if seconds is not None and self._run == self._measure_several:
+            text = '%.3g ms a call on one device, %.3g ms divided' % (self._one * 1e3, seconds * 1e3)
+            if seconds < self._one:
+                self._usage.spread(self.step.contexts, text)
+                self._run = self._over_contexts
+            else:
+                self._stay(text)
+        return results
+
+    def _plain(self, args, kwargs):
+        return self._function.plain_call(*args, **kwargs)
+
+    def _over_contexts(self, args, kwargs):
+        try:
+            results = self._pack(self.step.step(args, kwargs))
+        except LengthError:  # arguments that are not this batch: plain Theano computes, or says what is wrong
+            return self._plain(args, kwargs)
+        except Exception as error:
+            if self._ranks.size > 1 or self._enabled.strict:
+                raise
+            results = self._plain(args, kwargs)  # raises what plain Theano does, if the arguments are at fault
+            self._stay('it failed over the contexts: %s' % error)
+            self._enabled.tell('%s goes on on one device: %s' % (self._usage.name, error))
+            return results
+        self._usage.add(self.step.samples)
+        return results
+
+    def _stay(self, why):
+        self._usage.stay(why)
+        self.step = self._run = None
+        del self._function.mgpu_divided
+
+    # -------------------------------------------------------------------------------------------- how it comes about
+
+    def _timed(self, run, args, kwargs):
+        """Results, and once there are calls enough, the seconds that one takes; every rank knows the same ones."""
+        began = time.perf_counter()
+        results = run(args, kwargs)
+        self._seconds.append(time.perf_counter() - began)
+        if len(self._seconds) < WARM_UP + COUNTED:
+            return results, None
+        seconds, self._seconds = min(self._seconds[WARM_UP:]), []
+        return results, max(self._ranks.everyones(int(seconds * 1e9))) / 1e9
+
+    def _made(self, args, kwargs):
+        """The ParallelFunction for arguments such as these; a GraphError if there is none."""
+        self._has_batch = False
+        given = self._given
+        outputs = given['outputs']
+        keys = given['output_keys']
+        self._pack = Packing(dict(zip(keys, outputs)) if keys is not None else outputs)
+        variables, updates = with_givens(self._pack.variables, as_dict(given['updates']), given['givens'],
+                                         given['no_default_updates'])
+        arguments = Arguments(given['params'], {}, given['allow_input_downcast'])
+        entry = Entry(arguments.inputs, variables + list(updates.values()), updates)
+        values = arguments.bind(args, kwargs)
+        refusal = None
+        for axes, length in entry.ways(values) if entry else ():
+            self._has_batch = True
+            try:
+                return ParallelFunction(
+                    given['params'], variables, updates, samples=axes, no_default_updates=True, length=length,
+                    example=values, must_divide=True, contexts=self._enabled.contexts(), mode=given['mode'],
+                    name=given['name'], allow_input_downcast=given['allow_input_downcast'])
+            except MgpuError as error:
+                refusal = refusal or error
+        if refusal is None:
+            raise GraphError('no batch enters it')
+        cut = isinstance(refusal.__cause__, CannotCut)
+        raise GraphError('it cannot be computed in parts: %s' % refusal.__cause__ if cut else str(refusal)) from refusal
+
+    def _verify(self, args, kwargs):
+        certificate = self.step.verify(*args, **kwargs)
+        print('theano_mgpu: %s: %s' % (self._usage.name, certificate), file=sys.stderr)
+        if self._enabled.strict and not certificate.passed:
+            raise GraphError('%s does not give the same answer over %s: see the certificate above'
+                             % (self._usage.name, describe(self.step.contexts)))

@@ -1,0 +1,1 @@
+"""Theano graphs: clone, compile for a context, audit."""

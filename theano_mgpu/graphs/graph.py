@@ -1,0 +1,324 @@
+"""Clone a Theano graph and compile it for one context."""
+import contextlib
+import copy
+import gc
+import logging
+import re
+import zlib
+
+import theano
+from theano.compile.sharedvalue import SharedVariable
+from theano.gof.graph import ancestors, clone_get_equiv
+from theano.gpuarray.basic_ops import HostFromGpu, as_gpuarray_variable, host_from_gpu
+from theano.gpuarray.type import GpuArrayType, gpu_supported
+from theano.tensor.sharedvar import TensorSharedVariable
+
+from ..devices.contexts import alike, compiling_for
+from ..errors import GraphError
+from ..patches.compat import plain_functions
+from .retarget import CannotRetarget, link, optimise
+
+_logger = logging.getLogger('theano_mgpu')
+
+# The kernel of top-k uses __ballot, which devices from compute capability 7.0 on do not have: it stays on the host.
+NOT_ON_GPU = ('local_gpua_topkop',)
+# Optimisations that must not be used on OpenCL. Theano 1.0.5 registers them for any GPU, but:
+#   the first one's kernel does not build there (clBuildProgram error);
+#   scan's pure-Python loop reads CUDA's own attributes ("This is for CUDA arrays");
+#   the last one's kernel is CUDA source.
+NOT_ON_OPENCL = ('local_gpua_crossentropysoftmaxargmax1hotwithbias', 'local_gpua_scan_to_gpua', 'local_gpua_cumop')
+# CLBlast refuses float16 on devices without half arithmetic ("float16 is not supported on this
+# device"), and pygpu cannot ask a device whether it has it: products with float16 stay on the host.
+NOT_IN_HALF = ('local_gpua_dot22', 'local_gpua_dot22scalar', 'local_gpua_gemm', 'local_gpua_gemv',
+               'local_gpua_ger', 'local_gpua_gemmbatch', 'local_gpua_abstractconv',
+               'local_gpua_lift_abstractconv_graph')
+
+
+def shared_variables(outputs):
+    """Shared variables that a graph reads, those in their default updates included.
+
+    Parameters
+    ----------
+    outputs : list of theano.Variable
+
+    Returns
+    -------
+    list of theano.compile.SharedVariable
+        Each one once, in the order in which the graph meets them.
+    """
+    found, pending = {}, list(outputs)
+    while pending:
+        met = [v for v in ancestors(pending) if isinstance(v, SharedVariable) and v not in found]
+        found.update(dict.fromkeys(met))
+        pending = [v.default_update for v in met if getattr(v, 'default_update', None) is not None]
+    return list(found)
+
+
+def free_inputs(outputs):
+    """Variables of a graph that a caller must give: no owner, neither shared nor constant."""
+    return [v for v in ancestors(outputs)
+            if v.owner is None and not isinstance(v, (SharedVariable, theano.Constant))]
+
+
+def check_inputs(inputs, outputs):
+    """Raise a GraphError where `inputs` are not what `outputs` need."""
+    for variable in inputs:
+        if not isinstance(variable, theano.Variable) or isinstance(variable, SharedVariable):
+            raise GraphError('input %r is no plain Theano variable. Shared variables are found in the '
+                             'graph by themselves; leave them out of the inputs' % (variable,))
+    if len(set(inputs)) < len(inputs):
+        raise GraphError('an input is named twice in %s' % (inputs,))
+    missing = [v for v in free_inputs(outputs) if v not in inputs]
+    if missing:
+        raise GraphError('the graph needs %s, which %s not among the inputs %s: add %s to them'
+                         % (missing, 'are' if len(missing) > 1 else 'is', list(inputs),
+                            'them' if len(missing) > 1 else 'it'))
+
+
+def checksum(inputs, outputs, shared):
+    """A number that tells graphs apart: their ops, constants, and the shapes of their shared variables.
+
+    Parameters
+    ----------
+    inputs, outputs : list of theano.Variable
+    shared : list of SharedVariable
+
+    Returns
+    -------
+    int
+        The same in each process that builds the same graph.
+    """
+    numbers = {variable: i for i, variable in enumerate(list(inputs) + list(shared))}
+    lines = [str(variable.type) for variable in inputs] + [_signature(variable) for variable in shared]
+    for node in theano.gof.graph.io_toposort(list(inputs), list(outputs)):
+        for variable in node.inputs + node.outputs:
+            if variable not in numbers:
+                numbers[variable] = len(numbers)
+                lines.append(_signature(variable))
+        # What has no text of its own shows its address.
+        lines.append('%s %s' % (re.sub('0x[0-9a-f]+', '', str(node.op)), [numbers[v] for v in node.inputs]))
+    lines.append(str([numbers.get(output) for output in outputs]))
+    return zlib.crc32('\n'.join(lines).encode())
+
+
+def _signature(variable):
+    text = str(variable.type)
+    if isinstance(variable, theano.Constant):
+        return text + repr(getattr(variable.data, 'tolist', lambda: variable.data)())
+    if isinstance(variable, SharedVariable):
+        return text + str(getattr(variable.container.storage[0], 'shape', ''))
+    return text
+
+
+def listing(shared, at_most=8):
+    """Names, dtypes and shapes of shared variables, for messages."""
+    texts = ['%s %s%s' % (v, getattr(v.type, 'dtype', ''), tuple(getattr(v.container.storage[0], 'shape', ())))
+             for v in shared]
+    return ', '.join(texts[:at_most]) + (', and %d more' % (len(texts) - at_most) if len(texts) > at_most else '')
+
+
+def substitute(outputs, replacements):
+    """Copy a graph with some of its variables replaced.
+
+    Parameters
+    ----------
+    outputs : list of theano.Variable
+    replacements : dict of theano.Variable to theano.Variable
+        Each replacement has the type of what it replaces.
+
+    Returns
+    -------
+    list of theano.Variable
+    """
+    memo = {output: output for output in outputs if output.owner is None}  # Theano would clone them
+    memo.update(replacements)
+    clone_get_equiv(list(replacements), outputs, copy_inputs=False, copy_orphans=False, memo=memo)
+    return [memo[output] for output in outputs]
+
+
+def on_host(variable):
+    """The value of a variable as a host expression: itself, or its transfer from a GPU."""
+    return host_from_gpu(variable) if isinstance(variable.type, GpuArrayType) else variable
+
+
+def fits_gpu(variable):
+    """Whether a variable's values can lie on a GPU: tensors of any dtype but complex."""
+    return isinstance(variable.type, theano.tensor.TensorType) and gpu_supported(variable.type)
+
+
+def host_view(variable):
+    """A shared variable as the host sees it: itself, or for one on a GPU a stand-in over its container."""
+    if not isinstance(variable.type, GpuArrayType):
+        return variable
+    if not hasattr(variable.tag, 'host_view'):
+        view = TensorSharedVariable(variable.name, host_type(variable), None, None, container=variable.container)
+        if hasattr(variable, 'default_update'):
+            view.default_update = variable.default_update
+        view.tag.stands_for, variable.tag.host_view = variable, view
+    return variable.tag.host_view
+
+
+def host_type(variable):
+    """The type of a tensor's values on the host."""
+    return theano.tensor.TensorType(variable.type.dtype, variable.type.broadcastable)
+
+
+def host_graph(outputs):
+    """The same graph, with each shared variable that lies on a GPU replaced by its `host_view`.
+
+    Raises
+    ------
+    GraphError
+        If ops of the graph itself bind it to a context.
+    """
+    outputs = [on_host(output) for output in outputs]
+    views = {v: host_view(v.owner.inputs[0]) for v in ancestors(outputs)
+             if v.owner and isinstance(v.owner.op, HostFromGpu) and isinstance(v.owner.inputs[0], SharedVariable)}
+    outputs = substitute(outputs, views) if views else list(outputs)
+    for variable in ancestors(outputs):
+        if isinstance(variable.type, GpuArrayType):
+            raise GraphError('mixed devices: %s is bound to context %r by the graph itself, which has to run on '
+                             'every context. Build the graph from host variables (remove .transfer(%r) and the '
+                             'like)' % (variable.owner or variable, variable.type.context_name,
+                                        variable.type.context_name))
+    return outputs
+
+
+def compile_mode(context, outputs, mode=None):
+    """A Theano Mode for a graph on one context.
+
+    Parameters
+    ----------
+    context : Context
+    outputs : list of theano.Variable
+    mode : str or theano.Mode, optional
+        None for ``theano.config.mode``.
+
+    Returns
+    -------
+    theano.Mode
+    """
+    mode = theano.compile.get_mode(mode)
+    if not theano.config.cxx:
+        # Fused elementwise ops are interpreted element by element; single ones are NumPy's.
+        mode = mode.excluding('fusion')
+    if context.kind == 'cpu':
+        return mode.excluding('gpuarray_opt')
+    if context.kind == 'opencl':
+        has_half = any(getattr(v.type, 'dtype', None) == 'float16' for v in ancestors(outputs))
+        return mode.excluding(*NOT_ON_GPU + NOT_ON_OPENCL + (NOT_IN_HALF if has_half else ()))
+    return mode.excluding(*NOT_ON_GPU)
+
+
+def compile_for(context, inputs, outputs, updates, replicas, mode=None, name=None, like=()):
+    """Compile a graph for one context; its shared variables are replaced by that context's replicas.
+
+    The function changes nothing: the new values of its updates are further outputs, and it is for
+    the caller to store them. Outputs stay on the context's device.
+
+    Parameters
+    ----------
+    context : Context
+    inputs : list of theano.Variable
+    outputs : list of theano.Variable
+    updates : dict of SharedVariable to theano.Variable
+    replicas : dict of SharedVariable to SharedVariable
+        The graph's shared variables and their replicas on `context`.
+    mode : str or theano.Mode, optional
+    name : str, optional
+        For profiles and error messages.
+    like : list of theano.compile.function_module.Function
+        What this returned for other contexts, given the same graph. Where one is for the same model of device,
+        its optimised graph serves this context, too; see `retarget.link`.
+
+    Returns
+    -------
+    theano.compile.function_module.Function
+        Takes host arrays, and arrays on the device for inputs that are used there alone (`mgpu_takes` says
+        which, see `transfers.send`); trusts its caller that they have the inputs' types. Returns the outputs,
+        then the updates' new values where the updated replicas lie.
+    """
+    with _collector_paused(), plain_functions():
+        function = _linked(context, replicas, name, like) or \
+            _compile(context, inputs, outputs, updates, replicas, mode, name)
+    # The batch is checked once as a whole; Theano's own checks of each input, and of each pair
+    # of inputs for shared memory, grow with the square of the number of parameters.
+    function.trust_input = True
+    function.mgpu_context = context
+    explicit = function.maker.fgraph.inputs[:len(inputs)]
+    function.mgpu_takes = [isinstance(variable.type, GpuArrayType) for variable in explicit]
+    return function
+
+
+@contextlib.contextmanager
+def _collector_paused():
+    """A compilation makes some millions of objects, which Python's collector would visit over and over."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _linked(context, replicas, name, like):
+    """A function of a graph that one of the others has; None if none is for this model of device, or can be moved."""
+    for function in like:
+        if function.mgpu_optimised and alike(function.mgpu_context, context):
+            try:
+                return _link(function.mgpu_optimised, context, replicas, name)
+            except CannotRetarget as error:
+                _logger.warning('%s is compiled once more for context %s: %s', name or 'a function', context.name,
+                                error)
+                return None
+    return None
+
+
+def _link(optimised, context, replicas, name):
+    function = link(optimised, context, replicas, name)
+    function.mgpu_optimised = optimised
+    return function
+
+
+def _compile(context, inputs, outputs, updates, replicas, mode, name):
+    whole = list(outputs) + list(updates.values())
+    with compiling_for(context):
+        local_inputs = [_local_input(variable, context) for variable in inputs]
+        replacements = dict(zip(inputs, map(on_host, local_inputs)))
+        replacements.update((variable, on_host(replica)) for variable, replica in replicas.items())
+        local = substitute(whole, replacements)
+        kept = [_keep(output, context) for output in local[:len(outputs)]]
+        kept += [_like(replicas[variable], value) for variable, value in zip(updates, local[len(outputs):])]
+        mode = compile_mode(context, whole, mode)
+        if type(mode) is theano.Mode:
+            return _link(optimise(context, local_inputs, kept, replicas, mode, name), context, replicas, name)
+        # Modes that check have makers and linkers of their own.
+        function = theano.function(local_inputs, kept, mode=mode, no_default_updates=True, on_unused_input='ignore',
+                                   name=name)
+    function.mgpu_optimised = None
+    return function
+
+
+def _local_input(variable, context):
+    """The input on a context: floating arrays are given on its device, indices and labels on the host."""
+    if context.kind == 'cpu' or not fits_gpu(variable) or not variable.ndim or variable.dtype[:5] != 'float':
+        local = variable.type(variable.name)
+        local.tag = copy.copy(variable.tag)
+        if context.kind != 'cpu':
+            local.tag.target = context.name if fits_gpu(variable) else 'cpu'
+        return local
+    return GpuArrayType(variable.dtype, variable.broadcastable, context_name=context.name)(variable.name)
+
+
+def _like(replica, value):
+    """A new value where its replica lies."""
+    if isinstance(replica.type, GpuArrayType):
+        return as_gpuarray_variable(value, replica.type.context_name)
+    return on_host(value)
+
+
+def _keep(output, context):
+    if context.kind == 'cpu' or not fits_gpu(output):
+        return output
+    return as_gpuarray_variable(output, context.name)

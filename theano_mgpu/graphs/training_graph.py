@@ -1,0 +1,64 @@
+"""The graph of a training step: the loss, its gradients, and the new values."""
+import inspect
+
+import theano
+
+from ..errors import GraphError
+from . import graph
+from .updates import as_dict, of_type
+
+
+def scalar_loss(loss):
+    """The loss as a graph of host variables; a GraphError if it is no scalar."""
+    if getattr(loss, 'ndim', None) != 0:
+        raise GraphError('the loss must be a scalar, not %s of type %s: take its mean over the samples, '
+                         'loss.mean()' % (loss, getattr(loss, 'type', type(loss).__name__)))
+    return graph.host_graph([loss])[0]
+
+
+def loss_gradients(loss, params):
+    """Gradients of a scalar loss, with errors that name the remedy; none for no parameters."""
+    views = [graph.host_view(param) for param in params]
+    known = graph.shared_variables([loss])
+    for param, view in zip(params, views):
+        if view not in known:
+            raise GraphError('the loss does not depend on the parameter %s; its shared variables are: %s'
+                             % (param, ', '.join(map(str, known)) or 'none'))
+    return theano.grad(loss, views) if views else []
+
+
+def output_reductions(outputs):
+    """Split ``outputs`` into variables and what becomes of each."""
+    pairs = [output if isinstance(output, tuple) else (output, None) for output in outputs]
+    return [variable for variable, _ in pairs], [how for _, how in pairs]
+
+
+def new_values(updates, gradients, params):
+    """Call the user's `updates`; returns a dict of shared variables to new values of their types.
+
+    Raises
+    ------
+    GraphError
+        If what it returns are no updates of shared variables.
+    """
+    returned = as_dict(updates(*[gradients, params][:_takes(updates)]))
+    found = {graph.host_view(variable): of_type(variable, value) for variable, value in returned.items()}
+    values = graph.host_graph(list(found.values()))
+    found = dict(zip(found, values))
+    for variable in graph.shared_variables(values):
+        if getattr(variable, 'default_update', None) is not None and variable not in found:
+            found[variable], = graph.host_graph([variable.default_update])
+    return found
+
+
+def _takes(updates):
+    """How many of (gradients, params) an updates callable wants: 1 or 2."""
+    parameters = inspect.signature(updates).parameters.values()
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = [p.name for p in positional if p.default is p.empty]
+    required += [p.name for p in parameters if p.kind == p.KEYWORD_ONLY and p.default is p.empty]
+    if len(required) > 2 or not positional:
+        raise GraphError('updates must be callable with (gradients) or (gradients, params), but %s needs %s: bind '
+                         'the others, e.g. functools.partial(%s, %s=...)'
+                         % (updates, required, getattr(updates, '__name__', 'updates'), (required or ['x'])[-1]))
+    return max(1, len(required))

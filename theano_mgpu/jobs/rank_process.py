@@ -1,0 +1,181 @@
+"""A process as a rank of an MPI job: quiet unless it is the first one, and loud when it fails."""
+import atexit
+import ctypes
+import faulthandler
+import functools
+import os
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+import traceback
+
+from ..errors import MgpuError
+from . import mpi_environment
+
+SHOWN = 4000     # characters of a quiet rank's output that are shown when it fails
+HEAD_START = 1.0  # seconds in which rank 0 may tell what failed on several ranks, so that it is told once
+
+PR_SET_PDEATHSIG = 1
+STARTERS = ('mpirun', 'orterun', 'orted', 'prterun', 'prted')  # what Open MPI starts ranks by
+
+_libc = ctypes.CDLL(None) if sys.platform == 'linux' else None  # loaded now: a fork cannot be sure to
+_terminal = None  # the stderr that the process was started with
+_output = None    # what a quiet rank has printed
+_stepped = False  # whether a step was reported
+_joined = False   # whether this process has made itself one of the ranks that exchange values
+
+
+def host():
+    """Name of this host."""
+    return socket.gethostname()
+
+
+def end_with(parent, number):
+    """Have a signal sent to this process once its parent has ended, if only by SIGKILL. On Linux alone.
+
+    Parameters
+    ----------
+    parent : int
+        Process that started this one.
+    number : int
+        The signal.
+    """
+    if _libc is not None:
+        _libc.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
+        if os.getppid() != parent:  # it has ended before
+            os.kill(os.getpid(), number)
+
+
+def _is_started_by_mpi(parent):
+    try:
+        with open('/proc/%d/comm' % parent) as file:
+            return file.read().strip() in STARTERS
+    except OSError:  # no Linux, or it has ended
+        return False
+
+
+def install():
+    """Have an uncaught exception end the whole job; keep ranks other than 0 quiet if the launcher wants that."""
+    global _terminal, _output
+    if _is_started_by_mpi(os.getppid()):
+        end_with(os.getppid(), signal.SIGKILL)  # mpirun that is killed leaves its ranks running
+    if not mpi_environment.is_rank() or _terminal is not None:
+        return
+    os.environ[mpi_environment.RANK_PROCESS] = str(os.getpid())
+    _terminal = os.fdopen(os.dup(2), 'w', buffering=1)
+    if os.environ.get(mpi_environment.QUIET) and mpi_environment.rank() > 0:
+        _output = tempfile.TemporaryFile('w+', errors='replace')
+        _flush()
+        os.dup2(_output.fileno(), 1)
+        os.dup2(_output.fileno(), 2)
+    atexit.register(_note_if_alone)
+    faulthandler.enable(_terminal)
+    sys.excepthook = _fail
+    threading.excepthook = _fail_in_thread
+
+
+def say(text):
+    """Print a line to the stderr that the process was started with, also from a quiet rank."""
+    print('theano_mgpu: ' + text, file=_terminal or sys.stderr)
+
+
+@functools.lru_cache(maxsize=None)
+def note(text):
+    """Print a line for the user to stderr, from the first rank alone; the same one only once."""
+    if mpi_environment.rank() == 0:
+        say('note: ' + text)
+
+
+def show_output():
+    """Print what a quiet rank has printed so far: its end."""
+    if _output is None:
+        return
+    _flush()
+    size = os.fstat(_output.fileno()).st_size
+    text = os.pread(_output.fileno(), SHOWN, max(0, size - SHOWN)).decode(errors='replace').strip()
+    if text:
+        say('rank %d (%s) had printed:\n%s' % (mpi_environment.rank(), host(), text))
+
+
+def note_step():
+    """Tell the launcher, once, that a step is done: a job that fails later is worth another start."""
+    global _stepped
+    if not _stepped:
+        _stepped = True
+        if mpi_environment.rank() == 0 and os.environ.get(mpi_environment.QUIET):
+            os.write(2 if _terminal is None else _terminal.fileno(), mpi_environment.STEPPED)
+
+
+def _note_if_alone():
+    """At the end of a rank: say so where it has exchanged nothing with the others, such as a plain Keras script's."""
+    if mpi_environment.size() > 1 and os.environ.get(mpi_environment.RANK_PROCESS) == str(os.getpid()) \
+            and 'theano' in sys.modules and not _joined:
+        note('the %d processes did not work together: each ran the whole script for itself. What is divided among them '
+             'are the functions of theano_mgpu, and the Keras models of a script that is started by '
+             '"theano-mgpu launch -n %d run SCRIPT"' % (mpi_environment.size(), mpi_environment.size()))
+
+
+def note_joined():
+    """Called once this process exchanges values with the other ranks."""
+    global _joined
+    _joined = True
+
+
+def _fail(kind, error, trace):
+    """The excepthook of a rank: one message, then the end of all ranks, whatever fails on the way there."""
+    try:
+        if issubclass(kind, KeyboardInterrupt):
+            abort(130)
+        if getattr(error, 'elsewhere', False):
+            time.sleep(4 * HEAD_START)  # whoever has the error itself ends the job meanwhile
+        elif mpi_environment.rank() > 0:
+            time.sleep(HEAD_START + 0.1 * mpi_environment.rank())
+        _report(kind, error, trace)
+    finally:
+        abort(1)
+
+
+def _report(kind, error, trace):
+    text = 'rank %d of %d (host %s, process %d) failed:\n%s' % (
+        mpi_environment.rank(), mpi_environment.size(), host(), os.getpid(),
+        ''.join(traceback.format_exception(kind, error, trace)).rstrip())
+    try:
+        show_output()
+    except Exception as failure:  # the error goes first; what was printed has often gone somewhere else already
+        text += '\n(what it had printed cannot be shown: %s: %s)' % (type(failure).__name__, failure)
+    say(text)
+
+
+def _fail_in_thread(arguments):
+    """The excepthook of threads: an error of ours there is one of the whole job, too, of which the others wait."""
+    if issubclass(arguments.exc_type, MgpuError):
+        _fail(arguments.exc_type, arguments.exc_value, arguments.exc_traceback)
+    threading.__excepthook__(arguments)
+
+
+def _flush():
+    for stream in (sys.stdout, sys.stderr, _terminal):
+        try:
+            stream.flush()
+        except Exception:  # a script may have closed it, or put anything in its place: all the rest has to go on
+            pass
+
+
+def exit_after(seconds):
+    """End this process, and with it the job, after the given number of seconds; 0 means never."""
+    if seconds:
+        faulthandler.dump_traceback_later(seconds, exit=True, file=_terminal or sys.__stderr__)
+
+
+def abort(code):
+    """End every rank of the job."""
+    _flush()
+    # Should MPI not manage to end the others, mpirun does, once this process has ended.
+    threading.Thread(target=lambda: (time.sleep(5), os._exit(code)), daemon=True).start()
+    mpi = sys.modules.get('mpi4py.MPI')
+    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+        mpi.COMM_WORLD.Abort(code)
+    os._exit(code)

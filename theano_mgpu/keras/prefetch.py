@@ -1,0 +1,140 @@
+"""The batch that comes next in `fit` and `fit_generator`, so that it is sliced and sent while this one is computed."""
+import contextlib
+import functools
+
+import numpy as np
+
+from ..patches import compat
+
+
+class LookAhead:
+    """What Keras's loops have told of their batches; `compat.keras_batches` is the one of the loop that runs.
+
+    Parameters
+    ----------
+    model : ParallelModel
+    """
+
+    def __init__(self, model):
+        self._model = model
+        self._last = None       # (slicing function, arrays, rows) of the batch that is being computed
+        self._sliced = None     # (rows, arrays) of the next one
+        self._enqueuer = None
+        self._standard = None   # (what a generator gave, what Keras makes of it) of the next one
+        self._class_weight = None
+
+    def slice(self, original, arrays, rows):
+        """Called by `fit` in place of Keras's slice_arrays."""
+        sliced, self._sliced = self._sliced, None
+        self._last = original, arrays, rows
+        return sliced[1] if sliced and _is_same(sliced[0], rows) else original(arrays, rows)
+
+    def queue(self, enqueuer):
+        """Called by `fit_generator` as it begins to take batches from a queue."""
+        self._enqueuer = enqueuer
+
+    def standardize(self, original, x, y=None, sample_weight=None, class_weight=None, **kwargs):
+        """Called in place of Keras's _standardize_user_data."""
+        self._class_weight = class_weight
+        ready, self._standard = self._standard, None
+        if ready and not kwargs and all(a is b for a, b in zip(ready[0], (x, y, sample_weight))):
+            return ready[1]
+        return original(x, y, sample_weight=sample_weight, class_weight=class_weight, **kwargs)
+
+    def after(self, inputs):
+        """The inputs of the next batch.
+
+        Parameters
+        ----------
+        inputs : list
+            Of this batch, as the train function is given them.
+
+        Returns
+        -------
+        list, or None
+            None where it is not known, or not there yet.
+        """
+        following = self._next_item() if self._enqueuer else self._next_slice()
+        return following + inputs[len(following):] if following else None
+
+    def _next_slice(self):
+        if self._last is None:
+            return None
+        original, arrays, rows = self._last
+        following = next_rows(rows)
+        if following is None:
+            return None
+        self._sliced = following, original(arrays, following)
+        return self._sliced[1]
+
+    def _next_item(self):
+        with self._enqueuer.queue.mutex:
+            queue = self._enqueuer.queue.queue
+            future = queue[0] if queue else None
+        if future is None or not future.ready() or not future.successful():
+            return None
+        item = future.get()
+        if not isinstance(item, tuple) or len(item) not in (2, 3):
+            return None  # Keras has an error message for it
+        x, y, sample_weight = (item + (None,))[:3]
+        standard = self._model._standardize_user_data(x, y, sample_weight=sample_weight,
+                                                      class_weight=self._class_weight)
+        self._standard = (x, y, sample_weight), standard
+        return sum(map(list, standard), [])
+
+
+def next_rows(rows):
+    """The rows that follow in the array that some rows are a part of.
+
+    Parameters
+    ----------
+    rows : ndarray
+        A slice of an array, as Keras takes one for each batch.
+
+    Returns
+    -------
+    ndarray, or None
+        As many, or as are left; None at the end.
+
+    Examples
+    --------
+    >>> order = np.array([4, 2, 0, 1, 3])
+    >>> next_rows(order[2:4])
+    array([3])
+    """
+    whole = getattr(rows, 'base', None)
+    if not isinstance(whole, np.ndarray) or whole.ndim != 1 or whole.dtype != rows.dtype or not len(rows):
+        return None
+    stop = (_address(rows) - _address(whole)) // whole.itemsize + len(rows)
+    return whole[stop:stop + len(rows)] if stop < len(whole) else None
+
+
+def _is_same(rows, others):
+    return getattr(others, 'base', None) is rows.base and _address(rows) == _address(others) and \
+        len(rows) == len(others)
+
+
+def _address(array):
+    return array.__array_interface__['data'][0]
+
+
+@contextlib.contextmanager
+def _looking_ahead(model):
+    before, compat.keras_batches = compat.keras_batches, LookAhead(model)
+    try:
+        yield
+    finally:
+        compat.keras_batches = before
+        # A loop that was interrupted leaves a batch behind, on the devices.
+        function = getattr(model, 'train_function', None)
+        if hasattr(function, 'forget_prepared'):
+            function.forget_prepared()
+
+
+def looking_ahead(method):
+    """A training loop of `keras.Model` for a ParallelModel that knows the next batch."""
+    @functools.wraps(method)
+    def loop(self, *args, **kwargs):
+        with _looking_ahead(self):
+            return method(self, *args, **kwargs)
+    return loop

@@ -1,0 +1,195 @@
+"""`theano_mgpu.keras.verify`: one step on one device and on several contexts, compared."""
+import contextlib
+
+import keras
+import numpy as np
+from keras import backend as K
+
+from ..errors import MgpuError
+from ..graphs import graph
+from ..jobs import mpi_environment
+from ..patches.compat import plain_functions
+from ..verification.certificate import TOLERANCE, Certificate, Row, largest, relative_difference
+from . import functions
+from .batch import batch_updates, first_of_each
+from .methods import plain_predict_function, plain_train_function
+from .multi_gpu import chosen_contexts
+from .parallel_state import Spread, set_spread, spread_of
+
+
+class _Recording(keras.optimizers.Optimizer):
+    """An optimizer that does what another one does, and keeps the gradients that it saw."""
+
+    def __init__(self, optimizer):
+        super().__init__()
+        self.optimizer = optimizer
+
+    def get_updates(self, loss, params):
+        self.gradients = [K.zeros(K.int_shape(param)) for param in params]
+        updates = self.optimizer.get_updates(loss=loss, params=params)
+        self.weights = self.optimizer.weights
+        return updates + list(zip(self.gradients, K.gradients(loss, params)))
+
+
+def verify(model, x, y, gpus=None, sample_weight=None, tolerance=None):
+    """Train one step on one device with plain Keras and on several contexts, from the same state, and compare.
+
+    Parameters
+    ----------
+    model : keras.Model
+        A compiled model, or what `multi_gpu_model` returned. Its state is restored.
+    x, y, sample_weight
+        One batch, as for ``model.train_on_batch``.
+    gpus
+        As for `multi_gpu_model`; by default the contexts that the model runs over, or all.
+    tolerance : float, optional
+        The largest relative difference that counts as rounding: 1e-5 for float32, 1e-10 for float64.
+
+    Returns
+    -------
+    Certificate
+        Print it.
+
+    Raises
+    ------
+    ValueError
+        If the model is not compiled.
+    """
+    if not model._is_compiled:
+        raise ValueError('the model %s is not compiled, so there is no step to take: call its compile(optimizer, '
+                         'loss)' % model.name)
+    check_alone()
+    contexts = spread_of(model).contexts if gpus is None and spread_of(model) else chosen_contexts(gpus)
+    data = model._standardize_user_data(x, y, sample_weight=sample_weight)
+    return verify_batch(model, sum(map(list, data), []), contexts, tolerance)
+
+
+def check_alone():
+    """Raise an MgpuError in a process of several."""
+    if mpi_environment.trains_together():
+        raise MgpuError('verify compares one device with the contexts of one process: run it without mpirun')
+
+
+def verify_batch(model, arrays, contexts, tolerance=None):
+    """As `verify`, for a batch as Keras standardises it.
+
+    Parameters
+    ----------
+    model : keras.Model
+        Compiled.
+    arrays : list of ndarray
+        Inputs, targets and sample weights, as Keras feeds them.
+    contexts : list of Context
+    tolerance : float, optional
+
+    Returns
+    -------
+    Certificate
+    """
+    arrays = arrays[:len(model._feed_inputs + model._feed_targets + model._feed_sample_weights)]
+    makers = plain_train_function, functions.train_function
+    return _compared(model, contexts, tolerance, makers, lambda make: _after_a_step(model, make, arrays))
+
+
+def verify_prediction(model, arrays, contexts, tolerance=None):
+    """As `verify_batch`, for the outputs of a model, compiled or not, that come of the inputs in `arrays`."""
+    arrays = arrays[:len(model._feed_inputs)]
+    makers = plain_predict_function, functions.predict_function
+    return _compared(model, contexts, tolerance, makers, lambda make: _predicted(model, make, arrays))
+
+
+def _compared(model, contexts, tolerance, makers, measure):
+    """The Certificate of what ``measure(make)`` gives, by kind and name, for two makers: plain Keras's, and ours."""
+    before = spread_of(model)
+    spread = Spread(model.name, contexts)
+    if before is not None:
+        spread.say, spread.strict = before.say, before.strict
+    set_spread(model, spread)
+    try:
+        plain, divided = makers
+        with plain_functions():
+            one = measure(plain)
+        many = measure(divided)
+    finally:
+        set_spread(model, before)
+    tolerance = tolerance or TOLERANCE[K.floatx()]
+    left_out = _without_gradient(one, tolerance)
+    rows = [row for row in _rows(one, many) if (row.kind, row.name) not in left_out]
+    arbitrary = [name for kind, name in left_out if kind == 'weight']
+    return Certificate(rows, spread.contexts, tolerance, arbitrary)
+
+
+@contextlib.contextmanager
+def _restored(model):
+    """Put a model back afterwards: weights, metrics, recurrent states, random streams, its functions."""
+    updates = batch_updates(model) if model._is_compiled else first_of_each(model.state_updates)
+    outputs = ([model.total_loss] if model._is_compiled else []) + model.outputs
+    variables = graph.shared_variables(outputs + list(updates) + list(updates.values()))
+    before = [(variable, variable.get_value()) for variable in variables]
+    names = [name for name in ('optimizer', 'train_function', 'predict_function') if hasattr(model, name)]
+    kept = [(name, getattr(model, name)) for name in names]
+    try:
+        yield
+    finally:
+        for name, value in kept:
+            setattr(model, name, value)
+        for variable, value in before:
+            variable.set_value(value)
+
+
+def _predicted(model, make_function, arrays):
+    """Predict with a function that is made for it; returns outputs by kind and name."""
+    with _restored(model):
+        outputs = make_function(model)(arrays + [0] * model._uses_dynamic_learning_phase())
+        return {('output', name): np.array(value) for name, value in zip(model.output_names, outputs)}
+
+
+def _after_a_step(model, make_function, arrays):
+    """Train a step with a train function that is made for it; returns values by kind and name."""
+    with _restored(model):
+        original = model.optimizer
+        optimizer = type(original).from_config(original.get_config())
+        model.optimizer = _Recording(optimizer)
+        function = make_function(model)
+        if len(original.weights) == len(optimizer.weights):
+            optimizer.set_weights(original.get_weights())
+        model.reset_metrics()
+        results = np.ravel(function(arrays + [1] * model._uses_dynamic_learning_phase()))
+        found = {('loss' if i == 0 else 'metric', name): value
+                 for i, (name, value) in enumerate(zip(model.metrics_names, results))}
+        trained = model._collected_trainable_weights
+        gradients = model.optimizer.gradients
+        found.update((('gradient', str(w)), K.get_value(g)) for w, g in zip(trained, gradients))
+        found.update((('weight', str(w)), K.get_value(w)) for w in trained)
+        found.update((('running statistic', str(w)), K.get_value(w)) for w in model.non_trainable_weights)
+        found.update((('optimizer', '%s %d: %s' % (type(optimizer).__name__, i, str(w).split('/')[-1])),
+                      K.get_value(w)) for i, w in enumerate(optimizer.weights))
+        return found
+
+
+def _rows(one, many):
+    """The Rows of what one device and many contexts found; both are dicts by kind and name.
+
+    A gradient that is zero in theory, as that of a bias before a batch normalisation, is rounding: a difference between
+    gradients counts in relation to the largest one of the model.
+    """
+    gradient = max([largest(value) for (kind, _), value in one.items() if kind == 'gradient'], default=0)
+    return [Row(kind, name, np.size(value),
+                relative_difference(many[kind, name], value, gradient if kind == 'gradient' else 0))
+            for (kind, name), value in one.items()]
+
+
+def _without_gradient(one, tolerance):
+    """Kinds and names of the weights, and of the optimizer's states, whose gradient is zero but for rounding.
+
+    Optimizers such as Adam make steps of the usual size of it, in any direction.
+    """
+    gradients = [(name, largest(value)) for (kind, name), value in one.items() if kind == 'gradient']
+    most = max([size for _, size in gradients], default=0)
+    states = [key for key in one if key[0] == 'optimizer']
+    found = []
+    for i, (name, size) in enumerate(gradients):
+        if size <= tolerance * most:
+            # States come in turns of one for each weight, after what there is one of, such as the number of steps.
+            found += [('weight', name)] + states[len(states) % len(gradients) + i::len(gradients)]
+    return found

@@ -1,0 +1,164 @@
+"""`mgpu.function`: a `theano.function` that runs over sub-batches on several contexts."""
+import theano
+from theano.compile.function_module import UnusedInputError
+from theano.gof.graph import ancestors
+
+from .data_parallel import DataParallel, check_reductions
+from .errors import GraphError, warn
+from .graphs.updates import as_dict, pairs
+from .options import Options
+
+
+def function(inputs, outputs=None, reduce=None, updates=None, samples=None, broadcast=(), givens=None,
+             no_default_updates=False, contexts=None, executor=None, mode=None, name=None, allow_input_downcast=None,
+             on_unused_input='ignore', profile=None, sharded=None, micro_batches=1, update_on=None):
+    """Compile a Theano graph into a callable that runs it over sub-batches on every context.
+
+    A call splits its arguments into sub-batches whose sizes differ by at most one, runs each context's own compiled
+    function on one of them, and puts the outputs together. New values are made of sums over the whole batch.
+
+    Parameters
+    ----------
+    inputs : list of (theano.Variable or theano.In)
+        Each has samples along axis 0, but for scalars, and what `samples` and `broadcast` say. Where none has, the
+        batch is what the graph slices from shared data sets by an input, such as ``X[index * 20:(index + 1) * 20]``;
+        each context has a copy of the data set, and slices its own part.
+    outputs : theano.Variable or theano.Out, list of these, dict of str to these, or None
+    reduce : {None, 'gather', 'mean', 'sum'} or list of these
+        Not needed: each output is that of the whole batch, by what the graph says. 'gather' is an error for an output
+        without rows of single samples; 'mean' and 'sum' for one that has them. A list has one entry an output.
+    updates : dict, or list of pairs, of SharedVariable and theano.Variable
+        New values of shared variables, of any dependence on the batch: as for `theano.function`.
+    samples : dict of theano.Variable to int, optional
+        The inputs that have samples, and along which axis: ``{x: 1, mask: 1, labels: 0}`` for time-major sequences.
+        Every replica gets the others whole.
+    broadcast : list of theano.Variable
+        Inputs that every replica gets whole.
+    givens, no_default_updates
+        As for `theano.function`, e.g. ``givens={x: data[indices]}`` with shared data and the input `indices`.
+    contexts : list of str, optional
+        Names of the contexts to run on; all by default.
+    executor : {'auto', 'serial', 'threads', 'mpi'}, optional
+        The flag ``mgpu.executor`` by default. Of several processes that mpirun started, 'serial' and 'threads'
+        keep this one to itself.
+    mode, name, allow_input_downcast, on_unused_input
+        As for `theano.function`; inputs that are not used are ignored unless 'warn' or 'raise' is given.
+    profile : bool, optional
+        Whether to profile what each context runs: ``f.profiles`` has a `theano.compile.ProfileStats` for each function.
+    sharded : bool, optional
+        Of several processes, whether each is given its own part of the batch, instead of the whole batch on
+        each; outputs with a row a sample are then those of the own part. A data set that batches are sliced from is
+        then the process's own part, of any length. The flag ``mgpu.data`` by default.
+
+    Returns
+    -------
+    ParallelFunction
+        Called with arrays, it returns an array, or a list or dict of arrays if `outputs` is one.
+
+    Raises
+    ------
+    GraphError, ContextError
+        If the graph cannot be run over these contexts.
+
+    Notes
+    -----
+    Shared variables with a default update (random streams, running averages, counts) get the new value that the whole
+    batch gives them. A graph that cannot be computed in parts is computed whole on the first context, and a warning
+    says why.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import theano_mgpu, theano.tensor as T
+    >>> contexts = theano_mgpu.init('dev0->cpu;dev1->cpu')
+    >>> x = T.dmatrix('x')
+    >>> f = function([x], x.sum(axis=1), mode='FAST_COMPILE')
+    >>> f(np.ones((3, 2)))
+    array([2., 2., 2.])
+
+    A step of plain gradient descent over a shared data set:
+
+    >>> data, w, index = theano.shared(np.ones((30, 2))), theano.shared(np.zeros(2)), T.lscalar('index')
+    >>> rows = data[index * 20:(index + 1) * 20]
+    >>> loss = ((T.dot(rows, w) - 1) ** 2).mean()
+    >>> step = function([index], loss, updates=[(w, w - 0.1 * T.grad(loss, w))], mode='FAST_COMPILE')
+    >>> print("%.2f %.2f" % (step(0), step(1)), step.samples)
+    1.00 0.36 10
+    """
+    packing = Packing(outputs)
+    output_list = packing.variables
+    reductions = reduce if isinstance(reduce, (list, tuple)) else [reduce] * len(output_list)
+    if len(reductions) != len(output_list):
+        raise GraphError('reduce=%r has %d entries for %d outputs' % (reduce, len(reductions), len(output_list)))
+    check_used(inputs, output_list, updates, givens, on_unused_input)
+    made = ParallelFunction(inputs, output_list, updates, packing, samples=samples, broadcast=broadcast, givens=givens,
+                            no_default_updates=no_default_updates, contexts=contexts, executor=executor, mode=mode,
+                            name=name, allow_input_downcast=allow_input_downcast, profile=profile, sharded=sharded,
+                            micro_batches=micro_batches, update_on=update_on)
+    check_reductions(made.results, reductions, output_list)
+    made.warn_if_refused()
+    return made
+
+
+class Packing:
+    """The outputs of a function, as they are given and returned: one, a list, a dict, or none.
+
+    Attributes
+    ----------
+    variables : list of theano.Variable
+    """
+
+    def __init__(self, outputs):
+        self._keys = sorted(outputs) if isinstance(outputs, dict) else None
+        self._single = outputs is not None and not isinstance(outputs, (list, tuple, dict))
+        listed = [] if outputs is None else [outputs] if self._single else \
+            [outputs[key] for key in self._keys] if self._keys is not None else outputs
+        self.variables = [as_variable(each.variable if isinstance(each, theano.Out) else each) for each in listed]
+
+    def __call__(self, results):
+        if self._keys is not None:
+            return dict(zip(self._keys, results))
+        return results[0] if self._single else results
+
+
+def as_variable(output):
+    """An output as a variable: numbers and arrays are constants."""
+    return output if isinstance(output, theano.Variable) else theano.tensor.as_tensor_variable(output)
+
+
+def check_used(inputs, outputs, updates, givens, on_unused_input):
+    """Raise theano's UnusedInputError, or warn, where an input is not used."""
+    if on_unused_input == 'ignore':
+        return
+    used = set(ancestors(outputs + [new for _, new in pairs(updates)] + [new for _, new in pairs(givens)]))
+    variables = [each.variable if isinstance(each, theano.In) else each for each in inputs]
+    unused = [variable for variable in variables if variable not in used]
+    if unused:
+        text = 'the inputs %s are not used. Leave them out, or pass on_unused_input="ignore"' % unused
+        if on_unused_input == 'warn':
+            warn(text)
+        else:
+            raise UnusedInputError(text)
+
+
+class ParallelFunction(DataParallel):
+    """What `function` returns; its attributes are those of a `DataParallel`.
+
+    Parameters
+    ----------
+    inputs, outputs : list of theano.Variable
+    updates : dict, or list of pairs, of SharedVariable and theano.Variable
+        New values, besides the default updates of the graph.
+    pack : callable, optional
+        What a call makes of the list of its results.
+    options
+        Those of `Options`.
+    """
+
+    def __init__(self, inputs, outputs, updates=None, pack=list, **options):
+        super().__init__(inputs, outputs, as_dict(updates), Options(**options))
+        self._pack = pack
+
+    def __call__(self, *args, **kwargs):
+        """Run the function on a batch; arguments as for a compiled `theano.function`."""
+        return self._pack(self.step(args, kwargs))

@@ -1,0 +1,1 @@
+"""Fixes and hooks in libraries that get no more releases."""

@@ -1,0 +1,218 @@
+"""OpenCL programs are built once: for all functions, all devices of one model, and all processes.
+
+Theano builds the kernels of each op of each function anew, and OpenCL drivers take their time over it: of the 55 s in
+which the training function of a VGG-16 was compiled for PoCL, 51 s were 1,231 builds of 141 different sources. With
+this, a context that has built a source uses its program again; another one loads the binary.
+
+Programs are caught where the OpenCL loader finds a driver's functions: in the table at the head of each platform
+object, whose layout the extension cl_khr_icd lays down (Khronos, cl_icd.h).
+"""
+import ctypes
+import hashlib
+import logging
+import os
+
+from ..utils.files import whole_file
+
+_logger = logging.getLogger('theano_mgpu')
+
+LOADER = 'libOpenCL.so.1'
+# Places of clCreateProgramWithSource, clCompileProgram and clLinkProgram in the table, from cl_icd.h.
+CREATE, COMPILE, LINK = 26, 98, 99
+# From cl.h.
+SUCCESS = 0
+CONTEXT_DEVICES = 0x1081
+DEVICE_NAME, DRIVER_VERSION, DEVICE_VERSION = 0x102B, 0x102D, 0x102F
+PROGRAM_BINARY_SIZES, PROGRAM_BINARIES = 0x1165, 0x1166
+
+_pointer, _uint, _text, _int = ctypes.c_void_p, ctypes.c_uint, ctypes.c_char_p, ctypes.c_int
+_pointers, _texts, _code = ctypes.POINTER(_pointer), ctypes.POINTER(_text), ctypes.POINTER(_int)
+_Create = ctypes.CFUNCTYPE(_pointer, _pointer, _uint, _pointers, ctypes.POINTER(ctypes.c_size_t), _code)
+_Compile = ctypes.CFUNCTYPE(_int, _pointer, _uint, _pointer, _text, _uint, _pointers, _texts, _pointer, _pointer)
+_Link = ctypes.CFUNCTYPE(_pointer, _pointer, _uint, _pointer, _text, _uint, _pointers, _pointer, _pointer, _code)
+
+
+class ProgramCache:
+    """Programs of one OpenCL driver, from the three calls in which libgpuarray makes each.
+
+    Parameters
+    ----------
+    table : ctypes.POINTER(c_void_p)
+        One of `driver_tables`.
+    folder : str
+        Where binaries are kept.
+
+    Attributes
+    ----------
+    functions : dict of int to ctypes function
+        What to put into which place of the table.
+    built, loaded, shared : int
+        Programs that were built from source, loaded as a binary, and taken once more.
+    """
+
+    def __init__(self, table, folder):
+        self._cl = ctypes.CDLL(LOADER)
+        self._cl.clCreateProgramWithBinary.restype = _pointer
+        self._create, self._compile, self._link = _Create(table[CREATE]), _Compile(table[COMPILE]), _Link(table[LINK])
+        self.functions = {CREATE: _Create(self.create), COMPILE: _Compile(self.compile), LINK: _Link(self.link)}
+        self._folder = folder
+        self._sources = {}     # program -> (context, source)
+        self._headers = {}     # (context, source) -> program that others include
+        self._keys = {}        # program -> (context, name of what it is compiled from)
+        self._programs = {}    # (context, name) -> linked program
+        self._binaries = {}    # path -> content
+        self._link_options = []  # the options of the first link, which may be NULL; all others should have the same
+        self.built = self.loaded = self.shared = 0
+
+    def create(self, context, count, strings, lengths, code):
+        """In place of clCreateProgramWithSource: remembers the source, and makes each header once.
+
+        libgpuarray 0.7.6 makes its header anew for every kernel, and never releases it: 24 KB a kernel.
+        """
+        source = b''.join(ctypes.string_at(strings[i], lengths[i]) if lengths and lengths[i] else
+                          ctypes.string_at(strings[i]) for i in range(count))
+        header = self._headers.get((context, source))
+        if header:
+            self._cl.clRetainProgram(_pointer(header))
+            if code:
+                code[0] = SUCCESS
+            return header
+        program = self._create(context, count, strings, lengths, code)
+        if program and self._device(context):
+            self._sources[program] = context, source
+            self._keys.pop(program, None)
+        return program
+
+    def compile(self, program, n_devices, devices, options, n_headers, headers, names, notify, data):
+        """In place of clCompileProgram: does nothing where the linked program is known."""
+        key = self._key(program, options, n_headers, headers, names)
+        if key:
+            self._headers.update((self._sources[headers[i]], headers[i]) for i in range(n_headers))
+            self._keys[program] = key
+            if key in self._programs or self._load(*key):
+                return SUCCESS
+        return self._compile(program, n_devices, devices, options, n_headers, headers, names, notify, data)
+
+    def link(self, context, n_devices, devices, options, n_programs, programs, notify, data, code):
+        """In place of clLinkProgram: gives the program that is known."""
+        key = self._keys.get(programs[0]) if n_programs == 1 and not notify else None
+        known = self._programs.get(key)
+        if known and [options] == self._link_options:
+            self._cl.clRetainProgram(_pointer(known))
+            if code:
+                code[0] = SUCCESS
+            self.shared += 1
+            return known
+        linked = self._link(context, n_devices, devices, options, n_programs, programs, notify, data, code)
+        if linked and key and self._link_options in ([], [options]):
+            self._link_options = [options]
+            self.built += 1
+            self._keep(key, linked)
+            self._write(self._path(*key), self._binary(linked))
+        return linked
+
+    def _key(self, program, options, n_headers, headers, names):
+        """Context and name of what a program is compiled from; None if a part of it is not known."""
+        if program not in self._sources or any(headers[i] not in self._sources for i in range(n_headers)):
+            return None
+        context, source = self._sources[program]
+        parts = [options or b'', source]
+        for i in range(n_headers):
+            parts += [names[i], self._sources[headers[i]][1]]
+        return context, hashlib.sha256(b'\0'.join(parts)).hexdigest()
+
+    def _keep(self, key, program):
+        """One more reference to a program: it lives as long as the process."""
+        self._cl.clRetainProgram(_pointer(program))
+        self._programs[key] = program
+
+    def _load(self, context, name):
+        """Make a program of the binary that another context, or process, has built; says whether it could."""
+        binary = self._read(self._path(context, name)) if self._link_options else None
+        if not binary:
+            return False
+        content, size = _text(binary), ctypes.c_size_t(len(binary))
+        device, code = _pointer(self._device(context)), _int()
+        program = self._cl.clCreateProgramWithBinary(_pointer(context), 1, ctypes.byref(device), ctypes.byref(size),
+                                                     ctypes.byref(content), None, ctypes.byref(code))
+        if not program:  # of another version of the driver, whatever it says
+            return False
+        if self._cl.clBuildProgram(_pointer(program), 0, None, *self._link_options, None, None) == SUCCESS:
+            self._keep((context, name), program)
+            self.loaded += 1
+        self._cl.clReleaseProgram(_pointer(program))
+        return (context, name) in self._programs
+
+    def _read(self, path):
+        if path not in self._binaries and os.path.exists(path):
+            with open(path, 'rb') as file:
+                self._binaries[path] = file.read()
+        return self._binaries.get(path)
+
+    def _write(self, path, content):
+        self._binaries[path] = content
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with whole_file(path) as unfinished, open(unfinished, 'wb') as file:
+                file.write(content)
+        except OSError as error:  # a full disk: the program is there; other processes build it again
+            _logger.warning('a compiled OpenCL program could not be kept in %s: %s', self._folder, error)
+
+    def _binary(self, program):
+        size = ctypes.c_size_t()
+        self._cl.clGetProgramInfo(_pointer(program), PROGRAM_BINARY_SIZES, ctypes.sizeof(size), ctypes.byref(size),
+                                  None)
+        content = ctypes.create_string_buffer(size.value)
+        place = _pointer(ctypes.addressof(content))
+        self._cl.clGetProgramInfo(_pointer(program), PROGRAM_BINARIES, ctypes.sizeof(place), ctypes.byref(place), None)
+        return content.raw
+
+    def _path(self, context, name):
+        """The file of a binary for the context's device type, version of driver, and what PoCL adds to all options."""
+        device = self._device(context)
+        about = [self._about(device, what) for what in (DEVICE_NAME, DRIVER_VERSION, DEVICE_VERSION)]
+        about += filter(None, [os.environb.get(b'POCL_EXTRA_BUILD_FLAGS')])
+        about = hashlib.sha256(b'\0'.join(about)).hexdigest()
+        return os.path.join(self._folder, about[:16], name)
+
+    def _device(self, context):
+        """The device of a context; None if it has several."""
+        device = _pointer()
+        code = self._cl.clGetContextInfo(_pointer(context), CONTEXT_DEVICES, ctypes.sizeof(device),
+                                         ctypes.byref(device), None)
+        return device.value if code == SUCCESS else None
+
+    def _about(self, device, what):
+        text = ctypes.create_string_buffer(1024)
+        self._cl.clGetDeviceInfo(_pointer(device), what, ctypes.c_size_t(len(text)), text, None)
+        return text.value
+
+
+def driver_tables():
+    """The table of functions of each OpenCL driver of this process, as an array of addresses that can be written to.
+
+    Returns
+    -------
+    list of ctypes.POINTER(c_void_p)
+        None of a driver whose table is read-only: its programs are built as ever.
+    """
+    try:
+        library = ctypes.CDLL(LOADER)
+    except OSError:  # no OpenCL here, and pygpu says so
+        return []
+    count = _uint()
+    library.clGetPlatformIDs(0, None, ctypes.byref(count))
+    platforms = (_pointer * count.value)()
+    library.clGetPlatformIDs(count, platforms, None)
+    addresses = {ctypes.cast(platform, _pointers)[0] for platform in platforms}
+    return [ctypes.cast(address, _pointers) for address in addresses if _is_writable(address)]
+
+
+def _is_writable(address):
+    with open('/proc/self/maps') as maps:
+        for line in maps:
+            span, access = line.split()[:2]
+            start, stop = (int(number, 16) for number in span.split('-'))
+            if start <= address < stop:
+                return 'w' in access
+    return False

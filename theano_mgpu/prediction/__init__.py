@@ -1,0 +1,1 @@
+"""Inference: batches dispatched to replicas, outputs in order."""

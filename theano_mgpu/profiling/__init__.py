@@ -1,0 +1,1 @@
+"""Where time goes: timeline, trials, and the model of scaling."""

@@ -1,0 +1,219 @@
+"""What n devices would take for a step: a model of data-parallel training, from measured costs and the links' figures.
+
+A step of n devices on b samples takes the sum of
+
+    input     i b / h                each of h hosts cuts up its own samples
+    dispatch  o + (d-1) l + s f      a process's own work; each further launch; what a device takes for no samples
+    compute   s c ceil(b / n)        the only part that shrinks with n
+    exchange  an all_reduce          see links.py; nothing for one device alone
+    update    s u                    each device does all of it
+
+with d devices on a host, and s devices that share one piece of hardware: `cpu` contexts of one process run one after
+the other, so that s = n there.
+
+*Strong* scaling keeps the batch, *weak* scaling the sub-batch of each device. Strong is the default: it is what a
+script gets when nothing but the number of devices changes, and the result stays that of one device; more samples a
+step are another training run.
+"""
+import math
+from collections import namedtuple
+
+from .links import SCHEMES, ScalingError
+
+PARTS = ('input', 'dispatch', 'compute', 'exchange', 'update')
+PAYS = 0.7  # n devices pay where their efficiency, speedup / n, is at least this
+
+
+class Costs(namedtuple('Costs', 'fixed_s sample_s update_s n_bytes input_s host_s launch_s reduce_bytes_per_s',
+                       defaults=(0.0, 0.0, 0.0, math.inf))):
+    """What a step costs, as measured on one device.
+
+    Attributes
+    ----------
+    fixed_s : float
+        Seconds that the device takes however few samples it has (f above).
+    sample_s : float
+        Seconds a sample (c).
+    update_s : float
+        Seconds of the update (u).
+    n_bytes : int
+        Of all gradients (B).
+    input_s : float
+        Seconds of the host a sample (i).
+    host_s : float
+        Seconds of the host a step (o): Python, Keras.
+    launch_s : float
+        Seconds of the host for each further device (l).
+    reduce_bytes_per_s : float
+        Bytes of gradients that the host adds a second (gamma).
+    """
+
+
+def fit_line(sizes, seconds):
+    """Seconds for no samples, and seconds a sample: least squares of the relative errors, neither negative.
+
+    Parameters
+    ----------
+    sizes : list of int
+        At least two different ones.
+    seconds : list of float
+
+    Raises
+    ------
+    ScalingError
+        If there are not two different sizes, or a time is not positive.
+
+    Examples
+    --------
+    >>> fixed, each = fit_line([64, 128], [0.011, 0.021])
+    >>> round(fixed, 9), round(each * 64, 9)
+    (0.001, 0.01)
+    """
+    if len(sizes) != len(seconds) or len(set(sizes)) < 2 or min(seconds) <= 0:
+        raise ScalingError('a line needs times, all positive, of two different batch sizes at least; given: sizes %s, '
+                           'seconds %s' % (list(sizes), list(seconds)))
+    weights = [1 / value ** 2 for value in seconds]
+    total = sum(weights)
+    x = sum(w * size for w, size in zip(weights, sizes)) / total
+    y = sum(w * value for w, value in zip(weights, seconds)) / total
+    slope = (sum(w * (size - x) * (value - y) for w, size, value in zip(weights, sizes, seconds))
+             / sum(w * (size - x) ** 2 for w, size in zip(weights, sizes)))
+    if slope < 0:
+        return y, 0.0
+    if y - slope * x < 0:
+        return 0.0, y / x
+    return y - slope * x, slope
+
+
+def step_parts(costs, n, batch, network=None, scheme='host', sharing=1):
+    """Seconds of each part of a step.
+
+    Parameters
+    ----------
+    costs : Costs
+    n : int
+        Devices.
+    batch : int
+        Samples in the whole batch.
+    network : Network, optional
+        None for devices that exchange nothing.
+    scheme : {'host', 'ring', 'hierarchical'}
+    sharing : float
+        How many devices share one piece of hardware: 1 if each has its own.
+
+    Returns
+    -------
+    dict of str to float
+        A value for each of `PARTS`.
+
+    Raises
+    ------
+    ScalingError
+        If there is no device or no sample, or the network's host is too small for the devices.
+
+    Examples
+    --------
+    >>> from theano_mgpu.profiling.links import parse_network
+    >>> parts = step_parts(Costs(0.001, 0.0001, 0.002, 4e6), 2, 100, parse_network('0:8'))
+    >>> [(part, round(seconds, 6)) for part, seconds in parts.items()]
+    [('input', 0.0), ('dispatch', 0.001), ('compute', 0.005), ('exchange', 0.002), ('update', 0.002)]
+    """
+    hosts, devices = _checked(n, batch, network)
+    exchange = SCHEMES[scheme](n, costs.n_bytes, network, costs.reduce_bytes_per_s) if network else 0.0
+    return {'input': costs.input_s * batch / hosts,
+            'dispatch': costs.host_s + (devices - 1) * costs.launch_s + sharing * costs.fixed_s,
+            'compute': sharing * costs.sample_s * -(-batch // n),
+            'exchange': exchange,
+            'update': sharing * costs.update_s}
+
+
+def _checked(n, batch, network):
+    if n < 1 or batch < 1:
+        raise ScalingError('%r devices and a batch of %r samples: give at least one of each' % (n, batch))
+    hosts, devices = network.divided(n) if network else (1, n)
+    if hosts > 1 and network.outer is None:
+        raise ScalingError('%d devices stand on %d hosts, and no link between hosts was given: e.g. pcie4+10gbe'
+                           % (n, hosts))
+    return hosts, devices
+
+
+def step_seconds(costs, n, batch, network=None, scheme='host', sharing=1):
+    """Seconds of a step; arguments as for `step_parts`."""
+    return sum(step_parts(costs, n, batch, network, scheme, sharing).values())
+
+
+def speedup(costs, n, batch, network=None, scheme='host', sharing=1, weak=False):
+    """How many times the samples a second of one device alone.
+
+    Parameters
+    ----------
+    weak : bool
+        Whether each device has a sub-batch of `batch` samples; else the whole batch has so many.
+
+    Examples
+    --------
+    >>> speedup(Costs(0, 0.001, 0.1, 0), 4, 100), speedup(Costs(0, 0.001, 0.1, 0), 4, 100, weak=True)
+    (1.6, 4.0)
+    """
+    alone = step_seconds(costs, 1, batch)
+    if weak:
+        return n * alone / step_seconds(costs, n, n * batch, network, scheme, sharing)
+    return alone / step_seconds(costs, n, batch, network, scheme, sharing)
+
+
+def limit(parts):
+    """The part that limits: compute while it is most of the step, for then more devices help; else the largest other.
+
+    Examples
+    --------
+    >>> limit({'compute': 8, 'exchange': 3, 'update': 1}), limit({'compute': 4, 'exchange': 3, 'update': 2})
+    ('compute', 'exchange')
+    """
+    others = {part: seconds for part, seconds in parts.items() if part != 'compute'}
+    if parts['compute'] >= 0.5 * sum(parts.values()):
+        return 'compute'
+    return max(others, key=others.get)
+
+
+def batch_that_pays(costs, n, network=None, scheme='host', sharing=1, efficiency=PAYS):
+    """The smallest batch with which n devices are so efficient.
+
+    Parameters
+    ----------
+    efficiency : float
+        Speedup over one device alone / n; ``1 / n`` asks for no more than to be as fast as one.
+
+    Returns
+    -------
+    int or None
+        Samples in the whole batch, a multiple of n; None if there is no such batch.
+
+    Examples
+    --------
+    >>> costs = Costs(fixed_s=0, sample_s=0.001, update_s=0.1, n_bytes=0)
+    >>> batch_that_pays(costs, 2, efficiency=0.7), batch_that_pays(costs, 4, efficiency=1)
+    (134, None)
+    """
+    def wanted_less_had(batch):
+        return (efficiency * n * step_seconds(costs, n, batch, network, scheme, sharing)
+                - step_seconds(costs, 1, batch))
+
+    # Over multiples of n a step is a straight line, so the sign changes once.
+    at_one, at_two = wanted_less_had(n), wanted_less_had(2 * n)
+    if at_one <= 0:
+        return n
+    slope = at_two - at_one
+    if slope >= -1e-12 * at_one:
+        return None
+    return n * math.ceil(1 + at_one / -slope - 1e-9)
+
+
+def most_devices_that_pay(costs, batch, network, scheme='host', weak=False, numbers=()):
+    """The most of some numbers of devices that are efficient enough (`PAYS`); 1 if none is.
+
+    Parameters
+    ----------
+    numbers : iterable of int
+    """
+    return max([1] + [n for n in numbers
+                      if speedup(costs, n, batch, network, scheme, weak=weak) >= PAYS * n])

@@ -1,0 +1,240 @@
+"""Where the time of a step goes: seconds a phase, and a timeline with a span for each thing done."""
+import atexit
+import contextlib
+import json
+import os
+import time
+
+from ..jobs import mpi_environment
+
+PHASES = ('scatter', 'host_to_device', 'launch', 'run', 'device_to_host', 'all_reduce', 'exchange', 'update',
+          'broadcast')
+RANK_PHASES = PHASES[:1] + ('wait',) + PHASES[1:]  # with several processes, each waits for the others
+HOST = 'host'               # the track of what is done for all contexts together
+LOCK = 'interpreter lock'   # the span in which a context waits to be served, since another one has the interpreter
+LONGEST = 1000000           # spans of one timeline, some 200 MB of file
+
+_recorder = None
+
+
+class Timings:
+    """Accumulated wall-clock seconds of each phase of a function's calls.
+
+    Parameters
+    ----------
+    phases : tuple of str
+
+    Attributes
+    ----------
+    calls : int
+    seconds : dict of str to float
+    exact : bool
+        Set it, and devices are waited for at the end of each phase, as they are while a timeline is recorded. Else
+        updates are only launched, and what they take is part of the next step's `run`; a lone device's update is
+        launched while it still runs.
+
+    Examples
+    --------
+    >>> timings = Timings()
+    >>> with timings.span('scatter'):
+    ...     pass
+    >>> list(timings.seconds)
+    ['scatter']
+    """
+
+    def __init__(self, phases=PHASES):
+        self.phases = phases
+        self.exact = False
+        self.reset()
+
+    def reset(self):
+        """Start again from zero."""
+        self.calls = 0
+        self.seconds = {}
+
+    def span(self, phase):
+        """Add the time spent inside the ``with`` block to a phase."""
+        return _Span(self, phase)
+
+    def waits(self):
+        """Whether devices are waited for where nothing but the timings needs it."""
+        return self.exact or _recorder is not None
+
+    def per_call(self):
+        """Seconds a call of each phase, in the order in which a step meets them."""
+        return {phase: self.seconds.get(phase, 0.0) / max(self.calls, 1) for phase in self.phases}
+
+
+class _Span:
+    """A ``with`` block of a phase. A class, since `contextlib.contextmanager` takes twice as long, ten times a step."""
+
+    __slots__ = ('_timings', '_phase', '_start')
+
+    def __init__(self, timings, phase):
+        self._timings, self._phase = timings, phase
+
+    def __enter__(self):
+        self._start = time.perf_counter()
+
+    def __exit__(self, *error):
+        stop = time.perf_counter()
+        seconds = self._timings.seconds
+        seconds[self._phase] = seconds.get(self._phase, 0.0) + stop - self._start
+        if _recorder is not None:
+            _recorder.add(self._phase, HOST, self._start, stop)
+
+
+class Recorder:
+    """Spans of one process, and the file that they are written to.
+
+    Parameters
+    ----------
+    path : str
+    rank : int
+        Of this process; each writes a file of its own, see `timeline`.
+    """
+
+    def __init__(self, path, rank=0):
+        root, extension = os.path.splitext(path)
+        self.path = '%s.rank%d%s' % (root, rank, extension) if rank else path
+        self.rank = rank
+        self._spans = []
+        self._left_out = 0
+
+    def add(self, name, track, start, stop):
+        """Add a span.
+
+        Parameters
+        ----------
+        name : str
+        track : str
+            The row that it is shown in: a context's name, or `HOST`.
+        start, stop : float
+            Of `time.perf_counter`, seconds.
+        """
+        if len(self._spans) < LONGEST:
+            self._spans.append((name, track, start, stop))
+        else:
+            self._left_out += 1
+
+    def write(self):
+        """Write the file, in Chrome's trace event format (complete events, microseconds)."""
+        tracks = {track: number for number, track in
+                  enumerate(dict.fromkeys([HOST] + [track for _, track, _, _ in self._spans]))}
+        events = [dict(ph='M', name='process_name', pid=self.rank, tid=0, args=dict(name='rank %d' % self.rank))]
+        events += [dict(ph='M', name='thread_name', pid=self.rank, tid=number, args=dict(name=track))
+                   for track, number in tracks.items()]
+        events += [dict(ph='X', name=name, cat=name, pid=self.rank, tid=tracks[track], ts=1e6 * start,
+                        dur=1e6 * (stop - start)) for name, track, start, stop in self._spans]
+        with open(self.path, 'w') as file:
+            json.dump(dict(traceEvents=events, displayTimeUnit='ms', otherData=dict(left_out=self._left_out)), file)
+
+
+@contextlib.contextmanager
+def timeline(path, rank=None):
+    """Record what each context does, and when, while the ``with`` block runs.
+
+    Parameters
+    ----------
+    path : str
+        A .json file, which https://ui.perfetto.dev and chrome://tracing open. Of several processes, the first one
+        writes it and each other one a file beside it: ``trace.json``, ``trace.rank1.json``. Processes of one host
+        have one clock.
+
+    Notes
+    -----
+    One row is the host's: the phases of each step. Each context has another: copies to its device, the launch, the
+    run (until the device has the results; a ``cpu`` context has no launch), copies from it, the update, and
+    ``interpreter lock``, the time in which it was waiting for its turn, since Python's lock or the one thread that
+    serves all was at another context.
+
+    The flag ``mgpu.timeline=trace.json`` records a whole script.
+
+    Raises
+    ------
+    RuntimeError
+        If another timeline is being recorded.
+
+    Examples
+    --------
+    >>> import json, os, tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), 'trace.json')
+    >>> with timeline(path), Timings().span('scatter'):
+    ...     pass
+    >>> [event['name'] for event in json.load(open(path))['traceEvents'] if event['ph'] == 'X']
+    ['scatter']
+    """
+    recorder = start(path, rank)
+    try:
+        yield
+    finally:
+        stop(recorder)
+
+
+def start(path, rank=None):
+    """Begin a timeline; `stop` ends it, and so does the end of the process."""
+    global _recorder
+    if _recorder is not None:
+        raise RuntimeError('a timeline is being recorded already, to %s: end it first (the flag mgpu.timeline '
+                           'records the whole script)' % _recorder.path)
+    recorder = Recorder(path, mpi_environment.rank() if rank is None else rank)
+    open(recorder.path, 'w').close()  # a path that cannot be written to is an error now, not after hours
+    _recorder = recorder
+    atexit.register(stop, recorder)
+    return recorder
+
+
+def stop(recorder):
+    """End a timeline and write its file; does nothing the second time."""
+    global _recorder
+    if _recorder is recorder:
+        _recorder = None
+        atexit.unregister(stop)
+        recorder.write()
+
+
+def span(name, track=HOST):
+    """Show a ``with`` block in the timeline, if one is being recorded."""
+    return _NOTHING if _recorder is None else _shown(name, track)
+
+
+_NOTHING = contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _shown(name, track):
+    started = time.perf_counter()
+    try:
+        yield
+    finally:
+        if _recorder is not None:
+            _recorder.add(name, track, started, time.perf_counter())
+
+
+def on_track(tasks, name, contexts):
+    """Tasks that show themselves in the timeline; the very same ones when none is being recorded.
+
+    Parameters
+    ----------
+    tasks : list of callable
+    name : str
+    contexts : list of Context
+        One a task: the tracks.
+
+    Returns
+    -------
+    list of callable
+    """
+    if _recorder is None:
+        return tasks
+    given = time.perf_counter()
+
+    def shown(task, track):
+        def run():
+            started = time.perf_counter()
+            if _recorder is not None:
+                _recorder.add(LOCK, track, given, started)
+            with span(name, track):
+                return task()
+        return run
+    return [shown(task, context.name) for task, context in zip(tasks, contexts)]

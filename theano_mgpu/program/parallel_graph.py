@@ -1,0 +1,288 @@
+"""One graph compiled for several contexts, over replicas of its shared variables."""
+import numpy as np
+import theano
+
+from ..devices.context_map import Context, describe
+from ..devices.contexts import contexts as active_contexts
+from ..devices.contexts import get as get_context
+from ..devices.contexts import is_lost
+from ..devices.discovery import reason
+from ..distributed.mpi import mpi_ranks
+from ..distributed.process_group import BUILD, Ranks
+from ..errors import ContextError, RankError, ReplicaError
+from ..executors import TaskError, make_executor
+from ..graphs import graph
+from ..graphs.audit import audit
+from ..jobs import mpi_environment
+from ..replicas.replicated import replicated
+from ..replicas.transfers import wait
+from ..utils import progress
+
+HOST = Context('the host', 'cpu', 'cpu')  # what belongs to no replica is computed there
+
+
+def resolve_contexts(contexts):
+    """The Contexts that a function runs over.
+
+    Parameters
+    ----------
+    contexts : list of (str or Context), or None
+        None for all active ones.
+
+    Returns
+    -------
+    list of Context
+        Of several processes on a host, each one's own among them.
+
+    Raises
+    ------
+    ContextError
+        If the list is empty, names a context twice or one that is not mapped, or none of this process's own.
+    """
+    if contexts is None:
+        return active_contexts()
+    if isinstance(contexts, str):
+        contexts = [contexts]
+    chosen = [get_context(c.name if isinstance(c, Context) else c) for c in contexts]
+    if not chosen or len(set(chosen)) < len(chosen):
+        raise ContextError('a function runs over at least one context, each named once; given: %r, known: %s'
+                           % (list(contexts), describe(active_contexts())))
+    own = [context for context in chosen if context in active_contexts()]
+    if not own:
+        raise ContextError('the contexts %s are those of other processes; this one has %s'
+                           % (describe(chosen), describe(active_contexts())))
+    return own
+
+
+class Transaction:
+    """What shared storage held before a step, so that an error can put it back.
+
+    Compiled replicas never write to shared storage: they return new values, which replace old ones.
+    Keeping a reference to each old one is all that it takes.
+    """
+
+    def __init__(self):
+        self._old = []
+        self._actions = []
+
+    def replace(self, shared, value):
+        """Give a shared variable a new value, of its internal type; remember the old one."""
+        storage = shared.container.storage
+        self._old.append((storage, storage[0]))
+        storage[0] = value
+
+    def convert(self, shared, value):
+        """As `replace`, with a value from the host."""
+        self.replace(shared, shared.type.filter(value))
+
+    def wait(self):
+        """Wait until devices have computed the new values."""
+        wait(storage[0] for storage, _ in self._old if hasattr(storage[0], 'sync'))
+
+    def then(self, action, *arguments):
+        """Have something called once the new values are to stay."""
+        self._actions.append((action, arguments))
+
+    def commit(self):
+        """The new values stay: do what was to be done then, in order."""
+        for action, arguments in self._actions:
+            action(*arguments)
+
+    def roll_back(self):
+        """Put every old value back, latest first."""
+        for storage, value in reversed(self._old):
+            storage[0] = value
+        self._old.clear()
+
+
+class ParallelGraph:
+    """A graph compiled for each of several contexts.
+
+    Parameters
+    ----------
+    inputs, outputs : list of theano.Variable
+    updates : dict of SharedVariable to theano.Variable
+        New values, returned after the outputs.
+    contexts : list of Context
+    ranks : Ranks
+        The processes that do the same.
+    independent : collection of SharedVariable
+        Random streams of which each context has its own.
+    own : collection of SharedVariable
+        Data of which each process has its own, of any length.
+    mode, name
+        As for `theano.function`.
+
+    Attributes
+    ----------
+    compiled : list of theano.compile.function_module.Function
+        One a context.
+    takes : list of list of bool
+        For each context, which inputs are taken on its device.
+    replicas : list of int
+        Contexts of each rank.
+    """
+
+    def __init__(self, inputs, outputs, updates, contexts, ranks, independent=(), own=(), mode=None, name=None):
+        graph.check_inputs(inputs, outputs + list(updates.values()))
+        self.contexts = contexts
+        self.n_outputs = len(outputs)
+        shared = graph.shared_variables(outputs + list(updates.values()) + list(updates))
+        alike = [variable for variable in shared if variable not in own]
+        self.replicas = check_same_graph(ranks, inputs + [variable for variable in shared if variable in own],
+                                         outputs + list(updates.values()), alike, len(contexts))
+        self.variables = [replicated(variable, variable in independent) for variable in shared]
+        replicas = list(zip(shared, self.variables))
+        self.updated = [replicated(variable, variable in independent) for variable in updates]
+        share_first_values(ranks, [each for each in self.variables if each.variable not in own])
+        first = sum(self.replicas[:ranks.rank])
+        indices = {context: i for i, context in enumerate(active_contexts())}
+        with compiling(name, inputs, contexts), ranks.first_compiler():
+            self.compiled = []
+            for context in contexts:
+                local = {variable: r.on(context, indices.get(context, 0), first) for variable, r in replicas}
+                self.compiled.append(graph.compile_for(context, inputs, outputs, updates, local, mode, name,
+                                                       like=self.compiled))
+        self.takes = [function.mgpu_takes for function in self.compiled]
+
+    def refresh(self):
+        """Bring the replicas up to date with the user's variables."""
+        for variable in self.variables:
+            variable.refresh(self.contexts)
+
+    def run(self, replica, arguments):
+        """Run one replica.
+
+        Parameters
+        ----------
+        replica : int
+        arguments : list of ndarray or pygpu.gpuarray.GpuArray
+            Of the inputs' types, on the device where it `takes` them there.
+
+        Returns
+        -------
+        outputs, new_values : list
+            On the replica's device.
+        """
+        results = self.compiled[replica].unwatched_call(*arguments)
+        return results[:self.n_outputs], results[self.n_outputs:]
+
+
+def compiling(name, inputs, contexts):
+    """A context manager that prints a note if compiling a function for some contexts takes long."""
+    of = ', '.join(map(str, inputs[:3])) + ', ...' * (len(inputs) > 3)
+    return progress.note_if_long(lambda: 'compiling %s for %s takes a while; what is compiled is kept for the next time'
+                                 % (name or 'a function of ' + of, ', '.join(context.name for context in contexts)))
+
+
+def check_same_graph(ranks, inputs, outputs, shared, n_contexts):
+    """Contexts of each rank; a RankError unless all ranks have the same graph."""
+    if ranks.size == 1:
+        return [n_contexts]
+    found = ranks.meet((BUILD,), [graph.checksum(inputs, outputs, shared), n_contexts])
+    others = np.flatnonzero(found[:, 0] != found[0, 0])
+    if len(others):
+        raise RankError('the ranks have different models: what is computed on rank %s is not what rank 0 computes. Its '
+                        'shared variables on %s: %s. Build the same model on every rank'
+                        % (', '.join(map(str, others)), ranks.name(ranks.rank), graph.listing(shared)))
+    return found[:, 1].tolist()
+
+
+def share_first_values(ranks, variables):
+    """Give variables that are new to the ranks the values that rank 0 has."""
+    new = _new_on_a_rank(ranks, variables)
+    if ranks.size > 1 and new:
+        for variable, value in zip(new, ranks.broadcast([variable.value() for variable in new])):
+            variable.variable.container.value = value
+            variable.after_write()
+    for variable in new:
+        variable.shared, variable.touched = True, False
+
+
+def _new_on_a_rank(ranks, variables):
+    """Those that are new on any rank: when one that nobody uses goes is up to each rank's garbage collector."""
+    found = []
+    for start in range(0, len(variables), 60):  # as many as an integer has bits
+        some = variables[start:start + 60]
+        masks = ranks.everyones(sum((not variable.shared) << i for i, variable in enumerate(some)))
+        found += [variable for i, variable in enumerate(some) if any(mask >> i & 1 for mask in masks)]
+    return found
+
+
+def choose_ranks(name):
+    """The processes that a function runs over, for the name of an executor."""
+    name = name or theano.config.mgpu.executor
+    if mpi_environment.started_by_rank():
+        return Ranks()
+    if name == 'mpi' or (name == 'auto' and mpi_environment.size() > 1):
+        return mpi_ranks()
+    return Ranks()
+
+
+def choose_executor(name, compiled, n_replicas):
+    """An executor for compiled functions.
+
+    Parameters
+    ----------
+    name : str or None
+        ``'serial'`` or ``'threads'``; ``'auto'``, and ``'mpi'`` in each of its processes, takes threads where
+        functions of two or more GPUs block inside, because ops of theirs fall to the host. None is the flag
+        ``mgpu.executor``.
+    compiled : list of theano.compile.function_module.Function
+    n_replicas : int
+
+    Returns
+    -------
+    Executor
+    """
+    name = name or theano.config.mgpu.executor
+    if name in ('auto', 'mpi'):
+        blocking = {f.mgpu_context for f in compiled if f.mgpu_context.kind == 'cuda' and _blocks(f)}
+        name = 'threads' if len(blocking) > 1 else 'serial'
+    return make_executor(name, n_replicas)
+
+
+def _blocks(function):
+    """Whether a function waits for its device before it returns: it reads from it on the way."""
+    return any('HostFromGpu' in str(entry.op) for entry in audit(function))
+
+
+def run_replicas(executor, tasks, contexts, samples=None):
+    """Run one task a replica; an exception comes back with its replica, context and samples.
+
+    Parameters
+    ----------
+    executor : Executor
+    tasks : list of callable
+    contexts : list of Context
+    samples : list of (int, int), optional
+
+    Returns
+    -------
+    list
+
+    Raises
+    ------
+    ReplicaError
+        From the original exception.
+    """
+    try:
+        return executor.run(tasks)
+    except TaskError as error:
+        cause, index = error.__cause__, error.index
+        where = 'samples %d to %d' % (samples[index][0], samples[index][1] - 1) if samples else 'update'
+        raise ReplicaError('replica %d (context %s, %s) failed, nothing was changed: %s: %s%s'
+                           % (index, describe([contexts[index]]), where, type(cause).__name__,
+                              reason(cause).strip().partition('\n')[0], _advice(contexts, index)),
+                           index, contexts[index], samples[index] if samples else None) from cause
+
+
+def _advice(contexts, index):
+    """What to do where a device is lost: the end of a message, or nothing."""
+    if not is_lost(contexts[index]):
+        return ''
+    others = [context for context in contexts if context is not contexts[index]]
+    return ('. %s has failed for good in this process%s. Start again from a checkpoint%s'
+            % (contexts[index].device,
+               '; the values on %s are those before this step, and can be saved' % describe(others) if others else '',
+               ', without it if it fails again: contexts=' + describe(others) if others else ''))

@@ -1,0 +1,1 @@
+"""Copies of shared variables on contexts, random streams, transfers, and sums on the host."""

@@ -1,0 +1,292 @@
+"""Replicas: copies of the user's shared variables, one a context, and which of them are current.
+
+Who may mark a copy as current: `Replicated.refresh`, with the version that it read, and `Replicated.commit`, for what
+the step itself wrote. A value that anybody sets, at whatever time, is a new version.
+"""
+import contextlib
+import copy
+import sys
+import threading
+import weakref
+import zlib
+
+import numpy as np
+import theano
+from theano.gpuarray.type import GpuArrayType
+from theano.tensor.sharedvar import TensorSharedVariable
+
+from ..devices.contexts import check_process, is_fork
+from ..errors import GraphError, MgpuError
+from ..graphs.graph import fits_gpu, host_type
+from ..patches.compat import watch, watcher_of
+from .random_streams import is_random_state, replica_state
+
+_counting = threading.Lock()  # two threads that set a variable at once make two versions
+_thread = threading.local()
+
+
+@contextlib.contextmanager
+def within_a_step():
+    """A block in which code of the user's runs while a step is under way: it must not touch replicated variables.
+
+    It would read values from before the step, and what it sets would reach some of the replicas only.
+    """
+    _thread.within_a_step = True
+    try:
+        yield
+    finally:
+        _thread.within_a_step = False
+
+
+def _check_turn(variable):
+    if getattr(_thread, 'within_a_step', False):
+        raise MgpuError('%s was read or set by what prepares the next batch, while a step was under way whose new '
+                        'values it would miss. Have each batch prepared in its turn: step.over(batches) without '
+                        'ahead=True' % variable)
+
+
+def replicated(variable, independent=False):
+    """The Replicated of a shared variable; all functions over the variable share it.
+
+    Parameters
+    ----------
+    variable : theano.compile.SharedVariable
+    independent : bool
+        Whether it is the state of a random stream of which each context has its own.
+
+    Raises
+    ------
+    GraphError
+        If one function has the same random stream on every context, and another one does not.
+    """
+    variable = getattr(variable.tag, 'stands_for', variable)
+    found = watcher_of(variable)
+    if found is None:
+        return (ReplicatedStream if independent else Replicated)(variable)
+    if is_random_state(variable) and independent != isinstance(found, ReplicatedStream):
+        raise GraphError('the random stream %s is drawn from by a function that has it the same on every context, and '
+                         'by one that has another one on each: give each a stream of its own, or set mgpu.random=exact'
+                         % variable)
+    return found
+
+
+class Replicated:
+    """A shared variable of the user's and its copies on contexts.
+
+    The copies hold the truth after a step, the variable after it was set; each is brought up to
+    date from the other when it is needed, and not before. On a master of kind ``cpu`` the variable
+    is itself the replica, and nothing is ever copied.
+
+    Attributes
+    ----------
+    variable : SharedVariable
+    copies : dict of Context to SharedVariable
+    touched : bool
+        Whether it was set, other than by a step, since a rank last compared it with other ranks.
+    shared : bool
+        Whether it has had rank 0's value.
+    version : int
+        Grows with every new value.
+    step_locks : weakref.WeakSet of threading.RLock
+        Held during the steps of functions over the variable. Who sets it takes them, so that a new value counts from
+        the next step on, for every replica.
+    """
+
+    def __init__(self, variable):
+        self.variable = variable
+        self.copies = {}
+        self.touched = self.shared = False
+        self.version = 0
+        self.step_locks = weakref.WeakSet()
+        self._held = {variable: 0}  # the version that each replica, and the variable, has
+        watch(variable, self)
+
+    def __del__(self):
+        # The last function over the variable is gone, and with it the copies: bring the value home.
+        if not sys.is_finalizing() and not is_fork():
+            self._bring_home()
+
+    @property
+    def read_only(self):
+        """Whether writes through a borrowed value would be missed by a copy."""
+        return any(replica is not self.variable for replica in self.copies.values())
+
+    def on(self, context, index, first_index=0):
+        """The replica on a context, made if there is none.
+
+        Parameters
+        ----------
+        context : Context
+        index : int
+            Position among all contexts of this process.
+        first_index : int
+            Contexts of the processes before this one. The master is the very first context.
+        """
+        if context not in self.copies:
+            self.copies[context] = self.variable if self._is_home(context, index) else self._copy(context)
+        return self.copies[context]
+
+    def refresh(self, contexts):
+        """Bring the copies on these contexts up to date."""
+        for context in contexts:
+            replica = self.copies[context]
+            if self._held.get(replica) != self.version:
+                version = self.version  # before the value is read: one that is set meanwhile is another version
+                replica.container.value = self._value_for(context)
+                self._held[replica] = version
+
+    def commit(self, contexts):
+        """The copies on these contexts, and they alone, have a new value that is the same on each."""
+        self._new_version(self.copies[context] for context in contexts if context in self.copies)
+
+    def before_read(self):
+        """Bring the user's variable up to date; called before any read of it."""
+        _check_turn(self.variable)
+        self._bring_home()
+
+    def _bring_home(self):
+        if self._held.get(self.variable) != self.version:
+            version = self.version
+            self.variable.container.value = current_value(self._current())
+            self._held[self.variable] = version
+
+    def before_write(self):
+        """Called before the user's variable is set, or updated by a Theano function."""
+        _check_turn(self.variable)
+
+    def after_write(self):
+        """Called after that."""
+        self._new_version([self.variable])
+        self.touched = True
+
+    def _new_version(self, replicas):
+        with _counting:
+            self.version += 1
+            self._held = dict.fromkeys(replicas, self.version)
+
+    def _current(self):
+        """The replicas, the variable among them, that have the latest version."""
+        with _counting:
+            return [replica for replica, version in self._held.items() if version == self.version]
+
+    def value(self):
+        """A copy of the variable's current value on the host."""
+        self._bring_home()
+        return host_value(self.variable)
+
+    def checksum(self):
+        """A number that tells values apart, from the variable itself."""
+        value = self.value()
+        if isinstance(value, np.random.RandomState):
+            value = value.get_state()[1]
+        return zlib.crc32(np.asarray(value).tobytes())
+
+    def _value_for(self, context):
+        return current_value(self._current())
+
+    def _is_home(self, context, index):
+        if isinstance(self.variable.type, GpuArrayType):
+            return self.variable.type.context_name == context.name
+        return index == 0 and context.kind == 'cpu'
+
+    def _copy(self, context):
+        version = self.version
+        replica = copy_on(context, self.variable, self._value_for(context))
+        self._held[replica] = version
+        return replica
+
+
+class ReplicatedStream(Replicated):
+    """The state of a random stream: each context has its own, the master's is the user's variable's."""
+
+    def __init__(self, variable):
+        super().__init__(variable)
+        self._indices = {}
+        self._master = variable  # the replica that the variable's own stream goes on in
+
+    def on(self, context, index, first_index=0):
+        self._indices[context] = first_index + index
+        return super().on(context, first_index + index)
+
+    def commit(self, contexts):
+        """The streams on these contexts have moved on; the others are where they were."""
+        for context in contexts:
+            if self._indices[context] == 0 and self._held.get(self.copies[context]) == self.version:
+                self._master = self.copies[context]
+                for other in [self.variable] + [self.copies[c] for c, i in self._indices.items() if i == 0]:
+                    if other is not self._master:
+                        self._held.pop(other, None)
+
+    def after_write(self):
+        super().after_write()
+        self.touched = False  # each rank has a place of its own in the stream
+
+    def _current(self):
+        # Each replica is at a place of its own; the variable goes on at the master's.
+        return [self.variable if self._held.get(self.variable) == self.version else self._master]
+
+    def _value_for(self, context):
+        self._bring_home()
+        return replica_state(host_value(self.variable), self._indices[context])
+
+
+def host_value(shared):
+    """A copy of a shared variable's value on the host, without asking its watcher."""
+    value = shared.container.storage[0]
+    return np.asarray(value) if isinstance(shared.type, GpuArrayType) else copy.deepcopy(value)
+
+
+def current_value(copies):
+    """The value of variables that are equal, on the host; a lost device's copy is passed over for another's.
+
+    Parameters
+    ----------
+    copies : collection of SharedVariable
+        Not empty.
+
+    Raises
+    ------
+    ContextError
+        In a fork of the process that has them on a device.
+    Exception
+        The driver's, where no copy can be read.
+    """
+    # The host's come first: they cost least.
+    copies = sorted(copies, key=lambda shared: isinstance(shared.type, GpuArrayType))
+    if isinstance(copies[0].type, GpuArrayType):
+        check_process()
+    for shared in copies[:-1]:
+        try:
+            return host_value(shared)
+        except Exception:  # pygpu's GpuArrayException: the step in which the device failed has reported it
+            continue
+    return host_value(copies[-1])
+
+
+def copy_on(context, variable, value):
+    """A new shared variable on a context, of the user's variable's type.
+
+    Parameters
+    ----------
+    context : Context
+    variable : SharedVariable
+    value : ndarray or numpy.random.RandomState
+        Not copied on the host.
+
+    Returns
+    -------
+    SharedVariable
+    """
+    on_gpu = context.kind != 'cpu' and (fits_gpu(variable) or isinstance(variable.type, GpuArrayType))
+    # Scalars stay on the host, where Theano keeps them too.
+    if on_gpu and variable.type.ndim > 0:
+        return theano.shared(value, name=variable.name, target=context.name,
+                             broadcastable=variable.type.broadcastable)
+    return _host_shared(variable, value)
+
+
+def _host_shared(variable, value):
+    """A shared variable on the host with the type of `variable`, or that of its values on the host."""
+    if isinstance(variable.type, GpuArrayType):
+        return TensorSharedVariable(variable.name, host_type(variable), value, strict=True)
+    return variable.__class__(variable.name, variable.type, value, strict=True)

@@ -1,0 +1,194 @@
+"""Arrays from the host to a device and back; on a ``cpu`` context nothing is copied."""
+import numpy as np
+
+from ..devices.contexts import gpu_context
+
+ALIGNED = 16     # a view begins at a multiple of as many elements, for instructions that take several at once
+SMALL = 1 << 15  # bytes of an array that is fetched together with others
+
+
+class DeviceBuffers:
+    """Memory on a context's device that arrays are sent to again and again; none for a ``cpu`` context."""
+
+    def __init__(self, context):
+        self._context = context
+        self._buffers = {}
+
+    def send(self, key, value):
+        """An array on the device; valid until the next one of the key is sent.
+
+        Parameters
+        ----------
+        key : hashable
+        value : ndarray or pygpu.gpuarray.GpuArray
+            One that is on the device stays as it is.
+        """
+        if self._context.kind == 'cpu' or not isinstance(value, np.ndarray):
+            return value
+        from pygpu import gpuarray  # not installed on every machine without a GPU
+        found = self._buffers.get(key)
+        if found is None or found.shape != value.shape:
+            found = gpuarray.array(value, dtype=value.dtype, order='C', context=gpu_context(self._context))
+            self._buffers[key] = found
+        else:
+            found.write(np.ascontiguousarray(value))
+        return found
+
+
+class Sender:
+    """Sends the arguments of one function to its device.
+
+    Parameters
+    ----------
+    function : theano.compile.function_module.Function
+        Compiled by `graph.compile_for`.
+    """
+
+    def __init__(self, function):
+        self._takes = function.mgpu_takes
+        self._buffers = DeviceBuffers(function.mgpu_context)
+
+    def send(self, arguments):
+        """The arguments as the function takes them, valid until the next call.
+
+        Parameters
+        ----------
+        arguments : list of ndarray or pygpu.gpuarray.GpuArray
+            Those that are on the device stay there, unless the function needs them on the host.
+
+        Returns
+        -------
+        list of ndarray or pygpu.gpuarray.GpuArray
+        """
+        return [self._buffers.send(i, value) if takes else fetch(value)
+                for i, (value, takes) in enumerate(zip(arguments, self._takes))]
+
+
+class FlatBuffers:
+    """Arrays that are copied, or added over ranks, in one go: views of one flat array a dtype.
+
+    Parameters
+    ----------
+    like : list of (shape, dtype)
+        One a view, see `describe`.
+    context : Context, optional
+        Of a device; on the host by default.
+
+    Attributes
+    ----------
+    flat : list of ndarray or pygpu.gpuarray.GpuArray
+    views : list of ndarray or pygpu.gpuarray.GpuArray
+        C-contiguous.
+    """
+
+    def __init__(self, like, context=None):
+        self.like = like
+        sizes, places = {}, []
+        for shape, dtype in like:
+            start = -(-sizes.get(dtype, 0) // ALIGNED) * ALIGNED
+            sizes[dtype] = start + int(np.prod(shape, dtype='int64'))
+            places.append((start, sizes[dtype]))
+        flat = {dtype: _empty(size, dtype, context) for dtype, size in sizes.items()}
+        self.flat = list(flat.values())
+        self.views = [flat[dtype][start:stop].reshape(shape) for (shape, dtype), (start, stop) in zip(like, places)]
+
+
+def _empty(size, dtype, context):
+    if context is None or context.kind == 'cpu':
+        return np.zeros(size, dtype)  # what lies between the views is added, too
+    from pygpu import gpuarray
+    return gpuarray.empty((size,), dtype, context=gpu_context(context))
+
+
+def describe(arrays):
+    """Shapes and dtypes."""
+    return [(tuple(array.shape), np.dtype(array.dtype)) for array in arrays]
+
+
+class Fetcher:
+    """Fetches arrays from one device, of the same shapes again and again.
+
+    Small ones are put into one array on the device first, since each copy costs tens of microseconds, whatever its
+    size; for large ones the further copy would cost more than it saves (`benchmarks/choices.py transfers`).
+
+    Parameters
+    ----------
+    context : Context
+    small : int
+        Bytes of the largest array that counts as small.
+
+    Attributes
+    ----------
+    flat : list of ndarray, or None
+        The memory of all arrays that `fetch` has returned, one a dtype, if it put all of them together.
+    """
+
+    def __init__(self, context, small=SMALL):
+        self._context, self._limit = context, small
+        self._like = None
+        self.flat = None
+
+    def fetch(self, arrays):
+        """The arrays on the host; valid until the next call.
+
+        Parameters
+        ----------
+        arrays : list of ndarray or pygpu.gpuarray.GpuArray
+
+        Returns
+        -------
+        list of ndarray
+        """
+        if self._context.kind == 'cpu':
+            return arrays
+        if self._like != describe(arrays):
+            self._make_buffers(arrays)
+        for i, view in zip(self._small, self._there.views):
+            view[...] = arrays[i] if arrays[i].ndim else arrays[i].reshape((1,))  # pygpu indexes no scalars
+        for there, here in zip(self._there.flat, self._here.flat):
+            there.read(here)
+        return [fetch(array, self._host[i]) if i in self._large else
+                self._host.get(i, array) for i, array in enumerate(arrays)]
+
+    def _make_buffers(self, arrays):
+        self._like = describe(arrays)
+        there = [i for i, array in enumerate(arrays) if not isinstance(array, np.ndarray)]
+        small = [i for i in there if arrays[i].size * arrays[i].itemsize <= self._limit]
+        self._small = small if len(small) > 1 else []
+        self._large = set(there) - set(self._small)
+        like = [self._like[i] for i in self._small]
+        self._there = FlatBuffers([(shape or (1,), dtype) for shape, dtype in like], self._context)
+        self._here = FlatBuffers(like)
+        self._host = dict(zip(self._small, self._here.views))
+        self._host.update((i, np.empty(*self._like[i])) for i in self._large)
+        self.flat = self._here.flat if len(self._small) == len(arrays) else None
+
+
+def wait(values):
+    """Wait until a device has computed arrays; those on the host are there already."""
+    for value in values:
+        if not isinstance(value, np.ndarray):
+            value.sync()
+
+
+def fetch(value, out=None):
+    """An array on the host: a device's array is read into `out` (C-contiguous) if given.
+
+    Parameters
+    ----------
+    value : ndarray or pygpu.gpuarray.GpuArray
+    out : ndarray, optional
+        Of the value's shape and dtype.
+
+    Returns
+    -------
+    ndarray
+        `out`; without it, a host array is returned as it is.
+    """
+    if out is None:
+        return np.asarray(value)
+    if isinstance(value, np.ndarray) or not value.flags.c_contiguous:
+        out[...] = np.asarray(value)
+    else:
+        value.read(out)
+    return out

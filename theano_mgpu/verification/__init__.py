@@ -1,0 +1,1 @@
+"""Several contexts against one device: the comparison, and its certificate."""

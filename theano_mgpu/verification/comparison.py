@@ -1,0 +1,93 @@
+"""A batch by plain Theano on one device and over contexts, from the same state, compared."""
+import numpy as np
+import theano
+
+from ..graphs.graph import host_graph, shared_variables
+from ..patches.compat import plain_function
+from ..replicas.random_streams import is_random_state
+from .certificate import TOLERANCE, Certificate, Row, relative_difference
+
+ROUNDING = 'a change of the inputs in their last digit changes it as much'
+
+
+class Verification:
+    """Compares what a function computes over contexts with what plain Theano computes on the host.
+
+    Parameters
+    ----------
+    inputs, outputs : list of theano.Variable
+    new_values : dict of SharedVariable to theano.Variable
+    mode
+        As for `theano.function`.
+    """
+
+    def __init__(self, inputs, outputs, new_values, mode):
+        graph = host_graph(outputs + list(new_values.values()))
+        self._names = [('output', output.name or 'number %d' % i) for i, output in enumerate(outputs)]
+        self._names += [('new value', str(variable)) for variable in new_values]
+        self._shared = shared_variables(graph)
+        self._tolerance = _tolerance(list(inputs) + self._shared + graph)
+        # The new values are further outputs: nothing is changed.
+        self._plain = plain_function(inputs, graph, mode=theano.compile.get_mode(mode).excluding('gpuarray_opt'),
+                                      no_default_updates=True, on_unused_input='ignore', allow_input_downcast=True)
+
+    def certificate(self, values, compute, contexts, tolerance=None):
+        """The Certificate of a batch.
+
+        Parameters
+        ----------
+        values : list of ndarray
+            The arguments.
+        compute : callable
+            Returns outputs, and new values, as the function over contexts has them; it leaves no trace.
+        contexts : list of Context
+        tolerance : float, optional
+            By default that of the coarsest dtype that takes part.
+        """
+        tolerance = tolerance or self._tolerance
+        one = self._plain(*values)
+        rows = self._rows(compute(), one)
+        arbitrary = []
+        if any(row.difference > tolerance for row in rows):
+            nudged = [self._rows(self._nudged(values, seed), one) for seed in range(3)]
+            arbitrary = [row for row, *others in zip(rows, *nudged)
+                         if tolerance < row.difference < 10 * max(other.difference for other in others)]
+        return Certificate([row for row in rows if row not in arbitrary], contexts, tolerance,
+                           [row.name for row in arbitrary], ROUNDING)
+
+    def _rows(self, values, reference):
+        pairs = zip(map(_numbers, values), map(_numbers, reference))
+        return [Row(kind, name, np.size(one), relative_difference(value, one))
+                for (kind, name), (value, one) in zip(self._names, pairs)]
+
+    def _nudged(self, values, seed):
+        """What one device computes where inputs and shared variables differ in their last digit."""
+        before = [(variable, variable.get_value()) for variable in self._shared if not is_random_state(variable)]
+        random = np.random.RandomState(seed)
+        try:
+            for variable, value in before:
+                variable.set_value(_nudge(value, random))
+            return self._plain(*[_nudge(value, random) for value in values])
+        finally:
+            for variable, value in before:
+                variable.set_value(value)
+
+
+def _nudge(value, random):
+    """An array with each number that is not whole, such as a label or a mask, changed by one in the last digit."""
+    if getattr(value, 'dtype', np.dtype(int)).kind != 'f':
+        return value
+    other = np.nextafter(value, random.choice([-np.inf, np.inf], value.shape).astype(value.dtype))
+    return np.where(value == np.round(value), value, other)
+
+
+def _numbers(value):
+    if isinstance(value, np.random.RandomState):
+        _, words, *place = value.get_state()
+        return np.append(words, place)
+    return value
+
+
+def _tolerance(variables):
+    dtypes = {getattr(variable.type, 'dtype', None) for variable in variables}
+    return max([TOLERANCE[dtype] for dtype in dtypes.intersection(TOLERANCE)], default=TOLERANCE['float64'])
