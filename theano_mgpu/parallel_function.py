@@ -3,8 +3,9 @@ import theano
 from theano.compile.function_module import UnusedInputError
 from theano.gof.graph import ancestors
 
-from .data_parallel import DataParallel, check_reductions
+from .data_parallel import DataParallel
 from .errors import GraphError, warn
+from .graphs.training_graph import check_reductions
 from .graphs.updates import as_dict, pairs
 from .options import Options
 

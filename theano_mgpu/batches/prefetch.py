@@ -50,3 +50,30 @@ class LookAhead:
     def forget(self):
         """Let go of the batch that was prepared: it does not come."""
         self._prepared = None
+
+
+class Ahead:
+    """Batches, each as a tuple, of which the next one can be had early; an error of its source comes with its turn."""
+
+    def __init__(self, batches):
+        self._source = (batch if isinstance(batch, (tuple, list)) else (batch,) for batch in batches)
+        self._taken = []    # (item, error)
+
+    def peek(self):
+        """The next batch; None if there is none."""
+        if not self._taken:
+            try:
+                self._taken.append((next(self._source), None))
+            except Exception as error:  # raised by __next__
+                self._taken.append((None, error))
+        return self._taken[0][0]
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.peek()
+        item, error = self._taken.pop()
+        if error is not None:
+            raise error
+        return item

@@ -1,4 +1,6 @@
 """One graph compiled for several contexts, over replicas of its shared variables."""
+import contextlib
+
 import numpy as np
 import theano
 
@@ -15,7 +17,6 @@ from ..graphs import graph
 from ..graphs.audit import audit
 from ..jobs import mpi_environment
 from ..replicas.replicated import replicated
-from ..replicas.transfers import wait
 from ..utils import progress
 
 HOST = Context('the host', 'cpu', 'cpu')  # what belongs to no replica is computed there
@@ -52,47 +53,6 @@ def resolve_contexts(contexts):
         raise ContextError('the contexts %s are those of other processes; this one has %s'
                            % (describe(chosen), describe(active_contexts())))
     return own
-
-
-class Transaction:
-    """What shared storage held before a step, so that an error can put it back.
-
-    Compiled replicas never write to shared storage: they return new values, which replace old ones.
-    Keeping a reference to each old one is all that it takes.
-    """
-
-    def __init__(self):
-        self._old = []
-        self._actions = []
-
-    def replace(self, shared, value):
-        """Give a shared variable a new value, of its internal type; remember the old one."""
-        storage = shared.container.storage
-        self._old.append((storage, storage[0]))
-        storage[0] = value
-
-    def convert(self, shared, value):
-        """As `replace`, with a value from the host."""
-        self.replace(shared, shared.type.filter(value))
-
-    def wait(self):
-        """Wait until devices have computed the new values."""
-        wait(storage[0] for storage, _ in self._old if hasattr(storage[0], 'sync'))
-
-    def then(self, action, *arguments):
-        """Have something called once the new values are to stay."""
-        self._actions.append((action, arguments))
-
-    def commit(self):
-        """The new values stay: do what was to be done then, in order."""
-        for action, arguments in self._actions:
-            action(*arguments)
-
-    def roll_back(self):
-        """Put every old value back, latest first."""
-        for storage, value in reversed(self._old):
-            storage[0] = value
-        self._old.clear()
 
 
 class ParallelGraph:
@@ -166,6 +126,13 @@ class ParallelGraph:
         """
         results = self.compiled[replica].unwatched_call(*arguments)
         return results[:self.n_outputs], results[self.n_outputs:]
+
+
+@contextlib.contextmanager
+def profiled(profile):
+    """A block in which functions are compiled to be profiled, if `profile` is true or the flag ``profile`` is."""
+    with theano.configparser.change_flags(profile=theano.config.profile or bool(profile)):
+        yield
 
 
 def compiling(name, inputs, contexts):

@@ -44,6 +44,11 @@ class Runner:
     ranks : Ranks
     executor : str or None
     timings : Timings
+
+    Attributes
+    ----------
+    row_outputs : list of Output
+        Those of the results with a row a sample, each once.
     """
 
     def __init__(self, compiled, ranks, executor, timings):
@@ -52,6 +57,9 @@ class Runner:
         self.executor = choose_executor(executor, [f for graph in compiled.graphs for f in graph.compiled],
                                         len(self.contexts))
         self.on_devices = any(context.kind != 'cpu' for context in self.contexts)
+        distinct = list(dict.fromkeys(compiled.results))
+        self.row_outputs = [output for output in distinct if isinstance(output.how, tuple)]
+        self._alike_outputs = [output for output in distinct if not isinstance(output.how, tuple)]
         self._buffers = {}
         self._plan_exchanges()
 
@@ -253,9 +261,9 @@ class Runner:
                     transaction.convert(variable.copies[context], values[0])
             transaction.then(variable.commit, contexts)
 
-    def values(self, outputs, batch, results):
+    def values(self, batch, results):
         """Outputs that are the same on each replica, on the host, by Output; `results` is what `run_parts` returned."""
-        return {output: self._value(output.variable, batch, results) for output in outputs}
+        return {output: self._value(output.variable, batch, results) for output in self._alike_outputs}
 
     def _value(self, variable, batch, results):
         for known in (results, batch.common, batch.shards[0].known):
