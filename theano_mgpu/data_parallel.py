@@ -1,7 +1,9 @@
 """A graph over a batch, run over several contexts: what every function of the package has."""
 import threading
 import time
+from typing import Any, Dict, List, Sequence
 
+import numpy as np
 import theano
 
 from .batches.batch_inputs import BatchInputs
@@ -137,7 +139,7 @@ class DataParallel:
     def _read(self):
         return [variable for each in self.compiled_program.graphs for variable in each.variables]
 
-    def step(self, args, kwargs):
+    def step(self, args: Sequence[Any], kwargs: Dict[str, Any]) -> List[np.ndarray]:
         """Compute a batch, on every rank, or change nothing on any.
 
         Returns
@@ -255,12 +257,12 @@ class DataParallel:
             finally:
                 transaction.roll_back()
 
-    def refresh(self):
+    def refresh(self) -> None:
         """Bring the replicas up to date with the user's variables."""
         for each in self.compiled_program.graphs:
             each.refresh()
 
-    def join(self):
+    def join(self) -> None:
         """Call it where each process of a job feeds its own data, once that has ended: it returns when all have.
 
         Until then the process takes part in the others' calls, without samples.

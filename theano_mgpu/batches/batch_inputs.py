@@ -1,9 +1,13 @@
 """What carries the samples of a batch: arguments, slices of shared data sets, and states with a row a sample."""
+from typing import Dict, List, Mapping, Optional, Sequence
+
 import numpy as np
+import theano
+from theano.compile.sharedvalue import SharedVariable
 
 from ..errors import GraphError, LengthError
 from ..graphs import graph
-from ..program import CannotCut
+from ..program import CannotCut, Program
 from .arguments import Arguments, no_samples, sample_axes
 from .data_sets import Slices
 from .division import divided
@@ -55,7 +59,7 @@ class BatchInputs:
             raise no_samples(given)
         return whole[:len(outputs)], dict(zip(updates, whole[len(outputs):]))
 
-    def divide(self, outputs, updated):
+    def divide(self, outputs: List[theano.Variable], updated: List[SharedVariable]) -> Program:
         """Divide the graph, whose last outputs are new values.
 
         Returns
@@ -82,11 +86,12 @@ class BatchInputs:
         self.rows, self._only_length = division.rows, division.length
         return division.program
 
-    def states(self):
+    def states(self) -> Dict[SharedVariable, np.ndarray]:
         """The values of the states with a row a sample, by variable."""
         return {variable: np.asarray(variable.get_value(borrow=True)) for variable in self.rows}
 
-    def length(self, values, states=()):
+    def length(self, values: Sequence[np.ndarray],
+               states: Optional[Mapping[SharedVariable, np.ndarray]] = None) -> int:
         """The number of samples of a batch.
 
         Parameters
@@ -101,7 +106,7 @@ class BatchInputs:
             If arguments, slices and states do not agree, or the graph is one of batches of another length.
         """
         named = self.arguments.named(values) + self.slices.named(values)
-        named += [(len(states[variable]), 'the state %s' % variable) for variable in states]
+        named += [(len(value), 'the state %s' % variable) for variable, value in (states or {}).items()]
         # A process slices nothing once it is through its part of the data; the others may go on.
         length = batch_length(*map(list, zip(*named)), least=0 if self._sharded and self.slices else 1)
         if self._only_length not in (None, length):

@@ -1,4 +1,6 @@
 """Scatter a batch: which samples each replica works on, and what it is given of them."""
+from typing import List, Tuple
+
 import numpy as np
 
 from ..program import Batch
@@ -81,7 +83,7 @@ class Scatter:
         # A process without samples takes part with one that does not count.
         return Batch(self._runner.shards(rounds or [[(0, 1)]], known), common, lengths, not rounds, alone)
 
-    def rounds(self, length):
+    def rounds(self, length: int) -> List[List[Tuple[int, int]]]:
         """Rounds of sample ranges, one a replica of this process; see `micro_batch_rounds`. None for no samples."""
         if length not in self._rounds:
             self._rounds[length] = self._make_rounds(length)

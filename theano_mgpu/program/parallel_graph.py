@@ -1,8 +1,10 @@
 """One graph compiled for several contexts, over replicas of its shared variables."""
 import contextlib
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import theano
+from theano.compile.sharedvalue import SharedVariable
 
 from ..devices.context_map import Context, describe
 from ..devices.contexts import contexts as active_contexts
@@ -18,6 +20,7 @@ from ..graphs.audit import audit
 from ..jobs import mpi_environment
 from ..replicas.replicated import replicated
 from ..utils import progress
+from .partition import Program
 
 HOST = Context('the host', 'cpu', 'cpu')  # what belongs to no replica is computed there
 
@@ -66,10 +69,8 @@ class ParallelGraph:
     contexts : list of Context
     ranks : Ranks
         The processes that do the same.
-    independent : collection of SharedVariable
-        Random streams of which each context has its own.
-    own : collection of SharedVariable
-        Data of which each process has its own, of any length.
+    program : Program
+        What the graph is a part of: its `streams` are one a context, its `own` data one a process.
     mode, name
         As for `theano.function`.
 
@@ -83,17 +84,19 @@ class ParallelGraph:
         Contexts of each rank.
     """
 
-    def __init__(self, inputs, outputs, updates, contexts, ranks, independent=(), own=(), mode=None, name=None):
+    def __init__(self, inputs: List[theano.Variable], outputs: List[theano.Variable],
+                 updates: Dict[SharedVariable, theano.Variable], contexts: List[Context], ranks: Ranks,
+                 program: Program, mode: Any = None, name: Optional[str] = None):
         graph.check_inputs(inputs, outputs + list(updates.values()))
         self.contexts = contexts
         self.n_outputs = len(outputs)
         shared = graph.shared_variables(outputs + list(updates.values()) + list(updates))
+        own = [variable for variable in shared if variable in program.own]
         alike = [variable for variable in shared if variable not in own]
-        self.replicas = check_same_graph(ranks, inputs + [variable for variable in shared if variable in own],
-                                         outputs + list(updates.values()), alike, len(contexts))
-        self.variables = [replicated(variable, variable in independent) for variable in shared]
+        self.replicas = check_same_graph(ranks, inputs + own, outputs + list(updates.values()), alike, len(contexts))
+        self.variables = [replicated(variable, variable in program.streams) for variable in shared]
         replicas = list(zip(shared, self.variables))
-        self.updated = [replicated(variable, variable in independent) for variable in updates]
+        self.updated = [replicated(variable, variable in program.streams) for variable in updates]
         share_first_values(ranks, [each for each in self.variables if each.variable not in own])
         first = sum(self.replicas[:ranks.rank])
         indices = {context: i for i, context in enumerate(active_contexts())}
@@ -105,12 +108,12 @@ class ParallelGraph:
                                                        like=self.compiled))
         self.takes = [function.mgpu_takes for function in self.compiled]
 
-    def refresh(self):
+    def refresh(self) -> None:
         """Bring the replicas up to date with the user's variables."""
         for variable in self.variables:
             variable.refresh(self.contexts)
 
-    def run(self, replica, arguments):
+    def run(self, replica: int, arguments: Sequence[Any]) -> Tuple[List[Any], List[Any]]:
         """Run one replica.
 
         Parameters
