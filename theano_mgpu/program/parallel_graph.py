@@ -153,7 +153,8 @@ def check_same_graph(ranks, inputs, outputs, shared, n_contexts):
     others = np.flatnonzero(found[:, 0] != found[0, 0])
     if len(others):
         raise RankError('the ranks have different models: what is computed on rank %s is not what rank 0 computes. Its '
-                        'shared variables on %s: %s. Build the same model on every rank'
+                        'shared variables on %s: %s. Build the same model on every rank; if each rank holds its own '
+                        'part of a data set, set mgpu.data=sharded (theano-mgpu launch --sharded)'
                         % (', '.join(map(str, others)), ranks.name(ranks.rank), graph.listing(shared)))
     return found[:, 1].tolist()
 
