@@ -24,7 +24,7 @@ from .verification import self_check
 
 
 class DataParallel:
-    """A graph over a batch that is computed in sub-batches, one a context, with the result of one device.
+    """A graph over a batch, computed in one sub-batch per context, with the result of one device.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class DataParallel:
     Attributes
     ----------
     contexts : list of Context
-        Those that it runs on: the first one alone where the graph cannot be divided.
+        The contexts that it runs on; only the first one if the graph cannot be divided.
     is_divided : bool
         Whether batches are divided among replicas.
     refused : str or None
@@ -48,7 +48,7 @@ class DataParallel:
     samples : int
         Of the last batch, on all ranks.
     seconds : float
-        What the last step took until new values were there, without what comes after that: outputs with a row a sample.
+        Duration of the last step up to its new values; gathering outputs with one row per sample is not included.
     timings : Timings
         Seconds that the calls spent in each phase, see `timeline.PHASES`.
     """
@@ -88,7 +88,7 @@ class DataParallel:
         self.scatter = Scatter(self.arguments, self.inputs.rows, program, self.runner, self.is_divided,
                                options.micro_batches, options.least(whole), self.sharded)
         self.updated = [replicated(variable, variable in program.streams) for variable in updated]
-        # Where each rank has samples of its own, it has their states, too.
+        # A rank that has samples of its own also has their states.
         own = self.compiled_program.rows if self.sharded else ()
         self._alike = [each for each, variable in zip(self.updated, updated) if variable not in own]
         share_first_values(self.ranks, self._alike)
@@ -106,7 +106,7 @@ class DataParallel:
         return undivided(outputs)
 
     def warn_if_refused(self):
-        """Say that it runs on one context, and why, where it was to run on several."""
+        """Warn, with the reason, if it runs on one context although several were asked for."""
         if self.refused:
             warn('%s runs whole on %s, since it cannot be computed in parts: %s'
                  % (self.options.name or 'a function', describe(self.contexts), self.refused))
@@ -118,7 +118,7 @@ class DataParallel:
 
     @property
     def compiled(self):
-        """The compiled functions, one a context of each stage."""
+        """The compiled functions: one per stage and context."""
         return [function for each in self.compiled_program.graphs for function in each.compiled]
 
     @property
@@ -140,7 +140,7 @@ class DataParallel:
         return [variable for each in self.compiled_program.graphs for variable in each.variables]
 
     def step(self, args: Sequence[Any], kwargs: Dict[str, Any]) -> List[np.ndarray]:
-        """Compute a batch, on every rank, or change nothing on any.
+        """Compute a batch on every rank; on an error nothing changes on any rank.
 
         Returns
         -------
@@ -155,7 +155,7 @@ class DataParallel:
         """As `step`, with `arguments` a pair of args and kwargs; None for a process whose data has ended."""
         if self.runner.on_devices:
             check_process()
-        # On one line, since Ctrl-C may raise between any two: before the lock is taken, or where `with` frees it.
+        # One line, because Ctrl-C may raise between two lines, after the lock is taken and before `with` can free it.
         with self.lock: return self._step(arguments)  # noqa: E701
 
     def _step(self, arguments):
@@ -194,7 +194,7 @@ class DataParallel:
         runner, compiled = self.runner, self.compiled_program
         runner.run_stages(batch, transaction, self.look_ahead.prepare)
         results = runner.run_parts(batch, transaction)
-        with self.timings.span('run'):  # where nothing left the device, nobody has waited for it yet
+        with self.timings.span('run'):  # results that stayed on the device may still be in progress
             found = runner.values(batch, results)
         self._check([found.get(output) for output in compiled.results])
         self.seconds = time.perf_counter() - began
@@ -258,20 +258,20 @@ class DataParallel:
                 transaction.roll_back()
 
     def refresh(self) -> None:
-        """Bring the replicas up to date with the user's variables."""
+        """Copy values of the user's variables to replicas that are out of date."""
         for each in self.compiled_program.graphs:
             each.refresh()
 
     def join(self) -> None:
-        """Call it where each process of a job feeds its own data, once that has ended: it returns when all have.
+        """Wait for the other processes, where each feeds its own data, once the data of this one has ended.
 
-        Until then the process takes part in the others' calls, without samples.
+        Until the data of all has ended, this process takes part in the others' calls, without samples.
         """
         for _ in self.joined():
             pass
 
     def joined(self):
-        """As `join`, but yields of each call the outputs, and its samples."""
+        """As `join`; yields the outputs and the number of samples of each call."""
         while self.sharded:
             outputs = self.locked_step(None)
             if not self.samples:

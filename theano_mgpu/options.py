@@ -47,5 +47,5 @@ class Options(namedtuple('Options', list(DEFAULTS))):
         return max(self.least_samples, 2 if normalised else 1)
 
     def is_sharded(self, ranks):
-        """Whether each of several processes is given samples of its own."""
+        """Whether there are several processes, each with samples of its own."""
         return ranks.size > 1 and (theano.config.mgpu.data == 'sharded' if self.sharded is None else self.sharded)

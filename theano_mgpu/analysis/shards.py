@@ -25,7 +25,7 @@ class Shards(ShardGraph):
     outputs : list of theano.Variable
         Of host variables. Every other leaf is constant.
     exchanged : collection of theano.Variable
-        What is exchanged as soon as it is partial, since somebody needs all of it anyway.
+        Variables to exchange as soon as they are partial, because something needs their whole value anyway.
     statistics : {'exact', 'local'}
         What batch normalisation normalises by: those of the whole batch, or of the shard.
     streams : collection of SharedVariable
@@ -97,7 +97,7 @@ class Shards(ShardGraph):
     def _convert(self, node):
         try:
             values = self.computed(node, [self._usable(variable) for variable in node.inputs])
-        except CannotCut as error:  # it may be that nobody needs it
+        except CannotCut as error:  # it may be unused
             values = [Value(None, State(REFUSED, reason=str(error)), FREE)] * len(node.outputs)
         if any(value.kind == PARTIAL for value in values):
             self._note_shares(node)
@@ -107,7 +107,7 @@ class Shards(ShardGraph):
             self.keep(variable, value)
 
     def _note_shares(self, node):
-        """Keep in mind which inputs go on as shares of a sum, and of what the output is a scaled or reshaped copy."""
+        """Record which inputs remain shares of a sum, and which variable the output is a scaled or reshaped copy of."""
         shares = {variable for variable in node.inputs if self.value(variable).kind == PARTIAL}
         self.kept_partial |= shares
         if len(shares) == 1 and isinstance(node.op, (Elemwise, DimShuffle)):
@@ -115,9 +115,10 @@ class Shards(ShardGraph):
             self._copied[node.outputs[0]] = self._copied.get(share, share)
 
     def exchanged_twice(self):
-        """Variables of the given graph that had better be exchanged at once.
+        """Variables of the given graph that are better exchanged at once.
 
-        Those that somebody needs whole, while their shares go on, and those of which several copies are exchanged.
+        These are variables that are needed whole while their shares are used further, and variables of which several
+        copies are exchanged.
         """
         return self.kept_partial & self.given_whole | {v for v, copies in self._copies.items() if len(copies) > 1}
 

@@ -190,7 +190,7 @@ def compile_for(context, inputs, outputs, updates, replicas, mode=None, name=Non
     name : str, optional
         For profiles and error messages.
     like : list of theano.compile.function_module.Function
-        What this returned for other contexts, given the same graph. Where one is for the same model of device,
+        What this returned for other contexts, given the same graph. If one of them is for a device of the same type,
         its optimised graph serves this context, too; see `retarget.link`.
 
     Returns
@@ -225,7 +225,7 @@ def _collector_paused():
 
 
 def _linked(context, replicas, name, like):
-    """A function of a graph that one of the others has; None if none is for this model of device, or can be moved."""
+    """A function of a graph that one of the others has; None if none is for this type of device, or can be moved."""
     for function in like:
         if function.mgpu_optimised and alike(function.mgpu_context, context):
             try:

@@ -36,7 +36,7 @@ def resolve_contexts(contexts):
     Returns
     -------
     list of Context
-        Of several processes on a host, each one's own among them.
+        With several processes on a host, those of them that belong to this process.
 
     Raises
     ------
@@ -171,7 +171,7 @@ def share_first_values(ranks, variables):
 
 
 def _new_on_a_rank(ranks, variables):
-    """Those that are new on any rank: when one that nobody uses goes is up to each rank's garbage collector."""
+    """Those that are new on any rank: each rank's garbage collector decides when an unused one is gone."""
     found = []
     for start in range(0, len(variables), 60):  # as many as an integer has bits
         some = variables[start:start + 60]
