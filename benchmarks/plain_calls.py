@@ -6,11 +6,11 @@
 import functools
 
 import theano_mgpu as mgpu
+from theano_mgpu.profiling.turns import compare, show
 
 import numpy as np
 import theano
 import theano.tensor as T
-from paired import compare
 
 
 def functions():
@@ -31,9 +31,7 @@ def main():
     for (name, plain, args), (_, enabled, _) in zip(without, functions()):
         for _ in range(20):  # until it is decided where it runs
             enabled(*args)
-        found = compare(functools.partial(enabled, *args), functools.partial(plain, *args), name, rounds=21, block=0.2)
-        print('%-32s %.4f ms, ratio %.3f (%.3f to %.3f)'
-              % (name, found['ours'] * 1e3, found['ratio'], found['lowest'], found['highest']))
+        show(compare(functools.partial(enabled, *args), functools.partial(plain, *args), name, rounds=21, block=0.2))
     print(report)
 
 

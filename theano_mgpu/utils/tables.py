@@ -1,4 +1,15 @@
-"""Tables of text."""
+"""Text: tables, and numbers with their nouns."""
+
+
+def counted(n, noun):
+    """A number and its noun.
+
+    Examples
+    --------
+    >>> counted(1, 'rank'), counted(2048, 'rank')
+    ('1 rank', '2,048 ranks')
+    """
+    return '%s %s%s' % (format(n, ','), noun, 's' if n != 1 else '')
 
 
 def table(rows, right=()):

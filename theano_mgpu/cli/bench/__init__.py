@@ -15,6 +15,7 @@ from ...errors import MgpuError
 from ...jobs import mpi_environment
 from ...profiling.links import LINKS, parse_network
 from ...utils import progress
+from ...utils.tables import counted
 from ..config import positive
 from ..output import note, quietly
 from . import plot
@@ -143,7 +144,7 @@ def describe(args, recipe, chosen, batch_size):
     """Print what is measured, and where; the same as a dict, for the file of figures."""
     import keras
     import theano
-    machine = '%s, %s' % (discovery.status('cpu', None).name, bench_report.counted(cores(), 'core'))
+    machine = '%s, %s' % (discovery.status('cpu', None).name, counted(cores(), 'core'))
     versions = 'Python %s, NumPy %s, Theano %s, Keras %s' % (platform.python_version(), np.__version__,
                                                             theano.__version__, keras.__version__)
     load = os.getloadavg()[0]
@@ -158,7 +159,7 @@ def describe(args, recipe, chosen, batch_size):
     if load > 0.5 * cores():
         note('other programs use this machine (load %.1f): the figures are those of what they leave' % load)
     if (args.ranks or 1) > cores():
-        note('%d ranks share %s' % (args.ranks, bench_report.counted(cores(), 'core')))
+        note('%d ranks share %s' % (args.ranks, counted(cores(), 'core')))
     return dict(machine=machine, cores=cores(), load=load, versions=versions, model=recipe.name,
                 input_shape=recipe.input_shape, batch_size=batch_size, floatX=theano.config.floatX,
                 contexts=[each._asdict() for each in chosen], rounds=args.rounds)
@@ -174,7 +175,7 @@ def measure(args, recipe, chosen, batch_size):
     names = [context.name for context in chosen]
     sizes = sorted({batch_size, -(-batch_size // 2), -(-batch_size // 4), -(-batch_size // len(names))}, reverse=True)
     with contextlib.ExitStack() as stack:
-        trainees = [trainee(recipe, recipe.replicate(names[:n]), batch_size, bench_report.counted(n, 'context'))
+        trainees = [trainee(recipe, recipe.replicate(names[:n]), batch_size, counted(n, 'context'))
                     for n in range(1, len(names) + 1)]
         steps = args.steps or trainees[0].steps_in(batch_size)
         contestants = [Contestant('contexts', 1, size, trainees[0], steps) for size in sizes]
@@ -201,7 +202,7 @@ def trainee(recipe, model, batch_size, name):
 
 def start_ranks(n, most, sizes, recipe, batch_size, steps):
     """A RankGroup, whose ranks have the threads that each of the most ranks has."""
-    note('starting %s' % bench_report.counted(n, 'rank'))
+    note('starting %s' % counted(n, 'rank'))
     return RankGroup(n, sizes if n == 1 else sizes_apart(batch_size, n), max(1, cores() // most), recipe, batch_size,
                      steps)
 
@@ -215,7 +216,7 @@ def report(args, setting, findings, networks):
     answer = (bench_report.measured_answer(findings, rows, checks) + bench_report.batch_answer(findings, costs)
               + bench_report.predicted_answer(costs, findings.batch_size, networks, predicted))
     print('\nmedians of %s in turns; speedup over 1 context, or 1 rank; the batch stays'
-          % bench_report.counted(findings.rounds, 'round'))
+          % counted(findings.rounds, 'round'))
     print(bench_report.scaling_table(rows))
     print('\n' + bench_report.phase_table(rows))
     print()

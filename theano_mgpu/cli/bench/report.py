@@ -1,7 +1,7 @@
 """What `theano-mgpu bench` prints: the table, where the time goes, the answer, the prediction."""
 from ...profiling.links import EVERY_DEVICE, MEMORY, Network
 from ...profiling.scaling import PAYS, batch_that_pays, limit, speedup
-from ...utils.tables import table
+from ...utils.tables import counted, table
 from ..output import human_bytes
 from .costs import NUMBERS, outlook
 
@@ -13,17 +13,6 @@ REMEDIES = {
     'update': 'each device does all of it; a larger batch updates as much for more samples',
     'input': 'samples that are float32 already, or --sharded ranks that each read their own',
 }
-
-
-def counted(n, noun):
-    """A number and its noun.
-
-    Examples
-    --------
-    >>> counted(1, 'rank'), counted(2048, 'rank')
-    ('1 rank', '2,048 ranks')
-    """
-    return '%s %s%s' % (format(n, ','), noun, 's' if n != 1 else '')
 
 
 def label(row):
