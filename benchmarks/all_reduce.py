@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """The weighted mean of N host buffers: how near it comes to the memory's bandwidth, and NumPy beside it.
 
-  ours    theano_mgpu.replicas.collectives.all_reduce into a buffer that is there
+  ours    theano_mgpu.replicas.collectives.all_reduce into an existing buffer
   blocks  its way without a C++ compiler: NumPy, block by block
   sum     the stacked buffers' sum(axis=0) * weight
   mean    numpy.mean(stacked, axis=0)

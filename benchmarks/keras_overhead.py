@@ -1,8 +1,8 @@
 #!/usr/bin/env python
-"""What the Keras add-on costs: fit on one context through it, against plain Keras fit on the same device, in turns.
+"""The overhead of the Keras add-on: its fit on one context, against plain Keras's fit on the same device, in turns.
 
-With --enable, fit of a model that enable() found, as in a script that `theano-mgpu run` runs. With --predict,
-prediction: a Predictor on one context against plain Keras's predict. Examples:
+With --enable, the model is enabled by enable(), as in a script under `theano-mgpu run`. With --predict, a Predictor on
+one context is compared with plain Keras's predict. Examples:
 
   python benchmarks/keras_overhead.py
   python benchmarks/keras_overhead.py --models mlp --rounds 15

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""What `mgpu.enable` costs functions that stay plain Theano: seconds of a call, with and without, in turns.
+"""The overhead of `mgpu.enable` on functions that stay plain Theano: calls with and without it, in turns.
 
   python benchmarks/plain_calls.py
 """
@@ -14,7 +14,7 @@ import theano.tensor as T
 
 
 def functions():
-    """A function that no batch enters, and one whose samples cannot be divided, with the arguments of a call."""
+    """A function without a batch, and one whose samples cannot be divided, with the arguments of a call."""
     v = theano.shared(np.random.RandomState(0).rand(300).astype('float32'))
     a = theano.shared(np.random.RandomState(1).rand(300, 300).astype('float32'))
     s, x = T.fscalar('s'), T.fmatrix('x')
@@ -29,7 +29,7 @@ def main():
     without = list(functions())
     report = mgpu.enable(tell=lambda text: None)
     for (name, plain, args), (_, enabled, _) in zip(without, functions()):
-        for _ in range(20):  # until it is decided where it runs
+        for _ in range(20):  # until it has chosen where to run
             enabled(*args)
         show(compare(functools.partial(enabled, *args), functools.partial(plain, *args), name, rounds=21, block=0.2))
     print(report)

@@ -2,7 +2,7 @@
 """How fast a Keras model predicts: this package's Predictor against plain Keras, and against a pool of processes.
 
 The figure is samples per second, over 2,560 samples in batches of 128. In a round each contender predicts all of them
-in turn, and the order changes from round to round; the others sleep meanwhile.
+in turn, and the order changes from round to round; the others sleep.
 
   cnn   Conv2D 32 3x3 relu, MaxPooling 2, Flatten, Dense 10 softmax, on 28x28x1
   mlp   784-1024-1024-10, relu and softmax
@@ -150,7 +150,7 @@ def peak_memory(pid):
             children[int(fields['PPid'])].append(int(number))
             peaks[int(number)] = int(fields.get('VmHWM', '0').split()[0])
     tree = [pid]
-    for member in tree:  # which grows meanwhile
+    for member in tree:  # the list grows
         tree += children[member]
     return sum(peaks.get(member, 0) for member in tree) / 1024
 

@@ -2,7 +2,7 @@
 """How training scales over processes: this package over MPI ranks, against plain Keras on Theano, PyTorch, TensorFlow.
 
 The figure is the seconds that 1,280 samples take, ten batches of 128: training only, after warm-up. In a round each
-contender trains an epoch in turn, and the order changes from round to round; the others sleep meanwhile.
+contender trains an epoch in turn, and the order changes from round to round; the others sleep.
 
   cnn   Conv2D 32 3x3 relu, MaxPooling 2, Flatten, Dense 10 softmax, on 28x28x1
   mlp   784-1024-1024-10, relu and softmax

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""What a step over contexts costs against a step without: two ratios, measured in one run.
+"""The overhead of a step over contexts: two ratios, measured in one run.
 
   plain   one `cpu` context through mgpu, against the plain theano.function of the same step; with a GPU or OpenCL
           device, one and two contexts on it against one Theano function there

@@ -92,9 +92,19 @@ def read_theanorc():
             for section in parser.sections() for key, value in parser.items(section)}
 
 
+def environment_flags():
+    """The flags of THEANO_FLAGS alone, as a dict of str to str."""
+    return parse_flags(os.environ.get('THEANO_FLAGS', ''))
+
+
+def set_environment_flags(flags):
+    """Set THEANO_FLAGS to a dict of flags, for this process and those that it starts."""
+    os.environ['THEANO_FLAGS'] = join_flags(flags)
+
+
 def flag(name, default=None):
     """Value of a flag: THEANO_FLAGS first, then .theanorc, else `default`."""
-    flags = parse_flags(os.environ.get('THEANO_FLAGS', ''))
+    flags = environment_flags()
     if name in flags:
         return flags[name]
     # configparser lower-cases option names, as Theano's own reading of .theanorc does.
@@ -114,11 +124,11 @@ def own_flag(name):
     value = flag(name, default)
     if isinstance(default, int):
         if not str(value).isdecimal():
-            raise MgpuError('flag %s=%s is not %s: 0, 1, 2, ... Mend it in THEANO_FLAGS or .theanorc'
+            raise MgpuError('flag %s=%s is not %s: 0, 1, 2, ... Fix it in THEANO_FLAGS or .theanorc'
                             % (name, value, allowed))
         return int(value)
     if isinstance(allowed, tuple) and value not in allowed:
-        raise MgpuError('flag %s=%s is not one of %s. Mend it in THEANO_FLAGS or .theanorc'
+        raise MgpuError('flag %s=%s is not one of %s. Fix it in THEANO_FLAGS or .theanorc'
                         % (name, value, ', '.join(allowed)))
     return value
 

@@ -13,9 +13,9 @@ def counted(n, noun):
 
 
 def table(rows, right=()):
-    """Rows of cells as aligned lines, two blanks between columns, none at the end of a line.
+    """Rows of cells as aligned lines, with two spaces between columns and none at the end of a line.
 
-    A cell that ends its row before the last column (a long message) widens no column.
+    The last cell of a shorter row (a long message) does not widen its column.
 
     Parameters
     ----------

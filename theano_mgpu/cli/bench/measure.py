@@ -235,7 +235,7 @@ def is_cpu(context):
 
 
 def busiest(chosen):
-    """How many of some contexts share one piece of hardware, at most.
+    """The largest number of contexts that share one piece of hardware.
 
     Parameters
     ----------
@@ -246,7 +246,7 @@ def busiest(chosen):
 
 
 def updates_once(chosen):
-    """Whether contexts share the host's memory, so that one update serves all of them; OpenCL devices never do.
+    """Whether one update serves all contexts because they share the host's memory; OpenCL devices never do.
 
     Parameters
     ----------

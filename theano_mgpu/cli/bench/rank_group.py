@@ -1,4 +1,4 @@
-"""The processes that `theano-mgpu bench` starts, by `theano-mgpu launch`, to measure ranks."""
+"""The processes that `theano-mgpu bench` starts with `theano-mgpu launch` to measure ranks."""
 import json
 import os
 import sys
@@ -66,7 +66,7 @@ class RankGroup(Worker):
             raise
 
     def turn(self):
-        """Have each of its measurements done once; a list of Blocks."""
+        """Run each of its measurements once; a list of Blocks."""
         time.sleep(SETTLE)
         self.send('go')
         return [Block(**entries) for entries in json.loads(self.answer(lambda line: line.startswith('[')))]
