@@ -25,7 +25,7 @@ def data(model, samples=SAMPLES):
 
 
 class Alone:
-    """A worker of one process. The classes below have the same methods for workers of several processes."""
+    """A worker of one process. The classes below have the same methods for workers with several processes."""
 
     first = True  # whether this process reads the commands and answers
 

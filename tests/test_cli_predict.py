@@ -228,7 +228,7 @@ def test_a_bad_sample_in_the_middle(files, capfd, monkeypatch):
 @needs_mpi
 @pytest.mark.slow
 def test_ranks(files):
-    """A job of several processes: rank 0 reads and writes."""
+    """With several processes rank 0 reads and writes."""
     with open('theano-mgpu', 'w') as script:  # as pip installs it
         script.write('import sys\nfrom theano_mgpu.cli import main\nsys.exit(main())\n')
     done = subprocess.run([sys.executable, '-m', 'theano_mgpu', 'launch', '-n', '2', 'theano-mgpu', 'predict',

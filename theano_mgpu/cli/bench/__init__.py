@@ -18,8 +18,7 @@ from ...utils import progress
 from ...utils.tables import counted
 from ..config import positive
 from ..output import note, quietly
-from . import plot
-from . import report as bench_report
+from . import plot, report
 from .costs import Findings, predictions
 from .measure import (
     Contestant,
@@ -106,11 +105,11 @@ def run(args):
     check_batch(batch_size, len(chosen), args.ranks)
     setting = describe(args, recipe, chosen, batch_size)
     try:
-        findings = measure(args, recipe, chosen, batch_size)
+        findings = measure_all(args, recipe, chosen, batch_size)
     except KeyboardInterrupt:  # the processes that were started have ended
         note('interrupted')
         return 130
-    report(args, setting, findings, networks)
+    show(args, setting, findings, networks)
     return 0
 
 
@@ -171,7 +170,7 @@ def cores():
     return len(os.sched_getaffinity(0))
 
 
-def measure(args, recipe, chosen, batch_size):
+def measure_all(args, recipe, chosen, batch_size):
     """Measure all contestants; return Findings."""
     names = [context.name for context in chosen]
     sizes = sorted({batch_size, -(-batch_size // 2), -(-batch_size // 4), -(-batch_size // len(names))}, reverse=True)
@@ -208,24 +207,24 @@ def start_ranks(n, most, sizes, recipe, batch_size, steps):
                      steps)
 
 
-def report(args, setting, findings, networks):
+def show(args, setting, findings, networks):
     """Print the tables and the answer; write --json and draw --plot."""
     rows, checks = findings.rows(), findings.checks()
     host = dict(copy_bytes_per_s=copy_rate(), reduce_bytes_per_s=reduce_rate(findings.n_bytes, 2))
     costs = findings.costs(host)
     predicted = predictions(costs, findings.batch_size, networks)
-    answer = (bench_report.measured_answer(findings, rows, checks) + bench_report.batch_answer(findings, costs)
-              + bench_report.predicted_answer(costs, findings.batch_size, networks, predicted))
+    answer = (report.measured_answer(findings, rows, checks) + report.batch_answer(findings, costs)
+              + report.predicted_answer(costs, findings.batch_size, networks, predicted))
     print('\nmedians of %s in turns; speedup over 1 context, or 1 rank, with the same whole batch'
           % counted(findings.rounds, 'round'))
-    print(bench_report.scaling_table(rows))
-    print('\n' + bench_report.phase_table(rows))
+    print(report.scaling_table(rows))
+    print('\n' + report.phase_table(rows))
     print()
-    for sentence in answer + [bench_report.costs_line(costs, findings.link, host['copy_bytes_per_s'])]:
+    for sentence in answer + [report.costs_line(costs, findings.link, host['copy_bytes_per_s'])]:
         print(textwrap.fill(sentence, WIDTH, initial_indent='- ', subsequent_indent='  '))
     print('\npredicted speedup and what limits it, %s scaling: devices that share no hardware, %d on a host'
           % (args.scaling, args.devices_per_host))
-    print(bench_report.prediction_table(predicted, networks, args.scaling))
+    print(report.prediction_table(predicted, networks, args.scaling))
     if args.json:
         figures = dict(setting, rows=rows, checks=checks, costs=costs._asdict(), host=host,
                        link=findings.link._asdict(), n_bytes=findings.n_bytes, predictions=predicted, answer=answer,
