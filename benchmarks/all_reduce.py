@@ -1,20 +1,21 @@
 #!/usr/bin/env python
 """The weighted mean of N host buffers: how near it comes to the memory's bandwidth, and NumPy beside it.
 
-  ours    theano_mgpu.replicas.collectives.all_reduce into a buffer that is there
+  ours    theano_mgpu.replicas.collectives.all_reduce into an existing buffer
   blocks  its way without a C++ compiler: NumPy, block by block
   sum     the stacked buffers' sum(axis=0) * weight
   mean    numpy.mean(stacked, axis=0)
 
 Bytes are those that the task itself reads and writes: N buffers and one result. A processor may move more: a store
-that does not go past the cache reads the line first. The memory's bandwidth is counted alike and measured in each
-round by a sum that only reads, a copy and a triad a = b + 3 * c of 100 MB buffers, in compiled code, each with one
-thread and with one a core, the latter two with plain stores and with stores past the cache; it is that of the kernel
-with the highest median. Buffers that fit into a cache may therefore come to more than 1. MB are 2**20 bytes.
+that does not bypass the cache reads the line first. The memory's bandwidth is counted alike. Each round measures it by
+compiled kernels on buffers of 100 MB: a sum that only reads, a copy, and a triad a = b + 3 * c; each with one thread
+and with one thread a core; copy and triad with plain stores and with stores that bypass the cache. The bandwidth is
+that of the kernel with the highest median. Buffers that fit into a cache can therefore reach more than 1. MB are 2**20
+bytes.
 
-All take turns, some calls each; ratios are taken within a round, and shown is their median over the rounds (lowest to
-highest). "best" is the best round of ours against the best of the memory: what other programs on the machine disturb
-least. Examples:
+All take turns, some calls each. Ratios are taken within a round; the table shows their median over the rounds (lowest
+to highest). "best" is the best round of ours against the best of the memory, which other programs on the machine
+disturb least. Examples:
 
   python benchmarks/all_reduce.py
   python benchmarks/all_reduce.py --sizes 1 100 --buffers 2 --rounds 21 --dtype float64
@@ -26,20 +27,19 @@ import json
 import os
 import sys
 import tempfile
-import time
 
+from theano_mgpu.profiling.turns import seconds, spread, take_turns
 from theano_mgpu.replicas import host_reduce
 from theano_mgpu.replicas.collectives import all_reduce, sum_blocks
 
 import numpy as np
 import theano
 from theano.gof.cmodule import GCC_compiler
-from tqdm import tqdm
 
 MIB = 1 << 20
 BANDWIDTH_BYTES = 100 * MIB
 
-# Chunks are dealt to the threads as they come free, as all_reduce does: a busy core slows both alike.
+# Each thread takes the next chunk when it is free, as in all_reduce: a busy core slows both alike.
 BANDWIDTH_SOURCE = r'''
 #include <cstddef>
 #include <emmintrin.h>
@@ -136,11 +136,11 @@ def contenders(stacked, out):
             'mean': lambda: np.mean(stacked, axis=0)}
 
 
-def seconds(call, repeats):
-    start = time.perf_counter()
-    for _ in range(repeats):
-        call()
-    return (time.perf_counter() - start) / repeats
+def rate(call, nbytes, block):
+    """A function that repeats a call for about `block` seconds, and returns the bytes a second that it moves."""
+    call()
+    repeats = max(1, int(block / seconds(call)))
+    return lambda: nbytes / seconds(call, repeats)
 
 
 def compare(n, size, bandwidth, arguments):
@@ -153,32 +153,22 @@ def compare(n, size, bandwidth, arguments):
     calls = {name: (call, moved) for name, call in contenders(stacked, out).items()}
     names = list(calls)
     calls.update(bandwidth.calls())
-    repeats = {}
-    for name, (call, _) in calls.items():
-        call()
-        repeats[name] = max(1, int(arguments.block / seconds(call, 1)))
-    rounds = {name: [] for name in calls}
-    for number in tqdm(range(arguments.rounds), desc='%d x %g MB' % (n, size), disable=None, leave=False):
-        for name in list(calls)[::1 if number % 2 else -1]:
-            call, nbytes = calls[name]
-            rounds[name].append(nbytes / seconds(call, repeats[name]))
+    sides = {name: rate(call, nbytes, arguments.block) for name, (call, nbytes) in calls.items()}
+    rounds = take_turns(sides, arguments.rounds, '%d x %g MB' % (n, size))
     kernel = max(set(calls) - set(names), key=lambda name: np.median(rounds[name]))
     return dict(n=n, size=size, dtype=arguments.dtype, kernel=kernel, memory=rounds[kernel],
                 best=max(rounds['ours']) / max(max(rounds[name]) for name in set(calls) - set(names)),
                 rounds={name: rounds[name] for name in names})
 
 
-def spread(values, form='%.2f'):
-    return ' '.join([form % np.median(values), '(%s to %s)' % (form % min(values), form % max(values))])
-
-
 def cells(row):
-    """The row's texts: GB/s of all, and ours against the memory and against NumPy's faster way."""
+    """The row as texts: GB/s of all, and ours against the memory and against the faster of NumPy's two ways."""
     rounds = {name: np.array(values) / 1e9 for name, values in row['rounds'].items()}
     ours, memory = rounds['ours'], np.array(row['memory']) / 1e9
     numpy_ways = [rounds[name] for name in ('blocks', 'sum', 'mean')]
-    return (['%d' % row['n'], '%g' % row['size'], spread(ours, '%.1f'), '%.1f' % np.median(memory),
-             spread(ours / memory), '%.2f' % row['best']] + ['%.1f' % np.median(way) for way in numpy_ways]
+    return (['%d' % row['n'], '%g' % row['size'], '%.1f (%.1f to %.1f)' % spread(ours), '%.1f' % np.median(memory),
+             '%.2f (%.2f to %.2f)' % spread(ours / memory), '%.2f' % row['best']]
+            + ['%.1f' % np.median(way) for way in numpy_ways]
             + ['%.1f' % np.median(ours / np.maximum(rounds['sum'], rounds['mean']))])
 
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env python
-"""Measures the choices that theano_mgpu makes by itself, each one against the way not taken, in turns.
+"""Compare choices that theano_mgpu makes by itself with the alternatives, in turns.
 
-  dispatch   a thread a context, against one thread that launches on every context and then fetches
-  transfers  gradients fetched one by one, and all through one flat array, against small ones through one array
+  dispatch   a thread for each context, against one thread that launches on every context and then fetches
+  transfers  gradients fetched one by one, or all through one flat array, against small ones through one array
   update     the update on the host, against the update on each context (`update_on`)
-  input      batches prepared when their turn comes, against sent while the one before is computed
+  input      each batch prepared when it is needed, against sent while the previous one is computed
 
-Ratios below 1 mean that the way not taken is the faster one. Examples:
+A ratio below 1 means that the first way of a pair is faster. Examples:
 
   python benchmarks/choices.py dispatch update
   THEANO_FLAGS='contexts=a->cuda0;b->cuda1' python benchmarks/choices.py
@@ -22,11 +22,11 @@ import theano_mgpu as mgpu
 from theano_mgpu import config
 from theano_mgpu.devices import discovery
 from theano_mgpu.devices.context_map import default_map
+from theano_mgpu.profiling.turns import compare, show
 from theano_mgpu.replicas import transfers
 
 import numpy as np
 from models import Classifier, adam, mlp
-from paired import compare, show
 from step_overhead import MODELS
 
 CHOICES = {}

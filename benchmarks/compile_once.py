@@ -1,8 +1,8 @@
 #!/usr/bin/env python
-"""What further contexts add to the time in which Keras's training function of a VGG-16 is compiled.
+"""What further contexts add to the time that it takes to compile Keras's training function of a VGG-16.
 
-Each compilation is a process of its own, as when a script starts; Theano's compiled code is on disk by then. The
-numbers of contexts take turns. Examples:
+Each compilation runs in a process of its own, as when a script starts; Theano's compiled code is on disk by then. One
+context and all of them take turns. Examples:
 
   python benchmarks/compile_once.py
   python benchmarks/compile_once.py --device opencl0:0 --device opencl0:1
@@ -13,8 +13,9 @@ import os
 import subprocess
 import sys
 
+from theano_mgpu.profiling.turns import ratio, take_turns
+
 import numpy as np
-from tqdm import tqdm
 
 BLOCKS = ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512))
 
@@ -74,18 +75,13 @@ def main():
         worker(arguments)
         return 0
     devices = arguments.device or ['cpu'] * 8
-    sides = [devices[:1], devices]
-    for side in sides:
-        seconds(side, arguments)
-    rounds = []
-    for number in tqdm(range(arguments.rounds), disable=None, leave=False):
-        order = [0, 1][::1 if number % 2 else -1]
-        times = {i: seconds(sides[i], arguments) for i in order}
-        rounds.append((times[0], times[1]))
-    ratios = [many / one for one, many in rounds]
+    sides = {'one': lambda: seconds(devices[:1], arguments), 'all': lambda: seconds(devices, arguments)}
+    for side in sides.values():
+        side()  # fills Theano's folder of compiled code
+    found = take_turns(sides, arguments.rounds, 'compiling')
     print('%d contexts (%s) %.2f s / one %.2f s = %.2f (%.2f to %.2f), %d rounds'
-          % (len(devices), devices[0], np.median([many for _, many in rounds]), np.median([one for one, _ in rounds]),
-             np.median(ratios), min(ratios), max(ratios), len(rounds)))
+          % (len(devices), devices[0], np.median(found['all']), np.median(found['one']),
+             *ratio(found['all'], found['one']), arguments.rounds))
     return 0
 
 

@@ -1,7 +1,4 @@
-"""The command lines of scaling.py and predict.py: their options, what they say of the machine, their files.
-
-The workers import this file, too: see contest.py.
-"""
+"""The command lines of scaling.py and predict.py: their options, the description of the machine, their files."""
 import argparse
 import contextlib
 import importlib.util
@@ -12,8 +9,11 @@ import shutil
 import subprocess
 import sys
 
+from theano_mgpu.utils.tables import counted
+from theano_mgpu.utils.worker import WorkerError
+
 import numpy as np
-from contest import WorkerError, counted, environment_of
+from contest import environment_of
 
 
 def processor():
@@ -31,7 +31,7 @@ def cores():
 
 
 def probe(python, code, name):
-    """What a piece of Python prints, such as versions, in the environment of a worker.
+    """Run a piece of Python in the environment of a worker, and return what it prints, such as versions.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ def positive(text):
 
 
 def add_options(parser, models, picture):
-    """The options of every contest, but for those of its own."""
+    """Add the options that all contests share."""
     parser.add_argument('--models', nargs='+', choices=sorted(models), default=sorted(models))
     parser.add_argument('--rounds', type=positive, default=11, help='epochs of each, in turns (default %(default)s)')
     parser.add_argument('--quick', action='store_true', help='two rounds: to see that it works')
@@ -80,7 +80,7 @@ def add_options(parser, models, picture):
 
 
 def check_common(parser, arguments):
-    """Heed --quick; end with a message if a folder, a module or mpirun is missing."""
+    """Apply --quick; end with a message if a folder, a module or mpirun is missing."""
     if arguments.quick:
         arguments.rounds = 2
     for path in filter(None, (arguments.json, arguments.plot)):
@@ -94,7 +94,7 @@ def check_common(parser, arguments):
 
 
 def announce(found, workers):
-    """Print what machine this is and which versions take part.
+    """Print the machine and the versions that take part.
 
     Parameters
     ----------
@@ -154,13 +154,13 @@ def keep(arguments, tables, environment, title, panel, **more):
 
 
 def write(path, tables, **more):
-    """All rows of all models as JSON, and whatever else."""
+    """Write all rows of all models, and further entries, as JSON."""
     with open(path, 'w') as file:
         json.dump(dict(more, results=sum(tables.values(), [])), file, indent=1)
 
 
 def draw(path, tables, title, panel):
-    """A picture with a panel a model.
+    """Draw a picture with one panel for each model.
 
     Parameters
     ----------

@@ -1,9 +1,9 @@
 #!/usr/bin/env python
-"""One CUDA device against two, the batch the same: what a second device brings within one process.
+"""One CUDA device against two, with the same batch: the gain of a second device in one process.
 
-Without an NVIDIA GPU the devices are those of tests/cuda_on_cpu, each with a thread of its own for its kernels: what
-is measured then is how well this package keeps two devices busy, not what a GPU makes of it. Both sides of a ratio
-take turns, a block of steps each; the ratio is the median over the rounds of the ratio within a round. Examples:
+Without an NVIDIA GPU the devices are those of tests/cuda_on_cpu, each with a thread of its own for its kernels. This
+measures how well the package keeps two devices busy, not the speed of GPUs. Both sides of a ratio take turns, a block
+of steps each; the ratio is the median over the rounds of the ratio within a round. Examples:
 
   python benchmarks/devices.py
   python benchmarks/devices.py --models mlp --executors threads --timeline mlp.json
@@ -21,10 +21,10 @@ if 'floatX' not in os.environ.get('THEANO_FLAGS', ''):
 import theano_mgpu as mgpu
 from theano_mgpu.devices import discovery
 from theano_mgpu.executors import make_executor
+from theano_mgpu.profiling.turns import compare, show
 
 import numpy as np
 from models import adam, cnn, lstm, mlp, sgd
-from paired import compare, show
 
 STAND_IN = os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, 'tests', 'cuda_on_cpu')
 MODELS = {'cnn': (cnn, (1, 28, 28), adam),

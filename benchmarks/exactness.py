@@ -1,10 +1,11 @@
 #!/usr/bin/env python
-"""What exactness costs: training steps with the answers of one device, against those of a flag that gives them up.
+"""What exactness costs: training steps with the results of one device, against steps with a flag that gives them up.
 
   resnet   a ResNet-20: batch normalisation by the whole batch, against mgpu.batch_statistics=local
   dropout  784-1024-1024-10: each replica draws for the whole batch, against mgpu.random=independent
 
-Both take turns, and with one process a single context does, too. Over several processes each step is one of all.
+Both take turns, and so does a single context where there is one process. With several processes all do each step
+together.
 Examples:
 
   python benchmarks/exactness.py resnet --contexts 'a->opencl0:0;b->opencl0:1'
@@ -12,6 +13,7 @@ Examples:
   theano-mgpu launch -n 2 benchmarks/exactness.py dropout
 """
 import argparse
+import functools
 import os
 import sys
 import time
@@ -21,6 +23,7 @@ if 'floatX' not in os.environ.get('THEANO_FLAGS', ''):
 
 import theano_mgpu as mgpu
 from theano_mgpu.keras import multi_gpu_model
+from theano_mgpu.profiling.turns import ratio, seconds, take_turns
 
 import keras
 import numpy as np
@@ -86,26 +89,22 @@ def main():
     sides = {'exact': trained(arguments, {}), ', '.join(flags.values()): trained(arguments, flags)}
     if mgpu.size() == 1:
         sides['one context'] = trained(arguments, {}, gpus=1)
-    found = {name: [] for name in sides}
-    for number in range(arguments.rounds + 1):
-        for name in list(sides)[::1 if number % 2 else -1]:
-            began = time.perf_counter()
-            for _ in range(arguments.steps):
-                sides[name][0].train_on_batch(x, y)
-            if number:  # the first round builds kernels
-                found[name].append((time.perf_counter() - began) / arguments.steps)
+    steps = {name: functools.partial(model.train_on_batch, x, y) for name, (model, _) in sides.items()}
+    for step in steps.values():
+        seconds(step, arguments.steps)  # builds kernels
+    found = take_turns({name: functools.partial(seconds, step, arguments.steps) for name, step in steps.items()},
+                       arguments.rounds)
     if mgpu.rank():
         return 0
     print('%s: %s, %d processes, batch %d, images of %d, %d filters; medians of %d rounds'
           % (arguments.model, arguments.contexts, mgpu.size(), arguments.batch_size, arguments.size, arguments.filters,
              arguments.rounds))
-    for name, (model, seconds) in sides.items():
+    for name, (model, compiled_in) in sides.items():
         stages = len(model.train_function.function.compiled_program.stages)
         print('%-12s %8.1f ms a step, %2d stages, compiled in %.1f s' % (name, 1e3 * np.median(found[name]), stages,
-                                                                       seconds))
+                                                                       compiled_in))
     for name in list(sides)[1:]:
-        ratios = [ours / theirs for ours, theirs in zip(found['exact'], found[name])]
-        print('exact / %-12s %.3f (%.3f to %.3f)' % (name, np.median(ratios), min(ratios), max(ratios)))
+        print('exact / %-12s %s' % (name, ratio(found['exact'], found[name])))
     return 0
 
 

@@ -59,7 +59,7 @@ def main():
     add_keras_arguments(parser, epochs=10)
     parser.add_argument('--filters', type=int, nargs='+', default=[64, 128, 256, 512], metavar='N',
                         help='of each layer of the encoder, one to five of them (default %(default)s)')
-    parser.add_argument('--samples', type=int, help='train on so many digits only')
+    parser.add_argument('--samples', type=int, help='number of digits to train on (default: all)')
     parser.add_argument('--output', metavar='FILE', default='autoencoder.png', help='the picture (default %(default)s)')
     arguments = parser.parse_args()
     if not 1 <= len(arguments.filters) <= 5:

@@ -1,8 +1,8 @@
 #!/usr/bin/env python
-"""What the Keras add-on costs: fit on one context through it, against plain Keras fit on the same device, in turns.
+"""The overhead of the Keras add-on: its fit on one context, against plain Keras's fit on the same device, in turns.
 
-With --enable, fit of a model that enable() found, as in a script that `theano-mgpu run` runs. With --predict,
-prediction: a Predictor on one context against plain Keras's predict. Examples:
+With --enable, the model is enabled by enable(), as in a script under `theano-mgpu run`. With --predict, a Predictor on
+one context is compared with plain Keras's predict. Examples:
 
   python benchmarks/keras_overhead.py
   python benchmarks/keras_overhead.py --models mlp --rounds 15
@@ -10,20 +10,20 @@ prediction: a Predictor on one context against plain Keras's predict. Examples:
   python benchmarks/keras_overhead.py --predict
 """
 import argparse
+import functools
 import os
-import time
 
 if 'floatX' not in os.environ.get('THEANO_FLAGS', ''):
     os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
 
 import theano_mgpu as mgpu
 from theano_mgpu.keras import Predictor, disable, enable, multi_gpu_model
+from theano_mgpu.profiling.turns import ratio, seconds, take_turns
 
 import keras
 import numpy as np
 from keras.layers import LSTM, Dense
 from keras_mnist import build as cnn
-from tqdm import tqdm
 
 
 def mlp():
@@ -78,16 +78,13 @@ def main():
         x, y = rng.rand(n, *shape).astype('float32'), rng.randint(0, 10, (n, 1))
         sides = predictions(build, x, arguments.batch_size) if arguments.predict \
             else fits(build, x, y, arguments.batch_size, arguments.enable)
-        seconds = [[], []]
-        for _ in tqdm(range(arguments.rounds + 1), desc=name, unit=' rounds', disable=None):
-            for side, of_side in zip(sides, seconds):
-                start = time.perf_counter()
-                side()
-                of_side.append(time.perf_counter() - start)
-        ratios = [ours / theirs for ours, theirs in zip(*seconds)][1:]  # the first round compiles
-        print('%s, batch %d: %s of %d samples through the add-on %.3f s, plain Keras %.3f s; ratio %.3f (%.3f to %.3f)'
-              % (name, arguments.batch_size, 'predict' if arguments.predict else 'fit', n, np.median(seconds[0][1:]),
-                 np.median(seconds[1][1:]), np.median(ratios), min(ratios), max(ratios)))
+        for side in sides:
+            side()  # compiles
+        found = take_turns({kind: functools.partial(seconds, side) for kind, side in zip(('ours', 'plain'), sides)},
+                           arguments.rounds, name)
+        print('%s, batch %d: %s of %d samples through the add-on %.3f s, plain Keras %.3f s; ratio %s'
+              % (name, arguments.batch_size, 'predict' if arguments.predict else 'fit', n, np.median(found['ours']),
+                 np.median(found['plain']), ratio(found['ours'], found['plain'])))
 
 
 if __name__ == '__main__':

@@ -35,8 +35,8 @@ and max-pooling amplify rounding, in float64 (THEANO_FLAGS=floatX=float64) it is
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--contexts', metavar='N|MAP', help="contexts to train on: so many of this machine's, its "
-                        "devices taken in turn where there are fewer; or a map, e.g. 'dev0->cuda0;dev1->cuda1'. By "
+    parser.add_argument('--contexts', metavar='N|MAP', help="contexts to train on: their number, which "
+                        "uses this machine's devices in turn; or a map, e.g. 'dev0->cuda0;dev1->cuda1'. By "
                         'default those of THEANO_FLAGS or .theanorc, else every GPU, else two on the CPU')
     parser.add_argument('--opencl-cpus', action='store_true', help='on a machine without a GPU use its CPU through '
                         'OpenCL, if it can: the code paths of a GPU, and slower than a `cpu` context')

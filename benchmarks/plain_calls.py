@@ -1,20 +1,20 @@
 #!/usr/bin/env python
-"""What `mgpu.enable` costs functions that stay plain Theano: seconds of a call, with and without, in turns.
+"""The overhead of `mgpu.enable` on functions that stay plain Theano: calls with and without it, in turns.
 
   python benchmarks/plain_calls.py
 """
 import functools
 
 import theano_mgpu as mgpu
+from theano_mgpu.profiling.turns import compare, show
 
 import numpy as np
 import theano
 import theano.tensor as T
-from paired import compare
 
 
 def functions():
-    """A function that no batch enters, and one whose samples cannot be divided, with the arguments of a call."""
+    """A function without a batch, and one whose samples cannot be divided, with the arguments of a call."""
     v = theano.shared(np.random.RandomState(0).rand(300).astype('float32'))
     a = theano.shared(np.random.RandomState(1).rand(300, 300).astype('float32'))
     s, x = T.fscalar('s'), T.fmatrix('x')
@@ -29,11 +29,9 @@ def main():
     without = list(functions())
     report = mgpu.enable(tell=lambda text: None)
     for (name, plain, args), (_, enabled, _) in zip(without, functions()):
-        for _ in range(20):  # until it is decided where it runs
+        for _ in range(20):  # until it has chosen where to run
             enabled(*args)
-        found = compare(functools.partial(enabled, *args), functools.partial(plain, *args), name, rounds=21, block=0.2)
-        print('%-32s %.4f ms, ratio %.3f (%.3f to %.3f)'
-              % (name, found['ours'] * 1e3, found['ratio'], found['lowest'], found['highest']))
+        show(compare(functools.partial(enabled, *args), functools.partial(plain, *args), name, rounds=21, block=0.2))
     print(report)
 
 

@@ -2,22 +2,22 @@
 """How fast a Keras model predicts: this package's Predictor against plain Keras, and against a pool of processes.
 
 The figure is samples per second, over 2,560 samples in batches of 128. In a round each contender predicts all of them
-in turn, and the order changes from round to round; the others sleep meanwhile.
+in turn, and the order changes from round to round; the others sleep.
 
   cnn   Conv2D 32 3x3 relu, MaxPooling 2, Flatten, Dense 10 softmax, on 28x28x1
   mlp   784-1024-1024-10, relu and softmax
   both  float32, loaded from one file by all
 
 Who takes part: model.predict; a Predictor on one context, on several `cpu` contexts, with several replicas on one
-context, over several MPI ranks, and on OpenCL devices if there are any; a multiprocessing.Pool of plain Keras models
-as people write it. Before anything is timed, the predictions of each are compared with plain Keras's, which also
-fills Theano's folder of compiled code. Contexts, replicas, ranks and processes have one thread each; OpenCL devices
+context, over several MPI ranks, and on OpenCL devices if there are any; a multiprocessing.Pool of plain Keras models.
+Before anything is timed, the predictions of each are compared with those of plain Keras, which also fills Theano's
+folder of compiled code. Contexts, replicas, ranks and processes have one thread each; OpenCL devices
 on a CPU share its cores.
 
   ratio   to plain Keras with one thread; of OpenCL devices, to the first one alone
-  first   seconds from having imported everything until the outputs of the first batch are there: the model loaded,
-          compiled with what is in Theano's folder, run (a pool starts its processes then, and they import)
-  memory  MiB, the sum over a contender's processes of the most that each had resident; what they share counts often
+  first   seconds from the end of the imports until the outputs of the first batch are there: the model is loaded,
+          compiled with the help of Theano's folder, and run (a pool starts its processes then, and they import)
+  memory  MiB, the sum over a contender's processes of the peak resident memory of each; shared pages count repeatedly
 
 Examples:
 
@@ -25,11 +25,11 @@ Examples:
   python benchmarks/predict.py --models cnn --workers 2 4 8 --threads 1 8 --no-opencl
   python benchmarks/predict.py --batch-size 32 --json predict.json --plot predict.png
 
-Other programs that compile meanwhile, and a folder with thousands of modules, make `first` longer. One of its own:
+Other programs that compile at the same time, and a folder with thousands of modules, make `first` longer. To use a
+separate folder:
 
   THEANO_FLAGS=base_compiledir=/tmp/predict_theano python benchmarks/predict.py
 """
-# The workers run this file, too: theano_mgpu is imported by those that need it.
 import argparse
 import collections
 import contextlib
@@ -38,20 +38,25 @@ import os
 import sys
 import tempfile
 
+from theano_mgpu.profiling.turns import spread
+from theano_mgpu.utils.tables import counted
+from theano_mgpu.utils.worker import WorkerError
+
 import numpy as np
-from contest import Worker, WorkerError, counted, environment_of, launch, spread, started, take_turns
+from contest import epochs_in_turns, launch, next_number, start_worker, started
 from contest_command import add_options, announce, bars, check_common, cores, keep, positive, probe, tables_of
-from predict_workers import WORK
 from scaling_workers import SHAPES
 
 TOLERANCES = {False: 1e-6, True: 1e-5}  # differences from plain Keras, relative to the largest value; True: on OpenCL
 VERSIONS = ('import theano_mgpu, keras, mpi4py, theano; print("Theano %s, Keras %s, theano_mgpu %s, mpi4py %s" % '
             '(theano.__version__, keras.__version__, theano_mgpu.__version__, mpi4py.__version__))')
-OPENCL = 'import json; from theano_mgpu import devices; print(json.dumps(devices.discover("opencl")[0]))'
+OPENCL = ('import json; from theano_mgpu.devices import discovery; '
+          'print(json.dumps(discovery.discover("opencl")[0]))')
+WORKERS = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'predict_workers.py')
 
 
 class Contender(collections.namedtuple('Contender', 'kind devices replicas workers threads')):
-    """Who predicts: a kind of `WORK`, devices of a process, replicas on each, processes, threads of each."""
+    """Who predicts: a kind of worker, devices of a process, replicas on each, processes, threads of each."""
 
     @property
     def opencl(self):
@@ -104,14 +109,13 @@ def contenders(arguments, opencl):
 def command_of(contender, model, folder, arguments):
     """The command of a worker."""
     contexts = ';'.join('dev%d->%s' % pair for pair in enumerate(contender.devices))
-    args = ['--worker', contender.kind, '--models', model, '--contexts', contexts,
+    args = [contender.kind, '--model', model, '--contexts', contexts,
             '--replicas', str(contender.replicas), '--workers', str(contender.workers),
             '--batch-size', str(arguments.batch_size), '--samples', str(arguments.samples),
             '--file', os.path.join(folder, 'model.h5'), '--output', output_of(contender, folder)]
-    script = os.path.abspath(__file__)
     if contender.kind == 'predictor' and contender.workers > 1:
-        return launch(contender.workers, script, args)
-    return [sys.executable, script] + args
+        return launch(contender.workers, WORKERS, args)
+    return [sys.executable, WORKERS] + args
 
 
 def output_of(contender, folder):
@@ -131,8 +135,8 @@ def difference(outputs, wanted, tolerance, label):
         raise WorkerError('"%s" predicts an array of shape %s, plain Keras one of %s'
                           % (label, outputs.shape, wanted.shape))
     found = float(np.abs(outputs - wanted).max() / np.abs(wanted).max())
-    if not found <= tolerance:  # so, since NaN is no more than anything
-        raise WorkerError('"%s" predicts something else than plain Keras: the largest difference is %.2g of the '
+    if not found <= tolerance:  # NaN compares false
+        raise WorkerError('"%s" predicts differently from plain Keras: the largest difference is %.2g of the '
                           'largest value, more than %g' % (label, found, tolerance))
     return found
 
@@ -146,7 +150,7 @@ def peak_memory(pid):
             children[int(fields['PPid'])].append(int(number))
             peaks[int(number)] = int(fields.get('VmHWM', '0').split()[0])
     tree = [pid]
-    for member in tree:  # which grows meanwhile
+    for member in tree:  # the list grows
         tree += children[member]
     return sum(peaks.get(member, 0) for member in tree) / 1024
 
@@ -168,17 +172,16 @@ def measure(model, found, arguments):
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix='predict-'))
 
         def start(contender):
-            return Worker(contender.label, command_of(contender, model, folder, arguments),
-                          environment_of(contender.threads))
+            return start_worker(contender, command_of(contender, model, folder, arguments))
 
         differences = compare(start, found, folder, model)
         workers = started(stack, found, start, model)
-        firsts = [worker.number() for worker in workers.values()]
-        seconds = take_turns(workers, arguments.rounds, model)
+        firsts = [next_number(worker) for worker in workers.values()]
+        seconds = epochs_in_turns(workers, arguments.rounds, model)
         peaks = [peak_memory(worker.pid) for worker in workers.values()]
-    return [dict(contender._asdict(), model=model, label=contender.label,
-                 **spread([arguments.samples / value for value in seconds[contender]]), first=first, memory=peak,
-                 difference=differences[contender], seconds=seconds[contender])
+    rates = {contender: spread([arguments.samples / each for each in values]) for contender, values in seconds.items()}
+    return [dict(contender._asdict(), model=model, label=contender.label, **rates[contender]._asdict(), first=first,
+                 memory=peak, difference=differences[contender], seconds=seconds[contender])
             for contender, first, peak in zip(workers, firsts, peaks)]
 
 
@@ -233,7 +236,7 @@ def panel(axis, model, rows):
 
 
 def make_parser():
-    """The command line; options without a help text are those of the workers."""
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser, SHAPES, 'predict.png')
     parser.add_argument('--workers', nargs='+', type=positive, default=[2], metavar='W', help='numbers of contexts, '
@@ -243,15 +246,11 @@ def make_parser():
     parser.add_argument('--samples', type=positive, default=2560, metavar='N', help='(default %(default)s)')
     parser.add_argument('--batch-size', type=positive, default=128, metavar='N', help='(default %(default)s)')
     parser.add_argument('--no-opencl', action='store_true', help='leave the OpenCL devices out')
-    parser.add_argument('--worker', choices=sorted(WORK), help=argparse.SUPPRESS)
-    for name in ('--contexts', '--file', '--output'):
-        parser.add_argument(name, help=argparse.SUPPRESS)
-    parser.add_argument('--replicas', type=int, help=argparse.SUPPRESS)
     return parser
 
 
 def check(parser, arguments):
-    """End with a message, before anything long is started, if something asked for cannot be had."""
+    """End with a message, before anything long is started, if something that was asked for is missing."""
     arguments.threads = [1] + arguments.threads  # what the ratios are to
     for name in ('models', 'workers', 'threads'):
         setattr(arguments, name, list(dict.fromkeys(getattr(arguments, name))))  # each one once
@@ -263,8 +262,6 @@ def check(parser, arguments):
 def main():
     parser = make_parser()
     arguments = parser.parse_args()
-    if arguments.worker:
-        return WORK[arguments.worker](arguments)
     check(parser, arguments)
     try:
         versions = [probe(sys.executable, VERSIONS, 'Keras')]

@@ -1,7 +1,8 @@
-"""The workers of predict.py: each is a process of its own that predicts all samples whenever it is told to.
+"""The workers of predict.py: each is a process of its own that predicts all samples for each line ``go`` of its stdin.
 
-All load the model from one file, and leave their predictions in a file, which predict.py compares.
+All load the model from one file, and write their predictions to a file, which predict.py compares.
 """
+import argparse
 import contextlib
 import multiprocessing
 import time
@@ -11,7 +12,7 @@ from scaling_workers import Alone, crew_of_ranks, data, layers_of, serve
 
 
 def batches(x, size):
-    """The batches that an array is made of.
+    """The batches of an array.
 
     Examples
     --------
@@ -27,12 +28,12 @@ def compete(start, arguments, crew):
     Parameters
     ----------
     start : callable
-        Takes an ExitStack for what has to be closed, and returns the function that predicts, and one that warms up
-        what the first batch has not. By then everything that it needs is imported: its time counts.
+        ``start(stack)`` returns the function that predicts, and one that warms up what the first batch does not
+        reach. It puts what has to be closed on the ExitStack. Its time counts: import everything before it is called.
     arguments : argparse.Namespace
     crew : Alone or Ranks
     """
-    x, _ = data(arguments.models[0], arguments.samples)
+    x, _ = data(arguments.model, arguments.samples)
     crew.barrier()  # else a rank would wait for the imports of another one
     began = time.perf_counter()
     with contextlib.ExitStack() as stack:
@@ -47,14 +48,14 @@ def compete(start, arguments, crew):
 
 
 def work_save(arguments):
-    """No contender: makes the model, and plain Keras's predictions, which all others' are compared with."""
+    """Not a contender: save the model, and plain Keras's predictions, the reference for all contenders."""
     import theano_mgpu  # noqa: F401  Theano and Keras import on Python 3.11 thanks to it; nothing else is used
 
     import keras
     np.random.seed(0)
-    model = layers_of(keras, arguments.models[0])
+    model = layers_of(keras, arguments.model)
     model.save(arguments.file)
-    x, _ = data(arguments.models[0], arguments.samples)
+    x, _ = data(arguments.model, arguments.samples)
     np.save(arguments.output, model.predict(x, batch_size=arguments.batch_size))
     print('ready', flush=True)
 
@@ -89,8 +90,8 @@ def work_predictor(arguments):
 
 
 def work_pool(arguments):
-    """A pool of processes with plain Keras, as people write it."""
-    context, n = multiprocessing.get_context('spawn'), arguments.workers[0]
+    """A multiprocessing.Pool with plain Keras, as in many scripts."""
+    context, n = multiprocessing.get_context('spawn'), arguments.workers
 
     def start(stack):
         # Forked processes would share what Theano has opened: they are started afresh, and import it themselves.
@@ -105,7 +106,7 @@ KEPT = {}  # by a process of the pool
 
 
 def load(path, barrier):
-    """What a process of the pool begins with."""
+    """Initialise a process of the pool."""
     import theano_mgpu  # noqa: F401  as above
 
     import keras
@@ -113,7 +114,7 @@ def load(path, barrier):
 
 
 def predict_batch(batch):
-    """What a process of the pool does with a batch."""
+    """Predict a batch in a process of the pool."""
     return KEPT['model'].predict_on_batch(batch)
 
 
@@ -124,3 +125,18 @@ def meet(batch):
 
 
 WORK = {'save': work_save, 'keras': work_keras, 'predictor': work_predictor, 'pool': work_pool}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('kind', choices=sorted(WORK))
+    for name in ('--model', '--contexts', '--file', '--output'):
+        parser.add_argument(name, required=True)
+    for name in ('--replicas', '--workers', '--batch-size', '--samples'):
+        parser.add_argument(name, type=int, required=True)
+    arguments = parser.parse_args()
+    WORK[arguments.kind](arguments)
+
+
+if __name__ == '__main__':
+    main()

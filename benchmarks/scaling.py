@@ -2,7 +2,7 @@
 """How training scales over processes: this package over MPI ranks, against plain Keras on Theano, PyTorch, TensorFlow.
 
 The figure is the seconds that 1,280 samples take, ten batches of 128: training only, after warm-up. In a round each
-contender trains an epoch in turn, and the order changes from round to round; the others sleep meanwhile.
+contender trains an epoch in turn, and the order changes from round to round; the others sleep.
 
   cnn   Conv2D 32 3x3 relu, MaxPooling 2, Flatten, Dense 10 softmax, on 28x28x1
   mlp   784-1024-1024-10, relu and softmax
@@ -14,18 +14,20 @@ PyTorch runs DistributedDataParallel on gloo, TensorFlow MirroredStrategy over l
   python benchmarks/scaling.py --models cnn --ranks 1 2 4 8 --threads 1 8
   python benchmarks/scaling.py --torch venv_torch/bin/python --tensorflow venv_tf/bin/python --plot scaling.png
 """
-# The workers run this file, too, and theirs may be an interpreter with numpy and torch alone: nothing else is
-# imported up here.
 import argparse
 import collections
 import contextlib
 import os
 import sys
 
-from contest import Worker, counted, environment_of, launch, spread, started, take_turns
-from contest_command import add_options, announce, bars, check_common, keep, positive, probe, tables_of
-from scaling_workers import SAMPLES, SHAPES, WORK
+from theano_mgpu.profiling.turns import spread
+from theano_mgpu.utils.tables import counted
 
+from contest import epochs_in_turns, launch, start_worker, started
+from contest_command import add_options, announce, bars, check_common, keep, positive, probe, tables_of
+from scaling_workers import SAMPLES, SHAPES
+
+WORKERS = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'scaling_workers.py')
 TITLES = {'keras': 'Keras on Theano', 'mgpu': 'theano_mgpu', 'torch': 'PyTorch', 'tensorflow': 'TensorFlow'}
 
 PROBES = {  # what has to be importable for a kind, and the versions that it prints
@@ -37,7 +39,7 @@ PROBES = {  # what has to be importable for a kind, and the versions that it pri
 
 
 class Contender(collections.namedtuple('Contender', 'kind workers threads')):
-    """Who trains: a kind of `TITLES`, so many workers, each with so many threads."""
+    """Who trains: a kind of `TITLES`, the number of workers, and the threads of each."""
 
     @property
     def label(self):
@@ -48,13 +50,12 @@ class Contender(collections.namedtuple('Contender', 'kind workers threads')):
 
 def command_of(contender, model, arguments):
     """The command of a worker."""
-    script = os.path.abspath(__file__)
-    args = ['--worker', contender.kind, '--models', model, '--ranks', str(contender.workers),
+    args = [contender.kind, '--model', model, '--workers', str(contender.workers),
             '--threads', str(contender.threads), '--batch-size', str(arguments.batch_size)]
     if contender.kind == 'mgpu':
-        return launch(contender.workers, script, args)
+        return launch(contender.workers, WORKERS, args)
     return [{'torch': arguments.torch, 'tensorflow': arguments.tensorflow}.get(contender.kind) or sys.executable,
-            script] + args
+            WORKERS] + args
 
 
 def contenders(arguments):
@@ -81,10 +82,10 @@ def measure(model, arguments):
     dict of Contender to list of float
     """
     def start(contender):
-        return Worker(contender.label, command_of(contender, model, arguments), environment_of(contender.threads))
+        return start_worker(contender, command_of(contender, model, arguments))
 
     with contextlib.ExitStack() as stack:
-        return take_turns(started(stack, contenders(arguments), start, model), arguments.rounds, model)
+        return epochs_in_turns(started(stack, contenders(arguments), start, model), arguments.rounds, model)
 
 
 def best_plain(rows):
@@ -104,7 +105,7 @@ def table(model, seconds):
     -------
     list of dict
     """
-    rows = [dict(contender._asdict(), model=model, label=contender.label, **spread(values), seconds=values)
+    rows = [dict(contender._asdict(), model=model, label=contender.label, **spread(values)._asdict(), seconds=values)
             for contender, values in seconds.items()]
     best = best_plain(rows)
     return [dict(row, ratio=row['median'] / best) for row in rows]
@@ -129,7 +130,7 @@ def panel(axis, model, rows):
 
 
 def make_parser():
-    """The command line; options without a help text are those of the workers."""
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser, SHAPES, 'scaling.png')
     parser.add_argument('--ranks', nargs='+', type=positive, default=[1, 2], metavar='R', help='numbers of workers, '
@@ -140,14 +141,11 @@ def make_parser():
                         '(default %(default)s)')
     parser.add_argument('--torch', metavar='PYTHON', help='an interpreter that has PyTorch, to compare with it')
     parser.add_argument('--tensorflow', metavar='PYTHON', help='one that has TensorFlow')
-    parser.add_argument('--worker', choices=sorted(WORK), help=argparse.SUPPRESS)
-    parser.add_argument('--torch-rank', type=int, default=0, help=argparse.SUPPRESS)
-    parser.add_argument('--torch-port', type=int, default=0, help=argparse.SUPPRESS)  # 0: any that is free
     return parser
 
 
 def check(parser, arguments):
-    """End with a message, before anything long is started, if something asked for cannot be had."""
+    """End with a message, before anything long is started, if something that was asked for is missing."""
     for name in ('models', 'ranks', 'threads'):
         setattr(arguments, name, list(dict.fromkeys(getattr(arguments, name))))  # each one once
     if arguments.batch_size > SAMPLES:
@@ -171,8 +169,6 @@ def versions(parser, arguments):
 def main():
     parser = make_parser()
     arguments = parser.parse_args()
-    if arguments.worker:
-        return WORK[arguments.worker](arguments)
     check(parser, arguments)
     environment = announce(versions(parser, arguments), max(arguments.ranks))
     tables = tables_of(arguments.models, lambda model: table(model, measure(model, arguments)),

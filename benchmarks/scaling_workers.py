@@ -1,7 +1,8 @@
-"""The workers of scaling.py: each is a process of its own that trains an epoch whenever it is told to.
+"""The workers of scaling.py: each is a process of its own that trains an epoch for each line ``go`` of its stdin.
 
-They run under an interpreter that may have numpy and torch alone: nothing else is imported up here.
+Their interpreter may have only NumPy and PyTorch: nothing else is imported at the top of this file.
 """
+import argparse
 import contextlib
 import datetime
 import os
@@ -13,7 +14,7 @@ import numpy as np
 
 SAMPLES = 1280
 WARM_UP = 2       # epochs of a worker before it says that it is ready
-NAP = 0.005       # seconds between two looks of an idle MPI rank for a command
+NAP = 0.005       # seconds between two polls of an idle MPI rank for a command
 SHAPES = {'cnn': (28, 28, 1), 'mlp': (784,)}
 
 
@@ -24,12 +25,12 @@ def data(model, samples=SAMPLES):
 
 
 class Alone:
-    """A worker of one process. Those of several agree in the same way: see the classes below."""
+    """A worker of one process. The classes below have the same methods for workers with several processes."""
 
     first = True  # whether this process reads the commands and answers
 
-    def tell(self, go):
-        """What the first process was told, on each process."""
+    def broadcast(self, go):
+        """What the first process has read, on each process."""
         return go
 
     def barrier(self):
@@ -44,10 +45,10 @@ class Ranks:
         self._comm = MPI.COMM_WORLD.Dup()  # apart from the messages of what is measured
         self.first = self._comm.rank == 0
 
-    def tell(self, go):
+    def broadcast(self, go):
         flag = np.array([go], 'int32')
         request = self._comm.Ibcast(flag, 0)
-        while not request.Test():  # bcast itself would spin, and take a core from whoever is timed
+        while not request.Test():  # bcast itself would spin, and take a core from the worker that is timed
             time.sleep(NAP)
         return bool(flag[0])
 
@@ -62,7 +63,7 @@ class Gloo:
         self._dist, self._tensor = dist, tensor
         self.first = dist.get_rank() == 0
 
-    def tell(self, go):
+    def broadcast(self, go):
         flag = self._tensor([int(go)])
         self._dist.broadcast(flag, 0)
         return bool(flag.item())
@@ -72,18 +73,18 @@ class Gloo:
 
 
 def crew_of_ranks():
-    """What keeps this process together with the other ranks, if there are any."""
+    """The ranks of this job; an Alone where there is one process."""
     return Ranks() if int(os.environ.get('OMPI_COMM_WORLD_SIZE', '1')) > 1 else Alone()
 
 
 def serve(epoch, crew, *figures):
-    """Warm up, and print figures that are known by then; then do an epoch for each line `go`, until stdin ends."""
+    """Warm up, print figures that are known by then, and compute an epoch for each line `go` until stdin ends."""
     for _ in range(WARM_UP):
         epoch()
     crew.barrier()
     if crew.first:
         print('ready', *figures, sep='\n', flush=True)
-    while crew.tell(crew.first and sys.stdin.readline().strip() == 'go'):
+    while crew.broadcast(crew.first and sys.stdin.readline().strip() == 'go'):
         crew.barrier()
         start = time.perf_counter()
         epoch()
@@ -115,7 +116,7 @@ def work_keras(arguments):
 
     import keras
     np.random.seed(0)
-    serve(fit(layers_of(keras, arguments.models[0]), arguments.models[0], arguments.batch_size), Alone())
+    serve(fit(layers_of(keras, arguments.model), arguments.model, arguments.batch_size), Alone())
 
 
 def work_mgpu(arguments):
@@ -126,18 +127,18 @@ def work_mgpu(arguments):
     import keras
     mgpu.init('host->cpu')  # else each rank would take its share of this machine's GPUs
     np.random.seed(0)       # the ranks start from the same weights, and shuffle alike
-    model = multi_gpu_model(layers_of(keras, arguments.models[0]))
-    serve(fit(model, arguments.models[0], arguments.batch_size), crew_of_ranks())
+    model = multi_gpu_model(layers_of(keras, arguments.model))
+    serve(fit(model, arguments.model, arguments.batch_size), crew_of_ranks())
 
 
 def work_torch(arguments):
     """PyTorch; several workers are processes that the first one starts."""
     import torch
-    torch.set_num_threads(arguments.threads[0])
+    torch.set_num_threads(arguments.threads)
     torch.set_num_interop_threads(1)
     torch.manual_seed(0)
-    model = torch_model(torch, arguments.models[0])
-    workers, rank = arguments.ranks[0], arguments.torch_rank
+    model = torch_model(torch, arguments.model)
+    workers, rank = arguments.workers, arguments.torch_rank
     if workers == 1:
         return serve(torch_epoch(torch, model, arguments), Alone())
     import torch.distributed as dist
@@ -165,14 +166,14 @@ def torch_model(torch, model):
 
 def torch_epoch(torch, model, arguments):
     """One epoch of PyTorch over this worker's part of each batch, as a callable."""
-    x, y = map(torch.from_numpy, data(arguments.models[0]))
+    x, y = map(torch.from_numpy, data(arguments.model))
     x, y = x.movedim(-1, 1).contiguous() if x.ndim == 4 else x, y[:, 0]
     optimizer, loss = torch.optim.Adam(model.parameters()), torch.nn.CrossEntropyLoss()
     order = torch.Generator().manual_seed(0)  # the same on each worker
 
     def epoch():
         for batch in torch.randperm(SAMPLES, generator=order).split(arguments.batch_size):
-            rows = batch.tensor_split(arguments.ranks[0])[arguments.torch_rank]
+            rows = batch.tensor_split(arguments.workers)[arguments.torch_rank]
             optimizer.zero_grad()
             loss(model(x[rows]), y[rows]).backward()
             optimizer.step()
@@ -182,7 +183,7 @@ def torch_epoch(torch, model, arguments):
 def work_tensorflow(arguments):
     """TensorFlow's Keras; several workers are logical CPU devices of one process."""
     import tensorflow as tf
-    workers, threads = arguments.ranks[0], arguments.threads[0]
+    workers, threads = arguments.workers, arguments.threads
     tf.config.set_visible_devices([], 'GPU')
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(max(workers, threads))  # a replica runs on one of these
@@ -193,11 +194,27 @@ def work_tensorflow(arguments):
     if workers > 1:
         strategy = tf.distribute.MirroredStrategy(['CPU:%d' % i for i in range(workers)]).scope()
     with strategy:
-        model = layers_of(tf.keras, arguments.models[0])
+        model = layers_of(tf.keras, arguments.model)
         model.compile('adam', 'sparse_categorical_crossentropy')
     # Not shuffled, since tf.data would do that sample by sample: to its advantage.
-    batches = tf.data.Dataset.from_tensor_slices(data(arguments.models[0])).batch(arguments.batch_size).prefetch(2)
+    batches = tf.data.Dataset.from_tensor_slices(data(arguments.model)).batch(arguments.batch_size).prefetch(2)
     serve(lambda: model.fit(batches, epochs=1, verbose=0), Alone())
 
 
 WORK = {'keras': work_keras, 'mgpu': work_mgpu, 'torch': work_torch, 'tensorflow': work_tensorflow}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('kind', choices=sorted(WORK))
+    parser.add_argument('--model', choices=sorted(SHAPES), required=True)
+    for name in ('--workers', '--threads', '--batch-size'):
+        parser.add_argument(name, type=int, required=True)
+    parser.add_argument('--torch-rank', type=int, default=0, help="number of a process that PyTorch's first one starts")
+    parser.add_argument('--torch-port', type=int, default=0, help='of the first one; 0: any free port')
+    arguments = parser.parse_args()
+    WORK[arguments.kind](arguments)
+
+
+if __name__ == '__main__':
+    main()

@@ -2,18 +2,21 @@
 """Seconds that an unchanged Theano script takes for an epoch: plain, over contexts, and over ranks, in turns.
 
 An epoch is what the script does between two lines of its output that have the word "validation". Each side runs the
-script in a process of its own, one side after the other in each round. The first epochs, in which functions are
-compiled and measured, do not count. Examples:
+script in a process of its own; the sides take turns. The first epochs, in which functions are compiled and measured, do
+not count. Examples:
 
   python benchmarks/theano_script.py plain launch:2
   python benchmarks/theano_script.py 'run:a->cpu' 'run:a->cpu;b->cpu'
   tests/cuda_on_cpu run .venv/bin/python benchmarks/theano_script.py 'run:a->cuda0' 'run:a->cuda0;b->cuda1'
 """
 import argparse
+import functools
 import os
 import subprocess
 import sys
 import time
+
+from theano_mgpu.profiling.turns import ratio, take_turns
 
 import numpy as np
 
@@ -55,19 +58,20 @@ def seconds_of_epochs(words):
     return np.diff(times)
 
 
+def measure(side, arguments):
+    """Median seconds of an epoch of one run."""
+    seconds = np.median(seconds_of_epochs(command(side, arguments))[arguments.warm_up - 1:])
+    print('%s: %.3f s an epoch' % (side, seconds), flush=True)
+    return seconds
+
+
 def main():
     arguments = parse_arguments()
-    found = {side: [] for side in arguments.sides}
-    for round_ in range(arguments.rounds):
-        for side in arguments.sides:
-            found[side].append(np.median(seconds_of_epochs(command(side, arguments))[arguments.warm_up - 1:]))
-            print('round %d of %d, %s: %.3f s an epoch'
-                  % (round_ + 1, arguments.rounds, side, found[side][-1]), flush=True)
-    first = np.array(found[arguments.sides[0]])
-    for side in arguments.sides:
-        ratios = np.array(found[side]) / first
-        print('%-30s %.3f s an epoch, ratio %.3f (%.3f to %.3f)' % (side, np.median(found[side]), np.median(ratios),
-                                                                    ratios.min(), ratios.max()))
+    sides = {side: functools.partial(measure, side, arguments) for side in arguments.sides}
+    found = take_turns(sides, arguments.rounds)
+    for side in sides:
+        print('%-30s %.3f s an epoch, ratio %s' % (side, np.median(found[side]),
+                                                   ratio(found[side], found[arguments.sides[0]])))
 
 
 if __name__ == '__main__':

@@ -9,10 +9,12 @@ the rounds of the ratio within a round. Examples:
   python benchmarks/versions.py ../before --contexts 'a->opencl0:0;b->opencl0:1' --models cnn --rounds 15
 """
 import argparse
+import functools
 import json
 import os
 import subprocess
 import sys
+import time
 
 import numpy as np
 
@@ -33,13 +35,12 @@ def parse_arguments():
 
 
 def worker(arguments):
-    """Train as many steps as each line of the input says; print the seconds of a step."""
-    sys.path.insert(0, arguments.other)
+    """For each line of stdin, a number, train that many steps; print the seconds of a step."""
+    sys.path[:0] = [arguments.other, os.path.join(arguments.other, 'benchmarks')]  # models.py fits its own checkout
     os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
     import theano_mgpu as mgpu
 
     from models import adam, cnn, lstm, mlp
-    from paired import seconds
     assert mgpu.__file__.startswith(os.path.abspath(arguments.other)), mgpu.__file__
     mgpu.init(arguments.contexts)
     name, = arguments.models
@@ -50,7 +51,10 @@ def worker(arguments):
     batch = (rng.rand(arguments.batch_size, *shape).astype('float32'),
              rng.randint(0, 10, arguments.batch_size).astype('int32'))
     for line in sys.stdin:
-        print(json.dumps(seconds(lambda: step(*batch), int(line))), flush=True)
+        began = time.perf_counter()
+        for _ in range(int(line)):
+            step(*batch)
+        print(json.dumps((time.perf_counter() - began) / int(line)), flush=True)
 
 
 class Side:
@@ -82,6 +86,7 @@ def main():
     arguments = parse_arguments()
     if arguments.worker:
         return worker(arguments)
+    from theano_mgpu.profiling.turns import ratio, take_turns  # not in a worker: it imports the other checkout's
     print('%s, batch %d, %d rounds: this checkout / the other, median (lowest to highest)'
           % (arguments.contexts, arguments.batch_size, arguments.rounds))
     for name in arguments.models:
@@ -89,15 +94,11 @@ def main():
             for side in (ours, theirs):
                 side.seconds(5)
             repeats = max(1, int(arguments.block / theirs.seconds(5)))
-            found = []
-            for number in range(arguments.rounds):
-                order = [ours, theirs][::1 if number % 2 else -1]
-                times = {side: side.seconds(repeats) for side in order}
-                found.append((times[ours], times[theirs]))
-        ratios = [a / b for a, b in found]
-        print('%-6s %8.3f ms / %8.3f ms = %.3f (%.3f to %.3f)'
-              % (name, 1e3 * np.median([a for a, _ in found]), 1e3 * np.median([b for _, b in found]),
-                 np.median(ratios), min(ratios), max(ratios)), flush=True)
+            found = take_turns({'ours': functools.partial(ours.seconds, repeats),
+                                'theirs': functools.partial(theirs.seconds, repeats)}, arguments.rounds)
+        print('%-6s %8.3f ms / %8.3f ms = %s'
+              % (name, 1e3 * np.median(found['ours']), 1e3 * np.median(found['theirs']),
+                 ratio(found['ours'], found['theirs'])), flush=True)
 
 
 if __name__ == '__main__':

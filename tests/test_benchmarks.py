@@ -4,15 +4,17 @@ import os
 import re
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
+from theano_mgpu.profiling import turns
 from theano_mgpu.profiling.timeline import PHASES
+from theano_mgpu.utils.worker import Worker, WorkerError
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from conftest import needs_compiler
-from contest import WorkerError, turns
 from models import handwritten_digits
 from predict import Contender, contenders, difference, peak_memory, with_ratios
 from test_ranks import needs_mpi
@@ -115,9 +117,34 @@ def test_an_unknown_choice_is_refused():
     assert done.returncode == 2 and 'speed: choose from dispatch, update, ' in done.stderr
 
 
-def test_each_contender_has_one_turn_a_round():
-    rounds = [''.join(turns('abcd', number)) for number in range(4)]
-    assert all(sorted(order) == list('abcd') for order in rounds) and len(set(rounds)) == 4
+@pytest.mark.parametrize('sides', ['ab', 'abc', 'abcd'])
+def test_each_side_has_one_turn_a_round_and_each_begins(sides):
+    rounds = [turns.order(sides, number) for number in range(2 * len(sides))]
+    assert all(sorted(order) == list(sides) for order in rounds)
+    assert {order[0] for order in rounds} == {order[-1] for order in rounds} == set(sides)
+    called = []
+    found = turns.take_turns({side: lambda side=side: called.append(side) or side for side in sides}, len(rounds))
+    assert ''.join(called) == ''.join(rounds)
+    assert found == {side: [side] * len(rounds) for side in sides}
+
+
+def test_a_comparison_takes_ratios_within_rounds():
+    row = turns.compare(lambda: time.sleep(0.002), lambda: time.sleep(0.001), 'sleep', rounds=3, block=0.003)
+    assert row['lowest'] <= row['ratio'] <= row['highest'] and row['ratio'] > 1 and row['rounds'] == 3
+    assert row['ours'] >= 0.002 and row['theirs'] >= 0.001
+    assert turns.ratio([2, 2, 9], [1, 2, 3]) == (2, 1, 3)
+
+
+def test_a_worker_answers_or_its_end_is_an_error():
+    script = 'import sys\nprint("news", flush=True)\nfor line in sys.stdin: print("got", line, flush=True)'
+    with Worker('the worker', [sys.executable, '-c', script], dict(os.environ)) as worker:
+        worker.send('go')
+        assert worker.answer(lambda line: line.startswith('got')) == 'got go'
+    for code, patience, message in (('raise SystemExit("reason")', None, 'without an answer, with exit code 1.*reason'),
+                                    ('import time; time.sleep(60)', 0.2, r'did not answer within 0.2 s.*\(nothing\)')):
+        with Worker('the worker', [sys.executable, '-c', code], dict(os.environ), patience) as worker:
+            with pytest.raises(WorkerError, match='(?s)the worker ' + ('ended ' if not patience else '') + message):
+                worker.answer(lambda line: line == 'ready')
 
 
 def test_contenders_of_prediction():
@@ -179,6 +206,6 @@ def test_predict_compares(tmp_path):
 
 @pytest.mark.parametrize('script', ['mnist_cnn.py', 'step_overhead.py', 'keras_mnist.py', 'keras_autoencoder.py',
                                     'keras_overhead.py', 'scaling.py', 'predict.py', 'choices.py', 'compile_once.py',
-                                    'all_reduce.py', 'versions.py', 'exactness.py'])
+                                    'all_reduce.py', 'versions.py', 'exactness.py', 'devices.py', 'theano_script.py'])
 def test_help_teaches(script):
     assert 'Examples:' in run(script, '--help')

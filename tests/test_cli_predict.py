@@ -1,4 +1,4 @@
-"""`theano-mgpu predict`: from file to file, of any size, complete or absent, gone on with after a kill."""
+"""`theano-mgpu predict`: files of any size, outputs that are complete or absent, and resuming after a kill."""
 import fcntl
 import json
 import os
@@ -10,13 +10,10 @@ import subprocess
 import sys
 import termios
 import time
-import zipfile
 
 import theano_mgpu as mgpu
 from theano_mgpu.cli import main
-from theano_mgpu.cli.array_input import open_inputs
 from theano_mgpu.cli.array_output import UnfinishedOutput
-from theano_mgpu.errors import MgpuError
 
 import h5py
 import numpy as np
@@ -34,7 +31,7 @@ X = zoo.noise(N, 6).astype('float32')
 
 @pytest.fixture(autouse=True)
 def own_contexts():
-    """The command changes the active contexts; no other test is to see that."""
+    """The command changes the active contexts; other tests must not see that."""
     yield
     mgpu.init('host0->cpu')
 
@@ -78,6 +75,13 @@ def test_npy(files, capfd):
     assert predict('x.npy', 'y.npy', '--quiet', '--gpus', 'cli_b', '--replicas-per-gpu', 2, '--batch-size', 7) == 0
     assert_close(np.load('y.npy'), files)
     assert capfd.readouterr() == ('', '')
+
+
+def test_an_output_that_exists_is_replaced_with_a_note(files, capfd):
+    np.save('y.npy', X)
+    assert predict('x.npy', 'y.npy') == 0
+    assert_close(np.load('y.npy'), files)
+    assert 'y.npy exists: it will be replaced when all samples are done' in capfd.readouterr().err
 
 
 def test_gpus(files):
@@ -125,7 +129,7 @@ def saved_rows():
 
 
 def kill_in_the_middle(rows):
-    """SIGKILL once so many rows are saved; how many were."""
+    """SIGKILL once `rows` rows are saved; the number of those that were."""
     process = start('x.npy', 'y.npy', '--batch-size', '1')
     while saved_rows() < rows:
         assert process.poll() is None, process.stderr.read()
@@ -137,8 +141,8 @@ def kill_in_the_middle(rows):
 
 
 @pytest.mark.parametrize('kills', [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_kill_and_go_on(files, kills, capfd):
-    """What was saved is not computed again: rows that are changed meanwhile stay so."""
+def test_kill_and_resume(files, kills, capfd):
+    """Saved rows are not computed again: rows that are changed between two runs keep their values."""
     np.save('x.npy', np.tile(X, (100, 1)))
     saved = 0
     for _ in range(kills):
@@ -152,7 +156,7 @@ def test_kill_and_go_on(files, kills, capfd):
         part.write(b'half a row'[:7])
     assert predict('x.npy', 'y.npy') == 0
     error = capfd.readouterr().err
-    assert 'y.npy: goes on after %d of %d samples' % (saved, 100 * N) in error
+    assert 'y.npy: resuming after %d of %d samples' % (saved, 100 * N) in error
     assert '%d samples, %d of them computed now' % (100 * N, 100 * N - saved) in error
     y = np.load('y.npy')
     assert (y[:saved] == 7).all() and not os.path.exists('y.npy.unfinished')
@@ -173,10 +177,10 @@ def test_ctrl_c(files):
     error = os.read(terminal, 1 << 20).decode()
     assert process.returncode == 130 and 'Traceback' not in error
     assert re.search(r'/30.0k \[.* samples/s\]', error)
-    assert re.search(r'interrupted. \d+ of 30000 samples are saved in y.npy.unfinished: the same command', error)
+    assert re.search(r'interrupted. \d+ of 30000 samples are saved in y.npy.unfinished: run the same', error)
 
 
-def test_another_job_begins_anew(files, capfd):
+def test_another_job_starts_again(files, capfd):
     for changed, change in (('input', lambda: np.save('x.npy', X[::-1])),
                             ('model', lambda: zoo.dense().save('model.h5'))):
         with UnfinishedOutput('y.npy', ['y'], N, {}) as output:
@@ -187,7 +191,7 @@ def test_another_job_begins_anew(files, capfd):
                        'format': 1, 'outputs': zoo_names()}, file)
         change()
         assert predict('x.npy', 'y.npy') == 0
-        assert 'y.npy was begun for another %s' % changed in capfd.readouterr().err
+        assert 'y.npy was begun with another %s' % changed in capfd.readouterr().err
         assert abs(np.load('y.npy')[:5]).min() > 0
 
 
@@ -199,11 +203,11 @@ def zoo_names():
 def test_two_at_a_time(files, capfd):
     with UnfinishedOutput('y.npy', ['y'], N, {}):
         assert predict('x.npy', 'y.npy') == 1
-    assert 'another process is at work on y.npy' in capfd.readouterr().err
+    assert 'another process is writing y.npy' in capfd.readouterr().err
 
 
 def test_a_bad_sample_in_the_middle(files, capfd, monkeypatch):
-    """The error names the samples; those before it are saved, and the same command goes on after them."""
+    """The error names the samples; those before it are saved, and the same command resumes after them."""
     from theano_mgpu.prediction.resident import Resident
     run = Resident.run
 
@@ -224,7 +228,7 @@ def test_a_bad_sample_in_the_middle(files, capfd, monkeypatch):
 @needs_mpi
 @pytest.mark.slow
 def test_ranks(files):
-    """A job of several processes: rank 0 reads and writes."""
+    """With several processes rank 0 reads and writes."""
     with open('theano-mgpu', 'w') as script:  # as pip installs it
         script.write('import sys\nfrom theano_mgpu.cli import main\nsys.exit(main())\n')
     done = subprocess.run([sys.executable, '-m', 'theano_mgpu', 'launch', '-n', '2', 'theano-mgpu', 'predict',
@@ -237,8 +241,8 @@ def test_ranks(files):
 # --- clear errors --------------------------------------------------------------------------------
 
 @pytest.mark.parametrize('arguments,message', [
-    (['x.txt', 'y.npy'], 'x.txt: the input is a file of the kind .npy, .npz, .h5, .hdf5'),
-    (['x.npy', 'y'], 'y: the output is a file of the kind'),
+    (['x.txt', 'y.npy'], 'x.txt: the name of the input must end with one of .npy, .npz, .h5, .hdf5'),
+    (['x.npy', 'y'], 'y: the name of the output must end with one of'),
     (['none.npy', 'y.npy'], 'there is no file none.npy'),
     (['x.npy', 'x.npy'], 'the output x.npy is the input or the model itself'),
     (['x.npy', 'nowhere/y.npy'], 'there is no folder'),
@@ -246,9 +250,9 @@ def test_ranks(files):
     (['x.npy', 'y.npy', '--gpus', 'dev7'], "there is no context 'dev7'"),
     (['bad.npy', 'y.npy'], 'the input bad.npy cannot be read'),
     (['objects.npy', 'y.npy'], 'the input objects.npy cannot be read: .*Python objects'),
-    (['objects.npz', 'y.npy'], 'it holds Python objects, not numbers'),
+    (['objects.npz', 'y.npy'], 'it contains Python objects, not numbers'),
     (['wide.npy', 'y.npy'], r'samples 0 to 31: batch 0 failed: ValueError: Error when checking input.*shape \(6,\)'),
-    (['two.npz', 'y.npy'], 'two.npz has the arrays a, b, and the model the inputs dense_'),
+    (['two.npz', 'y.npy'], 'two.npz has the arrays a, b, but the model has the inputs dense_'),
 ])
 def test_errors(files, arguments, message, capfd):
     np.save('wide.npy', np.ones((40, 9)))
@@ -266,39 +270,10 @@ def test_errors(files, arguments, message, capfd):
 def test_models_that_cannot_be_used(files, capfd):
     zoo.functional().save('model.h5')
     assert predict('x.npy', 'y.npy') == 1
-    assert 'y.npy is one array, and the model has the outputs kind, place' in capfd.readouterr().err
+    assert 'y.npy is one array, but the model has the outputs kind, place' in capfd.readouterr().err
     assert predict('x.npy', 'y.npz') == 1
-    assert 'x.npy is one array, and the model has the inputs' in capfd.readouterr().err
+    assert 'x.npy is one array, but the model has the inputs' in capfd.readouterr().err
     os.replace('x.npy', 'model.h5')
     np.save('x.npy', X)
     assert predict('x.npy', 'y.npz') == 1
-    assert 'model.h5 is no model that Keras can load: OSError' in capfd.readouterr().err
-
-
-def test_inputs_of_different_lengths(tmp_path):
-    np.savez(str(tmp_path / 'x.npz'), a=np.ones((3, 2)), b=np.ones((4, 2)))
-    with pytest.raises(MgpuError, match=r'as many samples.*a has shape \(3, 2\), b has shape \(4, 2\)'), \
-            open_inputs(str(tmp_path / 'x.npz'), ['a', 'b']):
-        pass
-
-
-def test_compressed_rows_are_read_onwards(tmp_path, monkeypatch):
-    """Also past the middle of a file, for one that goes on."""
-    monkeypatch.setattr('theano_mgpu.cli.array_input.CHUNK', 100)
-    rows = np.arange(3000.).reshape(500, 2, 3)
-    np.savez_compressed(str(tmp_path / 'x.npz'), x=rows)
-    with open_inputs(str(tmp_path / 'x.npz'), ['input']) as (x,):
-        np.testing.assert_array_equal(x[123:130], rows[123:130])
-        np.testing.assert_array_equal(x[490:600], rows[490:])
-        with pytest.raises(ValueError, match='row 3 was passed over'):
-            x[3:5]
-
-
-def test_stored_arrays_are_memory_mapped(tmp_path):
-    np.savez(str(tmp_path / 'x.npz'), x=np.arange(10.), none=np.ones((0, 3)))
-    with open_inputs(str(tmp_path / 'x.npz'), ['x']) as (x,):
-        assert isinstance(x, np.memmap)
-        np.testing.assert_array_equal(x, np.arange(10.))
-    with open_inputs(str(tmp_path / 'x.npz'), ['none']) as (none,):
-        assert none.shape == (0, 3)
-    assert zipfile.is_zipfile(str(tmp_path / 'x.npz'))
+    assert 'Keras cannot load the model model.h5: OSError' in capfd.readouterr().err

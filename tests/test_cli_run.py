@@ -1,4 +1,4 @@
-"""`theano-mgpu run`: a script as under python, and its Keras models over the contexts."""
+"""`theano-mgpu run`: a script runs as under python, and its Keras models run on the contexts."""
 import os
 import re
 import signal
@@ -21,7 +21,7 @@ QUICK = 'floatX=float32,cxx=,optimizer=fast_compile'  # interpreted: compiling t
 
 def start(words, folder, flags='', backend='theano'):
     env = dict(os.environ, PYTHONPATH=str(ROOT), THEANO_FLAGS=flags, KERAS_BACKEND=backend)
-    # A shell has what it runs in the background ignore Ctrl-C, and that is inherited.
+    # Background processes of a shell ignore Ctrl-C, and their children inherit that.
     return subprocess.Popen([sys.executable] + words, cwd=str(folder), env=env, text=True, stdin=subprocess.PIPE,
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
@@ -38,7 +38,7 @@ def run(*args, folder, flags=QUICK):
 
 
 def alike(words, folder, stdin=''):
-    """Run a program under python and by `run`, and compare; importing Theano without a compiler warns of that."""
+    """Run a program under python and by `run`, and compare; without a compiler, importing Theano warns."""
     plain, ours = start(words, folder), start(['-m', 'theano_mgpu', 'run', '--quiet'] + words, folder)
     (code, out, err), (our_code, our_out, our_err) = [
         [re.sub('0x[0-9a-f]+', '0x', str(part)) for part in finish(process, stdin)] for process in (plain, ours)]
@@ -106,9 +106,9 @@ def test_a_script_without_keras_runs_as_under_python(name, tmp_path):
     alike([os.path.join('folder', 'script.py'), 'one', '--two', '-q', '--gpus'], tmp_path, 'typed\n')
 
 
-def test_a_script_without_keras_is_said_to_have_run_as_it_is(tmp_path):
-    """It ran on one device, in silence; Keras that is imported and not used is no model, either."""
-    line = 'theano-mgpu: note: no Keras model ran, and no Theano function was made: all else is left to the script\n'
+def test_a_script_without_keras_or_theano_is_noted(tmp_path):
+    """It used to run on one device without a word. Importing Keras without using it makes no model, either."""
+    line = 'theano-mgpu: note: no Keras model ran, and no Theano function was compiled: nothing was divided\n'
     for script in ('print(1)', 'import keras; print(1)'):
         code, out, err = run(*TWO, write(tmp_path / 'script.py', script), folder=tmp_path)
         assert (code, out) == (0, '1\n') and err.endswith(line), err
@@ -136,7 +136,7 @@ def test_a_signal_ends_it_as_it_ends_python(tmp_path):
             assert process.stdout.readline() == 'ready\n'
             process.send_signal(number)
             code, out, err = finish(process)
-            # Where it was hit is another place each time; without a compiler Theano warns of that first.
+            # The traceback differs each time; without a compiler Theano prints a warning first.
             found.append((code, out, err.endswith('\nKeyboardInterrupt\n')))
             assert 'theano_mgpu' not in err
         assert found[0] == found[1] == (-number, '', number == signal.SIGINT)
@@ -177,7 +177,7 @@ def without_seconds(text):
 
 
 def test_a_keras_script(tmp_path):
-    """The same output on one device and on two; what the models did comes on stderr."""
+    """The same output on one device and on two; the summary of the models is on stderr."""
     script = write(tmp_path / 'train.py', TRAIN)
     plain = finish(start(['-c', PLAIN, script], tmp_path, QUICK))
     code, out, err = run(*TWO, script, folder=tmp_path)
@@ -223,7 +223,7 @@ def test_contexts_that_are_not_there_end_it(tmp_path):
 
 @needs_mpi
 def test_launch_runs_it_in_each_process(tmp_path):
-    """Without the word run, each process trains a model of its own, which is noted."""
+    """Without the word run each process trains a model of its own, and a note says so."""
     script = write(tmp_path / 'train.py', TRAIN)
     apart, out, err = finish(start(['-m', 'theano_mgpu', 'launch', '-n', '2', script], tmp_path, QUICK))
     assert apart == 0 and 'the 2 processes did not work together' in err and 'launch -n 2 run SCRIPT' in err, err
@@ -238,7 +238,7 @@ def test_launch_runs_it_in_each_process(tmp_path):
 
 
 def test_flags_that_the_script_sets_itself(tmp_path):
-    """Many scripts do so before they import Keras; under `run` Theano is there already."""
+    """Many scripts do so before they import Keras; under `run` Theano has been imported already."""
     script = write(tmp_path / 'train.py', '''
         import os
         os.environ['THEANO_FLAGS'] = 'device=cuda0,floatX=float32,optimizer=fast_compile,gcc.cxxflags=-O1,no_such=1'
@@ -249,12 +249,29 @@ def test_flags_that_the_script_sets_itself(tmp_path):
     ''')
     code, out, err = run(*TWO, script, folder=tmp_path)
     assert (code, out) == (0, 'fast_compile -O1 float32\nleft right\n'), err
-    note = err[err.index('theano-mgpu: note: the script sets flags of Theano that come too late: '):]
+    note = err[err.index('theano-mgpu: note: the script sets Theano flags too late: '):]
     assert 'device=cuda0 (' in note and 'no_such=1 (' in note and 'optimizer' not in note
     assert run(script, folder=tmp_path, flags=QUICK + ',contexts=one->cpu;two->cpu')[1].endswith('\none two\n')
 
 
-def test_another_backend_is_left_alone(tmp_path):
+@pytest.mark.parametrize('first', [True, False])
+def test_a_script_that_chooses_its_own_contexts_is_noted(first, tmp_path):
+    """Either choice used to replace the other one in silence."""
+    choice = "mgpu.init('mine->cpu')"
+    script = write(tmp_path / 'script.py', """
+        import numpy as np, theano, theano.tensor as T, theano_mgpu as mgpu
+        %s
+        x = T.vector('x')
+        theano.function([x], 2 * x)(np.ones(8, theano.config.floatX))
+        %s
+    """ % ((choice, '') if first else ('', choice)))
+    code, _, err = run(*TWO, '--always', script, folder=tmp_path)
+    note = ('the script chose the contexts mine->cpu; "theano-mgpu run" replaces them with left->cpu;right->cpu'
+            if first else 'opened the contexts left->cpu;right->cpu; later the script replaced them with mine->cpu')
+    assert code == 0 and err.count('theano-mgpu: note: ') == 1 and note in err, err
+
+
+def test_models_of_another_backend_are_not_changed(tmp_path):
     (tmp_path / 'keras').mkdir()
     write(tmp_path / 'keras' / '__init__.py', '''
         class backend:
@@ -262,4 +279,4 @@ def test_another_backend_is_left_alone(tmp_path):
     ''')
     script = write(tmp_path / 'train.py', 'import keras; print("done")')
     code, out, err = run(script, folder=tmp_path)
-    assert (code, out) == (0, 'done\n') and 'uses Keras on cntk: its models are left alone' in err
+    assert (code, out) == (0, 'done\n') and 'uses Keras on cntk: its models are not changed' in err

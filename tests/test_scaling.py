@@ -84,7 +84,7 @@ def test_links_by_name_and_by_figures():
 
 @pytest.mark.parametrize('text', ['isdn', 'pcie4+', 'pcie4+isdn', '5', '5:0', '-1:3', '1:nan', 'inf:1', ''])
 def test_a_link_that_is_none(text):
-    with pytest.raises(ScalingError, match='is no link: give one of pcie3, .*10gbe.* e.g. 5:12;'):
+    with pytest.raises(ScalingError, match='is not a link: give one of pcie3, .*10gbe.* e.g. 5:12;'):
         parse_network(text)
 
 
@@ -201,5 +201,5 @@ def test_no_devices_or_samples(n, batch):
 
 
 def test_more_hosts_than_links():
-    with pytest.raises(ScalingError, match='8 devices stand on 2 hosts, and no link between hosts was given'):
+    with pytest.raises(ScalingError, match='8 devices are on 2 hosts, but no link between hosts was given'):
         scaling.step_seconds(COSTS, 8, 64, Network(FAST, None, 4))

@@ -8,17 +8,18 @@ from .errors import MgpuError
 # Flags of theano_mgpu's own: name -> (default, allowed values or what a number is, documentation).
 OWN_FLAGS = {
     'mgpu.executor': ('auto', ('auto', 'serial', 'threads', 'mpi'),
-                      'How replicas are run: one after the other from one thread (serial), a thread a replica '
-                      '(threads), or over the processes that mpirun started (mpi); auto chooses mpi in a process of '
-                      "several, else by what the functions do. serial and threads keep each of several to itself."),
+                      'How replicas run: one after the other in one thread (serial), each in a thread (threads), or in '
+                      'the processes that mpirun started (mpi). auto chooses mpi if there are several processes, else '
+                      'according to the functions. With serial or threads each of several processes works by itself.'),
     'mgpu.data': ('whole', ('whole', 'sharded'),
-                  'In a process of several: each is given the whole batch and takes its part (whole), or each is '
+                  'With several processes: each is given the whole batch and takes its part (whole), or each is '
                   'given its own part (sharded).'),
     'mgpu.gpus_per_process': (0, 'a number of contexts',
-                              'Contexts that each process of several on a host takes; 0 divides all of them.'),
+                              'With several processes on a host: the contexts that each one takes; 0 divides all '
+                              'of them equally.'),
     'mgpu.timeout': (600, 'a number of seconds',
-                     'Seconds that a process of several waits for another one in a step before that is an error; '
-                     'ten times as long where others may compile or read a file. 0 waits for ever.'),
+                     'With several processes: seconds that one waits for another in a step before it fails; ten '
+                     'times as long where others may compile or read a file. 0 means no limit.'),
     'mgpu.update_on': ('auto', ('auto', 'device', 'host'),
                        'Where new parameters are computed: on each context (device), or once on the host, which then '
                        'sends them (host): for devices that are short of memory for the state of the optimizer. auto '
@@ -34,8 +35,8 @@ OWN_FLAGS = {
                     'Whether the first batch of each function is computed on one device, too, and a difference beyond '
                     'rounding is an error.'),
     'mgpu.timeline': ('', 'the path of a .json file',
-                      'A file that a timeline of the whole script is written to when it ends, for '
-                      'https://ui.perfetto.dev; none by default.'),
+                      'File for a timeline of the whole script, written at its end, for https://ui.perfetto.dev; none '
+                      'by default.'),
 }
 
 
@@ -92,9 +93,19 @@ def read_theanorc():
             for section in parser.sections() for key, value in parser.items(section)}
 
 
+def environment_flags():
+    """The flags of THEANO_FLAGS alone, as a dict of str to str."""
+    return parse_flags(os.environ.get('THEANO_FLAGS', ''))
+
+
+def set_environment_flags(flags):
+    """Set THEANO_FLAGS to a dict of flags, for this process and those that it starts."""
+    os.environ['THEANO_FLAGS'] = join_flags(flags)
+
+
 def flag(name, default=None):
     """Value of a flag: THEANO_FLAGS first, then .theanorc, else `default`."""
-    flags = parse_flags(os.environ.get('THEANO_FLAGS', ''))
+    flags = environment_flags()
     if name in flags:
         return flags[name]
     # configparser lower-cases option names, as Theano's own reading of .theanorc does.
@@ -114,11 +125,11 @@ def own_flag(name):
     value = flag(name, default)
     if isinstance(default, int):
         if not str(value).isdecimal():
-            raise MgpuError('flag %s=%s is not %s: 0, 1, 2, ... Correct it in THEANO_FLAGS or .theanorc'
+            raise MgpuError('flag %s=%s is not %s: 0, 1, 2, ... Fix it in THEANO_FLAGS or .theanorc'
                             % (name, value, allowed))
         return int(value)
     if isinstance(allowed, tuple) and value not in allowed:
-        raise MgpuError('flag %s=%s is not one of %s. Correct it in THEANO_FLAGS or .theanorc'
+        raise MgpuError('flag %s=%s is not one of %s. Fix it in THEANO_FLAGS or .theanorc'
                         % (name, value, ', '.join(allowed)))
     return value
 

@@ -1,4 +1,4 @@
-"""The command line, ``theano-mgpu``: one module a command."""
+"""The command line, ``theano-mgpu``: one module for each command."""
 import argparse
 import os
 import sys
@@ -11,21 +11,21 @@ from . import bench, config, devices, doctor, launch, predict, run
 COMMANDS = (devices, doctor, config, run, launch, predict, bench)
 
 DESCRIPTION = """\
-Run one Theano or Keras model on several devices: look at them, check the set-up, configure it, run a Keras script,
-start several processes, predict.
+Run one Theano or Keras model on several devices: list them, check the set-up, configure it, run a Keras script,
+start several processes, predict, measure how a model scales.
 """
 EPILOG = """\
 A context is Theano's name for a device. THEANO_FLAGS or .theanorc map them:
   THEANO_FLAGS='contexts=dev0->cuda0;dev1->cuda1' theano-mgpu devices
 
 examples:
-  theano-mgpu devices                        what there is
-  theano-mgpu doctor                         does it work? if not, what to do
+  theano-mgpu devices                        list contexts and devices
+  theano-mgpu doctor                         check the set-up, and print remedies
   theano-mgpu config -n 2 > ~/.theanorc      use two devices from now on
   theano-mgpu run train.py                   a Keras script, unchanged, on all devices
   theano-mgpu launch -n 2 run train.py       train a Keras script in two processes
   theano-mgpu predict model.h5 x.npy y.npy   predict, from file to file
-  theano-mgpu bench --model cnn --plot s.png will it scale? measure, and predict
+  theano-mgpu bench --model cnn --plot s.png measure how a model scales, and predict
   theano-mgpu COMMAND --help                 more on a command
 """
 
@@ -42,7 +42,7 @@ def make_parser():
 
 
 def check_theano():
-    """Raise what kept Theano from being imported: the package lets commands start without it."""
+    """Raise the error that kept Theano from being imported: some commands start without it."""
     error = getattr(theano_mgpu, 'theano_error', None)
     if isinstance(error, MgpuError):
         raise error
@@ -77,8 +77,8 @@ def main(argv=None):
         sys.stdout.flush()
         print('theano-mgpu: error: %s' % error, file=sys.stderr)
         return 1
-    except BrokenPipeError:  # the reader, `head` say, has enough
-        # Python flushes stdout once more when it exits: into nothing, or it would complain.
+    except BrokenPipeError:  # the reader has ended, e.g. `head`
+        # Python flushes stdout again when it exits, which must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    return code() or 0 if callable(code) else code  # a script's errors are its own
+    return code() or 0 if callable(code) else code  # a script's errors are not handled here

@@ -1,4 +1,4 @@
-"""Arrays in .npy, .npz and .h5 files, read a few rows at a time whatever their size."""
+"""Arrays in .npy, .npz and .h5 files, read a few rows at a time."""
 import contextlib
 import os
 import struct
@@ -13,36 +13,36 @@ CHUNK = 1 << 24  # bytes that are skipped at a time
 
 
 def kind_of(path, what):
-    """The kind of a file, by its name; a MgpuError unless it is one of `KINDS`."""
+    """The extension of a file name; a MgpuError unless it is one of `KINDS`."""
     kind = os.path.splitext(path)[1].lower()
     if kind not in KINDS:
-        raise MgpuError('%s: the %s is a file of the kind %s, by its name' % (path, what, ', '.join(KINDS)))
+        raise MgpuError('%s: the name of the %s must end with one of %s' % (path, what, ', '.join(KINDS)))
     return kind
 
 
 @contextlib.contextmanager
 def open_inputs(path, names):
-    """The arrays of a file that a model's inputs are given.
+    """Open the arrays of a file for a model's inputs.
 
     Parameters
     ----------
     path : str
     names : list of str
-        Of the inputs. The arrays of an .npz or .h5 file are named so; a single one may have any name.
+        Of the inputs. Arrays in an .npz or .h5 file have these names; a single array may have any name.
 
     Yields
     ------
     list of array_like
-        In the order of the names: with a shape, and sliced along axis 0, onwards.
+        In the order of the names. Each has a shape and can be sliced along axis 0, in increasing order.
 
     Raises
     ------
     MgpuError
-        If the file is missing or no such file, or its arrays are not those of the inputs, or differ in length.
+        If the file is missing or cannot be read, if its arrays do not match the inputs, or if they differ in length.
     """
     kind = kind_of(path, 'input')
     if not os.path.isfile(path):
-        raise MgpuError('there is no input %s' % path)
+        raise MgpuError('there is no input file %s' % path)
     with contextlib.ExitStack() as stack:
         try:
             arrays = OPENERS[kind](path, stack)
@@ -51,7 +51,7 @@ def open_inputs(path, names):
         found = in_order(path, arrays, names)
         lengths = [array.shape[0] if array.shape else None for array in found]
         if None in lengths or len(set(lengths)) > 1:
-            raise MgpuError('%s: each input needs as many samples along its first axis: %s'
+            raise MgpuError('%s: all inputs need the same number of samples along their first axis: %s'
                             % (path, ', '.join('%s has shape %s' % (name, tuple(array.shape))
                                                for name, array in zip(names, found))))
         yield found
@@ -69,10 +69,10 @@ def in_order(path, arrays, names):
         return list(arrays.values())
     missing = [name for name in names if name not in arrays]
     if missing:
-        raise MgpuError('%s has the arrays %s, and the model the inputs %s: name each array like its input'
+        raise MgpuError('%s has the arrays %s, but the model has the inputs %s: give each array the name of its input'
                         % (path, ', '.join(sorted(arrays)) or '(none)', ', '.join(names))
                         if not path.endswith('.npy') else
-                        '%s is one array, and the model has the inputs %s: give an .npz or .h5 file with arrays of '
+                        '%s is one array, but the model has the inputs %s: give an .npz or .h5 file with arrays of '
                         'these names' % (path, ', '.join(names)))
     return [arrays[name] for name in names]
 
@@ -96,18 +96,18 @@ def member_of(path, archive, info, stack):
         if 0 in shape:
             return np.empty(shape, dtype)
         return np.memmap(path, dtype, 'r', offset, shape, order='F' if fortran_order else 'C')
-    if fortran_order:  # its first rows are all over the file
+    if fortran_order:  # its rows are not contiguous in the file
         return np.lib.format.read_array(stack.enter_context(archive.open(info)), allow_pickle=False)
     return Stream(stream, shape, dtype)
 
 
 def read_header(stream):
-    """Shape, whether in Fortran's order, and dtype of an .npy file or member; its data follow."""
+    """Shape, Fortran order (bool) and dtype of an .npy file or member; leave the stream at its data."""
     version = np.lib.format.read_magic(stream)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, fortran_order, dtype = read(stream)
     if dtype.hasobject:
-        raise ValueError('it holds Python objects, not numbers')
+        raise ValueError('it contains Python objects, not numbers')
     return shape, fortran_order, dtype
 
 
@@ -120,7 +120,7 @@ def data_offset(path, info):
 
 
 class Stream:
-    """Rows of a compressed array, which can be read onwards only.
+    """Rows of a compressed array, which can be read only once and in increasing order.
 
     Parameters
     ----------
@@ -139,7 +139,7 @@ class Stream:
     def __getitem__(self, rows):
         start, stop, _ = rows.indices(self.shape[0])
         if start < self._row:
-            raise ValueError('row %d was passed over already' % start)
+            raise ValueError('row %d has been read already' % start)
         skipped = (start - self._row) * self._row_bytes
         while skipped:
             skipped -= len(self._stream.read(min(skipped, CHUNK)))

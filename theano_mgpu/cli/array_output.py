@@ -1,4 +1,4 @@
-"""Arrays that are written row by row into a file which is complete or absent, and gone on with after a kill."""
+"""Output files written row by row: a file is complete or absent, and an interrupted one can be resumed."""
 import contextlib
 import fcntl
 import json
@@ -16,26 +16,26 @@ FORMAT = 1
 
 
 class UnfinishedOutput:
-    """Rows on their way to a file: a folder beside it, with an .npy file an array, which only ever grow.
+    """The rows of an output file that is not complete: a folder next to it, with one .npy file for each array.
 
-    How long these are says how many rows are done, so that whoever kills the process at any moment loses no whole
-    row. A context manager that keeps other processes from the folder.
+    These files only grow, and their length is the number of finished rows: a process that is killed loses no complete
+    row. A context manager that locks the folder against other processes.
 
     Parameters
     ----------
     path : str
-        Of the file to be.
+        Of the output file.
     names : list of str
         Of the arrays.
     length : int
-        Rows in the end.
+        Rows of the complete file.
     job : dict
-        What the rows depend on, as JSON can hold it; rows of another job are not gone on with.
+        What the rows depend on, as JSON can hold it. Rows of another job are discarded.
 
     Attributes
     ----------
     rows : int
-        Those that are done: whole, in each array.
+        Finished rows: those that are complete in each array.
     """
 
     def __init__(self, path, names, length, job):
@@ -51,7 +51,7 @@ class UnfinishedOutput:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(self._lock)
-            raise MgpuError('another process is at work on %s: wait for it, or end it' % self.path) from error
+            raise MgpuError('another process is writing %s: wait for it, or end it' % self.path) from error
         if self._is_of_another_job():
             for name in os.listdir(self.folder):
                 os.remove(os.path.join(self.folder, name))
@@ -66,7 +66,7 @@ class UnfinishedOutput:
         for file in self._files:
             file.close()
         if self.rows == 0:
-            shutil.rmtree(self.folder, ignore_errors=True)  # finished ones have gone already
+            shutil.rmtree(self.folder, ignore_errors=True)  # `finish` has removed the folder of a complete file
         os.close(self._lock)
 
     def _at(self, name):
@@ -83,21 +83,21 @@ class UnfinishedOutput:
             return True
         changed = sorted(key for key in self._job if found.get(key) != self._job[key])
         if changed:
-            note('%s was begun for another %s: it begins anew' % (self.path, ' and '.join(changed)))
+            note('%s was begun with another %s: starting again' % (self.path, ' and '.join(changed)))
         return bool(changed)
 
     def append(self, outputs):
-        """Write the next rows: a list of ndarray, one an array."""
+        """Write the next rows: a list with one ndarray for each array."""
         if not self._files:
             self._files = [self._open(path, output) for path, output in zip(self._parts(), outputs)]
         for file, output in zip(self._files, outputs):
             data = np.ascontiguousarray(output).reshape(-1).view('uint8')
-            while data.size:  # without a buffer, a write may take a part only
+            while data.size:  # an unbuffered write may be partial
                 data = data[file.write(data):]
         self.rows += len(outputs[0])
 
     def _open(self, path, output):
-        """An array's file, to go on after the rows that are done, which are like those of the output."""
+        """Open an array's file for appending after its finished rows; they must match the output in shape and dtype."""
         whole = (self.length,) + output.shape[1:]
         if self.rows == 0:
             write_header(path, whole, output.dtype)
@@ -105,20 +105,20 @@ class UnfinishedOutput:
             shape, _, dtype = read_header(file)
             start = file.tell()
         if (shape, dtype) != (whole, output.dtype):
-            raise MgpuError('%s holds rows of shape %s and dtype %s, and now they have shape %s and dtype %s: remove it'
+            raise MgpuError('%s holds rows of shape %s and dtype %s, but the new rows %s and %s: remove it'
                             % (self.folder, shape[1:], dtype, whole[1:], output.dtype))
         os.truncate(path, start + self.rows * row_bytes(shape, dtype))
         return open(path, 'ab', buffering=0)
 
     def state(self):
-        """What is done, in words."""
+        """A sentence that says how much is saved."""
         if self.rows == 0:
-            return 'Nothing is done yet'
-        return ('%d of %d samples are saved in %s: the same command goes on after them'
+            return 'No samples are saved yet'
+        return ('%d of %d samples are saved in %s: run the same command again to resume'
                 % (self.rows, self.length, self.folder))
 
     def finish(self):
-        """The file is complete: give it its name, and remove the folder."""
+        """Move the complete file to its name, and remove the folder."""
         for file in self._files:
             os.fsync(file.fileno())
         kind = os.path.splitext(self.path)[1].lower()
@@ -136,7 +136,7 @@ class UnfinishedOutput:
 
 
 def write_header(path, shape, dtype):
-    """Begin an .npy file of a whole array."""
+    """Write the header of an .npy file for the complete array."""
     with open(path + '.new', 'wb') as file:
         np.lib.format.write_array_header_1_0(file, {'shape': shape, 'fortran_order': False,
                                                     'descr': np.lib.format.dtype_to_descr(np.dtype(dtype))})
@@ -144,7 +144,7 @@ def write_header(path, shape, dtype):
 
 
 def whole_rows(path):
-    """Rows of an .npy file that is not complete."""
+    """The number of complete rows in an .npy file."""
     with contextlib.suppress(FileNotFoundError), open(path, 'rb') as file:
         shape, _, dtype = read_header(file)
         return (os.path.getsize(path) - file.tell()) // max(1, row_bytes(shape, dtype))

@@ -1,4 +1,4 @@
-"""`theano-mgpu config`: print a .theanorc for so many contexts."""
+"""`theano-mgpu config`: print a .theanorc for a number of contexts."""
 import argparse
 
 from .. import config
@@ -9,9 +9,9 @@ from .output import note
 EXECUTORS = config.OWN_FLAGS['mgpu.executor'][1]
 
 EPILOG = """\
-Devices are this machine's; give --kind to write the file for another machine. Contexts beyond the
-devices that are here get the next numbers (cuda2, cuda3), with a note on stderr; `cpu` contexts
-share the one host.
+The devices are those of this machine; with --kind the file can be for another machine. If there are
+more contexts than devices, the others get the next numbers (cuda2, cuda3), with a note on stderr;
+`cpu` contexts all share the host.
 
 examples:
   theano-mgpu config > ~/.theanorc
@@ -22,13 +22,13 @@ examples:
 
 def add_parser(sub):
     """Add the command to argparse's sub-parsers."""
-    parser = sub.add_parser('config', help='print a .theanorc for so many contexts', epilog=EPILOG,
+    parser = sub.add_parser('config', help='print a .theanorc for a number of contexts', epilog=EPILOG,
                             description='Print a .theanorc that maps contexts dev0, dev1, ... to devices.',
                             formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('-n', '--contexts', dest='n', type=positive, metavar='N',
-                        help="number of contexts (default: as many as there are devices)")
+                        help="number of contexts (default: one for each device)")
     parser.add_argument('--kind', choices=discovery.KINDS,
-                        help='kind of device (default: cuda if there is one here, else opencl where that is not the '
+                        help='kind of device (default: cuda if there is one here, else opencl if that is not the '
                         'CPU, else cpu)')
     parser.add_argument('--floatx', choices=('float16', 'float32', 'float64'), default='float32',
                         help="Theano's floatX (default: %(default)s)")
@@ -51,7 +51,7 @@ def positive(text):
 
 
 def run(args):
-    """Print the .theanorc to stdout, and to stderr which of its devices are not here."""
+    """Print the .theanorc to stdout; a note on stderr names devices that are not on this machine."""
     found = discovery.discover(args.kind)[0] if args.kind else discovery.discover_best()
     kind = args.kind or discovery.kind_of(found[0])
     chosen = choose_devices(kind, found, args.n or len(found) or 1)
@@ -63,7 +63,7 @@ def run(args):
 
 
 def choose_devices(kind, found, n):
-    """Devices for `n` contexts: those found, then the next numbers; ``cpu`` again and again.
+    """Devices for `n` contexts: those found, then the next numbers; ``cpu`` for all of that kind.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""`theano-mgpu devices`: the contexts and their devices, their memory and what they are doing."""
+"""`theano-mgpu devices`: list the contexts and their devices, with memory and utilisation."""
 import argparse
 import sys
 
@@ -13,9 +13,9 @@ HEADER = ['CONTEXT', 'DEVICE', 'KIND', 'TYPE', 'NAME', 'FREE', 'TOTAL', 'BUSY']
 NUMBERS = {HEADER.index(title) for title in ('FREE', 'TOTAL', 'BUSY')}
 
 EPILOG = """\
-BUSY is an NVIDIA device's utilisation, where nvidia-ml-py is installed. OpenCL does not tell what
-is free: for its devices FREE is the largest single array that fits. A device without a context is a
-CPU that OpenCL shows: `cpu` is faster, so that it is used only where a context is mapped to it.
+BUSY is an NVIDIA device's utilisation, if nvidia-ml-py is installed. OpenCL does not report free
+memory: for its devices FREE is the largest single array that fits. A device without a context is a
+CPU that OpenCL offers: `cpu` is faster, so it is used only if a context is mapped to it.
 The exit code is 1 if a device cannot be opened.
 
 examples:
@@ -28,7 +28,7 @@ examples:
 def add_parser(sub):
     """Add the command to argparse's sub-parsers."""
     parser = sub.add_parser('devices', help='list contexts: device, name, memory, utilisation', epilog=EPILOG,
-                            description='List the contexts of THEANO_FLAGS or .theanorc; where these name none, '
+                            description='List the contexts of THEANO_FLAGS or .theanorc; if there are none, '
                                         "this machine's devices.",
                             formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--contexts', metavar='MAP', type=context_map,
@@ -38,7 +38,7 @@ def add_parser(sub):
 
 
 def context_map(text):
-    """A context map as an argument: argparse wants its own error for a malformed one."""
+    """A context map as an argument of a command; argparse needs an error of its own type for a malformed one."""
     try:
         return parse_context_map(text)
     except MgpuError as error:
@@ -46,7 +46,7 @@ def context_map(text):
 
 
 def run(args):
-    """Print the table, or JSON; 1 if a device could not be opened, else 0."""
+    """Print the table, or JSON; return 1 if a device could not be opened, else 0."""
     entries = [look_at(context) for context in args.contexts or configured()]
     if not args.contexts and not flagged():
         entries += [dict(look_at(Context('unused%d' % i, device, 'opencl')), context=None)
@@ -63,7 +63,7 @@ def run(args):
 
 
 def look_at(context):
-    """Open a context and ask its device for its status.
+    """Open a context and read its device's status.
 
     Returns
     -------
@@ -77,7 +77,7 @@ def look_at(context):
         with quietly():
             init(describe([context]))
             status = hardware.status(context.device, gpu_context(context))
-    # Drivers fail in many ways (GpuArrayException, NVMLError ...): the other devices are still shown.
+    # Drivers fail in many ways (GpuArrayException, NVMLError ...); the other devices are still shown.
     except Exception as error:
         entry.update(error=hardware.reason(error), reason=hardware.reason(error.__cause__ or error))
     else:

@@ -1,4 +1,4 @@
-"""`theano-mgpu launch`: run a script as several processes, by Open MPI's mpirun."""
+"""`theano-mgpu launch`: run a script as several processes with Open MPI's mpirun."""
 import argparse
 import os
 import shlex
@@ -13,27 +13,27 @@ from .config import positive
 from .program import add_program, check_program
 from .supervise import run_with_restarts
 
-# What the other hosts' processes need of this one's environment; mpirun itself carries OMPI_* only.
+# Environment variables that processes on other hosts need; mpirun itself passes on OMPI_* only.
 CARRIED = ('THEANO_FLAGS', 'THEANORC', 'PYTHONPATH', 'PYTHONHASHSEED', 'KERAS_BACKEND', 'KERAS_HOME', 'POCL_DEVICES',
            'LD_LIBRARY_PATH', 'CUDA_HOME', mpi_environment.QUIET)
-# A host that is lost is noticed within 10 seconds; Open MPI's own values make that 8 minutes.
+# A lost host is noticed within 10 seconds; with Open MPI's defaults it takes 8 minutes.
 KEEPALIVE = {'oob_tcp_keepalive_time': 3, 'oob_tcp_keepalive_intvl': 1, 'oob_tcp_keepalive_probes': 3}
 THREADS = ('OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS')
 
 EPILOG = """\
 Each process (a rank) takes its share of the contexts in THEANO_FLAGS or .theanorc, or of the host's GPUs in
 order; `cpu` ranks share the cores. A script that uses theano_mgpu needs no change: every rank is given the same
-batches and works on its part, and the result is that of one process. A plain Keras script needs the word run
-before its name. Only rank 0 prints, saves, and shows progress; the others are heard when they fail. Whatever
-fails on one rank ends all of them.
+batches and computes its part, and the result is that of one process. For a plain Keras script put the word run
+before its name. Only rank 0 prints, saves and shows progress; other ranks print only when they fail. A failure on
+one rank ends all of them.
 
-With --sharded each rank feeds its own data: mgpu.rank() and mgpu.size() tell a script which part to read.
-With --restarts a script that ends with an error starts again; one that calls step.checkpoint(file, every=k), or
-fits with the callback theano_mgpu.keras.Checkpoint(file, every=k), goes on from its last checkpoint. It does not
-start again after SIGTERM, SIGINT or SIGHUP, which end the job, nor where a restart ended before its first step.
+With --sharded each rank feeds its own data; a script selects its part by mgpu.rank() and mgpu.size().
+With --restarts a script that ends with an error starts again. It resumes from its last checkpoint if it calls
+step.checkpoint(file, every=k), or fits with the callback theano_mgpu.keras.Checkpoint(file, every=k). It does not
+start again after SIGTERM, SIGINT or SIGHUP, which end the job, nor if a restart failed before its first step.
 
 mpirun's own settings apply (OMPI_MCA_* in the environment). Other hosts need the same paths, and ssh without a
-password. `mpirun -n N python SCRIPT` by hand works too; then every rank prints.
+password. `mpirun -n N python SCRIPT` works too; then every rank prints.
 
 examples:
   theano-mgpu launch -n 2 train.py --epochs 5
@@ -52,7 +52,7 @@ def add_parser(sub):
                             description='Run a Python script as several processes that train one model.',
                             formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('-n', '--ranks', type=positive, required=True, metavar='N', help='number of processes')
-    parser.add_argument('--hosts', metavar='A,B', help='hosts to divide them among, in equal parts; A:3,B:1 in these '
+    parser.add_argument('--hosts', metavar='A,B', help='hosts to divide them among, in equal parts, or as in A:3,B:1 '
                         '(default: this host)')
     parser.add_argument('--gpus-per-process', type=positive, metavar='K',
                         help="contexts that each process takes (default: an equal share of its host's)")
@@ -60,14 +60,14 @@ def add_parser(sub):
     parser.add_argument('--timeout', type=positive, metavar='S', help='seconds that a process waits for another one '
                         'in a step before that is an error (default: %d)' % config.OWN_FLAGS['mgpu.timeout'][0])
     parser.add_argument('--restarts', type=int, default=0, metavar='R',
-                        help='how often to start again after an error (default: %(default)s)')
-    parser.add_argument('--dry-run', action='store_true', help='print what would be run, and end')
+                        help='how many times to start again after an error (default: %(default)s)')
+    parser.add_argument('--dry-run', action='store_true', help='print the command without running it')
     add_program(parser, 'a Python script; or the word run, then what "theano-mgpu run" takes')
     parser.set_defaults(run=run, works_without_theano=True)
 
 
 def run(args):
-    """Run the script, again after errors if so asked; the exit code is mpirun's."""
+    """Run the script, with restarts if asked for; return mpirun's exit code."""
     program = program_of(args)
     if args.restarts < 0:
         raise MgpuError('--restarts %d: give 0 or more' % args.restarts)
@@ -84,7 +84,7 @@ def run(args):
 
 
 def program_of(args):
-    """What Python is to run in each process: a module, a script, or a script by `theano-mgpu run`."""
+    """Python's arguments in each process: a module, a script, or a script under `theano-mgpu run`."""
     check_program(args)
     if args.module:
         return ['-m'] + args.module
@@ -96,7 +96,7 @@ def program_of(args):
 
 
 def find_mpirun():
-    """Path of Open MPI's mpirun; a MgpuError where there is none."""
+    """Path of Open MPI's mpirun; a MgpuError if there is none."""
     path = shutil.which('mpirun')
     remedy = 'Debian: apt-get install openmpi-bin python3-mpi4py'
     if path is None:
@@ -144,7 +144,7 @@ def parse_hosts(text, ranks):
     share, extra = divmod(ranks, len(names))
     hosts = {name: int(number) if number else share + (i < extra) for i, (name, _, number) in enumerate(names)}
     if sum(hosts.values()) != ranks or not all(hosts.values()):
-        raise MgpuError('--hosts %s has room for %d processes, and -n asks for %d: each host runs at least one'
+        raise MgpuError('--hosts %s has room for %d processes, but -n asks for %d: each host runs at least one'
                         % (text, sum(hosts.values()), ranks))
     return hosts
 
@@ -153,7 +153,7 @@ def mpirun_options(ranks, hosts, per_host):
     """Options of Open MPI's mpirun: how many ranks, where, and on which cores."""
     options = ['-n', str(ranks)]
     if os.geteuid() == 0:
-        options.append('--allow-run-as-root')  # in a container everybody is root
+        options.append('--allow-run-as-root')  # usual in a container
     if hosts:
         options += ['--host', ','.join('%s:%d' % pair for pair in hosts.items())]
         for name, seconds in KEEPALIVE.items():
@@ -173,15 +173,15 @@ def binding(usable, cores, per_host):
     >>> binding(1, 8, 2), binding(2, 2, 4)
     (['--bind-to', 'none'], ['--bind-to', 'none'])
     """
-    if usable < cores or per_host > cores:  # mpirun would bind to cores that are not ours, or refuse
+    if usable < cores or per_host > cores:  # mpirun would bind to cores that this process may not use, or refuse
         return ['--bind-to', 'none']
     return ['--use-hwthread-cpus', '--map-by', 'slot:PE=%d' % (cores // per_host), '--bind-to', 'hwthread']
 
 
 def rank_environment(args, per_host):
-    """The environment of the ranks: flags of theano_mgpu's own, threads, what makes them alike."""
+    """The environment of the ranks: flags of theano_mgpu, numbers of threads, and settings that keep them alike."""
     environment = dict(os.environ)
-    flags = config.parse_flags(environment.get('THEANO_FLAGS', ''))
+    flags = config.environment_flags()
     flags['mgpu.executor'] = 'mpi'
     if args.gpus_per_process:
         flags['mgpu.gpus_per_process'] = str(args.gpus_per_process)
@@ -193,16 +193,16 @@ def rank_environment(args, per_host):
     threads = str(max(1, len(os.sched_getaffinity(0)) // per_host))
     for name in THREADS:
         environment.setdefault(name, threads)
-    environment.setdefault('PYTHONHASHSEED', '0')  # the order of sets, and so of ops and of their rounding
+    environment.setdefault('PYTHONHASHSEED', '0')  # the same order of sets, hence of ops, and the same rounding
     environment[mpi_environment.QUIET] = '1'
     return environment
 
 
 def changed(environment):
-    """Names of what is not as in this process's environment."""
+    """Names of the variables that differ from this process's environment."""
     return sorted(name for name, value in environment.items() if os.environ.get(name) != value)
 
 
 def carry(environment):
-    """mpirun's options that give other hosts the variables that matter."""
+    """Options of mpirun that pass these variables on to other hosts."""
     return [word for name in CARRIED + THREADS if name in environment for word in ('-x', name)]

@@ -1,15 +1,15 @@
-"""What mpirun prints, less what it adds to a message that a rank has given already."""
+"""Filter mpirun's stderr: drop messages that repeat what a rank has reported already."""
 import os
 import sys
 
 from ..jobs import mpi_environment
 
-RULE = b'-' * 20  # Open MPI puts lines of dashes around its own messages
+RULE = b'-' * 20  # Open MPI prints lines of dashes around its own messages
 NOISE = (b'MPI_ABORT was invoked', b'Primary job  terminated normally', b'ORTE_ERROR_LOG')
 
 
 class Filter:
-    """Passes bytes on as they come, but for Open MPI's messages that say nothing new.
+    """Passes bytes on as they arrive, except for messages of Open MPI that add no information.
 
     Attributes
     ----------
@@ -25,12 +25,12 @@ class Filter:
 
     def __init__(self):
         self.stepped = False
-        self._tail = b''     # what may be the beginning of that report
-        self._pending = b''  # the beginning of a line that may be one of dashes
-        self._block = None   # lines of a message that has begun
+        self._tail = b''     # possibly the beginning of that report
+        self._pending = b''  # possibly the beginning of a line of dashes
+        self._block = None   # lines of an unfinished message
 
     def passed(self, data, last=False):
-        """What is to be printed now that `data` has come; with `last`, all that is left."""
+        """The bytes to print after `data` has arrived; with `last`, including all that were held back."""
         lines = (self._pending + self._less_report(data, last)).splitlines(keepends=True)
         self._pending = b''
         if lines and not lines[-1].endswith((b'\n', b'\r')) and not last \
@@ -64,12 +64,12 @@ class Filter:
 
 
 def forward(stream, messages):
-    """Print what comes from a pipe to stderr, filtered, until it ends.
+    """Copy a pipe to stderr through a filter, until it ends.
 
     Parameters
     ----------
     stream : file
-        Its descriptor is read.
+        The pipe; its descriptor is read.
     messages : Filter
     """
     while True:

@@ -1,4 +1,4 @@
-"""What the commands share: human units, and silence while a device opens."""
+"""Output of the commands: notes, JSON, readable units, and silence while a device opens."""
 import contextlib
 import io
 import json
@@ -9,10 +9,10 @@ UNITS = ('B', 'KiB', 'MiB', 'GiB', 'TiB')
 
 @contextlib.contextmanager
 def quietly():
-    """Keep what is printed inside off the terminal, and out of JSON.
+    """A context manager that discards what is printed to stdout and stderr.
 
-    Theano 1.0.5 prints "Mapped name dev0 to device ..." and news of cuDNN whenever it opens a
-    device; its flag for that, ``print_active_device``, can't be changed after the import.
+    Theano 1.0.5 prints "Mapped name dev0 to device ..." and lines about cuDNN whenever it opens a device; its flag
+    ``print_active_device`` cannot be changed after the import.
     """
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield

@@ -15,13 +15,15 @@ from .config import positive
 from .output import note, quietly
 
 EPILOG = """\
-Input and output are .npy files, or .npz or .h5 files: their arrays are named like the model's inputs and outputs,
-which a model with several of them needs. They are read and written batch by batch, so their size does not matter.
+Input and output are .npy files, or .npz or .h5 files: their arrays are named like the model's inputs and outputs.
+A model with several inputs or outputs needs these names. Files are read and written batch by batch, so their size does
+not matter.
 
-The output is there when it is complete. Until then its rows are in the folder OUTPUT.unfinished: after a kill, or an
-error, the same command goes on from where it was.
+The output file appears when it is complete, and then replaces an existing file of that name. Until then its rows are
+in the folder OUTPUT.unfinished: after a kill or an error the same command resumes there.
 
-Batches go to all contexts of THEANO_FLAGS or .theanorc (see "theano-mgpu devices"), each to the one that is free first.
+Batches go to all contexts of THEANO_FLAGS or .theanorc (see "theano-mgpu devices"); the first free
+context takes the next one.
 
 examples:
   theano-mgpu predict model.h5 images.npy classes.npy
@@ -38,7 +40,7 @@ def add_parser(sub):
                             formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('model', help='a file that keras.Model.save wrote')
     parser.add_argument('input', help='samples: %s' % ', '.join(KINDS))
-    parser.add_argument('output', help='where the outputs go: %s' % ', '.join(KINDS))
+    parser.add_argument('output', help='file for the outputs: %s' % ', '.join(KINDS))
     parser.add_argument('--batch-size', type=positive, default=32, metavar='N',
                         help='samples that a replica works on at a time (default: %(default)s)')
     parser.add_argument('--gpus', type=gpus, metavar='N|A,B', help='how many contexts, or the names or numbers of '
@@ -63,20 +65,22 @@ def gpus(text):
 
 
 def run(args):
-    """Predict; the exit code is 130 after Ctrl-C."""
+    """Predict; return the exit code, 130 after Ctrl-C."""
     check_paths(args)
     began = time.monotonic()
     with quietly():
         model, predictor = load(args)
     with predictor:
         if mpi_environment.trains_together() and mpi_environment.rank():
-            list(predictor.map(()))  # computes what rank 0 deals
+            list(predictor.map(()))  # computes the batches that rank 0 dispatches
             return 0
         with open_inputs(args.input, model.input_names) as inputs, \
                 UnfinishedOutput(args.output, model.output_names, inputs[0].shape[0], job_of(args)) as output:
             first = output.rows
             if first:
-                note('%s: goes on after %d of %d samples' % (args.output, first, output.length))
+                note('%s: resuming after %d of %d samples' % (args.output, first, output.length))
+            if os.path.exists(args.output) and not args.quiet:
+                note('%s exists: it will be replaced when all samples are done' % args.output)
             try:
                 compute(predictor, inputs, output, args)
             except PredictionError as error:
@@ -90,16 +94,16 @@ def run(args):
                 return 130
             if not args.quiet:
                 seconds = time.monotonic() - began
-                note('%s: %d samples, %d of them computed now, in %.1f s with the loading of the model'
+                note('%s: %d samples, %d of them computed now, in %.1f s including the loading of the model'
                      % (args.output, output.length, output.length - first, seconds))
     return 0
 
 
 def compute(predictor, inputs, output, args):
-    """Compute what is not done yet, write it, and finish the file."""
+    """Compute and write the remaining rows, and finish the file."""
     if output.length == 0:
         output.append(no_rows(predictor.model))
-    # Within an .npz file arrays need not begin at an address that Theano's C code can take: those are copied.
+    # Arrays within an .npz file may not be aligned as Theano's C code requires: those are copied.
     batches = ([np.require(array[start:min(start + args.batch_size, output.length)], requirements='A')
                 for array in inputs] for start in range(output.rows, output.length, args.batch_size))
     with progress.bar(output.length, sys.stderr.isatty() and not args.quiet, initial=output.rows) as bar:
@@ -118,14 +122,14 @@ def no_rows(model):
 
 
 def check_paths(args):
-    """Raise a MgpuError for files that cannot be, before anything that takes time."""
+    """Raise a MgpuError for files that cannot be used, before anything that takes time."""
     kind_of(args.input, 'input')
     kind_of(args.output, 'output')
     for path in (args.model, args.input):
         if not os.path.isfile(path):
             raise MgpuError('there is no file %s' % path)
         if os.path.realpath(path) == os.path.realpath(args.output):
-            raise MgpuError('the output %s is the input or the model itself: give another name' % args.output)
+            raise MgpuError('the output %s is the input or the model itself: choose another name' % args.output)
     folder = os.path.dirname(os.path.abspath(args.output))
     if not os.access(folder, os.W_OK):
         raise MgpuError('the output %s cannot be written: there is no folder %s, or no permission to write there'
@@ -141,11 +145,11 @@ def load(args):
     try:
         model = keras.models.load_model(args.model, compile=False)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, ImportError) as error:
-        raise MgpuError('%s is no model that Keras can load: %s: %s. For a model with layers of your own, load it in a '
-                        'script, and use theano_mgpu.keras.Predictor(model)'
+        raise MgpuError('Keras cannot load the model %s: %s: %s. If the model has custom layers, load it in a script '
+                        'and use theano_mgpu.keras.Predictor(model)'
                         % (args.model, type(error).__name__, error)) from error
     if len(model.outputs) > 1 and args.output.endswith('.npy'):
-        raise MgpuError('%s is one array, and the model has the outputs %s: give a name that ends with .npz or .h5'
+        raise MgpuError('%s is one array, but the model has the outputs %s: give a name that ends with .npz or .h5'
                         % (args.output, ', '.join(model.output_names)))
     try:
         return model, Predictor(model, args.gpus, args.replicas_per_gpu)
@@ -154,11 +158,11 @@ def load(args):
 
 
 def job_of(args):
-    """What the output depends on: another model or input is another job."""
+    """What the output depends on: a changed model or input makes a new job."""
     return {'model': identity(args.model), 'input': identity(args.input)}
 
 
 def identity(path):
-    """Size and time of a file, which change with its content."""
+    """Size and modification time of a file, which change with its content."""
     status = os.stat(path)
     return [status.st_size, status.st_mtime_ns]

@@ -1,4 +1,4 @@
-"""A script or a module on the command line; run as ``python SCRIPT`` and ``python -m MODULE`` do, in this process."""
+"""Run a script or a module in this process, as ``python SCRIPT`` and ``python -m MODULE`` do."""
 import argparse
 import importlib.machinery
 import os
@@ -67,7 +67,7 @@ def run_module(name, args):
 
 
 def new_main():
-    """A fresh ``__main__``, as a new interpreter has."""
+    """A new module ``__main__``, as in a new interpreter."""
     main = types.ModuleType('__main__')
     main.__dict__.update(__builtins__=sys.modules['builtins'], __annotations__={})
     sys.modules['__main__'] = main
@@ -75,15 +75,15 @@ def new_main():
 
 
 def set_first_path(folder):
-    """Give sys.path the first entry that the script would find there, unless Python was told to have none."""
+    """Set the first entry of sys.path as Python does for a script, unless Python's option -P forbids it."""
     if not getattr(sys.flags, 'safe_path', False):
         sys.path[0] = folder
 
 
 class own_traceback:
-    """A context manager: an exception that leaves it is shown by whatever sys.excepthook is then, without our frames.
+    """A context manager: exceptions that leave it are shown by the current sys.excepthook, without frames of ours.
 
-    It goes on as it is, since Python does more than show it: the exit code, and the signal after a KeyboardInterrupt.
+    The exception itself is not caught: Python also sets the exit code, and sends a signal after a KeyboardInterrupt.
     """
 
     def __enter__(self):
@@ -101,9 +101,9 @@ class own_traceback:
 
 
 def hide_frames(error):
-    """Leave the frames of this package out of an exception's traceback, and of those that it came from.
+    """Remove frames of this package from the tracebacks of an exception and of its causes.
 
-    Those within the script's stay where the error is one of this package's own code.
+    Frames below the script's stay where the error arose in this package's own code and is not a MgpuError.
     """
     seen = set()
     while error is not None and id(error) not in seen:
@@ -130,4 +130,4 @@ def is_ours(trace):
     return trace.tb_frame.f_code.co_filename.startswith(PACKAGE)
 
 
-STARTS = (run_script.__code__, run_module.__code__)  # what called them is no part of the script's traceback
+STARTS = (run_script.__code__, run_module.__code__)  # frames up to these are not part of the script's traceback

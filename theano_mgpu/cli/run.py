@@ -1,4 +1,4 @@
-"""`theano-mgpu run`: a Keras or Theano script, unchanged, over several contexts."""
+"""`theano-mgpu run`: run a Keras or Theano script, unchanged, on several contexts."""
 import argparse
 import atexit
 import functools
@@ -7,7 +7,7 @@ import sys
 
 from .. import config
 from ..devices.context_map import describe
-from ..devices.contexts import init
+from ..devices.contexts import chosen, init
 from ..enabling.functions import enable
 from ..errors import MgpuError
 from ..jobs import mpi_environment
@@ -18,17 +18,17 @@ from .output import note
 from .program import add_program, check_program, run_module, run_script
 
 EPILOG = """\
-Every Keras model that the script compiles trains, tests and predicts over the contexts, and so does every
-theano.function that a batch enters, where that is exact and faster. The contexts are those of THEANO_FLAGS or
-.theanorc, or of --contexts, or every GPU. The script needs no change, and sees what it would see under python:
-its arguments, its standard input, its exit code; errors have their own traceback.
+Every Keras model that the script compiles trains, tests and predicts on the contexts, and so does every
+theano.function that takes a batch, where the result is exact and it is faster. The contexts are those of
+--contexts, or of THEANO_FLAGS or .theanorc, or every GPU. The script needs no change. Its arguments, its standard
+input, its exit code and its tracebacks are the same as under python.
 
-The summary (on stderr, at exit) lists each model and each function: where it ran, how many samples, and why there.
-A function is measured on its first calls, on one device and on the contexts, and goes on with what is faster;
---always divides it at once, so that each run rounds alike. Said once, too: a model or a function that cannot be
-divided, and why; a model for which one context is faster. With --strict each of these is an error. With --verify
-the first batch of each model and function is computed on one device and on the contexts, and a table shows the
-difference; nothing is changed by it.
+The summary (on stderr, at exit) lists each model and each function: where it ran, for how many samples, and why.
+The first calls of a function are measured, on one device and on the contexts; then it uses the faster of the two.
+With --always it is divided from the first call, so that each run rounds alike. A note names each model or function
+that cannot be divided, and why, and each model for which one context is faster. With --strict these are errors.
+With --verify the first batch of each model and function is computed on one device and on the contexts, and a table
+shows the difference; the results stay the same.
 
 examples:
   theano-mgpu run train.py --epochs 5
@@ -41,7 +41,7 @@ examples:
 
 def add_parser(sub):
     """Add the command to argparse's sub-parsers."""
-    parser = sub.add_parser('run', help='run a Keras or Theano script, unchanged, over several contexts', epilog=EPILOG,
+    parser = sub.add_parser('run', help='run a Keras or Theano script, unchanged, on several contexts', epilog=EPILOG,
                             usage='theano-mgpu run [options] SCRIPT|-m MODULE [ARGS]',
                             description='Run a script whose Keras models and Theano functions run on several devices.',
                             formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -50,18 +50,18 @@ def add_parser(sub):
                        'without a GPU and a map, N contexts on the CPU')
     which.add_argument('--contexts', metavar='MAP', type=context_map,
                        help="contexts and their devices, e.g. 'dev0->cuda0;dev1->cuda1'")
-    parser.add_argument('--strict', action='store_true', help='an error for what is else only said')
+    parser.add_argument('--strict', action='store_true', help='raise an error instead of printing a note')
     parser.add_argument('--verify', action='store_true',
                         help='compare one device and several on the first batch of each model and function')
     parser.add_argument('--always', action='store_true',
-                        help='divide every function that can be, without measuring whether that is faster')
+                        help='divide every function that can be divided, without measuring whether that is faster')
     parser.add_argument('-q', '--quiet', action='store_true', help='no summary at exit')
     add_program(parser, 'a Python script')
     parser.set_defaults(run=run)
 
 
 def run(args):
-    """Prepare the run; what is returned runs the script, outside of what `main` makes of errors."""
+    """Prepare the run; return a function that runs the script, so that `main` does not handle the script's errors."""
     check_program(args)
     if not args.module and not os.path.exists(args.script):
         args.parser.error("can't open file %r: no such file" % args.script)
@@ -69,11 +69,11 @@ def run(args):
         raise MgpuError('--verify compares one device with the contexts of one process: leave it out, or run without '
                         'launch')
     os.environ['KERAS_BACKEND'] = 'theano'
-    flags = config.parse_flags(os.environ.get('THEANO_FLAGS', ''))
+    flags = config.environment_flags()
     if args.contexts:
         flags['contexts'] = describe(args.contexts)
-        os.environ['THEANO_FLAGS'] = config.join_flags(flags)
-    # Not before the script needs them: one that uses neither Theano nor Keras is to find no device open, and no Keras.
+        config.set_environment_flags(flags)
+    # Devices are opened, and Keras is imported, when the script first needs them.
     opened = functools.lru_cache(None)(functools.partial(open_contexts, args, flags))
     reports = [enable(opened, args.strict, args.verify, args.always, note)]
     if not args.quiet:
@@ -85,65 +85,94 @@ def run(args):
 
 
 def open_contexts(args, flags):
-    """Open the contexts that options and flags name; `flags` is a dict from the start. An error ends the script."""
+    """Open the contexts that options and flags name; an error ends the script.
+
+    Parameters
+    ----------
+    args : argparse.Namespace
+    flags : dict of str to str
+        THEANO_FLAGS before the script began.
+
+    Returns
+    -------
+    list of Context
+    """
     take_flags(flags)
+    before = chosen()
     try:
-        return init(describe(args.contexts) if args.contexts else args.gpus)
+        opened = init(describe(args.contexts) if args.contexts else args.gpus)
     except MgpuError as error:
         print('theano-mgpu: error: %s' % error, file=sys.stderr)
         sys.exit(1)
+    if before and before != opened:
+        note('the script chose the contexts %s; "theano-mgpu run" replaces them with %s'
+             % (describe(before), describe(opened)))
+    atexit.register(note_other_contexts, opened)
+    return opened
+
+
+def note_other_contexts(opened):
+    """At the end of the script, note that it has chosen other contexts than those that `run` had opened for it."""
+    if chosen() != opened:
+        note('"theano-mgpu run" opened the contexts %s; later the script replaced them with %s: leave mgpu.init out of '
+             'it, or run it with python' % (describe(opened), describe(chosen())))
 
 
 def enable_in(keras, args, opened):
-    """Have the models of the Keras that was just imported run over the contexts.
+    """Run the models of the Keras that was just imported on the contexts.
 
     Returns
     -------
     Report or None
-        None for a Keras that is left alone.
+        None for a Keras on another backend, whose models are not changed.
     """
     if keras.backend.backend() != 'theano':
-        note('this script uses Keras on %s: its models are left alone' % keras.backend.backend())
+        note('this script uses Keras on %s: its models are not changed' % keras.backend.backend())
         return None
     opened()
     from ..keras import enable as enable_keras
-    # Not as warnings, which scripts tend to silence, and some turn into errors.
+    # Notes instead of warnings: scripts often silence warnings, and some turn them into errors.
     return enable_keras(strict=args.strict, verify=args.verify, tell=note)
 
 
 def take_flags(before):
-    """Take Theano's flags that the script has set in the environment, as scripts do before they import Keras.
+    """Apply the flags that the script has set in THEANO_FLAGS, as many scripts do before they import Keras.
 
-    Theano runs already, so that some come too late; they are named. Flags that were given from outside, and that the
-    script says nothing of, stay.
+    Theano has been imported already, so some of them come too late; a note names these. Flags from outside that the
+    script does not set keep their values.
+
+    Parameters
+    ----------
+    before : dict of str to str
+        THEANO_FLAGS before the script began.
     """
     import theano
-    own = config.parse_flags(os.environ.get('THEANO_FLAGS', ''))
-    os.environ['THEANO_FLAGS'] = config.join_flags(dict(before, **own))
+    own = config.environment_flags()
+    config.set_environment_flags(dict(before, **own))
     late = []
     for name, value in own.items():
-        if before.get(name) == value or name in ('contexts', 'floatX'):  # ours, and Keras's
+        if before.get(name) == value or name in ('contexts', 'floatX'):  # handled by us and by Keras
             continue
         *sections, option = name.split('.')
         try:
             section = functools.reduce(getattr, sections, theano.config)
-            getattr(section, option)  # there is such a flag
+            getattr(section, option)  # raises if there is no such flag
             setattr(section, option, value)
-        except Exception as error:  # Theano raises plain ones
+        except Exception as error:  # Theano raises many kinds
             late.append('%s=%s (%s)' % (name, value, error))
     if late:
-        note('the script sets flags of Theano that come too late: %s. Set THEANO_FLAGS before theano-mgpu; devices are '
-             'named by contexts' % '; '.join(late))
+        note('the script sets Theano flags too late: %s. Set THEANO_FLAGS before theano-mgpu starts; devices are named '
+             'by the flag contexts' % '; '.join(late))
 
 
 def print_summary(reports, process):
-    """Print what models and functions did, or that there were none; not in a process forked from the script's.
+    """Print what models and functions did, or that there were none; processes forked by the script print nothing.
 
     Parameters
     ----------
     reports : list of (Report, FunctionReport or None)
     process : int
-        The number of the script's.
+        Process id of the script.
     """
     if os.getpid() != process or sys.stderr is None or None in reports:
         return
@@ -151,4 +180,4 @@ def print_summary(reports, process):
     for report in found:
         print('theano-mgpu: %s' % report, file=sys.stderr)
     if not found:
-        note('no Keras model ran, and no Theano function was made: all else is left to the script')
+        note('no Keras model ran, and no Theano function was compiled: nothing was divided')

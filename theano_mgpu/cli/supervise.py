@@ -1,4 +1,4 @@
-"""Run mpirun: again after errors, and no longer than this process."""
+"""Run mpirun: restart it after errors, and end it with this process."""
 import contextlib
 import functools
 import os
@@ -11,13 +11,13 @@ from ..jobs import rank_process
 from .mpirun_output import Filter, forward
 from .output import note
 
-GRACE = 3  # seconds that mpirun has to end by itself after a signal that a terminal may have sent it
+GRACE = 3  # seconds in which mpirun may end by itself after a signal that a terminal may have sent to it, too
 
 
 def run_with_restarts(command, environment, restarts):
     """Run a command until it succeeds, with at most `restarts` more attempts; return the last exit code.
 
-    It is not run again after a signal to this process, nor where it has failed twice without a step in between.
+    It is not restarted after a signal to this process, nor if it has failed twice without a step in between.
     """
     with Signals() as signals:
         for restart in range(restarts + 1):
@@ -35,7 +35,7 @@ def run_with_restarts(command, environment, restarts):
 
 
 def run_once(command, environment, signals):
-    """Run a command; its exit code, and whether a step was done."""
+    """Run a command; return its exit code, and whether a step was done."""
     prepare = functools.partial(rank_process.end_with, os.getpid(), signal.SIGTERM)
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, preexec_fn=prepare)
     messages = Filter()
@@ -48,12 +48,12 @@ def run_once(command, environment, signals):
 
 
 class Signals:
-    """Has signals that are to end this process end mpirun first, which ends the ranks.
+    """Redirects the signals that would end this process to mpirun, which then ends the ranks.
 
     Attributes
     ----------
     received : int
-        The first one; 0 for none.
+        Number of the first signal; 0 if there was none.
     """
 
     ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -63,7 +63,7 @@ class Signals:
         self._process = None
 
     def __enter__(self):
-        # One that is ignored is to stay so: SIGHUP under nohup, SIGINT behind a shell's &.
+        # Ignored signals stay ignored: SIGHUP under nohup, SIGINT of a background process.
         self._before = {number: signal.signal(number, self._receive) for number in self.ENDING
                         if signal.getsignal(number) != signal.SIG_IGN}
         return self
@@ -74,7 +74,7 @@ class Signals:
 
     @contextlib.contextmanager
     def sent_on_to(self, process):
-        """A ``with`` block in which signals end a process."""
+        """A context manager: signals end this process while it is open."""
         self._process = process
         if self.received:
             process.terminate()
@@ -89,10 +89,10 @@ class Signals:
         if process is None:
             return
         if again:
-            process.kill()  # its ranks end with it, see job.install
+            process.kill()  # its ranks end with it, see rank_process.install
         elif number == signal.SIGTERM:
             process.terminate()
-        else:  # a terminal sends these to mpirun, too, which leaves its ranks to themselves at a second one
+        else:  # a terminal sends these to mpirun, too; at a second signal mpirun would abandon its ranks
             timer = threading.Timer(GRACE, process.terminate)
             timer.daemon = True
             timer.start()

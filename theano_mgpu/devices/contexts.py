@@ -151,6 +151,11 @@ def contexts():
     return list(_active) if _active else init()
 
 
+def chosen():
+    """The contexts that `init` has opened; unlike `contexts` it opens none, and may return an empty list."""
+    return list(_active)
+
+
 def host_contexts():
     """The contexts of all processes of this job on this host; `contexts` has those of this one."""
     contexts()
@@ -275,8 +280,9 @@ def _open(context, preallocated=True):
         theano.gpuarray.init_dev(context.device, context.name, flagged if preallocated else min(flagged, 0))
     # pygpu raises ValueError, GpuArrayException, RuntimeError ...: all mean "not opened".
     except Exception as error:
+        why = discovery.reason(error).rstrip('.')
         raise ContextError('context %s could not be opened: %s. %s'
-                           % (describe([context]), discovery.reason(error).rstrip('.'), _remedy(context))) from error
+                           % (describe([context]), why, _remedy(context, why))) from error
     finally:
         _forget_active_gpu()
         if first is not None:
@@ -332,10 +338,11 @@ def _opened_device(name):
     return getattr(get_context(name), 'dev', 'an unknown device')
 
 
-def _remedy(context):
+def _remedy(context, why):
     found, why_none = discovery.discover(context.kind)
     if not found:
-        return 'There is no %s device (%s); run "theano-mgpu doctor"' % (context.kind, why_none)
+        more = '' if why_none.rstrip('.') == why else ' (%s)' % why_none
+        return 'There is no %s device%s; run "theano-mgpu doctor"' % (context.kind, more)
     if context.device not in found:
         return 'There is: %s%s' % (', '.join(found), _pocl_note() if context.kind == 'opencl' else '')
     return 'The device exists; run "theano-mgpu doctor" to see what is wrong with it'

@@ -1,1 +1,1 @@
-"""The process as a rank of an MPI job: what the environment says of it, its messages and its errors."""
+"""This process as a rank of an MPI job: its number, its messages and its errors."""

@@ -1,4 +1,4 @@
-"""Which of several processes this is: what the environment says that mpirun gives each rank. No MPI is started here."""
+"""The rank of this process, from the environment variables that mpirun sets. MPI is not started here."""
 import os
 
 from .. import config
@@ -8,11 +8,11 @@ VARIABLES = (
     ('OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_SIZE', 'OMPI_COMM_WORLD_LOCAL_RANK', 'OMPI_COMM_WORLD_LOCAL_SIZE'),
     ('PMI_RANK', 'PMI_SIZE', 'MPI_LOCALRANKID', 'MPI_LOCALNRANKS'),
 )
-QUIET = 'MGPU_QUIET'  # set by `theano-mgpu launch`: ranks other than 0 do not print
-RANK_PROCESS = 'MGPU_RANK_PROCESS'  # set by each rank, for the processes that it starts: its process id
-# Looked up once: a fork of a rank goes on as that rank.
+QUIET = 'MGPU_QUIET'  # set by `theano-mgpu launch`: only rank 0 prints
+RANK_PROCESS = 'MGPU_RANK_PROCESS'  # process id of a rank, which it sets for the processes that it starts
+# Read once: a fork of a rank counts as that rank.
 _started_by_rank = os.environ.get(RANK_PROCESS, str(os.getpid())) != str(os.getpid())
-STEPPED = b'\0theano_mgpu: a step is done\0'  # written to stderr once: `theano-mgpu launch` takes it out, and restarts
+STEPPED = b'\0theano_mgpu: a step is done\0'  # written to stderr once; `theano-mgpu launch` removes it
 
 
 def _number(position, default):
@@ -24,38 +24,38 @@ def _number(position, default):
 
 
 def rank():
-    """Number of this process among those of its MPI job; 0 outside of one."""
+    """Number of this process in its MPI job; 0 outside of a job."""
     return _number(0, 0)
 
 
 def size():
-    """Processes of the MPI job that this one belongs to; 1 outside of one."""
+    """Number of processes in the MPI job of this process; 1 outside of a job."""
     return _number(1, 1)
 
 
 def started_by_rank():
     """Whether a rank started this process, as multiprocessing's spawn does.
 
-    It inherits the environment of a rank, and is no rank itself: MPI can be started only once in its name.
+    Such a process inherits the environment of a rank but is not a rank: MPI can be started only once for each rank.
     """
     return _started_by_rank
 
 
 def is_rank():
-    """Whether this process is one of several of an MPI job."""
+    """Whether this process is a rank of an MPI job with several processes."""
     return size() > 1 and not _started_by_rank
 
 
 def trains_together():
-    """Whether this process is one of several that train one model: not where mgpu.executor keeps it to itself."""
+    """Whether this process trains one model together with others; mgpu.executor=serial or threads prevents that."""
     return is_rank() and config.own_flag('mgpu.executor') not in ('serial', 'threads')
 
 
 def local_rank():
-    """Number of this process among those of its job on the same host."""
+    """Number of this process among those of its job on this host."""
     return _number(2, rank())
 
 
 def local_size():
-    """Processes of the job on this host."""
+    """Number of processes of the job on this host."""
     return _number(3, size())

@@ -1,4 +1,4 @@
-"""A process as a rank of an MPI job: quiet unless it is the first one, and loud when it fails."""
+"""This process as a rank of an MPI job: only rank 0 prints, and a failure on one rank ends all of them."""
 import atexit
 import ctypes
 import faulthandler
@@ -16,16 +16,16 @@ from ..errors import MgpuError
 from . import mpi_environment
 
 SHOWN = 4000     # characters of a quiet rank's output that are shown when it fails
-HEAD_START = 1.0  # seconds in which rank 0 may tell what failed on several ranks, so that it is told once
+HEAD_START = 1.0  # seconds in which rank 0 may report an error that occurs on several ranks, so that it is shown once
 
 PR_SET_PDEATHSIG = 1
-STARTERS = ('mpirun', 'orterun', 'orted', 'prterun', 'prted')  # what Open MPI starts ranks by
+STARTERS = ('mpirun', 'orterun', 'orted', 'prterun', 'prted')  # programs with which Open MPI starts ranks
 
-_libc = ctypes.CDLL(None) if sys.platform == 'linux' else None  # loaded now: a fork cannot be sure to
+_libc = ctypes.CDLL(None) if sys.platform == 'linux' else None  # loaded now: loading may fail after a fork
 _terminal = None  # the stderr that the process was started with
-_output = None    # what a quiet rank has printed
+_output = None    # file with the output of a quiet rank
 _stepped = False  # whether a step was reported
-_joined = False   # whether this process has made itself one of the ranks that exchange values
+_joined = False   # whether this process exchanges values with other ranks
 
 
 def host():
@@ -34,18 +34,18 @@ def host():
 
 
 def end_with(parent, number):
-    """Have a signal sent to this process once its parent has ended, if only by SIGKILL. On Linux alone.
+    """Ask the kernel to send a signal to this process when its parent ends, by SIGKILL too. Linux only.
 
     Parameters
     ----------
     parent : int
-        Process that started this one.
+        Id of the process that started this one.
     number : int
         The signal.
     """
     if _libc is not None:
         _libc.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
-        if os.getppid() != parent:  # it has ended before
+        if os.getppid() != parent:  # it had ended already
             os.kill(os.getpid(), number)
 
 
@@ -53,15 +53,15 @@ def _is_started_by_mpi(parent):
     try:
         with open('/proc/%d/comm' % parent) as file:
             return file.read().strip() in STARTERS
-    except OSError:  # no Linux, or it has ended
+    except OSError:  # not Linux, or the process has ended
         return False
 
 
 def install():
-    """Have an uncaught exception end the whole job; keep ranks other than 0 quiet if the launcher wants that."""
+    """Let an uncaught exception end the whole job; capture the output of ranks above 0 if the launcher asks for it."""
     global _terminal, _output
     if _is_started_by_mpi(os.getppid()):
-        end_with(os.getppid(), signal.SIGKILL)  # mpirun that is killed leaves its ranks running
+        end_with(os.getppid(), signal.SIGKILL)  # a killed mpirun would leave its ranks running
     if not mpi_environment.is_rank() or _terminal is not None:
         return
     os.environ[mpi_environment.RANK_PROCESS] = str(os.getpid())
@@ -78,19 +78,19 @@ def install():
 
 
 def say(text):
-    """Print a line to the stderr that the process was started with, also from a quiet rank."""
+    """Print a line to the original stderr of the process, also on a quiet rank."""
     print('theano_mgpu: ' + text, file=_terminal or sys.stderr)
 
 
 @functools.lru_cache(maxsize=None)
 def note(text):
-    """Print a line for the user to stderr, from the first rank alone; the same one only once."""
+    """Print a line for the user to stderr, on rank 0 only; the same line only once."""
     if mpi_environment.rank() == 0:
         say('note: ' + text)
 
 
 def show_output():
-    """Print what a quiet rank has printed so far: its end."""
+    """Print the end of a quiet rank's output."""
     if _output is None:
         return
     _flush()
@@ -101,7 +101,7 @@ def show_output():
 
 
 def note_step():
-    """Tell the launcher, once, that a step is done: a job that fails later is worth another start."""
+    """Report to the launcher, once, that a step is done: a job that fails later is worth a restart."""
     global _stepped
     if not _stepped:
         _stepped = True
@@ -110,27 +110,27 @@ def note_step():
 
 
 def _note_if_alone():
-    """At the end of a rank: say so where it has exchanged nothing with the others, such as a plain Keras script's."""
+    """At the end of a rank, note if it has exchanged nothing with the others, as in a plain Keras script."""
     if mpi_environment.size() > 1 and os.environ.get(mpi_environment.RANK_PROCESS) == str(os.getpid()) \
             and 'theano' in sys.modules and not _joined:
-        note('the %d processes did not work together: each ran the whole script for itself. What is divided among them '
-             'are the functions of theano_mgpu, and the Keras models of a script that is started by '
-             '"theano-mgpu launch -n %d run SCRIPT"' % (mpi_environment.size(), mpi_environment.size()))
+        note('the %d processes did not work together: each ran the whole script by itself. They share the functions of '
+             'theano_mgpu, and the Keras models of a script that is started by "theano-mgpu launch -n %d run SCRIPT"'
+             % (mpi_environment.size(), mpi_environment.size()))
 
 
 def note_joined():
-    """Called once this process exchanges values with the other ranks."""
+    """Record that this process exchanges values with other ranks."""
     global _joined
     _joined = True
 
 
 def _fail(kind, error, trace):
-    """The excepthook of a rank: one message, then the end of all ranks, whatever fails on the way there."""
+    """The excepthook of a rank: print one message and end all ranks, even if printing fails."""
     try:
         if issubclass(kind, KeyboardInterrupt):
             abort(130)
         if getattr(error, 'elsewhere', False):
-            time.sleep(4 * HEAD_START)  # whoever has the error itself ends the job meanwhile
+            time.sleep(4 * HEAD_START)  # the rank with the original error ends the job first
         elif mpi_environment.rank() > 0:
             time.sleep(HEAD_START + 0.1 * mpi_environment.rank())
         _report(kind, error, trace)
@@ -144,13 +144,13 @@ def _report(kind, error, trace):
         ''.join(traceback.format_exception(kind, error, trace)).rstrip())
     try:
         show_output()
-    except Exception as failure:  # the error goes first; what was printed has often gone somewhere else already
-        text += '\n(what it had printed cannot be shown: %s: %s)' % (type(failure).__name__, failure)
+    except Exception as failure:  # the error is more important than earlier output
+        text += '\n(its earlier output cannot be shown: %s: %s)' % (type(failure).__name__, failure)
     say(text)
 
 
 def _fail_in_thread(arguments):
-    """The excepthook of threads: an error of ours there is one of the whole job, too, of which the others wait."""
+    """The excepthook of threads: an error of this package ends the job there, too, since other ranks would wait."""
     if issubclass(arguments.exc_type, MgpuError):
         _fail(arguments.exc_type, arguments.exc_value, arguments.exc_traceback)
     threading.__excepthook__(arguments)
@@ -160,12 +160,12 @@ def _flush():
     for stream in (sys.stdout, sys.stderr, _terminal):
         try:
             stream.flush()
-        except Exception:  # a script may have closed it, or put anything in its place: all the rest has to go on
+        except Exception:  # a script may have closed or replaced it; the rest must still run
             pass
 
 
 def exit_after(seconds):
-    """End this process, and with it the job, after the given number of seconds; 0 means never."""
+    """End this process, and with it the job, after a number of seconds; 0 means never."""
     if seconds:
         faulthandler.dump_traceback_later(seconds, exit=True, file=_terminal or sys.__stderr__)
 
@@ -173,7 +173,7 @@ def exit_after(seconds):
 def abort(code):
     """End every rank of the job."""
     _flush()
-    # Should MPI not manage to end the others, mpirun does, once this process has ended.
+    # If MPI cannot end the other ranks, mpirun does when this process has ended.
     threading.Thread(target=lambda: (time.sleep(5), os._exit(code)), daemon=True).start()
     mpi = sys.modules.get('mpi4py.MPI')
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():

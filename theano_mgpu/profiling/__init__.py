@@ -1,1 +1,1 @@
-"""Where time goes: timeline, trials, and the model of scaling."""
+"""Time: timelines, measurements in turns, trials, and the model of scaling."""

@@ -1,38 +1,38 @@
-"""Links between devices and between hosts, and what an all_reduce over them takes.
+"""Links between devices and between hosts, and the time of an all_reduce over them.
 
 A message of B bytes takes ``alpha + B / beta`` seconds, with a latency alpha and a bandwidth beta (Hockney, The
-communication challenge for MPP, 1994). The gradients have B bytes; n devices stand on h hosts, d on each. Then an
+communication challenge for MPP, 1994). The gradients have B bytes; n devices are on h hosts, d on each. Then an
 all_reduce takes
 
     ring              2 (n-1) alpha + 2 (n-1)/n B / beta
     hierarchical      2 ((d-1) alpha_in + B / beta_in) + a ring over the h hosts
     through the host  2 d (alpha_host + B / beta_host) + d B / gamma + a ring over the h hosts
 
-The ring is Patarasuk and Yuan's (Bandwidth optimal all-reduce algorithms, 2009); of its links the slowest counts. The
-hierarchical one reduces on each host, then goes round the hosts, then broadcasts on each. Through the host is how this
-package does it: the host fetches the buffers of its devices one after the other, adds them, reading gamma bytes a
-second, and sends each device the mean; hosts, or processes, exchange by MPI.
+The ring is that of Patarasuk and Yuan (Bandwidth optimal all-reduce algorithms, 2009); its slowest link counts. The
+hierarchical scheme reduces on each host, uses a ring of the hosts, and broadcasts on each host. This package works
+through the host: the host fetches the buffers of its devices one after the other, adds them, reading gamma bytes a
+second, and sends the mean to each device; hosts, or processes, exchange by MPI.
 """
 import math
 from collections import namedtuple
 
 from ..errors import MgpuError
 
-EVERY_DEVICE = 1 << 30  # devices on a host where there is one host only
+EVERY_DEVICE = 1 << 30  # devices on a host if there is only one host
 
 
 class ScalingError(MgpuError, ValueError):
-    """Figures that the model of scaling cannot work with."""
+    """Numbers that the model of scaling cannot use."""
 
 
 class Link(namedtuple('Link', 'name latency_s bytes_per_s')):
-    """What joins devices, or hosts.
+    """A connection of devices, or of hosts.
 
     Attributes
     ----------
     name : str
     latency_s : float
-        Seconds that a message without content takes.
+        Seconds that an empty message takes.
     bytes_per_s : float
         In one direction.
     """
@@ -48,9 +48,9 @@ class Link(namedtuple('Link', 'name latency_s bytes_per_s')):
         return self.latency_s + n_bytes / self.bytes_per_s
 
 
-MEMORY = Link('memory', 0.0, math.inf)  # a buffer that is where it is needed already
+MEMORY = Link('memory', 0.0, math.inf)  # no transfer: the buffer is already where it is needed
 
-# Figures that programs reach, not peaks.
+# Values that programs reach, not peak values.
 LINKS = {
     # 15.75 GB/s by the standard; NVIDIA's bandwidthTest reaches about 12 from pinned memory, and copies of a few bytes
     # that are waited for take about 10 microseconds.
@@ -67,12 +67,12 @@ LINKS = {
 }
 
 
-# NVLink joins devices with each other; between them and an x86 host there is the PCIe of their time.
+# NVLink connects devices with each other; they reach an x86 host by the PCIe version of their generation.
 TO_HOST = {LINKS['nvlink2']: LINKS['pcie3'], LINKS['nvlink3']: LINKS['pcie4']}
 
 
 class Network(namedtuple('Network', 'inner outer per_host')):
-    """Links within a host and between hosts (both are Links), and how many devices a host has."""
+    """Links within a host and between hosts, and the number of devices on each host."""
 
     @property
     def name(self):
@@ -84,7 +84,7 @@ class Network(namedtuple('Network', 'inner outer per_host')):
         return TO_HOST.get(self.inner, self.inner)
 
     def divided(self, n):
-        """Hosts, and devices on each, of n devices.
+        """The number of hosts for n devices, and of devices on each.
 
         Examples
         --------
@@ -95,7 +95,7 @@ class Network(namedtuple('Network', 'inner outer per_host')):
 
 
 def parse_network(text, per_host=8):
-    """A Network as it is written on the command line.
+    """Parse a Network as written on the command line.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ def _link(text, whole):
         if not (0 <= latency < math.inf and 0 < gigabytes < math.inf):
             raise ValueError
     except ValueError as error:
-        raise ScalingError('%r in %r is no link: give one of %s, or microseconds of latency and gigabytes a second, '
+        raise ScalingError('%r in %r is not a link: give one of %s, or microseconds of latency and gigabytes a second, '
                            'e.g. 5:12; within a host + between hosts, e.g. pcie4+10gbe'
                            % (text, whole, ', '.join(LINKS))) from error
     return Link('%g us, %g GB/s' % (latency, gigabytes), latency * 1e-6, gigabytes * 1e9)
@@ -145,7 +145,7 @@ def ring_all_reduce(n, n_bytes, link, reduce_bytes_per_s=math.inf):
     n_bytes : float
     link : Link
     reduce_bytes_per_s : float
-        How fast what comes is added.
+        Rate at which the host adds incoming buffers.
 
     Examples
     --------
@@ -156,14 +156,14 @@ def ring_all_reduce(n, n_bytes, link, reduce_bytes_per_s=math.inf):
 
 
 def flat_ring(n, n_bytes, network, reduce_bytes_per_s=math.inf):
-    """Seconds of one ring through all devices of all hosts: its slowest link counts."""
+    """Seconds of one ring through all devices of all hosts, determined by its slowest link."""
     used = [network.inner] + [network.outer] * (network.divided(n)[0] > 1)
     slowest = Link('', max(link.latency_s for link in used), min(link.bytes_per_s for link in used))
     return ring_all_reduce(n, n_bytes, slowest)
 
 
 def hierarchical(n, n_bytes, network, reduce_bytes_per_s=math.inf):
-    """Seconds to reduce on each host, go round a ring of hosts, and broadcast on each host.
+    """Seconds to reduce on each host, all_reduce over a ring of hosts, and broadcast on each host.
 
     Reduce and broadcast are pipelined chains.
     """
@@ -173,7 +173,7 @@ def hierarchical(n, n_bytes, network, reduce_bytes_per_s=math.inf):
 
 
 def through_host(n, n_bytes, network, reduce_bytes_per_s=math.inf):
-    """Seconds of this package's own scheme: each host fetches, adds and sends back; a ring of hosts."""
+    """Seconds of this package's own scheme: each host fetches, adds and sends back; hosts form a ring."""
     hosts, devices = network.divided(n)
     adding = devices * n_bytes / reduce_bytes_per_s if n > 1 else 0.0
     return (2 * devices * network.to_host.seconds(n_bytes) + adding

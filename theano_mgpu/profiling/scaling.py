@@ -1,19 +1,19 @@
-"""What n devices would take for a step: a model of data-parallel training, from measured costs and the links' figures.
+"""A model of data-parallel training: the time of a step on n devices, from measured costs and properties of links.
 
 A step of n devices on b samples takes the sum of
 
-    input     i b / h                each of h hosts cuts up its own samples
-    dispatch  o + (d-1) l + s f      a process's own work; each further launch; what a device takes for no samples
+    input     i b / h                each of h hosts divides its own samples
+    dispatch  o + (d-1) l + s f      a process's own work; each further launch; a device's time without samples
     compute   s c ceil(b / n)        the only part that shrinks with n
-    exchange  an all_reduce          see links.py; nothing for one device alone
-    update    s u                    each device does all of it
+    exchange  an all_reduce          see links.py; nothing for a single device
+    update    s u                    each device does the whole update
 
 with d devices on a host, and s devices that share one piece of hardware: `cpu` contexts of one process run one after
-the other, so that s = n there.
+the other, so s = n for them.
 
-*Strong* scaling keeps the batch, *weak* scaling the sub-batch of each device. Strong is the default: it is what a
-script gets when nothing but the number of devices changes, and the result stays that of one device; more samples a
-step are another training run.
+*Strong* scaling keeps the size of the whole batch, *weak* scaling that of each device's sub-batch. Strong is the
+default: it applies when a script changes only the number of devices, and the result stays that of one device. More
+samples in a step change the training.
 """
 import math
 from collections import namedtuple
@@ -26,12 +26,12 @@ PAYS = 0.7  # n devices pay where their efficiency, speedup / n, is at least thi
 
 class Costs(namedtuple('Costs', 'fixed_s sample_s update_s n_bytes input_s host_s launch_s reduce_bytes_per_s',
                        defaults=(0.0, 0.0, 0.0, math.inf))):
-    """What a step costs, as measured on one device.
+    """The costs of a step, as measured on one device.
 
     Attributes
     ----------
     fixed_s : float
-        Seconds that the device takes however few samples it has (f above).
+        Seconds that the device takes whatever the number of samples (f above).
     sample_s : float
         Seconds a sample (c).
     update_s : float
@@ -50,7 +50,7 @@ class Costs(namedtuple('Costs', 'fixed_s sample_s update_s n_bytes input_s host_
 
 
 def fit_line(sizes, seconds):
-    """Seconds for no samples, and seconds a sample: least squares of the relative errors, neither negative.
+    """Fit seconds for no samples and seconds a sample, neither negative, by least squares of the relative errors.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ def fit_line(sizes, seconds):
     (0.001, 0.01)
     """
     if len(sizes) != len(seconds) or len(set(sizes)) < 2 or min(seconds) <= 0:
-        raise ScalingError('a line needs times, all positive, of two different batch sizes at least; given: sizes %s, '
+        raise ScalingError('a line needs positive times of two different batch sizes at least; given: sizes %s, '
                            'seconds %s' % (list(sizes), list(seconds)))
     weights = [1 / value ** 2 for value in seconds]
     total = sum(weights)
@@ -132,7 +132,7 @@ def _checked(n, batch, network):
         raise ScalingError('%r devices and a batch of %r samples: give at least one of each' % (n, batch))
     hosts, devices = network.divided(n) if network else (1, n)
     if hosts > 1 and network.outer is None:
-        raise ScalingError('%d devices stand on %d hosts, and no link between hosts was given: e.g. pcie4+10gbe'
+        raise ScalingError('%d devices are on %d hosts, but no link between hosts was given: e.g. pcie4+10gbe'
                            % (n, hosts))
     return hosts, devices
 
@@ -143,12 +143,12 @@ def step_seconds(costs, n, batch, network=None, scheme='host', sharing=1):
 
 
 def speedup(costs, n, batch, network=None, scheme='host', sharing=1, weak=False):
-    """How many times the samples a second of one device alone.
+    """Speedup: samples a second of n devices / samples a second of one device.
 
     Parameters
     ----------
     weak : bool
-        Whether each device has a sub-batch of `batch` samples; else the whole batch has so many.
+        Whether `batch` is the size of each device's sub-batch, not that of the whole batch.
 
     Examples
     --------
@@ -162,7 +162,7 @@ def speedup(costs, n, batch, network=None, scheme='host', sharing=1, weak=False)
 
 
 def limit(parts):
-    """The part that limits: compute while it is most of the step, for then more devices help; else the largest other.
+    """The part that limits a step: compute if it is half of the step or more, else the largest other part.
 
     Examples
     --------
@@ -176,12 +176,12 @@ def limit(parts):
 
 
 def batch_that_pays(costs, n, network=None, scheme='host', sharing=1, efficiency=PAYS):
-    """The smallest batch with which n devices are so efficient.
+    """The smallest batch with which n devices reach an efficiency.
 
     Parameters
     ----------
     efficiency : float
-        Speedup over one device alone / n; ``1 / n`` asks for no more than to be as fast as one.
+        Speedup over one device / n; ``1 / n`` means as fast as one device.
 
     Returns
     -------
@@ -209,7 +209,7 @@ def batch_that_pays(costs, n, network=None, scheme='host', sharing=1, efficiency
 
 
 def most_devices_that_pay(costs, batch, network, scheme='host', weak=False, numbers=()):
-    """The most of some numbers of devices that are efficient enough (`PAYS`); 1 if none is.
+    """The largest of some numbers of devices that reach the efficiency `PAYS`; 1 if none does.
 
     Parameters
     ----------

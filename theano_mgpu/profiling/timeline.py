@@ -1,4 +1,4 @@
-"""Where the time of a step goes: seconds a phase, and a timeline with a span for each thing done."""
+"""The time of a step: seconds in each phase, and a timeline with a span for each action."""
 import atexit
 import contextlib
 import json
@@ -10,9 +10,9 @@ from ..jobs import mpi_environment
 PHASES = ('scatter', 'host_to_device', 'launch', 'run', 'device_to_host', 'all_reduce', 'exchange', 'update',
           'broadcast')
 RANK_PHASES = PHASES[:1] + ('wait',) + PHASES[1:]  # with several processes, each waits for the others
-HOST = 'host'               # the track of what is done for all contexts together
-LOCK = 'interpreter lock'   # the span in which a context waits to be served, since another one has the interpreter
-LONGEST = 1000000           # spans of one timeline, some 200 MB of file
+HOST = 'host'               # the track of actions for all contexts together
+LOCK = 'interpreter lock'   # the span in which a context waits because another one has the interpreter
+LONGEST = 1000000           # spans of one timeline: a file of about 200 MB
 
 _recorder = None
 
@@ -29,9 +29,9 @@ class Timings:
     calls : int
     seconds : dict of str to float
     exact : bool
-        Set it, and devices are waited for at the end of each phase, as they are while a timeline is recorded. Else
-        updates are only launched, and what they take is part of the next step's `run`; a lone device's update is
-        launched while it still runs.
+        If it is True, each phase ends when the devices have finished it, as while a timeline is recorded. If it is
+        False, updates are only launched, and their time is part of the next step's `run`; the update of a single device
+        is launched while its step still runs.
 
     Examples
     --------
@@ -57,16 +57,16 @@ class Timings:
         return _Span(self, phase)
 
     def waits(self):
-        """Whether devices are waited for where nothing but the timings needs it."""
+        """Whether phases wait for devices for the sake of the timings."""
         return self.exact or _recorder is not None
 
     def per_call(self):
-        """Seconds a call of each phase, in the order in which a step meets them."""
+        """Seconds a call in each phase, in the order of a step."""
         return {phase: self.seconds.get(phase, 0.0) / max(self.calls, 1) for phase in self.phases}
 
 
 class _Span:
-    """A ``with`` block of a phase. A class, since `contextlib.contextmanager` takes twice as long, ten times a step."""
+    """A ``with`` block of a phase; a class, since contextlib's generators take twice as long, ten times a step."""
 
     __slots__ = ('_timings', '_phase', '_start')
 
@@ -85,13 +85,13 @@ class _Span:
 
 
 class Recorder:
-    """Spans of one process, and the file that they are written to.
+    """The spans of one process, and the file for them.
 
     Parameters
     ----------
     path : str
     rank : int
-        Of this process; each writes a file of its own, see `timeline`.
+        Rank of this process; each rank writes its own file, see `timeline`.
     """
 
     def __init__(self, path, rank=0):
@@ -108,7 +108,7 @@ class Recorder:
         ----------
         name : str
         track : str
-            The row that it is shown in: a context's name, or `HOST`.
+            The row that shows it: a context's name, or `HOST`.
         start, stop : float
             Of `time.perf_counter`, seconds.
         """
@@ -132,21 +132,20 @@ class Recorder:
 
 @contextlib.contextmanager
 def timeline(path, rank=None):
-    """Record what each context does, and when, while the ``with`` block runs.
+    """Record the actions of each context while the ``with`` block runs.
 
     Parameters
     ----------
     path : str
-        A .json file, which https://ui.perfetto.dev and chrome://tracing open. Of several processes, the first one
-        writes it and each other one a file beside it: ``trace.json``, ``trace.rank1.json``. Processes of one host
-        have one clock.
+        A .json file for https://ui.perfetto.dev or chrome://tracing. With several processes, rank 0 writes this file
+        and each other rank writes one next to it: ``trace.json``, ``trace.rank1.json``. Processes of one host have a
+        common clock.
 
     Notes
     -----
-    One row is the host's: the phases of each step. Each context has another: copies to its device, the launch, the
-    run (until the device has the results; a ``cpu`` context has no launch), copies from it, the update, and
-    ``interpreter lock``, the time in which it was waiting for its turn, since Python's lock or the one thread that
-    serves all was at another context.
+    One row shows the phases of each step on the host. Each context has a row of its own: copies to its device, the
+    launch, the run (until the device has the results; a ``cpu`` context has no launch), copies from it, the update, and
+    ``interpreter lock``: the time in which it waits because another context has Python's lock, or the only thread.
 
     The flag ``mgpu.timeline=trace.json`` records a whole script.
 
@@ -178,7 +177,7 @@ def start(path, rank=None):
         raise RuntimeError('a timeline is being recorded already, to %s: end it first (the flag mgpu.timeline '
                            'records the whole script)' % _recorder.path)
     recorder = Recorder(path, mpi_environment.rank() if rank is None else rank)
-    open(recorder.path, 'w').close()  # a path that cannot be written to is an error now, not after hours
+    open(recorder.path, 'w').close()  # fails now if the path cannot be written, not at the end
     _recorder = recorder
     atexit.register(stop, recorder)
     return recorder
@@ -194,7 +193,7 @@ def stop(recorder):
 
 
 def span(name, track=HOST):
-    """Show a ``with`` block in the timeline, if one is being recorded."""
+    """Record a ``with`` block in the timeline, if there is one."""
     return _NOTHING if _recorder is None else _shown(name, track)
 
 
@@ -212,14 +211,14 @@ def _shown(name, track):
 
 
 def on_track(tasks, name, contexts):
-    """Tasks that show themselves in the timeline; the very same ones when none is being recorded.
+    """Wrap tasks so that they appear in the timeline; without a timeline return the same tasks.
 
     Parameters
     ----------
     tasks : list of callable
     name : str
     contexts : list of Context
-        One a task: the tracks.
+        The track of each task.
 
     Returns
     -------

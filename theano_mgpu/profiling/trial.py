@@ -1,14 +1,14 @@
-"""Whether one context would be faster than several: measured on the first batches of a training."""
+"""Whether one context would be faster than several, measured on the first batches of training."""
 import statistics
 
-WARM_UP = 3     # batches before the first that counts: kernels are built, buffers are made
+WARM_UP = 3     # batches before the first that counts: kernels are built, buffers are allocated
 ROUNDS = 5      # batches that count
-SECONDS = 2.0   # fewer of them, if one context has taken as long as this
-MARGIN = 1.1    # one context is faster if several take so much longer; less than that is noise
+SECONDS = 2.0   # the trial ends sooner if one context has taken this long
+MARGIN = 1.1    # one context is faster if several take longer by this factor; less is noise
 
 
 class Trial:
-    """Compares the steps of a training with what one context alone takes for the same batches.
+    """Compares the time of training steps with the time of one context for the same batches.
 
     Parameters
     ----------
@@ -18,7 +18,7 @@ class Trial:
     ----------
     step : TrainingFunction
     open : bool
-        Whether it goes on.
+        Whether it is still measuring.
     error : Exception or None
         Why one context could not be measured: the whole batch may not fit on it.
     """
@@ -31,19 +31,19 @@ class Trial:
         self.open = len(step.contexts) > 1 and step.ranks.size == 1 and not step.inputs.rows
 
     def after(self, args):
-        """Called after each step, with its arguments.
+        """Measure a batch; call it after each step with the step's arguments.
 
         Returns
         -------
         (float, float) or None
-            Seconds that a batch takes on one context and on several, once, if one is faster.
+            Seconds that a batch takes on one context and on several; returned once, if one context is faster.
         """
         self._calls += 1
         if not self.open or self._calls <= WARM_UP:
             return None
         try:
             self._one.append(self.step.seconds_alone(args))
-        except Exception as error:  # GpuArrayException, MemoryError ...: kept for who asks
+        except Exception as error:  # GpuArrayException, MemoryError ...: kept for the caller
             self.open, self.error = False, error
             return None
         self._several.append(self.step.seconds)
@@ -54,7 +54,7 @@ class Trial:
         return (one, several) if several > MARGIN * one else None
 
     def text(self, one, several):
-        """What to tell the user of a verdict, after the name of the model."""
+        """The message of a result for the user, without the name of the model."""
         contexts = self.step.contexts
         on_host = all(context.kind == 'cpu' for context in contexts)
         return ('trains on %d contexts, but one context is faster: %.3g ms a batch, not %.3g ms. Give larger batches, '

@@ -1,4 +1,4 @@
-"""Files that are there whole, or not at all."""
+"""Files that are written completely or not at all."""
 import contextlib
 import glob
 import os
@@ -10,21 +10,21 @@ SUFFIX = '.unfinished'
 
 @contextlib.contextmanager
 def whole_file(path, previous=None):
-    """A name to write a file under; it becomes `path` at the end of the block, unless that raises.
+    """Write a file under a temporary name, which becomes `path` at the end of the ``with`` block unless that raises.
 
-    An interrupted write leaves the old file intact: at every moment there is a whole file, the old one or the new
-    one. What dead processes of this host have left unfinished is removed.
+    An interrupted write leaves the old file intact: at every moment there is a complete file, the old one or the new
+    one. Temporary files of dead processes of this host are removed.
 
     Parameters
     ----------
     path : str
     previous : str, optional
-        The name under which the old file is kept.
+        A name for the old file, which is then kept.
 
     Raises
     ------
     OSError
-        If the file cannot be written; it names `path`.
+        If the file cannot be written; the message names `path`.
     """
     unfinished = _unfinished(path)
     try:
@@ -48,10 +48,10 @@ def _unfinished(path, pid=None):
 
 
 def _keep(path, previous):
-    """Give the file `path` the name `previous`, too."""
+    """Link the file `path` as `previous`, too."""
     if not os.path.exists(path):
         if os.path.exists(previous):
-            os.remove(previous)  # of a file that the user has removed
+            os.remove(previous)  # its newer version was removed by the user
         return
     if os.path.exists(previous) and os.path.samefile(path, previous):
         return
@@ -70,12 +70,12 @@ def _keep(path, previous):
 
 
 def _remove_leftovers(path):
-    """Remove what processes of this host that have died were writing."""
+    """Remove temporary files of dead processes of this host."""
     prefix, own = _unfinished(path, 'x')[:-len('x' + SUFFIX)], str(os.getpid())
     for found in glob.glob(glob.escape(prefix) + '*' + SUFFIX):
         pid = found[len(prefix):-len(SUFFIX)]
         if pid.isdecimal() and pid != own and not _is_alive(int(pid)):
-            with contextlib.suppress(FileNotFoundError):  # another process was quicker
+            with contextlib.suppress(FileNotFoundError):  # another process has removed it
                 os.remove(found)
 
 
@@ -84,13 +84,13 @@ def _is_alive(pid):
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # another user's
+    except OSError:  # a process of another user
         return True
     return True
 
 
 def _flush(path):
-    """Wait until a file, or a folder's list of names, is on the disk."""
+    """Wait until a file, or the entries of a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -102,4 +102,4 @@ def _flush_folder(folder):
     try:
         _flush(folder)
     except OSError:
-        pass  # some file systems cannot do it: after a power failure the folder may then show the old file
+        pass  # not supported by some file systems: after a power failure they may show the old file

@@ -13,11 +13,11 @@ def build(name, source, flags=()):
     Parameters
     ----------
     name : str
-        How the file's name begins.
+        Beginning of the file name.
     source : str
         C++11.
     flags : list of str
-        Of the compiler, in front of Theano's own.
+        Options of the compiler, before Theano's own.
 
     Returns
     -------
@@ -27,13 +27,13 @@ def build(name, source, flags=()):
     Raises
     ------
     Exception
-        Theano's bare one, with the compiler's messages, where the text cannot be built.
+        A plain one from Theano, with the compiler's messages, if the source cannot be compiled.
     """
     arguments = list(flags) + GCC_compiler.compile_args()
     name = '%s_%08x' % (name, zlib.crc32(repr((theano.config.cxx, arguments, source)).encode()))
     path = os.path.join(theano.config.compiledir, name + '.so')
     if not os.path.exists(path):
-        # Built aside and moved in one step: no other process finds half a file, so that no lock is needed.
+        # Built elsewhere and moved atomically: no other process finds a partial file, so no lock is needed.
         with tempfile.TemporaryDirectory(dir=theano.config.compiledir) as folder:
             GCC_compiler.compile_str(name, source, folder, preargs=arguments, py_module=False, hide_symbols=False)
             os.replace(os.path.join(folder, name + '.so'), path)

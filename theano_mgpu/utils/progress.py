@@ -1,4 +1,4 @@
-"""News of long work: progress bars, and notes."""
+"""Progress of long work: bars and notes."""
 import contextlib
 import threading
 
@@ -10,12 +10,12 @@ PATIENCE = 5.0  # seconds
 
 @contextlib.contextmanager
 def note_if_long(text):
-    """Print a note, from the first rank alone, if what is inside takes longer than `PATIENCE`.
+    """Print a note, on rank 0 only, if the ``with`` block takes longer than `PATIENCE`.
 
     Parameters
     ----------
     text : callable
-        ``text()`` is the note, asked for when it is due.
+        ``text()`` returns the note; it is called when the note is printed.
     """
     timer = threading.Timer(PATIENCE, lambda: rank_process.note(text()))
     timer.daemon = True
@@ -27,7 +27,7 @@ def note_if_long(text):
 
 
 def bar(total, shown, initial=0):
-    """A bar of tqdm's over samples, with their rate; a context manager with ``update(n)``.
+    """A tqdm bar of samples, with their rate; a context manager with ``update(n)``.
 
     Parameters
     ----------
@@ -35,19 +35,19 @@ def bar(total, shown, initial=0):
         None if unknown.
     shown : bool
     initial : int
-        Samples that were done before.
+        Samples that are done already.
 
     Raises
     ------
     MgpuError
-        If it is to be shown, and tqdm is not installed.
+        If `shown` and tqdm is not installed.
     """
     if not shown:
         return Silent()
     try:
         from tqdm import tqdm
     except ImportError as error:
-        raise MgpuError('a progress bar needs tqdm: pip install tqdm; or ask for none (verbose=0, --quiet)') from error
+        raise MgpuError('a progress bar needs tqdm: pip install tqdm; or turn it off (verbose=0, --quiet)') from error
     return tqdm(total=total, initial=initial, unit=' samples', unit_scale=True)
 
 
@@ -63,6 +63,6 @@ class Silent:
         pass
 
     def update(self, n):
-        """Nothing to show."""
+        """Do nothing."""
 
     refresh = __enter__

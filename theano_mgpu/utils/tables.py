@@ -1,10 +1,21 @@
-"""Tables of text."""
+"""Text: tables, and numbers with their nouns."""
+
+
+def counted(n, noun):
+    """A number and its noun.
+
+    Examples
+    --------
+    >>> counted(1, 'rank'), counted(2048, 'rank')
+    ('1 rank', '2,048 ranks')
+    """
+    return '%s %s%s' % (format(n, ','), noun, 's' if n != 1 else '')
 
 
 def table(rows, right=()):
-    """Rows of cells as aligned lines, two blanks between columns, none at the end of a line.
+    """Rows of cells as aligned lines, with two spaces between columns and none at the end of a line.
 
-    A cell that ends its row before the last column (a long message) widens no column.
+    The last cell of a shorter row (a long message) does not widen its column.
 
     Parameters
     ----------

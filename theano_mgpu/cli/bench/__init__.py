@@ -1,4 +1,4 @@
-"""`theano-mgpu bench`: will a model scale? Measured over 1 to N contexts and ranks, and predicted for more devices."""
+"""`theano-mgpu bench`: how a model scales, measured on 1 to N contexts and ranks, and predicted for more devices."""
 import argparse
 import contextlib
 import json
@@ -15,10 +15,10 @@ from ...errors import MgpuError
 from ...jobs import mpi_environment
 from ...profiling.links import LINKS, parse_network
 from ...utils import progress
+from ...utils.tables import counted
 from ..config import positive
 from ..output import note, quietly
-from . import plot
-from . import report as bench_report
+from . import plot, report
 from .costs import Findings, predictions
 from .measure import (
     Contestant,
@@ -37,23 +37,23 @@ from .rank_group import RankGroup, check_mpi, sizes_apart
 WIDTH = 118  # of lines of the answer
 
 EPILOG = """\
-A model trains on made-up data over 1, 2, ... N contexts of THEANO_FLAGS or .theanorc (see "theano-mgpu devices"), and
-with --ranks over 1, 2, ... N processes; where contexts are CPUs, plain Keras takes part. All take turns, a few steps
-at a time; figures are medians of the rounds. The whole batch stays the same, as for a script that changes nothing but
-the number of devices. Where the time goes: scatter (the batch is cut up) and host_to_device, launch (of GPUs) and run
-(until devices have computed), device_to_host (gradients), all_reduce (they are added), exchange (other values that
-all contexts need, and all values between processes) and wait (for other processes), update and broadcast; other is
-Python and Keras around it.
+A model trains on synthetic data on 1, 2, ... N contexts of THEANO_FLAGS or .theanorc (see "theano-mgpu devices"), and
+with --ranks on 1, 2, ... N processes; if contexts are CPUs, plain Keras takes part, too. All take turns, a few steps
+at a time; figures are medians of the rounds. The whole batch has the same size for all, as in a script that changes
+only the number of devices. The phases of a step: scatter (divide the batch) and host_to_device, launch (on GPUs) and
+run (until devices have computed), device_to_host (gradients), all_reduce (add them), exchange (other values that all
+contexts need, and all values between processes) and wait (for other processes), update and broadcast; other is the
+time of Python and Keras.
 
-Then it answers: does it scale, what limits it, from which batch size do more devices pay. The prediction for 2 to 1024
-devices is that of a model of costs (theano_mgpu/profiling/scaling.py and links.py say which): what a step was measured
-to take, on devices that share no hardware, and the latency and bandwidth of --link. Its columns are three ways to add
-gradients: through the host, as this package does; a ring of all devices; hierarchical, within a host, then between
-hosts.
+Then it reports whether the model scales, what limits it, and from which batch size on N devices pay: their efficiency,
+speedup / N, is then at least 70 %%. The prediction for 2 to 1024 devices comes from a cost model (described in
+theano_mgpu/profiling/scaling.py and links.py): the measured costs of a step, on devices that share no hardware, and
+the latency and bandwidth of --link. Its columns are three ways to add gradients: through the host, as this package
+does; a ring of all devices; hierarchical, within a host, then between hosts.
 
 links:
 %s
-or MICROSECONDS:GIGABYTES_PER_SECOND. Over NVLink, what goes through the host goes by PCIe.
+or MICROSECONDS:GIGABYTES_PER_SECOND. With NVLink, transfers through the host use PCIe.
 
 examples:
   theano-mgpu bench --model mlp
@@ -67,10 +67,10 @@ examples:
 
 def add_parser(sub):
     """Add the command to argparse's sub-parsers."""
-    parser = sub.add_parser('bench', help='will a model scale? measure and predict', epilog=EPILOG,
-                            description='Measure how training scales over contexts and ranks, and say what limits it.',
+    parser = sub.add_parser('bench', help='measure how a model scales, and predict', epilog=EPILOG,
+                            description='Measure how training scales over contexts and ranks, and what limits it.',
                             formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--model', default='cnn', metavar='NAME|FILE', help='%s, or a file that keras.Model.save wrote '
+    parser.add_argument('--model', default='cnn', metavar='NAME|FILE', help='%s, or a file written by keras.Model.save '
                         '(default: %%(default)s)' % ', '.join(MODELS))
     parser.add_argument('--contexts', type=positive, metavar='N', help='measure 1 to N (default: all that are mapped)')
     parser.add_argument('--ranks', type=positive, metavar='N', help='measure 1 to N processes, too; needs MPI')
@@ -78,22 +78,22 @@ def add_parser(sub):
                         help='samples in the whole batch (default: 16 to 128, by the model)')
     parser.add_argument('--input-shape', type=positive, nargs='+', metavar='D', help='of a sample (default: the '
                         "model's; vgg16 and resnet50 on CPUs: 64 64 3)")
-    parser.add_argument('--optimizer', default='adam', help='of a model that is not compiled (default: %(default)s)')
+    parser.add_argument('--optimizer', default='adam', help='for a model that is not compiled (default: %(default)s)')
     parser.add_argument('--rounds', type=positive, default=15, help='turns of each (default: %(default)s)')
-    parser.add_argument('--steps', type=positive, metavar='S', help='steps in a turn (default: what takes 0.08 s, 3 at '
-                        'least)')
+    parser.add_argument('--steps', type=positive, metavar='S', help='steps in a turn (default: as many as take 0.08 s, '
+                        'at least 3)')
     parser.add_argument('--link', action='append', metavar='INNER+OUTER', dest='links', help='links within a host and '
                         'between hosts, for the prediction; may be repeated (default: pcie4+10gbe and nvlink3+100gbe)')
     parser.add_argument('--devices-per-host', type=positive, default=8, metavar='D', help='(default: %(default)s)')
-    parser.add_argument('--scaling', choices=('strong', 'weak'), default='strong', help='what is predicted: strong, '
-                        'the batch stays; weak, the batch of each device stays (default: %(default)s)')
+    parser.add_argument('--scaling', choices=('strong', 'weak'), default='strong', help='what to predict: with strong, '
+                        'the whole batch keeps its size; with weak, that of each device (default: %(default)s)')
     parser.add_argument('--json', metavar='FILE', help='write all figures there')
     parser.add_argument('--plot', metavar='FILE.png', help='draw speedup against ideal')
     parser.set_defaults(run=run)
 
 
 def run(args):
-    """Measure, print, predict, write, draw; the exit code is 130 after Ctrl-C."""
+    """Measure, print, predict, write and draw; return the exit code, 130 after Ctrl-C."""
     networks = {text: parse_network(text, args.devices_per_host)
                 for text in args.links or ['pcie4+10gbe', 'nvlink3+100gbe']}
     check(args)
@@ -105,18 +105,19 @@ def run(args):
     check_batch(batch_size, len(chosen), args.ranks)
     setting = describe(args, recipe, chosen, batch_size)
     try:
-        findings = measure(args, recipe, chosen, batch_size)
-    except KeyboardInterrupt:  # what was started has been ended
+        findings = measure_all(args, recipe, chosen, batch_size)
+    except KeyboardInterrupt:  # the processes that were started have ended
         note('interrupted')
         return 130
-    report(args, setting, findings, networks)
+    show(args, setting, findings, networks)
     return 0
 
 
 def check(args):
-    """Raise a MgpuError for what cannot be, before anything that takes time."""
+    """Raise a MgpuError for arguments that cannot work, before anything that takes time."""
     if mpi_environment.size() > 1:
-        raise MgpuError('bench starts its own processes: run it by itself, with --ranks %d' % mpi_environment.size())
+        raise MgpuError('bench starts its own processes: run it without launch, with --ranks %d'
+                        % mpi_environment.size())
     check_name(args.model)
     for path in filter(None, (args.json, args.plot)):
         folder = os.path.dirname(os.path.abspath(path))
@@ -132,7 +133,7 @@ def check(args):
 
 
 def check_batch(batch_size, contexts, ranks):
-    """Raise a MgpuError for a batch that feeds not all."""
+    """Raise a MgpuError for a batch that has too few samples."""
     most = max(contexts, ranks or 1)
     if batch_size < max(2, most):
         raise MgpuError('--batch-size %d: steps are timed on the whole batch and on its half, and each of %d devices '
@@ -140,10 +141,10 @@ def check_batch(batch_size, contexts, ranks):
 
 
 def describe(args, recipe, chosen, batch_size):
-    """Print what is measured, and where; the same as a dict, for the file of figures."""
+    """Print what is measured, and where; return the same as a dict for --json."""
     import keras
     import theano
-    machine = '%s, %s' % (discovery.status('cpu', None).name, bench_report.counted(cores(), 'core'))
+    machine = '%s, %s' % (discovery.status('cpu', None).name, counted(cores(), 'core'))
     versions = 'Python %s, NumPy %s, Theano %s, Keras %s' % (platform.python_version(), np.__version__,
                                                             theano.__version__, keras.__version__)
     load = os.getloadavg()[0]
@@ -153,28 +154,28 @@ def describe(args, recipe, chosen, batch_size):
         batch_size, theano.config.floatX, ', '.join('%s (%s)' % (each.name, each.device) for each in chosen)))
     sys.stdout.flush()
     if recipe.shrunk:
-        note('a CPU is slow for %s on inputs of %s: they are smaller here; --input-shape sets them'
+        note('%s on inputs of %s is slow on a CPU: smaller inputs are used; --input-shape sets their shape'
              % (recipe.name, ' x '.join(map(str, recipe.known.shape))))
     if load > 0.5 * cores():
-        note('other programs use this machine (load %.1f): the figures are those of what they leave' % load)
+        note('other programs are using this machine (load %.1f), which slows down what is measured' % load)
     if (args.ranks or 1) > cores():
-        note('%d ranks share %s' % (args.ranks, bench_report.counted(cores(), 'core')))
+        note('%d ranks share %s' % (args.ranks, counted(cores(), 'core')))
     return dict(machine=machine, cores=cores(), load=load, versions=versions, model=recipe.name,
                 input_shape=recipe.input_shape, batch_size=batch_size, floatX=theano.config.floatX,
                 contexts=[each._asdict() for each in chosen], rounds=args.rounds)
 
 
 def cores():
-    """How many cores this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
-def measure(args, recipe, chosen, batch_size):
-    """Everything that takes time; Findings."""
+def measure_all(args, recipe, chosen, batch_size):
+    """Measure all contestants; return Findings."""
     names = [context.name for context in chosen]
     sizes = sorted({batch_size, -(-batch_size // 2), -(-batch_size // 4), -(-batch_size // len(names))}, reverse=True)
     with contextlib.ExitStack() as stack:
-        trainees = [trainee(recipe, recipe.replicate(names[:n]), batch_size, bench_report.counted(n, 'context'))
+        trainees = [trainee(recipe, recipe.replicate(names[:n]), batch_size, counted(n, 'context'))
                     for n in range(1, len(names) + 1)]
         steps = args.steps or trainees[0].steps_in(batch_size)
         contestants = [Contestant('contexts', 1, size, trainees[0], steps) for size in sizes]
@@ -192,7 +193,7 @@ def measure(args, recipe, chosen, batch_size):
 
 
 def trainee(recipe, model, batch_size, name):
-    """A Trainee that is compiled."""
+    """A Trainee with compiled functions."""
     note('compiling for %s' % name)
     made = Trainee(model, recipe, batch_size)
     made.steps(batch_size, 1)
@@ -200,30 +201,30 @@ def trainee(recipe, model, batch_size, name):
 
 
 def start_ranks(n, most, sizes, recipe, batch_size, steps):
-    """A RankGroup, whose ranks have the threads that each of the most ranks has."""
-    note('starting %s' % bench_report.counted(n, 'rank'))
+    """A RankGroup of n ranks; each has as many threads as there are for each of `most` ranks."""
+    note('starting %s' % counted(n, 'rank'))
     return RankGroup(n, sizes if n == 1 else sizes_apart(batch_size, n), max(1, cores() // most), recipe, batch_size,
                      steps)
 
 
-def report(args, setting, findings, networks):
-    """Print the tables and the answer; write and draw what was asked for."""
+def show(args, setting, findings, networks):
+    """Print the tables and the answer; write --json and draw --plot."""
     rows, checks = findings.rows(), findings.checks()
     host = dict(copy_bytes_per_s=copy_rate(), reduce_bytes_per_s=reduce_rate(findings.n_bytes, 2))
     costs = findings.costs(host)
     predicted = predictions(costs, findings.batch_size, networks)
-    answer = (bench_report.measured_answer(findings, rows, checks) + bench_report.batch_answer(findings, costs)
-              + bench_report.predicted_answer(costs, findings.batch_size, networks, predicted))
-    print('\nmedians of %s in turns; speedup over 1 context, or 1 rank; the batch stays'
-          % bench_report.counted(findings.rounds, 'round'))
-    print(bench_report.scaling_table(rows))
-    print('\n' + bench_report.phase_table(rows))
+    answer = (report.measured_answer(findings, rows, checks) + report.batch_answer(findings, costs)
+              + report.predicted_answer(costs, findings.batch_size, networks, predicted))
+    print('\nmedians of %s in turns; speedup over 1 context, or 1 rank, with the same whole batch'
+          % counted(findings.rounds, 'round'))
+    print(report.scaling_table(rows))
+    print('\n' + report.phase_table(rows))
     print()
-    for sentence in answer + [bench_report.costs_line(costs, findings.link, host['copy_bytes_per_s'])]:
+    for sentence in answer + [report.costs_line(costs, findings.link, host['copy_bytes_per_s'])]:
         print(textwrap.fill(sentence, WIDTH, initial_indent='- ', subsequent_indent='  '))
     print('\npredicted speedup and what limits it, %s scaling: devices that share no hardware, %d on a host'
           % (args.scaling, args.devices_per_host))
-    print(bench_report.prediction_table(predicted, networks, args.scaling))
+    print(report.prediction_table(predicted, networks, args.scaling))
     if args.json:
         figures = dict(setting, rows=rows, checks=checks, costs=costs._asdict(), host=host,
                        link=findings.link._asdict(), n_bytes=findings.n_bytes, predictions=predicted, answer=answer,
@@ -236,7 +237,7 @@ def report(args, setting, findings, networks):
 
 
 def write(path, figures):
-    """Write figures as JSON, which knows of no infinity: null."""
+    """Write figures as JSON; infinity, which JSON cannot express, becomes null."""
     def finite(value):
         if isinstance(value, dict):
             return {key: finite(each) for key, each in value.items()}

@@ -1,4 +1,4 @@
-"""From what `theano-mgpu bench` has measured to the model of scaling.py: costs, predictions, and how good they are."""
+"""From the measurements of `theano-mgpu bench` to the model of scaling.py: costs, predictions and their errors."""
 import numpy as np
 
 from ...profiling.links import EVERY_DEVICE, MEMORY, SCHEMES, Link, Network
@@ -14,7 +14,7 @@ from ...profiling.scaling import (
 )
 from .measure import median_block
 
-# What of the model a phase of a step belongs to. What is no phase of a step is the host's own work.
+# The part of the model that each phase of a step belongs to. Time outside all phases is the host's own work.
 PART_OF = {'scatter': 'input', 'host_to_device': 'input', 'launch': 'compute', 'run': 'compute',
            'device_to_host': 'exchange', 'wait': 'exchange', 'all_reduce': 'exchange', 'exchange': 'exchange',
            'update': 'update', 'broadcast': 'exchange'}
@@ -23,7 +23,7 @@ SHORTEST = 1e-9  # seconds; lines are fitted to times above zero
 
 
 def parts_of(block):
-    """Seconds of a measured step in each part of the model; what is in no phase is the host's."""
+    """Seconds of a measured step in each part of the model; time outside all phases is the host's."""
     parts = dict.fromkeys(['input', 'dispatch', 'compute', 'exchange', 'update'], 0.0)
     for phase, seconds in block.phases.items():
         parts[PART_OF.get(phase, 'dispatch')] += seconds
@@ -32,7 +32,7 @@ def parts_of(block):
 
 
 def costs_of(blocks, n_bytes, reduce_bytes_per_s=float('inf')):
-    """What a step costs one device.
+    """The costs of a step on one device.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ def costs_of(blocks, n_bytes, reduce_bytes_per_s=float('inf')):
     n_bytes : int
         Of all gradients.
     reduce_bytes_per_s : float
-        At which the host adds.
+        Rate at which the host adds gradients.
 
     Returns
     -------
@@ -61,7 +61,7 @@ def costs_of(blocks, n_bytes, reduce_bytes_per_s=float('inf')):
 
 
 class Findings:
-    """All blocks of a measurement, and what follows from them.
+    """All blocks of a measurement, and the tables, costs and predictions derived from them.
 
     Parameters
     ----------
@@ -72,11 +72,11 @@ class Findings:
     n_bytes : int
         Of all gradients.
     sharing : list of int
-        For 1, 2, ... contexts: how many of them share one piece of hardware, at most.
+        For 1, 2, ... contexts: the largest number of them that share one piece of hardware.
     link : Link
         To the contexts' devices.
     updates_once : bool
-        Whether the update is done once for all contexts, as it is where they share the host's memory.
+        Whether one update serves all contexts, as it does if they share the host's memory.
     """
 
     def __init__(self, blocks, batch_size, n_bytes, sharing, link=MEMORY, updates_once=False):
@@ -89,7 +89,7 @@ class Findings:
         return median_block(self.blocks[kind, n, batch or self.batch_size])
 
     def rows(self):
-        """The table: a dict for plain Keras, each number of contexts and each number of ranks."""
+        """The rows of the table: a dict for plain Keras, for each number of contexts and of ranks."""
         rows = []
         for (kind, n, batch), blocks in self.blocks.items():
             if kind == 'apart' or batch != self.batch_size:
@@ -115,10 +115,10 @@ class Findings:
         return costs._replace(update_s=costs.update_s / self.sharing[n - 1]) if self.updates_once else costs
 
     def checks(self):
-        """The model against what was measured, for each number of contexts, and of ranks, above 1.
+        """Compare the model with the measurement, for each number of contexts and of ranks above 1.
 
-        Each round is predicted from what was measured in it, so that a machine that is slow for a while is so on
-        both sides; the error is the median of the rounds' own.
+        Each round is predicted from its own measurements, so that a slow period of the machine affects both sides; the
+        error is the median over the rounds.
 
         Returns
         -------
@@ -138,12 +138,12 @@ class Findings:
         return found
 
     def predicted(self, kind, n, choose=median_block):
-        """Parts of the step of n contexts here, or n ranks, as the model has it from those of one.
+        """Parts of the step of n contexts here, or of n ranks, predicted from measurements of one.
 
         Parameters
         ----------
         choose : callable
-            One Block of a list of them.
+            Takes a list of Blocks and returns one.
         """
         figures = choose(self.blocks[kind, n, self.batch_size]).figures
         if kind == 'contexts':
@@ -156,7 +156,7 @@ class Findings:
 
 
 def predictions(costs, batch_size, networks, numbers=NUMBERS):
-    """What devices with the measured costs, each with hardware of its own, would reach.
+    """Predict steps and speedups of devices with the measured costs, each with hardware of its own.
 
     Parameters
     ----------
@@ -168,7 +168,7 @@ def predictions(costs, batch_size, networks, numbers=NUMBERS):
     Returns
     -------
     list of dict
-        One for each network, scheme, scaling and number.
+        One entry for each network, scheme, scaling and number of devices.
     """
     found = []
     for name, network in networks.items():
@@ -185,6 +185,6 @@ def predictions(costs, batch_size, networks, numbers=NUMBERS):
 
 
 def outlook(costs, batch_size, network, scheme='host'):
-    """For a network: up to how many devices pay, with the batch kept and with more samples for more devices."""
+    """The largest numbers of devices that pay on a network, with strong and with weak scaling."""
     strong, weak = [most_devices_that_pay(costs, batch_size, network, scheme, weak, NUMBERS) for weak in (False, True)]
     return dict(scheme=scheme, strong=strong, weak=weak, efficiency=PAYS)

@@ -1,4 +1,5 @@
-"""What `theano-mgpu bench` measures: blocks of training steps, of several contestants in turns."""
+"""What `theano-mgpu bench` measures: blocks of training steps of several contestants, which take turns."""
+import itertools
 import time
 from collections import namedtuple
 
@@ -6,13 +7,14 @@ import numpy as np
 
 from ...devices.contexts import gpu_context
 from ...devices.discovery import status
+from ...profiling import turns
 from ...profiling.links import MEMORY, Link
 
 SETTLE = 0.05        # seconds before each turn: idle threads of OpenBLAS and OpenMP spin for some milliseconds
-BLOCK_SECONDS = 0.08  # a block: who else uses this machine slows it down for seconds, and so for all in their turns
+BLOCK_SECONDS = 0.08  # of a block: other programs slow this machine down for seconds, and then for all contestants
 FEWEST, MOST = 3, 100  # steps in a block
 REPEATS = 7          # of what takes microseconds
-COLD = 1 << 26       # bytes that are worked on in turn, so that none of them are still in a cache, as in a step
+COLD = 1 << 26       # bytes that are used in turn, so that none of them are still in a cache, as in a step
 
 
 class Block(namedtuple('Block', 'kind n batch seconds phases figures', defaults=({},))):
@@ -32,7 +34,7 @@ class Block(namedtuple('Block', 'kind n batch seconds phases figures', defaults=
     phases : dict of str to float
         Seconds of a step in each phase; empty for plain Keras.
     figures : dict of str to float
-        What else was measured beside it: how fast the host adds, and the link between ranks.
+        Further measurements: how fast the host adds, and the link between ranks.
     """
 
     @property
@@ -41,7 +43,7 @@ class Block(namedtuple('Block', 'kind n batch seconds phases figures', defaults=
 
 
 class Trainee:
-    """A model that is trained over and over on the same samples.
+    """A model that is trained repeatedly on the same samples.
 
     Parameters
     ----------
@@ -68,12 +70,23 @@ class Trainee:
         return sum(weight.get_value(borrow=True).nbytes for weight in self.model._collected_trainable_weights)
 
     def steps(self, batch, n, before=lambda: None):
-        """Train n steps on `batch` samples; seconds of each, and seconds of each in each phase.
+        """Train n steps on `batch` samples.
 
-        What comes `before` a step is not timed.
+        Parameters
+        ----------
+        batch, n : int
+        before : callable
+            Called before each step; not timed.
+
+        Returns
+        -------
+        seconds : list of float
+            Of each step.
+        phases : list of dict of str to float
+            Seconds of each step in each phase.
         """
         inputs, targets = [array[:batch] for array in self.inputs], [array[:batch] for array in self.targets]
-        self.model.train_on_batch(inputs, targets)  # another batch size was here before: new memory, cold caches
+        self.model.train_on_batch(inputs, targets)  # after another batch size: new memory, cold caches
         seconds, phases = [], []
         for _ in range(n):
             if self.timings:
@@ -87,12 +100,12 @@ class Trainee:
         return seconds, phases
 
     def block(self, kind, n, batch, n_steps):
-        """A Block of so many steps."""
+        """A Block of `n_steps` steps."""
         seconds, phases = self.steps(batch, n_steps)
         return Block(kind, n, batch, float(np.mean(seconds)), means(phases))
 
     def steps_in(self, batch):
-        """How many steps a block is to have."""
+        """The number of steps for a block of `BLOCK_SECONDS`."""
         return int(np.clip(BLOCK_SECONDS / np.mean(self.steps(batch, 2)[0]), FEWEST, MOST))
 
 
@@ -108,7 +121,7 @@ def means(dicts, mean=np.mean):
 
 
 class Contestant:
-    """Takes its turn with others of this process; see `take_turns`.
+    """A number of contexts of this process with a model, which takes turns with others; see `take_turns`.
 
     Parameters
     ----------
@@ -124,7 +137,7 @@ class Contestant:
         self._trainee, self._steps = trainee, steps
 
     def turn(self):
-        """Train for a block; a list of it alone."""
+        """Train for a block; a list with that Block."""
         time.sleep(SETTLE)
         block = self._trainee.block(self.kind, self.n, self.batch, self._steps)
         if self.n > 1:
@@ -133,27 +146,25 @@ class Contestant:
 
 
 def take_turns(contestants, rounds, bar):
-    """Blocks of each key, one a round.
+    """Let contestants take turns; the blocks of each key, one a round.
 
     Parameters
     ----------
     contestants : list
-        Each has a method ``turn() -> list of Block``. Each begins a round now and then.
+        Each has a method ``turn() -> list of Block``.
     rounds : int
     bar : progress bar
-        Told of each turn.
+        It advances by one after each turn.
 
     Returns
     -------
     dict of (kind, n, batch) to list of Block
     """
     found = {}
-    for number in range(rounds):
-        first = number % len(contestants)
-        for contestant in contestants[first:] + contestants[:first]:
-            for block in contestant.turn():
-                found.setdefault(block.key, []).append(block)
-            bar.update(1)
+    sides = {number: contestant.turn for number, contestant in enumerate(contestants)}
+    for blocks in turns.take_turns(sides, rounds, bar=bar).values():
+        for block in itertools.chain.from_iterable(blocks):
+            found.setdefault(block.key, []).append(block)
     return found
 
 
@@ -171,7 +182,7 @@ def median_block(blocks):
 
 
 def median_seconds(action, arguments=((),)):
-    """Median seconds of what is done several times, with each of some arguments in turn, after once with each."""
+    """Median seconds of a call, over several calls with each of some arguments in turn; each is called once before."""
     for each in arguments:
         action(*each)
     seconds = []
@@ -183,13 +194,13 @@ def median_seconds(action, arguments=((),)):
 
 
 def cold_buffers(n_bytes, n=1):
-    """As many lists of n float32 buffers as it takes for the first ones to have left the caches."""
+    """Lists of n float32 buffers: enough lists for the first one to have left the caches when the last one is used."""
     size = max(1, n_bytes // 4)
     return [[np.ones(size, 'float32') for _ in range(n)] for _ in range(int(np.clip(COLD // (4 * size * n), 2, 64)))]
 
 
 def reduce_rate(n_bytes, n):
-    """Bytes of gradients a second that the host adds: of n buffers into one more, as a step does it."""
+    """Bytes of gradients a second that the host adds: n buffers into another one, as in a step."""
     from ...replicas.collectives import all_reduce
 
     def add(*buffers):
@@ -218,13 +229,13 @@ def link_to(context, n_bytes):
 
 
 def is_cpu(context):
-    """Whether a context's device is a CPU: also as an OpenCL device, which PoCL makes of it."""
+    """Whether a context's device is a CPU, also through OpenCL (PoCL)."""
     return context.kind == 'cpu' or (context.kind == 'opencl' and status(
         context.device, gpu_context(context)).name.startswith(('pthread', 'cpu')))
 
 
 def busiest(chosen):
-    """How many of some contexts share one piece of hardware, at most.
+    """The largest number of contexts that share one piece of hardware.
 
     Parameters
     ----------
@@ -235,7 +246,7 @@ def busiest(chosen):
 
 
 def updates_once(chosen):
-    """Whether contexts share the host's memory, so that one update serves all of them; OpenCL devices never do.
+    """Whether one update serves all contexts because they share the host's memory; OpenCL devices never do.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The models that `theano-mgpu bench` trains, and made-up data for them."""
+"""The models that `theano-mgpu bench` trains, and synthetic data for them."""
 import os
 import sys
 import warnings
@@ -8,20 +8,20 @@ import numpy as np
 
 from ...errors import MgpuError, MgpuWarning
 
-# build(layers, shape) makes the layers; `small` is the shape of an input on devices that are no GPU.
+# build(layers, shape) makes the layers; `small` is the shape of an input on devices other than GPUs.
 Known = namedtuple('Known', 'build shape small batch_size loss')
 CLASSES = 10
-DEEPEST = 10000  # Theano goes through a graph by recursion, and resnet50's is deeper than Python's 1000
+DEEPEST = 10000  # Theano traverses graphs by recursion, and resnet50's is deeper than Python's limit of 1000
 
 
 def cnn(layers, shape):
-    """Convolution, pooling, dense: what keras_mnist.py begins with."""
+    """Convolution, pooling, dense, as in keras_mnist.py."""
     return [layers.Conv2D(32, (3, 3), activation='relu', input_shape=shape), layers.MaxPooling2D((2, 2)),
             layers.Flatten(), layers.Dense(CLASSES, activation='softmax')]
 
 
 def mlp(layers, shape):
-    """Two wide layers: many parameters, little to compute."""
+    """Two wide layers: many parameters, little computation."""
     return [layers.Dense(1024, activation='relu', input_shape=shape), layers.Dense(1024, activation='relu'),
             layers.Dense(CLASSES, activation='softmax')]
 
@@ -32,7 +32,7 @@ def lstm(layers, shape):
 
 
 def autoencoder(layers, shape):
-    """Convolutions that halve an image twice, and their mirror image."""
+    """Two convolutions that halve an image, and two transposed ones that double it."""
     same = dict(strides=2, padding='same', activation='relu')
     return [layers.Conv2D(16, 3, input_shape=shape, **same), layers.Conv2D(32, 3, **same),
             layers.Conv2DTranspose(16, 3, **same),
@@ -40,13 +40,13 @@ def autoencoder(layers, shape):
 
 
 def vgg16(layers, shape):
-    """Keras's own, with random weights."""
+    """Keras's model, with random weights."""
     from keras.applications.vgg16 import VGG16
     return VGG16(weights=None, input_shape=shape)
 
 
 def resnet50(layers, shape):
-    """Keras's own, with random weights."""
+    """Keras's model, with random weights."""
     from keras.applications.resnet50 import ResNet50
     return ResNet50(weights=None, input_shape=shape)
 
@@ -63,7 +63,7 @@ MODELS = {
 
 
 class Recipe:
-    """How to make the model that is measured, afresh for each measurement, and its data.
+    """Builds the model that is measured, a new one for each measurement, and its data.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ class Recipe:
     optimizer : str
         For a model that is not compiled yet.
     gpu : bool
-        Whether it is for GPUs: else images are smaller unless `input_shape` says how large.
+        Whether it is for GPUs: otherwise images are smaller, unless `input_shape` is given.
 
     Raises
     ------
@@ -93,7 +93,7 @@ class Recipe:
 
     @property
     def batch_size(self):
-        """Samples that suit it, where nobody says how many."""
+        """The default batch size."""
         return self.known.batch_size if self.known else 32
 
     def build(self):
@@ -123,9 +123,9 @@ class Recipe:
                 warnings.simplefilter('ignore', UserWarning)  # that it was saved without an optimizer
                 return keras.models.load_model(self.name)
         except (OSError, ValueError, TypeError, KeyError, AttributeError, ImportError) as error:
-            raise MgpuError('%s is no model that Keras can load: %s: %s. A model with layers or losses of your own '
-                            'cannot be measured from its file: time training in your script, where '
-                            'parallel.train_function.function.timings.per_call() says where it goes'
+            raise MgpuError('Keras cannot load the model %s: %s: %s. A model with custom layers or losses '
+                            'cannot be measured from its file: measure training in your script, where '
+                            'parallel.train_function.function.timings.per_call() returns the phases of a step'
                             % (self.name, type(error).__name__, error)) from error
 
     def replicate(self, gpus):
@@ -133,7 +133,7 @@ class Recipe:
         from ...keras import multi_gpu_model
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter('ignore', MgpuWarning)  # what is not exact takes its time all the same
+                warnings.simplefilter('ignore', MgpuWarning)  # about exactness, which does not matter here
                 return multi_gpu_model(self.build(), gpus)
         except ValueError as error:
             raise MgpuError(str(error)) from error
@@ -153,7 +153,7 @@ class Recipe:
         """
         rng = np.random.RandomState(0)
         shapes = [self._fed_shape(tensor) for tensor in model.inputs]
-        inputs = [made_up(rng, (n,) + shape, words_of(tensor)) for shape, tensor in zip(shapes, model.inputs)]
+        inputs = [synthetic(rng, (n,) + shape, words_of(tensor)) for shape, tensor in zip(shapes, model.inputs)]
         losses = [getattr(function, '__name__', '') or getattr(function, 'name', '') for function in
                   model.loss_functions]
         if self.known and self.known.loss == 'mse':
@@ -170,7 +170,7 @@ class Recipe:
                                 'samples' % (' '.join(map(str, self.input_shape)), tensor.name, self.name, shape))
             shape = self.input_shape
         if None in shape:
-            raise MgpuError('the input %s of %s has shape %s without the samples, and None may be anything: give '
+            raise MgpuError('the input %s of %s has shape %s without the samples, and None is unknown: give '
                             '--input-shape, e.g. --input-shape %s'
                             % (tensor.name, self.name, shape, ' '.join(str(size or 32) for size in shape)))
         return tuple(shape)
@@ -179,12 +179,12 @@ class Recipe:
 def check_name(name):
     """Raise a MgpuError unless there is such a model or file."""
     if name not in MODELS and not os.path.isfile(name):
-        raise MgpuError('--model %s: there is no such file, and no model of that name; give a file that '
-                        'keras.Model.save wrote, or one of %s' % (name, ', '.join(MODELS)))
+        raise MgpuError('--model %s: there is no such file, and no model of that name; give a file written by '
+                        'keras.Model.save, or one of %s' % (name, ', '.join(MODELS)))
 
 
 def words_of(tensor):
-    """How many words there are where an input goes to an Embedding; else None."""
+    """The number of words if an input goes to an Embedding; else None."""
     layer = tensor._keras_history[0]
     following = [node.outbound_layer for node in layer._outbound_nodes]
     sizes = [each.input_dim for each in following if type(each).__name__ == 'Embedding']
@@ -192,12 +192,12 @@ def words_of(tensor):
 
 
 def model_shape(tensor):
-    """An output's shape without the samples; where it depends on the data, 1."""
+    """An output's shape without the samples; dimensions that depend on the data are 1."""
     return tuple(size or 1 for size in tensor._keras_shape[1:])
 
 
-def made_up(rng, shape, words=None):
-    """Random numbers between 0 and 1, or words."""
+def synthetic(rng, shape, words=None):
+    """Random numbers between 0 and 1, or random words."""
     return rng.randint(0, words, shape) if words else rng.rand(*shape).astype('float32')
 
 

@@ -12,10 +12,10 @@ MARKERS = {'contexts': ('o', 'black', 'measured: contexts of one process'),
 
 
 def check_matplotlib():
-    """Raise a MgpuError unless there is something to draw with."""
+    """Raise a MgpuError unless matplotlib is installed."""
     if importlib.util.find_spec('matplotlib') is None:
-        raise MgpuError('--plot needs matplotlib, which is not installed: pip install "theano_mgpu[bench]", or leave '
-                        '--plot out')
+        raise MgpuError('--plot needs matplotlib, which is not installed: pip install "theano_mgpu[bench]", or omit '
+                        '--plot')
 
 
 def draw(path, title, rows, costs, batch_size, networks, weak):

@@ -3,7 +3,7 @@ import os
 import sys
 
 if __name__ == '__main__':
-    # Python put this folder first, whose config.py and others are not for everybody who imports such names.
+    # Python put this folder first on sys.path: its modules must not hide others of the same names.
     sys.path[0] = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', '..', '..'))
     from theano_mgpu.cli.bench.worker import work
     work(sys.argv[1:])

@@ -1,19 +1,17 @@
-"""The processes that `theano-mgpu bench` starts, by `theano-mgpu launch`, to measure ranks."""
-import contextlib
+"""The processes that `theano-mgpu bench` starts with `theano-mgpu launch` to measure ranks."""
 import json
 import os
-import signal
-import subprocess
 import sys
-import tempfile
 import time
+from pathlib import Path
 
-from ...errors import MgpuError
+from ...utils.tables import counted
+from ...utils.worker import Worker
 from ..launch import THREADS, find_mpirun
 from .measure import SETTLE, Block
 
-SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'rank.py')
-TAIL = 3000  # characters of a failed job's stderr that are shown
+SCRIPT = Path(__file__).resolve().parent / 'rank.py'
+PACKAGES = SCRIPT.parents[3]  # the folder that theano_mgpu is in
 
 
 def check_mpi():
@@ -29,8 +27,8 @@ def sizes_apart(batch_size, n):
     return [share, 2 * share]
 
 
-class RankGroup:
-    """A job of several ranks, which takes its turn with others; a context manager that ends it.
+class RankGroup(Worker):
+    """A job of several ranks, which takes turns with other contestants; a context manager that ends it.
 
     Parameters
     ----------
@@ -48,65 +46,27 @@ class RankGroup:
 
     Raises
     ------
-    MgpuError
+    WorkerError
         Here and in `turn`: if the job ends before it has answered.
     """
 
     def __init__(self, n, sizes, threads, recipe, batch_size, steps):
-        self._n = n
-        command = [sys.executable, '-m', 'theano_mgpu', 'launch', '-n', str(n), '--gpus-per-process', '1', SCRIPT,
+        command = [sys.executable, '-m', 'theano_mgpu', 'launch', '-n', str(n), '--gpus-per-process', '1', str(SCRIPT),
                    recipe.name, '--batch-size', str(batch_size), '--steps', str(steps),
                    '--optimizer', recipe.optimizer, '--sizes'] + list(map(str, sizes))
         if recipe.input_shape:
             command += ['--input-shape'] + list(map(str, recipe.input_shape))
         environment = dict({name: str(threads) for name in THREADS}, **os.environ)
-        environment['PYTHONPATH'] = os.pathsep.join(path for path in [
-            os.path.dirname(os.path.dirname(os.path.dirname(SCRIPT))), os.environ.get('PYTHONPATH')] if path)
-        self._stderr = tempfile.TemporaryFile('w+', errors='replace')
-        self._process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                         stderr=self._stderr, universal_newlines=True, start_new_session=True)
+        environment['PYTHONPATH'] = os.pathsep.join(filter(None, [str(PACKAGES), os.environ.get('PYTHONPATH')]))
+        super().__init__('a job of %s' % counted(n, 'rank'), command, environment)
         try:
-            self.n_bytes = int(self._answer('ready').split()[1])
+            self.n_bytes = int(self.answer(lambda line: line.startswith('ready')).split()[1])
         except BaseException:
-            self._end()
+            self.kill()
             raise
 
     def turn(self):
-        """Have each of its measurements done once; a list of Blocks."""
+        """Run each of its measurements once; a list of Blocks."""
         time.sleep(SETTLE)
-        with contextlib.suppress(BrokenPipeError):  # _answer tells why
-            self._process.stdin.write('go\n')
-            self._process.stdin.flush()
-        return [Block(**entries) for entries in json.loads(self._answer('['))]
-
-    def _answer(self, beginning):
-        """The next line that begins like this: libraries print, too."""
-        for line in iter(self._process.stdout.readline, ''):
-            if line.startswith(beginning):
-                return line
-        self._end()
-        self._stderr.seek(0)
-        raise MgpuError('a job of %d rank%s ended without an answer, with exit code %s. The end of its stderr:\n%s'
-                        % (self._n, 's' if self._n > 1 else '', self._process.returncode,
-                           self._stderr.read()[-TAIL:].strip() or '(nothing)'))
-
-    def _end(self):
-        """End it and whatever it has started; mpirun ends its ranks when it is terminated."""
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(10)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, *_):
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()  # the end of its commands
-        if kind is None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(30)
-        self._end()
-        self._process.stdout.close()
-        self._stderr.close()
+        self.send('go')
+        return [Block(**entries) for entries in json.loads(self.answer(lambda line: line.startswith('[')))]

@@ -1,38 +1,27 @@
-"""What `theano-mgpu bench` prints: the table, where the time goes, the answer, the prediction."""
+"""What `theano-mgpu bench` prints: the table, the phases of a step, the answer, the prediction."""
 from ...profiling.links import EVERY_DEVICE, MEMORY, Network
 from ...profiling.scaling import PAYS, batch_that_pays, limit, speedup
-from ...utils.tables import table
+from ...utils.tables import counted, table
 from ..output import human_bytes
 from .costs import NUMBERS, outlook
 
 SCHEME_TITLES = {'host': 'through the host', 'ring': 'ring', 'hierarchical': 'hierarchical'}
 REMEDIES = {
     'compute': 'more devices shorten that',
-    'dispatch': 'a step takes as long however few its samples; a larger batch makes more of it',
-    'exchange': 'a larger batch exchanges as much for more samples',
-    'update': 'each device does all of it; a larger batch updates as much for more samples',
-    'input': 'samples that are float32 already, or --sharded ranks that each read their own',
+    'dispatch': 'each step has this cost whatever its size; a larger batch spreads it over more samples',
+    'exchange': 'a larger batch spreads the exchange over more samples',
+    'update': 'each device updates all parameters; a larger batch spreads that over more samples',
+    'input': 'give samples that are float32 already, or use --sharded ranks that read their own samples',
 }
 
 
-def counted(n, noun):
-    """A number and its noun.
-
-    Examples
-    --------
-    >>> counted(1, 'rank'), counted(2048, 'rank')
-    ('1 rank', '2,048 ranks')
-    """
-    return '%s %s%s' % (format(n, ','), noun, 's' if n != 1 else '')
-
-
 def label(row):
-    """What a row is called."""
+    """The title of a row."""
     return 'plain Keras' if row['kind'] == 'plain' else counted(row['n'], row['kind'][:-1])
 
 
 def scaling_table(rows):
-    """Samples a second, seconds a step, speedup; as text."""
+    """Samples a second, seconds a step and speedup, as text."""
     lines = [['', 'samples/s', 's/step', 'lowest', 'highest', 'speedup', 'ideal', 'efficiency']]
     for row in rows:
         lines.append([label(row), '{:,.0f}'.format(row['samples_per_s'])]
@@ -42,7 +31,7 @@ def scaling_table(rows):
 
 
 def phase_table(rows):
-    """Milliseconds a step in each phase; as text."""
+    """Milliseconds a step in each phase, as text."""
     rows = [row for row in rows if row['phases']]
     names = list(max((row['phases'] for row in rows), key=len))
     names += [name for row in rows for name in row['phases'] if name not in names]
@@ -55,7 +44,7 @@ def phase_table(rows):
 
 
 def measured_answer(findings, rows, checks):
-    """Sentences: what the devices that were measured gain, what limits them, and whether the model knew."""
+    """Sentences on the measured devices: their gain, what limits them, and the error of the model."""
     sentences = []
     for kind in ('contexts', 'ranks'):
         several = [row for row in rows if row['kind'] == kind and row['n'] > 1]
@@ -68,14 +57,14 @@ def measured_answer(findings, rows, checks):
                              label(row), abs(100 * check['error']), 'more' if check['error'] > 0 else 'less',
                              check['measured'])]
     if not sentences:
-        sentences.append('One context was measured, so nothing was checked: map more (theano-mgpu config -n 2), or '
-                         'start several processes (--ranks 2).')
+        sentences.append('Only one context was measured, so the model was not checked: map more (theano-mgpu config '
+                         '-n 2), or start several processes (--ranks 2).')
     return sentences
 
 
 def verdict(row):
-    """Whether it pays, here."""
-    gain = ('%s do %s samples a second, %.2f times what 1 does (%.0f %% of ideal)'
+    """Whether the model scales here."""
+    gain = ('%s process %s samples a second, %.2f times as many as 1 (%.0f %% of ideal)'
             % (label(row), '{:,.0f}'.format(row['samples_per_s']), row['speedup'], 100 * row['efficiency']))
     if row['efficiency'] >= PAYS:
         return 'It scales here: %s.' % gain
@@ -85,19 +74,19 @@ def verdict(row):
 
 
 def measured_limit(findings, row):
-    """What limits a row."""
+    """A sentence on what limits a row."""
     part, total = limit(row['parts']), sum(row['parts'].values())
     text = 'What limits %s is %s, %.0f %% of a step' % (label(row), part, 100 * row['parts'][part] / total)
     if row['kind'] == 'contexts' and findings.sharing[row['n'] - 1] > 1 and part in ('compute', 'update', 'dispatch'):
-        updates = 'once' if findings.updates_once else 'as often as there are'
-        return text + (': %d of them share one piece of hardware, so that together they compute as long as one, and '
-                       'update %s; processes do not wait for each other (--ranks %d).'
+        updates = 'one update serves all' if findings.updates_once else 'each does the whole update'
+        return text + (': %d of them share one piece of hardware, so that together they compute as long as one does, '
+                       'and %s. Processes can compute at the same time (--ranks %d).'
                        % (findings.sharing[row['n'] - 1], updates, row['n']))
     return text + ': %s.' % REMEDIES[part]
 
 
 def batch_answer(findings, costs):
-    """From which batch size the devices pay that are here."""
+    """A sentence on the batch size from which the present devices pay."""
     n = len(findings.sharing)
     if n == 1:
         return []
@@ -106,12 +95,12 @@ def batch_answer(findings, costs):
     batch = batch_that_pays(findings.here(costs._replace(**figures), n), n, network, sharing=findings.sharing[-1])
     asked = 'an efficiency of %.0f %%, speedup / devices' % (100 * PAYS)
     if batch is None:
-        return ['There is no batch from which %s pay here (%s).' % (counted(n, 'context'), asked)]
+        return ['%s do not pay here (%s) at any batch size.' % (counted(n, 'context'), asked)]
     return ['%s pay here (%s) from a batch of %s on.' % (counted(n, 'context'), asked, counted(batch, 'sample'))]
 
 
 def predicted_answer(costs, batch_size, networks, predicted):
-    """Sentences: what devices like the measured one, each with hardware of its own, would reach."""
+    """Sentences on devices like the measured one, each with hardware of its own."""
     sentences = []
     for name, network in networks.items():
         reach = outlook(costs, batch_size, network)
@@ -119,16 +108,16 @@ def predicted_answer(costs, batch_size, networks, predicted):
                      and each['scaling'] == 'strong' and each['devices'] == 8)
         batch = eight['batch_that_pays']
         sentences.append(
-            'Over %s, 8 such devices would be %.1f times as fast as one at batch %s, limited by %s. They pay from %s. '
-            'With the batch kept, %s; with %s for each device, %s.'
+            'Over %s, 8 such devices would be %.1f times as fast as one at batch %s, limited by %s. They pay %s. '
+            'With the same whole batch, %s; with %s for each device, %s.'
             % (network.name, eight['speedup'], format(batch_size, ','), eight['limit'],
-               'no batch on' if batch is None else 'batch %s on' % format(batch, ','), up_to(reach['strong']),
+               'at no batch size' if batch is None else 'from batch %s on' % format(batch, ','), up_to(reach['strong']),
                counted(batch_size, 'sample'), up_to(reach['weak'])))
     return sentences
 
 
 def up_to(n):
-    """How many devices pay.
+    """The numbers of devices that pay, as text.
 
     Examples
     --------
@@ -141,7 +130,7 @@ def up_to(n):
 
 
 def prediction_table(predicted, networks, scaling):
-    """Speedups for 2 to 1024 devices over each network by each scheme; as text."""
+    """Speedups of 2 to 1024 devices over each network with each scheme, as text."""
     columns = [(name, scheme) for name in networks for scheme in SCHEME_TITLES]
     lines = [['devices'] + [name if scheme == 'host' else '' for name, scheme in columns],
              [''] + [SCHEME_TITLES[scheme] for _, scheme in columns]]
@@ -154,9 +143,9 @@ def prediction_table(predicted, networks, scaling):
 
 
 def costs_line(costs, link, copy_bytes_per_s):
-    """The measured costs, in one sentence."""
-    text = ('One device takes %.3f ms a step, and %.2f us a sample, and %.3f ms for the update; the host %.3f ms a '
-            'step; gradients: %s, which it adds at %.1f GB/s (it copies memory at %.1f GB/s)'
+    """A sentence on the measured costs."""
+    text = ('One device takes %.3f ms a step, %.2f us a sample and %.3f ms for the update; the host takes %.3f ms a '
+            'step. The gradients have %s; the host adds them at %.1f GB/s (it copies memory at %.1f GB/s)'
             % (1e3 * costs.fixed_s, 1e6 * costs.sample_s, 1e3 * costs.update_s, 1e3 * costs.host_s,
                human_bytes(costs.n_bytes), costs.reduce_bytes_per_s / 1e9, copy_bytes_per_s / 1e9))
     if link is not MEMORY:

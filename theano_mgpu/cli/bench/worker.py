@@ -1,7 +1,7 @@
 """A rank that `theano-mgpu bench` measures.
 
-Rank 0 prints ``ready`` and the bytes of all gradients once all have warmed up, and for each line ``go`` of its stdin a
-line of JSON, a list of Blocks.
+After the warm-up of all ranks, rank 0 prints ``ready`` and the bytes of all gradients. For each line ``go`` of its
+stdin it prints a line of JSON, a list of Blocks.
 """
 import argparse
 import json
@@ -17,12 +17,12 @@ from ...distributed.process_group import SHARE
 from .measure import Block, Trainee, cold_buffers, means, reduce_rate
 from .models import Recipe
 
-NAP = 0.005  # seconds between two looks of an idle rank for a command: it is to leave its core to whoever is timed
+NAP = 0.005  # seconds between two polls of an idle rank, which must leave its core to the process that is timed
 MESSAGES = 20  # of each size, for a link's latency and bandwidth
 
 
 def work(arguments):
-    """Do what the first rank is told, until its stdin ends."""
+    """Follow the commands on the first rank's stdin until it ends."""
     args = parse(arguments)
     init()
     comm = import_mpi().COMM_WORLD.Dup()  # apart from the messages of what is measured
@@ -30,14 +30,14 @@ def work(arguments):
     measured = (Together if comm.size > 1 else Alone)(recipe, comm, args)
     if comm.rank == 0:
         print('ready', measured.n_bytes, flush=True)
-    while told(comm, comm.rank == 0 and sys.stdin.readline().strip() == 'go'):
+    while broadcast(comm, comm.rank == 0 and sys.stdin.readline().strip() == 'go'):
         blocks = measured.turn()
         if comm.rank == 0:
             print(json.dumps([block._asdict() for block in blocks]), flush=True)
 
 
-def told(comm, go):
-    """What rank 0 was told, on each rank."""
+def broadcast(comm, go):
+    """Rank 0's value of `go`, on each rank; ranks sleep while they wait."""
     flag = np.array([go], 'int32')
     request = comm.Ibcast(flag, 0)
     while not request.Test():
@@ -61,10 +61,10 @@ class Alone:
 
 
 class Together:
-    """Several ranks: their step; the step of each by itself, all at the same time; and the link between them.
+    """Several ranks: their common step; a step of each by itself, all at the same time; and the link between them.
 
-    What they take by themselves on one host, where they share memory and perhaps cores, is theirs to add to what an
-    exchange takes.
+    The model predicts the common step from the time of the separate steps, in which the ranks of a host share its
+    memory and perhaps its cores, and from the time of an exchange.
     """
 
     def __init__(self, recipe, comm, args):
@@ -91,10 +91,10 @@ class Together:
         return self._joint.block('ranks', self._comm.size, self._args.batch_size, self._args.steps)
 
     def _block_apart(self, size):
-        # They begin each step together, and wait as in a step of theirs: where cores are scarce that costs the others.
+        # They begin each step together, and wait as in a common step, which slows others down where cores are scarce.
         seconds, phases = self._apart.steps(size, self._args.steps, before=lambda: self._ranks.meet((SHARE,)))
         phases = [dict(each, other=max(0.0, step - sum(each.values()))) for step, each in zip(seconds, phases)]
-        # Together, each phase of a step lasts until the last rank has done it, whichever it is this time.
+        # In a common step each phase lasts until the slowest rank has finished it.
         slowest = means([{name: max(each[name] for each in step) for name in step[0]}
                          for step in zip(*self._comm.allgather(phases))])
         return Block('apart', self._comm.size, size, sum(slowest.values()), slowest)

@@ -1,4 +1,4 @@
-"""`theano-mgpu doctor`: check the set-up, and say what to do about what is broken."""
+"""`theano-mgpu doctor`: check the set-up, and print a remedy for each problem."""
 import argparse
 import functools
 import sys
@@ -8,9 +8,9 @@ from ..output import print_json
 from . import cuda_checks, device_checks, host_checks, libraries, mpi_checks
 
 EPILOG = """\
-A line says ok, FAIL (needed, and broken: the exit code is 1), warn (works, but slowly or in part) or
-skip (not here, not needed). Needed are Python, NumPy, Theano, and all that the configured contexts
-use; each of these contexts has to compute something.
+Each check is ok, FAIL (needed but broken: the exit code is 1), warn (works, but slowly or in part) or
+skip (absent, and not needed). Needed are Python, NumPy, Theano, and everything that the configured
+contexts use; each of these contexts has to compute something.
 
 examples:
   theano-mgpu doctor
@@ -21,7 +21,7 @@ NAME_WIDTH = 14
 
 def add_parser(sub):
     """Add the command to argparse's sub-parsers."""
-    parser = sub.add_parser('doctor', help='check the set-up; each failure says its remedy', epilog=EPILOG,
+    parser = sub.add_parser('doctor', help='check the set-up; failures come with a remedy', epilog=EPILOG,
                             description='Check the compiler, the libraries, and every context by a real computation.',
                             formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--json', action='store_true', help='print JSON')
@@ -29,7 +29,7 @@ def add_parser(sub):
 
 
 def run(args):
-    """Run the checks, print each as it ends; 1 if one failed, else 0."""
+    """Run the checks and print each result at once; return 1 if one failed, else 0."""
     findings = []
     for name, finding in diagnose(host_checks.Setup()):
         findings.append((name, finding))
@@ -46,7 +46,7 @@ def run(args):
 
 
 def plan(setup):
-    """The checks to run, in order, as pairs (name, function of the set-up)."""
+    """The checks to run, in order: pairs of a name and a function of the set-up."""
     def if_theano(check):
         return check if setup.theano_error is None else needs_theano
 
@@ -78,7 +78,7 @@ def needs_theano(setup):
 
 
 def diagnose(setup):
-    """Run the checks; a check that raises is a finding too.
+    """Run the checks; an exception in a check is a finding, too.
 
     Yields
     ------
@@ -88,14 +88,14 @@ def diagnose(setup):
     for name, check in plan(setup):
         try:
             yield name, check(setup)
-        except Exception as error:  # a diagnosis must not end at what it is to find
+        except Exception as error:  # the remaining checks must run
             yield name, host_checks.Finding(
                 host_checks.FAIL, '%s: %s' % (type(error).__name__, host_checks.first_line(error)),
                 'This check itself failed: please report it')
 
 
 def as_text(name, finding):
-    """A finding as a line; its remedy below it, indented."""
+    """A finding as one line, and its remedy below, indented."""
     status = finding.status.upper() if finding.status == host_checks.FAIL else finding.status
     line = '%-*s  %-4s  %s' % (NAME_WIDTH, name, status, finding.text)
     if not finding.remedy:

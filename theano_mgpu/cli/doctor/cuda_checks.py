@@ -1,4 +1,4 @@
-"""Checks of `theano-mgpu doctor` on how libgpuarray uses CUDA."""
+"""A check of `theano-mgpu doctor`: how libgpuarray uses CUDA contexts."""
 from ...devices import discovery
 from ...patches import cuda_contexts
 from ..output import quietly
@@ -6,7 +6,7 @@ from .host_checks import FAIL, OK, SKIP, Finding
 
 
 def check_libgpuarray(setup):
-    """Whether libgpuarray leaves contexts current, and whether the patch holds on two of them."""
+    """Whether libgpuarray leaves CUDA contexts current, and whether the patch prevents it on two of them."""
     import pygpu
     found = discovery.discover('cuda')[0]
     if not found:
@@ -20,9 +20,9 @@ def check_libgpuarray(setup):
         left = sum(cuda_contexts.entries_left(context) for context in contexts)
     version = 'libgpuarray of pygpu ' + pygpu.__version__
     if left:
-        return Finding(FAIL, '%s leaves a context entered, and the patch does not help: several CUDA contexts in one '
+        return Finding(FAIL, '%s leaves a context current, and the patch does not help: several CUDA contexts in one '
                        'process will fail' % version, 'Use one process for each device: theano-mgpu launch')
     if leaked:
-        return Finding(OK, '%s leaves a context entered when it has a kernel already; with the patch of theano_mgpu '
+        return Finding(OK, '%s leaves a context current when it has a kernel already; with the patch of theano_mgpu '
                        'it does not, on %s and %s' % (version, *used))
     return Finding(OK, '%s leaves contexts as they were, on %s and %s' % (version, *used))

@@ -1,4 +1,4 @@
-"""Checks of `theano-mgpu doctor` on devices, the libraries that they need, and the contexts on them."""
+"""Checks of `theano-mgpu doctor`: devices, the libraries that they need, and the contexts on them."""
 import re
 
 from ...devices import cuda_libraries, discovery
@@ -19,7 +19,7 @@ def check_pygpu(setup):
     except Exception as error:  # ImportError; ValueError where it was built for another NumPy
         if gpu:
             return Finding(FAIL, 'cannot be imported: ' + first_line(error), remedy)
-        return Finding(SKIP, 'not there, and needed for GPUs only (%s)' % first_line(error))
+        return Finding(SKIP, 'not available; needed for GPUs only (%s)' % first_line(error))
     if version_tuple(pygpu.__version__) != (0, 7) or api_version()[0] != 2:
         return broken(gpu, '%s, API %d; Theano 1.0.5 works with 0.7, API 2'
                       % (pygpu.__version__, api_version()[0]), remedy)
@@ -31,7 +31,7 @@ def check_opencl(setup):
     if found:
         listed = ', '.join('%s (%s)' % (device, discovery.type_of(device) or 'of unknown type') for device in found)
         if discovery.opencl_cpus():
-            listed += '; a CPU is used through OpenCL only where a context is mapped to it'
+            listed += '; a CPU is used through OpenCL only if a context is mapped to it'
         return Finding(OK, listed)
     if setup.needs('opencl'):
         return Finding(FAIL, why_none, "Install the device's OpenCL driver (Debian: apt-get install "
@@ -50,7 +50,7 @@ def check_clblast(setup):
 
 
 def cuda_is_wanted(setup):
-    """Whether CUDA concerns this machine: an NVIDIA GPU or its driver is here, or a context is mapped to one."""
+    """Whether to check CUDA: there is an NVIDIA GPU or its driver, or a context is mapped to one."""
     return setup.needs('cuda') or libraries.nvidia_gpu_present() or bool(cuda_libraries.survey().libraries)
 
 
@@ -64,7 +64,7 @@ def check_cuda(setup):
 
 
 def check_library(setup, name):
-    """Which file serves as a library of CUDA's, its version, and under which name libgpuarray gets it."""
+    """The file used for a CUDA library, its version, and the name by which libgpuarray loads it."""
     survey, purpose = cuda_libraries.survey(), libraries.CUDA_LIBRARIES[name]
     library = survey.libraries.get(name)
     if library is None:
@@ -80,7 +80,7 @@ def check_library(setup, name):
 
 
 def check_unused_library(setup, name):
-    """As `check_library`, where the driver is missing or has no device: no other library is opened then."""
+    """`check_library` if the driver is missing or has no device: then no other library is opened."""
     purpose = libraries.CUDA_LIBRARIES[name]
     if name == 'libcuda.so':
         return broken(setup.needs('cuda'), "%s needs it: NVIDIA's driver is not installed" % purpose,
@@ -95,7 +95,7 @@ def check_unused_library(setup, name):
 
 
 def check_nvrtc(setup):
-    """Whether the driver loads what NVRTC compiles, and NVRTC knows the architecture of every device."""
+    """Whether the driver loads code that NVRTC compiles, and NVRTC supports the architecture of every device."""
     survey = cuda_libraries.survey()
     nvrtc, driver = survey.libraries.get('libnvrtc.so'), survey.libraries.get('libcuda.so')
     if nvrtc is None or nvrtc.problem or not survey.architectures:
@@ -112,7 +112,7 @@ def check_nvrtc(setup):
 
 
 def check_context(setup, context):
-    """A gemm, an elementwise and a sum by `theano_mgpu.function` on one context, against NumPy."""
+    """Compare a gemm, an elementwise op and a sum on one context with NumPy."""
     import numpy as np
     import theano
     import theano.tensor as T
@@ -140,13 +140,13 @@ def check_context(setup, context):
 
 
 def missing_gpu_ops(compiled):
-    """Which of the GPU ops that the computation of `check_context` must have are not in its graph."""
+    """The GPU ops that the graph of `check_context` should have, but has not."""
     ops = ' '.join(type(node.op).__name__ for node in compiled.maker.fgraph.toposort())
     return [name for name in ('GpuDot22|GpuGemm', 'GpuElemwise', 'GpuCAReduce') if not re.search(name, ops)]
 
 
 def remedy_of(context):
-    """What to do about a context that does not compute."""
+    """The remedy for a context that does not compute."""
     if context.kind == 'cpu':
         return 'See Theano, compiler and BLAS above'
     others = [device for device in discovery.discover(context.kind)[0] if device != context.device] or ['cpu']

@@ -1,10 +1,9 @@
-"""Checks of `theano-mgpu doctor` on the host; each returns a Finding, and may raise what it stumbles over.
+"""Checks of `theano-mgpu doctor` on the host; each returns a Finding, and may raise an exception.
 
-A finding fails only where something needed is broken: what the configured contexts do not use is
-at most a warning. Theano is imported by the checks, not here: it may be what is broken.
+A finding is a failure only if something that is needed is broken; for anything that the configured contexts do not use
+it is at most a warning. Theano is imported by the checks, not here: it may be broken itself.
 """
 import configparser
-import os
 import re
 import subprocess
 import sys
@@ -26,9 +25,9 @@ Finding = namedtuple('Finding', 'status text remedy')
 Finding.__new__.__defaults__ = ('',)
 
 PIP = 'python -m pip install '
-LONGEST = 400  # characters of an exception's text; a linker can say thousands
+LONGEST = 400  # characters of an exception's text; a linker may print thousands
 
-# A module as Theano's own are: Python's and NumPy's headers, and C++.
+# A module like Theano's own: headers of Python and NumPy, and C++.
 PROBE = """
 #include <Python.h>
 #include <numpy/arrayobject.h>
@@ -38,7 +37,7 @@ static PyMethodDef methods[] = {{"answer", answer, METH_NOARGS, ""}, {NULL, NULL
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "mgpu_probe", NULL, -1, methods};
 PyMODINIT_FUNC PyInit_mgpu_probe(void) { return PyModule_Create(&module); }
 """
-# MPI must not start inside this process: outside of mpirun some implementations abort.
+# MPI must not start in this process: outside mpirun some implementations abort.
 MPI_PROBE = """
 import mpi4py
 mpi4py.rc.initialize = False
@@ -48,14 +47,14 @@ print(mpi4py.__version__ + ', ' + MPI.Get_library_version().splitlines()[0].rstr
 
 
 class Setup:
-    """What is configured, read without opening a device.
+    """The configuration, read without opening a device.
 
     Attributes
     ----------
     contexts : list of Context
         Empty if the context map is malformed.
     map_error : Exception or None
-        What is wrong with it.
+        The error in the context map.
     theano_error : Exception or None
         Why Theano could not be imported.
     """
@@ -74,7 +73,7 @@ class Setup:
 
 
 def broken(needed, text, remedy):
-    """A failure if the thing is needed, else a warning."""
+    """A failure if what is broken is needed, else a warning."""
     return Finding(FAIL if needed else WARN, text, remedy)
 
 
@@ -108,11 +107,11 @@ def check_numpy(setup):
 def check_theano(setup):
     if setup.theano_error is not None:
         return Finding(FAIL, 'cannot be imported: ' + first_line(setup.theano_error),
-                       'See Python, NumPy and mpi4py here, look at THEANO_FLAGS and .theanorc, or else: '
+                       'See Python, NumPy and mpi4py here, and THEANO_FLAGS and .theanorc; or else: '
                        + PIP + 'theano==1.0.5')
     import theano
     if theano.__version__ != '1.0.5':
-        return Finding(FAIL, theano.__version__ + '; theano_mgpu is made for 1.0.5', PIP + 'theano==1.0.5')
+        return Finding(FAIL, theano.__version__ + '; theano_mgpu works with 1.0.5 only', PIP + 'theano==1.0.5')
     return Finding(OK, '%s, floatX=%s' % (theano.__version__, theano.config.floatX))
 
 
@@ -126,13 +125,13 @@ def check_compiler(setup):
                                          'Theano interprets its graphs, which is slow'), remedy)
     try:
         with quietly(), tempfile.TemporaryDirectory(prefix='theano-mgpu-') as folder:
-            # Not theano.function: it would find the module of an earlier day in Theano's cache.
+            # Not theano.function, which would load an earlier module from Theano's cache.
             probe = GCC_compiler.compile_str('mgpu_probe', PROBE, location=folder,
                                              preargs=GCC_compiler.compile_args())
         answer = probe.answer()
     except Exception as error:
-        # Without a compiler Theano interprets; with a broken one nothing runs, on a CPU neither.
-        return Finding(FAIL, '%s builds no module: %s' % (theano.config.cxx, first_line(error)), remedy)
+        # Without a compiler Theano interprets; with a broken one nothing runs, not even on a CPU.
+        return Finding(FAIL, '%s cannot build a module: %s' % (theano.config.cxx, first_line(error)), remedy)
     if answer != 42:
         return Finding(FAIL, '%s builds a module that computes 2 * 21 = %r' % (theano.config.cxx, answer), remedy)
     return Finding(OK, '%s: a small module builds, loads and runs' % theano.config.cxx)
@@ -164,22 +163,22 @@ def check_blas(setup):
 def check_map(setup):
     if isinstance(setup.map_error, configparser.Error):
         return Finding(FAIL, first_line(setup.map_error),
-                       'Mend this file: `theano-mgpu config` prints one that can be read')
+                       'Fix this file; `theano-mgpu config` prints a valid one')
     if isinstance(setup.map_error, MgpuError):
-        return Finding(FAIL, first_line(setup.map_error), 'Mend the flag `contexts` in THEANO_FLAGS or .theanorc')
+        return Finding(FAIL, first_line(setup.map_error), 'Fix the flag `contexts` in THEANO_FLAGS or .theanorc')
     if setup.map_error is not None:
         return Finding(FAIL, first_line(setup.map_error), "This machine's devices cannot be listed: see pygpu below")
     return Finding(OK, '%s, %s' % (describe(setup.contexts), source_of_map()))
 
 
 def source_of_map():
-    """Where the context map comes from, in words."""
-    flags = config.parse_flags(os.environ.get('THEANO_FLAGS', ''))
+    """Where the context map comes from, as text."""
+    flags = config.environment_flags()
     if flags.get('contexts', '').strip():
         return 'from THEANO_FLAGS'
     if 'contexts' not in flags and config.flag('contexts', '').strip():
         return 'from ' + ', '.join(config.theanorc_files())
-    return "this machine's: THEANO_FLAGS and .theanorc name none"
+    return "this machine's devices: THEANO_FLAGS and .theanorc map no contexts"
 
 
 def check_keras(setup):
@@ -209,23 +208,23 @@ def check_mpi(setup):
     probe = subprocess.run([sys.executable, '-c', MPI_PROBE], universal_newlines=True, timeout=60,
                            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     if probe.returncode:
-        # Theano imports mpi4py where it is installed, and outlives nothing but an ImportError there.
+        # Theano imports mpi4py if it is installed, and handles only an ImportError.
         messages = re.findall(r'^\w*Error: .*', probe.stderr, re.M) or probe.stderr.strip().splitlines()[-1:]
         return broken(setup.theano_error is not None, 'cannot be imported: ' + ' '.join(messages[-1:]),
-                      'Debian: apt-get install openmpi-bin libopenmpi-dev. Or do without: '
+                      'Debian: apt-get install openmpi-bin libopenmpi-dev. Or remove it: '
                       'python -m pip uninstall mpi4py')
     return Finding(OK, probe.stdout.strip())
 
 
 def random_matrices():
-    """Two float32 arrays of shape (64, 64), always the same, with values in [-0.5, 0.5)."""
+    """Two float32 arrays of shape (64, 64) with values in [-0.5, 0.5); the same ones each time."""
     import numpy as np
     rng = np.random.RandomState(0)
     return [(rng.rand(64, 64) - 0.5).astype('float32') for _ in range(2)]
 
 
 def first_line(error):
-    """What an exception says, in one line: Theano's go on for pages.
+    """The first line of an exception's message: Theano's are pages long.
 
     Examples
     --------
@@ -237,9 +236,9 @@ def first_line(error):
     if isinstance(error, ReplicaError):
         error = error.__cause__
     if isinstance(error, (OSError, configparser.Error)):
-        return ' '.join(str(error).split())  # the arguments alone do not make the message
+        return ' '.join(str(error).split())  # their message has more than the arguments
     texts = [arg.decode('utf8', 'replace') if isinstance(arg, bytes) else arg for arg in error.args]
     lines = [text.strip().partition('\n')[0].rstrip(': ') for text in texts if isinstance(text, str) and text.strip()]
-    # Our own errors send the reader to the doctor, who is here already.
+    # Our own errors recommend the doctor, which is running already.
     line = re.sub(r'; run "theano-mgpu doctor"[^.]*', '', ': '.join(lines))
     return line if len(line) <= LONGEST else line[:LONGEST - 4] + ' ...'

@@ -2,7 +2,7 @@
 import ctypes
 import glob
 
-# What needs each of them on CUDA.
+# What each library of CUDA is needed for.
 CUDA_LIBRARIES = {'libcuda.so': 'every CUDA call', 'libnvrtc.so': 'every GPU kernel', 'libcublas.so': 'gemm',
                   'libnccl.so': 'pygpu.collectives'}
 OPTIONAL = {'libnccl.so'}

@@ -1,4 +1,4 @@
-"""The check of `theano-mgpu doctor` on several processes: two ranks add a number."""
+"""A check of `theano-mgpu doctor`: two MPI processes add a number."""
 import os
 import subprocess
 import sys
@@ -17,7 +17,7 @@ if MPI.COMM_WORLD.rank == 0:
 
 
 def check_mpirun(setup):
-    """Two ranks on this host, by real processes; never more than a warning, since nothing else needs it."""
+    """Start two ranks on this host; at most a warning, since nothing else needs them."""
     try:
         metadata.version('mpi4py')
         mpirun = find_mpirun()
@@ -32,11 +32,11 @@ def check_mpirun(setup):
         done = subprocess.run(command, universal_newlines=True, timeout=60, env=environment, stdin=subprocess.DEVNULL,
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     except subprocess.TimeoutExpired:
-        return Finding(WARN, 'two processes did not end within 60 s', 'Try it by hand: ' + ' '.join(command[:-1]))
+        return Finding(WARN, 'two processes did not end within 60 s', 'Try it yourself: ' + ' '.join(command[:-1]))
     if done.stdout.strip() != 'size 2, total 3':
-        said = [line for line in (done.stdout + done.stderr).splitlines() if line.strip('- ')]
-        messages = [line for line in said if 'Error' in line] or said or ['no output']
-        return Finding(WARN, 'two processes do not add up: %s' % messages[-1],
-                       "mpirun and mpi4py have to be of the same MPI: Debian's, apt-get install openmpi-bin "
+        lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip('- ')]
+        messages = [line for line in lines if 'Error' in line] or lines or ['no output']
+        return Finding(WARN, 'two processes cannot add a number: %s' % messages[-1],
+                       "mpirun and mpi4py must belong to the same MPI. Debian's: apt-get install openmpi-bin "
                        'python3-mpi4py')
-    return Finding(OK, '%s: two processes start, and add' % mpirun)
+    return Finding(OK, '%s: two processes start and add a number' % mpirun)

@@ -1,0 +1,37 @@
+"""Reading input arrays for `theano-mgpu predict`: a few rows at a time, from each kind of file."""
+import zipfile
+
+from theano_mgpu.cli.array_input import open_inputs
+from theano_mgpu.errors import MgpuError
+
+import numpy as np
+import pytest
+
+
+def test_inputs_of_different_lengths(tmp_path):
+    np.savez(str(tmp_path / 'x.npz'), a=np.ones((3, 2)), b=np.ones((4, 2)))
+    with pytest.raises(MgpuError, match=r'the same number of samples.*a has shape \(3, 2\), b has shape \(4, 2\)'), \
+            open_inputs(str(tmp_path / 'x.npz'), ['a', 'b']):
+        pass
+
+
+def test_compressed_rows_are_read_onwards(tmp_path, monkeypatch):
+    """Also from the middle of a file, as when a prediction resumes."""
+    monkeypatch.setattr('theano_mgpu.cli.array_input.CHUNK', 100)
+    rows = np.arange(3000.).reshape(500, 2, 3)
+    np.savez_compressed(str(tmp_path / 'x.npz'), x=rows)
+    with open_inputs(str(tmp_path / 'x.npz'), ['input']) as (x,):
+        np.testing.assert_array_equal(x[123:130], rows[123:130])
+        np.testing.assert_array_equal(x[490:600], rows[490:])
+        with pytest.raises(ValueError, match='row 3 has been read already'):
+            x[3:5]
+
+
+def test_stored_arrays_are_memory_mapped(tmp_path):
+    np.savez(str(tmp_path / 'x.npz'), x=np.arange(10.), none=np.ones((0, 3)))
+    with open_inputs(str(tmp_path / 'x.npz'), ['x']) as (x,):
+        assert isinstance(x, np.memmap)
+        np.testing.assert_array_equal(x, np.arange(10.))
+    with open_inputs(str(tmp_path / 'x.npz'), ['none']) as (none,):
+        assert none.shape == (0, 3)
+    assert zipfile.is_zipfile(str(tmp_path / 'x.npz'))
