@@ -10,7 +10,8 @@ import time
 import types
 
 from theano_mgpu import config
-from theano_mgpu.patches import compat
+from theano_mgpu.jobs import mpi_environment
+from theano_mgpu.patches import keras_imports, pocl, pymc3, theano_flags
 
 import numpy as np
 import pytest
@@ -50,8 +51,8 @@ import importlib.util, sys, types
 bare = types.ModuleType('theano_mgpu')
 bare.__path__ = importlib.util.find_spec('theano_mgpu').submodule_search_locations
 sys.modules['theano_mgpu'] = bare
-import theano_mgpu.patches.compat
-theano_mgpu.patches.compat.%s = lambda: None
+import theano_mgpu.patches
+theano_mgpu.patches.%s = lambda: None
 del sys.modules['theano_mgpu']
 """
 
@@ -82,18 +83,18 @@ def test_theano_and_keras_import_and_keras_runs_on_theano(tmp_path):
 
 def test_a_backend_that_was_chosen_is_left_alone(monkeypatch, tmp_path):
     monkeypatch.setenv('KERAS_BACKEND', 'cntk')
-    compat.default_keras_backend()
+    keras_imports.default_keras_backend()
     assert os.environ['KERAS_BACKEND'] == 'cntk'
     monkeypatch.delenv('KERAS_BACKEND')
     monkeypatch.setenv('KERAS_HOME', str(tmp_path))
     (tmp_path / 'keras.json').write_text(json.dumps({'backend': 'cntk'}))
-    compat.default_keras_backend()
+    keras_imports.default_keras_backend()
     assert 'KERAS_BACKEND' not in os.environ
 
 
 def test_blas_flags_are_the_users_or_ones_that_link(tmp_path):
     code = 'import theano_mgpu, theano; print(repr(theano.config.blas.ldflags))'
-    assert output(code) == repr(compat.blas_ldflags())
+    assert output(code) == repr(theano_flags.blas_ldflags())
     assert output(code, THEANO_FLAGS='blas.ldflags=') == "''"
     rc = tmp_path / 'theanorc'
     rc.write_text('[blas]\nldflags = -lm\n')
@@ -102,7 +103,7 @@ def test_blas_flags_are_the_users_or_ones_that_link(tmp_path):
 
 def test_blas_flags_without_openblas(monkeypatch):
     monkeypatch.setattr(os.path, 'exists', lambda path: False)
-    assert compat.blas_ldflags() == ''
+    assert theano_flags.blas_ldflags() == ''
 
 
 def test_the_environment_is_as_before_after_the_import():
@@ -128,14 +129,14 @@ def test_a_wrong_flag_is_named():
 def test_pocl_settings_of_the_user_are_left_alone(monkeypatch, name, own, default):
     """Each rank has a cache: two that built one kernel at once met "clBuildProgram: Unknown error" now and then."""
     monkeypatch.setenv('XDG_CACHE_HOME', '/cache')
-    for variable, value in zip(compat.mpi_environment.VARIABLES[0], '1212'):
+    for variable, value in zip(mpi_environment.VARIABLES[0], '1212'):
         monkeypatch.setenv(variable, value)
     for setting in ('POCL_DEVICES', 'POCL_CACHE_DIR'):
         monkeypatch.setenv(setting, own)
-    compat.default_pocl_settings()
+    pocl.default_pocl_settings()
     assert os.environ[name] == own
     monkeypatch.delenv(name)
-    compat.default_pocl_settings()
+    pocl.default_pocl_settings()
     assert os.environ[name] == default
 
 
@@ -149,7 +150,7 @@ def test_an_mpi4py_without_mpi_does_not_end_the_import(tmp_path):
 
 
 @pytest.mark.skipif(not shutil.which('g++'), reason='without g++ Theano does not try to compile')
-@pytest.mark.skipif(compat.lacks_python_headers(), reason='they are missing here')
+@pytest.mark.skipif(theano_flags.lacks_python_headers(), reason='they are missing here')
 def test_missing_python_headers_are_said_and_theano_imports_all_the_same(tmp_path):
     code = ('import sysconfig; paths = dict(sysconfig.get_paths(), include=%r)\n'
             'sysconfig.get_paths = lambda *args, **kwargs: paths\n'
@@ -320,7 +321,7 @@ def test_minibatches_of_pymc3_cut_their_data():
             return slice(user_size) if isinstance(user_size, int) else [Ellipsis, slice(None, 2)]
 
     data = types.SimpleNamespace(Minibatch=Minibatch)
-    compat.index_by_tuples(data)
+    pymc3.index_by_tuples(data)
     values = np.arange(12).reshape(3, 4)
     assert values[data.Minibatch.make_static_slices(None)].shape == (3, 2)
     assert values[data.Minibatch.make_static_slices(2)].shape == (2, 4)

@@ -237,7 +237,7 @@ def test_mixed_devices_are_an_error(gpu2):
 @pytest.mark.parametrize('mend', ['infer', 'graph_to_gpu', 'mrg', 'conv_shape'])
 def test_each_mend_is_needed(gpu2, monkeypatch, mend):
     """Without it, the op that it mends fails or falls to the host."""
-    from theano_mgpu.devices.contexts import infer_context_name
+    from theano_mgpu.patches.theano_contexts import infer_context_name
 
     from theano.gpuarray import basic_ops, blas, opt, rng_mrg
     context = gpu2[1]

@@ -16,8 +16,6 @@ import theano
 import theano.tensor as T
 from common import data, dense_model
 
-contexts_module = sys.modules['theano_mgpu.devices.contexts']
-
 
 @pytest.fixture
 def opencl2(gpu2):
@@ -27,7 +25,7 @@ def opencl2(gpu2):
 
 
 def counts():
-    cache, = contexts_module._build_opencl_programs_once()
+    cache, = opencl_programs.build_once()
     return np.array([cache.built, cache.loaded, cache.shared])
 
 
@@ -88,7 +86,7 @@ def test_another_process_loads_it_and_builds_it_where_the_file_is_broken(opencl2
 
 
 def test_programs_built_with_other_options_of_the_driver_are_others(opencl2, monkeypatch):
-    cache, = contexts_module._build_opencl_programs_once()
+    cache, = opencl_programs.build_once()
     programs_of(opencl2[0], ['tanh'])
     context, name = next(iter(cache._programs))
     paths = set()
@@ -108,7 +106,7 @@ def test_functions_give_the_same_with_and_without(opencl2, tmp_path):
         return f(*Sender(f).send(list(data(6, 7))))
 
     with_cache = results()
-    cache, = contexts_module._build_opencl_programs_once()
+    cache, = opencl_programs.build_once()
     cache._programs.clear()
     cache._binaries.clear()
     folder, cache._folder = cache._folder, str(tmp_path)

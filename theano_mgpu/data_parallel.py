@@ -21,7 +21,7 @@ from .errors import GraphError, LengthError, MgpuError, warn
 from .graphs import graph
 from .graphs.updates import with_givens
 from .jobs import rank_process
-from .patches.compat import watcher_of
+from .patches.shared_variables import watcher_of
 from .profiling.timeline import PHASES, RANK_PHASES, Timings
 from .program import CannotCut, CompiledProgram, Runner, undivided
 from .program.parallel_graph import Transaction, choose_ranks, resolve_contexts, share_first_values
