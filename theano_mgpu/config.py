@@ -33,6 +33,10 @@ OWN_FLAGS = {
     'mgpu.verify': ('False', ('False', 'True'),
                     'Whether the first batch of each function is computed on one device, too, and a difference beyond '
                     'rounding is an error.'),
+    'mgpu.opencl_cache': ('False', ('False', 'True'),
+                          'Whether OpenCL programs are built once for all functions, devices of one type and '
+                          "processes, and kept in a folder. This rewrites the OpenCL driver's dispatch table in "
+                          'memory.'),
     'mgpu.timeline': ('', 'the path of a .json file',
                       'A file that a timeline of the whole script is written to when it ends, for '
                       'https://ui.perfetto.dev; none by default.'),

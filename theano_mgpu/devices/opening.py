@@ -44,7 +44,7 @@ def open_device(context, preallocated=True):
                            "made with --system-site-packages), or map to cpu, e.g. contexts=%s->cpu"
                            % (describe([context]), context.name))
     if context.kind == 'opencl':
-        opencl_programs.build_once()
+        opencl_programs.share_programs()
     if context.kind == 'cuda':
         cuda_libraries.require(context.device)
     # Theano registers a name only for a device string that it has not seen: without this pop, the
