@@ -1,23 +1,21 @@
 """Theano and Keras-Theano on several devices: one model, several contexts, the answers unchanged."""
 from . import patches
 from .jobs import rank_process
-from .patches import theano_contexts, theano_imports
+from .patches.theano_imports import is_command_line as _is_command_line
 
 __version__ = '0.1.0'
 
-theano_error = None  # why Theano could not be imported: `theano-mgpu doctor` lives to tell
+theano_error = None  # why Theano could not be imported; `theano-mgpu doctor` runs without it and reports this
 try:
     rank_process.install()
-    patches.install()
-    theano_imports.import_theano()
+    patches.before_theano()
+    patches.import_theano()
+    patches.after_theano()
 except Exception as error:  # a NumPy too new: AttributeError; a flag: ValueError, MgpuError ...
-    if not theano_imports.is_command_line():
+    if not _is_command_line():
         raise
     theano_error = error
 else:
-    patches.mend_theano()
-    theano_contexts.install()
-
     from . import config as _config
     from .devices.context_map import Context
     from .devices.contexts import contexts, init

@@ -160,9 +160,9 @@ package = types.ModuleType('theano_mgpu')    # patches alone: the package itself
 package.__path__ = [%r]
 sys.modules['theano_mgpu'] = package
 from theano_mgpu import patches
-from theano_mgpu.patches import theano_imports
-patches.install()
-theano_imports.import_theano()
+patches.before_theano()
+patches.import_theano()
+patches.after_theano()
 import keras
 import numpy as np
 model = keras.models.load_model(%r)

@@ -1,8 +1,8 @@
-"""Open the device of a context, and say why it cannot be opened."""
+"""Open the device of a context; an error says why it cannot be opened, and what to do."""
 import os
 
+from .. import patches
 from ..errors import ContextError
-from ..patches import cuda_contexts, opencl_programs, theano_imports
 from . import cuda_libraries, discovery, host_memory
 from .context_map import describe
 
@@ -36,7 +36,8 @@ def open_device(context, preallocated=True):
         if opened != context.device:
             raise ContextError('context %r is open on %s already and cannot be mapped to %s in the same '
                                'process; use another name' % (context.name, opened, context.device))
-        cuda_contexts.protect(get_context(context.name))  # Theano may have opened it, before theano_mgpu was imported
+        # Theano may have opened it, before theano_mgpu was imported.
+        patches.apply(patches.EACH_GPU, get_context(context.name))
         return False
     if theano.gpuarray.pygpu is None:
         raise ContextError('context %s: pygpu, which opens GPUs for Theano, cannot be imported. Install '
@@ -44,7 +45,7 @@ def open_device(context, preallocated=True):
                            "made with --system-site-packages), or map to cpu, e.g. contexts=%s->cpu"
                            % (describe([context]), context.name))
     if context.kind == 'opencl':
-        opencl_programs.share_programs()
+        patches.apply(patches.FIRST_OPENCL)
     if context.kind == 'cuda':
         cuda_libraries.require(context.device)
     # Theano registers a name only for a device string that it has not seen: without this pop, the
@@ -64,7 +65,7 @@ def open_device(context, preallocated=True):
         if first is not None:
             seen[context.device] = first
     get_context(context.name).dev = context.device
-    cuda_contexts.protect(get_context(context.name))
+    patches.apply(patches.EACH_GPU, get_context(context.name))
     _enable_gpuarray()
     return True
 
@@ -74,7 +75,7 @@ def _pocl_note():
         return ''
     note = ('; PoCL shows what POCL_DEVICES said at the first OpenCL call of the process (now: %r)'
             % os.environ['POCL_DEVICES'])
-    if theano_imports.theano_was_first:
+    if patches.theano_was_first:
         note += '. Theano was imported before theano_mgpu and made that call: import theano_mgpu first'
     return note
 

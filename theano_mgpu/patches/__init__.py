@@ -1,63 +1,96 @@
-"""Fixes and hooks in libraries that get no more releases."""
+"""Patches of libraries that get no more releases; see `table` for what each is for.
+
+They are applied from here, once: `before_theano`, `import_theano` and `after_theano`, in this order, when theano_mgpu
+is imported; the others with `apply` when a context is opened, or by theano_mgpu.enabling.
+"""
+import contextlib
 import os
+import sys
 
-from .import_hooks import after_import, before_import
-from .keras_imports import default_keras_backend, keep_ragged_arrays
-from .keras_loops import mend_keras_queues, mend_keras_slicing
-from .keras_saving import mend_keras_saving
-from .pocl import default_pocl_settings
-from .pymc3 import add_modules_of_theano_pymc, index_by_tuples, spell_flags_as_theano_pymc
-from .removed_names import restore_collections_abcs, restore_numpy_aliases
-from .shared_variables import _wrap_accessors, _wrap_function_call
-from .theano_cache import give_source_a_lasting_version, keep_code_of_ops_without_props
-from .theano_gpu import cast_conv_shape, give_mrg_its_context
-from .theano_imports import (
-    IMPORTED,
-    disable_scan_extension,
-    name_what_replaced_old_gpu_code,
-    restore_downsample,
+from .. import config
+from . import import_hooks
+from .table import (
+    AFTER_THEANO,
+    AS_FLAGS,
+    BEFORE_THEANO,
+    DURING_IMPORT,
+    EACH_GPU,
+    FIRST_OPENCL,
+    PATCHES,
+    AfterImport,
+    BeforeImport,
 )
-from .theano_opencl import clear_before_gemv, spell_for_opencl
+
+__all__ = ['EACH_GPU', 'FIRST_OPENCL', 'PATCHES', 'after_theano', 'apply', 'before_theano', 'import_theano',
+           'theano_was_first']
+
+theano_was_first = False  # whether Theano was imported before theano_mgpu
+_applied = []             # patches that are applied once a process
 
 
-def install():
-    """Apply the fixes that must come before Theano and Keras are imported."""
-    restore_numpy_aliases()
-    restore_collections_abcs()
-    disable_scan_extension()
-    default_keras_backend()
-    default_pocl_settings()
-    os.environ[IMPORTED] = '1'
-    after_import('keras.engine.saving', mend_keras_saving)
-    after_import('keras.engine.training_arrays', mend_keras_slicing)
-    after_import('keras.utils.data_utils', mend_keras_queues)
-    for name in ('keras.datasets.imdb', 'keras.datasets.reuters'):
-        after_import(name, keep_ragged_arrays)
-    after_import('pymc3.data', index_by_tuples)
-    name_what_replaced_old_gpu_code()
+def apply(when, *arguments):
+    """Apply the patches that the table has for a time, with the arguments that it names."""
+    for patch in PATCHES:
+        if patch.when == when:
+            patch.apply(*arguments)
 
 
-def mend_theano():
-    """Patch the imported Theano: the hooks that `watch` needs, and the GPU ops; once a process."""
-    from theano.compile.function_module import Function
-    from theano.compile.sharedvalue import SharedVariable
-    from theano.gof.cc import CLinker
-    from theano.gof.op import COp
-    from theano.gpuarray import blas, elemwise, rng_mrg
-    from theano.gpuarray.type import GpuArraySharedVariable
-    if hasattr(Function, 'unwatched_call'):
+def before_theano():
+    """Apply the patches that have to come before Theano and Keras are imported."""
+    for patch in _unapplied(BEFORE_THEANO, AfterImport):
+        if isinstance(patch.when, AfterImport):
+            for module in patch.when.modules:
+                import_hooks.after_import(module, patch.apply)
+        else:
+            patch.apply()
+
+
+def import_theano():
+    """Import Theano with flags that it can be imported with, and with the names hidden that it must not see.
+
+    Where a script has imported Theano before theano_mgpu, Theano has read its flags by itself, and `theano_was_first`
+    is True.
+    """
+    global theano_was_first
+    theano_was_first = 'theano' in sys.modules
+    if theano_was_first:
         return
-    _wrap_accessors(SharedVariable)
-    _wrap_accessors(GpuArraySharedVariable)
-    _wrap_function_call(Function)
-    keep_code_of_ops_without_props(CLinker)
-    give_source_a_lasting_version(COp)
-    restore_downsample()
-    spell_flags_as_theano_pymc()
-    before_import('pymc3', add_modules_of_theano_pymc)
-    give_mrg_its_context(rng_mrg.GPUA_mrg_uniform)
-    spell_for_opencl(elemwise.GpuElemwise)
-    clear_before_gemv(blas.GpuGemv)
-    for op_class in (blas.GpuCorrMM_gradInputs, blas.GpuCorrMM_gradWeights,
-                     blas.GpuCorr3dMM_gradInputs, blas.GpuCorr3dMM_gradWeights):
-        cast_conv_shape(op_class)
+    given = os.environ.get('THEANO_FLAGS')
+    flags = config.parse_flags(given or '')
+    apply(AS_FLAGS, flags)
+    os.environ['THEANO_FLAGS'] = config.join_flags(flags)
+    try:
+        with contextlib.ExitStack() as hidden:
+            for patch in PATCHES:
+                if patch.when == DURING_IMPORT:
+                    hidden.enter_context(patch.apply())
+            import theano  # noqa: F401
+    finally:
+        if given is None:
+            del os.environ['THEANO_FLAGS']
+        else:
+            os.environ['THEANO_FLAGS'] = given
+
+
+def after_theano():
+    """Patch the imported Theano.
+
+    Raises
+    ------
+    MgpuError
+        If one of theano_mgpu's own flags has a value that it cannot have.
+    """
+    for patch in _unapplied(AFTER_THEANO, BeforeImport):
+        if isinstance(patch.when, BeforeImport):
+            for module in patch.when.modules:
+                import_hooks.before_import(module, patch.apply)
+        else:
+            patch.apply()
+
+
+def _unapplied(when, kind):
+    """Yield the patches for a time, and those for imports of a kind, that are yet to be applied."""
+    for patch in PATCHES:
+        if (patch.when == when or isinstance(patch.when, kind)) and patch not in _applied:
+            yield patch
+            _applied.append(patch)

@@ -1,19 +1,19 @@
-"""A patch of libgpuarray 0.7: each of its calls on a CUDA context is alone there, and leaves it as it found it.
+"""A patch of libgpuarray 0.7: only one of its calls runs in a CUDA context at a time, and leaves it as it was entered.
 
 libgpuarray counts how often a context was entered, and makes it the thread's current one when the count leaves 0. Three
-things are wrong with that, in 0.7.0 to 0.7.6 and in what was developed since (``src/gpuarray_buffer_cuda.c``):
+things are wrong with that, in 0.7.0 to 0.7.6 and in later development versions (``src/gpuarray_buffer_cuda.c``):
 
 - ``cuda_newkernel`` does not leave the context when it finds the kernel in its cache, nor after an error of ``get_cc``.
   Once two contexts have leaked, work on the first runs with the second as the current one: memory of the wrong device,
   "CUDA_ERROR_INVALID_HANDLE". A thread that enters a leaked context never gets a current context at all.
-- The count has no lock. Python's own does not protect it: copies let go of that, and Python's collector may free an
-  array on any thread.
+- The count has no lock. Python's own does not protect it: copies release that, and Python's garbage collector may free
+  an array on any thread.
 - ``cuda_transfer`` waits for an event of the source that is not recorded with one stream (Theano's default): the copy
   may begin before the source is computed.
 
 Each context has a pointer to a table of functions through which all of libgpuarray, pygpu and Theano call it. `protect`
-points it to a table of functions that lock the context, call the original, and leave the context as often as that
-did not.
+points it to a table of functions, in cuda_contexts.cpp, that lock the context, call the original, and leave the
+context as often as the original failed to.
 """
 import ctypes
 import functools
@@ -27,19 +27,19 @@ SOURCE = Path(__file__).with_suffix('.cpp')
 
 
 def protect(gpu_context):
-    """Patch one context; a second time, and for OpenCL, does nothing.
+    """Patch one context; does nothing for OpenCL, or for a context that is patched already.
 
     Call it on the thread that opened the context, before other threads use it.
 
     Parameters
     ----------
     gpu_context : pygpu.gpuarray.GpuContext
-        It is never closed from then on.
+        It stays open until the process ends.
 
     Raises
     ------
     ContextError
-        If this libgpuarray is not understood.
+        If this version of libgpuarray cannot be patched.
     """
     if gpu_context.kind != b'cuda':
         return
@@ -61,7 +61,7 @@ def entries(gpu_context):
     Returns
     -------
     int
-        -1 where this libgpuarray is not understood.
+        -1 where the count is not found in this version of libgpuarray.
     """
     return _library().entries(gpu_context.ptr, *_enter_and_exit())
 

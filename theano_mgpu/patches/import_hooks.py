@@ -4,19 +4,31 @@ import importlib.machinery
 import sys
 
 
-def after_import(name, mend):
-    """Call ``mend(module)`` once a module is imported: at once if it is already, else when somebody does."""
+def after_import(name, function):
+    """Call ``function(module)`` each time that a module is executed; at once if it is imported already.
+
+    Parameters
+    ----------
+    name : str
+        The full name of the module.
+    function : callable
+        Several functions for one module are called in the order in which they were passed.
+    """
     if name in sys.modules:
-        mend(sys.modules[name])
-    else:
-        sys.meta_path.insert(0, _AfterImport(name, mend))
+        function(sys.modules[name])
+        return
+    for finder in sys.meta_path:
+        if isinstance(finder, _AfterImport) and finder.name == name:
+            finder.functions.append(function)
+            return
+    sys.meta_path.insert(0, _AfterImport(name, function))
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Finds one module as Python does, and mends it each time that it was executed."""
+    """Finds one module as Python does, and calls functions each time that it was executed."""
 
-    def __init__(self, name, mend):
-        self.name, self.mend = name, mend
+    def __init__(self, name, function):
+        self.name, self.functions = name, [function]
 
     def find_spec(self, name, path, target=None):
         if name != self.name:
@@ -27,37 +39,41 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
             def exec_module(module):
                 execute(module)
-                self.mend(module)
+                for function in self.functions:
+                    function(module)
             spec.loader.exec_module = exec_module
         return spec
 
 
-def before_import(name, fix):
-    """Call ``fix()`` before a module is imported; at once if its import has begun."""
+def before_import(name, function):
+    """Call ``function()`` once, before a module is imported; at once if its import has begun."""
     if name in sys.modules:
-        fix()
+        function()
     else:
-        sys.meta_path.insert(0, _BeforeImport(name, fix))
+        sys.meta_path.insert(0, _BeforeImport(name, function))
 
 
 class _BeforeImport(importlib.abc.MetaPathFinder):
-    """Finds no module, but calls a function once when one is looked for."""
+    """Finds no module, but calls a function at the first search for one."""
 
-    def __init__(self, name, fix):
-        self.name, self.fix = name, fix
+    def __init__(self, name, function):
+        self.name, self.function = name, function
 
     def find_spec(self, name, path, target=None):
         if name == self.name and self in sys.meta_path:
             sys.meta_path.remove(self)
-            self.fix()
+            self.function()
 
 
-class _Gone(importlib.abc.MetaPathFinder):
-    """Raises an ImportError with a text of ours where a module is looked for."""
+def refuse_import(name, message):
+    """Raise an ImportError with a message of ours when a module is imported."""
+    sys.meta_path.insert(0, _Refused(name, message))
 
-    def __init__(self, name, text):
-        self.name, self.text = name, text
+
+class _Refused(importlib.abc.MetaPathFinder):
+    def __init__(self, name, message):
+        self.name, self.message = name, message
 
     def find_spec(self, name, path, target=None):
         if name == self.name:
-            raise ImportError(self.text, name=name)
+            raise ImportError(self.message, name=name)

@@ -1,4 +1,4 @@
-"""What Keras 2.3.1 imports, and the data sets that it loads."""
+"""What Keras 2.3.1 imports as its backend, and the data sets that it loads."""
 import importlib.util
 import json
 import os
@@ -22,7 +22,7 @@ def default_keras_backend():
 
 
 def keep_ragged_arrays(dataset):
-    """NumPy 1.24 makes no array of lists that differ in length; Keras 2.3.1's data sets of texts are such arrays.
+    """Let a data set of texts make an array of lists that differ in length, which NumPy 1.24 refuses.
 
     Without this, ``imdb.load_data()`` and ``reuters.load_data()`` end with "inhomogeneous shape".
     """

@@ -1,11 +1,15 @@
-"""Hooks on Keras's loops over batches."""
+"""Hooks in Keras's training loops, which report the batches that come next.
+
+Keras 2.3.1's loops take a batch only after the step before it has ended. With these hooks a step can send the next
+batch to the devices while the current one is computed.
+"""
 import functools
 
-keras_batches = None  # who is told of the batches of Keras's loops: theano_mgpu.keras.prefetch
+keras_batches = None  # receives the reports while a loop runs: a LookAhead of theano_mgpu.keras.prefetch
 
 
-def mend_keras_slicing(training_arrays):
-    """Tell of each slice that Keras 2.3.1's loops take: they take a batch only once the one before is done."""
+def report_slices(training_arrays):
+    """Report each slice of the arrays that a loop takes as a batch."""
     original = training_arrays.slice_arrays
 
     @functools.wraps(original)
@@ -17,13 +21,13 @@ def mend_keras_slicing(training_arrays):
     training_arrays.slice_arrays = slice_arrays
 
 
-def mend_keras_queues(data_utils):
-    """Tell of the queues that Keras 2.3.1's loops take batches from."""
+def report_queues(data_utils):
+    """Report the queues from which loops over generators and Sequences take batches."""
     for enqueuer in (data_utils.OrderedEnqueuer, data_utils.GeneratorEnqueuer):
-        enqueuer.get = _telling(enqueuer.get)
+        enqueuer.get = _reporting(enqueuer.get)
 
 
-def _telling(original):
+def _reporting(original):
     @functools.wraps(original)
     def get(self):
         if keras_batches is not None:

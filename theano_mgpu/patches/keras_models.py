@@ -1,16 +1,16 @@
-"""Methods of Keras's models."""
+"""Methods of Keras's models, which use one device in Keras 2.3.1: theano_mgpu's own take their place."""
 import functools
 
 
 def switch_keras_methods(methods, applies):
-    """Have models of Keras 2.3.1, which knows one device only, use other methods.
+    """Have Keras's models use other methods.
 
     Parameters
     ----------
     methods : dict of str to callable
-        For each name, a function that is given Keras's own method and returns the other one.
+        For each name, a function that takes Keras's own method and returns the one to use instead.
     applies : callable
-        ``applies(model)``: whether a model uses them at that call.
+        ``applies(model)``: whether a call on this model uses the other method.
     """
     import keras
 
@@ -25,7 +25,7 @@ def switch_keras_methods(methods, applies):
 
 
 def replace_multi_gpu_model(function, applies):
-    """Have ``keras.utils.multi_gpu_model`` call another one while ``applies()``.
+    """Have ``keras.utils.multi_gpu_model`` call another function while ``applies()`` is true.
 
     Keras 2.3.1's own ends with "`multi_gpu_model` is only available with the TensorFlow backend".
     """

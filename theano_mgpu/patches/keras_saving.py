@@ -1,21 +1,17 @@
-"""Keras's files with Python 3 and h5py 3."""
+"""Keras 2.3.1's files with Python 3 and h5py 3.
+
+Each function patches the module ``keras.engine.saving``, which it takes as its argument.
+"""
 import functools
 import sys
 
 
-def mend_keras_saving(saving):
-    """Mend ``keras.engine.saving`` for Python 3 and, where that is the h5py, for h5py 3."""
-    give_equal_names_as_bytes(saving)
-    if saving.h5py is not None and int(saving.h5py.__version__.split('.')[0]) >= 3:
-        read_attributes_as_bytes(saving)
-        save_to_streams(saving)
-
-
 def give_equal_names_as_bytes(saving):
-    """Keras 2.3.1 tells weights of one name apart with ``str(name)``, which in Python 3 is "b'name'", no bytes.
+    """Keep the names of weights as bytes where several weights have the same name.
 
-    Without this, saving them ends with "No conversion path for dtype('<U12')" on h5py 3; on h5py 2
-    it is loading an optimizer's that ends, with "'str' object has no attribute 'decode'".
+    Keras 2.3.1 makes such names unique by ``str(name)``, which in Python 3 is the text "b'name'". Without this, saving
+    ends with "No conversion path for dtype('<U12')" on h5py 3; on h5py 2, loading an optimizer's weights ends with
+    "'str' object has no attribute 'decode'".
     """
     original = saving._uniquify
 
@@ -27,10 +23,12 @@ def give_equal_names_as_bytes(saving):
 
 
 def save_to_streams(saving):
-    """h5py 3 opens files for reading unless told otherwise; Keras 2.3.1 does not say that it will write.
+    """Open in-memory files for writing: h5py 3 opens files for reading by default, and Keras 2.3.1 passes no mode.
 
     Without this, ``model.save`` to a BytesIO or an open file ends with "unable to open file".
     """
+    if not _is_h5py_3(saving.h5py):
+        return
     original = saving.save_to_binary_h5py
 
     @functools.wraps(original)
@@ -45,10 +43,12 @@ def save_to_streams(saving):
 
 
 def read_attributes_as_bytes(saving):
-    """h5py 3 gives text attributes as str; Keras 2.3.1 decodes them, as h5py 2 gave bytes.
+    """Return text attributes as bytes, as h5py 2 did: Keras 2.3.1 decodes them, and h5py 3 returns str.
 
     Without this, load_model and load_weights end with "'str' object has no attribute 'decode'".
     """
+    if not _is_h5py_3(saving.h5py):
+        return
     original = saving.H5Dict.__getitem__
 
     @functools.wraps(original)
@@ -56,7 +56,7 @@ def read_attributes_as_bytes(saving):
         value = original(self, attr)
         return value if isinstance(self.data, dict) else _as_bytes(value)
 
-    def given_bytes(load):
+    def takes_bytes(load):
         @functools.wraps(load)
         def wrapper(f, *args, **kwargs):
             return load(_BytesGroup(f), *args, **kwargs)
@@ -65,11 +65,15 @@ def read_attributes_as_bytes(saving):
     saving.H5Dict.__getitem__ = __getitem__
     for name in ('load_attributes_from_hdf5_group', 'load_weights_from_hdf5_group',
                  'load_weights_from_hdf5_group_by_name'):
-        setattr(saving, name, given_bytes(getattr(saving, name)))
+        setattr(saving, name, takes_bytes(getattr(saving, name)))
+
+
+def _is_h5py_3(h5py):
+    return h5py is not None and int(h5py.__version__.split('.')[0]) >= 3
 
 
 def _as_bytes(value):
-    """Text as h5py 2 gave it; anything else as it is."""
+    """Text as h5py 2 returned it; any other value unchanged."""
     if isinstance(value, str):
         return value.encode('utf-8')
     if getattr(getattr(value, 'dtype', None), 'kind', None) == 'O':

@@ -1,14 +1,16 @@
-"""Settings of PoCL."""
+"""PoCL's settings: it reads them from the environment at the first OpenCL call of the process."""
 import os
 
 from ..jobs import mpi_environment
 
 
 def default_pocl_settings():
-    """PoCL shows one device unless POCL_DEVICES says otherwise; it reads its settings at the first OpenCL call.
+    """Two devices, and a cache of compiled kernels for each process, unless the environment says otherwise.
 
-    Processes of a job on one host get a cache of compiled kernels each: they build the same kernels at the same
-    moment. Without this, now and then one of them ends with "clBuildProgram: Unknown error" (PoCL 3.1).
+    PoCL shows one device by default.
+
+    The processes of a job on one host build the same kernels at the same time. If they share a cache, one of them
+    fails now and then with "clBuildProgram: Unknown error" (PoCL 3.1).
     """
     os.environ.setdefault('POCL_DEVICES', 'pthread pthread')
     if mpi_environment.local_rank() > 0:

@@ -1,4 +1,4 @@
-"""Names of Theano-PyMC, for PyMC3 3.11.
+"""What PyMC3 3.11 needs of Theano and NumPy.
 
 PyMC3 3.11 is written for Theano-PyMC 1.1.2, a fork of Theano 1.0.5 that moved modules and renamed a few things.
 """
@@ -10,7 +10,7 @@ import types
 
 
 def spell_flags_as_theano_pymc():
-    """Theano-PyMC writes ``theano.config.gcc__cxxflags`` for ``theano.config.gcc.cxxflags``, and for all sections.
+    """Add Theano-PyMC's names of flags: ``theano.config.gcc__cxxflags`` for ``theano.config.gcc.cxxflags``.
 
     Without this, ``import pymc3`` ends with "'TheanoConfigParser' object has no attribute 'gcc__cxxflags'", and each
     of its models with "no attribute 'change_flags'".
@@ -28,9 +28,9 @@ def spell_flags_as_theano_pymc():
 
 
 def add_modules_of_theano_pymc():
-    """Theano-PyMC has ``theano.graph`` for ``theano.gof`` and ``theano.scan`` for ``theano.scan_module``.
+    """Add Theano-PyMC's modules: ``theano.graph`` for ``theano.gof``, ``theano.scan`` for ``theano.scan_module``.
 
-    Without this, ``import pymc3`` ends with "No module named 'theano.graph'". Done only where PyMC3 is imported: other
+    Without this, ``import pymc3`` ends with "No module named 'theano.graph'". They are added only for PyMC3: other
     programs recognise Theano-PyMC by these modules.
     """
     import theano
@@ -53,7 +53,7 @@ def add_modules_of_theano_pymc():
 
 
 def index_by_tuples(data):
-    """NumPy 1.23 takes a list of slices for an array of indices; ``pm.Minibatch`` of PyMC3 3 cuts data by such a list.
+    """Have ``pm.Minibatch`` of PyMC3 3 index by a tuple of slices: NumPy 1.23 takes a list for an array of indices.
 
     Without this, it ends with "IndexError: only integers, slices (`:`), ellipsis (`...`) [...] are valid indices".
     """
@@ -68,16 +68,17 @@ def index_by_tuples(data):
 
 
 def _alias(name, names):
-    """A module in `sys.modules` with these names, those of a module's own attributes left out."""
+    """Add a module with these names to `sys.modules`, without the attributes that every module has of its own."""
     module = sys.modules[name] = types.ModuleType(name, 'What Theano-PyMC has under this name.')
     vars(module).update({key: value for key, value in names.items() if not key.startswith('__') or key == '__path__'})
     return module
 
 
 def _make_op_of_theano_pymc(op_class):
-    """An op class whose subclasses may infer shapes as Theano-PyMC asks them to: it passes the graph, too.
+    """An op class whose subclasses may have Theano-PyMC's ``infer_shape``, which takes the graph, too.
 
-    Without this, functions over PyMC3's own ops log "Failed to infer_shape from Op", and compute what they need not.
+    Without this, functions over PyMC3's own ops log "Failed to infer_shape from Op", and compute values only for their
+    shapes.
     """
     class Op(op_class):
         def __init_subclass__(cls, **kwargs):

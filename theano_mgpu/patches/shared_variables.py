@@ -1,19 +1,19 @@
-"""Hooks on shared variables.
+"""Hooks on reads and writes of shared variables.
 
-Theano 1.0.5's shared variables have no hook: a copy on another context goes stale in silence
-when the variable is set, and the variable when the copies are trained. The patches below ask,
-where a variable is watched, its watcher before a read and tell it after a write.
+Theano 1.0.5's shared variables have no hooks: when a variable is set, its copies on other contexts become stale in
+silence, and when the copies are trained, the variable does. With this patch, the watcher of a variable is called before
+each read and around each write.
 """
 import contextlib
 import functools
 import weakref
 
 _watchers = weakref.WeakValueDictionary()  # id(storage) -> watcher; a watcher keeps its storage alive
-_generation = 0                            # grows with every watch, so that functions look again
+_generation = 0                            # grows with each call of watch, so that functions look again
 
 
 def watch(variable, watcher):
-    """Have `watcher` told of each use of a shared variable.
+    """Have a watcher called at each use of a shared variable.
 
     Parameters
     ----------
@@ -22,7 +22,7 @@ def watch(variable, watcher):
         Its ``before_read()`` is called before the variable's value is read, ``before_write()`` and
         ``after_write()`` around a change, by get_value, set_value, or any Theano function over the variable; its
         ``step_locks`` are held during the change; ``read_only`` says that a borrowed value must not be written to,
-        since no one would know. The caller keeps the watcher alive.
+        since such a write would go unnoticed. The caller keeps the watcher alive.
     """
     global _generation
     _watchers[id(variable.container.storage)] = watcher
@@ -44,6 +44,19 @@ def _writing(watchers):
         for _, lock in sorted(locks.items()):  # in one order, so that two threads cannot wait for each other
             stack.enter_context(lock)
         yield
+
+
+def hook_shared_variables():
+    """Have `SharedVariable` and `Function` call the watchers of shared variables.
+
+    Without this, a copy of a variable keeps its old value when the variable is set, and the other way round.
+    """
+    from theano.compile.function_module import Function
+    from theano.compile.sharedvalue import SharedVariable
+    from theano.gpuarray.type import GpuArraySharedVariable
+    _wrap_accessors(SharedVariable)
+    _wrap_accessors(GpuArraySharedVariable)
+    _wrap_function_call(Function)
 
 
 def _wrap_accessors(cls):

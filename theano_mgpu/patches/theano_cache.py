@@ -1,4 +1,4 @@
-"""Theano's folder of compiled code: what one process compiles, others use."""
+"""Theano's folder of compiled code, which all processes share: its lock, and the keys of its entries."""
 import functools
 import logging
 import os
@@ -9,11 +9,11 @@ from ..utils import progress
 
 
 def wait_briefly_for_compile_lock():
-    """Look for Theano's lock on its compiled code several times a second, where another process has it.
+    """Try to take Theano's lock on its compiled code several times a second while another process holds it.
 
-    Theano 1.0.5 sleeps 5 to 10 seconds each time, and draws how long from Python's own generator. Without this, the
-    ranks of a job on one host take minutes for what one of them compiles in seconds, and what a script draws depends
-    on what else compiles.
+    Theano 1.0.5 sleeps for 5 to 10 seconds between attempts, and draws the time from Python's own generator. Without
+    this, the ranks of a job on one host take minutes for what one of them compiles in seconds, and a script's random
+    numbers depend on what other processes compile.
 
     Theano also logs two lines each time that the lock changes hands, which is several times a second while two
     processes compile. With this, a long wait prints one note.
@@ -26,7 +26,7 @@ def wait_briefly_for_compile_lock():
 
     @functools.wraps(compilelock.lock)
     def lock(folder, *args, **kwargs):
-        if not os.path.isdir(folder):  # nobody has it, most likely
+        if not os.path.isdir(folder):  # no process holds it, most likely
             return original(folder, *args, **kwargs)
         with progress.note_if_long(lambda: _about_lock(folder)):
             return original(folder, *args, **kwargs)
@@ -39,19 +39,20 @@ def _about_lock(folder):
         with open(os.path.join(folder, 'lock')) as f:
             pid, _, host = f.read().strip().split('_', 2)
         owner = 'process %s on %s' % (pid, host)
-    except (OSError, ValueError):  # it is just changing hands
+    except (OSError, ValueError):  # it is changing hands
         owner = 'another process'
     return ('waiting for %s, which compiles for Theano, too. This goes on by itself once that is done, or has ended. '
             'Only if that process hangs: end it, and remove the folder %s' % (owner, folder))
 
 
-def keep_code_of_ops_without_props(linker_class):
-    """Theano 1.0.5 takes an op whose ``__props__`` is an empty tuple for one whose code has no version.
+def keep_code_of_ops_without_props():
+    """Keep the compiled code of ops whose ``__props__`` is an empty tuple: to Theano 1.0.5 it has no version.
 
-    Without this, each process compiles products of matrices, softmax, random draws and others anew, though they are
+    Without this, each process compiles matrix products, softmax, random draws and others again, although they are
     in the cache: 4 of the 5 seconds that the first batch of a small Keras model takes.
     """
-    original = linker_class.cmodule_key_
+    from theano.gof.cc import CLinker
+    original = CLinker.cmodule_key_
 
     @functools.wraps(original)
     def cmodule_key_(self, fgraph, *args, **kwargs):
@@ -65,17 +66,20 @@ def keep_code_of_ops_without_props(linker_class):
             version += [props for props in [getattr(node.op, '__props__', ())] if props]
             version += [variable.type.c_code_cache_version() for variable in node.inputs + node.outputs]
         return (tuple(version) if all(version) else ()), key[1]
-    linker_class.cmodule_key_ = cmodule_key_
+    CLinker.cmodule_key_ = cmodule_key_
 
 
-def give_source_a_lasting_version(op_class):
-    """Theano 1.0.5 takes the hash of a text for its version, which Python draws anew for each process.
+def give_source_a_lasting_version():
+    """Derive the version of an op's source from its text by CRC-32.
 
-    Without this, each process compiles DimShuffle anew.
+    Theano 1.0.5 takes Python's hash of the text, which differs from process to process. Without this, each process
+    compiles DimShuffle again.
     """
+    from theano.gof.op import COp
+
     def c_code_cache_version(self):
         version = (zlib.crc32('\n'.join(self.func_codes).encode()),)
         if hasattr(self, 'params_type'):
             version += (self.params_type.c_code_cache_version(),)
         return version
-    op_class.c_code_cache_version = c_code_cache_version
+    COp.c_code_cache_version = c_code_cache_version

@@ -1,4 +1,4 @@
-"""Contexts: how Theano 1.0.5 infers and uses them."""
+"""How Theano 1.0.5 infers contexts, and what it shares between functions for several contexts."""
 import contextlib
 import copy
 import functools
@@ -9,7 +9,7 @@ _pinned = [None]      # the context that a graph is being compiled for, innermos
 
 @contextlib.contextmanager
 def compiling_for(context):
-    """While a graph is built and compiled: where nothing else says so, its context is this one."""
+    """A block in which graphs are compiled for a context: it is the context of ops whose inputs imply none."""
     _pinned.append(context)
     try:
         yield
@@ -17,34 +17,24 @@ def compiling_for(context):
         _pinned.pop()
 
 
-def install():
-    """Mend how Theano 1.0.5 infers contexts; once, after Theano was imported.
+def infer_contexts_from_all_ancestors():
+    """Replace Theano 1.0.5's ``infer_context_name``, which walks up through nodes of one input only.
 
-    ``infer_context_name`` walks up through nodes of one input only. Without the mend, every conv2d
-    with ``filter_flip=True`` fails on a named context: "Could not infer context from inputs".
+    Without this, every conv2d with ``filter_flip=True`` fails on a named context: "Could not infer context from
+    inputs".
     """
-    from theano.compile.builders import OpFromGraph
-    from theano.gpuarray import basic_ops, dnn, opt, rng_mrg
-    from theano.scan_module.scan_op import Scan
+    from theano.gpuarray import basic_ops, dnn, opt, rng_mrg  # noqa: F401  patched below, too
     original = basic_ops.infer_context_name
-    if original is infer_context_name:
-        return
     infer_context_name.original = original
     for name, module in list(sys.modules.items()):
         if name.startswith('theano.gpuarray') and getattr(module, 'infer_context_name', None) is original:
             module.infer_context_name = infer_context_name
-    _mend_graph_to_gpu(opt.GraphToGPU)
-    for optimizer in (rng_mrg.local_gpua_mrg, dnn.local_abstractconv_cudnn, dnn.local_abstractconv_gw_cudnn,
-                      dnn.local_abstractconv_gi_cudnn):
-        _mend_local_optimizer(optimizer)
-    for op_class in (Scan, OpFromGraph):
-        _give_each_thunk_its_inner_function(op_class)
 
 
 def infer_context_name(*variables):
-    """Context of an op from its inputs: the nearest GPU ancestor's, else the one compiled for.
+    """The context of an op with these inputs: that of the nearest GPU ancestor, else that of `compiling_for`.
 
-    Replaces ``theano.gpuarray.basic_ops.infer_context_name``; breadth first over all ancestors.
+    Takes the place of ``theano.gpuarray.basic_ops.infer_context_name``; breadth first over all ancestors.
     """
     from theano.gpuarray.basic_ops import HostFromGpu
     from theano.gpuarray.type import GpuArrayType
@@ -65,13 +55,20 @@ def infer_context_name(*variables):
     return infer_context_name.original(*variables)
 
 
-def _mend_local_optimizer(optimizer):
-    """Keep one of Theano 1.0.5's optimisers from nodes that are not on a GPU.
+def keep_optimizers_from_host_nodes():
+    """Apply some of Theano 1.0.5's optimisers to nodes on a GPU only.
 
-    It asks for the node's context first, and then does nothing unless the first input lies on a GPU. Without
-    this, where there is no default context, each function with a random draw logs "Could not infer context
-    from inputs" and a traceback: every Keras layer that initialises a weight does.
+    They infer the node's context first, and then do nothing unless the first input is on a GPU. Without this, where
+    there is no default context, each function with a random draw logs "Could not infer context from inputs" and a
+    traceback: every Keras layer that initialises a weight does.
     """
+    from theano.gpuarray import dnn, rng_mrg
+    for optimizer in (rng_mrg.local_gpua_mrg, dnn.local_abstractconv_cudnn, dnn.local_abstractconv_gw_cudnn,
+                      dnn.local_abstractconv_gi_cudnn):
+        _keep_from_host_nodes(optimizer)
+
+
+def _keep_from_host_nodes(optimizer):
     original = optimizer.transform
 
     @functools.wraps(original)
@@ -82,13 +79,20 @@ def _mend_local_optimizer(optimizer):
     optimizer.transform = transform
 
 
-def _give_each_thunk_its_inner_function(op_class):
-    """Keep two functions from running one inner function at a time.
+def give_each_thunk_its_inner_function():
+    """Give each compiled function an inner function of its own for each scan and OpFromGraph.
 
-    Theano 1.0.5 keeps the compiled inner graph of scan and of OpFromGraph on the op, and functions compiled from
-    one graph share the op. Without this, replicas in threads write into each other's inner storage: wrong results,
-    "Sequence is shorter then the required number of steps", a segmentation fault.
+    Theano 1.0.5 keeps the compiled inner graph on the op, and functions compiled from one graph share the op. Without
+    this, replicas in threads write into each other's inner storage: wrong results, "Sequence is shorter then the
+    required number of steps", a segmentation fault.
     """
+    from theano.compile.builders import OpFromGraph
+    from theano.scan_module.scan_op import Scan
+    for op_class in (Scan, OpFromGraph):
+        _give_each_thunk_its_inner_function(op_class)
+
+
+def _give_each_thunk_its_inner_function(op_class):
     original = op_class.make_thunk
 
     @functools.wraps(original)
@@ -102,14 +106,15 @@ def _give_each_thunk_its_inner_function(op_class):
     op_class.make_thunk = make_thunk
 
 
-def _mend_graph_to_gpu(graph_to_gpu):
+def lift_graphs_to_named_contexts():
     """Keep Theano 1.0.5's ``GraphToGPU`` from failing, and logging it, where there is no default context.
 
-    It asks for the context of a graph's inputs even if nothing of the graph lies on a GPU, and
-    lifts an Alloc before it has seen a GPU variable to context ``None``: "context name None not
-    defined". A graph without a GPU variable stays on the host; in any other, None means its context.
+    It infers the context of a graph's inputs even if no variable of the graph is on a GPU, and lifts an Alloc that
+    comes before the first GPU variable to context ``None``: "context name None not defined". With this, a graph without
+    a GPU variable stays on the host, and in any other graph None means the context of its first GPU variable.
     """
-    original = graph_to_gpu.apply
+    from theano.gpuarray.opt import GraphToGPU
+    original = GraphToGPU.apply
 
     @functools.wraps(original)
     def apply(self, fgraph):
@@ -129,7 +134,7 @@ def _mend_graph_to_gpu(graph_to_gpu):
         finally:
             self.local_optimizers_map = lifters
 
-    graph_to_gpu.apply = apply
+    GraphToGPU.apply = apply
 
 
 class _LifterTo:

@@ -1,4 +1,4 @@
-"""Hooks on `theano.function`."""
+"""A hook after each call of `theano.function`."""
 import contextlib
 import functools
 import inspect
@@ -10,9 +10,12 @@ _making = threading.local()
 
 @contextlib.contextmanager
 def plain_functions():
-    """A block in which `theano.function` makes what nobody attaches to: functions of our own, and within other ones.
+    """A block in which `theano.function` does not call the hook: for functions of our own, and nested ones.
 
-    It yields whether it is within such a block.
+    Yields
+    ------
+    bool
+        Whether the block is within another such block.
     """
     before = getattr(_making, 'plain', False)
     _making.plain = True
@@ -23,22 +26,22 @@ def plain_functions():
 
 
 def plain_function(*args, **kwargs):
-    """A function as `theano.function` makes it where nothing is attached."""
+    """Make a function with `theano.function`, without the hook."""
     import theano
     with plain_functions():
         return theano.function(*args, **kwargs)
 
 
 def after_each_function(attach):
-    """Have each function that is made from now on attached to.
+    """Call a hook with each function that Theano makes from now on.
 
     Every `theano.function` calls `pfunc`, whatever name a script has imported it by.
 
     Parameters
     ----------
     attach : callable
-        ``attach(function, arguments)``: what was made, and a dict of the arguments of `theano.compile.pfunc.pfunc`. It
-        may set ``function.mgpu_divided``, a callable ``divided(args, kwargs)`` that then runs in place of the
+        ``attach(function, arguments)``: the new function, and a dict of the arguments of `theano.compile.pfunc.pfunc`.
+        It may set ``function.mgpu_divided``, a callable ``divided(args, kwargs)`` that then runs in place of the
         function; ``function.plain_call`` is Theano's own.
     """
     module = sys.modules['theano.compile.function']

@@ -1,12 +1,14 @@
-"""Ops of theano.gpuarray."""
+"""Ops of theano.gpuarray that are wrong on a named context, or on any GPU."""
 import functools
 
 
-def give_mrg_its_context(op_class):
-    """Theano 1.0.5 makes each MRG draw for the default context, whatever the context of its state.
+def give_mrg_its_context():
+    """Draw MRG random numbers on the context of their state; Theano 1.0.5 draws on the default context.
 
     Without this, on a named context: "context name None not defined", and all ops stay on the host.
     """
+    from theano.gpuarray.rng_mrg import GPUA_mrg_uniform
+
     @classmethod
     def new(cls, rstate, ndim, dtype, size):
         from theano.gpuarray.type import GpuArrayType
@@ -15,15 +17,22 @@ def give_mrg_its_context(op_class):
         ndim = get_vector_length(size) if ndim is None else ndim
         output_type = GpuArrayType(dtype, (False,) * ndim, context_name=rstate.type.context_name)
         return cls(output_type)(rstate, size)
-    op_class.unmended_new, op_class.new = op_class.new, new
+    GPUA_mrg_uniform.original_new, GPUA_mrg_uniform.new = GPUA_mrg_uniform.new, new
 
 
-def cast_conv_shape(op_class):
-    """Theano 1.0.5 reads a gradient's image shape as int64 on a GPU, whatever integer it is.
+def cast_conv_shapes():
+    """Cast the image shape of a convolution's gradient to int64, as the CPU's op does.
 
-    Without this, the transposed convolution to a shape of Python integers (which Theano makes
-    int8) asks for "4 x 2 x 442372112 x 404381200". The CPU's op casts, as this does.
+    Theano 1.0.5 reads the shape as int64 on a GPU, whatever its dtype is. Without this, a transposed convolution to
+    a shape of Python integers (which Theano makes int8) asks for "4 x 2 x 442372112 x 404381200".
     """
+    from theano.gpuarray import blas
+    for op_class in (blas.GpuCorrMM_gradInputs, blas.GpuCorrMM_gradWeights,
+                     blas.GpuCorr3dMM_gradInputs, blas.GpuCorr3dMM_gradWeights):
+        _cast_conv_shape(op_class)
+
+
+def _cast_conv_shape(op_class):
     original = op_class.make_node
 
     @functools.wraps(original)

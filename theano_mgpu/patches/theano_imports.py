@@ -1,20 +1,22 @@
-"""What Theano 1.0.5 imports and what is imported from it."""
+"""What Theano 1.0.5 imports, and what scripts import from it."""
 import contextlib
 import importlib
 import os
-import shutil
 import sys
 import types
-import warnings
 
-from .. import config
 from ..jobs import mpi_environment
-from .import_hooks import _Gone
-from .theano_cache import wait_briefly_for_compile_lock
-from .theano_flags import _register_own_flags, blas_ldflags, lacks_python_headers
+from .import_hooks import refuse_import
 
-theano_was_first = False  # whether Theano was imported before theano_mgpu
 IMPORTED = 'MGPU_IMPORTED'  # in the environment of processes that this one starts, see theano_mgpu_first.py
+
+
+def have_child_processes_patched():
+    """Have processes that this one starts import theano_mgpu before Theano and Keras: see theano_mgpu_first.py.
+
+    Without this, the workers of a script end with "module 'numpy' has no attribute 'bool'".
+    """
+    os.environ[IMPORTED] = '1'
 
 
 def disable_scan_extension():
@@ -28,7 +30,7 @@ def disable_scan_extension():
 
 @contextlib.contextmanager
 def hidden_mpi():
-    """Keep Theano 1.0.5 from mpi4py while it is imported, but in a process that mpirun started.
+    """Hide mpi4py from Theano 1.0.5 while it is imported, except in a process that mpirun started.
 
     Theano imports mpi4py wherever it is installed, for two Ops that send and receive. Without this, each
     process starts MPI, which takes half a second and a daemon; and PyPI's mpi4py on a machine without MPI's
@@ -47,65 +49,31 @@ def hidden_mpi():
 def _has_working_mpi():
     try:
         importlib.import_module('mpi4py.MPI')
-    except (ImportError, RuntimeError):  # said once the ranks are needed: see executors/mpi.py
+    except (ImportError, RuntimeError):  # reported when the ranks are needed: see distributed/mpi.py
         return False
     return True
 
 
 def is_command_line():
-    """Whether this is ``theano-mgpu``, or ``python -m theano_mgpu``, whose package is imported first."""
+    """Whether this is ``theano-mgpu`` or ``python -m theano_mgpu``, which run even where Theano cannot be imported."""
     program = os.path.basename(sys.argv[0])
-    # Python 3.8 and 3.9 do not tell which module `-m` will run.
+    # Python 3.8 and 3.9 do not show which module `-m` will run.
     return program == 'theano-mgpu' or program == '-m' and 'theano_mgpu' in getattr(sys, 'orig_argv', ['theano_mgpu'])
 
 
-def import_theano():
-    """Import Theano with the flags that it understands, and give it theano_mgpu's own.
-
-    ``contexts`` is kept from it: Theano would open the devices at import, only log one that fails,
-    and lose the second name of a device. ``theano_mgpu.contexts`` opens them instead, on demand.
-
-    Where Theano was imported before, it has read its flags by itself, and `theano_was_first` is True.
-    """
-    global theano_was_first
-    theano_was_first = 'theano' in sys.modules
-    if theano_was_first:
-        _register_own_flags()
-        return
-    given = os.environ.get('THEANO_FLAGS')
-    flags = config.parse_flags(given or '')
-    own = {key: flags.pop(key) for key in list(flags) if key in config.OWN_FLAGS}
-    flags['contexts'] = ''
-    if config.flag('blas.ldflags') is None:
-        flags['blas.ldflags'] = blas_ldflags()
-    if config.flag('cxx') is None and shutil.which('g++') and lacks_python_headers():
-        flags['cxx'] = ''
-        warnings.warn('Python.h is missing, so that Theano cannot compile: it interprets its graphs, slowly, and '
-                      'has no convolutions. Debian: apt-get install python3-dev', RuntimeWarning, stacklevel=3)
-    os.environ['THEANO_FLAGS'] = config.join_flags(flags)
-    try:
-        with hidden_mpi():
-            import theano
-    finally:
-        if given is None:
-            del os.environ['THEANO_FLAGS']
-        else:
-            os.environ['THEANO_FLAGS'] = given
-    wait_briefly_for_compile_lock()
-    theano.configparser.THEANO_FLAGS_DICT.update(own)
-    _register_own_flags()
-
-
 def name_what_replaced_old_gpu_code():
-    """Theano 1.0.5 answers ``import theano.sandbox.cuda`` with "No module named 'nose'", or as a skipped test."""
-    sys.meta_path.insert(0, _Gone('theano.sandbox.cuda', (
+    """Say what replaced ``theano.sandbox.cuda``.
+
+    Theano 1.0.5 answers its import with "No module named 'nose'", or as a skipped test.
+    """
+    refuse_import('theano.sandbox.cuda', (
         "theano.sandbox.cuda is not part of Theano 1.0: theano.gpuarray replaced it. Leave the import out, and map "
         "contexts to devices: THEANO_FLAGS='contexts=dev0->cuda0;dev1->cuda1', or "
-        "theano_mgpu.init('dev0->cuda0;dev1->cuda1')")))
+        "theano_mgpu.init('dev0->cuda0;dev1->cuda1')"))
 
 
 def restore_downsample():
-    """Theano 0.9 renamed ``theano.tensor.signal.downsample``, which Lasagne 0.1 and scripts of its time import.
+    """Restore ``theano.tensor.signal.downsample``, which Theano 0.9 renamed, for Lasagne 0.1 and scripts of its time.
 
     Without this, ``import lasagne`` ends with "cannot import name 'downsample'".
     """

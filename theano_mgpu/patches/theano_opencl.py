@@ -1,4 +1,4 @@
-"""Ops of theano.gpuarray on OpenCL."""
+"""Ops of theano.gpuarray that are right on CUDA only."""
 import functools
 import re
 
@@ -9,13 +9,14 @@ OPENCL_SPELLING = (
 )
 
 
-def spell_for_opencl(op_class):
-    """Theano 1.0.5 writes some elementwise kernels in what only CUDA and C++ understand.
+def spell_for_opencl():
+    """Write elementwise kernels in OpenCL's language; Theano 1.0.5 writes some that only CUDA and C++ understand.
 
-    Without this, maximum, minimum, round, // and a float as a condition end the whole process on OpenCL:
-    the kernel does not build ("1 error generated"), and Theano frees what was not made.
+    Without this, maximum, minimum, round, // and a float as a condition end the whole process on OpenCL: the kernel
+    does not build ("1 error generated"), and Theano frees what was never allocated.
     """
-    generate = op_class._generate_op_string
+    from theano.gpuarray.elemwise import GpuElemwise
+    generate = GpuElemwise._generate_op_string
 
     @functools.wraps(generate)
     def _generate_op_string(self, node):
@@ -25,17 +26,19 @@ def spell_for_opencl(op_class):
                 code = pattern.sub(replacement, code)
         return support_code, code
 
-    op_class._generate_op_string = _generate_op_string
-    _keep_code_of_opencl_apart(op_class)
+    GpuElemwise._generate_op_string = _generate_op_string
+    _keep_code_of_opencl_apart(GpuElemwise)
 
 
-def clear_before_gemv(op_class):
-    """Theano 1.0.5 has y = 0 * y + A x computed into memory that nobody has written; CLBlast does multiply it by 0.
+def clear_before_gemv():
+    """Clear the output of a product of matrix and vector on OpenCL before it is computed.
 
-    Without this, a product of matrix and vector on OpenCL is NaN wherever the memory happened to hold NaN. CLBlast's
-    gemm, its batched gemm and its dot do not read their output for a beta of 0; cuBLAS never does.
+    Theano 1.0.5 computes y = 0 * y + A x into uninitialised memory, and CLBlast does multiply y by 0. Without this, the
+    product is NaN wherever the memory happened to hold NaN. CLBlast's gemm, its batched gemm and its dot do not read
+    their output where beta is 0; cuBLAS never does.
     """
-    original, perform_original = op_class.c_code, op_class.perform
+    from theano.gpuarray.blas import GpuGemv
+    original, perform_original = GpuGemv.c_code, GpuGemv.perform
 
     @functools.wraps(perform_original)
     def perform(self, node, inputs, out_storage, params):
@@ -59,8 +62,8 @@ def clear_before_gemv(op_class):
         """ % {'beta': inputs[4], 'y': outputs[0], 'fail': sub['fail']}
         return before + clear + test + after
 
-    op_class.perform, op_class.c_code = perform, c_code
-    _keep_code_of_opencl_apart(op_class)
+    GpuGemv.perform, GpuGemv.c_code = perform, c_code
+    _keep_code_of_opencl_apart(GpuGemv)
 
 
 def _is_on_opencl(node):
@@ -68,7 +71,10 @@ def _is_on_opencl(node):
 
 
 def _keep_code_of_opencl_apart(op_class):
-    """A context of the same name may have been on CUDA, or without a patch, when Theano kept a compiled module."""
+    """Give an op's code on OpenCL a version of its own.
+
+    Theano keeps compiled code by the name of the context, which may have been on CUDA, or without the patch, before.
+    """
     version = op_class.c_code_cache_version_apply
 
     @functools.wraps(version)
