@@ -1,4 +1,4 @@
-"""Contexts: Theano's names for devices. Choose them, open their devices, look names up."""
+"""The registry of contexts, which are Theano's names for devices: choose them, open them, look them up."""
 import contextlib
 import io
 import itertools
@@ -10,10 +10,10 @@ from ..jobs import mpi_environment, rank_process
 from . import discovery, opening
 from .context_map import EXAMPLE, default_map, describe, parse_context_map
 
-_active = []          # the contexts that functions of this process run over
-_host = []            # those of all processes of its job on this host
+_active = []          # the contexts over which functions of this process run
+_host = []            # those of all processes of the job on this host
 _borrowed = set()     # names of further contexts that are in use
-_opened_in = []       # the process that opened a GPU, if one is open
+_opened_in = []       # the number of the process that opened a GPU, if one is open
 
 
 def flagged():
@@ -32,20 +32,20 @@ def init(contexts=None):
     Parameters
     ----------
     contexts : str, int, list of str, or None
-        A context map (``'dev0->cuda0;dev1->cuda1'``); the number of contexts to take from those of
-        THEANO_FLAGS, .theanorc or this machine's devices, where a machine without a GPU has as many
-        ``cpu`` contexts as asked for; their names; or None for all of them.
+        A context map (``'dev0->cuda0;dev1->cuda1'``); how many of the contexts of THEANO_FLAGS,
+        .theanorc or this machine's devices to take (a machine without a GPU has any number of ``cpu``
+        contexts); their names; or None for all of them.
 
     Returns
     -------
     list of Context
-        In a process that mpirun started: its share of them, see `share`.
+        In a process that mpirun started, its share of them: see `share`.
 
     Raises
     ------
     ContextError
-        If the map is malformed, there are fewer contexts than asked for, a name is not mapped, or
-        a device cannot be opened; the contexts then stay as they were.
+        If the map is malformed, there are fewer contexts than requested, a name is not mapped, or
+        a device cannot be opened. The contexts then stay as they were.
 
     Examples
     --------
@@ -63,25 +63,25 @@ def init(contexts=None):
 
 
 def share(contexts, rank, size):
-    """The contexts that one of several processes on a host takes.
+    """The share of a host's contexts that one of its processes takes.
 
     Parameters
     ----------
     contexts : list of Context
         The host's.
     rank, size : int
-        Number of the process, and of all, on this host.
+        Number of the process on this host, and number of processes there.
 
     Returns
     -------
     list of Context
-        An equal share, of the size in the flag ``mgpu.gpus_per_process`` if that is set. Where there are fewer
-        contexts than processes, several take the same one.
+        An equal share, or as many as the flag ``mgpu.gpus_per_process`` says. Where there are fewer contexts than
+        processes, several processes take the same one.
 
     Raises
     ------
     ContextError
-        If the flag asks for more contexts than there are.
+        If the flag is larger than the number of contexts.
 
     Examples
     --------
@@ -123,7 +123,7 @@ def _choose(contexts):
 
 
 def _default_cpus(n):
-    """`n` contexts on the CPU where none are mapped and there is no GPU to take, else none; a note says so."""
+    """`n` contexts on the CPU, with a note, where none are mapped and there is no GPU; else an empty list."""
     if n < 2 or flagged() or discovery.discover_best() != ['cpu']:
         return []
     chosen = parse_context_map(default_map(['cpu'] * n))
@@ -133,7 +133,7 @@ def _default_cpus(n):
 
 
 def contexts():
-    """The contexts that functions run over; opens the configured ones at the first call.
+    """The contexts over which functions run; opens the configured ones at the first call.
 
     Returns
     -------
@@ -149,7 +149,7 @@ def host_contexts():
 
 
 def get(name):
-    """The host's context of a name; a ContextError that lists the known ones if there is none."""
+    """The context of the host with this name; raises a ContextError that lists the known ones if there is none."""
     return _lookup(name, host_contexts())
 
 
@@ -164,6 +164,7 @@ def _lookup(name, known):
 
 
 def _open(context, preallocated=True):
+    """Open the device of a context, see `opening.open_device`; not in a fork."""
     if context.kind != 'cpu':
         check_process()
     if opening.open_device(context, preallocated):
@@ -171,7 +172,7 @@ def _open(context, preallocated=True):
 
 
 def borrow(context):
-    """A further context of the same device, for a thread of its own: Theano and pygpu use one from one thread only.
+    """Open another context of the same device, for another thread: Theano and pygpu use a context from one thread only.
 
     Parameters
     ----------
@@ -180,20 +181,20 @@ def borrow(context):
     Returns
     -------
     Context
-        Named like the first one: ``dev0.1``. `give_back` lets the next one have it.
+        Its name is derived from the first one's: ``dev0.1``. `give_back` frees it for the next call.
     """
     taken = _borrowed | {known.name for known in host_contexts()}
     names = ('%s.%d' % (context.name, number) for number in itertools.count(1))
     own = context._replace(name=next(name for name in names if name not in taken))
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        # Theano would announce it as if the user had mapped it, and reserve its memory as for that one.
+        # Theano would announce it as if the user had mapped it, and reserve as much memory for it as for that one.
         _open(own, preallocated=False)
     _borrowed.add(own.name)
     return own
 
 
 def give_back(context):
-    """What `borrow` gave is free again; its device stays open."""
+    """Free a context that `borrow` returned, for the next call; its device stays open."""
     _borrowed.discard(context.name)
 
 
@@ -220,7 +221,7 @@ def check_process():
 
 
 def is_lost(context):
-    """Whether a GPU has failed for good: whatever this process asks of it from then on is an error."""
+    """Whether a GPU has failed for good: every further call of this process on it is an error."""
     if context.kind == 'cpu':
         return False
     try:
@@ -230,7 +231,7 @@ def is_lost(context):
 
 
 def alike(one, other):
-    """Whether two contexts have devices of one model, so that what is optimised for one is right for the other."""
+    """Whether two contexts have devices of one type, so that a graph optimised for one is right for the other."""
     if one.kind != other.kind or one.kind == 'cpu':
         return one.kind == other.kind
     return gpu_context(one).devname == gpu_context(other).devname
