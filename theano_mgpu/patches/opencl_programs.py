@@ -86,7 +86,7 @@ class ProgramCache:
             self._keys.pop(program, None)
         return program
 
-    def compile(self, program, n_devices, devices, options, n_headers, headers, names, notify, data):
+    def compile(self, program, n_devices, devices, options, n_headers, headers, names, *callback):
         """In place of clCompileProgram: does nothing where the linked program is known."""
         key = self._key(program, options, n_headers, headers, names)
         if key:
@@ -94,10 +94,11 @@ class ProgramCache:
             self._keys[program] = key
             if key in self._programs or self._load(*key):
                 return SUCCESS
-        return self._compile(program, n_devices, devices, options, n_headers, headers, names, notify, data)
+        return self._compile(program, n_devices, devices, options, n_headers, headers, names, *callback)
 
-    def link(self, context, n_devices, devices, options, n_programs, programs, notify, data, code):
+    def link(self, context, n_devices, devices, options, n_programs, programs, *rest):
         """In place of clLinkProgram: returns the linked program where it is known."""
+        notify, _, code = rest
         key = self._keys.get(programs[0]) if n_programs == 1 and not notify else None
         known = self._programs.get(key)
         if known and [options] == self._link_options:
@@ -106,7 +107,7 @@ class ProgramCache:
                 code[0] = SUCCESS
             self.shared += 1
             return known
-        linked = self._link(context, n_devices, devices, options, n_programs, programs, notify, data, code)
+        linked = self._link(context, n_devices, devices, options, n_programs, programs, *rest)
         if linked and key and self._link_options in ([], [options]):
             self._link_options = [options]
             self.built += 1
