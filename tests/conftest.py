@@ -22,13 +22,13 @@ from theano_mgpu import config
 from theano_mgpu.devices import discovery
 from theano_mgpu.devices.context_map import parse_context_map
 from theano_mgpu.devices.contexts import alike
-from theano_mgpu.patches import compat
+from theano_mgpu.patches import theano_imports
 
 import pytest
 import theano
 
 # Processes that tests start are no processes of a script's: each imports theano_mgpu by itself, or is to do without.
-del os.environ[compat.IMPORTED]
+del os.environ[theano_imports.IMPORTED]
 
 # The tests of these modules run with the flag mgpu.verify, too. Most others compare with one device anyway.
 SELF_CHECKED = ('test_bugs', 'test_function', 'test_multi_gpu', 'test_training')

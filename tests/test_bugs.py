@@ -22,10 +22,11 @@ from theano_mgpu.cli import main
 from theano_mgpu.cli.doctor import device_checks
 from theano_mgpu.devices import discovery
 from theano_mgpu.devices.context_map import parse_context_map
-from theano_mgpu.devices.contexts import compiling_for, gpu_context
+from theano_mgpu.devices.contexts import gpu_context
 from theano_mgpu.graphs import graph
 from theano_mgpu.jobs import rank_process
-from theano_mgpu.patches import compat
+from theano_mgpu.patches import shared_variables, theano_imports
+from theano_mgpu.patches.theano_contexts import compiling_for
 from theano_mgpu.program import exchange as exchange_module
 from theano_mgpu.program import partition
 from theano_mgpu.program import run as run_module
@@ -350,7 +351,7 @@ def test_a_function_over_a_trained_variable_does_not_keep_its_copies(contexts, k
     expected = total()
     del step
     gc.collect()
-    assert compat.watcher_of(model.params[0]) is None
+    assert shared_variables.watcher_of(model.params[0]) is None
     assert total() == expected
     np.testing.assert_allclose(model.params[0].get_value().sum(), expected, rtol=1e-5)
 
@@ -516,7 +517,7 @@ def installed(tmp_path_factory):
 
 
 def run_installed(python, *words, folder=None, **environment):
-    env = {name: value for name, value in os.environ.items() if name not in ('PYTHONPATH', compat.IMPORTED)}
+    env = {name: value for name, value in os.environ.items() if name not in ('PYTHONPATH', theano_imports.IMPORTED)}
     done = subprocess.run([str(python)] + list(words), capture_output=True, text=True, cwd=str(folder or python.parent),
                           env=dict(env, **environment))
     assert done.returncode == 0, done.stderr
@@ -561,10 +562,11 @@ def test_processes_that_need_no_fixes_are_left_alone(installed):
     """Nothing is imported before Theano or Keras is, and nothing by a Python that no such process has started."""
     loaded = "import sys; print([name for name in sys.modules if 'theano' in name])"
     assert run_installed(installed, '-c', loaded) == '[]\n'
-    started = {compat.IMPORTED: '1'}
+    started = {theano_imports.IMPORTED: '1'}
     assert run_installed(installed, '-c', loaded, **started) == "['theano_mgpu_first']\n"
-    theano_first = ('import sys, theano.tensor; from theano_mgpu import compat, graph; assert theano is graph.theano; '
-                    'print(compat.theano_was_first, theano.__spec__.origin)')
+    theano_first = ('import sys, theano.tensor; from theano_mgpu.graphs import graph; '
+                    'from theano_mgpu import patches; assert theano is graph.theano; '
+                    'print(patches.theano_was_first, theano.__spec__.origin)')
     assert run_installed(installed, '-c', theano_first, **started) == 'False %s\n' % theano.__file__
     first, = installed.parent.parent.glob('lib/python*/site-packages/theano_mgpu_first.py')
     first.rename(str(first) + '.gone')
@@ -888,7 +890,7 @@ def test_no_room_for_the_next_batch_does_not_undo_this_one(gpu2, monkeypatch):
 def test_a_bad_batch_of_a_generator_does_not_undo_the_one_before(gpu2):
     """The shape of the next batch is checked within the step before it, which was then rolled back."""
     from theano_mgpu.keras import multi_gpu_model
-    from theano_mgpu.patches import compat
+    from theano_mgpu.patches import keras_loops
 
     import keras
     from keras.layers import Dense
@@ -900,7 +902,7 @@ def test_a_bad_batch_of_a_generator_does_not_undo_the_one_before(gpu2):
 
         def on_batch_begin(self, batch, logs=None):
             if not batch:
-                compat.keras_batches._enqueuer.queue.queue[0].wait(30)
+                keras_loops.keras_batches._enqueuer.queue.queue[0].wait(30)
 
         def on_batch_end(self, batch, logs=None):
             self.ended += 1

@@ -1,4 +1,5 @@
-"""Version fixes: each is applied where it is needed, and the symptom is back without it."""
+"""Patches: each is in the table, is applied where it is needed, and its symptom is back without it."""
+import ast
 import collections
 import json
 import os
@@ -8,9 +9,11 @@ import subprocess
 import sys
 import time
 import types
+from pathlib import Path
 
-from theano_mgpu import config
-from theano_mgpu.patches import compat
+from theano_mgpu import config, patches
+from theano_mgpu.jobs import mpi_environment
+from theano_mgpu.patches import keras_imports, pocl, pymc3, theano_flags
 
 import numpy as np
 import pytest
@@ -31,6 +34,47 @@ def output(code, **environment):
     return done.stdout.strip()
 
 
+# --- The table of patches ------------------------------------------------------------------------
+
+ROOT = Path(__file__).resolve().parent.parent
+# Public functions in the modules of patches that patch nothing: patches, tests and the package use them.
+NO_PATCHES = {'cuda_contexts.entries', 'cuda_contexts.entries_left', 'opencl_programs.driver_tables',
+              'shared_variables.watch', 'shared_variables.watcher_of', 'theano_contexts.compiling_for',
+              'theano_contexts.infer_context_name', 'theano_flags.blas_ldflags', 'theano_flags.lacks_python_headers',
+              'theano_functions.plain_function', 'theano_functions.plain_functions', 'theano_imports.is_command_line'}
+
+
+def functions_of(path):
+    return {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
+
+
+@pytest.mark.parametrize('patch', patches.PATCHES, ids=lambda patch: patch.apply.__name__)
+def test_each_patch_names_its_library_its_symptom_and_a_test(patch):
+    assert patch.library and patch.versions and patch.symptom
+    path, name = patch.test.split('::')
+    assert name in functions_of(ROOT / path), '%s names no test: %s' % (patch.apply.__name__, patch.test)
+
+
+def test_each_patch_is_in_the_table_once():
+    applied = ['%s.%s' % (patch.apply.__module__.split('.')[-1], patch.apply.__name__) for patch in patches.PATCHES]
+    assert len(set(applied)) == len(applied)
+    found = {'%s.%s' % (path.stem, name) for path in Path(patches.__file__).parent.glob('*.py')
+             if path.stem not in ('__init__', 'table', 'import_hooks')
+             for name in functions_of(path) if not name.startswith('_')}
+    assert found - set(applied) == NO_PATCHES
+
+
+def test_patches_are_applied_once():
+    """A second import of a package whose first one failed must not wrap what is wrapped already."""
+    get_value = theano.compile.SharedVariable.get_value
+    finders = list(sys.meta_path)
+    patches.before_theano()
+    patches.after_theano()
+    assert theano.compile.SharedVariable.get_value is get_value and sys.meta_path == finders
+
+
+# --- What Theano and Keras need to be imported ---------------------------------------------------
+
 def needs(fix):
     """An expression that is true on the versions where a fix is needed."""
     return {'restore_numpy_aliases': tuple(map(int, np.__version__.split('.')[:2])) >= (1, 24),
@@ -38,20 +82,19 @@ def needs(fix):
             'disable_scan_extension': sys.version_info >= (3, 9) and bool(theano.config.cxx)}[fix]
 
 
-
 SCAN = """
 import theano_mgpu, theano
 x = theano.tensor.dscalar()
 theano.function([x], theano.scan(lambda h: h * 2, outputs_info=[x], n_steps=2)[0])(1.0)
 """
-# Makes one fix a no-op in a fresh interpreter, before the package's own import applies it.
+# Removes a patch from the table in a fresh interpreter, before the package is imported.
 DISABLE = """
 import importlib.util, sys, types
 bare = types.ModuleType('theano_mgpu')
 bare.__path__ = importlib.util.find_spec('theano_mgpu').submodule_search_locations
 sys.modules['theano_mgpu'] = bare
-import theano_mgpu.patches.compat
-theano_mgpu.patches.compat.%s = lambda: None
+from theano_mgpu.patches import PATCHES
+PATCHES[:] = [patch for patch in PATCHES if patch.apply.__name__ != %r]
 del sys.modules['theano_mgpu']
 """
 
@@ -82,18 +125,18 @@ def test_theano_and_keras_import_and_keras_runs_on_theano(tmp_path):
 
 def test_a_backend_that_was_chosen_is_left_alone(monkeypatch, tmp_path):
     monkeypatch.setenv('KERAS_BACKEND', 'cntk')
-    compat.default_keras_backend()
+    keras_imports.default_keras_backend()
     assert os.environ['KERAS_BACKEND'] == 'cntk'
     monkeypatch.delenv('KERAS_BACKEND')
     monkeypatch.setenv('KERAS_HOME', str(tmp_path))
     (tmp_path / 'keras.json').write_text(json.dumps({'backend': 'cntk'}))
-    compat.default_keras_backend()
+    keras_imports.default_keras_backend()
     assert 'KERAS_BACKEND' not in os.environ
 
 
 def test_blas_flags_are_the_users_or_ones_that_link(tmp_path):
     code = 'import theano_mgpu, theano; print(repr(theano.config.blas.ldflags))'
-    assert output(code) == repr(compat.blas_ldflags())
+    assert output(code) == repr(theano_flags.blas_ldflags())
     assert output(code, THEANO_FLAGS='blas.ldflags=') == "''"
     rc = tmp_path / 'theanorc'
     rc.write_text('[blas]\nldflags = -lm\n')
@@ -102,7 +145,7 @@ def test_blas_flags_are_the_users_or_ones_that_link(tmp_path):
 
 def test_blas_flags_without_openblas(monkeypatch):
     monkeypatch.setattr(os.path, 'exists', lambda path: False)
-    assert compat.blas_ldflags() == ''
+    assert theano_flags.blas_ldflags() == ''
 
 
 def test_the_environment_is_as_before_after_the_import():
@@ -118,6 +161,13 @@ def test_theano_does_not_warn_of_our_flags():
     assert 'does not recognise' not in done.stderr and done.returncode == 0, done.stderr
 
 
+def test_theano_opens_no_context_by_itself():
+    """It would log an error for this one."""
+    code = 'import theano_mgpu, theano; print(repr(theano.config.contexts))'
+    done = python(code, THEANO_FLAGS='contexts=dev0->opencl9:9')
+    assert done.stdout == "''\n" and 'ERROR' not in done.stderr, done.stderr
+
+
 def test_a_wrong_flag_is_named():
     done = python('import theano_mgpu', THEANO_FLAGS='mgpu.executor=quick')
     assert done.returncode == 1 and 'mgpu.executor=quick is not one of auto, serial, threads' in done.stderr
@@ -128,14 +178,14 @@ def test_a_wrong_flag_is_named():
 def test_pocl_settings_of_the_user_are_left_alone(monkeypatch, name, own, default):
     """Each rank has a cache: two that built one kernel at once met "clBuildProgram: Unknown error" now and then."""
     monkeypatch.setenv('XDG_CACHE_HOME', '/cache')
-    for variable, value in zip(compat.mpi_environment.VARIABLES[0], '1212'):
+    for variable, value in zip(mpi_environment.VARIABLES[0], '1212'):
         monkeypatch.setenv(variable, value)
     for setting in ('POCL_DEVICES', 'POCL_CACHE_DIR'):
         monkeypatch.setenv(setting, own)
-    compat.default_pocl_settings()
+    pocl.default_pocl_settings()
     assert os.environ[name] == own
     monkeypatch.delenv(name)
-    compat.default_pocl_settings()
+    pocl.default_pocl_settings()
     assert os.environ[name] == default
 
 
@@ -149,7 +199,7 @@ def test_an_mpi4py_without_mpi_does_not_end_the_import(tmp_path):
 
 
 @pytest.mark.skipif(not shutil.which('g++'), reason='without g++ Theano does not try to compile')
-@pytest.mark.skipif(compat.lacks_python_headers(), reason='they are missing here')
+@pytest.mark.skipif(theano_flags.lacks_python_headers(), reason='they are missing here')
 def test_missing_python_headers_are_said_and_theano_imports_all_the_same(tmp_path):
     code = ('import sysconfig; paths = dict(sysconfig.get_paths(), include=%r)\n'
             'sysconfig.get_paths = lambda *args, **kwargs: paths\n'
@@ -320,7 +370,7 @@ def test_minibatches_of_pymc3_cut_their_data():
             return slice(user_size) if isinstance(user_size, int) else [Ellipsis, slice(None, 2)]
 
     data = types.SimpleNamespace(Minibatch=Minibatch)
-    compat.index_by_tuples(data)
+    pymc3.index_by_tuples(data)
     values = np.arange(12).reshape(3, 4)
     assert values[data.Minibatch.make_static_slices(None)].shape == (3, 2)
     assert values[data.Minibatch.make_static_slices(2)].shape == (2, 4)

@@ -89,7 +89,7 @@ def test_works_before_and_after_theano(contexts, order):
     device = contexts('gpu', 1)[0].device
     code = '''
 import sys, warnings
-if %r.startswith('theano,'):  # what theano_mgpu mends in Python and NumPy, Theano needs before
+if %r.startswith('theano,'):  # Theano needs what theano_mgpu restores in NumPy
     import numpy
     for name in 'bool int float complex object str'.split():
         vars(numpy).setdefault(name, getattr(__import__('builtins'), name))
@@ -106,8 +106,8 @@ print(names, values)
 def test_pocl_shows_two_devices_without_a_word(contexts):
     if contexts('gpu', 1)[0].kind != 'opencl':
         pytest.skip('no OpenCL here')
-    code = ('import os; os.environ.pop("POCL_DEVICES", None); from theano_mgpu import devices; '
-            'print(len(devices.discover("opencl")[0]))')
+    code = ('import os; os.environ.pop("POCL_DEVICES", None); from theano_mgpu.devices import discovery; '
+            'print(len(discovery.discover("opencl")[0]))')
     assert int(run_python(code)) >= 2
 
 
@@ -153,7 +153,7 @@ print(mallinfo().fordblks)
 '''
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != 'glibc', reason="what is mended is glibc's")
+@pytest.mark.skipif(platform.libc_ver()[0] != 'glibc', reason="the setting is glibc's")
 def test_freed_memory_is_used_again():
     """An array of 40 MB that was freed stays with a CPU context's process, for the next one to use again."""
     def bytes_kept(how, **environment):

@@ -36,8 +36,9 @@ def run(code, devices=2, flags='', base=None, **settings):
 TWO_RAW_CONTEXTS = '''
 import pygpu
 from pygpu.gpuarray import GpuArray, GpuArrayException, GpuKernel
-from theano_mgpu import cuda_contexts, devices
-devices.discover('cuda')
+from theano_mgpu.devices import discovery
+from theano_mgpu.patches import cuda_contexts
+discovery.discover('cuda')
 contexts = [pygpu.init('cuda%d' % i) for i in (0, 1)]
 '''
 
@@ -143,8 +144,9 @@ def test_a_fork_does_not_wait_for_a_thread_that_it_does_not_have():
 TRANSFER = '''
 import pygpu
 from pygpu import elemwise
-from theano_mgpu import cuda_contexts, devices
-devices.discover('cuda')
+from theano_mgpu.devices import discovery
+from theano_mgpu.patches import cuda_contexts
+discovery.discover('cuda')
 contexts = [pygpu.init('cuda%d' % i, single_stream=True) for i in (0, 1)]
 for context in contexts:
     cuda_contexts.protect(context)

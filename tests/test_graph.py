@@ -235,22 +235,22 @@ def test_mixed_devices_are_an_error(gpu2):
         mgpu.function([x], T.tanh(x.transfer(gpu2[1].name)).transfer('cpu'))
 
 
-@pytest.mark.parametrize('mend', ['infer', 'graph_to_gpu', 'mrg', 'conv_shape'])
-def test_each_mend_is_needed(gpu2, monkeypatch, mend):
-    """Without it, the op that it mends fails or falls to the host."""
-    from theano_mgpu.devices.contexts import infer_context_name
+@pytest.mark.parametrize('patch', ['infer', 'graph_to_gpu', 'mrg', 'conv_shape'])
+def test_each_patch_is_needed(gpu2, monkeypatch, patch):
+    """Without it, the op that it fixes fails or falls to the host."""
+    from theano_mgpu.patches.theano_contexts import infer_context_name
 
     from theano.gpuarray import basic_ops, blas, opt, rng_mrg
     context = gpu2[1]
     make = {'infer': convolution_default, 'graph_to_gpu': embedding, 'mrg': random_streams,
-            'conv_shape': convolution_transposed}[mend]
-    if mend == 'infer':
+            'conv_shape': convolution_transposed}[patch]
+    if patch == 'infer':
         for module in (basic_ops, opt, blas):
             monkeypatch.setattr(module, 'infer_context_name', infer_context_name.original)
-    elif mend == 'graph_to_gpu':
+    elif patch == 'graph_to_gpu':
         monkeypatch.setattr(opt.GraphToGPU, 'apply', opt.GraphToGPU.apply.__wrapped__)
-    elif mend == 'mrg':
-        monkeypatch.setattr(rng_mrg.GPUA_mrg_uniform, 'new', rng_mrg.GPUA_mrg_uniform.unmended_new)
+    elif patch == 'mrg':
+        monkeypatch.setattr(rng_mrg.GPUA_mrg_uniform, 'new', rng_mrg.GPUA_mrg_uniform.original_new)
     else:
         for name in ('GpuCorrMM_gradInputs', 'GpuCorrMM_gradWeights'):
             monkeypatch.setattr(getattr(blas, name), 'make_node', getattr(blas, name).make_node.__wrapped__)

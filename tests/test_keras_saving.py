@@ -1,11 +1,11 @@
-"""Keras's files with h5py 3, by compat alone."""
+"""Keras's files with h5py 3, by the patches alone."""
 import importlib.util
 import io
 import subprocess
 import sys
 import types
 
-from theano_mgpu.patches import compat
+from theano_mgpu.patches import import_hooks, keras_saving
 
 import h5py
 import keras
@@ -165,7 +165,7 @@ def test_attributes_of_either_h5py_are_read(convert, trained, tmp_path):
         names = [name if isinstance(name, bytes) else name.encode() for name in f.attrs['layer_names']]
         f.attrs['layer_names'] = [convert(name) for name in names]
         for key in ('keras_version', 'backend'):
-            f.attrs[key] = convert(compat._as_bytes(f.attrs[key]))
+            f.attrs[key] = convert(keras_saving._as_bytes(f.attrs[key]))
     copy = small()
     copy.load_weights(path)
     assert all((a == b).all() for a, b in zip(copy.get_weights(), trained.get_weights()))
@@ -195,7 +195,7 @@ def test_a_module_that_is_there_is_mended_at_once(monkeypatch):
     module = types.ModuleType('already_there')
     monkeypatch.setitem(sys.modules, 'already_there', module)
     seen = []
-    compat.after_import('already_there', seen.append)
+    import_hooks.after_import('already_there', seen.append)
     assert seen == [module]
 
 
@@ -205,7 +205,7 @@ def test_a_module_is_mended_each_time_that_it_is_executed(tmp_path, monkeypatch)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, 'meta_path', list(sys.meta_path))
     seen = []
-    compat.after_import('mended_later', seen.append)
+    import_hooks.after_import('mended_later', seen.append)
     assert importlib.util.find_spec('mended_later') and not seen
     with pytest.raises(ImportError):
         importlib.import_module('mended_later')

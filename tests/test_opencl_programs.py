@@ -1,4 +1,4 @@
-"""OpenCL programs are built once, whoever asks for them."""
+"""With the flag mgpu.opencl_cache, each OpenCL program is built once; without it, the driver is left alone."""
 import os
 import random
 import subprocess
@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import theano_mgpu  # noqa: F401
+from theano_mgpu import config
 from theano_mgpu.graphs import graph
 from theano_mgpu.patches import opencl_programs
 from theano_mgpu.replicas.transfers import Sender
@@ -16,18 +17,19 @@ import theano
 import theano.tensor as T
 from common import data, dense_model
 
-contexts_module = sys.modules['theano_mgpu.devices.contexts']
-
 
 @pytest.fixture
 def opencl2(gpu2):
+    """Two OpenCL contexts that share programs."""
     if gpu2[0].kind != 'opencl':
         pytest.skip('%s is no OpenCL device' % gpu2[0].device)
+    if config.own_flag('mgpu.opencl_cache') == 'False':
+        pytest.skip('the flag mgpu.opencl_cache is not set, as .ci/quickly does')
     return gpu2
 
 
 def counts():
-    cache, = contexts_module._build_opencl_programs_once()
+    cache, = opencl_programs.share_programs()
     return np.array([cache.built, cache.loaded, cache.shared])
 
 
@@ -75,6 +77,32 @@ def in_a_process(contexts, chain):
     return eval(done.stdout.splitlines()[-1])
 
 
+ENTRIES = """
+import numpy as np
+import theano_mgpu as mgpu
+from theano_mgpu.patches import opencl_programs
+table, = opencl_programs.driver_tables()
+places = opencl_programs.CREATE, opencl_programs.COMPILE, opencl_programs.LINK
+before = [table[place] for place in places]
+context, = mgpu.init('dev0->{device}')
+import theano
+w = theano.shared(np.ones(3, 'float32'), target='dev0')
+value = theano.function([], theano.tensor.exp(w) + w)()
+np.testing.assert_allclose(np.asarray(value), np.exp(1) + 1, rtol=1e-5)
+print([table[place] == old for place, old in zip(places, before)], len(opencl_programs.share_programs()))
+"""
+
+
+@pytest.mark.parametrize('flag', ['True', 'False'])
+def test_the_drivers_table_is_rewritten_only_with_the_flag(flag, gpu2, tmp_path):
+    if gpu2[0].kind != 'opencl':
+        pytest.skip('%s is no OpenCL device' % gpu2[0].device)
+    done = subprocess.run([sys.executable, '-c', ENTRIES.format(device=gpu2[0].device)], stdout=subprocess.PIPE,
+                          universal_newlines=True, check=True, env=dict(
+                              os.environ, THEANO_FLAGS='floatX=float32,mgpu.opencl_cache=' + flag))
+    assert done.stdout.splitlines()[-1] == {'True': '[False, False, False] 1', 'False': '[True, True, True] 0'}[flag]
+
+
 @pytest.mark.slow
 def test_another_process_loads_it_and_builds_it_where_the_file_is_broken(opencl2):
     folder = Path(theano.config.base_compiledir) / 'opencl_programs'
@@ -88,7 +116,7 @@ def test_another_process_loads_it_and_builds_it_where_the_file_is_broken(opencl2
 
 
 def test_programs_built_with_other_options_of_the_driver_are_others(opencl2, monkeypatch):
-    cache, = contexts_module._build_opencl_programs_once()
+    cache, = opencl_programs.share_programs()
     programs_of(opencl2[0], ['tanh'])
     context, name = next(iter(cache._programs))
     paths = set()
@@ -108,7 +136,7 @@ def test_functions_give_the_same_with_and_without(opencl2, tmp_path):
         return f(*Sender(f).send(list(data(6, 7))))
 
     with_cache = results()
-    cache, = contexts_module._build_opencl_programs_once()
+    cache, = opencl_programs.share_programs()
     cache._programs.clear()
     cache._binaries.clear()
     folder, cache._folder = cache._folder, str(tmp_path)

@@ -4,7 +4,7 @@ import gc
 import pickle
 
 import theano_mgpu as mgpu
-from theano_mgpu.patches import compat
+from theano_mgpu.patches import shared_variables
 
 import numpy as np
 import pytest
@@ -91,7 +91,7 @@ def test_without_the_hooks_values_are_stale(trained, monkeypatch):
     stale = model.params[0].get_value()
     step(x, labels), plain(x, labels)
     with monkeypatch.context() as patch:
-        patch.setattr(compat, '_watchers', {})
+        patch.setattr(shared_variables, '_watchers', {})
         np.testing.assert_array_equal(model.params[0].get_value(), stale)
         np.testing.assert_array_equal(function(), stale)
     assert abs(function() - stale).max() > 0
@@ -139,10 +139,10 @@ def test_the_last_value_comes_home_when_the_function_goes(contexts):
     plain = plain_step(reference, momentum)
     step = mgpu.training_function(model.inputs, model.loss, model.params, momentum)
     step(x, labels), plain(x, labels)
-    assert compat.watcher_of(model.params[0]) is not None
+    assert shared_variables.watcher_of(model.params[0]) is not None
     del step
     gc.collect()
-    assert compat.watcher_of(model.params[0]) is None
+    assert shared_variables.watcher_of(model.params[0]) is None
     same(model, reference)
 
 

@@ -1,26 +1,22 @@
 """Theano and Keras-Theano on several devices: one model, several contexts, the answers unchanged."""
+from . import patches
 from .jobs import rank_process
-from .patches import compat
+from .patches.theano_imports import is_command_line as _is_command_line
 
 __version__ = '0.1.0'
 
-theano_error = None  # why Theano could not be imported: `theano-mgpu doctor` lives to tell
+theano_error = None  # why Theano could not be imported; `theano-mgpu doctor` runs without it and reports this
 try:
     rank_process.install()
-    compat.install()
-    compat.import_theano()
+    patches.before_theano()
+    patches.import_theano()
+    patches.after_theano()
 except Exception as error:  # a NumPy too new: AttributeError; a flag: ValueError, MgpuError ...
-    if not compat.is_command_line():
+    if not _is_command_line():
         raise
     theano_error = error
 else:
-    compat.mend_theano()
-
     from . import config as _config
-    from .devices import contexts as _contexts
-
-    _contexts.install()
-
     from .devices.context_map import Context
     from .devices.contexts import contexts, init
     from .enabling.functions import disable, enable

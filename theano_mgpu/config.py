@@ -34,6 +34,10 @@ OWN_FLAGS = {
     'mgpu.verify': ('False', ('False', 'True'),
                     'Whether the first batch of each function is computed on one device, too, and a difference beyond '
                     'rounding is an error.'),
+    'mgpu.opencl_cache': ('False', ('False', 'True'),
+                          'Whether OpenCL programs are built once for all functions, devices of one type and '
+                          "processes, and kept in a folder. This rewrites the OpenCL driver's dispatch table in "
+                          'memory.'),
     'mgpu.timeline': ('', 'the path of a .json file',
                       'File for a timeline of the whole script, written at its end, for https://ui.perfetto.dev; none '
                       'by default.'),

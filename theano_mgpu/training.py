@@ -12,7 +12,7 @@ from .errors import GraphError, NonFiniteError
 from .graphs import graph
 from .graphs.training_graph import check_reductions, loss_gradients, new_values, output_reductions, scalar_loss
 from .options import Options
-from .patches.compat import watcher_of
+from .patches.shared_variables import watcher_of
 from .replicas.replicated import replicated
 
 

@@ -4,7 +4,7 @@ import pickle
 
 from theano_mgpu.keras import disable, enable
 from theano_mgpu.keras.parallel_state import spread_of
-from theano_mgpu.patches import compat
+from theano_mgpu.patches import keras_loops
 
 import keras
 import numpy as np
@@ -294,7 +294,7 @@ def test_the_first_batches_of_a_model_that_is_not_built_are_looked_ahead_for(con
     contexts('cpu', 2)
     enable()
     seen = []
-    callback = C.LambdaCallback(on_batch_end=lambda batch, logs: seen.append(compat.keras_batches is not None))
+    callback = C.LambdaCallback(on_batch_end=lambda batch, logs: seen.append(keras_loops.keras_batches is not None))
     compiled(Subclassed()).fit(X, Y, batch_size=30, verbose=0, callbacks=[callback])
     assert seen == [True, True]
 

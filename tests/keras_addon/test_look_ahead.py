@@ -3,7 +3,7 @@ import theano_mgpu as mgpu
 from theano_mgpu.batches.prefetch import LookAhead
 from theano_mgpu.keras import multi_gpu_model
 from theano_mgpu.keras.prefetch import next_rows
-from theano_mgpu.patches import compat
+from theano_mgpu.patches import keras_loops
 
 import keras
 import numpy as np
@@ -79,7 +79,7 @@ def test_the_same_with_and_without(gpu2, monkeypatch, loop):
             np.random.seed(7)
             history = LOOPS[loop](model).history
             found.append((history, model.get_weights(), model.optimizer.get_weights()))
-            assert compat.keras_batches is None
+            assert keras_loops.keras_batches is None
             if not ahead or loop == 'generator on this thread':
                 assert not any(sent)
             elif loop.startswith('fit'):  # all but the first batch of each epoch

@@ -156,12 +156,13 @@ def test_a_saved_model_goes_on_where_it_stopped(optimizer, contexts, tmp_path):
 
 PLAIN_KERAS = '''
 import sys, types
-package = types.ModuleType('theano_mgpu')    # compat alone: the package itself is never executed
+package = types.ModuleType('theano_mgpu')    # patches alone: the package itself is never executed
 package.__path__ = [%r]
 sys.modules['theano_mgpu'] = package
-from theano_mgpu.patches import compat
-compat.install()
-compat.import_theano()
+from theano_mgpu import patches
+patches.before_theano()
+patches.import_theano()
+patches.after_theano()
 import keras
 import numpy as np
 model = keras.models.load_model(%r)

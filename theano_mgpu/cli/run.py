@@ -11,7 +11,7 @@ from ..devices.contexts import chosen, init
 from ..enabling.functions import enable
 from ..errors import MgpuError
 from ..jobs import mpi_environment
-from ..patches import compat
+from ..patches import import_hooks
 from .config import positive
 from .devices import context_map
 from .output import note
@@ -78,7 +78,7 @@ def run(args):
     reports = [enable(opened, args.strict, args.verify, args.always, note)]
     if not args.quiet:
         atexit.register(print_summary, reports, os.getpid())
-    compat.after_import('keras', lambda keras: reports.append(enable_in(keras, args, opened)))
+    import_hooks.after_import('keras', lambda keras: reports.append(enable_in(keras, args, opened)))
     if args.module:
         return functools.partial(run_module, args.module[0], args.module[1:])
     return functools.partial(run_script, args.script, args.args)

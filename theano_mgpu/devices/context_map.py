@@ -1,4 +1,4 @@
-"""The text of a context map, ``dev0->cuda0;dev1->cuda1``, to and from Contexts."""
+"""Read and write context maps, such as ``dev0->cuda0;dev1->cuda1``."""
 from collections import namedtuple
 
 from ..errors import ContextError
@@ -27,7 +27,7 @@ def parse_context_map(text):
     ------
     ContextError
         For an entry that is empty or malformed, a name that is empty, repeated or looks like a
-        device, or a device that is spelled like none.
+        device, or a device whose spelling is unknown.
 
     Examples
     --------

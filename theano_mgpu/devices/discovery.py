@@ -1,4 +1,4 @@
-"""What devices this machine has, as pygpu sees them, and what they are doing."""
+"""The devices of this machine, as pygpu sees them, and their status."""
 import ctypes
 import re
 from collections import namedtuple
@@ -17,7 +17,7 @@ DeviceStatus = namedtuple('DeviceStatus', 'name free_bytes total_bytes utilisati
 
 
 def kind_of(device):
-    """Kind of a device: ``'cuda'``, ``'opencl'``, ``'cpu'``; None where the spelling names none.
+    """Kind of a device: ``'cuda'``, ``'opencl'`` or ``'cpu'``; None if it is spelled like no device.
 
     Examples
     --------
@@ -42,7 +42,7 @@ def reason(error):
 
 
 def discover(kind):
-    """Devices of one kind that pygpu finds, and why there are none.
+    """Find the devices of one kind with pygpu.
 
     Parameters
     ----------
@@ -53,13 +53,13 @@ def discover(kind):
     devices : list of str
         For example ``['cuda0', 'cuda1']``; may be empty.
     why_none : str
-        pygpu's own reason when `devices` is empty, or what is wrong with CUDA's libraries; else the empty string.
+        If `devices` is empty, pygpu's own reason, or what is wrong with CUDA's libraries; else the empty string.
     """
     if kind == 'cpu':
         return ['cpu'], ''
     try:
         from pygpu import gpuarray
-    # A build for another NumPy raises ValueError, a missing library of its own OSError.
+    # A build for another NumPy raises ValueError, a missing library OSError.
     except Exception as error:
         return [], 'pygpu cannot be imported: %s' % error
     try:
@@ -78,7 +78,7 @@ def discover(kind):
 
 
 def type_of(device):
-    """What a device is: ``'GPU'``, ``'CPU'`` or ``'accelerator'``; None where OpenCL does not say.
+    """Type of a device: ``'GPU'``, ``'CPU'`` or ``'accelerator'``; None if OpenCL reports none of these.
 
     Parameters
     ----------
@@ -107,14 +107,14 @@ def type_of(device):
 
 
 def opencl_cpus():
-    """OpenCL devices that are a CPU: several times slower than ``cpu``, they are used only where they are mapped."""
+    """OpenCL devices that are CPUs: they are several times slower than ``cpu``, and used only where they are mapped."""
     return [device for device in discover('opencl')[0] if type_of(device) == 'CPU']
 
 
 def discover_best():
-    """The default: every CUDA device, else every OpenCL device that is no CPU, else ``cpu``.
+    """Devices to use by default: every CUDA device, else every OpenCL device that is not a CPU, else ``cpu``.
 
-    Warns of CUDA devices that cannot be used.
+    Warns about CUDA devices that cannot be used.
     """
     for kind in KINDS:
         found, why_none = discover(kind)
@@ -151,7 +151,7 @@ def status(device, gpu_context):
 def _nvidia_utilisation(gpu_context):
     """Utilisation in percent, found by PCI address: CUDA and NVML number devices differently.
 
-    None where NVML is missing, as in some containers, or does not know it: a slice of a device (MIG) has none.
+    None where NVML is missing, as in some containers, or reports none, as for a slice of a device (MIG).
     """
     try:
         import pynvml

@@ -12,7 +12,7 @@ from ..errors import BatchError, GraphError, LengthError, MgpuError, warn
 from ..graphs.updates import as_dict, with_givens
 from ..options import Options
 from ..parallel_function import Packing, ParallelFunction
-from ..patches import compat
+from ..patches import theano_functions
 from ..program import CannotCut
 from ..program.parallel_graph import choose_ranks, resolve_contexts
 from .entry import Entry
@@ -85,7 +85,7 @@ def disable():
 
 @functools.lru_cache(None)
 def _attach_once():
-    compat.after_each_function(lambda function, given: _enabled and _enabled.attach(function, given))
+    theano_functions.after_each_function(lambda function, given: _enabled and _enabled.attach(function, given))
 
 
 class Enabled:

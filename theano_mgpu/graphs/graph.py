@@ -13,9 +13,10 @@ from theano.gpuarray.basic_ops import HostFromGpu, as_gpuarray_variable, host_fr
 from theano.gpuarray.type import GpuArrayType, gpu_supported
 from theano.tensor.sharedvar import TensorSharedVariable
 
-from ..devices.contexts import alike, compiling_for
+from ..devices.contexts import alike
 from ..errors import GraphError
-from ..patches.compat import plain_functions
+from ..patches.theano_contexts import compiling_for
+from ..patches.theano_functions import plain_functions
 from .mode import compile_mode
 from .retarget import CannotRetarget, link, optimise
 

@@ -12,7 +12,8 @@ from theano.gpuarray.basic_ops import HostFromGpu, as_gpuarray_variable
 from theano.gpuarray.type import GpuArrayConstant, GpuArrayType
 from theano.scan_module.scan_op import Scan
 
-from ..devices.contexts import compiling_for, gpu_context
+from ..devices.contexts import gpu_context
+from ..patches.theano_contexts import compiling_for
 
 Optimised = namedtuple('Optimised', 'maker context replicas')
 Optimised.__doc__ = """What Theano has made of a graph for one context, with that context's replicas."""

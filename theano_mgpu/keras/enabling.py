@@ -8,7 +8,7 @@ import weakref
 from keras import backend as K
 
 from ..errors import GraphError, warn
-from ..patches import compat
+from ..patches import keras_models
 from ..profiling.trial import Trial
 from . import functions
 from .methods import LOOPS, METHODS
@@ -85,12 +85,12 @@ def disable():
 
 @functools.lru_cache(maxsize=None)
 def _patch_keras_once():
-    compat.switch_keras_methods(METHODS, applies=spread_of)
+    keras_models.switch_keras_methods(METHODS, applies=spread_of)
     # A model that is not built yet is compiled by its first batch, within the loop.
-    compat.switch_keras_methods(LOOPS, applies=lambda model: spread_of(model) or (_enabled and not model.built))
-    compat.switch_keras_methods({'compile': _compile, '_make_predict_function': _make_predict_function},
+    keras_models.switch_keras_methods(LOOPS, applies=lambda model: spread_of(model) or (_enabled and not model.built))
+    keras_models.switch_keras_methods({'compile': _compile, '_make_predict_function': _make_predict_function},
                                 applies=lambda model: not hasattr(model, 'template'))
-    compat.replace_multi_gpu_model(multi_gpu_model, applies=lambda: _enabled)
+    keras_models.replace_multi_gpu_model(multi_gpu_model, applies=lambda: _enabled)
 
 
 def _compile(original):

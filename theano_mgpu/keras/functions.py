@@ -6,7 +6,7 @@ import theano
 
 from ..graphs import graph
 from ..parallel_function import ParallelFunction
-from ..patches import compat
+from ..patches import keras_loops, theano_functions
 from ..training import TrainingFunction
 from .batch import batch_inputs, batch_updates, first_of_each, metric_values
 from .forms import Forms
@@ -38,7 +38,7 @@ class BatchFunction:
     def __init__(self, forms, values=(), mode=None, looks_ahead=False):
         self._forms = forms
         mode = theano.compile.get_mode(mode).excluding('gpuarray_opt')
-        self._read = compat.plain_function([], graph.host_graph(list(values)), mode=mode) if values else list
+        self._read = theano_functions.plain_function([], graph.host_graph(list(values)), mode=mode) if values else list
         self._looks_ahead = looks_ahead and self.function.on_devices
         self.memory = None    # a Checkpoint
         self.observer = None  # a callable ``observer(function, inputs, compute)`` that returns what ``compute()`` does
@@ -58,8 +58,8 @@ class BatchFunction:
 
     def _run(self, inputs):
         function = self._forms.of(inputs)
-        if self._looks_ahead and compat.keras_batches is not None:
-            function.look_ahead.next_batch = functools.partial(compat.keras_batches.after, inputs)
+        if self._looks_ahead and keras_loops.keras_batches is not None:
+            function.look_ahead.next_batch = functools.partial(keras_loops.keras_batches.after, inputs)
         try:
             ran, outputs = self._forms.run(function, inputs)
         finally:

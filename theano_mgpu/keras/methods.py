@@ -12,7 +12,7 @@ from keras.engine import saving
 from ..distributed.mpi import mpi_ranks
 from ..distributed.process_group import Ranks
 from ..jobs import mpi_environment
-from ..patches import compat
+from ..patches import keras_loops
 from ..utils.files import whole_file
 from . import functions
 from .batch import members
@@ -64,9 +64,9 @@ def _standardize_user_data(original):
             raise ValueError('tensors (%s) cannot be split into sub-batches: give the data as arrays, or from a '
                              'generator or keras.utils.Sequence' % ', '.join(map(str, tensors)))
         standardize = functools.partial(original, self)
-        if compat.keras_batches is None or args:
+        if keras_loops.keras_batches is None or args:
             return standardize(x, y, *args, **kwargs)
-        return compat.keras_batches.standardize(standardize, x, y, **kwargs)
+        return keras_loops.keras_batches.standardize(standardize, x, y, **kwargs)
     return _standardize_user_data
 
 

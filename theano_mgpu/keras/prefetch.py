@@ -4,11 +4,11 @@ import functools
 
 import numpy as np
 
-from ..patches import compat
+from ..patches import keras_loops
 
 
 class LookAhead:
-    """What Keras's loops have told of their batches; `compat.keras_batches` is the one of the loop that runs.
+    """What Keras's loops have told of their batches; `keras_loops.keras_batches` is the one of the loop that runs.
 
     Parameters
     ----------
@@ -120,11 +120,11 @@ def _address(array):
 
 @contextlib.contextmanager
 def _looking_ahead(model):
-    before, compat.keras_batches = compat.keras_batches, LookAhead(model)
+    before, keras_loops.keras_batches = keras_loops.keras_batches, LookAhead(model)
     try:
         yield
     finally:
-        compat.keras_batches = before
+        keras_loops.keras_batches = before
         # A loop that was interrupted leaves a batch behind, on the devices.
         function = getattr(model, 'train_function', None)
         if hasattr(function, 'forget_prepared'):

@@ -8,7 +8,7 @@ from keras import backend as K
 from ..errors import MgpuError
 from ..graphs import graph
 from ..jobs import mpi_environment
-from ..patches.compat import plain_functions
+from ..patches.theano_functions import plain_functions
 from ..verification.certificate import TOLERANCE, Certificate, Row, largest, relative_difference
 from . import functions
 from .batch import batch_updates, first_of_each

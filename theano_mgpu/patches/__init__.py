@@ -1,1 +1,96 @@
-"""Fixes and hooks in libraries that get no more releases."""
+"""Patches of libraries that get no more releases; see `table` for what each is for.
+
+They are applied from here, once: `before_theano`, `import_theano` and `after_theano`, in this order, when theano_mgpu
+is imported; the others with `apply` when a context is opened, or by theano_mgpu.enabling.
+"""
+import contextlib
+import os
+import sys
+
+from .. import config
+from . import import_hooks
+from .table import (
+    AFTER_THEANO,
+    AS_FLAGS,
+    BEFORE_THEANO,
+    DURING_IMPORT,
+    EACH_GPU,
+    FIRST_OPENCL,
+    PATCHES,
+    AfterImport,
+    BeforeImport,
+)
+
+__all__ = ['EACH_GPU', 'FIRST_OPENCL', 'PATCHES', 'after_theano', 'apply', 'before_theano', 'import_theano',
+           'theano_was_first']
+
+theano_was_first = False  # whether Theano was imported before theano_mgpu
+_applied = []             # patches that are applied once a process
+
+
+def apply(when, *arguments):
+    """Apply the patches that the table has for a time, with the arguments that it names."""
+    for patch in PATCHES:
+        if patch.when == when:
+            patch.apply(*arguments)
+
+
+def before_theano():
+    """Apply the patches that have to come before Theano and Keras are imported."""
+    for patch in _unapplied(BEFORE_THEANO, AfterImport):
+        if isinstance(patch.when, AfterImport):
+            for module in patch.when.modules:
+                import_hooks.after_import(module, patch.apply)
+        else:
+            patch.apply()
+
+
+def import_theano():
+    """Import Theano with flags that it can be imported with, and with the names hidden that it must not see.
+
+    Where a script has imported Theano before theano_mgpu, Theano has read its flags by itself, and `theano_was_first`
+    is True.
+    """
+    global theano_was_first
+    theano_was_first = 'theano' in sys.modules
+    if theano_was_first:
+        return
+    given = os.environ.get('THEANO_FLAGS')
+    flags = config.parse_flags(given or '')
+    apply(AS_FLAGS, flags)
+    os.environ['THEANO_FLAGS'] = config.join_flags(flags)
+    try:
+        with contextlib.ExitStack() as hidden:
+            for patch in PATCHES:
+                if patch.when == DURING_IMPORT:
+                    hidden.enter_context(patch.apply())
+            import theano  # noqa: F401
+    finally:
+        if given is None:
+            del os.environ['THEANO_FLAGS']
+        else:
+            os.environ['THEANO_FLAGS'] = given
+
+
+def after_theano():
+    """Patch the imported Theano.
+
+    Raises
+    ------
+    MgpuError
+        If one of theano_mgpu's own flags has a value that it cannot have.
+    """
+    for patch in _unapplied(AFTER_THEANO, BeforeImport):
+        if isinstance(patch.when, BeforeImport):
+            for module in patch.when.modules:
+                import_hooks.before_import(module, patch.apply)
+        else:
+            patch.apply()
+
+
+def _unapplied(when, kind):
+    """Yield the patches for a time, and those for imports of a kind, that are yet to be applied."""
+    for patch in PATCHES:
+        if (patch.when == when or isinstance(patch.when, kind)) and patch not in _applied:
+            yield patch
+            _applied.append(patch)

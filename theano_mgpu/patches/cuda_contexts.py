@@ -1,332 +1,45 @@
-"""A patch of libgpuarray 0.7: each of its calls on a CUDA context is alone there, and leaves it as it found it.
+"""A patch of libgpuarray 0.7: only one of its calls runs in a CUDA context at a time, and leaves it as it was entered.
 
 libgpuarray counts how often a context was entered, and makes it the thread's current one when the count leaves 0. Three
-things are wrong with that, in 0.7.0 to 0.7.6 and in what was developed since (``src/gpuarray_buffer_cuda.c``):
+things are wrong with that, in 0.7.0 to 0.7.6 and in later development versions (``src/gpuarray_buffer_cuda.c``):
 
 - ``cuda_newkernel`` does not leave the context when it finds the kernel in its cache, nor after an error of ``get_cc``.
   Once two contexts have leaked, work on the first runs with the second as the current one: memory of the wrong device,
   "CUDA_ERROR_INVALID_HANDLE". A thread that enters a leaked context never gets a current context at all.
-- The count has no lock. Python's own does not protect it: copies let go of that, and Python's collector may free an
-  array on any thread.
+- The count has no lock. Python's own does not protect it: copies release that, and Python's garbage collector may free
+  an array on any thread.
 - ``cuda_transfer`` waits for an event of the source that is not recorded with one stream (Theano's default): the copy
   may begin before the source is computed.
 
 Each context has a pointer to a table of functions through which all of libgpuarray, pygpu and Theano call it. `protect`
-points it to a table of functions that lock the context, call the original, and leave the context as often as that
-did not.
+points it to a table of functions, in cuda_contexts.cpp, that lock the context, call the original, and leave the
+context as often as the original failed to.
 """
 import ctypes
 import functools
+from pathlib import Path
 
 from ..errors import ContextError
-from ..utils import native
 
 LIBRARY = 'libgpuarray.so.3'
 
-SOURCE = r'''
-#include <dlfcn.h>
-#include <pthread.h>
-#include <sys/types.h>
-
-#include <algorithm>
-#include <cstddef>
-#include <cstring>
-#include <mutex>
-#include <type_traits>
-
-namespace {
-
-// The beginnings of libgpuarray's own structs, from private.h.
-struct BufferTable;
-struct BlasTable;
-struct CommTable;
-struct Context { const BufferTable *buffer; const BlasTable *blas; const CommTable *comm; };
-struct Array { void *address; Context *context; };
-struct Kernel { Context *context; };
-struct Comm { Context *context; };
-const size_t CONTEXT_WORDS = 232 / sizeof(unsigned);
-
-struct BufferTable {
-    int (*get_platform_count)(unsigned *);
-    int (*get_device_count)(unsigned, unsigned *);
-    Context *(*init)(void *);
-    void (*deinit)(Context *);
-    Array *(*alloc)(Context *, size_t, void *, int);
-    void (*retain)(Array *);
-    void (*release)(Array *);
-    int (*share)(Array *, Array *);
-    int (*move)(Array *, size_t, Array *, size_t, size_t);
-    int (*read)(void *, Array *, size_t, size_t);
-    int (*write)(Array *, size_t, const void *, size_t);
-    int (*memset)(Array *, size_t, int);
-    int (*kernel_alloc)(Kernel **, Context *, unsigned, const char **, const size_t *, const char *, unsigned,
-                        const int *, int, char **);
-    void (*kernel_retain)(Kernel *);
-    void (*kernel_release)(Kernel *);
-    int (*kernel_setarg)(Kernel *, unsigned, void *);
-    int (*kernel_call)(Kernel *, unsigned, const size_t *, const size_t *, size_t, void **);
-    int (*sync)(Array *);
-    int (*transfer)(Array *, size_t, Array *, size_t, size_t);
-    int (*property)(Context *, Array *, Kernel *, int, void *);
-    const char *(*error)(Context *);
-};
-
-typedef int Dot(size_t, Array *, size_t, size_t, Array *, size_t, size_t, Array *, size_t);
-template <typename T>
-using Gemv = int(int, int, size_t, size_t, T, Array *, size_t, size_t, Array *, size_t, int, T, Array *, size_t, int);
-template <typename T>
-using Gemm = int(int, int, int, size_t, size_t, size_t, T, Array *, size_t, size_t, Array *, size_t, size_t, T,
-                 Array *, size_t, size_t);
-template <typename T>
-using Ger = int(int, size_t, size_t, T, Array *, size_t, int, Array *, size_t, int, Array *, size_t, size_t);
-template <typename T>
-using GemmBatch = int(int, int, int, size_t, size_t, size_t, T, Array **, size_t *, size_t, Array **, size_t *, size_t,
-                      T, Array **, size_t *, size_t, size_t);
-template <typename T>
-using GemvBatch = int(int, int, size_t, size_t, T, Array **, size_t *, size_t, Array **, size_t *, size_t, T, Array **,
-                      size_t *, size_t, size_t, int);
-template <typename T>
-using GerBatch = int(int, size_t, size_t, T, Array **, size_t *, size_t, Array **, size_t *, size_t, Array **,
-                     size_t *, size_t, size_t, int);
-template <typename T>
-using Gemm3D = int(int, int, int, size_t, size_t, size_t, T, Array *, size_t, size_t, ssize_t, Array *, size_t, size_t,
-                   ssize_t, T, Array *, size_t, size_t, ssize_t, size_t);
-
-struct BlasTable {
-    int (*setup)(Context *);
-    void (*teardown)(Context *);
-    Dot *hdot, *sdot, *ddot;
-    Gemv<float> *hgemv, *sgemv;
-    Gemv<double> *dgemv;
-    Gemm<float> *hgemm, *sgemm;
-    Gemm<double> *dgemm;
-    Ger<float> *hger, *sger;
-    Ger<double> *dger;
-    GemmBatch<float> *hgemmBatch, *sgemmBatch;
-    GemmBatch<double> *dgemmBatch;
-    GemvBatch<float> *hgemvBatch, *sgemvBatch;
-    GemvBatch<double> *dgemvBatch;
-    GerBatch<float> *hgerBatch, *sgerBatch;
-    GerBatch<double> *dgerBatch;
-    Gemm3D<float> *hgemm3D, *sgemm3D;
-    Gemm3D<double> *dgemm3D;
-};
-
-struct CommTable {
-    int (*create)(Comm **, Context *, void *, int, int);
-    void (*destroy)(Comm *);
-    int (*generate_clique_id)(Context *, void *);
-    int (*get_count)(const Comm *, int *);
-    int (*get_rank)(const Comm *, int *);
-    int (*reduce)(Array *, size_t, Array *, size_t, size_t, int, int, int, Comm *);
-    int (*all_reduce)(Array *, size_t, Array *, size_t, size_t, int, int, Comm *);
-    int (*reduce_scatter)(Array *, size_t, Array *, size_t, size_t, int, int, Comm *);
-    int (*broadcast)(Array *, size_t, size_t, int, int, Comm *);
-    int (*all_gather)(Array *, size_t, Array *, size_t, size_t, int, Comm *);
-};
-
-// The contexts that are protected. They live as long as the process.
-struct Protected {
-    Context *context;
-    const unsigned *entered;  // libgpuarray's count
-    std::recursive_mutex alone;
-};
-const int MOST = 64;
-Protected contexts[MOST];
-int n_contexts = 0;
-void (*leave)(Context *) = nullptr;  // libgpuarray's cuda_exit
-bool forked = false;  // a thread that is not in this process may have a lock; CUDA does not work here anyway
-
-Protected *find(const Context *context) {
-    for (int i = 0; i < n_contexts; ++i)
-        if (contexts[i].context == context)
-            return &contexts[i];
-    return nullptr;
-}
-
-// While one lives, this thread is alone in the contexts of a call. They are left as they were entered.
-class Visit {
-    static const int MANY = 2;
-    Protected *visited[MANY];
-    unsigned before[MANY];
-    int count;
-
-    void add(Context *context) {
-        Protected *found = context && !forked ? find(context) : nullptr;
-        if (found && count < MANY && (count == 0 || visited[0] != found))
-            visited[count++] = found;
-    }
-    void see(Context *context) { add(context); }
-    void see(Array *array) { if (array) add(array->context); }
-    void see(Array **arrays) { see(*arrays); }  // libgpuarray returns at once from an empty batch
-    void see(Kernel *kernel) { if (kernel) add(kernel->context); }
-    void see(const Comm *comm) { if (comm) add(comm->context); }
-    template <typename T> void see(T) {}
-    void see_all() {}
-    template <typename T, typename... Rest> void see_all(T first, Rest... rest) { see(first); see_all(rest...); }
-
-public:
-    template <typename... Arguments> explicit Visit(Arguments... arguments) : count(0) {
-        see_all(arguments...);
-        if (count == 2 && visited[1] < visited[0])  // always in one order: two threads never wait for each other
-            std::swap(visited[0], visited[1]);
-        for (int i = 0; i < count; ++i) {
-            visited[i]->alone.lock();
-            before[i] = *visited[i]->entered;
-        }
-    }
-    ~Visit() {
-        for (int i = count - 1; i >= 0; --i) {
-            while (*visited[i]->entered > before[i])
-                leave(visited[i]->context);
-            visited[i]->alone.unlock();
-        }
-    }
-};
-
-// What stands in the place of one function of a table.
-template <typename Table, typename Function, Function *Table::*place> struct Guarded;
-template <typename Table, typename Result, typename... Arguments, Result (*Table::*place)(Arguments...)>
-struct Guarded<Table, Result(Arguments...), place> {
-    static const Table *originals;
-    static Result call(Arguments... arguments) {
-        Visit visit(arguments...);
-        return (originals->*place)(arguments...);
-    }
-    static void put(Table &table, const Table &original) {
-        originals = &original;
-        if (original.*place)
-            table.*place = call;
-    }
-};
-template <typename Table, typename Result, typename... Arguments, Result (*Table::*place)(Arguments...)>
-const Table *Guarded<Table, Result(Arguments...), place>::originals;
-
-BufferTable buffer;
-BlasTable blas;
-CommTable comm;
-const BufferTable *original_buffer = nullptr;
-const BlasTable *original_blas = nullptr;
-const CommTable *original_comm = nullptr;
-
-int transfer(Array *to, size_t to_offset, Array *from, size_t from_offset, size_t size) {
-    Visit visit(to, from);
-    if (int error = original_buffer->sync(from))
-        return error;
-    return original_buffer->transfer(to, to_offset, from, from_offset, size);
-}
-
-#define GUARD(TABLE, TYPE, NAME) \
-    Guarded<TYPE, std::remove_pointer<decltype(TYPE::NAME)>::type, &TYPE::NAME>::put(TABLE, *original_##TABLE)
-#define GUARD_BUFFER(NAME) GUARD(buffer, BufferTable, NAME)
-#define GUARD_BLAS(NAME) GUARD(blas, BlasTable, NAME)
-#define GUARD_BLAS_TYPES(NAME) GUARD_BLAS(h##NAME); GUARD_BLAS(s##NAME); GUARD_BLAS(d##NAME)
-#define GUARD_COMM(NAME) GUARD(comm, CommTable, NAME)
-
-void fill_tables() {
-    buffer = *original_buffer;
-    GUARD_BUFFER(deinit); GUARD_BUFFER(alloc); GUARD_BUFFER(retain); GUARD_BUFFER(release); GUARD_BUFFER(share);
-    GUARD_BUFFER(move); GUARD_BUFFER(read); GUARD_BUFFER(write); GUARD_BUFFER(memset); GUARD_BUFFER(kernel_alloc);
-    GUARD_BUFFER(kernel_retain); GUARD_BUFFER(kernel_release); GUARD_BUFFER(kernel_setarg); GUARD_BUFFER(kernel_call);
-    GUARD_BUFFER(sync); GUARD_BUFFER(property);
-    buffer.transfer = transfer;
-    blas = *original_blas;
-    GUARD_BLAS(setup); GUARD_BLAS(teardown);
-    GUARD_BLAS_TYPES(dot); GUARD_BLAS_TYPES(gemv); GUARD_BLAS_TYPES(gemm); GUARD_BLAS_TYPES(ger);
-    GUARD_BLAS_TYPES(gemmBatch); GUARD_BLAS_TYPES(gemvBatch); GUARD_BLAS_TYPES(gerBatch); GUARD_BLAS_TYPES(gemm3D);
-    comm = *original_comm;
-    GUARD_COMM(create); GUARD_COMM(destroy); GUARD_COMM(generate_clique_id); GUARD_COMM(reduce);
-    GUARD_COMM(all_reduce); GUARD_COMM(reduce_scatter); GUARD_COMM(broadcast); GUARD_COMM(all_gather);
-}
-
-// Whether each word of a table is a function of the library that `one` is in, or empty.
-bool functions_of_one_library(const void *table, size_t bytes, const void *one) {
-    Dl_info library, found;
-    dladdr(one, &library);
-    for (size_t i = 0; i < bytes / sizeof(void *); ++i) {
-        const void *function = ((void *const *)table)[i];
-        if (function && (!dladdr(function, &found) || found.dli_fbase != library.dli_fbase))
-            return false;
-    }
-    return true;
-}
-
-// libgpuarray's count in a context: the one word that entering it changes.
-const unsigned *count_of(Context *context, void (*enter)(Context *)) {
-    unsigned before[CONTEXT_WORDS], inside[CONTEXT_WORDS];
-    std::memcpy(before, context, sizeof before);
-    enter(context);
-    std::memcpy(inside, context, sizeof inside);
-    leave(context);
-    int place = -1;
-    for (size_t i = 0; i < CONTEXT_WORDS; ++i)
-        if (inside[i] != before[i]) {
-            if (place >= 0 || inside[i] != before[i] + 1)
-                return nullptr;
-            place = (int)i;
-        }
-    return place < 0 ? nullptr : (const unsigned *)context + place;
-}
-
-}
-
-// How often libgpuarray has entered a context and not left it; -1 where its count was not found.
-extern "C" int entries(Context *context, void (*enter)(Context *), void (*exit)(Context *)) {
-    leave = exit;
-    const unsigned *count = count_of(context, enter);
-    return count ? (int)*count : -1;
-}
-
-// Protect a context; returns why not, or null.
-extern "C" const char *protect(Context *context, void (*enter)(Context *), void (*exit)(Context *)) {
-    if (find(context))
-        return nullptr;
-    if (n_contexts == MOST)
-        return "too many contexts are open (64)";
-    leave = exit;
-    const unsigned *count = count_of(context, enter);
-    if (!count)
-        return "its count of entries into a context was not found";
-    if (!original_buffer) {
-        if (!functions_of_one_library(context->buffer, sizeof(BufferTable), (void *)enter) ||
-            !functions_of_one_library(context->blas, sizeof(BlasTable), (void *)enter) ||
-            !functions_of_one_library(context->comm, sizeof(CommTable), (void *)enter))
-            return "its tables of functions are not those of 0.7";
-        original_buffer = context->buffer;
-        original_blas = context->blas;
-        original_comm = context->comm;
-        fill_tables();
-        pthread_atfork(nullptr, nullptr, [] { forked = true; });
-    }
-    if (context->buffer != original_buffer || context->blas != original_blas || context->comm != original_comm)
-        return "its contexts have different tables of functions";
-    while (*count)
-        leave(context);
-    contexts[n_contexts].context = context;
-    contexts[n_contexts].entered = count;
-    ++n_contexts;
-    context->buffer = &buffer;
-    context->blas = &blas;
-    context->comm = &comm;
-    return nullptr;
-}
-'''
+SOURCE = Path(__file__).with_suffix('.cpp')
 
 
 def protect(gpu_context):
-    """Patch one context; a second time, and for OpenCL, does nothing.
+    """Patch one context; does nothing for OpenCL, or for a context that is patched already.
 
     Call it on the thread that opened the context, before other threads use it.
 
     Parameters
     ----------
     gpu_context : pygpu.gpuarray.GpuContext
-        It is never closed from then on.
+        It stays open until the process ends.
 
     Raises
     ------
     ContextError
-        If this libgpuarray is not understood.
+        If this version of libgpuarray cannot be patched.
     """
     if gpu_context.kind != b'cuda':
         return
@@ -348,14 +61,15 @@ def entries(gpu_context):
     Returns
     -------
     int
-        -1 where this libgpuarray is not understood.
+        -1 where the count is not found in this version of libgpuarray.
     """
     return _library().entries(gpu_context.ptr, *_enter_and_exit())
 
 
 @functools.lru_cache(maxsize=None)
 def _library():
-    library = ctypes.CDLL(native.build('cuda_contexts', SOURCE))
+    from ..utils import native  # imports Theano
+    library = ctypes.CDLL(native.build('cuda_contexts', SOURCE.read_text()))
     for function, result in ((library.protect, ctypes.c_char_p), (library.entries, ctypes.c_int)):
         function.argtypes = [ctypes.c_void_p] * 3
         function.restype = result

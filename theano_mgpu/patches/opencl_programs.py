@@ -1,17 +1,20 @@
-"""OpenCL programs are built once: for all functions, all devices of one model, and all processes.
+"""Build each OpenCL program once, for all functions, all devices of one type, and all processes.
 
-Theano builds the kernels of each op of each function anew, and OpenCL drivers take their time over it: of the 55 s in
-which the training function of a VGG-16 was compiled for PoCL, 51 s were 1,231 builds of 141 different sources. With
-this, a context that has built a source uses its program again; another one loads the binary.
+Theano builds the kernels of each op again for each function, and OpenCL drivers are slow at it: of the 55 s in which
+the training function of a VGG-16 was compiled for PoCL, 51 s were 1,231 builds of 141 different sources. With this
+patch, a context that has built a source uses its program again, and another context loads the binary.
 
-Programs are caught where the OpenCL loader finds a driver's functions: in the table at the head of each platform
-object, whose layout the extension cl_khr_icd lays down (Khronos, cl_icd.h).
+The patch is applied only where the flag ``mgpu.opencl_cache`` is True, since it rewrites the OpenCL driver's dispatch
+table: the table at the head of each platform object, in which the OpenCL loader finds the driver's functions, and whose
+layout the extension cl_khr_icd defines (Khronos, cl_icd.h).
 """
 import ctypes
+import functools
 import hashlib
 import logging
 import os
 
+from .. import config
 from ..utils.files import whole_file
 
 _logger = logging.getLogger('theano_mgpu')
@@ -33,7 +36,7 @@ _Link = ctypes.CFUNCTYPE(_pointer, _pointer, _uint, _pointer, _text, _uint, _poi
 
 
 class ProgramCache:
-    """Programs of one OpenCL driver, from the three calls in which libgpuarray makes each.
+    """The programs of one OpenCL driver, as libgpuarray makes them by three calls each.
 
     Parameters
     ----------
@@ -47,7 +50,7 @@ class ProgramCache:
     functions : dict of int to ctypes function
         What to put into which place of the table.
     built, loaded, shared : int
-        Programs that were built from source, loaded as a binary, and taken once more.
+        Programs that were built from source, loaded as a binary, and used again.
     """
 
     def __init__(self, table, folder):
@@ -65,9 +68,9 @@ class ProgramCache:
         self.built = self.loaded = self.shared = 0
 
     def create(self, context, count, strings, lengths, code):
-        """In place of clCreateProgramWithSource: remembers the source, and makes each header once.
+        """In place of clCreateProgramWithSource: remembers the source, and creates each header once.
 
-        libgpuarray 0.7.6 makes its header anew for every kernel, and never releases it: 24 KB a kernel.
+        libgpuarray 0.7.6 creates its header again for every kernel, and never releases it: 24 KB a kernel.
         """
         source = b''.join(ctypes.string_at(strings[i], lengths[i]) if lengths and lengths[i] else
                           ctypes.string_at(strings[i]) for i in range(count))
@@ -83,7 +86,7 @@ class ProgramCache:
             self._keys.pop(program, None)
         return program
 
-    def compile(self, program, n_devices, devices, options, n_headers, headers, names, notify, data):
+    def compile(self, program, n_devices, devices, options, n_headers, headers, names, *callback):
         """In place of clCompileProgram: does nothing where the linked program is known."""
         key = self._key(program, options, n_headers, headers, names)
         if key:
@@ -91,10 +94,11 @@ class ProgramCache:
             self._keys[program] = key
             if key in self._programs or self._load(*key):
                 return SUCCESS
-        return self._compile(program, n_devices, devices, options, n_headers, headers, names, notify, data)
+        return self._compile(program, n_devices, devices, options, n_headers, headers, names, *callback)
 
-    def link(self, context, n_devices, devices, options, n_programs, programs, notify, data, code):
-        """In place of clLinkProgram: gives the program that is known."""
+    def link(self, context, n_devices, devices, options, n_programs, programs, *rest):
+        """In place of clLinkProgram: returns the linked program where it is known."""
+        notify, _, code = rest
         key = self._keys.get(programs[0]) if n_programs == 1 and not notify else None
         known = self._programs.get(key)
         if known and [options] == self._link_options:
@@ -103,7 +107,7 @@ class ProgramCache:
                 code[0] = SUCCESS
             self.shared += 1
             return known
-        linked = self._link(context, n_devices, devices, options, n_programs, programs, notify, data, code)
+        linked = self._link(context, n_devices, devices, options, n_programs, programs, *rest)
         if linked and key and self._link_options in ([], [options]):
             self._link_options = [options]
             self.built += 1
@@ -127,7 +131,7 @@ class ProgramCache:
         self._programs[key] = program
 
     def _load(self, context, name):
-        """Make a program of the binary that another context, or process, has built; says whether it could."""
+        """Load the binary that another context, or process, has built; returns whether that worked."""
         binary = self._read(self._path(context, name)) if self._link_options else None
         if not binary:
             return False
@@ -189,12 +193,12 @@ class ProgramCache:
 
 
 def driver_tables():
-    """The table of functions of each OpenCL driver of this process, as an array of addresses that can be written to.
+    """The dispatch table of each OpenCL driver of this process, as an array of addresses that can be written to.
 
     Returns
     -------
     list of ctypes.POINTER(c_void_p)
-        None of a driver whose table is read-only: its programs are built as ever.
+        Without drivers whose table is read-only: their programs are built as before.
     """
     try:
         library = ctypes.CDLL(LOADER)
@@ -216,3 +220,24 @@ def _is_writable(address):
             if start <= address < stop:
                 return 'w' in access
     return False
+
+
+@functools.lru_cache(maxsize=None)
+def share_programs():
+    """Have OpenCL drivers build each program once, where the flag ``mgpu.opencl_cache`` is True.
+
+    Returns
+    -------
+    list of ProgramCache
+        One for each driver; the same list at each call. Empty where the flag is False.
+    """
+    import theano
+    caches = []
+    if config.own_flag('mgpu.opencl_cache') == 'False':
+        return caches
+    for table in driver_tables():
+        cache = ProgramCache(table, os.path.join(theano.config.base_compiledir, 'opencl_programs'))
+        for place, function in cache.functions.items():
+            table[place] = ctypes.cast(function, ctypes.c_void_p).value
+        caches.append(cache)
+    return caches

@@ -4,7 +4,7 @@ from typing import Any, Callable
 import numpy as np
 from theano.compile.sharedvalue import SharedVariable
 
-from ..patches.compat import watcher_of
+from ..patches.shared_variables import watcher_of
 from ..replicas.transfers import wait
 
 

@@ -18,7 +18,7 @@ from theano.tensor.sharedvar import TensorSharedVariable
 from ..devices.contexts import check_process, is_fork
 from ..errors import GraphError, MgpuError
 from ..graphs.graph import fits_gpu, host_type
-from ..patches.compat import watch, watcher_of
+from ..patches.shared_variables import watch, watcher_of
 from .random_streams import is_random_state, replica_state
 
 _counting = threading.Lock()  # two threads that set a variable at once make two versions

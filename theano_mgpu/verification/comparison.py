@@ -3,7 +3,7 @@ import numpy as np
 import theano
 
 from ..graphs.graph import host_graph, shared_variables
-from ..patches.compat import plain_function
+from ..patches.theano_functions import plain_function
 from ..replicas.random_streams import is_random_state
 from .certificate import TOLERANCE, Certificate, Row, relative_difference
 

@@ -1,0 +1,114 @@
+"""Open the device of a context; an error says why it cannot be opened, and what to do."""
+import os
+
+from .. import patches
+from ..errors import ContextError
+from . import cuda_libraries, discovery, host_memory
+from .context_map import describe
+
+
+def open_device(context, preallocated=True):
+    """Open the device of a context and register its name with Theano; does nothing the second time.
+
+    Parameters
+    ----------
+    context : Context
+    preallocated : bool
+        Whether memory is reserved on it as the flag ``gpuarray.preallocate`` says.
+
+    Returns
+    -------
+    bool
+        Whether a GPU was opened by this call.
+
+    Raises
+    ------
+    ContextError
+        If the device cannot be opened, or the context is open on another one.
+    """
+    if context.kind == 'cpu':
+        host_memory.keep_freed_memory()
+        return False
+    import theano.gpuarray
+    from theano.gpuarray.type import get_context, list_contexts
+    if context.name in list_contexts():
+        opened = _opened_device(context.name)
+        if opened != context.device:
+            raise ContextError('context %r is open on %s already and cannot be mapped to %s in the same '
+                               'process; use another name' % (context.name, opened, context.device))
+        # Theano may have opened it, before theano_mgpu was imported.
+        patches.apply(patches.EACH_GPU, get_context(context.name))
+        return False
+    if theano.gpuarray.pygpu is None:
+        raise ContextError('context %s: pygpu, which opens GPUs for Theano, cannot be imported. Install '
+                           "it (Debian: apt-get install python3-pygpu; a virtual environment sees it if "
+                           "made with --system-site-packages), or map to cpu, e.g. contexts=%s->cpu"
+                           % (describe([context]), context.name))
+    if context.kind == 'opencl':
+        patches.apply(patches.FIRST_OPENCL)
+    if context.kind == 'cuda':
+        cuda_libraries.require(context.device)
+    # Theano registers a name only for a device string that it has not seen: without this pop, the
+    # second name of one device prints "Mapped name dev1 ..." and is then unknown (Theano 1.0.5).
+    seen = theano.gpuarray.init_dev.devmap
+    first = seen.pop(context.device, None)
+    _forget_active_gpu()
+    try:
+        flagged = theano.config.gpuarray.preallocate
+        theano.gpuarray.init_dev(context.device, context.name, flagged if preallocated else min(flagged, 0))
+    # pygpu raises ValueError, GpuArrayException, RuntimeError ...: all mean "not opened".
+    except Exception as error:
+        why = discovery.reason(error).rstrip('.')
+        raise ContextError('context %s could not be opened: %s. %s'
+                           % (describe([context]), why, _remedy(context, why))) from error
+    finally:
+        _forget_active_gpu()
+        if first is not None:
+            seen[context.device] = first
+    get_context(context.name).dev = context.device
+    patches.apply(patches.EACH_GPU, get_context(context.name))
+    _enable_gpuarray()
+    return True
+
+
+def _pocl_note():
+    if 'POCL_DEVICES' not in os.environ:
+        return ''
+    note = ('; PoCL shows what POCL_DEVICES said at the first OpenCL call of the process (now: %r)'
+            % os.environ['POCL_DEVICES'])
+    if patches.theano_was_first:
+        note += '. Theano was imported before theano_mgpu and made that call: import theano_mgpu first'
+    return note
+
+
+def _forget_active_gpu():
+    """Theano 1.0.5 marks the environment of a process that opened a GPU, and children inherit the mark.
+
+    Without this, every child process, also one started afresh, refuses a GPU: "You can't initialize
+    the GPU in a subprocess if the parent process already did it".
+    """
+    os.environ.pop('THEANO_GPU_IS_ALREADY_ACTIVE', None)
+
+
+def _opened_device(name):
+    """Device of a context that is registered with Theano; init_dev leaves it on the pygpu context."""
+    from theano.gpuarray.type import get_context
+    return getattr(get_context(name), 'dev', 'an unknown device')
+
+
+def _remedy(context, why):
+    found, why_none = discovery.discover(context.kind)
+    if not found:
+        more = '' if why_none.rstrip('.') == why else ' (%s)' % why_none
+        return 'There is no %s device%s; run "theano-mgpu doctor"' % (context.kind, more)
+    if context.device not in found:
+        return 'There is: %s%s' % (', '.join(found), _pocl_note() if context.kind == 'opencl' else '')
+    return 'The device exists; run "theano-mgpu doctor" to see what is wrong with it'
+
+
+def _enable_gpuarray():
+    """As Theano does for its ``contexts`` flag: ``shared(target=)`` works, graphs move to the GPU."""
+    import theano.compile.sharedvalue
+    import theano.gpuarray
+    if theano.gpuarray.gpuarray_shared_constructor not in theano.compile.sharedvalue.shared.constructors:
+        theano.gpuarray.use('')

@@ -1,0 +1,36 @@
+"""Hooks in Keras's training loops, which report the batches that come next.
+
+Keras 2.3.1's loops take a batch only after the step before it has ended. With these hooks a step can send the next
+batch to the devices while the current one is computed.
+"""
+import functools
+
+keras_batches = None  # receives the reports while a loop runs: a LookAhead of theano_mgpu.keras.prefetch
+
+
+def report_slices(training_arrays):
+    """Report each slice of the arrays that a loop takes as a batch."""
+    original = training_arrays.slice_arrays
+
+    @functools.wraps(original)
+    def slice_arrays(arrays, start=None, stop=None):
+        if keras_batches is None or stop is not None:
+            return original(arrays, start, stop)
+        return keras_batches.slice(original, arrays, start)
+
+    training_arrays.slice_arrays = slice_arrays
+
+
+def report_queues(data_utils):
+    """Report the queues from which loops over generators and Sequences take batches."""
+    for enqueuer in (data_utils.OrderedEnqueuer, data_utils.GeneratorEnqueuer):
+        enqueuer.get = _reporting(enqueuer.get)
+
+
+def _reporting(original):
+    @functools.wraps(original)
+    def get(self):
+        if keras_batches is not None:
+            keras_batches.queue(self)
+        return original(self)
+    return get

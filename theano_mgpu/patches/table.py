@@ -1,0 +1,171 @@
+"""The table of patches: what each is for, when it is applied, and the test that fails without it.
+
+`theano_mgpu.patches` applies them. To add one, write a function in the module of its subject, a test, and a row here.
+The function takes no arguments, or those that its `when` names.
+"""
+from collections import namedtuple
+
+from . import (
+    cuda_contexts,
+    keras_imports,
+    keras_loops,
+    keras_models,
+    keras_saving,
+    opencl_programs,
+    pocl,
+    pymc3,
+    removed_names,
+    shared_variables,
+    theano_cache,
+    theano_contexts,
+    theano_flags,
+    theano_functions,
+    theano_gpu,
+    theano_imports,
+    theano_opencl,
+)
+
+Patch = namedtuple('Patch', 'library versions symptom when apply test')
+Patch.__doc__ = """One patch: for these `versions` of a `library`; `symptom` is what happens without it.
+
+`apply` is its function, and `when` is one of the constants below, an `AfterImport` or a `BeforeImport`. `test` names a
+test that fails without it.
+"""
+
+BEFORE_THEANO = 'before Theano is imported'
+AS_FLAGS = 'as flags that Theano is imported with'    # apply(flags), see theano_flags.py
+DURING_IMPORT = 'while Theano is imported'            # apply() is a context manager
+AFTER_THEANO = 'after Theano was imported'
+AT_ENABLE = 'at the first enable()'                   # by theano_mgpu.enabling, which passes its own functions
+FIRST_OPENCL = 'before an OpenCL context is opened'   # does nothing the second time
+EACH_GPU = 'for each GPU context that is opened'      # apply(gpu_context)
+AfterImport = namedtuple('AfterImport', 'modules')    # apply(module) each time that one of these modules is executed
+BeforeImport = namedtuple('BeforeImport', 'modules')  # apply() once, before one of these modules is imported
+
+# In the order in which they are applied.
+PATCHES = [
+    Patch('NumPy', '1.24 and later', "import theano: module 'numpy' has no attribute 'bool'",
+          BEFORE_THEANO, removed_names.restore_numpy_aliases,
+          'tests/test_compat.py::test_without_a_fix_its_symptom_is_back'),
+    Patch('Python', '3.10 and later', "import keras: cannot import name 'Iterable' from 'collections'",
+          BEFORE_THEANO, removed_names.restore_collections_abcs,
+          'tests/test_compat.py::test_without_a_fix_its_symptom_is_back'),
+    Patch('Theano', '1.0.5 on Python 3.9 and later', 'the first scan ends in an error of the C compiler',
+          BEFORE_THEANO, theano_imports.disable_scan_extension,
+          'tests/test_compat.py::test_without_a_fix_its_symptom_is_back'),
+    Patch('Keras', '2.3.1', "import keras: No module named 'tensorflow'",
+          BEFORE_THEANO, keras_imports.default_keras_backend,
+          'tests/test_compat.py::test_theano_and_keras_import_and_keras_runs_on_theano'),
+    Patch('PoCL', '3.1', 'one device only; clBuildProgram: Unknown error, now and then, with several processes',
+          BEFORE_THEANO, pocl.default_pocl_settings,
+          'tests/test_compat.py::test_pocl_settings_of_the_user_are_left_alone'),
+    Patch('Python', 'all', 'processes that a script starts import Theano without these patches',
+          BEFORE_THEANO, theano_imports.have_child_processes_patched,
+          'tests/test_bugs.py::test_processes_that_a_script_starts_can_import_keras'),
+    Patch('Theano', '1.0.5', "import theano.sandbox.cuda: No module named 'nose'",
+          BEFORE_THEANO, theano_imports.name_what_replaced_old_gpu_code,
+          'tests/test_bugs.py::test_the_old_gpu_back_end_is_named_with_what_replaced_it'),
+    Patch('Keras', '2.3.1', "weights of one name: No conversion path for dtype('<U12')",
+          AfterImport(['keras.engine.saving']), keras_saving.give_equal_names_as_bytes,
+          'tests/test_keras_saving.py::test_weights_of_one_name_come_back'),
+    Patch('h5py', '3 and later, with Keras 2.3.1', "load_model: 'str' object has no attribute 'decode'",
+          AfterImport(['keras.engine.saving']), keras_saving.read_attributes_as_bytes,
+          'tests/test_keras_saving.py::test_attributes_of_either_h5py_are_read'),
+    Patch('h5py', '3 and later, with Keras 2.3.1', 'model.save to a stream: unable to open file',
+          AfterImport(['keras.engine.saving']), keras_saving.save_to_streams,
+          'tests/test_keras_saving.py::test_a_model_is_saved_to_a_stream'),
+    Patch('Keras', '2.3.1', 'fit sends a batch to the devices only after the step before it',
+          AfterImport(['keras.engine.training_arrays']), keras_loops.report_slices,
+          'tests/keras_addon/test_look_ahead.py::test_the_same_with_and_without'),
+    Patch('Keras', '2.3.1', 'fit_generator sends a batch to the devices only after the step before it',
+          AfterImport(['keras.utils.data_utils']), keras_loops.report_queues,
+          'tests/keras_addon/test_look_ahead.py::test_batches_of_a_generator_are_sent_ahead_once_they_are_there'),
+    Patch('NumPy', '1.24 and later', 'imdb.load_data(): setting an array element ... inhomogeneous shape',
+          AfterImport(['keras.datasets.imdb', 'keras.datasets.reuters']), keras_imports.keep_ragged_arrays,
+          'tests/test_bugs.py::test_keras_data_sets_of_texts_are_loaded'),
+    Patch('NumPy', '1.23 and later', 'pm.Minibatch: IndexError: only integers, slices ... are valid indices',
+          AfterImport(['pymc3.data']), pymc3.index_by_tuples,
+          'tests/test_compat.py::test_minibatches_of_pymc3_cut_their_data'),
+
+    Patch('Theano', '1.0.5', "Theano warns that it does not recognise theano_mgpu's own flags",
+          AS_FLAGS, theano_flags.hide_own_flags,
+          'tests/test_compat.py::test_theano_does_not_warn_of_our_flags'),
+    Patch('Theano', '1.0.5', 'Theano opens the contexts, only logs errors, and loses the second name of a device',
+          AS_FLAGS, theano_flags.hide_contexts,
+          'tests/test_compat.py::test_theano_opens_no_context_by_itself'),
+    Patch('NumPy', '1.22 and later', "import theano: no attribute 'blas_opt_info' of numpy.distutils.__config__",
+          AS_FLAGS, theano_flags.default_blas_flags,
+          'tests/test_compat.py::test_blas_flags_are_the_users_or_ones_that_link'),
+    Patch('Theano', '1.0.5', "without Python's headers, import theano: Python.h: No such file",
+          AS_FLAGS, theano_flags.do_without_python_headers,
+          'tests/test_compat.py::test_missing_python_headers_are_said_and_theano_imports_all_the_same'),
+    Patch('Theano', '1.0.5', 'import theano starts MPI, or ends with: cannot load MPI library',
+          DURING_IMPORT, theano_imports.hidden_mpi,
+          'tests/test_compat.py::test_an_mpi4py_without_mpi_does_not_end_the_import'),
+
+    Patch('Theano', '1.0.5', 'processes that compile at the same time wait for each other for minutes',
+          AFTER_THEANO, theano_cache.wait_briefly_for_compile_lock,
+          'tests/test_compat.py::test_waiting_for_compiled_code_is_short_and_draws_no_numbers_of_the_user'),
+    Patch('Theano', '1.0.5', "theano.config has none of theano_mgpu's own flags",
+          AFTER_THEANO, theano_flags.register_own_flags,
+          'tests/test_compat.py::test_the_environment_is_as_before_after_the_import'),
+    Patch('Theano', '1.0.5', 'copies of a shared variable on other contexts become stale in silence',
+          AFTER_THEANO, shared_variables.hook_shared_variables,
+          'tests/test_replicate.py::test_without_the_hooks_values_are_stale'),
+    Patch('Theano', '1.0.5', 'each process compiles matrix products, softmax and random draws again',
+          AFTER_THEANO, theano_cache.keep_code_of_ops_without_props,
+          'tests/test_compat.py::test_what_was_compiled_once_is_not_compiled_again'),
+    Patch('Theano', '1.0.5', 'each process compiles DimShuffle again',
+          AFTER_THEANO, theano_cache.give_source_a_lasting_version,
+          'tests/test_compat.py::test_what_was_compiled_once_is_not_compiled_again'),
+    Patch('Theano', '0.9 and later', "import lasagne: cannot import name 'downsample'",
+          AFTER_THEANO, theano_imports.restore_downsample,
+          'tests/test_bugs.py::test_pooling_by_its_old_name'),
+    Patch('Theano', '1.0.5, with PyMC3 3.11', "'TheanoConfigParser' object has no attribute 'gcc__cxxflags'",
+          AFTER_THEANO, pymc3.spell_flags_as_theano_pymc,
+          'tests/test_compat.py::test_flags_have_the_names_of_theano_pymc'),
+    Patch('Theano', '1.0.5, with PyMC3 3.11', "import pymc3: No module named 'theano.graph'",
+          BeforeImport(['pymc3']), pymc3.add_modules_of_theano_pymc,
+          'tests/test_compat.py::test_pymc3_finds_the_modules_of_theano_pymc_and_nobody_else_does'),
+    Patch('Theano', '1.0.5', 'random draws: context name None not defined',
+          AFTER_THEANO, theano_gpu.give_mrg_its_context,
+          'tests/test_graph.py::test_each_patch_is_needed'),
+    Patch('Theano', '1.0.5', 'the transposed convolution to a shape of Python integers has a senseless shape',
+          AFTER_THEANO, theano_gpu.cast_conv_shapes,
+          'tests/test_graph.py::test_each_patch_is_needed'),
+    Patch('Theano', '1.0.5 on OpenCL', 'maximum, minimum, round, // and a float as a condition end the process',
+          AFTER_THEANO, theano_opencl.spell_for_opencl,
+          'tests/test_bugs.py::test_kernels_that_ended_the_process_on_opencl_build'),
+    Patch('Theano', '1.0.5 on OpenCL', 'a product of matrix and vector is NaN where its memory held NaN',
+          AFTER_THEANO, theano_opencl.clear_before_gemv,
+          'tests/test_bugs.py::test_a_product_into_memory_that_holds_nan_is_not_nan'),
+    Patch('Theano', '1.0.5', 'conv2d with filter_flip=True: Could not infer context from inputs',
+          AFTER_THEANO, theano_contexts.infer_contexts_from_all_ancestors,
+          'tests/test_graph.py::test_each_patch_is_needed'),
+    Patch('Theano', '1.0.5', 'graphs without a default context: context name None not defined',
+          AFTER_THEANO, theano_contexts.lift_graphs_to_named_contexts,
+          'tests/test_graph.py::test_each_patch_is_needed'),
+    Patch('Theano', '1.0.5', 'functions that draw random numbers log: Could not infer context from inputs',
+          AFTER_THEANO, theano_contexts.keep_optimizers_from_host_nodes,
+          'tests/test_contexts.py::test_a_plain_function_that_draws_is_quiet'),
+    Patch('Theano', '1.0.5', 'replicas in threads write into the inner storage of one scan: wrong results',
+          AFTER_THEANO, theano_contexts.give_each_thunk_its_inner_function,
+          'tests/test_bugs.py::test_replicas_in_threads_do_not_run_one_inner_function'),
+
+    Patch('Theano', '1.0.5', 'theano.function makes functions for one device only',
+          AT_ENABLE, theano_functions.after_each_function,
+          'tests/test_every_function.py::test_scripts_give_the_figures_of_plain_theano'),
+    Patch('Keras', '2.3.1', 'models are trained on one device only',
+          AT_ENABLE, keras_models.switch_keras_methods,
+          'tests/keras_addon/test_enable.py::test_sequential_training'),
+    Patch('Keras', '2.3.1', 'multi_gpu_model is only available with the TensorFlow backend',
+          AT_ENABLE, keras_models.replace_multi_gpu_model,
+          'tests/keras_addon/test_enable_report.py::test_the_add_ons_own_models_and_keras_own_function'),
+
+    Patch('OpenCL', 'all drivers', 'the same kernels are built again for each function, device and process',
+          FIRST_OPENCL, opencl_programs.share_programs,
+          'tests/test_opencl_programs.py::test_a_program_is_built_once'),
+    Patch('libgpuarray', '0.7.0 to 0.7.6', 'two CUDA contexts: memory of the wrong device, CUDA_ERROR_INVALID_HANDLE',
+          EACH_GPU, cuda_contexts.protect,
+          'tests/test_cuda.py::test_a_kernel_that_is_made_twice_leaves_no_context_current'),
+]

@@ -1,0 +1,85 @@
+"""Theano's folder of compiled code, which all processes share: its lock, and the keys of its entries."""
+import functools
+import logging
+import os
+import random
+import zlib
+
+from ..utils import progress
+
+
+def wait_briefly_for_compile_lock():
+    """Try to take Theano's lock on its compiled code several times a second while another process holds it.
+
+    Theano 1.0.5 sleeps for 5 to 10 seconds between attempts, and draws the time from Python's own generator. Without
+    this, the ranks of a job on one host take minutes for what one of them compiles in seconds, and a script's random
+    numbers depend on what other processes compile.
+
+    Theano also logs two lines each time that the lock changes hands, which is several times a second while two
+    processes compile. With this, a long wait prints one note.
+    """
+    from theano.gof import compilelock
+    compilelock.random = random.Random()
+    if compilelock._logger.level == logging.INFO:  # Theano's own choice; what it logs there are waits and refreshes
+        compilelock._logger.setLevel(logging.WARNING)
+    original = functools.partial(compilelock.lock, min_wait=0.05, max_wait=0.2)
+
+    @functools.wraps(compilelock.lock)
+    def lock(folder, *args, **kwargs):
+        if not os.path.isdir(folder):  # no process holds it, most likely
+            return original(folder, *args, **kwargs)
+        with progress.note_if_long(lambda: _about_lock(folder)):
+            return original(folder, *args, **kwargs)
+    compilelock.lock = lock
+
+
+def _about_lock(folder):
+    """The note of a process that waits for Theano's lock."""
+    try:
+        with open(os.path.join(folder, 'lock')) as f:
+            pid, _, host = f.read().strip().split('_', 2)
+        owner = 'process %s on %s' % (pid, host)
+    except (OSError, ValueError):  # it is changing hands
+        owner = 'another process'
+    return ('waiting for %s, which compiles for Theano, too. This goes on by itself once that is done, or has ended. '
+            'Only if that process hangs: end it, and remove the folder %s' % (owner, folder))
+
+
+def keep_code_of_ops_without_props():
+    """Keep the compiled code of ops whose ``__props__`` is an empty tuple: to Theano 1.0.5 it has no version.
+
+    Without this, each process compiles matrix products, softmax, random draws and others again, although they are
+    in the cache: 4 of the 5 seconds that the first batch of a small Keras model takes.
+    """
+    from theano.gof.cc import CLinker
+    original = CLinker.cmodule_key_
+
+    @functools.wraps(original)
+    def cmodule_key_(self, fgraph, *args, **kwargs):
+        key = original(self, fgraph, *args, **kwargs)
+        if key is None or key[0]:
+            return key
+        version = []
+        for node in self.schedule(fgraph):
+            if hasattr(node.op, 'c_code_cache_version_apply'):
+                version.append(node.op.c_code_cache_version_apply(node))
+            version += [props for props in [getattr(node.op, '__props__', ())] if props]
+            version += [variable.type.c_code_cache_version() for variable in node.inputs + node.outputs]
+        return (tuple(version) if all(version) else ()), key[1]
+    CLinker.cmodule_key_ = cmodule_key_
+
+
+def give_source_a_lasting_version():
+    """Derive the version of an op's source from its text by CRC-32.
+
+    Theano 1.0.5 takes Python's hash of the text, which differs from process to process. Without this, each process
+    compiles DimShuffle again.
+    """
+    from theano.gof.op import COp
+
+    def c_code_cache_version(self):
+        version = (zlib.crc32('\n'.join(self.func_codes).encode()),)
+        if hasattr(self, 'params_type'):
+            version += (self.params_type.c_code_cache_version(),)
+        return version
+    COp.c_code_cache_version = c_code_cache_version

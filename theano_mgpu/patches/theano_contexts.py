@@ -1,0 +1,148 @@
+"""How Theano 1.0.5 infers contexts, and what it shares between functions for several contexts."""
+import contextlib
+import copy
+import functools
+import sys
+
+_pinned = [None]      # the context that a graph is being compiled for, innermost last
+
+
+@contextlib.contextmanager
+def compiling_for(context):
+    """A block in which graphs are compiled for a context: it is the context of ops whose inputs imply none."""
+    _pinned.append(context)
+    try:
+        yield
+    finally:
+        _pinned.pop()
+
+
+def infer_contexts_from_all_ancestors():
+    """Replace Theano 1.0.5's ``infer_context_name``, which walks up through nodes of one input only.
+
+    Without this, every conv2d with ``filter_flip=True`` fails on a named context: "Could not infer context from
+    inputs".
+    """
+    from theano.gpuarray import basic_ops, dnn, opt, rng_mrg  # noqa: F401  patched below, too
+    original = basic_ops.infer_context_name
+    infer_context_name.original = original
+    for name, module in list(sys.modules.items()):
+        if name.startswith('theano.gpuarray') and getattr(module, 'infer_context_name', None) is original:
+            module.infer_context_name = infer_context_name
+
+
+def infer_context_name(*variables):
+    """The context of an op with these inputs: that of the nearest GPU ancestor, else that of `compiling_for`.
+
+    Takes the place of ``theano.gpuarray.basic_ops.infer_context_name``; breadth first over all ancestors.
+    """
+    from theano.gpuarray.basic_ops import HostFromGpu
+    from theano.gpuarray.type import GpuArrayType
+    seen, level = set(), list(variables)
+    while level:
+        for variable in level:
+            if isinstance(variable.type, GpuArrayType):
+                return variable.type.context_name
+            if getattr(variable.tag, 'context_name', None) is not None:
+                return variable.tag.context_name
+            if variable.owner and isinstance(variable.owner.op, HostFromGpu):
+                return variable.owner.inputs[0].type.context_name
+        seen.update(level)
+        level = [parent for variable in level if variable.owner for parent in variable.owner.inputs
+                 if parent not in seen]
+    if _pinned[-1] is not None and _pinned[-1].kind != 'cpu':
+        return _pinned[-1].name
+    return infer_context_name.original(*variables)
+
+
+def keep_optimizers_from_host_nodes():
+    """Apply some of Theano 1.0.5's optimisers to nodes on a GPU only.
+
+    They infer the node's context first, and then do nothing unless the first input is on a GPU. Without this, where
+    there is no default context, each function with a random draw logs "Could not infer context from inputs" and a
+    traceback: every Keras layer that initialises a weight does.
+    """
+    from theano.gpuarray import dnn, rng_mrg
+    for optimizer in (rng_mrg.local_gpua_mrg, dnn.local_abstractconv_cudnn, dnn.local_abstractconv_gw_cudnn,
+                      dnn.local_abstractconv_gi_cudnn):
+        _keep_from_host_nodes(optimizer)
+
+
+def _keep_from_host_nodes(optimizer):
+    original = optimizer.transform
+
+    @functools.wraps(original)
+    def transform(node):
+        from theano.gpuarray.type import GpuArrayType
+        return original(node) if isinstance(node.inputs[0].type, GpuArrayType) else None
+
+    optimizer.transform = transform
+
+
+def give_each_thunk_its_inner_function():
+    """Give each compiled function an inner function of its own for each scan and OpFromGraph.
+
+    Theano 1.0.5 keeps the compiled inner graph on the op, and functions compiled from one graph share the op. Without
+    this, replicas in threads write into each other's inner storage: wrong results, "Sequence is shorter then the
+    required number of steps", a segmentation fault.
+    """
+    from theano.compile.builders import OpFromGraph
+    from theano.scan_module.scan_op import Scan
+    for op_class in (Scan, OpFromGraph):
+        _give_each_thunk_its_inner_function(op_class)
+
+
+def _give_each_thunk_its_inner_function(op_class):
+    original = op_class.make_thunk
+
+    @functools.wraps(original)
+    def make_thunk(self, node, *args, **kwargs):
+        if _pinned[-1] is None:
+            return original(self, node, *args, **kwargs)
+        node.op = copy.copy(self)  # each compiled function has nodes of its own
+        node.op.__dict__.pop('fn', None)
+        return original(node.op, node, *args, **kwargs)
+
+    op_class.make_thunk = make_thunk
+
+
+def lift_graphs_to_named_contexts():
+    """Keep Theano 1.0.5's ``GraphToGPU`` from failing, and logging it, where there is no default context.
+
+    It infers the context of a graph's inputs even if no variable of the graph is on a GPU, and lifts an Alloc that
+    comes before the first GPU variable to context ``None``: "context name None not defined". With this, a graph without
+    a GPU variable stays on the host, and in any other graph None means the context of its first GPU variable.
+    """
+    from theano.gpuarray.opt import GraphToGPU
+    original = GraphToGPU.apply
+
+    @functools.wraps(original)
+    def apply(self, fgraph):
+        from theano.gpuarray.type import GpuArrayType, list_contexts
+        if _pinned[-1] is not None and _pinned[-1].kind == 'cpu':
+            return None
+        if None in list_contexts():
+            return original(self, fgraph)
+        placed = [v.type.context_name for v in fgraph.variables if isinstance(v.type, GpuArrayType)]
+        if not placed:
+            return None
+        lifters = self.local_optimizers_map
+        self.local_optimizers_map = {key: [_LifterTo(placed[0], lifter) for lifter in found]
+                                     for key, found in lifters.items()}
+        try:
+            return original(self, fgraph)
+        finally:
+            self.local_optimizers_map = lifters
+
+    GraphToGPU.apply = apply
+
+
+class _LifterTo:
+    """A local optimiser of GraphToGPU that lifts to a named context instead of to None."""
+
+    def __init__(self, context_name, lifter):
+        self.context_name = context_name
+        self.lifter = lifter
+
+    def transform(self, op, context_name, inputs, outputs):
+        return self.lifter.transform(op, context_name or self.context_name, inputs, outputs)

@@ -1,0 +1,85 @@
+"""Theano's flags: those with which it can be imported, and theano_mgpu's own.
+
+The functions that take `flags` change what Theano reads as THEANO_FLAGS while it is imported, a dict of str to str.
+"""
+import os
+import shutil
+import sys
+import sysconfig
+import warnings
+
+from .. import config
+
+_own = {}  # theano_mgpu's own flags that Theano did not read
+
+
+def hide_own_flags(flags):
+    """Hide theano_mgpu's own flags, which Theano does not know before `register_own_flags`.
+
+    Without this, it warns that it does not recognise them.
+    """
+    _own.update((name, flags.pop(name)) for name in list(flags) if name in config.OWN_FLAGS)
+
+
+def hide_contexts(flags):
+    """Keep Theano from opening the devices of the flag ``contexts``: `theano_mgpu.contexts` does so on demand.
+
+    Theano opens them when it is imported, only logs an error where a device cannot be opened, and loses the second name
+    of a device.
+    """
+    flags['contexts'] = ''
+
+
+def default_blas_flags(flags):
+    """Choose a BLAS unless the user did.
+
+    Without a value, Theano 1.0.5 asks ``np.distutils.__config__.blas_opt_info``, which NumPy 1.22
+    and later lack, and dies at import.
+    """
+    if config.flag('blas.ldflags') is None:
+        flags['blas.ldflags'] = blas_ldflags()
+
+
+def blas_ldflags():
+    """Linker flags of a BLAS that links: ``-lopenblas`` where OpenBLAS's link is installed, else none."""
+    multiarch = sysconfig.get_config_var('MULTIARCH') or ''
+    folders = ['/usr/lib/' + multiarch, '/usr/local/lib', '/usr/lib64', '/usr/lib', '/lib64', '/lib',
+               os.path.join(sys.prefix, 'lib')] + os.environ.get('LIBRARY_PATH', '').split(os.pathsep)
+    found = any(os.path.exists(os.path.join(folder, 'libopenblas.so')) for folder in folders if folder)
+    return '-lopenblas' if found else ''
+
+
+def do_without_python_headers(flags):
+    """Have Theano interpret its graphs where Python.h is not installed; a warning says so.
+
+    Without this, Theano finds g++, and its import ends in a compiler's error: "Python.h: No such file".
+    """
+    if config.flag('cxx') is None and shutil.which('g++') and lacks_python_headers():
+        flags['cxx'] = ''
+        warnings.warn('Python.h is missing, so that Theano cannot compile: it interprets its graphs, slowly, and '
+                      'has no convolutions. Debian: apt-get install python3-dev', RuntimeWarning, stacklevel=5)
+
+
+def lacks_python_headers():
+    """Whether C++ code for this Python cannot be compiled, since Python.h is not installed."""
+    return not os.path.exists(os.path.join(sysconfig.get_paths()['include'], 'Python.h'))
+
+
+def register_own_flags():
+    """Add theano_mgpu's own flags to ``theano.config``, with the values that `hide_own_flags` hid.
+
+    Raises
+    ------
+    MgpuError
+        If a flag has a value that it cannot have.
+    """
+    from theano import configparser
+    from theano.configparser import AddConfigVar, EnumStr, IntParam, StrParam
+    configparser.THEANO_FLAGS_DICT.update(_own)
+    for name, (default, allowed, doc) in config.OWN_FLAGS.items():
+        config.own_flag(name)  # raises our own message for a value that it cannot have
+        if isinstance(allowed, tuple):
+            kind = EnumStr(default, *[value for value in allowed if value != default])
+        else:
+            kind = (IntParam if isinstance(default, int) else StrParam)(default)
+        AddConfigVar(name, doc, kind, in_c_key=False)

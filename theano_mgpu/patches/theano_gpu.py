@@ -1,0 +1,45 @@
+"""Ops of theano.gpuarray that are wrong on a named context, or on any GPU."""
+import functools
+
+
+def give_mrg_its_context():
+    """Draw MRG random numbers on the context of their state; Theano 1.0.5 draws on the default context.
+
+    Without this, on a named context: "context name None not defined", and all ops stay on the host.
+    """
+    from theano.gpuarray.rng_mrg import GPUA_mrg_uniform
+
+    @classmethod
+    def new(cls, rstate, ndim, dtype, size):
+        from theano.gpuarray.type import GpuArrayType
+        from theano.tensor import as_tensor_variable, get_vector_length
+        size = as_tensor_variable(size)
+        ndim = get_vector_length(size) if ndim is None else ndim
+        output_type = GpuArrayType(dtype, (False,) * ndim, context_name=rstate.type.context_name)
+        return cls(output_type)(rstate, size)
+    GPUA_mrg_uniform.original_new, GPUA_mrg_uniform.new = GPUA_mrg_uniform.new, new
+
+
+def cast_conv_shapes():
+    """Cast the image shape of a convolution's gradient to int64, as the CPU's op does.
+
+    Theano 1.0.5 reads the shape as int64 on a GPU, whatever its dtype is. Without this, a transposed convolution to
+    a shape of Python integers (which Theano makes int8) asks for "4 x 2 x 442372112 x 404381200".
+    """
+    from theano.gpuarray import blas
+    for op_class in (blas.GpuCorrMM_gradInputs, blas.GpuCorrMM_gradWeights,
+                     blas.GpuCorr3dMM_gradInputs, blas.GpuCorr3dMM_gradWeights):
+        _cast_conv_shape(op_class)
+
+
+def _cast_conv_shape(op_class):
+    original = op_class.make_node
+
+    @functools.wraps(original)
+    def make_node(self, first, topgrad, shape=None):
+        from theano.tensor import as_tensor_variable
+        if shape is not None:
+            shape = [as_tensor_variable(shape[i]).astype('int64') for i in range(len(self.subsample))]
+        return original(self, first, topgrad, shape)
+
+    op_class.make_node = make_node

@@ -1,0 +1,88 @@
+"""What Theano 1.0.5 imports, and what scripts import from it."""
+import contextlib
+import importlib
+import os
+import sys
+import types
+
+from ..jobs import mpi_environment
+from .import_hooks import refuse_import
+
+IMPORTED = 'MGPU_IMPORTED'  # in the environment of processes that this one starts, see theano_mgpu_first.py
+
+
+def have_child_processes_patched():
+    """Have processes that this one starts import theano_mgpu before Theano and Keras: see theano_mgpu_first.py.
+
+    Without this, the workers of a script end with "module 'numpy' has no attribute 'bool'".
+    """
+    os.environ[IMPORTED] = '1'
+
+
+def disable_scan_extension():
+    """Use scan's pure-Python loop: its C file is Cython 0.28's and does not build on Python 3.9+.
+
+    Without this, a compiler's error (``tp_print``, ``longintrepr.h``) ends the first scan.
+    """
+    if sys.version_info >= (3, 9):
+        sys.modules.setdefault('theano.scan_module.scan_perform_ext', None)
+
+
+@contextlib.contextmanager
+def hidden_mpi():
+    """Hide mpi4py from Theano 1.0.5 while it is imported, except in a process that mpirun started.
+
+    Theano imports mpi4py wherever it is installed, for two Ops that send and receive. Without this, each
+    process starts MPI, which takes half a second and a daemon; and PyPI's mpi4py on a machine without MPI's
+    library ends ``import theano`` with "RuntimeError: cannot load MPI library".
+    """
+    hides = 'mpi4py.MPI' not in sys.modules and (not mpi_environment.is_rank() or not _has_working_mpi())
+    if hides:
+        sys.modules['mpi4py.MPI'] = None
+    try:
+        yield
+    finally:
+        if hides:
+            del sys.modules['mpi4py.MPI']
+
+
+def _has_working_mpi():
+    try:
+        importlib.import_module('mpi4py.MPI')
+    except (ImportError, RuntimeError):  # reported when the ranks are needed: see distributed/mpi.py
+        return False
+    return True
+
+
+def is_command_line():
+    """Whether this is ``theano-mgpu`` or ``python -m theano_mgpu``, which run even where Theano cannot be imported."""
+    program = os.path.basename(sys.argv[0])
+    # Python 3.8 and 3.9 do not show which module `-m` will run.
+    return program == 'theano-mgpu' or program == '-m' and 'theano_mgpu' in getattr(sys, 'orig_argv', ['theano_mgpu'])
+
+
+def name_what_replaced_old_gpu_code():
+    """Say what replaced ``theano.sandbox.cuda``.
+
+    Theano 1.0.5 answers its import with "No module named 'nose'", or as a skipped test.
+    """
+    refuse_import('theano.sandbox.cuda', (
+        "theano.sandbox.cuda is not part of Theano 1.0: theano.gpuarray replaced it. Leave the import out, and map "
+        "contexts to devices: THEANO_FLAGS='contexts=dev0->cuda0;dev1->cuda1', or "
+        "theano_mgpu.init('dev0->cuda0;dev1->cuda1')"))
+
+
+def restore_downsample():
+    """Restore ``theano.tensor.signal.downsample``, which Theano 0.9 renamed, for Lasagne 0.1 and scripts of its time.
+
+    Without this, ``import lasagne`` ends with "cannot import name 'downsample'".
+    """
+    from theano.tensor import signal
+    from theano.tensor.signal import pool
+
+    def max_pool_2d(input, ds, ignore_border=None, st=None, padding=(0, 0), mode='max'):
+        return pool.pool_2d(input, ds, ignore_border, st, padding, mode)
+
+    downsample = types.ModuleType(signal.__name__ + '.downsample', 'What Theano had before `pool`.')
+    downsample.max_pool_2d, downsample.max_pool_2d_same_size = max_pool_2d, pool.max_pool_2d_same_size
+    signal.downsample = sys.modules[downsample.__name__] = downsample
