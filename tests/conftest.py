@@ -18,14 +18,13 @@ if worker != 'gw0' and 'base_compiledir' not in flags:
         os.symlink(programs, own + '/opencl_programs')
 
 import theano_mgpu as mgpu
-from theano_mgpu import config
-from theano_mgpu.devices import discovery
-from theano_mgpu.devices.context_map import parse_context_map
 from theano_mgpu.devices.contexts import alike
 from theano_mgpu.patches import compat
 
 import pytest
 import theano
+from support.devices import context_map
+from support.two_hosts import two_hosts_or_skip
 
 # Processes that tests start are no processes of a script's: each imports theano_mgpu by itself, or is to do without.
 del os.environ[compat.IMPORTED]
@@ -36,8 +35,6 @@ SELF_CHECKED = ('test_bugs', 'test_function', 'test_multi_gpu', 'test_training')
 # Programs, not tests: tests/keras_addon/test_scripts.py runs them.
 collect_ignore = ['keras_scripts', 'theano_scripts']
 
-needs_compiler = pytest.mark.skipif(not theano.config.cxx, reason='Theano has no convolution without a C++ compiler')
-
 
 @pytest.fixture(autouse=True)
 def self_check(request):
@@ -45,24 +42,6 @@ def self_check(request):
     is_on = request.module.__name__.split('.')[-1] in SELF_CHECKED and not request.node.get_closest_marker('unverified')
     with theano.configparser.change_flags(**{'mgpu.verify': str(is_on)}):
         yield
-
-
-def gpu_devices():
-    """GPU devices to test on: those of the flag `contexts`, else two of this machine's."""
-    flagged = [c.device for c in parse_context_map(config.flag('contexts', '')) if c.kind != 'cpu'] \
-        if config.flag('contexts') else []
-    found = flagged or discovery.discover('cuda')[0] or discovery.discover('opencl')[0]
-    return (found * 2)[:max(2, len(found))]
-
-
-def context_map(kind, n):
-    """A map of n contexts on CPU or GPU devices; GPU devices are taken in turn."""
-    if kind == 'cpu':
-        return ';'.join('host%d->cpu' % i for i in range(n))
-    found = gpu_devices()
-    if not found:
-        pytest.skip('no GPU or OpenCL device: %s' % discovery.discover('opencl')[1])
-    return ';'.join('dev%d->%s' % (i, found[i % len(found)]) for i in range(n))
 
 
 @pytest.fixture
@@ -90,3 +69,10 @@ def cpu2(contexts):
 @pytest.fixture
 def gpu2(contexts):
     return contexts('gpu', 2)
+
+
+@pytest.fixture
+def two_hosts(tmp_path):
+    """Two hosts that mpirun can start ranks on; skips where no namespaces can be made."""
+    with two_hosts_or_skip(tmp_path) as hosts:
+        yield hosts

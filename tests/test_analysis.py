@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from conftest import needs_compiler
-from stages import compiled, split
+from support.marks import needs_compiler
+from support.stages import compiled, split
 from theano import sparse
 from theano.configparser import change_flags
 from theano.gradient import disconnected_grad, zero_grad

@@ -11,11 +11,10 @@ from theano_mgpu.profiling.timeline import PHASES
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from conftest import needs_compiler
 from contest import WorkerError, turns
 from models import handwritten_digits
 from predict import Contender, contenders, difference, peak_memory, with_ratios
-from test_ranks import needs_mpi
+from support.marks import needs_compiler, needs_mpi
 
 FOLDER = os.path.join(os.path.dirname(__file__), '..', 'benchmarks')
 

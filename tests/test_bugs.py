@@ -35,10 +35,10 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from common import data, dense_model, momentum, update_of
-from conftest import needs_compiler
 from models import plain_step
-from test_ranks import INTERPRETED, JOBS, arrays, launch, needs_mpi
+from support.launch import INTERPRETED, JOBS, arrays, launch
+from support.marks import needs_compiler, needs_mpi
+from support.small_models import data, dense_model, momentum, update_of
 from theano.gof import compilelock
 from theano.gof.graph import ancestors
 from theano.tensor.signal.pool import MaxPoolGrad, pool_2d
@@ -1367,7 +1367,7 @@ def test_a_keras_checkpoint_does_not_grow_with_the_batches_and_stays_finite(cpu2
 def test_a_rank_reads_what_it_has_saved_and_not_a_former_file_or_none(tmp_path):
     """Ranks other than 0 did not wait for it to be written; they died in load_model. Guarded writes need no other rank.
     """
-    from keras_addon import rank_jobs
+    from support import keras_rank_jobs as rank_jobs
     path = str(tmp_path / 'm')
     launch(2, 'save_and_load', path, job=os.path.abspath(rank_jobs.__file__), flags=INTERPRETED)
     ours, theirs = (arrays('%s.%d.npz' % (path, rank)) for rank in range(2))

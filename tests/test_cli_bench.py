@@ -20,10 +20,9 @@ import keras
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from conftest import needs_compiler
 from keras.layers import LSTM, Dense, Embedding, Input
 from keras.models import Model, Sequential
-from test_ranks import needs_mpi
+from support.marks import needs_compiler, needs_mpi
 
 FLAGS = 'floatX=float32,contexts=bench_a->cpu;bench_b->cpu'
 

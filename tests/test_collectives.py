@@ -13,7 +13,7 @@ from theano_mgpu.replicas.collectives import BLOCK, all_reduce, sum_blocks
 import numpy as np
 import pytest
 import theano
-from conftest import needs_compiler
+from support.marks import needs_compiler
 
 LARGE = 3 * host_reduce.SHARE // 4 + 5  # Elements: two float32 buffers are worth several threads and streamed stores.
 

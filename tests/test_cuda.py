@@ -8,7 +8,7 @@ import sys
 
 import cuda_on_cpu
 import pytest
-from conftest import needs_compiler
+from support.marks import needs_compiler
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PRELUDE = '''
@@ -165,7 +165,7 @@ def test_a_copy_between_devices_waits_for_its_source():
 
 TRAINED = '''
 import ctypes
-from common import data, dense_model
+from support.small_models import data, dense_model
 from models import adam
 cuda = ctypes.CDLL('libcuda.so')
 state = {}

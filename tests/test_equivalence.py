@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from common import batches, conv_model, data, dense_model, largest_relative_difference, momentum
-from conftest import needs_compiler
 from models import adam, plain_step
+from support.marks import needs_compiler
+from support.small_models import batches, conv_model, data, dense_model, largest_relative_difference, momentum
 
 TOLERANCE = {'float32': 1e-5, 'float64': 1e-10}
 STEPS = 50

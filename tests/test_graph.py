@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from common import shared
-from conftest import gpu_devices
+from support.devices import gpu_devices
+from support.small_models import shared
 from theano.ifelse import ifelse
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.nnet.abstract_conv import AbstractConv2d_gradInputs

@@ -14,7 +14,7 @@ import pytest
 from keras.engine import saving
 from keras.layers import Dense, Embedding, Flatten, Layer
 from keras.utils import io_utils
-from keras_addon.equivalence import QUICK
+from support.keras_equivalence import QUICK
 
 H5PY_3 = int(h5py.__version__.split('.')[0]) >= 3
 X, Y = np.arange(12).reshape(6, 2) % 5, np.arange(6.0)[:, None]

@@ -20,7 +20,7 @@ from theano_mgpu.jobs import mpi_environment
 
 import numpy as np
 import pytest
-from test_ranks import needs_mpi
+from support.marks import needs_mpi
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from common import data, dense_model
-from conftest import context_map
+from support.devices import context_map
+from support.small_models import data, dense_model
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 
 SIZES = [0, 1, 2, 31, 32, 33, 200, 1777]

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from conftest import needs_compiler
-from stages import n_stages, run, split
+from support.marks import needs_compiler
+from support.stages import n_stages, run, split
 from theano.gradient import disconnected_grad
 from theano.ifelse import ifelse
 from theano.sandbox.rng_mrg import MRG_RandomStreams

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from rank_jobs import PYTHON
-from stages import CoupledModel
-from test_ranks import arrays, launch, needs_mpi
+from support.launch import arrays, launch
+from support.marks import needs_mpi
+from support.rank_jobs import PYTHON
+from support.stages import CoupledModel
 
 
 @pytest.fixture(scope='module')

@@ -1,9 +1,7 @@
 """Several processes through MPI: real jobs of real ranks, against one process; and what becomes of their faults."""
-import importlib.util
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -11,44 +9,14 @@ import time
 
 import numpy as np
 import pytest
-import rank_jobs
 import theano
 import theano.tensor as T
-from conftest import context_map, needs_compiler
-from two_hosts import two_hosts  # noqa: F401  a fixture
+from support import rank_jobs
+from support.devices import context_map
+from support.launch import INTERPRETED, JOBS, alone, arrays, launch
+from support.marks import needs_compiler, needs_mpi
 
-JOBS = os.path.abspath(rank_jobs.__file__)
-needs_mpi = pytest.mark.skipif(
-    not shutil.which('mpirun') or importlib.util.find_spec('mpi4py') is None,
-    reason='no mpirun, or no mpi4py: apt-get install openmpi-bin python3-mpi4py')
 pytestmark = needs_mpi
-
-
-# Interpreted: for tests of what processes do, compiling would take most of the time.
-INTERPRETED = 'floatX=float32,cxx=,optimizer=fast_compile'
-
-
-def launch(ranks, *arguments, options=(), flags='floatX=float32', expected=0, mpirun=False, job=JOBS):
-    """Run a job of rank_jobs.py to its end; its output."""
-    start = ['mpirun', '--allow-run-as-root', '--oversubscribe', '-n', str(ranks)] + list(options) if mpirun else \
-        ['-m', 'theano_mgpu', 'launch', '-n', str(ranks)] + list(options)
-    command = (start if mpirun else [sys.executable] + start) + ([sys.executable] if mpirun else [])
-    done = subprocess.run(command + [job] + [str(argument) for argument in arguments], capture_output=True, text=True,
-                          env=dict(os.environ, THEANO_FLAGS=flags), timeout=300)
-    assert done.returncode == expected or expected is None, '%s\n%s' % (done.returncode, done.stderr)
-    return done
-
-
-def alone(*arguments, flags='floatX=float32'):
-    """The same in a process that is alone."""
-    done = subprocess.run([sys.executable, JOBS] + [str(argument) for argument in arguments], capture_output=True,
-                          text=True, env=dict(os.environ, THEANO_FLAGS=flags), timeout=300)
-    assert done.returncode == 0, done.stderr
-
-
-def arrays(path):
-    with np.load(str(path)) as file:
-        return [file[name] for name in file.files]
 
 
 def assert_same(path, other, tolerance):
@@ -117,7 +85,7 @@ def launch_on(hosts, *arguments, meanwhile=None):
                      meanwhile)
 
 
-def test_two_hosts(two_hosts, one_context, tmp_path):  # noqa: F811
+def test_two_hosts(two_hosts, one_context, tmp_path):
     before = two_hosts.first.sent_bytes(), two_hosts.second.sent_bytes()
     done = launch_on(two_hosts, 'train', tmp_path / 'ranks.npz', 'a->cpu', 'plain')
     assert done.returncode == 0, done.stderr
@@ -131,7 +99,7 @@ def test_two_hosts(two_hosts, one_context, tmp_path):  # noqa: F811
 @pytest.mark.parametrize('how,code,message', [
     ('raise', 1, 'rank 1 of 2 (host {host}, process'), ('kill', 137, 'on node {address} exited on signal 9'),
     ('cable', 205, 'lost communication')])
-def test_what_ends_a_rank_on_another_host(how, code, message, two_hosts):  # noqa: F811
+def test_what_ends_a_rank_on_another_host(how, code, message, two_hosts):
     def pull():
         while len([pid for pid in two_hosts.second.pids() if 'rank_jobs' in command_of(pid)]) < 1:
             time.sleep(0.1)

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from common import data, dense_model, momentum, shared
 from models import plain_step
+from support.devices import context_map
+from support.small_models import data, dense_model, momentum, shared
 
 
 @pytest.fixture(params=['cpu', 'gpu'], scope='module')
 def trained(request):
     """A step over two contexts, and a plain one from the same start; both have trained a little."""
-    from conftest import context_map
     mgpu.init(context_map(request.param, 2))
     x, labels = data(11, 7)
     reference, model = dense_model(), dense_model()

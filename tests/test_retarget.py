@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from common import conv_model, data, dense_model, momentum
-from conftest import needs_compiler
+from support.marks import needs_compiler
+from support.small_models import conv_model, data, dense_model, momentum
 from theano.compile.nanguardmode import NanGuardMode
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams

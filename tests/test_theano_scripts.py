@@ -12,8 +12,8 @@ import sys
 from theano_mgpu import config
 
 import pytest
-from conftest import context_map, needs_compiler
-from test_ranks import needs_mpi
+from support.devices import context_map
+from support.marks import needs_compiler, needs_mpi
 
 TESTS = os.path.dirname(os.path.abspath(__file__))
 FOLDER = os.path.join(TESTS, 'theano_scripts')

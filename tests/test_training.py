@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from common import data, dense_model, largest_relative_difference, momentum, update_of
 from models import adam, plain_step
+from support.small_models import data, dense_model, largest_relative_difference, momentum, update_of
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 
 X, LABELS = data(11, 7)
@@ -144,7 +144,7 @@ def test_a_loss_that_is_not_finite(contexts, kind, check):
 @pytest.mark.parametrize('kind,executor', [('cpu', 'serial'), ('cpu', 'threads'), ('gpu', 'threads')])
 def test_after_an_error_in_a_replica_the_step_can_be_repeated(contexts, kind, executor):
     """With dropout: also the random streams are as before."""
-    from test_function import host_indexing
+    from support.small_models import host_indexing
     contexts(kind, 2)
 
     def make():

@@ -6,14 +6,13 @@ from theano_mgpu.keras import multi_gpu_model
 import keras
 import numpy as np
 import pytest
-from conftest import needs_compiler
 from exactness import resnet
 from sklearn.datasets import load_digits
-from test_ranks import INTERPRETED, arrays, launch, needs_mpi
-
-from . import coupled, rank_jobs
-from .equivalence import QUICK, assert_equal, floatx
-from .test_exact import DTYPES
+from support import keras_coupled as coupled
+from support import keras_rank_jobs as rank_jobs
+from support.keras_equivalence import DTYPES, QUICK, assert_equal, floatx
+from support.launch import INTERPRETED, arrays, launch
+from support.marks import needs_compiler, needs_mpi
 
 TOLERANCE = {'float32': 1e-5, 'float64': 1e-9}
 pytestmark = pytest.mark.filterwarnings('error::theano_mgpu.MgpuWarning')

@@ -12,13 +12,12 @@ from theano_mgpu.verification.certificate import TOLERANCE
 import keras
 import numpy as np
 import pytest
-from conftest import needs_compiler
 from keras import backend as K
 from keras import layers as L
 from keras.models import Model, Sequential
-
-from .equivalence import COMPILED, QUICK, assert_equal, built, values
-from .zoo import dense, head, noise, one_hot
+from support.keras_equivalence import COMPILED, QUICK, assert_equal, built, values
+from support.keras_zoo import dense, head, noise, one_hot
+from support.marks import needs_compiler
 
 X, Y = noise(43, 6).astype('float32'), one_hot(43).astype('float32')
 

@@ -6,15 +6,13 @@ from theano_mgpu.keras import multi_gpu_model
 import keras
 import numpy as np
 import pytest
-from conftest import needs_compiler
 from keras import layers as L
 from keras import regularizers
 from keras.models import Sequential
-
-from . import zoo
-from .equivalence import built, check, everything
-from .test_exact import compiling
-from .zoo import COMPILED_MODELS, MODELS, VECTORS, N, dense, noise, one_hot
+from support import keras_zoo as zoo
+from support.keras_equivalence import built, check, compiling, everything
+from support.keras_zoo import COMPILED_MODELS, MODELS, VECTORS, N, dense, noise, one_hot
+from support.marks import needs_compiler
 
 pytestmark = needs_compiler
 

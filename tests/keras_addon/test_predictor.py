@@ -6,14 +6,13 @@ from theano_mgpu.keras import Predictor, multi_gpu_model
 import keras
 import numpy as np
 import pytest
-from conftest import needs_compiler
 from keras import backend as K
 from keras import layers as L
 from keras.models import Model, Sequential
 from scipy import sparse
-
-from . import zoo
-from .equivalence import COMPILED, QUICK  # chooses Keras's backend first
+from support import keras_zoo as zoo
+from support.keras_equivalence import COMPILED, QUICK  # chooses Keras's backend first
+from support.marks import needs_compiler
 
 SIZES = [0, 1, 2, 31, 33, 250, 2049]
 

@@ -8,10 +8,10 @@ from theano_mgpu.keras import checkpoint
 import keras
 import numpy as np
 import pytest
-from test_ranks import INTERPRETED, arrays, launch, needs_mpi
-
-from . import rank_jobs
-from .equivalence import check  # noqa: F401  chooses Keras's backend first
+from support import keras_rank_jobs as rank_jobs
+from support.keras_equivalence import check  # noqa: F401  chooses Keras's backend first
+from support.launch import INTERPRETED, arrays, launch
+from support.marks import needs_mpi
 
 pytestmark = needs_mpi
 JOBS = os.path.abspath(rank_jobs.__file__)

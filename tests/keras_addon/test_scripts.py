@@ -8,7 +8,7 @@ from theano_mgpu.keras import disable, enable
 
 import numpy as np
 import pytest
-from conftest import needs_compiler
+from support.marks import needs_compiler
 
 TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FOLDER = os.path.join(TESTS, 'keras_scripts')

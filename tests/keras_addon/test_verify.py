@@ -6,11 +6,9 @@ import pytest
 from keras import backend as K
 from keras import layers as L
 from keras.models import Sequential
-
-from . import zoo
-from .equivalence import QUICK, assert_equal, built, values
-from .test_exact import compiling
-from .zoo import dense, head, noise, one_hot
+from support import keras_zoo as zoo
+from support.keras_equivalence import QUICK, assert_equal, built, compiling, values
+from support.keras_zoo import dense, head, noise, one_hot
 
 X, Y = noise(11, 6), one_hot(11)
 

@@ -11,7 +11,8 @@ import sys
 import threading
 import time
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'benchmarks'))
+TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path[:0] = [TESTS, os.path.join(os.path.dirname(TESTS), 'benchmarks')]
 
 import theano_mgpu as mgpu
 from theano_mgpu.graphs import graph
@@ -477,7 +478,7 @@ def predict(path, contexts, per_context=1):
 
 def stages(path, contexts):
     """A model whose samples depend on each other, over stages."""
-    from stages import CoupledModel
+    from support.stages import CoupledModel
     mgpu.init(contexts)
     model = CoupledModel('float64')
     write(path, model.train(model.over_contexts(PYTHON)))
