@@ -29,8 +29,8 @@ from support.two_hosts import two_hosts_or_skip
 # Processes that tests start are no processes of a script's: each imports theano_mgpu by itself, or is to do without.
 del os.environ[compat.IMPORTED]
 
-# The tests of these modules run with the flag mgpu.verify, too. Most others compare with one device anyway.
-SELF_CHECKED = ('test_bugs', 'test_function', 'test_multi_gpu', 'test_training')
+# Tests of these modules and packages run with the flag mgpu.verify, too. Most others compare with one device anyway.
+SELF_CHECKED = {'bugs', 'test_function', 'test_multi_gpu', 'test_training'}
 
 # Programs, not tests: tests/keras_addon/test_scripts.py runs them.
 collect_ignore = ['keras_scripts', 'theano_scripts']
@@ -39,7 +39,8 @@ collect_ignore = ['keras_scripts', 'theano_scripts']
 @pytest.fixture(autouse=True)
 def self_check(request):
     """Have functions compute their first batch on one device, too; a test marked `unverified` counts what they do."""
-    is_on = request.module.__name__.split('.')[-1] in SELF_CHECKED and not request.node.get_closest_marker('unverified')
+    names = request.module.__name__.split('.')
+    is_on = not SELF_CHECKED.isdisjoint(names) and not request.node.get_closest_marker('unverified')
     with theano.configparser.change_flags(**{'mgpu.verify': str(is_on)}):
         yield
 
