@@ -24,6 +24,7 @@ from theano_mgpu.patches import compat
 import pytest
 import theano
 from support.devices import context_map
+from support.requirements import MISSING, takes_a_gpu
 from support.two_hosts import two_hosts_or_skip
 
 # Processes that tests start are no processes of a script's: each imports theano_mgpu by itself, or is to do without.
@@ -34,6 +35,23 @@ SELF_CHECKED = {'bugs', 'test_function', 'test_multi_gpu', 'test_training'}
 
 # Programs, not tests: tests/keras_addon/test_scripts.py runs them.
 collect_ignore = ['keras_scripts', 'theano_scripts']
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest selects tests by their markers
+def pytest_collection_modifyitems(items):
+    """Mark tests that compute on a GPU device."""
+    for item in items:
+        if takes_a_gpu(item):
+            item.add_marker('opencl')
+
+
+@pytest.hookimpl(tryfirst=True)  # before fixtures
+def pytest_runtest_setup(item):
+    """Skip a test with a marker of something that is missing here."""
+    for marker, reason_of in MISSING.items():
+        reason = reason_of() if item.get_closest_marker(marker) else None
+        if reason:
+            pytest.skip(reason)
 
 
 @pytest.fixture(autouse=True)

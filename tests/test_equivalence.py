@@ -9,7 +9,6 @@ import pytest
 import theano
 import theano.tensor as T
 from models import adam, plain_step
-from support.marks import needs_compiler
 from support.small_models import batches, conv_model, data, dense_model, largest_relative_difference, momentum
 
 TOLERANCE = {'float32': 1e-5, 'float64': 1e-10}
@@ -58,6 +57,7 @@ def test_dense_with_adam(contexts, n, dtype, plain):
     check_dense(contexts, 'cpu', n, dtype, plain)
 
 
+@pytest.mark.opencl
 @FLOAT64_SLOW
 @pytest.mark.parametrize('n', [pytest.param(2, marks=pytest.mark.cuda), pytest.param(3, marks=pytest.mark.slow),
                                pytest.param(4, marks=pytest.mark.slow)])
@@ -90,7 +90,7 @@ def check_dense(contexts, kind, n, dtype, plain):
 
 
 @pytest.mark.cuda
-@needs_compiler
+@pytest.mark.needs_compiler
 @FLOAT64_SLOW
 @pytest.mark.parametrize('n', [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_convolution_with_momentum(contexts, kind, n, dtype, plain):
@@ -104,6 +104,7 @@ def test_convolution_with_momentum(contexts, kind, n, dtype, plain):
     assert not mgpu.audit(step).wrong
 
 
+@pytest.mark.opencl
 def test_contexts_of_several_kinds(contexts, plain):
     """A CPU and a GPU context in one function."""
     gpu = contexts('gpu', 1)[0]

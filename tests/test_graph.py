@@ -181,11 +181,13 @@ def compile_for(context, inputs, outputs):
     return ParallelGraph(inputs, outputs, {}, contexts, Ranks()).compiled[0]
 
 
-@pytest.mark.parametrize('name', [pytest.param(name, marks=pytest.mark.slow) if name == 'batch_normalisation' else name
-                                  for name in sorted(CASES)])
+def marks_of(name):
+    compiled = name.startswith(('convolution', 'pooling'))
+    return [pytest.mark.slow] * (name == 'batch_normalisation') + [pytest.mark.needs_compiler] * compiled
+
+
+@pytest.mark.parametrize('name', [pytest.param(name, marks=marks_of(name)) for name in sorted(CASES)])
 def test_op(contexts, name):
-    if not theano.config.cxx and name.startswith(('convolution', 'pooling')):
-        pytest.skip('Theano has neither convolution nor pooling without a C++ compiler')
     inputs, outputs, arguments = CASES[name]()
     results = {}
     for kind in ('cpu', 'gpu') if gpu_devices() else ('cpu',):

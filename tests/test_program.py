@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from support.marks import needs_compiler
 from support.stages import n_stages, run, split
 from theano.gradient import disconnected_grad
 from theano.ifelse import ifelse
@@ -124,7 +123,7 @@ def embedding_flattened(words):
     return with_gradients(T.tanh(looked_up).mean(), table)
 
 
-@case(IMAGES, stages=1, marks=needs_compiler)
+@case(IMAGES, stages=1, marks=pytest.mark.needs_compiler)
 def convolution_and_pooling(x):
     w = weight(2, 3, 3, 3)
     y = conv2d(x, w)
@@ -133,7 +132,7 @@ def convolution_and_pooling(x):
     return with_gradients((highest ** 2 + average).mean(), w)
 
 
-@case(IMAGES, stages=3, marks=needs_compiler)
+@case(IMAGES, stages=3, marks=pytest.mark.needs_compiler)
 def convolution_and_batch_normalisation(x):
     w = weight(2, 3, 3, 3)
     gamma = theano.shared(np.ones((1, 2, 1, 1)), broadcastable=(True, False, True, True))

@@ -7,7 +7,6 @@ import pytest
 import theano
 import theano.tensor as T
 from support.launch import arrays, launch
-from support.marks import needs_mpi
 from support.rank_jobs import PYTHON
 from support.stages import CoupledModel
 
@@ -44,7 +43,7 @@ def test_training_on_devices_is_that_of_plain_theano(options, expected, gpu2):
     assert_close(trained, expected['float32'], 1e-5)
 
 
-@needs_mpi
+@pytest.mark.mpi
 def test_training_over_ranks_is_that_of_plain_theano(expected, tmp_path):
     """Two contexts each; of a batch of one sample, one rank has none."""
     launch(2, 'stages', tmp_path / 'ranks.npz', 'a->cpu;b->cpu', flags='floatX=float32,cxx=')

@@ -14,9 +14,8 @@ import theano.tensor as T
 from support import rank_jobs
 from support.devices import context_map
 from support.launch import INTERPRETED, JOBS, alone, arrays, launch
-from support.marks import needs_compiler, needs_mpi
 
-pytestmark = needs_mpi
+pytestmark = pytest.mark.mpi
 
 
 def assert_same(path, other, tolerance):
@@ -53,6 +52,7 @@ def test_random_draws_are_those_of_one_process_with_as_many_contexts(tmp_path):
     assert sorted(re.findall(r'rank (\d) trained on (\w)', done.stdout)) == [('0', 'a'), ('1', 'b')]
 
 
+@pytest.mark.opencl
 @pytest.mark.cuda
 @pytest.mark.slow
 def test_gpus(one_context, tmp_path):
@@ -61,7 +61,7 @@ def test_gpus(one_context, tmp_path):
     assert_same(tmp_path / 'ranks.npz', one_context, 1e-5)
 
 
-@needs_compiler
+@pytest.mark.needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize('ranks,contexts', [(2, 2), (2, 4)])
 @pytest.mark.parametrize('script,arguments', [
@@ -121,7 +121,7 @@ def command_of(pid):
         return ''
 
 
-@needs_compiler
+@pytest.mark.needs_compiler
 @pytest.mark.slow
 def test_one_rank_compiles_and_the_others_find_it(tmp_path):
     launch(3, 'compile_once', tmp_path / 'found', flags='floatX=float32,base_compiledir=%s' % (tmp_path / 'compiled'))
@@ -340,6 +340,7 @@ def test_a_rank_that_keeps_a_batch(tmp_path):
     assert re.search(r'rank 1 \(host .*\) has had a batch to compute for 2 s and does not answer', done.stderr)
 
 
+@pytest.mark.opencl
 @pytest.mark.slow
 def test_prediction_on_gpus(tmp_path):
     path = str(tmp_path / 'predicted')

@@ -116,6 +116,7 @@ def test_two_functions_share_the_replicas(trained):
     assert evaluator in step.replicated()
 
 
+@pytest.mark.opencl
 def test_functions_over_different_contexts_see_each_others_steps(contexts):
     contexts('gpu', 2)
     model, reference = dense_model(), dense_model()
@@ -132,6 +133,7 @@ def momentum_without_state(gradients, params):
     return {p: p - np.float32(0.1) * g for p, g in zip(params, gradients)}
 
 
+@pytest.mark.opencl
 def test_the_last_value_comes_home_when_the_function_goes(contexts):
     contexts('gpu', 2)
     model, reference = dense_model(), dense_model()
@@ -155,6 +157,7 @@ def test_variables_can_be_copied_and_pickled(trained):
     both(trained)
 
 
+@pytest.mark.opencl
 def test_a_variable_of_the_users_on_a_gpu(contexts):
     """It lies on the second context; the graph is replicated all the same."""
     gpus = contexts('gpu', 2)

@@ -10,7 +10,6 @@ from theano_mgpu.patches import compat
 import pytest
 import theano
 from support.launch import launch
-from support.marks import needs_mpi
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -99,7 +98,7 @@ else:
 """
 
 
-@needs_mpi
+@pytest.mark.mpi
 def test_a_process_that_a_rank_starts_is_no_rank(tmp_path):
     """It started MPI in the rank's name: "Local abort before MPI_INIT completed", and all ranks ended."""
     (tmp_path / 'script.py').write_text(A_RANK_STARTS)

@@ -15,10 +15,9 @@ import pytest
 import theano
 from support.comparison import assert_bitwise
 from support.launch import INTERPRETED, JOBS, arrays, launch
-from support.marks import needs_mpi
 
 
-@needs_mpi
+@pytest.mark.mpi
 def test_a_rank_reads_what_it_has_saved_and_not_a_former_file_or_none(tmp_path):
     """Ranks other than 0 did not wait for it to be written; they died in load_model. Guarded writes need no other rank.
     """
@@ -51,7 +50,7 @@ def test_a_rank_that_saves_alone_says_whom_it_waits_for(monkeypatch):
         ranks.write_by_first('m.h5', lambda: None)
 
 
-@needs_mpi
+@pytest.mark.mpi
 def test_a_failure_of_one_rank_late_in_a_step_is_one_of_all(tmp_path):
     """Where the script caught it, the other ranks had new weights, and went on: 0.2467 against 0.2127, no error."""
     launch(2, 'late_failures', tmp_path / 'met', flags=INTERPRETED + ',mgpu.timeout=10')
@@ -77,7 +76,7 @@ def processes_of(text):
     return found
 
 
-@needs_mpi
+@pytest.mark.mpi
 @pytest.mark.parametrize('killed', ['launch', 'mpirun'])
 def test_a_killed_launcher_leaves_no_process(killed, tmp_path):
     """mpirun and the ranks went on training, and writing checkpoints, for ever."""
@@ -97,7 +96,7 @@ def test_a_killed_launcher_leaves_no_process(killed, tmp_path):
     assert not processes_of(mark)
 
 
-@needs_mpi
+@pytest.mark.mpi
 def test_a_compile_error_on_the_first_rank_is_one_of_all(tmp_path):
     """The others waited for it for ever; and float16 was an error of mpi4py's, "KeyError: 'e'"."""
     launch(2, 'compile_errors', tmp_path / 'met', flags=INTERPRETED + ',mgpu.timeout=10')
@@ -112,7 +111,7 @@ def test_a_compile_error_on_the_first_rank_is_one_of_all(tmp_path):
         assert found['dtype'] == 'float16'
 
 
-@needs_mpi
+@pytest.mark.mpi
 def test_garbage_that_one_rank_has_collected_and_another_one_has_not_makes_no_difference(tmp_path):
     """"RankError: the ranks do different things. rank 0: sharing values; rank 1: compiling in turn"."""
     launch(2, 'collect', tmp_path / 'found.npz', flags=INTERPRETED)
@@ -121,7 +120,7 @@ def test_garbage_that_one_rank_has_collected_and_another_one_has_not_makes_no_di
     assert passed
 
 
-@needs_mpi
+@pytest.mark.mpi
 def test_two_threads_that_train_over_ranks_at_once_end_the_job():
     """MPI_ERR_REQUEST in one thread, and exit code 0."""
     done = launch(2, 'fail', 'threads', flags=INTERPRETED + ',mgpu.timeout=10', expected=1)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from support.marks import needs_compiler
 from support.small_models import data, dense_model, momentum
 from theano.gof.graph import ancestors
 from theano.tensor.signal.pool import MaxPoolGrad, pool_2d
@@ -45,7 +44,7 @@ def normalised(x):
     return (x - x.mean(axes, keepdims=True)) * T.inv(T.sqrt(x.var(axes, keepdims=True) + 1e-4))
 
 
-@needs_compiler
+@pytest.mark.needs_compiler
 @pytest.mark.parametrize('largest', [
     lambda x: pool_2d(T.nnet.relu(x), (2, 2), ignore_border=True),
     pytest.param(lambda x: x.max(axis=3, keepdims=True), marks=pytest.mark.slow),

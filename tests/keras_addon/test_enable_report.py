@@ -17,7 +17,6 @@ from keras import layers as L
 from keras.models import Model, Sequential
 from support.keras_equivalence import COMPILED, QUICK, assert_equal, built, values
 from support.keras_zoo import dense, head, noise, one_hot
-from support.marks import needs_compiler
 
 X, Y = noise(43, 6).astype('float32'), one_hot(43).astype('float32')
 
@@ -180,7 +179,7 @@ def test_strict():
         compiled(ordered()).fit(X, Y, verbose=0)
 
 
-@needs_compiler
+@pytest.mark.needs_compiler
 def test_one_context_is_faster():
     """So small a model pays for each context; the trial leaves nothing behind."""
     report = enable()

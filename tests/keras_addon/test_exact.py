@@ -13,7 +13,6 @@ from keras.utils.losses_utils import Reduction
 from support import keras_zoo as zoo
 from support.keras_equivalence import COMPILED, DTYPES, check, compiling, values
 from support.keras_zoo import COMPILED_MODELS, MODELS, OPTIMIZERS, VECTORS, N, dense, noise, one_hot
-from support.marks import needs_compiler
 
 pytestmark = pytest.mark.filterwarnings('error::theano_mgpu.MgpuWarning')  # what is exact is not warned of
 
@@ -25,7 +24,7 @@ def test_models(name, dtype, contexts):
     check(build, compiling(metrics=['accuracy']), data, dtype, contexts)
 
 
-@needs_compiler
+@pytest.mark.needs_compiler
 @DTYPES
 @pytest.mark.parametrize('name', [pytest.param(name, marks=[pytest.mark.slow] if name in ('conv1d', 'conv2d') else [])
                                   for name in COMPILED_MODELS])

@@ -12,9 +12,8 @@ from keras.models import Sequential
 from support import keras_zoo as zoo
 from support.keras_equivalence import built, check, compiling, everything
 from support.keras_zoo import COMPILED_MODELS, MODELS, VECTORS, N, dense, noise, one_hot
-from support.marks import needs_compiler
 
-pytestmark = needs_compiler
+pytestmark = [pytest.mark.opencl, pytest.mark.needs_compiler]
 
 
 @pytest.mark.cuda

@@ -11,9 +11,8 @@ import pytest
 from support import keras_rank_jobs as rank_jobs
 from support.keras_equivalence import check  # noqa: F401  chooses Keras's backend first
 from support.launch import INTERPRETED, arrays, launch
-from support.marks import needs_mpi
 
-pytestmark = needs_mpi
+pytestmark = pytest.mark.mpi
 JOBS = os.path.abspath(rank_jobs.__file__)
 
 

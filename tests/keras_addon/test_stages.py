@@ -26,7 +26,6 @@ from support.keras_zoo import (
     sequences,
     tokens,
 )
-from support.marks import needs_compiler
 from theano.configparser import change_flags
 
 STEPS, SIZES = 3, (7, 5, 2)
@@ -45,7 +44,7 @@ QUICK_ONES = ['gaussian noise', 'spatial dropout', 'tversky', 'stateful metrics'
 
 def case(name, build, data, compiled=False, steps=STEPS, **options):
     """A model, its data, and the arguments of compile() and train_on_batch() that are not the usual ones."""
-    marks = [pytest.mark.slow] * (name not in QUICK_ONES) + [needs_compiler] * compiled
+    marks = [pytest.mark.slow] * (name not in QUICK_ONES) + [pytest.mark.needs_compiler] * compiled
     CASES[name] = pytest.param(build, data, compiled, steps, options, id=name, marks=marks)
 
 

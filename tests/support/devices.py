@@ -15,7 +15,10 @@ def gpu_devices():
 
 
 def context_map(kind, n):
-    """A map of n contexts on CPU or GPU devices; GPU devices are taken in turn."""
+    """A map of n contexts on CPU or GPU devices; GPU devices are taken in turn.
+
+    Skips the test where there is no GPU device, in case that it is not marked `opencl`.
+    """
     if kind == 'cpu':
         return ';'.join('host%d->cpu' % i for i in range(n))
     found = gpu_devices()
