@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from support.faulty_executor import faulty
 from support.launch import arrays, launch
 from support.rank_jobs import PYTHON
 from support.stages import CoupledModel
@@ -50,17 +51,15 @@ def test_training_over_ranks_is_that_of_plain_theano(expected, tmp_path):
     assert_close(arrays(tmp_path / 'ranks.npz'), expected['float64'], 1e-12)
 
 
-def test_a_step_that_fails_in_a_late_stage_changes_nothing(expected, cpu2, monkeypatch):
+def test_a_step_that_fails_in_a_late_stage_changes_nothing(expected, cpu2):
     model = CoupledModel('float64')
     step = model.over_contexts(PYTHON)
     before = [variable.get_value() for variable in model.variables]
-    late = step.compiled_program.stages[-2][1]
-    monkeypatch.setattr(late.graph, 'run', lambda replica, arguments: 1 / 0)
+    faulty(step).inject(ZeroDivisionError(), run=len(step.compiled_program.stages) - 2)
     with pytest.raises(ReplicaError, match='nothing was changed'):
         model.train(step)
     for value, variable in zip(before, model.variables):
         np.testing.assert_array_equal(value, variable.get_value())
-    monkeypatch.undo()
     assert_close(model.train(step), expected['float64'], 1e-12)
 
 

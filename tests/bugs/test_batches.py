@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from support.faulty_executor import faulty
 from support.small_models import data, dense_model, momentum
 
 
@@ -29,29 +30,17 @@ def quick_step(model):
     return mgpu.training_function(model.inputs, model.loss, model.params, momentum)
 
 
-def test_no_room_for_the_next_batch_does_not_undo_this_one(gpu2, monkeypatch):
+def test_no_room_for_the_next_batch_does_not_undo_this_one(gpu2):
     """The next batch is sent within the step: its MemoryError undid the step, and was raised a batch too early."""
-    from theano_mgpu.batches import prefetch
-    from theano_mgpu.replicas import transfers
     x, labels = data(24, 7)
     parts = [(x[i:i + 8], labels[i:i + 8]) for i in range(0, 24, 8)]
     model, reference = dense_model(), dense_model()
     expected = list(quick_step(reference).over(parts))
-    send, prepare, failed = transfers.DeviceBuffers.send, prefetch.LookAhead.prepare, []
-
-    def fail(self, key, value):
-        failed.append(True)
-        raise MemoryError('no room on the device')
-
-    def prepare_next(self):
-        with monkeypatch.context() as patch:
-            if not failed:
-                patch.setattr(transfers.DeviceBuffers, 'send', fail)
-            prepare(self)
-        assert transfers.DeviceBuffers.send is send
-    monkeypatch.setattr(prefetch.LookAhead, 'prepare', prepare_next)
-    np.testing.assert_allclose(list(quick_step(model).over(parts)), expected, rtol=1e-6)
-    assert len(failed) == 2  # a task a replica
+    step = quick_step(model)
+    executor = faulty(step)
+    executor.inject(MemoryError('no room on the device'), run=2)  # after sending and launching the first batch
+    np.testing.assert_allclose(list(step.over(parts)), expected, rtol=1e-6)
+    assert executor.struck == 2  # a task for each replica
     np.testing.assert_allclose(model.params[0].get_value(), reference.params[0].get_value(), rtol=1e-6)
 
 
@@ -68,7 +57,7 @@ def test_a_bad_batch_of_a_generator_does_not_undo_the_one_before(gpu2):
         ended = 0
 
         def on_batch_begin(self, batch, logs=None):
-            if not batch:
+            if not batch:  # a private queue: nothing public shows that the next batch is there
                 compat.keras_batches._enqueuer.queue.queue[0].wait(30)
 
         def on_batch_end(self, batch, logs=None):

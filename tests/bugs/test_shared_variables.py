@@ -8,7 +8,8 @@ import pytest
 import theano
 import theano.tensor as T
 from models import plain_step
-from support.small_models import data, dense_model, momentum, update_of
+from support.faulty_executor import faulty
+from support.small_models import data, dense_model, momentum
 
 
 def test_a_borrowed_value_of_a_variable_with_copies_is_not_written_to_in_silence(cpu2):
@@ -66,18 +67,15 @@ def test_a_value_that_another_thread_sets_within_a_step_counts_from_the_next_one
     contexts(kind, 2)
     (step, model, rate), (expected, reference, reference_rate) = with_rate(update_on), with_rate(update_on)
     setter = threading.Thread(target=rate.set_value, args=(np.float32(0.7),))
-    update = update_of(step)
-    run = update.run
 
-    def run_and_set(replica, arguments):
-        if setter.ident is None:
-            setter.start()
-            setter.join(0.3)
-        return run(replica, arguments)
-    update.run = run_and_set
+    def set_in_the_thread():
+        setter.start()
+        setter.join(0.3)
+    undisturbed, executor = faulty(expected), faulty(step)
+    expected(*data(9, 7))
+    executor.inject(set_in_the_thread, run=undisturbed.runs - 1, replica=0)  # the update
     step(*data(9, 7))
     setter.join()
-    expected(*data(9, 7))
     reference_rate.set_value(np.float32(0.7))
     assert step(*data(8, 7)) == expected(*data(8, 7))
     assert step(*data(7, 7)) == expected(*data(7, 7))
