@@ -356,7 +356,7 @@ def test_which_files_are_candidates(tmp_path, monkeypatch):
     (tmp_path / 'own').mkdir()
     (tmp_path / 'own' / 'libnvrtc.so').symlink_to(folder / 'libnvrtc.so.12')
     monkeypatch.setattr(sys, 'path', [str(tmp_path)])
-    monkeypatch.setattr(search, '_linker_cache', lambda name: [])
+    monkeypatch.setattr(search, '_linker_cache', lambda name: [])  # libraries of this machine are none of these files
     found = [candidate for candidate in candidates('libnvrtc.so') if candidate.path.startswith(str(tmp_path))]
     assert found == [(str(folder / 'libnvrtc.so.12'), False)]
     monkeypatch.setenv('LD_LIBRARY_PATH', '/nowhere::%s' % (tmp_path / 'own'))

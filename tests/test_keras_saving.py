@@ -102,7 +102,7 @@ def test_weights_of_one_name_come_back(tmp_path, monkeypatch):
     copy = keras.models.load_model(path, custom)
     assert len(state(model)) == 4 + 1 + 4 + 2  # weights; iterations, moments, slots
     assert all((a == b).all() for a, b in zip(state(copy), state(model)))
-    monkeypatch.setattr(saving, '_uniquify', saving._uniquify.__wrapped__)
+    monkeypatch.setattr(saving, '_uniquify', saving._uniquify.__wrapped__)  # Keras's own name: what the patch replaces
     with pytest.raises((TypeError, AttributeError), match='No conversion path|decode'):
         model.save(path)
         keras.models.load_model(path, custom)
@@ -165,7 +165,8 @@ def test_attributes_of_either_h5py_are_read(convert, trained, tmp_path):
         names = [name if isinstance(name, bytes) else name.encode() for name in f.attrs['layer_names']]
         f.attrs['layer_names'] = [convert(name) for name in names]
         for key in ('keras_version', 'backend'):
-            f.attrs[key] = convert(compat._as_bytes(f.attrs[key]))
+            value = f.attrs[key]
+            f.attrs[key] = convert(value if isinstance(value, bytes) else value.encode())
     copy = small()
     copy.load_weights(path)
     assert all((a == b).all() for a, b in zip(copy.get_weights(), trained.get_weights()))

@@ -180,9 +180,9 @@ def test_draws_that_are_optimised_away_cost_nothing(cpu2):
     x, training = T.matrix('x'), T.iscalar('training')
     drawn = T.switch(training, x * MRG_RandomStreams(3).uniform((x.shape[0], 3)), x)
     with mgpu.Predictor([x], drawn, givens={training: np.int32(0)}, mode=FAST) as predictor:
-        before = predictor._states
+        before = predictor._states  # private: no result shows a state that is computed in vain
         np.testing.assert_array_equal(predictor.predict(rows(40)), rows(40))
-        assert predictor._draws == [False] and predictor._states is before
+        assert predictor.residents[0].draws() == [False] and predictor._states is before
 
 
 # --- who computes what, and when -----------------------------------------------------------------

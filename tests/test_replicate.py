@@ -91,7 +91,7 @@ def test_without_the_hooks_values_are_stale(trained, monkeypatch):
     stale = model.params[0].get_value()
     step(x, labels), plain(x, labels)
     with monkeypatch.context() as patch:
-        patch.setattr(compat, '_watchers', {})
+        patch.setattr(compat, '_watchers', {})  # nothing public takes the hooks away
         np.testing.assert_array_equal(model.params[0].get_value(), stale)
         np.testing.assert_array_equal(function(), stale)
     assert abs(function() - stale).max() > 0

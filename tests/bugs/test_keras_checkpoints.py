@@ -18,9 +18,14 @@ def keras_model(seed=1):
     np.random.seed(seed)
     model = multi_gpu_model(Sequential([Dense(4, activation='tanh', input_shape=(3,)), Dropout(0.3), Dense(1)]),
                             gpus=None)
-    interpreted = all(context.kind == 'cpu' for context in mgpu.contexts())
-    model.compile('adam', 'mse', metrics=['mae'], mode=theano.Mode('py' if interpreted else None, 'fast_compile'))
+    model.compile('adam', 'mse', metrics=['mae'], mode=keras_mode())
     return model
+
+
+def keras_mode():
+    """A mode that interprets what runs on the host."""
+    interpreted = all(context.kind == 'cpu' for context in mgpu.contexts())
+    return theano.Mode('py' if interpreted else None, 'fast_compile')
 
 
 def keras_state(model):
@@ -57,7 +62,7 @@ def keras_fit(model, path, callbacks=(), interrupted_at=0, every=2, **options):
 
 @pytest.fixture
 def forgetful(monkeypatch):
-    """A function after which the process is like a new one to checkpoints."""
+    """A function after which the process is like a new one to checkpoints; a new one would have to compile again."""
     from theano_mgpu.keras import checkpoint
     return lambda: monkeypatch.setattr(checkpoint, '_runs', {})
 
@@ -81,7 +86,7 @@ def test_fits_with_the_same_checkpoint_are_all_trained_and_all_resumed(contexts,
         histories = [keras_fit(model, None, used)]
         between = keras_state(model)
         histories.append(keras_fit(model, None, used, second_interrupted_at, epochs=2, batch_size=9))
-        model.compile('sgd', 'mse', mode=model._function_kwargs['mode'])
+        model.compile('sgd', 'mse', mode=keras_mode())
         histories.append(keras_fit(model, None, used, epochs=1))
         return histories, between, keras_state(model), np.random.rand()
 
