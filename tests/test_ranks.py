@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from support import rank_jobs
+from support import rank_data_jobs, rank_network
 from support.devices import context_map
 from support.launch import INTERPRETED, JOBS, alone, arrays, launch
 
@@ -92,7 +92,7 @@ def test_two_hosts(two_hosts, one_context, tmp_path):
     assert_same(tmp_path / 'ranks.npz', one_context, 1e-5)
     parameters = 4 * (6 * 16 + 16 + 16 * 3)
     for host, sent in zip((two_hosts.first, two_hosts.second), before):
-        assert host.sent_bytes() - sent > len(rank_jobs.RAGGED) * 3 * parameters
+        assert host.sent_bytes() - sent > len(rank_network.RAGGED) * 3 * parameters
 
 
 @pytest.mark.slow
@@ -138,7 +138,7 @@ def test_ranks_that_feed_their_own_data_may_end_early(tmp_path, contexts):
     """Rank 1 has no data at all, rank 2 less than rank 0."""
     launch(3, 'shard', tmp_path / 'ranks.npz', 4, 0, 2, flags=INTERPRETED)
     contexts('cpu', 1)
-    network = rank_jobs.Network(dropout=False, seed=0)
+    network = rank_network.Network(dropout=False, seed=0)
     batches = list(network.batches())
     for number in range(4):
         parts = [batches[number * 3 + rank] for rank, n in enumerate((4, 0, 2)) if number < n]
@@ -169,9 +169,9 @@ def test_ranks_may_slice_batches_from_their_own_parts_of_a_data_set(calls, tmp_p
     launch(2, 'sharded_slices', tmp_path / 'ranks', *calls, options=['--sharded'], flags=INTERPRETED)
     found = [arrays(tmp_path / ('ranks.%d.npz' % rank)) for rank in range(2)]
     x, w = T.matrix('x', 'float64'), theano.shared(np.eye(4), 'w')
-    outputs, updates, _ = rank_jobs.sliced({}, x, w)
-    step = theano.function([x], outputs, updates=updates, mode=rank_jobs.PYTHON)
-    first, last = np.split(rank_jobs.SLICED, [14])
+    outputs, updates, _ = rank_data_jobs.sliced({}, x, w)
+    step = theano.function([x], outputs, updates=updates, mode=rank_network.PYTHON)
+    first, last = np.split(rank_data_jobs.SLICED, [14])
     for i in range(4):
         cost, rows = step(np.concatenate([part[i * 4:(i + 1) * 4] for part in (first, last)]))
         own = len(first[i * 4:(i + 1) * 4])
