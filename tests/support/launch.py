@@ -31,3 +31,11 @@ def alone(*arguments, flags='floatX=float32'):
 def arrays(path):
     with np.load(str(path)) as file:
         return [file[name] for name in file.files]
+
+
+def command_of(pid):
+    try:
+        with open('/proc/%d/cmdline' % pid) as f:
+            return f.read()
+    except OSError:  # it has ended
+        return ''
