@@ -184,7 +184,7 @@ def test_with_a_broken_compiler():
 
 @pytest.mark.needs_compiler
 def test_code_is_built_once_for_all_processes(tmp_path):
-    code = ('import numpy as np; from theano_mgpu import host_reduce, collectives\n'
+    code = ('import numpy as np; from theano_mgpu.replicas import host_reduce, collectives\n'
             'x = np.ones(host_reduce.SMALLEST); print((collectives.all_reduce([x, x], [1, 2]) == 3).all())')
     built = []
     for _ in range(2):

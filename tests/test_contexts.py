@@ -106,8 +106,8 @@ print(names, values)
 def test_pocl_shows_two_devices_without_a_word(contexts):
     if contexts('gpu', 1)[0].kind != 'opencl':
         pytest.skip('no OpenCL here')
-    code = ('import os; os.environ.pop("POCL_DEVICES", None); from theano_mgpu import devices; '
-            'print(len(devices.discover("opencl")[0]))')
+    code = ('import os; os.environ.pop("POCL_DEVICES", None); from theano_mgpu.devices import discovery; '
+            'print(len(discovery.discover("opencl")[0]))')
     assert int(run_python(code)) >= 2
 
 

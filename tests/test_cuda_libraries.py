@@ -117,7 +117,7 @@ import time
 start = time.perf_counter()
 cuda_libraries.provide()
 cuda_libraries.require('cuda0')
-print(time.perf_counter() - start, cuda_libraries.survey().libraries, devices.discover('cuda'))
+print(time.perf_counter() - start, cuda_libraries.survey().libraries, discovery.discover('cuda'))
 """
     (machine.driver / 'libcuda.so.1').unlink()
     machine.install_nvrtc(*NVRTC_12_9)
@@ -129,7 +129,7 @@ print(time.perf_counter() - start, cuda_libraries.survey().libraries, devices.di
 
 
 def test_a_driver_without_a_device(machine):
-    text = machine.run(HEAD + "print(devices.discover('cuda'))", CUDA_ON_CPU_DEVICES='0')
+    text = machine.run(HEAD + "print(discovery.discover('cuda'))", CUDA_ON_CPU_DEVICES='0')
     assert 'the driver' in text and str(machine.driver / 'libcuda.so.1') in text and 'nvidia-smi' in text
 
 
@@ -151,10 +151,10 @@ try:
     mgpu.init('dev0->cuda0')
 except mgpu.ContextError as error:
     print(error)
-print(devices.discover('cuda'))
+print(discovery.discover('cuda'))
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter('always')
-    print(devices.discover_best())
+    print(discovery.discover_best())
 print(caught[-1].category.__name__, caught[-1].message)
 """
     error, found, best, warning = machine.run(code, cc, driver).splitlines()

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 HEAD = """
 import os
 import theano_mgpu as mgpu
-from theano_mgpu import cuda_libraries, devices
+from theano_mgpu.devices import cuda_libraries, discovery
 from theano_mgpu.devices.cuda_libraries import shims
 shims.folder = lambda: os.environ['SHIMS']
 """
