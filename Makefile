@@ -1,17 +1,17 @@
-# `make` lists the targets. ARGS='...' is passed on: make test ARGS='-k collectives'
+# `make` lists the targets. ARGS passes arguments: make test ARGS='-k collectives'
 PY := .venv/bin/python
 ARGS ?=
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-slow test-cuda test-nvrtc test-pythons bench clean
 
 help: ## list the targets
-	@echo 'make demo and make test set themselves up: no other command has to go before.'
+	@echo 'make demo and make test install what they need: no other command has to run first.'
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r name text; do printf '%-22s %s\n' "$$name" "$$text"; done
 
 setup: ## install what is missing: Debian packages (as root or with sudo), then .venv
 	@.ci/setup
 
-demo: setup ## train a small CNN on two contexts and compare with one
+demo: setup ## train a small CNN on two contexts, and compare with one
 	@$(PY) benchmarks/mnist_cnn.py --contexts 2 --opencl-cpus $(ARGS)
 
 test: setup ## lint, then the tests and doctests
@@ -19,19 +19,19 @@ test: setup ## lint, then the tests and doctests
 	@$(PY) .ci/quickly $(PY) -m pytest -n 2 -m 'not slow' $(ARGS)
 	$(if $(ARGS),,@$(PY) .ci/quickly .ci/test-cuda core)
 
-test-slow: setup ## the tests that make test leaves out: more models and more contexts on OpenCL, whose kernels PoCL optimises here
+test-slow: setup ## the tests that make test leaves out: more models, more contexts on OpenCL, kernels optimised by PoCL
 	@POCL_EXTRA_BUILD_FLAGS= $(PY) .ci/quickly $(PY) -m pytest -n 2 -m slow $(ARGS)
 
-test-cuda: setup ## the tests on CUDA devices that the processor stands in for; DEVICES=4 for four
+test-cuda: setup ## the tests on the CUDA stand-in, which runs on the CPU; DEVICES=4 for four devices
 	@$(PY) .ci/quickly .ci/test-cuda $(ARGS)
 
-test-nvrtc: setup ## compile every kernel of make test-cuda with NVIDIA's own compiler (fetches it: 200 MB)
+test-nvrtc: setup ## compile every kernel of make test-cuda with NVIDIA's own compiler (downloads it: 200 MB)
 	@.ci/test-nvrtc
 
-test-pythons: ## install from a plain venv of each of CPython 3.8 to 3.11 at hand, and smoke-test it
+test-pythons: ## install into a plain venv of each CPython 3.8 to 3.11 found here, and smoke-test it
 	@.ci/test-pythons
 
-bench: setup ## what a step over contexts costs, as in benchmarks/RESULTS.md
+bench: setup ## measure what a step over contexts costs, as in benchmarks/RESULTS.md
 	@$(PY) benchmarks/step_overhead.py --models cnn mlp small $(ARGS)
 
 clean: ## remove what was built; .venv stays

@@ -1,4 +1,4 @@
-"""Package theano_mgpu; `make setup` installs it with everything its tests and benchmarks need."""
+"""Package theano_mgpu. `make setup` installs it with everything that its tests and benchmarks need."""
 import re
 from pathlib import Path
 
@@ -9,7 +9,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def read(name):
-    """Return the text of a file beside this one, or '' where it is not shipped."""
+    """Return the text of a file beside this one, or '' if it is not shipped."""
     path = HERE / name
     return path.read_text(encoding='utf-8') if path.is_file() else ''
 
@@ -23,17 +23,17 @@ def version():
 
 
 PTH = 'theano_mgpu.pth'
-# Python runs this line whenever it starts: cheap unless theano_mgpu has started it, and harmless once that is gone.
+# Python runs this line at each start: cheap unless theano_mgpu started the process, and harmless after an uninstall.
 PTH_LINE = ("import os; 'MGPU_IMPORTED' in os.environ and "
             r"exec('try: import theano_mgpu_first\nexcept ImportError: pass')")
 
 
 class BuildPy(build_py):
-    """Puts `PTH` beside the packages, so that it is installed into site-packages."""
+    """Writes `PTH` beside the packages, so that it is installed into site-packages."""
 
     def run(self):
         super().run()
-        # An editable wheel takes no file from the folder of built ones; what lies here becomes its content.
+        # An editable wheel ignores build_lib; it packs what is in install_lib.
         folder = self.get_finalized_command('install').install_lib if self.editable_mode else self.build_lib
         self.mkpath(folder)
         Path(folder, PTH).write_text(PTH_LINE + '\n')
@@ -44,7 +44,7 @@ class BuildPy(build_py):
 KERAS = ['Keras==2.3.1', 'h5py<3.12', 'tqdm<5']  # tqdm: the bar of a prediction
 BENCH = ['scikit-learn<1.4', 'tqdm<5', 'matplotlib<3.9']
 TEST = ['pytest==8.3.5', 'pytest-timeout==2.4.0', 'pytest-xdist==3.6.1', 'ruff==0.17.5',
-        'nvidia-ml-py<14']  # a machine without NVML is what its test needs
+        'nvidia-ml-py<14']  # its test simulates a machine without NVML
 
 setup(
     name='theano_mgpu',
@@ -57,6 +57,7 @@ setup(
     license_files=['LICENSE'],
     python_requires='>=3.8,<3.12',
     packages=find_packages(include=['theano_mgpu*']),
+    package_data={'theano_mgpu': ['py.typed'], 'theano_mgpu.patches': ['*.cpp']},
     py_modules=['theano_mgpu_first'],
     cmdclass={'build_py': BuildPy},
     install_requires=['theano==1.0.5', 'numpy>=1.17,<1.25', 'scipy<1.11'],
@@ -64,7 +65,7 @@ setup(
         'keras': KERAS,
         'mpi': ['mpi4py<5'],
         'nvidia': ['nvidia-ml-py'],
-        # Beside NVIDIA's driver, which is not on PyPI. NVRTC must not be newer than the driver: docs/cuda.md.
+        # In addition to NVIDIA's driver, which is not on PyPI. NVRTC must not be newer than the driver: docs/cuda.md.
         'cuda12': ['nvidia-cuda-nvrtc-cu12>=12.0,<13', 'nvidia-cublas-cu12>=12.0,<13'],
         'cuda13': ['nvidia-cuda-nvrtc>=13.0,<14', 'nvidia-cublas>=13.0,<14'],
         'bench': BENCH,

@@ -96,7 +96,7 @@ def persistent_chain(streams=RandomStreams):
     for i in range(4):
         yield step(i)
     if step.mgpu_divided and isinstance(streams, MRG_RandomStreams):
-        assert [str(v) for v in step.mgpu_divided.step.rows] == ['chain']  # each replica has its rows of it
+        assert [str(v) for v in step.mgpu_divided.step.inputs.rows] == ['chain']  # each replica has its rows of it
     yield w.get_value()
     yield chain.get_value()
 

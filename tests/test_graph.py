@@ -3,6 +3,7 @@ import theano_mgpu as mgpu
 from theano_mgpu.distributed.process_group import Ranks
 from theano_mgpu.errors import GraphError
 from theano_mgpu.graphs.audit import ON_HOST
+from theano_mgpu.program import undivided
 from theano_mgpu.program.parallel_graph import ParallelGraph
 from theano_mgpu.replicas.transfers import Sender
 
@@ -178,7 +179,7 @@ def shapes():
 
 def compile_for(context, inputs, outputs):
     contexts = [context]
-    return ParallelGraph(inputs, outputs, {}, contexts, Ranks()).compiled[0]
+    return ParallelGraph(inputs, outputs, {}, contexts, Ranks(), undivided(outputs)).compiled[0]
 
 
 def marks_of(name):

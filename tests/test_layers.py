@@ -77,3 +77,26 @@ def test_monkey_patches_are_where_they_belong():
             for target in targets:
                 text = ast.unparse(target)
                 assert not text.startswith(('theano.', 'pygpu.', 'np.', 'numpy.')), '%s patches %s' % (name, text)
+
+
+# --- Sizes ---------------------------------------------------------------------------------------
+
+PUBLIC = {'parallel_function.function', 'training.training_function', 'prediction.predictor.__init__'}
+
+
+def test_a_dozen_modules_at_the_top_level():
+    assert len([name for name, path in MODULES.items() if path.parent == PACKAGE]) <= 12
+
+
+@pytest.mark.parametrize('name', MODULES)
+def test_no_file_over_300_lines(name):
+    assert len(MODULES[name].read_text().splitlines()) <= 300
+
+
+@pytest.mark.parametrize('name', MODULES)
+def test_no_private_function_with_more_than_eight_parameters(name):
+    """`self` does not count."""
+    for node in ast.walk(ast.parse(MODULES[name].read_text())):
+        if isinstance(node, ast.FunctionDef) and '%s.%s' % (name, node.name) not in PUBLIC:
+            parameters = [each.arg for each in node.args.posonlyargs + node.args.args + node.args.kwonlyargs]
+            assert len([each for each in parameters if each not in ('self', 'cls')]) <= 8, node.name

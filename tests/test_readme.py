@@ -1,27 +1,126 @@
-"""README's examples run as they stand."""
+"""The documents are right: their code runs, and the commands, files and sections that they name exist."""
+import json
 import os
 import re
+import shlex
 import subprocess
 import sys
+from pathlib import Path
+
+from theano_mgpu.cli import make_parser
 
 import pytest
 
-README = os.path.join(os.path.dirname(__file__), '..', 'README.md')
+ROOT = Path(__file__).resolve().parent.parent
+GUIDE = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob('docs/guide/*.md'))
+DOCUMENTS = ['README.md', 'ARCHITECTURE.md', 'CONTRIBUTING.md', 'CHANGELOG.md', 'docs/cuda.md',
+             'docs/upstream_tests.md', 'examples/README.md'] + GUIDE
+SAME = 'same answer: the largest difference is'
 
 
-def examples():
-    with open(README, encoding='utf-8') as f:
-        return re.findall(r'```python\n(.*?)```', f.read(), flags=re.DOTALL)
+def text_of(document):
+    return (ROOT / document).read_text(encoding='utf-8')
 
 
-@pytest.mark.parametrize('first', [0, 1])
-def test_examples_run(first, tmp_path):
-    """One after the other in one interpreter: all of them, and those that leave the contexts to the machine."""
-    chosen = examples()[first:]
-    assert len(chosen) >= 2
-    done = subprocess.run([sys.executable, '-c', '\n'.join(chosen)], capture_output=True, text=True,
-                          cwd=str(tmp_path), env=dict(os.environ, THEANO_FLAGS='floatX=float32'))
+def python_blocks(document):
+    return re.findall(r'```python\n(.*?)```', text_of(document), flags=re.DOTALL)
+
+
+def commands(document):
+    """Command lines of a document without their comments: indented lines, joined where one ends with a backslash."""
+    lines = re.findall(r'^    (.*)$', text_of(document).replace('\\\n', ''), flags=re.MULTILINE)
+    return [line.split(' #')[0].strip() for line in lines]
+
+
+def prose(document):
+    """A document without its code blocks."""
+    return re.sub(r'```.*?```', '', text_of(document), flags=re.DOTALL)
+
+
+def anchors(document):
+    """The sections of a document as GitHub names them in links."""
+    titles = re.findall(r'^#+ (.*)$', prose(document), flags=re.MULTILINE)
+    return {re.sub(r'[^\w\- ]', '', title.lower()).replace(' ', '-') for title in titles}
+
+
+# Runs each block with names of its own, as a reader who copies it does; all of them in one process, which is quicker.
+RUN_BLOCKS = """
+import json, sys
+for document, blocks in json.load(sys.stdin):
+    print('document', document)
+    for block in blocks:
+        exec(compile(block, document, 'exec'), {'__name__': '__main__'})
+"""
+
+
+def run_blocks(documents, folder, flags):
+    """What the Python blocks of documents print: a dict of str to str."""
+    blocks = json.dumps([(document, python_blocks(document)) for document in documents])
+    done = subprocess.run([sys.executable, '-c', RUN_BLOCKS], input=blocks, capture_output=True, text=True,
+                          cwd=str(folder), env=dict(os.environ, THEANO_FLAGS=flags))
     assert done.returncode == 0, done.stderr
-    assert 'same answer: the largest difference is' in done.stdout
-    assert ('dev0 cpu cpu' in done.stdout) == (first == 0) and '(7, 2)' in done.stdout
-    assert [round(float(value), 2) for value in re.findall(r'\[+ *([\d.]+) *\]', done.stdout)] == [1, 1, 1]
+    parts = re.split(r'^document (.*)\n', done.stdout, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2]))
+
+
+def is_trained(out):
+    """Whether the weights that are printed, one a line, are close to 1, 1, 1."""
+    return [round(float(value), 2) for value in re.findall(r'\[+ *([\d.]+) *\]', out)] == [1, 1, 1]
+
+
+def test_python_blocks_run(tmp_path):
+    """Those of README and of the guide, on two contexts."""
+    out = run_blocks(['README.md'] + GUIDE, tmp_path, 'contexts=dev0->cpu;dev1->cpu,floatX=float32')
+    assert is_trained(out['README.md']) and is_trained(out['docs/guide/theano.md'].partition('(7, 2)')[0])
+    for document in ('README.md', 'docs/guide/theano.md', 'docs/guide/keras.md'):
+        assert SAME in out[document]
+    assert 'dev0 cpu cpu' in out['docs/guide/contexts.md'] and '(1000, 3)' in out['docs/guide/prediction.md']
+
+
+def test_python_blocks_run_on_the_contexts_of_the_machine(tmp_path):
+    """Without a map of contexts."""
+    out, = run_blocks(['docs/guide/theano.md'], tmp_path, 'floatX=float32').values()
+    assert is_trained(out.partition('(7, 2)')[0]) and SAME in out
+
+
+def test_every_python_block_is_found():
+    """A block in another form would not be run."""
+    for document in ['README.md'] + GUIDE:
+        text = text_of(document)
+        assert text.count('```') == 2 * len(python_blocks(document)) and '    import ' not in text, document
+
+
+@pytest.mark.parametrize('document', DOCUMENTS)
+def test_commands_exist(document):
+    targets = re.findall(r'^([a-z-]+):', (ROOT / 'Makefile').read_text(), flags=re.MULTILINE)
+    for line in commands(document):
+        if line.startswith('.venv/bin/theano-mgpu '):
+            make_parser().parse_args(shlex.split(line.split(' > ')[0])[1:])  # exits for an unknown command or option
+        if line.startswith('make '):
+            assert line.split()[1] in targets, line
+    for target in re.findall(r'`(?:\w+=\S+ )*make ([a-z-]+)', text_of(document)):
+        assert target in targets, target
+
+
+@pytest.mark.parametrize('document', DOCUMENTS)
+def test_links_lead_somewhere(document):
+    for target, anchor in re.findall(r'\]\(([^)#\s]*)(?:#([^)\s]+))?\)', prose(document)):
+        if target.startswith('http'):
+            continue
+        path = (ROOT / document).parent / target if target else ROOT / document
+        assert path.exists(), target
+        if anchor:
+            assert anchor in anchors(os.path.relpath(str(path), str(ROOT))), '%s#%s' % (target, anchor)
+
+
+@pytest.mark.parametrize('document', DOCUMENTS)
+def test_files_named_exist(document):
+    """Paths from the root, such as `theano_mgpu/training.py`; in commands, too."""
+    folders = r'(?<![\w/.-])((?:theano_mgpu|tests|benchmarks|examples|docs|\.ci)/[\w./-]*\w)'
+    for name in set(re.findall(folders, text_of(document))):
+        assert (ROOT / name).exists(), name
+
+
+def test_each_page_is_listed_in_readme():
+    for document in DOCUMENTS[1:]:
+        assert '](%s)' % document in text_of('README.md'), document

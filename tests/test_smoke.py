@@ -1,4 +1,4 @@
-"""A little of everything on `cpu` contexts: what `make test-pythons` runs on each Python."""
+"""A small test of each part on `cpu` contexts; `make test-pythons` runs it on each Python."""
 import theano_mgpu as mgpu
 
 import numpy as np
@@ -24,7 +24,7 @@ def test_two_contexts_train_as_one(tmp_path):
 
 
 def test_scan_and_convolution():
-    """What a compiler of another version, or none, might break."""
+    """What another version of the compiler, or none, might break."""
     mgpu.init('host0->cpu;host1->cpu')
     x = T.matrix('x')
     powers, _ = theano.scan(lambda h: h * 2, outputs_info=[x], n_steps=3)

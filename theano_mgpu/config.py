@@ -114,11 +114,11 @@ def own_flag(name):
     value = flag(name, default)
     if isinstance(default, int):
         if not str(value).isdecimal():
-            raise MgpuError('flag %s=%s is not %s: 0, 1, 2, ... Mend it in THEANO_FLAGS or .theanorc'
+            raise MgpuError('flag %s=%s is not %s: 0, 1, 2, ... Correct it in THEANO_FLAGS or .theanorc'
                             % (name, value, allowed))
         return int(value)
     if isinstance(allowed, tuple) and value not in allowed:
-        raise MgpuError('flag %s=%s is not one of %s. Mend it in THEANO_FLAGS or .theanorc'
+        raise MgpuError('flag %s=%s is not one of %s. Correct it in THEANO_FLAGS or .theanorc'
                         % (name, value, ', '.join(allowed)))
     return value
 

@@ -1,36 +1,30 @@
 """A graph over a batch, run over several contexts: what every function of the package has."""
-import contextlib
 import threading
 import time
+from typing import Any, Dict, List, Sequence
 
 import numpy as np
 import theano
-from theano.gof.graph import ancestors
-from theano.tensor.nnet.bn import AbstractBatchNormTrain
 
-from .batches.arguments import Arguments, no_samples, sample_axes
-from .batches.data_sets import Slices
-from .batches.division import Division, divided
+from .batches.batch_inputs import BatchInputs
 from .batches.prefetch import LookAhead
 from .batches.scatter import Scatter
-from .batches.sub_batches import batch_length
 from .devices.context_map import describe
 from .devices.contexts import check_process
 from .distributed.consistency import meet_for_batch
-from .errors import GraphError, LengthError, MgpuError, warn
-from .graphs import graph
+from .errors import LengthError, warn
 from .graphs.updates import with_givens
 from .jobs import rank_process
-from .patches.compat import watcher_of
 from .profiling.timeline import PHASES, RANK_PHASES, Timings
 from .program import CannotCut, CompiledProgram, Runner, undivided
-from .program.parallel_graph import Transaction, choose_ranks, resolve_contexts, share_first_values
+from .program.parallel_graph import choose_ranks, profiled, resolve_contexts, share_first_values
+from .program.transaction import Transaction
 from .replicas.replicated import replicated
-from .verification.comparison import Verification
+from .verification import self_check
 
 
 class DataParallel:
-    """A graph over a batch that is computed in sub-batches, one a context, with the result of one device.
+    """A graph over a batch, computed in one sub-batch per context, with the result of one device.
 
     Parameters
     ----------
@@ -43,29 +37,30 @@ class DataParallel:
     Attributes
     ----------
     contexts : list of Context
-        Those that it runs on: the first one alone where the graph cannot be divided.
+        The contexts that it runs on; only the first one if the graph cannot be divided.
     is_divided : bool
         Whether batches are divided among replicas.
     refused : str or None
         Why the graph cannot be divided.
     ranks : Ranks
         The processes that call it together.
+    runner : Runner
     samples : int
         Of the last batch, on all ranks.
     seconds : float
-        What the last step took until new values were there, without what comes after that: outputs with a row a sample.
+        Duration of the last step up to its new values; gathering outputs with one row per sample is not included.
     timings : Timings
         Seconds that the calls spent in each phase, see `timeline.PHASES`.
     """
 
     def __init__(self, inputs, outputs, updates, options):
-        axes = sample_axes(inputs, options.samples, options.broadcast)
-        self.arguments = Arguments(inputs, axes, options.allow_input_downcast)
         self.options = options
         self.contexts = resolve_contexts(options.contexts)
         self.ranks = choose_ranks(options.executor)
         self.number = self.ranks.function_number(options.name)
         self.sharded = options.is_sharded(self.ranks)
+        self.inputs = BatchInputs(inputs, options, self.sharded)
+        self.arguments = self.inputs.arguments
         self.lock = threading.RLock()
         self.samples = self.calls = 0
         self.seconds = 0.0
@@ -73,47 +68,27 @@ class DataParallel:
         self.look_ahead = LookAhead(self._prepare)
         self._verifies = theano.config.mgpu.verify == 'True'
         outputs, updates = with_givens(outputs, updates, options.givens, options.no_default_updates)
-        outputs, updates = self._on_samples(outputs, updates)
-        self._compile(outputs, updates)
-
-    # ------------------------------------------------------------------------------------------------ compiling
-
-    def _on_samples(self, outputs, updates):
-        """The graph as one of inputs with samples along axis 0; finds the slices of data sets that are its batch."""
-        given, options = self.arguments.inputs, self.options
-        whole = graph.substitute(outputs + list(updates.values()), self.arguments.replacements)
-        graph.check_inputs(given, whole)
-        self.slices = Slices(given, whole, updates, self.sharded)
-        if options.length is not None:
-            lengths = self.slices.lengths(self.arguments.bind(options.example, {}))
-            self.slices.keep({v for v, length in lengths.items() if length == options.length})
-        elif any(self.arguments.split):
-            self.slices.keep(())
-        if not any(self.arguments.split) and not self.slices:
-            raise no_samples(given)
-        return whole[:len(outputs)], dict(zip(updates, whole[len(outputs):]))
+        self.definition = self.inputs.find_slices(outputs, updates)
+        self._compile(*self.definition)
 
     def _compile(self, outputs, updates):
         options, updated = self.options, list(updates)
         whole = outputs + list(updates.values())
-        self._definition, self.refused = (outputs, updates), None
+        self.refused = None
         self.is_divided = self.ranks.size > 1 or len(self.contexts) > 1 or options.micro_batches > 1 or \
             options.updates_on(self.contexts) == 'host' and self.contexts[0].kind != 'cpu'
-        program, self.rows, self._only_length = self._divided(whole, updated)
+        program = self._divided(whole, updated)
         # Ranks compile the same graphs, whatever their devices.
         on_host = min(self.ranks.everyones(options.updates_on(self.contexts) == 'host'))
         with profiled(options.profile):
             self.compiled_program = CompiledProgram(
-                program, self.arguments.inputs + list(self.rows.values()), updated,
+                program, self.arguments.inputs + list(self.inputs.rows.values()), updated,
                 'host' if on_host else 'device', self.contexts, self.ranks, options.mode, options.name)
-        distinct = list(dict.fromkeys(self.results))
-        self._row_outputs = [output for output in distinct if isinstance(output.how, tuple)]
-        self._alike_outputs = [output for output in distinct if not isinstance(output.how, tuple)]
-        self._runner = Runner(self.compiled_program, self.ranks, options.executor, self.timings)
-        self.scatter = Scatter(self.arguments, self.rows, program, self._runner, self.is_divided,
-                               options.micro_batches, self._least(whole), self.sharded)
+        self.runner = Runner(self.compiled_program, self.ranks, options.executor, self.timings)
+        self.scatter = Scatter(self.arguments, self.inputs.rows, program, self.runner, self.is_divided,
+                               options.micro_batches, options.least(whole), self.sharded)
         self.updated = [replicated(variable, variable in program.streams) for variable in updated]
-        # Where each rank has samples of its own, it has their states, too.
+        # A rank that has samples of its own also has their states.
         own = self.compiled_program.rows if self.sharded else ()
         self._alike = [each for each, variable in zip(self.updated, updated) if variable not in own]
         share_first_values(self.ranks, self._alike)
@@ -121,28 +96,17 @@ class DataParallel:
             variable.step_locks.add(self.lock)
 
     def _divided(self, outputs, updated):
-        """The Division of the graph: among replicas, if there are several, and it can be."""
+        """The Program of the graph: divided among replicas, if there are several and it can be."""
         if self.is_divided:
             try:
-                return divided(self.arguments.with_samples, self.slices, outputs, updated, self.options.length,
-                               self.sharded)
+                return self.inputs.divide(outputs, updated)
             except CannotCut as error:
-                if self.sharded or self.options.must_divide:
-                    raise GraphError('%s%s cannot be computed in parts: %s' % (
-                        'each process has samples of its own, but ' * self.sharded,
-                        self.options.name or 'a function', error)) from error
                 self.refused, self.is_divided = str(error), False
                 self.contexts = self.contexts[:1]
-        return Division(undivided(outputs), {}, None)
-
-    def _least(self, outputs):
-        """Samples that a sub-batch has at least: where each is normalised by itself, one cannot be."""
-        normalised = theano.config.mgpu.batch_statistics == 'local' and any(
-            v.owner and isinstance(v.owner.op, AbstractBatchNormTrain) for v in ancestors(outputs))
-        return max(self.options.least_samples, 2 if normalised else 1)
+        return undivided(outputs)
 
     def warn_if_refused(self):
-        """Say that it runs on one context, and why, where it was to run on several."""
+        """Warn, with the reason, if it runs on one context although several were asked for."""
         if self.refused:
             warn('%s runs whole on %s, since it cannot be computed in parts: %s'
                  % (self.options.name or 'a function', describe(self.contexts), self.refused))
@@ -154,7 +118,7 @@ class DataParallel:
 
     @property
     def compiled(self):
-        """The compiled functions, one a context of each stage."""
+        """The compiled functions: one per stage and context."""
         return [function for each in self.compiled_program.graphs for function in each.compiled]
 
     @property
@@ -163,22 +127,9 @@ class DataParallel:
         return [function.profile for function in self.compiled if function.profile]
 
     @property
-    def executor(self):
-        return self._runner.executor
-
-    @executor.setter
-    def executor(self, executor):
-        self._runner.executor = executor
-
-    @property
     def n_replicas(self):
         """Replicas on all ranks."""
         return self.scatter.n_replicas
-
-    @property
-    def on_devices(self):
-        """Whether a context is not the host."""
-        return self._runner.on_devices
 
     def replicated(self):
         """All variables that are the same on each replica and rank: those that they read, and that a step changes."""
@@ -188,10 +139,8 @@ class DataParallel:
     def _read(self):
         return [variable for each in self.compiled_program.graphs for variable in each.variables]
 
-    # -------------------------------------------------------------------------------------------------- calling
-
-    def step(self, args, kwargs):
-        """Compute a batch, on every rank, or change nothing on any.
+    def step(self, args: Sequence[Any], kwargs: Dict[str, Any]) -> List[np.ndarray]:
+        """Compute a batch on every rank; on an error nothing changes on any rank.
 
         Returns
         -------
@@ -199,13 +148,14 @@ class DataParallel:
             The outputs.
         """
         if self._verifies:
-            self._verify_first(args, kwargs)
-        return self._locked_step((args, kwargs))
+            self._verifies = not self_check.check_first(self, args, kwargs)
+        return self.locked_step((args, kwargs))
 
-    def _locked_step(self, arguments):
-        if self.on_devices:
+    def locked_step(self, arguments):
+        """As `step`, with `arguments` a pair of args and kwargs; None for a process whose data has ended."""
+        if self.runner.on_devices:
             check_process()
-        # On one line, since Ctrl-C may raise between any two: before the lock is taken, or where `with` frees it.
+        # One line, because Ctrl-C may raise between two lines, after the lock is taken and before `with` can free it.
         with self.lock: return self._step(arguments)  # noqa: E701
 
     def _step(self, arguments):
@@ -241,19 +191,19 @@ class DataParallel:
 
     def _compute(self, batch, transaction, began):
         """Run the program, and have new values stored by the transaction; returns the outputs."""
-        runner, compiled = self._runner, self.compiled_program
+        runner, compiled = self.runner, self.compiled_program
         runner.run_stages(batch, transaction, self.look_ahead.prepare)
         results = runner.run_parts(batch, transaction)
-        with self.timings.span('run'):  # where nothing left the device, nobody has waited for it yet
-            found = runner.values(self._alike_outputs, batch, results)
+        with self.timings.span('run'):  # results that stayed on the device may still be in progress
+            found = runner.values(batch, results)
         self._check([found.get(output) for output in compiled.results])
         self.seconds = time.perf_counter() - began
-        found.update(runner.gather(self._row_outputs, batch, self.sharded))
+        found.update(runner.gather(runner.row_outputs, batch, self.sharded))
         if not (self.sharded and batch.idle):
             states = runner.gather(list(compiled.rows.values()), batch, self.sharded)
             with self.timings.span('update'):
                 for variable, output in compiled.rows.items():
-                    _store(variable, states[output], transaction)
+                    transaction.store_rows(variable, states[output])
         return [found[output] for output in compiled.results]
 
     def _check(self, results):
@@ -283,33 +233,7 @@ class DataParallel:
         --------
         ``print(step.verify(x[:31], y[:31]))``
         """
-        if self.sharded:
-            raise MgpuError('verify compares with one device, which has the whole batch: here each process has samples '
-                            'of its own. Verify in one process, without mpirun')
-        with self.lock:
-            verification = Verification(self.arguments.inputs, *self._definition, self.options.mode)
-            return verification.certificate(self.arguments.bind(args, kwargs), lambda: self._traceless(args, kwargs),
-                                            self.contexts, tolerance)
-
-    def _traceless(self, args, kwargs):
-        """The outputs of a step, and the new values, which are taken back."""
-        before = [each.value() for each in self.updated]
-        try:
-            return self._locked_step((args, kwargs)) + [each.value() for each in self.updated]
-        finally:
-            for each, value in zip(self.updated, before):
-                each.variable.set_value(value)
-
-    def _verify_first(self, args, kwargs):
-        """Raise a GraphError where the first batch that is divided does not give the answer of one device."""
-        values = self.arguments.bind(args, kwargs)
-        if self.sharded or len(sum(self.scatter.rounds(self._length(values)), [])) < 2:
-            return
-        self._verifies = False
-        certificate = self.verify(*args, **kwargs)
-        if not certificate.passed:
-            raise GraphError('%s does not give the answer of one device, nothing was changed: %s'
-                             % (self.options.name or 'a function', certificate))
+        return self_check.certificate(self, args, kwargs, tolerance)
 
     def seconds_alone(self, args):
         """Seconds that the first context alone takes for a batch: copies, stages and updates. Nothing is changed.
@@ -323,105 +247,54 @@ class DataParallel:
             self.refresh()
             began = time.perf_counter()
             values = self.arguments.bind(args, {})
-            batch = self.scatter(values, {}, [self._length(values)], alone=True)
+            batch = self.scatter(values, {}, [self.inputs.length(values)], alone=True)
             transaction = Transaction()
             try:
-                self._runner.run_stages(batch, transaction)
-                self._runner.run_parts(batch, transaction)
+                self.runner.run_stages(batch, transaction)
+                self.runner.run_parts(batch, transaction)
                 transaction.wait()
                 return time.perf_counter() - began
             finally:
                 transaction.roll_back()
 
-    def refresh(self):
-        """Bring the replicas up to date with the user's variables."""
+    def refresh(self) -> None:
+        """Copy values of the user's variables to replicas that are out of date."""
         for each in self.compiled_program.graphs:
             each.refresh()
 
-    def join(self):
-        """Call it where each process of a job feeds its own data, once that has ended: it returns when all have.
+    def join(self) -> None:
+        """Wait for the other processes, where each feeds its own data, once the data of this one has ended.
 
-        Until then the process takes part in the others' calls, without samples.
+        Until the data of all has ended, this process takes part in the others' calls, without samples.
         """
         for _ in self.joined():
             pass
 
     def joined(self):
-        """As `join`, but yields of each call the outputs, and its samples."""
+        """As `join`; yields the outputs and the number of samples of each call."""
         while self.sharded:
-            outputs = self._locked_step(None)
+            outputs = self.locked_step(None)
             if not self.samples:
                 return
             yield outputs, self.samples
 
-    # ------------------------------------------------------------------------------------------------ the batch
-
     def _bind(self, arguments):
         """The batch that was prepared, or None; the arguments, the states with a row a sample, and their length."""
-        states = {variable: np.asarray(variable.get_value(borrow=True)) for variable in self.rows}
+        states = self.inputs.states()
         if arguments is None:
             return None, None, states, 0
         ahead = self.look_ahead.take(*arguments)
         if ahead:
-            return ahead.batch, ahead.values, {}, self._length(ahead.values)
+            return ahead.batch, ahead.values, {}, self.inputs.length(ahead.values)
         values = self.arguments.bind(*arguments)
-        return None, values, states, self._length(values, states)
-
-    def _length(self, values, states=()):
-        """Samples of a batch; a BatchError where its arguments, slices, and states of samples do not agree."""
-        named = self.arguments.named(values) + self.slices.named(values)
-        named += [(len(states[variable]), 'the state %s' % variable) for variable in states]
-        # A process slices nothing once it is through its part of the data; the others may go on.
-        length = batch_length(*map(list, zip(*named)), least=0 if self.sharded and self.slices else 1)
-        if self._only_length not in (None, length):
-            raise LengthError('a batch of %d samples was given, but the graph has the length of its batches, %d, as a '
-                              'number' % (length, self._only_length))
-        return length
+        return None, values, states, self.inputs.length(values, states)
 
     def _prepare(self, args):
         """Scatter and send a batch while the devices compute the one before it: its values, and the Batch."""
-        if self.sharded or self.rows:
+        if self.sharded or self.inputs.rows:
             return None
         with self.timings.span('scatter'):
             values = self.arguments.bind(args, {})
-            batch = self.scatter(values, {}, [self._length(values)])
-        self._runner.send(batch.rounds[0], batch.common)
+            batch = self.scatter(values, {}, [self.inputs.length(values)])
+        self.runner.send(batch.rounds[0], batch.common)
         return values, batch
-
-
-def check_reductions(results, reductions, outputs):
-    """Raise a GraphError where outputs are not to be put together as they have to be.
-
-    Parameters
-    ----------
-    results : list of program.Output
-    reductions : list of {None, 'gather', 'mean', 'sum'}
-    outputs : list of theano.Variable
-    """
-    for how, result, output in zip(reductions, results, outputs):
-        if how not in (None, 'gather', 'mean', 'sum'):
-            raise GraphError('output %s is to be reduced by %r, which is none of gather, mean, sum' % (output, how))
-        if how == 'gather' and result.how is None or how in ('mean', 'sum') and isinstance(result.how, tuple):
-            raise GraphError('output %s %s, and cannot be reduced by %r. Leave the reduction out: outputs are those of '
-                             'the whole batch' % (output, 'has rows of single samples' if result.how else
-                                                  'has no rows of single samples', how))
-
-
-@contextlib.contextmanager
-def profiled(profile):
-    """A block in which functions are compiled to be profiled, if `profile` is true, or as the flag ``profile`` says."""
-    with theano.configparser.change_flags(profile=theano.config.profile or bool(profile)):
-        yield
-
-
-def _store(variable, value, transaction):
-    """Set a variable of the user's."""
-    variable = getattr(variable.tag, 'stands_for', variable)
-    transaction.convert(variable, np.array(value))  # the caller may be given the same rows as an output
-    watcher = watcher_of(variable)
-    transaction.then(_written_by_step, watcher)
-
-
-def _written_by_step(watcher):
-    watcher.after_write()
-    watcher.touched = False  # the same on every rank: made from what they have added

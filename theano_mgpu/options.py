@@ -2,6 +2,8 @@
 from collections import namedtuple
 
 import theano
+from theano.gof.graph import ancestors
+from theano.tensor.nnet.bn import AbstractBatchNormTrain
 
 from .errors import GraphError
 
@@ -38,6 +40,12 @@ class Options(namedtuple('Options', list(DEFAULTS))):
             return where
         return 'host' if all(context.kind == 'cpu' for context in contexts) else 'device'
 
+    def least(self, outputs):
+        """Samples that a sub-batch has at least: at least two where each is normalised by itself."""
+        normalised = theano.config.mgpu.batch_statistics == 'local' and any(
+            v.owner and isinstance(v.owner.op, AbstractBatchNormTrain) for v in ancestors(outputs))
+        return max(self.least_samples, 2 if normalised else 1)
+
     def is_sharded(self, ranks):
-        """Whether each of several processes is given samples of its own."""
+        """Whether there are several processes, each with samples of its own."""
         return ranks.size > 1 and (theano.config.mgpu.data == 'sharded' if self.sharded is None else self.sharded)

@@ -3,8 +3,9 @@ import theano
 from theano.compile.function_module import UnusedInputError
 from theano.gof.graph import ancestors
 
-from .data_parallel import DataParallel, check_reductions
+from .data_parallel import DataParallel
 from .errors import GraphError, warn
+from .graphs.training_graph import check_reductions
 from .graphs.updates import as_dict, pairs
 from .options import Options
 
@@ -39,16 +40,16 @@ def function(inputs, outputs=None, reduce=None, updates=None, samples=None, broa
     contexts : list of str, optional
         Names of the contexts to run on; all by default.
     executor : {'auto', 'serial', 'threads', 'mpi'}, optional
-        The flag ``mgpu.executor`` by default. Of several processes that mpirun started, 'serial' and 'threads'
-        keep this one to itself.
+        The flag ``mgpu.executor`` by default. In a job of several processes, 'serial' and 'threads' keep this
+        process separate from the others.
     mode, name, allow_input_downcast, on_unused_input
         As for `theano.function`; inputs that are not used are ignored unless 'warn' or 'raise' is given.
     profile : bool, optional
         Whether to profile what each context runs: ``f.profiles`` has a `theano.compile.ProfileStats` for each function.
     sharded : bool, optional
-        Of several processes, whether each is given its own part of the batch, instead of the whole batch on
-        each; outputs with a row a sample are then those of the own part. A data set that batches are sliced from is
-        then the process's own part, of any length. The flag ``mgpu.data`` by default.
+        With several processes: whether each gets its own part of the batch instead of the whole batch. Outputs
+        with one row per sample are then those of this part. A data set that batches are sliced from then holds the
+        part of the process, of any length. The flag ``mgpu.data`` by default.
 
     Returns
     -------

@@ -4,12 +4,13 @@ import os
 
 import numpy as np
 
+from .batches.prefetch import Ahead
 from .checkpoints import training_state
 from .checkpoints.lock import lock_checkpoint
-from .data_parallel import DataParallel, check_reductions
+from .data_parallel import DataParallel
 from .errors import GraphError, NonFiniteError
 from .graphs import graph
-from .graphs.training_graph import loss_gradients, new_values, output_reductions, scalar_loss
+from .graphs.training_graph import check_reductions, loss_gradients, new_values, output_reductions, scalar_loss
 from .options import Options
 from .patches.compat import watcher_of
 from .replicas.replicated import replicated
@@ -96,33 +97,6 @@ def training_function(inputs, loss, params, updates, outputs=(), micro_batches=1
     check_reductions(step.results[1:], reductions, variables)
     step.warn_if_refused()
     return step
-
-
-class Ahead:
-    """Batches, each as a tuple, of which the next one can be had early; an error of its source comes with its turn."""
-
-    def __init__(self, batches):
-        self._source = (batch if isinstance(batch, (tuple, list)) else (batch,) for batch in batches)
-        self._taken = []    # (item, error)
-
-    def peek(self):
-        """The next batch; None if there is none."""
-        if not self._taken:
-            try:
-                self._taken.append((next(self._source), None))
-            except Exception as error:  # raised by __next__
-                self._taken.append((None, error))
-        return self._taken[0][0]
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        self.peek()
-        item, error = self._taken.pop()
-        if error is not None:
-            raise error
-        return item
 
 
 class TrainingFunction(DataParallel):

@@ -53,7 +53,7 @@ def _with_states(inputs, outputs, updated, length, sharded):
     read, n_outputs = set(ancestors(outputs)), len(outputs) - len(updated)
 
     def states(program):
-        """States whose new values have samples along an axis; what nobody reads is only stored."""
+        """States whose new values have samples along an axis; one that nothing reads is only stored."""
         new = zip(updated, program.outputs[n_outputs:])
         return {v: output.how[1] for v, output in new if isinstance(output.how, tuple) and v in read}
 

@@ -8,7 +8,7 @@ Prepared = namedtuple('Prepared', 'args values batch')
 
 
 class LookAhead:
-    """Prepares the next batch, where somebody knows it.
+    """Prepares the next batch, if it is known.
 
     Parameters
     ----------
@@ -36,8 +36,8 @@ class LookAhead:
             found = None if args is None else self._prepare(args)
             self._prepared = found and Prepared(args, *found)
         except Exception:
-            # Whatever is wrong with the next batch (its shape, no room for it on a device) must not undo the step under
-            # way. Nothing is prepared, so that all of it is done again, and raises, when it is that batch's turn.
+            # An error of the next batch (its shape, no room for it on a device) must not undo the current step.
+            # Nothing is prepared: the work is done again, and raises the error, when the batch is due.
             self._prepared = None
 
     def take(self, args, kwargs):
@@ -48,5 +48,32 @@ class LookAhead:
         return None
 
     def forget(self):
-        """Let go of the batch that was prepared: it does not come."""
+        """Drop the prepared batch, because it will not be used."""
         self._prepared = None
+
+
+class Ahead:
+    """Iterates over batches, as tuples, and can look one ahead; an error of the source is raised in its turn."""
+
+    def __init__(self, batches):
+        self._source = (batch if isinstance(batch, (tuple, list)) else (batch,) for batch in batches)
+        self._taken = []    # (item, error)
+
+    def peek(self):
+        """The next batch; None if there is none."""
+        if not self._taken:
+            try:
+                self._taken.append((next(self._source), None))
+            except Exception as error:  # raised by __next__
+                self._taken.append((None, error))
+        return self._taken[0][0]
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.peek()
+        item, error = self._taken.pop()
+        if error is not None:
+            raise error
+        return item

@@ -1,4 +1,6 @@
 """Scatter a batch: which samples each replica works on, and what it is given of them."""
+from typing import List, Tuple
+
 import numpy as np
 
 from ..program import Batch
@@ -78,10 +80,10 @@ class Scatter:
             found = {variable: given[variable][start:stop] for variable in self._split}
             found.update(zip(self._own, (np.array(n, 'int64') for n in (stop - start, before + start, before))))
             return found
-        # A process without samples takes part with one that does not count.
+        # A process without samples takes part with one sample that does not count.
         return Batch(self._runner.shards(rounds or [[(0, 1)]], known), common, lengths, not rounds, alone)
 
-    def rounds(self, length):
+    def rounds(self, length: int) -> List[List[Tuple[int, int]]]:
         """Rounds of sample ranges, one a replica of this process; see `micro_batch_rounds`. None for no samples."""
         if length not in self._rounds:
             self._rounds[length] = self._make_rounds(length)
@@ -108,7 +110,7 @@ class Scatter:
     def _or_example(self, values, lengths):
         """The arguments, or where this rank's data has ended, those of one sample that some rank has met."""
         if min(lengths) == 0 and (self._example is None or not all(self._arguments.split)):
-            # A rank without samples in its first step has no example. Inputs without samples may change in each call.
+            # A rank whose first step has no samples has no example. Inputs without samples may change with each call.
             sample = None if values is None else self._arguments.first_sample(values)
             self._example = self._ranks.broadcast_object(sample, int(np.argmax(lengths)))
         elif self._example is None:
@@ -117,7 +119,7 @@ class Scatter:
 
 
 def lengths_of_ranks(length, replicas, least):
-    """Samples that each rank has of a whole batch, when each has so many replicas.
+    """Samples of a whole batch for each rank, from the number of replicas of each.
 
     Examples
     --------

@@ -87,7 +87,8 @@ def meet_for_batch(function, length, values):
     if sharded:
         _check_equal(ranks, np.where(lengths, of_values, of_values[np.argmax(lengths)]), BatchError,
                      'the ranks were given different values of inputs that have no samples', 'checksum %d',
-                     'Give each rank the same ones')
+                     'Call with the same values on every rank, such as the index of a slice; a rank whose data has '
+                     'ended calls join() of the function')
     else:
         _check_equal(ranks, lengths, BatchError, 'the ranks were given batches of different lengths', '%d samples',
                      "Give each rank the whole batch, or set mgpu.data=sharded if each has its own part")

@@ -52,8 +52,8 @@ class Meeting(Ranks):
     Attributes
     ----------
     lost : str or None
-        Why nothing can be exchanged any more: a message is left over from a meeting that has not ended, or nobody knows
-        how far the others have got.
+        Why nothing can be exchanged any more: a meeting was interrupted and its messages are left over, or the
+        progress of the other ranks is unknown.
     """
 
     def __init__(self, mpi):
@@ -95,12 +95,12 @@ class Meeting(Ranks):
             return self._received[:, 3:3 + len(values)].copy()
 
     def _wait(self, what):
-        told = 0.0
+        reported = 0.0
         try:
             for waited in poll(functools.partial(self._mpi.Request.Testall, self._requests)):
                 limit = config.mgpu.timeout
-                if limit and waited - told > limit:
-                    told = waited
+                if limit and waited - reported > limit:
+                    reported = waited
                     self._tell_who_is_missing(what, waited, limit * (PATIENT if what[0] in SLOW else 1))
         except BaseException as error:
             self.lost = self.lost or str(error) or type(error).__name__
@@ -121,11 +121,11 @@ class Meeting(Ranks):
         """Ranks do different things: say which does what."""
         failed = np.flatnonzero(self._received[:, 0] == FAILED)
         if len(failed):
-            told = RankError('%s failed %s, which was therefore given up on every rank; its own message says why'
+            failure = RankError('%s failed %s, which was therefore given up on every rank; its own message says why'
                              % (', '.join(map(self.name, failed)), 'in this step' if self._sent[0] != COMPILE else
                                 'to compile this function'))
-            told.elsewhere = True
-            raise told
+            failure.elsewhere = True
+            raise failure
         doing = ['%s: %s' % (self.name(rank), self.describe(row[:3])) for rank, row in enumerate(self._received)]
         ended = [self.name(rank) for rank, row in enumerate(self._received) if row[0] == END]
         if ended:
@@ -155,7 +155,7 @@ class Meeting(Ranks):
                 self.meet((FAILED,))
             except RankError:
                 pass  # others fail, too, or do not come: this rank's error is the one to report
-        elif not isinstance(error, Exception):  # Ctrl-C: nobody knows how far the others have got
+        elif not isinstance(error, Exception):  # Ctrl-C: the progress of the others is unknown
             self.lost = 'a step was interrupted: %s' % type(error).__name__
 
     def lose(self, text):

@@ -188,7 +188,7 @@ class MpiRanks(Meeting):
 
     @contextlib.contextmanager
     def first_compiler(self):
-        """Theano locks its folder of compiled code: who finds its code there does not wait for whoever compiles."""
+        """Local rank 0 compiles first: Theano locks its folder, and a rank that finds its code there need not wait."""
         first = mpi_environment.local_rank() == 0
         if not first:
             self.meet((COMPILE,))
@@ -212,7 +212,7 @@ class MpiRanks(Meeting):
         rank_process.abort(1)
 
     def _end(self):
-        """Leave the job when the script ends; whoever goes on learns of it, and so does this rank."""
+        """Leave the job when the script ends; ranks that have not ended learn of it, and so does this one."""
         if sys.exc_info()[0] is not None:
             return
         if getattr(sys, 'last_type', None) is not None:  # uncaught, and shown by a hook of the script's own

@@ -1,6 +1,7 @@
 """The processes of a job, as seen from one of them. Here: one process that is alone; `mpi` has those of an MPI job."""
 import contextlib
 import pickle
+from typing import Any, List, Sequence
 
 import numpy as np
 
@@ -29,7 +30,7 @@ class Ranks:
         """A context manager for a ``with`` block in which no other thread may use the ranks: an MgpuError there."""
         return _ALONE
 
-    def meet(self, what, values=()):
+    def meet(self, what: Sequence[int], values: Sequence[int] = ()) -> np.ndarray:
         """Wait until every rank does the same, and learn each one's integers.
 
         Parameters
@@ -50,10 +51,10 @@ class Ranks:
         """
         return np.array([values], 'int64')
 
-    def agree(self):
+    def agree(self) -> None:
         """Wait until every rank has come to the end of a step; a RankError if one has failed in it."""
 
-    def give_up(self, error):
+    def give_up(self, error: BaseException) -> None:
         """Have the others fail, too, since this rank has met an error in a step: they learn of it when they next meet.
 
         Parameters
@@ -62,10 +63,10 @@ class Ranks:
             Of a RankError they know: each is raised on all ranks.
         """
 
-    def all_reduce(self, arrays):
+    def all_reduce(self, arrays: Sequence[np.ndarray]) -> None:
         """Add one-dimensional arrays over the ranks, in place; bitwise the same on each. The ranks have just met."""
 
-    def all_gather(self, rows, lengths):
+    def all_gather(self, rows: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
         """Rows of all ranks, in their order.
 
         Parameters
@@ -77,7 +78,7 @@ class Ranks:
         """
         return rows
 
-    def broadcast(self, values):
+    def broadcast(self, values: List[Any]) -> List[Any]:
         """Arrays (or other picklable values) as rank 0 has them.
 
         Parameters
@@ -87,11 +88,11 @@ class Ranks:
         """
         return values
 
-    def broadcast_object(self, value, root=0):
+    def broadcast_object(self, value: Any, root: int = 0) -> Any:
         """One picklable value of the root rank's, whatever the others have."""
         return value
 
-    def gather_object(self, value):
+    def gather_object(self, value: Any) -> Any:
         """A picklable value of each rank, on rank 0; None on the others."""
         return [value]
 
@@ -157,7 +158,7 @@ class Ranks:
         """
         write()
 
-    def everyones(self, number):
+    def everyones(self, number: int) -> List[int]:
         """An integer of each rank."""
         return self.meet((SHARE,), [number])[:, 0].tolist()
 

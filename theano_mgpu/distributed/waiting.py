@@ -22,7 +22,7 @@ def poll(done):
     ------
     float
         The seconds that were waited so far, now and then. A time in which this process itself was stopped does not
-        count: whoever goes on with a job that was stopped as a whole finds no rank missing.
+        count: a job that was suspended as a whole and is resumed finds no rank missing.
     """
     waited = looked = 0.0
     last = time.monotonic()

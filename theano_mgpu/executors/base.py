@@ -1,4 +1,5 @@
 """The contract of an executor: run one task a replica, results in replica order."""
+from typing import Any, Callable, List, Sequence
 
 
 class TaskError(Exception):
@@ -12,7 +13,7 @@ class TaskError(Exception):
 class Executor:
     """Runs tasks, one a replica."""
 
-    def run(self, tasks):
+    def run(self, tasks: Sequence[Callable[[], Any]]) -> List[Any]:
         """Run every task to its end, also when another one fails.
 
         Parameters

@@ -16,22 +16,10 @@ from theano.tensor.sharedvar import TensorSharedVariable
 from ..devices.contexts import alike, compiling_for
 from ..errors import GraphError
 from ..patches.compat import plain_functions
+from .mode import compile_mode
 from .retarget import CannotRetarget, link, optimise
 
 _logger = logging.getLogger('theano_mgpu')
-
-# The kernel of top-k uses __ballot, which devices from compute capability 7.0 on do not have: it stays on the host.
-NOT_ON_GPU = ('local_gpua_topkop',)
-# Optimisations that must not be used on OpenCL. Theano 1.0.5 registers them for any GPU, but:
-#   the first one's kernel does not build there (clBuildProgram error);
-#   scan's pure-Python loop reads CUDA's own attributes ("This is for CUDA arrays");
-#   the last one's kernel is CUDA source.
-NOT_ON_OPENCL = ('local_gpua_crossentropysoftmaxargmax1hotwithbias', 'local_gpua_scan_to_gpua', 'local_gpua_cumop')
-# CLBlast refuses float16 on devices without half arithmetic ("float16 is not supported on this
-# device"), and pygpu cannot ask a device whether it has it: products with float16 stay on the host.
-NOT_IN_HALF = ('local_gpua_dot22', 'local_gpua_dot22scalar', 'local_gpua_gemm', 'local_gpua_gemv',
-               'local_gpua_ger', 'local_gpua_gemmbatch', 'local_gpua_abstractconv',
-               'local_gpua_lift_abstractconv_graph')
 
 
 def shared_variables(outputs):
@@ -184,32 +172,6 @@ def host_graph(outputs):
     return outputs
 
 
-def compile_mode(context, outputs, mode=None):
-    """A Theano Mode for a graph on one context.
-
-    Parameters
-    ----------
-    context : Context
-    outputs : list of theano.Variable
-    mode : str or theano.Mode, optional
-        None for ``theano.config.mode``.
-
-    Returns
-    -------
-    theano.Mode
-    """
-    mode = theano.compile.get_mode(mode)
-    if not theano.config.cxx:
-        # Fused elementwise ops are interpreted element by element; single ones are NumPy's.
-        mode = mode.excluding('fusion')
-    if context.kind == 'cpu':
-        return mode.excluding('gpuarray_opt')
-    if context.kind == 'opencl':
-        has_half = any(getattr(v.type, 'dtype', None) == 'float16' for v in ancestors(outputs))
-        return mode.excluding(*NOT_ON_GPU + NOT_ON_OPENCL + (NOT_IN_HALF if has_half else ()))
-    return mode.excluding(*NOT_ON_GPU)
-
-
 def compile_for(context, inputs, outputs, updates, replicas, mode=None, name=None, like=()):
     """Compile a graph for one context; its shared variables are replaced by that context's replicas.
 
@@ -228,7 +190,7 @@ def compile_for(context, inputs, outputs, updates, replicas, mode=None, name=Non
     name : str, optional
         For profiles and error messages.
     like : list of theano.compile.function_module.Function
-        What this returned for other contexts, given the same graph. Where one is for the same model of device,
+        What this returned for other contexts, given the same graph. If one of them is for a device of the same type,
         its optimised graph serves this context, too; see `retarget.link`.
 
     Returns
@@ -263,7 +225,7 @@ def _collector_paused():
 
 
 def _linked(context, replicas, name, like):
-    """A function of a graph that one of the others has; None if none is for this model of device, or can be moved."""
+    """A function of a graph that one of the others has; None if none is for this type of device, or can be moved."""
     for function in like:
         if function.mgpu_optimised and alike(function.mgpu_context, context):
             try:

@@ -1,4 +1,4 @@
-"""One optimised graph for all contexts of one model of device: it is linked for each, and optimised once."""
+"""One optimised graph for all contexts on devices of one type: optimised once, linked for each context."""
 import copy
 from collections import namedtuple
 
@@ -47,7 +47,7 @@ def optimise(context, inputs, outputs, replicas, mode, name=None):
 
 
 def link(optimised, context, replicas, name=None):
-    """A function on a context, of a graph that was optimised for a context of the same model of device.
+    """A function on a context, of a graph that was optimised for a context on a device of the same type.
 
     The graph is built anew with the same ops on variables of the context, and linked; nothing is optimised a second
     time, which is most of what a compilation costs. The same ops run on the same values, so that results are

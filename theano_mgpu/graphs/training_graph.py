@@ -33,6 +33,24 @@ def output_reductions(outputs):
     return [variable for variable, _ in pairs], [how for _, how in pairs]
 
 
+def check_reductions(results, reductions, outputs):
+    """Raise a GraphError where outputs are not to be put together as they have to be.
+
+    Parameters
+    ----------
+    results : list of program.Output
+    reductions : list of {None, 'gather', 'mean', 'sum'}
+    outputs : list of theano.Variable
+    """
+    for how, result, output in zip(reductions, results, outputs):
+        if how not in (None, 'gather', 'mean', 'sum'):
+            raise GraphError('output %s is to be reduced by %r, which is none of gather, mean, sum' % (output, how))
+        if how == 'gather' and result.how is None or how in ('mean', 'sum') and isinstance(result.how, tuple):
+            raise GraphError('output %s %s, and cannot be reduced by %r. Leave the reduction out: outputs are those of '
+                             'the whole batch' % (output, 'has rows of single samples' if result.how else
+                                                  'has no rows of single samples', how))
+
+
 def new_values(updates, gradients, params):
     """Call the user's `updates`; returns a dict of shared variables to new values of their types.
 

@@ -28,7 +28,7 @@ class Trial:
         self._calls = 0
         self._several, self._one = [], []
         self.error = None
-        self.open = len(step.contexts) > 1 and step.ranks.size == 1 and not step.rows
+        self.open = len(step.contexts) > 1 and step.ranks.size == 1 and not step.inputs.rows
 
     def after(self, args):
         """Called after each step, with its arguments.

@@ -1,11 +1,16 @@
 """The graphs of a program, compiled for contexts."""
 from collections import namedtuple
+from typing import Any, List, Optional, Sequence
 
+import theano
+from theano.compile.sharedvalue import SharedVariable
 from theano.gof.graph import ancestors
 
+from ..devices.context_map import Context
+from ..distributed.process_group import Ranks
 from ..replicas.random_streams import is_random_state
 from .parallel_graph import HOST, ParallelGraph
-from .partition import OWN
+from .partition import OWN, Program
 
 Part = namedtuple('Part', 'given outputs updated graph')
 Part.__doc__ = """A graph of a program: what it is `given`, variables; its `outputs`; the shared variables that are
@@ -41,9 +46,11 @@ class CompiledProgram:
         What is computed after the last exchange.
     """
 
-    def __init__(self, program, inputs, updated, update_on, contexts, ranks, mode=None, name=None):
+    def __init__(self, program: Program, inputs: Sequence[theano.Variable], updated: Sequence[SharedVariable],
+                 update_on: str, contexts: List[Context], ranks: Ranks, mode: Any = None,
+                 name: Optional[str] = None):
         self.program, self.contexts = program, contexts
-        self._compile_with = {'ranks': ranks, 'mode': mode, 'independent': program.streams, 'own': program.own}
+        self._ranks, self._mode = ranks, mode
         n_results = len(program.outputs) - len(updated)
         self.results = program.outputs[:n_results]
         new = dict(zip(updated, program.outputs[n_results:]))
@@ -60,7 +67,7 @@ class CompiledProgram:
         self.parts = self._parts(given, rest, update_on, name)
 
     @property
-    def graphs(self):
+    def graphs(self) -> List[ParallelGraph]:
         return [part.graph for _, part in self.stages] + [part.graph for part in self.parts]
 
     def _stage(self, i, stage, given, own, name):
@@ -104,7 +111,7 @@ class CompiledProgram:
     def _part(self, given, outputs, updates, contexts, name):
         reads = set(ancestors(outputs + list(updates.values())))
         given = [variable for variable in dict.fromkeys(given) if variable in reads]
-        graph = ParallelGraph(given, outputs, updates, contexts, name=name, **self._compile_with)
+        graph = ParallelGraph(given, outputs, updates, contexts, self._ranks, self.program, self._mode, name)
         return Part(given, outputs, list(updates), graph)
 
 

@@ -1,6 +1,10 @@
 """One graph compiled for several contexts, over replicas of its shared variables."""
+import contextlib
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
 import numpy as np
 import theano
+from theano.compile.sharedvalue import SharedVariable
 
 from ..devices.context_map import Context, describe
 from ..devices.contexts import contexts as active_contexts
@@ -15,8 +19,8 @@ from ..graphs import graph
 from ..graphs.audit import audit
 from ..jobs import mpi_environment
 from ..replicas.replicated import replicated
-from ..replicas.transfers import wait
 from ..utils import progress
+from .partition import Program
 
 HOST = Context('the host', 'cpu', 'cpu')  # what belongs to no replica is computed there
 
@@ -32,7 +36,7 @@ def resolve_contexts(contexts):
     Returns
     -------
     list of Context
-        Of several processes on a host, each one's own among them.
+        With several processes on a host, those of them that belong to this process.
 
     Raises
     ------
@@ -54,47 +58,6 @@ def resolve_contexts(contexts):
     return own
 
 
-class Transaction:
-    """What shared storage held before a step, so that an error can put it back.
-
-    Compiled replicas never write to shared storage: they return new values, which replace old ones.
-    Keeping a reference to each old one is all that it takes.
-    """
-
-    def __init__(self):
-        self._old = []
-        self._actions = []
-
-    def replace(self, shared, value):
-        """Give a shared variable a new value, of its internal type; remember the old one."""
-        storage = shared.container.storage
-        self._old.append((storage, storage[0]))
-        storage[0] = value
-
-    def convert(self, shared, value):
-        """As `replace`, with a value from the host."""
-        self.replace(shared, shared.type.filter(value))
-
-    def wait(self):
-        """Wait until devices have computed the new values."""
-        wait(storage[0] for storage, _ in self._old if hasattr(storage[0], 'sync'))
-
-    def then(self, action, *arguments):
-        """Have something called once the new values are to stay."""
-        self._actions.append((action, arguments))
-
-    def commit(self):
-        """The new values stay: do what was to be done then, in order."""
-        for action, arguments in self._actions:
-            action(*arguments)
-
-    def roll_back(self):
-        """Put every old value back, latest first."""
-        for storage, value in reversed(self._old):
-            storage[0] = value
-        self._old.clear()
-
-
 class ParallelGraph:
     """A graph compiled for each of several contexts.
 
@@ -106,10 +69,8 @@ class ParallelGraph:
     contexts : list of Context
     ranks : Ranks
         The processes that do the same.
-    independent : collection of SharedVariable
-        Random streams of which each context has its own.
-    own : collection of SharedVariable
-        Data of which each process has its own, of any length.
+    program : Program
+        What the graph is a part of: its `streams` are one a context, its `own` data one a process.
     mode, name
         As for `theano.function`.
 
@@ -123,17 +84,19 @@ class ParallelGraph:
         Contexts of each rank.
     """
 
-    def __init__(self, inputs, outputs, updates, contexts, ranks, independent=(), own=(), mode=None, name=None):
+    def __init__(self, inputs: List[theano.Variable], outputs: List[theano.Variable],
+                 updates: Dict[SharedVariable, theano.Variable], contexts: List[Context], ranks: Ranks,
+                 program: Program, mode: Any = None, name: Optional[str] = None):
         graph.check_inputs(inputs, outputs + list(updates.values()))
         self.contexts = contexts
         self.n_outputs = len(outputs)
         shared = graph.shared_variables(outputs + list(updates.values()) + list(updates))
+        own = [variable for variable in shared if variable in program.own]
         alike = [variable for variable in shared if variable not in own]
-        self.replicas = check_same_graph(ranks, inputs + [variable for variable in shared if variable in own],
-                                         outputs + list(updates.values()), alike, len(contexts))
-        self.variables = [replicated(variable, variable in independent) for variable in shared]
+        self.replicas = check_same_graph(ranks, inputs + own, outputs + list(updates.values()), alike, len(contexts))
+        self.variables = [replicated(variable, variable in program.streams) for variable in shared]
         replicas = list(zip(shared, self.variables))
-        self.updated = [replicated(variable, variable in independent) for variable in updates]
+        self.updated = [replicated(variable, variable in program.streams) for variable in updates]
         share_first_values(ranks, [each for each in self.variables if each.variable not in own])
         first = sum(self.replicas[:ranks.rank])
         indices = {context: i for i, context in enumerate(active_contexts())}
@@ -145,12 +108,12 @@ class ParallelGraph:
                                                        like=self.compiled))
         self.takes = [function.mgpu_takes for function in self.compiled]
 
-    def refresh(self):
+    def refresh(self) -> None:
         """Bring the replicas up to date with the user's variables."""
         for variable in self.variables:
             variable.refresh(self.contexts)
 
-    def run(self, replica, arguments):
+    def run(self, replica: int, arguments: Sequence[Any]) -> Tuple[List[Any], List[Any]]:
         """Run one replica.
 
         Parameters
@@ -168,6 +131,13 @@ class ParallelGraph:
         return results[:self.n_outputs], results[self.n_outputs:]
 
 
+@contextlib.contextmanager
+def profiled(profile):
+    """A block in which functions are compiled to be profiled, if `profile` is true or the flag ``profile`` is."""
+    with theano.configparser.change_flags(profile=theano.config.profile or bool(profile)):
+        yield
+
+
 def compiling(name, inputs, contexts):
     """A context manager that prints a note if compiling a function for some contexts takes long."""
     of = ', '.join(map(str, inputs[:3])) + ', ...' * (len(inputs) > 3)
@@ -183,7 +153,8 @@ def check_same_graph(ranks, inputs, outputs, shared, n_contexts):
     others = np.flatnonzero(found[:, 0] != found[0, 0])
     if len(others):
         raise RankError('the ranks have different models: what is computed on rank %s is not what rank 0 computes. Its '
-                        'shared variables on %s: %s. Build the same model on every rank'
+                        'shared variables on %s: %s. Build the same model on every rank; if each rank holds its own '
+                        'part of a data set, set mgpu.data=sharded (theano-mgpu launch --sharded)'
                         % (', '.join(map(str, others)), ranks.name(ranks.rank), graph.listing(shared)))
     return found[:, 1].tolist()
 
@@ -200,7 +171,7 @@ def share_first_values(ranks, variables):
 
 
 def _new_on_a_rank(ranks, variables):
-    """Those that are new on any rank: when one that nobody uses goes is up to each rank's garbage collector."""
+    """Those that are new on any rank: each rank's garbage collector decides when an unused one is gone."""
     found = []
     for start in range(0, len(variables), 60):  # as many as an integer has bits
         some = variables[start:start + 60]

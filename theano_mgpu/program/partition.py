@@ -1,6 +1,8 @@
 """Cut the graph of one device into stages, each of which a replica computes without hearing from another one."""
 from collections import namedtuple
+from typing import Mapping, Sequence
 
+import theano
 from theano.gof.graph import ancestors
 from theano.tensor.basic import AllocEmpty
 
@@ -58,13 +60,13 @@ class Program(namedtuple('Program', 'inputs numbers stages exchanges outputs str
     """
 
 
-def undivided(outputs):
+def undivided(outputs: Sequence[theano.Variable]) -> Program:
     """The Program of a graph that one replica computes as it is, with the whole batch."""
     return Program([], [], [Stage([], {}, list(dict.fromkeys(outputs)))], [],
                    [Output(output, OWN) for output in outputs], [])
 
 
-def expressed(program, expressions):
+def expressed(program: Program, expressions: Mapping[theano.Variable, theano.Variable]) -> Program:
     """A program in which replicas compute some of the inputs.
 
     Parameters
@@ -86,7 +88,8 @@ def expressed(program, expressions):
         outputs=[output._replace(variable=new.get(output.variable, output.variable)) for output in program.outputs])
 
 
-def partition(inputs, outputs, statistics='exact', random='exact'):
+def partition(inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variable], statistics: str = 'exact',
+              random: str = 'exact') -> Program:
     """Cut a graph where samples meet.
 
     Parameters

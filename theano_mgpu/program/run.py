@@ -1,38 +1,19 @@
 """One step of a program: stage after stage with an exchange before each, then what is made of exchanged values."""
 import collections
 import functools
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from ..distributed.process_group import Ranks
-from ..profiling.timeline import on_track
+from ..profiling.timeline import Timings, on_track
 from ..replicas.transfers import DeviceBuffers, fetch, wait
+from .compiled import CompiledProgram
 from .exchange import Sum, Sums, add_over_ranks, exchanged
 from .parallel_graph import HOST, choose_executor, run_replicas
-from .partition import SAME
-from .shard import Shard
-
-
-class Batch:
-    """A batch, scattered.
-
-    Parameters
-    ----------
-    rounds : list of list of Shard
-        One after the other, each with a shard for each of the first contexts.
-    common : dict of theano.Variable to ndarray
-        What is the same for every shard; exchanged values are added.
-    lengths : list of int
-        Samples of each rank.
-    idle : bool
-        Whether this rank has none, and takes part with a sample that does not count.
-    alone : bool
-        Whether one replica has the whole batch: what it computes stays on its device.
-    """
-
-    def __init__(self, rounds, common, lengths, idle=False, alone=False):
-        self.rounds, self.common, self.lengths, self.idle, self.alone = rounds, common, lengths, idle, alone
-        self.shards = sorted((shard for round_ in rounds for shard in round_), key=lambda shard: shard.span)
+from .partition import SAME, Output
+from .shard import Batch, Shard, Values
+from .transaction import Transaction
 
 
 class Runner:
@@ -44,14 +25,22 @@ class Runner:
     ranks : Ranks
     executor : str or None
     timings : Timings
+
+    Attributes
+    ----------
+    row_outputs : list of Output
+        Those of the results with a row a sample, each once.
     """
 
-    def __init__(self, compiled, ranks, executor, timings):
+    def __init__(self, compiled: CompiledProgram, ranks: Ranks, executor: Optional[str], timings: Timings):
         self.compiled, self.contexts, self.ranks, self.timings = compiled, compiled.contexts, ranks, timings
         self._independent = set(compiled.program.streams)
         self.executor = choose_executor(executor, [f for graph in compiled.graphs for f in graph.compiled],
                                         len(self.contexts))
         self.on_devices = any(context.kind != 'cpu' for context in self.contexts)
+        distinct = list(dict.fromkeys(compiled.results))
+        self.row_outputs = [output for output in distinct if isinstance(output.how, tuple)]
+        self._alike_outputs = [output for output in distinct if not isinstance(output.how, tuple)]
         self._buffers = {}
         self._plan_exchanges()
 
@@ -76,7 +65,8 @@ class Runner:
 
     # ------------------------------------------------------------------------------------------------- the inputs
 
-    def shards(self, rounds, known):
+    def shards(self, rounds: Sequence[Sequence[Tuple[int, int]]],
+               known: Callable[[int, int], Values]) -> List[List[Shard]]:
         """Shards for rounds of sample ranges.
 
         Parameters
@@ -104,7 +94,7 @@ class Runner:
             buffers.rotate(-1)
         return buffers[-1]
 
-    def send(self, shards, common):
+    def send(self, shards: Sequence[Shard], common: Values) -> None:
         """Send the inputs of the first stage to the devices."""
         if self.on_devices and self.compiled.stages:
             _, part = self.compiled.stages[0]
@@ -117,7 +107,7 @@ class Runner:
 
     # -------------------------------------------------------------------------------------------------- the stages
 
-    def run_stages(self, batch, transaction, meanwhile=None):
+    def run_stages(self, batch: Batch, transaction: Transaction, meanwhile: Optional[Callable] = None) -> None:
         """Run every stage on every shard, with the exchanges.
 
         Parameters
@@ -199,7 +189,7 @@ class Runner:
 
     # ------------------------------------------------------------------------------------------ what comes after them
 
-    def run_parts(self, batch, transaction):
+    def run_parts(self, batch: Batch, transaction: Transaction) -> Values:
         """Compute what is made of exchanged values, and store what is new.
 
         Returns
@@ -253,9 +243,9 @@ class Runner:
                     transaction.convert(variable.copies[context], values[0])
             transaction.then(variable.commit, contexts)
 
-    def values(self, outputs, batch, results):
+    def values(self, batch: Batch, results: Values) -> Dict[Output, np.ndarray]:
         """Outputs that are the same on each replica, on the host, by Output; `results` is what `run_parts` returned."""
-        return {output: self._value(output.variable, batch, results) for output in outputs}
+        return {output: self._value(output.variable, batch, results) for output in self._alike_outputs}
 
     def _value(self, variable, batch, results):
         for known in (results, batch.common, batch.shards[0].known):
@@ -264,7 +254,7 @@ class Runner:
                 return np.array(value.on_host if isinstance(value, Sum) else fetch(value))
         raise AssertionError('nothing has computed %s' % variable)
 
-    def gather(self, outputs, batch, sharded):
+    def gather(self, outputs: Sequence[Output], batch: Batch, sharded: bool) -> Dict[Output, np.ndarray]:
         """Outputs with rows of samples, put together on the host.
 
         Parameters

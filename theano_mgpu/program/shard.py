@@ -1,8 +1,14 @@
-"""A replica's part of a batch, and what it knows in the course of a step."""
-import numpy as np
+"""A batch, scattered: the shard of each replica, and what is known of it in the course of a step."""
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from ..replicas.transfers import fetch
+import numpy as np
+import theano
+
+from ..devices.context_map import Context
+from ..replicas.transfers import DeviceBuffers, fetch
 from .exchange import Sum
+
+Values = Dict[theano.Variable, Any]
 
 
 class Shard:
@@ -20,7 +26,8 @@ class Shard:
         Where its inputs go.
     """
 
-    def __init__(self, replica, context, span, known, buffers):
+    def __init__(self, replica: int, context: Context, span: Optional[Tuple[int, int]],
+                 known: Values, buffers: DeviceBuffers):
         self.replica, self.context, self.span, self.known = replica, context, span, known
         self._buffers = buffers
         self._sent = {}
@@ -33,7 +40,8 @@ class Shard:
             self._sent[variable] = self._buffers.send(variable, value)
         return self._sent[variable]
 
-    def arguments(self, given, takes, common):
+    def arguments(self, given: Sequence[theano.Variable], takes: Sequence[bool],
+                  common: Values) -> List[Any]:
         """Values of variables as a function takes them.
 
         Parameters
@@ -51,3 +59,26 @@ class Shard:
                 value = value.on(self.context) if on_device else value.on_host
             found.append(self.send(variable, value) if on_device else fetch(value))
         return found
+
+
+class Batch:
+    """A batch, scattered.
+
+    Parameters
+    ----------
+    rounds : list of list of Shard
+        One after the other, each with a shard for each of the first contexts.
+    common : dict of theano.Variable to ndarray
+        What is the same for every shard; exchanged values are added.
+    lengths : list of int
+        Samples of each rank.
+    idle : bool
+        Whether this rank has none, and takes part with a sample that does not count.
+    alone : bool
+        Whether one replica has the whole batch: what it computes stays on its device.
+    """
+
+    def __init__(self, rounds: List[List[Shard]], common: Values, lengths: List[int], idle: bool = False,
+                 alone: bool = False):
+        self.rounds, self.common, self.lengths, self.idle, self.alone = rounds, common, lengths, idle, alone
+        self.shards = sorted((shard for round_ in rounds for shard in round_), key=lambda shard: shard.span)

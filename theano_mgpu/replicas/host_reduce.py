@@ -73,7 +73,7 @@ struct WeightedSum {
             *(Unaligned *)(out + at + l * WIDTH) = sum[l];
     }
 
-    // Chunks go to whoever is free, so that a thread whose core is busy holds up no more than its own chunk.
+    // A free thread takes the next chunk, so that a thread whose core is busy delays only its own chunk.
     void work() {
         size_t begin;
         while ((begin = next.fetch_add(CHUNK)) < size) {
@@ -99,7 +99,7 @@ struct WeightedSum {
 template <typename T>
 void weighted_sum(T *out, const T *const *buffers, const T *weights, int count, size_t size, int accumulate,
                   int stream, int threads) {
-    // Nobody waits for a helper that got no core until the work was done: it finds nothing left, and lets go
+    // There is no wait for a helper that got no core until the work was done: it finds nothing left, and lets go
     // of what is shared.
     std::shared_ptr<WeightedSum<T>> sum(new WeightedSum<T>{
         out, buffers, weights, count, size, accumulate != 0, stream && (uintptr_t)out % 16 == 0, {0}, {0}});

@@ -169,5 +169,5 @@ def _begins_at_zero(variable):
     node = variable.owner
     if node and isinstance(node.op, IncSubtensor) and node.op.set_instead_of_inc \
             and node.inputs[0].owner and isinstance(node.inputs[0].owner.op, AllocEmpty):
-        return is_zero(node.inputs[1])  # what the loop has not written yet nobody reads
+        return is_zero(node.inputs[1])  # nothing reads what the loop has not written yet
     return is_zero(variable)

@@ -122,7 +122,7 @@ def _place_of_samples(shards, node, x, shape):
     if len(axes) > 1:
         axes = [i for i in axes if kept[i] == before]
     if len(axes) != 1 or any(size not in (None, COUNT) for size, _ in sizes):
-        shards.refuse(node, 'it cannot be told which axis has the samples')
+        shards.refuse(node, 'it is unknown which axis has the samples')
     axis, = axes
     if kept[axis] and not before:
         shards.refuse(node, UNKNOWN)

@@ -1,0 +1,115 @@
+"""What carries the samples of a batch: arguments, slices of shared data sets, and states with a row a sample."""
+from typing import Dict, List, Mapping, Optional, Sequence
+
+import numpy as np
+import theano
+from theano.compile.sharedvalue import SharedVariable
+
+from ..errors import GraphError, LengthError
+from ..graphs import graph
+from ..program import CannotCut, Program
+from .arguments import Arguments, no_samples, sample_axes
+from .data_sets import Slices
+from .division import divided
+from .sub_batches import batch_length
+
+
+class BatchInputs:
+    """Where the samples of a batch enter a graph.
+
+    Parameters
+    ----------
+    inputs : list of (theano.Variable or theano.In)
+    options : Options
+    sharded : bool
+        Whether each process has samples of its own.
+
+    Attributes
+    ----------
+    arguments : Arguments
+    slices : Slices
+    rows : dict of SharedVariable to theano.Variable
+        States with a row a sample, and what stands for each in the divided graph.
+    """
+
+    def __init__(self, inputs, options, sharded):
+        axes = sample_axes(inputs, options.samples, options.broadcast)
+        self.arguments = Arguments(inputs, axes, options.allow_input_downcast)
+        self.rows = {}
+        self._options, self._sharded, self._only_length = options, sharded, None
+
+    def find_slices(self, outputs, updates):
+        """Find the slices of data sets that are the batch; the graph as one of inputs with samples along axis 0.
+
+        Returns
+        -------
+        list of theano.Variable, dict of SharedVariable to theano.Variable
+            The outputs and updates.
+        """
+        given, options = self.arguments.inputs, self._options
+        whole = graph.substitute(outputs + list(updates.values()), self.arguments.replacements)
+        graph.check_inputs(given, whole)
+        self.slices = Slices(given, whole, updates, self._sharded)
+        if options.length is not None:
+            lengths = self.slices.lengths(self.arguments.bind(options.example, {}))
+            self.slices.keep({v for v, length in lengths.items() if length == options.length})
+        elif any(self.arguments.split):
+            self.slices.keep(())
+        if not any(self.arguments.split) and not self.slices:
+            raise no_samples(given)
+        return whole[:len(outputs)], dict(zip(updates, whole[len(outputs):]))
+
+    def divide(self, outputs: List[theano.Variable], updated: List[SharedVariable]) -> Program:
+        """Divide the graph, whose last outputs are new values.
+
+        Returns
+        -------
+        Program
+
+        Raises
+        ------
+        CannotCut
+            If replicas cannot compute it in parts.
+        GraphError
+            If they cannot, and have to.
+        """
+        options = self._options
+        try:
+            division = divided(self.arguments.with_samples, self.slices, outputs, updated, options.length,
+                               self._sharded)
+        except CannotCut as error:
+            if self._sharded or options.must_divide:
+                raise GraphError('%s%s cannot be computed in parts: %s' % (
+                    'each process has samples of its own, but ' * self._sharded, options.name or 'a function',
+                    error)) from error
+            raise
+        self.rows, self._only_length = division.rows, division.length
+        return division.program
+
+    def states(self) -> Dict[SharedVariable, np.ndarray]:
+        """The values of the states with a row a sample, by variable."""
+        return {variable: np.asarray(variable.get_value(borrow=True)) for variable in self.rows}
+
+    def length(self, values: Sequence[np.ndarray],
+               states: Optional[Mapping[SharedVariable, np.ndarray]] = None) -> int:
+        """The number of samples of a batch.
+
+        Parameters
+        ----------
+        values : list of ndarray
+            The arguments.
+        states : dict of SharedVariable to ndarray
+
+        Raises
+        ------
+        BatchError
+            If arguments, slices and states do not agree, or the graph is one of batches of another length.
+        """
+        named = self.arguments.named(values) + self.slices.named(values)
+        named += [(len(value), 'the state %s' % variable) for variable, value in (states or {}).items()]
+        # A process slices nothing once it is through its part of the data; the others may go on.
+        length = batch_length(*map(list, zip(*named)), least=0 if self._sharded and self.slices else 1)
+        if self._only_length not in (None, length):
+            raise LengthError('a batch of %d samples was given, but the graph has the length of its batches, %d, as a '
+                              'number' % (length, self._only_length))
+        return length
