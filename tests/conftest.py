@@ -1,4 +1,4 @@
-"""What the tests share: contexts on real devices, and a state of Theano's flags that they rely on."""
+"""Fixtures and hooks of all tests: contexts on real devices, Theano's flags, and markers."""
 import os
 
 flags = os.environ.get('THEANO_FLAGS', '')
@@ -27,7 +27,7 @@ from support.devices import context_map
 from support.requirements import MISSING, takes_a_gpu
 from support.two_hosts import two_hosts_or_skip
 
-# Processes that tests start are no processes of a script's: each imports theano_mgpu by itself, or is to do without.
+# A process that a test starts is not a child of a script: it imports theano_mgpu itself, or does without.
 del os.environ[compat.IMPORTED]
 
 # Tests of these modules and packages run with the flag mgpu.verify, too. Most others compare with one device anyway.
@@ -56,7 +56,7 @@ def pytest_runtest_setup(item):
 
 @pytest.fixture(autouse=True)
 def self_check(request):
-    """Have functions compute their first batch on one device, too; a test marked `unverified` counts what they do."""
+    """Have functions compute their first batch on one device, too, except in tests marked `unverified`."""
     names = request.module.__name__.split('.')
     is_on = not SELF_CHECKED.isdisjoint(names) and not request.node.get_closest_marker('unverified')
     with theano.configparser.change_flags(**{'mgpu.verify': str(is_on)}):
@@ -65,7 +65,7 @@ def self_check(request):
 
 @pytest.fixture
 def contexts():
-    """A function that makes n contexts of a kind ('cpu' or 'gpu') the active ones; on devices of one type if asked."""
+    """A function that activates n contexts of a kind ('cpu' or 'gpu'), optionally on devices of one type."""
     def use(kind, n=2, of_one_type=False):
         made = mgpu.init(context_map(kind, n))
         if of_one_type and not all(alike(made[0], other) for other in made):
@@ -92,6 +92,6 @@ def gpu2(contexts):
 
 @pytest.fixture
 def two_hosts(tmp_path):
-    """Two hosts that mpirun can start ranks on; skips where no namespaces can be made."""
+    """Two hosts that mpirun can start ranks on. Skips the test if namespaces cannot be created."""
     with two_hosts_or_skip(tmp_path) as hosts:
         yield hosts

@@ -237,25 +237,25 @@ def test_mixed_devices_are_an_error(gpu2):
         mgpu.function([x], T.tanh(x.transfer(gpu2[1].name)).transfer('cpu'))
 
 
-@pytest.mark.parametrize('mend', ['infer', 'graph_to_gpu', 'mrg', 'conv_shape'])
-def test_each_mend_is_needed(gpu2, monkeypatch, mend):
-    """Without it, the op that it mends fails or falls to the host."""
+@pytest.mark.parametrize('name', ['infer', 'graph_to_gpu', 'mrg', 'conv_shape'])
+def test_each_mend_is_needed(gpu2, monkeypatch, name):
+    """Without it, the op that the patch fixes fails, or runs on the host."""
     from theano_mgpu.devices.contexts import infer_context_name
 
     from theano.gpuarray import basic_ops, blas, opt, rng_mrg
     context = gpu2[1]
     make = {'infer': convolution_default, 'graph_to_gpu': embedding, 'mrg': random_streams,
-            'conv_shape': convolution_transposed}[mend]
-    if mend == 'infer':
+            'conv_shape': convolution_transposed}[name]
+    if name == 'infer':
         for module in (basic_ops, opt, blas):
             monkeypatch.setattr(module, 'infer_context_name', infer_context_name.original)
-    elif mend == 'graph_to_gpu':
+    elif name == 'graph_to_gpu':
         monkeypatch.setattr(opt.GraphToGPU, 'apply', opt.GraphToGPU.apply.__wrapped__)
-    elif mend == 'mrg':
+    elif name == 'mrg':
         monkeypatch.setattr(rng_mrg.GPUA_mrg_uniform, 'new', rng_mrg.GPUA_mrg_uniform.unmended_new)
     else:
-        for name in ('GpuCorrMM_gradInputs', 'GpuCorrMM_gradWeights'):
-            monkeypatch.setattr(getattr(blas, name), 'make_node', getattr(blas, name).make_node.__wrapped__)
+        for op in (blas.GpuCorrMM_gradInputs, blas.GpuCorrMM_gradWeights):
+            monkeypatch.setattr(op, 'make_node', op.make_node.__wrapped__)
     inputs, outputs, arguments = make()
     errors = []
     monkeypatch.setattr(theano.gof.opt._logger, 'error', lambda *args: errors.append(args))

@@ -172,7 +172,7 @@ def test_attributes_of_either_h5py_are_read(convert, trained, tmp_path):
     assert all((a == b).all() for a, b in zip(copy.get_weights(), trained.get_weights()))
 
 
-@pytest.mark.skipif(not H5PY_3, reason='h5py 2 needs no mend')
+@pytest.mark.skipif(not H5PY_3, reason='h5py 2 needs no patch')
 def test_without_the_mend_keras_fails(trained, tmp_path, monkeypatch):
     path = str(tmp_path / 'm.h5')
     trained.save(path)

@@ -24,7 +24,7 @@ def test_the_free_replica_is_next(cpu2):
 
 @pytest.mark.parametrize('prefetch', [0, 3])
 def test_back_pressure(cpu2, prefetch):
-    """No more batches are alive than prefetch + replicas, whoever is slow: reader, replica or consumer."""
+    """No more batches are alive than prefetch + replicas, whether the reader, a replica or the consumer is slow."""
     alive, most = [0], [0]
 
     def gone():

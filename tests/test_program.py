@@ -422,7 +422,7 @@ def test_what_is_needed_whole_is_not_exchanged_again_in_another_shape():
 
 
 def test_gradients_are_exchanged_last():
-    """Beside what nobody else needs: of the first stages, only what others of the batch need is exchanged."""
+    """Gradients come last: the first stages exchange only what the other samples of the batch need."""
     x, w, v = T.dmatrix('x'), weight(6, 5), weight(5, 3)
     h = T.dot(x, w)
     y = T.dot(T.tanh(h - h.mean(axis=0)), v)

@@ -1,4 +1,4 @@
-"""Several processes of which one fails, is killed or stops, or does something else than the others."""
+"""Several processes in which one fails, is killed, stops, or does something else than the others."""
 import json
 import os
 import re

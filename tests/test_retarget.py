@@ -1,4 +1,4 @@
-"""One optimised graph for all contexts of a model of device: bitwise what compiling for each of them gives."""
+"""One optimised graph for all contexts of a device type: bitwise what compiling for each context gives."""
 import logging
 from collections import Counter
 

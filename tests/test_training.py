@@ -77,7 +77,7 @@ def test_updates_may_depend_on_the_batch(cpu2):
 
 
 def test_a_sum_loss(cpu2):
-    """Nothing has to be told: sums over samples are added, and terms without samples count once."""
+    """No option is needed: sums over samples are added, and terms without samples count once."""
     model, reference = dense_model(), dense_model()
     for m in (model, reference):
         m.loss = T.nnet.categorical_crossentropy(m.probabilities, m.inputs[1]).sum() + (m.params[0] ** 2).sum()

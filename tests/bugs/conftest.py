@@ -1,10 +1,10 @@
-"""What several files of these tests share."""
+"""Fixtures of several of these files."""
 import pytest
 
 
 @pytest.fixture
 def enabled():
-    """A function that enables all contexts for Keras's models; texts for the user go into its report alone."""
+    """A function that enables all contexts for models of Keras. Notes go to its report only."""
     from theano_mgpu.keras import disable, enable
 
     def start(**options):

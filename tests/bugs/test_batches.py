@@ -12,7 +12,7 @@ from support.small_models import data, dense_model, momentum
 
 
 def test_two_inputs_without_names_get_each_its_own_argument(cpu2):
-    """They were told apart by their text, which is that of their type: both got the last argument."""
+    """Inputs were distinguished by their text, which is that of their type: both got the last argument."""
     a, b = theano.tensor.fmatrix(), theano.tensor.fmatrix()
     first, second = data(5, 3)[0], data(5, 3, seed=1)[0]
     np.testing.assert_array_equal(mgpu.function([a, b], a - b)(first, second), first - second)

@@ -50,7 +50,7 @@ def normalised(x):
     pytest.param(lambda x: x.max(axis=3, keepdims=True), marks=pytest.mark.slow),
     pytest.param(lambda x: T.maximum(x, 0.1 * x ** 2), marks=pytest.mark.slow)], ids=['pool', 'max', 'maximum'])
 def test_gradients_of_maxima_between_normalisations_reach_their_pixels(largest, cpu2):
-    """Batch normalisation, ReLU, max-pooling: gradients before them were wrong by a factor of 2, and nobody said so.
+    """Batch normalisation, ReLU, max-pooling: gradients before them were wrong by a factor of 2, without a warning.
 
     The pixels were computed twice, by other ops, and in the last bit were not equal to their maximum.
     """

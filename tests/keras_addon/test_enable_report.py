@@ -235,7 +235,7 @@ def test_the_verdict(ratio, faster, one, rounds):
 
 
 def test_a_batch_that_one_context_cannot_take():
-    """Of a model that is too large for one device nothing is said, and training goes on."""
+    """A model that is too large for one device trains on, without a note."""
     def fail(args):
         raise MemoryError('no room')
     step = Step(mgpu.contexts(), 1.0)

@@ -17,7 +17,7 @@ def gpu_devices():
 def context_map(kind, n):
     """A map of n contexts on CPU or GPU devices; GPU devices are taken in turn.
 
-    Skips the test where there is no GPU device, in case that it is not marked `opencl`.
+    Skips the test if there is no GPU device, for tests without the marker `opencl`.
     """
     if kind == 'cpu':
         return ';'.join('host%d->cpu' % i for i in range(n))

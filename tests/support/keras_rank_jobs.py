@@ -1,4 +1,4 @@
-"""What the ranks of the add-on's MPI jobs do: ``python rank_jobs.py JOB ARGUMENTS``."""
+"""Entry point of the MPI jobs of the Keras add-on's tests: ``python keras_rank_jobs.py JOB ARGUMENTS``."""
 import json
 import os
 import random

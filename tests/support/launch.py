@@ -1,4 +1,4 @@
-"""MPI jobs of tests: run a job of rank_jobs.py on several ranks, or alone, and read what it has written."""
+"""MPI jobs of tests: run a job of rank_jobs.py on several ranks or in one process, and read what it wrote."""
 import os
 import subprocess
 import sys
@@ -11,7 +11,7 @@ INTERPRETED = 'floatX=float32,cxx=,optimizer=fast_compile'
 
 
 def launch(ranks, *arguments, options=(), flags='floatX=float32', expected=0, mpirun=False, job=JOBS):
-    """Run a job of rank_jobs.py to its end; its output."""
+    """Run a job of rank_jobs.py to its end. Returns the CompletedProcess."""
     start = ['mpirun', '--allow-run-as-root', '--oversubscribe', '-n', str(ranks)] + list(options) if mpirun else \
         ['-m', 'theano_mgpu', 'launch', '-n', str(ranks)] + list(options)
     command = (start if mpirun else [sys.executable] + start) + ([sys.executable] if mpirun else [])
@@ -22,7 +22,7 @@ def launch(ranks, *arguments, options=(), flags='floatX=float32', expected=0, mp
 
 
 def alone(*arguments, flags='floatX=float32'):
-    """The same in a process that is alone."""
+    """Run a job of rank_jobs.py in one process, without MPI."""
     done = subprocess.run([sys.executable, JOBS] + [str(argument) for argument in arguments], capture_output=True,
                           text=True, env=dict(os.environ, THEANO_FLAGS=flags), timeout=300)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Markers by the names that they had before; new tests use pytest.mark."""
+"""Shorter names of markers."""
 import pytest
 
 needs_mpi = pytest.mark.mpi

@@ -1,4 +1,4 @@
-"""Jobs of ranks that feed their own data."""
+"""MPI jobs in which each rank feeds its own data."""
 import theano_mgpu as mgpu
 
 import numpy as np
@@ -12,7 +12,7 @@ SLICED = np.random.RandomState(3).randn(23, 4)  # a data set
 
 
 def shard(path, *n_batches):
-    """Each rank feeds its own data: so many batches; the global batches are written, too."""
+    """Each rank feeds N batches of its own. Writes the weights."""
     mgpu.init('a->cpu')
     network = Network(dropout=False, sharded=True)
     own = [batch for number, batch in enumerate(network.batches()) if number % mgpu.size() == mgpu.rank()]
@@ -51,7 +51,7 @@ def sliced(given, x, w):
 
 
 def sharded_slices(path, *calls):
-    """Each rank slices batches from a data set of its own, in so many calls; writes what it got, and the weights."""
+    """Each rank slices batches from its own data set, in N calls. Writes what it received, and the weights."""
     mgpu.init('a->cpu;b->cpu')
     data = theano.shared(np.split(SLICED, [14])[mgpu.rank()], 'data')
     index, x, w = T.lscalar('index'), T.matrix('x', 'float64'), theano.shared(np.eye(4) * (1 + mgpu.rank()), 'w')

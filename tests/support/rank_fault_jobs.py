@@ -1,4 +1,4 @@
-"""Jobs of ranks of which one fails, stops, or does something else."""
+"""MPI jobs in which one rank fails, stops, or does something else than the others."""
 import argparse
 import atexit
 import gc
@@ -22,7 +22,7 @@ from .rank_network import PYTHON, Network, no_memory
 
 
 def disagree(path):
-    """Errors that every rank meets at once and can catch; the step after each is as if it had not been."""
+    """Raise errors on every rank at once, and catch them. The next step shows no trace of them."""
     mgpu.init('a->cpu')
     network, other = Network(), mgpu.rank() == mgpu.size() - 1
     x, labels = next(network.batches())
@@ -54,14 +54,14 @@ def disagree(path):
 
 
 def late_failures(path):
-    """The last rank fails at different places of a step; weights, and those of an undisturbed training beside it."""
+    """Fail on the last rank at different places of a step. Compare with an undisturbed training."""
     from theano_mgpu import training
     from theano_mgpu.program import run
     mgpu.init('a->cpu;b->cpu')
     networks = disturbed, undisturbed = Network(seed=0), Network(seed=0)
     step, last = disturbed.step, mgpu.rank() == mgpu.size() - 1
     executor = faulty(step)
-    # Between the runs of the executor, a fault takes the place of a method: nothing public runs there.
+    # No public hook runs between the runs of the executor, so there a fault replaces a method.
     places = {'scatter': (step.compiled_program.graphs[0], 'refresh'), 'stage': (executor, 0), 'sum': (run.Sums, 'add'),
               'exchange': (run, 'exchanged'), 'broadcast': (run.Runner, '_broadcast'), 'update': (executor, 1),
               'outputs': (run.Runner, 'gather'), 'store': (run.Runner, '_store'),
@@ -92,7 +92,7 @@ def late_failures(path):
 
 
 def in_two_threads():
-    """Two trainings at once, in an order that the ranks do not agree on."""
+    """Train two networks at once, in an order that differs between ranks."""
     networks = Network(), Network()
     threads = [threading.Thread(target=lambda network=network: [network.step(*batch) for batch in network.batches(50)])
                for network in networks]
@@ -103,7 +103,7 @@ def in_two_threads():
 
 
 def fail(how):
-    """Steps, in which the last rank fails in some way."""
+    """Train, and have the last rank fail in the given way."""
     mgpu.init('a->cpu')
     network, last = Network(), mgpu.rank() == mgpu.size() - 1
     print('rank %d began' % mgpu.rank(), flush=True)
@@ -136,7 +136,10 @@ def fail(how):
 
 
 def compile_errors(path):
-    """Rank 0, which compiles first, cannot; then no rank can. Each tells what it met; float16 at the end."""
+    """Compilation fails on rank 0, which compiles first, then on all ranks. Each rank reports its errors.
+
+    Ends with a step in float16.
+    """
     mgpu.init('a->cpu')
     x, w = T.matrix('x', dtype='float16'), theano.shared(np.full(3, mgpu.rank() + 1, 'float16'), name='w')
     original, met = graph.compile_for, []
@@ -156,7 +159,7 @@ def compile_errors(path):
 
 
 def collect(path):
-    """Rank 1's garbage collector runs between two functions over a variable, that of rank 0 does not."""
+    """Run the garbage collector between two functions over a variable, on rank 1 only."""
     mgpu.init('a->cpu')
     gc.disable()
     x, w = T.matrix('x'), theano.shared(np.full(3, mgpu.rank() + 1, 'float32'), name='w')
@@ -176,12 +179,12 @@ def stop(*_, **__):
 
 
 def stopped(where, file):
-    """The last rank is stopped where the others begin to wait for it."""
+    """Stop the last rank where the others begin to wait for it."""
     mgpu.init('a->cpu')
     network, last = Network(), mgpu.rank() == mgpu.size() - 1
     ranks, batches = network.step.ranks, network.batches()
     network.step(*next(batches))
-    # A rank that stops in the middle of a call cannot be had otherwise: private attributes stand for what it waits in.
+    # Nothing public stops a rank in the middle of a call, so this replaces private attributes.
     if last and hasattr(ranks, where):
         setattr(ranks, where, stop)
     if last and where == 'finalize':
@@ -212,7 +215,7 @@ def stopped(where, file):
 
 
 def hang(path):
-    """The last rank's replica never ends its second batch."""
+    """The replica of the last rank never returns from its second batch."""
     mgpu.init('a->cpu')
     x = T.matrix('x')
     with mgpu.Predictor([x], x.sum(axis=1), mode=PYTHON) as predictor:

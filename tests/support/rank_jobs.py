@@ -1,4 +1,4 @@
-"""What the ranks of the tests' MPI jobs do: ``python rank_jobs.py JOB ARGUMENTS``; rank 0 writes what is compared."""
+"""Entry point of the MPI jobs of tests: ``python rank_jobs.py JOB ARGUMENTS``. Rank 0 writes the results to compare."""
 import functools
 import importlib
 import json
@@ -23,7 +23,7 @@ from support.rank_network import PYTHON, Network, shared, write
 
 
 def train(path, contexts, *options):
-    """Ragged steps; all that they returned, and all state after them."""
+    """Train with ragged batches. Writes all outputs, and all state afterwards."""
     mgpu.init(contexts)
     network = Network(None if 'compiled' in options else PYTHON,
                       dropout='plain' not in options)

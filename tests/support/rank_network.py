@@ -1,4 +1,4 @@
-"""What the jobs of ranks train."""
+"""The network that MPI jobs of tests train."""
 import theano_mgpu as mgpu
 
 import numpy as np
@@ -15,7 +15,7 @@ def shared(rng, *shape, name):
 
 
 class Network:
-    """A small network with dropout, a running mean, a count, and Adam; weights of its own on each rank at first."""
+    """A small network with dropout, a running mean, a counter and Adam. Each rank starts with other weights."""
 
     def __init__(self, mode=PYTHON, dropout=True, seed=None, **options):
         from models import adam

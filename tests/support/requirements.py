@@ -1,6 +1,7 @@
-"""What tests need that not every machine has: why it is missing here, by the marker of the tests that need it.
+"""Requirements of tests that not every machine meets.
 
-conftest.py skips a test with one of these markers, with that reason.
+For each marker, a function returns the reason why this machine does not meet the requirement. conftest.py skips tests
+with the marker, for that reason.
 """
 import functools
 import importlib.util
@@ -28,11 +29,11 @@ def no_compiler():
     return None if theano.config.cxx else 'Theano has no convolution without a C++ compiler'
 
 
-# Functions that return a reason, or None where nothing is missing.
+# Functions that return a reason, or None if nothing is missing.
 MISSING = {'opencl': no_device, 'mpi': no_mpi, 'needs_compiler': no_compiler}
 
 
 def takes_a_gpu(item):
-    """Whether a test computes on the devices of `gpu_devices`: by the fixture gpu2, or as its parameter says."""
+    """Whether a test computes on the devices of `gpu_devices`: it has the fixture gpu2, or a parameter 'gpu'."""
     values = item.callspec.params.values() if hasattr(item, 'callspec') else ()
     return 'gpu2' in getattr(item, 'fixturenames', ()) or any(isinstance(v, str) and v == 'gpu' for v in values)
