@@ -75,7 +75,7 @@ def test_a_mean_over_all_pixels_that_is_added_to_a_loss_of_each_sample_is_exact(
 @pytest.mark.parametrize('optimizer', ['sgd', 'adam'])
 def test_a_gradient_that_is_zero_in_theory_is_no_difference(optimizer, cpu2):
     """The bias of a layer before a softmax over its units' mean: --verify found a relative difference of 2.0."""
-    from theano_mgpu.keras import verification
+    from theano_mgpu.keras import verify
 
     from keras import backend as K
     from keras import layers as L
@@ -86,7 +86,7 @@ def test_a_gradient_that_is_zero_in_theory_is_no_difference(optimizer, cpu2):
                         L.Dense(1, use_bias=False, kernel_initializer='ones', trainable=False), L.Dense(3)])
     model.compile(optimizer, 'mse', mode='FAST_COMPILE')
     x, y = data(11, 6)[0], data(11, 3, seed=1)[0]
-    certificate = verification(model, x, y)
+    certificate = verify(model, x, y)
     assert certificate.passed, str(certificate)
     assert len(certificate.arbitrary) == 3 and 'gradient is zero but for rounding' in str(certificate)
     assert {row.kind for row in certificate.rows} >= {'gradient', 'weight', 'optimizer'}

@@ -3,7 +3,7 @@ import warnings
 
 import theano_mgpu as mgpu
 from theano_mgpu.distributed.process_group import Ranks
-from theano_mgpu.keras import Checkpoint, Predictor, disable, enable, multi_gpu_model, verification
+from theano_mgpu.keras import Checkpoint, Predictor, disable, enable, multi_gpu_model, verify
 from theano_mgpu.keras.parallel_state import spread_of
 from theano_mgpu.keras.report import SHOWN, Report
 from theano_mgpu.profiling.trial import MARGIN, ROUNDS, WARM_UP, Trial
@@ -279,7 +279,7 @@ def test_a_certificate_of_a_subclassed_model(capsys):
     model = compiled(Subclassed())
     model.fit(X, Y, verbose=0)
     assert 'same answer' in capsys.readouterr().err
-    assert verification(model, X, Y).passed
+    assert verify(model, X, Y).passed
 
 
 def test_models_that_do_not_train_get_a_certificate_of_what_they_do(capsys):
