@@ -190,11 +190,12 @@ def test_a_compiler_that_fails(machine):
 
 
 DOCTOR = HEAD + """
-from theano_mgpu.cli import checks, device_checks, doctor
-plan = dict(doctor.plan(checks.Setup()))
+from theano_mgpu.cli import doctor
+from theano_mgpu.cli.doctor import host_checks
+plan = dict(doctor.plan(host_checks.Setup()))
 names = ['CUDA devices', 'libcuda.so', 'libnvrtc.so', 'libcublas.so', 'libnccl.so', 'architecture', 'context dev0']
 import json
-print(json.dumps({name: plan[name](checks.Setup()) for name in names}))
+print(json.dumps({name: plan[name](host_checks.Setup()) for name in names}))
 """
 
 
