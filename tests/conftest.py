@@ -1,4 +1,4 @@
-"""What the tests share: contexts on real devices, and a state of Theano's flags that they rely on."""
+"""Fixtures and hooks of all tests: contexts on real devices, Theano's flags, and markers."""
 import os
 
 flags = os.environ.get('THEANO_FLAGS', '')
@@ -18,56 +18,54 @@ if worker != 'gw0' and 'base_compiledir' not in flags:
         os.symlink(programs, own + '/opencl_programs')
 
 import theano_mgpu as mgpu
-from theano_mgpu import config
-from theano_mgpu.devices import discovery
-from theano_mgpu.devices.context_map import parse_context_map
 from theano_mgpu.devices.contexts import alike
 from theano_mgpu.patches import theano_imports
 
 import pytest
 import theano
+from support.devices import context_map
+from support.requirements import MISSING, takes_a_gpu
+from support.two_hosts import two_hosts_or_skip
 
-# Processes that tests start are no processes of a script's: each imports theano_mgpu by itself, or is to do without.
+# A process that a test starts is not a child of a script: it imports theano_mgpu itself, or does without.
 del os.environ[theano_imports.IMPORTED]
 
-# The tests of these modules run with the flag mgpu.verify, too. Most others compare with one device anyway.
-SELF_CHECKED = ('test_bugs', 'test_function', 'test_multi_gpu', 'test_training')
+# Tests of these modules and packages run with the flag mgpu.verify, too. Most others compare with one device anyway.
+SELF_CHECKED = {'bugs', 'test_function', 'test_multi_gpu', 'test_training'}
 
 # Programs, not tests: tests/keras_addon/test_scripts.py runs them.
 collect_ignore = ['keras_scripts', 'theano_scripts']
 
-needs_compiler = pytest.mark.skipif(not theano.config.cxx, reason='Theano has no convolution without a C++ compiler')
+
+@pytest.hookimpl(tryfirst=True)  # before pytest selects tests by their markers
+def pytest_collection_modifyitems(items):
+    """Mark tests that compute on a GPU device."""
+    for item in items:
+        if takes_a_gpu(item):
+            item.add_marker('opencl')
+
+
+@pytest.hookimpl(tryfirst=True)  # before fixtures
+def pytest_runtest_setup(item):
+    """Skip a test with a marker of something that is missing here."""
+    for marker, reason_of in MISSING.items():
+        reason = reason_of() if item.get_closest_marker(marker) else None
+        if reason:
+            pytest.skip(reason)
 
 
 @pytest.fixture(autouse=True)
 def self_check(request):
-    """Have functions compute their first batch on one device, too; a test marked `unverified` counts what they do."""
-    is_on = request.module.__name__.split('.')[-1] in SELF_CHECKED and not request.node.get_closest_marker('unverified')
+    """Have functions compute their first batch on one device, too, except in tests marked `unverified`."""
+    names = request.module.__name__.split('.')
+    is_on = not SELF_CHECKED.isdisjoint(names) and not request.node.get_closest_marker('unverified')
     with theano.configparser.change_flags(**{'mgpu.verify': str(is_on)}):
         yield
 
 
-def gpu_devices():
-    """GPU devices to test on: those of the flag `contexts`, else two of this machine's."""
-    flagged = [c.device for c in parse_context_map(config.flag('contexts', '')) if c.kind != 'cpu'] \
-        if config.flag('contexts') else []
-    found = flagged or discovery.discover('cuda')[0] or discovery.discover('opencl')[0]
-    return (found * 2)[:max(2, len(found))]
-
-
-def context_map(kind, n):
-    """A map of n contexts on CPU or GPU devices; GPU devices are taken in turn."""
-    if kind == 'cpu':
-        return ';'.join('host%d->cpu' % i for i in range(n))
-    found = gpu_devices()
-    if not found:
-        pytest.skip('no GPU or OpenCL device: %s' % discovery.discover('opencl')[1])
-    return ';'.join('dev%d->%s' % (i, found[i % len(found)]) for i in range(n))
-
-
 @pytest.fixture
 def contexts():
-    """A function that makes n contexts of a kind ('cpu' or 'gpu') the active ones; on devices of one type if asked."""
+    """A function that activates n contexts of a kind ('cpu' or 'gpu'), optionally on devices of one type."""
     def use(kind, n=2, of_one_type=False):
         made = mgpu.init(context_map(kind, n))
         if of_one_type and not all(alike(made[0], other) for other in made):
@@ -90,3 +88,10 @@ def cpu2(contexts):
 @pytest.fixture
 def gpu2(contexts):
     return contexts('gpu', 2)
+
+
+@pytest.fixture
+def two_hosts(tmp_path):
+    """Two hosts that mpirun can start ranks on. Skips the test if namespaces cannot be created."""
+    with two_hosts_or_skip(tmp_path) as hosts:
+        yield hosts

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from conftest import needs_compiler
-from stages import compiled, split
+from support.stages import compiled, split
 from theano import sparse
 from theano.configparser import change_flags
 from theano.gradient import disconnected_grad, zero_grad
@@ -272,7 +271,7 @@ def test_gradients_of_weights_beside_a_sparse_product():
     check(with_gradients(EXACT['sparse dot'], []))
 
 
-@needs_compiler
+@pytest.mark.needs_compiler
 @pytest.mark.parametrize('name', CONVOLUTIONS)
 def test_convolution(name):
     check([CONVOLUTIONS[name]] + with_gradients(CONVOLUTIONS[name]), COMPILED)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from stages import run, split
+from support.stages import run, split
 from theano.configparser import change_flags
 from theano.tensor.nnet.bn import AbstractBatchNormTrainGrad, batch_normalization_train
 

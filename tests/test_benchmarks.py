@@ -14,10 +14,9 @@ from theano_mgpu.utils.worker import Worker, WorkerError
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from conftest import needs_compiler
 from models import handwritten_digits
 from predict import Contender, contenders, difference, peak_memory, with_ratios
-from test_ranks import needs_mpi
+from support.marks import needs_compiler, needs_mpi
 
 FOLDER = os.path.join(os.path.dirname(__file__), '..', 'benchmarks')
 

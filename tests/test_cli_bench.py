@@ -20,7 +20,7 @@ import matplotlib.pyplot as plt
 import pytest
 from keras.layers import Dense
 from keras.models import Sequential
-from test_ranks import needs_mpi
+from support.marks import needs_mpi
 
 FLAGS = 'floatX=float32,contexts=bench_a->cpu;bench_b->cpu'
 

@@ -18,12 +18,10 @@ from theano_mgpu.cli.array_output import UnfinishedOutput
 import h5py
 import numpy as np
 import pytest
-from conftest import context_map
-from keras_addon import (
-    equivalence,  # noqa: F401  chooses Keras's backend first
-    zoo,
-)
-from test_ranks import needs_mpi
+from support import keras_equivalence  # noqa: F401  chooses Keras's backend first
+from support import keras_zoo as zoo
+from support.devices import context_map
+from support.marks import needs_mpi
 
 N = 300
 X = zoo.noise(N, 6).astype('float32')

@@ -12,7 +12,7 @@ from theano_mgpu.cli import main
 
 import pytest
 import theano
-from test_ranks import needs_mpi
+from support.marks import needs_mpi
 
 ROOT = Path(__file__).resolve().parent.parent
 TWO = ['--contexts', 'left->cpu;right->cpu']

@@ -10,7 +10,7 @@ from theano_mgpu.errors import ContextError
 import numpy as np
 import pytest
 import theano
-from conftest import context_map
+from support.devices import context_map
 
 
 def run_python(code, **environment):

@@ -8,7 +8,6 @@ import sys
 
 import cuda_on_cpu
 import pytest
-from conftest import needs_compiler
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PRELUDE = '''
@@ -19,7 +18,7 @@ import numpy as np
 ''' % (HERE, os.path.join(os.path.dirname(HERE), 'benchmarks'))
 
 pytest.importorskip('pygpu', reason='CUDA contexts need pygpu')
-pytestmark = [needs_compiler, pytest.mark.skipif(cuda_on_cpu.unavailable() is not None,
+pytestmark = [pytest.mark.needs_compiler, pytest.mark.skipif(cuda_on_cpu.unavailable() is not None,
                                                  reason=cuda_on_cpu.unavailable() or '')]
 
 
@@ -167,7 +166,7 @@ def test_a_copy_between_devices_waits_for_its_source():
 
 TRAINED = '''
 import ctypes
-from common import data, dense_model
+from support.small_models import data, dense_model
 from models import adam
 cuda = ctypes.CDLL('libcuda.so')
 state = {}

@@ -4,7 +4,6 @@ Each test runs in a process of its own, as a library stays loaded for good. The 
 version, refuses the architectures that it does not list, writes down each option, and leaves the rest to the stand-in.
 """
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,134 +11,20 @@ from pathlib import Path
 from theano_mgpu.devices.cuda_libraries import candidates, search
 
 import pytest
-from cuda_on_cpu import build, environment, unavailable
+from cuda_on_cpu import build, unavailable
+from support.cuda_machine import ADD, HEAD, NVRTC, Machine
 
 ROOT = Path(__file__).resolve().parent.parent
-
-WHEEL = r"""
-#include <dlfcn.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-static const int architectures[] = {ARCHITECTURES};
-#define COUNT ((int)(sizeof architectures / sizeof *architectures))
-static void *real(const char *name) {
-    static void *library;
-    if (!library) library = dlopen(STANDIN, RTLD_NOW | RTLD_LOCAL);
-    if (!library) { fprintf(stderr, "%s\n", dlerror()); abort(); }
-    return dlsym(library, name);
-}
-#define FORWARD(type, name, parameters, arguments) \
-    type name parameters { type (*function) parameters = (type (*) parameters)real(#name); return function arguments; }
-FORWARD(int, nvrtcCreateProgram, (void *p, const char *s, const char *n, int c, const char **h, const char **m),
-        (p, s, n, c, h, m))
-FORWARD(int, nvrtcDestroyProgram, (void *p), (p))
-FORWARD(int, nvrtcGetProgramLog, (void *p, char *log), (p, log))
-FORWARD(int, nvrtcGetProgramLogSize, (void *p, size_t *n), (p, n))
-FORWARD(int, nvrtcGetPTX, (void *p, char *ptx), (p, ptx))
-FORWARD(int, nvrtcGetPTXSize, (void *p, size_t *n), (p, n))
-FORWARD(const char *, nvrtcGetErrorString, (int error), (error))
-int nvrtcVersion(int *major, int *minor) { *major = MAJOR; *minor = MINOR; return 0; }
-#ifdef LISTS
-int nvrtcGetNumSupportedArchs(int *count) { *count = COUNT; return 0; }
-int nvrtcGetSupportedArchs(int *list) { memcpy(list, architectures, sizeof architectures); return 0; }
-#endif
-int nvrtcCompileProgram(void *p, int count, const char **options) {
-    int (*function)(void *, int, const char **) = real("nvrtcCompileProgram");
-    FILE *log = fopen(getenv("NVRTC_OPTIONS"), "a");
-    int i, known = 0;
-    for (i = 0; i < count; i++) {
-        const char *number = strstr(options[i], "compute_");
-        fprintf(log, "%s\n", options[i]);
-        if (!number) continue;
-        for (int j = 0; j < COUNT; j++) known |= architectures[j] == atoi(number + strlen("compute_"));
-    }
-    fclose(log);
-    return known ? function(p, count, options) : 5;
-}
-"""
 NVRTC_11_8 = (11, 8, [35, 50, 70, 86, 90])
 NVRTC_12_9 = (12, 9, [50, 61, 70, 86, 90, 100, 120])
 NVRTC_13_5 = (13, 5, [75, 86, 90, 100, 120])
-
-# What each child process begins with: it keeps its shims apart.
-HEAD = """
-import os
-import theano_mgpu as mgpu
-from theano_mgpu import cuda_libraries, devices
-from theano_mgpu.devices.cuda_libraries import shims
-shims.folder = lambda: os.environ['SHIMS']
-"""
-ADD = HEAD + """
-mgpu.init('dev0->cuda0')
-import numpy as np
-from pygpu import gpuarray
-from pygpu.elemwise import elemwise2
-from theano.gpuarray.type import get_context
-a = gpuarray.array(np.arange(5, dtype='float32'), context=get_context('dev0'))
-print(np.asarray(elemwise2(a, '+', a, a)).tolist())
-"""
-NVRTC = HEAD + "cuda_libraries.provide(); print(cuda_libraries.survey().libraries['libnvrtc.so'].path)"
-
-
 pytestmark = pytest.mark.skipif(bool(unavailable()), reason=str(unavailable()))
-
-
-class Machine:
-    """An installation in a folder: a driver on LD_LIBRARY_PATH, and wheels on PYTHONPATH, of cuBLAS at first."""
-
-    def __init__(self, folder):
-        self.folder = folder
-        self.standin = Path(build(versioned=True))
-        self.site, self.driver, self.shims = folder / 'site', folder / 'driver', folder / 'shims'
-        self.options = folder / 'options'
-        self.driver.mkdir()
-        self.site.mkdir()
-        (self.driver / 'libcuda.so.1').symlink_to(self.standin / 'libcuda.so.1')
-        self.cublas = self.site / 'nvidia' / 'cublas' / 'lib' / 'libcublas.so.12'
-        self.cublas.parent.mkdir(parents=True)
-        shutil.copy(self.standin / self.cublas.name, self.cublas)
-
-    def install_nvrtc(self, major, minor, architectures, folder=None, lists=True):
-        """Put NVRTC of a version into the folder that its wheel has, or into another one; its path."""
-        name = 'libnvrtc.so.%s' % ('11.2' if major == 11 else major)
-        path = (folder or self.site / 'nvidia' / ('cu13' if major == 13 else 'cuda_nvrtc') / 'lib') / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        defined = {'MAJOR': major, 'MINOR': minor, 'ARCHITECTURES': ','.join(map(str, architectures)),
-                   'STANDIN': json.dumps(str(self.standin / 'libnvrtc.so.12'))}
-        if lists:
-            defined['LISTS'] = 1
-        subprocess.run(['gcc', '-shared', '-fPIC', '-x', 'c', '-', '-o', str(path), '-Wl,-soname,' + name, '-ldl']
-                       + ['-D%s=%s' % pair for pair in defined.items()], input=WHEEL, text=True, check=True)
-        return path
-
-    def environment(self, cc='8.6', driver=(12, 9), **variables):
-        env = environment(2, cc=cc, version=1000 * driver[0] + 10 * driver[1])
-        env.update(LD_LIBRARY_PATH=str(self.driver), PYTHONPATH='%s:%s' % (ROOT, self.site), SHIMS=str(self.shims),
-                   NVRTC_OPTIONS=str(self.options))
-        flags = variables.pop('THEANO_FLAGS', 'floatX=float32')
-        # libgpuarray keeps binaries on disk, by source and by the two digits that are left of the architecture.
-        return dict(env, THEANO_FLAGS='gpuarray.cache_path=%s,%s' % (self.folder / 'kernels', flags), **variables)
-
-    def run(self, code, *args, **settings):
-        """Run Python in a process of its own: what it prints; or the last line of its errors."""
-        done = subprocess.run([sys.executable, '-c', code], env=self.environment(*args, **settings), text=True,
-                              stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        if done.returncode:
-            return (done.stderr.strip().splitlines() or ['exit code %d' % done.returncode])[-1]
-        return done.stdout.strip()
-
-    def architectures(self):
-        """The architectures that NVRTC was asked for."""
-        return set(self.options.read_text().split()) - {'-arch'}
 
 
 @pytest.fixture
 def machine(tmp_path):
     return Machine(tmp_path)
 
-
-# --- Working installations -----------------------------------------------------------------------
 
 def test_a_driver_and_wheels_are_enough_for_two_devices(machine):
     machine.install_nvrtc(*NVRTC_12_9)
@@ -226,15 +111,13 @@ def test_a_library_that_is_loaded_before(machine):
     assert 'was loaded as libnvrtc.so before' in text and 'compute capability 12.0' in text
 
 
-# --- Broken ones ---------------------------------------------------------------------------------
-
 def test_nothing_happens_without_a_driver(machine):
     code = HEAD + """
 import time
 start = time.perf_counter()
 cuda_libraries.provide()
 cuda_libraries.require('cuda0')
-print(time.perf_counter() - start, cuda_libraries.survey().libraries, devices.discover('cuda'))
+print(time.perf_counter() - start, cuda_libraries.survey().libraries, discovery.discover('cuda'))
 """
     (machine.driver / 'libcuda.so.1').unlink()
     machine.install_nvrtc(*NVRTC_12_9)
@@ -246,7 +129,7 @@ print(time.perf_counter() - start, cuda_libraries.survey().libraries, devices.di
 
 
 def test_a_driver_without_a_device(machine):
-    text = machine.run(HEAD + "print(devices.discover('cuda'))", CUDA_ON_CPU_DEVICES='0')
+    text = machine.run(HEAD + "print(discovery.discover('cuda'))", CUDA_ON_CPU_DEVICES='0')
     assert 'the driver' in text and str(machine.driver / 'libcuda.so.1') in text and 'nvidia-smi' in text
 
 
@@ -268,10 +151,10 @@ try:
     mgpu.init('dev0->cuda0')
 except mgpu.ContextError as error:
     print(error)
-print(devices.discover('cuda'))
+print(discovery.discover('cuda'))
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter('always')
-    print(devices.discover_best())
+    print(discovery.discover_best())
 print(caught[-1].category.__name__, caught[-1].message)
 """
     error, found, best, warning = machine.run(code, cc, driver).splitlines()
@@ -306,14 +189,13 @@ def test_a_compiler_that_fails(machine):
     assert not list(machine.shims.glob('*/*'))
 
 
-# --- The doctor ----------------------------------------------------------------------------------
-
 DOCTOR = HEAD + """
-from theano_mgpu.cli import checks, device_checks, doctor
-plan = dict(doctor.plan(checks.Setup()))
+from theano_mgpu.cli import doctor
+from theano_mgpu.cli.doctor import host_checks
+plan = dict(doctor.plan(host_checks.Setup()))
 names = ['CUDA devices', 'libcuda.so', 'libnvrtc.so', 'libcublas.so', 'libnccl.so', 'architecture', 'context dev0']
 import json
-print(json.dumps({name: plan[name](checks.Setup()) for name in names}))
+print(json.dumps({name: plan[name](host_checks.Setup()) for name in names}))
 """
 
 
@@ -346,8 +228,6 @@ def test_the_doctor_says_what_to_install(machine):
     assert found['libnvrtc.so'][0] == 'fail' and 'is newer than the driver' in found['libnvrtc.so'][1]
 
 
-# --- The search ----------------------------------------------------------------------------------
-
 def test_which_files_are_candidates(tmp_path, monkeypatch):
     folder = tmp_path / 'nvidia' / 'cuda_nvrtc' / 'lib'
     folder.mkdir(parents=True)
@@ -356,7 +236,7 @@ def test_which_files_are_candidates(tmp_path, monkeypatch):
     (tmp_path / 'own').mkdir()
     (tmp_path / 'own' / 'libnvrtc.so').symlink_to(folder / 'libnvrtc.so.12')
     monkeypatch.setattr(sys, 'path', [str(tmp_path)])
-    monkeypatch.setattr(search, '_linker_cache', lambda name: [])
+    monkeypatch.setattr(search, '_linker_cache', lambda name: [])  # libraries of this machine are none of these files
     found = [candidate for candidate in candidates('libnvrtc.so') if candidate.path.startswith(str(tmp_path))]
     assert found == [(str(folder / 'libnvrtc.so.12'), False)]
     monkeypatch.setenv('LD_LIBRARY_PATH', '/nowhere::%s' % (tmp_path / 'own'))
@@ -364,8 +244,6 @@ def test_which_files_are_candidates(tmp_path, monkeypatch):
     assert found == [(str(tmp_path / 'own' / 'libnvrtc.so'), True)]  # once, though there are two names
     assert search.file_version(found[0].path) == (12,)
 
-
-# --- The real NVRTC ------------------------------------------------------------------------------
 
 DRIVER = """
 int cuInit(unsigned flags) { return 0; }

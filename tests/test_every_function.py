@@ -198,6 +198,7 @@ def test_samples_that_cannot_be_divided_stay_on_one_device(cpu2, enabled):
 def test_what_is_faster_is_what_goes_on(faster, cpu2, enabled, monkeypatch):
     report = enabled(always=False)
     monkeypatch.setattr(functions, 'SHORTEST', 0)
+    # Private, since real timings differ from run to run.
     ran, original = [], functions.EnabledFunction._timed
 
     def timed(self, run, args, kwargs):

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import theano
 
 ROOT = Path(__file__).resolve().parent.parent
 NEEDS = {'lasagne_mnist': 'lasagne', 'blocks_main_loop': None, 'pymc3_minibatch': 'pymc3'}
@@ -50,10 +49,9 @@ def test_blocks(tmp_path):
     assert len(numbers('train_gradient_norm', out)) == 3
 
 
+@pytest.mark.needs_compiler  # which draws random numbers quickly, too
 @pytest.mark.parametrize('model', ['mlp', 'cnn'])
 def test_lasagne(model, tmp_path):
-    if not theano.config.cxx:
-        pytest.skip('without a C++ compiler Theano has no convolution, and draws random numbers slowly')
     out = run('lasagne_mnist', model, '--epochs', '3', folder=tmp_path, flags='floatX=float32')
     accuracies = numbers('validation accuracy', out)
     assert len(accuracies) == 3 and accuracies[-1] > 60 and numbers('test accuracy', out)[0] > 60

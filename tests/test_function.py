@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from common import data, shared
+from support.small_models import data, host_indexing, shared
 
 X = data(11, 5)[0]
 
@@ -183,11 +183,6 @@ def test_an_exception_in_one_replica(contexts, kind, executor):
         % (active[1].name, active[1].device) in str(error)
     assert isinstance(error.__cause__, IndexError) and error.__cause__.__traceback__ is not None
     np.testing.assert_array_equal(f(X, good), undisturbed(X, good))
-
-
-def host_indexing():
-    """A GPU checks indices late, and PoCL not at all: index on the host."""
-    return theano.compile.get_mode(None).excluding('local_gpua_advanced_subtensor1')
 
 
 @pytest.mark.unverified

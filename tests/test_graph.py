@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from common import shared
-from conftest import gpu_devices
+from support.devices import gpu_devices
+from support.small_models import shared
 from theano.ifelse import ifelse
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.nnet.abstract_conv import AbstractConv2d_gradInputs
@@ -182,11 +182,13 @@ def compile_for(context, inputs, outputs):
     return ParallelGraph(inputs, outputs, {}, contexts, Ranks(), undivided(outputs)).compiled[0]
 
 
-@pytest.mark.parametrize('name', [pytest.param(name, marks=pytest.mark.slow) if name == 'batch_normalisation' else name
-                                  for name in sorted(CASES)])
+def marks_of(name):
+    compiled = name.startswith(('convolution', 'pooling'))
+    return [pytest.mark.slow] * (name == 'batch_normalisation') + [pytest.mark.needs_compiler] * compiled
+
+
+@pytest.mark.parametrize('name', [pytest.param(name, marks=marks_of(name)) for name in sorted(CASES)])
 def test_op(contexts, name):
-    if not theano.config.cxx and name.startswith(('convolution', 'pooling')):
-        pytest.skip('Theano has neither convolution nor pooling without a C++ compiler')
     inputs, outputs, arguments = CASES[name]()
     results = {}
     for kind in ('cpu', 'gpu') if gpu_devices() else ('cpu',):
@@ -235,25 +237,25 @@ def test_mixed_devices_are_an_error(gpu2):
         mgpu.function([x], T.tanh(x.transfer(gpu2[1].name)).transfer('cpu'))
 
 
-@pytest.mark.parametrize('patch', ['infer', 'graph_to_gpu', 'mrg', 'conv_shape'])
-def test_each_patch_is_needed(gpu2, monkeypatch, patch):
-    """Without it, the op that it fixes fails or falls to the host."""
+@pytest.mark.parametrize('name', ['infer', 'graph_to_gpu', 'mrg', 'conv_shape'])
+def test_each_patch_is_needed(gpu2, monkeypatch, name):
+    """Without it, the op that the patch fixes fails, or runs on the host."""
     from theano_mgpu.patches.theano_contexts import infer_context_name
 
     from theano.gpuarray import basic_ops, blas, opt, rng_mrg
     context = gpu2[1]
     make = {'infer': convolution_default, 'graph_to_gpu': embedding, 'mrg': random_streams,
-            'conv_shape': convolution_transposed}[patch]
-    if patch == 'infer':
+            'conv_shape': convolution_transposed}[name]
+    if name == 'infer':
         for module in (basic_ops, opt, blas):
             monkeypatch.setattr(module, 'infer_context_name', infer_context_name.original)
-    elif patch == 'graph_to_gpu':
+    elif name == 'graph_to_gpu':
         monkeypatch.setattr(opt.GraphToGPU, 'apply', opt.GraphToGPU.apply.__wrapped__)
-    elif patch == 'mrg':
+    elif name == 'mrg':
         monkeypatch.setattr(rng_mrg.GPUA_mrg_uniform, 'new', rng_mrg.GPUA_mrg_uniform.original_new)
     else:
-        for name in ('GpuCorrMM_gradInputs', 'GpuCorrMM_gradWeights'):
-            monkeypatch.setattr(getattr(blas, name), 'make_node', getattr(blas, name).make_node.__wrapped__)
+        for op in (blas.GpuCorrMM_gradInputs, blas.GpuCorrMM_gradWeights):
+            monkeypatch.setattr(op, 'make_node', op.make_node.__wrapped__)
     inputs, outputs, arguments = make()
     errors = []
     monkeypatch.setattr(theano.gof.opt._logger, 'error', lambda *args: errors.append(args))

@@ -20,7 +20,6 @@ from theano_mgpu.jobs import mpi_environment
 
 import numpy as np
 import pytest
-from test_ranks import needs_mpi
 
 
 @pytest.fixture
@@ -271,7 +270,7 @@ def test_small_arrays_of_several_dtypes_are_added_at_once():
     assert Twice.calls == [2]
 
 
-@needs_mpi
+@pytest.mark.mpi
 def test_doctor_starts_two_processes():
     finding = mpi_checks.check_mpirun(None)
     assert finding.status == 'ok' and finding.text.endswith('mpirun: two processes start and add a number')

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from common import data, dense_model
+from support.small_models import data, dense_model
 
 
 @pytest.fixture

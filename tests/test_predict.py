@@ -1,27 +1,20 @@
 """`mgpu.Predictor`: whole batches, each on the replica that is free first."""
-import gc
 import itertools
-import os
-import subprocess
-import sys
-import threading
-import time
 import warnings
-import weakref
 
 import theano_mgpu as mgpu
-from theano_mgpu.errors import BatchError, GraphError, MgpuError, MgpuWarning, PredictionError
+from theano_mgpu.errors import BatchError, GraphError, MgpuWarning
 
 import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from common import data, dense_model
-from conftest import context_map
+from support.devices import context_map
+from support.prediction import FAST, rows, sums
+from support.small_models import data, dense_model
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 
 SIZES = [0, 1, 2, 31, 32, 33, 200, 1777]
-FAST = theano.Mode(optimizer='fast_compile')
 
 
 @pytest.fixture(scope='module')
@@ -33,18 +26,6 @@ def model():
 def plain(model):
     return theano.function(model.inputs[:1], model.probabilities, mode=FAST)
 
-
-def sums(_, **options):
-    """The sums of rows, times a shared variable."""
-    x, w = T.matrix('x'), theano.shared(np.float32(1), name='w')
-    return mgpu.Predictor([x], x.sum(axis=1) * w, mode=FAST, **options), w
-
-
-def rows(n, value=1.0):
-    return np.full((n, 3), value, theano.config.floatX)
-
-
-# --- the same answer -----------------------------------------------------------------------------
 
 @pytest.mark.parametrize('per_context', [1, 2])
 def test_any_number_of_samples(contexts, kind, per_context, model, plain):
@@ -121,8 +102,6 @@ def test_while_a_step_trains_on_the_same_devices(contexts, kind):
         assert abs(after).max() < abs(before).max() / 2
 
 
-# --- weights -------------------------------------------------------------------------------------
-
 def test_refresh_takes_over_new_weights(contexts, kind):
     contexts(kind, 2)
     predictor, w = sums(contexts, prefetch=2)
@@ -180,215 +159,9 @@ def test_draws_that_are_optimised_away_cost_nothing(cpu2):
     x, training = T.matrix('x'), T.iscalar('training')
     drawn = T.switch(training, x * MRG_RandomStreams(3).uniform((x.shape[0], 3)), x)
     with mgpu.Predictor([x], drawn, givens={training: np.int32(0)}, mode=FAST) as predictor:
-        before = predictor._states
+        before = predictor._states  # private: no result shows a state that is computed in vain
         np.testing.assert_array_equal(predictor.predict(rows(40)), rows(40))
-        assert predictor._draws == [False] and predictor._states is before
-
-
-# --- who computes what, and when -----------------------------------------------------------------
-
-def slow_down(resident, seconds):
-    run = resident.run
-    resident.run = lambda job: (time.sleep(seconds), run(job))[1]
-
-
-def test_the_free_replica_is_next(cpu2):
-    """One replica takes ten times as long as the other, and gets about a tenth of the batches."""
-    with sums(cpu2)[0] as predictor:
-        for resident, seconds in zip(predictor.residents, (0.05, 0.005)):
-            slow_down(resident, seconds)
-        found = [float(output[0]) for output in predictor.map(rows(1, i) for i in range(60))]
-        assert found == [3.0 * i for i in range(60)]
-        slow, fast = (resident.calls for resident in predictor.residents)
-    assert slow + fast == 60 and 1 <= slow < fast / 2
-
-
-@pytest.mark.parametrize('prefetch', [0, 3])
-def test_back_pressure(cpu2, prefetch):
-    """No more batches are alive than prefetch + replicas, whoever is slow: reader, replica or consumer."""
-    alive, most = [0], [0]
-
-    def gone():
-        alive[0] -= 1
-
-    def batches():
-        for i in range(30):
-            batch = rows(2, i)
-            alive[0] += 1
-            most[0] = max(most[0], alive[0])
-            weakref.finalize(batch, gone)
-            yield batch
-            del batch
-
-    with sums(cpu2, prefetch=prefetch)[0] as predictor:
-        slow_down(predictor.residents[0], 0.01)
-        for number, output in enumerate(predictor.map(batches())):
-            time.sleep(0.002)
-            assert output[0] == 3 * number
-    assert most[0] <= prefetch + 2
-    assert most[0] > prefetch
-
-
-TEN_GB = '''
-import sys
-import theano_mgpu as mgpu
-import numpy as np
-import theano.tensor as T
-mgpu.init(sys.argv[1])
-x = T.fmatrix('x')
-MB = 1 << 20
-
-def peak():
-    with open('/proc/self/status') as f:
-        return next(int(line.split()[1]) * 1024 for line in f if line.startswith('VmHWM'))
-
-def batches(n):
-    for i in range(n):
-        yield np.full((8192, 1024), i % 7, 'float32')  # 32 MB
-
-with mgpu.Predictor([x], x[:, 5], prefetch=2) as predictor:
-    list(predictor.map(batches(len(predictor.residents))))
-    before = peak()
-    for i, outputs in enumerate(predictor.map(batches(320))):
-        assert outputs[0] == i % 7 and len(outputs) == 8192
-    print(i + 1, (peak() - before) // MB)
-'''
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not os.path.exists('/proc/self/status'), reason='reads /proc')
-def test_ten_gigabytes_pass_through(kind):
-    """Two replicas and two batches read ahead: four batches of 32 MB, one of which was in memory before."""
-    done = subprocess.run([sys.executable, '-c', TEN_GB, context_map(kind, 2)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    n, megabytes = map(int, done.stdout.split())
-    assert n == 320 and megabytes <= 4 * 32 + 16
-
-
-def test_an_endless_reader_that_is_given_up(cpu2):
-    read = itertools.count()
-    with sums(cpu2)[0] as predictor:
-        outputs = predictor.map(rows(1, i) for i in read)
-        assert [float(next(outputs)[0]) for _ in range(5)] == [0, 3, 6, 9, 12]
-        outputs.close()
-        assert next(read) <= 5 + 4
-        assert len(predictor.predict(rows(100))) == 100
-
-
-def test_batches_that_nobody_waits_for_are_not_computed(cpu2):
-    with sums(cpu2, prefetch=10)[0] as predictor:
-        residents = predictor.residents
-        for resident in residents:
-            slow_down(resident, 0.05)
-        outputs = predictor.map(rows(1) for _ in range(100))
-        next(outputs)
-        outputs.close()
-    assert sum(resident.calls for resident in residents) <= 4
-
-
-def test_outputs_do_not_wait_for_the_reader(cpu2):
-    """A finished batch is yielded before the next one is read."""
-    times = []
-
-    def batches():
-        for _ in range(4):
-            yield rows(1)
-            time.sleep(0.2)
-            times.append(time.monotonic())
-
-    with sums(cpu2)[0] as predictor:
-        predictor.predict(rows(1))
-        for number, _ in enumerate(predictor.map(batches())):
-            if number == 0:
-                assert len(times) <= 1
-
-
-# --- faults --------------------------------------------------------------------------------------
-
-def faulty(n, bad):
-    return (rows(2, i) if i != bad else np.ones((2, 4, 4)) for i in range(n))
-
-
-def test_a_failing_batch_raises_with_its_index(contexts, kind):
-    contexts(kind, 2)
-    with sums(contexts)[0] as predictor:
-        outputs = predictor.map(faulty(20, bad=7))
-        found = list(itertools.islice(outputs, 7))
-        assert [float(output[0]) for output in found] == [3.0 * i for i in range(7)]
-        with pytest.raises(PredictionError, match='batch 7 failed on context .*->.*: BatchError: input x') as told:
-            next(outputs)
-        assert told.value.index == 7 and isinstance(told.value.__cause__, BatchError)
-        assert told.value.context in predictor.contexts
-        with pytest.raises(StopIteration):
-            next(outputs)
-        assert len(predictor.predict(rows(5))) == 5
-
-
-def test_a_failing_batch_in_its_place(contexts, kind):
-    contexts(kind, 2)
-    with sums(contexts)[0] as predictor:
-        found = list(predictor.map(faulty(20, bad=7), on_error='yield'))
-        assert isinstance(found[7], PredictionError) and found[7].index == 7
-        assert [float(found[i][0]) for i in range(20) if i != 7] == [3.0 * i for i in range(20) if i != 7]
-
-
-def test_a_batch_of_too_many_arrays(cpu2):
-    with sums(cpu2)[0] as predictor:
-        found = list(predictor.map([rows(1), [rows(1), rows(1)], {'y': rows(1)}, rows(1)], on_error='yield'))
-        assert [isinstance(output, PredictionError) for output in found] == [False, True, True, False]
-        assert "2 arrays were given for the inputs ['x']" in str(found[1])
-        assert "arrays for ['y'] were given" in str(found[2])
-        assert found[1].context is None and isinstance(found[1].__cause__, BatchError)
-
-
-def test_a_reader_that_fails(cpu2):
-    """What it gave before is computed and yielded first."""
-    def batches():
-        yield rows(1)
-        yield rows(1, 2)
-        raise OSError('disk')
-
-    found = []
-    with sums(cpu2)[0] as predictor, pytest.raises(OSError, match='disk'):
-        for resident in predictor.residents:
-            slow_down(resident, 0.05)
-        for output in predictor.map(batches()):
-            found.append(float(output[0]))
-    assert found == [3, 6]
-
-
-def test_close_gives_everything_back(contexts, kind):
-    contexts(kind, 2)
-    before = threading.active_count()
-    predictor, _ = sums(contexts)
-    with predictor:
-        predictor.predict(rows(100))
-        names = [context.name for context in predictor.contexts]
-        gone = [weakref.ref(resident.function) for resident in predictor.residents]
-    gc.collect()
-    assert threading.active_count() == before and not any(ref() for ref in gone)
-    for use in (lambda: predictor.predict(rows(1)), lambda: predictor.map([])):
-        with pytest.raises(MgpuError, match='this Predictor is closed'):
-            use()
-    predictor.close()
-    with sums(contexts)[0] as again:
-        assert [context.name for context in again.contexts] == names
-
-
-def test_one_that_is_forgotten_ends_its_threads(cpu2):
-    before = threading.active_count()
-    predictor, _ = sums(cpu2)
-    predictor.predict(rows(100))
-    names = {context.name for context in predictor.contexts}
-    del predictor
-    gc.collect()
-    for _ in range(100):
-        if threading.active_count() <= before:  # fewer, where one of another test has ended meanwhile
-            break
-        time.sleep(0.05)
-    assert threading.active_count() <= before
-    with sums(cpu2)[0] as again:
-        assert {context.name for context in again.contexts} == names
+        assert predictor.residents[0].draws() == [False] and predictor._states is before
 
 
 def test_two_predictors_never_share_a_context(contexts, kind):

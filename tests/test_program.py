@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from conftest import needs_compiler
-from stages import n_stages, run, split
+from support.stages import n_stages, run, split
 from theano.gradient import disconnected_grad
 from theano.ifelse import ifelse
 from theano.sandbox.rng_mrg import MRG_RandomStreams
@@ -124,7 +123,7 @@ def embedding_flattened(words):
     return with_gradients(T.tanh(looked_up).mean(), table)
 
 
-@case(IMAGES, stages=1, marks=needs_compiler)
+@case(IMAGES, stages=1, marks=pytest.mark.needs_compiler)
 def convolution_and_pooling(x):
     w = weight(2, 3, 3, 3)
     y = conv2d(x, w)
@@ -133,7 +132,7 @@ def convolution_and_pooling(x):
     return with_gradients((highest ** 2 + average).mean(), w)
 
 
-@case(IMAGES, stages=3, marks=needs_compiler)
+@case(IMAGES, stages=3, marks=pytest.mark.needs_compiler)
 def convolution_and_batch_normalisation(x):
     w = weight(2, 3, 3, 3)
     gamma = theano.shared(np.ones((1, 2, 1, 1)), broadcastable=(True, False, True, True))
@@ -423,7 +422,7 @@ def test_what_is_needed_whole_is_not_exchanged_again_in_another_shape():
 
 
 def test_gradients_are_exchanged_last():
-    """Beside what nobody else needs: of the first stages, only what others of the batch need is exchanged."""
+    """Gradients come last: the first stages exchange only what the other samples of the batch need."""
     x, w, v = T.dmatrix('x'), weight(6, 5), weight(5, 3)
     h = T.dot(x, w)
     y = T.dot(T.tanh(h - h.mean(axis=0)), v)

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from rank_jobs import PYTHON
-from stages import CoupledModel
-from test_ranks import arrays, launch, needs_mpi
+from support.faulty_executor import faulty
+from support.launch import arrays, launch
+from support.rank_network import PYTHON
+from support.stages import CoupledModel
 
 
 @pytest.fixture(scope='module')
@@ -43,24 +44,22 @@ def test_training_on_devices_is_that_of_plain_theano(options, expected, gpu2):
     assert_close(trained, expected['float32'], 1e-5)
 
 
-@needs_mpi
+@pytest.mark.mpi
 def test_training_over_ranks_is_that_of_plain_theano(expected, tmp_path):
     """Two contexts each; of a batch of one sample, one rank has none."""
     launch(2, 'stages', tmp_path / 'ranks.npz', 'a->cpu;b->cpu', flags='floatX=float32,cxx=')
     assert_close(arrays(tmp_path / 'ranks.npz'), expected['float64'], 1e-12)
 
 
-def test_a_step_that_fails_in_a_late_stage_changes_nothing(expected, cpu2, monkeypatch):
+def test_a_step_that_fails_in_a_late_stage_changes_nothing(expected, cpu2):
     model = CoupledModel('float64')
     step = model.over_contexts(PYTHON)
     before = [variable.get_value() for variable in model.variables]
-    late = step.compiled_program.stages[-2][1]
-    monkeypatch.setattr(late.graph, 'run', lambda replica, arguments: 1 / 0)
+    faulty(step).inject(ZeroDivisionError(), run=len(step.compiled_program.stages) - 2)
     with pytest.raises(ReplicaError, match='nothing was changed'):
         model.train(step)
     for value, variable in zip(before, model.variables):
         np.testing.assert_array_equal(value, variable.get_value())
-    monkeypatch.undo()
     assert_close(model.train(step), expected['float64'], 1e-12)
 
 

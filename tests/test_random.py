@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from stages import run, split
+from support.stages import run, split
 from theano.configparser import change_flags
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams

@@ -8,8 +8,8 @@ from theano_mgpu.program import partition
 import numpy as np
 import pytest
 import theano
-from random_graphs import RandomGraph
-from stages import compiled, n_stages, split
+from support.random_graphs import RandomGraph
+from support.stages import compiled, n_stages, split
 
 PLAIN, OURS = theano.Mode('py', 'fast_compile'), theano.Mode('py', None)
 SIZES = (7, 5, 2), (3, 1, 1)

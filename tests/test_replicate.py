@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from common import data, dense_model, momentum, shared
 from models import plain_step
+from support.devices import context_map
+from support.small_models import data, dense_model, momentum, shared
 
 
 @pytest.fixture(params=['cpu', 'gpu'], scope='module')
 def trained(request):
     """A step over two contexts, and a plain one from the same start; both have trained a little."""
-    from conftest import context_map
     mgpu.init(context_map(request.param, 2))
     x, labels = data(11, 7)
     reference, model = dense_model(), dense_model()
@@ -91,7 +91,7 @@ def test_without_the_hooks_values_are_stale(trained, monkeypatch):
     stale = model.params[0].get_value()
     step(x, labels), plain(x, labels)
     with monkeypatch.context() as patch:
-        patch.setattr(shared_variables, '_watchers', {})
+        patch.setattr(shared_variables, '_watchers', {})  # nothing public takes the hooks away
         np.testing.assert_array_equal(model.params[0].get_value(), stale)
         np.testing.assert_array_equal(function(), stale)
     assert abs(function() - stale).max() > 0
@@ -116,6 +116,7 @@ def test_two_functions_share_the_replicas(trained):
     assert evaluator in step.replicated()
 
 
+@pytest.mark.opencl
 def test_functions_over_different_contexts_see_each_others_steps(contexts):
     contexts('gpu', 2)
     model, reference = dense_model(), dense_model()
@@ -132,6 +133,7 @@ def momentum_without_state(gradients, params):
     return {p: p - np.float32(0.1) * g for p, g in zip(params, gradients)}
 
 
+@pytest.mark.opencl
 def test_the_last_value_comes_home_when_the_function_goes(contexts):
     contexts('gpu', 2)
     model, reference = dense_model(), dense_model()
@@ -155,6 +157,7 @@ def test_variables_can_be_copied_and_pickled(trained):
     both(trained)
 
 
+@pytest.mark.opencl
 def test_a_variable_of_the_users_on_a_gpu(contexts):
     """It lies on the second context; the graph is replicated all the same."""
     gpus = contexts('gpu', 2)

@@ -1,4 +1,4 @@
-"""One optimised graph for all contexts of a model of device: bitwise what compiling for each of them gives."""
+"""One optimised graph for all contexts of a device type: bitwise what compiling for each context gives."""
 import logging
 from collections import Counter
 
@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from common import conv_model, data, dense_model, momentum
-from conftest import needs_compiler
+from support.small_models import conv_model, data, dense_model, momentum
 from theano.compile.nanguardmode import NanGuardMode
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
@@ -49,7 +48,7 @@ def check_bitwise(contexts, inputs, outputs, arguments, mode=None):
 
 
 @pytest.mark.cuda
-@needs_compiler
+@pytest.mark.needs_compiler
 @pytest.mark.parametrize('make,shape', [(dense_model, (7,)), (conv_model, (2, 8, 8))])
 def test_gradients_are_bitwise_those_of_compiling_for_the_context(contexts, kind, make, shape):
     model = make()
@@ -58,7 +57,7 @@ def test_gradients_are_bitwise_those_of_compiling_for_the_context(contexts, kind
 
 
 @pytest.mark.cuda
-@needs_compiler
+@pytest.mark.needs_compiler
 def test_random_draws_are_bitwise_the_same(contexts, kind):
     x = T.fmatrix('x')
     masks = [MRG_RandomStreams(3).binomial((4, 5), p=0.5, dtype='float32'), RandomStreams(4).uniform((4, 5))]
@@ -67,7 +66,7 @@ def test_random_draws_are_bitwise_the_same(contexts, kind):
 
 
 @pytest.mark.cuda
-@needs_compiler
+@pytest.mark.needs_compiler
 def test_indexing_constants_and_loops_are_bitwise_the_same(contexts, kind):
     x, rows, table = T.fmatrix('x'), T.ivector('rows'), theano.shared(np.eye(5, dtype='float32'), name='table')
     constant = T.constant(np.arange(5, dtype='float32'))
@@ -93,6 +92,7 @@ def test_an_in_place_op_waits_for_the_readers(contexts, kind):
     check_bitwise(contexts(kind, 2, of_one_type=True), [x], outputs, [np.ones((2, 3), 'float32')])
 
 
+@pytest.mark.opencl
 def test_contexts_of_another_kind_are_compiled_for(contexts):
     model, (gpu,) = dense_model(), contexts('gpu', 1)
     cpu, = contexts('cpu', 1)

@@ -15,8 +15,8 @@ from theano.tensor.shared_randomstreams import RandomStreams
 
 def test_the_jump_is_two_to_the_100():
     """2**34 jumps of it are Theano's own jump of 2**134; here 34 squarings stand for them."""
-    from theano_mgpu.replicas import random_streams
-    for jump, known, modulus in zip(random_streams._replica_jumps(), (rng_mrg.A1p134, rng_mrg.A2p134),
+    rows = replica_state(np.eye(6, dtype='int32'), 1)  # a state is two vectors of three; a jump multiplies both
+    for jump, known, modulus in zip((rows[:3, :3].T, rows[3:, 3:].T), (rng_mrg.A1p134, rng_mrg.A2p134),
                                     (rng_mrg.M1, rng_mrg.M2)):
         power = jump.astype(object)
         for _ in range(34):

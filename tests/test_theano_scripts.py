@@ -12,8 +12,7 @@ import sys
 from theano_mgpu import config
 
 import pytest
-from conftest import context_map, needs_compiler
-from test_ranks import needs_mpi
+from support.devices import context_map
 
 TESTS = os.path.dirname(os.path.abspath(__file__))
 FOLDER = os.path.join(TESTS, 'theano_scripts')
@@ -37,7 +36,7 @@ PLAIN = 'import theano_mgpu, os, runpy, sys; sys.argv = sys.argv[1:]; ' \
     'sys.path[0] = os.path.dirname(sys.argv[0]); runpy.run_path(sys.argv[0], run_name="__main__")'
 NUMBER = re.compile(r'[-+]?\b\d+(?:\.\d+)?(?:e[-+]?\d+)?\b|[-+]?\b(?:nan|inf)\b')
 
-pytestmark = needs_compiler
+pytestmark = pytest.mark.needs_compiler
 
 
 def each_case(quick=()):
@@ -141,7 +140,7 @@ def test_on_contexts_of_one_process(case, contexts, dtype, reference):
     assert_divided(stderr, contexts)
 
 
-@needs_mpi
+@pytest.mark.mpi
 @pytest.mark.parametrize('dtype', ['float64', pytest.param('float32', marks=pytest.mark.slow)])
 @each_case(QUICK)
 def test_in_two_processes(case, dtype, reference):
@@ -151,6 +150,7 @@ def test_in_two_processes(case, dtype, reference):
     assert_divided(stderr, 1)
 
 
+@pytest.mark.opencl
 @pytest.mark.slow
 @each_case()
 def test_on_two_gpus(case, reference):

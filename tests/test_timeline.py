@@ -8,7 +8,7 @@ from collections import defaultdict
 import theano_mgpu as mgpu
 
 import pytest
-from common import data, dense_model, momentum
+from support.small_models import data, dense_model, momentum
 
 timeline_module = sys.modules['theano_mgpu.profiling.timeline']
 

@@ -9,8 +9,16 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from common import data, dense_model, largest_relative_difference, momentum, update_of
 from models import adam, plain_step
+from support.faulty_executor import faulty
+from support.small_models import (
+    data,
+    dense_model,
+    host_indexing,
+    largest_relative_difference,
+    momentum,
+    update_of,
+)
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 
 X, LABELS = data(11, 7)
@@ -69,7 +77,7 @@ def test_updates_may_depend_on_the_batch(cpu2):
 
 
 def test_a_sum_loss(cpu2):
-    """Nothing has to be told: sums over samples are added, and terms without samples count once."""
+    """No option is needed: sums over samples are added, and terms without samples count once."""
     model, reference = dense_model(), dense_model()
     for m in (model, reference):
         m.loss = T.nnet.categorical_crossentropy(m.probabilities, m.inputs[1]).sum() + (m.params[0] ** 2).sum()
@@ -144,7 +152,6 @@ def test_a_loss_that_is_not_finite(contexts, kind, check):
 @pytest.mark.parametrize('kind,executor', [('cpu', 'serial'), ('cpu', 'threads'), ('gpu', 'threads')])
 def test_after_an_error_in_a_replica_the_step_can_be_repeated(contexts, kind, executor):
     """With dropout: also the random streams are as before."""
-    from test_function import host_indexing
     contexts(kind, 2)
 
     def make():
@@ -170,29 +177,42 @@ def test_after_an_error_in_a_replica_the_step_can_be_repeated(contexts, kind, ex
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.parametrize('executor', ['serial', 'threads'])
+@pytest.mark.parametrize('run', [0, -1], ids=['stage', 'update'])
+def test_ctrl_c_in_a_replica_changes_nothing(run, executor, cpu2):
+    (model, step), (reference, undisturbed) = [
+        (made, make_step(made, adam, update_on='device', executor=executor)) for made in (dense_model(), dense_model())]
+    step(X, LABELS), undisturbed(X, LABELS)  # the first step is computed on one device, too
+    faults = faulty(step)
+    step(X, LABELS), undisturbed(X, LABELS)
+    before = values(model)
+    faults.inject(KeyboardInterrupt(), run=run, replica=1)
+    with pytest.raises(KeyboardInterrupt):
+        step(X, LABELS)
+    assert faults.struck == 1
+    for value, old in zip(values(model), before):
+        np.testing.assert_array_equal(value, old)
+    np.testing.assert_array_equal(step(X, LABELS), undisturbed(X, LABELS))
+    for ours, theirs in zip(values(model), values(reference)):
+        np.testing.assert_array_equal(ours, theirs)
+
+
 @pytest.mark.cuda
-def test_after_an_error_in_the_update_of_one_context_all_are_as_before(contexts, kind, monkeypatch):
-    """A device that runs out of memory in the update cannot be provoked here: its function is made to raise."""
+def test_after_an_error_in_the_update_of_one_context_all_are_as_before(contexts, kind):
+    """A device that runs out of memory in the update cannot be provoked here: the executor raises."""
     contexts(kind, 2)
     model = dense_model()
     step = make_step(model, adam, update_on='device')
     step(X, LABELS)
+    executor = faulty(step)
+    step(X, LABELS)
     before = values(model)
-    update = update_of(step)
-    run = update.run
-
-    def failing(replica, arguments):
-        if replica == 1:
-            raise MemoryError('out of memory')
-        return run(replica, arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(update, 'run', failing)
-        with pytest.raises(ReplicaError, match='replica 1 .*update. failed, nothing was changed: MemoryError'):
-            step(X, LABELS)
+    executor.inject(MemoryError('out of memory'), run=-1, replica=1)
+    with pytest.raises(ReplicaError, match='replica 1 .*update. failed, nothing was changed: MemoryError'):
+        step(X, LABELS)
     for value, old in zip(values(model), before):
         np.testing.assert_array_equal(value, old)
-    for replicated in update.variables:
+    for replicated in update_of(step).variables:
         held = [np.asarray(r.container.storage[0]) for r in replicated.copies.values()]
         np.testing.assert_array_equal(*held)
 

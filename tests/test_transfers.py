@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from common import batches, data, dense_model, largest_relative_difference, momentum, update_of
+from support.small_models import batches, data, dense_model, largest_relative_difference, momentum, update_of
 
 
 def compiled(context, inputs, outputs):

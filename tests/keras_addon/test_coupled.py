@@ -6,14 +6,12 @@ from theano_mgpu.keras import multi_gpu_model
 import keras
 import numpy as np
 import pytest
-from conftest import needs_compiler
 from exactness import resnet
 from sklearn.datasets import load_digits
-from test_ranks import INTERPRETED, arrays, launch, needs_mpi
-
-from . import coupled, rank_jobs
-from .equivalence import QUICK, assert_equal, floatx
-from .test_exact import DTYPES
+from support import keras_coupled as coupled
+from support import keras_rank_jobs as rank_jobs
+from support.keras_equivalence import DTYPES, QUICK, assert_equal, floatx
+from support.launch import INTERPRETED, arrays, launch
 
 TOLERANCE = {'float32': 1e-5, 'float64': 1e-9}
 pytestmark = pytest.mark.filterwarnings('error::theano_mgpu.MgpuWarning')
@@ -35,6 +33,7 @@ def test_on_the_host(name, dtype, contexts):
     check(name, dtype, contexts, 'cpu', [2, 3] if dtype == 'float64' else [3], QUICK)
 
 
+@pytest.mark.opencl
 @pytest.mark.cuda
 @pytest.mark.slow
 @MODELS
@@ -44,7 +43,7 @@ def test_on_devices(name, n, contexts):
 
 
 @pytest.mark.slow
-@needs_compiler
+@pytest.mark.needs_compiler
 @pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=pytest.mark.cuda)])
 def test_a_resnet_of_20_layers_has_the_history_of_one_device(kind, contexts):
     """Two epochs on scanned digits of 8x8; in float32 the last bit of an image moves the losses by 2e-4, too."""
@@ -66,7 +65,7 @@ def test_a_resnet_of_20_layers_has_the_history_of_one_device(kind, contexts):
         np.testing.assert_allclose(two[name], values, rtol=1e-9, err_msg=name)
 
 
-@needs_mpi
+@pytest.mark.mpi
 def test_over_ranks(tmp_path):
     launch(2, 'coupled', tmp_path / 'ranks.npz', 'a->cpu;b->cpu', job=os.path.abspath(rank_jobs.__file__),
            flags=INTERPRETED)

@@ -14,10 +14,9 @@ from keras import callbacks as C
 from keras import layers as L
 from keras.models import Model, Sequential, clone_model, load_model, model_from_json
 from keras.wrappers.scikit_learn import KerasClassifier, KerasRegressor
-
-from . import zoo
-from .equivalence import QUICK
-from .zoo import dense, head, noise, one_hot, tokens
+from support import keras_zoo as zoo
+from support.keras_equivalence import QUICK
+from support.keras_zoo import dense, head, noise, one_hot, tokens
 
 pytestmark = pytest.mark.filterwarnings('ignore:.*one context is faster')
 X, Y = noise(43, 6).astype('float32'), one_hot(43).astype('float32')

@@ -3,7 +3,7 @@ import warnings
 
 import theano_mgpu as mgpu
 from theano_mgpu.distributed.process_group import Ranks
-from theano_mgpu.keras import Checkpoint, Predictor, disable, enable, multi_gpu_model, verification
+from theano_mgpu.keras import Checkpoint, Predictor, disable, enable, multi_gpu_model, verify
 from theano_mgpu.keras.parallel_state import spread_of
 from theano_mgpu.keras.report import SHOWN, Report
 from theano_mgpu.profiling.trial import MARGIN, ROUNDS, WARM_UP, Trial
@@ -12,13 +12,11 @@ from theano_mgpu.verification.certificate import TOLERANCE
 import keras
 import numpy as np
 import pytest
-from conftest import needs_compiler
 from keras import backend as K
 from keras import layers as L
 from keras.models import Model, Sequential
-
-from .equivalence import COMPILED, QUICK, assert_equal, built, values
-from .zoo import dense, head, noise, one_hot
+from support.keras_equivalence import COMPILED, QUICK, assert_equal, built, values
+from support.keras_zoo import dense, head, noise, one_hot
 
 X, Y = noise(43, 6).astype('float32'), one_hot(43).astype('float32')
 
@@ -181,7 +179,7 @@ def test_strict():
         compiled(ordered()).fit(X, Y, verbose=0)
 
 
-@needs_compiler
+@pytest.mark.needs_compiler
 def test_one_context_is_faster():
     """So small a model pays for each context; the trial leaves nothing behind."""
     report = enable()
@@ -237,7 +235,7 @@ def test_the_verdict(ratio, faster, one, rounds):
 
 
 def test_a_batch_that_one_context_cannot_take():
-    """Of a model that is too large for one device nothing is said, and training goes on."""
+    """A model that is too large for one device trains on, without a note."""
     def fail(args):
         raise MemoryError('no room')
     step = Step(mgpu.contexts(), 1.0)
@@ -281,7 +279,7 @@ def test_a_certificate_of_a_subclassed_model(capsys):
     model = compiled(Subclassed())
     model.fit(X, Y, verbose=0)
     assert 'same answer' in capsys.readouterr().err
-    assert verification(model, X, Y).passed
+    assert verify(model, X, Y).passed
 
 
 def test_models_that_do_not_train_get_a_certificate_of_what_they_do(capsys):

@@ -4,30 +4,17 @@ import theano_mgpu  # noqa: F401
 import keras
 import numpy as np
 import pytest
-from conftest import needs_compiler
 from keras import layers as L
 from keras import regularizers
 from keras.constraints import MaxNorm, NonNeg, UnitNorm
 from keras.losses import MeanSquaredError
 from keras.models import Sequential
 from keras.utils.losses_utils import Reduction
-
-from . import zoo
-from .equivalence import COMPILED, check, values
-from .zoo import COMPILED_MODELS, MODELS, OPTIMIZERS, VECTORS, N, dense, noise, one_hot
+from support import keras_zoo as zoo
+from support.keras_equivalence import COMPILED, DTYPES, check, compiling, values
+from support.keras_zoo import COMPILED_MODELS, MODELS, OPTIMIZERS, VECTORS, N, dense, noise, one_hot
 
 pytestmark = pytest.mark.filterwarnings('error::theano_mgpu.MgpuWarning')  # what is exact is not warned of
-# float64 shows more, but all that it needs is compiled for these tests alone: in `make test-slow`.
-DTYPES = pytest.mark.parametrize('dtype', ['float32', pytest.param('float64', marks=pytest.mark.slow)])
-
-
-def compiling(optimizer='adam', loss='categorical_crossentropy', **others):
-    """Arguments of compile, made afresh for each model."""
-    def make():
-        made = {name: value() if name in ('metrics', 'weighted_metrics') and callable(value) else value
-                for name, value in others.items()}
-        return dict(optimizer=OPTIMIZERS[optimizer](), loss=loss, **made)
-    return make
 
 
 @DTYPES
@@ -37,7 +24,7 @@ def test_models(name, dtype, contexts):
     check(build, compiling(metrics=['accuracy']), data, dtype, contexts)
 
 
-@needs_compiler
+@pytest.mark.needs_compiler
 @DTYPES
 @pytest.mark.parametrize('name', [pytest.param(name, marks=[pytest.mark.slow] if name in ('conv1d', 'conv2d') else [])
                                   for name in COMPILED_MODELS])

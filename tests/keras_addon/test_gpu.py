@@ -6,17 +6,14 @@ from theano_mgpu.keras import multi_gpu_model
 import keras
 import numpy as np
 import pytest
-from conftest import needs_compiler
 from keras import layers as L
 from keras import regularizers
 from keras.models import Sequential
+from support import keras_zoo as zoo
+from support.keras_equivalence import built, check, compiling, everything
+from support.keras_zoo import COMPILED_MODELS, MODELS, VECTORS, N, dense, noise, one_hot
 
-from . import zoo
-from .equivalence import built, check, everything
-from .test_exact import compiling
-from .zoo import COMPILED_MODELS, MODELS, VECTORS, N, dense, noise, one_hot
-
-pytestmark = needs_compiler
+pytestmark = [pytest.mark.opencl, pytest.mark.needs_compiler]
 
 
 @pytest.mark.cuda

@@ -6,11 +6,20 @@ import pytest
 from keras import backend as K
 from keras import layers as L
 from keras.models import Model, Sequential
+from support.keras_equivalence import (
+    DTYPES,
+    QUICK,
+    TOLERANCE,
+    assert_equal,
+    built,
+    check,
+    compiling,
+    everything,
+    floatx,
+    trained,
+)
+from support.keras_zoo import VECTORS, N, dense, head, noise, one_hot
 from theano.configparser import change_flags
-
-from .equivalence import QUICK, TOLERANCE, assert_equal, built, check, everything, floatx, trained
-from .test_exact import DTYPES, compiling
-from .zoo import VECTORS, N, dense, head, noise, one_hot
 
 
 def normalised():

@@ -8,9 +8,8 @@ import pytest
 from keras import backend as K
 from keras import layers as L
 from keras.models import Model, Sequential
-
-from .equivalence import QUICK, assert_equal, built, values
-from .zoo import dense, noise, one_hot
+from support.keras_equivalence import QUICK, assert_equal, built, values
+from support.keras_zoo import dense, noise, one_hot
 
 X, Y = noise(11, 6), one_hot(11)
 

@@ -6,14 +6,12 @@ from theano_mgpu.keras import Predictor, multi_gpu_model
 import keras
 import numpy as np
 import pytest
-from conftest import needs_compiler
 from keras import backend as K
 from keras import layers as L
 from keras.models import Model, Sequential
 from scipy import sparse
-
-from . import zoo
-from .equivalence import COMPILED, QUICK  # chooses Keras's backend first
+from support import keras_zoo as zoo
+from support.keras_equivalence import COMPILED, QUICK  # chooses Keras's backend first
 
 SIZES = [0, 1, 2, 31, 33, 250, 2049]
 
@@ -67,7 +65,7 @@ def dense(cpu2):
         yield model, predictor, x, model.predict(x)
 
 
-@needs_compiler
+@pytest.mark.needs_compiler
 @pytest.mark.parametrize('kind,name', [
     pytest.param(kind, name, marks=[] if (kind, name) in QUICK_ONES else [pytest.mark.slow])
     for kind in ('cpu', 'gpu') for name in MODELS])

@@ -8,12 +8,11 @@ from theano_mgpu.keras import checkpoint
 import keras
 import numpy as np
 import pytest
-from test_ranks import INTERPRETED, arrays, launch, needs_mpi
+from support import keras_rank_jobs as rank_jobs
+from support.keras_equivalence import check  # noqa: F401  chooses Keras's backend first
+from support.launch import INTERPRETED, arrays, launch
 
-from . import rank_jobs
-from .equivalence import check  # noqa: F401  chooses Keras's backend first
-
-pytestmark = needs_mpi
+pytestmark = pytest.mark.mpi
 JOBS = os.path.abspath(rank_jobs.__file__)
 
 
@@ -61,7 +60,7 @@ def test_a_killed_fit_goes_on_from_its_last_checkpoint(tmp_path):
     launch(1, 'checkpoint', whole, tmp_path / 'b.npz', -1, job=JOBS)
     (*ours, computed), (*theirs, all_) = arrays(killed + '.0.npz'), arrays(whole + '.0.npz')
     assert_same(ours, theirs, 1e-6)
-    assert (computed, all_) == (28 - 16 + 1, 28)  # the batch of the checkpoint is told of again
+    assert (computed, all_) == (28 - 16 + 1, 28)  # the batch of the checkpoint is reported again
     assert_same_history(history(killed), history(whole), 1e-6)
     with open(killed + '.csv') as f, open(whole + '.csv') as g:
         assert len(f.readlines()) == len(g.readlines()) == 5

@@ -8,14 +8,13 @@ from theano_mgpu.keras import disable, enable
 
 import numpy as np
 import pytest
-from conftest import needs_compiler
 
 TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FOLDER = os.path.join(TESTS, 'keras_scripts')
 SCRIPTS = sorted(name[:-len('.py')] for name in os.listdir(FOLDER) if name.endswith('.py'))
 QUICK = ('mnist_mlp',)
 
-pytestmark = [needs_compiler, pytest.mark.filterwarnings('ignore:.*one context is faster')]
+pytestmark = [pytest.mark.needs_compiler, pytest.mark.filterwarnings('ignore:.*one context is faster')]
 each_script = pytest.mark.parametrize('name', [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
                                                for name in SCRIPTS])
 
@@ -62,6 +61,7 @@ def test_the_final_loss_is_that_of_one_device(name, final_loss):
     assert final_loss(name, '0', kind='cpu') == close_to(expected)
 
 
+@pytest.mark.opencl
 @pytest.mark.slow
 @pytest.mark.parametrize('name', SCRIPTS)
 def test_on_two_gpus_too(name, final_loss):

@@ -8,12 +8,11 @@ import pytest
 from keras import backend as K
 from keras import layers as L
 from keras.models import Sequential
-from stages import n_stages, run, split
+from support.keras_equivalence import QUICK, floatx
+from support.keras_stages import TrainingStep
+from support.keras_zoo import head, noise, one_hot
+from support.stages import n_stages, run, split
 from theano.configparser import change_flags
-
-from .equivalence import QUICK, floatx
-from .stages_of_keras import TrainingStep
-from .zoo import head, noise, one_hot
 
 SIZES = (7, 5, 2)
 

@@ -4,19 +4,29 @@ import theano_mgpu  # noqa: F401
 import keras
 import numpy as np
 import pytest
-from conftest import needs_compiler
 from keras import backend as K
 from keras import layers as L
 from keras import regularizers
 from keras.losses import MeanSquaredError
 from keras.models import Model, Sequential
 from keras.utils.losses_utils import Reduction
+from support import keras_zoo as zoo
+from support.keras_equivalence import COMPILED, QUICK, built, floatx
+from support.keras_stages import compare
+from support.keras_zoo import (
+    COMPILED_MODELS,
+    MODELS,
+    OPTIMIZERS,
+    dense,
+    head,
+    images,
+    labels,
+    noise,
+    one_hot,
+    sequences,
+    tokens,
+)
 from theano.configparser import change_flags
-
-from . import zoo
-from .equivalence import COMPILED, QUICK, built, floatx
-from .stages_of_keras import compare
-from .zoo import COMPILED_MODELS, MODELS, OPTIMIZERS, dense, head, images, labels, noise, one_hot, sequences, tokens
 
 STEPS, SIZES = 3, (7, 5, 2)
 N = STEPS * sum(SIZES)
@@ -34,7 +44,7 @@ QUICK_ONES = ['gaussian noise', 'spatial dropout', 'tversky', 'stateful metrics'
 
 def case(name, build, data, compiled=False, steps=STEPS, **options):
     """A model, its data, and the arguments of compile() and train_on_batch() that are not the usual ones."""
-    marks = [pytest.mark.slow] * (name not in QUICK_ONES) + [needs_compiler] * compiled
+    marks = [pytest.mark.slow] * (name not in QUICK_ONES) + [pytest.mark.needs_compiler] * compiled
     CASES[name] = pytest.param(build, data, compiled, steps, options, id=name, marks=marks)
 
 
@@ -76,10 +86,6 @@ case('weight regularizers', lambda: dense(kernel_regularizer=regularizers.l1_l2(
 
 # ------------------------------------------------------------------------------------- losses and metrics of a batch
 
-def dice_loss(y_true, y_pred):
-    return 1 - (2 * K.sum(y_true * y_pred) + 1) / (K.sum(y_true) + K.sum(y_pred) + 1)
-
-
 def tversky_loss(y_true, y_pred, alpha=0.7, smooth=1.):
     true, found = K.flatten(y_true), K.flatten(y_pred)
     hits, missed = K.sum(true * found), K.sum(true * (1 - found))
@@ -87,21 +93,14 @@ def tversky_loss(y_true, y_pred, alpha=0.7, smooth=1.):
     return 1 - (hits + smooth) / (hits + alpha * missed + (1 - alpha) * wrong + smooth)
 
 
-def f1(y_true, y_pred):
-    hits = K.sum(K.round(K.clip(y_true * y_pred, 0, 1)))
-    precision = hits / (K.sum(K.round(K.clip(y_pred, 0, 1))) + K.epsilon())
-    recall = hits / (K.sum(K.round(K.clip(y_true, 0, 1))) + K.epsilon())
-    return 2 * precision * recall / (precision + recall + K.epsilon())
-
-
 def segmentation():
     return Sequential([L.Conv2D(3, 3, padding='same', activation='tanh', input_shape=(8, 8, 2)), L.MaxPooling2D(2),
                        L.UpSampling2D(2), L.Conv2D(1, 1, activation='sigmoid')])
 
 
-case('dice', dense, VECTORS, loss=dice_loss, metrics=[f1])
+case('dice', dense, VECTORS, loss=zoo.dice_loss, metrics=[zoo.f1])
 case('tversky', dense, VECTORS, loss=tversky_loss)
-case('segmentation by dice', segmentation, MASKS, loss=dice_loss, compiled=True)
+case('segmentation by dice', segmentation, MASKS, loss=zoo.dice_loss, compiled=True)
 case('segmentation by tversky', segmentation, MASKS, loss=tversky_loss, compiled=True)
 
 LOSSES = ['mean_squared_error', 'mean_absolute_error', 'mean_absolute_percentage_error', 'binary_crossentropy',
@@ -210,31 +209,6 @@ case('self-attention', self_attention, SEQUENCES)
 
 # ------------------------------------------------------------------------------------------------------- whole models
 
-def siamese():
-    a, b = L.Input((6,)), L.Input((6,))
-    encode = Sequential([L.Dense(5, activation='tanh', input_shape=(6,)), L.Dense(3)])
-    distance = L.Lambda(lambda pair: K.sqrt(K.maximum(K.sum(K.square(pair[0] - pair[1]), axis=1, keepdims=True),
-                                                      K.epsilon())))([encode(a), encode(b)])
-    return Model([a, b], distance)
-
-
-def contrastive_loss(y_true, y_pred):
-    return K.mean(y_true * K.square(y_pred) + (1 - y_true) * K.square(K.maximum(1 - y_pred, 0)))
-
-
-def variational():
-    x = L.Input((6,))
-    hidden = L.Dense(5, activation='tanh')(x)
-    mean, log_variance = L.Dense(2)(hidden), L.Dense(2)(hidden)
-
-    def sample(pair):
-        return pair[0] + K.exp(pair[1] / 2) * K.random_normal(shape=(K.shape(pair[0])[0], 2))
-    found = L.Dense(6)(L.Dense(5, activation='tanh')(L.Lambda(sample)([mean, log_variance])))
-    model = Model(x, found)
-    model.add_loss(-0.5 * K.mean(K.sum(1 + log_variance - K.square(mean) - K.exp(log_variance), axis=-1)))
-    return model
-
-
 def residual(blocks=9):
     """Nineteen convolutions and a dense layer."""
     def normalised(x):
@@ -246,8 +220,8 @@ def residual(blocks=9):
     return Model(image, head()(L.GlobalAveragePooling2D()(x)))
 
 
-case('siamese', siamese, PAIRS, loss=contrastive_loss)
-case('variational', variational, [[noise(N, 6)], [noise(N, 6)]], loss='mse')
+case('siamese', zoo.siamese, PAIRS, loss=zoo.contrastive_loss)
+case('variational', zoo.variational, [[noise(N, 6)], [noise(N, 6)]], loss='mse')
 case('several outputs', zoo.functional, [[noise(N, 6), noise(N, 4, seed=3)], [one_hot(N), noise(N, 2, seed=4)]],
      loss={'kind': 'categorical_crossentropy', 'place': 'mse'}, loss_weights={'kind': 0.3, 'place': 2.0},
      metrics={'kind': 'accuracy', 'place': ['mae', 'mse']})

@@ -15,11 +15,9 @@ from keras import backend as K
 from keras import callbacks as C
 from keras import layers as L
 from keras.models import Sequential, load_model
-
-from . import zoo
-from .equivalence import QUICK, assert_equal, built, everything, values
-from .test_exact import OPTIMIZERS
-from .zoo import dense, noise, one_hot
+from support import keras_zoo as zoo
+from support.keras_equivalence import QUICK, assert_equal, built, everything, values
+from support.keras_zoo import OPTIMIZERS, dense, noise, one_hot
 
 X, Y = noise(20, 6).astype('float32'), one_hot(20).astype('float32')
 

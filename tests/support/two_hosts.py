@@ -2,6 +2,7 @@
 
 The hosts share files and process ids, but neither network nor host name, so that MPI has no way but TCP.
 """
+import contextlib
 import glob
 import os
 import shlex
@@ -168,13 +169,13 @@ class TwoHosts:
             host.remove()
 
 
-@pytest.fixture
-def two_hosts(tmp_path):
+@contextlib.contextmanager
+def two_hosts_or_skip(folder):
     """Two hosts that mpirun can start ranks on; skips where no namespaces can be made."""
     missing = [program for program in ('ip', 'unshare', 'hostname', 'mpirun') if not shutil.which(program)]
     if missing:
         pytest.skip('no %s for two hosts' % ', '.join(missing))
-    hosts = TwoHosts(tmp_path)
+    hosts = TwoHosts(folder)
     try:
         try:
             hosts.set_up()

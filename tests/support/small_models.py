@@ -64,3 +64,8 @@ def update_of(step):
 def batches(length, size):
     """Slices of consecutive batches; the last one is ragged."""
     return [slice(start, start + size) for start in range(0, length, size)]
+
+
+def host_indexing():
+    """A GPU checks indices late, and PoCL not at all: index on the host."""
+    return theano.compile.get_mode(None).excluding('local_gpua_advanced_subtensor1')

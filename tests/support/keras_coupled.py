@@ -6,9 +6,20 @@ import numpy as np
 from keras import layers as L
 from keras.models import Sequential
 
-from .equivalence import RAGGED, built, everything, trained
-from .test_stages import contrastive_loss, dice_loss, f1, siamese, variational
-from .zoo import head, labels, noise, one_hot, tokens, words
+from .keras_equivalence import RAGGED, built, everything, trained
+from .keras_zoo import (
+    contrastive_loss,
+    dice_loss,
+    f1,
+    head,
+    labels,
+    noise,
+    one_hot,
+    siamese,
+    tokens,
+    variational,
+    words,
+)
 
 SIZES = RAGGED * 4
 N = sum(SIZES)

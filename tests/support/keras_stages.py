@@ -6,8 +6,9 @@ from theano_mgpu.program import partition
 import numpy as np
 import theano
 from keras import backend as K
-from stages import compiled, split
 from theano.gof.graph import ancestors
+
+from .stages import compiled, split
 
 
 class TrainingStep:

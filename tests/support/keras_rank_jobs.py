@@ -1,4 +1,4 @@
-"""What the ranks of the add-on's MPI jobs do: ``python rank_jobs.py JOB ARGUMENTS``."""
+"""Entry point of the MPI jobs of the Keras add-on's tests: ``python keras_rank_jobs.py JOB ARGUMENTS``."""
 import json
 import os
 import random
@@ -167,9 +167,9 @@ def shard(path):
 
 def coupled(path, contexts):
     """20 steps of models whose samples depend on each other."""
-    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    from keras_addon import coupled as models
-    from keras_addon.equivalence import floatx
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    from support import keras_coupled as models
+    from support.keras_equivalence import floatx
     mgpu.init(contexts)
     with floatx('float64'):
         found = [models.train(name, 'float64', QUICK) for name in models.MODELS]

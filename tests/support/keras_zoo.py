@@ -108,6 +108,42 @@ def custom_metric(y_true, y_pred):
     return K.mean(K.abs(y_true - y_pred))
 
 
+def dice_loss(y_true, y_pred):
+    return 1 - (2 * K.sum(y_true * y_pred) + 1) / (K.sum(y_true) + K.sum(y_pred) + 1)
+
+
+def f1(y_true, y_pred):
+    hits = K.sum(K.round(K.clip(y_true * y_pred, 0, 1)))
+    precision = hits / (K.sum(K.round(K.clip(y_pred, 0, 1))) + K.epsilon())
+    recall = hits / (K.sum(K.round(K.clip(y_true, 0, 1))) + K.epsilon())
+    return 2 * precision * recall / (precision + recall + K.epsilon())
+
+
+def siamese():
+    a, b = L.Input((6,)), L.Input((6,))
+    encode = Sequential([L.Dense(5, activation='tanh', input_shape=(6,)), L.Dense(3)])
+    distance = L.Lambda(lambda pair: K.sqrt(K.maximum(K.sum(K.square(pair[0] - pair[1]), axis=1, keepdims=True),
+                                                      K.epsilon())))([encode(a), encode(b)])
+    return Model([a, b], distance)
+
+
+def contrastive_loss(y_true, y_pred):
+    return K.mean(y_true * K.square(y_pred) + (1 - y_true) * K.square(K.maximum(1 - y_pred, 0)))
+
+
+def variational():
+    x = L.Input((6,))
+    hidden = L.Dense(5, activation='tanh')(x)
+    mean, log_variance = L.Dense(2)(hidden), L.Dense(2)(hidden)
+
+    def sample(pair):
+        return pair[0] + K.exp(pair[1] / 2) * K.random_normal(shape=(K.shape(pair[0])[0], 2))
+    found = L.Dense(6)(L.Dense(5, activation='tanh')(L.Lambda(sample)([mean, log_variance])))
+    model = Model(x, found)
+    model.add_loss(-0.5 * K.mean(K.sum(1 + log_variance - K.square(mean) - K.exp(log_variance), axis=-1)))
+    return model
+
+
 # name -> (build, data)
 MODELS = {
     'sequential': (dense, VECTORS),

@@ -4,8 +4,11 @@ import contextlib
 from theano_mgpu.keras import multi_gpu_model
 
 import numpy as np
+import pytest
 import theano
 from keras import backend as K
+
+from .keras_zoo import OPTIMIZERS
 
 TOLERANCE = {'float32': 1e-5, 'float64': 1e-10}
 RAGGED = (7, 5, 8, 3, 1)
@@ -14,6 +17,8 @@ QUICK = theano.Mode(linker='py', optimizer='fast_compile')
 COMPILED = theano.Mode(linker='cvm', optimizer='fast_compile')
 # Each of the two numbers of contexts, each of the two types.
 COUNTS = {'float32': [2], 'float64': [3]}
+# float64 shows more, but all that it needs is compiled for these tests alone: in `make test-slow`.
+DTYPES = pytest.mark.parametrize('dtype', ['float32', pytest.param('float64', marks=pytest.mark.slow)])
 
 
 @contextlib.contextmanager
@@ -77,6 +82,15 @@ def assert_equal(parallel, plain, tolerance):
         assert np.shape(value) == np.shape(expected), name
         np.testing.assert_allclose(np.asarray(value, 'float64') / scale, np.asarray(expected, 'float64') / scale,
                                    rtol=0, atol=tolerance, err_msg=name)
+
+
+def compiling(optimizer='adam', loss='categorical_crossentropy', **others):
+    """Arguments of compile, made afresh for each model."""
+    def make():
+        made = {name: value() if name in ('metrics', 'weighted_metrics') and callable(value) else value
+                for name, value in others.items()}
+        return dict(optimizer=OPTIMIZERS[optimizer](), loss=loss, **made)
+    return make
 
 
 def check(build, compile_args, data, dtype, contexts, kind='cpu', counts=None, sizes=RAGGED, mode=QUICK,

@@ -1,4 +1,4 @@
-"""For tests of stages: programs that run shard after shard in one process, by plain Theano; a model that needs them."""
+"""Run a program shard by shard in one process, with plain Theano; and a model that needs several stages."""
 import contextlib
 import copy
 

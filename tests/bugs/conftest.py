@@ -1,0 +1,13 @@
+"""Fixtures of several of these files."""
+import pytest
+
+
+@pytest.fixture
+def enabled():
+    """A function that enables all contexts for models of Keras. Notes go to its report only."""
+    from theano_mgpu.keras import disable, enable
+
+    def start(**options):
+        return enable(**dict({'tell': lambda text: None}, **options))
+    yield start
+    disable()

@@ -1,0 +1,86 @@
+"""Bugs that were found and fixed, each under its symptom: arguments, and the batch after this one."""
+
+import theano_mgpu as mgpu
+from theano_mgpu.patches import keras_loops
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from support.faulty_executor import faulty
+from support.small_models import data, dense_model, momentum
+
+
+def test_two_inputs_without_names_get_each_its_own_argument(cpu2):
+    """Inputs were distinguished by their text, which is that of their type: both got the last argument."""
+    a, b = theano.tensor.fmatrix(), theano.tensor.fmatrix()
+    first, second = data(5, 3)[0], data(5, 3, seed=1)[0]
+    np.testing.assert_array_equal(mgpu.function([a, b], a - b)(first, second), first - second)
+
+
+def test_batches_of_one_input_are_taken_as_bare_arrays(cpu2):
+    """Each array was taken apart into its rows: "9 arguments were given for the inputs ['x']"."""
+    x, w = T.fmatrix('x'), theano.shared(np.ones(7, 'float32'), 'w')
+    step = mgpu.training_function([x], T.dot(x, w).mean(), [w], lambda gradients: {w: w - gradients[0]},
+                                  mode='FAST_COMPILE')
+    assert len(list(step.over([data(9, 7)[0], data(5, 7)[0]]))) == 2
+
+
+def quick_step(model):
+    return mgpu.training_function(model.inputs, model.loss, model.params, momentum)
+
+
+def test_no_room_for_the_next_batch_does_not_undo_this_one(gpu2):
+    """The next batch is sent within the step: its MemoryError undid the step, and was raised a batch too early."""
+    x, labels = data(24, 7)
+    parts = [(x[i:i + 8], labels[i:i + 8]) for i in range(0, 24, 8)]
+    model, reference = dense_model(), dense_model()
+    expected = list(quick_step(reference).over(parts))
+    step = quick_step(model)
+    executor = faulty(step)
+    executor.inject(MemoryError('no room on the device'), run=2)  # after sending and launching the first batch
+    np.testing.assert_allclose(list(step.over(parts)), expected, rtol=1e-6)
+    assert executor.struck == 2  # a task for each replica
+    np.testing.assert_allclose(model.params[0].get_value(), reference.params[0].get_value(), rtol=1e-6)
+
+
+def test_a_bad_batch_of_a_generator_does_not_undo_the_one_before(gpu2):
+    """The shape of the next batch is checked within the step before it, which was then rolled back."""
+    from theano_mgpu.keras import multi_gpu_model
+
+    import keras
+    from keras.layers import Dense
+    from keras.models import Sequential
+    x, y = data(8, 6)[0], data(8, 3, seed=1)[0]
+
+    class NextIsThere(keras.callbacks.Callback):
+        ended = 0
+
+        def on_batch_begin(self, batch, logs=None):
+            if not batch:  # a private queue: nothing public shows that the next batch is there
+                keras_loops.keras_batches._enqueuer.queue.queue[0].wait(30)
+
+        def on_batch_end(self, batch, logs=None):
+            self.ended += 1
+
+    class Batches(keras.utils.Sequence):
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, index):
+            return (x, y) if index == 0 else (x[:, 1:], y)
+    found = []
+    for bad in (True, False):
+        np.random.seed(3)
+        model = multi_gpu_model(Sequential([Dense(3, input_shape=(6,))]))
+        model.compile('sgd', 'mse')
+        callback = NextIsThere()
+        if bad:
+            with pytest.raises(ValueError, match='to have shape'):
+                model.fit_generator(Batches(), epochs=1, shuffle=False, verbose=0, callbacks=[callback])
+            assert callback.ended == 1 and len(model.train_function.function.contexts) == 2
+        else:
+            model.train_on_batch(x, y)
+        found.append(model.get_weights())
+    for one, other in zip(*found):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)

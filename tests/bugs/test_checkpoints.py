@@ -1,0 +1,179 @@
+"""Bugs that were found and fixed, each under its symptom: checkpoints of training functions."""
+import os
+import resource
+import subprocess
+import sys
+
+import theano_mgpu as mgpu
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from support.small_models import data, dense_model, momentum
+
+MODES = {'cpu': 'FAST_COMPILE', 'gpu': theano.Mode(optimizer='fast_compile')}  # quick to compile
+
+
+def test_a_step_that_failed_is_no_step_of_a_checkpoint(contexts, kind, tmp_path):
+    """Calls were counted: after a retry and a crash, a batch was left out."""
+    contexts(kind, 2)
+    model, path = dense_model(), str(tmp_path / 'run.npz')
+    step = mgpu.training_function(model.inputs, model.loss, model.params, momentum, check_finite=True,
+                                  mode=theano.Mode(optimizer='fast_compile'))
+    x, labels = data(6, 7)
+    bad = np.where(x == x[3], np.nan, x).astype(x.dtype)
+    assert step.checkpoint(path, every=2) == 0
+    step(x, labels)
+    with pytest.raises(mgpu.NonFiniteError):
+        step(bad, labels)
+    with pytest.raises(mgpu.BatchError):
+        step(x, labels[:2])
+    assert not os.path.exists(path)
+    step(x, labels)
+    after_two = model.params[0].get_value()
+    step(x, labels)
+    assert step.checkpoint(path, every=2) == 2
+    np.testing.assert_array_equal(model.params[0].get_value(), after_two)
+    step(x, labels)
+    step(x, labels)
+    assert step.checkpoint(path, every=2) == 4
+
+
+def counting_step(start=0.0):
+    """A quick step whose only variable, w, counts steps."""
+    x, w = T.vector('x'), theano.shared(np.asarray(start, theano.config.floatX), name='w')
+    return w, mgpu.training_function([x], (x * w).mean(), [w], lambda gradients: {w: w + 1 + 0 * gradients[0]},
+                                     mode=theano.Mode(optimizer='fast_compile'))
+
+
+def cut_short(path):
+    os.truncate(path, os.path.getsize(path) - 40)
+
+
+def change_a_byte(path):
+    with open(path, 'r+b') as file:
+        content = file.read()
+        file.seek(content.index(b'\x93NUMPY') + 100)
+        file.write(bytes([content[file.tell()] ^ 1]))
+
+
+def make_empty(path):
+    open(path, 'wb').close()
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(contexts, kind, tmp_path):
+    """There was none before it, and messages were "File is not a zip file", "Bad CRC-32 for file 'value/0.npy'"."""
+    contexts(kind, 2)
+    path, batch = str(tmp_path / 'run.npz'), np.ones(4, theano.config.floatX)
+    w, step = counting_step()
+    step.checkpoint(path, every=2)
+    for _ in range(5):
+        step(batch)
+    assert sorted(os.listdir(str(tmp_path))) == ['run.npz', 'run.npz.lock', 'run.npz.previous']
+    for damage in (cut_short, change_a_byte, make_empty):
+        damage(path)
+        with pytest.warns(mgpu.MgpuWarning, match='run.npz is damaged .* taken, from .*run.npz.previous'):
+            assert step.checkpoint(path, every=2) == w.get_value() == 2
+        with pytest.warns(mgpu.MgpuWarning, match='damaged'):
+            step.load(path)
+    step(batch)
+    step(batch)  # the damaged file takes no whole one's place
+    for name, expected in (('run.npz', 4), ('run.npz.previous', 2)):
+        step.load(str(tmp_path / name))
+        assert w.get_value() == expected
+    cut_short(path)
+    cut_short(path + '.previous')
+    with pytest.raises(ValueError, match='run.npz is damaged.*there is no whole .*run.npz.previous. Give another'):
+        step.load(path)
+    assert w.get_value() == 2
+    os.remove(path)
+    assert step.checkpoint(path, every=1) == 0
+    step(batch)
+    assert 'run.npz.previous' not in os.listdir(str(tmp_path)), 'a former run has left what is before'
+
+
+def test_values_that_are_not_finite_take_no_good_checkpoint_s_place(contexts, kind, tmp_path):
+    contexts(kind, 2)
+    path, batch = tmp_path / 'run.npz', np.ones(4, theano.config.floatX)
+    w, step = counting_step()
+    step.save(path)
+    w.set_value(np.asarray(np.nan, theano.config.floatX))
+    with pytest.warns(mgpu.MgpuWarning, match='w: not a number, or infinite. .*npz is not written') as warned:
+        step.save(path)
+        step.save(path)
+        step.checkpoint(str(tmp_path / 'other.npz'), every=1)
+        step(batch)
+    assert len(warned) == 2 and not os.path.exists(str(tmp_path / 'other.npz'))
+    step.load(path)
+    assert w.get_value() == 0
+    w.set_value(np.asarray(np.inf, theano.config.floatX))
+    step.checkpoint(str(tmp_path / 'other.npz'), every=1, allow_nan=True)
+    step(batch)
+    w.set_value(np.asarray(0, theano.config.floatX))
+    step.load(str(tmp_path / 'other.npz'))
+    assert np.isinf(w.get_value())
+
+
+def test_a_full_disk_leaves_the_old_checkpoint_and_the_message_names_it(tmp_path, cpu2):
+    path = str(tmp_path / 'run.npz')
+    w, step = counting_step(1)
+    step.save(path)
+    before, limit = open(path, 'rb').read(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limit[1]))
+    try:
+        with pytest.raises(OSError, match='run.npz could not be written, and is as it was before: File too large'):
+            step.save(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert open(path, 'rb').read() == before and os.listdir(str(tmp_path)) == ['run.npz']
+    with pytest.raises(FileNotFoundError, match='nowhere/run.npz could not be written'):
+        step.save(str(tmp_path / 'nowhere' / 'run.npz'))
+
+
+def test_files_that_dead_processes_left_unfinished_are_removed(tmp_path):
+    from theano_mgpu.utils.files import whole_file
+    path = str(tmp_path / 'run[1].npz')
+    ended = subprocess.Popen(['true'])
+    ended.wait()
+    host = os.uname().nodename
+    left = '%s.%s.%d.unfinished' % (path, host, ended.pid)
+    others = ['%s.%s.%d.unfinished' % (path, host, os.getppid()), path + '.another-host.%d.unfinished' % ended.pid]
+    for name in [left] + others:
+        open(name, 'w').close()
+    with whole_file(path) as unfinished:
+        open(unfinished, 'w').close()
+    assert sorted(os.listdir(str(tmp_path))) == sorted(map(os.path.basename, [path] + others))
+
+
+def test_a_file_is_on_the_disk_before_it_takes_the_old_one_s_place_and_the_folder_after(tmp_path, monkeypatch):
+    """A power failure left an empty file, or the old one."""
+    from theano_mgpu.utils.files import whole_file
+    path, done = str(tmp_path / 'run.npz'), []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, 'fsync', lambda fd: done.append(os.path.basename(os.readlink('/proc/self/fd/%d' % fd)))
+                        or fsync(fd))
+    monkeypatch.setattr(os, 'replace', lambda old, new: done.append('replace') or replace(old, new))
+    with whole_file(path) as unfinished:
+        open(unfinished, 'w').close()
+    assert done == [os.path.basename(unfinished), 'replace', tmp_path.name]
+    monkeypatch.setattr(os, 'link', lambda *names: (_ for _ in ()).throw(OSError('no hard links here')))
+    with whole_file(path, path + '.previous') as unfinished:
+        with open(unfinished, 'w') as file:
+            file.write('new')
+    assert open(path).read() == 'new' and open(path + '.previous').read() == ''
+
+
+@pytest.mark.parametrize('kind', ['cpu', 'gpu'])
+def test_a_checkpoint_of_another_job_is_refused(kind, contexts, tmp_path):
+    """Two jobs on one file went on from each other's state."""
+    contexts(kind, 2)
+    path, model = str(tmp_path / 'run.npz'), dense_model()
+    code = "import sys; from theano_mgpu.checkpoints.lock import lock_checkpoint; lock = lock_checkpoint(%r)\n" \
+        "print('locked', flush=True); sys.stdin.read()" % path
+    step = mgpu.training_function(model.inputs, model.loss, model.params, momentum, mode=MODES[kind])
+    with subprocess.Popen([sys.executable, '-c', code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        other.stdout.readline()
+        with pytest.raises(mgpu.MgpuError, match='checkpoints of another job, process %d on host' % other.pid):
+            step.checkpoint(path, 1)
+    assert step.checkpoint(path, 1) == 0

@@ -1,0 +1,106 @@
+"""Bugs that were found and fixed, each under its symptom: processes that a script or a rank starts."""
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+from theano_mgpu.patches import theano_imports
+
+import pytest
+import theano
+from support.launch import launch
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture(scope='module')
+def installed(tmp_path_factory):
+    """A Python that has what `pip install` puts into site-packages, beside the packages of this one."""
+    if not (ROOT / 'setup.py').exists():
+        pytest.skip('no setup.py beside these tests')
+    folder = tmp_path_factory.mktemp('installed')
+    venv.create(str(folder))
+    site, = folder.glob('lib/python*/site-packages')
+    subprocess.run([sys.executable, 'setup.py', '-q', 'build_py', '--build-lib', str(site)], cwd=str(ROOT), check=True)
+    (site / 'others.pth').write_text('\n'.join(path for path in sys.path if path.endswith('-packages')))
+    return folder / 'bin' / 'python'
+
+
+def run_installed(python, *words, folder=None, **environment):
+    env = {name: value for name, value in os.environ.items() if name not in ('PYTHONPATH', theano_imports.IMPORTED)}
+    done = subprocess.run([str(python)] + list(words), capture_output=True, text=True, cwd=str(folder or python.parent),
+                          env=dict(env, **environment))
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+STARTS_PROCESSES = """
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+import keras
+import numpy as np
+import theano
+from keras.wrappers.scikit_learn import KerasClassifier
+from sklearn.model_selection import GridSearchCV
+
+def build(units=1):
+    model = keras.Sequential([keras.layers.Dense(2, activation='softmax', input_shape=(3,))])
+    model.compile('sgd', 'sparse_categorical_crossentropy', metrics=['accuracy'])
+    return model
+
+def predict(rows):
+    return build().predict(np.ones((rows, 3))).shape, theano.config.contexts, theano.config.floatX
+
+if __name__ == '__main__':
+    # A multiprocessing.Pool would start a worker that fails again and again.
+    with ProcessPoolExecutor(1, multiprocessing.get_context('spawn')) as pool:
+        print(list(pool.map(predict, [4])))
+    search = GridSearchCV(KerasClassifier(build, verbose=0), {'units': [1]}, cv=2, n_jobs=2, error_score='raise')
+    print(len(search.fit(np.ones((8, 3)), np.arange(8) % 2).cv_results_['params']))
+"""
+
+
+def test_processes_that_a_script_starts_can_import_keras(installed, tmp_path):
+    """GridSearchCV(n_jobs=2) and a spawned Pool: "module 'numpy' has no attribute 'bool'" in each of them."""
+    (tmp_path / 'script.py').write_text(STARTS_PROCESSES)
+    out = run_installed(installed, '-m', 'theano_mgpu', 'run', '--contexts', 'a->cpu;b->cpu', 'script.py',
+                        folder=tmp_path, THEANO_FLAGS='floatX=float32,cxx=,optimizer=fast_compile')
+    assert out == "[((4, 2), '', 'float32')]\n1\n"
+
+
+def test_processes_that_need_no_fixes_are_left_alone(installed):
+    """Nothing is imported before Theano or Keras is, and nothing by a Python that no such process has started."""
+    loaded = "import sys; print([name for name in sys.modules if 'theano' in name])"
+    assert run_installed(installed, '-c', loaded) == '[]\n'
+    started = {theano_imports.IMPORTED: '1'}
+    assert run_installed(installed, '-c', loaded, **started) == "['theano_mgpu_first']\n"
+    theano_first = ('import sys, theano.tensor; from theano_mgpu.graphs import graph; '
+                    'from theano_mgpu import patches; assert theano is graph.theano; '
+                    'print(patches.theano_was_first, theano.__spec__.origin)')
+    assert run_installed(installed, '-c', theano_first, **started) == 'False %s\n' % theano.__file__
+    first, = installed.parent.parent.glob('lib/python*/site-packages/theano_mgpu_first.py')
+    first.rename(str(first) + '.gone')
+    assert run_installed(installed, '-c', loaded, **started) == '[]\n'
+    first.with_suffix('.py.gone').rename(first)
+
+
+A_RANK_STARTS = """
+import subprocess, sys
+import theano_mgpu as mgpu
+import numpy as np, theano.tensor as T
+if sys.argv[1:]:
+    mgpu.init('a->cpu')
+    x = T.vector()
+    print(mgpu.rank(), mgpu.function([x], 2 * x)(np.ones(2, x.dtype)))
+else:
+    done = subprocess.run([sys.executable, __file__, 'started'], stdout=subprocess.PIPE, check=True, text=True)
+    sys.exit(done.stdout != '%d [2. 2.]\\n' % mgpu.rank())
+"""
+
+
+@pytest.mark.mpi
+def test_a_process_that_a_rank_starts_is_no_rank(tmp_path):
+    """It started MPI in the rank's name: "Local abort before MPI_INIT completed", and all ranks ended."""
+    (tmp_path / 'script.py').write_text(A_RANK_STARTS)
+    launch(2, job=str(tmp_path / 'script.py'), flags='cxx=,optimizer=fast_compile')

@@ -1,0 +1,67 @@
+"""Bugs that were found and fixed, each under its symptom: waiting for compiled code."""
+import os
+import socket
+import threading
+import types
+
+import theano_mgpu as mgpu
+from theano_mgpu.graphs import graph
+from theano_mgpu.jobs import rank_process
+from theano_mgpu.utils import progress
+
+import pytest
+import theano.tensor as T
+from theano.gof import compilelock
+
+
+@pytest.fixture
+def notes(monkeypatch):
+    """Notes on long work, which is all work here; `heard` is set with the first one."""
+    said = types.SimpleNamespace(texts=[], heard=threading.Event())
+    rank_process.note.cache_clear()
+    monkeypatch.setattr(progress, 'PATIENCE', 0)
+    monkeypatch.setattr(rank_process, 'say', lambda text: (said.texts.append(text), said.heard.set()))
+    return said
+
+
+def test_waiting_for_compiled_code_is_one_note(tmp_path, monkeypatch, caplog, notes):
+    """Two processes that compiled logged two lines several times a second: "Waiting for existing lock by process"."""
+    folder, turns = tmp_path / 'lock_dir', []
+
+    def taken_over(*limits):
+        turns.append(limits)
+        if len(turns) < 5:
+            new = tmp_path / 'new'  # a file that is just being written has no owner that a note could name
+            new.write_text('%d_%d_%s' % (os.getppid(), len(turns), socket.gethostname()))
+            new.replace(folder / 'lock')
+        else:
+            notes.heard.wait(60)
+            (folder / 'lock').unlink()
+            folder.rmdir()
+        return 0
+    folder.mkdir()
+    (folder / 'lock').write_text('%d_0_%s' % (os.getppid(), socket.gethostname()))
+    monkeypatch.setattr(compilelock, 'random', types.SimpleNamespace(uniform=taken_over, randint=lambda *limits: 1))
+    compilelock.lock(str(folder))
+    compilelock.Unlocker(str(folder)).unlock()
+    text, = notes.texts
+    assert 'waiting for process %d on %s' % (os.getppid(), socket.gethostname()) in text
+    assert 'goes on by itself' in text and 'end it, and remove the folder %s' % folder in text
+    assert not caplog.records
+
+
+def test_a_long_compilation_says_what_it_compiles_and_for_which_contexts(cpu2, monkeypatch, notes):
+    """A large model took a minute before its first step, without a word."""
+    compile_for = graph.compile_for
+
+    def slow(*args, **kwargs):
+        assert notes.heard.wait(20)
+        return compile_for(*args, **kwargs)
+    monkeypatch.setattr(graph, 'compile_for', slow)
+    x = T.matrix('x')
+    mgpu.function([x], x * 2, mode='FAST_COMPILE', name='twice')
+    notes.heard.clear()
+    mgpu.Predictor([x], x * 2, mode='FAST_COMPILE').close()
+    for text, name in zip(notes.texts, ['twice', 'a function of x']):
+        assert text.startswith('note: compiling %s for host0, host1 takes a while' % name)
+    assert len(notes.texts) == 2

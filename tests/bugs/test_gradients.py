@@ -1,0 +1,81 @@
+"""Bugs that were found and fixed, each under its symptom: gradients, and the analysis of graphs."""
+
+import theano_mgpu as mgpu
+from theano_mgpu.program import partition
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from support.small_models import data, dense_model, momentum
+from theano.gof.graph import ancestors
+from theano.tensor.signal.pool import MaxPoolGrad, pool_2d
+
+
+def test_what_is_made_of_the_gradient_of_a_mean_is_exact(cpu2):
+    """Replicas divided by the samples of their sub-batch: wrong by 1e-2, without a word."""
+    found = []
+    for parallel in (True, False):
+        model = dense_model()
+        u = theano.shared(np.zeros((7, 9), 'float32'), name='u')
+        new = {u: u - np.float32(0.1) * T.grad(model.loss, model.params[0])}
+        if parallel:
+            step = mgpu.training_function(model.inputs, model.loss, model.params, momentum, batch_updates=new,
+                                          mode='FAST_COMPILE')
+        else:
+            updates = momentum(T.grad(model.loss, model.params), model.params)
+            step = theano.function(model.inputs, model.loss, updates=list({**new, **updates}.items()))
+        for n in (9, 4, 1):
+            step(*data(n, 7, seed=n))
+        found.append(u.get_value())
+    np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-7)
+
+
+def test_an_output_that_mixes_samples_is_exact(cpu2):
+    x = T.fmatrix('x')
+    rows = data(7, 5)[0]
+    found = mgpu.function([x], [x - x.mean(axis=0), T.dot(x, x.T)], mode='FAST_COMPILE')(rows)
+    for ours, expected in zip(found, [rows - rows.mean(axis=0), rows.dot(rows.T)]):
+        np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)
+
+
+def normalised(x):
+    axes = (0, 2, 3)
+    return (x - x.mean(axes, keepdims=True)) * T.inv(T.sqrt(x.var(axes, keepdims=True) + 1e-4))
+
+
+@pytest.mark.needs_compiler
+@pytest.mark.parametrize('largest', [
+    lambda x: pool_2d(T.nnet.relu(x), (2, 2), ignore_border=True),
+    pytest.param(lambda x: x.max(axis=3, keepdims=True), marks=pytest.mark.slow),
+    pytest.param(lambda x: T.maximum(x, 0.1 * x ** 2), marks=pytest.mark.slow)], ids=['pool', 'max', 'maximum'])
+def test_gradients_of_maxima_between_normalisations_reach_their_pixels(largest, cpu2):
+    """Batch normalisation, ReLU, max-pooling: gradients before them were wrong by a factor of 2, without a warning.
+
+    The pixels were computed twice, by other ops, and in the last bit were not equal to their maximum.
+    """
+    found = []
+    for divided in (False, True):
+        rng = np.random.RandomState(0)
+        x = T.dtensor4('x')
+        gain, shift = [theano.shared(rng.rand(1, 3, 1, 1) + 0.5, name, broadcastable=(True, False, True, True))
+                       for name in ('gain', 'shift')]
+        loss = (T.tanh(normalised(largest(normalised(x) * gain + shift))) ** 3).sum()
+        updates = [(p, p - 0.01 * T.grad(loss, p)) for p in (gain, shift)]
+        make = mgpu.function if divided else theano.function
+        step = make([x], loss, updates=updates, mode=theano.Mode('cvm', 'fast_run'))
+        images = rng.randn(7, 3, 6, 6)
+        found.append([step(images) for _ in range(2)] + [gain.get_value(), shift.get_value()])
+    for one, other in zip(*found):
+        np.testing.assert_allclose(other, one, rtol=1e-9)
+
+
+def test_pixels_and_their_maximum_come_from_one_computation():
+    """A later stage that computes the pixels again, by other ops, may round them to something else than the maximum."""
+    x = T.dtensor4('x')
+    gain = theano.shared(np.ones((1, 3, 1, 1)), broadcastable=(True, False, True, True))
+    pooled = pool_2d(T.nnet.relu(normalised(x) * gain), (2, 2), ignore_border=True)
+    program = partition([x], [T.grad((normalised(pooled) ** 3).sum(), gain)])
+    gradients = [v.owner for stage in program.stages for v in ancestors(stage.outputs)
+                 if v.owner and isinstance(v.owner.op, MaxPoolGrad)]
+    assert gradients and all(v.owner is None for node in gradients for v in node.inputs[:2])

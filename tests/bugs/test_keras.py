@@ -1,0 +1,106 @@
+"""Bugs that were found and fixed, each under its symptom: models of Keras, and notes about them."""
+import theano_mgpu  # noqa: F401
+
+import numpy as np
+import pytest
+import theano
+from support.small_models import data
+
+
+def test_validation_in_fit_generator_leaves_the_progress_bar_of_the_training_alone(cpu2):
+    """Keras hands its callbacks on to `evaluate`: "'<' not supported between instances of 'int' and 'NoneType'"."""
+    from theano_mgpu.keras import multi_gpu_model
+
+    from keras.layers import Dense
+    from keras.models import Sequential
+    x, y = np.ones((10, 3)), np.ones((10, 2))
+    model = multi_gpu_model(Sequential([Dense(2, input_shape=(3,))]))
+    model.compile('sgd', 'mse', mode=theano.Mode(linker='py', optimizer='fast_compile'))
+    generator = ((x, y) for _ in range(20))
+    history = model.fit_generator(generator, steps_per_epoch=2, epochs=2, verbose=2, validation_data=(x, y))
+    assert len(history.history['val_loss']) == 2
+
+
+@pytest.mark.parametrize('kind', ['cpu', 'gpu'])
+def test_a_keras_model_whose_layers_are_all_frozen_is_fitted(kind, contexts):
+    """Keras runs such a model, for its metrics or running statistics: "params is empty: name the shared variables"."""
+    from theano_mgpu.keras import multi_gpu_model
+
+    from keras.layers import Dense
+    from keras.models import Sequential
+    contexts(kind, 2)
+    x, y = np.ones((10, 3)), np.ones((10, 2))
+    template = Sequential([Dense(2, input_shape=(3,))])
+    template.trainable = False
+    template.compile('adam', 'mse', metrics=['mae'])
+    before = template.get_weights()
+    expected = template.evaluate(x, y, verbose=0)
+    model = multi_gpu_model(template)
+    for _ in range(2):
+        np.testing.assert_allclose(model.train_on_batch(x, y), expected, rtol=1e-6)
+    np.testing.assert_array_equal(template.get_weights()[0], before[0])
+    assert model.optimizer.get_weights()[0] == 2  # steps are counted all the same
+
+
+def with_flat_loss():
+    """A variational autoencoder's loss: a mean over all pixels, added to a divergence of each sample."""
+    from keras import backend as K
+    from keras import layers as L
+    from keras.models import Model
+    x = L.Input((6,))
+    code = L.Dense(2)(x)
+    out = L.Dense(6, activation='sigmoid')(code)
+    model = Model(x, out)
+    divergence = -0.5 * K.sum(1 - K.square(code), axis=-1)
+    model.add_loss(K.mean(6 * K.mean(K.binary_crossentropy(K.flatten(x), K.flatten(out)), axis=-1) + divergence))
+    return model
+
+
+def test_a_mean_over_all_pixels_that_is_added_to_a_loss_of_each_sample_is_exact(cpu2, enabled):
+    """"the loss mixes samples": it is a mean over the replicas' means, as that of one device is."""
+    from theano_mgpu.keras import disable
+    x = np.random.RandomState(1).rand(11, 6).astype('float32')
+    found = []
+    for several in (False, True):
+        report = enabled() if several else disable()
+        np.random.seed(3)
+        model = with_flat_loss()
+        model.compile('adam', mode='FAST_COMPILE')
+        found.append([model.train_on_batch(x, None) for _ in range(3)] + model.get_weights())
+    for one, other in zip(*found):
+        np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-6)
+    assert report.notes == [] and len(model.train_function.function.contexts) == 2
+
+
+@pytest.mark.parametrize('optimizer', ['sgd', 'adam'])
+def test_a_gradient_that_is_zero_in_theory_is_no_difference(optimizer, cpu2):
+    """The bias of a layer before a softmax over its units' mean: --verify found a relative difference of 2.0."""
+    from theano_mgpu.keras import verify
+
+    from keras import backend as K
+    from keras import layers as L
+    from keras.models import Sequential
+    np.random.seed(2)
+    model = Sequential([L.Dense(5, input_shape=(6,)), L.Lambda(lambda v: v - K.mean(v, axis=-1, keepdims=True),
+                                                               output_shape=(5,)),
+                        L.Dense(1, use_bias=False, kernel_initializer='ones', trainable=False), L.Dense(3)])
+    model.compile(optimizer, 'mse', mode='FAST_COMPILE')
+    x, y = data(11, 6)[0], data(11, 3, seed=1)[0]
+    certificate = verify(model, x, y)
+    assert certificate.passed, str(certificate)
+    assert len(certificate.arbitrary) == 3 and 'gradient is zero but for rounding' in str(certificate)
+    assert {row.kind for row in certificate.rows} >= {'gradient', 'weight', 'optimizer'}
+
+
+def test_a_summary_without_a_model_on_contexts_says_why(cpu2, enabled):
+    """"0 models on 0 contexts ()" where every model was left to plain Keras."""
+    from keras import backend as K
+    from keras import layers as L
+    from keras.models import Model
+    report = enabled()
+    tensor = L.Input(tensor=K.variable(np.ones((4, 6))))
+    model = Model(tensor, L.Dense(3)(tensor))
+    model.compile('sgd', 'mse', target_tensors=K.variable(np.ones((4, 3))))
+    title, note = str(report).splitlines()
+    assert title == 'no model ran on the contexts'
+    assert note.startswith('note: %s is left to plain Keras' % model.name) and 'reads its data from a tensor' in note

@@ -1,0 +1,101 @@
+"""Bugs that were found and fixed, each under its symptom: shared variables and their copies on the contexts."""
+import threading
+
+import theano_mgpu as mgpu
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from models import plain_step
+from support.faulty_executor import faulty
+from support.small_models import data, dense_model, momentum
+
+
+def test_a_borrowed_value_of_a_variable_with_copies_is_not_written_to_in_silence(cpu2):
+    model = dense_model()
+    step = mgpu.training_function(model.inputs, model.loss, model.params, momentum)
+    with pytest.raises(ValueError, match='read-only'):
+        model.params[0].get_value(borrow=True)[...] = 0
+    assert np.isfinite(step(*data(6, 7)))
+
+
+def with_rate(update_on, seed=0):
+    """A training function over two contexts, its model, and its learning rate in a shared variable."""
+    model, rate = dense_model(seed), theano.shared(np.float32(0.1), 'rate')
+
+    def sgd(gradients, params):
+        return {param: param - rate * gradient for param, gradient in zip(params, gradients)}
+    return mgpu.training_function(model.inputs, model.loss, model.params, sgd, update_on=update_on), model, rate
+
+
+def schedule(model, rate, seen):
+    """Batches, before each of which the learning rate is set and the weights are read."""
+    for number in range(4):
+        rate.set_value(np.float32(0.1 + 0.2 * number))
+        seen.append(model.params[0].get_value())
+        yield data(9, 7, seed=number)
+
+
+@pytest.mark.parametrize('update_on', ['device', 'host'])
+def test_a_learning_rate_that_is_set_by_the_generator_of_batches_counts_from_its_batch_on(contexts, kind, update_on):
+    """It never reached the devices' copies, or it counted one batch early, or for one replica only."""
+    contexts(kind, 2)
+    found = []
+    for loop in (lambda step, batches: [float(step(*batch)) for batch in batches],
+                 lambda step, batches: [float(loss) for loss in step.over(batches)]):
+        (step, model, rate), seen = with_rate(update_on), []
+        losses = loop(step, schedule(model, rate, seen))
+        found.append((losses, seen, [param.get_value() for param in model.params]))
+    assert found[0][0] == found[1][0]
+    for one, other in zip(found[0][1] + found[0][2], found[1][1] + found[1][2]):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_generator_that_is_asked_ahead_may_not_touch_variables(contexts, gpu2):
+    step, model, rate = with_rate('device')
+    losses = step.over(schedule(model, rate, []), ahead=True)
+    assert np.isfinite(next(losses))
+    with pytest.raises(mgpu.MgpuError, match='rate was read or set by what prepares the next batch'):
+        next(losses)
+    assert np.isfinite(step(*data(9, 7)))
+
+
+@pytest.mark.unverified
+@pytest.mark.parametrize('update_on', ['device', 'host'])
+def test_a_value_that_another_thread_sets_within_a_step_counts_from_the_next_one_on(contexts, kind, update_on):
+    contexts(kind, 2)
+    (step, model, rate), (expected, reference, reference_rate) = with_rate(update_on), with_rate(update_on)
+    setter = threading.Thread(target=rate.set_value, args=(np.float32(0.7),))
+
+    def set_in_the_thread():
+        setter.start()
+        setter.join(0.3)
+    undisturbed, executor = faulty(expected), faulty(step)
+    expected(*data(9, 7))
+    executor.inject(set_in_the_thread, run=undisturbed.runs - 1, replica=0)  # the update
+    step(*data(9, 7))
+    setter.join()
+    reference_rate.set_value(np.float32(0.7))
+    assert step(*data(8, 7)) == expected(*data(8, 7))
+    assert step(*data(7, 7)) == expected(*data(7, 7))
+    for param, other in zip(model.params, reference.params):
+        np.testing.assert_array_equal(param.get_value(), other.get_value())
+
+
+def test_a_function_that_fails_after_it_has_updated_in_place_leaves_replicas_alike(contexts, kind):
+    """The copies kept the former value, the variable had the new one."""
+    contexts(kind, 2)
+    found = []
+    for training in (lambda *args: mgpu.training_function(*args, update_on='device'), None):
+        model = dense_model()
+        step = training(model.inputs, model.loss, model.params, momentum) if training else plain_step(model, momentum)
+        w, table = model.params[1], T.fvector('table')
+        place = T.cast((w + 1)[0], 'int64') + 10
+        grow = theano.function([table], table[place], updates=[(w, w + 1)])
+        step(*data(9, 7))
+        with pytest.raises(IndexError):
+            grow(np.zeros(3, 'float32'))
+        found.append([float(step(*data(9, 7, seed=1))) for _ in range(2)] + [w.get_value()])
+    np.testing.assert_allclose(found[0][:2], found[1][:2], rtol=1e-5)
+    np.testing.assert_allclose(found[0][2], found[1][2], rtol=1e-5)

@@ -1,0 +1,105 @@
+"""Bugs that were found and fixed, each under its symptom: replicas in threads, and Ctrl-C."""
+import subprocess
+import sys
+
+import theano_mgpu as mgpu
+from theano_mgpu import data_parallel as data_parallel_module
+from theano_mgpu import training as training_module
+from theano_mgpu.program import exchange as exchange_module
+from theano_mgpu.program import run as run_module
+
+import numpy as np
+import pytest
+import theano
+from support.small_models import data, dense_model, momentum
+
+INNER = '''
+import sys
+import theano_mgpu as mgpu
+import numpy as np
+import theano
+import theano.tensor as T
+mgpu.init('a->cpu;b->cpu;c->cpu')
+x, w = T.tensor3('x'), theano.shared(np.eye(64, dtype='float32') / 2)
+if sys.argv[1] == 'scan':
+    y = theano.scan(lambda row, total: T.tanh(T.dot(total, w) + row), sequences=x.dimshuffle(1, 0, 2),
+                    outputs_info=T.zeros_like(x[:, 0]))[0][-1]
+else:
+    row, m = T.matrices('row', 'm')
+    layer = theano.OpFromGraph([row, m], [T.tanh(T.dot(T.exp(T.dot(row, m)), m))])
+    y = x[:, 0]
+    for _ in range(8):
+        y = layer(y + x[:, 1], w)
+mode = theano.Mode('py', 'fast_compile')
+whole = theano.function([x], y, mode=mode)
+f = mgpu.function([x], y, mode=mode, executor='threads')
+sys.setswitchinterval(1e-6)
+for number in range(200):
+    values = np.random.RandomState(number).randn(9 + number % 5, 6, 64).astype('float32')
+    np.testing.assert_allclose(f(values), whole(values), rtol=1e-5)
+'''
+
+
+@pytest.mark.parametrize('inner', ['scan', 'OpFromGraph'])
+def test_replicas_in_threads_do_not_run_one_inner_function(inner):
+    """Functions over one op shared its compiled inner graph: "expected an ndarray, not None", or wrong results."""
+    done = subprocess.run([sys.executable, '-c', INNER, inner], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+MODES = {'cpu': 'FAST_COMPILE', 'gpu': theano.Mode(optimizer='fast_compile')}  # quick to compile
+
+
+def interrupting_at(number, files):
+    """A trace function that raises KeyboardInterrupt at a line event in some files, as a signal may."""
+    seen = [0]
+
+    def trace(frame, event, argument):
+        if frame.f_code.co_filename not in files:
+            return None
+        seen[0] += event == 'line'
+        if seen[0] == number:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return trace
+    return trace
+
+
+@pytest.mark.parametrize('kind', ['cpu', 'gpu'])
+def test_ctrl_c_at_any_line_of_a_step_leaves_all_of_it_or_nothing(kind, contexts):
+    """The lock stayed taken, so that the next call waited for ever."""
+    contexts(kind, 2)
+
+    def training():
+        model, count = dense_model(), theano.shared(np.int64(0), 'count')
+        step = mgpu.training_function(model.inputs, model.loss, model.params, momentum, outputs=[model.probabilities],
+                                      batch_updates={count: count + model.inputs[0].shape[0]},
+                                      mode=MODES[kind])
+        return step, lambda: [variable.variable.get_value() for variable in step.variables()]
+    (step, values), (undisturbed, expected) = training(), training()
+    modules = data_parallel_module, training_module, run_module, exchange_module
+    batch, files = data(6, 7), [module.__file__ for module in modules]
+    step(*batch)
+    number, done, interrupted = 0, 1, True
+    while interrupted:
+        number += 1
+        before = values()
+        sys.settrace(interrupting_at(number, files))
+        try:
+            step(*batch)
+            interrupted = False
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        assert step.lock.acquire(blocking=False), 'line event %d' % number
+        step.lock.release()
+        changed = [not np.array_equal(a, b) for a, b in zip(before, values())]
+        assert all(changed) or not any(changed), 'line event %d' % number
+        step(*batch)
+        done += 1 + all(changed)
+    assert number > 50
+    for _ in range(done):
+        undisturbed(*batch)
+    for ours, theirs in zip(values(), expected()):
+        np.testing.assert_array_equal(ours, theirs)

@@ -1,0 +1,151 @@
+"""Entry point of the MPI jobs of tests: ``python rank_jobs.py JOB ARGUMENTS``. Rank 0 writes the results to compare."""
+import functools
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+
+TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path[:0] = [TESTS, os.path.join(os.path.dirname(TESTS), 'benchmarks')]
+
+import theano_mgpu as mgpu
+
+import numpy as np
+import theano
+import theano.tensor as T
+from theano.sandbox.rng_mrg import MRG_RandomStreams
+
+from support.rank_data_jobs import coupled_shards, refused, shard, sharded_slices  # noqa: F401  jobs
+from support.rank_fault_jobs import collect, compile_errors, disagree, fail, hang, late_failures, stopped  # noqa: F401
+from support.rank_network import PYTHON, Network, shared, write
+
+
+def train(path, contexts, *options):
+    """Train with ragged batches. Writes all outputs, and all state afterwards."""
+    mgpu.init(contexts)
+    network = Network(None if 'compiled' in options else PYTHON,
+                      dropout='plain' not in options)
+    returned = [np.asarray(value) for batch in network.batches() for value in network.step(*batch)]
+    x = next(network.batches())[0]
+    write(path, returned + network.values() + [network.predict(x)])
+    print('rank %d trained on %s' % (mgpu.rank(), ', '.join(context.name for context in mgpu.contexts())))
+
+
+def script(path, name, *arguments):
+    """One of the benchmarks' scripts, as it is; the weights that it ends with. Each rank would begin with its own."""
+    module = importlib.import_module(name)
+    models = []
+    for make in ('build', 'cnn'):
+        if hasattr(module, make):
+            setattr(module, make, recording(getattr(module, make), models))
+    np.random.seed(mgpu.rank())
+    sys.argv = [name + '.py'] + list(arguments)
+    module.main()
+    model = models[0]
+    weights = model.get_weights() + model.optimizer.get_weights() if hasattr(model, 'get_weights') \
+        else [param.get_value() for param in model.params]
+    write(path, weights)
+
+
+def recording(make, made):
+    @functools.wraps(make)
+    def wrapper(*args, **kwargs):
+        made.append(make(*args, **kwargs))
+        return made[-1]
+    return wrapper
+
+
+def wait(path):
+    """A script that takes its time."""
+    mgpu.init('a->cpu')
+    print('waiting', flush=True)
+    time.sleep(1000)
+
+
+def checkpoints(path, file, every, killed_at, rounds=3):
+    """Training that one rank ends by SIGKILL once; started again it goes on from the checkpoint."""
+    mgpu.init('a->cpu;b->cpu')
+    network = Network()
+    done = network.step.checkpoint(file, int(every))
+    for number, batch in enumerate(network.batches(int(rounds), done), done):
+        if number == int(killed_at) and not os.path.exists(path + '.killed') and mgpu.rank() == mgpu.size() - 1:
+            open(path + '.killed', 'w').close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        network.step(*batch)
+    write(path, network.values() + [np.array(done)])
+
+
+def compile_once(path):
+    """Counts what each rank compiles for a function, in an empty folder of compiled code."""
+    from theano.gof.cmodule import GCC_compiler
+    mgpu.init('a->cpu')
+    x = T.matrix('x')
+    w = theano.shared(np.ones(3, theano.config.floatX), name='w')
+    compiled, original = [], GCC_compiler.compile_str
+
+    def compile_str(module_name, *args, **kwargs):
+        compiled.append(module_name)
+        return original(module_name, *args, **kwargs)
+    GCC_compiler.compile_str = staticmethod(compile_str)
+    f = mgpu.function([x], T.tanh(x * w).sum(axis=1) + 2)
+    with open('%s.%d' % (path, mgpu.rank()), 'w') as file:
+        json.dump({'compiled': compiled}, file)
+    f(np.ones((4, 3), theano.config.floatX))
+
+
+def predict(path, contexts, per_context=1):
+    """What a Predictor gives on each rank, and what rank 0 alone has: batches, errors, weights taken over meanwhile."""
+    mgpu.init(contexts)
+    rng = np.random.RandomState(mgpu.rank())  # weights, data and batches of its own on each rank: rank 0's count
+    x, w = T.matrix('x'), shared(rng, 6, 3, name='w')
+    data = rng.randn(201, 6).astype(theano.config.floatX)
+    first, second = np.array(w.get_value()), np.array(2 * w.get_value())
+    drawn = T.tanh(T.dot(x, w)) + 0 * MRG_RandomStreams(3).uniform((x.shape[0], 3))
+    predictor = mgpu.Predictor([x], [drawn, x.sum(axis=1)], replicas_per_context=int(per_context),
+                               mode=PYTHON if 'cpu' in contexts else theano.Mode(optimizer='fast_compile'))
+    with predictor:
+        whole = predictor.predict(data, batch_size=8)
+        read, found = [], []
+        for outputs in predictor.map(read.append(i) or data[i:i + 10] for i in range(0, 200, 10)):
+            found.append(outputs[0])
+            if len(found) == 8:
+                w.set_value(second)
+                predictor.refresh()
+        bad = [data[:5], data[:, :5, None], data[5:12]]
+        errors = list(predictor.map(bad, on_error='yield'))
+        try:
+            predictor.predict(data[:, :5])
+            message = 'no error'
+        except mgpu.PredictionError as error:
+            message = '%d %s' % (error.index, error)
+        given_up = predictor.map(data[:7] for _ in range(1000))
+        if mgpu.rank() == 0:
+            next(given_up)
+            try:
+                next(predictor.map([data]))
+            except mgpu.MgpuError as error:
+                message += '; %s' % error
+            given_up.close()
+        else:
+            list(given_up)
+        after = predictor.predict(data[:3])[0]
+        calls = [resident.calls for resident in predictor.residents]
+    np.savez('%s.%d.npz' % (path, mgpu.rank()), data, first, second, after, *whole)
+    with open('%s.%d.json' % (path, mgpu.rank()), 'w') as f:
+        json.dump({'found': [outputs.tolist() for outputs in found], 'read': len(read), 'message': message,
+                   'errors': [[e.index, str(e), str(e.__cause__)] if isinstance(e, Exception) else len(e[0])
+                              for e in errors], 'calls': calls}, f)
+
+
+def stages(path, contexts):
+    """A model whose samples depend on each other, over stages."""
+    from support.stages import CoupledModel
+    mgpu.init(contexts)
+    model = CoupledModel('float64')
+    write(path, model.train(model.over_contexts(PYTHON)))
+
+
+if __name__ == '__main__':
+    globals()[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,39 @@
+"""Requirements of tests that not every machine meets.
+
+For each marker, a function returns the reason why this machine does not meet the requirement. conftest.py skips tests
+with the marker, for that reason.
+"""
+import functools
+import importlib.util
+import shutil
+
+import theano_mgpu  # noqa: F401
+from theano_mgpu.devices import discovery
+
+import theano
+
+from .devices import gpu_devices
+
+
+@functools.lru_cache(maxsize=None)
+def no_device():
+    return None if gpu_devices() else 'no GPU or OpenCL device: %s' % discovery.discover('opencl')[1]
+
+
+def no_mpi():
+    if not shutil.which('mpirun') or importlib.util.find_spec('mpi4py') is None:
+        return 'no mpirun, or no mpi4py: apt-get install openmpi-bin python3-mpi4py'
+
+
+def no_compiler():
+    return None if theano.config.cxx else 'Theano has no convolution without a C++ compiler'
+
+
+# Functions that return a reason, or None if nothing is missing.
+MISSING = {'opencl': no_device, 'mpi': no_mpi, 'needs_compiler': no_compiler}
+
+
+def takes_a_gpu(item):
+    """Whether a test computes on the devices of `gpu_devices`: it has the fixture gpu2, or a parameter 'gpu'."""
+    values = item.callspec.params.values() if hasattr(item, 'callspec') else ()
+    return 'gpu2' in getattr(item, 'fixturenames', ()) or any(isinstance(v, str) and v == 'gpu' for v in values)

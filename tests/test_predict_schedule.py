@@ -1,0 +1,122 @@
+"""`mgpu.Predictor`: which replica computes what, and when."""
+import itertools
+import os
+import subprocess
+import sys
+import time
+import weakref
+
+import pytest
+from support.devices import context_map
+from support.prediction import rows, slow_down, sums
+
+
+def test_the_free_replica_is_next(cpu2):
+    """One replica takes ten times as long as the other, and gets about a tenth of the batches."""
+    with sums(cpu2)[0] as predictor:
+        for resident, seconds in zip(predictor.residents, (0.05, 0.005)):
+            slow_down(resident, seconds)
+        found = [float(output[0]) for output in predictor.map(rows(1, i) for i in range(60))]
+        assert found == [3.0 * i for i in range(60)]
+        slow, fast = (resident.calls for resident in predictor.residents)
+    assert slow + fast == 60 and 1 <= slow < fast / 2
+
+
+@pytest.mark.parametrize('prefetch', [0, 3])
+def test_back_pressure(cpu2, prefetch):
+    """No more batches are alive than prefetch + replicas, whether the reader, a replica or the consumer is slow."""
+    alive, most = [0], [0]
+
+    def gone():
+        alive[0] -= 1
+
+    def batches():
+        for i in range(30):
+            batch = rows(2, i)
+            alive[0] += 1
+            most[0] = max(most[0], alive[0])
+            weakref.finalize(batch, gone)
+            yield batch
+            del batch
+
+    with sums(cpu2, prefetch=prefetch)[0] as predictor:
+        slow_down(predictor.residents[0], 0.01)
+        for number, output in enumerate(predictor.map(batches())):
+            time.sleep(0.002)
+            assert output[0] == 3 * number
+    assert most[0] <= prefetch + 2
+    assert most[0] > prefetch
+
+
+TEN_GB = '''
+import sys
+import theano_mgpu as mgpu
+import numpy as np
+import theano.tensor as T
+mgpu.init(sys.argv[1])
+x = T.fmatrix('x')
+MB = 1 << 20
+
+def peak():
+    with open('/proc/self/status') as f:
+        return next(int(line.split()[1]) * 1024 for line in f if line.startswith('VmHWM'))
+
+def batches(n):
+    for i in range(n):
+        yield np.full((8192, 1024), i % 7, 'float32')  # 32 MB
+
+with mgpu.Predictor([x], x[:, 5], prefetch=2) as predictor:
+    list(predictor.map(batches(len(predictor.residents))))
+    before = peak()
+    for i, outputs in enumerate(predictor.map(batches(320))):
+        assert outputs[0] == i % 7 and len(outputs) == 8192
+    print(i + 1, (peak() - before) // MB)
+'''
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.exists('/proc/self/status'), reason='reads /proc')
+def test_ten_gigabytes_pass_through(kind):
+    """Two replicas and two batches read ahead: four batches of 32 MB, one of which was in memory before."""
+    done = subprocess.run([sys.executable, '-c', TEN_GB, context_map(kind, 2)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    n, megabytes = map(int, done.stdout.split())
+    assert n == 320 and megabytes <= 4 * 32 + 16
+
+
+def test_an_endless_reader_that_is_given_up(cpu2):
+    read = itertools.count()
+    with sums(cpu2)[0] as predictor:
+        outputs = predictor.map(rows(1, i) for i in read)
+        assert [float(next(outputs)[0]) for _ in range(5)] == [0, 3, 6, 9, 12]
+        outputs.close()
+        assert next(read) <= 5 + 4
+        assert len(predictor.predict(rows(100))) == 100
+
+
+def test_batches_that_nobody_waits_for_are_not_computed(cpu2):
+    with sums(cpu2, prefetch=10)[0] as predictor:
+        residents = predictor.residents
+        for resident in residents:
+            slow_down(resident, 0.05)
+        outputs = predictor.map(rows(1) for _ in range(100))
+        next(outputs)
+        outputs.close()
+    assert sum(resident.calls for resident in residents) <= 4
+
+
+def test_outputs_do_not_wait_for_the_reader(cpu2):
+    """A finished batch is yielded before the next one is read."""
+    times = []
+
+    def batches():
+        for _ in range(4):
+            yield rows(1)
+            time.sleep(0.2)
+            times.append(time.monotonic())
+
+    with sums(cpu2)[0] as predictor:
+        predictor.predict(rows(1))
+        for number, _ in enumerate(predictor.map(batches())):
+            if number == 0:
+                assert len(times) <= 1

@@ -1,0 +1,70 @@
+"""Several processes that feed their own data, against one process."""
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from support import rank_data_jobs, rank_network
+from support.launch import INTERPRETED, alone, arrays, launch
+
+pytestmark = pytest.mark.mpi
+
+
+def test_ranks_that_feed_their_own_data_may_end_early(tmp_path, contexts):
+    """Rank 1 has no data at all, rank 2 less than rank 0."""
+    launch(3, 'shard', tmp_path / 'ranks.npz', 4, 0, 2, flags=INTERPRETED)
+    contexts('cpu', 1)
+    network = rank_network.Network(dropout=False, seed=0)
+    batches = list(network.batches())
+    for number in range(4):
+        parts = [batches[number * 3 + rank] for rank, n in enumerate((4, 0, 2)) if number < n]
+        network.step(*map(np.concatenate, zip(*parts)))
+    for ours, theirs in zip(arrays(tmp_path / 'ranks.npz'), network.values()):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_samples_that_meet_and_have_states_may_be_on_several_ranks(tmp_path):
+    """Ranks feed 3 and 2 samples of a batch, at the end 3 and none; a rate comes with each call."""
+    launch(2, 'coupled_shards', tmp_path / 'ranks', flags=INTERPRETED)
+    alone('coupled_shards', tmp_path / 'one', flags=INTERPRETED)
+    first, last = arrays(tmp_path / 'ranks.0.npz'), arrays(tmp_path / 'ranks.1.npz')
+    one = arrays(tmp_path / 'one.0.npz')
+    np.testing.assert_allclose(first[:3], one[:3], rtol=1e-10)                           # losses
+    np.testing.assert_allclose(last[:2], one[:2], rtol=1e-10)
+    for number in range(2):                                                              # states
+        np.testing.assert_allclose(np.concatenate([first[3 + number], last[2 + number]]), one[3 + number], rtol=1e-10)
+    np.testing.assert_allclose(first[5], one[5], rtol=1e-10)
+    np.testing.assert_array_equal(last[-1], last[3])
+    for weights in (first[-2], last[-2]):
+        np.testing.assert_allclose(weights, one[-2], rtol=1e-10)
+
+
+@pytest.mark.parametrize('calls', [(4, 4), (4, 3)], ids=['slices nothing at last', 'ends early'])
+def test_ranks_may_slice_batches_from_their_own_parts_of_a_data_set(calls, tmp_path):
+    """Rank 0 has 14 samples, 4 a batch, and rank 1 has 9: it is through with them before the last batch."""
+    launch(2, 'sharded_slices', tmp_path / 'ranks', *calls, options=['--sharded'], flags=INTERPRETED)
+    found = [arrays(tmp_path / ('ranks.%d.npz' % rank)) for rank in range(2)]
+    x, w = T.matrix('x', 'float64'), theano.shared(np.eye(4), 'w')
+    outputs, updates, _ = rank_data_jobs.sliced({}, x, w)
+    step = theano.function([x], outputs, updates=updates, mode=rank_network.PYTHON)
+    first, last = np.split(rank_data_jobs.SLICED, [14])
+    for i in range(4):
+        cost, rows = step(np.concatenate([part[i * 4:(i + 1) * 4] for part in (first, last)]))
+        own = len(first[i * 4:(i + 1) * 4])
+        for rank, expected in enumerate((rows[:own], rows[own:])):
+            if i < calls[rank]:
+                np.testing.assert_allclose(found[rank][2 * i], cost, rtol=1e-12)
+                np.testing.assert_allclose(found[rank][2 * i + 1], expected, rtol=1e-12)
+    for each in found:
+        np.testing.assert_allclose(each[-1], w.get_value(), rtol=1e-12)
+
+
+def test_what_cannot_be_computed_in_parts_is_computed_by_each_rank(tmp_path):
+    done = launch(2, 'refused', tmp_path / 'ranks', flags=INTERPRETED)
+    alone('refused', tmp_path / 'one', flags=INTERPRETED)
+    expected = arrays(tmp_path / 'one.0.npz')
+    for rank in range(2):
+        *ours, error = arrays(tmp_path / ('ranks.%d.npz' % rank))
+        assert 'each process has samples of its own' in str(error) and 'CumOp' in str(error)
+        for one, other in zip(ours, expected):
+            np.testing.assert_allclose(one, other, rtol=1e-10)
+    assert 'runs whole on a->cpu' in done.stderr

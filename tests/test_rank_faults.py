@@ -1,0 +1,116 @@
+"""Several processes in which one fails, is killed, stops, or does something else than the others."""
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from support.launch import INTERPRETED, JOBS, alone, arrays, command_of, launch
+
+pytestmark = pytest.mark.mpi
+
+
+def test_ranks_that_disagree_are_told_so_at_once(tmp_path):
+    launch(2, 'disagree', tmp_path / 'met', flags=INTERPRETED)
+    for rank in range(2):
+        with open('%s.%d' % (tmp_path / 'met', rank)) as f:
+            found = json.load(f)
+        met = {name: (kind, text) for name, kind, text in found['met']}
+        assert met['lengths'][0] == 'BatchError' and '7 samples, rank 1 (host' in met['lengths'][1]
+        assert met['data'][0] == 'BatchError' and 'different batches of 7 samples' in met['data'][1]
+        assert met['functions'][0] == 'RankError' and 'in call 1 of predict' in met['functions'][1]
+        assert met['model'][0] == 'RankError' and 'w2 float32(16, 3)' in met['model'][1]
+        assert met['weights'][0] == 'RankError' and 'those that were set (here: w1)' in met['weights'][1]
+        assert met['after all'] == ('nothing', '')
+        assert found['unchanged']
+        kind, text = met['replica']
+        if rank:
+            assert kind == 'ReplicaError' and 'no memory left' in text
+        else:
+            assert kind == 'RankError' and re.match(r'rank 1 \(host .*\) failed in this step', text)
+
+
+@pytest.mark.parametrize('how,code,message', [
+    ('raise', 1, 'rank 1 of 2 (host {host}, process'), ('kill', 137, 'exited on signal 9 (Killed)'),
+    ('replica', 1, 'MemoryError: no memory left'),
+    ('output', 1, 'ValueError: the data of step 5 are bad'),
+    pytest.param('hook', 1, 'ValueError: the data of step 5 are bad', marks=pytest.mark.slow),
+    pytest.param('sleep', 1, 'has waited 2 s for rank 1 (host {host})', marks=pytest.mark.slow),
+    pytest.param('exit', 1, 'rank 1 (host {host}) ended while others go on', marks=pytest.mark.slow),
+    pytest.param('raise everywhere', 1, 'rank 0 of 2 (host {host}, process', marks=pytest.mark.slow),
+    pytest.param('segfault', 139, 'Fatal Python error: Segmentation fault', marks=pytest.mark.slow)])
+def test_what_ends_one_rank_ends_all(how, code, message):
+    done = launch(2, 'fail', how, options=['--timeout', '2'] if how == 'sleep' else [], expected=code,
+                  flags=INTERPRETED)
+    seconds = time.time() - float(re.search(r'failing at (\S+)', done.stdout).group(1))
+    assert seconds < 10
+    assert message.format(host=os.uname().nodename) in done.stderr
+    assert done.stdout.startswith('rank 0 began\n') and 'rank 1 began' not in done.stdout
+    hooks = how not in ('kill', 'segfault', 'hook')
+    assert 'MPI_ABORT' not in done.stderr and done.stderr.count(') failed:') == hooks
+    assert 'therefore given up' not in done.stderr
+    if how == 'raise':
+        assert 'ValueError: the data of step 5 are bad' in done.stderr and 'rank 1 began' in done.stderr
+
+
+@pytest.mark.parametrize('where,message', [
+    ('all_reduce', 'adding up what each rank has computed, has waited 1 s for data from rank 1'),
+    ('agree', 'at the end of a step, has waited 1 s for rank 1 (host {host})'),
+    pytest.param('gather_object', 'sharing values, has waited 10 s for rank 1', marks=pytest.mark.slow),
+    pytest.param('meet', 'in call 2 of train (number 0), has waited 1 s for rank 1', marks=pytest.mark.slow),
+    pytest.param('all_gather', 'gathering the rows of a batch, has waited 1 s for rank 1', marks=pytest.mark.slow),
+    pytest.param('broadcast_object', 'sharing values, has waited 10 s for rank 1', marks=pytest.mark.slow),
+    pytest.param('broadcast', 'sharing values, has waited 10 s for rank 1', marks=pytest.mark.slow),
+    pytest.param('first_compiler', 'compiling in turn, has waited 10 s for rank 1', marks=pytest.mark.slow),
+    pytest.param('prediction', 'has had a batch to compute for 1 s and does not answer', marks=pytest.mark.slow),
+    pytest.param('end of prediction', 'has had a prediction to end for 1 s', marks=pytest.mark.slow),
+    pytest.param('end', 'at its end, has waited 10 s for rank 1', marks=pytest.mark.slow),
+    pytest.param('finalize', 'Timeout (0:00:01)!', marks=pytest.mark.slow)])
+def test_a_stopped_rank_ends_the_job(where, message, tmp_path):
+    """By SIGSTOP, as by a debugger or a machine that is out of memory; slow: ten times the limit where others may work.
+    """
+    done = launch(2, 'stopped', where, tmp_path / 'state.npz', options=['--timeout', '1'], expected=1,
+                  flags=INTERPRETED)
+    assert message.format(host=os.uname().nodename) in done.stderr
+
+
+def test_a_killed_job_goes_on_from_its_last_checkpoint(tmp_path):
+    done = launch(2, 'checkpoints', tmp_path / 'ranks.npz', tmp_path / 'ckpt.npz', 4, 11, options=['--restarts', '3'],
+                  flags=INTERPRETED)
+    assert 'exit code 137' in done.stderr and 'restart 1 of 3' in done.stderr and 'restart 2' not in done.stderr
+    *ours, done_before = arrays(tmp_path / 'ranks.npz')
+    assert done_before == 8
+    alone('checkpoints', tmp_path / 'whole.npz', tmp_path / 'whole.ckpt.npz', 100, -1, flags=INTERPRETED)
+    for a, b in zip(ours, arrays(tmp_path / 'whole.npz')):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('delay', [0.0, 0.3, 0.7])
+def test_a_kill_at_any_moment_leaves_a_whole_file(delay, tmp_path):
+    """A checkpoint after each step: most of the time rank 0 is writing one."""
+    file = tmp_path / 'ckpt.npz'
+    command = [sys.executable, '-m', 'theano_mgpu', 'launch', '-n', '2', JOBS, 'checkpoints', tmp_path / 'r.npz', file,
+               '1', '-1', '1000']
+    job = subprocess.Popen(list(map(str, command)), env=dict(os.environ, THEANO_FLAGS='floatX=float32'),
+                           stderr=subprocess.DEVNULL)
+    while not file.exists():
+        time.sleep(0.01)
+    time.sleep(delay)
+    for pid in os.listdir('/proc'):
+        if pid.isdigit() and str(file) in command_of(int(pid)) and 'launch' not in command_of(int(pid)) \
+                and 'mpirun' not in command_of(int(pid)):
+            os.kill(int(pid), signal.SIGKILL)
+            break
+    assert job.wait(60) == 137
+    done = int(dict(np.load(str(file)))['extra/calls'])
+    assert 0 < done < 6000
+    rounds = done // 6 + 2
+    launch(2, 'checkpoints', tmp_path / 'r.npz', file, 1, -1, rounds)
+    launch(2, 'checkpoints', tmp_path / 'whole.npz', tmp_path / 'w.npz', 10 ** 6, -1, rounds)
+    for ours, theirs in zip(arrays(tmp_path / 'r.npz')[:-1], arrays(tmp_path / 'whole.npz')):
+        np.testing.assert_array_equal(ours, theirs)
