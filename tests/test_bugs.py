@@ -822,7 +822,7 @@ def test_a_mean_over_all_pixels_that_is_added_to_a_loss_of_each_sample_is_exact(
 @pytest.mark.parametrize('optimizer', ['sgd', 'adam'])
 def test_a_gradient_that_is_zero_in_theory_is_no_difference(optimizer, cpu2):
     """The bias of a layer before a softmax over its units' mean: --verify found a relative difference of 2.0."""
-    from theano_mgpu.keras import verification
+    from theano_mgpu.keras import verify
 
     from keras import backend as K
     from keras import layers as L
@@ -833,7 +833,7 @@ def test_a_gradient_that_is_zero_in_theory_is_no_difference(optimizer, cpu2):
                         L.Dense(1, use_bias=False, kernel_initializer='ones', trainable=False), L.Dense(3)])
     model.compile(optimizer, 'mse', mode='FAST_COMPILE')
     x, y = data(11, 6)[0], data(11, 3, seed=1)[0]
-    certificate = verification(model, x, y)
+    certificate = verify(model, x, y)
     assert certificate.passed, str(certificate)
     assert len(certificate.arbitrary) == 3 and 'gradient is zero but for rounding' in str(certificate)
     assert {row.kind for row in certificate.rows} >= {'gradient', 'weight', 'optimizer'}
@@ -1307,7 +1307,7 @@ def test_a_fit_that_fails_while_it_passes_over_batches_has_the_state_of_its_chec
     with pytest.raises(OSError, match='no more data'):
         model.fit_generator(batches(4), 3, 2, workers=0, verbose=0, callbacks=[checkpoint(path)])
     assert_bitwise(keras_state(model), keras_state(saved))
-    assert model.train_function.memory is None
+    assert model.train_function.checkpoint is None
 
 
 @pytest.mark.parametrize('change,message', [

@@ -51,7 +51,7 @@ def test_any_number_of_samples(contexts, kind, per_context, model, plain):
     contexts(kind, 2)
     with mgpu.Predictor(model.inputs[:1], model.probabilities, replicas_per_context=per_context,
                         mode=FAST) as predictor:
-        assert len(predictor.residents) == 2 * per_context
+        assert len(predictor.replicas) == 2 * per_context
         for n in SIZES:
             x, _ = data(n, 7, seed=n)
             for batch_size in (None, 32, 7)[:3 if n < 300 else 1]:
@@ -84,7 +84,7 @@ def test_map_is_in_order(contexts, kind):
         found = list(predictor.map(rows(n, n) for n in sizes))
         assert [len(part) for part in found] == list(sizes)
         np.testing.assert_array_equal(np.concatenate(found), np.repeat(3.0 * sizes, sizes))
-        assert sum(resident.calls for resident in predictor.residents) == 40
+        assert sum(replica.calls for replica in predictor.replicas) == 40
 
 
 def test_arrays_on_disk_and_lists(cpu2, tmp_path):
@@ -187,19 +187,19 @@ def test_draws_that_are_optimised_away_cost_nothing(cpu2):
 
 # --- who computes what, and when -----------------------------------------------------------------
 
-def slow_down(resident, seconds):
-    run = resident.run
-    resident.run = lambda job: (time.sleep(seconds), run(job))[1]
+def slow_down(replica, seconds):
+    run = replica.run
+    replica.run = lambda job: (time.sleep(seconds), run(job))[1]
 
 
 def test_the_free_replica_is_next(cpu2):
     """One replica takes ten times as long as the other, and gets about a tenth of the batches."""
     with sums(cpu2)[0] as predictor:
-        for resident, seconds in zip(predictor.residents, (0.05, 0.005)):
-            slow_down(resident, seconds)
+        for replica, seconds in zip(predictor.replicas, (0.05, 0.005)):
+            slow_down(replica, seconds)
         found = [float(output[0]) for output in predictor.map(rows(1, i) for i in range(60))]
         assert found == [3.0 * i for i in range(60)]
-        slow, fast = (resident.calls for resident in predictor.residents)
+        slow, fast = (replica.calls for replica in predictor.replicas)
     assert slow + fast == 60 and 1 <= slow < fast / 2
 
 
@@ -221,7 +221,7 @@ def test_back_pressure(cpu2, prefetch):
             del batch
 
     with sums(cpu2, prefetch=prefetch)[0] as predictor:
-        slow_down(predictor.residents[0], 0.01)
+        slow_down(predictor.replicas[0], 0.01)
         for number, output in enumerate(predictor.map(batches())):
             time.sleep(0.002)
             assert output[0] == 3 * number
@@ -247,7 +247,7 @@ def batches(n):
         yield np.full((8192, 1024), i % 7, 'float32')  # 32 MB
 
 with mgpu.Predictor([x], x[:, 5], prefetch=2) as predictor:
-    list(predictor.map(batches(len(predictor.residents))))
+    list(predictor.map(batches(len(predictor.replicas))))
     before = peak()
     for i, outputs in enumerate(predictor.map(batches(320))):
         assert outputs[0] == i % 7 and len(outputs) == 8192
@@ -277,13 +277,13 @@ def test_an_endless_reader_that_is_given_up(cpu2):
 
 def test_batches_that_nobody_waits_for_are_not_computed(cpu2):
     with sums(cpu2, prefetch=10)[0] as predictor:
-        residents = predictor.residents
-        for resident in residents:
-            slow_down(resident, 0.05)
+        replicas = predictor.replicas
+        for replica in replicas:
+            slow_down(replica, 0.05)
         outputs = predictor.map(rows(1) for _ in range(100))
         next(outputs)
         outputs.close()
-    assert sum(resident.calls for resident in residents) <= 4
+    assert sum(replica.calls for replica in replicas) <= 4
 
 
 def test_outputs_do_not_wait_for_the_reader(cpu2):
@@ -350,8 +350,8 @@ def test_a_reader_that_fails(cpu2):
 
     found = []
     with sums(cpu2)[0] as predictor, pytest.raises(OSError, match='disk'):
-        for resident in predictor.residents:
-            slow_down(resident, 0.05)
+        for replica in predictor.replicas:
+            slow_down(replica, 0.05)
         for output in predictor.map(batches()):
             found.append(float(output[0]))
     assert found == [3, 6]
@@ -364,7 +364,7 @@ def test_close_gives_everything_back(contexts, kind):
     with predictor:
         predictor.predict(rows(100))
         names = [context.name for context in predictor.contexts]
-        gone = [weakref.ref(resident.function) for resident in predictor.residents]
+        gone = [weakref.ref(replica.function) for replica in predictor.replicas]
     gc.collect()
     assert threading.active_count() == before and not any(ref() for ref in gone)
     for use in (lambda: predictor.predict(rows(1)), lambda: predictor.map([])):

@@ -1,5 +1,5 @@
 """The certificate: what is the same, what is not and why; and that nothing is left behind."""
-from theano_mgpu.keras import multi_gpu_model, verification
+from theano_mgpu.keras import multi_gpu_model, verify
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def test_an_exact_model_passes_and_is_left_as_it_was(contexts):
     model.compile(mode=QUICK, **compiling('nesterov, decay', metrics=['accuracy'])())
     model.train_on_batch(X, Y, reset_metrics=False)
     before = everything_of(model)
-    certificate = verification(model, X, Y)
+    certificate = verify(model, X, Y)
     assert certificate.passed and len(certificate.contexts) == 3
     assert {row.kind for row in certificate.rows} == {'loss', 'metric', 'gradient', 'weight', 'optimizer'}
     assert max(row.difference for row in certificate.rows) < 1e-5
@@ -41,7 +41,7 @@ def test_a_plain_model_and_other_contexts(contexts):
     contexts('cpu', 3)
     model = built(dense)
     model.compile('adam', 'mse', mode=QUICK)
-    certificate = verification(model, X, Y, gpus=2)
+    certificate = verify(model, X, Y, gpus=2)
     assert certificate.passed and [c.name for c in certificate.contexts] == ['host0', 'host1']
 
 
@@ -59,18 +59,18 @@ def test_what_mixes_samples_passes(layer, loss, contexts):
     model = built(lambda: Sequential([L.Dense(6, input_shape=(6,)), layer(), head()]))
     parallel = multi_gpu_model(model)
     parallel.compile('sgd', loss, mode=QUICK)
-    assert verification(parallel, X, Y, sample_weight=np.arange(1, 12.)).passed
+    assert verify(parallel, X, Y, sample_weight=np.arange(1, 12.)).passed
 
 
 def test_a_difference_is_shown(contexts):
     contexts('cpu', 2)
     model = built(dense)
     model.compile('sgd', 'mse', mode=QUICK)
-    certificate = verification(model, X, Y, tolerance=1e-30)
+    certificate = verify(model, X, Y, tolerance=1e-30)
     assert not certificate.passed and 'NOT the same answer' in str(certificate) and '<-- differs' in str(certificate)
 
 
 def test_an_uncompiled_model(contexts):
     contexts('cpu', 2)
     with pytest.raises(ValueError, match='is not compiled'):
-        verification(dense(), X, Y)
+        verify(dense(), X, Y)

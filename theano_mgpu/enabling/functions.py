@@ -15,7 +15,7 @@ from ..parallel_function import Packing, ParallelFunction
 from ..patches import compat
 from ..program import CannotCut
 from ..program.parallel_graph import choose_ranks, resolve_contexts
-from .entry import Entry
+from .batch_finder import BatchFinder
 from .report import FunctionReport
 
 WARM_UP = 2        # calls before those that count
@@ -183,7 +183,7 @@ class EnabledFunction:
             return self._plain(args, kwargs)
         if self._enabled.verifies:
             self._verify(args, kwargs)
-        self._usage.spread(self.step.contexts, 'divided')
+        self._usage.run_on(self.step.contexts, 'divided')
         self._run = self._over_contexts if self._enabled.always else self._measure_several
         return self._run(args, kwargs)
 
@@ -192,7 +192,7 @@ class EnabledFunction:
         if seconds is not None and self._run == self._measure_several:
             text = '%.3g ms a call on one device, %.3g ms divided' % (self._one * 1e3, seconds * 1e3)
             if seconds < self._one:
-                self._usage.spread(self.step.contexts, text)
+                self._usage.run_on(self.step.contexts, text)
                 self._run = self._over_contexts
             else:
                 self._stay(text)
@@ -243,10 +243,10 @@ class EnabledFunction:
         variables, updates = with_givens(self._pack.variables, as_dict(given['updates']), given['givens'],
                                          given['no_default_updates'])
         arguments = Arguments(given['params'], {}, given['allow_input_downcast'])
-        entry = Entry(arguments.inputs, variables + list(updates.values()), updates)
+        finder = BatchFinder(arguments.inputs, variables + list(updates.values()), updates)
         values = arguments.bind(args, kwargs)
         refusal = None
-        for axes, length in entry.ways(values) if entry else ():
+        for axes, length in finder.candidates(values) if finder else ():
             self._has_batch = True
             try:
                 return ParallelFunction(

@@ -34,7 +34,7 @@ class FunctionUsage:
         """It runs on one device from now on."""
         self.contexts, self.why = [], why
 
-    def spread(self, contexts, why):
+    def run_on(self, contexts, why):
         """It runs over contexts from now on."""
         self.contexts, self.why = contexts, why
 

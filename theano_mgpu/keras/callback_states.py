@@ -16,7 +16,7 @@ def states_of(callbacks):
     return arrays
 
 
-def give_states(callbacks, arrays):
+def restore_states(callbacks, arrays):
     """Give callbacks the states that `states_of` found, which are among `arrays`."""
     for key, callback, name in _attributes(callbacks):
         if key in arrays:

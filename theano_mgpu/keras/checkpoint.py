@@ -7,7 +7,7 @@ import keras
 from ..checkpoints import training_state
 from ..checkpoints.lock import lock_checkpoint
 from ..errors import MgpuError, warn
-from .callback_states import give_states, states_of
+from .callback_states import restore_states, states_of
 from .fit_record import FitRecord, random_states, set_random_states
 from .functions import BatchFunction
 
@@ -70,7 +70,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._saved = None  # the FitRecord of the file, while what is in it is passed over
 
     @property
-    def passing(self):
+    def replaying(self):
         """Whether what comes next is done already."""
         return self._saved is not None
 
@@ -86,11 +86,11 @@ class Checkpoint(keras.callbacks.Callback):
         """Leave the model's functions, however `fit` ended, with the state of the file at least."""
         trained = bool(self._functions)
         try:
-            if self.passing:
+            if self.replaying:
                 self._restore()
         finally:
             for function in self._functions:
-                function.memory = None
+                function.checkpoint = None
             self._functions, self._lock = [], None
         if trained and kind is None:
             self._run.finished += 1
@@ -115,27 +115,27 @@ class Checkpoint(keras.callbacks.Callback):
             self._run.id = ranks.broadcast_object(uuid.uuid4().hex)
         self._done.run = self._run.id
         for function in self._functions:
-            function.memory = self
+            function.checkpoint = self
 
-    def recall(self, function, inputs, compute):
+    def replay_or_compute(self, function, inputs, compute):
         """Results of a call of the train or the test function: remembered ones, or computed ones.
 
         Of the train function, the first call in each batch is Keras's; others are a callback's own.
         """
         if function is not self._functions[0]:
-            return self._logged('val_') if self.passing else compute()
+            return self._logged('val_') if self.replaying else compute()
         if not self._in_batch:
             return compute()
         self._in_batch = False
         self._done.add_inputs(inputs)
-        results = self._passed() if self.passing else compute()
+        results = self._replayed() if self.replaying else compute()
         self._done.batches.append(results)
         return list(results)
 
     def on_epoch_begin(self, epoch, logs=None):
         if 'initial_epoch' not in self._done.fit:
             self._done.fit['initial_epoch'] = epoch
-            if self.passing:
+            if self.replaying:
                 self._compare()
 
     def on_batch_begin(self, batch, logs=None):
@@ -143,7 +143,7 @@ class Checkpoint(keras.callbacks.Callback):
 
     def on_batch_end(self, batch, logs=None):
         done, saved = self._done, self._saved
-        if not self.passing:
+        if not self.replaying:
             if done.n_batches % self.every == 0:
                 self._save()
         elif saved.batches and done.n_batches == saved.n_batches:
@@ -154,7 +154,7 @@ class Checkpoint(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         done, saved = self._done, self._saved
         done.end_epoch({})
-        if self.passing:
+        if self.replaying:
             if saved.lengths[:len(done.lengths)] != done.lengths:
                 self._refuse('holds epochs of %s batches, but those of this fit have %s'
                              % (saved.lengths, done.lengths))
@@ -164,7 +164,7 @@ class Checkpoint(keras.callbacks.Callback):
         done.add_logs(0, logs)
 
     def on_train_end(self, logs=None):
-        if self.passing:
+        if self.replaying:
             self._go_on()
         else:
             self._done.end = random_states()
@@ -216,7 +216,7 @@ class Checkpoint(keras.callbacks.Callback):
         raise ValueError('%s %s. Give the same arguments and data to go on from it; to train from the beginning, '
                          'remove the file or name another one' % (self._file, text))
 
-    def _passed(self):
+    def _replayed(self):
         """Results of the batch that is passed over: its own, or where its epoch is finished, those of the epoch."""
         done, saved = self._done, self._saved
         given = self.params.get('samples') is not None  # else a generator gives the data
@@ -242,7 +242,7 @@ class Checkpoint(keras.callbacks.Callback):
         saved, values = self._saved, self._state
         self._saved = self._state = None
         values.give(self._step.variables(), self._step.contexts)
-        give_states(self.others, values.extra)
+        restore_states(self.others, values.extra)
         self.model.stop_training = saved.stopped
         if saved.end:
             set_random_states(saved.end)

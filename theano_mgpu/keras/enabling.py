@@ -13,7 +13,7 @@ from ..profiling.trial import Trial
 from . import functions
 from .methods import LOOPS, METHODS
 from .multi_gpu import check_built, chosen_contexts, multi_gpu_model
-from .parallel_state import Spread, set_spread, spread_of
+from .parallel_state import ParallelState, parallel_state_of, set_parallel_state
 from .report import Report
 from .verification import check_alone, verify_batch, verify_prediction
 
@@ -85,9 +85,9 @@ def disable():
 
 @functools.lru_cache(maxsize=None)
 def _patch_keras_once():
-    compat.switch_keras_methods(METHODS, applies=spread_of)
+    compat.switch_keras_methods(METHODS, applies=parallel_state_of)
     # A model that is not built yet is compiled by its first batch, within the loop.
-    compat.switch_keras_methods(LOOPS, applies=lambda model: spread_of(model) or (_enabled and not model.built))
+    compat.switch_keras_methods(LOOPS, applies=lambda model: parallel_state_of(model) or (_enabled and not model.built))
     compat.switch_keras_methods({'compile': _compile, '_make_predict_function': _make_predict_function},
                                 applies=lambda model: not hasattr(model, 'template'))
     compat.replace_multi_gpu_model(multi_gpu_model, applies=lambda: _enabled)
@@ -96,19 +96,19 @@ def _patch_keras_once():
 def _compile(original):
     @functools.wraps(original)
     def compile(self, *args, **kwargs):
-        before = spread_of(self)
-        set_spread(self, None)
+        before = parallel_state_of(self)
+        set_parallel_state(self, None)
         original(self, *args, **kwargs)
         if _enabled and self.built:
-            _enabled.spread(self, before)
+            _enabled.attach(self, before)
     return compile
 
 
 def _make_predict_function(original):
     @functools.wraps(original)
     def _make_predict_function(self):
-        if _enabled and not self._is_compiled and not spread_of(self):
-            _enabled.spread(self)
+        if _enabled and not self._is_compiled and not parallel_state_of(self):
+            _enabled.attach(self)
         original(self)
     return _make_predict_function
 
@@ -126,15 +126,15 @@ class Enabled:
         self.report = Report()
         self._said = set()
 
-    def spread(self, model, before=None):
-        """Have a model run over the contexts; `before` is its Spread from a former `compile`, if any."""
+    def attach(self, model, before=None):
+        """Have a model run over the contexts; `before` is its ParallelState from a former `compile`, if any."""
         obstacle = _obstacle(model)
         if obstacle:
             self.say(model.name, 'is left to plain Keras, on the host or the device of the flag "device": %s'
                      % obstacle)
             return
-        usage = before.usage if isinstance(before, EnabledSpread) else self.report.usage(model.name)
-        set_spread(model, EnabledSpread(self, model, usage, chosen_contexts(self.gpus)))
+        usage = before.usage if isinstance(before, EnabledState) else self.report.usage(model.name)
+        set_parallel_state(model, EnabledState(self, model, usage, chosen_contexts(self.gpus)))
 
     def say(self, name, text, noted=True):
         """Tell the user of the model of that name, once whatever the numbers in the text; an error if strict.
@@ -164,7 +164,7 @@ def _obstacle(model):
     return None
 
 
-class EnabledSpread(Spread):
+class EnabledState(ParallelState):
     """How a model that `enable` found runs over contexts."""
 
     def __init__(self, enabled, model, usage, contexts):

@@ -9,9 +9,9 @@ from ..parallel_function import ParallelFunction
 from ..patches import compat
 from ..training import TrainingFunction
 from .batch import batch_inputs, batch_updates, first_of_each, metric_values
-from .forms import Forms
 from .optimizer import updates_of
-from .parallel_state import spread_of
+from .parallel_state import parallel_state_of
+from .variants import Variants
 
 OPTIONS = ('mode', 'givens')  # those of theano.function that compile() takes
 
@@ -21,7 +21,7 @@ class BatchFunction:
 
     Parameters
     ----------
-    forms : Forms
+    variants : Variants
         Of a ParallelFunction or TrainingFunction.
     values : list of theano.Variable
         Functions of shared variables, read after the batch and added to the outputs.
@@ -35,12 +35,12 @@ class BatchFunction:
         Of the last batch, on all ranks.
     """
 
-    def __init__(self, forms, values=(), mode=None, looks_ahead=False):
-        self._forms = forms
+    def __init__(self, variants, values=(), mode=None, looks_ahead=False):
+        self._variants = variants
         mode = theano.compile.get_mode(mode).excluding('gpuarray_opt')
         self._read = compat.plain_function([], graph.host_graph(list(values)), mode=mode) if values else list
         self._looks_ahead = looks_ahead and self.function.on_devices
-        self.memory = None    # a Checkpoint
+        self.checkpoint = None  # a keras.Checkpoint, during a fit
         self.observer = None  # a callable ``observer(function, inputs, compute)`` that returns what ``compute()`` does
         self.samples = 0
         self.begin()
@@ -48,20 +48,20 @@ class BatchFunction:
     @property
     def function(self):
         """The ParallelFunction or TrainingFunction that runs the batches."""
-        return self._forms.function
+        return self._variants.function
 
     def __call__(self, inputs):
         compute = functools.partial(self._run, inputs)
         if self.observer is not None:
             compute = functools.partial(self.observer, self, inputs, compute)
-        return self.memory.recall(self, inputs, compute) if self.memory else compute()
+        return self.checkpoint.replay_or_compute(self, inputs, compute) if self.checkpoint else compute()
 
     def _run(self, inputs):
-        function = self._forms.of(inputs)
+        function = self._variants.of(inputs)
         if self._looks_ahead and compat.keras_batches is not None:
             function.look_ahead.next_batch = functools.partial(compat.keras_batches.after, inputs)
         try:
-            ran, outputs = self._forms.run(function, inputs)
+            ran, outputs = self._variants.run(function, inputs)
         finally:
             function.look_ahead.next_batch = None  # it holds the data of the loop
         self.samples = ran.samples
@@ -100,19 +100,19 @@ class BatchFunction:
 
 def train_function(model):
     """The train function of a compiled model."""
-    spread, updates = spread_of(model), batch_updates(model)
+    state, updates = parallel_state_of(model), batch_updates(model)
     made = []
 
     def make(contexts, free):
         loss, *new = free([model.total_loss] + list(updates.values()))
         # Another form of the step goes on with the optimizer's state of the first one.
-        optimizer_updates = updates_of(model.optimizer, spread.continued or bool(made))
+        optimizer_updates = updates_of(model.optimizer, state.continued or bool(made))
         step = TrainingFunction(batch_inputs(model), loss, model._collected_trainable_weights, optimizer_updates,
                                 batch_updates=dict(zip(updates, new)), contexts=contexts, name='train_function',
                                 **_options(model))
         made.append(True)
         return step
-    return BatchFunction(Forms(make, model, spread), metric_values(model), _options(model).get('mode'),
+    return BatchFunction(Variants(make, model, state), metric_values(model), _options(model).get('mode'),
                          looks_ahead=True)
 
 
@@ -124,7 +124,8 @@ def test_function(model):
         loss, *new = free([model.total_loss] + list(updates.values()))
         return ParallelFunction(batch_inputs(model), [loss], dict(zip(updates, new)), contexts=contexts,
                                 name='test_function', **_options(model))
-    return BatchFunction(Forms(make, model, spread_of(model)), metric_values(model), _options(model).get('mode'))
+    return BatchFunction(Variants(make, model, parallel_state_of(model)), metric_values(model),
+                         _options(model).get('mode'))
 
 
 def predict_function(model):
@@ -136,7 +137,7 @@ def predict_function(model):
         outputs, new = new[:len(model.outputs)], new[len(model.outputs):]
         return ParallelFunction(batch_inputs(model, targets=False), outputs, updates=dict(zip(updates, new)),
                                 contexts=contexts, name='predict_function', **_options(model))
-    return BatchFunction(Forms(make, model, spread_of(model)))
+    return BatchFunction(Variants(make, model, parallel_state_of(model)))
 
 
 def _options(model):

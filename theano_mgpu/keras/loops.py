@@ -42,12 +42,12 @@ def loop_of(method):
         callbacks = given('callbacks') or []
         # The validation of another loop, or what `fit` does with a Sequence: it calls fit_generator.
         within = isinstance(callbacks, keras_callbacks.CallbackList) or \
-            any(isinstance(callback, (Together, OnFirstRank, WhileComputing)) for callback in callbacks)
+            any(isinstance(callback, (RankSync, OnFirstRank, WhileComputing)) for callback in callbacks)
         if within or not (callbacks or mpi_environment.trains_together()):
             return method(self, *args, **kwargs)
         checkpoint, callbacks = with_checkpoint(list(callbacks))
         with checkpoint or contextlib.nullcontext():
-            return run_together(run, callbacks) if mpi_environment.trains_together() else run(callbacks=callbacks)
+            return run_on_each_rank(run, callbacks) if mpi_environment.trains_together() else run(callbacks=callbacks)
     return loop
 
 
@@ -59,7 +59,7 @@ class WhileComputing:
         self.__dict__.update(callback=callback, checkpoint=checkpoint, position=position)
 
     def on_epoch_end(self, epoch, logs=None):
-        if self.checkpoint.passing:
+        if self.checkpoint.replaying:
             added = self.checkpoint.logs_after(self.position)
             logs.update(added)
         else:
@@ -69,7 +69,7 @@ class WhileComputing:
         self.checkpoint.note_logs(self.position, added)
 
     def __getattr__(self, name):
-        if self.checkpoint.passing and name.startswith('on_') and name not in ('on_train_begin', 'on_train_end'):
+        if self.checkpoint.replaying and name.startswith('on_') and name not in ('on_train_begin', 'on_train_end'):
             return lambda *args, **kwargs: None
         return getattr(self.callback, name)
 
@@ -91,16 +91,16 @@ def with_checkpoint(callbacks):
         else WhileComputing(callback, found[0], position) for position, callback in enumerate(others, 1)]
 
 
-def run_together(run, callbacks):
+def run_on_each_rank(run, callbacks):
     """Run a loop on every rank."""
-    together = Together()
-    together.share_random_states()
+    sync = RankSync()
+    sync.share_random_states()
     quiet = {}
     if mpi_environment.rank():
         quiet = {'verbose': 0}
     callbacks = [OnFirstRank(callback) if isinstance(getattr(callback, 'callback', callback), WRITERS) else callback
                  for callback in callbacks]
-    return together.results(run(callbacks=[together] + callbacks, **quiet))
+    return sync.results(run(callbacks=[sync] + callbacks, **quiet))
 
 
 class OnFirstRank:
@@ -139,7 +139,7 @@ class OnFirstRank:
         setattr(self.callback, name, value)
 
 
-class Together(keras.callbacks.Callback):
+class RankSync(keras.callbacks.Callback):
     """Keeps the processes' loops together; the first of the user's callbacks."""
 
     def __init__(self):

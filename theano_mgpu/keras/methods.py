@@ -17,7 +17,7 @@ from ..utils.files import whole_file
 from . import functions
 from .batch import members
 from .loops import loop_of
-from .parallel_state import spread_of
+from .parallel_state import parallel_state_of
 from .prefetch import looking_ahead
 
 
@@ -28,7 +28,7 @@ def _make_train_function(original):
         self._check_trainable_weights_consistency()
         if self.train_function is None:
             self.train_function = functions.train_function(self)
-            spread_of(self).observe('train', self.train_function)
+            parallel_state_of(self).observe('train', self.train_function)
     return _make_train_function
 
 
@@ -38,7 +38,7 @@ def _make_test_function(original):
         _check_compiled(self, 'test_function')
         if self.test_function is None:
             self.test_function = functions.test_function(self)
-            spread_of(self).observe('test', self.test_function)
+            parallel_state_of(self).observe('test', self.test_function)
     return _make_test_function
 
 
@@ -47,7 +47,7 @@ def _make_predict_function(original):
     def _make_predict_function(self):
         if getattr(self, 'predict_function', None) is None:
             self.predict_function = functions.predict_function(self)
-            spread_of(self).observe('predict', self.predict_function)
+            parallel_state_of(self).observe('predict', self.predict_function)
     return _make_predict_function
 
 

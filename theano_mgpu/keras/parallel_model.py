@@ -8,7 +8,7 @@ from keras.engine import saving
 from . import functions
 from .batch import members
 from .methods import over_contexts
-from .parallel_state import Spread, set_spread, spread_of
+from .parallel_state import ParallelState, parallel_state_of, set_parallel_state
 
 
 def parallel_model(template, contexts):
@@ -42,7 +42,7 @@ class ParallelModel(keras.Model):
         # Keras takes a model that is set as an attribute for a further layer.
         self.__dict__['template'] = template
         super().__init__(inputs=template.inputs, outputs=template.outputs, name=template.name)
-        set_spread(self, Spread(template.name, contexts))
+        set_parallel_state(self, ParallelState(template.name, contexts))
         self._compiles_template = not template._is_compiled
         # What was added to the template itself: the same lists, so that what is added later counts, too.
         for shared in ('_losses', '_updates', '_per_input_losses', '_per_input_updates', '_metrics'):
@@ -51,7 +51,7 @@ class ParallelModel(keras.Model):
     @property
     def contexts(self):
         """The Contexts that it runs over, as a list."""
-        return spread_of(self).contexts
+        return parallel_state_of(self).contexts
 
     @property
     def trainable(self):
@@ -76,7 +76,7 @@ class ParallelModel(keras.Model):
                              'give targets to fit as arrays' % (target_tensors,))
         super().compile(optimizer, loss, metrics, loss_weights, sample_weight_mode, weighted_metrics, target_tensors,
                         **kwargs)
-        set_spread(self, Spread(self.name, self.contexts))
+        set_parallel_state(self, ParallelState(self.name, self.contexts))
         if self._compiles_template:
             self.template.compile(self.optimizer, loss, fresh_metrics(metrics), loss_weights, sample_weight_mode,
                                   fresh_metrics(weighted_metrics), **kwargs)
@@ -87,7 +87,7 @@ class ParallelModel(keras.Model):
         self.compile(template.optimizer, template.loss, fresh_metrics(template._compile_metrics), template.loss_weights,
                      template.sample_weight_mode, fresh_metrics(template._compile_weighted_metrics),
                      **template._function_kwargs)
-        spread_of(self).continued = True
+        parallel_state_of(self).continued = True
 
     def __reduce__(self):
         # A pickle holds what a file would, and gives plain Keras, too.

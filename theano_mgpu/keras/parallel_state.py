@@ -3,7 +3,7 @@ from ..devices.context_map import describe
 from ..errors import warn
 
 
-class Spread:
+class ParallelState:
     """How a model runs over contexts.
 
     Parameters
@@ -45,11 +45,11 @@ class Spread:
         """Called with each function that is made for the model: 'train', 'test' or 'predict'."""
 
 
-def spread_of(model):
-    """The Spread of a model; None where it is left to plain Keras."""
-    return model.__dict__.get('_mgpu_spread')
+def parallel_state_of(model):
+    """The ParallelState of a model; None where it is left to plain Keras."""
+    return model.__dict__.get('_mgpu_parallel_state')
 
 
-def set_spread(model, spread):
+def set_parallel_state(model, state):
     """Have a model run over contexts: from the next `compile` on, or the first prediction without one."""
-    model.__dict__['_mgpu_spread'] = spread  # not by setattr: Keras keeps track of a model's attributes
+    model.__dict__['_mgpu_parallel_state'] = state  # not by setattr: Keras keeps track of a model's attributes

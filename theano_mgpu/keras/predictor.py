@@ -1,4 +1,4 @@
-"""`Predictor`: a Keras model resident on every device, for prediction."""
+"""`Predictor`: prediction with one Keras model on several devices."""
 import inspect
 
 import keras
@@ -36,7 +36,7 @@ class Predictor(predictor.Predictor):
     Notes
     -----
     Layers that draw random numbers at prediction, too, draw other ones for each batch, the same whatever the number
-    of replicas. In a process of several (`theano-mgpu launch`), rank 0 reads the batches and deals them to all.
+    of replicas. In a process of several (`theano-mgpu launch`), rank 0 reads the batches and dispatches them to all.
 
     Examples
     --------

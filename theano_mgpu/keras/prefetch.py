@@ -7,7 +7,7 @@ import numpy as np
 from ..patches import compat
 
 
-class LookAhead:
+class LoopObserver:
     """What Keras's loops have told of their batches; `compat.keras_batches` is the one of the loop that runs.
 
     Parameters
@@ -120,7 +120,7 @@ def _address(array):
 
 @contextlib.contextmanager
 def _looking_ahead(model):
-    before, compat.keras_batches = compat.keras_batches, LookAhead(model)
+    before, compat.keras_batches = compat.keras_batches, LoopObserver(model)
     try:
         yield
     finally:

@@ -14,7 +14,7 @@ from . import functions
 from .batch import batch_updates, first_of_each
 from .methods import plain_predict_function, plain_train_function
 from .multi_gpu import chosen_contexts
-from .parallel_state import Spread, set_spread, spread_of
+from .parallel_state import ParallelState, parallel_state_of, set_parallel_state
 
 
 class _Recording(keras.optimizers.Optimizer):
@@ -59,7 +59,7 @@ def verify(model, x, y, gpus=None, sample_weight=None, tolerance=None):
         raise ValueError('the model %s is not compiled, so there is no step to take: call its compile(optimizer, '
                          'loss)' % model.name)
     check_alone()
-    contexts = spread_of(model).contexts if gpus is None and spread_of(model) else chosen_contexts(gpus)
+    contexts = parallel_state_of(model).contexts if gpus is None and parallel_state_of(model) else chosen_contexts(gpus)
     data = model._standardize_user_data(x, y, sample_weight=sample_weight)
     return verify_batch(model, sum(map(list, data), []), contexts, tolerance)
 
@@ -100,23 +100,23 @@ def verify_prediction(model, arrays, contexts, tolerance=None):
 
 def _compared(model, contexts, tolerance, makers, measure):
     """The Certificate of what ``measure(make)`` gives, by kind and name, for two makers: plain Keras's, and ours."""
-    before = spread_of(model)
-    spread = Spread(model.name, contexts)
+    before = parallel_state_of(model)
+    state = ParallelState(model.name, contexts)
     if before is not None:
-        spread.say, spread.strict = before.say, before.strict
-    set_spread(model, spread)
+        state.say, state.strict = before.say, before.strict
+    set_parallel_state(model, state)
     try:
         plain, divided = makers
         with plain_functions():
             one = measure(plain)
         many = measure(divided)
     finally:
-        set_spread(model, before)
+        set_parallel_state(model, before)
     tolerance = tolerance or TOLERANCE[K.floatx()]
     left_out = _without_gradient(one, tolerance)
     rows = [row for row in _rows(one, many) if (row.kind, row.name) not in left_out]
     arbitrary = [name for kind, name in left_out if kind == 'weight']
-    return Certificate(rows, spread.contexts, tolerance, arbitrary)
+    return Certificate(rows, state.contexts, tolerance, arbitrary)
 
 
 @contextlib.contextmanager

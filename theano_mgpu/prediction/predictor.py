@@ -1,4 +1,4 @@
-"""`mgpu.Predictor`: a graph resident on every device, for batch after batch of inference."""
+"""`mgpu.Predictor`: inference with one graph on several devices, each with a replica of it."""
 import contextlib
 import warnings
 import weakref
@@ -19,10 +19,10 @@ from ..program.parallel_graph import check_same_graph, choose_ranks, compiling, 
 from ..replicas.random_streams import is_random_state, replica_state
 from ..replicas.replicated import replicated
 from ..utils import progress
-from .in_order import in_order
+from .inference_replica import InferenceReplica, Job
+from .ordered_outputs import ordered_outputs
 from .rank_pool import RankPool, serve
 from .replica_pool import InlinePool, ReplicaPool
-from .resident import Job, Resident
 
 BATCH_SIZE = 32
 
@@ -33,7 +33,7 @@ class Predictor:
     Its replicas hold the values that the graph's shared variables have when it is made: `refresh` takes over
     later ones. Use it in a ``with`` block, or `close` it, to give its memory back.
 
-    Of several processes that mpirun started, rank 0 reads the batches and deals them to all, and has the outputs
+    Of several processes that mpirun started, rank 0 reads the batches and dispatches them to all, and has the outputs
     in order; every rank makes the same calls. With ``mgpu.data=sharded`` each process works by itself.
 
     Parameters
@@ -56,8 +56,7 @@ class Predictor:
     Attributes
     ----------
     contexts : list of Context
-    residents : list of Resident
-        The replicas.
+    replicas : list of InferenceReplica
 
     Raises
     ------
@@ -85,7 +84,7 @@ class Predictor:
     def __init__(self, inputs, outputs, contexts=None, replicas_per_context=1, prefetch=2, broadcast=(), givens=None,
                  executor=None, mode=None, name=None, allow_input_downcast=None):
         self._pool, self._inline, self._active, self._calls = None, None, False, 0
-        self.contexts, self.residents = [], []
+        self.contexts, self.replicas = [], []
         self._resources = contextlib.ExitStack()
         self._release = weakref.finalize(self, self._resources.close)
         check_numbers(replicas_per_context=replicas_per_context, prefetch=prefetch)
@@ -108,24 +107,29 @@ class Predictor:
         self._states = [getattr(stream.tag, 'stands_for', stream).get_value() for stream in streams]
         self.refresh()
         wanted = resolve_contexts(contexts) * replicas_per_context
-        replicas = check_same_graph(self._ranks, self.inputs, outputs, shared, len(wanted))
+        n_replicas = check_same_graph(self._ranks, self.inputs, outputs, shared, len(wanted))
         try:
             with compiling(name, self.inputs, wanted), self._ranks.first_compiler():
                 for context in wanted:
                     self.contexts.append(borrow(context))
                     self._resources.callback(give_back, self.contexts[-1])
-                    self.residents.append(Resident(self.contexts[-1], self.inputs, outputs, variables, streams,
+                    self.replicas.append(InferenceReplica(self.contexts[-1], self.inputs, outputs, variables, streams,
                                                    self._weights, self._states, mode, name, allow_input_downcast,
-                                                   like=[resident.function for resident in self.residents]))
+                                                   like=[replica.function for replica in self.replicas]))
         except BaseException:
             self.close()
             raise
-        self._draws = self.residents[0].draws()
-        self._pool = ReplicaPool(self.residents, prefetch)
-        self._inline = InlinePool(self.residents[0])
+        self._draws = self.replicas[0].draws()
+        self._pool = ReplicaPool(self.replicas, prefetch)
+        self._inline = InlinePool(self.replicas[0])
         self._resources.callback(self._pool.close)
         if self._ranks.size > 1 and self._ranks.rank == 0:
-            self._pool = RankPool(self._pool, self._ranks, replicas, prefetch)
+            self._pool = RankPool(self._pool, self._ranks, n_replicas, prefetch)
+
+    @property
+    def residents(self):
+        """The former name of `replicas`."""
+        return self.replicas
 
     def __enter__(self):
         return self
@@ -137,7 +141,7 @@ class Predictor:
         """End its threads, and give its memory and contexts back."""
         self._release()
         self._pool = self._inline = None
-        self.contexts, self.residents = [], []
+        self.contexts, self.replicas = [], []
 
     def refresh(self):
         """Take over the values that the shared variables have now.
@@ -173,7 +177,7 @@ class Predictor:
         """
         self._check_use()
         batch_size = chosen_batch_size(batch_size)
-        arrays = self._in_order(arrays)
+        arrays = self._by_input(arrays)
         named = [(len(array), str(v)) for array, v, split in zip(arrays, self.inputs, self._split) if split]
         length = batch_length(*map(list, zip(*named)), least=0)
         rows = self._rows_of(arrays, length, batch_size, verbose)
@@ -213,7 +217,7 @@ class Predictor:
             if self._ranks.rank:
                 self._weights = serve(self._pool, self._ranks, self._weights)
                 return
-            with contextlib.closing(in_order(pool, batches, self._job, on_error)) as found:
+            with contextlib.closing(ordered_outputs(pool, batches, self._job, on_error)) as found:
                 for outputs in found:
                     rank_process.note_step()
                     yield outputs if isinstance(outputs, PredictionError) or not self._single else outputs[0]
@@ -225,7 +229,7 @@ class Predictor:
         self._check_open()
         if self._ranks.size > 1:
             if self._active:
-                raise MgpuError('of several ranks one map at a time can be dealt: exhaust the first one, or close() it')
+                raise MgpuError('several ranks run one map at a time: exhaust the first one, or close() it')
             self._active = True
             self._ranks.meet((CALL, self._number, self._calls))
         self._calls += 1
@@ -245,7 +249,7 @@ class Predictor:
                           'with the former ones until refresh() is called', MgpuWarning, stacklevel=3)
 
     def _job(self, index, batch):
-        return Job(index, self._in_order(self._members(batch)), self._weights, self._next_states())
+        return Job(index, self._by_input(self._members(batch)), self._weights, self._next_states())
 
     def _next_states(self):
         """States of the random streams for one batch; each batch draws from a place of its own."""
@@ -258,7 +262,7 @@ class Predictor:
         """The arrays of one batch."""
         return batch if isinstance(batch, (list, tuple, dict)) else [batch]
 
-    def _in_order(self, arrays):
+    def _by_input(self, arrays):
         """Arrays in the order of the inputs; a BatchError where they are too few, or many, or unknown."""
         names = [str(variable) for variable in self.inputs]
         if isinstance(arrays, dict) and set(arrays) == set(names):
@@ -277,7 +281,7 @@ class Predictor:
             return [rows[:0] for rows in self._rows([zeros], 1, 0)]
         # Theano's C code keeps Python's lock: beside one replica on the CPU a thread could read, but here is nothing
         # to read, and to hand each batch from thread to thread costs up to a twentieth of a small one.
-        inline = len(self.residents) == 1 == self._ranks.size and self.contexts[0].kind == 'cpu' \
+        inline = len(self.replicas) == 1 == self._ranks.size and self.contexts[0].kind == 'cpu' \
             and all(type(array) is np.ndarray for array in arrays)
         return self._rows(slices(arrays, self._split, length, batch_size), length, verbose,
                           pool=self._inline if inline else None)

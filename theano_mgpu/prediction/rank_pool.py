@@ -1,4 +1,4 @@
-"""Batches dealt to the ranks of an MPI job: rank 0 reads and deals them, and has the outputs in order.
+"""Batches dispatched to the ranks of an MPI job: rank 0 reads and dispatches them, and has the outputs in order.
 
 Rank 0 posts a batch to a rank that has room, and a rank posts its outputs back; each has a queue, so that neither
 waits for the other. Weights travel the same way, before the first batch that is computed with them.
@@ -122,7 +122,7 @@ class RankPool:
 
 
 def serve(pool, ranks, weights):
-    """Compute what rank 0 deals, until it ends.
+    """Compute the batches that rank 0 dispatches, until it ends.
 
     Parameters
     ----------

@@ -8,7 +8,7 @@ class InlinePool:
 
     Parameters
     ----------
-    resident : Resident
+    replica : InferenceReplica
 
     Attributes
     ----------
@@ -18,14 +18,14 @@ class InlinePool:
 
     capacity = 1
 
-    def __init__(self, resident):
-        self._resident = resident
+    def __init__(self, replica):
+        self._replica = replica
 
     def submit(self, job):
         """Have a job computed; a Future of the outputs."""
         future = Future()
         try:
-            future.set_result(self._resident.run(job))
+            future.set_result(self._replica.run(job))
         except Exception as error:
             future.set_exception(error)
         return future
@@ -52,27 +52,27 @@ class ReplicaPool(InlinePool):
 
     Parameters
     ----------
-    residents : list of Resident
+    replicas : list of InferenceReplica
     prefetch : int
         Jobs that may wait while each replica has one.
     """
 
-    def __init__(self, residents, prefetch):
-        self.capacity = len(residents) + prefetch
-        self._free = list(residents)
+    def __init__(self, replicas, prefetch):
+        self.capacity = len(replicas) + prefetch
+        self._free = list(replicas)
         self._own = threading.local()
-        self._threads = ThreadPoolExecutor(len(residents), 'theano_mgpu', initializer=self._take_replica)
+        self._threads = ThreadPoolExecutor(len(replicas), 'theano_mgpu', initializer=self._take_replica)
 
     def _take_replica(self):
-        self._own.resident = self._free.pop()
+        self._own.replica = self._free.pop()
 
     def submit(self, job):
         return self._threads.submit(self._run, job)
 
     def _run(self, job):
-        return self._own.resident.run(job)
+        return self._own.replica.run(job)
 
     def close(self):
         """End the threads, after the jobs that they are at."""
         # A thread of its own may come here, from the garbage collector, and cannot wait for itself.
-        self._threads.shutdown(wait=not hasattr(self._own, 'resident'))
+        self._threads.shutdown(wait=not hasattr(self._own, 'replica'))

@@ -1,4 +1,4 @@
-"""A graph that is resident on one context, with copies of its own of the shared variables: for inference."""
+"""A replica for inference: a graph compiled for one context, with its own copies of the shared variables."""
 import threading
 from collections import namedtuple
 
@@ -12,10 +12,10 @@ from ..replicas.transfers import Sender, fetch
 
 Job = namedtuple('Job', 'index arrays weights states')
 Job.__doc__ = """One batch: its `index`; its `arrays`, one an input; the `weights` to compute it with, and the `states`
-of random streams, as `Resident` takes them."""
+of random streams, as `InferenceReplica` takes them."""
 
 
-class Resident:
+class InferenceReplica:
     """A function compiled for one context, with the values of one moment.
 
     Parameters

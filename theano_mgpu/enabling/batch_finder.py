@@ -4,7 +4,7 @@ import itertools
 from ..batches.data_sets import Slices
 
 
-class Entry:
+class BatchFinder:
     """Finds the samples among the arguments of calls.
 
     Parameters
@@ -23,7 +23,7 @@ class Entry:
         """Whether a batch may enter at all."""
         return bool(self._slices) or any(_ndim(variable) for variable in self._inputs)
 
-    def ways(self, values):
+    def candidates(self, values):
         """Ways to take arguments as a batch, the likeliest one first.
 
         Any of them is exact if the graph can be divided along it; they differ in what it costs.

@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from ..errors import PredictionError
 
 
-def in_order(pool, batches, make_job, on_error):
+def ordered_outputs(pool, batches, make_job, on_error):
     """Have batches computed.
 
     Parameters

@@ -1,11 +1,11 @@
-"""The forms of a function over a batch: over several contexts, or over one, for a batch that cannot be divided."""
+"""Variants of a compiled function: over several contexts or, for batches that cannot be divided, over one."""
 import numpy as np
 
 from ..errors import GraphError
 from .batch import any_length
 
 
-class Forms:
+class Variants:
     """A function over the batches of a model, over all of its contexts as long as batches can be divided.
 
     Where the graph cannot be divided, or a batch fails before any batch was divided, it is tried again: over all
@@ -19,7 +19,7 @@ class Forms:
         ``make(contexts, free)`` compiles the function, a ParallelFunction or TrainingFunction. ``free(outputs)``
         returns the expressions to compile in place of those of the model.
     model : keras.Model
-    spread : Spread
+    state : ParallelState
         Of the model.
 
     Attributes
@@ -28,12 +28,12 @@ class Forms:
         What runs the batches.
     """
 
-    def __init__(self, make, model, spread):
-        self._make, self._model, self._spread = make, model, spread
+    def __init__(self, make, model, state):
+        self._make, self._model, self._state = make, model, state
         self._whole = None    # a function over one context, once there is need of it
         self._divided = False
         free = any_length(model)
-        self.function = make(spread.contexts, free)
+        self.function = make(state.contexts, free)
         self._is_refused = bool(self.function.refused)  # and nobody knows it yet
         self._length = free.length if free.found else None  # the number of which the graph was freed
 
@@ -53,7 +53,7 @@ class Forms:
         except GraphError:
             freed = None
         if freed is None or freed.refused:
-            self._spread.cannot_divide(self.function)
+            self._state.cannot_divide(self.function)
         else:
             self.function, self._length = freed, _samples(inputs)
 
@@ -64,7 +64,7 @@ class Forms:
             outputs = function(*inputs)
         except Exception as error:
             # Of any class, since ops raise their own. A step that fails has changed nothing, and can be run again.
-            found = self._run_otherwise(inputs) if divides and not self._divided and not self._spread.strict else None
+            found = self._run_otherwise(inputs) if divides and not self._divided and not self._state.strict else None
             if found is None:
                 raise
             function, outputs = found
@@ -95,18 +95,18 @@ class Forms:
             if not free.found or self._length is not None:
                 raise GraphError('the graph has no length of a batch to be freed of')
             return found
-        return self._make(self._spread.contexts, freed)
+        return self._make(self._state.contexts, freed)
 
     def _on_one_context(self, inputs=None):
         if self._whole is None:
-            self._whole = self._make(self._spread.contexts[:1], list)
+            self._whole = self._make(self._state.contexts[:1], list)
         return self._whole
 
     def _keep(self, function, inputs, error):
         self.function = function
         if function is self._whole:
             self._length = None
-            self._spread.use_one_context(error)
+            self._state.use_one_context(error)
         else:
             self._length = _samples(inputs)
 
