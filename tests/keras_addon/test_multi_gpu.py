@@ -82,7 +82,7 @@ def model(contexts):
     ([X, X], Y, {}, 'Expected to see 1 array'),
     (X, None, {}, None),
     (X, Y, {'sample_weight': np.ones(5)}, 'same number of samples|sample_weight'),
-    (K.variable(X), Y, {}, r'tensors \(.*\) cannot be split into sub-batches: give the data as arrays'),
+    (K.variable(X), Y, {}, r'tensors \(.*\) cannot be split into sub-batches: pass the data as arrays'),
     (X, K.variable(Y), {}, 'cannot be split into sub-batches'),
     (X[:0], Y[:0], {}, 'empty')])
 def test_bad_data_changes_nothing(x, y, kwargs, message, model):

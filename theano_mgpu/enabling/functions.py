@@ -1,13 +1,11 @@
 """`mgpu.enable`: every `theano.function` from then on runs over the contexts, where that is exact and pays."""
 import functools
 import os
-import sys
 import time
 
 import theano
 
 from ..batches.arguments import Arguments
-from ..devices.context_map import describe
 from ..errors import BatchError, GraphError, LengthError, MgpuError, warn
 from ..graphs.updates import as_dict, with_givens
 from ..options import Options
@@ -182,7 +180,7 @@ class EnabledFunction:
                 self._enabled.tell('%s stays on one device: %s' % (self._usage.name, error))
             return self._plain(args, kwargs)
         if self._enabled.verifies:
-            self._verify(args, kwargs)
+            self.step.verify(*args, **kwargs).show(self._usage.name, self._enabled.strict)
         self._usage.run_on(self.step.contexts, 'divided')
         self._run = self._over_contexts if self._enabled.always else self._measure_several
         return self._run(args, kwargs)
@@ -259,10 +257,3 @@ class EnabledFunction:
             raise GraphError('no batch enters it')
         cut = isinstance(refusal.__cause__, CannotCut)
         raise GraphError('it cannot be computed in parts: %s' % refusal.__cause__ if cut else str(refusal)) from refusal
-
-    def _verify(self, args, kwargs):
-        certificate = self.step.verify(*args, **kwargs)
-        print('theano_mgpu: %s: %s' % (self._usage.name, certificate), file=sys.stderr)
-        if self._enabled.strict and not certificate.passed:
-            raise GraphError('%s does not give the same answer over %s: see the certificate above'
-                             % (self._usage.name, describe(self.step.contexts)))

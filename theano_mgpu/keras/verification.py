@@ -1,5 +1,6 @@
 """`theano_mgpu.keras.verify`: one step on one device and on several contexts, compared."""
 import contextlib
+import functools
 
 import keras
 import numpy as np
@@ -10,9 +11,9 @@ from ..graphs import graph
 from ..jobs import mpi_environment
 from ..patches.compat import plain_functions
 from ..verification.certificate import TOLERANCE, Certificate, Row, largest, relative_difference
-from . import functions
 from .batch import batch_updates, first_of_each
-from .methods import plain_predict_function, plain_train_function
+from .functions import MAKERS
+from .methods import plain_function
 from .multi_gpu import chosen_contexts
 from .parallel_state import ParallelState, parallel_state_of, set_parallel_state
 
@@ -87,29 +88,29 @@ def verify_batch(model, arrays, contexts, tolerance=None):
     Certificate
     """
     arrays = arrays[:len(model._feed_inputs + model._feed_targets + model._feed_sample_weights)]
-    makers = plain_train_function, functions.train_function
-    return _compared(model, contexts, tolerance, makers, lambda make: _after_a_step(model, make, arrays))
+    return _compared(model, contexts, tolerance, 'train', lambda make: _after_a_step(model, make, arrays))
 
 
 def verify_prediction(model, arrays, contexts, tolerance=None):
     """As `verify_batch`, for the outputs of a model, compiled or not, that come of the inputs in `arrays`."""
     arrays = arrays[:len(model._feed_inputs)]
-    makers = plain_predict_function, functions.predict_function
-    return _compared(model, contexts, tolerance, makers, lambda make: _predicted(model, make, arrays))
+    return _compared(model, contexts, tolerance, 'predict', lambda make: _predicted(model, make, arrays))
 
 
-def _compared(model, contexts, tolerance, makers, measure):
-    """The Certificate of what ``measure(make)`` gives, by kind and name, for two makers: plain Keras's, and ours."""
+def _compared(model, contexts, tolerance, kind, measure):
+    """The Certificate of the values, by kind and name, that ``measure(make)`` returns for plain Keras and for contexts.
+
+    ``make(model)`` returns a function of a `kind`: 'train' or 'predict'.
+    """
     before = parallel_state_of(model)
     state = ParallelState(model.name, contexts)
     if before is not None:
-        state.say, state.strict = before.say, before.strict
+        state.notify, state.strict = before.notify, before.strict
     set_parallel_state(model, state)
     try:
-        plain, divided = makers
         with plain_functions():
-            one = measure(plain)
-        many = measure(divided)
+            one = measure(functools.partial(plain_function, kind))
+        many = measure(MAKERS[kind])
     finally:
         set_parallel_state(model, before)
     tolerance = tolerance or TOLERANCE[K.floatx()]

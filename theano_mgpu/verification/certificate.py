@@ -1,9 +1,11 @@
 """What `verify` finds: a table of differences between one device and several contexts."""
+import sys
 from collections import namedtuple
 
 import numpy as np
 
 from ..devices.context_map import describe
+from ..errors import GraphError
 
 # The largest relative difference that counts as rounding, by the dtype of what is computed.
 TOLERANCE = {'float16': 1e-2, 'float32': 1e-5, 'float64': 1e-10}
@@ -33,6 +35,13 @@ class Certificate:
         self.rows, self.tolerance, self.arbitrary, self.why = rows, tolerance, list(arbitrary), why
         self.contexts = contexts
         self.passed = all(row.difference <= tolerance for row in rows)
+
+    def show(self, name, strict=False):
+        """Print it to stderr under a name; with `strict`, raise a GraphError unless it passed."""
+        print('theano_mgpu: %s: %s' % (name, self), file=sys.stderr)
+        if strict and not self.passed:
+            raise GraphError('%s does not give the same answer on several contexts (%s): see the certificate above'
+                             % (name, describe(self.contexts)))
 
     def __str__(self):
         width = max([len(row.name) for row in self.rows], default=0)
