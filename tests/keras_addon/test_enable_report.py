@@ -3,9 +3,10 @@ import warnings
 
 import theano_mgpu as mgpu
 from theano_mgpu.distributed.process_group import Ranks
+from theano_mgpu.enabling.summary import SHOWN
 from theano_mgpu.keras import Checkpoint, Predictor, disable, enable, multi_gpu_model, verify
 from theano_mgpu.keras.parallel_state import parallel_state_of
-from theano_mgpu.keras.report import SHOWN, Report
+from theano_mgpu.keras.report import Report
 from theano_mgpu.profiling.trial import MARGIN, ROUNDS, WARM_UP, Trial
 from theano_mgpu.verification.certificate import TOLERANCE
 
@@ -336,4 +337,4 @@ def test_many_models_are_not_all_listed():
     report = Report()
     for number in range(SHOWN + 5):
         report.usage('model_%d' % number).add('train', 1000, 0.5)
-    assert str(report).endswith('and 5 models more') and 'model_%d ' % (SHOWN - 1) in str(report)
+    assert str(report).endswith('and 5 more models') and 'model_%d ' % (SHOWN - 1) in str(report)

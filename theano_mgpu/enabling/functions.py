@@ -105,7 +105,7 @@ class Enabled:
         usage = self.report.usage(_shown(given['name']))
         obstacle = _obstacle(given)
         if obstacle:
-            usage.stay(obstacle)
+            usage.run_on([], obstacle)
         else:
             function.mgpu_divided = EnabledFunction(self, function, given, usage)
 
@@ -215,7 +215,7 @@ class EnabledFunction:
         return results
 
     def _stay(self, why):
-        self._usage.stay(why)
+        self._usage.run_on([], why)
         self.step = self._run = None
         del self._function.mgpu_divided
 
