@@ -1,4 +1,4 @@
-"""A thread a replica: each batch goes to the replica that is free first."""
+"""One thread for each replica: a batch goes to the replica that is free first."""
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -13,7 +13,7 @@ class InlinePool:
     Attributes
     ----------
     capacity : int
-        Jobs that may be under way.
+        Jobs that may be in flight.
     """
 
     capacity = 1
@@ -22,7 +22,7 @@ class InlinePool:
         self._replica = replica
 
     def submit(self, job):
-        """Have a job computed; a Future of the outputs."""
+        """Run a job; returns a Future of its outputs."""
         future = Future()
         try:
             future.set_result(self._replica.run(job))
@@ -35,20 +35,20 @@ class InlinePool:
         return future.done()
 
     def result(self, future):
-        """Outputs of a job, once it has ended; raises what it raised."""
+        """The outputs of a job, once it has ended; raises its error."""
         return future.result()
 
     def begin(self):
-        """Begin a run of jobs."""
+        """Called before the first job of a run."""
 
     def end(self, pending):
-        """End a run of jobs, and drop those of it that have not begun."""
+        """Called after a run: cancel the jobs that have not begun."""
         for future in pending:
             future.cancel()
 
 
 class ReplicaPool(InlinePool):
-    """Runs jobs on the replicas of this process, in a thread each.
+    """Runs jobs on the replicas of this process, each in its own thread.
 
     Parameters
     ----------
@@ -73,6 +73,6 @@ class ReplicaPool(InlinePool):
         return self._own.replica.run(job)
 
     def close(self):
-        """End the threads, after the jobs that they are at."""
-        # A thread of its own may come here, from the garbage collector, and cannot wait for itself.
+        """End the threads, once they have finished their jobs."""
+        # The garbage collector may call this in one of the threads, which cannot wait for itself.
         self._threads.shutdown(wait=not hasattr(self._own, 'replica'))
