@@ -1026,7 +1026,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(contexts, 
         assert w.get_value() == expected
     cut_short(path)
     cut_short(path + '.previous')
-    with pytest.raises(ValueError, match='run.npz is damaged.*there is no whole .*run.npz.previous. Give another'):
+    with pytest.raises(ValueError, match='run.npz is damaged.*there is no intact .*run.npz.previous. Name another'):
         step.load(path)
     assert w.get_value() == 2
     os.remove(path)
@@ -1341,7 +1341,7 @@ def test_a_generator_with_other_batches_than_before_is_warned_of(cpu2, tmp_path)
             checkpoint(path), LambdaCallback(on_batch_end=Interrupt(8 if shift else 0))])
     with pytest.raises(KeyboardInterrupt):
         fit(1)
-    with pytest.warns(mgpu.MgpuWarning, match='run.npz was written after other batches than those that were passed'):
+    with pytest.warns(mgpu.MgpuWarning, match='run.npz was written after other batches than those that were replayed'):
         fit(0)
 
 

@@ -1,4 +1,4 @@
-"""The batch that comes next in `fit` and `fit_generator`, so that it is sliced and sent while this one is computed."""
+"""Finds the next batch of `fit` and `fit_generator`: it is sliced and sent while the current one is computed."""
 import contextlib
 import functools
 
@@ -8,19 +8,19 @@ from ..patches import compat
 
 
 class LoopObserver:
-    """What Keras's loops have told of their batches; `compat.keras_batches` is the one of the loop that runs.
+    """Observes the batches that a loop of Keras takes; `compat.keras_batches` is that of the running loop.
 
     Parameters
     ----------
-    model : ParallelModel
+    model : keras.Model
     """
 
     def __init__(self, model):
         self._model = model
-        self._last = None       # (slicing function, arrays, rows) of the batch that is being computed
+        self._last = None       # (slicing function, arrays, rows) of the current batch
         self._sliced = None     # (rows, arrays) of the next one
         self._enqueuer = None
-        self._standard = None   # (what a generator gave, what Keras makes of it) of the next one
+        self._standard = None   # (item of a generator, its standardised arrays) of the next one
         self._class_weight = None
 
     def slice(self, original, arrays, rows):
@@ -47,12 +47,12 @@ class LoopObserver:
         Parameters
         ----------
         inputs : list
-            Of this batch, as the train function is given them.
+            Of the current batch, as the train function gets them.
 
         Returns
         -------
         list, or None
-            None where it is not known, or not there yet.
+            None if it is not known, or not there yet.
         """
         following = self._next_item() if self._enqueuer else self._next_slice()
         return following + inputs[len(following):] if following else None
@@ -75,7 +75,7 @@ class LoopObserver:
             return None
         item = future.get()
         if not isinstance(item, tuple) or len(item) not in (2, 3):
-            return None  # Keras has an error message for it
+            return None  # Keras raises an error
         x, y, sample_weight = (item + (None,))[:3]
         standard = self._model._standardize_user_data(x, y, sample_weight=sample_weight,
                                                       class_weight=self._class_weight)
@@ -84,17 +84,17 @@ class LoopObserver:
 
 
 def next_rows(rows):
-    """The rows that follow in the array that some rows are a part of.
+    """The next rows of the array that some rows are a slice of.
 
     Parameters
     ----------
     rows : ndarray
-        A slice of an array, as Keras takes one for each batch.
+        A slice of an array; Keras takes one for each batch.
 
     Returns
     -------
     ndarray, or None
-        As many, or as are left; None at the end.
+        The same number of rows, or those that are left; None at the end.
 
     Examples
     --------
@@ -132,7 +132,7 @@ def _looking_ahead(model):
 
 
 def looking_ahead(method):
-    """A training loop of `keras.Model` for a ParallelModel that knows the next batch."""
+    """A training loop of `keras.Model`, for a model over contexts, in which the next batch is known."""
     @functools.wraps(method)
     def loop(self, *args, **kwargs):
         with _looking_ahead(self):

@@ -1,4 +1,4 @@
-"""`theano_mgpu.keras.verify`: one step on one device and on several contexts, compared."""
+"""`theano_mgpu.keras.verify`: compares one step on one device with one on several contexts."""
 import contextlib
 import functools
 
@@ -19,7 +19,7 @@ from .parallel_state import ParallelState, parallel_state_of, set_parallel_state
 
 
 class _Recording(keras.optimizers.Optimizer):
-    """An optimizer that does what another one does, and keeps the gradients that it saw."""
+    """Wraps an optimizer, and records the gradients."""
 
     def __init__(self, optimizer):
         super().__init__()
@@ -57,7 +57,7 @@ def verify(model, x, y, gpus=None, sample_weight=None, tolerance=None):
         If the model is not compiled.
     """
     if not model._is_compiled:
-        raise ValueError('the model %s is not compiled, so there is no step to take: call its compile(optimizer, '
+        raise ValueError('the model %s is not compiled, so there is no step to compare: call its compile(optimizer, '
                          'loss)' % model.name)
     check_alone()
     contexts = parallel_state_of(model).contexts if gpus is None and parallel_state_of(model) else chosen_contexts(gpus)
@@ -66,7 +66,7 @@ def verify(model, x, y, gpus=None, sample_weight=None, tolerance=None):
 
 
 def check_alone():
-    """Raise an MgpuError in a process of several."""
+    """Raise an MgpuError if several processes train together."""
     if mpi_environment.trains_together():
         raise MgpuError('verify compares one device with the contexts of one process: run it without mpirun')
 
@@ -92,7 +92,7 @@ def verify_batch(model, arrays, contexts, tolerance=None):
 
 
 def verify_prediction(model, arrays, contexts, tolerance=None):
-    """As `verify_batch`, for the outputs of a model, compiled or not, that come of the inputs in `arrays`."""
+    """As `verify_batch`, for the outputs of a model, compiled or not, for the inputs in `arrays`."""
     arrays = arrays[:len(model._feed_inputs)]
     return _compared(model, contexts, tolerance, 'predict', lambda make: _predicted(model, make, arrays))
 
@@ -122,7 +122,7 @@ def _compared(model, contexts, tolerance, kind, measure):
 
 @contextlib.contextmanager
 def _restored(model):
-    """Put a model back afterwards: weights, metrics, recurrent states, random streams, its functions."""
+    """Restore a model afterwards: weights, metrics, recurrent states, random streams, its functions."""
     updates = batch_updates(model) if model._is_compiled else first_of_each(model.state_updates)
     outputs = ([model.total_loss] if model._is_compiled else []) + model.outputs
     variables = graph.shared_variables(outputs + list(updates) + list(updates.values()))
@@ -139,14 +139,14 @@ def _restored(model):
 
 
 def _predicted(model, make_function, arrays):
-    """Predict with a function that is made for it; returns outputs by kind and name."""
+    """Predict with a new function; returns outputs by kind and name."""
     with _restored(model):
         outputs = make_function(model)(arrays + [0] * model._uses_dynamic_learning_phase())
         return {('output', name): np.array(value) for name, value in zip(model.output_names, outputs)}
 
 
 def _after_a_step(model, make_function, arrays):
-    """Train a step with a train function that is made for it; returns values by kind and name."""
+    """Train a step with a new train function; returns values by kind and name."""
     with _restored(model):
         original = model.optimizer
         optimizer = type(original).from_config(original.get_config())
@@ -169,10 +169,10 @@ def _after_a_step(model, make_function, arrays):
 
 
 def _rows(one, many):
-    """The Rows of what one device and many contexts found; both are dicts by kind and name.
+    """The Rows that compare the values of one device and of many contexts, two dicts by kind and name.
 
-    A gradient that is zero in theory, as that of a bias before a batch normalisation, is rounding: a difference between
-    gradients counts in relation to the largest one of the model.
+    A gradient that is zero in theory, such as that of a bias before a batch normalisation, is pure rounding. So
+    differences of gradients are relative to the largest gradient of the model.
     """
     gradient = max([largest(value) for (kind, _), value in one.items() if kind == 'gradient'], default=0)
     return [Row(kind, name, np.size(value),
@@ -181,9 +181,9 @@ def _rows(one, many):
 
 
 def _without_gradient(one, tolerance):
-    """Kinds and names of the weights, and of the optimizer's states, whose gradient is zero but for rounding.
+    """Kinds and names of the weights, and of the optimizer's states, whose gradient is zero except for rounding.
 
-    Optimizers such as Adam make steps of the usual size of it, in any direction.
+    Optimizers such as Adam make full steps from it, in any direction.
     """
     gradients = [(name, largest(value)) for (kind, name), value in one.items() if kind == 'gradient']
     most = max([size for _, size in gradients], default=0)
@@ -191,6 +191,6 @@ def _without_gradient(one, tolerance):
     found = []
     for i, (name, size) in enumerate(gradients):
         if size <= tolerance * most:
-            # States come in turns of one for each weight, after what there is one of, such as the number of steps.
+            # First come single states, such as the number of steps; then groups with one state for each weight.
             found += [('weight', name)] + states[len(states) % len(gradients) + i::len(gradients)]
     return found
