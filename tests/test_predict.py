@@ -139,7 +139,7 @@ def test_refresh_takes_over_new_weights(contexts, kind):
         np.testing.assert_array_equal(predictor.predict(rows(100)), [30] * 100)
 
 
-def test_former_weights_are_told_of_once(cpu2):
+def test_changed_weights_are_warned_of_once(cpu2):
     predictor, w = sums(cpu2)
     with predictor:
         update = theano.function([], updates={w: w + 1})
@@ -148,9 +148,9 @@ def test_former_weights_are_told_of_once(cpu2):
                 warnings.simplefilter('error')
                 predictor.predict(rows(2))
             change()
-            with pytest.warns(MgpuWarning, match=r'until refresh\(\) is called') as told:
+            with pytest.warns(MgpuWarning, match=r'until refresh\(\) is called') as caught:
                 predictor.predict(rows(2))
-            assert told[0].filename == __file__
+            assert caught[0].filename == __file__
             with warnings.catch_warnings():
                 warnings.simplefilter('error')
                 predictor.predict(rows(2))
@@ -315,10 +315,10 @@ def test_a_failing_batch_raises_with_its_index(contexts, kind):
         outputs = predictor.map(faulty(20, bad=7))
         found = list(itertools.islice(outputs, 7))
         assert [float(output[0]) for output in found] == [3.0 * i for i in range(7)]
-        with pytest.raises(PredictionError, match='batch 7 failed on context .*->.*: BatchError: input x') as told:
+        with pytest.raises(PredictionError, match='batch 7 failed on context .*->.*: BatchError: input x') as caught:
             next(outputs)
-        assert told.value.index == 7 and isinstance(told.value.__cause__, BatchError)
-        assert told.value.context in predictor.contexts
+        assert caught.value.index == 7 and isinstance(caught.value.__cause__, BatchError)
+        assert caught.value.context in predictor.contexts
         with pytest.raises(StopIteration):
             next(outputs)
         assert len(predictor.predict(rows(5))) == 5

@@ -1,5 +1,4 @@
 """Finds the next batch of `fit` and `fit_generator`: it is sliced and sent while the current one is computed."""
-import contextlib
 import functools
 
 import numpy as np
@@ -118,23 +117,17 @@ def _address(array):
     return array.__array_interface__['data'][0]
 
 
-@contextlib.contextmanager
-def _looking_ahead(model):
-    before, compat.keras_batches = compat.keras_batches, LoopObserver(model)
-    try:
-        yield
-    finally:
-        compat.keras_batches = before
-        # A loop that was interrupted leaves a batch behind, on the devices.
-        function = getattr(model, 'train_function', None)
-        if hasattr(function, 'forget_prepared'):
-            function.forget_prepared()
-
-
 def looking_ahead(method):
     """A training loop of `keras.Model`, for a model over contexts, in which the next batch is known."""
     @functools.wraps(method)
     def loop(self, *args, **kwargs):
-        with _looking_ahead(self):
+        before, compat.keras_batches = compat.keras_batches, LoopObserver(self)
+        try:
             return method(self, *args, **kwargs)
+        finally:
+            compat.keras_batches = before
+            # A loop that was interrupted leaves a batch on the devices.
+            function = getattr(self, 'train_function', None)
+            if hasattr(function, 'forget_prepared'):
+                function.forget_prepared()
     return loop
