@@ -1,5 +1,6 @@
 """What `enable()` leaves alone, what it says once, what strict and verify make of it, and the report."""
 import warnings
+from types import SimpleNamespace
 
 import theano_mgpu as mgpu
 from theano_mgpu.distributed.process_group import Ranks
@@ -222,7 +223,7 @@ class Step:
 
     def __init__(self, contexts, several):
         self.contexts, self.seconds = contexts, several
-        self.rows, self.ranks = {}, Ranks()
+        self.inputs, self.ranks = SimpleNamespace(rows={}), Ranks()
 
 
 @pytest.mark.parametrize('one,rounds', [(0.2, ROUNDS), (1.1, 2), (3.0, 1)])

@@ -40,7 +40,7 @@ class BatchFunction:
         self._variants = variants
         mode = theano.compile.get_mode(mode).excluding('gpuarray_opt')
         self._read = compat.plain_function([], graph.host_graph(list(values)), mode=mode) if values else list
-        self._prepares_next = prepares_next and self.function.on_devices
+        self._prepares_next = prepares_next and self.function.runner.on_devices
         self.checkpoint = None  # a keras.Checkpoint, during a fit
         self.observer = None  # a callable ``observer(function, inputs, compute)`` that returns what ``compute()`` does
         self.samples = 0
