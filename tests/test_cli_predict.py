@@ -206,15 +206,15 @@ def test_two_at_a_time(files, capfd):
 
 def test_a_bad_sample_in_the_middle(files, capfd, monkeypatch):
     """The error names the samples; those before it are saved, and the same command resumes after them."""
-    from theano_mgpu.prediction.resident import Resident
-    run = Resident.run
+    from theano_mgpu.prediction.inference_replica import InferenceReplica
+    run = InferenceReplica.run
 
     def failing(self, job):
         if job.index >= 2:
             job = job._replace(arrays=[array[:, :5] for array in job.arrays])
         return run(self, job)
 
-    monkeypatch.setattr(Resident, 'run', failing)
+    monkeypatch.setattr(InferenceReplica, 'run', failing)
     assert predict('x.npy', 'y.npy', '--quiet') == 1
     error = capfd.readouterr().err
     assert re.search(r'error: samples 64 to 95: batch 2 failed on context cli_[ab].1->cpu: ', error)

@@ -18,11 +18,11 @@ Y = np.random.RandomState(1).randint(0, 3, 43).astype('int32')
 
 @pytest.fixture
 def enabled():
-    """A function that calls `mgpu.enable`; its list `told` collects the notes."""
+    """A function that calls `mgpu.enable`; its list `messages` collects what `tell` gets."""
     def enable(**options):
-        report = mgpu.enable(tell=enable.told.append, **dict({'always': True}, **options))
+        report = mgpu.enable(tell=enable.messages.append, **dict({'always': True}, **options))
         return report
-    enable.told = []
+    enable.messages = []
     yield enable
     mgpu.disable()
 
@@ -155,7 +155,7 @@ def test_scripts_give_the_figures_of_plain_theano(script, n, contexts, enabled):
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
     # All but those that no batch enters.
     assert [usage.name for usage in report.usages if usage.contexts != made and 'no batch' not in usage.why] == []
-    assert any(usage.samples for usage in report.usages) and enabled.told == []
+    assert any(usage.samples for usage in report.usages) and enabled.messages == []
 
 
 def test_what_stays_plain_theano_and_why(cpu2, enabled):
@@ -186,8 +186,8 @@ def test_samples_that_cannot_be_divided_stay_on_one_device(cpu2, enabled):
     f = theano.function([x], T.sort(x, axis=0), mode=PYTHON, name='ordered')
     np.testing.assert_array_equal(f(X), np.sort(X, axis=0))
     usage, = report.usages
-    told, = enabled.told
-    assert not usage.contexts and 'Sort' in usage.why and told.startswith('ordered stays on one device: ')
+    message, = enabled.messages
+    assert not usage.contexts and 'Sort' in usage.why and message.startswith('ordered stays on one device: ')
     enabled(strict=True)
     f = theano.function([x], T.sort(x, axis=0), mode=PYTHON, name='ordered')
     with pytest.raises(mgpu.GraphError, match='cannot be computed in parts'):

@@ -32,7 +32,7 @@ def test_any_number_of_samples(contexts, kind, per_context, model, plain):
     contexts(kind, 2)
     with mgpu.Predictor(model.inputs[:1], model.probabilities, replicas_per_context=per_context,
                         mode=FAST) as predictor:
-        assert len(predictor.residents) == 2 * per_context
+        assert len(predictor.replicas) == 2 * per_context
         for n in SIZES:
             x, _ = data(n, 7, seed=n)
             for batch_size in (None, 32, 7)[:3 if n < 300 else 1]:
@@ -65,7 +65,7 @@ def test_map_is_in_order(contexts, kind):
         found = list(predictor.map(rows(n, n) for n in sizes))
         assert [len(part) for part in found] == list(sizes)
         np.testing.assert_array_equal(np.concatenate(found), np.repeat(3.0 * sizes, sizes))
-        assert sum(resident.calls for resident in predictor.residents) == 40
+        assert sum(replica.calls for replica in predictor.replicas) == 40
 
 
 def test_arrays_on_disk_and_lists(cpu2, tmp_path):
@@ -118,7 +118,7 @@ def test_refresh_takes_over_new_weights(contexts, kind):
         np.testing.assert_array_equal(predictor.predict(rows(100)), [30] * 100)
 
 
-def test_former_weights_are_told_of_once(cpu2):
+def test_changed_weights_are_warned_of_once(cpu2):
     predictor, w = sums(cpu2)
     with predictor:
         update = theano.function([], updates={w: w + 1})
@@ -127,9 +127,9 @@ def test_former_weights_are_told_of_once(cpu2):
                 warnings.simplefilter('error')
                 predictor.predict(rows(2))
             change()
-            with pytest.warns(MgpuWarning, match=r'until refresh\(\) is called') as told:
+            with pytest.warns(MgpuWarning, match=r'until refresh\(\) is called') as caught:
                 predictor.predict(rows(2))
-            assert told[0].filename == __file__
+            assert caught[0].filename == __file__
             with warnings.catch_warnings():
                 warnings.simplefilter('error')
                 predictor.predict(rows(2))
@@ -161,7 +161,7 @@ def test_draws_that_are_optimised_away_cost_nothing(cpu2):
     with mgpu.Predictor([x], drawn, givens={training: np.int32(0)}, mode=FAST) as predictor:
         before = predictor._states  # private: no result shows a state that is computed in vain
         np.testing.assert_array_equal(predictor.predict(rows(40)), rows(40))
-        assert predictor.residents[0].draws() == [False] and predictor._states is before
+        assert predictor._draws == [False] and predictor._states is before
 
 
 def test_two_predictors_never_share_a_context(contexts, kind):

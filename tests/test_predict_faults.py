@@ -57,8 +57,8 @@ def test_a_reader_that_fails(cpu2):
 
     found = []
     with sums(cpu2)[0] as predictor, pytest.raises(OSError, match='disk'):
-        for resident in predictor.residents:
-            slow_down(resident, 0.05)
+        for replica in predictor.replicas:
+            slow_down(replica, 0.05)
         for output in predictor.map(batches()):
             found.append(float(output[0]))
     assert found == [3, 6]
@@ -71,7 +71,7 @@ def test_close_gives_everything_back(contexts, kind):
     with predictor:
         predictor.predict(rows(100))
         names = [context.name for context in predictor.contexts]
-        gone = [weakref.ref(resident.function) for resident in predictor.residents]
+        gone = [weakref.ref(replica.function) for replica in predictor.replicas]
     gc.collect()
     assert threading.active_count() <= before and not any(ref() for ref in gone)  # others may have ended meanwhile
     for use in (lambda: predictor.predict(rows(1)), lambda: predictor.map([])):

@@ -14,11 +14,11 @@ from support.prediction import rows, slow_down, sums
 def test_the_free_replica_is_next(cpu2):
     """One replica takes ten times as long as the other, and gets about a tenth of the batches."""
     with sums(cpu2)[0] as predictor:
-        for resident, seconds in zip(predictor.residents, (0.05, 0.005)):
-            slow_down(resident, seconds)
+        for replica, seconds in zip(predictor.replicas, (0.05, 0.005)):
+            slow_down(replica, seconds)
         found = [float(output[0]) for output in predictor.map(rows(1, i) for i in range(60))]
         assert found == [3.0 * i for i in range(60)]
-        slow, fast = (resident.calls for resident in predictor.residents)
+        slow, fast = (replica.calls for replica in predictor.replicas)
     assert slow + fast == 60 and 1 <= slow < fast / 2
 
 
@@ -40,7 +40,7 @@ def test_back_pressure(cpu2, prefetch):
             del batch
 
     with sums(cpu2, prefetch=prefetch)[0] as predictor:
-        slow_down(predictor.residents[0], 0.01)
+        slow_down(predictor.replicas[0], 0.01)
         for number, output in enumerate(predictor.map(batches())):
             time.sleep(0.002)
             assert output[0] == 3 * number
@@ -66,7 +66,7 @@ def batches(n):
         yield np.full((8192, 1024), i % 7, 'float32')  # 32 MB
 
 with mgpu.Predictor([x], x[:, 5], prefetch=2) as predictor:
-    list(predictor.map(batches(len(predictor.residents))))
+    list(predictor.map(batches(len(predictor.replicas))))
     before = peak()
     for i, outputs in enumerate(predictor.map(batches(320))):
         assert outputs[0] == i % 7 and len(outputs) == 8192
@@ -96,13 +96,13 @@ def test_an_endless_reader_that_is_given_up(cpu2):
 
 def test_batches_that_nobody_waits_for_are_not_computed(cpu2):
     with sums(cpu2, prefetch=10)[0] as predictor:
-        residents = predictor.residents
-        for resident in residents:
-            slow_down(resident, 0.05)
+        replicas = predictor.replicas
+        for replica in replicas:
+            slow_down(replica, 0.05)
         outputs = predictor.map(rows(1) for _ in range(100))
         next(outputs)
         outputs.close()
-    assert sum(resident.calls for resident in residents) <= 4
+    assert sum(replica.calls for replica in replicas) <= 4
 
 
 def test_outputs_do_not_wait_for_the_reader(cpu2):

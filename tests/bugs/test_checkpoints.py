@@ -84,7 +84,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(contexts, 
         assert w.get_value() == expected
     cut_short(path)
     cut_short(path + '.previous')
-    with pytest.raises(ValueError, match='run.npz is damaged.*there is no whole .*run.npz.previous. Give another'):
+    with pytest.raises(ValueError, match='run.npz is damaged.*there is no intact .*run.npz.previous. Name another'):
         step.load(path)
     assert w.get_value() == 2
     os.remove(path)

@@ -209,7 +209,7 @@ def test_a_fit_that_fails_while_it_passes_over_batches_has_the_state_of_its_chec
     with pytest.raises(OSError, match='no more data'):
         model.fit_generator(batches(4), 3, 2, workers=0, verbose=0, callbacks=[checkpoint(path)])
     assert_bitwise(keras_state(model), keras_state(saved))
-    assert model.train_function.memory is None
+    assert model.train_function.checkpoint is None
 
 
 @pytest.mark.parametrize('change,message', [
@@ -243,7 +243,7 @@ def test_a_generator_with_other_batches_than_before_is_warned_of(cpu2, tmp_path)
             checkpoint(path), LambdaCallback(on_batch_end=Interrupt(8 if shift else 0))])
     with pytest.raises(KeyboardInterrupt):
         fit(1)
-    with pytest.warns(mgpu.MgpuWarning, match='run.npz was written after other batches than those that were passed'):
+    with pytest.warns(mgpu.MgpuWarning, match='run.npz was written after other batches than those that were replayed'):
         fit(0)
 
 

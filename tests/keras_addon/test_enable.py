@@ -3,7 +3,7 @@ import copy
 import pickle
 
 from theano_mgpu.keras import disable, enable
-from theano_mgpu.keras.parallel_state import spread_of
+from theano_mgpu.keras.parallel_state import parallel_state_of
 from theano_mgpu.patches import keras_loops
 
 import keras
@@ -252,7 +252,7 @@ def test_saving(same, tmp_path, compiled):
         again = model_from_json(model.to_json())
         again.load_weights(weights)
         results += [again.predict(X), clone_model(model).predict(X).shape, loaded.count_params()]
-        assert (spread_of(loaded) is None) == (spread_of(model) is None)
+        assert (parallel_state_of(loaded) is None) == (parallel_state_of(model) is None)
         assert type(loaded) is Sequential is type(model)
         return results
     same(script)

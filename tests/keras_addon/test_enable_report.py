@@ -1,11 +1,13 @@
 """What `enable()` leaves alone, what it says once, what strict and verify make of it, and the report."""
 import warnings
+from types import SimpleNamespace
 
 import theano_mgpu as mgpu
 from theano_mgpu.distributed.process_group import Ranks
+from theano_mgpu.enabling.summary import SHOWN
 from theano_mgpu.keras import Checkpoint, Predictor, disable, enable, multi_gpu_model, verify
-from theano_mgpu.keras.parallel_state import spread_of
-from theano_mgpu.keras.report import SHOWN, Report
+from theano_mgpu.keras.parallel_state import parallel_state_of
+from theano_mgpu.keras.report import Report
 from theano_mgpu.profiling.trial import MARGIN, ROUNDS, WARM_UP, Trial
 from theano_mgpu.verification.certificate import TOLERANCE
 
@@ -52,20 +54,21 @@ def test_only_models_compiled_while_it_is_enabled(recwarn):
     after = compiled(dense())
     for model in (before, during, after):
         model.fit(X, Y, verbose=0, batch_size=20)
-    assert [spread_of(model) is not None for model in (before, during, never, after)] == [False, True, True, False]
+    states = [parallel_state_of(model) for model in (before, during, never, after)]
+    assert [state is not None for state in states] == [False, True, True, False]
     assert {usage.name for usage in report.usages} == {during.name, never.name}
     assert hasattr(during.train_function, 'function') and not hasattr(before.train_function, 'forward')
     compiled(during)  # again, now that it is disabled
-    assert spread_of(during) is None
+    assert parallel_state_of(during) is None
     during.fit(X, Y, verbose=0)
 
 
 def test_chosen_contexts(contexts):
     contexts('cpu', 3)
     enable([2, 'host0'])
-    assert [c.name for c in spread_of(compiled(dense())).contexts] == ['host2', 'host0']
+    assert [c.name for c in parallel_state_of(compiled(dense())).contexts] == ['host2', 'host0']
     enable(1)
-    assert len(spread_of(compiled(dense())).contexts) == 1
+    assert len(parallel_state_of(compiled(dense())).contexts) == 1
     with pytest.raises(mgpu.ContextError, match='`gpus=4`, as many contexts must be mapped; there are 3'):
         enable(4)
 
@@ -87,7 +90,7 @@ def test_data_tensors_are_left_to_plain_keras():
     enable()
     with pytest.warns(mgpu.MgpuWarning, match='left to plain Keras.*reads its data from a tensor'):
         model.compile('sgd', 'categorical_crossentropy', target_tensors=K.variable(Y))
-    assert spread_of(model) is None
+    assert parallel_state_of(model) is None
     model.fit(steps_per_epoch=3, epochs=1, verbose=0)
 
 
@@ -96,7 +99,7 @@ def test_targets_that_are_tensors_are_left_to_plain_keras():
     model = dense()
     with pytest.warns(mgpu.MgpuWarning, match='left to plain Keras.*its targets are tensors'):
         model.compile('sgd', 'categorical_crossentropy', target_tensors=K.variable(Y))
-    assert spread_of(model) is None
+    assert parallel_state_of(model) is None
 
 
 def test_options_that_contexts_do_not_take():
@@ -218,7 +221,7 @@ class Step:
 
     def __init__(self, contexts, several):
         self.contexts, self.seconds = contexts, several
-        self.rows, self.ranks = {}, Ranks()
+        self.inputs, self.ranks = SimpleNamespace(rows={}), Ranks()
 
 
 @pytest.mark.parametrize('one,rounds', [(0.2, ROUNDS), (1.1, 2), (3.0, 1)])
@@ -333,4 +336,4 @@ def test_many_models_are_not_all_listed():
     report = Report()
     for number in range(SHOWN + 5):
         report.usage('model_%d' % number).add('train', 1000, 0.5)
-    assert str(report).endswith('and 5 models more') and 'model_%d ' % (SHOWN - 1) in str(report)
+    assert str(report).endswith('and 5 more models') and 'model_%d ' % (SHOWN - 1) in str(report)

@@ -24,7 +24,7 @@ def test_gpus(gpus, names, contexts):
 
 
 @pytest.mark.parametrize('gpus,message', [
-    (0, 'gpus=0: a model needs one context at least; there are 2: host0->cpu;host1->cpu'),
+    (0, 'gpus=0: a model needs at least one context; there are 2: host0->cpu;host1->cpu'),
     (-1, 'gpus=-1'),
     (4, r'with `gpus=4`, as many contexts must be mapped; there are 2: .*THEANO_FLAGS="contexts=host0->cpu;host1->cpu;'
         'dev2->cpu;dev3->cpu"'),
@@ -57,7 +57,7 @@ def from_tensor():
     (lambda: Sequential([L.Dense(3)]), 'is not built yet.*input_shape'),
     (Subclassed, 'is not built yet'),
     (lambda: 'a model', "takes a keras.Model or keras.Sequential, not 'a model'"),
-    (lambda: multi_gpu_model(dense()), 'is a parallel model already: give its template'),
+    (lambda: multi_gpu_model(dense()), 'is already a parallel model: pass its template'),
     (from_tensor, r'reads its data from a tensor \(Input\(tensor=...\)\)')])
 def test_wrong_models(make, message, contexts):
     contexts('cpu', 2)
@@ -81,7 +81,7 @@ def model(contexts):
     ([X, X], Y, {}, 'Expected to see 1 array'),
     (X, None, {}, None),
     (X, Y, {'sample_weight': np.ones(5)}, 'same number of samples|sample_weight'),
-    (K.variable(X), Y, {}, r'tensors \(.*\) cannot be split into sub-batches: give the data as arrays'),
+    (K.variable(X), Y, {}, r'tensors \(.*\) cannot be split into sub-batches: pass the data as arrays'),
     (X, K.variable(Y), {}, 'cannot be split into sub-batches'),
     (X[:0], Y[:0], {}, 'empty')])
 def test_bad_data_changes_nothing(x, y, kwargs, message, model):

@@ -252,7 +252,7 @@ def test_what_cannot_be_predicted(cpu2):
     with pytest.raises(ContextError, match='gpus=5'):
         Predictor(zoo.dense(), gpus=5)
     with Predictor(zoo.dense(), gpus=['host1']) as predictor:
-        assert len(predictor.residents) == 1
+        assert len(predictor.replicas) == 1
         with pytest.raises(ValueError, match=r'map\(generator\)'):
             predictor.predict(zoo.noise(5, 6) for _ in range(3))
         with pytest.raises(ValueError, match='batch_size=0'):

@@ -1,4 +1,4 @@
-"""A lock on a checkpoint file: two jobs that write one would each take the other's state for its own."""
+"""A lock on a checkpoint file: if two jobs wrote the same file, each would continue from the other's state."""
 import errno
 import fcntl
 import os
@@ -7,11 +7,11 @@ import weakref
 
 from ..errors import MgpuError, warn
 
-_held = weakref.WeakValueDictionary()  # (path, process) to CheckpointLock: a process may use a file several times
+_held = weakref.WeakValueDictionary()  # (path, process id) to CheckpointLock: a process may lock a file several times
 
 
 def lock_checkpoint(path):
-    """Keep a checkpoint file to this process, until the last reference to what is returned is gone.
+    """Lock a checkpoint file for this process, until the last reference to the CheckpointLock is gone.
 
     Parameters
     ----------
@@ -24,7 +24,7 @@ def lock_checkpoint(path):
     Raises
     ------
     MgpuError
-        If another process has the file; the message names it.
+        If another process has locked the file; the message names it.
     """
     path = os.path.realpath(path)
     lock = _held.get((path, os.getpid()))
@@ -34,14 +34,14 @@ def lock_checkpoint(path):
 
 
 class CheckpointLock:
-    """What `lock_checkpoint` returns: a locked file beside the checkpoint, which is removed in the end.
+    """A locked file beside a checkpoint; it is removed in the end.
 
-    The lock is one of `fcntl.lockf`, not `flock`: a child process that outlives this one does not have it.
+    It is locked by `fcntl.lockf`, not `flock`: a child process that outlives this one does not inherit the lock.
 
     Parameters
     ----------
     path : str
-        Of the checkpoint.
+        The checkpoint file.
     """
 
     def __init__(self, path):
@@ -57,7 +57,7 @@ class CheckpointLock:
                 return
             if _is_at(file, name):
                 self._file = file
-            else:  # whoever had it has just removed it
+            else:  # its former owner has just removed it
                 file.close()
         file.truncate(0)
         file.write('process %d on host %s' % (os.getpid(), socket.gethostname()))
@@ -69,8 +69,8 @@ class CheckpointLock:
             warn('%s cannot be locked (%s): make sure that no other job writes its checkpoints there' % (path, error))
             return
         file.seek(0)
-        raise MgpuError('%s is in use for the checkpoints of another job, %s: end that one, or name another file'
-                        % (path, file.read() or 'which is just beginning')) from error
+        raise MgpuError('%s is in use for the checkpoints of another job, %s: end that job, or name another file'
+                        % (path, file.read() or 'which has just begun')) from error
 
 
 def _is_at(file, name):
@@ -81,6 +81,6 @@ def _is_at(file, name):
 
 
 def _release(file, name, process):
-    if os.getpid() == process:  # a fork has the object, but not the lock
+    if os.getpid() == process:  # a forked process has the object, but not the lock
         os.remove(name)
     file.close()

@@ -13,27 +13,27 @@ from ..utils.files import whole_file
 FORMAT = 'theano_mgpu training state 1'
 PREVIOUS = '.previous'
 
-_damaged = set()     # files that are not to replace the whole ones before them
-_not_finite = set()  # files of which the user knows that they are not written
+_damaged = set()     # damaged files; they must not replace the intact ones before them
+_not_finite = set()  # files whose non-finite values the user has been warned about
 
 
 def save(path, variables, contexts, ranks, extra=None, allow_nan=False):
-    """Write variables to an .npz file, whole or not at all. Every rank has to call it; rank 0 writes.
+    """Write variables to an .npz file. Every rank has to call it; rank 0 writes.
 
-    What the file held before stays as ``path + '.previous'``.
+    An interrupted write leaves the old file intact. The old content stays as ``path + '.previous'``.
 
     Parameters
     ----------
     path : str
     variables : list of Replicated
     contexts : list of Context
-        Of this process, whose random streams are saved.
+        The contexts of this process; their random streams are saved.
     ranks : Ranks
     extra : dict of str to ndarray, optional
-        What else is to be in the file.
+        Further arrays for the file.
     allow_nan : bool
-        Write values that are infinite or not a number, too. Otherwise a warning names them, and the file stays as
-        it is.
+        Also write values that are infinite or not a number. Otherwise a warning names them, and the file is not
+        written.
 
     Raises
     ------
@@ -62,7 +62,7 @@ def _write(path, variables, streams, extra, allow_nan):
 
 
 def _save_arrays(file, arrays):
-    """As numpy.savez, but without pickle, and closed in order where the disk is full."""
+    """As numpy.savez, but without pickle, and the file is closed properly if the disk is full."""
     with zipfile.ZipFile(file, 'w') as parts:
         for name, array in arrays.items():
             with parts.open(name + '.npy', 'w', force_zip64=True) as part:
@@ -70,17 +70,17 @@ def _save_arrays(file, arrays):
 
 
 def _all_finite(path, names, values):
-    """Whether all values are finite; else the user is warned, once until they are again."""
+    """Whether all values are finite; if not, warn the user, once until they are finite again."""
     found = [name for name, value in zip(names, values) if value.dtype.kind in 'fc' and not np.isfinite(value).all()]
     if found and path not in _not_finite:
-        warn('%s: not a number, or infinite. %s is not written, and stays as it is. Look for what makes them so '
-             '(check_finite=True finds the first step that would), or give allow_nan=True' % (', '.join(found), path))
+        warn('%s: not a number, or infinite. %s is not written, and stays as it is. Look for the cause '
+             '(check_finite=True finds the first such step), or pass allow_nan=True' % (', '.join(found), path))
     (_not_finite.add if found else _not_finite.discard)(path)
     return not found
 
 
 def _streams(variables, contexts):
-    """States of the random streams among variables: position to a list, one a context."""
+    """States of the random streams among variables: position to a list with one state for each context."""
     found = {}
     for i, variable in enumerate(variables):
         if isinstance(variable, ReplicatedStream):
@@ -90,14 +90,14 @@ def _streams(variables, contexts):
 
 
 def load(path, variables, contexts, ranks):
-    """Read variables back from what `save` wrote. Every rank has to call it; rank 0 reads.
+    """Read variables from a file that `save` wrote. Every rank has to call it; rank 0 reads.
 
-    Random streams of contexts that the file does not know go on from the master's, at their own place.
+    Contexts that the file has no random streams for derive theirs from the master's.
 
     Parameters
     ----------
     path, variables, contexts, ranks
-        As for `save`; the contexts may be others.
+        As for `save`; the contexts may differ.
 
     Returns
     -------
@@ -107,7 +107,7 @@ def load(path, variables, contexts, ranks):
     Raises
     ------
     ValueError
-        If the file is no training state, not of these variables, or damaged, and so is the one before it; nothing is
+        If the file is not a training state, has other variables, or is damaged and so is the one before it. Nothing is
         changed then.
     """
     saved = Saved(path, ranks, len(contexts))
@@ -116,15 +116,15 @@ def load(path, variables, contexts, ranks):
 
 
 class Saved:
-    """What `save` wrote, on every rank as rank 0 reads it; every rank has to make it.
+    """A file that `save` wrote, on every rank as rank 0 reads it; every rank has to make one.
 
     Parameters
     ----------
     path : str
-        Where it is damaged, the state before it is read instead, with a warning.
+        If the file is damaged, the state before it is read instead, with a warning.
     ranks : Ranks
     n_contexts : int
-        Of this process.
+        Number of contexts of this process.
 
     Attributes
     ----------
@@ -138,7 +138,7 @@ class Saved:
         self.extra = {key[len('extra/'):]: value for key, value in self._arrays.items() if key.startswith('extra/')}
 
     def give(self, variables, contexts):
-        """Give variables their values; nothing is changed if they are not those of the file: a ValueError."""
+        """Set the values of variables; if the file has other variables, raise a ValueError and change nothing."""
         self.check(variables)
         for i, variable in enumerate(variables):
             variable.variable.container.value = from_array(self._arrays['value/%d' % i])
@@ -151,7 +151,7 @@ class Saved:
                         variable.copies[context].container.value = from_array(state)
 
     def check(self, variables):
-        """Raise a ValueError where the file is not of these variables."""
+        """Raise a ValueError if the file has other variables."""
         saved, wanted = list(self._arrays['names']), [_name(variable) for variable in variables]
         if _unnumbered(saved) != _unnumbered(wanted):
             raise ValueError('%s holds the variables %s, but this function has %s: load it into a function of the '
@@ -164,13 +164,13 @@ class Saved:
 
 
 def _read(path):
-    """The arrays of a file; where it is damaged, of the one before it."""
+    """The arrays of a file or, if it is damaged, of the one before it."""
     path = os.fspath(path)
     damage = _damage(path)
     if damage:
         previous = path + PREVIOUS
         if not os.path.exists(previous) or _damage(previous):
-            raise ValueError('%s is damaged, or no training state of theano_mgpu (%s), and there is no whole %s. Give '
+            raise ValueError('%s is damaged, or no training state of theano_mgpu (%s), and there is no intact %s. Name '
                              'another file, or remove it to begin anew' % (path, damage, previous))
         warn('%s is damaged (%s): the state before it is taken, from %s' % (path, damage, previous))
         _damaged.add(os.path.abspath(path))
@@ -178,23 +178,23 @@ def _read(path):
     with np.load(path, allow_pickle=False) as file:
         arrays = {key: file[key] for key in file.files}
     if str(arrays.get('format')) != FORMAT:
-        raise ValueError('%s is no training state of theano_mgpu; give a file that step.save wrote' % path)
+        raise ValueError('%s is no training state of theano_mgpu; name a file that step.save wrote' % path)
     return arrays
 
 
 def _damage(path):
-    """What is wrong with a file, in words; None where each part of it has its checksum."""
+    """What is wrong with a file, as text; None if the checksum of each of its parts is right."""
     with open(path, 'rb') as f:
         try:
             with zipfile.ZipFile(f) as parts:
                 broken = parts.testzip()
-        except Exception as error:  # there is hardly one that zipfile does not raise for some file
+        except Exception as error:  # zipfile raises errors of many classes for damaged files
             return '%s: %s' % (type(error).__name__, error)
     return broken and 'the checksum of its part %s is wrong' % broken
 
 
 def _unnumbered(names):
-    """Names without numbers, which Keras counts up from model to model: dense_1, dense_2."""
+    """Names without numbers: Keras counts them up from model to model (dense_1, dense_2)."""
     return [re.sub(r'\d+', '#', name) for name in names]
 
 
@@ -203,7 +203,7 @@ def _name(replicated):
 
 
 def to_array(value):
-    """An array without objects; the state of a numpy.random.RandomState as JSON text."""
+    """A value as an array without objects; a numpy.random.RandomState as JSON text of its state."""
     if isinstance(value, np.random.RandomState):
         state = value.get_state(legacy=False)
         state['state']['key'] = state['state']['key'].tolist()

@@ -1,1 +1,1 @@
-"""`mgpu.enable`: every `theano.function` over the contexts."""
+"""`mgpu.enable`: runs every `theano.function` over the contexts."""

@@ -1,13 +1,11 @@
-"""`mgpu.enable`: every `theano.function` from then on runs over the contexts, where that is exact and pays."""
+"""`mgpu.enable`: each new `theano.function` runs over the contexts, where that is exact and faster."""
 import functools
 import os
-import sys
 import time
 
 import theano
 
 from ..batches.arguments import Arguments
-from ..devices.context_map import describe
 from ..errors import BatchError, GraphError, LengthError, MgpuError, warn
 from ..graphs.updates import as_dict, with_givens
 from ..options import Options
@@ -15,24 +13,24 @@ from ..parallel_function import Packing, ParallelFunction
 from ..patches import theano_functions
 from ..program import CannotCut
 from ..program.parallel_graph import choose_ranks, resolve_contexts
-from .entry import Entry
+from .batch_finder import BatchFinder
 from .report import FunctionReport
 
 WARM_UP = 2        # calls before those that count
 COUNTED = 3        # calls that count, on one device and over the contexts
-SHORTEST = 0.5e-3  # seconds of a call below which no division pays: a step over contexts costs a good part of that
+SHORTEST = 0.5e-3  # seconds; a shorter call is not divided, since a step over contexts costs about as much
 
 _LIBRARIES = tuple(os.path.join(os.path.dirname(os.path.dirname(theano.__file__)), name, '')
                    for name in ('theano', 'keras'))
-_enabled = None  # the Enabled that counts now
+_enabled = None  # the Enabled in force
 
 
 def enable(contexts=None, strict=False, verify=False, always=False, tell=warn):
-    """Have every `theano.function` that is made from now on run over several contexts, where that is exact and pays.
+    """Have every `theano.function` that is made from now on run over several contexts, where that is exact and faster.
 
-    A function whose arguments have samples, or that slices its batch from shared data sets, is measured on its first
-    calls, by plain Theano and over the contexts, and goes on with what is faster. Each call computes what plain Theano
-    does, so nothing is lost. Everything else stays plain Theano: functions that no batch enters, graphs that cannot be
+    A function whose arguments have samples, or that slices its batch from shared data sets, is timed on its first
+    calls, on one device by plain Theano and over the contexts, and continues with what is faster. Each of these calls
+    computes the usual results. Everything else stays plain Theano: functions without a batch, graphs that cannot be
     computed in parts, short calls. ``theano-mgpu run`` enables it for a whole script.
 
     Parameters
@@ -40,14 +38,14 @@ def enable(contexts=None, strict=False, verify=False, always=False, tell=warn):
     contexts : list of (str or Context), or callable, optional
         As for `mgpu.function`; all by default. A callable returns them, and is called with the first function.
     strict : bool
-        Raise a GraphError where a batch enters a function that cannot be computed in parts.
+        Raise a GraphError for a function that has a batch and cannot be computed in parts.
     verify : bool
         Compare the first batch of each function over the contexts with plain Theano, and print the certificate to
         stderr; with `strict` a difference is an error.
     always : bool
-        Divide what can be divided, without measuring: each run of a script then rounds alike.
+        Divide each function that can be divided, without timing: every run of a script then gives the same rounding.
     tell : callable
-        What is called with a text for the user; by default that is issued as an MgpuWarning.
+        Called with each message for the user; by default it issues an MgpuWarning.
 
     Returns
     -------
@@ -78,7 +76,7 @@ def enable(contexts=None, strict=False, verify=False, always=False, tell=warn):
 
 
 def disable():
-    """End what `enable` began: functions that were made since then stay as they are."""
+    """Leave functions that are made from now on to plain Theano; those that were made before stay as they are."""
     global _enabled
     _enabled = None
 
@@ -89,7 +87,7 @@ def _attach_once():
 
 
 class Enabled:
-    """What `enable` was given, and what came of it.
+    """The arguments of an `enable`, and its report.
 
     Attributes
     ----------
@@ -101,25 +99,25 @@ class Enabled:
         self.report = FunctionReport()
 
     def attach(self, function, given):
-        """Have a function that was just made run over the contexts, if a batch may enter it."""
+        """Have a new function run over the contexts, if it may have a batch."""
         if (given['name'] or '').startswith(_LIBRARIES):
-            return  # which Theano makes for itself, to know a number of a graph; Keras, to read a variable
+            return  # Theano or Keras made it for its own use
         usage = self.report.usage(_shown(given['name']))
         obstacle = _obstacle(given)
         if obstacle:
-            usage.stay(obstacle)
+            usage.run_on([], obstacle)
         else:
             function.mgpu_divided = EnabledFunction(self, function, given, usage)
 
 
 def _shown(name):
-    """A name as it is reported: what Theano calls a function without one is the place of its making."""
+    """A function's name for messages. If it has none, Theano gives the place of its making; its folder is left out."""
     place, colon, line = (name or 'a function').rpartition(':')
     return os.path.basename(place) + colon + line if colon else line
 
 
 def _obstacle(given):
-    """Why a function cannot run over contexts, as far as its arguments tell; None if it may."""
+    """Why the arguments of a `theano.function` exclude several contexts; None if they do not."""
     if not given['params']:
         return 'no batch enters it'
     if given['profile'] or theano.config.profile:
@@ -127,19 +125,19 @@ def _obstacle(given):
     if type(theano.compile.get_mode(given['mode'])) is not theano.Mode:
         return 'its mode checks each op'
     if Options().is_sharded(choose_ranks(None)):
-        return 'each process has samples of its own: mgpu.function adds over processes'
+        return 'each process has samples of its own: use mgpu.function, which adds over processes'
     return None
 
 
 class EnabledFunction:
-    """What runs in place of a `theano.function`: plain Theano or a ParallelFunction, whichever turns out to be faster.
+    """Runs in place of a `theano.function`: plain Theano or a ParallelFunction, whichever is faster.
 
     Parameters
     ----------
     enabled : Enabled
     function : theano.compile.function_module.Function
     given : dict
-        The arguments that it was made of.
+        The arguments of `theano.function`.
     usage : FunctionUsage
 
     Attributes
@@ -157,8 +155,6 @@ class EnabledFunction:
     def __call__(self, args, kwargs):
         return self._run(args, kwargs)
 
-    # -------------------------------------------------------------------------------------------- what it may be
-
     def _measure_plain(self, args, kwargs):
         results, seconds = self._timed(self._plain, args, kwargs)
         if seconds is not None:
@@ -169,10 +165,10 @@ class EnabledFunction:
         return results
 
     def _divide(self, args, kwargs):
-        """The first call over the contexts; or what stays plain Theano."""
+        """Make the first call over the contexts; or stay with plain Theano."""
         try:
             self.step = self._made(args, kwargs)
-        except BatchError:  # arguments at fault: plain Theano says what is wrong
+        except BatchError:  # wrong arguments: plain Theano raises the error
             return self._plain(args, kwargs)
         except GraphError as error:
             if self._enabled.strict and self._has_batch:
@@ -182,8 +178,8 @@ class EnabledFunction:
                 self._enabled.tell('%s stays on one device: %s' % (self._usage.name, error))
             return self._plain(args, kwargs)
         if self._enabled.verifies:
-            self._verify(args, kwargs)
-        self._usage.spread(self.step.contexts, 'divided')
+            self.step.verify(*args, **kwargs).show(self._usage.name, self._enabled.strict)
+        self._usage.run_on(self.step.contexts, 'divided')
         self._run = self._over_contexts if self._enabled.always else self._measure_several
         return self._run(args, kwargs)
 
@@ -192,7 +188,7 @@ class EnabledFunction:
         if seconds is not None and self._run == self._measure_several:
             text = '%.3g ms a call on one device, %.3g ms divided' % (self._one * 1e3, seconds * 1e3)
             if seconds < self._one:
-                self._usage.spread(self.step.contexts, text)
+                self._usage.run_on(self.step.contexts, text)
                 self._run = self._over_contexts
             else:
                 self._stay(text)
@@ -204,27 +200,25 @@ class EnabledFunction:
     def _over_contexts(self, args, kwargs):
         try:
             results = self._pack(self.step.step(args, kwargs))
-        except LengthError:  # arguments that are not this batch: plain Theano computes, or says what is wrong
+        except LengthError:  # the arguments are not such a batch: plain Theano computes, or raises its error
             return self._plain(args, kwargs)
         except Exception as error:
             if self._ranks.size > 1 or self._enabled.strict:
                 raise
-            results = self._plain(args, kwargs)  # raises what plain Theano does, if the arguments are at fault
+            results = self._plain(args, kwargs)  # raises plain Theano's error if the arguments are wrong
             self._stay('it failed over the contexts: %s' % error)
-            self._enabled.tell('%s goes on on one device: %s' % (self._usage.name, error))
+            self._enabled.tell('%s continues on one device: %s' % (self._usage.name, error))
             return results
         self._usage.add(self.step.samples)
         return results
 
     def _stay(self, why):
-        self._usage.stay(why)
+        self._usage.run_on([], why)
         self.step = self._run = None
         del self._function.mgpu_divided
 
-    # -------------------------------------------------------------------------------------------- how it comes about
-
     def _timed(self, run, args, kwargs):
-        """Results, and once there are calls enough, the seconds that one takes; every rank knows the same ones."""
+        """Results, and after enough calls the seconds that one takes, the same number on every rank; None before."""
         began = time.perf_counter()
         results = run(args, kwargs)
         self._seconds.append(time.perf_counter() - began)
@@ -234,7 +228,7 @@ class EnabledFunction:
         return results, max(self._ranks.everyones(int(seconds * 1e9))) / 1e9
 
     def _made(self, args, kwargs):
-        """The ParallelFunction for arguments such as these; a GraphError if there is none."""
+        """The ParallelFunction for arguments like these; a GraphError if there is none."""
         self._has_batch = False
         given = self._given
         outputs = given['outputs']
@@ -243,10 +237,10 @@ class EnabledFunction:
         variables, updates = with_givens(self._pack.variables, as_dict(given['updates']), given['givens'],
                                          given['no_default_updates'])
         arguments = Arguments(given['params'], {}, given['allow_input_downcast'])
-        entry = Entry(arguments.inputs, variables + list(updates.values()), updates)
+        finder = BatchFinder(arguments.inputs, variables + list(updates.values()), updates)
         values = arguments.bind(args, kwargs)
         refusal = None
-        for axes, length in entry.ways(values) if entry else ():
+        for axes, length in finder.candidates(values) if finder else ():
             self._has_batch = True
             try:
                 return ParallelFunction(
@@ -259,10 +253,3 @@ class EnabledFunction:
             raise GraphError('no batch enters it')
         cut = isinstance(refusal.__cause__, CannotCut)
         raise GraphError('it cannot be computed in parts: %s' % refusal.__cause__ if cut else str(refusal)) from refusal
-
-    def _verify(self, args, kwargs):
-        certificate = self.step.verify(*args, **kwargs)
-        print('theano_mgpu: %s: %s' % (self._usage.name, certificate), file=sys.stderr)
-        if self._enabled.strict and not certificate.passed:
-            raise GraphError('%s does not give the same answer over %s: see the certificate above'
-                             % (self._usage.name, describe(self.step.contexts)))

@@ -1,9 +1,5 @@
 """What the functions of a process did: the summary of `enable`."""
-from ..devices.context_map import describe
-from ..jobs import mpi_environment
-from ..utils.tables import table
-
-SHOWN = 20  # functions in a table
+from .summary import Summary, cell, counted, on_contexts
 
 
 class FunctionUsage:
@@ -30,16 +26,12 @@ class FunctionUsage:
         self.calls += 1
         self.samples += samples
 
-    def stay(self, why):
-        """It runs on one device from now on."""
-        self.contexts, self.why = [], why
-
-    def spread(self, contexts, why):
-        """It runs over contexts from now on."""
+    def run_on(self, contexts, why):
+        """Note where it runs from now on: on contexts, or on one device if there are none."""
         self.contexts, self.why = contexts, why
 
 
-class FunctionReport:
+class FunctionReport(Summary):
     """Where each function ran, and why. Print it.
 
     Attributes
@@ -48,13 +40,7 @@ class FunctionReport:
         In the order in which the functions were made.
     """
 
-    def __init__(self):
-        self.usages = []
-
-    def usage(self, name):
-        """The FunctionUsage of one more function."""
-        self.usages.append(FunctionUsage(name))
-        return self.usages[-1]
+    usage_class, noun = FunctionUsage, 'function'
 
     def __bool__(self):
         return bool(self.usages)
@@ -63,17 +49,9 @@ class FunctionReport:
         if not self.usages:
             return 'no Theano function was made'
         divided = [usage for usage in self.usages if usage.contexts]
-        contexts = list(dict.fromkeys(context for usage in divided for context in usage.contexts))
-        together = ' in each of %d processes' % mpi_environment.size() if mpi_environment.trains_together() else ''
-        over = ' on %d context%s (%s)%s' % (len(contexts), 's' * (len(contexts) != 1), describe(contexts), together)
-        n = len(self.usages)
-        lines = ['%d of %d Theano function%s%s' % (len(divided), n, 's' * (n != 1), over if divided else
-                                                   ' ran on several contexts')]
-        rows = [['FUNCTION', 'WHERE', 'BATCHES', 'SAMPLES', 'WHY']]
-        rows += [[usage.name, ' '.join(context.name for context in usage.contexts) or 'one device',
-                  '{:,}'.format(usage.calls) if usage.calls else '-',
-                  '{:,}'.format(usage.samples) if usage.calls else '-', usage.why] for usage in self.usages[:SHOWN]]
-        lines.append(table(rows, right={2, 3}))
-        if n > SHOWN:
-            lines.append('and %d functions more' % (n - SHOWN))
-        return '\n'.join(lines)
+        title = '%d of %s %s' % (len(divided), counted(len(self.usages), 'Theano function'),
+                                 on_contexts(divided) if divided else 'ran on several contexts')
+        rows = [[usage.name, ' '.join(context.name for context in usage.contexts) or 'one device',
+                 cell(usage.calls or None), cell(usage.samples if usage.calls else None), usage.why]
+                for usage in self.usages]
+        return '\n'.join(self._lines(title, ['FUNCTION', 'WHERE', 'BATCHES', 'SAMPLES', 'WHY'], rows, right={2, 3}))

@@ -19,14 +19,14 @@ def any_length(model, length=None):
 
 
 def batch_updates(model, training=True):
-    """New values of layer and metric states, as a dict; as in Keras, the first of several of one variable counts."""
+    """New values of layer and metric states, as a dict. If a variable has several, the first counts, as in Keras."""
     pairs = list(model.updates if training else model.state_updates)
     pairs += [pair for metric in model._get_training_eval_metrics() for pair in metric.updates]
     return first_of_each(pairs)
 
 
 def first_of_each(pairs):
-    """Update pairs as a dict with the first new value of each variable."""
+    """Pairs of updates as a dict, with the first new value of each variable."""
     found = {}
     for variable, new in pairs:
         found.setdefault(variable, new)
@@ -34,12 +34,12 @@ def first_of_each(pairs):
 
 
 def metric_values(model):
-    """What the metrics report, as functions of their states."""
+    """The results of the metrics, as functions of their states."""
     return [metric._call_result for metric in model._get_training_eval_metrics() if hasattr(metric, '_call_result')]
 
 
 def members(data):
-    """The members of data as Keras takes it: one array, a list, or a dict."""
+    """The arrays of data as Keras takes it: one array, a list, or a dict."""
     if data is None:
         return []
     if isinstance(data, dict):

@@ -1,4 +1,4 @@
-"""The states of Keras's own callbacks that decide by what they have seen before, for a checkpoint."""
+"""The states, for a checkpoint, of those of Keras's own callbacks whose decisions depend on what they have seen."""
 import numpy as np
 from keras.callbacks import EarlyStopping, ModelCheckpoint, ReduceLROnPlateau
 
@@ -7,7 +7,7 @@ NAMES = {EarlyStopping: ('wait', 'best', 'stopped_epoch'), ReduceLROnPlateau: ('
 
 
 def states_of(callbacks):
-    """The states of callbacks, a dict of str to ndarray; all names begin with ``callbacks/``."""
+    """The states of callbacks: a dict of str to ndarray, whose names begin with ``callbacks/``."""
     arrays = {}
     for key, callback, name in _attributes(callbacks):
         arrays[key] = np.array(getattr(callback, name))
@@ -16,8 +16,8 @@ def states_of(callbacks):
     return arrays
 
 
-def give_states(callbacks, arrays):
-    """Give callbacks the states that `states_of` found, which are among `arrays`."""
+def restore_states(callbacks, arrays):
+    """Set the states of callbacks, which are among `arrays` under the names of `states_of`."""
     for key, callback, name in _attributes(callbacks):
         if key in arrays:
             setattr(callback, name, arrays[key][()])

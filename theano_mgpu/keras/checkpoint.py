@@ -1,4 +1,4 @@
-"""`theano_mgpu.keras.Checkpoint`: a training that a crash, or a kill, sets back by a few batches only."""
+"""`theano_mgpu.keras.Checkpoint`: a crash or kill costs a training a few batches only."""
 import os
 import uuid
 
@@ -7,16 +7,16 @@ import keras
 from ..checkpoints import training_state
 from ..checkpoints.lock import lock_checkpoint
 from ..errors import MgpuError, warn
-from .callback_states import give_states, states_of
+from .callback_states import restore_states, states_of
 from .fit_record import FitRecord, random_states, set_random_states
 from .functions import BatchFunction
 
 
 class Run:
-    """The fits of this process that had a Checkpoint of the same path."""
+    """The fits of this process that had a Checkpoint with the same path."""
 
     def __init__(self):
-        self.id = None      # of the run of the script, of which this process may be a restart
+        self.id = None      # identifies the run of the script; this process may be a restart of it
         self.finished = 0
 
 
@@ -24,39 +24,39 @@ _runs = {}  # by absolute path
 
 
 class Checkpoint(keras.callbacks.Callback):
-    """Save the whole training state every so many batches; when `fit` begins, go on from what was saved.
+    """Save the whole training state every N batches; when `fit` begins, continue from the saved state.
 
-    Run the same script again after a crash (``theano-mgpu launch --restarts`` does): `fit` and `fit_generator` of a
-    parallel model then pass over the batches that are done, in the same order of samples, with the history that
-    they had, and compute from the next one on. What is saved are weights, the states of the optimizer, the metrics
-    and the random streams, and that history.
+    After a crash, run the same script again (``theano-mgpu launch --restarts`` does). `fit` and `fit_generator` of a
+    parallel model then replay the finished batches, in the same order of samples and with the same history, without
+    computing them, and compute from the next batch on. The file has the weights, the states of the optimizer, the
+    metrics and the random streams, and the history.
 
     Parameters
     ----------
     path : str
-        An .npz file, always a whole one. Each checkpoint replaces the one before, which stays as
-        ``path + '.previous'`` and is taken where the file turns out to be damaged. A second fit of the same process
-        with this path has a file of its own, ``run-fit2.npz`` for ``run.npz``, and so on; a fit that ends with an
-        error, or is interrupted, leaves its file to the next one.
+        An .npz file; an interrupted write leaves the old file intact. Each checkpoint replaces the one before, which
+        stays as ``path + '.previous'`` and is used if the file is damaged. A second fit of the same process with this
+        path has its own file, ``run-fit2.npz`` for ``run.npz``, and so on. If a fit is interrupted or ends with an
+        error, the next one takes its file.
     every : int
         Training batches between checkpoints, at least 1: what a crash can lose.
     allow_nan : bool
-        Write a state that is infinite or not a number, too. Otherwise a warning names what is, and the file stays as
-        it is.
+        Also write values that are infinite or not a number. Otherwise a warning names them, and the file is not
+        written.
 
     Raises
     ------
     ValueError
-        If `every` is less than 1. In `fit`, if the file is damaged, and so is the one before it; if it is of another
-        model, or of a fit with other epochs, steps, samples, batches or data. Where a generator gives the data, other
-        batches than before are only warned of, since it may draw them at random.
+        If `every` is less than 1. In `fit`, if the file and the one before it are damaged; or if the file belongs to
+        another model, or to a fit with other epochs, steps, samples, batches or data. If a generator gives the data,
+        there is only a warning about other batches than before, since it may draw them at random.
 
     Notes
     -----
-    Other callbacks are not called for what is passed over, so that files which they wrote stay as they are; but a
-    CSVLogger that begins its file anew is. What they put into `logs` is remembered, and so are the states of
-    EarlyStopping, ReduceLROnPlateau and ModelCheckpoint; a callback of your own has seen only what came after the
-    restart. Remove the file to train from the beginning.
+    Other callbacks are not called during the replay, so that files which they wrote stay as they are; the exception is
+    a CSVLogger that begins its file anew. What callbacks put into `logs` is saved, and so are the states of
+    EarlyStopping, ReduceLROnPlateau and ModelCheckpoint. A callback of your own sees only what comes after the restart.
+    Remove the file to train from the beginning.
     """
 
     def __init__(self, path, every=100, allow_nan=False):
@@ -65,13 +65,13 @@ class Checkpoint(keras.callbacks.Callback):
             raise ValueError('every=%r: give the number of batches between checkpoints, 1 or more' % (every,))
         self.path, self.every, self.allow_nan = path, every, allow_nan
         self.others = []    # the other callbacks of the fit
-        self._functions = []  # only during a fit, so that they do not outlive a model's next compile()
+        self._functions = []  # only during a fit: compile() of the model makes new ones
         self._lock = None
-        self._saved = None  # the FitRecord of the file, while what is in it is passed over
+        self._saved = None  # the FitRecord of the file, while it is replayed
 
     @property
-    def passing(self):
-        """Whether what comes next is done already."""
+    def replaying(self):
+        """Whether the next batch is replayed, not computed."""
         return self._saved is not None
 
     @property
@@ -83,14 +83,14 @@ class Checkpoint(keras.callbacks.Callback):
         return self
 
     def __exit__(self, kind, error, trace):
-        """Leave the model's functions, however `fit` ended, with the state of the file at least."""
+        """Detach from the model's functions, however `fit` ended; after half a replay, restore the file's state."""
         trained = bool(self._functions)
         try:
-            if self.passing:
+            if self.replaying:
                 self._restore()
         finally:
             for function in self._functions:
-                function.memory = None
+                function.checkpoint = None
             self._functions, self._lock = [], None
         if trained and kind is None:
             self._run.finished += 1
@@ -98,14 +98,14 @@ class Checkpoint(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         train = self.model.train_function
         if not isinstance(train, BatchFunction):
-            raise MgpuError('Checkpoint is for a model that runs over contexts, if only one: of multi_gpu_model, or '
-                            'after enable(), which theano-mgpu run does for a script. %s is left to plain Keras'
+            raise MgpuError('Checkpoint is for a model that runs over contexts, even if over one: one of '
+                            'multi_gpu_model, or any after enable(), as in theano-mgpu run. %s is left to plain Keras'
                             % self.model.name)
         self._functions = [f for f in (train, self.model.test_function) if f is not None]
         ranks = self._step.ranks
         if self._step.sharded:
-            raise MgpuError('Checkpoint needs every process to be given the whole data: with mgpu.data=sharded the '
-                            'processes have done different numbers of batches')
+            raise MgpuError('Checkpoint needs the whole data in every process: with mgpu.data=sharded, processes may '
+                            'have finished different numbers of batches')
         self._run = _runs.setdefault(os.path.abspath(self.path), Run())
         self._file = file_of_fit(self.path, self._run.finished + 1)
         self._done, self._in_batch = FitRecord(self.params), False
@@ -115,27 +115,27 @@ class Checkpoint(keras.callbacks.Callback):
             self._run.id = ranks.broadcast_object(uuid.uuid4().hex)
         self._done.run = self._run.id
         for function in self._functions:
-            function.memory = self
+            function.checkpoint = self
 
-    def recall(self, function, inputs, compute):
-        """Results of a call of the train or the test function: remembered ones, or computed ones.
+    def replay_or_compute(self, function, inputs, compute):
+        """The results of a call of the train or test function, saved or computed.
 
-        Of the train function, the first call in each batch is Keras's; others are a callback's own.
+        The first call of the train function in a batch is Keras's; any other comes from a callback.
         """
         if function is not self._functions[0]:
-            return self._logged('val_') if self.passing else compute()
+            return self._logged('val_') if self.replaying else compute()
         if not self._in_batch:
             return compute()
         self._in_batch = False
         self._done.add_inputs(inputs)
-        results = self._passed() if self.passing else compute()
+        results = self._replayed() if self.replaying else compute()
         self._done.batches.append(results)
         return list(results)
 
     def on_epoch_begin(self, epoch, logs=None):
         if 'initial_epoch' not in self._done.fit:
             self._done.fit['initial_epoch'] = epoch
-            if self.passing:
+            if self.replaying:
                 self._compare()
 
     def on_batch_begin(self, batch, logs=None):
@@ -143,18 +143,18 @@ class Checkpoint(keras.callbacks.Callback):
 
     def on_batch_end(self, batch, logs=None):
         done, saved = self._done, self._saved
-        if not self.passing:
+        if not self.replaying:
             if done.n_batches % self.every == 0:
                 self._save()
         elif saved.batches and done.n_batches == saved.n_batches:
-            self._go_on()
+            self._continue()
         elif saved.stopped and done.n_batches == saved.n_batches:
             self.model.stop_training = True
 
     def on_epoch_end(self, epoch, logs=None):
         done, saved = self._done, self._saved
         done.end_epoch({})
-        if self.passing:
+        if self.replaying:
             if saved.lengths[:len(done.lengths)] != done.lengths:
                 self._refuse('holds epochs of %s batches, but those of this fit have %s'
                              % (saved.lengths, done.lengths))
@@ -164,21 +164,21 @@ class Checkpoint(keras.callbacks.Callback):
         done.add_logs(0, logs)
 
     def on_train_end(self, logs=None):
-        if self.passing:
-            self._go_on()
+        if self.replaying:
+            self._continue()
         else:
             self._done.end = random_states()
             self._save()
 
     def logs_after(self, position):
-        """What a callback had put into the logs of the epoch that is passed over."""
+        """What a callback had put into the logs of the epoch that is replayed."""
         return self._saved.logs_of(len(self._done.epochs) - 1, position)
 
     def note_logs(self, position, logs):
         self._done.add_logs(position, logs)
 
     def _keep_file(self):
-        """Keep the file to this process; whether it exists."""
+        """Lock the file for this process; returns whether it exists."""
         self._lock = lock_checkpoint(self._file)
         return os.path.exists(self._file)
 
@@ -190,13 +190,14 @@ class Checkpoint(keras.callbacks.Callback):
         if not self._run.finished:
             self._run.id = record.run
         elif self._run.id != record.run:
-            warn('%s is not of the run that %s is of: this fit begins anew, and replaces it' % (self._file, self.path))
+            warn('%s is not of the run that %s is of: this fit begins anew, and replaces the file'
+                 % (self._file, self.path))
             return
         saved.check(self._step.variables())
         self._saved, self._state, self._before = record, saved, self._done.begin
         self._compare()
         self._done.begin = record.begin
-        set_random_states(record.begin)  # the orders of samples follow from these
+        set_random_states(record.begin)  # the order of samples follows from these
 
     def _save(self):
         self._done.stopped = self.model.stop_training
@@ -210,14 +211,14 @@ class Checkpoint(keras.callbacks.Callback):
                          % (self._saved.arguments(), self._done.arguments()))
 
     def _refuse(self, text):
-        """An error about the file; nothing is changed."""
+        """Raise an error about the file; nothing is changed."""
         self._saved = self._state = None
         set_random_states(self._before)
-        raise ValueError('%s %s. Give the same arguments and data to go on from it; to train from the beginning, '
+        raise ValueError('%s %s. Pass the same arguments and data to continue from it; to train from the beginning, '
                          'remove the file or name another one' % (self._file, text))
 
-    def _passed(self):
-        """Results of the batch that is passed over: its own, or where its epoch is finished, those of the epoch."""
+    def _replayed(self):
+        """Results of the replayed batch: its own or, if its epoch is finished, those of the epoch."""
         done, saved = self._done, self._saved
         given = self.params.get('samples') is not None  # else a generator gives the data
         if given and not done.n_batches and done.first_batch != saved.first_batch:
@@ -226,23 +227,23 @@ class Checkpoint(keras.callbacks.Callback):
         return self._logged('') if len(done.epochs) < len(saved.epochs) else saved.batches[len(done.batches)]
 
     def _logged(self, prefix):
-        """The loss and metrics at the end of the epoch that is passed over."""
+        """The loss and metrics at the end of the replayed epoch."""
         logs = self._saved.logs_of(len(self._done.epochs), 0)
         return [logs.get(prefix + name, float('nan')) for name in self.model.metrics_names]
 
-    def _go_on(self):
-        """All is passed over: give the model the state that it had then."""
+    def _continue(self):
+        """The replay is complete: give the model the state of the file."""
         if self._done.all_batches != self._saved.all_batches:
-            warn('%s was written after other batches than those that were passed over now, in another order or of '
-                 'other data: the training goes on from its state, but not as if it had not been interrupted. Draw '
-                 'random numbers neither in callbacks, which are not called meanwhile, nor without a seed' % self._file)
+            warn('%s was written after other batches than those that were replayed now, which differ in order or data: '
+                 'the training continues from its state, but the result is not that of an uninterrupted one. Do not '
+                 'draw random numbers in callbacks, which are not called in a replay, or without a seed' % self._file)
         self._restore()
 
     def _restore(self):
         saved, values = self._saved, self._state
         self._saved = self._state = None
         values.give(self._step.variables(), self._step.contexts)
-        give_states(self.others, values.extra)
+        restore_states(self.others, values.extra)
         self.model.stop_training = saved.stopped
         if saved.end:
             set_random_states(saved.end)

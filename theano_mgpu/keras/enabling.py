@@ -1,60 +1,57 @@
 """`enable` and `disable`: every Keras model of the process over several contexts."""
 import functools
 import re
-import sys
 import time
 import weakref
-
-from keras import backend as K
 
 from ..errors import GraphError, warn
 from ..patches import keras_models
 from ..profiling.trial import Trial
-from . import functions
-from .methods import LOOPS, METHODS
+from .functions import check_compile
+from .methods import LOOPS, switch_methods_once
 from .multi_gpu import check_built, chosen_contexts, multi_gpu_model
-from .parallel_state import Spread, set_spread, spread_of
+from .parallel_state import ParallelState, parallel_state_of, set_parallel_state
 from .report import Report
 from .verification import check_alone, verify_batch, verify_prediction
 
-_enabled = None  # the Enabled that counts now
+_enabled = None  # the Enabled in force
 
 
 def enable(gpus=None, strict=False, verify=False, tell=warn):
     """Have every Keras model that is compiled from now on run over several contexts.
 
-    Its train, test and predict functions then divide each batch, as those of `multi_gpu_model` do; everything else of
-    the model is Keras's own, so that a script needs no change. Models that are not compiled predict over contexts,
-    too. Models that were compiled before stay as they are. ``theano-mgpu run`` enables it for a whole script.
+    Its train, test and predict functions then divide each batch, as those of `multi_gpu_model` do. The rest of the
+    model is Keras's own, so that a script needs no change. Models that are not compiled predict over contexts, too.
+    Models that were compiled before stay as they are. ``theano-mgpu run`` enables it for a whole script.
 
     Parameters
     ----------
     gpus : int, list of int or str, or None
         How many contexts to use, or which ones, as for `multi_gpu_model`; None for all.
     strict : bool
-        Raise a GraphError for what is else said once: a model that cannot be exactly as on one device, or cannot
-        run over contexts, or for which one context is faster.
+        Raise a GraphError where there is else one warning: for a model that cannot give exactly the results of one
+        device, that cannot run over contexts, or for which one context is faster.
     verify : bool
-        Compare one step on one device with one on the contexts, see `verify`, on the first batch of each model, and
-        print the certificate to stderr. Of a model that predicts first the outputs are compared.
+        On the first batch of each model, compare one step on one device with one on the contexts (see `verify`), and
+        print the certificate to stderr. For a model that predicts first, the outputs are compared.
     tell : callable
-        What is called with a text for the user; by default that is issued as an MgpuWarning.
+        Called with each message for the user; by default it issues an MgpuWarning.
 
     Returns
     -------
     Report
-        What the models did so far, and what was said of them. Print it.
+        What the models have done so far, and the messages about them. Print it.
 
     Raises
     ------
     ContextError
-        If `gpus` asks for what is not there.
+        If `gpus` asks for contexts that do not exist.
 
     Notes
     -----
-    A model is left to plain Keras, with a word, where it reads its data from a tensor, or is compiled with
-    options that contexts do not take. A stateful model takes as many contexts as divide its batch. A model whose first
-    batch fails when it is divided, and succeeds as a whole, runs on the first context; strict raises the error.
+    A model is left to plain Keras, with a warning, if it reads its data from a tensor or is compiled with options that
+    contexts do not take. A model whose first batch fails when it is divided, and succeeds as a whole, runs on the first
+    context; with `strict` the error is raised.
 
     Examples
     --------
@@ -83,11 +80,11 @@ def disable():
     _enabled = None
 
 
-@functools.lru_cache(maxsize=None)
+@functools.lru_cache(None)
 def _patch_keras_once():
-    keras_models.switch_keras_methods(METHODS, applies=spread_of)
+    switch_methods_once()
     # A model that is not built yet is compiled by its first batch, within the loop.
-    keras_models.switch_keras_methods(LOOPS, applies=lambda model: spread_of(model) or (_enabled and not model.built))
+    keras_models.switch_keras_methods(LOOPS, applies=lambda model: _enabled and not model.built)
     keras_models.switch_keras_methods({'compile': _compile, '_make_predict_function': _make_predict_function},
                                 applies=lambda model: not hasattr(model, 'template'))
     keras_models.replace_multi_gpu_model(multi_gpu_model, applies=lambda: _enabled)
@@ -96,25 +93,25 @@ def _patch_keras_once():
 def _compile(original):
     @functools.wraps(original)
     def compile(self, *args, **kwargs):
-        before = spread_of(self)
-        set_spread(self, None)
+        before = parallel_state_of(self)
+        set_parallel_state(self, None)
         original(self, *args, **kwargs)
         if _enabled and self.built:
-            _enabled.spread(self, before)
+            _enabled.attach(self, before)
     return compile
 
 
 def _make_predict_function(original):
     @functools.wraps(original)
     def _make_predict_function(self):
-        if _enabled and not self._is_compiled and not spread_of(self):
-            _enabled.spread(self)
+        if _enabled and not self._is_compiled and not parallel_state_of(self):
+            _enabled.attach(self)
         original(self)
     return _make_predict_function
 
 
 class Enabled:
-    """What `enable` was given, and what came of it.
+    """The arguments of an `enable`, and its report.
 
     Attributes
     ----------
@@ -124,29 +121,29 @@ class Enabled:
     def __init__(self, gpus, strict, verify, tell):
         self.gpus, self.strict, self.verifies, self._tell = gpus, strict, verify, tell
         self.report = Report()
-        self._said = set()
+        self._told = set()
 
-    def spread(self, model, before=None):
-        """Have a model run over the contexts; `before` is its Spread from a former `compile`, if any."""
+    def attach(self, model, before=None):
+        """Have a model run over the contexts; `before` is its state from an earlier `compile`, if any."""
         obstacle = _obstacle(model)
         if obstacle:
-            self.say(model.name, 'is left to plain Keras, on the host or the device of the flag "device": %s'
-                     % obstacle)
+            self.notify(model.name, 'is left to plain Keras, on the host or the device of the flag "device": %s'
+                        % obstacle)
             return
-        usage = before.usage if isinstance(before, EnabledSpread) else self.report.usage(model.name)
-        set_spread(model, EnabledSpread(self, model, usage, chosen_contexts(self.gpus)))
+        usage = before.usage if isinstance(before, EnabledState) else self.report.usage(model.name)
+        set_parallel_state(model, EnabledState(self, model, usage, chosen_contexts(self.gpus)))
 
-    def say(self, name, text, noted=True):
-        """Tell the user of the model of that name, once whatever the numbers in the text; an error if strict.
+    def notify(self, name, text, noted=True):
+        """Tell the user about a model once, whatever the numbers in the text; with `strict`, raise a GraphError.
 
-        It is in the report, too, if `noted`.
+        The report has it, too, if `noted`.
         """
         whole = '%s %s' % (name, text)
         if self.strict:
             raise GraphError(whole)
         key = name, re.sub(r'\d', '', text)
-        if key not in self._said:
-            self._said.add(key)
+        if key not in self._told:
+            self._told.add(key)
             if noted:
                 self.report.notes.append(whole)
             self._tell(whole)
@@ -155,17 +152,16 @@ class Enabled:
 def _obstacle(model):
     """Why a model cannot run over contexts; None if it can."""
     try:
-        functions.check_options(getattr(model, '_function_kwargs', {}))
+        check_compile(getattr(model, '_function_kwargs', {}))
         check_built(model, 'enable')
+        check_compile({}, model.targets if model._is_compiled else ())
     except ValueError as error:
         return str(error)
-    if model._is_compiled and not all(K.is_placeholder(target) for target in model.targets if target is not None):
-        return 'its targets are tensors, which cannot be split into sub-batches'
     return None
 
 
-class EnabledSpread(Spread):
-    """How a model that `enable` found runs over contexts."""
+class EnabledState(ParallelState):
+    """How a model that `enable` has found runs over contexts."""
 
     def __init__(self, enabled, model, usage, contexts):
         super().__init__(model.name, contexts)
@@ -174,8 +170,8 @@ class EnabledSpread(Spread):
         self._verified = set()
         self._trial = None
 
-    def say(self, text):
-        self.enabled.say(self.name, text)
+    def notify(self, text):
+        self.enabled.notify(self.name, text)
 
     def observe(self, kind, function):
         function.observer = functools.partial(self._train if kind == 'train' else self._timed, kind)
@@ -197,19 +193,14 @@ class EnabledSpread(Spread):
         if trial.open:
             verdict = trial.after(inputs)
             if verdict:
-                self.enabled.say(self.name, trial.text(*verdict), noted=False)
+                self.enabled.notify(self.name, trial.text(*verdict), noted=False)
             if trial.error:
-                self.enabled.report.notes.append('%s: whether one context is faster is not known, since it failed on a '
-                                                 'whole batch: %s' % (self.usage.name, trial.error))
+                self.enabled.report.notes.append('%s: whether one context is faster is not known, because it failed '
+                                                 'on a whole batch: %s' % (self.usage.name, trial.error))
         return results
 
     def _verify(self, verify, inputs):
-        # A step says more than its prediction.
-        if self._verified & {verify, verify_batch}:
-            return
-        self._verified.add(verify)
-        certificate = verify(self._model(), inputs, self.contexts)
-        print('theano_mgpu: %s: %s' % (self.name, certificate), file=sys.stderr)
-        if self.enabled.strict and not certificate.passed:
-            raise GraphError('%s does not give the same answer on several contexts: see the certificate above'
-                             % self.name)
+        # A certificate of a step covers the prediction.
+        if not self._verified & {verify, verify_batch}:
+            self._verified.add(verify)
+            verify(self._model(), inputs, self.contexts).show(self.name, self.enabled.strict)

@@ -1,4 +1,4 @@
-"""What a checkpoint of a Keras `fit` holds beside the training state: which fit it is, and what it has reported."""
+"""What a checkpoint of a Keras `fit` holds beside the training state: the fit's arguments, and its results so far."""
 import json
 import random
 import zlib
@@ -13,21 +13,21 @@ ARGUMENTS = ('epochs', 'batch_size', 'steps', 'samples', 'do_validation')
 
 
 class FitRecord:
-    """What a fit has done so far.
+    """The arguments of a fit, and its results so far.
 
     Attributes
     ----------
     run : str
-        What the files of one run of a script have in common.
+        Identifies the run of the script; all files of one run have the same.
     fit : dict
-        The arguments of the fit that all batches follow from.
+        The arguments that determine the batches.
     epochs : list of dict
-        For each finished epoch, what callbacks put into its `logs`: ``'0/loss'`` is the loss that came with it,
-        ``'2/lr'`` a value that the second of the user's other callbacks added.
+        For each finished epoch, its `logs`: ``'0/loss'`` is Keras's own loss, ``'2/lr'`` a value that the second of the
+        user's other callbacks added.
     lengths : list of int
-        Batches of each finished epoch.
+        Number of batches of each finished epoch.
     batches : list of list
-        Results of each batch of the epoch that is not finished.
+        Results of each batch of the unfinished epoch.
     first_batch, all_batches : int
         Checksums of the inputs so far.
     stopped : bool
@@ -49,11 +49,11 @@ class FitRecord:
         return sum(self.lengths) + len(self.batches)
 
     def arguments(self):
-        """The arguments of the fit, in words."""
+        """The arguments of the fit, as text."""
         return ', '.join('%s=%s' % (name, self.fit[name]) for name in sorted(self.fit))
 
     def add_inputs(self, inputs):
-        """Note what a batch was made of."""
+        """Add a batch to the checksums."""
         number = checksum(map(sampled_checksum, inputs))
         if self.first_batch is None:
             self.first_batch = number
@@ -65,25 +65,25 @@ class FitRecord:
         self.batches = []
 
     def add_logs(self, position, logs):
-        """Note what a callback put into the logs of the epoch that has just ended."""
+        """Record what a callback has added to the logs of the epoch that has just ended."""
         for name, value in logs.items():
             if np.ndim(value) or np.asarray(value).dtype.kind not in 'biufU':
-                warn('a checkpoint does not hold logs[%r], which is no number and no text: %r' % (name, value))
+                warn('a checkpoint does not store logs[%r], which is neither a number nor text: %r' % (name, value))
             else:
                 self.epochs[-1]['%d/%s' % (position, name)] = value
 
     def logs_of(self, epoch, position):
-        """What a callback put into the logs of an epoch, a number from 0; empty for one that is not finished."""
+        """What a callback added to the logs of an epoch, a number from 0; empty for an unfinished one."""
         prefix = '%d/' % position
         logs = self.epochs[epoch] if epoch < len(self.epochs) else {}
         return {key[len(prefix):]: value for key, value in logs.items() if key.startswith(prefix)}
 
     def to_arrays(self):
         arrays = {'run': np.array(self.run), 'fit': np.array(json.dumps(self.fit, default=int)),
-                  'batches': np.array(self.n_batches),  # for whoever looks into the file
+                  'batches': np.array(self.n_batches),  # not read again: for users who look into the file
                   'lengths': np.array(self.lengths, 'int64'), 'stopped': np.array(bool(self.stopped)),
                   'checksums': np.array([self.first_batch or 0, self.all_batches], 'int64')}
-        # A column a value, so that each keeps its dtype.
+        # One column for each value, so that it keeps its dtype.
         for key in dict.fromkeys(key for logs in self.epochs for key in logs):
             having = [i for i, logs in enumerate(self.epochs) if key in logs]
             arrays['having/' + key] = np.array(having)
@@ -113,7 +113,7 @@ class FitRecord:
 
 
 def random_states():
-    """States of the generators that orders of samples are drawn from, NumPy's and Python's, as arrays."""
+    """States, as arrays, of the random generators that the order of samples is drawn from: NumPy's and Python's."""
     generator = np.random.RandomState()
     generator.set_state(np.random.get_state())
     return {'numpy': training_state.to_array(generator), 'python': np.array(random.getstate()[1], 'uint64')}

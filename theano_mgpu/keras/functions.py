@@ -1,17 +1,18 @@
-"""What Keras calls for each batch, a callable ``f(list) -> list``: here, over several contexts."""
+"""What Keras calls for each batch, a callable ``f(list) -> list``, over several contexts."""
 import functools
 
 import numpy as np
 import theano
+from keras import backend as K
 
 from ..graphs import graph
 from ..parallel_function import ParallelFunction
 from ..patches import keras_loops, theano_functions
 from ..training import TrainingFunction
 from .batch import batch_inputs, batch_updates, first_of_each, metric_values
-from .forms import Forms
 from .optimizer import updates_of
-from .parallel_state import spread_of
+from .parallel_state import parallel_state_of
+from .variants import Variants
 
 OPTIONS = ('mode', 'givens')  # those of theano.function that compile() takes
 
@@ -21,26 +22,26 @@ class BatchFunction:
 
     Parameters
     ----------
-    forms : Forms
+    variants : Variants
         Of a ParallelFunction or TrainingFunction.
     values : list of theano.Variable
-        Functions of shared variables, read after the batch and added to the outputs.
+        Functions of shared variables that are read after the batch, as further outputs.
     mode : str or theano.Mode, optional
-    looks_ahead : bool
-        Whether the next batch is sent while one is computed, where Keras's loop is known (see `prefetch`).
+    prepares_next : bool
+        Whether the next batch is sent while one is computed, within Keras's loops (see `prefetch`).
 
     Attributes
     ----------
     samples : int
-        Of the last batch, on all ranks.
+        Size of the last batch, on all ranks.
     """
 
-    def __init__(self, forms, values=(), mode=None, looks_ahead=False):
-        self._forms = forms
+    def __init__(self, variants, values=(), mode=None, prepares_next=False):
+        self._variants = variants
         mode = theano.compile.get_mode(mode).excluding('gpuarray_opt')
         self._read = theano_functions.plain_function([], graph.host_graph(list(values)), mode=mode) if values else list
-        self._looks_ahead = looks_ahead and self.function.on_devices
-        self.memory = None    # a Checkpoint
+        self._prepares_next = prepares_next and self.function.runner.on_devices
+        self.checkpoint = None  # a keras.Checkpoint, during a fit
         self.observer = None  # a callable ``observer(function, inputs, compute)`` that returns what ``compute()`` does
         self.samples = 0
         self.begin()
@@ -48,20 +49,20 @@ class BatchFunction:
     @property
     def function(self):
         """The ParallelFunction or TrainingFunction that runs the batches."""
-        return self._forms.function
+        return self._variants.function
 
     def __call__(self, inputs):
         compute = functools.partial(self._run, inputs)
         if self.observer is not None:
             compute = functools.partial(self.observer, self, inputs, compute)
-        return self.memory.recall(self, inputs, compute) if self.memory else compute()
+        return self.checkpoint.replay_or_compute(self, inputs, compute) if self.checkpoint else compute()
 
     def _run(self, inputs):
-        function = self._forms.of(inputs)
-        if self._looks_ahead and keras_loops.keras_batches is not None:
+        function = self._variants.of(inputs)
+        if self._prepares_next and keras_loops.keras_batches is not None:
             function.look_ahead.next_batch = functools.partial(keras_loops.keras_batches.after, inputs)
         try:
-            ran, outputs = self._forms.run(function, inputs)
+            ran, outputs = self._variants.run(function, inputs)
         finally:
             function.look_ahead.next_batch = None  # it holds the data of the loop
         self.samples = ran.samples
@@ -75,7 +76,7 @@ class BatchFunction:
         return outputs
 
     def forget_prepared(self):
-        """Let go of a batch that was sent ahead and does not come."""
+        """Drop a batch that was sent ahead and that does not come."""
         self.function.look_ahead.forget()
 
     def begin(self):
@@ -83,13 +84,13 @@ class BatchFunction:
         self._loss, self._samples = 0.0, 0
 
     def join(self):
-        """Where each process feeds its own data, wait until the others' has ended, too.
+        """Where each process feeds its own data, wait until the other processes have come to the end of theirs.
 
         Returns
         -------
         list of float, or None
-            The loss and metrics of all the data since `begin`. None where they are known already: without
-            processes, or where each is given the whole batches.
+            The loss and metrics of all the data since `begin`. None with one process, or where each process gets
+            whole batches: the caller knows them then.
         """
         if not self.function.sharded:
             return None
@@ -100,31 +101,32 @@ class BatchFunction:
 
 def train_function(model):
     """The train function of a compiled model."""
-    spread, updates = spread_of(model), batch_updates(model)
+    state, updates = parallel_state_of(model), batch_updates(model)
     made = []
 
     def make(contexts, free):
         loss, *new = free([model.total_loss] + list(updates.values()))
-        # Another form of the step goes on with the optimizer's state of the first one.
-        optimizer_updates = updates_of(model.optimizer, spread.continued or bool(made))
+        # A second variant of the step continues with the optimizer state of the first one.
+        optimizer_updates = updates_of(model.optimizer, state.continued or bool(made))
         step = TrainingFunction(batch_inputs(model), loss, model._collected_trainable_weights, optimizer_updates,
                                 batch_updates=dict(zip(updates, new)), contexts=contexts, name='train_function',
                                 **_options(model))
         made.append(True)
         return step
-    return BatchFunction(Forms(make, model, spread), metric_values(model), _options(model).get('mode'),
-                         looks_ahead=True)
+    return BatchFunction(Variants(make, model, state), metric_values(model), _options(model).get('mode'),
+                         prepares_next=True)
 
 
 def test_function(model):
-    """The test function of a compiled model: loss and metrics."""
+    """The test function of a compiled model: its loss and metrics."""
     updates = batch_updates(model, training=False)
 
     def make(contexts, free):
         loss, *new = free([model.total_loss] + list(updates.values()))
         return ParallelFunction(batch_inputs(model), [loss], dict(zip(updates, new)), contexts=contexts,
                                 name='test_function', **_options(model))
-    return BatchFunction(Forms(make, model, spread_of(model)), metric_values(model), _options(model).get('mode'))
+    return BatchFunction(Variants(make, model, parallel_state_of(model)), metric_values(model),
+                         _options(model).get('mode'))
 
 
 def predict_function(model):
@@ -136,17 +138,32 @@ def predict_function(model):
         outputs, new = new[:len(model.outputs)], new[len(model.outputs):]
         return ParallelFunction(batch_inputs(model, targets=False), outputs, updates=dict(zip(updates, new)),
                                 contexts=contexts, name='predict_function', **_options(model))
-    return BatchFunction(Forms(make, model, spread_of(model)))
+    return BatchFunction(Variants(make, model, parallel_state_of(model)))
+
+
+MAKERS = {'train': train_function, 'test': test_function, 'predict': predict_function}
 
 
 def _options(model):
     return dict(getattr(model, '_function_kwargs', {}), allow_input_downcast=True)
 
 
-def check_options(options):
-    """Raise a ValueError for a keyword of `compile` that is not for `theano.function`."""
+def check_compile(options, targets=()):
+    """Raise a ValueError for arguments of `compile` that a model over contexts cannot take.
+
+    Parameters
+    ----------
+    options : dict
+        Keywords for `theano.function`.
+    targets : list of theano.Variable or None
+        Target tensors.
+    """
     unknown = [name for name in options if name not in OPTIONS]
     if unknown:
-        raise ValueError('compile() of a parallel model does not take %s; it takes %s besides the arguments of '
-                         'keras.Model.compile, which go to theano.function'
+        raise ValueError('compile() of a parallel model does not take %s; besides the arguments of '
+                         'keras.Model.compile it takes %s for theano.function'
                          % (', '.join(unknown), ' and '.join(OPTIONS)))
+    tensors = [target for target in targets if target is not None and not K.is_placeholder(target)]
+    if tensors:
+        raise ValueError('its targets are tensors, and target_tensors=[%s] cannot be split into sub-batches: pass the '
+                         'targets to fit, as arrays' % ', '.join(map(str, tensors)))

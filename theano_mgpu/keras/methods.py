@@ -1,59 +1,44 @@
-"""The methods of `keras.Model` that differ where a model runs over contexts.
+"""The methods of `keras.Model` that differ for a model that runs over contexts.
 
-ParallelModel has them, and after `enable` every model. Each is made from Keras's own.
+This is the only way in which a model comes to run over contexts. `multi_gpu_model` gives a model that it makes a
+ParallelState; `enable` gives one to each model that is compiled.
 """
 import functools
 import os
 
-import keras
+from keras import Model
 from keras import backend as K
 from keras.engine import saving
 
 from ..distributed.mpi import mpi_ranks
 from ..distributed.process_group import Ranks
 from ..jobs import mpi_environment
-from ..patches import keras_loops
+from ..patches import keras_loops, keras_models
 from ..utils.files import whole_file
-from . import functions
 from .batch import members
+from .functions import MAKERS
 from .loops import loop_of
-from .parallel_state import spread_of
+from .parallel_state import parallel_state_of
 from .prefetch import looking_ahead
 
 
-def _make_train_function(original):
-    @functools.wraps(original)
-    def _make_train_function(self):
-        _check_compiled(self, 'train_function')
-        self._check_trainable_weights_consistency()
-        if self.train_function is None:
-            self.train_function = functions.train_function(self)
-            spread_of(self).observe('train', self.train_function)
-    return _make_train_function
+def _function_maker(kind):
+    """The method that makes a model's train, test or predict function."""
+    name = kind + '_function'
 
-
-def _make_test_function(original):
-    @functools.wraps(original)
-    def _make_test_function(self):
-        _check_compiled(self, 'test_function')
-        if self.test_function is None:
-            self.test_function = functions.test_function(self)
-            spread_of(self).observe('test', self.test_function)
-    return _make_test_function
-
-
-def _make_predict_function(original):
-    @functools.wraps(original)
-    def _make_predict_function(self):
-        if getattr(self, 'predict_function', None) is None:
-            self.predict_function = functions.predict_function(self)
-            spread_of(self).observe('predict', self.predict_function)
-    return _make_predict_function
-
-
-def _check_compiled(model, name):
-    if not hasattr(model, name):
-        raise RuntimeError('You must compile your model before using it.')
+    def wrap(original):
+        @functools.wraps(original)
+        def make(self):
+            if kind != 'predict' and not hasattr(self, name):
+                raise RuntimeError('You must compile your model before using it.')
+            if kind == 'train':
+                self._check_trainable_weights_consistency()
+            if getattr(self, name, None) is None:
+                function = MAKERS[kind](self)
+                setattr(self, name, function)
+                parallel_state_of(self).observe(kind, function)
+        return make
+    return wrap
 
 
 def _standardize_user_data(original):
@@ -61,7 +46,7 @@ def _standardize_user_data(original):
     def _standardize_user_data(self, x, y=None, *args, **kwargs):
         tensors = [value for value in members(x) + members(y) if K.is_tensor(value)]
         if tensors:
-            raise ValueError('tensors (%s) cannot be split into sub-batches: give the data as arrays, or from a '
+            raise ValueError('tensors (%s) cannot be split into sub-batches: pass the data as arrays, or from a '
                              'generator or keras.utils.Sequence' % ', '.join(map(str, tensors)))
         standardize = functools.partial(original, self)
         if keras_loops.keras_batches is None or args:
@@ -70,8 +55,8 @@ def _standardize_user_data(original):
     return _standardize_user_data
 
 
-def save(original):
-    """As `keras.Model.save`, but a file is replaced whole. With several processes, the first one writes it.
+def _save(original):
+    """As `keras.Model.save`, but a file is replaced as a whole. With several processes, the first one writes it.
 
     Another process that makes the same call waits until the file is written.
     """
@@ -81,8 +66,8 @@ def save(original):
     return save
 
 
-def save_weights(original):
-    """As `keras.Model.save_weights`; a file is written as by `save`."""
+def _save_weights(original):
+    """As `keras.Model.save_weights`; the file is written as by `_save`."""
     @functools.wraps(original)
     def save_weights(self, filepath, overwrite=True):
         _save_whole(functools.partial(original, self), filepath, overwrite)
@@ -90,8 +75,8 @@ def save_weights(original):
 
 
 def _save_whole(write, filepath, overwrite):
-    """``write(path)`` such that whoever reads the file finds a whole one, also after an interrupted write."""
-    if not isinstance(filepath, (str, os.PathLike)):  # an h5py group, or a stream, which each process has for itself
+    """Call ``write(path)`` such that an interrupted write leaves the old file intact."""
+    if not isinstance(filepath, (str, os.PathLike)):  # an h5py group or a stream: each process has its own
         write(filepath)
         return
     path = os.path.abspath(filepath)
@@ -110,27 +95,19 @@ def _training_loop(original):
 
 LOOPS = {'fit': _training_loop, 'fit_generator': _training_loop, 'evaluate': loop_of, 'evaluate_generator': loop_of,
          'predict': loop_of, 'predict_generator': loop_of}
-METHODS = {wrap.__name__: wrap for wrap in (_make_train_function, _make_test_function, _make_predict_function,
-                                            _standardize_user_data, save, save_weights)}
-PLAIN = {name: getattr(keras.Model, name) for name in METHODS}
+METHODS = dict(LOOPS, _standardize_user_data=_standardize_user_data, save=_save, save_weights=_save_weights,
+               **{'_make_%s_function' % kind: _function_maker(kind) for kind in MAKERS})
+_PLAIN = {kind: getattr(Model, '_make_%s_function' % kind) for kind in MAKERS}
 
 
-def plain_train_function(model):
-    """Give a model the train function of plain Keras; returns it."""
-    model.train_function = None
-    PLAIN['_make_train_function'](model)
-    return model.train_function
+@functools.lru_cache(None)
+def switch_methods_once():
+    """Have the models that have a ParallelState use these methods."""
+    keras_models.switch_keras_methods(METHODS, applies=parallel_state_of)
 
 
-def plain_predict_function(model):
-    """Give a model the predict function of plain Keras; returns it."""
-    model.predict_function = None
-    PLAIN['_make_predict_function'](model)
-    return model.predict_function
-
-
-def over_contexts(cls):
-    """Give a subclass of keras.Model these methods."""
-    for name, wrap in dict(METHODS, **LOOPS).items():
-        setattr(cls, name, wrap(getattr(keras.Model, name)))
-    return cls
+def plain_function(kind, model):
+    """Give a model the train, test or predict function of plain Keras; returns it."""
+    setattr(model, kind + '_function', None)
+    _PLAIN[kind](model)
+    return getattr(model, kind + '_function')

@@ -14,41 +14,40 @@ from .parallel_model import parallel_model
 def multi_gpu_model(model, gpus=None, cpu_merge=True, cpu_relocation=False):
     """Replicate a Keras model on several contexts.
 
-    The model that is returned is trained, evaluated and used like any Keras model. It splits each
-    batch into sub-batches, runs each on its context, averages the gradients, and applies one
-    update to every replica, so that the results are those of one device on the whole batch.
+    The new model is trained, evaluated and used like any Keras model. It splits each batch into sub-batches, runs each
+    on its context, averages the gradients, and applies one update to every replica, so that the results are those of
+    one device on the whole batch.
 
     Parameters
     ----------
     model : keras.Model
         The template. It stays usable and owns the weights: both models always show the same ones.
-        If it is compiled, the parallel model is compiled like it and goes on with its
-        optimizer, so that a model from `load_model` continues where it stopped.
+        If it is compiled, the parallel model is compiled like it and continues with its optimizer, so that a model
+        from `load_model` continues where it stopped.
     gpus : int, list of int or str, or None
         How many contexts to use, or which ones: their numbers or names; None for all. One is allowed,
-        so that the same script runs on a machine with a single device. Of several processes, each takes at most
-        so many of its own, or those of the named ones that are its own.
+        so that the same script runs on a machine with a single device. With several processes, each takes at most that
+        many of its own contexts, or its own among the named ones.
     cpu_merge : bool
-        Taken for compatibility: outputs are always put together on the host.
+        Accepted for compatibility: outputs are always merged on the host.
     cpu_relocation : bool
-        Taken for compatibility: the template's weights are on the host already, unless Theano's flag
-        ``device`` put them on a GPU; the replicas are elsewhere in both cases.
+        Accepted for compatibility: the template's weights are on the host already, unless Theano's flag ``device`` put
+        them on a GPU; the replicas are elsewhere in both cases.
 
     Returns
     -------
     keras.Model
-        With the methods of the template; `predict_classes` and `predict_proba` if that is Sequential.
+        With the methods of the template, also `predict_classes` and `predict_proba` if that is Sequential.
 
     Raises
     ------
     ValueError
-        If `gpus` asks for what is not there, or the model is not built or no graph of layers.
+        If `gpus` asks for contexts that do not exist, or the model is not built, or is not a graph of layers.
 
     Notes
     -----
-    BatchNormalization normalises each sub-batch by itself, as in every data-parallel system; its
-    running averages are exactly those of the whole batch. Dropout and noise draw from an independent,
-    reproducible stream on each replica; the first replica's is the template's.
+    BatchNormalization normalises the whole batch, and dropout and noise draw the random numbers of one device, unless
+    the flag ``mgpu.batch_statistics`` or ``mgpu.random`` says otherwise.
 
     The signature is that of ``keras.utils.multi_gpu_model`` (keras/utils/multi_gpu_utils.py, 2.3.1).
     """
@@ -57,16 +56,16 @@ def multi_gpu_model(model, gpus=None, cpu_merge=True, cpu_relocation=False):
 
 
 def chosen_contexts(gpus):
-    """The Contexts that `gpus` of `multi_gpu_model` stands for; a ContextError says what there is."""
+    """The list of Context that `gpus` of `multi_gpu_model` stands for; a ContextError lists the existing ones."""
     there = active_contexts()
     if gpus is None:
         return there
     if isinstance(gpus, (int, np.integer)) and not isinstance(gpus, bool):
         if gpus < 1:
-            raise ContextError('gpus=%d: a model needs one context at least; there are %d: %s'
+            raise ContextError('gpus=%d: a model needs at least one context; there are %d: %s'
                                % (gpus, len(there), describe(there)))
         if len(there) < gpus <= len(there) * mpi_environment.size() and mpi_environment.trains_together():
-            return there  # the others are the other processes'
+            return there  # the other processes have the others
         if gpus > len(there):
             raise ContextError('To call `multi_gpu_model` with `gpus=%d`, as many contexts must be mapped; there are '
                                '%d: %s. Reduce `gpus`, or map more, e.g. THEANO_FLAGS="contexts=%s"'
@@ -99,16 +98,16 @@ def _longer_map(there, n):
 
 def _check_model(model):
     if hasattr(model, 'template'):
-        raise ValueError('%s is a parallel model already: give its template, model.template' % model.name)
+        raise ValueError('%s is already a parallel model: pass its template, model.template' % model.name)
     check_built(model, 'multi_gpu_model')
     if not model._is_graph_network:
-        raise ValueError('the model %s is a subclass that defines call(): its layers are no graph that can be '
+        raise ValueError('the model %s is a subclass that defines call(): its layers are not a graph, and cannot be '
                          'replicated. Build it from inputs and outputs instead: keras.Model(inputs, outputs)'
                          % model.name)
 
 
 def check_built(model, user):
-    """Raise a ValueError, for a function or class of that name, unless a model has inputs that can be fed."""
+    """Raise a ValueError unless a model has inputs that can be fed; `user` is the function or class that needs it."""
     if not hasattr(model, 'layers') or not hasattr(model, 'fit'):
         raise ValueError('%s takes a keras.Model or keras.Sequential, not %r' % (user, model))
     if not getattr(model, 'inputs', None) or not getattr(model, 'outputs', None):
@@ -117,4 +116,4 @@ def check_built(model, user):
     fed = [tensor for tensor in model.inputs if K.is_placeholder(tensor)]
     if len(fed) < len(model.inputs):
         raise ValueError('the model %s reads its data from a tensor (Input(tensor=...)), which cannot be split into '
-                         'sub-batches: use Input(shape=...), and give arrays to fit' % model.name)
+                         'sub-batches: use Input(shape=...), and pass arrays to fit' % model.name)

@@ -12,18 +12,18 @@ def updates_of(optimizer, continued=False):
     ----------
     optimizer : keras.optimizers.Optimizer
     continued : bool
-        Whether it has a state from before (`weights`) that the updates go on with. Keras's optimizers make
-        new state variables each time they are asked for updates.
+        Whether the updates continue with its present state (`weights`). Keras's optimizers make new state variables
+        each time that they are asked for updates.
 
     Returns
     -------
     callable
-        ``updates(gradients, params)``, as `mgpu.training_function` takes it. The optimizer sees the averaged
-        gradients, so that clipping by norm is that of the whole batch.
+        ``updates(gradients, params)``, as `mgpu.training_function` takes it. The optimizer gets the averaged gradients,
+        so that it clips by the norm of the whole batch.
     """
     def updates(gradients, params):
         before = list(optimizer.weights) if continued else []
-        with K.name_scope('training'), K.name_scope(type(optimizer).__name__):  # Keras's names, in files too
+        with K.name_scope('training'), K.name_scope(type(optimizer).__name__):  # Keras's names, also in files
             pairs = optimizer.get_updates(loss=_loss_with(gradients, params), params=params)
         kept = dict(zip(optimizer.weights, before)) if _same_types(before, optimizer.weights) else {}
         if kept:
@@ -37,7 +37,7 @@ def updates_of(optimizer, continued=False):
 
 
 def _loss_with(gradients, params):
-    """A loss that has these gradients, so that the optimizer finds them by itself, and clips them as it does."""
+    """A loss with these gradients: the optimizer derives them from it, and clips them as usual."""
     return sum(((param * gradient).sum() for param, gradient in zip(params, gradients)),
                T.zeros((), params[0].dtype) if params else T.zeros(()))
 

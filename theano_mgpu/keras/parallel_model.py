@@ -2,20 +2,19 @@
 import copy
 
 import keras
-from keras import backend as K
 from keras.engine import saving
 
-from . import functions
 from .batch import members
-from .methods import over_contexts
-from .parallel_state import Spread, set_spread, spread_of
+from .functions import check_compile
+from .methods import switch_methods_once
+from .parallel_state import ParallelState, parallel_state_of, set_parallel_state
 
 
 def parallel_model(template, contexts):
     """A ParallelModel over a template; compiled like it, if it is.
 
-    Its class bears the name of the template's, since Keras's files record a model's class by name, and
-    plain Keras is to open them.
+    Its class has the name of the template's class: Keras's files record a model's class by name, and plain Keras must
+    be able to open them.
     """
     bases = (ParallelSequential,) if isinstance(template, keras.Sequential) else (ParallelModel,)
     name = 'Sequential' if isinstance(template, keras.Sequential) else 'Model'
@@ -26,11 +25,10 @@ def parallel_model(template, contexts):
     return model
 
 
-@over_contexts
 class ParallelModel(keras.Model):
     """A model that trains, evaluates and predicts on several contexts; made by `multi_gpu_model`.
 
-    It consists of the very layers of its template. Only what Keras calls for each batch differs:
+    It consists of the very layers of its template. It differs only in what Keras calls for each batch:
     ``train_function``, ``test_function`` and ``predict_function`` run over sub-batches.
 
     Attributes
@@ -39,19 +37,20 @@ class ParallelModel(keras.Model):
     """
 
     def __init__(self, template, contexts):
-        # Keras takes a model that is set as an attribute for a further layer.
+        switch_methods_once()
+        # Not by setattr: Keras takes a model that is set as an attribute for a further layer.
         self.__dict__['template'] = template
         super().__init__(inputs=template.inputs, outputs=template.outputs, name=template.name)
-        set_spread(self, Spread(template.name, contexts))
+        set_parallel_state(self, ParallelState(template.name, contexts))
         self._compiles_template = not template._is_compiled
-        # What was added to the template itself: the same lists, so that what is added later counts, too.
+        # What was added to the template itself: the same lists, so that later additions count, too.
         for shared in ('_losses', '_updates', '_per_input_losses', '_per_input_updates', '_metrics'):
             self.__dict__[shared] = getattr(template, shared)
 
     @property
     def contexts(self):
-        """The Contexts that it runs over, as a list."""
-        return spread_of(self).contexts
+        """The contexts that it runs on, a list of Context."""
+        return parallel_state_of(self).contexts
 
     @property
     def trainable(self):
@@ -59,7 +58,7 @@ class ParallelModel(keras.Model):
 
     @trainable.setter
     def trainable(self, value):
-        # Keras's own constructor sets True: not for the template to hear.
+        # Keras's own constructor sets True, which is not meant for the template.
         if '_is_compiled' in self.__dict__:
             self.template.trainable = value
 
@@ -70,27 +69,24 @@ class ParallelModel(keras.Model):
         The template is compiled likewise, unless it was before, so that it can be evaluated and saved.
         `kwargs` go to `theano.function`.
         """
-        functions.check_options(kwargs)
-        if target_tensors is not None and not all(map(K.is_placeholder, members(target_tensors))):
-            raise ValueError('target_tensors=%r are no placeholders, and their data cannot be split into sub-batches: '
-                             'give targets to fit as arrays' % (target_tensors,))
+        check_compile(kwargs, members(target_tensors))
         super().compile(optimizer, loss, metrics, loss_weights, sample_weight_mode, weighted_metrics, target_tensors,
                         **kwargs)
-        set_spread(self, Spread(self.name, self.contexts))
+        set_parallel_state(self, ParallelState(self.name, self.contexts))
         if self._compiles_template:
             self.template.compile(self.optimizer, loss, fresh_metrics(metrics), loss_weights, sample_weight_mode,
                                   fresh_metrics(weighted_metrics), **kwargs)
 
     def compile_like_template(self):
-        """Compile as the template is, and go on with the state of its optimizer."""
+        """Compile as the template is, and continue with the state of its optimizer."""
         template = self.template
         self.compile(template.optimizer, template.loss, fresh_metrics(template._compile_metrics), template.loss_weights,
                      template.sample_weight_mode, fresh_metrics(template._compile_weighted_metrics),
                      **template._function_kwargs)
-        spread_of(self).continued = True
+        parallel_state_of(self).continued = True
 
     def __reduce__(self):
-        # A pickle holds what a file would, and gives plain Keras, too.
+        # A pickle has the content of a file, and also loads as plain Keras.
         return saving.unpickle_model, (saving.pickle_model(self),)
 
     def get_config(self):
@@ -110,7 +106,7 @@ class ParallelSequential(ParallelModel):
 
 
 def fresh_metrics(metrics):
-    """The same metrics for another model: each Metric keeps state and updates, and is of one model only."""
+    """The same metrics for another model: a Metric keeps state and updates, and belongs to one model."""
     if isinstance(metrics, keras.metrics.Metric):
         return type(metrics).from_config(metrics.get_config())
     if isinstance(metrics, dict):

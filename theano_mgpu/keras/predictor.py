@@ -1,4 +1,4 @@
-"""`Predictor`: a Keras model resident on every device, for prediction."""
+"""`Predictor`: prediction with one Keras model on several devices."""
 import inspect
 
 import keras
@@ -8,35 +8,37 @@ from scipy.sparse import issparse
 from theano import Variable
 
 from ..prediction import predictor
+from ..prediction.options import chosen_batch_size
 from .multi_gpu import check_built, chosen_contexts
 
 
 class Predictor(predictor.Predictor):
     """Predicts with a Keras model on several devices at a time, each batch on the replica that is free first.
 
-    The model is compiled once a replica and stays there, with the weights that it has now; `refresh` takes over
-    later ones. Use it in a ``with`` block, or `close` it, to give its memory back.
+    The model is compiled once for each replica, with the weights that it has now; `refresh` takes over later ones. Use
+    it in a ``with`` block, or `close` it, to free its memory.
 
     Parameters
     ----------
     model : keras.Model
-        Compiled or not; of a parallel model, its template is meant.
+        Compiled or not; a parallel model stands for its template.
     gpus : int, list of int or str, or None
         How many contexts to use, or which ones, as for `multi_gpu_model`; None for all.
     replicas_per_gpu : int
-        More than one may keep a large GPU busier where a batch is small.
+        More than one may keep a large GPU busier if batches are small.
     prefetch : int
-        Batches that are read ahead while each replica has one. So many plus the replicas are in memory.
+        Batches that are read ahead while each replica has one. Memory holds at most `prefetch` batches plus one for
+        each replica.
 
     Raises
     ------
     ValueError
-        If `gpus` asks for what is not there, or the model is not built, or stateful.
+        If `gpus` asks for contexts that do not exist, or the model is not built, or is stateful.
 
     Notes
     -----
-    Layers that draw random numbers at prediction, too, draw other ones for each batch, the same whatever the number
-    of replicas. In a process of several (`theano-mgpu launch`), rank 0 reads the batches and deals them to all.
+    Layers that draw random numbers in prediction draw new ones for each batch, the same for any number of replicas.
+    With several processes (`theano-mgpu launch`), rank 0 reads the batches and dispatches them to all.
 
     Examples
     --------
@@ -71,17 +73,17 @@ class Predictor(predictor.Predictor):
         Parameters
         ----------
         x : ndarray, list or dict of ndarray, or keras.utils.Sequence
-            Arrays on disk (`numpy.memmap`, h5py) are read batch by batch. Of a Sequence's ``(x, y)`` x is taken.
+            Arrays on disk (`numpy.memmap`, h5py) are read batch by batch. If a Sequence gives ``(x, y)``, x is used.
         batch_size : int, optional
             Samples that a replica works on at a time, 32 by default; a Sequence has its own.
         verbose : {0, 1}
-            1 shows a progress bar, with samples a second.
+            1 shows a progress bar, with samples per second.
 
         Returns
         -------
         ndarray, or list of ndarray
-            A row a sample, in order; an array an output of the model. Without any samples an empty list, as in
-            Keras. On every rank, if there are several.
+            One row for each sample, in order; one array for each output of the model. An empty list if there are no
+            samples, as in Keras. With several ranks, each gets all rows.
 
         Raises
         ------
@@ -98,7 +100,7 @@ class Predictor(predictor.Predictor):
             raise ValueError('predict takes arrays, or a keras.utils.Sequence; the outputs of a generator come batch '
                              'by batch from map(generator)')
         else:
-            batch_size = predictor.chosen_batch_size(batch_size)
+            batch_size = chosen_batch_size(batch_size)
             arrays = self._members(x)
             if not arrays[0].shape[0]:
                 return []
@@ -111,7 +113,7 @@ class Predictor(predictor.Predictor):
         return self.predict(x, batch_size, verbose)
 
     def predict_classes(self, x, batch_size=None, verbose=0):
-        """As `keras.Sequential.predict_classes`: an integer a sample, or 0 and 1 where there is one output unit."""
+        """As `keras.Sequential.predict_classes`: an integer for each sample; 0 or 1 if there is one output unit."""
         self._check_sequential('predict_classes')
         probabilities = self.predict(x, batch_size, verbose)
         if not len(probabilities):
@@ -126,7 +128,7 @@ class Predictor(predictor.Predictor):
                                  % (method, self.model.name, type(self.model).__name__))
 
     def _members(self, batch):
-        """Arrays of a batch as Keras standardises them; of a tuple ``(x, y)`` or ``(x, y, sample_weight)``, of x."""
+        """The arrays of a batch as Keras standardises them; a tuple ``(x, y)`` or ``(x, y, weights)`` stands for x."""
         if isinstance(batch, tuple):
             batch = batch[0]
         arrays, _, _ = self.model._standardize_user_data(batch)

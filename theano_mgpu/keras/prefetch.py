@@ -1,5 +1,4 @@
-"""The batch that comes next in `fit` and `fit_generator`, so that it is sliced and sent while this one is computed."""
-import contextlib
+"""Finds the next batch of `fit` and `fit_generator`: it is sliced and sent while the current one is computed."""
 import functools
 
 import numpy as np
@@ -7,20 +6,20 @@ import numpy as np
 from ..patches import keras_loops
 
 
-class LookAhead:
-    """What Keras's loops have told of their batches; `keras_loops.keras_batches` is the one of the loop that runs.
+class LoopObserver:
+    """Observes the batches that a loop of Keras takes; `keras_loops.keras_batches` is that of the running loop.
 
     Parameters
     ----------
-    model : ParallelModel
+    model : keras.Model
     """
 
     def __init__(self, model):
         self._model = model
-        self._last = None       # (slicing function, arrays, rows) of the batch that is being computed
+        self._last = None       # (slicing function, arrays, rows) of the current batch
         self._sliced = None     # (rows, arrays) of the next one
         self._enqueuer = None
-        self._standard = None   # (what a generator gave, what Keras makes of it) of the next one
+        self._standard = None   # (item of a generator, its standardised arrays) of the next one
         self._class_weight = None
 
     def slice(self, original, arrays, rows):
@@ -47,12 +46,12 @@ class LookAhead:
         Parameters
         ----------
         inputs : list
-            Of this batch, as the train function is given them.
+            Of the current batch, as the train function gets them.
 
         Returns
         -------
         list, or None
-            None where it is not known, or not there yet.
+            None if it is not known, or not there yet.
         """
         following = self._next_item() if self._enqueuer else self._next_slice()
         return following + inputs[len(following):] if following else None
@@ -75,7 +74,7 @@ class LookAhead:
             return None
         item = future.get()
         if not isinstance(item, tuple) or len(item) not in (2, 3):
-            return None  # Keras has an error message for it
+            return None  # Keras raises an error
         x, y, sample_weight = (item + (None,))[:3]
         standard = self._model._standardize_user_data(x, y, sample_weight=sample_weight,
                                                       class_weight=self._class_weight)
@@ -84,17 +83,17 @@ class LookAhead:
 
 
 def next_rows(rows):
-    """The rows that follow in the array that some rows are a part of.
+    """The next rows of the array that some rows are a slice of.
 
     Parameters
     ----------
     rows : ndarray
-        A slice of an array, as Keras takes one for each batch.
+        A slice of an array; Keras takes one for each batch.
 
     Returns
     -------
     ndarray, or None
-        As many, or as are left; None at the end.
+        The same number of rows, or those that are left; None at the end.
 
     Examples
     --------
@@ -118,23 +117,17 @@ def _address(array):
     return array.__array_interface__['data'][0]
 
 
-@contextlib.contextmanager
-def _looking_ahead(model):
-    before, keras_loops.keras_batches = keras_loops.keras_batches, LookAhead(model)
-    try:
-        yield
-    finally:
-        keras_loops.keras_batches = before
-        # A loop that was interrupted leaves a batch behind, on the devices.
-        function = getattr(model, 'train_function', None)
-        if hasattr(function, 'forget_prepared'):
-            function.forget_prepared()
-
-
 def looking_ahead(method):
-    """A training loop of `keras.Model` for a ParallelModel that knows the next batch."""
+    """A training loop of `keras.Model`, for a model over contexts, in which the next batch is known."""
     @functools.wraps(method)
     def loop(self, *args, **kwargs):
-        with _looking_ahead(self):
+        before, keras_loops.keras_batches = keras_loops.keras_batches, LoopObserver(self)
+        try:
             return method(self, *args, **kwargs)
+        finally:
+            keras_loops.keras_batches = before
+            # A loop that was interrupted leaves a batch on the devices.
+            function = getattr(self, 'train_function', None)
+            if hasattr(function, 'forget_prepared'):
+                function.forget_prepared()
     return loop

@@ -1,5 +1,6 @@
-"""`theano_mgpu.keras.verify`: one step on one device and on several contexts, compared."""
+"""`theano_mgpu.keras.verify`: compares one step on one device with one on several contexts."""
 import contextlib
+import functools
 
 import keras
 import numpy as np
@@ -10,15 +11,15 @@ from ..graphs import graph
 from ..jobs import mpi_environment
 from ..patches.theano_functions import plain_functions
 from ..verification.certificate import TOLERANCE, Certificate, Row, largest, relative_difference
-from . import functions
 from .batch import batch_updates, first_of_each
-from .methods import plain_predict_function, plain_train_function
+from .functions import MAKERS
+from .methods import plain_function
 from .multi_gpu import chosen_contexts
-from .parallel_state import Spread, set_spread, spread_of
+from .parallel_state import ParallelState, parallel_state_of, set_parallel_state
 
 
 class _Recording(keras.optimizers.Optimizer):
-    """An optimizer that does what another one does, and keeps the gradients that it saw."""
+    """Wraps an optimizer, and records the gradients."""
 
     def __init__(self, optimizer):
         super().__init__()
@@ -56,16 +57,16 @@ def verify(model, x, y, gpus=None, sample_weight=None, tolerance=None):
         If the model is not compiled.
     """
     if not model._is_compiled:
-        raise ValueError('the model %s is not compiled, so there is no step to take: call its compile(optimizer, '
+        raise ValueError('the model %s is not compiled, so there is no step to compare: call its compile(optimizer, '
                          'loss)' % model.name)
     check_alone()
-    contexts = spread_of(model).contexts if gpus is None and spread_of(model) else chosen_contexts(gpus)
+    contexts = parallel_state_of(model).contexts if gpus is None and parallel_state_of(model) else chosen_contexts(gpus)
     data = model._standardize_user_data(x, y, sample_weight=sample_weight)
     return verify_batch(model, sum(map(list, data), []), contexts, tolerance)
 
 
 def check_alone():
-    """Raise an MgpuError in a process of several."""
+    """Raise an MgpuError if several processes train together."""
     if mpi_environment.trains_together():
         raise MgpuError('verify compares one device with the contexts of one process: run it without mpirun')
 
@@ -87,41 +88,41 @@ def verify_batch(model, arrays, contexts, tolerance=None):
     Certificate
     """
     arrays = arrays[:len(model._feed_inputs + model._feed_targets + model._feed_sample_weights)]
-    makers = plain_train_function, functions.train_function
-    return _compared(model, contexts, tolerance, makers, lambda make: _after_a_step(model, make, arrays))
+    return _compared(model, contexts, tolerance, 'train', lambda make: _after_a_step(model, make, arrays))
 
 
 def verify_prediction(model, arrays, contexts, tolerance=None):
-    """As `verify_batch`, for the outputs of a model, compiled or not, that come of the inputs in `arrays`."""
+    """As `verify_batch`, for the outputs of a model, compiled or not, for the inputs in `arrays`."""
     arrays = arrays[:len(model._feed_inputs)]
-    makers = plain_predict_function, functions.predict_function
-    return _compared(model, contexts, tolerance, makers, lambda make: _predicted(model, make, arrays))
+    return _compared(model, contexts, tolerance, 'predict', lambda make: _predicted(model, make, arrays))
 
 
-def _compared(model, contexts, tolerance, makers, measure):
-    """The Certificate of what ``measure(make)`` gives, by kind and name, for two makers: plain Keras's, and ours."""
-    before = spread_of(model)
-    spread = Spread(model.name, contexts)
+def _compared(model, contexts, tolerance, kind, measure):
+    """The Certificate of the values, by kind and name, that ``measure(make)`` returns for plain Keras and for contexts.
+
+    ``make(model)`` returns a function of a `kind`: 'train' or 'predict'.
+    """
+    before = parallel_state_of(model)
+    state = ParallelState(model.name, contexts)
     if before is not None:
-        spread.say, spread.strict = before.say, before.strict
-    set_spread(model, spread)
+        state.notify, state.strict = before.notify, before.strict
+    set_parallel_state(model, state)
     try:
-        plain, divided = makers
         with plain_functions():
-            one = measure(plain)
-        many = measure(divided)
+            one = measure(functools.partial(plain_function, kind))
+        many = measure(MAKERS[kind])
     finally:
-        set_spread(model, before)
+        set_parallel_state(model, before)
     tolerance = tolerance or TOLERANCE[K.floatx()]
     left_out = _without_gradient(one, tolerance)
     rows = [row for row in _rows(one, many) if (row.kind, row.name) not in left_out]
     arbitrary = [name for kind, name in left_out if kind == 'weight']
-    return Certificate(rows, spread.contexts, tolerance, arbitrary)
+    return Certificate(rows, state.contexts, tolerance, arbitrary)
 
 
 @contextlib.contextmanager
 def _restored(model):
-    """Put a model back afterwards: weights, metrics, recurrent states, random streams, its functions."""
+    """Restore a model afterwards: weights, metrics, recurrent states, random streams, its functions."""
     updates = batch_updates(model) if model._is_compiled else first_of_each(model.state_updates)
     outputs = ([model.total_loss] if model._is_compiled else []) + model.outputs
     variables = graph.shared_variables(outputs + list(updates) + list(updates.values()))
@@ -138,14 +139,14 @@ def _restored(model):
 
 
 def _predicted(model, make_function, arrays):
-    """Predict with a function that is made for it; returns outputs by kind and name."""
+    """Predict with a new function; returns outputs by kind and name."""
     with _restored(model):
         outputs = make_function(model)(arrays + [0] * model._uses_dynamic_learning_phase())
         return {('output', name): np.array(value) for name, value in zip(model.output_names, outputs)}
 
 
 def _after_a_step(model, make_function, arrays):
-    """Train a step with a train function that is made for it; returns values by kind and name."""
+    """Train a step with a new train function; returns values by kind and name."""
     with _restored(model):
         original = model.optimizer
         optimizer = type(original).from_config(original.get_config())
@@ -168,10 +169,10 @@ def _after_a_step(model, make_function, arrays):
 
 
 def _rows(one, many):
-    """The Rows of what one device and many contexts found; both are dicts by kind and name.
+    """The Rows that compare the values of one device and of many contexts, two dicts by kind and name.
 
-    A gradient that is zero in theory, as that of a bias before a batch normalisation, is rounding: a difference between
-    gradients counts in relation to the largest one of the model.
+    A gradient that is zero in theory, such as that of a bias before a batch normalisation, is pure rounding. So
+    differences of gradients are relative to the largest gradient of the model.
     """
     gradient = max([largest(value) for (kind, _), value in one.items() if kind == 'gradient'], default=0)
     return [Row(kind, name, np.size(value),
@@ -180,9 +181,9 @@ def _rows(one, many):
 
 
 def _without_gradient(one, tolerance):
-    """Kinds and names of the weights, and of the optimizer's states, whose gradient is zero but for rounding.
+    """Kinds and names of the weights, and of the optimizer's states, whose gradient is zero except for rounding.
 
-    Optimizers such as Adam make steps of the usual size of it, in any direction.
+    Optimizers such as Adam make full steps from it, in any direction.
     """
     gradients = [(name, largest(value)) for (kind, name), value in one.items() if kind == 'gradient']
     most = max([size for _, size in gradients], default=0)
@@ -190,6 +191,6 @@ def _without_gradient(one, tolerance):
     found = []
     for i, (name, size) in enumerate(gradients):
         if size <= tolerance * most:
-            # States come in turns of one for each weight, after what there is one of, such as the number of steps.
+            # First come single states, such as the number of steps; then groups with one state for each weight.
             found += [('weight', name)] + states[len(states) % len(gradients) + i::len(gradients)]
     return found

@@ -1,7 +1,7 @@
-"""Batches dealt to the ranks of an MPI job: rank 0 reads and deals them, and has the outputs in order.
+"""Dispatches batches to the ranks of an MPI job: rank 0 reads and dispatches them, and gets the outputs in order.
 
-Rank 0 posts a batch to a rank that has room, and a rank posts its outputs back; each has a queue, so that neither
-waits for the other. Weights travel the same way, before the first batch that is computed with them.
+Rank 0 posts a batch to a rank that has room, and the rank posts the outputs back. Each has a queue, so that neither
+waits for the other. Weights are sent in the same way, before the first batch that needs them.
 """
 import time
 import traceback
@@ -12,27 +12,28 @@ from theano import config
 from ..errors import RankError
 from ..jobs import rank_process
 
-NAP = 0.0005  # seconds between two looks for a message
+NAP = 0.0005  # seconds between two checks for a message
 
 RUN, WEIGHTS, DONE, FAILED, END = 'run', 'weights', 'done', 'failed', 'end'
 
 
 class RankPool:
-    """Runs jobs on the replicas of all ranks; on rank 0, beside a `serve` on each other one.
+    """Runs jobs on the replicas of all ranks. Rank 0 has it; each other rank runs `serve`.
 
     Parameters
     ----------
     own : ReplicaPool
-        Of this process.
+        The pool of this process.
     ranks : MpiRanks
     replicas : list of int
-        Of each rank.
+        Number of replicas of each rank.
     prefetch : int
+        Jobs that may wait on each rank.
 
     Attributes
     ----------
     capacity : int
-        Jobs that may be under way.
+        Jobs that may be in flight.
     """
 
     def __init__(self, own, ranks, replicas, prefetch):
@@ -43,7 +44,7 @@ class RankPool:
         self._weights = [None] * ranks.size
 
     def begin(self):
-        self._futures = {}  # of jobs that other ranks are at: index to (rank, future)
+        self._futures = {}  # jobs of other ranks: index to (rank, future)
         self._mine = []
         self._heard = time.monotonic()
 
@@ -58,7 +59,7 @@ class RankPool:
             self._weights[rank] = job.weights
         self._ranks.post(rank, (RUN, job._replace(weights=None)))
         future = Future()
-        future.set_running_or_notify_cancel()  # it was posted, and cannot be cancelled
+        future.set_running_or_notify_cancel()  # a posted job cannot be cancelled
         self._futures[job.index] = rank, future
         return future
 
@@ -68,7 +69,7 @@ class RankPool:
         busy = [len(self._mine)] + [0] * (self._ranks.size - 1)
         for rank, _ in self._futures.values():
             busy[rank] += 1
-        # Of those that are equally busy not rank 0, which has the reading and writing to do, too.
+        # Among equally busy ranks, not rank 0, which also reads and writes.
         return min(reversed(range(self._ranks.size)), key=lambda rank: busy[rank] / self._replicas[rank])
 
     def is_done(self, future):
@@ -84,7 +85,7 @@ class RankPool:
         return future.result()
 
     def _receive(self):
-        """Take what has come from other ranks."""
+        """Take the messages of other ranks."""
         message = self._ranks.take()
         while message is not None:
             self._heard = time.monotonic()
@@ -102,14 +103,14 @@ class RankPool:
             message = self._ranks.take()
 
     def _check_patience(self, owing, what):
-        """Raise a RankError where ranks owe something, and nothing has come from any for too long."""
+        """Raise a RankError if ranks owe an answer, and no rank has sent anything for too long."""
         waited, limit = time.monotonic() - self._heard, config.mgpu.timeout
         if limit and waited > limit and owing:
             raise self._ranks.lose('%s has had %s for %.0f s and does not answer'
                                    % (', '.join(map(self._ranks.name, owing)), what, waited))
 
     def end(self, pending):
-        """As for a `ReplicaPool`; returns once every rank has ended, too."""
+        """As for a `ReplicaPool`; returns once every rank has ended."""
         self._own.end(pending)
         self._ended = set()
         for rank in range(1, self._ranks.size):
@@ -122,35 +123,35 @@ class RankPool:
 
 
 def serve(pool, ranks, weights):
-    """Compute what rank 0 deals, until it ends.
+    """Compute the batches that rank 0 dispatches, until it ends.
 
     Parameters
     ----------
     pool : ReplicaPool
-        Of this process.
+        The pool of this process.
     ranks : MpiRanks
     weights : list of ndarray
-        Those to begin with.
+        The weights of the first batches.
 
     Returns
     -------
     list of ndarray
-        The weights that rank 0 has sent last.
+        The last weights that rank 0 has sent.
     """
-    futures, heard, told = {}, time.monotonic(), 0.0
+    futures, heard, noted = {}, time.monotonic(), 0.0
     while True:
         message = ranks.take()
         for index in [index for index, future in futures.items() if future.done()]:
             ranks.post(0, outcome(index, futures.pop(index)))
         if message is None:
             waited = time.monotonic() - heard
-            if config.mgpu.timeout and waited - told > config.mgpu.timeout:  # no error: batches may be long in coming
-                told = waited
+            if config.mgpu.timeout and waited - noted > config.mgpu.timeout:  # no error: reading batches may take long
+                noted = waited
                 rank_process.say('%s has waited %.0f s for batches from %s, and goes on waiting'
-                        % (ranks.name(ranks.rank), waited, ranks.name(0)))
+                                 % (ranks.name(ranks.rank), waited, ranks.name(0)))
             time.sleep(NAP)
             continue
-        heard, told = time.monotonic(), 0.0
+        heard, noted = time.monotonic(), 0.0
         kind, content = message[1]
         if kind == END:
             break

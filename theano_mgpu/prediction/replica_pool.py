@@ -1,4 +1,4 @@
-"""A thread a replica: each batch goes to the replica that is free first."""
+"""One thread for each replica: a batch goes to the replica that is free first."""
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -8,24 +8,24 @@ class InlinePool:
 
     Parameters
     ----------
-    resident : Resident
+    replica : InferenceReplica
 
     Attributes
     ----------
     capacity : int
-        Jobs that may be under way.
+        Jobs that may be in flight.
     """
 
     capacity = 1
 
-    def __init__(self, resident):
-        self._resident = resident
+    def __init__(self, replica):
+        self._replica = replica
 
     def submit(self, job):
-        """Have a job computed; a Future of the outputs."""
+        """Run a job; returns a Future of its outputs."""
         future = Future()
         try:
-            future.set_result(self._resident.run(job))
+            future.set_result(self._replica.run(job))
         except Exception as error:
             future.set_exception(error)
         return future
@@ -35,44 +35,44 @@ class InlinePool:
         return future.done()
 
     def result(self, future):
-        """Outputs of a job, once it has ended; raises what it raised."""
+        """The outputs of a job, once it has ended; raises its error."""
         return future.result()
 
     def begin(self):
-        """Begin a run of jobs."""
+        """Called before the first job of a run."""
 
     def end(self, pending):
-        """End a run of jobs, and drop those of it that have not begun."""
+        """Called after a run: cancel the jobs that have not begun."""
         for future in pending:
             future.cancel()
 
 
 class ReplicaPool(InlinePool):
-    """Runs jobs on the replicas of this process, in a thread each.
+    """Runs jobs on the replicas of this process, each in its own thread.
 
     Parameters
     ----------
-    residents : list of Resident
+    replicas : list of InferenceReplica
     prefetch : int
         Jobs that may wait while each replica has one.
     """
 
-    def __init__(self, residents, prefetch):
-        self.capacity = len(residents) + prefetch
-        self._free = list(residents)
+    def __init__(self, replicas, prefetch):
+        self.capacity = len(replicas) + prefetch
+        self._free = list(replicas)
         self._own = threading.local()
-        self._threads = ThreadPoolExecutor(len(residents), 'theano_mgpu', initializer=self._take_replica)
+        self._threads = ThreadPoolExecutor(len(replicas), 'theano_mgpu', initializer=self._take_replica)
 
     def _take_replica(self):
-        self._own.resident = self._free.pop()
+        self._own.replica = self._free.pop()
 
     def submit(self, job):
         return self._threads.submit(self._run, job)
 
     def _run(self, job):
-        return self._own.resident.run(job)
+        return self._own.replica.run(job)
 
     def close(self):
-        """End the threads, after the jobs that they are at."""
-        # A thread of its own may come here, from the garbage collector, and cannot wait for itself.
-        self._threads.shutdown(wait=not hasattr(self._own, 'resident'))
+        """End the threads, once they have finished their jobs."""
+        # The garbage collector may call this in one of the threads, which cannot wait for itself.
+        self._threads.shutdown(wait=not hasattr(self._own, 'replica'))

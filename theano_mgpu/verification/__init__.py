@@ -1,1 +1,1 @@
-"""Several contexts against one device: the comparison, and its certificate."""
+"""Compares several contexts with one device, and certifies the result."""

@@ -1,30 +1,32 @@
-"""What `verify` finds: a table of differences between one device and several contexts."""
+"""The result of `verify`: a table of differences between one device and several contexts."""
+import sys
 from collections import namedtuple
 
 import numpy as np
 
 from ..devices.context_map import describe
+from ..errors import GraphError
 
-# The largest relative difference that counts as rounding, by the dtype of what is computed.
+# The largest relative difference that counts as rounding, for each dtype.
 TOLERANCE = {'float16': 1e-2, 'float32': 1e-5, 'float64': 1e-10}
 
 Row = namedtuple('Row', 'kind name size difference')
 
 
 class Certificate:
-    """What `verify` found; printed, a table.
+    """The result of `verify`. Print it: it is a table.
 
     Attributes
     ----------
     rows : list of Row
-        `kind` (of a model loss, metric, gradient, weight, running statistic or optimizer; of a function output or new
-        value), `name`, `size` (numbers in it) and `difference` (the largest one, in relation to the largest value on
-        one device; of gradients, to the largest of all).
+        `kind` (loss, metric, gradient, weight, running statistic or optimizer for a model; output or new value for a
+        function), `name`, `size` (how many numbers) and `difference` (the largest one, relative to the largest value
+        on one device; for gradients, relative to the largest of all).
     tolerance : float
     arbitrary : list of str
-        What is not compared.
+        Names of values that are not compared.
     why : str
-        Why not.
+        Why they are not.
     passed : bool
         Whether no difference is above the tolerance.
     """
@@ -33,6 +35,13 @@ class Certificate:
         self.rows, self.tolerance, self.arbitrary, self.why = rows, tolerance, list(arbitrary), why
         self.contexts = contexts
         self.passed = all(row.difference <= tolerance for row in rows)
+
+    def show(self, name, strict=False):
+        """Print it to stderr under a name; with `strict`, raise a GraphError unless it passed."""
+        print('theano_mgpu: %s: %s' % (name, self), file=sys.stderr)
+        if strict and not self.passed:
+            raise GraphError('%s does not give the same answer on several contexts (%s): see the certificate above'
+                             % (name, describe(self.contexts)))
 
     def __str__(self):
         width = max([len(row.name) for row in self.rows], default=0)
@@ -57,9 +66,9 @@ def largest(value):
 
 
 def relative_difference(value, reference, least=0):
-    """The largest difference in relation to the largest value of the reference, or to `least` if that is larger.
+    """The largest difference, relative to the largest value of the reference, or to `least` if that is larger.
 
-    Values that are equal, or both not a number, have no difference.
+    Values that are equal, or both NaN, have no difference.
 
     Examples
     --------

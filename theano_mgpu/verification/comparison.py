@@ -1,4 +1,4 @@
-"""A batch by plain Theano on one device and over contexts, from the same state, compared."""
+"""Compares a batch on one device, by plain Theano, with the same batch over contexts, from the same state."""
 import numpy as np
 import theano
 
@@ -11,7 +11,7 @@ ROUNDING = 'a change of the inputs in their last digit changes it as much'
 
 
 class Verification:
-    """Compares what a function computes over contexts with what plain Theano computes on the host.
+    """Compares the results of a function over contexts with those of plain Theano on the host.
 
     Parameters
     ----------
@@ -27,7 +27,7 @@ class Verification:
         self._names += [('new value', str(variable)) for variable in new_values]
         self._shared = shared_variables(graph)
         self._tolerance = _tolerance(list(inputs) + self._shared + graph)
-        # The new values are further outputs: nothing is changed.
+        # New values are further outputs: the call changes nothing.
         self._plain = plain_function(inputs, graph, mode=theano.compile.get_mode(mode).excluding('gpuarray_opt'),
                                       no_default_updates=True, on_unused_input='ignore', allow_input_downcast=True)
 
@@ -39,10 +39,10 @@ class Verification:
         values : list of ndarray
             The arguments.
         compute : callable
-            Returns outputs, and new values, as the function over contexts has them; it leaves no trace.
+            Returns the outputs and new values of the function over contexts, without changing anything.
         contexts : list of Context
         tolerance : float, optional
-            By default that of the coarsest dtype that takes part.
+            By default that of the coarsest dtype in the graph.
         """
         tolerance = tolerance or self._tolerance
         one = self._plain(*values)
@@ -61,7 +61,7 @@ class Verification:
                 for (kind, name), (value, one) in zip(self._names, pairs)]
 
     def _nudged(self, values, seed):
-        """What one device computes where inputs and shared variables differ in their last digit."""
+        """The results of one device when inputs and shared variables differ in their last digit."""
         before = [(variable, variable.get_value()) for variable in self._shared if not is_random_state(variable)]
         random = np.random.RandomState(seed)
         try:
@@ -74,7 +74,7 @@ class Verification:
 
 
 def _nudge(value, random):
-    """An array with each number that is not whole, such as a label or a mask, changed by one in the last digit."""
+    """An array with its numbers changed by one in the last digit, except whole ones, such as labels and masks."""
     if getattr(value, 'dtype', np.dtype(int)).kind != 'f':
         return value
     other = np.nextafter(value, random.choice([-np.inf, np.inf], value.shape).astype(value.dtype))

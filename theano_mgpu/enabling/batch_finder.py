@@ -1,18 +1,19 @@
-"""Where a batch enters a function: which arguments have samples, and along which axis."""
+"""Finds the batch among the arguments of a function: which arguments have samples, and along which axis."""
 import itertools
 
 from ..batches.data_sets import Slices
 
 
-class Entry:
-    """Finds the samples among the arguments of calls.
+class BatchFinder:
+    """Finds the arguments that have samples.
 
     Parameters
     ----------
     inputs : list of theano.Variable
     outputs : list of theano.Variable
-        The graph, new values included.
+        The graph, including new values of shared variables.
     updated : collection of SharedVariable
+        The shared variables that get new values.
     """
 
     def __init__(self, inputs, outputs, updated):
@@ -20,13 +21,13 @@ class Entry:
         self._slices = Slices(inputs, outputs, updated)
 
     def __bool__(self):
-        """Whether a batch may enter at all."""
+        """Whether the function can have a batch at all."""
         return bool(self._slices) or any(_ndim(variable) for variable in self._inputs)
 
-    def ways(self, values):
+    def candidates(self, values):
         """Ways to take arguments as a batch, the likeliest one first.
 
-        Any of them is exact if the graph can be divided along it; they differ in what it costs.
+        Each is exact if the graph can be divided that way; they differ in cost.
 
         Parameters
         ----------
@@ -50,14 +51,14 @@ class Entry:
 
 
 def _most_shared(shapes):
-    """The lengths that most arguments have along one of their first two axes, those of first axes first."""
+    """The lengths that most arguments have along one of their first two axes; lengths of first axes come first."""
     sizes = dict.fromkeys(itertools.chain(*[shape[:1] for shape in shapes], *[shape[1:2] for shape in shapes]))
     shared = {size: sum(size in shape[:2] for shape in shapes) for size in sizes}
     return [size for size in sizes if shared[size] == max(shared.values()) and not _is_of_features(size, shapes)]
 
 
 def _is_of_features(size, shapes):
-    """Whether a length is that of the rows of one matrix: what they have is features, most likely, not samples."""
+    """Whether only one matrix has rows of this length: it is most likely a number of features, not of samples."""
     return [shape[1] for shape in shapes if len(shape) == 2].count(size) == 1 and \
         not any(size in shape[:1] or len(shape) > 2 and size in shape[:2] for shape in shapes)
 

@@ -1,22 +1,22 @@
-"""The outputs of batch after batch in their order, whoever computes them, and however long each takes."""
+"""The outputs of batches in their order, whichever replica computes them, and however long each takes."""
 import collections
 from concurrent.futures import Future
 
 from ..errors import PredictionError
 
 
-def in_order(pool, batches, make_job, on_error):
+def ordered_outputs(pool, batches, make_job, on_error):
     """Have batches computed.
 
     Parameters
     ----------
     pool : InlinePool, ReplicaPool or RankPool
-        No more batches are read before the first one's outputs were yielded than it has a capacity for.
+        Its capacity limits how many batches are read before the outputs of the first one are yielded.
     batches : iterable
     make_job : callable
-        Makes a Job of an index and a batch.
+        ``make_job(index, batch)`` returns a Job.
     on_error : {'raise', 'yield'}
-        What becomes of a batch that fails.
+        What to do with the error of a batch.
 
     Yields
     ------
@@ -26,9 +26,9 @@ def in_order(pool, batches, make_job, on_error):
     Raises
     ------
     PredictionError
-        In the turn of a batch that fails.
+        The error of a batch, in place of its outputs.
     Exception
-        What reading `batches` raises, in its turn.
+        An error in reading `batches`, after the outputs of the batches before it.
     """
     pending, failure = collections.deque(), None
     pool.begin()
@@ -54,7 +54,7 @@ def in_order(pool, batches, make_job, on_error):
 
 
 def submitted(pool, make_job, index, batch):
-    """The Future of a batch; that of its error if no job can be made of it."""
+    """The Future of a batch; if no job can be made of it, the Future has the error."""
     try:
         job = make_job(index, batch)
     except Exception as cause:
@@ -67,7 +67,7 @@ def submitted(pool, make_job, index, batch):
 
 
 def outcome(pool, future, on_error):
-    """Outputs of a batch, or its error."""
+    """The outputs of a batch, or its error."""
     try:
         return pool.result(future)
     except PredictionError as error:

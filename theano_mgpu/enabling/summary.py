@@ -1,0 +1,56 @@
+"""A summary of what ran where: a title, a line for each function or model."""
+from ..devices.context_map import describe
+from ..jobs import mpi_environment
+from ..utils.tables import table
+
+SHOWN = 20  # lines of a table
+
+
+class Summary:
+    """What `enable` returns. Print it.
+
+    Attributes
+    ----------
+    usages : list
+        One of `usage_class` for each function or model, in the order in which they were made. Each has a `name`, and
+        the `contexts` that it runs on.
+    """
+
+    usage_class = None
+    noun = None  # what has a line
+
+    def __init__(self):
+        self.usages = []
+
+    def usage(self, name):
+        """The usage of one more function or model."""
+        self.usages.append(self.usage_class(name))
+        return self.usages[-1]
+
+    def _lines(self, title, header, rows, right):
+        """The lines of the summary; `right` has the columns that are aligned to the right."""
+        lines = [title, table([header] + rows[:SHOWN], right)]
+        return lines + ['and %s' % counted(len(rows) - SHOWN, 'more ' + self.noun)] * (len(rows) > SHOWN)
+
+
+def counted(n, noun):
+    """A number of things.
+
+    Examples
+    --------
+    >>> counted(1, 'model'), counted(2, 'model')
+    ('1 model', '2 models')
+    """
+    return '%d %s%s' % (n, noun, 's' * (n != 1))
+
+
+def on_contexts(usages):
+    """The contexts that usages have, in words."""
+    contexts = list(dict.fromkeys(context for usage in usages for context in usage.contexts))
+    each = ' in each of %d processes' % mpi_environment.size() if mpi_environment.trains_together() else ''
+    return 'on %s (%s)%s' % (counted(len(contexts), 'context'), describe(contexts), each)
+
+
+def cell(number):
+    """A number in a table; ``-`` for None."""
+    return '-' if number is None else '{:,.0f}'.format(number)
