@@ -6,9 +6,9 @@ from theano_mgpu.cli.bench.measure import Trainee
 import keras
 import numpy as np
 import pytest
-from conftest import needs_compiler
 from keras.layers import LSTM, Dense, Embedding, Input
 from keras.models import Model, Sequential
+from support.marks import needs_compiler
 
 
 @pytest.fixture(autouse=True)

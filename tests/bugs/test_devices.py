@@ -8,8 +8,9 @@ from theano_mgpu.cli import main
 from theano_mgpu.cli.doctor import device_checks
 from theano_mgpu.devices import discovery
 from theano_mgpu.devices.context_map import parse_context_map
-from theano_mgpu.devices.contexts import compiling_for, gpu_context
+from theano_mgpu.devices.contexts import gpu_context
 from theano_mgpu.jobs import rank_process
+from theano_mgpu.patches.theano_contexts import compiling_for
 
 import numpy as np
 import pytest
