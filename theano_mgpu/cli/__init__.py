@@ -6,12 +6,13 @@ import sys
 import theano_mgpu
 
 from ..errors import MgpuError
+from ..jobs import rank_process
 from . import bench, config, devices, doctor, launch, predict, run
 
 COMMANDS = (devices, doctor, config, run, launch, predict, bench)
 
 DESCRIPTION = """\
-Run one Theano or Keras model on several devices: list them, check the set-up, configure it, run a Keras script,
+Run one Theano or Keras model on several devices: list them, check the set-up, configure it, run a script,
 start several processes, predict, measure how a model scales.
 """
 EPILOG = """\
@@ -22,8 +23,8 @@ examples:
   theano-mgpu devices                        list contexts and devices
   theano-mgpu doctor                         check the set-up, and print remedies
   theano-mgpu config -n 2 > ~/.theanorc      use two devices from now on
-  theano-mgpu run train.py                   a Keras script, unchanged, on all devices
-  theano-mgpu launch -n 2 run train.py       train a Keras script in two processes
+  theano-mgpu run train.py                   a Keras or Theano script, unchanged, on all devices
+  theano-mgpu launch -n 2 run train.py       a Keras or Theano script in two processes
   theano-mgpu predict model.h5 x.npy y.npy   predict, from file to file
   theano-mgpu bench --model cnn --plot s.png measure how a model scales, and predict
   theano-mgpu COMMAND --help                 more on a command
@@ -50,6 +51,15 @@ def check_theano():
         raise MgpuError('Theano cannot be imported: %s. Run "theano-mgpu doctor"' % error) from error
 
 
+def _prepared(args):
+    """What a command returns: its exit code, or a function that runs a script."""
+    try:
+        return args.run(args)
+    except (MgpuError, SystemExit):
+        rank_process.note_joined()  # no script ran: nothing to note about it
+        raise
+
+
 def main(argv=None):
     """Run the command line.
 
@@ -71,7 +81,7 @@ def main(argv=None):
             return 0
         if not hasattr(args, 'works_without_theano'):
             check_theano()
-        code = args.run(args)
+        code = _prepared(args)
         sys.stdout.flush()
     except MgpuError as error:
         sys.stdout.flush()

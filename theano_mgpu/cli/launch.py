@@ -23,11 +23,12 @@ THREADS = ('OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS')
 EPILOG = """\
 Each process (a rank) takes its share of the contexts in THEANO_FLAGS or .theanorc, or of the host's GPUs in
 order; `cpu` ranks share the cores. A script that uses theano_mgpu needs no change: every rank is given the same
-batches and computes its part, and the result is that of one process. For a plain Keras script put the word run
-before its name. Only rank 0 prints, saves and shows progress; other ranks print only when they fail. A failure on
-one rank ends all of them.
+batches and computes its part, and the result is that of one process. For a plain Keras or Theano script put the
+word run before its name. Only rank 0 prints, saves and shows progress; other ranks print only when they fail. A
+failure on one rank ends all of them.
 
-With --sharded each rank feeds its own data; a script selects its part by mgpu.rank() and mgpu.size().
+With --sharded each rank feeds its own data; a script selects its part by mgpu.rank() and mgpu.size(). That is for
+mgpu.function, mgpu.training_function and Keras models; a plain Theano function is not divided then.
 With --restarts a script that ends with an error starts again. It resumes from its last checkpoint if it calls
 step.checkpoint(file, every=k), or fits with the callback theano_mgpu.keras.Checkpoint(file, every=k). It does not
 start again after SIGTERM, SIGINT or SIGHUP, which end the job, nor if a restart failed before its first step.
@@ -37,7 +38,7 @@ password. `mpirun -n N python SCRIPT` works too; then every rank prints.
 
 examples:
   theano-mgpu launch -n 2 train.py --epochs 5
-  theano-mgpu launch -n 2 run keras_script.py     a plain Keras script, see theano-mgpu run --help
+  theano-mgpu launch -n 2 run script.py           a plain Keras or Theano script, see run --help
   theano-mgpu launch -n 2 -m package.train
   theano-mgpu launch -n 8 --hosts node1,node2 train.py
   theano-mgpu launch -n 4 --gpus-per-process 2 train.py

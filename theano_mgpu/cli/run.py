@@ -27,8 +27,9 @@ The summary (on stderr, at exit) lists each model and each function: where it ra
 The first calls of a function are measured, on one device and on the contexts; then it uses the faster of the two.
 With --always it is divided from the first call, so that each run rounds alike. A note names each model or function
 that cannot be divided, and why, and each model for which one context is faster. With --strict these are errors.
-With --verify the first batch of each model and function is computed on one device and on the contexts, and a table
-shows the difference; the results stay the same.
+Functions whose calls take less than half a millisecond stay on one device. With --verify the first batch of each
+model, and of each function that is divided, is computed on one device and on the contexts, and a table shows the
+difference; the results stay the same. For functions, --strict and --verify are best used with --always.
 
 examples:
   theano-mgpu run train.py --epochs 5

@@ -22,6 +22,8 @@ SHORTEST = 0.5e-3  # seconds; a shorter call is not divided, since a step over c
 
 _LIBRARIES = tuple(os.path.join(os.path.dirname(os.path.dirname(theano.__file__)), name, '')
                    for name in ('theano', 'keras'))
+OWN_SAMPLES = 'each process has samples of its own: use mgpu.function, which adds over processes'
+
 _enabled = None  # the Enabled in force
 
 
@@ -104,9 +106,17 @@ class Enabled:
             return  # Theano or Keras made it for its own use
         usage = self.report.usage(_shown(given['name']))
         obstacle = _obstacle(given)
+        if obstacle == OWN_SAMPLES:
+            self.tell('with --sharded (mgpu.data=sharded) each process has samples of its own: Theano functions are '
+                      'not divided, and each process computes its own results. Use mgpu.function, or leave out '
+                      '--sharded')
         if obstacle:
             usage.run_on([], obstacle)
         else:
+            # A device that cannot be opened is an error, whether or not this function uses it.
+            if [context.kind for context in self.contexts()] == ['cpu'] and choose_ranks(None).size == 1:
+                self.tell('there is one context, on the CPU: no function is divided. Map several, e.g. '
+                          'theano-mgpu run --gpus 2, or mgpu.init(2)')
             function.mgpu_divided = EnabledFunction(self, function, given, usage)
 
 
@@ -125,7 +135,7 @@ def _obstacle(given):
     if type(theano.compile.get_mode(given['mode'])) is not theano.Mode:
         return 'its mode checks each op'
     if Options().is_sharded(choose_ranks(None)):
-        return 'each process has samples of its own: use mgpu.function, which adds over processes'
+        return OWN_SAMPLES
     return None
 
 
@@ -166,16 +176,20 @@ class EnabledFunction:
 
     def _divide(self, args, kwargs):
         """Make the first call over the contexts; or stay with plain Theano."""
+        refusal = None
         try:
             self.step = self._made(args, kwargs)
         except BatchError:  # wrong arguments: plain Theano raises the error
-            return self._plain(args, kwargs)
+            pass
         except GraphError as error:
             if self._enabled.strict and self._has_batch:
                 raise
-            self._stay(str(error))
+            refusal = str(error)
+        if refusal is not None:
+            self._stay(refusal)
             if self._has_batch:
-                self._enabled.tell('%s stays on one device: %s' % (self._usage.name, error))
+                self._enabled.tell('%s stays on one device: %s' % (self._usage.name, refusal))
+        if self.step is None:
             return self._plain(args, kwargs)
         if self._enabled.verifies:
             self.step.verify(*args, **kwargs).show(self._usage.name, self._enabled.strict)
@@ -198,18 +212,21 @@ class EnabledFunction:
         return self._function.plain_call(*args, **kwargs)
 
     def _over_contexts(self, args, kwargs):
+        failure = None
         try:
             results = self._pack(self.step.step(args, kwargs))
-        except LengthError:  # the arguments are not such a batch: plain Theano computes, or raises its error
-            return self._plain(args, kwargs)
+            self._usage.add(self.step.samples)
+            return results
+        except LengthError:
+            pass  # the arguments are not such a batch: plain Theano computes, or raises its error
         except Exception as error:
             if self._ranks.size > 1 or self._enabled.strict:
                 raise
-            results = self._plain(args, kwargs)  # raises plain Theano's error if the arguments are wrong
-            self._stay('it failed over the contexts: %s' % error)
-            self._enabled.tell('%s continues on one device: %s' % (self._usage.name, error))
-            return results
-        self._usage.add(self.step.samples)
+            failure = str(error)
+        results = self._plain(args, kwargs)  # raises plain Theano's error if the arguments are wrong
+        if failure is not None:
+            self._stay('it failed over the contexts: %s' % failure)
+            self._enabled.tell('%s continues on one device: %s' % (self._usage.name, failure))
         return results
 
     def _stay(self, why):
@@ -252,4 +269,5 @@ class EnabledFunction:
         if refusal is None:
             raise GraphError('no batch enters it')
         cut = isinstance(refusal.__cause__, CannotCut)
-        raise GraphError('it cannot be computed in parts: %s' % refusal.__cause__ if cut else str(refusal)) from refusal
+        # The text says all that the errors before this one do.
+        raise GraphError('it cannot be computed in parts: %s' % refusal.__cause__ if cut else str(refusal)) from None

@@ -114,12 +114,13 @@ def _note_if_alone():
     if mpi_environment.size() > 1 and os.environ.get(mpi_environment.RANK_PROCESS) == str(os.getpid()) \
             and 'theano' in sys.modules and not _joined:
         note('the %d processes did not work together: each ran the whole script by itself. They share the functions of '
-             'theano_mgpu, and the Keras models of a script that is started by "theano-mgpu launch -n %d run SCRIPT"'
+             'theano_mgpu, and the Keras models and Theano functions of a script that is started by "theano-mgpu '
+             'launch -n %d run SCRIPT"'
              % (mpi_environment.size(), mpi_environment.size()))
 
 
 def note_joined():
-    """Record that this process exchanges values with other ranks."""
+    """Record that this process exchanges values with other ranks, or has no script that could."""
     global _joined
     _joined = True
 

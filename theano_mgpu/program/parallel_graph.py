@@ -47,6 +47,9 @@ def resolve_contexts(contexts):
         return active_contexts()
     if isinstance(contexts, str):
         contexts = [contexts]
+    if not isinstance(contexts, (list, tuple)):
+        raise ContextError('contexts=%r is not a list of contexts or their names, such as %r; mgpu.init(%r) maps them'
+                           % (contexts, [context.name for context in active_contexts()], contexts))
     chosen = [get_context(c.name if isinstance(c, Context) else c) for c in contexts]
     if not chosen or len(set(chosen)) < len(chosen):
         raise ContextError('a function runs over at least one context, each named once; given: %r, known: %s'
