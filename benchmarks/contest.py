@@ -7,8 +7,6 @@ import time
 from theano_mgpu.profiling import turns
 from theano_mgpu.utils.worker import Worker
 
-from tqdm import tqdm
-
 SETTLE = 0.1      # seconds before each epoch: idle threads of OpenBLAS and OpenMP spin for some milliseconds
 PATIENCE = 900    # seconds that an answer may take, compilation included
 
@@ -97,6 +95,7 @@ def started(stack, contenders, start, title):
     dict of contender to Worker
     """
     # One after the other: together they would wait for each other at the lock of Theano's compilation folder.
+    from tqdm import tqdm  # not at the top: contest_command.py says how to install it
     bar = tqdm(contenders, desc='%s: starting' % title, unit=' contenders', disable=None, leave=False)
     return {contender: stack.enter_context(start(contender)) for contender in bar}
 

@@ -269,3 +269,11 @@ def test_a_theanorc_that_cannot_be_read(monkeypatch, tmp_path):
     finding = host_checks.check_map(host_checks.Setup())
     assert finding.status == 'fail' and 'no section headers' in finding.text and str(path) in finding.text
     assert 'theano-mgpu config' in finding.remedy
+
+
+def test_a_theano_that_cannot_be_imported_is_a_finding(tmp_path):
+    """The command ended with a traceback, since it imports the other commands, one of which imported Theano."""
+    (tmp_path / 'theano').mkdir()
+    (tmp_path / 'theano' / '__init__.py').write_text("raise AttributeError('not today')")
+    done = command('doctor', environment={'PYTHONPATH': os.pathsep.join([str(tmp_path), str(ROOT)])})
+    assert done.returncode == 1 and 'Theano          FAIL  cannot be imported: not today' in done.stdout, done.stderr

@@ -364,7 +364,7 @@ def test_cut_graphs_give_what_one_device_gives(build, data, stages, sizes):
 ])
 def test_what_cannot_be_cut_is_an_error_that_names_the_op(build, reason):
     x = T.dmatrix('x')
-    with pytest.raises(CannotCut, match=reason):
+    with pytest.raises(CannotCut, match=r'^((?! \(/).)*' + reason):  # not in the source line that is quoted after it
         partition([x], [build(x)])
 
 

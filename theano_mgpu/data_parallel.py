@@ -147,8 +147,9 @@ class DataParallel:
         list of ndarray
             The outputs.
         """
-        if self._verifies:
-            self._verifies = not self_check.check_first(self, args, kwargs)
+        if self._verifies and self_check.is_divided(self, args, kwargs):
+            self._verifies = False  # the first divided batch alone is compared
+            self_check.check(self, args, kwargs)
         return self.locked_step((args, kwargs))
 
     def locked_step(self, arguments):

@@ -97,7 +97,7 @@ def test_data_tensors_are_left_to_plain_keras():
 def test_targets_that_are_tensors_are_left_to_plain_keras():
     enable()
     model = dense()
-    with pytest.warns(mgpu.MgpuWarning, match='left to plain Keras.*its targets are tensors'):
+    with pytest.warns(mgpu.MgpuWarning, match='left to plain Keras.*the targets are tensors'):
         model.compile('sgd', 'categorical_crossentropy', target_tensors=K.variable(Y))
     assert parallel_state_of(model) is None
 

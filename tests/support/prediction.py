@@ -20,6 +20,6 @@ def rows(n, value=1.0):
     return np.full((n, 3), value, theano.config.floatX)
 
 
-def slow_down(resident, seconds):
-    run = resident.run
-    resident.run = lambda job: (time.sleep(seconds), run(job))[1]
+def slow_down(replica, seconds):
+    run = replica.run
+    replica.run = lambda job: (time.sleep(seconds), run(job))[1]

@@ -55,7 +55,7 @@ def sharded_slices(path, *calls):
     mgpu.init('a->cpu;b->cpu')
     data = theano.shared(np.split(SLICED, [14])[mgpu.rank()], 'data')
     index, x, w = T.lscalar('index'), T.matrix('x', 'float64'), theano.shared(np.eye(4) * (1 + mgpu.rank()), 'w')
-    outputs, updates, givens = sliced({x: data[index * 4:(index + 1) * 4]}, x, w)
+    outputs, updates, givens = sliced({x: data[index * 4:T.minimum((index + 1) * 4, data.shape[0])]}, x, w)
     step = mgpu.function([index], outputs, updates=updates, givens=givens, mode=PYTHON)
     found = [value for i in range(int(calls[mgpu.rank()])) for value in step(i)]
     step.join()

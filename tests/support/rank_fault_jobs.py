@@ -219,7 +219,7 @@ def hang(path):
     mgpu.init('a->cpu')
     x = T.matrix('x')
     with mgpu.Predictor([x], x.sum(axis=1), mode=PYTHON) as predictor:
-        resident, run = predictor.residents[0], predictor.residents[0].run  # predictions have no executor
+        replica, run = predictor.replicas[0], predictor.replicas[0].run  # predictions have no executor
         if mgpu.rank() == mgpu.size() - 1:
-            resident.run = lambda job: time.sleep(1000) if job.index > 2 else run(job)
+            replica.run = lambda job: time.sleep(1000) if job.index > 2 else run(job)
         predictor.predict(np.ones((1000, 2), theano.config.floatX))

@@ -131,7 +131,7 @@ def predict(path, contexts, per_context=1):
         else:
             list(given_up)
         after = predictor.predict(data[:3])[0]
-        calls = [resident.calls for resident in predictor.residents]
+        calls = [replica.calls for replica in predictor.replicas]
     np.savez('%s.%d.npz' % (path, mgpu.rank()), data, first, second, after, *whole)
     with open('%s.%d.json' % (path, mgpu.rank()), 'w') as f:
         json.dump({'found': [outputs.tolist() for outputs in found], 'read': len(read), 'message': message,

@@ -115,14 +115,17 @@ def _slices(inputs, outputs, updated):
 
 
 def _never_empty(variable, number):
-    """A slice that ends with the last row where it would begin after it.
+    """A slice that has at least one row.
 
     A process whose part of the data has ended takes part with one sample that does not count.
     """
     data, *_ = variable.owner.inputs
     indices = list(get_idx_list(variable.owner.inputs, variable.owner.op.idx_list))
-    start = 0 if indices[number].start is None else indices[number].start
-    indices[number] = slice(T.minimum(start, data.shape[number] - 1), indices[number].stop)
+    start, stop = indices[number].start, indices[number].stop
+    start = T.minimum(0 if start is None else start, data.shape[number] - 1)
+    if stop is not None:  # a negative one counts from the end
+        stop = T.switch(T.lt(stop, 0), stop, T.maximum(stop, start + 1))
+    indices[number] = slice(start, stop)
     return data[tuple(indices)]
 
 

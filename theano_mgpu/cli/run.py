@@ -8,7 +8,6 @@ import sys
 from .. import config
 from ..devices.context_map import describe
 from ..devices.contexts import chosen, init
-from ..enabling.functions import enable
 from ..errors import MgpuError
 from ..jobs import mpi_environment
 from ..patches import import_hooks
@@ -69,6 +68,7 @@ def run(args):
     if args.verify and mpi_environment.trains_together():
         raise MgpuError('--verify compares one device with the contexts of one process: leave it out, or run without '
                         'launch')
+    from ..enabling.functions import enable  # imports Theano, which commands such as doctor do without
     os.environ['KERAS_BACKEND'] = 'theano'
     flags = config.environment_flags()
     if args.contexts:
@@ -108,13 +108,13 @@ def open_contexts(args, flags):
     if before and before != opened:
         note('the script chose the contexts %s; "theano-mgpu run" replaces them with %s'
              % (describe(before), describe(opened)))
-    atexit.register(note_other_contexts, opened)
+    atexit.register(note_other_contexts, opened, os.getpid())
     return opened
 
 
-def note_other_contexts(opened):
+def note_other_contexts(opened, process):
     """At the end of the script, note that it has chosen other contexts than those that `run` had opened for it."""
-    if chosen() != opened:
+    if os.getpid() == process and sys.stderr is not None and chosen() != opened:
         note('"theano-mgpu run" opened the contexts %s; later the script replaced them with %s: leave mgpu.init out of '
              'it, or run it with python' % (describe(opened), describe(chosen())))
 

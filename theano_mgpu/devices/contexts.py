@@ -22,7 +22,7 @@ def flagged():
 
 
 def configured():
-    """Contexts of THEANO_FLAGS or .theanorc, else of this machine's devices: see `devices.discover_best`."""
+    """Contexts of THEANO_FLAGS or .theanorc, else of this machine's devices: see `discovery.discover_best`."""
     return parse_context_map(flagged() or default_map(discovery.discover_best()))
 
 
@@ -174,6 +174,7 @@ def _open(context, preallocated=True):
         check_process()
     if opening.open_device(context, preallocated):
         _opened_in[:] = [os.getpid()]
+        opening.enable_gpuarray()
 
 
 def borrow(context):

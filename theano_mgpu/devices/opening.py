@@ -67,7 +67,6 @@ def open_device(context, preallocated=True):
             seen[context.device] = first
     get_context(context.name).dev = context.device
     patches.apply(patches.EACH_GPU, get_context(context.name))
-    _enable_gpuarray()
     return True
 
 
@@ -106,7 +105,7 @@ def _remedy(context, why):
     return 'The device exists; run "theano-mgpu doctor" to see what is wrong with it'
 
 
-def _enable_gpuarray():
+def enable_gpuarray():
     """As Theano does for its ``contexts`` flag: ``shared(target=)`` works, graphs move to the GPU."""
     import theano.compile.sharedvalue
     import theano.gpuarray

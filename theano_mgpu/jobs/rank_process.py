@@ -24,6 +24,7 @@ STARTERS = ('mpirun', 'orterun', 'orted', 'prterun', 'prted')  # programs with w
 _libc = ctypes.CDLL(None) if sys.platform == 'linux' else None  # loaded now: loading may fail after a fork
 _terminal = None  # the stderr that the process was started with
 _output = None    # file with the output of a quiet rank
+_thread_hook = threading.excepthook  # Python's own
 _stepped = False  # whether a step was reported
 _joined = False   # whether this process exchanges values with other ranks
 
@@ -154,7 +155,7 @@ def _fail_in_thread(arguments):
     """The excepthook of threads: an error of this package ends the job there, too, since other ranks would wait."""
     if issubclass(arguments.exc_type, MgpuError):
         _fail(arguments.exc_type, arguments.exc_value, arguments.exc_traceback)
-    threading.__excepthook__(arguments)
+    _thread_hook(arguments)
 
 
 def _flush():

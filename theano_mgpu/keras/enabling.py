@@ -86,7 +86,7 @@ def _patch_keras_once():
     # A model that is not built yet is compiled by its first batch, within the loop.
     keras_models.switch_keras_methods(LOOPS, applies=lambda model: _enabled and not model.built)
     keras_models.switch_keras_methods({'compile': _compile, '_make_predict_function': _make_predict_function},
-                                applies=lambda model: not hasattr(model, 'template'))
+                                      applies=lambda model: not hasattr(model, 'template'))
     keras_models.replace_multi_gpu_model(multi_gpu_model, applies=lambda: _enabled)
 
 

@@ -165,5 +165,5 @@ def check_compile(options, targets=()):
                          % (', '.join(unknown), ' and '.join(OPTIONS)))
     tensors = [target for target in targets if target is not None and not K.is_placeholder(target)]
     if tensors:
-        raise ValueError('its targets are tensors, and target_tensors=[%s] cannot be split into sub-batches: pass the '
+        raise ValueError('the targets are tensors, and target_tensors=[%s] cannot be split into sub-batches: pass the '
                          'targets to fit, as arrays' % ', '.join(map(str, tensors)))

@@ -1,7 +1,8 @@
 """Patches of libraries that get no more releases; see `table` for what each is for.
 
 They are applied from here, once: `before_theano`, `import_theano` and `after_theano`, in this order, when theano_mgpu
-is imported; the others with `apply` when a context is opened, or by theano_mgpu.enabling.
+is imported; the others with `apply` when a context is opened, or at the first `enable` or
+`multi_gpu_model`.
 """
 import contextlib
 import os

@@ -5,7 +5,7 @@ batch to the devices while the current one is computed.
 """
 import functools
 
-keras_batches = None  # receives the reports while a loop runs: a LookAhead of theano_mgpu.keras.prefetch
+keras_batches = None  # receives the reports while a loop runs: a LoopObserver of theano_mgpu.keras.prefetch
 
 
 def report_slices(training_arrays):

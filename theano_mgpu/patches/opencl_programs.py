@@ -14,7 +14,6 @@ import hashlib
 import logging
 import os
 
-from .. import config
 from ..utils.files import whole_file
 
 _logger = logging.getLogger('theano_mgpu')
@@ -233,7 +232,7 @@ def share_programs():
     """
     import theano
     caches = []
-    if config.own_flag('mgpu.opencl_cache') == 'False':
+    if theano.config.mgpu.opencl_cache == 'False':
         return caches
     for table in driver_tables():
         cache = ProgramCache(table, os.path.join(theano.config.base_compiledir, 'opencl_programs'))

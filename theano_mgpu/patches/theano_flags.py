@@ -22,7 +22,7 @@ def hide_own_flags(flags):
 
 
 def hide_contexts(flags):
-    """Keep Theano from opening the devices of the flag ``contexts``: `theano_mgpu.contexts` does so on demand.
+    """Keep Theano from opening the devices of the flag ``contexts``: `theano_mgpu.devices` does so on demand.
 
     Theano opens them when it is imported, only logs an error where a device cannot be opened, and loses the second name
     of a device.

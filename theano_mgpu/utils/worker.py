@@ -55,7 +55,7 @@ class Worker:
             If the process ends, or `patience` is over, before such a line.
         """
         late = threading.Event()
-        timer = threading.Timer(self._patience or 0, lambda: (late.set(), self._process.terminate()))
+        timer = threading.Timer(self._patience or 0, lambda: (late.set(), os.killpg(self.pid, signal.SIGTERM)))
         if self._patience:
             timer.start()
         try:

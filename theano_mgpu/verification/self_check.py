@@ -36,19 +36,17 @@ def _without_trace(function, args, kwargs):
             each.variable.set_value(value)
 
 
-def check_first(function, args, kwargs):
-    """Raise a GraphError if the first batch that is divided does not give the answer of one device.
-
-    Returns
-    -------
-    bool
-        Whether the batch of this call is divided, and was compared.
-    """
-    length = function.inputs.length(function.arguments.bind(args, kwargs))
-    if function.sharded or len(sum(function.scatter.rounds(length), [])) < 2:
+def is_divided(function, args, kwargs):
+    """Whether replicas divide the batch of a call, which one device could compute."""
+    if function.sharded:
         return False
+    length = function.inputs.length(function.arguments.bind(args, kwargs))
+    return len(sum(function.scatter.rounds(length), [])) > 1
+
+
+def check(function, args, kwargs):
+    """Raise a GraphError if a call does not give the answer of one device."""
     found = certificate(function, args, kwargs)
     if not found.passed:
         raise GraphError('%s does not give the answer of one device, nothing was changed: %s'
                          % (function.options.name or 'a function', found))
-    return True
