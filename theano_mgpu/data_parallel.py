@@ -54,8 +54,7 @@ class DataParallel:
     """
 
     def __init__(self, inputs, outputs, updates, options):
-        self.options = options
-        self.contexts = resolve_contexts(options.contexts)
+        self.options, self.contexts = options, resolve_contexts(options.contexts)
         self.ranks = choose_ranks(options.executor)
         self.number = self.ranks.function_number(options.name)
         self.sharded = options.is_sharded(self.ranks)
@@ -148,7 +147,7 @@ class DataParallel:
             The outputs.
         """
         if self._verifies and self_check.is_divided(self, args, kwargs):
-            self._verifies = False  # the first divided batch alone is compared
+            self._verifies = False  # only the first one is compared
             self_check.check(self, args, kwargs)
         return self.locked_step((args, kwargs))
 
