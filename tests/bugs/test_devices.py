@@ -121,7 +121,7 @@ def test_a_cpu_seen_through_opencl_is_listed_as_such(opencl_cpus, capsys):
     rows = [line.split()[:4] for line in capsys.readouterr().out.splitlines()[1:]]
     assert rows == [['dev0', 'cpu', 'cpu', 'CPU']] + [['-', device, 'opencl', 'CPU'] for device in opencl_cpus]
     found = device_checks.check_opencl(None).text
-    assert found.startswith(opencl_cpus[0] + ' (CPU)') and 'only where a context is mapped to it' in found
+    assert found.startswith(opencl_cpus[0] + ' (CPU)') and 'only if a context is mapped to it' in found
 
 
 def test_the_demo_takes_two_opencl_contexts_unless_others_are_mapped(opencl_cpus, monkeypatch):
