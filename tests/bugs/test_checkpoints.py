@@ -15,6 +15,7 @@ from support.small_models import data, dense_model, momentum
 MODES = {'cpu': 'FAST_COMPILE', 'gpu': theano.Mode(optimizer='fast_compile')}  # quick to compile
 
 
+@pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=pytest.mark.slow)])
 def test_a_step_that_failed_is_no_step_of_a_checkpoint(contexts, kind, tmp_path):
     """Calls were counted: after a retry and a crash, a batch was left out."""
     contexts(kind, 2)

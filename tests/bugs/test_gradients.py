@@ -44,11 +44,11 @@ def normalised(x):
     return (x - x.mean(axes, keepdims=True)) * T.inv(T.sqrt(x.var(axes, keepdims=True) + 1e-4))
 
 
+@pytest.mark.slow
 @pytest.mark.needs_compiler
 @pytest.mark.parametrize('largest', [
-    lambda x: pool_2d(T.nnet.relu(x), (2, 2), ignore_border=True),
-    pytest.param(lambda x: x.max(axis=3, keepdims=True), marks=pytest.mark.slow),
-    pytest.param(lambda x: T.maximum(x, 0.1 * x ** 2), marks=pytest.mark.slow)], ids=['pool', 'max', 'maximum'])
+    lambda x: pool_2d(T.nnet.relu(x), (2, 2), ignore_border=True), lambda x: x.max(axis=3, keepdims=True),
+    lambda x: T.maximum(x, 0.1 * x ** 2)], ids=['pool', 'max', 'maximum'])
 def test_gradients_of_maxima_between_normalisations_reach_their_pixels(largest, cpu2):
     """Batch normalisation, ReLU, max-pooling: gradients before them were wrong by a factor of 2, without a warning.
 

@@ -65,7 +65,7 @@ def interrupting_at(number, files):
     return trace
 
 
-@pytest.mark.parametrize('kind', ['cpu', 'gpu'])
+@pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=pytest.mark.slow)])
 def test_ctrl_c_at_any_line_of_a_step_leaves_all_of_it_or_nothing(kind, contexts):
     """The lock stayed taken, so that the next call waited for ever."""
     contexts(kind, 2)

@@ -65,6 +65,7 @@ def test_a_resnet_of_20_layers_has_the_history_of_one_device(kind, contexts):
         np.testing.assert_allclose(two[name], values, rtol=1e-9, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_over_ranks(tmp_path):
     launch(2, 'coupled', tmp_path / 'ranks.npz', 'a->cpu;b->cpu', job=os.path.abspath(rank_jobs.__file__),
