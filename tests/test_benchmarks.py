@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from models import handwritten_digits
 from predict import Contender, contenders, difference, peak_memory, with_ratios
-from support.marks import needs_compiler, needs_mpi
 
 FOLDER = os.path.join(os.path.dirname(__file__), '..', 'benchmarks')
 
@@ -74,7 +73,7 @@ TWO = 'contexts=a->cpu;b->cpu'
 
 
 @pytest.mark.slow
-@needs_compiler
+@pytest.mark.needs_compiler
 def test_keras_mnist_learns(tmp_path):
     text = run('keras_mnist.py', '--epochs', '3', flags=TWO)
     accuracy = re.search(r'test accuracy ([\d.]+), on a \(cpu\), b \(cpu\)', text)
@@ -82,7 +81,7 @@ def test_keras_mnist_learns(tmp_path):
 
 
 @pytest.mark.slow
-@needs_compiler
+@pytest.mark.needs_compiler
 def test_keras_autoencoder_draws(tmp_path):
     path = str(tmp_path / 'digits.png')
     text = run('keras_autoencoder.py', '--filters', '4', '8', '--epochs', '1', '--samples', '256', '--output', path,
@@ -91,7 +90,7 @@ def test_keras_autoencoder_draws(tmp_path):
     assert plt.imread(path).shape[:2] == (390, 1500)
 
 
-@needs_mpi
+@pytest.mark.mpi
 @pytest.mark.slow
 def test_scaling_compares(tmp_path):
     json_path, plot_path = str(tmp_path / 's.json'), str(tmp_path / 's.png')
@@ -104,7 +103,7 @@ def test_scaling_compares(tmp_path):
     assert text.count('Keras on Theano ') == 2 and plt.imread(plot_path).shape[0] > 300
 
 
-@needs_compiler
+@pytest.mark.needs_compiler
 @pytest.mark.slow
 def test_choices_are_measured():
     text = run('choices.py', 'update', 'input', '--rounds', '1', '--block', '0.01', '--batch-size', '8', flags=TWO)
@@ -189,7 +188,7 @@ def test_batches_larger_than_the_samples_are_refused():
     assert done.returncode == 2 and '--batch-size 128: there are 10 samples' in done.stderr
 
 
-@needs_mpi
+@pytest.mark.mpi
 @pytest.mark.slow
 def test_predict_compares(tmp_path):
     json_path, plot_path = str(tmp_path / 'p.json'), str(tmp_path / 'p.png')

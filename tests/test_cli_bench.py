@@ -20,7 +20,6 @@ import matplotlib.pyplot as plt
 import pytest
 from keras.layers import Dense
 from keras.models import Sequential
-from support.marks import needs_mpi
 
 FLAGS = 'floatX=float32,contexts=bench_a->cpu;bench_b->cpu'
 
@@ -126,7 +125,7 @@ def test_help_teaches(capsys):
         assert words in text
 
 
-@needs_mpi
+@pytest.mark.mpi
 @pytest.mark.slow
 def test_ranks(folder):
     text, figures = bench(folder, 'small.h5', '--contexts', '1', '--ranks', '2', '--rounds', '2', '--steps', '2',
@@ -143,7 +142,7 @@ def test_ranks(folder):
     assert '1 rank ' in text and '2 ranks ' in text and 'From ranks that do not exchange the model predicts' in text
 
 
-@needs_mpi
+@pytest.mark.mpi
 def test_ranks_that_fail(folder):
     recipe = SimpleNamespace(name='nowhere.h5', optimizer='adam', input_shape=None)
     with pytest.raises(mgpu.MgpuError, match='(?s)1 rank ended without an answer, with exit code 1. .*nowhere'):
@@ -244,7 +243,7 @@ def idle():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', ['contexts', pytest.param('ranks', marks=needs_mpi)])
+@pytest.mark.parametrize('kind', ['contexts', pytest.param('ranks', marks=pytest.mark.mpi)])
 def test_two_are_predicted_within_15_percent(tmp_path, kind):
     """What is measured of one device, and of links, says what two take."""
     if len(os.sched_getaffinity(0)) < 2:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from keras.layers import LSTM, Dense, Embedding, Input
 from keras.models import Model, Sequential
-from support.marks import needs_compiler
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +26,7 @@ def test_known_models_fit_their_data(name):
     assert [array.shape for array in targets] == [(3,) + shape[1:] for shape in [model.output_shape]]
 
 
-@needs_compiler
+@pytest.mark.needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize('name,shape', [('vgg16', (32, 32, 3)), ('resnet50', (32, 32, 3)), ('lstm', (5, 4)),
                                         ('autoencoder', (8, 8, 1)), ('cnn', (12, 12, 1))])

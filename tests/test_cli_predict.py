@@ -21,7 +21,6 @@ import pytest
 from support import keras_equivalence  # noqa: F401  chooses Keras's backend first
 from support import keras_zoo as zoo
 from support.devices import context_map
-from support.marks import needs_mpi
 
 N = 300
 X = zoo.noise(N, 6).astype('float32')
@@ -223,7 +222,7 @@ def test_a_bad_sample_in_the_middle(files, capfd, monkeypatch):
     assert 'samples 128 to 159: batch 2 failed' in capfd.readouterr().err
 
 
-@needs_mpi
+@pytest.mark.mpi
 @pytest.mark.slow
 def test_ranks(files):
     """With several processes rank 0 reads and writes."""

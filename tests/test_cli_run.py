@@ -12,7 +12,6 @@ from theano_mgpu.cli import main
 
 import pytest
 import theano
-from support.marks import needs_mpi
 
 ROOT = Path(__file__).resolve().parent.parent
 TWO = ['--contexts', 'left->cpu;right->cpu']
@@ -221,7 +220,7 @@ def test_contexts_that_are_not_there_end_it(tmp_path):
     assert 'theano-mgpu: error: 3 contexts were asked for; there are 2: one->cpu;two->cpu' in err
 
 
-@needs_mpi
+@pytest.mark.mpi
 def test_launch_runs_it_in_each_process(tmp_path):
     """Without the word run each process trains a model of its own, and a note says so."""
     script = write(tmp_path / 'train.py', TRAIN)

@@ -40,8 +40,8 @@ def function(inputs, outputs=None, reduce=None, updates=None, samples=None, broa
     contexts : list of str, optional
         Names of the contexts to run on; all by default.
     executor : {'auto', 'serial', 'threads', 'mpi'}, optional
-        The flag ``mgpu.executor`` by default. In a job of several processes, 'serial' and 'threads' keep this
-        process separate from the others.
+        The flag ``mgpu.executor`` by default. With several processes, 'serial' and 'threads' run the function in
+        this process alone.
     mode, name, allow_input_downcast, on_unused_input
         As for `theano.function`; inputs that are not used are ignored unless 'warn' or 'raise' is given.
     profile : bool, optional

@@ -38,12 +38,7 @@ def apply(when, *arguments):
 
 def before_theano():
     """Apply the patches that have to come before Theano and Keras are imported."""
-    for patch in _unapplied(BEFORE_THEANO, AfterImport):
-        if isinstance(patch.when, AfterImport):
-            for module in patch.when.modules:
-                import_hooks.after_import(module, patch.apply)
-        else:
-            patch.apply()
+    _apply_once(BEFORE_THEANO, AfterImport, import_hooks.after_import)
 
 
 def import_theano():
@@ -81,17 +76,19 @@ def after_theano():
     MgpuError
         If one of theano_mgpu's own flags has a value that it cannot have.
     """
-    for patch in _unapplied(AFTER_THEANO, BeforeImport):
-        if isinstance(patch.when, BeforeImport):
-            for module in patch.when.modules:
-                import_hooks.before_import(module, patch.apply)
-        else:
-            patch.apply()
+    _apply_once(AFTER_THEANO, BeforeImport, import_hooks.before_import)
 
 
-def _unapplied(when, kind):
-    """Yield the patches for a time, and those for imports of a kind, that are yet to be applied."""
+def _apply_once(when, kind, hook):
+    """Apply the patches for a time, and have a hook apply those for imports of a kind; each once a process."""
     for patch in PATCHES:
-        if (patch.when == when or isinstance(patch.when, kind)) and patch not in _applied:
-            yield patch
-            _applied.append(patch)
+        if patch in _applied:
+            continue
+        if patch.when == when:
+            patch.apply()
+        elif isinstance(patch.when, kind):
+            for module in patch.when.modules:
+                hook(module, patch.apply)
+        else:
+            continue
+        _applied.append(patch)

@@ -28,7 +28,7 @@ def sizes_apart(batch_size, n):
 
 
 class RankGroup(Worker):
-    """A job of several ranks, which takes turns with other contestants; a context manager that ends it.
+    """An MPI job that `bench` measures in turns with other contestants. As a context manager, it ends the job.
 
     Parameters
     ----------
