@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Steps of this checkout against those of another one, in turns: is a change faster or slower?
+"""Steps, or compilation, of this checkout against those of another one, in turns: is a change faster or slower?
 
 Each checkout has a process of its own, which trains a block of steps when it is its turn; the ratio is the median over
 the rounds of the ratio within a round. Examples:
@@ -7,6 +7,7 @@ the rounds of the ratio within a round. Examples:
   git worktree add ../before HEAD~1
   python benchmarks/versions.py ../before
   python benchmarks/versions.py ../before --contexts 'a->opencl0:0;b->opencl0:1' --models cnn --rounds 15
+  python benchmarks/versions.py ../before --compile
 """
 import argparse
 import functools
@@ -30,12 +31,14 @@ def parse_arguments():
     parser.add_argument('--batch-size', type=int, default=128)
     parser.add_argument('--rounds', type=int, default=11, help='rounds that count (default %(default)s)')
     parser.add_argument('--block', type=float, default=0.5, metavar='SECONDS', help='length of one side of a round')
+    parser.add_argument('--compile', action='store_true',
+                        help='compare the time to compile a training function, with the C code on disk')
     parser.add_argument('--worker', action='store_true', help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def worker(arguments):
-    """For each line of stdin, a number, train that many steps; print the seconds of a step."""
+    """For each line of stdin, a number, train that many steps or compile that often; print the seconds of one."""
     sys.path[:0] = [arguments.other, os.path.join(arguments.other, 'benchmarks')]  # models.py fits its own checkout
     os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
     import theano_mgpu as mgpu
@@ -47,13 +50,17 @@ def worker(arguments):
     make, shape = {'cnn': (cnn, (1, 28, 28)), 'mlp': (mlp, (784,)), 'lstm': (lstm, (20, 32)),
                    'small': (lambda: mlp(sizes=(16, 16, 10)), (16,))}[name]
     model, rng = make(), np.random.RandomState(0)
-    step = mgpu.training_function(model.inputs, model.loss, model.params, adam)
+
+    def compile_step():
+        return mgpu.training_function(model.inputs, model.loss, model.params, adam)
+
     batch = (rng.rand(arguments.batch_size, *shape).astype('float32'),
              rng.randint(0, 10, arguments.batch_size).astype('int32'))
+    work = compile_step if arguments.compile else functools.partial(compile_step(), *batch)
     for line in sys.stdin:
         began = time.perf_counter()
         for _ in range(int(line)):
-            step(*batch)
+            work()
         print(json.dumps((time.perf_counter() - began) / int(line)), flush=True)
 
 
@@ -63,6 +70,7 @@ class Side:
     def __init__(self, folder, name, arguments):
         command = [sys.executable, os.path.abspath(__file__), os.path.abspath(folder), '--worker', '--models', name,
                    '--contexts', arguments.contexts, '--batch-size', str(arguments.batch_size)]
+        command += ['--compile'] if arguments.compile else []
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def __enter__(self):
@@ -87,13 +95,15 @@ def main():
     if arguments.worker:
         return worker(arguments)
     from theano_mgpu.profiling.turns import ratio, take_turns  # not in a worker: it imports the other checkout's
-    print('%s, batch %d, %d rounds: this checkout / the other, median (lowest to highest)'
-          % (arguments.contexts, arguments.batch_size, arguments.rounds))
+    print('%s of %s, batch %d, %d rounds: this checkout / the other, median (lowest to highest)'
+          % ('compilation' if arguments.compile else 'steps', arguments.contexts, arguments.batch_size,
+             arguments.rounds))
     for name in arguments.models:
         with Side(HERE, name, arguments) as ours, Side(arguments.other, name, arguments) as theirs:
+            warm_up = 1 if arguments.compile else 5
             for side in (ours, theirs):
-                side.seconds(5)
-            repeats = max(1, int(arguments.block / theirs.seconds(5)))
+                side.seconds(warm_up)
+            repeats = max(1, int(arguments.block / theirs.seconds(warm_up)))
             found = take_turns({'ours': functools.partial(ours.seconds, repeats),
                                 'theirs': functools.partial(theirs.seconds, repeats)}, arguments.rounds)
         print('%-6s %8.3f ms / %8.3f ms = %s'
