@@ -15,6 +15,7 @@ from .distributed.consistency import meet_for_batch
 from .errors import LengthError, warn
 from .graphs.updates import with_givens
 from .jobs import rank_process
+from .placement.layout import placed
 from .profiling.timeline import PHASES, RANK_PHASES, Timings
 from .program import CannotCut, CompiledProgram, Runner, undivided
 from .program.parallel_graph import choose_ranks, profiled, resolve_contexts, share_first_values
@@ -36,8 +37,10 @@ class DataParallel:
 
     Attributes
     ----------
-    contexts : list of Context
-        The contexts that it runs on; only the first one if the graph cannot be divided.
+    mesh : Mesh
+        The contexts of each replica.
+    placement : dict of SharedVariable to str
+        Where the graph is placed, the place of each shared variable.
     is_divided : bool
         Whether batches are divided among replicas.
     refused : str or None
@@ -54,7 +57,7 @@ class DataParallel:
     """
 
     def __init__(self, inputs, outputs, updates, options):
-        self.options, self.contexts = options, resolve_contexts(options.contexts)
+        self.options, contexts = options, resolve_contexts(options.contexts)
         self.ranks = choose_ranks(options.executor)
         self.number = self.ranks.function_number(options.name)
         self.sharded = options.is_sharded(self.ranks)
@@ -67,6 +70,7 @@ class DataParallel:
         self.look_ahead = LookAhead(self._prepare)
         self._verifies = theano.config.mgpu.verify == 'True'
         outputs, updates = with_givens(outputs, updates, options.givens, options.no_default_updates)
+        outputs, updates, self.placement, self.mesh = placed(outputs, updates, contexts)
         self.definition = self.inputs.find_slices(outputs, updates)
         self._compile(*self.definition)
 
@@ -74,7 +78,7 @@ class DataParallel:
         options, updated = self.options, list(updates)
         whole = outputs + list(updates.values())
         self.refused = None
-        self.is_divided = self.ranks.size > 1 or len(self.contexts) > 1 or options.micro_batches > 1 or \
+        self.is_divided = self.ranks.size > 1 or len(self.mesh.replicas) > 1 or options.micro_batches > 1 or \
             options.updates_on(self.contexts) == 'host' and self.contexts[0].kind != 'cpu'
         program = self._divided(whole, updated)
         # Ranks compile the same graphs, whatever their devices.
@@ -82,7 +86,7 @@ class DataParallel:
         with profiled(options.profile):
             self.compiled_program = CompiledProgram(
                 program, self.arguments.inputs + list(self.inputs.rows.values()), updated,
-                'host' if on_host else 'device', self.contexts, self.ranks, options.mode, options.name)
+                'host' if on_host else 'device', self.mesh, self.placement, self.ranks, options)
         self.runner = Runner(self.compiled_program, self.ranks, options.executor, self.timings)
         self.scatter = Scatter(self.arguments, self.inputs.rows, program, self.runner, self.is_divided,
                                options.micro_batches, options.least(whole), self.sharded)
@@ -101,7 +105,7 @@ class DataParallel:
                 return self.inputs.divide(outputs, updated)
             except CannotCut as error:
                 self.refused, self.is_divided = str(error), False
-                self.contexts = self.contexts[:1]
+                self.mesh = self.mesh.first()
         return undivided(outputs)
 
     def warn_if_refused(self):
@@ -109,6 +113,11 @@ class DataParallel:
         if self.refused:
             warn('%s runs whole on %s, since it cannot be computed in parts: %s'
                  % (self.options.name or 'a function', describe(self.contexts), self.refused))
+
+    @property
+    def contexts(self):
+        """The contexts that it runs on; those of the first replica if the graph cannot be divided."""
+        return self.mesh.contexts
 
     @property
     def results(self):

@@ -10,7 +10,7 @@ from .errors import GraphError
 DEFAULTS = {
     'samples': None, 'broadcast': (), 'givens': None, 'no_default_updates': False, 'contexts': None, 'executor': None,
     'mode': None, 'name': None, 'allow_input_downcast': None, 'profile': None, 'micro_batches': 1, 'least_samples': 1,
-    'sharded': None, 'update_on': None,
+    'sharded': None, 'update_on': None, 'recompute': False,
     # Of a function whose first arguments are known: those arguments, the samples that they have, and whether it is an
     # error that it cannot be divided.
     'example': None, 'length': None, 'must_divide': False}

@@ -12,7 +12,8 @@ from .options import Options
 
 def function(inputs, outputs=None, reduce=None, updates=None, samples=None, broadcast=(), givens=None,
              no_default_updates=False, contexts=None, executor=None, mode=None, name=None, allow_input_downcast=None,
-             on_unused_input='ignore', profile=None, sharded=None, micro_batches=1, update_on=None):
+             on_unused_input='ignore', profile=None, sharded=None, micro_batches=1, update_on=None,
+             recompute=False):
     """Compile a Theano graph into a callable that runs it over sub-batches on every context.
 
     A call splits its arguments into sub-batches whose sizes differ by at most one, runs each context's own compiled
@@ -37,13 +38,16 @@ def function(inputs, outputs=None, reduce=None, updates=None, samples=None, broa
         Inputs that every replica gets whole.
     givens, no_default_updates
         As for `theano.function`, e.g. ``givens={x: data[indices]}`` with shared data and the input `indices`.
-    contexts : list of str, optional
-        Names of the contexts to run on; all by default.
+    contexts : list of str, or list of lists of str, optional
+        Names of the contexts to run on; all by default. For a graph that is placed on several contexts by `device`,
+        a list for each replica of it, such as ``[['dev0', 'dev1'], ['dev2', 'dev3']]``.
     executor : {'auto', 'serial', 'threads', 'mpi'}, optional
         The flag ``mgpu.executor`` by default. With several processes, 'serial' and 'threads' run the function in
         this process alone.
     mode, name, allow_input_downcast, on_unused_input
         As for `theano.function`; inputs that are not used are ignored unless 'warn' or 'raise' is given.
+    micro_batches, recompute, update_on
+        As for `mgpu.training_function`.
     profile : bool, optional
         Whether to profile what each context runs: ``f.profiles`` has a `theano.compile.ProfileStats` for each function.
     sharded : bool, optional
@@ -95,7 +99,7 @@ def function(inputs, outputs=None, reduce=None, updates=None, samples=None, broa
     made = ParallelFunction(inputs, output_list, updates, packing, samples=samples, broadcast=broadcast, givens=givens,
                             no_default_updates=no_default_updates, contexts=contexts, executor=executor, mode=mode,
                             name=name, allow_input_downcast=allow_input_downcast, profile=profile, sharded=sharded,
-                            micro_batches=micro_batches, update_on=update_on)
+                            micro_batches=micro_batches, update_on=update_on, recompute=recompute)
     check_reductions(made.results, reductions, output_list)
     made.warn_if_refused()
     return made

@@ -18,7 +18,7 @@ from .replicas.replicated import replicated
 
 def training_function(inputs, loss, params, updates, outputs=(), micro_batches=1, batch_updates=None, broadcast=(),
                       givens=None, check_finite=False, contexts=None, executor=None, mode=None, name=None,
-                      allow_input_downcast=None, least_samples=1, sharded=None, update_on=None):
+                      allow_input_downcast=None, least_samples=1, sharded=None, update_on=None, recompute=False):
     """Compile one training step of a model over every context.
 
     A call splits the batch into sub-batches, computes loss and gradients of each on its context,
@@ -46,7 +46,11 @@ def training_function(inputs, loss, params, updates, outputs=(), micro_batches=1
         if the output has rows of single samples.
     micro_batches : int
         Slices that each sub-batch is computed in, one after the other, so that a batch that does
-        not fit on a device trains. Gradients are accumulated exactly.
+        not fit on a device trains. Gradients are accumulated exactly. On a model that `device` places on several
+        contexts they are a pipeline: while one context computes a slice, the others compute other slices.
+    recompute : bool
+        Of such a model: whether the backward pass of each context computes its forward pass again, so that the
+        results of the forward pass need not be kept until then. Saves memory, takes time.
     batch_updates : dict of SharedVariable to theano.Variable, optional
         Further new values, which may depend on the batch: counts, running averages.
     check_finite : bool
@@ -93,7 +97,7 @@ def training_function(inputs, loss, params, updates, outputs=(), micro_batches=1
     step = TrainingFunction(inputs, loss, params, updates, variables, batch_updates, check_finite,
                             micro_batches=micro_batches, broadcast=broadcast, givens=givens, contexts=contexts,
                             executor=executor, mode=mode, name=name, allow_input_downcast=allow_input_downcast,
-                            least_samples=least_samples, sharded=sharded, update_on=update_on)
+                            least_samples=least_samples, sharded=sharded, update_on=update_on, recompute=recompute)
     check_reductions(step.results[1:], reductions, variables)
     step.warn_if_refused()
     return step

@@ -33,10 +33,10 @@ class Scatter:
     def __init__(self, arguments, rows, program, runner, is_divided, micro_batches, least_samples, sharded):
         self._arguments, self._rows, self._runner = arguments, rows, runner
         self._total, *self._own = program.numbers or [None]
-        self._ranks, self._n_contexts = runner.ranks, len(runner.contexts)
+        self._ranks, self._n_replicas_here = runner.ranks, len(runner.mesh.replicas)
         self._is_divided, self._sharded = is_divided, sharded
         self._micro_batches, self._least_samples = micro_batches, least_samples
-        self._replicas = self._ranks.everyones(self._n_contexts)
+        self._replicas = self._ranks.everyones(self._n_replicas_here)
         self.n_replicas = sum(self._replicas) if is_divided else 1
         self._split = arguments.with_samples + list(rows.values())
         self._whole = [variable for variable, split in zip(arguments.inputs, arguments.split) if not split]
@@ -69,7 +69,7 @@ class Scatter:
             total, before, own = lengths[0], 0, lengths[0]
             lengths = self._lengths_of_ranks(total)
         rounds = [[(0, own)]] if alone else self.rounds(own)
-        alone = alone or not self._is_divided or self._ranks.size == self._n_contexts == len(sum(rounds, [])) == 1
+        alone = alone or not self._is_divided or self._ranks.size == self._n_replicas_here == len(sum(rounds, [])) == 1
         given = dict(zip(self._arguments.inputs, values))
         given.update((self._rows[variable], value) for variable, value in states.items())
         common = {variable: given[variable] for variable in self._whole}
@@ -92,7 +92,7 @@ class Scatter:
     def _make_rounds(self, length):
         if not length or not self._is_divided:
             return [[(0, length)]] if length else []
-        n = self._n_contexts if self._sharded else sum(self._replicas)
+        n = self._n_replicas_here if self._sharded else sum(self._replicas)
         rounds = micro_batch_rounds(length, n, self._micro_batches, self._least_samples)
         if not self._sharded:
             first, last = ranges(self._replicas)[self._ranks.rank]

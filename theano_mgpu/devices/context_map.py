@@ -7,6 +7,8 @@ from . import discovery
 Context = namedtuple('Context', 'name device kind')
 Context.__doc__ = """One context: its `name`, its `device`, the device's `kind` (cuda, opencl, cpu)."""
 
+HOST = Context('the host', 'cpu', 'cpu')  # what belongs to no replica is computed there
+
 EXAMPLE = 'contexts=dev0->cuda0;dev1->cuda1'
 
 

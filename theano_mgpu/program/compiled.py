@@ -1,20 +1,34 @@
 """The graphs of a program, compiled for contexts."""
 from collections import namedtuple
-from typing import Any, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 import theano
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof.graph import ancestors
 
-from ..devices.context_map import Context
+from ..devices.context_map import HOST
+from ..devices.mesh import CPU, Mesh
 from ..distributed.process_group import Ranks
 from ..replicas.random_streams import is_random_state
-from .parallel_graph import HOST, ParallelGraph
+from .parallel_graph import ParallelGraph
 from .partition import OWN, Program
+from .pieces import Places, cut
 
-Part = namedtuple('Part', 'given outputs updated graph')
-Part.__doc__ = """A graph of a program: what it is `given`, variables; its `outputs`; the shared variables that are
-`updated`, whose new values follow the outputs; and the ParallelGraph."""
+Part = namedtuple('Part', 'given outputs updated graph level last', defaults=[0, ()])
+Part.__doc__ = """A graph of a program, compiled.
+
+Attributes
+----------
+given, outputs : list of theano.Variable
+    What it takes and what it makes.
+updated : list of SharedVariable
+    Those whose new values follow the outputs.
+graph : ParallelGraph
+level : int
+    Of the pieces of a stage, see `pieces.Piece`.
+last : list of theano.Variable
+    Values that no later piece of the stage needs.
+"""
 
 
 class CompiledProgram:
@@ -30,10 +44,12 @@ class CompiledProgram:
     update_on : {'device', 'host'}
         Where the new values that replicas need are made: on each context, or once on the host. Others, such as
         metrics and running averages, are made on the host.
-    contexts : list of Context
+    mesh : Mesh
+    placement : dict of SharedVariable to str
+        The place of each; empty for a graph that is not placed.
     ranks : Ranks
-    mode, name
-        As for `theano.function`.
+    options : Options
+        Its `mode` and `name`, and `recompute`, see `pieces.cut`.
 
     Attributes
     ----------
@@ -41,16 +57,16 @@ class CompiledProgram:
         Those of the program that are not new values.
     rows : dict of SharedVariable to Output
         New values with a row a sample.
-    stages : list of (Stage, Part)
+    stages : list of (Stage, list of Part)
+        For each stage its pieces, by level.
     parts : list of Part
         What is computed after the last exchange.
     """
 
     def __init__(self, program: Program, inputs: Sequence[theano.Variable], updated: Sequence[SharedVariable],
-                 update_on: str, contexts: List[Context], ranks: Ranks, mode: Any = None,
-                 name: Optional[str] = None):
-        self.program, self.contexts = program, contexts
-        self._ranks, self._mode = ranks, mode
+                 update_on: str, mesh: Mesh, placement: Dict[SharedVariable, str], ranks: Ranks, options: Any):
+        self.program, self.mesh = program, mesh
+        self._places, self._ranks, self._options = Places(mesh, placement), ranks, options
         n_results = len(program.outputs) - len(updated)
         self.results = program.outputs[:n_results]
         new = dict(zip(updated, program.outputs[n_results:]))
@@ -61,23 +77,38 @@ class CompiledProgram:
         self.kept = {source for stage in program.stages for source in stage.carried.values()}
         self.kept.update(output.variable for output in self.results + list(self.rows.values()))
         given = list(inputs) + program.numbers
-        self.stages = [(stage, self._stage(i, stage, given, own, name)) for i, stage in enumerate(program.stages)
+        self.stages = [(stage, self._stage(i, stage, given, own)) for i, stage in enumerate(program.stages)
                        if stage.outputs]
         rest = {variable: output.variable for variable, output in new.items() if output.how is None}
-        self.parts = self._parts(given, rest, update_on, name)
+        self.parts = self._parts(given, rest, update_on)
 
     @property
     def graphs(self) -> List[ParallelGraph]:
-        return [part.graph for _, part in self.stages] + [part.graph for part in self.parts]
+        return [part.graph for _, parts in self.stages for part in parts] + [part.graph for part in self.parts]
 
-    def _stage(self, i, stage, given, own, name):
-        updates = {variable: new for variable, new in own.items() if new in stage.outputs}
-        needed = self.kept.union(exchange.source for exchange in self.exchanges)
-        outputs = [variable for variable in stage.outputs if variable in needed]
+    def _stage(self, i, stage, given, own):
+        """The pieces of a stage, compiled."""
+        name, n = self._options.name, len(self.program.stages)
+        if n > 1:
+            name = '%s, stage %d of %d' % (name or 'a function', i + 1, n)
         known = [exchange.variable for each in self.program.stages[:i + 1] for exchange in each.exchanges]
-        n = len(self.program.stages)
-        return self._part(given + known + list(stage.carried), outputs, updates, self.contexts,
-                          name if n == 1 else '%s, stage %d of %d' % (name or 'a function', i + 1, n))
+        pieces = cut(given + known + list(stage.carried), stage.outputs, self._places.among(stage.carried),
+                     self._options.recompute)
+        kept = self.kept.union(exchange.source for exchange in self.exchanges)
+        parts, later = [], set()
+        for piece in reversed(pieces):
+            parts.insert(0, self._piece(piece, own, kept, later, name))
+            later.update(piece.given)
+        return parts
+
+    def _piece(self, piece, own, kept, later, name):
+        """A piece, compiled; `kept` is what is needed after the stage, `later` what later pieces are given."""
+        graphs = dict(zip(piece.outputs, piece.graphs))
+        updates = {variable: graphs[new] for variable, new in own.items() if new in graphs}
+        outputs = [variable for variable in piece.outputs if variable in kept or variable in later]
+        graph = self._graph(piece.stand_ins, [graphs[v] for v in outputs], updates, self.mesh.column(piece.place), name)
+        last = [v for v in piece.given if v.owner is not None and v not in kept and v not in later]
+        return Part(piece.given, outputs, list(updates), graph, piece.level, last)
 
     def _for_the_host(self, new):
         """Those of the variables that no replica needs: no stage reads them, nor the new value of another one."""
@@ -89,30 +120,34 @@ class CompiledProgram:
                 return found
             found -= needed
 
-    def _parts(self, given, new, update_on, name):
+    def _parts(self, given, new, update_on):
         """Parts on the host, and on the contexts, that make new values and results."""
         exchanged = [exchange.variable for exchange in self.exchanges]
         results = [output.variable for output in self.results if output.how is None]
         results = [variable for variable in dict.fromkeys(results) if variable not in exchanged]
         on_host = self._for_the_host(new)
         light = [v for v in results + list(new.values()) if _reads(v) <= on_host]
-        here = [v for v in new if v in on_host and new[v] in light]
+        here = [v for v in new if v in on_host and new[v] in light or self._places.of(v) == CPU]
         if update_on == 'host':
             here, light = list(new), results
-        there = [v for v in new if v not in here]
-        found = []
-        for contexts, outputs, variables in (
-                ([HOST], [v for v in results if v in light], here),
-                (self.contexts if there else self.contexts[:1], [v for v in results if v not in light], there)):
-            if outputs or variables:
-                found.append(self._part(given + exchanged, outputs, {v: new[v] for v in variables}, contexts, name))
-        return found
+        found = [self._part(given + exchanged, [v for v in results if v in light], here, new, [HOST])]
+        heavy = [v for v in results if v not in light]
+        for place in self.mesh.places:
+            there = [v for v in new if v not in here and self._places.of(v) == place]
+            contexts = self.mesh.column(place)
+            found.append(self._part(given + exchanged, heavy, there, new, contexts if there else contexts[:1]))
+            heavy = []
+        return [part for part in found if part.outputs or part.updated]
 
-    def _part(self, given, outputs, updates, contexts, name):
+    def _part(self, given, outputs, updated, new, contexts):
+        updates = {variable: new[variable] for variable in updated}
         reads = set(ancestors(outputs + list(updates.values())))
         given = [variable for variable in dict.fromkeys(given) if variable in reads]
-        graph = ParallelGraph(given, outputs, updates, contexts, self._ranks, self.program, self._mode, name)
+        graph = self._graph(given, outputs, updates, contexts, self._options.name) if outputs or updates else None
         return Part(given, outputs, list(updates), graph)
+
+    def _graph(self, inputs, outputs, updates, contexts, name):
+        return ParallelGraph(inputs, outputs, updates, contexts, self._ranks, self.program, self._options.mode, name)
 
 
 def _reads(*variables):

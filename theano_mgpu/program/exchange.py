@@ -25,7 +25,7 @@ class Sums:
     places : list of theano.Variable
         What stands for their sums.
     each : callable
-        ``each(name, tasks, shards)`` runs a task a shard.
+        ``each(name, tasks, shards, contexts)`` runs a task a shard.
     timings : Timings
     on_devices : bool
         Whether shards have their parts elsewhere than on the host.
@@ -58,13 +58,15 @@ class Sums:
     def views(self):
         return self._buffers.views
 
-    def add(self, shards, accumulate):
+    def add(self, shards, contexts, accumulate):
         """Add what shards have; large arrays are added on another thread while the next ones come from the devices.
 
         Parameters
         ----------
         shards : list of Shard
-            One a context; they let go of their parts.
+            They let go of their parts.
+        contexts : list of Context
+            Where each of them has its part.
         accumulate : bool
             Whether to add to what former shards of the step had.
         """
@@ -79,8 +81,8 @@ class Sums:
         underway = []
         try:
             for bucket in buckets[:-1]:
-                underway.append(self._thread.submit(self._fetched(parts, bucket, shards, accumulate)))
-            add = self._fetched(parts, buckets[-1], shards, accumulate, alone=len(buckets) == 1)
+                underway.append(self._thread.submit(self._fetched(parts, bucket, shards, contexts, accumulate)))
+            add = self._fetched(parts, buckets[-1], shards, contexts, accumulate, alone=len(buckets) == 1)
             with self._timings.span('all_reduce'):
                 add()
         finally:
@@ -92,15 +94,15 @@ class Sums:
     def _thread(self):
         return ThreadPoolExecutor(1, thread_name_prefix='theano_mgpu all_reduce')
 
-    def _fetched(self, parts, bucket, shards, accumulate, alone=False):
+    def _fetched(self, parts, bucket, shards, contexts, accumulate, alone=False):
         """Fetch a bucket of the parts from each replica; returns the task that adds it to the sums."""
-        fetchers = [self._fetcher(shard, bucket) for shard in shards]
+        fetchers = [self._fetcher(context, bucket) for context in contexts]
         arrays = [part[slice(*bucket)] for part in parts]
         targets = self.views[slice(*bucket)]
         if self._on_devices:
             with self._timings.span('device_to_host'):
                 tasks = [functools.partial(fetcher.fetch, part) for fetcher, part in zip(fetchers, arrays)]
-                arrays = self._each('device_to_host', tasks, shards)
+                arrays = self._each('device_to_host', tasks, shards, contexts)
             if alone and all(fetcher.flat for fetcher in fetchers):  # many small ones are added as one
                 arrays, targets = [fetcher.flat for fetcher in fetchers], self.flat
 
@@ -110,10 +112,10 @@ class Sums:
                     all_reduce(each, [1.0] * len(each), out, accumulate)
         return add
 
-    def _fetcher(self, shard, bucket):
-        key = shard.context, bucket
+    def _fetcher(self, context, bucket):
+        key = context, bucket
         if key not in self._fetchers:
-            self._fetchers[key] = Fetcher(shard.context)
+            self._fetchers[key] = Fetcher(context)
         return self._fetchers[key]
 
     def clear(self):

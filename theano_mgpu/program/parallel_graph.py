@@ -1,5 +1,6 @@
 """One graph compiled for several contexts, over replicas of its shared variables."""
 import contextlib
+import functools
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -22,20 +23,18 @@ from ..replicas.replicated import replicated
 from ..utils import progress
 from .partition import Program
 
-HOST = Context('the host', 'cpu', 'cpu')  # what belongs to no replica is computed there
-
 
 def resolve_contexts(contexts):
     """The Contexts that a function runs over.
 
     Parameters
     ----------
-    contexts : list of (str or Context), or None
-        None for all active ones.
+    contexts : list of (str or Context), or list of lists of these, or None
+        In lists of their own: the contexts of each replica of a placed graph. None for all active ones.
 
     Returns
     -------
-    list of Context
+    list of Context, or list of list of Context
         With several processes on a host, those of them that belong to this process.
 
     Raises
@@ -50,7 +49,11 @@ def resolve_contexts(contexts):
     if not isinstance(contexts, (list, tuple)):
         raise ContextError('contexts=%r is not a list of contexts or their names, such as %r; mgpu.init(%r) maps them'
                            % (contexts, [context.name for context in active_contexts()], contexts))
-    chosen = [get_context(c.name if isinstance(c, Context) else c) for c in contexts]
+    rows = [list(row) for row in contexts if isinstance(row, (list, tuple)) and not isinstance(row, Context)]
+    if rows and len(rows) < len(contexts):
+        raise ContextError('contexts=%r mixes contexts with lists of contexts: give one list, or a list for each '
+                           'replica' % (contexts,))
+    chosen = [get_context(c.name if isinstance(c, Context) else c) for c in (sum(rows, []) if rows else contexts)]
     if not chosen or len(set(chosen)) < len(chosen):
         raise ContextError('a function runs over at least one context, each named once; given: %r, known: %s'
                            % (list(contexts), describe(active_contexts())))
@@ -58,6 +61,9 @@ def resolve_contexts(contexts):
     if not own:
         raise ContextError('the contexts %s are those of other processes; this one has %s'
                            % (describe(chosen), describe(active_contexts())))
+    if rows:
+        replicas = [[chosen.pop(0) for _ in row] for row in rows]
+        return [replica for replica in replicas if set(replica) <= set(own)]
     return own
 
 
@@ -221,15 +227,17 @@ def _blocks(function):
     return any('HostFromGpu' in str(entry.op) for entry in audit(function))
 
 
-def run_replicas(executor, tasks, contexts, samples=None):
-    """Run one task a replica; an exception comes back with its replica, context and samples.
+def run_replicas(executor, tasks, contexts, shards=None):
+    """Run tasks on contexts; an exception comes back with its replica, context and samples.
 
     Parameters
     ----------
     executor : Executor
     tasks : list of callable
     contexts : list of Context
-    samples : list of (int, int), optional
+        Of each task. Those of one context run one after the other.
+    shards : list of Shard, optional
+        What each task works on.
 
     Returns
     -------
@@ -240,23 +248,36 @@ def run_replicas(executor, tasks, contexts, samples=None):
     ReplicaError
         From the original exception.
     """
+    groups = {}
+    for i, context in enumerate(contexts):
+        groups.setdefault(context, []).append(i)
+    done = {context: [] for context in groups}  # results, so that the next one is that of the task that failed
+
+    def run(context):
+        for i in groups[context]:
+            done[context].append(tasks[i]())
     try:
-        return executor.run(tasks)
+        executor.run([functools.partial(run, context) for context in groups])
     except TaskError as error:
-        cause, index = error.__cause__, error.index
-        where = 'samples %d to %d' % (samples[index][0], samples[index][1] - 1) if samples else 'update'
+        cause, context = error.__cause__, list(groups)[error.index]
+        index = groups[context][len(done[context])]
+        shard = shards[index] if shards else None
+        where = 'samples %d to %d' % (shard.span[0], shard.span[1] - 1) if shard else 'update'
+        replica = shard.replica if shard else index
         raise ReplicaError('replica %d (context %s, %s) failed, nothing was changed: %s: %s%s'
-                           % (index, describe([contexts[index]]), where, type(cause).__name__,
-                              reason(cause).strip().partition('\n')[0], _advice(contexts, index)),
-                           index, contexts[index], samples[index] if samples else None) from cause
+                           % (replica, describe([context]), where, type(cause).__name__,
+                              reason(cause).strip().partition('\n')[0], _advice(context, list(groups))),
+                           replica, context, shard.span if shard else None) from cause
+    results = {i: result for context, indices in groups.items() for i, result in zip(indices, done[context])}
+    return [results[i] for i in range(len(tasks))]
 
 
-def _advice(contexts, index):
+def _advice(context, contexts):
     """What to do where a device is lost: the end of a message, or nothing."""
-    if not is_lost(contexts[index]):
+    if not is_lost(context):
         return ''
-    others = [context for context in contexts if context is not contexts[index]]
+    others = [other for other in contexts if other is not context]
     return ('. %s has failed for good in this process%s. Start again from a checkpoint%s'
-            % (contexts[index].device,
+            % (context.device,
                '; the values on %s are those before this step, and can be saved' % describe(others) if others else '',
                ', without it if it fails again: contexts=' + describe(others) if others else ''))

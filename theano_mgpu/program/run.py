@@ -5,15 +5,21 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
+from ..devices.context_map import HOST
 from ..distributed.process_group import Ranks
 from ..profiling.timeline import Timings, on_track
 from ..replicas.transfers import DeviceBuffers, fetch, wait
 from .compiled import CompiledProgram
 from .exchange import Sum, Sums, add_over_ranks, exchanged
-from .parallel_graph import HOST, choose_executor, run_replicas
+from .parallel_graph import choose_executor, run_replicas
 from .partition import SAME, Output
+from .schedule import schedule
 from .shard import Batch, Shard, Values
 from .transaction import Transaction
+
+
+Launched = collections.namedtuple('Launched', 'part number shards results')
+Launched.__doc__ = """A part that was started: the `number` of the round, its `shards`, and the results of each."""
 
 
 class Runner:
@@ -33,11 +39,11 @@ class Runner:
     """
 
     def __init__(self, compiled: CompiledProgram, ranks: Ranks, executor: Optional[str], timings: Timings):
-        self.compiled, self.contexts, self.ranks, self.timings = compiled, compiled.contexts, ranks, timings
+        self.compiled, self.mesh, self.ranks, self.timings = compiled, compiled.mesh, ranks, timings
         self._independent = set(compiled.program.streams)
         self.executor = choose_executor(executor, [f for graph in compiled.graphs for f in graph.compiled],
-                                        len(self.contexts))
-        self.on_devices = any(context.kind != 'cpu' for context in self.contexts)
+                                        len(self.mesh.contexts))
+        self.on_devices = any(context.kind != 'cpu' for context in self.mesh.contexts)
         distinct = list(dict.fromkeys(compiled.results))
         self.row_outputs = [output for output in distinct if isinstance(output.how, tuple)]
         self._alike_outputs = [output for output in distinct if not isinstance(output.how, tuple)]
@@ -45,23 +51,22 @@ class Runner:
         self._plan_exchanges()
 
     def _plan_exchanges(self):
-        """What is added up after each stage, and what is exchanged before each, and at the end."""
-        self._sums, self._boundaries = [[] for _ in self.compiled.stages], []
+        """What is added up after each part of a stage, and what is exchanged before each stage, and at the end."""
+        self._sums, self._boundaries = {}, []
         for exchanges in [stage.exchanges for stage, _ in self.compiled.stages] + [self.compiled.program.exchanges]:
             additive = [each for each in exchanges if each.how == 'sum' and each.source.dtype.startswith('float')]
             here = []
-            for (_, part), sums in zip(self.compiled.stages, self._sums):
-                of_stage = [each for each in additive if each.source in part.outputs]
-                if of_stage:
-                    here.append(Sums([each.source for each in of_stage], [each.variable for each in of_stage],
+            for part in (part for _, parts in self.compiled.stages for part in parts):
+                of_part = [each for each in additive if each.source in part.outputs]
+                if of_part:
+                    here.append(Sums([each.source for each in of_part], [each.variable for each in of_part],
                                      self.each, self.timings, self.on_devices, self.compiled.kept))
-                    sums.append(here[-1])
+                    self._sums.setdefault(part.graph, []).append(here[-1])
             self._boundaries.append((here, [each for each in exchanges if each not in additive], exchanges))
 
-    def each(self, name, tasks, shards):
-        """Run a task a shard on its context, shown in the timeline under a name."""
-        contexts = [shard.context for shard in shards]
-        return run_replicas(self.executor, on_track(tasks, name, contexts), contexts, [shard.span for shard in shards])
+    def each(self, name, tasks, shards, contexts):
+        """Run tasks on contexts, each for a shard, shown in the timeline under a name."""
+        return run_replicas(self.executor, on_track(tasks, name, contexts), contexts, shards)
 
     # ------------------------------------------------------------------------------------------------- the inputs
 
@@ -82,14 +87,14 @@ class Runner:
             several stages, not in this step.
         """
         # While one is computed, the next one is sent.
-        turns = 2 if len(self.compiled.stages) == 1 else len(rounds) + 1
-        return [[Shard(replica, self.contexts[replica], span, known(*span), self._next_buffers(replica, turns))
+        turns = 2 if len(self.compiled.stages) == 1 and len(self.mesh.places) == 1 else len(rounds) + 1
+        return [[Shard(replica, span, known(*span), self._next_buffers(replica, turns))
                  for replica, span in enumerate(spans)] for spans in rounds]
 
     def _next_buffers(self, replica, turns):
         buffers = self._buffers.setdefault(replica, collections.deque())
         if len(buffers) < turns:
-            buffers.append(DeviceBuffers(self.contexts[replica]))
+            buffers.append({context: DeviceBuffers(context) for context in self.mesh.replicas[replica]})
         else:
             buffers.rotate(-1)
         return buffers[-1]
@@ -97,13 +102,21 @@ class Runner:
     def send(self, shards: Sequence[Shard], common: Values) -> None:
         """Send the inputs of the first stage to the devices."""
         if self.on_devices and self.compiled.stages:
-            _, part = self.compiled.stages[0]
-            with self.timings.span('host_to_device'):
-                self.each('host_to_device', [functools.partial(self._arguments, part, shard, common)
-                                             for shard in shards], shards)
+            _, parts = self.compiled.stages[0]
+            self._arguments([(part, shard) for part in parts if part.level == 0 for shard in shards], common)
 
-    def _arguments(self, part, shard, common):
-        return shard.arguments(part.given, part.graph.takes[shard.replica], common)
+    def _arguments(self, work, common):
+        """What each part is given for its shard, on its device."""
+        tasks = [functools.partial(shard.arguments, part.given, part.graph.takes[shard.replica], common,
+                                   part.graph.contexts[shard.replica]) for part, shard in work]
+        if not self.on_devices:
+            return [task() for task in tasks]
+        with self.timings.span('host_to_device'):
+            return self._each('host_to_device', tasks, work)
+
+    def _each(self, name, tasks, work):
+        return self.each(name, tasks, [shard for _, shard in work],
+                         [part.graph.contexts[shard.replica] for part, shard in work])
 
     # -------------------------------------------------------------------------------------------------- the stages
 
@@ -119,47 +132,62 @@ class Runner:
             Called once the last stage has been launched.
         """
         new = []
-        for number, (stage, part) in enumerate(self.compiled.stages):
+        for number, (stage, parts) in enumerate(self.compiled.stages):
             self._exchange(number, batch)
             for shard in batch.shards:
                 shard.known.update([(place, shard.known[source]) for place, source in stage.carried.items()])
-            for i, shards in enumerate(batch.rounds):
-                is_last = i == len(batch.rounds) - 1 and number == len(self.compiled.stages) - 1
-                results = self._run_round(part, shards, batch, meanwhile if is_last else None)
-                if not batch.alone:
-                    for sums in self._sums[number]:
-                        sums.add(shards, accumulate=i > 0)
-                for j, variable in enumerate(part.graph.updated):
-                    made = variable, [shard.context for shard in shards], [values[j] for _, values in results]
-                    if variable.variable not in self._independent:
-                        new += [made] if i == 0 else []  # the same from each slice
-                    elif not batch.idle:
-                        self._store([made], transaction)  # the next slice goes on there
+            cycles = schedule([part.level for part in parts], len(batch.rounds))
+            launched = []
+            for i, cycle in enumerate(cycles):
+                is_last = i == len(cycles) - 1 and number == len(self.compiled.stages) - 1
+                before = launched
+                launched = self._launch([(parts[j], n) for j, n in cycle], batch, meanwhile if is_last else None)
+                if len(parts) == 1:  # the values of a micro-batch are released before the next one starts
+                    before, launched = launched, []
+                new += self._finish(before, batch, transaction)
+            new += self._finish(launched, batch, transaction)
         self._store(new, transaction)
         self._exchange(-1, batch)
 
-    def _run_round(self, part, shards, batch, meanwhile):
-        """One stage on one shard of each context."""
-        arguments = self._sent(part, shards, batch.common)
+    def _launch(self, cycle, batch, meanwhile):
+        """Start the parts of a clock cycle, each on the shards of its round."""
+        work = [(part, shard) for part, number in cycle for shard in batch.rounds[number]]
+        arguments = self._arguments(work, batch.common)
         launch = 'launch' if self.on_devices else 'run'
         with self.timings.span(launch):
-            tasks = [functools.partial(part.graph.run, shard.replica, given) for shard, given in zip(shards, arguments)]
-            results = self.each(launch, tasks, shards)
-        for shard, (outputs, _) in zip(shards, results):
+            tasks = [functools.partial(part.graph.run, shard.replica, given)
+                     for (part, shard), given in zip(work, arguments)]
+            results = self._each(launch, tasks, work)
+        for (part, shard), (outputs, _) in zip(work, results):
             shard.known.update(zip(part.outputs, outputs))
+            for variable in part.last:
+                del shard.known[variable]
         if meanwhile is not None:
             meanwhile()
-        if self.on_devices and (not batch.alone or self.timings.waits()):
-            with self.timings.span('run'):
-                self.each('run', [functools.partial(wait, outputs) for outputs, _ in results], shards)
-        return results
+        results = iter(results)
+        return [Launched(part, number, batch.rounds[number], [next(results) for _ in batch.rounds[number]])
+                for part, number in cycle]
 
-    def _sent(self, part, shards, common):
-        if not self.on_devices:
-            return [self._arguments(part, shard, common) for shard in shards]
-        with self.timings.span('host_to_device'):
-            tasks = [functools.partial(self._arguments, part, shard, common) for shard in shards]
-            return self.each('host_to_device', tasks, shards)
+    def _finish(self, launched, batch, transaction):
+        """Wait for what was launched, and add it up; returns new values that are the same from each round."""
+        if self.on_devices and launched and (not batch.alone or self.timings.waits()):
+            with self.timings.span('run'):
+                work = [(each.part, shard) for each in launched for shard in each.shards]
+                self._each('run', [functools.partial(wait, outputs) for each in launched
+                                   for outputs, _ in each.results], work)
+        new = []
+        for part, number, shards, results in launched:
+            contexts = [part.graph.contexts[shard.replica] for shard in shards]
+            if not batch.alone:
+                for sums in self._sums.get(part.graph, ()):
+                    sums.add(shards, contexts, accumulate=number > 0)
+            for j, variable in enumerate(part.graph.updated):
+                made = variable, contexts, [values[j] for _, values in results]
+                if variable.variable not in self._independent:
+                    new += [made] if number == 0 else []
+                elif not batch.idle:
+                    self._store([made], transaction)  # the next slice goes on there
+        return new
 
     def _exchange(self, boundary, batch):
         """Add to what every shard knows what all of them have."""
@@ -215,8 +243,8 @@ class Runner:
 
     def _broadcast(self, part, contexts, common):
         """What each context is given of exchanged values."""
-        tasks = [functools.partial(Shard(i, context, None, {}, self._of_updates(context)).arguments, part.given,
-                                   part.graph.takes[i], common) for i, context in enumerate(contexts)]
+        tasks = [functools.partial(Shard(i, None, {}, {context: self._of_updates(context)}).arguments, part.given,
+                                   part.graph.takes[i], common, context) for i, context in enumerate(contexts)]
         if not any(any(takes) for takes in part.graph.takes):
             return [task() for task in tasks]
         with self.timings.span('broadcast'):
@@ -238,7 +266,8 @@ class Runner:
             for context, value in zip(contexts, values):
                 transaction.replace(variable.copies[context], value)
             if contexts == [HOST]:
-                contexts = contexts + [context for context in self.contexts if context in variable.copies]
+                contexts = contexts + [context for context in self.mesh.contexts if context in variable.copies
+                                       and context != HOST]
                 for context in contexts[1:]:
                     transaction.convert(variable.copies[context], values[0])
             transaction.then(variable.commit, contexts)

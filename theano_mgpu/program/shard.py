@@ -4,8 +4,8 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 import theano
 
-from ..devices.context_map import Context
-from ..replicas.transfers import DeviceBuffers, fetch
+from ..devices.context_map import HOST, Context
+from ..replicas.transfers import DeviceBuffers, fetch, is_on
 from .exchange import Sum
 
 Values = Dict[theano.Variable, Any]
@@ -17,31 +17,31 @@ class Shard:
     Parameters
     ----------
     replica : int
-    context : Context
     span : (int, int)
         Its samples, of those that this process has.
     known : dict of theano.Variable to (ndarray or pygpu.gpuarray.GpuArray)
         Its inputs; what it computes is added.
-    buffers : DeviceBuffers
+    buffers : dict of Context to DeviceBuffers
         Where its inputs go.
     """
 
-    def __init__(self, replica: int, context: Context, span: Optional[Tuple[int, int]],
-                 known: Values, buffers: DeviceBuffers):
-        self.replica, self.context, self.span, self.known = replica, context, span, known
+    def __init__(self, replica: int, span: Optional[Tuple[int, int]], known: Values,
+                 buffers: Dict[Context, DeviceBuffers]):
+        self.replica, self.span, self.known = replica, span, known
         self._buffers = buffers
         self._sent = {}
 
-    def send(self, variable, value):
-        """A value on the replica's device, where it is sent once a step."""
-        if not isinstance(value, np.ndarray):
+    def send(self, variable, value, context):
+        """A value on a context's device, where it is sent once a step."""
+        if is_on(context, value):
             return value
-        if variable not in self._sent:
-            self._sent[variable] = self._buffers.send(variable, value)
-        return self._sent[variable]
+        key = variable, context
+        if key not in self._sent:
+            self._sent[key] = fetch(value) if context.kind == 'cpu' else self._buffers[context].send(variable, value)
+        return self._sent[key]
 
-    def arguments(self, given: Sequence[theano.Variable], takes: Sequence[bool],
-                  common: Values) -> List[Any]:
+    def arguments(self, given: Sequence[theano.Variable], takes: Sequence[bool], common: Values,
+                  context: Context) -> List[Any]:
         """Values of variables as a function takes them.
 
         Parameters
@@ -51,13 +51,15 @@ class Shard:
             Which are taken on the device, see `graph.compile_for`.
         common : dict of theano.Variable to (ndarray or pygpu.gpuarray.GpuArray or Sum)
             What every replica knows.
+        context : Context
+            That of the function.
         """
         found = []
         for variable, on_device in zip(given, takes):
             value = self.known[variable] if variable in self.known else common[variable]
             if isinstance(value, Sum):
-                value = value.on(self.context) if on_device else value.on_host
-            found.append(self.send(variable, value) if on_device else fetch(value))
+                value = value.on(context) if on_device else value.on_host
+            found.append(self.send(variable, value, context if on_device else HOST))
         return found
 
 

@@ -35,6 +35,13 @@ class DeviceBuffers:
         return found
 
 
+def is_on(context, value):
+    """Whether an array lies where functions of a context take it."""
+    if isinstance(value, np.ndarray):
+        return context.kind == 'cpu'
+    return context.kind != 'cpu' and value.context == gpu_context(context)
+
+
 class Sender:
     """Sends the arguments of one function to its device.
 

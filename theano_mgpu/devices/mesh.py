@@ -1,0 +1,110 @@
+"""The contexts of a function as a mesh: a row for each replica, and a column for each place of a placed graph."""
+from collections import namedtuple
+from typing import List, Sequence, Tuple
+
+from ..errors import ContextError
+from .context_map import HOST, Context, describe
+
+UNPLACED = ''   # the place of a graph that is not placed
+CPU = 'cpu'     # the place of what is computed on the host
+
+
+class Mesh(namedtuple('Mesh', 'places replicas')):
+    """The contexts that a function runs on.
+
+    Attributes
+    ----------
+    places : list of str
+        What the columns are called: the contexts of the first replica by which the graph is placed, or `UNPLACED`.
+    replicas : list of tuple of Context
+        For each replica, the context of each place.
+    """
+
+    @property
+    def contexts(self) -> List[Context]:
+        """All contexts, each once."""
+        return list(dict.fromkeys(context for replica in self.replicas for context in replica))
+
+    def column(self, place: str) -> List[Context]:
+        """The context of a place on each replica."""
+        index = self.places.index(place)
+        return [replica[index] for replica in self.replicas]
+
+    def first(self) -> 'Mesh':
+        """The mesh of the first replica alone."""
+        return self._replace(replicas=self.replicas[:1])
+
+
+def mesh_of(contexts: Sequence[Context], places: Sequence[str] = ()) -> Mesh:
+    """Lay out contexts for a graph.
+
+    Parameters
+    ----------
+    contexts : list of Context, or list of list of Context
+        In lists of their own: the contexts of each replica.
+    places : list of str
+        Names of contexts by which the graph is placed, maybe with `CPU`; none for a graph that is not placed.
+
+    Returns
+    -------
+    Mesh
+        The named contexts make the first replica. The others make further ones, in their order.
+
+    Raises
+    ------
+    ContextError
+        If there are too few contexts for one replica, or a replica lacks one.
+
+    Examples
+    --------
+    >>> from theano_mgpu.devices.context_map import parse_context_map
+    >>> four = parse_context_map('a->cuda0;b->cuda1;c->cuda2;d->cuda3')
+    >>> [describe(replica) for replica in mesh_of(four, ['b', 'a']).replicas]
+    ['a->cuda0;b->cuda1', 'c->cuda2;d->cuda3']
+    >>> len(mesh_of(four).replicas)
+    4
+    """
+    rows = [list(row) for row in contexts if isinstance(row, (list, tuple)) and not isinstance(row, Context)]
+    on_devices = [place for place in places if place != CPU]
+    if rows:
+        names, rows = _rows(rows, on_devices)
+    elif on_devices:
+        names, rows = _grouped(list(contexts), on_devices)
+    elif places:
+        return Mesh([CPU], [(HOST,)])
+    else:
+        return Mesh([UNPLACED], [(context,) for context in contexts])
+    here = [HOST] if CPU in places else []
+    return Mesh(names + [CPU] * len(here), [tuple(row + here) for row in rows])
+
+
+def _rows(rows: List[List[Context]], places: Sequence[str]) -> Tuple[List[str], List[List[Context]]]:
+    names = [context.name for context in rows[0]]
+    text = '[%s]' % ', '.join('[%s]' % ', '.join(context.name for context in row) for row in rows)
+    if not places:
+        raise ContextError('contexts=%s has a list for each replica, but nothing in the graph is placed on one of them. '
+                           'Place it by "with mgpu.device(%r):", or give one list of contexts' % (text, names[-1]))
+    if {len(row) for row in rows} != {len(names)}:
+        raise ContextError('contexts=%s: each replica needs as many contexts as the first one' % text)
+    missing = [place for place in places if place not in names]
+    if missing:
+        raise ContextError('the graph is placed on %s, which is not among the contexts of the first replica, %s. Add '
+                           'it there, or place the graph on these' % (', '.join(missing), ', '.join(names)))
+    return names, rows
+
+
+def _grouped(contexts: List[Context], places: Sequence[str]) -> Tuple[List[str], List[List[Context]]]:
+    n = len(places)
+    if len(contexts) < n:
+        raise ContextError('the graph is placed on %d contexts (%s); there %s: %s. Map more contexts, or with several '
+                           'processes give each one %d (launch --gpus-per-process %d)'
+                           % (n, ', '.join(places), 'is one' if len(contexts) == 1 else 'are %d' % len(contexts),
+                              describe(contexts), n, n))
+    named = [context for context in contexts if context.name in places]
+    if len(named) < n:  # the contexts of another process than the one that the names are of
+        named = contexts[:n]
+        names = list(places)
+    else:
+        names = [context.name for context in named]
+    others = [context for context in contexts if context not in named]
+    return names, [named] + [others[i:i + n] for i in range(0, len(others) - n + 1, n)]

@@ -1,0 +1,174 @@
+"""Cut a stage where the device changes: pieces, each of which one device computes."""
+from collections import namedtuple
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Set
+
+import theano
+from theano.compile.sharedvalue import SharedVariable
+from theano.gof.graph import io_toposort
+
+from ..devices.mesh import Mesh
+from ..graphs.graph import substitute
+from .carrying import DEEPEST, is_cheap
+
+Piece = namedtuple('Piece', 'place level given stand_ins outputs graphs')
+Piece.__doc__ = """The part of a stage that one device computes without values from another one.
+
+Attributes
+----------
+place : str
+    See `mesh.Mesh`.
+level : int
+    The longest chain of pieces that it waits for; pieces of one level can be computed at the same time.
+given : list of theano.Variable
+    What it takes: of the stage, and from other pieces.
+stand_ins : list of theano.Variable
+    What stands for each in `graphs`.
+outputs : list of theano.Variable
+    What the stage or other pieces take of it.
+graphs : list of theano.Variable
+    The graph of each output.
+"""
+
+
+class Places:
+    """The place of each variable of a program.
+
+    Parameters
+    ----------
+    mesh : Mesh
+    placement : dict of SharedVariable to str
+        The places of shared variables. Those of the results of ops are in their tags; an op without one, which the
+        division among replicas has made, is on the place of its first input that has one.
+    """
+
+    def __init__(self, mesh: Mesh, placement: Dict[SharedVariable, str]):
+        self._default, self._names = mesh.places[0], set(mesh.places)
+        self._known: Dict[theano.Variable, Optional[str]] = dict(placement)
+
+    def among(self, carried: Mapping[theano.Variable, theano.Variable]) -> Callable[[theano.Variable], str]:
+        """`of`, for the variables of a stage into which values are carried."""
+        self._known.update((stand_in, self.of(source)) for stand_in, source in carried.items())
+        return self.of
+
+    def of(self, variable: theano.Variable) -> str:
+        """The place of a variable whose ancestors have been asked for, or have places by tag."""
+        if variable not in self._known:
+            place = getattr(variable.tag, 'mgpu_place', None)
+            if place not in self._names:
+                inputs = variable.owner.inputs if variable.owner else ()
+                place = next((self._known[v] for v in inputs if self._known.get(v)), None)
+            self._known[variable] = place
+        return self._known[variable] or self._default
+
+
+def cut(given: Sequence[theano.Variable], outputs: Sequence[theano.Variable],
+        place_of: Callable[[theano.Variable], str], recompute: bool = False) -> List[Piece]:
+    """Cut a graph into pieces.
+
+    Parameters
+    ----------
+    given : list of theano.Variable
+        Inputs of the graph, of which any device can be given the value.
+    outputs : list of theano.Variable
+    place_of : callable
+        The place of a variable.
+    recompute : bool
+        Whether a piece computes again what an earlier piece of its place has computed, from what that one was given,
+        so that it need not be kept: the backward pass computes the forward pass again.
+
+    Returns
+    -------
+    list of Piece
+        By level. What takes little to compute, such as a view, is computed by each piece that needs it.
+
+    Notes
+    -----
+    A chain of n devices makes 2 n - 1 pieces: the forward and the backward pass of each device, which on the last one
+    are one piece. `recompute` is what GPipe calls re-materialisation (Huang et al., 2019).
+    """
+    pieces = _Pieces(given, outputs, place_of, recompute)
+    found = [piece for key in reversed(pieces.order) for piece in pieces.piece(*key)]
+    levels = {level: i for i, level in enumerate(sorted({piece.level for piece in found}))}
+    return [piece._replace(level=levels[piece.level]) for piece in reversed(found)]
+
+
+class _Pieces:
+
+    def __init__(self, given, outputs, place_of, recompute):
+        self._given, self._place_of, self._recompute = list(dict.fromkeys(given)), place_of, recompute
+        self._keys = {}  # variable -> level and place of the piece that computes it
+        self._order = {}
+        for i, node in enumerate(io_toposort(self._given, outputs)):
+            place = place_of(node.outputs[0])
+            above = [self._keys[v] for v in node.inputs if v in self._keys]
+            key = max([level + (other != place) for level, other in above], default=0), place
+            self._keys.update((v, key) for v in node.outputs)
+            self._order.update((v, i) for v in node.outputs)
+        self._wanted: Dict[tuple, Dict[theano.Variable, None]] = {}
+        self._want(outputs)
+        places = list(dict.fromkeys(place for _, place in list(self._keys.values()) + list(self._wanted)))
+        self.order = sorted(set(self._keys.values()) | set(self._wanted),
+                            key=lambda key: (key[0], places.index(key[1])))
+
+    def _want(self, variables):
+        for variable in variables:
+            key = self._keys.get(variable) or (0, self._place_of(variable))
+            self._wanted.setdefault(key, {})[variable] = None
+
+    def piece(self, level, place) -> List[Piece]:
+        """The piece of a level and place, in a list; none if nothing needs it. The pieces of higher levels come first."""
+        outputs = list(self._wanted.get((level, place), ()))
+        if not outputs:
+            return []
+        taken = self._taken((level, place), outputs)
+        self._want(taken)
+        met = self._met(outputs, set(taken))
+        taken = [v for v in self._given if v in met] + taken
+        stand_ins = [v if v.owner is None else v.type(v.name) for v in taken]
+        graphs = substitute(outputs, {v: new for v, new in zip(taken, stand_ins) if new is not v})
+        return [Piece(place, level, taken, stand_ins, outputs, graphs)]
+
+    def _taken(self, key, outputs) -> List[theano.Variable]:
+        """What a piece takes from other pieces, in the order in which it is computed."""
+        met, found = self._met(outputs, (), lambda v: self._is_here(v, key)), []
+        found = sorted((v for v in met if v in self._keys and not self._is_here(v, key)), key=self._order.get)
+        for variable in reversed(found):
+            others = set(found) - {variable}
+            if self._can_be_made_of(variable, others, key[1]):
+                found.remove(variable)
+        # What is made again may need less, and what nothing needs any more is not taken.
+        met = self._met(outputs, set(found))
+        return [variable for variable in found if variable in met]
+
+    def _is_here(self, variable, key):
+        level, place = self._keys[variable]
+        return place == key[1] and (self._recompute or level == key[0])
+
+    def _can_be_made_of(self, variable, taken, place):
+        """Whether little is to be computed to make a variable of those that are taken, and what every piece has."""
+        todo, seen = [(variable, 0)], set()
+        while todo:
+            v, depth = todo.pop()
+            if v in seen or v in taken:
+                continue
+            seen.add(v)
+            if v not in self._keys:
+                if isinstance(v, SharedVariable) and self._place_of(v) != place:
+                    return False
+            elif depth < DEEPEST and is_cheap(v.owner):
+                todo += [(each, depth + 1) for each in v.owner.inputs]
+            else:
+                return False
+        return True
+
+    def _met(self, outputs, taken, enters=lambda variable: True) -> Set[theano.Variable]:
+        """The variables that outputs depend on, as far as what is taken, and as what is not entered."""
+        todo, seen = list(outputs), set()
+        while todo:
+            v = todo.pop()
+            if v in seen:
+                continue
+            seen.add(v)
+            if v in self._keys and v not in taken and enters(v):
+                todo += v.owner.inputs
+        return seen
