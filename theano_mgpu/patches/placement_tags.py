@@ -1,13 +1,14 @@
 """Record on Theano's variables where they are to be computed: `placed_on`, and gradients beside their forward ops.
 
-A place is the name of a context, ``'cpu'`` for the host, or a `Beside`. It is `variable.tag.mgpu_place`, the same for all
-outputs of a node. Theano copies tags when it clones.
+A place is the name of a context, ``'cpu'`` for the host, or a `Beside`. It is `variable.tag.mgpu_place`, the same for
+all outputs of a node. Theano copies tags when it clones.
 """
 import contextlib
 import functools
 import threading
 
 _patched = []         # what is patched in this process
+_lock = threading.Lock()
 
 
 class _Places(threading.local):
@@ -63,14 +64,23 @@ def place_of_node(node):
     return next((place for place in map(place_of, node.outputs) if place is not None), None)
 
 
+def _once(patch):
+    """A patch that does nothing the second time."""
+    @functools.wraps(patch)
+    def apply():
+        with _lock:
+            if patch not in _patched:
+                patch()
+                _patched.append(patch)
+    return apply
+
+
+@_once
 def tag_new_nodes():
     """Have Theano give each new node, and each new shared variable, the place of the block that it is made in.
 
     Clones keep the place of what they are clones of.
     """
-    if tag_new_nodes in _patched:
-        return
-    _patched.append(tag_new_nodes)
     from theano.compile.sharedvalue import SharedVariable
     from theano.gof.graph import Apply
     make_node, make_shared, clone = Apply.__init__, SharedVariable.__init__, Apply.clone_with_new_inputs
@@ -101,15 +111,13 @@ def tag_new_nodes():
     Apply.__init__, SharedVariable.__init__, Apply.clone_with_new_inputs = init_node, init_shared, clone_with_new_inputs
 
 
+@_once
 def place_gradients():
     """Have `theano.grad` place what it derives from a node beside this node, if any variable of the graph has a place.
 
-    A node without a place gets a `Beside`, which its gradient shares. A sum of gradients is beside the node whose output
-    they are the gradient of; that of a shared variable or an input has the place of that variable.
+    A node without a place gets a `Beside`, which its gradient shares. A sum of gradients is beside the node whose
+    output they are the gradient of; that of a shared variable or an input has the place of that variable.
     """
-    if place_gradients in _patched:
-        return
-    _patched.append(place_gradients)
     from theano import gradient
     from theano.gof.graph import ancestors
     original = gradient._populate_grad_dict
@@ -146,8 +154,8 @@ def _from_outputs_to_inputs(var_to_app_to_idx, grad_dict, wrt):
 class _Consumers(dict):
     """The nodes that read a variable, as `theano.grad` iterates over them, see `place_gradients`.
 
-    The place of the innermost block is that of the node while its gradient is derived, and that of the variable when all
-    nodes are done and their terms are added.
+    The place of the innermost block is that of the node while its gradient is derived, and that of the variable when
+    all nodes are done and their terms are added.
     """
 
     def __init__(self, variable, nodes):

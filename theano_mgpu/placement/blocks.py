@@ -101,6 +101,6 @@ def place(expression, name):
 
 
 def place_name(name):
-    """The place of a context, or of a name that a user gave; raises a ContextError if it is neither mapped nor the host."""
+    """The place that a Context, or the name of one, stands for; a ContextError if it is neither mapped nor the host."""
     name = getattr(name, 'name', name)
     return name if name == HOST else contexts.get(name).name

@@ -1,10 +1,10 @@
 """Give each op of a graph a place, from the few that the user has placed.
 
-The rules are those of MXNet's pass ``PlaceDevice`` (nnvm, src/pass/place_device.cc): a node's own group, else the device
-of its first placed input; backwards for what is left; the rest on a default device. They are improved in four ways. A
-node is beside the parameters that it reads, rather than beside its first input. A gradient is beside its forward op: see
-`patches.placement_tags`. Updates, and the state of an optimizer, are beside their parameter. Shared variables have a
-place, too.
+The rules are those of MXNet's pass ``PlaceDevice`` (nnvm, src/pass/place_device.cc): a node's own group, else the
+device of its first placed input; backwards for what is left; the rest on a default device. They are improved in four
+ways. A node is beside the parameters that it reads, rather than beside its first input. A gradient is beside its
+forward op: see `patches.placement_tags`. Updates, and the state of an optimizer, are beside their parameter. Shared
+variables have a place, too.
 """
 from collections import defaultdict
 
