@@ -39,6 +39,7 @@ def output(code, **environment):
 ROOT = Path(__file__).resolve().parent.parent
 # Public functions in the modules of patches that patch nothing: patches, tests and the package use them.
 NO_PATCHES = {'cuda_contexts.entries', 'cuda_contexts.entries_left', 'opencl_programs.driver_tables',
+              'placement_tags.place_of', 'placement_tags.place_of_node', 'placement_tags.placed_on',
               'shared_variables.watch', 'shared_variables.watcher_of', 'theano_contexts.compiling_for',
               'theano_contexts.infer_context_name', 'theano_flags.blas_ldflags', 'theano_flags.lacks_python_headers',
               'theano_functions.plain_function', 'theano_functions.plain_functions', 'theano_imports.is_command_line'}

@@ -34,6 +34,7 @@ else:
     from .graphs.audit import audit
     from .jobs.mpi_environment import rank, size
     from .parallel_function import function
+    from .placement.blocks import device, place
     from .prediction.predictor import Predictor
     from .profiling.timeline import start as _start_timeline
     from .profiling.timeline import timeline
@@ -43,5 +44,5 @@ else:
         _start_timeline(_config.own_flag('mgpu.timeline'))
 
 __all__ = ['BatchError', 'Context', 'ContextError', 'GraphError', 'MgpuError', 'MgpuWarning', 'NonFiniteError',
-           'PredictionError', 'Predictor', 'RankError', 'ReplicaError', 'audit', 'contexts', 'disable', 'enable',
-           'function', 'init', 'rank', 'size', 'timeline', 'training_function']
+           'PredictionError', 'Predictor', 'RankError', 'ReplicaError', 'audit', 'contexts', 'device', 'disable',
+           'enable', 'function', 'init', 'place', 'rank', 'size', 'timeline', 'training_function']

@@ -12,6 +12,7 @@ from . import (
     keras_models,
     keras_saving,
     opencl_programs,
+    placement_tags,
     pocl,
     pymc3,
     removed_names,
@@ -37,6 +38,7 @@ AS_FLAGS = 'as flags that Theano is imported with'    # apply(flags), see theano
 DURING_IMPORT = 'while Theano is imported'            # apply() is a context manager
 AFTER_THEANO = 'after Theano was imported'
 AT_ENABLE = 'at the first enable()'                   # or multi_gpu_model; both call the function themselves
+FIRST_PLACEMENT = 'at the first mgpu.device() or mgpu.place()'  # does nothing the second time
 FIRST_OPENCL = 'before an OpenCL context is opened'   # does nothing the second time
 EACH_GPU = 'for each GPU context that is opened'      # apply(gpu_context)
 AfterImport = namedtuple('AfterImport', 'modules')    # apply(module) each time that one of these modules is executed
@@ -161,6 +163,13 @@ PATCHES = [
     Patch('Keras', '2.3.1', 'multi_gpu_model is only available with the TensorFlow backend',
           AT_ENABLE, keras_models.replace_multi_gpu_model,
           'tests/keras_addon/test_enable_report.py::test_the_add_ons_own_models_and_keras_own_function'),
+
+    Patch('Theano', '1.0.5', 'variables do not know the device() block that they were made in',
+          FIRST_PLACEMENT, placement_tags.tag_new_nodes,
+          'tests/test_placement_tags.py::test_each_patch_is_needed'),
+    Patch('Theano', '1.0.5', 'gradients are not on the device of their forward op',
+          FIRST_PLACEMENT, placement_tags.place_gradients,
+          'tests/test_placement_tags.py::test_each_patch_is_needed'),
 
     Patch('OpenCL', 'all drivers', 'the same kernels are built again for each function, device and process',
           FIRST_OPENCL, opencl_programs.share_programs,

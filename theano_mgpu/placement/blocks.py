@@ -1,0 +1,106 @@
+"""Say where ops run: `device`, a block, and `place`, for one expression."""
+import theano
+from theano.gof.graph import ancestors
+
+from .. import patches
+from ..devices import contexts
+from ..errors import GraphError
+from ..patches.placement_tags import placed_on
+from .inner_graphs import inner_outputs
+
+HOST = 'cpu'  # the place that is no context
+
+
+def device(name):
+    """A block in which new ops and new shared variables are placed on a device.
+
+    It works around Theano code, Lasagne layers and Keras layers: each new Apply node and each new shared variable is
+    placed. Blocks nest; the innermost one counts. Gradients run on the device of the op that they are derived from,
+    and updates where their parameter is, whatever block they are made in. Ops outside of any block run where their
+    parameters or inputs are, see `propagation.assigned`.
+
+    Placement only says where an op runs. It never changes results.
+
+    Parameters
+    ----------
+    name : str, Context, or None
+        A context; ``'cpu'``, the host, for a merge there, say; or None, a block without a placement inside of others.
+
+    Returns
+    -------
+    context manager
+
+    Raises
+    ------
+    ContextError
+        If there is no such context.
+
+    Examples
+    --------
+    >>> import theano.tensor as T
+    >>> _ = contexts.init('dev0->cpu;dev1->cpu')
+    >>> x = T.matrix()
+    >>> with device('dev0'):
+    ...     left = T.tanh(x)
+    >>> with device('dev1'):
+    ...     right = T.exp(x)
+    ...     with device('cpu'):
+    ...         both = left + right
+    >>> left.tag.mgpu_place, right.tag.mgpu_place, both.tag.mgpu_place
+    ('dev0', 'dev1', 'cpu')
+    """
+    patches.apply(patches.FIRST_PLACEMENT)
+    return placed_on(None if name is None else place_name(name))
+
+
+def place(expression, name):
+    """Place one expression on a device: the op that computes it, or a shared variable, or an input.
+
+    Place a model before its gradients are derived: these run where their forward ops are placed by then.
+
+    Parameters
+    ----------
+    expression : theano.Variable
+        With an op of several outputs, all of them are placed. A constant is on every device, and stays as it is.
+    name : str or Context
+        As for `device`; it replaces an earlier placement.
+
+    Returns
+    -------
+    theano.Variable
+        `expression` itself.
+
+    Raises
+    ------
+    GraphError
+        If `expression` is no Theano variable.
+    ContextError
+        If there is no such context.
+
+    Examples
+    --------
+    >>> import theano.tensor as T
+    >>> _ = contexts.init('dev0->cpu;dev1->cpu')
+    >>> place(T.tanh(T.matrix()), 'dev1').tag.mgpu_place
+    'dev1'
+    """
+    if not isinstance(expression, theano.Variable):
+        raise GraphError('%r is no Theano variable: place takes an expression, a shared variable or an input. Use '
+                         'mgpu.device(%r) around the code that makes several' % (expression, name))
+    found = place_name(name)
+    patches.apply(patches.FIRST_PLACEMENT)
+    if expression.owner is not None:
+        for output in expression.owner.outputs:
+            output.tag.mgpu_place = found
+        for inner in ancestors(inner_outputs(expression.owner.op)):  # made in the same block as a scan, say
+            if isinstance(getattr(inner.tag, 'mgpu_place', None), str):
+                inner.tag.mgpu_place = found
+    elif not isinstance(expression, theano.Constant):
+        expression.tag.mgpu_place = found
+    return expression
+
+
+def place_name(name):
+    """The place that a Context, or the name of one, stands for; a ContextError if it is neither mapped nor the host."""
+    name = getattr(name, 'name', name)
+    return name if name == HOST else contexts.get(name).name
