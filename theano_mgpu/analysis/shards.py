@@ -3,6 +3,7 @@ from theano.gof.graph import io_toposort
 from theano.tensor.elemwise import DimShuffle, Elemwise
 from theano.tensor.opt import Assert
 
+from ..patches.placement_tags import place_of_node, placed_on
 from .comparisons import compares
 from .op_rules import OpRules
 from .shard_graph import CannotCut, ShardGraph
@@ -72,7 +73,8 @@ class Shards(ShardGraph):
 
     def _walk(self, outputs):
         for node in io_toposort(self._known, list(outputs)):
-            self._convert(node)
+            with placed_on(place_of_node(node)):
+                self._convert(node)
         self.outputs = [self._usable(output) for output in outputs]
 
     # ---------------------------------------------------------------------------------------- walking the graph

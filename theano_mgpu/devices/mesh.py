@@ -82,7 +82,7 @@ def _rows(rows: List[List[Context]], places: Sequence[str]) -> Tuple[List[str], 
     names = [context.name for context in rows[0]]
     text = '[%s]' % ', '.join('[%s]' % ', '.join(context.name for context in row) for row in rows)
     if not places:
-        raise ContextError('contexts=%s has a list for each replica, but nothing in the graph is placed on one of them. '
+        raise ContextError('contexts=%s has a list for each replica, but nothing in the graph is placed on a context. '
                            'Place it by "with mgpu.device(%r):", or give one list of contexts' % (text, names[-1]))
     if {len(row) for row in rows} != {len(names)}:
         raise ContextError('contexts=%s: each replica needs as many contexts as the first one' % text)

@@ -3,6 +3,7 @@ from theano.gof.graph import ancestors
 
 from ..devices.contexts import host_contexts
 from ..devices.mesh import CPU, mesh_of
+from .propagation import assigned, own_place
 
 
 def placed(outputs, updates, contexts):
@@ -33,7 +34,6 @@ def placed(outputs, updates, contexts):
     names = _names(outputs, updates)
     if not names:
         return outputs, updates, {}, mesh_of(contexts)
-    from .propagation import assigned
     mesh = mesh_of(contexts, names)
     outputs, updates, placement = assigned(outputs, updates, names[0])
     return outputs, updates, placement, mesh
@@ -42,5 +42,5 @@ def placed(outputs, updates, contexts):
 def _names(outputs, updates):
     """The places that the user has given, in the order of the contexts of this host."""
     variables = ancestors(list(outputs) + list(updates.values())) + list(updates)
-    found = {getattr(variable.tag, 'mgpu_place', None) for variable in variables}
+    found = {own_place(variable) for variable in variables}
     return [name for name in [context.name for context in host_contexts()] + [CPU] if name in found]

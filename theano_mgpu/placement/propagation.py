@@ -32,7 +32,7 @@ def is_placed(outputs):
     -------
     bool
     """
-    placed = any(isinstance(_own(variable), str) for variable in ancestors(list(outputs)))
+    placed = any(isinstance(own_place(variable), str) for variable in ancestors(list(outputs)))
     if placed:
         patches.apply(patches.FIRST_PLACEMENT)  # the graph may be one that was unpickled
     return placed
@@ -93,7 +93,7 @@ def assigned(outputs, updates, default):
             {variable: copies.get(value, value) for variable, value in updates.items()}, variables)
 
 
-def _own(variable):
+def own_place(variable):
     """The place that a variable is tagged with; that of the GPU variable which it stands for, if it does."""
     return place_of(getattr(variable.tag, 'stands_for', variable))
 
@@ -160,7 +160,7 @@ class _Propagation:
 
     def _place_leaf(self, variable):
         """The place of a shared variable or an input: its own, else that of the first op that the user placed on it."""
-        candidates = [_own(variable)]
+        candidates = [own_place(variable)]
         if isinstance(variable, SharedVariable):
             candidates += [self._tags[node] for node in self._readers[variable]]
         place = next((place for place in candidates if isinstance(place, str)), None)

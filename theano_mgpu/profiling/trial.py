@@ -28,7 +28,8 @@ class Trial:
         self._calls = 0
         self._several, self._one = [], []
         self.error = None
-        self.open = len(step.mesh.replicas) > 1 == len(step.mesh.places) and step.ranks.size == 1 and not step.inputs.rows
+        self.open = (len(step.mesh.replicas) > 1 == len(step.mesh.places) and step.ranks.size == 1 and
+                     not step.inputs.rows)
 
     def after(self, args):
         """Measure a batch; call it after each step with the step's arguments.

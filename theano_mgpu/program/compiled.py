@@ -1,6 +1,6 @@
 """The graphs of a program, compiled for contexts."""
 from collections import namedtuple
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Sequence
 
 import theano
 from theano.compile.sharedvalue import SharedVariable

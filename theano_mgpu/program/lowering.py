@@ -8,6 +8,7 @@ from theano.tensor.nnet import bn
 
 from ..analysis.rules.batch_norm import elementary
 from ..analysis.sizes import number
+from ..patches.placement_tags import place_of_node, placed_on
 
 BATCH_NORM = bn.AbstractBatchNormTrain, bn.AbstractBatchNormTrainGrad
 
@@ -37,7 +38,9 @@ def lowered(outputs, statistics='exact'):
 def _rebuilt(outputs, rebuild):
     found = {}
     for node in io_toposort([], outputs):
-        found.update(zip(node.outputs, rebuild(node, [found.get(variable, variable) for variable in node.inputs])))
+        with placed_on(place_of_node(node)):
+            new = rebuild(node, [found.get(variable, variable) for variable in node.inputs])
+        found.update(zip(node.outputs, new))
     return [found.get(output, output) for output in outputs]
 
 

@@ -5,9 +5,11 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Set
 import theano
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof.graph import io_toposort
+from theano.tensor.elemwise import DimShuffle
 
 from ..devices.mesh import Mesh
 from ..graphs.graph import substitute
+from ..patches.placement_tags import place_of
 from .carrying import DEEPEST, is_cheap
 
 Piece = namedtuple('Piece', 'place level given stand_ins outputs graphs')
@@ -53,7 +55,7 @@ class Places:
     def of(self, variable: theano.Variable) -> str:
         """The place of a variable whose ancestors have been asked for, or have places by tag."""
         if variable not in self._known:
-            place = getattr(variable.tag, 'mgpu_place', None)
+            place = place_of(variable)
             if place not in self._names:
                 inputs = variable.owner.inputs if variable.owner else ()
                 place = next((self._known[v] for v in inputs if self._known.get(v)), None)
@@ -98,7 +100,11 @@ class _Pieces:
         self._given, self._place_of, self._recompute = list(dict.fromkeys(given)), place_of, recompute
         self._keys = {}  # variable -> level and place of the piece that computes it
         self._order = {}
+        self._constants = set()
         for i, node in enumerate(io_toposort(self._given, outputs)):
+            if all(self._is_constant(variable) for variable in node.inputs):
+                self._constants.update(node.outputs)  # any piece can compute it
+                continue
             place = place_of(node.outputs[0])
             above = [self._keys[v] for v in node.inputs if v in self._keys]
             key = max([level + (other != place) for level, other in above], default=0), place
@@ -110,13 +116,16 @@ class _Pieces:
         self.order = sorted(set(self._keys.values()) | set(self._wanted),
                             key=lambda key: (key[0], places.index(key[1])))
 
+    def _is_constant(self, variable):
+        return isinstance(variable, theano.Constant) or variable in self._constants
+
     def _want(self, variables):
         for variable in variables:
             key = self._keys.get(variable) or (0, self._place_of(variable))
             self._wanted.setdefault(key, {})[variable] = None
 
     def piece(self, level, place) -> List[Piece]:
-        """The piece of a level and place, in a list; none if nothing needs it. The pieces of higher levels come first."""
+        """The piece of a level and place, in a list; none if nothing needs it. Those of higher levels come first."""
         outputs = list(self._wanted.get((level, place), ()))
         if not outputs:
             return []
@@ -130,8 +139,9 @@ class _Pieces:
 
     def _taken(self, key, outputs) -> List[theano.Variable]:
         """What a piece takes from other pieces, in the order in which it is computed."""
-        met, found = self._met(outputs, (), lambda v: self._is_here(v, key)), []
-        found = sorted((v for v in met if v in self._keys and not self._is_here(v, key)), key=self._order.get)
+        met = self._met(outputs, (), lambda v: self._is_here(v, key))
+        found = {self._viewed(v, key) for v in met if v in self._keys and not self._is_here(v, key)}
+        found = sorted(found, key=self._order.get)
         for variable in reversed(found):
             others = set(found) - {variable}
             if self._can_be_made_of(variable, others, key[1]):
@@ -139,6 +149,15 @@ class _Pieces:
         # What is made again may need less, and what nothing needs any more is not taken.
         met = self._met(outputs, set(found))
         return [variable for variable in found if variable in met]
+
+    def _viewed(self, variable, key):
+        """What a variable is a view of: taken in its place, it serves all views."""
+        while isinstance(variable.owner.op, DimShuffle):
+            viewed, = variable.owner.inputs
+            if viewed not in self._keys or self._is_here(viewed, key):
+                break
+            variable = viewed
+        return variable
 
     def _is_here(self, variable, key):
         level, place = self._keys[variable]

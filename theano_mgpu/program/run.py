@@ -17,7 +17,6 @@ from .schedule import schedule
 from .shard import Batch, Shard, Values
 from .transaction import Transaction
 
-
 Launched = collections.namedtuple('Launched', 'part number shards results')
 Launched.__doc__ = """A part that was started: the `number` of the round, its `shards`, and the results of each."""
 

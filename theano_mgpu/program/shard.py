@@ -1,7 +1,6 @@
 """A batch, scattered: the shard of each replica, and what is known of it in the course of a step."""
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-import numpy as np
 import theano
 
 from ..devices.context_map import HOST, Context
