@@ -1,4 +1,4 @@
-"""Arrays from the host to a device and back; on a ``cpu`` context nothing is copied."""
+"""Arrays from the host to a device and back, and between devices; for a ``cpu`` context no host array is copied."""
 import numpy as np
 
 from ..devices.contexts import gpu_context
@@ -21,9 +21,11 @@ class DeviceBuffers:
         ----------
         key : hashable
         value : ndarray or pygpu.gpuarray.GpuArray
-            One that is on the device stays as it is.
+            One that is on the device stays as it is; one of another device is copied, see `copy_to`.
         """
-        if self._context.kind == 'cpu' or not isinstance(value, np.ndarray):
+        if not isinstance(value, np.ndarray):
+            return copy_to(self._context, value)
+        if self._context.kind == 'cpu':
             return value
         from pygpu import gpuarray  # not installed on every machine without a GPU
         found = self._buffers.get(key)
@@ -39,7 +41,44 @@ def is_on(context, value):
     """Whether an array lies where functions of a context take it."""
     if isinstance(value, np.ndarray):
         return context.kind == 'cpu'
-    return context.kind != 'cpu' and value.context == gpu_context(context)
+    return context.kind != 'cpu' and value.context.ptr == gpu_context(context).ptr
+
+
+def copy_to(context, value):
+    """A device's array in another context, copied directly between the devices where libgpuarray can.
+
+    It can with CUDA, and through the host with OpenCL. The call waits until the source is computed. A CUDA copy may
+    then still run when it returns: what the destination computes next waits for it, and so does what the source's
+    device writes next, into the same memory, too. So the source may be changed or freed at once.
+
+    Parameters
+    ----------
+    context : Context
+        Where to; on a ``cpu`` context the array is fetched.
+    value : pygpu.gpuarray.GpuArray
+        Of any shape, strides and dtype. Anything that is not on a device is returned as it is.
+
+    Returns
+    -------
+    pygpu.gpuarray.GpuArray or ndarray
+        `value` itself if it is in the context, in its own strides; else new memory, C-contiguous.
+
+    Raises
+    ------
+    pygpu.gpuarray.GpuArrayException
+        If the device has too little free memory, or has failed.
+    """
+    if not hasattr(value, 'context'):
+        return value
+    if context.kind == 'cpu':
+        return np.asarray(value, order='C')
+    there = gpu_context(context)
+    if value.context.ptr == there.ptr:
+        return value
+    if not value.flags.c_contiguous:
+        value = value.copy(order='C')  # on its own device: transfer() takes no other arrays, or keeps Fortran order
+    value.sync()  # transfer() would wait, too, but block all calls of other threads to the destination meanwhile
+    return value.transfer(there)
 
 
 class Sender:
