@@ -10,6 +10,7 @@ from ..distributed.process_group import ADD
 from ..profiling.timeline import span
 from ..replicas.collectives import all_reduce, bucket_ranges
 from ..replicas.transfers import Fetcher, FlatBuffers, describe
+from .accumulate import Accumulator
 from .partition import SAME
 
 REDUCE = {'sum': np.add, 'max': np.maximum, 'min': np.minimum, 'prod': np.multiply}
@@ -49,6 +50,7 @@ class Sums:
         self._fetchers = {}
         self._sent = {}  # context -> FlatBuffers on its device
         self._are_sent = set()
+        self._accumulator, self._held = Accumulator(sources), {}
 
     @property
     def flat(self):
@@ -58,7 +60,7 @@ class Sums:
     def views(self):
         return self._buffers.views
 
-    def add(self, shards, contexts, accumulate):
+    def add(self, shards, contexts, number=0, n_rounds=1):
         """Add what shards have; large arrays are added on another thread while the next ones come from the devices.
 
         Parameters
@@ -67,11 +69,30 @@ class Sums:
             They let go of their parts.
         contexts : list of Context
             Where each of them has its part.
-        accumulate : bool
-            Whether to add to what former shards of the step had.
+        number, n_rounds : int
+            Which round of a step it is, and how many there are. On devices, the parts of all rounds are added there.
         """
         parts = [[shard.known[source] if source in self._kept else shard.known.pop(source) for source in self.sources]
                  for shard in shards]
+        accumulate = number > 0
+        if n_rounds > 1 and contexts[0].kind != 'cpu':
+            self._hold(parts, shards, contexts, accumulate)
+            if number < n_rounds - 1:
+                return
+            shards, contexts, parts = zip(*self._held.values())
+            self._held, accumulate = {}, False
+        self._add(parts, shards, contexts, accumulate)
+
+    def _hold(self, parts, shards, contexts, accumulate):
+        """Keep the sums over the rounds, one for each replica."""
+        if not accumulate:
+            self._held = {}
+        for shard, context, part in zip(shards, contexts, parts):
+            if accumulate:
+                part = self._accumulator.add(context, self._held[shard.replica][-1], part)
+            self._held[shard.replica] = shard, context, part
+
+    def _add(self, parts, shards, contexts, accumulate):
         like = describe(parts[0])
         if self._buffers is None or self._buffers.like != like:
             self._buffers = FlatBuffers(like)

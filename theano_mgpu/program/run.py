@@ -13,12 +13,9 @@ from .compiled import CompiledProgram
 from .exchange import Sum, Sums, add_over_ranks, exchanged
 from .parallel_graph import choose_executor, run_replicas
 from .partition import SAME, Output
-from .schedule import schedule
+from .schedule import Launched, schedule
 from .shard import Batch, Shard, Values
 from .transaction import Transaction
-
-Launched = collections.namedtuple('Launched', 'part number shards results')
-Launched.__doc__ = """A part that was started: the `number` of the round, its `shards`, and the results of each."""
 
 
 class Runner:
@@ -135,20 +132,19 @@ class Runner:
             self._exchange(number, batch)
             for shard in batch.shards:
                 shard.known.update([(place, shard.known[source]) for place, source in stage.carried.items()])
-            cycles = schedule([part.level for part in parts], len(batch.rounds))
             launched = []
-            for i, cycle in enumerate(cycles):
-                is_last = i == len(cycles) - 1 and number == len(self.compiled.stages) - 1
-                before = launched
-                launched = self._launch([(parts[j], n) for j, n in cycle], batch, meanwhile if is_last else None)
+            for cycle in schedule(parts, len(batch.rounds)):
                 if len(parts) == 1:  # the values of a micro-batch are released before the next one starts
-                    before, launched = launched, []
+                    new, launched = new + self._finish(launched, batch, transaction), []
+                before, launched = launched, self._launch(cycle, batch)
                 new += self._finish(before, batch, transaction)
+            if meanwhile is not None and number == len(self.compiled.stages) - 1:
+                meanwhile()
             new += self._finish(launched, batch, transaction)
         self._store(new, transaction)
         self._exchange(-1, batch)
 
-    def _launch(self, cycle, batch, meanwhile):
+    def _launch(self, cycle, batch):
         """Start the parts of a clock cycle, each on the shards of its round."""
         work = [(part, shard) for part, number in cycle for shard in batch.rounds[number]]
         arguments = self._arguments(work, batch.common)
@@ -161,8 +157,6 @@ class Runner:
             shard.known.update(zip(part.outputs, outputs))
             for variable in part.last:
                 del shard.known[variable]
-        if meanwhile is not None:
-            meanwhile()
         results = iter(results)
         return [Launched(part, number, batch.rounds[number], [next(results) for _ in batch.rounds[number]])
                 for part, number in cycle]
@@ -179,7 +173,7 @@ class Runner:
             contexts = [part.graph.contexts[shard.replica] for shard in shards]
             if not batch.alone:
                 for sums in self._sums.get(part.graph, ()):
-                    sums.add(shards, contexts, accumulate=number > 0)
+                    sums.add(shards, contexts, number, len(batch.rounds))
             for j, variable in enumerate(part.graph.updated):
                 made = variable, contexts, [values[j] for _, values in results]
                 if variable.variable not in self._independent:

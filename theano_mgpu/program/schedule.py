@@ -1,22 +1,26 @@
 """In which order the pieces of a stage are computed for the micro-batches of a batch."""
-from typing import List, Sequence, Tuple
+from collections import namedtuple
+from typing import Any, List, Sequence, Tuple
+
+Launched = namedtuple('Launched', 'part number shards results')
+Launched.__doc__ = """A part that was started: the `number` of the round, its `shards`, and the results of each."""
 
 
-def schedule(levels: Sequence[int], n_rounds: int) -> List[List[Tuple[int, int]]]:
+def schedule(pieces: Sequence[Any], n_rounds: int) -> List[List[Tuple[Any, int]]]:
     """The clock cycles of a pipeline.
 
     Parameters
     ----------
-    levels : list of int
-        The level of each piece, see `pieces.Piece`.
+    pieces : list
+        Each with the attribute `level`, see `pieces.Piece`.
     n_rounds : int
         Micro-batches.
 
     Returns
     -------
-    list of list of (int, int)
-        For each cycle, the pieces that are started, and the micro-batch of each: in every cycle, each level works on
-        the micro-batch that the level before it has worked on in the last one.
+    list of list of (piece, int)
+        For each cycle, the pieces that are started, and the number of the micro-batch of each: that which the level
+        before has worked on in the last cycle.
 
     Notes
     -----
@@ -27,8 +31,14 @@ def schedule(levels: Sequence[int], n_rounds: int) -> List[List[Tuple[int, int]]
 
     Examples
     --------
-    >>> schedule([0, 1, 2], 2)
-    [[(0, 0)], [(0, 1), (1, 0)], [(1, 1), (2, 0)], [(2, 1)]]
+    >>> from collections import namedtuple
+    >>> Piece = namedtuple('Piece', 'name level')
+    >>> for cycle in schedule([Piece('forward', 0), Piece('middle', 1), Piece('backward', 2)], 2):
+    ...     print(*['%s %d' % (piece.name, number) for piece, number in cycle], sep=', ')
+    forward 0
+    forward 1, middle 0
+    middle 1, backward 0
+    backward 1
     """
-    return [[(i, clock - level) for i, level in enumerate(levels) if 0 <= clock - level < n_rounds]
-            for clock in range(n_rounds + max(levels))]
+    return [[(piece, clock - piece.level) for piece in pieces if 0 <= clock - piece.level < n_rounds]
+            for clock in range(n_rounds + max(piece.level for piece in pieces))]
