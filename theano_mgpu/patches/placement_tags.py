@@ -12,10 +12,11 @@ _lock = threading.Lock()
 
 
 class _Places(threading.local):
-    """The places of the blocks that a thread is in, innermost last."""
+    """The places of the blocks that a thread is in, innermost last; and whether it is deriving a placed gradient."""
 
     def __init__(self):
         self.stack = [None]
+        self.deriving = False
 
 
 _places = _Places()
@@ -116,7 +117,8 @@ def place_gradients():
     """Have `theano.grad` place what it derives from a node beside this node, if any variable of the graph has a place.
 
     A node without a place gets a `Beside`, which its gradient shares. A sum of gradients is beside the node whose
-    output they are the gradient of; that of a shared variable or an input has the place of that variable.
+    output they are the gradient of; that of a shared variable or an input has the place of that variable. The gradient
+    of an inner graph is wholly beside the node that has it.
     """
     from theano import gradient
     from theano.gof.graph import ancestors
@@ -124,15 +126,18 @@ def place_gradients():
 
     @functools.wraps(original)
     def populate(var_to_app_to_idx, grad_dict, wrt, cost_name=None):
-        graph = ancestors(list(var_to_app_to_idx))
-        if all(place_of(variable) is None for variable in graph):
+        if _places.deriving or all(place_of(variable) is None for variable in ancestors(list(var_to_app_to_idx))):
             return original(var_to_app_to_idx, grad_dict, wrt, cost_name)
         # Theano asks for the gradients of variables recursively. In this order, those that it needs are there already,
         # so that it derives the gradient of one node at a time.
         order = _from_outputs_to_inputs(var_to_app_to_idx, grad_dict, wrt)
         consumers = {variable: _Consumers(variable, nodes) for variable, nodes in var_to_app_to_idx.items()}
-        with placed_on(None):
-            return original(consumers, grad_dict, order + list(wrt), cost_name)[len(order):]
+        _places.deriving = True
+        try:
+            with placed_on(None):
+                return original(consumers, grad_dict, order + list(wrt), cost_name)[len(order):]
+        finally:
+            _places.deriving = False
 
     gradient._populate_grad_dict = populate
 
