@@ -128,6 +128,8 @@ def test_clones_keep_their_place():
         same_type = h.owner.clone_with_new_inputs([T.vector()])
         other_type = h.owner.clone_with_new_inputs([y], strict=False)
         replaced = theano.clone(h * 2, {x: T.vector()}, share_inputs=False)
+        plain = h.owner.clone()
+    assert place_of_node(plain) == 'dev0'
     assert [place_of_node(node) for node in (same_type, other_type, replaced.owner.inputs[0].owner)] == ['dev0'] * 3
 
 
@@ -141,8 +143,14 @@ def test_a_beside_is_one_object_in_all_copies():
 
 def test_without_placement_nothing_is_patched():
     code = ('import theano_mgpu, theano; from theano.gof.graph import Apply\n'
-            'functions = Apply.__init__, theano.compile.SharedVariable.__init__, theano.gradient._populate_grad_dict\n'
-            'assert not any(hasattr(function, "__wrapped__") for function in functions)\n')
+            'from theano_mgpu.placement.propagation import is_placed\n'
+            'def patched():\n'
+            '    makers = Apply.__init__, theano.compile.SharedVariable.__init__, theano.gradient._populate_grad_dict\n'
+            '    return [hasattr(maker, "__wrapped__") for maker in makers]\n'
+            'x = theano.tensor.vector() * 2\n'
+            'assert not is_placed([x]) and not any(patched())\n'
+            'x.tag.mgpu_place = "dev0"  # as if it was unpickled\n'
+            'assert is_placed([x]) and all(patched())\n')
     subprocess.run([sys.executable, '-c', code], check=True)
 
 
@@ -276,15 +284,6 @@ def test_known_and_disconnected_and_undefined_gradients_are_as_without_placement
         T.grad(undefined.sum(), x)
 
 
-def test_a_known_gradient_ends_the_way_back():
-    """What comes after it is not derived, and need not have a gradient."""
-    x = T.vector()
-    with mgpu.device('dev1'):
-        h = T.tanh(x)
-        undefined = theano.gradient.undefined_grad(h).sum()
-    assert place_of(T.grad(undefined, x, known_grads=OrderedDict([(h, T.ones_like(h))]))) == 'dev1'
-
-
 # --- Propagation ---------------------------------------------------------------------------------
 
 def test_whether_anything_is_placed():
@@ -313,6 +312,31 @@ def test_the_rules_in_their_order():
     assert places([mgpu.place(y, 'dev1') + 1, rest]) == ['dev1', 'dev1']
 
 
+def test_the_first_reader_and_the_first_new_value_count():
+    x, a, b = T.matrix(), parameter(3, 3), parameter(3, 3)
+    y, new = T.tanh(x), T.matrix() * 2
+    readers = [mgpu.place(y * 2, 'dev1'), mgpu.place(y * 3, 'cpu')]
+    assert places([y, *readers]) == ['dev1', 'dev1', 'cpu']
+    mgpu.place(a, 'dev0')
+    mgpu.place(b, 'dev1')
+    assert place_of(assigned([], {a: new, b: new}, 'cpu')[1][b]) == 'dev0'
+
+
+def test_an_output_that_an_update_reads_is_not_moved():
+    x, w = mgpu.place(T.matrix(), 'dev0'), mgpu.place(parameter(3, 3), 'dev1')
+    y = x * 2
+    assert places([y], {w: w + y}) == ['dev0']
+    assert place_of(assigned([], {w: w + y})[1][w].owner.inputs[1]) == 'dev1'
+
+
+def test_a_stand_in_has_the_place_of_what_it_stands_for():
+    w, view = parameter(3, 3), parameter(3, 3)
+    view.tag.stands_for = w
+    assert not is_placed([view * 2])
+    mgpu.place(w, 'dev1')
+    assert is_placed([view * 2]) and assigned([view * 2])[2] == {view: 'dev1'}
+
+
 def test_parameters_in_blocks_place_a_model():
     """As Lasagne's layers: parameters are made when the layer is, ops later."""
     x, labels = T.matrix(), T.ivector()
@@ -337,6 +361,7 @@ def test_ops_in_blocks_place_parameters():
         h = T.dot(h, tied)
     _, updates, variables = assigned([h], {w: w - T.grad(h.sum(), w), tied: tied - T.grad(h.sum(), tied)})
     assert variables == {w: 'dev1', tied: 'dev1'}
+    assert places([h, T.sqr(w).sum()], default='cpu') == ['dev0', 'dev1']
     assert place_of(updates[w]) == place_of(updates[tied]) == 'dev1'
 
 
@@ -396,6 +421,17 @@ def test_updates_and_moments_are_beside_their_parameters(clipped):
             reached = readers[reached.outputs[0]]
         variable = next(variable for variable, value in updates.items() if value in reached.outputs)
         assert place_of_node(copied) == variables[variable]
+
+
+def test_state_that_a_parameter_reads_before_it_is_updated():
+    """Its own new value is made of a gradient on another device."""
+    x, w, average = T.matrix(), mgpu.place(parameter(3, 3), 'dev1'), parameter(3, 3)
+    with mgpu.device('dev0'):
+        h = T.dot(x, w)
+    gradient = T.grad(h.sum(), w)
+    updates = {average: average * 0.9 + T.sqr(gradient), w: w - gradient / T.sqrt(average)}
+    _, found, variables = assigned([], updates)
+    assert variables[average] == place_of(found[average]) == 'dev1'
 
 
 def test_a_plain_update_of_a_parameter_is_no_state_of_another():
@@ -472,8 +508,14 @@ def test_a_scan_is_placed_as_a_whole():
     assert places([scan.outputs[0]]) == ['dev0']
 
 
-def test_a_step_of_a_scan_cannot_be_placed():
+@pytest.mark.parametrize('depth', [1, 2])
+def test_a_step_of_a_scan_cannot_be_placed(depth):
     def step(h):
+        if depth == 2:
+            return theano.scan(inner, outputs_info=[h], n_steps=2)[0][-1]
+        return inner(h)
+
+    def inner(h):
         with mgpu.device('dev1'):
             return T.tanh(h)
 

@@ -52,7 +52,7 @@ def assigned(outputs, updates, default):
     5. `default`.
 
     A shared variable is at its own place; else where the first op that reads it is, if the user has placed one. Of what
-    is left, an array that is updated, and is read by the updates of one variable only, is state of an optimizer, and is
+    is left, one that is updated, and that only the updates of one other variable read, is state of an optimizer, and is
     where this variable is. Any other one is where the first op with a place is that reads it, else at the root of its
     new value.
 
@@ -178,7 +178,7 @@ class _Propagation:
         """Place optimizer state and the arithmetic of updates beside the parameters."""
         fed = self._fed({value: variable for variable, value in self._reversed_updates() if variable in self.leaves})
         for variable in self._updates:
-            if variable not in self.leaves and getattr(variable, 'ndim', 0) and variable not in self._outputs:
+            if variable not in self.leaves:
                 parameter = _common([fed[node] for node in self._readers[variable]])
                 if parameter is not None and parameter is not _SEVERAL:
                     self.leaves[variable] = self.leaves[parameter]
