@@ -361,7 +361,7 @@ def test_ops_in_blocks_place_parameters():
         h = T.dot(h, tied)
     _, updates, variables = assigned([h], {w: w - T.grad(h.sum(), w), tied: tied - T.grad(h.sum(), tied)})
     assert variables == {w: 'dev1', tied: 'dev1'}
-    assert places([h, T.sqr(w).sum()], default='cpu') == ['dev0', 'dev1']
+    assert places([h, T.dot(mgpu.place(T.tanh(x), 'dev0'), w)]) == ['dev0', 'dev1']
     assert place_of(updates[w]) == place_of(updates[tied]) == 'dev1'
 
 
