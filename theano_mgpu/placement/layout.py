@@ -1,8 +1,10 @@
 """Give a graph its places, and lay out the contexts for it."""
-from theano.gof.graph import ancestors
+from theano.gof.graph import ancestors, io_toposort
+from theano.tensor import second
 
 from ..devices.contexts import host_contexts
 from ..devices.mesh import CPU, mesh_of
+from ..graphs.graph import substitute
 from .propagation import assigned, own_place
 
 
@@ -35,8 +37,25 @@ def placed(outputs, updates, contexts):
     if not names:
         return outputs, updates, {}, mesh_of(contexts)
     mesh = mesh_of(contexts, names)
+    whole = without_fills(list(outputs) + list(updates.values()))
+    outputs, updates = whole[:len(outputs)], dict(zip(updates, whole[len(outputs):]))
     outputs, updates, placement = assigned(outputs, updates, names[0])
     return outputs, updates, placement, mesh
+
+
+def without_fills(outputs):
+    """A graph in which no scalar is filled into the shape of another scalar.
+
+    `theano.grad` begins with ``second(loss, 1)``. The backward pass would wait for the loss, which may be the sum of
+    terms from several devices.
+    """
+    fills = {}
+    for node in io_toposort([], outputs):
+        if node.op == second:
+            like, value = node.inputs
+            if like.ndim == 0 and value.type == node.outputs[0].type:
+                fills[node.outputs[0]] = fills.get(value, value)
+    return substitute(outputs, fills) if fills else outputs
 
 
 def _names(outputs, updates):
