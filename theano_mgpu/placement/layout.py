@@ -5,7 +5,7 @@ from theano.tensor import second
 from ..devices.contexts import host_contexts
 from ..devices.mesh import CPU, mesh_of
 from ..graphs.graph import substitute
-from .propagation import assigned, own_place
+from .propagation import assigned, is_placed, own_place
 
 
 def placed(outputs, updates, contexts):
@@ -33,11 +33,12 @@ def placed(outputs, updates, contexts):
     GraphError
         If a part of the graph cannot be placed where it has to be.
     """
-    names = _names(outputs, updates)
-    if not names:
+    whole = list(outputs) + list(updates.values())
+    if not is_placed(whole + list(updates)):
         return outputs, updates, {}, mesh_of(contexts)
+    names = _names(whole + list(updates))
     mesh = mesh_of(contexts, names)
-    whole = without_fills(list(outputs) + list(updates.values()))
+    whole = without_fills(whole)
     outputs, updates = whole[:len(outputs)], dict(zip(updates, whole[len(outputs):]))
     outputs, updates, placement = assigned(outputs, updates, names[0])
     return outputs, updates, placement, mesh
@@ -58,8 +59,7 @@ def without_fills(outputs):
     return substitute(outputs, fills) if fills else outputs
 
 
-def _names(outputs, updates):
+def _names(outputs):
     """The places that the user has given, in the order of the contexts of this host."""
-    variables = ancestors(list(outputs) + list(updates.values())) + list(updates)
-    found = {own_place(variable) for variable in variables}
+    found = {own_place(variable) for variable in ancestors(outputs)}
     return [name for name in [context.name for context in host_contexts()] + [CPU] if name in found]
