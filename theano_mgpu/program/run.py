@@ -155,9 +155,7 @@ class Runner:
                      for (part, shard), given in zip(work, arguments)]
             results = self._each(launch, tasks, work)
         for (part, shard), (outputs, _) in zip(work, results):
-            shard.known.update(zip(part.outputs, outputs))
-            for variable in part.last:
-                del shard.known[variable]
+            shard.keep(part, outputs)
         results = iter(results)
         return [Launched(part, number, batch.rounds[number], [next(results) for _ in batch.rounds[number]])
                 for part, number in cycle]
