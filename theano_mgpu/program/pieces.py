@@ -5,6 +5,7 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Set
 import theano
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof.graph import io_toposort
+from theano.tensor import TensorConstant
 from theano.tensor.elemwise import DimShuffle
 
 from ..devices.mesh import Mesh
@@ -101,6 +102,8 @@ class _Pieces:
         self._keys = {}  # variable -> level and place of the piece that computes it
         self._order = {}
         self._constants = set()
+        self._copies = _copies(self._given, outputs, place_of)
+        self._original = {copy: variable for variable, copies in self._copies.items() for copy in copies}
         for i, node in enumerate(io_toposort(self._given, outputs)):
             if all(self._is_constant(variable) for variable in node.inputs):
                 self._constants.update(node.outputs)  # any piece can compute it
@@ -131,24 +134,28 @@ class _Pieces:
             return []
         taken = self._taken((level, place), outputs)
         self._want(taken)
-        met = self._met(outputs, set(taken))
+        met = self._met(outputs, self._with_copies(taken))
         taken = [v for v in self._given if v in met] + taken
         stand_ins = [v if v.owner is None else v.type(v.name) for v in taken]
-        graphs = substitute(outputs, {v: new for v, new in zip(taken, stand_ins) if new is not v})
+        graphs = substitute(outputs, {each: new for v, new in zip(taken, stand_ins) if new is not v
+                                      for each in self._with_copies([v])})
         return [Piece(place, level, taken, stand_ins, outputs, graphs)]
 
     def _taken(self, key, outputs) -> List[theano.Variable]:
         """What a piece takes from other pieces, in the order in which it is computed."""
         met = self._met(outputs, (), lambda v: self._is_here(v, key))
         found = {self._viewed(v, key) for v in met if v in self._keys and not self._is_here(v, key)}
-        found = sorted(found, key=self._order.get)
+        found = sorted({self._original.get(v, v) for v in found}, key=self._order.get)
         for variable in reversed(found):
-            others = set(found) - {variable}
+            others = self._with_copies(set(found) - {variable})
             if self._can_be_made_of(variable, others, key[1]):
                 found.remove(variable)
         # What is made again may need less, and what nothing needs any more is not taken.
-        met = self._met(outputs, set(found))
-        return [variable for variable in found if variable in met]
+        met = self._met(outputs, self._with_copies(found))
+        return [variable for variable in found if not met.isdisjoint(self._with_copies([variable]))]
+
+    def _with_copies(self, variables) -> Set[theano.Variable]:
+        return {each for v in variables for each in [v] + self._copies.get(v, [])}
 
     def _viewed(self, variable, key):
         """What a variable is a view of: taken in its place, it serves all views."""
@@ -191,3 +198,23 @@ class _Pieces:
             if v in self._keys and v not in taken and enters(v):
                 todo += v.owner.inputs
         return seen
+
+
+def _copies(given, outputs, place_of) -> Dict[theano.Variable, List[theano.Variable]]:
+    """For some variables, others that are computed by the same ops of the same values, on the same place.
+
+    Gradients have ops of their own for values of the forward pass, such as the tanh in 1 - tanh(x) ** 2. Of each group
+    the key is an output, if one of them is.
+    """
+    found: Dict[tuple, List[theano.Variable]] = {}
+    same: Dict[theano.Variable, theano.Variable] = {}
+    for node in io_toposort(given, outputs):
+        inputs = tuple(v.signature() if isinstance(v, TensorConstant) else same.get(v, v) for v in node.inputs)
+        for i, variable in enumerate(node.outputs):
+            key = i, node.op, place_of(node.outputs[0]), inputs
+            same[variable] = found.setdefault(key, [variable])[0]
+            if same[variable] is not variable:
+                found[key].append(variable)
+    wanted = set(outputs)
+    alike = [sorted(each, key=lambda v: v not in wanted) for each in found.values() if len(each) > 1]
+    return {first: others for first, *others in alike}

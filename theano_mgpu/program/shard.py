@@ -39,6 +39,12 @@ class Shard:
             self._sent[key] = fetch(value) if context.kind == 'cpu' else self._buffers[context].send(variable, value)
         return self._sent[key]
 
+    def forget(self, variable):
+        """Let go of a value that it has computed, and of what was sent of it to other devices."""
+        del self.known[variable]
+        for key in [key for key in self._sent if key[0] is variable]:
+            del self._sent[key]
+
     def arguments(self, given: Sequence[theano.Variable], takes: Sequence[bool], common: Values,
                   context: Context) -> List[Any]:
         """Values of variables as a function takes them.
