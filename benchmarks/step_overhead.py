@@ -63,7 +63,8 @@ def one_function_on(context, make_model):
     sender = Sender(function)
 
     def step(*batch):
-        loss, *values = function(*sender.send(list(batch)))
+        made = dict(zip(function.mgpu_order, function(*sender.send(list(batch)))))
+        loss, *values = [made[i] for i in range(len(made))]
         for variable, value in zip(updates, values):
             replicas[variable].container.storage[0] = value
         return np.asarray(loss)

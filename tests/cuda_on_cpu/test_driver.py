@@ -180,6 +180,21 @@ def test_memory_has_a_limit():
 
 
 @on_standin()
+def test_the_peak_of_memory_counts_from_the_last_call():
+    def peaks():
+        return [out(ctypes.c_size_t, 'cudaOnCpuPeakMemory', ordinal).value for ordinal in (0, 1)]
+    device = Device(0)
+    peaks()
+    before, other = peaks()
+    address = device.allocate(60 << 20)
+    assert peaks() == [before + (60 << 20), other]
+    device.allocate(1 << 20)
+    device.free(address)
+    assert peaks() == [before + (61 << 20), other]
+    assert peaks() == [before + (1 << 20), other]
+
+
+@on_standin()
 def test_a_write_after_the_end_is_a_sticky_error():
     device = Device(0)
     address, poke = device.allocate(256), device.kernel('poke')

@@ -18,6 +18,7 @@ from ..errors import GraphError
 from ..patches.theano_contexts import compiling_for
 from ..patches.theano_functions import plain_functions
 from .mode import compile_mode
+from .output_order import by_depth
 from .retarget import CannotRetarget, link, optimise
 
 _logger = logging.getLogger('theano_mgpu')
@@ -198,12 +199,16 @@ def compile_for(context, inputs, outputs, updates, replicas, mode=None, name=Non
     -------
     theano.compile.function_module.Function
         Takes host arrays, and arrays on the device for inputs that are used there alone (`mgpu_takes` says
-        which, see `transfers.send`); trusts its caller that they have the inputs' types. Returns the outputs,
-        then the updates' new values where the updated replicas lie.
+        which, see `transfers.send`); trusts its caller that they have the inputs' types. Returns the outputs, and
+        the updates' new values where the updated replicas lie: `mgpu_order` has the positions of what it returns in
+        the list of both. Without updates, the outputs are returned in their order.
     """
+    whole = list(outputs) + list(updates.values())
+    order = list(by_depth(dict(enumerate(whole))) if updates else range(len(whole)))
     with _collector_paused(), plain_functions():
         function = _linked(context, replicas, name, like) or \
-            _compile(context, inputs, outputs, updates, replicas, mode, name)
+            _compile(context, inputs, outputs, updates, replicas, order, mode, name)
+    function.mgpu_order = order
     # The batch is checked once as a whole; Theano's own checks of each input, and of each pair
     # of inputs for shared memory, grow with the square of the number of parameters.
     function.trust_input = True
@@ -244,7 +249,7 @@ def _link(optimised, context, replicas, name):
     return function
 
 
-def _compile(context, inputs, outputs, updates, replicas, mode, name):
+def _compile(context, inputs, outputs, updates, replicas, order, mode, name):
     whole = list(outputs) + list(updates.values())
     with compiling_for(context):
         local_inputs = [_local_input(variable, context) for variable in inputs]
@@ -253,6 +258,7 @@ def _compile(context, inputs, outputs, updates, replicas, mode, name):
         local = substitute(whole, replacements)
         kept = [_keep(output, context) for output in local[:len(outputs)]]
         kept += [_like(replicas[variable], value) for variable, value in zip(updates, local[len(outputs):])]
+        kept = [kept[i] for i in order]
         mode = compile_mode(context, whole, mode)
         if type(mode) is theano.Mode:
             return _link(optimise(context, local_inputs, kept, replicas, mode, name), context, replicas, name)

@@ -108,6 +108,7 @@ struct Protected {
 const int MOST = 64;
 Protected contexts[MOST];
 int n_contexts = 0;
+void (*enter)(Context *) = nullptr;  // libgpuarray's cuda_enter
 void (*leave)(Context *) = nullptr;  // libgpuarray's cuda_exit
 bool forked = false;  // a thread that is not in this process may have a lock; CUDA does not work here anyway
 
@@ -190,6 +191,14 @@ int transfer(Array *to, size_t to_offset, Array *from, size_t from_offset, size_
     return original_buffer->transfer(to, to_offset, from, from_offset, size);
 }
 
+// libgpuarray calls cuMemFree without entering the context, and ignores the error.
+void release(Array *array) {
+    Visit visit(array);
+    if (!forked)
+        enter(array->context);  // `visit` leaves it
+    original_buffer->release(array);
+}
+
 #define GUARD(TABLE, TYPE, NAME) \
     Guarded<TYPE, std::remove_pointer<decltype(TYPE::NAME)>::type, &TYPE::NAME>::put(TABLE, *original_##TABLE)
 #define GUARD_BUFFER(NAME) GUARD(buffer, BufferTable, NAME)
@@ -226,7 +235,7 @@ bool functions_of_one_library(const void *table, size_t bytes, const void *one) 
 }
 
 // libgpuarray's count in a context: the one word that entering it changes.
-const unsigned *count_of(Context *context, void (*enter)(Context *)) {
+const unsigned *count_of(Context *context) {
     unsigned before[CONTEXT_WORDS], inside[CONTEXT_WORDS];
     std::memcpy(before, context, sizeof before);
     enter(context);
@@ -245,20 +254,22 @@ const unsigned *count_of(Context *context, void (*enter)(Context *)) {
 }
 
 // How often libgpuarray has entered a context and not left it; -1 where its count was not found.
-extern "C" int entries(Context *context, void (*enter)(Context *), void (*exit)(Context *)) {
-    leave = exit;
-    const unsigned *count = count_of(context, enter);
+extern "C" int entries(Context *context, void (*cuda_enter)(Context *), void (*cuda_exit)(Context *)) {
+    enter = cuda_enter;
+    leave = cuda_exit;
+    const unsigned *count = count_of(context);
     return count ? (int)*count : -1;
 }
 
 // Protect a context; returns why not, or null.
-extern "C" const char *protect(Context *context, void (*enter)(Context *), void (*exit)(Context *)) {
+extern "C" const char *protect(Context *context, void (*cuda_enter)(Context *), void (*cuda_exit)(Context *)) {
     if (find(context))
         return nullptr;
     if (n_contexts == MOST)
         return "too many contexts are open (64)";
-    leave = exit;
-    const unsigned *count = count_of(context, enter);
+    enter = cuda_enter;
+    leave = cuda_exit;
+    const unsigned *count = count_of(context);
     if (!count)
         return "its count of entries into a context was not found";
     if (!original_buffer) {
@@ -283,4 +294,9 @@ extern "C" const char *protect(Context *context, void (*enter)(Context *), void 
     context->blas = &blas;
     context->comm = &comm;
     return nullptr;
+}
+
+// Free memory within its context, in all contexts that are protected.
+extern "C" void free_within_context() {
+    buffer.release = release;
 }

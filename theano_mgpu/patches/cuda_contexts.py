@@ -1,6 +1,6 @@
-"""A patch of libgpuarray 0.7: only one of its calls runs in a CUDA context at a time, and leaves it as it was entered.
+"""Patches of libgpuarray 0.7: only one of its calls runs in a CUDA context at a time, and leaves it as it was entered.
 
-libgpuarray counts how often a context was entered, and makes it the thread's current one when the count leaves 0. Three
+libgpuarray counts how often a context was entered, and makes it the thread's current one when the count leaves 0. Four
 things are wrong with that, in 0.7.0 to 0.7.6 and in later development versions (``src/gpuarray_buffer_cuda.c``):
 
 - ``cuda_newkernel`` does not leave the context when it finds the kernel in its cache, nor after an error of ``get_cc``.
@@ -10,10 +10,14 @@ things are wrong with that, in 0.7.0 to 0.7.6 and in later development versions 
   an array on any thread.
 - ``cuda_transfer`` waits for an event of the source that is not recorded with one stream (Theano's default): the copy
   may begin before the source is computed.
+- ``cuda_free`` calls cuMemFree without entering the context, and ignores the error. It does so for each array where no
+  freed memory is kept for later ones (Theano's flag ``gpuarray.preallocate=-1``). Memory is then freed only if the
+  context is current by chance, as a leaked one is.
 
 Each context has a pointer to a table of functions through which all of libgpuarray, pygpu and Theano call it. `protect`
 points it to a table of functions, in cuda_contexts.cpp, that lock the context, call the original, and leave the
-context as often as the original failed to.
+context as often as the original failed to. `free_within_context` adds a function that enters the context before it
+frees memory.
 """
 import ctypes
 import functools
@@ -49,6 +53,18 @@ def protect(gpu_context):
                            'install libgpuarray3 python3-pygpu)' % why_not.decode())
     # An array may be freed, and look into its context, at any time until the end of the process.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(gpu_context))
+
+
+def free_within_context(gpu_context):
+    """Have memory freed within its context; does nothing for OpenCL.
+
+    Parameters
+    ----------
+    gpu_context : pygpu.gpuarray.GpuContext
+        One that is protected.
+    """
+    if gpu_context.kind == b'cuda':
+        _library().free_within_context()
 
 
 def entries(gpu_context):

@@ -177,4 +177,7 @@ PATCHES = [
     Patch('libgpuarray', '0.7.0 to 0.7.6', 'two CUDA contexts: memory of the wrong device, CUDA_ERROR_INVALID_HANDLE',
           EACH_GPU, cuda_contexts.protect,
           'tests/test_cuda.py::test_a_kernel_that_is_made_twice_leaves_no_context_current'),
+    Patch('libgpuarray', '0.7.0 to 0.7.6', 'with gpuarray.preallocate=-1, CUDA memory is never freed',
+          EACH_GPU, cuda_contexts.free_within_context,
+          'tests/test_memory.py::test_freed_memory_is_given_back'),
 ]

@@ -9,6 +9,7 @@ from theano.gof.graph import ancestors
 from ..devices.context_map import HOST
 from ..devices.mesh import CPU, Mesh
 from ..distributed.process_group import Ranks
+from ..graphs.output_order import by_depth
 from ..replicas.random_streams import is_random_state
 from .parallel_graph import ParallelGraph
 from .partition import OWN, Program
@@ -103,9 +104,9 @@ class CompiledProgram:
 
     def _piece(self, piece, own, kept, later, name):
         """A piece, compiled; `kept` is what is needed after the stage, `later` what later pieces are given."""
-        graphs = dict(zip(piece.outputs, piece.graphs))
+        graphs = by_depth(dict(zip(piece.outputs, piece.graphs)))
         updates = {variable: graphs[new] for variable, new in own.items() if new in graphs}
-        outputs = [variable for variable in piece.outputs if variable in kept or variable in later]
+        outputs = [variable for variable in graphs if variable in kept or variable in later]
         graph = self._graph(piece.stand_ins, [graphs[v] for v in outputs], updates, self.mesh.column(piece.place), name)
         last = [v for v in piece.given if v.owner is not None and v not in kept and v not in later]
         return Part(piece.given, outputs, list(updates), graph, piece.level, last)

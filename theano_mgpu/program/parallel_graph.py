@@ -10,17 +10,16 @@ from theano.compile.sharedvalue import SharedVariable
 from ..devices.context_map import Context, describe
 from ..devices.contexts import contexts as active_contexts
 from ..devices.contexts import get as get_context
-from ..devices.contexts import is_lost
-from ..devices.discovery import reason
 from ..distributed.mpi import mpi_ranks
 from ..distributed.process_group import BUILD, Ranks
-from ..errors import ContextError, RankError, ReplicaError
+from ..errors import ContextError, RankError
 from ..executors import TaskError, make_executor
 from ..graphs import graph
 from ..graphs.audit import audit
 from ..jobs import mpi_environment
 from ..replicas.replicated import replicated
 from ..utils import progress
+from .advice import memory_explained, replica_error
 from .partition import Program
 
 
@@ -111,16 +110,20 @@ class ParallelGraph:
         indices = {context: i for i, context in enumerate(active_contexts())}
         with compiling(name, inputs, contexts), ranks.first_compiler():
             self.compiled = []
-            for context in contexts:
-                local = {variable: r.on(context, indices.get(context, 0), first) for variable, r in replicas}
-                self.compiled.append(graph.compile_for(context, inputs, outputs, updates, local, mode, name,
-                                                       like=self.compiled))
+            for i, context in enumerate(contexts):
+                with memory_explained(i, context, 'copies of shared variables'):
+                    local = {variable: r.on(context, indices.get(context, 0), first) for variable, r in replicas}
+                    self.compiled.append(graph.compile_for(context, inputs, outputs, updates, local, mode, name,
+                                                           like=self.compiled))
         self.takes = [function.mgpu_takes for function in self.compiled]
+        self._positions = np.argsort(self.compiled[0].mgpu_order).tolist()
 
     def refresh(self) -> None:
         """Bring the replicas up to date with the user's variables."""
-        for variable in self.variables:
-            variable.refresh(self.contexts)
+        for i, context in enumerate(self.contexts):
+            with memory_explained(i, context, 'copies of shared variables'):
+                for variable in self.variables:
+                    variable.refresh([context])
 
     def run(self, replica: int, arguments: Sequence[Any]) -> Tuple[List[Any], List[Any]]:
         """Run one replica.
@@ -136,7 +139,8 @@ class ParallelGraph:
         outputs, new_values : list
             On the replica's device.
         """
-        results = self.compiled[replica].unwatched_call(*arguments)
+        made = self.compiled[replica].unwatched_call(*arguments)
+        results = [made[i] for i in self._positions]
         return results[:self.n_outputs], results[self.n_outputs:]
 
 
@@ -263,21 +267,7 @@ def run_replicas(executor, tasks, contexts, shards=None):
         index = groups[context][len(done[context])]
         shard = shards[index] if shards else None
         where = 'samples %d to %d' % (shard.span[0], shard.span[1] - 1) if shard else 'update'
-        replica = shard.replica if shard else index
-        raise ReplicaError('replica %d (context %s, %s) failed, nothing was changed: %s: %s%s'
-                           % (replica, describe([context]), where, type(cause).__name__,
-                              reason(cause).strip().partition('\n')[0], _advice(context, list(groups))),
-                           replica, context, shard.span if shard else None) from cause
+        raise replica_error(cause, shard.replica if shard else index, context, where, shard.span if shard else None,
+                            list(groups)) from cause
     results = {i: result for context, indices in groups.items() for i, result in zip(indices, done[context])}
     return [results[i] for i in range(len(tasks))]
-
-
-def _advice(context, contexts):
-    """What to do where a device is lost: the end of a message, or nothing."""
-    if not is_lost(context):
-        return ''
-    others = [other for other in contexts if other is not context]
-    return ('. %s has failed for good in this process%s. Start again from a checkpoint%s'
-            % (context.device,
-               '; the values on %s are those before this step, and can be saved' % describe(others) if others else '',
-               ', without it if it fails again: contexts=' + describe(others) if others else ''))

@@ -191,3 +191,4 @@ class _Pieces:
             if v in self._keys and v not in taken and enters(v):
                 todo += v.owner.inputs
         return seen
+

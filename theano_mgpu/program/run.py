@@ -9,6 +9,7 @@ from ..devices.context_map import HOST
 from ..distributed.process_group import Ranks
 from ..profiling.timeline import Timings, on_track
 from ..replicas.transfers import DeviceBuffers, fetch, wait
+from .advice import memory_explained
 from .compiled import CompiledProgram
 from .exchange import Sum, Sums, add_over_ranks, exchanged
 from .parallel_graph import choose_executor, run_replicas
@@ -207,8 +208,6 @@ class Runner:
         with self.timings.span('exchange'):
             return exchanged(parts, hows, batch.lengths, ranks)
 
-    # ------------------------------------------------------------------------------------------ what comes after them
-
     def run_parts(self, batch: Batch, transaction: Transaction) -> Values:
         """Compute what is made of exchanged values, and store what is new.
 
@@ -260,8 +259,9 @@ class Runner:
             if contexts == [HOST]:
                 contexts = contexts + [context for context in self.mesh.contexts if context in variable.copies
                                        and context != HOST]
-                for context in contexts[1:]:
-                    transaction.convert(variable.copies[context], values[0])
+                for i, context in enumerate(contexts[1:]):
+                    with memory_explained(i, context, 'update'):
+                        transaction.convert(variable.copies[context], values[0])
             transaction.then(variable.commit, contexts)
 
     def values(self, batch: Batch, results: Values) -> Dict[Output, np.ndarray]:

@@ -31,10 +31,12 @@ class Shard:
         self._sent = {}
 
     def keep(self, part, outputs):
-        """Keep what a part has computed, and drop what no later one needs."""
+        """Keep what a part has computed, and drop what no later one needs, also what was sent of it."""
         self.known.update(zip(part.outputs, outputs))
         for variable in part.last:
             del self.known[variable]
+        if part.last:
+            self._sent = {key: value for key, value in self._sent.items() if key[0] not in part.last}
 
     def send(self, variable, value, context):
         """A value on a context's device, where it is sent once a step."""

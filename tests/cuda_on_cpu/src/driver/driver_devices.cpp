@@ -223,3 +223,12 @@ API CUresult cudaOnCpuFailAllocAfter(int ordinal, long allocations) {
   device->allocation_fault.start(allocations, OUT_OF_MEMORY);
   return SUCCESS;
 }
+
+// The most bytes of `device` that were allocated at one time since the last call.
+API CUresult cudaOnCpuPeakMemory(size_t *bytes, int ordinal) {
+  REQUIRE_DEVICE(ordinal);
+  std::lock_guard<std::mutex> lock(device->mutex);
+  *bytes = device->peak;
+  device->peak = device->used;
+  return SUCCESS;
+}

@@ -6,6 +6,7 @@
 // called Device::allow may touch them, which are the workers of the device's streams.
 #include "memory.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
@@ -98,6 +99,7 @@ CUresult Device::allocate(size_t bytes, CUdeviceptr *out) {
   next = start + span - base;
   blocks[start] = Block{bytes, span};
   used += round_up(bytes, GRANULE);
+  peak = std::max(peak, used);
   char *address = start + (settings.guard ? open - padded : 0);
   if (settings.poison && padded <= POISON_LIMIT) {
     allow(true);

@@ -44,7 +44,7 @@ struct Device {
 
   std::mutex mutex;  // guards what follows
   char *base = nullptr;
-  size_t next = 0, used = 0;
+  size_t next = 0, used = 0, peak = 0;
   int protection_key = -1;
   std::map<char *, Block> blocks;  // by the start of their pages
 

@@ -1,0 +1,164 @@
+"""Memory of devices: what is freed and when, and what an error suggests where there is too little.
+
+Each test runs in a process on the CUDA stand-in, which counts bytes.
+"""
+import os
+import subprocess
+import sys
+
+import cuda_on_cpu
+import pytest
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+PRELUDE = '''
+import sys
+sys.path[:0] = [%r]
+import theano_mgpu as mgpu
+import contextlib
+import numpy as np, pygpu, theano, theano.tensor as T
+from support.device_memory import peaks
+contexts = mgpu.init('dev0->cuda0;dev1->cuda1')
+''' % HERE
+
+pytest.importorskip('pygpu', reason='CUDA contexts need pygpu')
+pytestmark = [pytest.mark.cuda, pytest.mark.needs_compiler,
+              pytest.mark.skipif(cuda_on_cpu.unavailable() is not None, reason=cuda_on_cpu.unavailable() or '')]
+
+
+def run(code, *arguments, flags='', **settings):
+    """Lines that a program prints on two stand-in devices."""
+    env = cuda_on_cpu.environment(2, **settings)
+    env['THEANO_FLAGS'] = ','.join(filter(None, ['floatX=float32,contexts=', flags]))
+    done = subprocess.run([sys.executable, '-c', PRELUDE + code] + list(arguments), env=env, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [line for line in done.stdout.splitlines() if not line.startswith('Disabling allocation cache')]
+
+
+EXACT = 'gpuarray.preallocate=-1'  # libgpuarray keeps no freed blocks
+
+FREED = '''
+from theano_mgpu.devices.contexts import gpu_context
+before = peaks(2) and peaks(2)
+for context in contexts:
+    for _ in range(3):
+        array = pygpu.empty((1 << 20,), 'float32', context=gpu_context(context))
+        del array
+print([peak - start for peak, start in zip(peaks(2), before)])
+'''
+
+
+def test_freed_memory_is_given_back():
+    """libgpuarray called cuMemFree without a current context: three arrays took 12 MiB."""
+    assert run(FREED, flags=EXACT) == [str([4 << 20, 4 << 20])]
+
+
+CHAIN = '''
+def chain(n_devices, layers, width, **options):
+    """A step of dense layers, in equal parts on devices."""
+    rng = np.random.RandomState(0)
+    x, target, params = T.fmatrix('x'), T.fmatrix('target'), []
+    hidden = x
+    for i in range(layers):
+        place = mgpu.device('dev%d' % (i * n_devices // layers)) if n_devices > 1 else contextlib.nullcontext()
+        with place:
+            params.append(theano.shared(rng.uniform(-.05, .05, (width, width)).astype('float32'), 'w%d' % i))
+            hidden = T.tanh(T.dot(hidden, params[-1]))
+            if i == layers - 1:
+                loss = T.sqr(hidden - target).mean()
+    return params, mgpu.training_function(
+        [x, target], loss, params, lambda gradients: [(w, w - np.float32(.1) * g) for w, g in zip(params, gradients)],
+        contexts=['dev0', 'dev1'][:n_devices], **options)
+
+def batch(n, width):
+    rng = np.random.RandomState(1)
+    return [rng.uniform(-1, 1, (n, width)).astype('float32') for _ in range(2)]
+'''
+
+PEAKS = CHAIN + '''
+import gc
+for name, n_devices, options in [('one', 1, {}), ('two', 2, {}), ('slices', 2, dict(micro_batches=4)),
+                                 ('again', 2, dict(micro_batches=4, recompute=True))]:
+    _, step = chain(n_devices, 8, 64, **options)
+    for _ in range(2):
+        step(*batch(4096, 64))
+    gc.collect()
+    peaks(2)
+    before = peaks(2)
+    step(*batch(4096, 64))
+    print(name, *['%.2f' % ((peak - start) / 2 ** 20) for peak, start in zip(peaks(2), before)])
+'''
+
+
+@pytest.fixture(scope='module')
+def mib():
+    """MiB that a step takes on each device, besides parameters and inputs; an activation has 1 MiB."""
+    return {name: [float(each) for each in found]
+            for name, *found in (line.split() for line in run(PEAKS, flags=EXACT))}
+
+
+def test_a_backward_pass_frees_what_a_layer_has_kept(mib):
+    """Theano computed the gradients of all activations before that of the first weights: 15 MiB with 8 layers."""
+    assert mib['one'][0] < 9.5
+
+
+def test_a_placed_layer_keeps_one_activation(mib):
+    """Beside h, 1 - h ** 2 was kept for the backward pass: 10 MiB. On the second device all gradients were: 9 MiB."""
+    first, second = mib['two']
+    assert first < 7.5 and second < 6.5
+
+
+def test_what_was_copied_for_a_micro_batch_is_freed(mib):
+    """The activations of the first device, a quarter of a MiB a micro-batch, stayed on the second one."""
+    assert mib['slices'][1] < 2.2
+
+
+def test_what_is_computed_again_is_not_kept(mib):
+    assert mib['again'][0] < 0.6 * mib['slices'][0]
+
+
+TOO_LARGE = CHAIN + '''
+placed = sys.argv[1] == 'placed'
+try:
+    params, step = chain(1 + placed, 8, 1024)
+    losses = [float(step(*batch(32, 1024))) for _ in range(3)]
+    print(losses[0] > losses[1] > losses[2])
+except mgpu.ReplicaError as error:
+    print(error)
+    print(repr(error.__cause__), error.context.name, error.samples)
+'''
+ADVICE = ['give smaller batches', 'micro_batches=2 or more', "update_on='host'", "with mgpu.device('dev1')",
+          'recompute=True']
+
+
+def test_a_model_that_does_not_fit_on_one_device_trains_on_two():
+    """Eight layers of 4 MiB, with as many new values, and what is computed."""
+    assert run(TOO_LARGE, 'placed', memory='56M') == ['True']
+
+
+@pytest.mark.parametrize('memory,doing,samples', [('56M', 'samples 0 to 31', '(0, 32)'),
+                                                  ('24M', 'copies of shared variables', 'None')])
+def test_a_lack_of_memory_comes_with_advice(memory, doing, samples):
+    """In a step, and before it."""
+    message, cause = run(TOO_LARGE, 'whole', memory=memory)
+    assert message.startswith('replica 0 (context dev0->cuda0, %s) failed, nothing was changed' % doing)
+    assert 'cuda0 has %s MiB of memory' % memory[:-1] in message and all(text in message for text in ADVICE)
+    assert 'CUDA_ERROR_OUT_OF_MEMORY' in cause and cause.endswith('dev0 ' + samples)
+
+
+KERAS = '''
+from keras.layers import Dense
+from keras.models import Sequential
+from theano_mgpu.keras import multi_gpu_model
+model = multi_gpu_model(Sequential([Dense(1024, input_dim=1024), Dense(1024)]), gpus=2)
+model.compile('adam', 'mse')
+try:
+    model.fit(np.ones((8, 1024), 'float32'), np.ones((8, 1024), 'float32'), verbose=0)
+except mgpu.ReplicaError as error:
+    print(error)
+'''
+
+
+def test_fit_gives_the_same_advice():
+    message, = run(KERAS, flags='optimizer=fast_compile', memory='20M')
+    assert 'cuda0 has 20 MiB of memory' in message and all(text in message for text in ADVICE)

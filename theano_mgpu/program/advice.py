@@ -1,0 +1,80 @@
+"""What to do about the error of a device, and ReplicaErrors that say it."""
+import contextlib
+from typing import Iterator, Sequence
+
+from ..devices.context_map import Context, describe
+from ..devices.contexts import contexts as active_contexts
+from ..devices.contexts import gpu_context, is_lost
+from ..devices.discovery import reason
+from ..errors import ReplicaError
+
+# What drivers, and Theano's own ops, say where there is too little memory on a device.
+OUT_OF_MEMORY = ('CUDA_ERROR_OUT_OF_MEMORY', 'CL_MEM_OBJECT_ALLOCATION_FAILURE', 'CL_OUT_OF_RESOURCES',
+                 'Invalid buffer size', 'failed to allocate', 'ould not allocate work')
+
+
+def replica_error(cause: BaseException, replica: int, context: Context, where: str, samples=None,
+                  contexts: Sequence[Context] = ()) -> ReplicaError:
+    """The error of a replica, with advice; to be raised from its cause.
+
+    Parameters
+    ----------
+    cause : Exception
+    replica : int
+    context : Context
+    where : str
+        What the replica was doing.
+    samples : (int, int), optional
+    contexts : list of Context
+        Those that ran at the same time.
+    """
+    return ReplicaError('replica %d (context %s, %s) failed, nothing was changed: %s: %s%s'
+                        % (replica, describe([context]), where, type(cause).__name__,
+                           reason(cause).strip().partition('\n')[0], advice(cause, context, contexts)),
+                        replica, context, samples)
+
+
+@contextlib.contextmanager
+def memory_explained(replica: int, context: Context, where: str) -> Iterator[None]:
+    """A block in which an error for lack of memory on a device becomes a ReplicaError with advice.
+
+    Parameters
+    ----------
+    replica, context, where
+        As for `replica_error`.
+    """
+    try:
+        yield
+    except Exception as cause:
+        if not is_out_of_memory(cause, context):
+            raise
+        raise replica_error(cause, replica, context, where) from cause
+
+
+def is_out_of_memory(cause: BaseException, context: Context) -> bool:
+    """Whether an error of a device is that it has too little free memory."""
+    return context.kind != 'cpu' and any(text in reason(cause) for text in OUT_OF_MEMORY)
+
+
+def advice(cause: BaseException, context: Context, contexts: Sequence[Context] = ()) -> str:
+    """What to do where a device is lost, or out of memory: the end of a message, or nothing."""
+    if is_lost(context):
+        return _of_lost(context, [other for other in contexts if other is not context])
+    return _of_memory(context) if is_out_of_memory(cause, context) else ''
+
+
+def _of_lost(context, others):
+    return ('. %s has failed for good in this process%s. Start again from a checkpoint%s'
+            % (context.device,
+               '; the values on %s are those before this step, and can be saved' % describe(others) if others else '',
+               ', without it if it fails again: contexts=' + describe(others) if others else ''))
+
+
+def _of_memory(context):
+    other = next((each.name for each in active_contexts() if each.name != context.name), 'dev1')
+    device = gpu_context(context)
+    return ('. %s has %d MiB of memory, of which %d MiB are free now. To need less: give smaller batches; or have them '
+            "computed in slices, by micro_batches=2 or more; or keep the state of the updates on the host, by "
+            "update_on='host' (flag mgpu.update_on=host); or build a part of the model in a block of "
+            '"with mgpu.device(%r):", so that it is on another device, and pass recompute=True if that is not enough'
+            % (context.device, device.total_gmem >> 20, device.free_gmem >> 20, other))
