@@ -12,7 +12,8 @@ if keras.backend.backend() != 'theano':
 from .checkpoint import Checkpoint
 from .enabling import disable, enable
 from .multi_gpu import multi_gpu_model
+from .placement import place
 from .predictor import Predictor
 from .verification import verify
 
-__all__ = ['Checkpoint', 'Predictor', 'disable', 'enable', 'multi_gpu_model', 'verify']
+__all__ = ['Checkpoint', 'Predictor', 'disable', 'enable', 'multi_gpu_model', 'place', 'verify']
