@@ -7,7 +7,7 @@ import sys
 
 import theano_mgpu as mgpu
 from theano_mgpu.errors import ContextError
-from theano_mgpu.keras import Checkpoint, disable, enable, multi_gpu_model, place, verify
+from theano_mgpu.keras import Checkpoint, Predictor, disable, enable, multi_gpu_model, place, verify
 from theano_mgpu.keras.placement import layer_places
 from theano_mgpu.patches.placement_tags import place_of
 
@@ -212,6 +212,27 @@ def test_a_checkpoint_continues_a_placed_model(tmp_path):
     expected = fit(2)
     fit(1, Checkpoint(path))
     assert_equal(fit(2, Checkpoint(path)), expected, 0)
+
+
+def test_a_predictor_computes_over_the_devices_of_a_placed_model(fitted, contexts):
+    (plain, _), (placed, _) = fitted
+    x, _ = MODELS['towers'][1]
+    expected = plain.predict(x)
+    contexts('cpu', 5)
+    with Predictor(placed) as predictor:
+        assert [[context.name for context in replica.contexts] for replica in predictor.replicas] == [
+            ['host0.1', 'host1.1', 'the host'], ['host2.1', 'host3.1', 'the host']]
+        for ours, theirs in zip(predictor.predict(x, batch_size=7), expected):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+        assert len(predictor.replicas[0].functions) == len(predictor._graph.pieces) == 4
+        weight = placed.layers[2].weights[0]
+        before = weight.get_value()
+        weight.set_value(before * 0)
+        predictor.refresh()
+        assert not np.allclose(predictor.predict(x)[0], expected[0])
+        weight.set_value(before)
+    with pytest.raises(ContextError, match='the graph is placed on 2 contexts'):
+        Predictor(placed, gpus=1)
 
 
 def test_layers_are_called_where_their_weights_are():
