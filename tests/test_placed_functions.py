@@ -76,3 +76,90 @@ def test_a_stream_on_one_of_the_devices():
         found = predictor.predict(rows(6), batch_size=2)
         np.testing.assert_allclose(found, other.predict(rows(6), batch_size=2))
         assert not np.allclose(found, predictor.predict(rows(6), batch_size=2))
+
+
+# --- enable -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def enabled():
+    """A function that calls `mgpu.enable`; its list `messages` collects what `tell` gets."""
+    def enable(**options):
+        return mgpu.enable(tell=enable.messages.append, **options)
+    enable.messages = []
+    return enable
+
+
+def places_of(function):
+    return [[context.name for context in row] for row in function.mgpu_divided.step.mesh.replicas]
+
+
+def test_a_placed_function_runs_on_its_devices_from_the_first_call(enabled):
+    report = enabled()
+    x, weights, y = two_layers()
+    w, v = weights
+    step = theano.function([x], y, updates=[(v, v - T.grad(y.mean(), v))], mode=FAST)
+    before = v.get_value()
+    for n in (7, 3):
+        expected = expected_of(weights, rows(n))
+        np.testing.assert_allclose(step(rows(n)), expected, rtol=1e-5)
+    hidden = [np.tanh(rows(n).dot(w.get_value())) for n in (7, 3)]
+    np.testing.assert_allclose(v.get_value(), before - sum(h.mean(axis=0) for h in hidden)[:, None] / 2, rtol=1e-4)
+    assert places_of(step) == [['dev0', 'dev1']] and report.usages[0].calls == 2
+    assert report.usages[0].why == 'placed' and 'dev0 dev1' in str(report) and not enabled.messages
+
+
+def test_a_placed_function_without_a_batch(enabled):
+    report = enabled()
+    _, (w, v), _ = two_layers()
+    rate = T.scalar('rate')
+    with mgpu.device('dev1'):
+        total = (w ** 2).sum() + (v ** 2).sum()
+    f = theano.function([], total, mode=FAST)
+    decay = theano.function([rate], total, updates=[(w, w * rate), (v, v * rate)], mode=FAST)
+    expected = (w.get_value() ** 2).sum() + (v.get_value() ** 2).sum()
+    found = [f(), decay(0.5), f()]
+    np.testing.assert_allclose(found, [expected, expected, expected / 4], rtol=1e-5)
+    assert [usage.calls for usage in report.usages] == [2, 1] and not enabled.messages
+    assert places_of(decay) == [['dev0', 'dev1']]
+
+
+def test_replicas_of_a_placed_function(enabled):
+    mgpu.init('dev0->cpu;dev1->cpu;dev2->cpu;dev3->cpu')
+    report = enabled()
+    x, weights, y = two_layers()
+    z = T.matrix('z')
+    f = theano.function([x, z], y + z.sum(), mode=FAST)
+    ones = np.ones((6, 1), x.dtype)
+    np.testing.assert_allclose(f(rows(6), ones), expected_of(weights, rows(6)) + 6, rtol=1e-5)
+    assert places_of(f) == [['dev0', 'dev1'], ['dev2', 'dev3']]
+    # What looked like a batch in the first call is none in this one.
+    np.testing.assert_allclose(f(rows(5), ones), expected_of(weights, rows(5)) + 6, rtol=1e-5)
+    assert places_of(f) == [['dev0', 'dev1']] and report.usages[0].calls == 2 and not enabled.messages
+
+
+def test_what_cannot_run_on_its_devices_says_so(enabled):
+    report = enabled(contexts=['dev0'])
+    x, weights, y = two_layers()
+    f = theano.function([x], y, mode=FAST, name='f')
+    for _ in range(2):
+        np.testing.assert_allclose(f(rows(6)), expected_of(weights, rows(6)), rtol=1e-5)
+    assert enabled.messages == ['f is placed on devices, but plain Theano runs it on one: ' + report.usages[0].why]
+    assert report.usages[0].why.startswith('the graph is placed on 2 contexts (dev0, dev1); there is one: dev0->cpu')
+    enabled(contexts=['dev0'], strict=True)
+    f = theano.function([x], y, mode=FAST, name='f')
+    with pytest.raises(mgpu.GraphError, match='f is placed on devices, but .* there is one'):
+        f(rows(6))
+    enabled()
+    theano.function([x], y, mode=FAST, name='g', profile=True)
+    assert enabled.messages[1:] == ['g is placed on devices, but plain Theano runs it on one: it is profiled']
+
+
+def test_a_wrong_argument_is_an_error_of_theano(enabled):
+    enabled()
+    x, weights, y = two_layers()
+    f = theano.function([x], y, mode=FAST)
+    with pytest.raises(ValueError):
+        f(rows(4)[:, :3])
+    np.testing.assert_allclose(f(rows(4)), expected_of(weights, rows(4)), rtol=1e-5)
+    assert places_of(f) == [['dev0', 'dev1']] and not enabled.messages

@@ -13,7 +13,9 @@ DEFAULTS = {
     'least_samples': 1, 'sharded': None, 'update_on': None, 'recompute': None,
     # Of a function whose first arguments are known: those arguments, the samples that they have, and whether it is an
     # error that it cannot be divided.
-    'example': None, 'length': None, 'must_divide': False}
+    'example': None, 'length': None, 'must_divide': False,
+    # Whether it has no batch: one replica computes it as it is.
+    'whole': False}
 
 
 class Options(namedtuple('Options', list(DEFAULTS))):
