@@ -1,13 +1,16 @@
 """Keras models over several devices: layers in `mgpu.device` blocks, and `place`, against plain Keras on one device."""
 import contextlib
 import functools
+import itertools
 import os
+import re
 import subprocess
 import sys
 
 import theano_mgpu as mgpu
 from theano_mgpu.errors import ContextError
-from theano_mgpu.keras import Checkpoint, Predictor, disable, enable, multi_gpu_model, place, verify
+from theano_mgpu.keras import Checkpoint, Predictor, balance, disable, enable, multi_gpu_model, place, verify
+from theano_mgpu.keras.balancing import best_cut
 from theano_mgpu.keras.placement import layer_places
 from theano_mgpu.patches.placement_tags import place_of
 
@@ -15,6 +18,7 @@ import keras
 import numpy as np
 import pytest
 import theano.tensor as T
+from keras import backend as K
 from keras import layers as L
 from keras.models import Model, Sequential
 from support import keras_zoo as zoo
@@ -314,3 +318,74 @@ def test_a_name_that_matches_nothing():
     with pytest.raises(ContextError, match="context 'dev7' is not mapped; known contexts: host0, host1"):
         place(model, {'last': 'host0', 'inner': 'dev7'})
     assert set(layer_places(model).values()) == {None}
+
+
+# --- balance ------------------------------------------------------------------------------------
+
+
+def cuts(n_layers, n):
+    """All ways to cut a list into n pieces: their lengths."""
+    for stops in itertools.combinations(range(1, n_layers), n - 1):
+        yield np.diff((0,) + stops + (n_layers,)).tolist()
+
+
+@pytest.mark.parametrize('n_layers, n', [(1, 1), (5, 5), (6, 2), (8, 3), (9, 4)])
+def test_the_cut_is_the_best_one(n_layers, n):
+    for seed in range(20):
+        costs = np.random.RandomState(seed).gamma(0.5, size=n_layers)
+
+        def slowest(sizes, costs=costs):
+            return max(piece.sum() for piece in np.split(costs, np.cumsum(sizes)[:-1]))
+        sizes = best_cut(list(costs), n)
+        assert len(sizes) == n and sum(sizes) == n_layers and min(sizes) >= 1
+        assert slowest(sizes) == pytest.approx(min(map(slowest, cuts(n_layers, n))))
+
+
+def unequal():
+    """The second layer takes much longer than all others together; the third has most of the weights."""
+    def slow(x):
+        for _ in range(40):
+            x = K.dot(x, K.dot(K.transpose(x), x))
+            x = x / K.max(K.abs(x))
+        return x
+    return Sequential([L.Dense(60, input_shape=(6,), name='a'), L.Lambda(slow, output_shape=(60,), name='slow'),
+                       L.Dense(900, name='b'), L.Dense(1, name='c')])
+
+
+def test_balance_measures_layers():
+    model = unequal()
+    model.compile('adam', 'mse', mode=COMPILED)
+    by_time, by_memory = balance(model, 2, noise(50, 6)), balance(model, 2, by='memory')
+    assert list(by_time) == ['a', 'slow', 'b', 'c']
+    costs = {cost.layer: cost for cost in by_time.costs}
+    assert costs['slow'].seconds > sum(cost.seconds for cost in by_time.costs if cost.layer != 'slow')
+    # Weights, gradients and two moments; the outputs for 50 samples.
+    assert costs['b'].bytes == 4 * (4 * (60 * 900 + 900) + 50 * 900)
+    assert by_memory == {'a': 'host0', 'slow': 'host0', 'b': 'host1', 'c': 'host1'}
+    lines = str(by_memory).splitlines()
+    assert lines[0].split() == ['LAYER', 'MS', 'MB', 'DEVICE'] and len(lines) == 7
+    assert re.match(r'sum of 2 +\d+\.\d\d +\d+\.\d\d  host1', lines[-1]) and '<td>slow</td>' in by_memory._repr_html_()
+    assert layer_places(place(model, by_memory)) == dict(by_memory)
+
+
+@pytest.mark.parametrize('build', [zoo.functional, zoo.shared_layer, zoo.nested, zoo.MODELS['lstm, masking'][0],
+                                   lambda: towers(nowhere)],
+                         ids=['functional', 'shared layer', 'nested', 'lstm, masking', 'towers'])
+def test_balance_takes_any_model(build):
+    with change_flags(mode='FAST_COMPILE'):
+        model = build()
+        found = balance(model, 2)
+    assert list(found) == [layer.name for layer in model.layers if not isinstance(layer, L.InputLayer)]
+    assert list(found.values()) == sorted(found.values()) and set(found.values()) == {'host0', 'host1'}
+
+
+def test_balance_refuses():
+    model = two_layers()
+    with pytest.raises(ContextError, match='balance over 3 devices needs as many contexts; there are 2: host0->cpu'):
+        balance(model, 3)
+    with pytest.raises(ValueError, match='has 1 layers, which cannot be cut into 2 pieces'):
+        balance(Sequential([L.Dense(2, input_shape=(3,))]), 2)
+    with pytest.raises(ValueError, match="by='size' is neither"):
+        balance(model, 2, by='size')
+    with pytest.raises(ValueError, match='of which a part is not known: give a batch, x'):
+        balance(Sequential([L.LSTM(2, input_shape=(None, 3)), L.Dense(1)]), 2)
