@@ -163,3 +163,12 @@ def test_a_wrong_argument_is_an_error_of_theano(enabled):
         f(rows(4)[:, :3])
     np.testing.assert_allclose(f(rows(4)), expected_of(weights, rows(4)), rtol=1e-5)
     assert places_of(f) == [['dev0', 'dev1']] and not enabled.messages
+
+
+def test_an_audit_shows_where_everything_is():
+    x, weights, y = two_layers()
+    with mgpu.device('cpu'):
+        total = y.sum()
+    text = str(mgpu.audit(mgpu.function([x], total, mode=FAST)))
+    where = {op: {line.split()[0] for line in text.splitlines() if op in line} for op in ('Dot22', 'tanh', 'Sum')}
+    assert where['tanh'] == {'dev0'} and where['Dot22'] == {'dev0', 'dev1'} and where['Sum'] >= {'dev1', 'the'}, text

@@ -14,7 +14,9 @@ from .checkpoint import Checkpoint
 from .enabling import disable, enable
 from .multi_gpu import multi_gpu_model
 from .placement import place
+from .plot import plot_model
 from .predictor import Predictor
 from .verification import verify
 
-__all__ = ['Checkpoint', 'Predictor', 'balance', 'disable', 'enable', 'multi_gpu_model', 'place', 'verify']
+__all__ = ['Checkpoint', 'Predictor', 'balance', 'disable', 'enable', 'multi_gpu_model', 'place', 'plot_model',
+           'verify']
