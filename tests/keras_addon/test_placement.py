@@ -36,6 +36,7 @@ from support import keras_zoo as zoo
 from support.keras_equivalence import COMPILED, DTYPES, QUICK, assert_equal, built, everything, floatx, trained, values
 from support.keras_zoo import head, noise, one_hot
 from theano.configparser import change_flags
+from theano.tensor.nnet.nnet import Softmax
 
 TOLERANCE = {'float32': 1e-5, 'float64': 1e-9}
 
@@ -258,6 +259,41 @@ def test_layers_are_called_where_their_weights_are():
     assert f.mesh.places == ['host0', 'host1']
     x = noise(5, 6).astype('float32')
     np.testing.assert_allclose(f(x), model.predict([x, x]), rtol=1e-5)
+
+
+def test_a_placed_model_is_replicated(contexts):
+    contexts('cpu', 4)
+    x, y = MODELS['towers'][1]
+    plain = compiled(built(lambda: towers(nowhere)), 'towers')
+    placed = compiled(multi_gpu_model(built(lambda: towers(mgpu.device))), 'towers')
+    expected = everything(plain, trained(plain, [x, y], sizes=(7, 1)))
+    assert_equal(everything(placed, trained(placed, [x, y], sizes=(7, 1))), expected, 1e-5)
+    function = placed.train_function.function
+    assert [[context.name for context in row] for row in function.mesh.replicas] == [
+        ['host0', 'host1', 'the host'], ['host2', 'host3', 'the host']]
+
+
+class WholeBatches(Softmax):
+    """Fails for a batch that is not the whole one, which the analysis does not see."""
+
+    def perform(self, node, inputs, outputs):
+        if len(inputs[0]) != 8:
+            raise ValueError('%d samples' % len(inputs[0]))
+        super().perform(node, inputs, outputs)
+
+
+def test_a_batch_that_cannot_be_divided_runs_on_the_devices_of_one_replica(contexts):
+    contexts('cpu', 4)
+    model = Sequential()
+    with mgpu.device('host0'):
+        model.add(L.Dense(3, input_shape=(6,)))
+    with mgpu.device('host1'):
+        model.add(L.Lambda(WholeBatches(), output_shape=(3,)))
+    parallel = multi_gpu_model(model)
+    parallel.compile('sgd', 'mse', mode=QUICK)
+    with pytest.warns(mgpu.MgpuWarning, match=r'runs on one replica \(host0->cpu;host1->cpu\): its batch succeeds'):
+        parallel.train_on_batch(noise(8, 6), noise(8, 3))
+    assert places_of(parallel) == {'host0', 'host1'}
 
 
 # --- place --------------------------------------------------------------------------------------
