@@ -2,7 +2,7 @@
 from collections import OrderedDict
 
 import theano_mgpu as mgpu
-from theano_mgpu.enabling import functions
+from theano_mgpu.enabling import enabled_function
 
 import numpy as np
 import pytest
@@ -197,15 +197,15 @@ def test_samples_that_cannot_be_divided_stay_on_one_device(cpu2, enabled):
 @pytest.mark.parametrize('faster', ['divided', 'one device'])
 def test_what_is_faster_is_what_goes_on(faster, cpu2, enabled, monkeypatch):
     report = enabled(always=False)
-    monkeypatch.setattr(functions, 'SHORTEST', 0)
+    monkeypatch.setattr(enabled_function, 'SHORTEST', 0)
     # Private, since real timings differ from run to run.
-    ran, original = [], functions.EnabledFunction._timed
+    ran, original = [], enabled_function.EnabledFunction._timed
 
     def timed(self, run, args, kwargs):
         results, seconds = original(self, run, args, kwargs)
         ran.append('divided' if run == self._over_contexts else 'one device')
         return results, seconds and (1 if ran[-1] == faster else 2)
-    monkeypatch.setattr(functions.EnabledFunction, '_timed', timed)
+    monkeypatch.setattr(enabled_function.EnabledFunction, '_timed', timed)
     x, w = T.dmatrix('x'), shared(np.ones(6), 'w')
     f = theano.function([x], T.dot(x, w).sum(), updates=[(w, w + x.sum(axis=0))], mode=PYTHON)
     expected = np.ones(6)

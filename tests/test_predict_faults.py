@@ -71,7 +71,7 @@ def test_close_gives_everything_back(contexts, kind):
     with predictor:
         predictor.predict(rows(100))
         names = [context.name for context in predictor.contexts]
-        gone = [weakref.ref(replica.function) for replica in predictor.replicas]
+        gone = [weakref.ref(function) for replica in predictor.replicas for function in replica.functions]
     gc.collect()
     assert set(threading.enumerate()) <= before and not any(ref() for ref in gone)
     for use in (lambda: predictor.predict(rows(1)), lambda: predictor.map([])):

@@ -24,6 +24,12 @@ OWN_FLAGS = {
                        'Where new parameters are computed: on each context (device), or once on the host, which then '
                        'sends them (host): for devices that are short of memory for the state of the optimizer. auto '
                        'is host where all contexts are on the CPU.'),
+    'mgpu.micro_batches': (1, 'a number of slices',
+                           'Slices that each batch of a replica is computed in, one after the other, where a call '
+                           'does not say: on a model that is placed on several contexts they are a pipeline.'),
+    'mgpu.recompute': ('False', ('False', 'True'),
+                       'Whether, on a model that is placed on several contexts, the backward pass of each computes its '
+                       'forward pass again, to save memory, where a call does not say.'),
     'mgpu.batch_statistics': ('exact', ('exact', 'local'),
                               'What batch normalisation normalises by in training: the statistics of the whole batch '
                               '(exact), or each replica by those of its own samples (local), which saves the exchange '

@@ -80,8 +80,11 @@ class DataParallel:
         options, updated = self.options, list(updates)
         whole = outputs + list(updates.values())
         self.refused = None
-        self.is_divided = self.ranks.size > 1 or len(self.mesh.replicas) > 1 or options.micro_batches > 1 or \
-            options.updates_on(self.contexts) == 'host' and self.contexts[0].kind != 'cpu'
+        self.is_divided = not options.whole and (
+            self.ranks.size > 1 or len(self.mesh.replicas) > 1 or options.micro_batches > 1 or
+            options.updates_on(self.contexts) == 'host' and self.contexts[0].kind != 'cpu')
+        if options.whole:
+            self.mesh = self.mesh.first()
         program = self._divided(whole, updated)
         # Ranks compile the same graphs, whatever their devices.
         on_host = min(self.ranks.everyones(options.updates_on(self.contexts) == 'host'))

@@ -9,15 +9,20 @@ from .errors import GraphError
 
 DEFAULTS = {
     'samples': None, 'broadcast': (), 'givens': None, 'no_default_updates': False, 'contexts': None, 'executor': None,
-    'mode': None, 'name': None, 'allow_input_downcast': None, 'profile': None, 'micro_batches': 1, 'least_samples': 1,
-    'sharded': None, 'update_on': None, 'recompute': False,
+    'mode': None, 'name': None, 'allow_input_downcast': None, 'profile': None, 'micro_batches': None,
+    'least_samples': 1, 'sharded': None, 'update_on': None, 'recompute': None,
     # Of a function whose first arguments are known: those arguments, the samples that they have, and whether it is an
     # error that it cannot be divided.
-    'example': None, 'length': None, 'must_divide': False}
+    'example': None, 'length': None, 'must_divide': False,
+    # Whether it has no batch: one replica computes it as it is.
+    'whole': False}
 
 
 class Options(namedtuple('Options', list(DEFAULTS))):
     """The keywords that `mgpu.function` and `mgpu.training_function` share; they are documented there.
+
+    `micro_batches` and `recompute` are those of the flags ``mgpu.micro_batches`` and ``mgpu.recompute`` if they are
+    None.
 
     Examples
     --------
@@ -27,6 +32,10 @@ class Options(namedtuple('Options', list(DEFAULTS))):
 
     def __new__(cls, **given):
         options = super().__new__(cls, **dict(DEFAULTS, **given))
+        if options.micro_batches is None:
+            options = options._replace(micro_batches=theano.config.mgpu.micro_batches)
+        if options.recompute is None:
+            options = options._replace(recompute=theano.config.mgpu.recompute == 'True')
         if not isinstance(options.micro_batches, int) or options.micro_batches < 1:
             raise GraphError('micro_batches is a number of slices, at least 1, not %r' % (options.micro_batches,))
         if options.update_on not in (None, 'auto', 'device', 'host'):

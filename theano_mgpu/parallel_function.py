@@ -12,8 +12,8 @@ from .options import Options
 
 def function(inputs, outputs=None, reduce=None, updates=None, samples=None, broadcast=(), givens=None,
              no_default_updates=False, contexts=None, executor=None, mode=None, name=None, allow_input_downcast=None,
-             on_unused_input='ignore', profile=None, sharded=None, micro_batches=1, update_on=None,
-             recompute=False):
+             on_unused_input='ignore', profile=None, sharded=None, micro_batches=None, update_on=None,
+             recompute=None):
     """Compile a Theano graph into a callable that runs it over sub-batches on every context.
 
     A call splits its arguments into sub-batches whose sizes differ by at most one, runs each context's own compiled

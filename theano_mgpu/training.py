@@ -16,9 +16,10 @@ from .patches.shared_variables import watcher_of
 from .replicas.replicated import replicated
 
 
-def training_function(inputs, loss, params, updates, outputs=(), micro_batches=1, batch_updates=None, broadcast=(),
-                      givens=None, check_finite=False, contexts=None, executor=None, mode=None, name=None,
-                      allow_input_downcast=None, least_samples=1, sharded=None, update_on=None, recompute=False):
+def training_function(inputs, loss, params, updates, outputs=(), micro_batches=None, batch_updates=None,
+                      broadcast=(), givens=None, check_finite=False, contexts=None, executor=None, mode=None,
+                      name=None, allow_input_downcast=None, least_samples=1, sharded=None, update_on=None,
+                      recompute=None):
     """Compile one training step of a model over every context.
 
     A call splits the batch into sub-batches, computes loss and gradients of each on its context,
@@ -44,13 +45,15 @@ def training_function(inputs, loss, params, updates, outputs=(), micro_batches=1
     outputs : list of theano.Variable or (theano.Variable, str)
         Further outputs, of the whole batch. ``(output, 'mean')`` and ``(output, 'sum')`` are the same, and an error
         if the output has rows of single samples.
-    micro_batches : int
+    micro_batches : int, optional
         Slices that each sub-batch is computed in, one after the other, so that a batch that does
         not fit on a device trains. Gradients are accumulated exactly. On a model that `device` places on several
-        contexts they are a pipeline: while one context computes a slice, the others compute other slices.
-    recompute : bool
+        contexts they are a pipeline: while one context computes a slice, the others compute other slices. The flag
+        ``mgpu.micro_batches``, 1, by default.
+    recompute : bool, optional
         Of such a model: whether the backward pass of each context computes its forward pass again, so that the
-        results of the forward pass need not be kept until then. Saves memory, takes time.
+        results of the forward pass need not be kept until then. Saves memory, takes time. The flag
+        ``mgpu.recompute``, False, by default.
     batch_updates : dict of SharedVariable to theano.Variable, optional
         Further new values, which may depend on the batch: counts, running averages.
     check_finite : bool

@@ -53,9 +53,9 @@ class BatchInputs:
         if options.length is not None:
             lengths = self.slices.lengths(self.arguments.bind(options.example, {}))
             self.slices.keep({v for v, length in lengths.items() if length == options.length})
-        elif any(self.arguments.split):
+        elif any(self.arguments.split) or options.whole:
             self.slices.keep(())
-        if not any(self.arguments.split) and not self.slices:
+        if not options.whole and not any(self.arguments.split) and not self.slices:
             raise no_samples(given)
         return whole[:len(outputs)], dict(zip(updates, whole[len(outputs):]))
 
@@ -107,6 +107,8 @@ class BatchInputs:
         """
         named = self.arguments.named(values) + self.slices.named(values)
         named += [(len(value), 'the state %s' % variable) for variable, value in (states or {}).items()]
+        if self._options.whole:
+            return 1
         # A process slices nothing once it is through its part of the data; the others may go on.
         length = batch_length(*map(list, zip(*named)), least=0 if self._sharded and self.slices else 1)
         if self._only_length not in (None, length):

@@ -9,10 +9,14 @@ if keras.backend.backend() != 'theano':
                       'KERAS_BACKEND=theano in the environment (or "backend": "theano" in ~/.keras/keras.json)'
                       % keras.backend.backend())
 
+from .balancing import balance
 from .checkpoint import Checkpoint
 from .enabling import disable, enable
 from .multi_gpu import multi_gpu_model
+from .placement import place
+from .plot import plot_model
 from .predictor import Predictor
 from .verification import verify
 
-__all__ = ['Checkpoint', 'Predictor', 'disable', 'enable', 'multi_gpu_model', 'verify']
+__all__ = ['Checkpoint', 'Predictor', 'balance', 'disable', 'enable', 'multi_gpu_model', 'place', 'plot_model',
+           'verify']

@@ -39,11 +39,13 @@ class ParallelState:
         self.notify('runs its %s whole on %s, since it cannot be computed in parts: %s'
                     % (function.options.name, describe(function.contexts), function.refused))
 
-    def use_one_context(self, error):
-        """Have functions that are made from now on run on one context, because a batch could not be divided."""
-        several, self.contexts = self.contexts, self.contexts[:1]
-        self.notify('runs on one context (%s): its batch succeeds there, and fails when divided among %d contexts: %s'
-                    % (describe(self.contexts), len(several), error))
+    def use_one_replica(self, contexts, error):
+        """Have functions that are made from now on run on the contexts of one replica, since a batch is not divisible.
+        """
+        several, self.contexts = self.contexts, contexts
+        self.notify('runs on %s (%s): its batch succeeds there, and fails when divided among %d contexts: %s'
+                    % ('one context' if len(contexts) == 1 else 'one replica', describe(self.contexts), len(several),
+                       error))
 
     def observe(self, kind, function):
         """Called with each function that is made for the model; `kind` is 'train', 'test' or 'predict'."""

@@ -1,6 +1,7 @@
 """Variants of a compiled function: over several contexts or, for batches that cannot be divided, over one."""
 import numpy as np
 
+from ..devices.context_map import HOST
 from ..errors import GraphError
 from .batch import any_length
 
@@ -9,9 +10,9 @@ class Variants:
     """A function over the batches of a model; it runs over all contexts of the model if batches can be divided.
 
     If the graph cannot be divided, or a batch fails before any batch was divided, other variants are tried: over all
-    contexts with a graph in which the length of the batch is not a fixed number, then whole on the first context. The
-    first that succeeds is used from then on. If none does, the batch is wrong: its first error is raised, and the next
-    batch is tried over all contexts again.
+    contexts with a graph in which the length of the batch is not a fixed number, then whole on the first context, or
+    on the contexts of the first replica if the model is placed. The first that succeeds is used from then on. If none
+    does, the batch is wrong: its first error is raised, and the next batch is tried over all contexts again.
 
     Parameters
     ----------
@@ -99,14 +100,18 @@ class Variants:
 
     def _on_one_context(self, inputs=None):
         if self._whole is None:
-            self._whole = self._make(self._state.contexts[:1], list)
+            self._whole = self._make(self._first(), list)
         return self._whole
+
+    def _first(self):
+        """The contexts of the first replica: several, if the model is placed."""
+        return [context for context in self.function.mesh.replicas[0] if context != HOST] or self._state.contexts[:1]
 
     def _keep(self, function, inputs, error):
         self.function = function
         if function is self._whole:
             self._length = None
-            self._state.use_one_context(error)
+            self._state.use_one_replica(self._first(), error)
         else:
             self._length = _samples(inputs)
 

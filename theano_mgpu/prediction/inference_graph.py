@@ -4,6 +4,8 @@ from ..errors import BatchError, GraphError
 from ..graphs import graph
 from ..graphs.graph import shared_variables
 from ..graphs.updates import with_givens
+from ..placement.layout import placed
+from ..program.pieces import Places, cut
 from ..replicas.random_streams import is_random_state
 
 
@@ -23,6 +25,8 @@ class InferenceGraph:
         For each input, whether it has samples, along axis 0.
     shared, variables, streams : list of SharedVariable
         What the graph reads: all, the weights, and the states of random streams.
+    pieces : list of Piece
+        What one device computes at a time, in order; see `lay_out`.
 
     Raises
     ------
@@ -42,19 +46,43 @@ class InferenceGraph:
         self.streams = [variable for variable in self.shared if is_random_state(variable)]
         self.variables = [variable for variable in self.shared if variable not in self.streams]
         self.name, self._mode, self._allow_input_downcast = name, mode, allow_input_downcast
+        self.pieces = []
 
-    def compile(self, context, copies, like):
-        """The graph compiled for a context.
+    def lay_out(self, contexts):
+        """Cut the graph where the device changes, and lay out contexts for it.
 
         Parameters
         ----------
+        contexts : list of Context, or list of list of Context
+            As `resolve_contexts` returns them.
+
+        Returns
+        -------
+        Mesh
+            Its columns are the places of `pieces`: one piece and place, if the graph is not placed.
+
+        Raises
+        ------
+        ContextError
+            If the graph is placed on contexts that it cannot run on.
+        """
+        self.outputs, _, placement, mesh = placed(self.outputs, {}, contexts)
+        self.pieces = cut(self.inputs, self.outputs, Places(mesh, placement).of)
+        return mesh
+
+    def compile(self, piece, context, copies, like):
+        """A piece of the graph compiled for a context.
+
+        Parameters
+        ----------
+        piece : Piece
         context : Context
         copies : dict of SharedVariable to SharedVariable
             What replaces the variables and streams there.
         like : list of theano.compile.function_module.Function
-            The same graph compiled for other contexts.
+            The same piece compiled for other contexts.
         """
-        return graph.compile_for(context, self.inputs, self.outputs, {}, copies, self._mode, self.name, like)
+        return graph.compile_for(context, piece.stand_ins, piece.graphs, {}, copies, self._mode, self.name, like)
 
     def by_input(self, arrays):
         """Arrays in the order of the inputs; a BatchError if there are too few or too many, or their names are unknown.

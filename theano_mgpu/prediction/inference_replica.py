@@ -1,10 +1,11 @@
-"""A replica for inference: a graph compiled for one context, with its own copies of the shared variables."""
+"""A replica for inference: a graph compiled for its contexts, with its own copies of the shared variables."""
 import threading
 from collections import namedtuple
 
 from ..devices.context_map import describe
 from ..devices.discovery import reason
 from ..errors import PredictionError
+from ..graphs.graph import shared_variables
 from ..replicas.replicated import copy_on
 from ..replicas.transfers import Sender, fetch
 
@@ -14,35 +15,49 @@ Job.__doc__ = """One batch: its `index`; its `arrays`, one for each input; the `
 
 
 class InferenceReplica:
-    """A graph compiled for one context, with the weights of one moment.
+    """A graph compiled for one context, or for several if it is placed, with the weights of one moment.
 
     Parameters
     ----------
-    context : Context
+    contexts : dict of str to Context
+        The context of each place of the graph; only this replica uses them.
     graph : InferenceGraph
+        Laid out.
     weights, states : list of ndarray
         Values of the graph's variables and random streams. On a ``cpu`` context they are used in place, and must not
         be written to.
-    like : list of theano.compile.function_module.Function
-        The functions of the same graph on other contexts.
+    like : list of InferenceReplica
+        Others of the same graph.
 
     Attributes
     ----------
+    contexts : list of Context
+    functions : list of theano.compile.function_module.Function
+        One a piece of the graph.
     calls : int
         Batches computed.
     """
 
-    def __init__(self, context, graph, weights, states, like=()):
-        self.context = context
+    def __init__(self, contexts, graph, weights, states, like=()):
+        self.contexts = list(contexts.values())
         self.calls = 0
         self._graph = graph
         self._lock = threading.Lock()  # no compiled function runs in two threads at once
         self._weights = weights
-        self._copies = [copy_on(context, variable, value) for variable, value in zip(graph.variables, weights)]
-        self._streams = [copy_on(context, variable, state) for variable, state in zip(graph.streams, states)]
-        copies = dict(zip(graph.variables + graph.streams, self._copies + self._streams))
-        self.function = graph.compile(context, copies, like)
-        self._sender = Sender(self.function)
+        self._copies = [{} for _ in graph.variables]  # for each variable, its copy on each context that reads it
+        self._streams = [{} for _ in graph.streams]
+        self.functions = []
+        for i, piece in enumerate(graph.pieces):
+            context, copies = contexts[piece.place], {}
+            read = shared_variables(piece.graphs)
+            for variable, value, on in zip(graph.variables + graph.streams, list(weights) + list(states),
+                                           self._copies + self._streams):
+                if variable in read:
+                    if context not in on:
+                        on[context] = copy_on(context, variable, value)
+                    copies[variable] = on[context]
+            self.functions.append(graph.compile(piece, context, copies, [other.functions[i] for other in like]))
+        self._senders = [Sender(function) for function in self.functions]
 
     def run(self, job):
         """Compute a batch.
@@ -65,27 +80,32 @@ class InferenceReplica:
                 return self._compute(job)
         except Exception as error:
             raise PredictionError('batch %d failed on context %s: %s: %s'
-                                  % (job.index, describe([self.context]), type(error).__name__,
-                                     reason(error).strip().partition('\n')[0]), job.index, self.context) from error
+                                  % (job.index, describe(self.contexts), type(error).__name__,
+                                     reason(error).strip().partition('\n')[0]), job.index, self.contexts[0]) from error
 
     def _compute(self, job):
         if job.weights is not self._weights:
             _set(self._copies, job.weights)
             self._weights = job.weights
         _set(self._streams, job.states)
-        arguments = list(map(self._graph.converted, self._graph.inputs, job.arrays))
-        outputs = [fetch(output) for output in self.function.unwatched_call(*self._sender.send(arguments))]
+        graph = self._graph
+        known = dict(zip(graph.inputs, map(graph.converted, graph.inputs, job.arrays)))
+        for piece, function, sender in zip(graph.pieces, self.functions, self._senders):
+            results = function.unwatched_call(*sender.send([known[variable] for variable in piece.given]))
+            known.update(zip(piece.outputs, results))
+        outputs = [fetch(known[output]) for output in graph.outputs]
         self.calls += 1
         return outputs
 
     def draws(self):
         """For each random stream, whether anything is drawn from it; draws that only training uses are optimised away.
         """
-        maker = self.function.maker
-        read = [given.value for given, variable in zip(maker.inputs, maker.fgraph.inputs) if variable.clients]
-        return [any(stream.container is value for value in read) for stream in self._streams]
+        read = [given.value for maker in (function.maker for function in self.functions)
+                for given, variable in zip(maker.inputs, maker.fgraph.inputs) if variable.clients]
+        return [any(copy.container is value for copy in copies.values() for value in read) for copies in self._streams]
 
 
-def _set(copies, values):
-    for copy, value in zip(copies, values):
-        copy.container.value = value
+def _set(variables, values):
+    for copies, value in zip(variables, values):
+        for copy in copies.values():
+            copy.container.value = value

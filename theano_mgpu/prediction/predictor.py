@@ -7,6 +7,7 @@ import numpy as np
 import theano
 
 from ..batches.sub_batches import Rows, batch_length
+from ..devices.context_map import HOST
 from ..devices.contexts import borrow, check_process, give_back
 from ..distributed.consistency import arrays_of_first
 from ..distributed.process_group import CALL
@@ -38,8 +39,9 @@ class Predictor:
     inputs : list of theano.Variable
         Each has samples along axis 0, except scalars and those named in `broadcast`.
     outputs : theano.Variable or list of theano.Variable
-    contexts : list of str, optional
-        Names of the contexts to run on; all by default.
+    contexts : list of str, or list of lists of str, optional
+        Names of the contexts to run on; all by default. A replica of a graph that `device` places on several contexts
+        takes as many of them; which ones, lists say, as for `mgpu.function`.
     replicas_per_context : int
         More than one may keep a large GPU busier if batches are small.
     prefetch : int
@@ -96,19 +98,17 @@ class Predictor:
         self._variables = list(map(replicated, self._graph.variables))
         self._states = [getattr(stream.tag, 'stands_for', stream).get_value() for stream in self._graph.streams]
         self.refresh()
-        self._make_replicas(resolve_contexts(contexts) * replicas_per_context, prefetch)
+        self._make_replicas(self._graph.lay_out(resolve_contexts(contexts)), replicas_per_context, prefetch)
 
-    def _make_replicas(self, wanted, prefetch):
-        """Make a replica for each of a list of contexts, and what dispatches batches to them."""
-        graph = self._graph
+    def _make_replicas(self, mesh, replicas_per_context, prefetch):
+        """Make the replicas of a mesh, several of each, and what dispatches batches to them."""
+        graph, wanted = self._graph, mesh.replicas * replicas_per_context
         n_replicas = check_same_graph(self._ranks, graph.inputs, graph.outputs, graph.shared, len(wanted))
         try:
-            with compiling(graph.name, graph.inputs, wanted), self._ranks.first_compiler():
-                for context in wanted:
-                    self.contexts.append(borrow(context))
-                    self._resources.callback(give_back, self.contexts[-1])
-                    self.replicas.append(InferenceReplica(self.contexts[-1], graph, self._weights, self._states,
-                                                          like=[replica.function for replica in self.replicas]))
+            with compiling(graph.name, graph.inputs, mesh.contexts), self._ranks.first_compiler():
+                for row in wanted:
+                    own = {place: self._own(context) for place, context in zip(mesh.places, row)}
+                    self.replicas.append(InferenceReplica(own, graph, self._weights, self._states, self.replicas))
         except BaseException:
             self.close()
             raise
@@ -118,6 +118,14 @@ class Predictor:
         self._resources.callback(self._pool.close)
         if self._ranks.size > 1 and self._ranks.rank == 0:
             self._pool = RankPool(self._pool, self._ranks, n_replicas, prefetch)
+
+    def _own(self, context):
+        """A context like another one, which this Predictor alone uses; the host itself."""
+        if context == HOST:
+            return context
+        self.contexts.append(borrow(context))
+        self._resources.callback(give_back, self.contexts[-1])
+        return self.contexts[-1]
 
     @property
     def residents(self):
@@ -261,7 +269,8 @@ class Predictor:
             return [rows[:0] for rows in self._rows([zeros], 1, 0)]
         # Theano's C code keeps Python's lock. A thread beside the only replica, on the CPU, could read ahead, but there
         # is nothing to read; passing each batch from thread to thread takes up to 5 % of the time of a small one.
-        inline = len(self.replicas) == 1 == self._ranks.size and self.contexts[0].kind == 'cpu' \
+        inline = len(self.replicas) == 1 == self._ranks.size \
+            and all(context.kind == 'cpu' for context in self.contexts) \
             and all(type(array) is np.ndarray for array in arrays)
         return self._rows(self._graph.slices(arrays, length, batch_size), length, verbose,
                           pool=self._inline if inline else None)

@@ -1,0 +1,240 @@
+"""`balance`: propose a cut of a Keras model over several devices, by measured time or by memory."""
+import html
+import statistics
+import time
+from collections import namedtuple
+
+import keras
+import numpy as np
+import theano.tensor as T
+from keras import backend as K
+from theano import Variable
+from theano.gradient import DisconnectedInputError, NullTypeGradError
+
+from ..devices.context_map import describe
+from ..devices.contexts import contexts as active_contexts
+from ..errors import ContextError
+from ..graphs import graph
+from ..replicas.replicated import copy_on
+from ..replicas.transfers import Sender, fetch, wait
+from ..utils import progress
+from ..utils.tables import table
+from .batch import members
+from .multi_gpu import check_built
+
+WARM_UP, REPEATS = 2, 5
+SAMPLES = 32     # of the batch that is made if none is given
+# Arrays of the size of the weights that an optimizer keeps; 2 for others, and for a model that is not compiled.
+STATES = {'SGD': 1, 'RMSprop': 1, 'Adagrad': 1, 'Adadelta': 2, 'Adam': 2, 'Adamax': 2, 'Nadam': 2}
+
+Cost = namedtuple('Cost', 'layer seconds bytes')
+Cost.__doc__ = """What a layer costs: its name, seconds of a forward and a backward pass, and bytes of memory."""
+
+
+class Balance(dict):
+    """The device of each layer, by name, as `place` takes it. Print it.
+
+    Attributes
+    ----------
+    costs : list of Cost
+        In the order of the layers.
+    """
+
+    def __init__(self, costs, devices):
+        super().__init__((cost.layer, device) for cost, device in zip(costs, devices))
+        self.costs = costs
+
+    def _rows(self):
+        rows = [['LAYER', 'MS', 'MB', 'DEVICE']]
+        rows += [_row(cost.layer, [cost], self[cost.layer]) for cost in self.costs]
+        for device in dict.fromkeys(self.values()):
+            own = [cost for cost in self.costs if self[cost.layer] == device]
+            rows.append(_row('sum of %d' % len(own), own, device))
+        return rows
+
+    def __str__(self):
+        return table(self._rows(), right={1, 2})
+
+    def _repr_html_(self):
+        rows = ['<tr>%s</tr>' % ''.join('<td>%s</td>' % html.escape(cell) for cell in row) for row in self._rows()]
+        return '<table>%s</table>' % ''.join(rows)
+
+
+def _row(name, costs, device):
+    return [name, '%.2f' % (sum(cost.seconds for cost in costs) * 1e3),
+            '%.2f' % (sum(cost.bytes for cost in costs) / 2 ** 20), device]
+
+
+def balance(model, n, x=None, by='time'):
+    """Propose a cut of a model over several devices, such that the slowest one, or the fullest one, has least.
+
+    Each layer is measured by itself on the first context: a forward and a backward pass over a batch, the median of
+    several. The layers, in their order, are then cut into as many pieces as there are devices. Of all cuts, the best
+    one is found. Copies between devices are not counted.
+
+    Parameters
+    ----------
+    model : keras.Model
+        Built. It is meant for a chain of layers; of one with branches, what is cut is the list ``model.layers``. A
+        nested model is one layer. If it is compiled, the memory of its optimizer's state counts.
+    n : int
+        Devices: the first contexts.
+    x : ndarray or list of ndarray, optional
+        A batch for the model, of the size that it will be given. By default 32 random samples; zeros for integers.
+    by : {'time', 'memory'}
+        What the pieces are equal in, as far as possible.
+
+    Returns
+    -------
+    Balance
+        A dict that `place` takes; printed, a table of the layers and devices. Memory is that of the weights, their
+        gradients, the state of the optimizer, and the outputs of the layer for the batch.
+
+    Raises
+    ------
+    ContextError
+        If there are fewer contexts.
+    ValueError
+        If the model has fewer layers than `n`, or an input whose shape is not known and no `x` is given.
+
+    Notes
+    -----
+    The idea is that of ``torchgpipe.balance`` (Kim et al., 2020: torchgpipe, on-the-fly pipeline parallelism), which
+    measures in the same way, and cuts by the block partitions of Bárány and Grinberg (2015). Here the cut is found by
+    dynamic programming, which is exact and fast enough for any model.
+
+    Examples
+    --------
+    >>> import theano_mgpu
+    >>> contexts = theano_mgpu.init('dev0->cpu;dev1->cpu')
+    >>> model = keras.Sequential([keras.layers.Dense(3, input_shape=(4,), name='first'),
+    ...                           keras.layers.Dense(2, name='second')])
+    >>> balance(model, 2, by='memory')
+    {'first': 'dev0', 'second': 'dev1'}
+    """
+    model = getattr(model, 'template', model)
+    check_built(model, 'balance')
+    if by not in ('time', 'memory'):
+        raise ValueError("by=%r is neither 'time' nor 'memory'" % (by,))
+    layers = [layer for layer in model.layers if not isinstance(layer, keras.layers.InputLayer)]
+    there = active_contexts()
+    if not 1 <= n <= len(there):
+        raise ContextError('balance over %r devices needs as many contexts; there are %d: %s. Map more, or give a '
+                           'smaller number' % (n, len(there), describe(there)))
+    if n > len(layers):
+        raise ValueError('the model %s has %d layers, which cannot be cut into %d pieces: give a smaller number'
+                         % (model.name, len(layers), n))
+    with progress.note_if_long(lambda: 'measuring the %d layers of %s takes a while' % (len(layers), model.name)):
+        found = _measured(model, there[0], _values(model, x))
+    costs = [Cost(layer.name, found[layer][0], found[layer][1] + _bytes_of_weights(layer, model)) for layer in layers]
+    sizes = best_cut([cost.seconds if by == 'time' else cost.bytes for cost in costs], n)
+    return Balance(costs, [context.name for context, size in zip(there, sizes) for _ in range(size)])
+
+
+def best_cut(costs, n):
+    """Cut a list of costs into contiguous pieces, such that the largest sum of a piece is smallest.
+
+    Parameters
+    ----------
+    costs : list of float
+        Not negative.
+    n : int
+        At most as many pieces as there are costs.
+
+    Returns
+    -------
+    list of int
+        The length of each piece, at least 1.
+
+    Examples
+    --------
+    >>> best_cut([1, 1, 1, 5, 1, 2], 3)
+    [3, 1, 2]
+    """
+    sums = np.concatenate([[0], np.cumsum(costs)])
+    # best[stop] is the largest sum, and where the last piece begins, of the best cut of costs[:stop] into k pieces.
+    best = [(total, 0) for total in sums]
+    begins = []
+    for k in range(2, n + 1):
+        best = [min((max(best[start][0], sums[stop] - sums[start]), start) for start in range(k - 1, stop))
+                if stop >= k else None for stop in range(len(sums))]
+        begins.append([each and each[1] for each in best])
+    stops = [len(costs)]
+    for starts in reversed(begins):
+        stops.insert(0, starts[stops[0]])
+    return np.diff([0] + stops).tolist()
+
+
+def _values(model, x):
+    """A batch: values of the inputs, by tensor."""
+    if x is not None:
+        return dict(zip(model._feed_inputs, model._standardize_user_data(x)[0]))
+    found, rng = {}, np.random.RandomState(0)
+    for tensor, shape in zip(model._feed_inputs, model._feed_input_shapes):
+        if None in shape[1:]:
+            raise ValueError('the input %s of %s has the shape %s, of which a part is not known: give a batch, x'
+                             % (tensor, model.name, shape))
+        made = rng.rand(*((shape[0] or SAMPLES,) + tuple(shape[1:])))
+        found[tensor] = made if K.dtype(tensor).startswith('float') and not _takes_integers(tensor, model) else made * 0
+    return found
+
+
+def _takes_integers(tensor, model):
+    return any(tensor in call.input_tensors for layer in model.layers if isinstance(layer, keras.layers.Embedding)
+               for call in layer._inbound_nodes)
+
+
+def _measured(model, context, values):
+    """Seconds, and bytes of the outputs, of each layer in all its calls."""
+    found = dict.fromkeys(model.layers, (0.0, 0))
+    mode = getattr(model, '_function_kwargs', {}).get('mode')
+    calls = [call for depth in sorted(model._nodes_by_depth, reverse=True) for call in model._nodes_by_depth[depth]]
+    for call in calls:
+        if not isinstance(call.outbound_layer, keras.layers.InputLayer):
+            seconds, results = _measure(call, context, values, mode)
+            values.update(results)
+            before = found[call.outbound_layer]
+            found[call.outbound_layer] = (before[0] + seconds, before[1] + sum(v.nbytes for v in results.values()))
+    return found
+
+
+def _measure(call, context, values, mode):
+    """Seconds of a call of a layer, and its results by tensor."""
+    given = [tensor for tensor in call.input_tensors + call.input_masks if tensor is not None]
+    given = list(dict.fromkeys(given))
+    made = [tensor for tensor in call.output_tensors + call.output_masks
+            if isinstance(tensor, Variable) and tensor not in given]
+    stand_ins = [tensor.type() for tensor in given]
+    outputs = graph.substitute(made, dict(zip(given, stand_ins)))
+    inner = [variable for variable, tensor in zip(stand_ins, given) if tensor.owner is not None]
+    whole = outputs + _gradients(outputs, call.outbound_layer.trainable_weights + inner)
+    phase = [v for v in graph.free_inputs(whole) if v not in stand_ins]  # the learning phase: training
+    copies = {v: copy_on(context, v, v.get_value()) for v in graph.shared_variables(whole)}
+    function = graph.compile_for(context, stand_ins + phase, whole, {}, copies, mode, call.outbound_layer.name)
+    arguments = [np.asarray(values[tensor], tensor.dtype) for tensor in given]
+    arguments += [np.ones((), v.dtype) for v in phase]
+    sender, seconds = Sender(function), []
+    for _ in range(WARM_UP + REPEATS):
+        sent = sender.send(arguments)
+        began = time.perf_counter()
+        results = function.unwatched_call(*sent)
+        wait(results)
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds[WARM_UP:]), dict(zip(made, map(fetch, results)))
+
+
+def _gradients(outputs, wrt):
+    """Those of the sum of all outputs; none where an op has none."""
+    wrt = [variable for variable in wrt if variable.dtype.startswith('float')]
+    terms = [output.sum() for output in outputs if output.dtype.startswith('float')]
+    try:
+        return T.grad(sum(terms), wrt, disconnected_inputs='ignore') if terms and wrt else []
+    except (DisconnectedInputError, NotImplementedError, NullTypeGradError):
+        return []
+
+
+def _bytes_of_weights(layer, model):
+    states = STATES.get(type(model.optimizer).__name__, 2) if model._is_compiled else 2
+    trained = set(layer.trainable_weights)
+    return sum(w.get_value(borrow=True, return_internal_type=True).size * np.dtype(w.dtype).itemsize *
+               (2 + states if w in trained else 1) for w in members(layer.weights))
