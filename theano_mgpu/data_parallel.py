@@ -15,6 +15,7 @@ from .distributed.consistency import meet_for_batch
 from .errors import LengthError, warn
 from .graphs.updates import with_givens
 from .jobs import rank_process
+from .patches.placement_tags import placed_on
 from .placement.layout import placed
 from .profiling.timeline import PHASES, RANK_PHASES, Timings
 from .program import CannotCut, CompiledProgram, Runner, undivided
@@ -69,10 +70,11 @@ class DataParallel:
         self.timings = Timings(RANK_PHASES if self.ranks.size > 1 else PHASES)
         self.look_ahead = LookAhead(self._prepare)
         self._verifies = theano.config.mgpu.verify == 'True'
-        outputs, updates = with_givens(outputs, updates, options.givens, options.no_default_updates)
-        outputs, updates, self.placement, self.mesh = placed(outputs, updates, contexts)
-        self.definition = self.inputs.find_slices(outputs, updates)
-        self._compile(*self.definition)
+        with placed_on(None):  # what is made of the graph is not the user's, whatever block this is called in
+            outputs, updates = with_givens(outputs, updates, options.givens, options.no_default_updates)
+            outputs, updates, self.placement, self.mesh = placed(outputs, updates, contexts)
+            self.definition = self.inputs.find_slices(outputs, updates)
+            self._compile(*self.definition)
 
     def _compile(self, outputs, updates):
         options, updated = self.options, list(updates)
@@ -243,28 +245,6 @@ class DataParallel:
         ``print(step.verify(x[:31], y[:31]))``
         """
         return self_check.certificate(self, args, kwargs, tolerance)
-
-    def seconds_alone(self, args):
-        """Seconds that the first context alone takes for a batch: copies, stages and updates. Nothing is changed.
-
-        Parameters
-        ----------
-        args : list of ndarray
-            Of a call.
-        """
-        with self.lock:
-            self.refresh()
-            began = time.perf_counter()
-            values = self.arguments.bind(args, {})
-            batch = self.scatter(values, {}, [self.inputs.length(values)], alone=True)
-            transaction = Transaction()
-            try:
-                self.runner.run_stages(batch, transaction)
-                self.runner.run_parts(batch, transaction)
-                transaction.wait()
-                return time.perf_counter() - began
-            finally:
-                transaction.roll_back()
 
     def refresh(self) -> None:
         """Copy values of the user's variables to replicas that are out of date."""

@@ -3,13 +3,14 @@ import warnings
 from types import SimpleNamespace
 
 import theano_mgpu as mgpu
+from theano_mgpu.devices.mesh import mesh_of
 from theano_mgpu.distributed.process_group import Ranks
 from theano_mgpu.enabling.summary import SHOWN
 from theano_mgpu.keras import Checkpoint, Predictor, disable, enable, multi_gpu_model, verify
 from theano_mgpu.keras.parallel_state import parallel_state_of
 from theano_mgpu.keras.report import Report
-from theano_mgpu.profiling.trial import MARGIN, ROUNDS, WARM_UP, Trial
 from theano_mgpu.verification.certificate import TOLERANCE
+from theano_mgpu.verification.trial import MARGIN, ROUNDS, WARM_UP, Trial
 
 import keras
 import numpy as np
@@ -206,7 +207,7 @@ def test_the_trial_draws_nothing_and_leaves_the_next_batch_alone(kind, contexts,
     contexts(kind, 2)
     found = []
     for rounds in (ROUNDS, 0):
-        monkeypatch.setattr('theano_mgpu.profiling.trial.WARM_UP', 0 if rounds else 10 ** 6)
+        monkeypatch.setattr('theano_mgpu.verification.trial.WARM_UP', 0 if rounds else 10 ** 6)
         enable(tell=lambda text: None)
         np.random.seed(3)
         model = Sequential([L.Dense(5, input_shape=(6,)), L.Dropout(0.5), head()])
@@ -220,29 +221,29 @@ class Step:
     """A training function as the Trial sees one."""
 
     def __init__(self, contexts, several):
-        self.contexts, self.seconds = contexts, several
+        self.contexts, self.mesh, self.seconds = contexts, mesh_of(contexts), several
         self.inputs, self.ranks = SimpleNamespace(rows={}), Ranks()
 
 
 @pytest.mark.parametrize('one,rounds', [(0.2, ROUNDS), (1.1, 2), (3.0, 1)])
 @pytest.mark.parametrize('ratio,faster', [(MARGIN - 0.01, False), (MARGIN + 0.01, True)])
-def test_the_verdict(ratio, faster, one, rounds):
+def test_the_verdict(ratio, faster, one, rounds, monkeypatch):
     """Medians of the first batches, without the very first ones; of fewer if they take long."""
     taken = iter([one] * rounds)
     step = Step(mgpu.contexts(), one * ratio)
-    step.seconds_alone = lambda args: next(taken)
+    monkeypatch.setattr('theano_mgpu.verification.trial.seconds_alone', lambda step, args: next(taken))
     trial = Trial(step)
     found = [trial.after([X, Y]) for _ in range(WARM_UP + rounds)]
     assert found == [None] * (WARM_UP + rounds - 1) + [(one, one * ratio) if faster else None]
     assert not trial.open and not list(taken)
 
 
-def test_a_batch_that_one_context_cannot_take():
+def test_a_batch_that_one_context_cannot_take(monkeypatch):
     """A model that is too large for one device trains on, without a note."""
-    def fail(args):
+    def fail(step, args):
         raise MemoryError('no room')
     step = Step(mgpu.contexts(), 1.0)
-    step.seconds_alone = fail
+    monkeypatch.setattr('theano_mgpu.verification.trial.seconds_alone', fail)
     trial = Trial(step)
     assert [trial.after([X, Y]) for _ in range(WARM_UP + 2)] == [None] * (WARM_UP + 2)
     assert not trial.open and str(trial.error) == 'no room'

@@ -6,7 +6,7 @@ import weakref
 
 from ..errors import GraphError, warn
 from ..patches import keras_models
-from ..profiling.trial import Trial
+from ..verification.trial import Trial
 from .functions import check_compile
 from .methods import LOOPS, switch_methods_once
 from .multi_gpu import check_built, chosen_contexts, multi_gpu_model

@@ -12,10 +12,11 @@ _lock = threading.Lock()
 
 
 class _Places(threading.local):
-    """The places of the blocks that a thread is in, innermost last."""
+    """The places of the blocks that a thread is in, innermost last; and whether it is deriving a placed gradient."""
 
     def __init__(self):
         self.stack = [None]
+        self.deriving = False
 
 
 _places = _Places()
@@ -116,7 +117,8 @@ def place_gradients():
     """Have `theano.grad` place what it derives from a node beside this node, if any variable of the graph has a place.
 
     A node without a place gets a `Beside`, which its gradient shares. A sum of gradients is beside the node whose
-    output they are the gradient of; that of a shared variable or an input has the place of that variable.
+    output they are the gradient of; that of a shared variable or an input has the place of that variable. The gradient
+    of an inner graph is wholly beside the node that has it.
     """
     from theano import gradient
     from theano.gof.graph import ancestors
@@ -124,38 +126,25 @@ def place_gradients():
 
     @functools.wraps(original)
     def populate(var_to_app_to_idx, grad_dict, wrt, cost_name=None):
-        graph = ancestors(list(var_to_app_to_idx))
-        if all(place_of(variable) is None for variable in graph):
+        if _places.deriving or all(place_of(variable) is None for variable in ancestors(list(var_to_app_to_idx))):
             return original(var_to_app_to_idx, grad_dict, wrt, cost_name)
-        # Theano asks for the gradients of variables recursively. In this order, those that it needs are there already,
-        # so that it derives the gradient of one node at a time.
-        order = _from_outputs_to_inputs(var_to_app_to_idx, grad_dict, wrt)
         consumers = {variable: _Consumers(variable, nodes) for variable, nodes in var_to_app_to_idx.items()}
-        with placed_on(None):
-            return original(consumers, grad_dict, order + list(wrt), cost_name)[len(order):]
+        _places.deriving = True
+        try:
+            with placed_on(None):
+                return original(consumers, grad_dict, wrt, cost_name)
+        finally:
+            _places.deriving = False
 
     gradient._populate_grad_dict = populate
-
-
-def _from_outputs_to_inputs(var_to_app_to_idx, grad_dict, wrt):
-    """The variables whose gradients those of `wrt` are made of, each after those that its own gradient is made of."""
-    from theano.gof.graph import io_toposort
-    needed, pending = set(), list(wrt)
-    while pending:
-        variable = pending.pop()
-        if variable in needed or variable in grad_dict or variable not in var_to_app_to_idx:
-            continue
-        needed.add(variable)
-        pending += [output for node in var_to_app_to_idx[variable] for output in node.outputs]
-    in_order = [output for node in reversed(io_toposort([], list(var_to_app_to_idx))) for output in node.outputs]
-    return [variable for variable in in_order if variable in needed]
 
 
 class _Consumers(dict):
     """The nodes that read a variable, as `theano.grad` iterates over them, see `place_gradients`.
 
     The place of the innermost block is that of the node while its gradient is derived, and that of the variable when
-    all nodes are done and their terms are added.
+    all nodes are done and their terms are added. In between, Theano may derive the gradients of the node's outputs: the
+    place is that of the node again when these are added.
     """
 
     def __init__(self, variable, nodes):

@@ -17,7 +17,7 @@ from ..patches.placement_tags import Beside, place_of, place_of_node
 from . import inner_graphs
 
 _SEVERAL = object()  # a node feeds several parameters, or something else than an update
-_ROUNDS = 3          # forwards and backwards, which settle what hangs together by a `Beside` only
+_ROUNDS = 4          # forwards and backwards; further ones settle what hangs together by a `Beside` or an update only
 
 
 def is_placed(outputs):
@@ -52,7 +52,7 @@ def assigned(outputs, updates, default):
     5. `default`.
 
     A shared variable is at its own place; else where the first op that reads it is, if the user has placed one. Of what
-    is left, an array that is updated, and is read by the updates of one variable only, is state of an optimizer, and is
+    is left, one that is updated, and that only the updates of one other variable read, is state of an optimizer, and is
     where this variable is. Any other one is where the first op with a place is that reads it, else at the root of its
     new value.
 
@@ -80,7 +80,7 @@ def assigned(outputs, updates, default):
     """
     found = _Propagation(list(outputs), dict(updates))
     found.propagate()
-    variables = {variable: found.place_of_shared(variable) or default for variable in found.shared_variables()}
+    variables = {variable: found.leaves.get(variable, default) for variable in found.shared_variables()}
     copies = {}
     for node in found.nodes:
         place = found.places.get(node) or found.groups.get(place_of_node(node), default)
@@ -107,6 +107,8 @@ class _Propagation:
         In topological order.
     places : dict of theano.Apply to str
     groups : dict of Beside to str
+    leaves : dict of theano.Variable to str
+        Of shared variables and inputs.
     """
 
     def __init__(self, outputs, updates):
@@ -123,8 +125,7 @@ class _Propagation:
             if all(isinstance(variable, theano.Constant) or self._is_of_shared_alone(variable)
                    for variable in node.inputs):
                 self._of_shared_alone.add(node)
-        self.places, self.groups = {}, {}
-        self._leaves = {}
+        self.places, self.groups, self.leaves = {}, {}, {}
 
     def shared_variables(self):
         """The graph's shared variables, and those that are updated, each once."""
@@ -137,26 +138,30 @@ class _Propagation:
                 self._place_leaf(variable)
         self._place_updates()
         for _ in range(_ROUNDS):
-            before = len(self.places)
+            before = len(self.places), len(self.leaves)
             self._forwards()
             self._backwards()
-            if len(self.places) in (before, len(self.nodes)):
+            for variable in self.shared_variables():
+                self._infer_shared(variable)
+            if before == (len(self.places), len(self.leaves)):
                 break
+        self._place_updates()  # those of parameters whose place was inferred
 
-    def place_of_shared(self, variable):
-        """The place of a shared variable after `propagate`; None if there is none."""
-        if variable in self._leaves:
-            return self._leaves[variable]
-        read = (self.places.get(node) for node in self._readers[variable])
-        return next(filter(None, read), None) or \
-            (variable in self._updates and self._place(self._updates[variable])) or None
+    def _infer_shared(self, variable):
+        """Place a shared variable where the first node with a place reads it, else at the root of its new value."""
+        if variable not in self.leaves:
+            place = next((self.places[node] for node in self._readers[variable] if node in self.places), None)
+            if place is None and variable in self._updates:
+                place = self._place(self._updates[variable])
+            if place is not None:
+                self.leaves[variable] = place
 
     def _is_of_shared_alone(self, variable):
         return isinstance(variable, SharedVariable) if variable.owner is None else \
             variable.owner in self._of_shared_alone
 
     def _place(self, variable):
-        return self._leaves.get(variable) if variable.owner is None else self.places.get(variable.owner)
+        return self.leaves.get(variable) if variable.owner is None else self.places.get(variable.owner)
 
     def _place_leaf(self, variable):
         """The place of a shared variable or an input: its own, else that of the first op that the user placed on it."""
@@ -165,20 +170,20 @@ class _Propagation:
             candidates += [self._tags[node] for node in self._readers[variable]]
         place = next((place for place in candidates if isinstance(place, str)), None)
         if place is not None:
-            self._leaves[variable] = place
+            self.leaves[variable] = place
 
     # --- Updates -----------------------------------------------------------------------------------
 
     def _place_updates(self):
         """Place optimizer state and the arithmetic of updates beside the parameters."""
-        fed = self._fed({value: variable for variable, value in self._reversed_updates() if variable in self._leaves})
+        fed = self._fed({value: variable for variable, value in self._reversed_updates() if variable in self.leaves})
         for variable in self._updates:
-            if variable not in self._leaves and getattr(variable, 'ndim', 0) and variable not in self._outputs:
+            if variable not in self.leaves:
                 parameter = _common([fed[node] for node in self._readers[variable]])
                 if parameter is not None and parameter is not _SEVERAL:
-                    self._leaves[variable] = self._leaves[parameter]
-        fed = self._fed({value: self._leaves[variable] for variable, value in self._reversed_updates()
-                         if variable in self._leaves})
+                    self.leaves[variable] = self.leaves[parameter]
+        fed = self._fed({value: self.leaves[variable] for variable, value in self._reversed_updates()
+                         if variable in self.leaves})
         self.places.update((node, place) for node, place in fed.items() if place not in (None, _SEVERAL))
 
     def _reversed_updates(self):

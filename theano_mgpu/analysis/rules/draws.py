@@ -8,6 +8,7 @@ from theano.sandbox.multinomial import MultinomialFromUniform
 from theano.tensor import raw_random
 from theano.tensor.raw_random import RandomFunction
 
+from ...patches.placement_tags import place_of_node
 from ...replicas.random_streams import DRAWS, is_random_state
 from ..shards import rule
 from ..sizes import elements, number
@@ -22,6 +23,8 @@ MADE_OF_SAMPLES = 'how many numbers it draws, or its random state, is made of sa
 
 def streams_of_one_draw(outputs):
     """Random states that one op reads, an op that draws, and whose new value is one of the outputs.
+
+    None in a graph that is placed: there each replica draws the numbers of the whole batch.
 
     Parameters
     ----------
@@ -38,7 +41,8 @@ def streams_of_one_draw(outputs):
     for node in nodes:
         state, new = node.inputs[0] if node.inputs else None, node.outputs[0]
         if isinstance(node.op, DRAWS) and isinstance(state, SharedVariable) and is_random_state(state) \
-                and readers[state] == given[new] == 1 and not readers[new] and not given[state]:
+                and readers[state] == given[new] == 1 and not readers[new] and not given[state] \
+                and place_of_node(node) is None:
             found.add(state)
     return found
 
