@@ -1,5 +1,6 @@
 """Arguments go to devices, and gradients come back, in few copies; what a caller gives never changes."""
 import theano_mgpu as mgpu
+from theano_mgpu.devices.context_map import Context
 from theano_mgpu.graphs import graph
 from theano_mgpu.profiling.timeline import Timings
 from theano_mgpu.program.exchange import Sum, Sums
@@ -94,10 +95,11 @@ def test_sums_are_sent_in_one_copy_and_stay_those_of_their_step(gpu2):
     f = compiled(gpu2[0], [x, y], [x * 2, y + 1])
     sums = Sums([x, y], [x, y], None, Timings(), on_devices=False)
     for number in (1, 2):
-        shards = [Shard(0, gpu2[0], (0, 1), {x: np.full((2, 3), number, 'f4'), y: np.full(2, number, 'f4')}, None)
+        shards = [Shard(0, (0, 1), {x: np.full((2, 3), number, 'f4'), y: np.full(2, number, 'f4')}, {})
                   for _ in range(2)]
-        sums.add(shards, accumulate=False)
-        sums.add([Shard(0, gpu2[0], (1, 2), {x: np.ones((2, 3), 'f4'), y: np.ones(2, 'f4')}, None)], accumulate=True)
+        host = [Context('host', 'cpu', 'cpu')]  # where the parts are
+        sums.add(shards, host * 2)
+        sums.add([Shard(0, (1, 2), {x: np.ones((2, 3), 'f4'), y: np.ones(2, 'f4')}, {})], host, number=1, n_rounds=2)
         doubled, more = f(*[Sum(sums, i).on(gpu2[0]) for i in range(2)])
         total = 2 * number + 1
         assert np.asarray(doubled).tolist() == [[2 * total] * 3] * 2 and np.asarray(more).tolist() == [total + 1] * 2

@@ -4,11 +4,10 @@ from theano.gof.graph import ancestors
 
 from .. import patches
 from ..devices import contexts
+from ..devices.mesh import CPU
 from ..errors import GraphError
 from ..patches.placement_tags import placed_on
 from .inner_graphs import inner_outputs
-
-HOST = 'cpu'  # the place that is no context
 
 
 def device(name):
@@ -103,4 +102,4 @@ def place(expression, name):
 def place_name(name):
     """The place that a Context, or the name of one, stands for; a ContextError if it is neither mapped nor the host."""
     name = getattr(name, 'name', name)
-    return name if name == HOST else contexts.get(name).name
+    return name if name == CPU else contexts.get(name).name

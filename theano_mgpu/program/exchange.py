@@ -32,19 +32,22 @@ class Sums:
         Whether shards have their parts elsewhere than on the host.
     kept : collection of theano.Variable
         Those of the sources that a shard needs itself, too.
+    one_replica : bool
+        Whether one replica has all samples: the sums of its micro-batches stay on its device.
 
     Attributes
     ----------
-    by_place : dict of theano.Variable to Sum
+    by_place : dict of theano.Variable to (Sum or pygpu.gpuarray.GpuArray)
     flat : list of ndarray
         All sums, one array a dtype.
     views : list of ndarray
         Each sum; valid until the next step.
     """
 
-    def __init__(self, sources, places, each, timings, on_devices, kept=()):
-        self.sources, self._kept = sources, set(kept)
-        self.by_place = {place: Sum(self, i) for i, place in enumerate(places)}
+    def __init__(self, sources, places, each, timings, on_devices, kept=(), one_replica=False):
+        self.sources, self._kept, self._one_replica = sources, set(kept), one_replica
+        self._sums = {place: Sum(self, i) for i, place in enumerate(places)}
+        self.by_place = self._sums
         self._each, self._timings, self._on_devices = each, timings, on_devices
         self._buffers = None
         self._fetchers = {}
@@ -81,6 +84,10 @@ class Sums:
                 return
             shards, contexts, parts = zip(*self._held.values())
             self._held, accumulate = {}, False
+            if self._one_replica:
+                self.by_place = dict(zip(self._sums, parts[0]))
+                return
+        self.by_place = self._sums
         self._add(parts, shards, contexts, accumulate)
 
     def _hold(self, parts, shards, contexts, accumulate):

@@ -56,7 +56,8 @@ class Runner:
                 of_part = [each for each in additive if each.source in part.outputs]
                 if of_part:
                     here.append(Sums([each.source for each in of_part], [each.variable for each in of_part],
-                                     self.each, self.timings, self.on_devices, self.compiled.kept))
+                                     self.each, self.timings, self.on_devices, self.compiled.kept,
+                                     self.ranks.size == len(self.mesh.replicas) == 1))
                     self._sums.setdefault(part.graph, []).append(here[-1])
             self._boundaries.append((here, [each for each in exchanges if each not in additive], exchanges))
 
@@ -154,9 +155,7 @@ class Runner:
                      for (part, shard), given in zip(work, arguments)]
             results = self._each(launch, tasks, work)
         for (part, shard), (outputs, _) in zip(work, results):
-            shard.known.update(zip(part.outputs, outputs))
-            for variable in part.last:
-                del shard.known[variable]
+            shard.keep(part, outputs)
         results = iter(results)
         return [Launched(part, number, batch.rounds[number], [next(results) for _ in batch.rounds[number]])
                 for part, number in cycle]
@@ -198,8 +197,8 @@ class Runner:
         for sums in every_sums:
             batch.common.update(sums.by_place)
         if others:
-            values = self._together(batch, [each.source for each in others], [each.how for each in others], self.ranks)
-            batch.common.update(zip([each.variable for each in others], values))
+            places, sources, hows = zip(*others)
+            batch.common.update(zip(places, self._together(batch, sources, hows, self.ranks)))
 
     def _together(self, batch, variables, hows, ranks):
         with self.timings.span('device_to_host'):

@@ -30,6 +30,12 @@ class Shard:
         self._buffers = buffers
         self._sent = {}
 
+    def keep(self, part, outputs):
+        """Keep what a part has computed, and drop what no later one needs."""
+        self.known.update(zip(part.outputs, outputs))
+        for variable in part.last:
+            del self.known[variable]
+
     def send(self, variable, value, context):
         """A value on a context's device, where it is sent once a step."""
         if is_on(context, value):

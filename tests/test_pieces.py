@@ -1,0 +1,125 @@
+"""Stages are cut into as few pieces as the devices of a placed graph allow."""
+import contextlib
+
+import theano_mgpu as mgpu
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from support.small_models import momentum
+
+
+def chain(devices, penalty=0, widths=3):
+    """A loss of layers, each on its device, with its input and parameters."""
+    rng = np.random.RandomState(0)
+    x, params = T.matrix('x'), []
+    h = x
+    for i, device in enumerate(devices):
+        with mgpu.device(device) if device else contextlib.nullcontext():
+            w = theano.shared(rng.randn(widths, widths).astype(theano.config.floatX) / 2, name='w%d' % i)
+            h = T.tanh(T.dot(h, w))
+        params.append(w)
+    loss = T.sqr(h).mean()
+    return x, loss + penalty * sum(T.sqr(w).sum() for w in params) if penalty else loss, params
+
+
+def pieces(step):
+    """For each stage, its pieces: level and contexts."""
+    return [[(part.level, '+'.join(context.name for context in part.graph.contexts)) for part in parts]
+            for _, parts in step.compiled_program.stages]
+
+
+def compiled(devices, penalty=0, **options):
+    x, loss, params = chain(devices, penalty)
+    return mgpu.training_function([x], loss, params, momentum, mode='FAST_COMPILE', **options)
+
+
+@pytest.fixture(autouse=True)
+def four_contexts(contexts):
+    contexts('cpu', 4)
+
+
+@pytest.fixture
+def names():
+    return [context.name for context in mgpu.contexts()]
+
+
+@pytest.mark.parametrize('n', [1, 2, 3, 4])
+def test_a_chain_of_n_devices_has_2n_minus_1_pieces(n, names):
+    step = compiled(names[:n], micro_batches=2, contexts=[names[:n]])
+    assert pieces(step) == [list(enumerate(names[:n] + names[:n - 1][::-1]))]
+
+
+def test_layers_of_one_device_are_one_piece_each_way(names):
+    a, b = names[:2]
+    assert pieces(compiled([a, a, a, b, b], micro_batches=2, contexts=[[a, b]])) == [[(0, a), (1, b), (2, a)]]
+
+
+def test_a_penalty_for_all_weights_adds_no_piece_to_the_way_of_the_gradients(names):
+    """Theano's gradients begin with the shape of the loss, but need not wait for the loss."""
+    a, b = names[:2]
+    found, = pieces(compiled([a, b], 0.1, micro_batches=2, contexts=[[a, b]]))
+    assert max(level for level, _ in found) == 2
+
+
+def test_towers_are_computed_at_the_same_time(names):
+    a, b = names[:2]
+    x, first, _ = chain([a])
+    y, second, _ = chain([b])
+    with mgpu.device('cpu'):
+        both = first * second
+    f = mgpu.function([x, y], both, mode='FAST_COMPILE', contexts=[[a, b]])
+    assert sorted(pieces(f)[0]) == [(0, a), (0, b), (1, 'the host')]
+
+
+def given(step, level):
+    stage, = [parts for _, parts in step.compiled_program.stages]
+    part, = [part for part in stage if part.level == level]
+    return [variable for variable in part.given if variable.owner]
+
+
+def test_recompute_keeps_only_what_comes_from_other_devices(names):
+    """The last piece has the gradients from the next device, and computes its forward pass again."""
+    a, b = names[:2]
+    layers = [a, a, a, b]
+    kept = given(compiled(layers, micro_batches=2, contexts=[[a, b]]), 2)
+    again = given(compiled(layers, micro_batches=2, contexts=[[a, b]], recompute=True), 2)
+    assert len(again) == 1 < len(kept)
+
+
+@pytest.mark.parametrize('recompute', [False, True])
+def test_values_are_released_once_no_later_piece_needs_them(names, recompute):
+    """What is left of a shard after a step are its inputs, and what the program's outputs need."""
+    a, b = names[:2]
+    step = compiled([a, b, a], micro_batches=2, contexts=[[a, b]], recompute=recompute)
+    left, run = [], step.runner._finish
+
+    def finish(launched, batch, transaction):
+        made = run(launched, batch, transaction)
+        left[:] = [variable for shard in batch.shards for variable in shard.known if variable.owner]
+        return made
+    step.runner._finish = finish
+    step(np.ones((6, 3), theano.config.floatX))
+    assert not left
+
+
+def test_the_mesh_has_a_row_for_each_replica(names):
+    step = compiled(names[:2])
+    assert [[context.name for context in row] for row in step.mesh.replicas] == [names[:2], names[2:]]
+    assert step.n_replicas == 2
+    step = compiled(names[1:])
+    assert [[context.name for context in row] for row in step.mesh.replicas] == [names[1:]]
+
+
+def test_errors_of_the_mesh(names):
+    with pytest.raises(mgpu.ContextError, match='placed on 2 contexts .*there is one'):
+        compiled(names[:2], contexts=names[:1])
+    with pytest.raises(mgpu.ContextError, match='has a list for each replica, but nothing in the graph is placed'):
+        compiled([None, None], contexts=[names[:2], names[2:]])
+    with pytest.raises(mgpu.ContextError, match='as many contexts as the first one'):
+        compiled(names[:2], contexts=[names[:2], names[2:3]])
+    with pytest.raises(mgpu.ContextError, match='not among the contexts of the first replica'):
+        compiled(names[:2], contexts=[names[1:3]])
+    with pytest.raises(mgpu.ContextError, match='mixes contexts with lists'):
+        compiled(names[:2], contexts=[names[:2], names[2]])
