@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 NEEDS = {'lasagne_mnist': 'lasagne', 'blocks_main_loop': None, 'pymc3_minibatch': 'pymc3'}
-
+PLACED = {'two_towers': (), 'two_towers_keras': ('--float64',)}  # with the option for float64
 
 INTERPRETED = 'contexts=dev0->cpu;dev1->cpu,floatX=float32,cxx=,optimizer=fast_compile'  # quicker than compiling
 
@@ -32,14 +32,14 @@ def numbers(pattern, text):
 
 
 def test_each_example_is_listed_and_is_a_script_of_its_framework():
-    """As users have them: none knows of theano_mgpu."""
+    """As users have them: none knows of theano_mgpu, but for those that say where the parts of a model are."""
     found = {path.stem for path in (ROOT / 'examples').glob('*.py')}
-    assert found == set(NEEDS)
+    assert found == set(NEEDS) | set(PLACED)
     readme = (ROOT / 'examples' / 'README.md').read_text()
     for name in found:
         text = (ROOT / 'examples' / (name + '.py')).read_text()
-        command = 'theano-mgpu run examples/%s.py' % name
-        assert 'theano_mgpu' not in text and command in text and command in readme
+        command = ('python examples/%s.py' if name in PLACED else 'theano-mgpu run examples/%s.py') % name
+        assert ('theano_mgpu' in text) == (name in PLACED) and command in text and command in readme
 
 
 def test_blocks(tmp_path):
@@ -64,3 +64,20 @@ def test_pymc3(tmp_path):
         line = re.search('^%s: (.*)' % method, out, re.M).group(1)
         found = [float(number) for number in re.findall(r'-?\d+\.\d+', line)]
         assert found == pytest.approx([1, -2, 0.5, 0.7, 0.3], abs=0.1), line
+
+
+@pytest.mark.parametrize('name', list(PLACED))
+def test_placed_on_two_devices(name, tmp_path):
+    """They compare with one device themselves."""
+    command = [sys.executable, str(ROOT / 'examples' / (name + '.py')), '--contexts', 'dev0->cpu;dev1->cpu']
+    env = dict(os.environ, THEANO_FLAGS=INTERPRETED.replace('float32', 'float64'), KERAS_BACKEND='theano',
+               PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')]))
+    done = subprocess.run(command + list(PLACED[name]), cwd=tmp_path, env=env, text=True, capture_output=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    losses = numbers('loss', done.stdout)
+    assert len(losses) == 20 and losses[-1] < losses[0] / 2
+    differences = re.findall(r'^(\w+) +differ by (\S+) at most$', done.stdout, re.M)
+    assert sorted(what for what, _ in differences) == ['gradients', 'losses', 'outputs', 'weights']
+    assert all(float(largest) < 1e-9 for _, largest in differences)
+    assert all(int(re.search(r'(\d+) on %s\b' % where, done.stdout).group(1)) > 20
+               for where in ('dev0', 'dev1', 'the host'))

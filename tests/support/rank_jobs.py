@@ -20,6 +20,7 @@ from theano.sandbox.rng_mrg import MRG_RandomStreams
 from support.rank_data_jobs import coupled_shards, refused, shard, sharded_slices  # noqa: F401  jobs
 from support.rank_fault_jobs import collect, compile_errors, disagree, fail, hang, late_failures, stopped  # noqa: F401
 from support.rank_network import PYTHON, Network, shared, write
+from support.rank_placement_jobs import placed  # noqa: F401  a job
 
 
 def train(path, contexts, *options):

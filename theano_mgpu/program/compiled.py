@@ -74,7 +74,7 @@ class CompiledProgram:
         self.rows = {variable: output for variable, output in new.items() if isinstance(output.how, tuple)}
         own = {variable: output.variable for variable, output in new.items() if output.how == OWN}
         self.exchanges = [exchange for stage in program.stages for exchange in stage.exchanges] + program.exchanges
-        # What a shard has to keep, beside what it only gives to sums.
+        # What a shard has to keep, beside what it only gives to sums; `_stage` adds the sums that later pieces read.
         self.kept = {source for stage in program.stages for source in stage.carried.values()}
         self.kept.update(output.variable for output in self.results + list(self.rows.values()))
         given = list(inputs) + program.numbers
@@ -100,6 +100,7 @@ class CompiledProgram:
         for piece in reversed(pieces):
             parts.insert(0, self._piece(piece, own, kept, later, name))
             later.update(piece.given)
+        self.kept.update(exchange.source for exchange in self.exchanges if exchange.source in later)
         return parts
 
     def _piece(self, piece, own, kept, later, name):
