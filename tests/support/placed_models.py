@@ -323,7 +323,8 @@ class Training:
         else:
             function = theano.function if how == 'theano' else mgpu.function
             new = {**noted(T.grad(m.loss, m.params), m.params), **m.batch_updates}
-            self.step = function(m.inputs, [m.loss] + m.outputs, updates=list(new.items()), **options)
+            self.step = function(m.inputs, [m.loss] + m.outputs, updates=list(new.items()), on_unused_input='ignore',
+                                 **options)
         self.variables = m.params + [v for v in made_of if v not in m.params] + m.state
 
     def run(self, sizes, first=0):

@@ -1,0 +1,175 @@
+"""Random small models with random placements: chains, branches, shared weights, samples that meet."""
+import theano_mgpu  # noqa: F401
+
+import numpy as np
+import theano
+import theano.tensor as T
+from models import adam
+from theano.sandbox.rng_mrg import MRG_RandomStreams
+
+from .placed_models import Model, clipped_adam, squared
+
+WIDTH = 3
+
+
+def chosen(rng, values):
+    return values[rng.randint(len(values))]
+
+
+def momentum(gradients, params):
+    found = {}
+    for param, gradient in zip(params, gradients):
+        velocity = theano.shared(param.get_value() * 0, 'velocity of %s' % param)
+        found[velocity] = T.cast(0.9 * velocity - 0.05 * gradient, param.dtype)
+        found[param] = param + found[velocity]
+    return found
+
+
+def smooth_adam(gradients, params):
+    return adam(gradients, params, learning_rate=0.01, epsilon=1e-3)
+
+
+class RandomModel(Model):
+    """A random model; the same seed gives the same one, placed or not.
+
+    Parameters
+    ----------
+    seed : int
+    contexts : list of Context, optional
+        At least six, on some of which it is placed.
+
+    Attributes
+    ----------
+    updates : callable
+        Of gradients and parameters.
+    options : dict
+        Of the function that it is to be compiled with.
+    how : str
+        See `placed_models.Training`.
+    """
+
+    def __init__(self, seed, contexts=None):
+        rng = self._choices = np.random.RandomState(seed)
+        n = rng.randint(2, 4)
+        self.updates = chosen(rng, [momentum, smooth_adam, clipped_adam])
+        self.how = chosen(rng, ['function', 'training_function'])
+        names = [context.name for context in contexts or ()]
+        replicas = rng.randint(3)
+        self.options = {'micro_batches': rng.randint(1, 4), 'recompute': bool(rng.randint(2)),
+                        'update_on': chosen(rng, ['auto', 'device', 'host']),
+                        'contexts': [names[:n], names[:n] if replicas == 1 else names[:2 * n],
+                                     [names[:n], names[n:2 * n]]][replicas]}
+        order = list(rng.permutation(n))
+        super().__init__(contexts and [contexts[i] for i in order], seed)
+        self._numbers = list(range(n)) + [chosen(rng, ['cpu', n - 1])]
+        self._streams = MRG_RandomStreams(seed + 1)
+        self._build()
+
+    def somewhere(self):
+        """A block on a random place; sometimes none."""
+        place = chosen(self._choices, self._numbers * 2 + [None])
+        return self.on(place) if place is not None else theano_mgpu.device(None)
+
+    def _build(self):
+        rng = self._choices
+        self._values = [self.rows(WIDTH) for _ in range(rng.randint(1, 4))]
+        self._weights = []
+        target = self.rows(WIDTH)
+        # A layer on each of the places, so that all of them are used, and others.
+        places = list(rng.permutation(len(self._numbers))) + [None] * rng.randint(1, 5)
+        for place in places:
+            with self.somewhere() if place is None else self.on(self._numbers[place]):
+                self._values.append(chosen(rng, LAYERS)(self))
+        with self.somewhere():
+            y = sum(self._values[-rng.randint(1, 4):]) + self.dense(self._values[-1], WIDTH, WIDTH)
+            self.loss = squared(y, target)
+        for term in TERMS:
+            if rng.randint(3) == 0:
+                with self.somewhere():
+                    self.loss = self.loss + term(self, y)
+        used = set(theano.gof.graph.ancestors([self.loss]))
+        self.params = [param for param in self.params if param in used]
+        self.outputs = [y, chosen(rng, self._values), chosen(rng, self._values).sum()]
+        self.state += [update[0] for update in self._streams.state_updates
+                       if update[0] in theano.gof.graph.ancestors([self.loss] + self.outputs)]
+        if rng.randint(2):
+            self._add_a_running_mean()
+
+    def _add_a_running_mean(self):
+        with self.somewhere():
+            mean = self.shared(np.zeros(WIDTH), 'mean')
+        with self.somewhere():
+            self.batch_updates[mean] = 0.9 * mean + 0.1 * self.some().mean(axis=0)
+        self.state.append(mean)
+
+    def some(self):
+        """A value that is there, rather a late one."""
+        return self._values[max(self._choices.randint(len(self._values)) for _ in range(2))]
+
+    def some_weight(self):
+        """A new or an old weight, made in this block or elsewhere."""
+        way = self._choices.randint(4)
+        if way == 0 and self._weights:
+            return chosen(self._choices, self._weights)
+        if way == 1:
+            with self.somewhere():
+                self._weights.append(self.weight(WIDTH, WIDTH))
+        else:
+            self._weights.append(self.weight(WIDTH, WIDTH))
+        return self._weights[-1]
+
+
+def dense(m):
+    return T.tanh(T.dot(m.some(), m.some_weight()))
+
+
+def affine(m):
+    return m.dense(m.some(), WIDTH, WIDTH)
+
+
+def branches(m):
+    return T.tanh(m.some() * m.some() + m.some())
+
+
+def wide(m):
+    both = T.concatenate([m.some(), m.some()], axis=1)
+    return T.tanh(T.dot(both, m.weight(2 * WIDTH, WIDTH)))
+
+
+def transposed(m):
+    return T.tanh(T.dot(m.some_weight(), m.some().T).T)
+
+
+def normalised(m):
+    """Samples meet in their mean and variance."""
+    x = m.some()
+    return (x - x.mean(axis=0)) / T.sqrt(x.var(axis=0) + 0.1)
+
+
+def gated(m):
+    return T.nnet.softmax(m.some()) * m.some()
+
+
+def correlated(m):
+    """Samples meet in a product."""
+    x = m.some()
+    return T.dot(x, T.tanh(T.dot(x.T, m.some()) / x.shape[0]))
+
+
+def dropped(m):
+    x = m.some()
+    return x * m._streams.binomial(x.shape, p=0.7, dtype=x.dtype)
+
+
+def recurrent(m):
+    x, w = m.some(), m.some_weight()
+    states, _ = theano.scan(lambda before, x, w: T.tanh(T.dot(before, w)) + x, outputs_info=[T.zeros_like(x)],
+                            non_sequences=[x, w], n_steps=2, mode=m.mode)
+    return states[-1]
+
+
+LAYERS = [dense] * 3 + [affine] * 3 + [branches, wide, transposed, normalised, gated, correlated, dropped, recurrent]
+TERMS = [lambda m, y: 0.01 * sum(T.sqr(w).sum() for w in m.params),
+         lambda m, y: 0.1 * T.sqrt(T.sqr(y).sum() + 1),
+         lambda m, y: 0.1 * (y.max() - y.mean()),
+         lambda m, y: 0.1 * T.log(1 + T.sqr(m.some()).mean())]
