@@ -138,7 +138,8 @@ class Runner:
             for cycle in schedule(parts, len(batch.rounds)):
                 if len(parts) == 1:  # the values of a micro-batch are released before the next one starts
                     new, launched = new + self._finish(launched, batch, transaction), []
-                before, launched = launched, self._launch(cycle, batch)
+                before = launched  # not in one line with the next: that would keep the results of the cycle before
+                launched = self._launch(cycle, batch)
                 new += self._finish(before, batch, transaction)
             if meanwhile is not None and number == len(self.compiled.stages) - 1:
                 meanwhile()
