@@ -115,11 +115,7 @@ class Network:
 
 
 def parts(costs, n):
-    """The part of each layer, of n in a row with about equal costs.
-
-    >>> parts([1, 1, 1, 1], 2), parts([4, 1, 1, 1, 1], 2)
-    ([0, 0, 1, 1], [0, 1, 1, 1, 1])
-    """
+    """The part of each layer, of n in a row with about equal costs."""
     middles = np.cumsum(costs) - np.asarray(costs) / 2
     return [int(n * middle / sum(costs)) for middle in middles]
 

@@ -15,6 +15,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from models import handwritten_digits
+from placement import parts
 from predict import Contender, contenders, difference, peak_memory, with_ratios
 
 FOLDER = os.path.join(os.path.dirname(__file__), '..', 'benchmarks')
@@ -108,6 +109,39 @@ def test_scaling_compares(tmp_path):
 def test_choices_are_measured():
     text = run('choices.py', 'update', 'input', '--rounds', '1', '--block', '0.01', '--batch-size', '8', flags=TWO)
     assert text.count('update on host / device') == 2 and text.count('in turn / ahead') == 2
+
+
+def placement(tmp_path, *arguments):
+    path = str(tmp_path / 'placement.json')
+    text = run('placement.py', '--rounds', '2', '--block', '0.01', '--batch-size', '8', '--units', '8', '--channels',
+               '2', '--size', '8', '--json', path, *arguments, flags='optimizer=fast_compile')
+    with open(path) as f:
+        return text, json.load(f)
+
+
+@pytest.mark.needs_compiler
+@pytest.mark.parametrize('models', [['mlp'], pytest.param(['cnn', 'unet'], marks=pytest.mark.slow)])
+def test_placements_are_compared(tmp_path, models):
+    text, rows = placement(tmp_path, '--models', *models, '--contexts', 'a->cpu;b->cpu', '--micro-batches', '1', '3')
+    assert [(row['model'], row['devices'], row['micro_batches']) for row in rows] == [
+        (model, *side) for model in models for side in ((1, 1), (2, 1), (2, 3))]
+    assert [(row['bubble'], row['at_most']) for row in rows[:3]] == [(0, 1), (1 / 2, 1), (1 / 4, 3 / 2)]
+    assert all(len(row['seconds']) == 2 and row['speed_up'][1] <= row['speed_up'][0] for row in rows)
+    assert all(row['memory'] is None for row in rows) and text.count('speed-up') == 1
+
+
+@pytest.mark.needs_compiler
+@pytest.mark.slow
+def test_placements_take_memory_on_each_device(tmp_path):
+    _, rows = placement(tmp_path, '--models', 'mlp', '--micro-batches', '2', '--recompute', '--units', '64')
+    weights = 8 * 64 * 64 * 4
+    (one, other), both = (row['memory'] for row in rows)
+    assert one > weights > other and min(both) > weights / 2
+
+
+def test_a_model_is_cut_into_parts_of_about_equal_cost():
+    assert parts([1] * 8, 4) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert parts([4, 1, 1, 1, 1], 2) == [0, 1, 1, 1, 1]
 
 
 def test_an_unknown_choice_is_refused():
@@ -204,6 +238,7 @@ def test_predict_compares(tmp_path):
 
 @pytest.mark.parametrize('script', ['mnist_cnn.py', 'step_overhead.py', 'keras_mnist.py', 'keras_autoencoder.py',
                                     'keras_overhead.py', 'scaling.py', 'predict.py', 'choices.py', 'compile_once.py',
-                                    'all_reduce.py', 'versions.py', 'exactness.py', 'devices.py', 'theano_script.py'])
+                                    'all_reduce.py', 'versions.py', 'exactness.py', 'devices.py', 'theano_script.py',
+                                    'placement.py'])
 def test_help_teaches(script):
     assert 'Examples:' in run(script, '--help')

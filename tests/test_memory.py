@@ -21,8 +21,8 @@ contexts = mgpu.init('dev0->cuda0;dev1->cuda1')
 ''' % HERE
 
 pytest.importorskip('pygpu', reason='CUDA contexts need pygpu')
-pytestmark = [pytest.mark.cuda, pytest.mark.needs_compiler,
-              pytest.mark.skipif(cuda_on_cpu.unavailable() is not None, reason=cuda_on_cpu.unavailable() or '')]
+pytestmark = [pytest.mark.needs_compiler, pytest.mark.skipif(cuda_on_cpu.unavailable() is not None,
+                                                             reason=cuda_on_cpu.unavailable() or '')]
 
 
 def run(code, *arguments, flags='', **settings):
