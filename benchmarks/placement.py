@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """One model placed on several devices, as a pipeline, against one device: memory, and the time of a training step.
 
-The models are a dense network of 8 wide layers (mlp), a network of 8 convolutions (cnn) and a small U-Net (unet:
+The models are a dense network of 8 wide layers (mlp), a network of 9 convolutions (cnn) and a small U-Net (unet:
 Ronneberger et al., 2015), whose skip connections cross the cuts. Each is cut into as many parts as there are devices,
 with about as many multiplications in each.
 
@@ -134,10 +134,10 @@ def convolved(x):
 
 
 def cnn(arguments, names):
-    """8 convolutions of 3x3; images of one channel."""
+    """9 convolutions of 3x3, the first of images of one channel."""
     channels, x = arguments.channels, T.tensor4('x')
-    network, hidden = Network([1 / channels] + [1] * 7, names), x
-    for i in range(8):
+    network, hidden = Network([1 / channels] + [1] * 8, names), x
+    for i in range(9):
         hidden = network.layer(i, convolved(hidden), channels, channels if i else 1, 3, 3)
     return x, hidden, network.params, (1,) + (arguments.size,) * 2, (channels,) + (arguments.size,) * 2
 
@@ -209,8 +209,8 @@ def print_memory(names, arguments):
             run, step = step_on(name, used, micro_batches, arguments)
             for _ in range(2):
                 run()
-            peaks = peak_memory(len(names)) and [peak - b for peak, b in zip(peak_memory(len(names)), before)]
-            print('memory %s' % json.dumps(peaks), flush=True)
+            peaks = peak_memory(len(names))  # counts anew from here
+            print('memory %s' % json.dumps(peaks and [peak - b for peak, b in zip(peaks, before)]), flush=True)
             del run, step
 
 
