@@ -102,6 +102,8 @@ def difference(ours, theirs):
 
 def main(contexts, steps, batch, micro_batches, recompute):
     places = mgpu.init(contexts or 2)[:2]
+    if len(places) < 2:
+        sys.exit("two contexts are needed, such as --contexts 'dev0->cpu;dev1->cpu'")
     model, alone = TwoTowers(places), TwoTowers()
     options = {'micro_batches': micro_batches, 'recompute': recompute}
     step = mgpu.training_function(model.inputs, model.loss, model.params, momentum, outputs=[model.output], **options)
@@ -109,7 +111,8 @@ def main(contexts, steps, batch, micro_batches, recompute):
                                  updates=momentum(T.grad(alone.loss, alone.params), alone.params))
     gradients = mgpu.function(model.inputs, T.grad(model.loss, model.params), **options)
     gradients_alone = theano.function(alone.inputs, T.grad(alone.loss, alone.params))
-    print('a tower on %s, a tower on %s, the merge on the host' % tuple(place.device for place in places))
+    print('a tower on %s, a tower on %s, the merge on the host'
+          % tuple('%s (%s)' % (place.name, place.device) for place in places))
 
     print('ops: ' + ', '.join('%d on %s' % (n, name) for name, n in
                               Counter(entry.context for entry in mgpu.audit(step)).items()))

@@ -76,12 +76,15 @@ def main(contexts, steps, batch, float64):
     if float64:
         K.set_floatx('float64')
     places = mgpu.init(contexts or 2)[:2]
+    if len(places) < 2:
+        sys.exit("two contexts are needed, such as --contexts 'dev0->cpu;dev1->cpu'")
     template, alone = two_towers(places), two_towers()
     alone.set_weights(template.get_weights())
     model = multi_gpu_model(template)
     for each in (model, alone):
         each.compile(SGD(0.05, momentum=0.9), 'mse')
-    print('a tower on %s, a tower on %s, the merge on the host' % tuple(place.device for place in places))
+    print('a tower on %s, a tower on %s, the merge on the host'
+          % tuple('%s (%s)' % (place.name, place.device) for place in places))
 
     data = list(batches(steps, batch))
     found = {'gradients': 0, 'losses': 0}

@@ -2,6 +2,8 @@
 import contextlib
 
 import theano_mgpu as mgpu
+from theano_mgpu.devices.mesh import mesh_of
+from theano_mgpu.replicas.replicated import replicated
 
 import numpy as np
 import pytest
@@ -112,8 +114,48 @@ def test_the_mesh_has_a_row_for_each_replica(names):
     assert [[context.name for context in row] for row in step.mesh.replicas] == [names[1:]]
 
 
+def test_contexts_of_another_process_take_the_places_of_those_that_are_named(names):
+    """Each process has whole replicas, in flat lists and in lists of lists."""
+    a, b, c, d = mgpu.contexts()
+    for contexts in ([c, d], [[a, b], [c, d]]):
+        assert mesh_of(contexts, names[:2], own=[c, d]) == (names[:2], [(c, d)])
+
+
+def test_contexts_that_are_left_over_are_named(names, capsys):
+    assert len(compiled(names[:2], contexts=names[:3]).mesh.replicas) == 1
+    assert 'host2->cpu stays unused: the graph is placed on 2 contexts, and there are 3' in capsys.readouterr().err
+
+
+def test_a_context_that_is_not_mapped_any_more(contexts, names):
+    x, loss, params = chain(names[:2])
+    mgpu.init('a->cpu;b->cpu')
+    with pytest.raises(mgpu.ContextError, match='placed on host0, host1, which are not mapped any more; mapped: a'):
+        mgpu.function([x], loss)
+
+
+def test_a_weight_is_not_copied_to_the_device_of_another_one(names):
+    """For the penalty in the loss, the first device had a copy of every weight."""
+    a, b = names[:2]
+    step = compiled([a, b], 0.1, micro_batches=2, contexts=[[a, b]], update_on='device')
+    there = [sorted(context.name for context in replicated(param).copies) for param in step.params]
+    assert [set(each) - {'the host'} for each in there] == [{a}, {b}]
+
+
+def test_values_are_taken_in_the_same_order_in_every_process(names):
+    """Several outputs of one op had one number, and were ordered by their addresses."""
+    a, b = names[:2]
+    x = T.matrix('x')
+    with mgpu.device(a):
+        parts = T.split(x, [1] * 6, 6, axis=1)
+    with mgpu.device(b):
+        total = sum(T.tanh(i * part) for i, part in enumerate(parts))
+    f = mgpu.function([x], total, mode='FAST_COMPILE', contexts=[[a, b]])
+    taken = [variable.index for variable in f.compiled_program.stages[0][1][1].given]
+    assert taken == sorted(taken) and len(taken) == 6
+
+
 def test_errors_of_the_mesh(names):
-    with pytest.raises(mgpu.ContextError, match='placed on 2 contexts .*there is one'):
+    with pytest.raises(mgpu.ContextError, match='placed on 2 contexts .*, but is to run on 1: host0'):
         compiled(names[:2], contexts=names[:1])
     with pytest.raises(mgpu.ContextError, match='has a list for each replica, but nothing in the graph is placed'):
         compiled([None, None], contexts=[names[:2], names[2:]])
@@ -121,5 +163,7 @@ def test_errors_of_the_mesh(names):
         compiled(names[:2], contexts=[names[:2], names[2:3]])
     with pytest.raises(mgpu.ContextError, match='not among the contexts of the first replica'):
         compiled(names[:2], contexts=[names[1:3]])
+    with pytest.raises(mgpu.ContextError, match='placed on host1, which is not among the contexts that it is to run'):
+        compiled(names[:2], contexts=[names[0], names[3]])
     with pytest.raises(mgpu.ContextError, match='mixes contexts with lists'):
         compiled(names[:2], contexts=[names[:2], names[2]])

@@ -254,7 +254,8 @@ def test_the_timeline_shows_each_context(cpu3, tmp_path):
 
 @pytest.mark.parametrize('places,options,message', [
     (['host0', 'host9'], {}, "context 'host9' is not mapped; known contexts: host0, host1, host2"),
-    (['host0', 'host1'], {'contexts': ['host0']}, 'placed on 2 contexts .host0, host1.; there is one: host0.*Map more'),
+    (['host0', 'host1'], {'contexts': ['host0']},
+     'placed on 2 contexts .host0, host1., but is to run on 1: host0.*name all'),
     (['host0', 'host1'], {'contexts': [['host0', 'host2']]},
      'placed on host1, which is not among the contexts of the first replica, host0, host2. Add it there'),
     (['host0', 'host1'], {'contexts': [['host0', 'host1'], ['host2']]}, 'as many contexts as the first one'),

@@ -1,8 +1,9 @@
 """The contexts of a function as a mesh: a row for each replica, and a column for each place of a placed graph."""
 from collections import namedtuple
-from typing import List, Sequence, Tuple
+from typing import List, Optional, Sequence, Tuple
 
 from ..errors import ContextError
+from ..jobs import rank_process
 from .context_map import HOST, Context, describe
 
 UNPLACED = ''   # the place of a graph that is not placed
@@ -35,7 +36,7 @@ class Mesh(namedtuple('Mesh', 'places replicas')):
         return self._replace(replicas=self.replicas[:1])
 
 
-def mesh_of(contexts: Sequence[Context], places: Sequence[str] = ()) -> Mesh:
+def mesh_of(contexts: Sequence[Context], places: Sequence[str] = (), own: Optional[Sequence[Context]] = None) -> Mesh:
     """Lay out contexts for a graph.
 
     Parameters
@@ -44,11 +45,14 @@ def mesh_of(contexts: Sequence[Context], places: Sequence[str] = ()) -> Mesh:
         In lists of their own: the contexts of each replica.
     places : list of str
         Names of contexts by which the graph is placed, maybe with `CPU`; none for a graph that is not placed.
+    own : list of Context, optional
+        Those of this process, if `places` or `contexts` may name those of other processes.
 
     Returns
     -------
     Mesh
-        The named contexts make the first replica. The others make further ones, in their order.
+        The named contexts make the first replica. The others make further ones, in their order. In a process that has
+        other contexts than the named ones, its contexts take their place.
 
     Raises
     ------
@@ -59,7 +63,7 @@ def mesh_of(contexts: Sequence[Context], places: Sequence[str] = ()) -> Mesh:
     --------
     >>> from theano_mgpu.devices.context_map import parse_context_map
     >>> four = parse_context_map('a->cuda0;b->cuda1;c->cuda2;d->cuda3')
-    >>> [describe(replica) for replica in mesh_of(four, ['b', 'a']).replicas]
+    >>> [describe(replica) for replica in mesh_of(four, ['a', 'b']).replicas]
     ['a->cuda0;b->cuda1', 'c->cuda2;d->cuda3']
     >>> len(mesh_of(four).replicas)
     4
@@ -67,9 +71,9 @@ def mesh_of(contexts: Sequence[Context], places: Sequence[str] = ()) -> Mesh:
     rows = [list(row) for row in contexts if isinstance(row, (list, tuple)) and not isinstance(row, Context)]
     on_devices = [place for place in places if place != CPU]
     if rows:
-        names, rows = _rows(rows, on_devices)
+        names, rows = _rows(rows, on_devices, own)
     elif on_devices:
-        names, rows = _grouped(list(contexts), on_devices)
+        names, rows = on_devices, _grouped(list(contexts), on_devices, own)
     elif places:
         return Mesh([CPU], [(HOST,)])
     else:
@@ -78,7 +82,7 @@ def mesh_of(contexts: Sequence[Context], places: Sequence[str] = ()) -> Mesh:
     return Mesh(names + [CPU] * len(here), [tuple(row + here) for row in rows])
 
 
-def _rows(rows: List[List[Context]], places: Sequence[str]) -> Tuple[List[str], List[List[Context]]]:
+def _rows(rows: List[List[Context]], places: Sequence[str], own) -> Tuple[List[str], List[List[Context]]]:
     names = [context.name for context in rows[0]]
     text = '[%s]' % ', '.join('[%s]' % ', '.join(context.name for context in row) for row in rows)
     if not places:
@@ -90,21 +94,30 @@ def _rows(rows: List[List[Context]], places: Sequence[str]) -> Tuple[List[str], 
     if missing:
         raise ContextError('the graph is placed on %s, which is not among the contexts of the first replica, %s. Add '
                            'it there, or place the graph on these' % (', '.join(missing), ', '.join(names)))
-    return names, rows
+    found = [row for row in rows if own is None or set(row) <= set(own)]
+    if not found:
+        raise ContextError('contexts=%s: no replica has only contexts of this process, which are %s. Give each process '
+                           'the contexts of a whole replica (launch --gpus-per-process %d)'
+                           % (text, describe(own), len(names)))
+    return names, found
 
 
-def _grouped(contexts: List[Context], places: Sequence[str]) -> Tuple[List[str], List[List[Context]]]:
+def _grouped(contexts: List[Context], places: Sequence[str], own) -> List[List[Context]]:
     n = len(places)
     if len(contexts) < n:
-        raise ContextError('the graph is placed on %d contexts (%s); there %s: %s. Map more contexts, or with several '
-                           'processes give each one %d (launch --gpus-per-process %d)'
-                           % (n, ', '.join(places), 'is one' if len(contexts) == 1 else 'are %d' % len(contexts),
-                              describe(contexts), n, n))
-    named = [context for context in contexts if context.name in places]
-    if len(named) < n:  # the contexts of another process than the one that the names are of
+        raise ContextError('the graph is placed on %d contexts (%s), but is to run on %d: %s. Leave out contexts= or '
+                           'gpus=, or name all of them; with several processes, give each one %d contexts '
+                           '(launch --gpus-per-process %d)'
+                           % (n, ', '.join(places), len(contexts), describe(contexts), n, n))
+    missing = [context.name for context in own or () if context.name in places and context not in contexts]
+    if missing:
+        raise ContextError('the graph is placed on %s, which is not among the contexts that it is to run on: %s. Add '
+                           'it there, or place the graph on these' % (', '.join(missing), describe(contexts)))
+    named = [context for place in places for context in contexts if context.name == place]
+    if len(named) < n:  # the places are named after the contexts of another process
         named = contexts[:n]
-        names = list(places)
-    else:
-        names = [context.name for context in named]
     others = [context for context in contexts if context not in named]
-    return names, [named] + [others[i:i + n] for i in range(0, len(others) - n + 1, n)]
+    if len(others) % n:
+        rank_process.note('%s stays unused: the graph is placed on %d contexts, and there are %d'
+                          % (describe(others[-(len(others) % n):]), n, len(contexts)))
+    return [named] + [others[i:i + n] for i in range(0, len(others) - n + 1, n)]

@@ -222,5 +222,8 @@ class PlacedFunction(EnabledFunction):
         return self._whole
 
     def _of_another_length(self, args, kwargs):
-        self.step = self._as_it_is()
-        return self._over_contexts(args, kwargs)
+        """This call alone: the next one may have the usual length again."""
+        step = self._as_it_is()
+        results = self._pack(step.step(args, kwargs))
+        self._usage.add(step.samples)
+        return results

@@ -114,7 +114,8 @@ class Enabled:
             function.mgpu_divided = PlacedFunction(self, function, given, usage)
         else:
             # A device that cannot be opened is an error, whether or not this function uses it.
-            if [context.kind for context in self.contexts()] == ['cpu'] and choose_ranks(None).size == 1:
+            kinds = [getattr(context, 'kind', None) for context in self.contexts()]  # none for a list of contexts
+            if kinds == ['cpu'] and choose_ranks(None).size == 1:
                 self.tell('there is one context, on the CPU: no function is divided. Map several, e.g. '
                           'theano-mgpu run --gpus 2, or mgpu.init(2)')
             function.mgpu_divided = EnabledFunction(self, function, given, usage)

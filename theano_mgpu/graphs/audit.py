@@ -43,6 +43,7 @@ def audit(function):
     Parameters
     ----------
     function : mgpu.function, mgpu.training_function, or one compiled by `graph.compile_for`
+        Or the train, test or predict function of a Keras model over contexts: ``model.train_function``.
 
     Returns
     -------
@@ -55,6 +56,7 @@ def audit(function):
     GraphError
         For anything else.
     """
+    function = getattr(function, 'function', function)
     compiled = getattr(function, 'compiled', [function])
     if not all(hasattr(f, 'mgpu_context') for f in compiled):
         raise GraphError('%r was not compiled for a context; audit takes what mgpu.function or '

@@ -2,6 +2,7 @@
 import theano
 
 from ..errors import GraphError
+from ..patches.placement_tags import placed_on
 from . import graph
 
 
@@ -21,6 +22,7 @@ def as_dict(updates):
     return dict(found)
 
 
+@placed_on(None)  # what is made here is not the user's, whatever block of mgpu.device this is called in
 def with_givens(outputs, updates, givens, no_default_updates=False):
     """Outputs and updates with the givens substituted; the default updates that they bring along are among the updates.
 

@@ -116,6 +116,8 @@ def balance(model, n, x=None, by='time'):
     check_built(model, 'balance')
     if by not in ('time', 'memory'):
         raise ValueError("by=%r is neither 'time' nor 'memory'" % (by,))
+    if not isinstance(n, int) or n < 1:
+        raise ValueError('balance takes a number of devices, at least 1, not %r' % (n,))
     layers = [layer for layer in model.layers if not isinstance(layer, keras.layers.InputLayer)]
     there = active_contexts()
     if not 1 <= n <= len(there):

@@ -55,6 +55,9 @@ def place(model, devices):
     >>> layer_places(model)
     {'first': 'dev0', 'second': 'dev1'}
     """
+    if not isinstance(devices, dict) or not all(isinstance(name, str) for name in devices):
+        raise ValueError("place takes a dict of the names of layers, or patterns, to devices, such as {'dense_*': "
+                         "'dev0'}, not %r" % (devices,))
     layers = named_layers(model)
     devices = {name: place_name(device) for name, device in devices.items()}
     for pattern in devices:

@@ -3,8 +3,11 @@ import theano
 from theano.gof.graph import ancestors, io_toposort
 from theano.tensor import second
 
+from ..devices.context_map import describe
+from ..devices.contexts import contexts as active_contexts
 from ..devices.contexts import host_contexts
 from ..devices.mesh import CPU, mesh_of
+from ..errors import ContextError
 from ..graphs.graph import substitute
 from ..patches.placement_tags import place_of_node
 from .propagation import assigned, is_placed, own_place
@@ -39,7 +42,7 @@ def placed(outputs, updates, contexts):
     if not is_placed(whole + list(updates)):
         return outputs, updates, {}, mesh_of(contexts)
     names = _names(whole + list(updates))
-    mesh = mesh_of(contexts, names)
+    mesh = mesh_of(contexts, names, active_contexts())
     whole = without_fills(whole)
     outputs, updates = whole[:len(outputs)], dict(zip(updates, whole[len(outputs):]))
     outputs, updates, placement = assigned(outputs, updates, names[0])
@@ -81,5 +84,11 @@ def merged(outputs):
 
 def _names(outputs):
     """The places that the user has given, in the order of the contexts of this host."""
-    found = {own_place(variable) for variable in ancestors(outputs)}
-    return [name for name in [context.name for context in host_contexts()] + [CPU] if name in found]
+    found = {place for place in map(own_place, ancestors(outputs)) if isinstance(place, str)}
+    known = [context.name for context in host_contexts()] + [CPU]
+    gone = sorted(found.difference(known))
+    if gone:
+        raise ContextError('the graph is placed on %s, which %s not mapped any more; mapped: %s. Map the contexts by '
+                           'these names, or build the graph again'
+                           % (', '.join(gone), 'is' if len(gone) == 1 else 'are', describe(host_contexts())))
+    return [name for name in known if name in found]

@@ -130,6 +130,8 @@ class CompiledProgram:
         on_host = self._for_the_host(new)
         light = [v for v in results + list(new.values()) if _reads(v) <= on_host]
         here = [v for v in new if v in on_host and new[v] in light or self._places.of(v) == CPU]
+        # The host has all variables; a device would get a copy of those of the others.
+        light += [v for v in results if v not in light and len({self._places.of(each) for each in _reads(v)}) > 1]
         if update_on == 'host':
             here, light = list(new), results
         found = [self._part(given + exchanged, [v for v in results if v in light], here, new, [HOST])]

@@ -90,6 +90,11 @@ class Sums:
         self.by_place = self._sums
         self._add(parts, shards, contexts, accumulate)
 
+    def taken(self):
+        """What stands for the sums, to them; those on a device are not kept here, so that they are freed in time."""
+        found, self.by_place = self.by_place, self._sums
+        return found
+
     def _hold(self, parts, shards, contexts, accumulate):
         """Keep the sums over the rounds, one for each replica."""
         if not accumulate:

@@ -34,7 +34,8 @@ def resolve_contexts(contexts):
     Returns
     -------
     list of Context, or list of list of Context
-        With several processes on a host, those of them that belong to this process.
+        With several processes on a host, those of them that belong to this process; lists of contexts are complete, and
+        `mesh.mesh_of` selects those of this process.
 
     Raises
     ------
@@ -61,8 +62,7 @@ def resolve_contexts(contexts):
         raise ContextError('the contexts %s are those of other processes; this one has %s'
                            % (describe(chosen), describe(active_contexts())))
     if rows:
-        replicas = [[chosen.pop(0) for _ in row] for row in rows]
-        return [replica for replica in replicas if set(replica) <= set(own)]
+        return [[chosen.pop(0) for _ in row] for row in rows]
     return own
 
 

@@ -101,7 +101,7 @@ class _Pieces:
         self._keys = {}  # variable -> level and place of the piece that computes it
         self._order = {}
         self._constants = set()
-        for i, node in enumerate(io_toposort(self._given, outputs)):
+        for node in io_toposort(self._given, outputs):
             if all(self._is_constant(variable) for variable in node.inputs):
                 self._constants.update(node.outputs)  # any piece can compute it
                 continue
@@ -109,7 +109,8 @@ class _Pieces:
             above = [self._keys[v] for v in node.inputs if v in self._keys]
             key = max([level + (other != place) for level, other in above], default=0), place
             self._keys.update((v, key) for v in node.outputs)
-            self._order.update((v, i) for v in node.outputs)
+            for v in node.outputs:  # no two alike: each rank has to take values in the same order
+                self._order[v] = len(self._order)
         self._wanted: Dict[tuple, Dict[theano.Variable, None]] = {}
         self._want(outputs)
         places = list(dict.fromkeys(place for _, place in list(self._keys.values()) + list(self._wanted)))

@@ -197,7 +197,7 @@ class Runner:
                 sums.clear()
             add_over_ranks(self.ranks, every_sums, self.timings)
         for sums in every_sums:
-            batch.common.update(sums.by_place)
+            batch.common.update(sums.taken())
         if others:
             places, sources, hows = zip(*others)
             batch.common.update(zip(places, self._together(batch, sources, hows, self.ranks)))

@@ -4,7 +4,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import theano
 
 from ..devices.context_map import HOST, Context
-from ..replicas.transfers import DeviceBuffers, fetch, is_on
+from ..replicas.transfers import DeviceBuffers, copy_to, is_on
 from .exchange import Sum
 
 Values = Dict[theano.Variable, Any]
@@ -44,7 +44,8 @@ class Shard:
             return value
         key = variable, context
         if key not in self._sent:
-            self._sent[key] = fetch(value) if context.kind == 'cpu' else self._buffers[context].send(variable, value)
+            self._sent[key] = copy_to(HOST, value) if context.kind == 'cpu' else \
+                self._buffers[context].send(variable, value)
         return self._sent[key]
 
     def arguments(self, given: Sequence[theano.Variable], takes: Sequence[bool], common: Values,

@@ -37,9 +37,11 @@ def _without_trace(function, args, kwargs):
 
 
 def is_divided(function, args, kwargs):
-    """Whether replicas divide the batch of a call, which one device could compute."""
+    """Whether several contexts compute a call, which one device could compute."""
     if function.sharded:
         return False
+    if len(function.mesh.places) > 1:
+        return True
     length = function.inputs.length(function.arguments.bind(args, kwargs))
     return len(sum(function.scatter.rounds(length), [])) > 1
 
