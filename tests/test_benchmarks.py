@@ -120,7 +120,8 @@ def placement(tmp_path, *arguments):
 
 
 @pytest.mark.needs_compiler
-@pytest.mark.parametrize('models', [['mlp'], pytest.param(['cnn', 'unet'], marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('models', [['mlp'], ['cnn', 'unet']])
 def test_placements_are_compared(tmp_path, models):
     text, rows = placement(tmp_path, '--models', *models, '--contexts', 'a->cpu;b->cpu', '--micro-batches', '1', '3')
     assert [(row['model'], row['devices'], row['micro_batches']) for row in rows] == [

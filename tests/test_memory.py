@@ -97,22 +97,26 @@ def mib():
             for name, *found in (line.split() for line in run(PEAKS, flags=EXACT))}
 
 
+@pytest.mark.slow
 def test_a_backward_pass_frees_what_a_layer_has_kept(mib):
     """Theano computed the gradients of all activations before that of the first weights: 15 MiB with 8 layers."""
     assert mib['one'][0] < 9.5
 
 
+@pytest.mark.slow
 def test_a_placed_layer_keeps_one_activation(mib):
     """Beside h, 1 - h ** 2 was kept for the backward pass: 10 MiB. On the second device all gradients were: 9 MiB."""
     first, second = mib['two']
     assert first < 7.5 and second < 6.5
 
 
+@pytest.mark.slow
 def test_what_was_copied_for_a_micro_batch_is_freed(mib):
     """The activations of the first device, a quarter of a MiB a micro-batch, stayed on the second one."""
     assert mib['slices'][1] < 2.2
 
 
+@pytest.mark.slow
 def test_what_is_computed_again_is_not_kept(mib):
     assert mib['again'][0] < 0.6 * mib['slices'][0]
 
@@ -159,6 +163,7 @@ except mgpu.ReplicaError as error:
 '''
 
 
+@pytest.mark.slow
 def test_fit_gives_the_same_advice():
     message, = run(KERAS, flags='optimizer=fast_compile', memory='20M')
     assert 'cuda0 has 20 MiB of memory' in message and all(text in message for text in ADVICE)

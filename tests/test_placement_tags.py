@@ -459,6 +459,7 @@ def test_averages_of_parameters_and_counters():
     assert place_of(found[average]) == 'dev1'
 
 
+@pytest.mark.slow  # the first draw of a process takes long
 def test_random_state_is_where_the_draw_is():
     x, streams = T.matrix(), MRG_RandomStreams(3)
     with mgpu.device('dev1'):
