@@ -6,7 +6,7 @@ from ..errors import BatchError, GraphError, LengthError, MgpuError
 from ..graphs.updates import as_dict, with_givens
 from ..options import Options
 from ..parallel_function import Packing, ParallelFunction
-from ..placement.layout import placed
+from ..placement.layout import mesh_for
 from ..program import CannotCut
 from ..program.parallel_graph import choose_ranks
 from .batch_finder import BatchFinder
@@ -205,8 +205,8 @@ class PlacedFunction(EnabledFunction):
         return self._run(args, kwargs)
 
     def _divided_or_whole(self, args, kwargs):
-        self._pack, *graph = definition(self._given)
-        mesh = placed(*graph, self._enabled.contexts())[-1]
+        self._pack, outputs, updates = definition(self._given)
+        mesh = mesh_for(outputs + list(updates.values()) + list(updates), self._enabled.contexts())
         if len(mesh.replicas) > 1 or self._ranks.size > 1 or Options().micro_batches > 1:
             try:
                 return self._made(args, kwargs)

@@ -50,6 +50,11 @@ def placed(outputs, updates, contexts):
     return whole[:len(outputs)], dict(zip(updates, whole[len(outputs):])), placement, mesh
 
 
+def mesh_for(variables, contexts):
+    """The mesh of contexts for a graph that is placed; `variables` are its outputs, and those that are updated."""
+    return mesh_of(contexts, _names(variables), active_contexts())
+
+
 def without_fills(outputs):
     """A graph in which no scalar is filled into the shape of another scalar.
 
