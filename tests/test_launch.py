@@ -203,6 +203,27 @@ def rank_1_of_2(monkeypatch):
         monkeypatch.setenv(name, value)
 
 
+@pytest.mark.parametrize('code,said', [(1, True), (0, False)])
+def test_what_mpirun_logs_is_shown_if_it_is_the_only_reason(code, said, capfd):
+    """It could not make its folder for temporary files, and the job ended without a word."""
+    log = '[host:7] ORTE_ERROR_LOG: Error in file session_dir.c\n'
+    command = [sys.executable, '-c', 'import sys; sys.stderr.write(%r); sys.exit(%d)' % (log, code)]
+    with supervise.Signals() as signals:
+        assert supervise.run_once(command, dict(os.environ), signals) == (code, False)
+    assert capfd.readouterr().err == log * said
+
+
+def test_each_job_has_a_folder_of_its_own():
+    """Of two jobs, the one that ended removed the folder in which the other one was about to make its own."""
+    with supervise.own_folder({}) as one, supervise.own_folder({'PATH': '/bin'}) as two:
+        folders = [each['OMPI_MCA_orte_tmpdir_base'] for each in (one, two)]
+        assert folders[0] != folders[1] and all(map(os.path.isdir, folders)) and two['PATH'] == '/bin'
+    assert not any(map(os.path.exists, folders))
+    chosen = {'OMPI_MCA_orte_local_tmpdir_base': '/scratch'}
+    with supervise.own_folder(chosen) as environment:
+        assert environment == chosen
+
+
 def test_a_rank_takes_its_share_of_the_contexts(rank_1_of_2, monkeypatch, contexts):
     monkeypatch.setenv('THEANO_FLAGS', '')
     assert (mpi_environment.rank(), mpi_environment.size()) == (1, 2)

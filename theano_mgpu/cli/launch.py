@@ -11,7 +11,7 @@ from ..errors import MgpuError
 from ..jobs import mpi_environment
 from .config import positive
 from .program import add_program, check_program
-from .supervise import run_with_restarts
+from .supervise import own_folder, run_with_restarts
 
 # Environment variables that processes on other hosts need; mpirun itself passes on OMPI_* only.
 CARRIED = ('THEANO_FLAGS', 'THEANORC', 'PYTHONPATH', 'PYTHONHASHSEED', 'KERAS_BACKEND', 'KERAS_HOME', 'POCL_DEVICES',
@@ -81,7 +81,10 @@ def run(args):
         print(' '.join('%s=%s' % (name, environment[name]) for name in changed(environment)))
         print(shlex.join(command))
         return 0
-    return run_with_restarts(command, environment, args.restarts)
+    if hosts:  # the folder would have to be there, too
+        return run_with_restarts(command, environment, args.restarts)
+    with own_folder(environment) as environment:
+        return run_with_restarts(command, environment, args.restarts)
 
 
 def program_of(args):

@@ -15,6 +15,9 @@ class Filter:
     ----------
     stepped : bool
         Whether rank 0 has reported a step.
+    internal : bytes
+        The lines of Open MPI's log that were dropped: the only reason there is, if nothing else was passed on.
+    any_passed : bool
 
     Examples
     --------
@@ -24,7 +27,8 @@ class Filter:
     """
 
     def __init__(self):
-        self.stepped = False
+        self.stepped = self.any_passed = False
+        self.internal = b''
         self._tail = b''     # possibly the beginning of that report
         self._pending = b''  # possibly the beginning of a line of dashes
         self._block = None   # lines of an unfinished message
@@ -39,6 +43,7 @@ class Filter:
         shown = b''.join(map(self._line, lines))
         if last and self._block is not None:
             shown += b''.join(self._block)
+        self.any_passed = self.any_passed or bool(shown)
         return shown
 
     def _less_report(self, data, last):
@@ -58,8 +63,10 @@ class Filter:
             if line.startswith(RULE):
                 block, self._block = b''.join(self._block), None
                 return b'' if any(noise in block for noise in NOISE) else block
+        elif NOISE[-1] in line:
+            self.internal += line
         else:
-            return b'' if NOISE[-1] in line else line
+            return line
         return b''
 
 

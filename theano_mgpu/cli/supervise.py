@@ -2,8 +2,11 @@
 import contextlib
 import functools
 import os
+import shutil
 import signal
 import subprocess
+import sys
+import tempfile
 import threading
 import time
 
@@ -11,6 +14,7 @@ from ..jobs import rank_process
 from .mpirun_output import Filter, forward
 from .output import note
 
+FOLDERS = ['OMPI_MCA_orte_%stmpdir_base' % where for where in ('', 'local_', 'remote_')]
 GRACE = 3  # seconds in which mpirun may end by itself after a signal that a terminal may have sent to it, too
 
 
@@ -44,7 +48,26 @@ def run_once(command, environment, signals):
     with signals.sent_on_to(process):
         status = process.wait()
     reader.join(5)
+    if status and not messages.any_passed:
+        sys.stderr.write(messages.internal.decode(errors='replace'))
     return 128 + signals.received if signals.received else exit_code(status), messages.stepped
+
+
+@contextlib.contextmanager
+def own_folder(environment):
+    """An environment in which mpirun has a folder of its own for temporary files, unless it names one already.
+
+    By default all jobs of a user share one. Open MPI removes it with the last job in it, even if the next one is about
+    to use it, which then ends with an error (open-mpi/ompi#8510).
+    """
+    if any(name in environment for name in FOLDERS):
+        yield environment
+        return
+    folder = tempfile.mkdtemp(prefix='mgpu.')
+    try:
+        yield dict(environment, **{FOLDERS[0]: folder})
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class Signals:
