@@ -184,7 +184,8 @@ def compile_for(context, inputs, outputs):
 
 def marks_of(name):
     compiled = name.startswith(('convolution', 'pooling'))
-    return [pytest.mark.slow] * (name == 'batch_normalisation') + [pytest.mark.needs_compiler] * compiled
+    slow = name in ('batch_normalisation', 'convolution_strided', 'double_precision', 'scan', 'pooling', 'shapes')
+    return [pytest.mark.slow] * slow + [pytest.mark.needs_compiler] * compiled
 
 
 @pytest.mark.parametrize('name', [pytest.param(name, marks=marks_of(name)) for name in sorted(CASES)])
@@ -235,6 +236,24 @@ def test_mixed_devices_are_an_error(gpu2):
     x = T.fmatrix('x')
     with pytest.raises(GraphError, match='mixed devices: .* bound to context .%s.*remove .transfer' % gpu2[1].name):
         mgpu.function([x], T.tanh(x.transfer(gpu2[1].name)).transfer('cpu'))
+
+
+class NoSuchFunction(theano.scalar.UnaryScalarOp):
+    """A scalar op that no compiler of kernels knows."""
+
+    def impl(self, x):
+        return x
+
+    def c_code(self, node, name, inputs, outputs, sub):
+        return '%s = no_such_function(%s);' % (outputs[0], inputs[0])
+
+
+def test_a_kernel_that_cannot_be_made_is_an_error(gpu2):
+    """Theano ended the process by a segmentation fault, when it freed what had not been made."""
+    x = T.fmatrix()
+    unknown = theano.tensor.elemwise.Elemwise(NoSuchFunction(theano.scalar.same_out))(x)
+    with pytest.raises(RuntimeError, match='the kernel of an elementwise op cannot be made: .'):
+        compile_for(gpu2[0], [x], [unknown])
 
 
 @pytest.mark.parametrize('name', ['infer', 'graph_to_gpu', 'mrg', 'conv_shape'])

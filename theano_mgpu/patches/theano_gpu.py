@@ -43,3 +43,31 @@ def _cast_conv_shape(op_class):
         return original(self, first, topgrad, shape)
 
     op_class.make_node = make_node
+
+
+def report_kernels_that_cannot_be_made():
+    """Have an elementwise op whose kernel cannot be made raise an error with the reason of the driver.
+
+    Without this, Theano's code frees what it could not make, and the process ends in a segmentation fault.
+    """
+    from theano.gpuarray.elemwise import GpuElemwise
+    make, free, version = (
+        GpuElemwise.c_init_code_struct, GpuElemwise.c_cleanup_code_struct, GpuElemwise.c_code_cache_version)
+    plain = 'PyErr_SetString(PyExc_RuntimeError, "Could not initialize elemwise support");'
+
+    @functools.wraps(make)
+    def c_init_code_struct(self, node, name, sub):
+        reason = 'PyErr_Format(PyExc_RuntimeError, "%s cannot be made: %%s", gpucontext_error(%s->ctx, GA_IMPL_ERROR));'
+        return make(self, node, name, sub).replace(plain, reason % ('the kernel of an elementwise op', sub['params']))
+
+    @functools.wraps(free)
+    def c_cleanup_code_struct(self, node, name):
+        return 'if (ge != NULL) {%s}' % free(self, node, name)
+
+    @functools.wraps(version)
+    def c_code_cache_version(self):
+        found = version(self)
+        return found and found + (1,)
+
+    GpuElemwise.c_init_code_struct, GpuElemwise.c_cleanup_code_struct, GpuElemwise.c_code_cache_version = (
+        c_init_code_struct, c_cleanup_code_struct, c_code_cache_version)
