@@ -120,8 +120,8 @@ def balance(model, n, x=None, by='time'):
         raise ValueError('balance takes a number of devices, at least 1, not %r' % (n,))
     layers = [layer for layer in model.layers if not isinstance(layer, keras.layers.InputLayer)]
     there = active_contexts()
-    if not 1 <= n <= len(there):
-        raise ContextError('balance over %r devices needs as many contexts; there are %d: %s. Map more, or give a '
+    if n > len(there):
+        raise ContextError('balance over %d devices needs as many contexts; there are %d: %s. Map more, or give a '
                            'smaller number' % (n, len(there), describe(there)))
     if n > len(layers):
         raise ValueError('the model %s has %d layers, which cannot be cut into %d pieces: give a smaller number'
