@@ -3,7 +3,7 @@
 
   dispatch   a thread for each context, against one thread that launches on every context and then fetches
   transfers  gradients fetched one by one, or all through one flat array, against small ones through one array
-  update     the update on the host, against the update on each context (`update_on`)
+  update     the update on the host, or divided among the contexts, against on each context (`update_on`)
   input      each batch prepared when it is needed, against sent while the previous one is computed
 
 A ratio below 1 means that the first way of a pair is faster. Examples:
@@ -55,6 +55,14 @@ def training(make_model, **options):
     return mgpu.training_function(model.inputs, model.loss, model.params, adam, **options)
 
 
+def waiting(step):
+    """A step that has computed its new values when it returns: devices would do so in the time of the other side."""
+    def run(*batch):
+        step(*batch)
+        transfers.wait(copy.container.storage[0] for each in step.updated for copy in each.copies.values())
+    return run
+
+
 def pair(first, second, shape, arguments, title):
     batch = batch_of(shape, arguments.batch_size)
     show(compare(lambda: first(*batch), lambda: second(*batch), title, arguments.rounds, arguments.block))
@@ -76,13 +84,14 @@ def dispatch(arguments, maps):
 
 @choice
 def update(arguments, maps):
-    """On the host against on each context."""
+    """On the host, or divided among the contexts, against on each context."""
     for mapped in maps:
         contexts = mgpu.init(mapped)
         for name in ('mlp', 'cnn'):
             make_model, shape = MODELS[name]
-            steps = [training(make_model, update_on=where) for where in ('host', 'device')]
-            pair(*steps, shape, arguments, '%s on %s: update on host / device' % (name, contexts[0].kind))
+            for where, title in [('host', 'on host')] + [('sharded', 'divided')] * (contexts[0].kind != 'cpu'):
+                steps = [waiting(training(make_model, update_on=each)) for each in (where, 'device')]
+                pair(*steps, shape, arguments, '%s on %s: update %s / device' % (name, contexts[0].kind, title))
 
 
 SHAPES = {'4 small arrays': [(16, 16), (16,), (16, 10), (10,)], '40 arrays of 16 KB': [(64, 64)] * 40,

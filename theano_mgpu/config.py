@@ -2,10 +2,13 @@
 import configparser
 import os
 import shlex
+from collections import namedtuple
 
 from .errors import MgpuError
 
-# Flags of theano_mgpu's own: name -> (default, allowed values or what a number is, documentation).
+Number = namedtuple('Number', 'of least')  # what a flag is a number of
+
+# Flags of theano_mgpu's own: name -> (default, allowed values or a Number, documentation).
 OWN_FLAGS = {
     'mgpu.executor': ('auto', ('auto', 'serial', 'threads', 'mpi'),
                       'How replicas run: one after the other in one thread (serial), each in a thread (threads), or in '
@@ -14,17 +17,18 @@ OWN_FLAGS = {
     'mgpu.data': ('whole', ('whole', 'sharded'),
                   'With several processes: each is given the whole batch and takes its part (whole), or each is '
                   'given its own part (sharded).'),
-    'mgpu.gpus_per_process': (0, 'a number of contexts',
+    'mgpu.gpus_per_process': (0, Number('contexts', 0),
                               'With several processes on a host: the contexts that each one takes; 0 divides all '
                               'of them equally.'),
-    'mgpu.timeout': (600, 'a number of seconds',
+    'mgpu.timeout': (600, Number('seconds', 0),
                      'With several processes: seconds that one waits for another in a step before it fails; ten '
                      'times as long where others may compile or read a file. 0 means no limit.'),
-    'mgpu.update_on': ('auto', ('auto', 'device', 'host'),
-                       'Where new parameters are computed: on each context (device), or once on the host, which then '
-                       'sends them (host): for devices that are short of memory for the state of the optimizer. auto '
-                       'is host where all contexts are on the CPU.'),
-    'mgpu.micro_batches': (1, 'a number of slices',
+    'mgpu.update_on': ('auto', ('auto', 'device', 'sharded', 'host'),
+                       'Where new parameters are computed: on each context (device); each on one of the contexts of a '
+                       'process, which sends it to the others (sharded); or once on the host, which then sends them '
+                       '(host). The last two are for devices that are short of memory for the state of the optimizer. '
+                       'auto is host where all contexts are on the CPU.'),
+    'mgpu.micro_batches': (1, Number('slices', 1),
                            'Slices that each batch of a replica is computed in, one after the other, where a call '
                            'does not say: on a model that is placed on several contexts they are a pipeline.'),
     'mgpu.recompute': ('False', ('False', 'True'),
@@ -134,9 +138,9 @@ def own_flag(name):
     default, allowed, _ = OWN_FLAGS[name]
     value = flag(name, default)
     if isinstance(default, int):
-        if not str(value).isdecimal():
-            raise MgpuError('flag %s=%s is not %s: 0, 1, 2, ... Fix it in THEANO_FLAGS or .theanorc'
-                            % (name, value, allowed))
+        if not str(value).isdecimal() or int(value) < allowed.least:
+            raise MgpuError('flag %s=%s is not a number of %s, at least %d. Fix it in THEANO_FLAGS or .theanorc'
+                            % (name, value, allowed.of, allowed.least))
         return int(value)
     if isinstance(allowed, tuple) and value not in allowed:
         raise MgpuError('flag %s=%s is not one of %s. Fix it in THEANO_FLAGS or .theanorc'

@@ -15,6 +15,7 @@ from .distributed.consistency import meet_for_batch
 from .errors import LengthError, warn
 from .graphs.updates import with_givens
 from .jobs import rank_process
+from .options import UPDATE_ON
 from .patches.placement_tags import placed_on
 from .placement.layout import placed
 from .profiling.timeline import PHASES, RANK_PHASES, Timings
@@ -87,11 +88,11 @@ class DataParallel:
             self.mesh = self.mesh.first()
         program = self._divided(whole, updated)
         # Ranks compile the same graphs, whatever their devices.
-        on_host = min(self.ranks.everyones(options.updates_on(self.contexts) == 'host'))
+        where = min(self.ranks.everyones(UPDATE_ON.index(options.updates_on(self.contexts))))
         with profiled(options.profile):
             self.compiled_program = CompiledProgram(
                 program, self.arguments.inputs + list(self.inputs.rows.values()), updated,
-                'host' if on_host else 'device', self.mesh, self.placement, self.ranks, options)
+                UPDATE_ON[where], self.mesh, self.placement, self.ranks, options)
         self.runner = Runner(self.compiled_program, self.ranks, options.executor, self.timings)
         self.scatter = Scatter(self.arguments, self.inputs.rows, program, self.runner, self.is_divided,
                                options.micro_batches, options.least(whole), self.sharded)
@@ -113,11 +114,15 @@ class DataParallel:
                 self.mesh = self.mesh.first()
         return undivided(outputs)
 
-    def warn_if_refused(self):
-        """Warn, with the reason, if it runs on one context although several were asked for."""
+    def warn_of_refusals(self):
+        """Warn, with the reason, of what was asked for and is not done, such as to run on several contexts."""
+        name = self.options.name or 'a function'
         if self.refused:
             warn('%s runs whole on %s, since it cannot be computed in parts: %s'
-                 % (self.options.name or 'a function', describe(self.contexts), self.refused))
+                 % (name, describe(self.contexts), self.refused))
+        if self.options.recompute and len(self.mesh.places) == 1 and theano.config.mgpu.recompute != 'True':
+            warn('recompute=True has no effect on %s, since it is not placed on several contexts. To save memory, '
+                 'place it by "with mgpu.device(...)", or pass micro_batches=2 or more' % name)
 
     @property
     def contexts(self):

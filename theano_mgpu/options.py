@@ -7,6 +7,8 @@ from theano.tensor.nnet.bn import AbstractBatchNormTrain
 
 from .errors import GraphError
 
+UPDATE_ON = 'device', 'sharded', 'host'  # where new values are computed
+
 DEFAULTS = {
     'samples': None, 'broadcast': (), 'givens': None, 'no_default_updates': False, 'contexts': None, 'executor': None,
     'mode': None, 'name': None, 'allow_input_downcast': None, 'profile': None, 'micro_batches': None,
@@ -38,12 +40,12 @@ class Options(namedtuple('Options', list(DEFAULTS))):
             options = options._replace(recompute=theano.config.mgpu.recompute == 'True')
         if not isinstance(options.micro_batches, int) or options.micro_batches < 1:
             raise GraphError('micro_batches is a number of slices, at least 1, not %r' % (options.micro_batches,))
-        if options.update_on not in (None, 'auto', 'device', 'host'):
-            raise GraphError("update_on is 'auto', 'device' or 'host', not %r" % (options.update_on,))
+        if options.update_on not in (None, 'auto') + UPDATE_ON:
+            raise GraphError("update_on is 'auto', 'device', 'sharded' or 'host', not %r" % (options.update_on,))
         return options
 
     def updates_on(self, contexts):
-        """Where new values are computed: 'device' or 'host'."""
+        """Where new values are computed, of `UPDATE_ON`."""
         where = self.update_on or theano.config.mgpu.update_on
         if where != 'auto':
             return where

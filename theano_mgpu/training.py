@@ -60,11 +60,13 @@ def training_function(inputs, loss, params, updates, outputs=(), micro_batches=N
         Raise a NonFiniteError, and change nothing, when the loss or a gradient is not finite.
     least_samples : int
         Samples that a sub-batch has at least, but for a batch that has fewer.
-    update_on : {'auto', 'device', 'host'}, optional
-        Where the new values are computed: on each context, or once on the host, from which each context then gets
-        the parameters. Then the state of the updates (moments) is on the host alone: for devices that are short of
-        memory. 'auto' is 'host' where all contexts are of kind ``cpu``, which share arrays without a copy, else
-        'device'. The flag ``mgpu.update_on`` by default.
+    update_on : {'auto', 'device', 'sharded', 'host'}, optional
+        Where the new values are computed. 'device': on each context. 'sharded': of each parameter on one context of the
+        process, which alone has the state of its updates (moments) and sends the parameter to the others; the values
+        are bitwise those of 'device'. See `program.update_shares`. 'host': once on the host, from which each context
+        then gets the parameters. The last two are for devices that are short of memory. 'auto' is 'host' where all
+        contexts are of kind ``cpu``, which share arrays without a copy, else 'device'. The flag ``mgpu.update_on`` by
+        default.
     broadcast, givens, contexts, executor, mode, name, allow_input_downcast, sharded
         As for `mgpu.function`.
 
@@ -102,7 +104,7 @@ def training_function(inputs, loss, params, updates, outputs=(), micro_batches=N
                             executor=executor, mode=mode, name=name, allow_input_downcast=allow_input_downcast,
                             least_samples=least_samples, sharded=sharded, update_on=update_on, recompute=recompute)
     check_reductions(step.results[1:], reductions, variables)
-    step.warn_if_refused()
+    step.warn_of_refusals()
     return step
 
 

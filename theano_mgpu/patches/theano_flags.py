@@ -78,7 +78,7 @@ def register_own_flags():
     configparser.THEANO_FLAGS_DICT.update(_own)
     for name, (default, allowed, doc) in config.OWN_FLAGS.items():
         config.own_flag(name)  # raises our own message for a value that it cannot have
-        if isinstance(allowed, tuple):
+        if isinstance(allowed, tuple) and not isinstance(default, int):
             kind = EnumStr(default, *[value for value in allowed if value != default])
         else:
             kind = (IntParam if isinstance(default, int) else StrParam)(default)

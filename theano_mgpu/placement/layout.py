@@ -1,5 +1,4 @@
 """Give a graph its places, and lay out the contexts for it."""
-import theano
 from theano.gof.graph import ancestors, io_toposort
 from theano.tensor import second
 
@@ -9,7 +8,7 @@ from ..devices.contexts import host_contexts
 from ..devices.mesh import CPU, mesh_of
 from ..errors import ContextError
 from ..graphs.graph import substitute
-from ..patches.placement_tags import place_of_node
+from ..graphs.merge import merged
 from .propagation import assigned, is_placed, own_place
 
 
@@ -68,23 +67,6 @@ def without_fills(outputs):
             if like.ndim == 0 and value.type == node.outputs[0].type:
                 fills[node.outputs[0]] = fills.get(value, value)
     return substitute(outputs, fills) if fills else outputs
-
-
-def merged(outputs):
-    """A graph in which no op is computed twice on a place.
-
-    Gradients have ops of their own for values of the forward pass, such as the tanh in ``1 - tanh(x) ** 2``. Where a
-    graph is cut, each of them would be kept for the backward pass.
-    """
-    found, constants, copies = {}, {}, {}
-    for node in io_toposort([], outputs):
-        inputs = [constants.setdefault(v.signature(), v) if isinstance(v, theano.Constant) else copies.get(v, v)
-                  for v in node.inputs]
-        key = node.op, place_of_node(node), tuple(inputs)
-        if key not in found:
-            found[key] = node.clone_with_new_inputs(inputs).outputs
-        copies.update(zip(node.outputs, found[key]))
-    return [copies.get(output, output) for output in outputs]
 
 
 def _names(outputs):

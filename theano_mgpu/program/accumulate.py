@@ -27,17 +27,19 @@ class Accumulator:
         Parameters
         ----------
         context : Context
+            One of those that `prepare` was given.
         totals, values : list of (pygpu.gpuarray.GpuArray or ndarray)
             Of the variables.
         """
-        if context not in self._functions:
-            function = self._compiled(context)
-            self._functions[context] = function, Sender(function)
         function, sender = self._functions[context]
         return function.unwatched_call(*sender.send(list(totals) + list(values)))
 
-    def _compiled(self, context):
-        totals, values = [each() for each in self._types], [each() for each in self._types]
-        others = [function for function, _ in self._functions.values()]
-        return compile_for(context, totals + values, [total + value for total, value in zip(totals, values)], {}, {},
-                           name='sums of micro-batches', like=others)
+    def prepare(self, contexts: Sequence[Context]) -> None:
+        """Compile what `add` needs on contexts, unless it is compiled."""
+        for context in contexts:
+            if context not in self._functions:
+                totals, values = [each() for each in self._types], [each() for each in self._types]
+                sums = [total + value for total, value in zip(totals, values)]
+                function = compile_for(context, totals + values, sums, {}, {}, name='sums of micro-batches',
+                                       like=[other for other, _ in self._functions.values()])
+                self._functions[context] = function, Sender(function)

@@ -74,7 +74,8 @@ def _of_memory(context):
     other = next((each.name for each in active_contexts() if each.name != context.name), 'dev1')
     device = gpu_context(context)
     return ('. %s has %d MiB of memory, of which %d MiB are free now. To need less: give smaller batches; or have them '
-            "computed in slices, by micro_batches=2 or more; or keep the state of the updates on the host, by "
-            "update_on='host' (flag mgpu.update_on=host); or build a part of the model in a block of "
-            '"with mgpu.device(%r):", so that it is on another device, and pass recompute=True if that is not enough'
+            "computed in slices, by micro_batches=2 or more; or divide the state of the updates among the devices, by "
+            "update_on='sharded' (flag mgpu.update_on), or keep it on the host, by update_on='host'; or build a part "
+            'of the model in a block of "with mgpu.device(%r):", so that it is on another device, and pass '
+            'recompute=True if that is not enough'
             % (context.device, device.total_gmem >> 20, device.free_gmem >> 20, other))

@@ -1,12 +1,12 @@
 """The graphs of a program, compiled for contexts."""
 from collections import namedtuple
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Sequence, Set
 
 import theano
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof.graph import ancestors
 
-from ..devices.context_map import HOST
+from ..devices.context_map import HOST, Context
 from ..devices.mesh import CPU, Mesh
 from ..distributed.process_group import Ranks
 from ..graphs.output_order import by_depth
@@ -14,8 +14,9 @@ from ..replicas.random_streams import is_random_state
 from .parallel_graph import ParallelGraph
 from .partition import OWN, Program
 from .pieces import Places, cut
+from .update_shares import update_shares
 
-Part = namedtuple('Part', 'given outputs updated graph level last', defaults=[0, ()])
+Part = namedtuple('Part', 'given outputs updated graph level last copied_to', defaults=[0, (), ()])
 Part.__doc__ = """A graph of a program, compiled.
 
 Attributes
@@ -29,6 +30,8 @@ level : int
     Of the pieces of a stage, see `pieces.Piece`.
 last : list of theano.Variable
     Values that no later piece of the stage needs.
+copied_to : list of Context
+    Contexts that get the new values, if they have copies of the variables and have not computed them.
 """
 
 
@@ -42,9 +45,9 @@ class CompiledProgram:
         Of a call: those of the program, and others that every replica gets whole.
     updated : list of SharedVariable
         What the last of the program's outputs are new values of.
-    update_on : {'device', 'host'}
-        Where the new values that replicas need are made: on each context, or once on the host. Others, such as
-        metrics and running averages, are made on the host.
+    update_on : {'device', 'sharded', 'host'}
+        Where the new values that replicas need are made: on each context, each on one of the contexts, or on the host.
+        Others, such as metrics and running averages, are made on the host.
     mesh : Mesh
     placement : dict of SharedVariable to str
         The place of each; empty for a graph that is not placed.
@@ -85,7 +88,18 @@ class CompiledProgram:
 
     @property
     def graphs(self) -> List[ParallelGraph]:
-        return [part.graph for _, parts in self.stages for part in parts] + [part.graph for part in self.parts]
+        return [part.graph for part in self._all_parts()]
+
+    def _all_parts(self):
+        return [part for _, parts in self.stages for part in parts] + self.parts
+
+    def read_on(self) -> Dict[Context, Set[theano.Variable]]:
+        """What the parts on each context are given."""
+        found = {context: set() for context in self.mesh.contexts + [HOST]}
+        for part in self._all_parts():
+            for context in part.graph.contexts:
+                found[context].update(part.given)
+        return found
 
     def _stage(self, i, stage, given, own):
         """The pieces of a stage, compiled."""
@@ -134,21 +148,27 @@ class CompiledProgram:
         light += [v for v in results if v not in light and len({self._places.of(each) for each in _reads(v)}) > 1]
         if update_on == 'host':
             here, light = list(new), results
-        found = [self._part(given + exchanged, [v for v in results if v in light], here, new, [HOST])]
+        found = [self._part(given + exchanged, [v for v in results if v in light], here, new, [HOST],
+                            self.mesh.contexts)]
         heavy = [v for v in results if v not in light]
         for place in self.mesh.places:
             there = [v for v in new if v not in here and self._places.of(v) == place]
             contexts = self.mesh.column(place)
+            shares = []
+            if update_on == 'sharded':
+                there, shares = update_shares(there, new, min(self._ranks.everyones(len(contexts))))
             found.append(self._part(given + exchanged, heavy, there, new, contexts if there else contexts[:1]))
+            found += [self._part(given + exchanged, [], share, new, [context], contexts)
+                      for share, context in zip(shares, contexts)]
             heavy = []
         return [part for part in found if part.outputs or part.updated]
 
-    def _part(self, given, outputs, updated, new, contexts):
+    def _part(self, given, outputs, updated, new, contexts, copied_to=()):
         updates = {variable: new[variable] for variable in updated}
         reads = set(ancestors(outputs + list(updates.values())))
         given = [variable for variable in dict.fromkeys(given) if variable in reads]
         graph = self._graph(given, outputs, updates, contexts, self._options.name) if outputs or updates else None
-        return Part(given, outputs, list(updates), graph)
+        return Part(given, outputs, list(updates), graph, copied_to=copied_to)
 
     def _graph(self, inputs, outputs, updates, contexts, name):
         return ParallelGraph(inputs, outputs, updates, contexts, self._ranks, self.program, self._options.mode, name)

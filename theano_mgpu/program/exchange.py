@@ -25,6 +25,8 @@ class Sums:
         Outputs of one stage, all of a floating dtype.
     places : list of theano.Variable
         What stands for their sums.
+    read_on : dict of Context to (set of theano.Variable)
+        What is read on each context: of the sums, these are sent there.
     each : callable
         ``each(name, tasks, shards, contexts)`` runs a task a shard.
     timings : Timings
@@ -37,23 +39,22 @@ class Sums:
 
     Attributes
     ----------
-    by_place : dict of theano.Variable to (Sum or pygpu.gpuarray.GpuArray)
     flat : list of ndarray
         All sums, one array a dtype.
     views : list of ndarray
         Each sum; valid until the next step.
     """
 
-    def __init__(self, sources, places, each, timings, on_devices, kept=(), one_replica=False):
+    def __init__(self, sources, places, read_on, each, timings, on_devices, kept=(), one_replica=False):
         self.sources, self._kept, self._one_replica = sources, set(kept), one_replica
-        self._sums = {place: Sum(self, i) for i, place in enumerate(places)}
-        self.by_place = self._sums
+        self._places = list(places)
         self._each, self._timings, self._on_devices = each, timings, on_devices
         self._buffers = None
+        self._wanted = {context: [i for i, place in enumerate(places) if place in read]
+                        for context, read in read_on.items()}
         self._fetchers = {}
-        self._sent = {}  # context -> FlatBuffers on its device
-        self._are_sent = set()
         self._accumulator, self._held = Accumulator(sources), {}
+        self._on_its_device = None  # the sums of the only replica
 
     @property
     def flat(self):
@@ -85,30 +86,35 @@ class Sums:
             shards, contexts, parts = zip(*self._held.values())
             self._held, accumulate = {}, False
             if self._one_replica:
-                self.by_place = dict(zip(self._sums, parts[0]))
+                self._on_its_device = parts[0]
                 return
-        self.by_place = self._sums
         self._add(parts, shards, contexts, accumulate)
 
     def taken(self):
-        """What stands for the sums, to them; those on a device are not kept here, so that they are freed in time."""
-        found, self.by_place = self.by_place, self._sums
-        return found
+        """What stands for the sums, to them, for one step: what is on a device is freed with them."""
+        values, self._on_its_device = self._on_its_device, None
+        if values is None:
+            sent = {}
+            values = [Sum(self, i, sent) for i in range(len(self._places))]
+        return dict(zip(self._places, values))
 
     def _hold(self, parts, shards, contexts, accumulate):
         """Keep the sums over the rounds, one for each replica."""
         if not accumulate:
             self._held = {}
-        for shard, context, part in zip(shards, contexts, parts):
-            if accumulate:
-                part = self._accumulator.add(context, self._held[shard.replica][-1], part)
-            self._held[shard.replica] = shard, context, part
+        else:
+            self._accumulator.prepare(contexts)
+            tasks = [functools.partial(self._accumulator.add, context, self._held[shard.replica][-1], part)
+                     for shard, context, part in zip(shards, contexts, parts)]
+            with self._timings.span('launch'):
+                parts = self._each('launch', tasks, shards, contexts)
+        self._held.update((shard.replica, (shard, context, part))
+                          for shard, context, part in zip(shards, contexts, parts))
 
     def _add(self, parts, shards, contexts, accumulate):
         like = describe(parts[0])
         if self._buffers is None or self._buffers.like != like:
             self._buffers = FlatBuffers(like)
-        self._are_sent = set()
         sizes = [array.size * array.itemsize for array in self.views]
         buckets = list(bucket_ranges(sizes)) if self._on_devices else [(0, len(sizes))]
         underway = []
@@ -156,20 +162,21 @@ class Sums:
         for flat in self.flat:
             flat[...] = 0
 
-    def on(self, context):
-        """The sums on a context's device, sent in one copy a dtype."""
-        sent = self._sent.get(context)
-        if sent is None or sent.like != self._buffers.like:
-            sent = self._sent[context] = FlatBuffers(self._buffers.like, context)
-        if context not in self._are_sent:
-            for there, here in zip(sent.flat, self.flat):
-                there.write(here)
-            self._are_sent.add(context)
-        return sent.views
+    def send(self, context):
+        """The sums that are read on a context, by their number, on its device; sent in one copy a dtype."""
+        wanted, here = self._wanted[context], self._buffers
+        if len(wanted) < len(self.views):
+            here = FlatBuffers([self._buffers.like[i] for i in wanted])
+            for i, view in zip(wanted, here.views):
+                view[...] = self.views[i]
+        there = FlatBuffers(here.like, context)
+        for to, flat in zip(there.flat, here.flat):
+            to.write(flat)
+        return dict(zip(wanted, there.views))
 
 
-class Sum(namedtuple('Sum', 'sums index')):
-    """One sum of Sums."""
+class Sum(namedtuple('Sum', 'sums index sent')):
+    """One sum of Sums, in one step; `sent` has what is on each device, the same for all sums of the step."""
 
     @property
     def on_host(self):
@@ -177,7 +184,11 @@ class Sum(namedtuple('Sum', 'sums index')):
 
     def on(self, context):
         """The sum where functions of a context take it."""
-        return self.on_host if context.kind == 'cpu' else self.sums.on(context)[self.index]
+        if context.kind == 'cpu':
+            return self.on_host
+        if context not in self.sent:
+            self.sent[context] = self.sums.send(context)
+        return self.sent[context][self.index]
 
 
 def add_over_ranks(ranks, sums, timings):

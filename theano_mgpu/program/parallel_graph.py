@@ -153,9 +153,10 @@ def profiled(profile):
 
 def compiling(name, inputs, contexts):
     """A context manager that prints a note if compiling a function for some contexts takes long."""
-    of = ', '.join(map(str, inputs[:3])) + ', ...' * (len(inputs) > 3)
+    names = [variable.name for variable in inputs if variable.name]
+    shown = 'a function' + ' of ' * bool(names) + ', '.join(names[:3]) + ', ...' * (len(names) > 3)
     return progress.note_if_long(lambda: 'compiling %s for %s takes a while; what is compiled is kept for the next time'
-                                 % (name or 'a function of ' + of, ', '.join(context.name for context in contexts)))
+                                 % (name or shown, ', '.join(context.name for context in contexts)))
 
 
 def check_same_graph(ranks, inputs, outputs, shared, n_contexts):

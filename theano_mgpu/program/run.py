@@ -5,10 +5,9 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ..devices.context_map import HOST
 from ..distributed.process_group import Ranks
 from ..profiling.timeline import Timings, on_track
-from ..replicas.transfers import DeviceBuffers, fetch, wait
+from ..replicas.transfers import DeviceBuffers, copy_to, fetch, wait
 from .advice import memory_explained
 from .compiled import CompiledProgram
 from .exchange import Sum, Sums, add_over_ranks, exchanged
@@ -50,6 +49,7 @@ class Runner:
     def _plan_exchanges(self):
         """What is added up after each part of a stage, and what is exchanged before each stage, and at the end."""
         self._sums, self._boundaries = {}, []
+        read_on = self.compiled.read_on()
         for exchanges in [stage.exchanges for stage, _ in self.compiled.stages] + [self.compiled.program.exchanges]:
             additive = [each for each in exchanges if each.how == 'sum' and each.source.dtype.startswith('float')]
             here = []
@@ -57,7 +57,7 @@ class Runner:
                 of_part = [each for each in additive if each.source in part.outputs]
                 if of_part:
                     here.append(Sums([each.source for each in of_part], [each.variable for each in of_part],
-                                     self.each, self.timings, self.on_devices, self.compiled.kept,
+                                     read_on, self.each, self.timings, self.on_devices, self.compiled.kept,
                                      self.ranks.size == len(self.mesh.replicas) == 1))
                     self._sums.setdefault(part.graph, []).append(here[-1])
             self._boundaries.append((here, [each for each in exchanges if each not in additive], exchanges))
@@ -176,7 +176,7 @@ class Runner:
                 for sums in self._sums.get(part.graph, ()):
                     sums.add(shards, contexts, number, len(batch.rounds))
             for j, variable in enumerate(part.graph.updated):
-                made = variable, contexts, [values[j] for _, values in results]
+                made = variable, contexts, [values[j] for _, values in results], ()
                 if variable.variable not in self._independent:
                     new += [made] if number == 0 else []
                 elif not batch.idle:
@@ -227,7 +227,7 @@ class Runner:
                 if self.timings.waits():
                     wait(value for _, values in made for value in values)
             results.update(zip(part.outputs, made[0][0]))
-            new += [(variable, contexts, each)
+            new += [(variable, contexts, each, part.copied_to)
                     for variable, each in zip(part.graph.updated, zip(*[values for _, values in made]))]
         with self.timings.span('broadcast'):
             self._store(new, transaction)
@@ -246,24 +246,23 @@ class Runner:
         return self._buffers.setdefault(context, DeviceBuffers(context))
 
     def _store(self, new, transaction):
-        """Give copies of variables their new values; those of the host go to every context that has one.
+        """Give copies of variables their new values.
 
         Parameters
         ----------
-        new : list of (Replicated, list of Context, list)
-            The last: the new value on each of the contexts.
+        new : list of (Replicated, list of Context, list, list of Context)
+            For a variable the contexts that have computed its new value, the value on each of them, and further
+            contexts, whose copies get the first of these values.
         transaction : Transaction
         """
-        for variable, contexts, values in new:
+        for variable, contexts, values, copied_to in new:
             for context, value in zip(contexts, values):
                 transaction.replace(variable.copies[context], value)
-            if contexts == [HOST]:
-                contexts = contexts + [context for context in self.mesh.contexts if context in variable.copies
-                                       and context != HOST]
-                for i, context in enumerate(contexts[1:]):
-                    with memory_explained(i, context, 'update'):
-                        transaction.convert(variable.copies[context], values[0])
-            transaction.then(variable.commit, contexts)
+            others = [each for each in copied_to if each in variable.copies and each not in contexts]
+            for i, context in enumerate(others):
+                with memory_explained(i, context, 'update'):
+                    transaction.convert(variable.copies[context], copy_to(context, values[0]))
+            transaction.then(variable.commit, contexts + others)
 
     def values(self, batch: Batch, results: Values) -> Dict[Output, np.ndarray]:
         """Outputs that are the same on each replica, on the host, by Output; `results` is what `run_parts` returned."""

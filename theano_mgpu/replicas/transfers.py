@@ -29,7 +29,7 @@ class DeviceBuffers:
             return value
         from pygpu import gpuarray  # not installed on every machine without a GPU
         found = self._buffers.get(key)
-        if found is None or found.shape != value.shape:
+        if found is None or (found.shape, found.dtype) != (value.shape, value.dtype):
             found = gpuarray.array(value, dtype=value.dtype, order='C', context=gpu_context(self._context))
             self._buffers[key] = found
         else:
