@@ -42,7 +42,8 @@ NO_PATCHES = {'cuda_contexts.entries', 'cuda_contexts.entries_left', 'opencl_pro
               'placement_tags.place_of', 'placement_tags.place_of_node', 'placement_tags.placed_on',
               'shared_variables.watch', 'shared_variables.watcher_of', 'theano_contexts.compiling_for',
               'theano_contexts.infer_context_name', 'theano_flags.blas_ldflags', 'theano_flags.lacks_python_headers',
-              'theano_functions.plain_function', 'theano_functions.plain_functions', 'theano_imports.is_command_line'}
+              'theano_functions.graph_of', 'theano_functions.is_of_library', 'theano_functions.plain_function',
+              'theano_functions.plain_functions', 'theano_functions.shown', 'theano_imports.is_command_line'}
 
 
 def functions_of(path):

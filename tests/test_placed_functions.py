@@ -1,4 +1,6 @@
 """Placed graphs where no function of this package was called for: `mgpu.Predictor`, and `mgpu.enable`."""
+import warnings
+
 import theano_mgpu as mgpu
 
 import numpy as np
@@ -165,6 +167,16 @@ def test_a_wrong_argument_is_an_error_of_theano(enabled):
         f(rows(4)[:, :3])
     np.testing.assert_allclose(f(rows(4)), expected_of(weights, rows(4)), rtol=1e-5)
     assert places_of(f) == [['dev0', 'dev1']] and not enabled.messages
+
+
+def test_plain_theano_warns_that_it_ignores_places():
+    x, (w, _), y = two_layers()
+    with pytest.warns(mgpu.MgpuWarning, match='f is placed on devices, but plain Theano computes it on one. Make it'):
+        theano.function([x], y, mode=FAST, name='f')
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        theano.function([], w.sum(), mode=FAST)  # it only reads what is placed
+        mgpu.function([x], y, mode=FAST)
 
 
 def test_an_audit_shows_where_everything_is():

@@ -101,7 +101,7 @@ def function(inputs, outputs=None, reduce=None, updates=None, samples=None, broa
                             name=name, allow_input_downcast=allow_input_downcast, profile=profile, sharded=sharded,
                             micro_batches=micro_batches, update_on=update_on, recompute=recompute)
     check_reductions(made.results, reductions, output_list)
-    made.warn_if_refused()
+    made.warn_of_refusals()
     return made
 
 

@@ -162,10 +162,9 @@ def _lookup(name, known):
     for context in known:
         if context.name == name:
             return context
-    mapped = describe(known)
     raise ContextError('context %r is not mapped; known contexts: %s. Add it to THEANO_FLAGS, e.g. '
-                       'contexts=%s;%s->cuda%d' % (name, ', '.join(c.name for c in known),
-                                                   mapped, name, len(known)))
+                       'contexts=%s;dev%d->cuda%d' % (name, ', '.join(c.name for c in known), describe(known),
+                                                      len(known), len(known)))
 
 
 def _open(context, preallocated=True):

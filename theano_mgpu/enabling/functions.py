@@ -1,21 +1,16 @@
 """`mgpu.enable`: each new `theano.function` runs over the contexts, where that is exact and faster."""
 import functools
-import os
 
 import theano
 
 from ..errors import warn
-from ..graphs.updates import as_dict, pairs
 from ..options import Options
-from ..parallel_function import Packing
 from ..patches import theano_functions
 from ..placement.propagation import is_placed
 from ..program.parallel_graph import choose_ranks, resolve_contexts
 from .enabled_function import NOT_PLACED, EnabledFunction, PlacedFunction
 from .report import FunctionReport
 
-_LIBRARIES = tuple(os.path.join(os.path.dirname(os.path.dirname(theano.__file__)), name, '')
-                   for name in ('theano', 'keras'))
 OWN_SAMPLES = 'each process has samples of its own: use mgpu.function, which adds over processes'
 
 _enabled = None  # the Enabled in force
@@ -80,7 +75,13 @@ def disable():
 
 @functools.lru_cache(None)
 def _attach_once():
-    theano_functions.after_each_function(lambda function, given: _enabled and _enabled.attach(function, given))
+    theano_functions.after_each_function(_attach, first=True)
+
+
+def _attach(function, given):
+    if _enabled:
+        _enabled.attach(function, given)
+    return bool(_enabled)
 
 
 class Enabled:
@@ -97,10 +98,10 @@ class Enabled:
 
     def attach(self, function, given):
         """Have a new function run over the contexts, if it may have a batch."""
-        if (given['name'] or '').startswith(_LIBRARIES):
-            return  # Theano or Keras made it for its own use
-        usage = self.report.usage(_shown(given['name']))
-        placed = _is_placed(given)
+        if theano_functions.is_of_library(given['name']):
+            return
+        usage = self.report.usage(theano_functions.shown(given['name']))
+        placed = is_placed(theano_functions.graph_of(function))
         obstacle = _obstacle(given, placed)
         if obstacle == OWN_SAMPLES:
             self.tell('with --sharded (mgpu.data=sharded) each process has samples of its own: Theano functions are '
@@ -119,19 +120,6 @@ class Enabled:
                 self.tell('there is one context, on the CPU: no function is divided. Map several, e.g. '
                           'theano-mgpu run --gpus 2, or mgpu.init(2)')
             function.mgpu_divided = EnabledFunction(self, function, given, usage)
-
-
-def _shown(name):
-    """A function's name for messages. If it has none, Theano gives the place of its making; its folder is left out."""
-    place, colon, line = (name or 'a function').rpartition(':')
-    return os.path.basename(place) + colon + line if colon else line
-
-
-def _is_placed(given):
-    """Whether the graph of a `theano.function` is placed on devices."""
-    new = [value for named in (given['updates'], given['givens']) for _, value in pairs(named)]
-    variables = Packing(given['outputs']).variables + list(as_dict(given['updates']))
-    return is_placed(variables + [value for value in new if isinstance(value, theano.Variable)])
 
 
 def _obstacle(given, placed):

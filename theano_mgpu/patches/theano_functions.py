@@ -1,10 +1,12 @@
-"""A hook after each call of `theano.function`."""
+"""Hooks after each call of `theano.function`."""
 import contextlib
 import functools
 import inspect
+import os
 import sys
 import threading
 
+_hooks = []
 _making = threading.local()
 
 
@@ -32,7 +34,25 @@ def plain_function(*args, **kwargs):
         return theano.function(*args, **kwargs)
 
 
-def after_each_function(attach):
+def is_of_library(name):
+    """Whether Theano or Keras made a function for its own use, by the name that Theano gives one without a name."""
+    folder = os.path.dirname(os.path.dirname(sys.modules['theano'].__file__))
+    return (name or '').startswith(tuple(os.path.join(folder, library, '') for library in ('theano', 'keras')))
+
+
+def shown(name):
+    """A function's name for messages. If it has none, Theano gives the place of its making; its folder is left out."""
+    place, colon, line = (name or 'a function').rpartition(':')
+    return os.path.basename(place) + colon + line if colon else line
+
+
+def graph_of(function):
+    """The outputs and new values of a function, before Theano's optimiser, and the shared variables that it updates."""
+    updates = [(each.variable, each.update) for each in function.maker.inputs if each.update is not None]
+    return [output.variable for output in function.maker.outputs] + [each for pair in updates for each in pair]
+
+
+def after_each_function(attach, first=False):
     """Call a hook with each function that Theano makes from now on.
 
     Every `theano.function` calls `pfunc`, whatever name a script has imported it by.
@@ -42,8 +62,16 @@ def after_each_function(attach):
     attach : callable
         ``attach(function, arguments)``: the new function, and a dict of the arguments of `theano.compile.pfunc.pfunc`.
         It may set ``function.mgpu_divided``, a callable ``divided(args, kwargs)`` that then runs in place of the
-        function; ``function.plain_call`` is Theano's own.
+        function; ``function.plain_call`` is Theano's own. If it returns True, no further hook is called.
+    first : bool
+        Call it before the hooks that there are; after them by default.
     """
+    if not _hooks:
+        _call_hooks()
+    _hooks.insert(0 if first else len(_hooks), attach)
+
+
+def _call_hooks():
     module = sys.modules['theano.compile.function']
     original = module.pfunc
     parameters = inspect.signature(original)
@@ -55,6 +83,6 @@ def after_each_function(attach):
         if not is_within:
             given = parameters.bind(*args, **kwargs)
             given.apply_defaults()
-            attach(function, given.arguments)
+            any(attach(function, given.arguments) for attach in _hooks)
         return function
     module.pfunc = pfunc

@@ -1,13 +1,17 @@
 """Say where ops run: `device`, a block, and `place`, for one expression."""
+import functools
+
 import theano
 from theano.gof.graph import ancestors
 
 from .. import patches
 from ..devices import contexts
 from ..devices.mesh import CPU
-from ..errors import GraphError
+from ..errors import GraphError, warn
+from ..patches import theano_functions
 from ..patches.placement_tags import placed_on
 from .inner_graphs import inner_outputs
+from .propagation import own_place
 
 
 def device(name):
@@ -48,7 +52,7 @@ def device(name):
     >>> left.tag.mgpu_place, right.tag.mgpu_place, both.tag.mgpu_place
     ('dev0', 'dev1', 'cpu')
     """
-    patches.apply(patches.FIRST_PLACEMENT)
+    _prepare()
     return placed_on(None if name is None else place_name(name))
 
 
@@ -87,7 +91,7 @@ def place(expression, name):
         raise GraphError('%r is no Theano variable: place takes an expression, a shared variable or an input. Use '
                          'mgpu.device(%r) around the code that makes several' % (expression, name))
     found = place_name(name)
-    patches.apply(patches.FIRST_PLACEMENT)
+    _prepare()
     if expression.owner is not None:
         for output in expression.owner.outputs:
             output.tag.mgpu_place = found
@@ -97,6 +101,22 @@ def place(expression, name):
     elif not isinstance(expression, theano.Constant):
         expression.tag.mgpu_place = found
     return expression
+
+
+@functools.lru_cache(None)
+def _prepare():
+    patches.apply(patches.FIRST_PLACEMENT)
+    theano_functions.after_each_function(_warn_if_placed)
+
+
+def _warn_if_placed(function, given):
+    """Warn of a function of plain Theano that has placed ops; it may read variables that are placed."""
+    if not theano_functions.is_of_library(given['name']) and any(
+            variable.owner and isinstance(own_place(variable), str)
+            for variable in ancestors(theano_functions.graph_of(function))):
+        warn('%s is placed on devices, but plain Theano computes it on one. Make it with mgpu.function or '
+             'mgpu.training_function, or call mgpu.enable() first; for a Keras model use multi_gpu_model'
+             % theano_functions.shown(given['name']))
 
 
 def place_name(name):
