@@ -66,6 +66,9 @@ def parse_arguments():
                         help='slices of a batch (default 1 4 8)')
     parser.add_argument('--recompute', action='store_true',
                         help='the backward pass computes the forward pass again, in place of keeping its values')
+    parser.add_argument('--apart', action='store_true',
+                        help='only mlp: no part waits for another one, since each has the batch as its input: what the '
+                        'devices can gain on this machine at all')
     parser.add_argument('--executor', choices=['serial', 'threads'], help='how the devices are driven')
     parser.add_argument('--batch-size', type=int, default=128, help='(default %(default)s)')
     parser.add_argument('--rounds', type=int, default=7, help='rounds that count (default %(default)s)')
@@ -79,6 +82,8 @@ def parse_arguments():
     arguments = parser.parse_args()
     if min([arguments.devices, arguments.batch_size, arguments.rounds] + arguments.micro_batches) < 1:
         parser.error('--devices, --batch-size, --rounds and --micro-batches are at least 1')
+    if arguments.apart and arguments.models != ['mlp']:
+        parser.error('--apart is for --models mlp')
     if arguments.size % 4:
         parser.error('--size %d: U-Net halves images twice; give a multiple of 4' % arguments.size)
     return arguments
@@ -113,6 +118,10 @@ class Network:
         with mgpu.device(self._places[number]):
             return made()
 
+    def begins_part(self, number):
+        """Whether a layer is the first one of a further device."""
+        return self._places is not None and number > 0 and self._places[number] != self._places[number - 1]
+
 
 def parts(costs, n):
     """The part of each layer, of n in a row with about equal costs."""
@@ -123,10 +132,13 @@ def parts(costs, n):
 def mlp(arguments, names):
     """8 dense layers; a row a sample."""
     units, x = arguments.units, T.matrix('x')
-    network, hidden = Network([1] * 8, names), x
+    network, hidden, ends = Network([1] * 8, names), x, []
     for i in range(8):
+        if arguments.apart and network.begins_part(i):
+            ends.append(hidden)
+            hidden = x
         hidden = network.layer(i, lambda w, h=hidden: T.dot(h, w), units, units)
-    return x, hidden, network.params, (units,), (units,)
+    return x, ends + [hidden], network.params, (units,), (units,)
 
 
 def convolved(x):
@@ -139,7 +151,7 @@ def cnn(arguments, names):
     network, hidden = Network([1 / channels] + [1] * 8, names), x
     for i in range(9):
         hidden = network.layer(i, convolved(hidden), channels, channels if i else 1, 3, 3)
-    return x, hidden, network.params, (1,) + (arguments.size,) * 2, (channels,) + (arguments.size,) * 2
+    return x, [hidden], network.params, (1,) + (arguments.size,) * 2, (channels,) + (arguments.size,) * 2
 
 
 def unet(arguments, names):
@@ -157,7 +169,7 @@ def unet(arguments, names):
         if i in (6, 8):
             hidden = T.concatenate([twice_as_large(hidden), kept.pop()], axis=1)
         hidden = network.layer(i, convolved(hidden), n_out, n_in, 3, 3)
-    return x, hidden, network.params, (1,) + (arguments.size,) * 2, (c,) + (arguments.size,) * 2
+    return x, [hidden], network.params, (1,) + (arguments.size,) * 2, (c,) + (arguments.size,) * 2
 
 
 def twice_as_large(x):
@@ -172,9 +184,10 @@ MODELS = {'mlp': mlp, 'cnn': cnn, 'unet': unet}
 
 def step_on(name, names, micro_batches, arguments):
     """A training step of a model on contexts, and a batch for it."""
-    x, output, params, shape, target_shape = MODELS[name](arguments, names)
-    target = output.type('target')
-    step = mgpu.training_function([x, target], T.sqr(output - target).mean(), params, sgd, contexts=names,
+    x, outputs, params, shape, target_shape = MODELS[name](arguments, names)
+    target = outputs[0].type('target')
+    loss = sum(T.sqr(output - target).mean() for output in outputs)
+    step = mgpu.training_function([x, target], loss, params, sgd, contexts=names,
                                   micro_batches=micro_batches, recompute=arguments.recompute and len(names) > 1,
                                   executor=arguments.executor)
     rng = np.random.RandomState(0)
@@ -240,7 +253,7 @@ def measure(name, names, arguments):
                        arguments.rounds, name)
     for n, m in running:
         per_call = running[n, m][1].timings.per_call()
-        bubble = (n - 1) / (m + n - 1)
+        bubble = 0 if arguments.apart else (n - 1) / (m + n - 1)
         yield dict(model=name, devices=n, micro_batches=m, seconds=found[n, m],
                    phases={title: sum(per_call.get(phase, 0) for phase in phases) for title, phases in
                            (('copies', COPIES), ('compute', COMPUTE), ('update', UPDATE))},
