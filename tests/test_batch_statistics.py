@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from support.modes import PYTHON
 from support.stages import run, split
 from theano.configparser import change_flags
 from theano.tensor.nnet.bn import AbstractBatchNormTrainGrad, batch_normalization_train
 
-MODE = theano.Mode('py', 'fast_compile')
 N, SIZES = 14, (7, 5, 1, 1)
 ROWS = np.random.RandomState(0).randn(N, 6)
 SERIES = np.random.RandomState(1).randn(N, 3, 4)
@@ -35,7 +35,7 @@ def normalised(x, shape, axes='per-activation', **options):
 
 
 def plain(inputs, outputs, *data):
-    return theano.function(inputs, outputs, mode=MODE)(*data)
+    return theano.function(inputs, outputs, mode=PYTHON)(*data)
 
 
 def assert_close(ours, theirs, tolerance=1e-9):
@@ -77,7 +77,7 @@ def test_exact_statistics_are_those_of_one_device(form, data, sizes):
     loss = (T.sqr(outputs[0]) * T.tanh(outputs[0])).sum()
     outputs[0] = outputs[0] if form is not over_merged_axes else T.sqr(outputs[0]).sum()
     outputs += [T.inv(outputs[2] ** 2)] + theano.grad(loss, parameters + [x])
-    assert_close(run(partition([x], outputs), split([data], sizes), MODE), plain([x], outputs, data))
+    assert_close(run(partition([x], outputs), split([data], sizes), PYTHON), plain([x], outputs, data))
 
 
 def test_statistics_take_one_exchange():
@@ -94,7 +94,7 @@ def test_the_gradient_with_any_mean():
     x, dy = T.dmatrix('x'), T.dmatrix('dy')
     outputs = AbstractBatchNormTrainGrad((0,))(x, dy, *[parameter(i, (1, 6)) for i in range(3)], 1e-4)
     for statistics in ('exact', 'local'):
-        assert_close(run(partition([x, dy], outputs, statistics), split([ROWS, ROWS ** 2], SIZES), MODE),
+        assert_close(run(partition([x, dy], outputs, statistics), split([ROWS, ROWS ** 2], SIZES), PYTHON),
                      plain([x, dy], outputs, ROWS, ROWS ** 2))
 
 
@@ -112,7 +112,7 @@ def test_large_means_cost_no_more_than_on_one_device(centre, deviation, sizes):
     truth = plain([x], outputs, data.astype('float64'))
     with change_flags(floatX='float32'):
         x, outputs = statistics('float32')
-        theirs, ours = plain([x], outputs, data), run(partition([x], outputs), split([data], sizes), MODE)
+        theirs, ours = plain([x], outputs, data), run(partition([x], outputs), split([data], sizes), PYTHON)
     for true, one, other in zip(truth, ours, theirs):
         assert one.dtype == other.dtype == 'float32'
         error, allowed = [np.sqrt(np.mean((found - true) ** 2)) for found in (one, other)]
@@ -136,8 +136,8 @@ def test_local_statistics_are_those_of_each_shard(form, data, sizes):
     gradients = theano.grad(loss, parameters + [x])
     program = partition([x], [loss, mean, inverse, running_mean, running_variance] + gradients, 'local')
     assert [stage.exchanges for stage in program.stages] == [[]]
-    ours = run(program, split([data], sizes), MODE)
-    alone = theano.function([x], [loss] + gradients + [mean, T.inv(inverse ** 2)], mode=MODE)
+    ours = run(program, split([data], sizes), PYTHON)
+    alone = theano.function([x], [loss] + gradients + [mean, T.inv(inverse ** 2)], mode=PYTHON)
     parts = list(zip(*[alone(shard) for shard, in split([data], sizes)]))
     means, variances = weighted(parts[4], sizes), weighted(parts[5], sizes)
     of_samples = data.shape[1] if data is SERIES else 1
@@ -167,7 +167,7 @@ def test_what_needs_no_other_samples_is_exact_in_any_case(form, data):
     else:
         (y, mean, inverse, *_), _ = normalised(x_, shape, axes)
     outputs = [y, mean, inverse, theano.grad(T.sqr(y * T.tanh(y)).sum(), x)]
-    assert_close(run(partition([x], outputs, 'local'), split([data], SIZES), MODE), plain([x], outputs, data))
+    assert_close(run(partition([x], outputs, 'local'), split([data], SIZES), PYTHON), plain([x], outputs, data))
 
 
 def second_gradient(x, y, mean):
@@ -182,7 +182,7 @@ def test_samples_that_meet_averages_of_local_statistics_are_an_error(build):
     with pytest.raises(CannotCut, match='mgpu.batch_statistics=exact'):
         partition([x], [build(x, y, mean)], 'local')
     outputs = [build(x, y, mean)]
-    assert_close(run(partition([x], outputs), split([ROWS], SIZES), MODE), plain([x], outputs, ROWS), 1e-7)
+    assert_close(run(partition([x], outputs), split([ROWS], SIZES), PYTHON), plain([x], outputs, ROWS), 1e-7)
 
 
 @pytest.mark.parametrize('statistics', ['exact', 'local'])

@@ -237,9 +237,17 @@ def test_predict_compares(tmp_path):
     assert all(row['label'] in text for row in rows) and plt.imread(plot_path).shape[0] > 300
 
 
+@pytest.mark.needs_compiler
+@pytest.mark.slow
+def test_updates():
+    lines = run('updates.py', '--optimizers', 'Adam', 'SGD', '--parameters', '1000', '--rounds', '1', '--block',
+                '0.01').splitlines()
+    assert [line.split()[0] for line in lines[-2:]] == ['Adam', 'SGD'] and 'bandwidth' in lines[-3]
+
+
 @pytest.mark.parametrize('script', ['mnist_cnn.py', 'step_overhead.py', 'keras_mnist.py', 'keras_autoencoder.py',
                                     'keras_overhead.py', 'scaling.py', 'predict.py', 'choices.py', 'compile_once.py',
                                     'all_reduce.py', 'versions.py', 'exactness.py', 'devices.py', 'theano_script.py',
-                                    'placement.py'])
+                                    'placement.py', 'updates.py'])
 def test_help_teaches(script):
     assert 'Examples:' in run(script, '--help')

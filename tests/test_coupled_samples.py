@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from support.modes import PYTHON
 
-QUICK = {'cpu': theano.Mode('py', 'fast_compile'), 'gpu': theano.Mode('cvm', 'fast_compile')}
+QUICK = {'cpu': PYTHON, 'gpu': theano.Mode('cvm', 'fast_compile')}
 
 
 class Small:

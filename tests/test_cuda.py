@@ -218,7 +218,7 @@ print(np.isfinite(go_on(x, labels)), not equal(values(), before))
 '''
 
 
-@pytest.mark.parametrize('executor,after', [('serial', 10), ('threads', 75)])
+@pytest.mark.parametrize('executor,after', [('serial', 10), pytest.param('threads', 75, marks=pytest.mark.slow)])
 def test_a_device_that_is_lost_in_a_step_loses_no_value(executor, after):
     """`after` launches: in the gradients of the next step; in the update of a step, which the step after it reports."""
     message, same, went_on = run(LOST.replace('EXECUTOR', repr(executor)).replace('AFTER', str(after)))

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from support.modes import PYTHON
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
 
-PYTHON = theano.Mode('py', 'fast_compile')
 X = np.random.RandomState(0).randn(43, 6)
 Y = np.random.RandomState(1).randint(0, 3, 43).astype('int32')
 

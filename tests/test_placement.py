@@ -15,7 +15,7 @@ from support.placed_models import MODELS, PYTHON, Training, assert_close, check,
 SIZES = 7, 4, 1, 9  # two or more replicas or micro-batches have unequal parts of them
 NAMES = [pytest.param(name, marks=[pytest.mark.slow, pytest.mark.needs_compiler] if name == 'convolutional' else [])
          for name in MODELS]
-ON_GPU = [pytest.param('gpu', name, marks=() if name in ('towers', 'there_and_back') else pytest.mark.slow)
+ON_GPU = [pytest.param('gpu', name, marks=() if name == 'towers' else pytest.mark.slow)
           for name in MODELS]
 
 
@@ -86,7 +86,7 @@ def test_replicas(cpu4, name):
     training = training_step(name, [a, c], contexts=[[a, c], [b, d]])
     check(training, name, SIZES)
     assert [[context.name for context in replica][:2] for replica in training.step.mesh.replicas] == [[a, c], [b, d]]
-    training = training_step(name, [a, b], micro_batches=2)
+    training = training_step(name, [a, b], micro_batches=2, update_on='sharded')
     check(training, name, SIZES)
     assert [[context.name for context in replica][:2] for replica in training.step.mesh.replicas] == [[a, b], [c, d]]
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from support.modes import PYTHON
 from support.stages import n_stages, run, split
 from theano.gradient import disconnected_grad
 from theano.ifelse import ifelse
@@ -34,7 +35,7 @@ def case(*data, stages, marks=()):
 
 
 # Convolutions exist in C++ only; everything else is quicker in Python than it is compiled.
-COMPILED, INTERPRETED = theano.Mode('cvm', 'fast_compile'), theano.Mode('py', 'fast_compile')
+COMPILED = theano.Mode('cvm', 'fast_compile')
 
 
 def weight(*shape):
@@ -341,7 +342,7 @@ def test_cut_graphs_give_what_one_device_gives(build, data, stages, sizes):
     outputs = build(*inputs)
     program = partition(inputs, outputs)
     assert n_stages(program) == stages
-    mode = COMPILED if data[0] is IMAGES else INTERPRETED
+    mode = COMPILED if data[0] is IMAGES else PYTHON
     expected = theano.function(inputs, outputs, no_default_updates=True, mode=mode)(*data)
     for ours, whole in zip(run(program, split(data, sizes), mode), expected):
         assert np.shape(ours) == np.shape(whole) and ours.dtype == whole.dtype
@@ -377,7 +378,7 @@ def test_places_of_some_rows_only_are_an_error(build):
     x = T.dmatrix('x')
     program = partition([x], [build(x.reshape((2 * x.shape[0], 3)), x.shape[0])])
     with pytest.raises(AssertionError, match='picks samples by their place'):
-        run(program, split([ROWS], SIZES), INTERPRETED)
+        run(program, split([ROWS], SIZES), PYTHON)
 
 
 @pytest.mark.parametrize('build, reason', [
@@ -396,7 +397,7 @@ def test_what_lengths_show_only_in_a_batch_is_an_error_then(build, reason):
     x = T.dmatrix('x')
     program = partition([x], [build(x)])
     with pytest.raises(AssertionError, match=reason):
-        run(program, split([ROWS], SIZES), INTERPRETED)
+        run(program, split([ROWS], SIZES), PYTHON)
 
 
 def test_nobody_needs_the_place_of_the_maximum():

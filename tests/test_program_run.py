@@ -8,7 +8,7 @@ import theano
 import theano.tensor as T
 from support.faulty_executor import faulty
 from support.launch import arrays, launch
-from support.rank_network import PYTHON
+from support.modes import PYTHON
 from support.stages import CoupledModel
 
 

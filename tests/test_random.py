@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from support.modes import PYTHON
 from support.stages import run, split
 from theano.configparser import change_flags
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
 
-MODE = theano.Mode('py', 'fast_compile')
 MRG, PLAIN = MRG_RandomStreams, RandomStreams
 N, SIZES = 14, (7, 5, 2)
 SERIES = np.random.RandomState(0).rand(N, 3, 4)
@@ -65,7 +65,7 @@ def drawn(streams, build):
 
 
 def as_one_device(x, outputs, data):
-    return theano.function([x], outputs, mode=MODE, no_default_updates=True)(data)
+    return theano.function([x], outputs, mode=PYTHON, no_default_updates=True)(data)
 
 
 def assert_equal(ours, theirs):
@@ -78,7 +78,7 @@ def test_exact_draws_are_those_of_one_device(streams, build):
     x, found, _ = drawn(streams(3), build)
     program = partition([x], found)
     assert program.streams == []
-    for ours, theirs in zip(run(program, split([SERIES], SIZES), MODE), as_one_device(x, found, SERIES)):
+    for ours, theirs in zip(run(program, split([SERIES], SIZES), PYTHON), as_one_device(x, found, SERIES)):
         assert_equal(ours, theirs)
 
 
@@ -89,7 +89,7 @@ def test_each_replica_draws_for_its_own_samples_only(streams, build):
     assert len(program.stages) == 1 and set(program.streams) == set(new) and len(program.streams) == len(new) == 2
     assert [output.how for output in program.outputs[2:]] == [OWN, OWN]
     states = [{v: replica_state(v.get_value(), i) for v in new} for i in range(len(SIZES))]
-    ours = run(program, split([SERIES], SIZES), MODE, states)
+    ours = run(program, split([SERIES], SIZES), PYTHON, states)
     for i, (start, stop) in enumerate([(0, 7), (7, 12), (12, 14)]):
         for variable, value in states[i].items():
             variable.set_value(value)
@@ -144,7 +144,7 @@ def test_other_draws_stay_exact(streams, build):
     new = [update[1] for update in streams.state_updates] if build is not in_a_loop else []
     program = partition([x], [found] + new, random='independent')
     assert program.streams == []
-    for ours, theirs in zip(run(program, split([SERIES], SIZES), MODE), as_one_device(x, [found] + new, SERIES)):
+    for ours, theirs in zip(run(program, split([SERIES], SIZES), PYTHON), as_one_device(x, [found] + new, SERIES)):
         if isinstance(theirs, np.random.RandomState):
             assert same_state(ours, theirs)
         else:
@@ -176,7 +176,7 @@ def test_a_state_that_anything_else_reads_stays_exact(outputs):
     outputs = outputs(state, new, x, u)
     program = partition([x], outputs, random='independent')
     assert program.streams == []
-    for ours, theirs in zip(run(program, split([SERIES], SIZES), MODE), as_one_device(x, outputs, SERIES)):
+    for ours, theirs in zip(run(program, split([SERIES], SIZES), PYTHON), as_one_device(x, outputs, SERIES)):
         assert_equal(ours, theirs)
 
 
@@ -203,4 +203,4 @@ def test_parameters_of_each_sample_are_cut():
     outputs = [streams.normal((x.shape[0], 4), avg=places, std=1e-12)]
     program = partition([x], outputs + [update[1] for update in streams.state_updates], random='independent')
     assert len(program.streams) == 1
-    np.testing.assert_allclose(run(program, split([SERIES], SIZES), MODE)[0], places, atol=1e-9)
+    np.testing.assert_allclose(run(program, split([SERIES], SIZES), PYTHON)[0], places, atol=1e-9)

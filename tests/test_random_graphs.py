@@ -8,10 +8,11 @@ from theano_mgpu.program import partition
 import numpy as np
 import pytest
 import theano
+from support.modes import PYTHON
 from support.random_graphs import RandomGraph
 from support.stages import compiled, n_stages, split
 
-PLAIN, OURS = theano.Mode('py', 'fast_compile'), theano.Mode('py', None)
+OURS = theano.Mode('py', None)
 SIZES = (7, 5, 2), (3, 1, 1)
 REFUSED = 'refused'
 
@@ -24,7 +25,7 @@ def stages_of(seed):
     except CannotCut as error:
         assert any(word in str(error) for word in ('{', '(', 'the output ')), error  # it names an op
         return REFUSED
-    plain = theano.function(graph.inputs, graph.outputs, no_default_updates=True, on_unused_input='ignore', mode=PLAIN)
+    plain = theano.function(graph.inputs, graph.outputs, no_default_updates=True, on_unused_input='ignore', mode=PYTHON)
     run = compiled(program, OURS)
     for sizes in SIZES:
         data = graph.data(sum(sizes))

@@ -3,7 +3,7 @@ import theano_mgpu as mgpu
 from theano_mgpu.devices.context_map import Context
 from theano_mgpu.graphs import graph
 from theano_mgpu.profiling.timeline import Timings
-from theano_mgpu.program.exchange import Sum, Sums
+from theano_mgpu.program.exchange import Sums
 from theano_mgpu.program.shard import Shard
 from theano_mgpu.replicas.transfers import SMALL, Fetcher, Sender
 
@@ -93,14 +93,15 @@ def test_sums_are_sent_in_one_copy_and_stay_those_of_their_step(gpu2):
     """As arguments of a function on the device, again and again."""
     x, y = T.fmatrix('x'), T.fvector('y')
     f = compiled(gpu2[0], [x, y], [x * 2, y + 1])
-    sums = Sums([x, y], [x, y], None, Timings(), on_devices=False)
+    sums = Sums([x, y], [x, y], {gpu2[0]: {x, y}}, None, Timings(), on_devices=False)
     for number in (1, 2):
         shards = [Shard(0, (0, 1), {x: np.full((2, 3), number, 'f4'), y: np.full(2, number, 'f4')}, {})
                   for _ in range(2)]
         host = [Context('host', 'cpu', 'cpu')]  # where the parts are
         sums.add(shards, host * 2)
         sums.add([Shard(0, (1, 2), {x: np.ones((2, 3), 'f4'), y: np.ones(2, 'f4')}, {})], host, number=1, n_rounds=2)
-        doubled, more = f(*[Sum(sums, i).on(gpu2[0]) for i in range(2)])
+        taken = sums.taken()
+        doubled, more = f(*[taken[variable].on(gpu2[0]) for variable in (x, y)])
         total = 2 * number + 1
         assert np.asarray(doubled).tolist() == [[2 * total] * 3] * 2 and np.asarray(more).tolist() == [total + 1] * 2
 
@@ -182,9 +183,9 @@ def test_an_error_in_an_update_on_the_host_changes_nothing(cpu2):
         np.testing.assert_array_equal(param.get_value(), value)
 
 
-def test_update_on_has_three_values(cpu2):
+def test_update_on_is_one_of_four_values(cpu2):
     model = dense_model()
-    with pytest.raises(mgpu.GraphError, match="update_on is 'auto', 'device' or 'host', not 'disk'"):
+    with pytest.raises(mgpu.GraphError, match="update_on is 'auto', 'device', 'sharded' or 'host', not 'disk'"):
         mgpu.training_function(model.inputs, model.loss, model.params, momentum, update_on='disk')
 
 

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from support.modes import PYTHON
 from support.small_models import data, dense_model, momentum
 from theano.sandbox.rng_mrg import MRG_RandomStreams
-
-PYTHON = theano.Mode('py', 'fast_compile')
 
 
 @pytest.fixture

@@ -30,6 +30,7 @@ def quick_step(model):
     return mgpu.training_function(model.inputs, model.loss, model.params, momentum)
 
 
+@pytest.mark.slow
 def test_no_room_for_the_next_batch_does_not_undo_this_one(gpu2):
     """The next batch is sent within the step: its MemoryError undid the step, and was raised a batch too early."""
     x, labels = data(24, 7)
@@ -44,6 +45,7 @@ def test_no_room_for_the_next_batch_does_not_undo_this_one(gpu2):
     np.testing.assert_allclose(model.params[0].get_value(), reference.params[0].get_value(), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_bad_batch_of_a_generator_does_not_undo_the_one_before(gpu2):
     """The shape of the next batch is checked within the step before it, which was then rolled back."""
     from theano_mgpu.keras import multi_gpu_model

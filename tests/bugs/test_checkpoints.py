@@ -165,7 +165,7 @@ def test_a_file_is_on_the_disk_before_it_takes_the_old_one_s_place_and_the_folde
     assert open(path).read() == 'new' and open(path + '.previous').read() == ''
 
 
-@pytest.mark.parametrize('kind', ['cpu', 'gpu'])
+@pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=pytest.mark.slow)])
 def test_a_checkpoint_of_another_job_is_refused(kind, contexts, tmp_path):
     """Two jobs on one file went on from each other's state."""
     contexts(kind, 2)

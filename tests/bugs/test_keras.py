@@ -3,7 +3,7 @@ import theano_mgpu  # noqa: F401
 
 import numpy as np
 import pytest
-import theano
+from support.modes import PYTHON
 from support.small_models import data
 
 
@@ -15,7 +15,7 @@ def test_validation_in_fit_generator_leaves_the_progress_bar_of_the_training_alo
     from keras.models import Sequential
     x, y = np.ones((10, 3)), np.ones((10, 2))
     model = multi_gpu_model(Sequential([Dense(2, input_shape=(3,))]))
-    model.compile('sgd', 'mse', mode=theano.Mode(linker='py', optimizer='fast_compile'))
+    model.compile('sgd', 'mse', mode=PYTHON)
     generator = ((x, y) for _ in range(20))
     history = model.fit_generator(generator, steps_per_epoch=2, epochs=2, verbose=2, validation_data=(x, y))
     assert len(history.history['val_loss']) == 2

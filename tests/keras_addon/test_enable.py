@@ -238,6 +238,7 @@ def test_a_plain_generator(same, compiled):
 
 # --- Files and copies ----------------------------------------------------------------------------
 
+@pytest.mark.slow
 def test_saving(same, tmp_path, compiled):
     """A loaded model runs over the contexts, too, and goes on with the optimizer's state."""
     path, weights = str(tmp_path / 'm.h5'), str(tmp_path / 'w.h5')

@@ -184,6 +184,7 @@ def test_strict():
 
 
 @pytest.mark.needs_compiler
+@pytest.mark.slow
 def test_one_context_is_faster(monkeypatch):
     """So small a model pays for each context; the trial leaves nothing behind."""
     def half_as_long(step, args):

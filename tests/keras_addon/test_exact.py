@@ -15,10 +15,15 @@ from support.keras_equivalence import COMPILED, DTYPES, check, compiling, values
 from support.keras_zoo import COMPILED_MODELS, MODELS, OPTIMIZERS, VECTORS, N, dense, noise, one_hot
 
 pytestmark = pytest.mark.filterwarnings('error::theano_mgpu.MgpuWarning')  # what is exact is not warned of
+SLOW = 'lstm, masking', 'conv1d', 'conv2d', 'conv2dtranspose'
+
+
+def named(models):
+    return [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in models]
 
 
 @DTYPES
-@pytest.mark.parametrize('name', list(MODELS))
+@pytest.mark.parametrize('name', named(MODELS))
 def test_models(name, dtype, contexts):
     build, data = MODELS[name]
     check(build, compiling(metrics=['accuracy']), data, dtype, contexts)
@@ -26,8 +31,7 @@ def test_models(name, dtype, contexts):
 
 @pytest.mark.needs_compiler
 @DTYPES
-@pytest.mark.parametrize('name', [pytest.param(name, marks=[pytest.mark.slow] if name in ('conv1d', 'conv2d') else [])
-                                  for name in COMPILED_MODELS])
+@pytest.mark.parametrize('name', named(COMPILED_MODELS))
 def test_models_with_convolutions(name, dtype, contexts):
     build, data = COMPILED_MODELS[name]
     check(build, compiling(metrics=['accuracy']), data, dtype, contexts, mode=COMPILED)

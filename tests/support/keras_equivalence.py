@@ -9,11 +9,12 @@ import theano
 from keras import backend as K
 
 from .keras_zoo import OPTIMIZERS
+from .modes import PYTHON
 
 TOLERANCE = {'float32': 1e-5, 'float64': 1e-10}
 RAGGED = (7, 5, 8, 3, 1)
 # Interpreted: what is compared is the graph, and compiling each would take minutes.
-QUICK = theano.Mode(linker='py', optimizer='fast_compile')
+QUICK = PYTHON
 COMPILED = theano.Mode(linker='cvm', optimizer='fast_compile')
 # Each of the two numbers of contexts, each of the two types.
 COUNTS = {'float32': [2], 'float64': [3]}

@@ -6,16 +6,18 @@ import signal
 import sys
 import time
 
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
 import theano_mgpu as mgpu
 from theano_mgpu.keras import Checkpoint, multi_gpu_model
 
 import keras
 import numpy as np
-import theano
 from keras import callbacks
 from keras.layers import BatchNormalization, Dense, Dropout
 
-QUICK = theano.Mode('py', 'fast_compile')
+from support.modes import PYTHON
+
 X = np.random.RandomState(0).randn(53, 5).astype('float32')
 Y = X.sum(axis=1, keepdims=True)
 
@@ -27,7 +29,7 @@ def parallel(optimizer='adam', seed=None, dropout=0.2, normalised=True):
     model = multi_gpu_model(keras.Sequential([
         Dense(8, activation='tanh', input_shape=(5,)), *([BatchNormalization()] * normalised), Dropout(dropout),
         Dense(1)]), gpus=None)
-    model.compile(optimizer, 'mse', metrics=['mae'], mode=QUICK)
+    model.compile(optimizer, 'mse', metrics=['mae'], mode=PYTHON)
     return model
 
 
@@ -167,12 +169,11 @@ def shard(path):
 
 def coupled(path, contexts):
     """20 steps of models whose samples depend on each other."""
-    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     from support import keras_coupled as models
     from support.keras_equivalence import floatx
     mgpu.init(contexts)
     with floatx('float64'):
-        found = [models.train(name, 'float64', QUICK) for name in models.MODELS]
+        found = [models.train(name, 'float64', PYTHON) for name in models.MODELS]
     if mgpu.rank() == 0:
         np.savez(path, *[np.asarray(value) for values in found for _, value in values])
 

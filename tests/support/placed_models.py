@@ -13,8 +13,8 @@ from theano.tensor.nnet.bn import batch_normalization_train
 from theano.tensor.shared_randomstreams import RandomStreams
 from theano.tensor.signal.pool import pool_2d
 
-# Interpreted: compiling, which constant folding does too, would take most of the time.
-PYTHON = theano.Mode('py', 'fast_compile').excluding('constant_folding', 'topo_constant_folding')
+from .modes import PYTHON
+
 MODELS = {}
 
 
