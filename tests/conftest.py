@@ -1,21 +1,11 @@
 """Fixtures and hooks of all tests: contexts on real devices, Theano's flags, and markers."""
+import gc
 import os
 
 flags = os.environ.get('THEANO_FLAGS', '')
-worker = os.environ.get('PYTEST_XDIST_WORKER', 'gw0')
 if 'floatX' not in flags:
     os.environ['THEANO_FLAGS'] = ('floatX=float32,' + flags).rstrip(',')
-if worker != 'gw0' and 'base_compiledir' not in flags:
-    # Theano locks ~/.theano while it compiles: with a home of its own for each process, and for those that it
-    # starts, both compile at a time.
-    os.environ.setdefault('THEANORC', os.path.expanduser('~/.theanorc'))
-    programs = os.path.expanduser('~/.theano/opencl_programs')  # these can be shared
-    os.makedirs(programs, exist_ok=True)
-    os.environ['HOME'] = os.path.expanduser('~/.theano/' + worker)
-    own = os.path.expanduser('~/.theano')
-    os.makedirs(own, exist_ok=True)
-    if not os.path.lexists(own + '/opencl_programs'):
-        os.symlink(programs, own + '/opencl_programs')
+gc.set_threshold(50_000)  # graphs are many objects: with Python's 700, looking through them takes a quarter of the time
 
 import theano_mgpu as mgpu
 from theano_mgpu.devices.contexts import alike

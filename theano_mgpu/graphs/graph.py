@@ -1,7 +1,5 @@
 """Clone a Theano graph and compile it for one context."""
-import contextlib
 import copy
-import gc
 import logging
 import re
 import zlib
@@ -17,6 +15,7 @@ from ..devices.contexts import alike
 from ..errors import GraphError
 from ..patches.theano_contexts import compiling_for
 from ..patches.theano_functions import plain_functions
+from ..utils.collector import collector_paused
 from .mode import compile_mode
 from .output_order import by_depth
 from .retarget import CannotRetarget, link, optimise
@@ -205,7 +204,7 @@ def compile_for(context, inputs, outputs, updates, replicas, mode=None, name=Non
     """
     whole = list(outputs) + list(updates.values())
     order = list(by_depth(dict(enumerate(whole))) if updates else range(len(whole)))
-    with _collector_paused(), plain_functions():
+    with collector_paused(), plain_functions():
         function = _linked(context, replicas, name, like) or \
             _compile(context, inputs, outputs, updates, replicas, order, mode, name)
     function.mgpu_order = order
@@ -216,18 +215,6 @@ def compile_for(context, inputs, outputs, updates, replicas, mode=None, name=Non
     explicit = function.maker.fgraph.inputs[:len(inputs)]
     function.mgpu_takes = [isinstance(variable.type, GpuArrayType) for variable in explicit]
     return function
-
-
-@contextlib.contextmanager
-def _collector_paused():
-    """A compilation makes some millions of objects, which Python's collector would visit over and over."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _linked(context, replicas, name, like):

@@ -9,6 +9,7 @@ import os
 import sys
 
 from .. import config
+from ..utils.collector import collector_paused
 from . import import_hooks
 from .table import (
     AFTER_THEANO,
@@ -57,7 +58,7 @@ def import_theano():
     apply(AS_FLAGS, flags)
     os.environ['THEANO_FLAGS'] = config.join_flags(flags)
     try:
-        with contextlib.ExitStack() as hidden:
+        with collector_paused(), contextlib.ExitStack() as hidden:
             for patch in PATCHES:
                 if patch.when == DURING_IMPORT:
                     hidden.enter_context(patch.apply())

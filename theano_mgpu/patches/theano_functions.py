@@ -6,6 +6,8 @@ import os
 import sys
 import threading
 
+from ..utils.collector import collector_paused
+
 _hooks = []
 _making = threading.local()
 
@@ -50,6 +52,21 @@ def graph_of(function):
     """The outputs and new values of a function, before Theano's optimiser, and the shared variables that it updates."""
     updates = [(each.variable, each.update) for each in function.maker.inputs if each.update is not None]
     return [output.variable for output in function.maker.outputs] + [each for pair in updates for each in pair]
+
+
+def compile_without_the_collector():
+    """Pause Python's collector while a function is compiled.
+
+    Without this, it takes more than a third of the time in which Theano optimises a graph.
+    """
+    module = sys.modules['theano.compile.pfunc']
+    original = module.orig_function
+
+    @functools.wraps(original)
+    def orig_function(*args, **kwargs):
+        with collector_paused():
+            return original(*args, **kwargs)
+    module.orig_function = orig_function
 
 
 def after_each_function(attach, first=False):
