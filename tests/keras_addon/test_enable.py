@@ -52,7 +52,7 @@ def same(contexts, kind):
         results = []
         for several in (False, True):
             contexts(kind, 2)
-            report = enable() if several else disable()
+            report = enable(always=True) if several else disable()
             np.random.seed(7)
             results.append(script())
         assert_alike(results[1], results[0], tolerance)
@@ -292,7 +292,7 @@ def test_a_subclassed_model(same, compiled):
 
 def test_the_first_batches_of_a_model_that_is_not_built_are_looked_ahead_for(contexts, compiled):
     contexts('cpu', 2)
-    enable()
+    enable(always=True)
     seen = []
     callback = C.LambdaCallback(on_batch_end=lambda batch, logs: seen.append(keras_loops.keras_batches is not None))
     compiled(Subclassed()).fit(X, Y, batch_size=30, verbose=0, callbacks=[callback])

@@ -48,7 +48,7 @@ def outside_the_batch(x):
 
 def test_only_models_compiled_while_it_is_enabled(recwarn):
     before = compiled(dense())
-    report = enable()
+    report = enable(always=True)
     during, never = compiled(dense()), dense()
     never.predict(X)
     disable()
@@ -66,16 +66,16 @@ def test_only_models_compiled_while_it_is_enabled(recwarn):
 
 def test_chosen_contexts(contexts):
     contexts('cpu', 3)
-    enable([2, 'host0'])
+    enable([2, 'host0'], always=True)
     assert [c.name for c in parallel_state_of(compiled(dense())).contexts] == ['host2', 'host0']
-    enable(1)
+    enable(1, always=True)
     assert len(parallel_state_of(compiled(dense())).contexts) == 1
     with pytest.raises(mgpu.ContextError, match='`gpus=4`, as many contexts must be mapped; there are 3'):
-        enable(4)
+        enable(4, always=True)
 
 
 def test_a_stateful_model_takes_all_contexts_whatever_its_batch():
-    report = enable()
+    report = enable(always=True)
     model, plain = [built(lambda: Sequential([L.SimpleRNN(3, stateful=True, batch_input_shape=(5, 5, 4))]))
                     for _ in range(2)]
     compiled(model, 'mse').train_on_batch(noise(5, 5, 4), noise(5, 3))
@@ -88,7 +88,7 @@ def test_a_stateful_model_takes_all_contexts_whatever_its_batch():
 def test_data_tensors_are_left_to_plain_keras():
     data = L.Input(tensor=K.variable(X))
     model = Model(data, head()(data))
-    enable()
+    enable(always=True)
     with pytest.warns(mgpu.MgpuWarning, match='left to plain Keras.*reads its data from a tensor'):
         model.compile('sgd', 'categorical_crossentropy', target_tensors=K.variable(Y))
     assert parallel_state_of(model) is None
@@ -96,7 +96,7 @@ def test_data_tensors_are_left_to_plain_keras():
 
 
 def test_targets_that_are_tensors_are_left_to_plain_keras():
-    enable()
+    enable(always=True)
     model = dense()
     with pytest.warns(mgpu.MgpuWarning, match='left to plain Keras.*the targets are tensors'):
         model.compile('sgd', 'categorical_crossentropy', target_tensors=K.variable(Y))
@@ -104,14 +104,14 @@ def test_targets_that_are_tensors_are_left_to_plain_keras():
 
 
 def test_options_that_contexts_do_not_take():
-    enable()
+    enable(always=True)
     with pytest.warns(mgpu.MgpuWarning, match='left to plain Keras.*does not take profile'):
         model = compiled(dense(), profile=False)
     assert np.isfinite(model.train_on_batch(X, Y))
 
 
 def test_outputs_that_are_no_samples_are_those_of_the_whole_batch():
-    report = enable()
+    report = enable(always=True)
     a = L.Input((6,))
     model = Model(a, L.Lambda(outside_the_batch, output_shape=(6,))(a))
     for batch in (X, X[:1], X[:2]):
@@ -121,7 +121,7 @@ def test_outputs_that_are_no_samples_are_those_of_the_whole_batch():
 
 def test_the_add_ons_own_models_and_keras_own_function():
     """`multi_gpu_model` and Predictor work as ever; a script that calls Keras's `multi_gpu_model` gets ours."""
-    enable()
+    enable(always=True)
     model = compiled(dense())
     parallel = keras.utils.multi_gpu_model(model, gpus=2)
     assert parallel.template is model
@@ -140,7 +140,7 @@ def test_a_checkpoint_needs_contexts(tmp_path):
     path = str(tmp_path / 'c.npz')
     with pytest.raises(mgpu.MgpuError, match='for a model that runs over contexts.*left to plain Keras'):
         compiled(dense()).fit(X, Y, verbose=0, callbacks=[Checkpoint(path)])
-    enable()
+    enable(always=True)
     model = compiled(dense())
     model.fit(X, Y, verbose=0, callbacks=[Checkpoint(path)])
     assert np.load(path)['extra/batches'] == 2
@@ -153,7 +153,7 @@ def ordered():
 
 
 def test_what_runs_on_one_context_is_said_once_of_each_model_at_the_users_line():
-    report = enable()
+    report = enable(always=True)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter('always')
         models = [compiled(ordered()) for _ in range(2)]
@@ -169,7 +169,7 @@ def test_what_runs_on_one_context_is_said_once_of_each_model_at_the_users_line()
 
 
 def test_what_mixes_samples_is_exact_and_nothing_is_said():
-    report = enable()
+    report = enable(always=True)
     centred = Sequential([L.Lambda(lambda x: x - K.mean(x, axis=0), output_shape=(6,), input_shape=(6,))])
     np.testing.assert_allclose(centred.predict(X, batch_size=50), X - X.mean(axis=0), rtol=1e-4, atol=1e-6)
     compiled(normalised()).fit(X, Y, verbose=0)
@@ -177,7 +177,7 @@ def test_what_mixes_samples_is_exact_and_nothing_is_said():
 
 
 def test_strict():
-    enable(strict=True)
+    enable(strict=True, always=True)
     assert np.isfinite(compiled(normalised()).train_on_batch(X, Y))
     with pytest.raises(mgpu.GraphError, match='runs its train_function whole on host0->cpu'):
         compiled(ordered()).fit(X, Y, verbose=0)
@@ -191,7 +191,7 @@ def test_one_context_is_faster(monkeypatch):
         seconds_alone(step, args)
         return step.seconds / 2
     monkeypatch.setattr('theano_mgpu.verification.trial.seconds_alone', half_as_long)  # as it is on an idle machine
-    report = enable()
+    report = enable(always=True)
     text = 'trains on 2 contexts, but one context is faster: .* ms a batch, not .* ms.*theano-mgpu launch'
     model = compiled(built(dense), mode=COMPILED)
     with pytest.warns(mgpu.MgpuWarning, match=text) as caught:
@@ -202,7 +202,7 @@ def test_one_context_is_faster(monkeypatch):
     plain.fit(X, Y, batch_size=10, epochs=3, shuffle=False, verbose=0)
     assert_equal(values(model.weights + model.optimizer.weights), values(plain.weights + plain.optimizer.weights), 1e-5)
     assert report.notes == [] and len(str(caught[0].message)) < 200
-    enable(strict=True)
+    enable(strict=True, always=True)
     with pytest.raises(mgpu.GraphError, match='one context is faster'):
         compiled(built(dense), mode=COMPILED).fit(X, Y, batch_size=5, epochs=2, verbose=0)
 
@@ -213,7 +213,7 @@ def test_the_trial_draws_nothing_and_leaves_the_next_batch_alone(kind, contexts,
     found = []
     for rounds in (ROUNDS, 0):
         monkeypatch.setattr('theano_mgpu.verification.trial.WARM_UP', 0 if rounds else 10 ** 6)
-        enable(tell=lambda text: None)
+        enable(tell=lambda text: None, always=True)
         np.random.seed(3)
         model = Sequential([L.Dense(5, input_shape=(6,)), L.Dropout(0.5), head()])
         model.compile('adam', 'categorical_crossentropy', mode=QUICK if kind == 'cpu' else None)
@@ -263,7 +263,7 @@ def test_no_trial_on_one_context():
 def test_verify_prints_a_certificate_of_each_model_and_changes_nothing(capsys):
     states = []
     for checks in (True, False):
-        enable(verify=checks)
+        enable(verify=checks, always=True)
         model, other = compiled(built(dense), metrics=['accuracy']), compiled(built(dense), 'mse')
         for each in (model, other):
             history = each.fit(X, Y, batch_size=10, epochs=1, shuffle=False, verbose=0).history
@@ -284,7 +284,7 @@ def test_a_certificate_of_a_subclassed_model(capsys):
 
         def call(self, x):
             return self.out(x)
-    enable(verify=True)
+    enable(verify=True, always=True)
     model = compiled(Subclassed())
     model.fit(X, Y, verbose=0)
     assert 'same answer' in capsys.readouterr().err
@@ -292,7 +292,7 @@ def test_a_certificate_of_a_subclassed_model(capsys):
 
 
 def test_models_that_do_not_train_get_a_certificate_of_what_they_do(capsys):
-    enable(verify=True)
+    enable(verify=True, always=True)
     generator, tested = built(dense), compiled(built(dense))
     state = Sequential([L.SimpleRNN(3, stateful=True, batch_input_shape=(6, 5, 4))])
     expected = generator.predict_on_batch(X)
@@ -315,7 +315,7 @@ def test_models_that_do_not_train_get_a_certificate_of_what_they_do(capsys):
 
 def test_strict_makes_an_error_of_a_certificate_that_fails(monkeypatch):
     monkeypatch.setitem(TOLERANCE, 'float32', 0)
-    enable(strict=True, verify=True)
+    enable(strict=True, verify=True, always=True)
     with pytest.raises(mgpu.GraphError, match='does not give the same answer'):
         compiled(built(dense)).fit(X, Y, verbose=0)
 
@@ -323,7 +323,7 @@ def test_strict_makes_an_error_of_a_certificate_that_fails(monkeypatch):
 # --- The report ----------------------------------------------------------------------------------
 
 def test_the_report():
-    report = enable()
+    report = enable(always=True)
     assert not report
     model = compiled(dense(), metrics=['accuracy'])
     model.fit(X, Y, batch_size=10, verbose=0, validation_split=0.3)

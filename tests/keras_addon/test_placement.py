@@ -122,7 +122,7 @@ def test_training_is_that_of_one_device(name, dtype):
     with floatx(dtype):
         plain = compiled(built(lambda: build(nowhere)), name)
         if name == 'recurrent':
-            enable()
+            enable(always=True)
             placed = compiled(built(lambda: build(mgpu.device)), name)
         else:
             placed = compiled(multi_gpu_model(built(lambda: build(mgpu.device))), name)

@@ -35,7 +35,7 @@ def final_loss(monkeypatch, capsys, contexts):
         report = None
         if kind:
             contexts(kind, 2)
-            report = enable()
+            report = enable(always=True)
         monkeypatch.setattr(sys, 'argv', [path_of(name)] + list(args))
         try:
             runpy.run_path(path_of(name), run_name='__main__')

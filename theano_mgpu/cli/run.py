@@ -24,7 +24,8 @@ input, its exit code and its tracebacks are the same as under python.
 
 The summary (on stderr, at exit) lists each model and each function: where it ran, for how many samples, and why.
 The first calls of a function are measured, on one device and on the contexts; then it uses the faster of the two.
-With --always it is divided from the first call, so that each run rounds alike. A note names each model or function
+So do models whose batches take less than 2 ms. On contexts of the CPU, models are not divided: use launch.
+With --always all are divided from the first call, so that each run rounds alike. A note names each model or function
 that cannot be divided, and why, and each model for which one context is faster. With --strict these are errors.
 Functions whose calls take less than half a millisecond stay on one device. With --verify the first batch of each
 model, and of each function that is divided, is computed on one device and on the contexts, and a table shows the
@@ -54,7 +55,7 @@ def add_parser(sub):
     parser.add_argument('--verify', action='store_true',
                         help='compare one device and several on the first batch of each model and function')
     parser.add_argument('--always', action='store_true',
-                        help='divide every function that can be divided, without measuring whether that is faster')
+                        help='divide every model and function that can be divided, without measuring what is faster')
     parser.add_argument('-q', '--quiet', action='store_true', help='no summary at exit')
     add_program(parser, 'a Python script')
     parser.set_defaults(run=run)
@@ -133,7 +134,7 @@ def enable_in(keras, args, opened):
     opened()
     from ..keras import enable as enable_keras
     # Notes instead of warnings: scripts often silence warnings, and some turn them into errors.
-    return enable_keras(strict=args.strict, verify=args.verify, tell=note)
+    return enable_keras(strict=args.strict, verify=args.verify, always=args.always, tell=note)
 
 
 def take_flags(before):

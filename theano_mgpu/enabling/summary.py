@@ -1,5 +1,5 @@
 """A summary of what ran where: a title, a line for each function or model."""
-from ..devices.context_map import describe
+from ..devices.context_map import HOST, describe
 from ..jobs import mpi_environment
 from ..utils.tables import table
 
@@ -46,7 +46,9 @@ def counted(n, noun):
 
 def on_contexts(usages):
     """The contexts that usages have, in words."""
-    contexts = list(dict.fromkeys(context for usage in usages for context in usage.contexts))
+    contexts = dict.fromkeys(context for usage in usages for context in usage.contexts if context != HOST)
+    if not contexts:
+        return 'on the host'
     each = ' in each of %d processes' % mpi_environment.size() if mpi_environment.trains_together() else ''
     return 'on %s (%s)%s' % (counted(len(contexts), 'context'), describe(contexts), each)
 

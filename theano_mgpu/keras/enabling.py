@@ -4,25 +4,36 @@ import re
 import time
 import weakref
 
+import theano
+
+from ..enabling.dispatch import Dispatch
 from ..errors import GraphError, warn
+from ..jobs import mpi_environment
 from ..patches import keras_models
+from ..placement.propagation import is_placed
 from ..verification.trial import Trial
 from .functions import check_compile
-from .methods import LOOPS, switch_methods_once
+from .methods import LOOPS, plain_function, switch_methods_once
 from .multi_gpu import check_built, chosen_contexts, multi_gpu_model
 from .parallel_state import ParallelState, parallel_state_of, set_parallel_state
 from .report import Report
 from .verification import check_alone, verify_batch, verify_prediction
 
+ON_CPU = ('the contexts are on the CPU, where dividing a batch gains nothing, since Python computes one part at a '
+          'time: models run whole. To use several cores, start processes (theano-mgpu launch). To divide all the '
+          'same, pass always=True (theano-mgpu run --always)')
+
 _enabled = None  # the Enabled in force
 
 
-def enable(gpus=None, strict=False, verify=False, tell=warn):
+def enable(gpus=None, strict=False, verify=False, always=False, tell=warn):
     """Have every Keras model that is compiled from now on run over several contexts.
 
     Its train, test and predict functions then divide each batch, as those of `multi_gpu_model` do. The rest of the
-    model is Keras's own, so that a script needs no change. Models that are not compiled predict over contexts, too.
-    Models that were compiled before stay as they are. ``theano-mgpu run`` enables it for a whole script.
+    model is Keras's own, so that a script needs no change. Batches that plain Keras computes faster are left to it:
+    short ones, which is measured with the first batches, and all of them where the contexts are on the CPU. Models that
+    are not compiled predict over contexts, too. Models that were compiled before stay as they are. ``theano-mgpu run``
+    enables it for a whole script.
 
     Parameters
     ----------
@@ -34,6 +45,8 @@ def enable(gpus=None, strict=False, verify=False, tell=warn):
     verify : bool
         On the first batch of each model, compare one step on one device with one on the contexts (see `verify`), and
         print the certificate to stderr. For a model that predicts first, the outputs are compared.
+    always : bool
+        Divide each batch that can be divided, without measuring: every run of a script then gives the same rounding.
     tell : callable
         Called with each message for the user; by default it issues an MgpuWarning.
 
@@ -53,11 +66,14 @@ def enable(gpus=None, strict=False, verify=False, tell=warn):
     contexts do not take. A model whose first batch fails when it is divided, and succeeds as a whole, runs on the first
     context; with `strict` the error is raised.
 
+    Batches are divided without measuring where several processes train together, in a fit with a Checkpoint, and for
+    models that are placed or computed in micro-batches.
+
     Examples
     --------
     >>> import keras, numpy as np, theano_mgpu
     >>> contexts = theano_mgpu.init('dev0->cpu;dev1->cpu')
-    >>> report = enable()
+    >>> report = enable(always=True)  # contexts on the CPU gain nothing
     >>> model = keras.Sequential([keras.layers.Dense(3, input_shape=(4,))])
     >>> model.compile('sgd', 'mse')
     >>> history = model.fit(np.ones((20, 4)), np.ones((20, 3)), batch_size=8, verbose=0)
@@ -70,7 +86,7 @@ def enable(gpus=None, strict=False, verify=False, tell=warn):
         check_alone()
     chosen_contexts(gpus)
     _patch_keras_once()
-    _enabled = Enabled(gpus, strict, verify, tell)
+    _enabled = Enabled(gpus, strict, verify, always, tell)
     return _enabled.report
 
 
@@ -118,8 +134,8 @@ class Enabled:
     report : Report
     """
 
-    def __init__(self, gpus, strict, verify, tell):
-        self.gpus, self.strict, self.verifies, self._tell = gpus, strict, verify, tell
+    def __init__(self, gpus, strict, verify, always, tell):
+        self.gpus, self.strict, self.verifies, self.always, self._tell = gpus, strict, verify, always, tell
         self.report = Report()
         self._told = set()
 
@@ -138,10 +154,12 @@ class Enabled:
 
         The report has it, too, if `noted`.
         """
-        whole = '%s %s' % (name, text)
+        self.notify_all('%s %s' % (name, text), (name, re.sub(r'\d', '', text)), noted)
+
+    def notify_all(self, whole, key=None, noted=True):
+        """As `notify`, about all models; it tells once what has the same key."""
         if self.strict:
             raise GraphError(whole)
-        key = name, re.sub(r'\d', '', text)
         if key not in self._told:
             self._told.add(key)
             if noted:
@@ -175,6 +193,24 @@ class EnabledState(ParallelState):
 
     def observe(self, kind, function):
         function.observer = functools.partial(self._train if kind == 'train' else self._timed, kind)
+        if self._may_leave_batches():
+            function.dispatch = Dispatch(function.run_over_contexts, functools.partial(self._plain, kind, function),
+                                         self.contexts)
+            if not function.dispatch.divides and len(self.contexts) > 1:
+                self.enabled.notify_all(ON_CPU)
+
+    def _may_leave_batches(self):
+        """Whether plain Keras may compute a batch; no, where something else was asked for."""
+        model = self._model()
+        outputs = [model.total_loss] if model._is_compiled else model.outputs
+        flags = theano.config.mgpu
+        return not (self.enabled.always or mpi_environment.trains_together() or is_placed(outputs) or
+                    flags.micro_batches > 1 or flags.executor != 'auto')
+
+    def _plain(self, kind, function):
+        """The function of plain Keras; it trains the same variables."""
+        continued, function.continued = function.continued, True
+        return plain_function(kind, self._model(), continued)
 
     def _timed(self, kind, function, inputs, compute):
         if self.enabled.verifies:
@@ -182,11 +218,13 @@ class EnabledState(ParallelState):
         began = time.perf_counter()
         results = compute()
         seconds = time.perf_counter() - began
-        self.usage.add(kind, function.samples, seconds, function.function.contexts)
+        self.usage.add(kind, function.samples, seconds, function.contexts)
         return results
 
     def _train(self, kind, function, inputs, compute):
         results = self._timed(kind, function, inputs, compute)
+        if function.dispatch is not None and function.dispatch.ran_on:
+            return results
         if self._trial is None or self._trial.step is not function.function:
             self._trial = Trial(function.function)
         trial = self._trial

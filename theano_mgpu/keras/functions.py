@@ -12,7 +12,7 @@ from ..training import TrainingFunction
 from .batch import batch_inputs, batch_updates, first_of_each, metric_values
 from .optimizer import updates_of
 from .parallel_state import parallel_state_of
-from .variants import Variants
+from .variants import Variants, length_of
 
 OPTIONS = ('mode', 'givens')  # those of theano.function that compile() takes
 
@@ -34,22 +34,41 @@ class BatchFunction:
     ----------
     samples : int
         Size of the last batch, on all ranks.
+    continued : bool
+        Of a train function: whether what is compiled next continues with the state of the optimizer, as a second
+        variant has to.
     """
 
     def __init__(self, variants, values=(), mode=None, prepares_next=False):
-        self._variants = variants
-        mode = theano.compile.get_mode(mode).excluding('gpuarray_opt')
-        self._read = theano_functions.plain_function([], graph.host_graph(list(values)), mode=mode) if values else list
-        self._prepares_next = prepares_next and self.function.runner.on_devices
+        self._variants, self._values, self._mode = variants, list(values), mode
+        self._prepares_next = prepares_next
         self.checkpoint = None  # a keras.Checkpoint, during a fit
         self.observer = None  # a callable ``observer(function, inputs, compute)`` that returns what ``compute()`` does
+        self.dispatch = None  # a Dispatch, where some batches are left to plain Keras
+        self.continued = False
         self.samples = 0
         self.begin()
 
     @property
     def function(self):
-        """The ParallelFunction or TrainingFunction that runs the batches."""
+        """The ParallelFunction or TrainingFunction that runs batches over the contexts."""
         return self._variants.function
+
+    @property
+    def contexts(self):
+        """The list of Context that ran the last batch."""
+        return self.dispatch and self.dispatch.ran_on or self.function.contexts
+
+    def compile(self):
+        """Compile what runs batches over the contexts, if any batch may."""
+        if self.dispatch is None or self.dispatch.divides:
+            self._variants.compile()
+
+    @functools.cached_property
+    def _read(self):
+        """Reads the values, once per batch."""
+        mode = theano.compile.get_mode(self._mode).excluding('gpuarray_opt')
+        return theano_functions.plain_function([], graph.host_graph(self._values), mode=mode) if self._values else list
 
     def __call__(self, inputs):
         compute = functools.partial(self._run, inputs)
@@ -58,8 +77,17 @@ class BatchFunction:
         return self.checkpoint.replay_or_compute(self, inputs, compute) if self.checkpoint else compute()
 
     def _run(self, inputs):
+        if self.dispatch is None:
+            return self.run_over_contexts(inputs)
+        if self.checkpoint is not None and self.dispatch.divides:  # a restart must not depend on what was measured
+            return self.dispatch.run_divided(inputs)
+        self.samples = length_of(inputs)
+        return self.dispatch.run(inputs, self.samples)
+
+    def run_over_contexts(self, inputs):
+        """Run a batch over the contexts; returns the outputs and the values."""
         function = self._variants.of(inputs)
-        if self._prepares_next and keras_loops.keras_batches is not None:
+        if self._prepares_next and function.runner.on_devices and keras_loops.keras_batches is not None:
             function.look_ahead.next_batch = functools.partial(keras_loops.keras_batches.after, inputs)
         try:
             ran, outputs = self._variants.run(function, inputs)
@@ -77,7 +105,8 @@ class BatchFunction:
 
     def forget_prepared(self):
         """Drop a batch that was sent ahead and that does not come."""
-        self.function.look_ahead.forget()
+        if self._variants.compiled:
+            self.function.look_ahead.forget()
 
     def begin(self):
         """Begin an epoch."""
@@ -102,19 +131,19 @@ class BatchFunction:
 def train_function(model):
     """The train function of a compiled model."""
     state, updates = parallel_state_of(model), batch_updates(model)
-    made = []
 
     def make(contexts, free):
         loss, *new = free([model.total_loss] + list(updates.values()))
-        # A second variant of the step continues with the optimizer state of the first one.
-        optimizer_updates = updates_of(model.optimizer, state.continued or bool(made))
+        optimizer_updates = updates_of(model.optimizer, function.continued)
         step = TrainingFunction(batch_inputs(model), loss, model._collected_trainable_weights, optimizer_updates,
                                 batch_updates=dict(zip(updates, new)), contexts=contexts, name='train_function',
                                 **_options(model))
-        made.append(True)
+        function.continued = True
         return step
-    return BatchFunction(Variants(make, model, state), metric_values(model), _options(model).get('mode'),
-                         prepares_next=True)
+    function = BatchFunction(Variants(make, model, state), metric_values(model), _options(model).get('mode'),
+                             prepares_next=True)
+    function.continued = state.continued
+    return function
 
 
 def test_function(model):

@@ -14,10 +14,12 @@ from ..distributed.mpi import mpi_ranks
 from ..distributed.process_group import Ranks
 from ..jobs import mpi_environment
 from ..patches import keras_loops, keras_models
+from ..patches.theano_functions import plain_functions
 from ..utils.files import whole_file
 from .batch import members
 from .functions import MAKERS
 from .loops import loop_of
+from .optimizer import Continued
 from .parallel_state import parallel_state_of
 from .prefetch import looking_ahead
 
@@ -37,6 +39,7 @@ def _function_maker(kind):
                 function = MAKERS[kind](self)
                 setattr(self, name, function)
                 parallel_state_of(self).observe(kind, function)
+                function.compile()
         return make
     return wrap
 
@@ -106,8 +109,26 @@ def switch_methods_once():
     keras_models.switch_keras_methods(METHODS, applies=parallel_state_of)
 
 
-def plain_function(kind, model):
-    """Give a model the train, test or predict function of plain Keras; returns it."""
-    setattr(model, kind + '_function', None)
-    _PLAIN[kind](model)
-    return getattr(model, kind + '_function')
+def plain_function(kind, model, continued=False):
+    """The train, test or predict function of plain Keras for a model, which keeps the one that it has.
+
+    Parameters
+    ----------
+    kind : {'train', 'test', 'predict'}
+    model : keras.Model
+    continued : bool
+        Whether a train function continues with the present state of the optimizer.
+    """
+    name, optimizer = kind + '_function', getattr(model, 'optimizer', None)
+    before = getattr(model, name)
+    try:
+        setattr(model, name, None)
+        if kind == 'train' and continued:
+            model.optimizer = Continued(optimizer)
+        with plain_functions():
+            _PLAIN[kind](model)
+        return getattr(model, name)
+    finally:
+        setattr(model, name, before)
+        if kind == 'train':
+            model.optimizer = optimizer

@@ -1,4 +1,5 @@
 """A Keras optimizer as the `updates` of `mgpu.training_function`."""
+import keras
 import theano.tensor as T
 from keras import backend as K
 
@@ -22,18 +23,33 @@ def updates_of(optimizer, continued=False):
         so that it clips by the norm of the whole batch.
     """
     def updates(gradients, params):
-        before = list(optimizer.weights) if continued else []
         with K.name_scope('training'), K.name_scope(type(optimizer).__name__):  # Keras's names, also in files
-            pairs = optimizer.get_updates(loss=_loss_with(gradients, params), params=params)
-        kept = dict(zip(optimizer.weights, before)) if _same_types(before, optimizer.weights) else {}
-        if kept:
-            optimizer.weights = before
-        new = graph.substitute([new for _, new in pairs], kept)
-        found = {}
-        for (variable, _), value in zip(pairs, new):
-            found.setdefault(kept.get(variable, variable), value)
-        return found
+            return _updates(optimizer, _loss_with(gradients, params), params, continued)
     return updates
+
+
+class Continued(keras.optimizers.Optimizer):
+    """An optimizer whose updates continue with the present state of another one."""
+
+    def __init__(self, optimizer):
+        super().__init__()
+        self._optimizer = optimizer
+
+    def get_updates(self, loss, params):
+        return list(_updates(self._optimizer, loss, params, continued=True).items())
+
+
+def _updates(optimizer, loss, params, continued):
+    before = list(optimizer.weights) if continued else []
+    pairs = optimizer.get_updates(loss=loss, params=params)
+    kept = dict(zip(optimizer.weights, before)) if _same_types(before, optimizer.weights) else {}
+    if kept:
+        optimizer.weights = before
+    new = graph.substitute([new for _, new in pairs], kept)
+    found = {}
+    for (variable, _), value in zip(pairs, new):
+        found.setdefault(kept.get(variable, variable), value)
+    return found
 
 
 def _loss_with(gradients, params):

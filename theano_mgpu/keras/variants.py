@@ -26,24 +26,40 @@ class Variants:
     Attributes
     ----------
     function : ParallelFunction or TrainingFunction
-        The variant in use.
+        The variant in use; compiled when it is first needed.
     """
 
     def __init__(self, make, model, state):
         self._make, self._model, self._state = make, model, state
         self._whole = None    # the variant on one context, once it is needed
         self._divided = False
-        free = any_length(model)
-        self.function = make(state.contexts, free)
-        self._is_refused = bool(self.function.refused)  # and the user does not know yet
-        self._length = free.length if free.found else None  # the fixed length that the graph had
+        self._function = None
+
+    @property
+    def compiled(self):
+        """Whether there is a function yet."""
+        return self._function is not None
+
+    @property
+    def function(self):
+        self.compile()
+        return self._function
+
+    def compile(self):
+        """Make the function, unless it is there."""
+        if self._function is None:
+            free = any_length(self._model)
+            self._function = self._make(self._state.contexts, free)
+            self._is_refused = bool(self._function.refused)  # and the user does not know yet
+            self._length = free.length if free.found else None  # the fixed length that the graph had
 
     def of(self, inputs):
         """The function for a batch."""
+        self.compile()
         if self._is_refused:
             self._is_refused = False
             self._free_or_notify(inputs)
-        if self._length in (None, _samples(inputs)) or self.function.ranks.size > 1:
+        if self._length in (None, length_of(inputs)) or self.function.ranks.size > 1:
             return self.function
         return self._on_one_context()  # with the fixed length in the graph: it computes, or fails, as plain Keras does
 
@@ -56,7 +72,7 @@ class Variants:
         if freed is None or freed.refused:
             self._state.cannot_divide(self.function)
         else:
-            self.function, self._length = freed, _samples(inputs)
+            self._function, self._length = freed, length_of(inputs)
 
     def run(self, function, inputs):
         """Run a function for a batch, or other variants if it fails; returns the one that ran, and its outputs."""
@@ -75,7 +91,7 @@ class Variants:
 
     def _divides(self, function, inputs):
         """Whether the batch is divided among the contexts of this process alone."""
-        samples = _samples(inputs)
+        samples = length_of(inputs)
         return bool(samples) and function.ranks.size == 1 and len(function.scatter.rounds(samples)[0]) > 1
 
     def _run_otherwise(self, inputs):
@@ -89,7 +105,7 @@ class Variants:
 
     def _freed(self, inputs):
         """The variant without the length of this batch in its graph."""
-        free = any_length(self._model, _samples(inputs))
+        free = any_length(self._model, length_of(inputs))
 
         def freed(outputs):
             found = free(outputs)
@@ -108,14 +124,14 @@ class Variants:
         return [context for context in self.function.mesh.replicas[0] if context != HOST] or self._state.contexts[:1]
 
     def _keep(self, function, inputs, error):
-        self.function = function
+        self._function = function
         if function is self._whole:
             self._length = None
             self._state.use_one_replica(self._first(), error)
         else:
-            self._length = _samples(inputs)
+            self._length = length_of(inputs)
 
 
-def _samples(inputs):
+def length_of(inputs):
     """Number of samples of a batch; 0 if it has none."""
     return len(inputs[0]) if inputs and np.ndim(inputs[0]) else 0

@@ -9,7 +9,6 @@ from keras import backend as K
 from ..errors import MgpuError
 from ..graphs import graph
 from ..jobs import mpi_environment
-from ..patches.theano_functions import plain_functions
 from ..verification.certificate import TOLERANCE, Certificate, Row, largest, relative_difference
 from .batch import batch_updates, first_of_each
 from .functions import MAKERS
@@ -108,8 +107,7 @@ def _compared(model, contexts, tolerance, kind, measure):
         state.notify, state.strict = before.notify, before.strict
     set_parallel_state(model, state)
     try:
-        with plain_functions():
-            one = measure(functools.partial(plain_function, kind))
+        one = measure(functools.partial(plain_function, kind))
         many = measure(MAKERS[kind])
     finally:
         set_parallel_state(model, before)

@@ -1,0 +1,202 @@
+"""Batches that `enable()` leaves to plain Keras: all of them on contexts of the CPU, and short ones on devices."""
+import theano_mgpu as mgpu
+from theano_mgpu.devices.context_map import HOST, Context
+from theano_mgpu.enabling import dispatch as module
+from theano_mgpu.enabling.dispatch import COUNTED, SHORTEST, WARM_UP, Dispatch
+from theano_mgpu.errors import GraphError
+from theano_mgpu.keras import Checkpoint, disable, enable
+
+import numpy as np
+import pytest
+from keras import layers as L
+from keras.callbacks import LambdaCallback
+from keras.models import Sequential
+from support.keras_equivalence import QUICK, assert_equal, built, values
+from support.keras_zoo import head, noise, one_hot
+from theano.configparser import change_flags
+
+CALLS = WARM_UP + COUNTED
+X, Y = noise(43, 6).astype('float32'), one_hot(43).astype('float32')
+
+
+@pytest.fixture(autouse=True)
+def disabled_after():
+    yield
+    disable()
+
+
+class Clock:
+    """Time that passes only in the calls of a Dispatch: some seconds for a divided batch, others for a whole one."""
+
+    def __init__(self, divided, whole):
+        self._now, self._seconds = 0.0, {'divided': divided, 'whole': whole}
+        self.calls = []
+
+    def perf_counter(self):
+        return self._now
+
+    def call(self, way, inputs):
+        self.calls.append(way)
+        self._now += self._seconds[way]
+        return way, inputs
+
+    def run(self, dispatch, samples, n):
+        """The ways of n calls with batches of a number of samples."""
+        self.calls = []
+        for _ in range(n):
+            assert dispatch.run('a batch', samples) == (self.calls[-1], 'a batch')
+        return self.calls
+
+
+@pytest.fixture
+def dispatching(monkeypatch):
+    """A function that makes a Clock, and a Dispatch over two contexts of a kind."""
+    def make(divided, whole, kind='cuda'):
+        clock = Clock(divided, whole)
+        monkeypatch.setattr(module, 'time', clock)
+        contexts = [Context('dev%d' % i, kind, kind) for i in range(2)]
+        return clock, Dispatch(lambda inputs: clock.call('divided', inputs),
+                               lambda: lambda inputs: clock.call('whole', inputs), contexts)
+    return make
+
+
+# --- The choice ----------------------------------------------------------------------------------
+
+def test_short_batches_that_plain_keras_computes_faster_are_left_to_it(dispatching):
+    clock, dispatch = dispatching(divided=1e-3, whole=1e-4)
+    assert clock.run(dispatch, 32, 2 * CALLS + 3) == ['divided'] * CALLS + ['whole'] * (CALLS + 3)
+    assert dispatch.ran_on == [HOST]
+    assert clock.run(dispatch, 5, 2) == clock.run(dispatch, 63, 2) == ['whole'] * 2
+    assert clock.run(dispatch, 64, 2) == ['divided'] * 2 and dispatch.ran_on is None  # that length is not known yet
+
+
+def test_short_batches_that_the_contexts_compute_faster_are_divided(dispatching):
+    clock, dispatch = dispatching(divided=1e-3, whole=1.1e-3)
+    assert clock.run(dispatch, 32, 2 * CALLS + 3) == ['divided'] * CALLS + ['whole'] * CALLS + ['divided'] * 3
+    assert clock.run(dispatch, 500, 2) == ['divided'] * 2
+    assert clock.run(dispatch, 31, CALLS + 1)[-1] == 'whole'  # a shorter batch may be another matter
+
+
+def test_plain_keras_is_not_compiled_for_batches_that_take_long(dispatching):
+    clock, dispatch = dispatching(divided=1.5 * SHORTEST, whole=1e-6)
+    assert set(clock.run(dispatch, 32, 3 * CALLS)) == {'divided'}
+
+
+def test_contexts_on_the_cpu_divide_nothing(dispatching):
+    clock, dispatch = dispatching(divided=1e-6, whole=1.0, kind='cpu')
+    assert clock.run(dispatch, 1, 3) == clock.run(dispatch, 4096, 3) == ['whole'] * 3
+    assert [context.name for context in dispatch.ran_on] == ['dev0'] and not dispatch.divides
+
+
+# --- Models --------------------------------------------------------------------------------------
+
+def compiled(**options):
+    model = built(lambda: Sequential([L.Dense(5, input_shape=(6,), use_bias=False), L.BatchNormalization(), head()]))
+    model.compile('adam', 'categorical_crossentropy', metrics=['accuracy'], **dict({'mode': QUICK}, **options))
+    return model
+
+
+def used(model, epochs=2):
+    """The history of a training, results of other methods, and everything that it leaves behind."""
+    np.random.seed(3)
+    history = model.fit(X, Y, batch_size=10, epochs=epochs, verbose=0, validation_data=(X[:9], Y[:9])).history
+    found = dict(history, evaluated=model.evaluate(X, Y, verbose=0), predicted=model.predict(X),
+                 trained=model.train_on_batch(X[:7], Y[:7]))
+    return sorted(found.items()) + values(model.weights) + values(model.optimizer.weights)
+
+
+def assert_same_bits(found, expected):
+    assert len(found) == len(expected)
+    for (name, one), (_, other) in zip(found, expected):
+        np.testing.assert_array_equal(one, other, name)
+
+
+def test_on_contexts_of_the_cpu_a_model_is_plain_keras_and_says_so_once(contexts):
+    expected = used(compiled())
+    there, told = contexts('cpu', 2), []
+    report = enable(tell=told.append)
+    models = [compiled(), compiled()]
+    for model in models:
+        assert_same_bits(used(model), expected)
+    assert len(told) == 1 and 'theano-mgpu launch' in told[0] and 'always=True' in told[0] and report.notes == told
+    assert [usage.contexts for usage in report.usages] == [there[:1]] * 2
+    assert report.usages[0].samples == {'train': 93, 'test': 61, 'predict': 43}
+    assert 'on 1 context (%s->cpu)' % there[0].name in str(report)
+
+
+def test_strict_refuses_contexts_of_the_cpu(contexts):
+    contexts('cpu', 2)
+    enable(strict=True)
+    with pytest.raises(GraphError, match='always=True'):
+        compiled().fit(X, Y, verbose=0)
+
+
+@pytest.mark.parametrize('flags', [{'mgpu.micro_batches': 2}, {'mgpu.executor': 'serial'}], ids=str)
+def test_what_was_asked_for_by_a_flag_is_done(flags, contexts):
+    contexts('cpu', 2)
+    with change_flags(**flags):
+        report = enable()
+        compiled().fit(X, Y, verbose=0)
+    assert len(report.usages[0].contexts) == 2 and not report.notes
+
+
+def test_a_placed_model_runs_where_it_is_placed(contexts):
+    first, second = contexts('cpu', 2)
+    report = enable()
+    model = Sequential()
+    with mgpu.device(first.name):
+        model.add(L.Dense(5, input_shape=(6,)))
+    with mgpu.device(second.name):
+        model.add(head())
+    model.compile('sgd', 'mse', mode=QUICK)
+    model.fit(X, Y, verbose=0)
+    assert {context.name for context in report.usages[0].contexts} >= {first.name, second.name}
+
+
+class Killed(Exception):
+    pass
+
+
+def test_a_fit_with_a_checkpoint_continues_with_the_same_bits(contexts, tmp_path):
+    contexts('cpu', 2)
+
+    def fitted(path, killed_at=None):
+        def kill(batch, logs):
+            if batch == killed_at:
+                raise Killed
+        np.random.seed(3)
+        model = compiled()
+        history = model.fit(X, Y, batch_size=10, epochs=2, verbose=0, callbacks=[
+            Checkpoint(str(path), every=1), LambdaCallback(on_batch_begin=kill)]).history
+        return [('loss', history['loss'])] + values(model.weights) + values(model.optimizer.weights)
+    enable(tell=lambda text: None)
+    expected = fitted(tmp_path / 'whole.npz')
+    with pytest.raises(Killed):
+        fitted(tmp_path / 'run.npz', killed_at=3)
+    assert_same_bits(fitted(tmp_path / 'run.npz'), expected)
+
+
+@pytest.mark.opencl
+@pytest.mark.parametrize('whole', [
+    pytest.param(1e-4, id='plain Keras is faster'),
+    pytest.param(1e-2, id='the contexts are faster', marks=pytest.mark.slow)])
+def test_devices_and_plain_keras_train_one_model(contexts, monkeypatch, whole):
+    """Steps over the contexts, of plain Keras, and over the contexts again continue with the same state."""
+    expected = used(compiled(mode=None), epochs=5)
+    contexts('gpu', 2)
+    clock = Clock(divided=1e-3, whole=whole)
+    run_divided, run_whole = Dispatch.run_divided, Dispatch._run_whole
+
+    def timed(way, run):
+        def method(self, inputs):
+            clock.call(way, inputs)
+            return run(self, inputs)
+        return method
+    monkeypatch.setattr(module, 'time', clock)
+    monkeypatch.setattr(Dispatch, 'run_divided', timed('divided', run_divided))
+    monkeypatch.setattr(Dispatch, '_run_whole', timed('whole', run_whole))
+    report = enable(tell=lambda text: None)
+    found = used(compiled(mode=None), epochs=5)
+    assert_equal(found, expected, 1e-5)
+    assert {'divided', 'whole'} == set(clock.calls) and not report.notes
+    assert (HOST in report.usages[0].contexts) and len(report.usages[0].contexts) == 3

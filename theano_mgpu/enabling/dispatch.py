@@ -1,0 +1,75 @@
+"""Batches that are not worth dividing: plain Theano computes them whole."""
+import math
+import statistics
+import time
+
+from ..devices.context_map import HOST
+
+WARM_UP = 3        # calls before those that count: kernels are built, buffers are allocated
+COUNTED = 5        # calls that count, divided and whole
+SHORTEST = 2e-3    # seconds; a call that takes longer over the contexts is worth dividing, whatever it costs besides
+
+
+class Dispatch:
+    """Runs each batch by what is faster for its length: the contexts, or a plain function.
+
+    The first calls with batches of about the same length are timed: over the contexts and, if they are short, whole.
+    Each of these calls computes the usual results. What is found out counts for shorter, or longer, batches, too.
+
+    Parameters
+    ----------
+    divided : callable
+        ``divided(inputs)`` computes a batch over the contexts.
+    make_plain : callable
+        Makes the plain function, a callable of the same argument, when it is first needed.
+    contexts : list of Context
+        Where all of them are on the CPU, no batch is divided: Python's lock lets one of them compute at a time.
+
+    Attributes
+    ----------
+    ran_on : list of Context or None
+        What the plain function ran the last batch on; None if it was divided.
+    """
+
+    def __init__(self, divided, make_plain, contexts):
+        self._divided, self._make_plain, self._plain = divided, make_plain, None
+        self.divides = any(context.kind != 'cpu' for context in contexts)
+        self._host = [HOST] if self.divides else contexts[:1]
+        self._whole_below, self._divided_from = (0 if self.divides else math.inf), math.inf
+        self._seconds = {}  # bits of the length -> seconds of the calls over the contexts, and of the whole ones
+        self.ran_on = None
+
+    def run(self, inputs, samples):
+        """Compute a batch of a number of samples."""
+        if samples < self._whole_below:
+            return self._run_whole(inputs)
+        if samples >= self._divided_from:
+            return self.run_divided(inputs)
+        return self._measure(inputs, samples.bit_length())
+
+    def run_divided(self, inputs):
+        self.ran_on = None
+        return self._divided(inputs)
+
+    def _run_whole(self, inputs):
+        if self._plain is None:
+            self._plain = self._make_plain()
+        self.ran_on = self._host
+        return self._plain(inputs)
+
+    def _measure(self, inputs, bits):
+        divided, whole = self._seconds.setdefault(bits, ([], []))
+        is_first = len(divided) < WARM_UP + COUNTED
+        began = time.perf_counter()
+        results = (self.run_divided if is_first else self._run_whole)(inputs)
+        (divided if is_first else whole).append(time.perf_counter() - began)
+        if len(divided) == WARM_UP + COUNTED:
+            taken = statistics.median(divided[WARM_UP:])
+            if taken > SHORTEST:
+                self._divided_from = 1 << (bits - 1)
+            elif len(whole) == WARM_UP + COUNTED:
+                if taken > statistics.median(whole[WARM_UP:]):
+                    self._whole_below = 1 << bits
+                else:
+                    self._divided_from = 1 << (bits - 1)
+        return results
