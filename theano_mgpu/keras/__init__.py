@@ -12,11 +12,12 @@ if keras.backend.backend() != 'theano':
 from .balancing import balance
 from .checkpoint import Checkpoint
 from .enabling import disable, enable
+from .learning_rate import LearningRateWarmup
 from .multi_gpu import multi_gpu_model
 from .placement import place
 from .plot import plot_model
 from .predictor import Predictor
 from .verification import verify
 
-__all__ = ['Checkpoint', 'Predictor', 'balance', 'disable', 'enable', 'multi_gpu_model', 'place', 'plot_model',
-           'verify']
+__all__ = ['Checkpoint', 'LearningRateWarmup', 'Predictor', 'balance', 'disable', 'enable', 'multi_gpu_model', 'place',
+           'plot_model', 'verify']

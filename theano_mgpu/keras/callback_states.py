@@ -1,9 +1,11 @@
-"""The states, for a checkpoint, of those of Keras's own callbacks whose decisions depend on what they have seen."""
+"""The states, for a checkpoint, of the callbacks whose decisions depend on what they have seen."""
 import numpy as np
 from keras.callbacks import EarlyStopping, ModelCheckpoint, ReduceLROnPlateau
 
+from .learning_rate import LearningRateWarmup
+
 NAMES = {EarlyStopping: ('wait', 'best', 'stopped_epoch'), ReduceLROnPlateau: ('wait', 'best', 'cooldown_counter'),
-         ModelCheckpoint: ('best', 'epochs_since_last_save')}
+         ModelCheckpoint: ('best', 'epochs_since_last_save'), LearningRateWarmup: ('first_batch',)}
 
 
 def states_of(callbacks):

@@ -55,8 +55,8 @@ class Checkpoint(keras.callbacks.Callback):
     -----
     Other callbacks are not called during the replay, so that files which they wrote stay as they are; the exception is
     a CSVLogger that begins its file anew. What callbacks put into `logs` is saved, and so are the states of
-    EarlyStopping, ReduceLROnPlateau and ModelCheckpoint. A callback of your own sees only what comes after the restart.
-    Remove the file to train from the beginning.
+    EarlyStopping, ReduceLROnPlateau, ModelCheckpoint and LearningRateWarmup. A callback of your own sees only what
+    comes after the restart. Remove the file to train from the beginning.
     """
 
     def __init__(self, path, every=100, allow_nan=False):

@@ -1,0 +1,103 @@
+"""A learning rate that grows with the batch."""
+import keras
+from keras import backend as K
+
+
+class LearningRateWarmup(keras.callbacks.Callback):
+    """Raise the learning rate, batch by batch, from that of the optimizer to a multiple of it.
+
+    For a model that is trained with `factor` times larger batches than before, for instance because several devices
+    have room for them. Contexts alone are no reason: they divide a batch, and results are those of one device.
+
+    Parameters
+    ----------
+    factor : float
+        What the learning rate is multiplied by in the end: by the rule of linear scaling, how many times larger the
+        batches are.
+    epochs : int
+        Epochs in which it grows, from the first one of the training (epoch 0) on.
+    momentum_correction : bool
+        Multiply the velocity of SGD with momentum by the same as the learning rate. Keras's velocity contains the
+        learning rate, so that it would lag behind. Optimizers without a momentum need none.
+    verbose : int
+        1 prints the learning rate at the end of each of these epochs.
+
+    Raises
+    ------
+    ValueError
+        If `factor` or `epochs` is not positive. In `fit`, if the optimizer has no learning rate, or the number of
+        batches of an epoch is not known: pass `steps_per_epoch` to `fit_generator`.
+
+    Notes
+    -----
+    This is gradual warm-up of Goyal et al., Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour (2017,
+    arXiv:1706.02677), sections 2.2 and 3: in batch t of n the learning rate is ``base * (1 + (factor - 1) * t / n)``.
+    After it, the learning rate is left to other callbacks, and to you. A fit that begins with a later `initial_epoch`
+    leaves it alone.
+
+    Examples
+    --------
+    >>> LearningRateWarmup(8, epochs=5).at(0.1, batch=100, n_batches=200)
+    0.45
+    """
+
+    def __init__(self, factor, epochs=5, momentum_correction=True, verbose=0):
+        super().__init__()
+        if not factor > 0 or not epochs > 0:
+            raise ValueError('factor=%r and epochs=%r have to be positive' % (factor, epochs))
+        self.factor, self.epochs, self.momentum_correction, self.verbose = factor, epochs, momentum_correction, verbose
+        self._base = self._momentum = None  # of the optimizer, as the user has set them
+        self._is_corrected = False
+        self.first_batch = 0  # of the epoch
+
+    @property
+    def _corrects(self):
+        return self.momentum_correction and hasattr(self.model.optimizer, 'momentum')
+
+    def at(self, base, batch, n_batches):
+        """The learning rate in a batch, counted from 0, of the batches in which it grows; `base` is the first one."""
+        return base * (1 + (self.factor - 1) * min(1, batch / n_batches))
+
+    def on_train_begin(self, logs=None):
+        optimizer = self.model.optimizer
+        if not hasattr(optimizer, 'lr'):
+            raise ValueError('%s has no learning rate "lr" that could grow' % type(optimizer).__name__)
+        if self._base is None:
+            self._base = float(K.get_value(optimizer.lr))
+        steps, samples, size = (self.params.get(name) for name in ('steps', 'samples', 'batch_size'))
+        if not steps and not (samples and size):
+            raise ValueError('the number of batches of an epoch is not known: pass steps_per_epoch to fit')
+        self._per_epoch = steps or -(-samples // size)
+        if self._corrects:
+            self._restore_momentum()  # a fit before this one may have been interrupted in a batch
+            self._momentum = float(K.get_value(optimizer.momentum))
+            self._is_corrected = True  # in the file of a Checkpoint, which saves before other callbacks end a batch
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.first_batch = epoch * self._per_epoch
+
+    def on_batch_begin(self, batch, logs=None):
+        batch, n_batches = self.first_batch + batch, self.epochs * self._per_epoch
+        if batch > n_batches:
+            self._restore_momentum()
+            return
+        optimizer = self.model.optimizer
+        before, now = float(K.get_value(optimizer.lr)), self.at(self._base, batch, n_batches)
+        K.set_value(optimizer.lr, now)
+        if self._corrects and batch:
+            K.set_value(optimizer.momentum, self._momentum * now / before)
+            self._is_corrected = True
+
+    def on_batch_end(self, batch, logs=None):
+        self._restore_momentum()
+
+    def _restore_momentum(self):
+        if self._is_corrected:
+            K.set_value(self.model.optimizer.momentum, self._momentum)
+            self._is_corrected = False
+
+    def on_epoch_end(self, epoch, logs=None):
+        if logs is not None:
+            logs['lr'] = float(K.get_value(self.model.optimizer.lr))
+        if self.verbose and epoch < self.epochs:
+            print('epoch %d: learning rate %g' % (epoch + 1, K.get_value(self.model.optimizer.lr)))
