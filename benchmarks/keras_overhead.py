@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """The overhead of the Keras add-on: its fit on one context, against plain Keras's fit on the same device, in turns.
 
-With --enable, the model is enabled by enable(), as in a script under `theano-mgpu run`. With --predict, a Predictor on
-one context is compared with plain Keras's predict. Examples:
+With --enable, the model is enabled by enable(always=True), as in a script under `theano-mgpu run --always`. With
+--predict, a Predictor on one context is compared with plain Keras's predict. Examples:
 
   python benchmarks/keras_overhead.py
   python benchmarks/keras_overhead.py --models mlp --rounds 15
@@ -48,7 +48,7 @@ def compiled(model):
 def fits(build, x, y, batch_size, enables):
     """An epoch through the add-on, and one of plain Keras, as callables."""
     if enables:
-        enable(gpus=1)
+        enable(gpus=1, always=True)
         ours = compiled(build())
         disable()
     else:

@@ -245,9 +245,18 @@ def test_updates():
     assert [line.split()[0] for line in lines[-2:]] == ['Adam', 'SGD'] and 'bandwidth' in lines[-3]
 
 
+@pytest.mark.needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize('options', [[], ['--always']], ids=str)
+def test_dispatch(options):
+    lines = run('dispatch.py', '--batch-sizes', '1', '9', '--rounds', '1', *options).splitlines()
+    assert [' '.join(line.split()[:2]) for line in lines[-4:]] == ['%s, %d' % (method, size) for method in (
+        'predict_on_batch', 'train_on_batch') for size in (1, 9)]
+
+
 @pytest.mark.parametrize('script', ['mnist_cnn.py', 'step_overhead.py', 'keras_mnist.py', 'keras_autoencoder.py',
                                     'keras_overhead.py', 'scaling.py', 'predict.py', 'choices.py', 'compile_once.py',
                                     'all_reduce.py', 'versions.py', 'exactness.py', 'devices.py', 'theano_script.py',
-                                    'placement.py', 'updates.py'])
+                                    'placement.py', 'updates.py', 'dispatch.py'])
 def test_help_teaches(script):
     assert 'Examples:' in run(script, '--help')

@@ -179,7 +179,7 @@ def test_a_keras_script(tmp_path):
     """The same output on one device and on two; the summary of the models is on stderr."""
     script = write(tmp_path / 'train.py', TRAIN)
     plain = finish(start(['-c', PLAIN, script], tmp_path, QUICK))
-    code, out, err = run(*TWO, script, folder=tmp_path)
+    code, out, err = run(*TWO, '--always', script, folder=tmp_path)
     assert (code, without_seconds(out)) == (0, without_seconds(plain[1])) and plain[0] == 0
     title, header, row = err[err.index('theano-mgpu: 1 model'):].splitlines()[:3]
     assert title == 'theano-mgpu: 1 model on 2 contexts (left->cpu;right->cpu)' and 'TRAINED' in header

@@ -265,6 +265,18 @@ def test_waiting_for_compiled_code_is_short_and_draws_no_numbers_of_the_user(tmp
     other.stdout.close()
 
 
+def test_scipy_stats_is_imported_by_the_op_that_needs_it():
+    done = python("""if True:
+        import sys
+        import theano_mgpu, theano
+        print('scipy.stats' in sys.modules)
+        x = theano.tensor.dscalar()
+        print('%.6f' % theano.function([x], theano.tensor.chi2sf(x, 3.0))(1.5), 'scipy.stats' in sys.modules)
+        from scipy import stats
+        print(stats.norm.cdf(0))""", THEANO_FLAGS='cxx=,optimizer=None')
+    assert done.stdout.split() == ['False', '0.682270', 'True', '0.5'], done.stderr
+
+
 # --- What PyMC3 3.11 looks for: names of Theano-PyMC ---------------------------------------------
 
 def test_flags_have_the_names_of_theano_pymc():

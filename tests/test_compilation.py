@@ -1,5 +1,6 @@
-"""Theano's folder of compiled code: what processes wait for, and how fast they read it."""
+"""Compiling for Theano: several modules at a time, in one process and in several, without the collector."""
 import gc
+import glob
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from theano_mgpu.utils.collector import collector_paused
 import pytest
 import theano
 import theano.tensor as T
+from theano.configparser import change_flags
 from theano.gof.cc import get_module_cache
 
 pytestmark = pytest.mark.needs_compiler
@@ -42,16 +44,17 @@ print(theano.function([x], Marked(theano.scalar.tanh)(x), mode=theano.Mode('c', 
 
 @pytest.fixture
 def begin(tmp_path):
-    """A function that starts a process which compiles a module, 'slow' or 'quick'."""
+    """A function that starts a process which compiles by COMPILER, into a folder of this test."""
     compiler = tmp_path / 'compiler'
     compiler.write_text(COMPILER.format(folder=tmp_path))
     compiler.chmod(0o755)
     started = []
 
-    def start(name):
-        flags = 'cxx=%s,base_compiledir=%s,floatX=float64' % (compiler, tmp_path / 'compiled')
-        started.append(subprocess.Popen([sys.executable, '-c', PROGRAM, name], stdout=subprocess.PIPE, text=True,
-                                        env=dict(os.environ, THEANO_FLAGS=flags)))
+    def start(program, *words, jobs=1):
+        flags = 'cxx=%s,base_compiledir=%s,floatX=float64,mgpu.compile_jobs=%d' % (
+            compiler, tmp_path / 'compiled', jobs)
+        started.append(subprocess.Popen([sys.executable, '-c', program, *words], stdout=subprocess.PIPE, text=True,
+                                        env=dict(os.environ, THEANO_FLAGS=flags, TMPDIR=str(tmp_path))))
         return started[-1]
     yield start
     for process in started:
@@ -68,18 +71,18 @@ def wait_for(path):
 
 def test_two_processes_compile_at_the_same_time(begin, tmp_path):
     """One process at a time compiled: the second one waited until the first one's module was there."""
-    slow = begin('slow')
+    slow = begin(PROGRAM, 'slow')
     wait_for(tmp_path / 'slow')
-    quick = begin('quick')
+    quick = begin(PROGRAM, 'quick')
     assert quick.communicate(timeout=120)[0].split() == ['begun', '[0.]'] and slow.poll() is None
     (tmp_path / 'go').touch()
     assert slow.communicate(timeout=120)[0].split() == ['begun', '[0.]']
 
 
 def test_what_one_process_compiles_the_others_wait_for_and_load(begin, tmp_path):
-    first = begin('slow')
+    first = begin(PROGRAM, 'slow')
     wait_for(tmp_path / 'slow')
-    second = begin('slow')
+    second = begin(PROGRAM, 'slow')
     assert second.stdout.readline() == 'begun\n'
     time.sleep(1)  # long enough for it to begin to compile, too, if it did
     (tmp_path / 'go').touch()
@@ -87,12 +90,51 @@ def test_what_one_process_compiles_the_others_wait_for_and_load(begin, tmp_path)
     assert (tmp_path / 'slow').read_text() == 'begun\n'
 
 
+BEGINS_TWO = """
+import theano_mgpu, theano, theano.tensor as T
+from theano.tensor import elemwise
+
+class Marked(elemwise.Elemwise):
+    def c_support_code(self):
+        return "// slow_marker"
+
+x = T.vector()
+outputs = [Marked(op)(x) for op in (theano.scalar.tanh, theano.scalar.cos)]
+f = theano.function([x], outputs, mode=theano.Mode('vm', None))
+print(f([0.0]), flush=True)
+"""
+
+
+def test_modules_of_a_function_are_compiled_at_the_same_time(begin, tmp_path):
+    process = begin(BEGINS_TWO, jobs=2)
+    end = time.monotonic() + 120
+    while not (tmp_path / 'slow').exists() or (tmp_path / 'slow').read_text() != 'begun\n' * 2:
+        assert time.monotonic() < end, 'it waits for the first module before it begins with the second'
+        time.sleep(0.05)
+    (tmp_path / 'go').touch()
+    assert process.communicate(timeout=120)[0] == '[array([0.]), array([1.])]\n'
+    assert (tmp_path / 'slow').read_text() == 'begun\n' * 2  # each was compiled once
+    assert not glob.glob(str(tmp_path / 'theano_mgpu.*'))
+
+
+def test_an_error_of_the_compiler_is_that_of_theano(monkeypatch):
+    """Whether a module was compiled ahead or not."""
+    class Wrong(theano.tensor.elemwise.Elemwise):
+        def c_support_code(self):
+            return 'no code %s' % id(self)
+    x = T.dvector()
+    outputs = [Wrong(theano.scalar.tanh)(x), Wrong(theano.scalar.cos)(x)]
+    with change_flags(**{'mgpu.compile_jobs': 2}), pytest.raises(Exception, match='Compilation failed') as caught:
+        theano.function([x], outputs, mode=theano.Mode('vm', None))
+    assert 'compiling the node' in str(caught.value)
+
+
 def test_where_files_cannot_be_locked_it_compiles_all_the_same(monkeypatch):
-    from theano_mgpu.patches import theano_cache
+    from theano_mgpu.patches import theano_compilation
 
     def lockf(*args):
         raise OSError('no locks available')
-    monkeypatch.setattr(theano_cache.fcntl, 'lockf', lockf)
+    monkeypatch.setattr(theano_compilation.fcntl, 'lockf', lockf)
     number = T.constant(time.time(), dtype='float64')  # no process has compiled code with it yet
     x = T.dscalar()
     found = theano.function([x], x * number, mode=theano.Mode('c', None))

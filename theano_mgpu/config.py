@@ -28,6 +28,8 @@ OWN_FLAGS = {
                        'process, which sends it to the others (sharded); or once on the host, which then sends them '
                        '(host). The last two are for devices that are short of memory for the state of the optimizer. '
                        'auto is host where all contexts are on the CPU.'),
+    'mgpu.compile_jobs': (0, Number('modules', 0),
+                          'Modules of C code that g++ compiles at a time for a function; 0 is one for each core.'),
     'mgpu.micro_batches': (1, Number('slices', 1),
                            'Slices that each batch of a replica is computed in, one after the other, where a call '
                            'does not say: on a model that is placed on several contexts they are a pipeline.'),

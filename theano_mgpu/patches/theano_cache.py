@@ -1,20 +1,12 @@
-"""Theano's folder of compiled code, which all processes share: its locks, and the keys of its entries."""
-import contextlib
-import fcntl
+"""Theano's folder of compiled code, which all processes share: its lock, and the keys of its entries."""
 import functools
 import logging
 import os
 import random
-import threading
 import zlib
 
 from ..utils import progress
 from ..utils.collector import collector_paused
-
-MODULES = 'modules.lock'  # in the folder: a file of which each process locks one byte for the module that it compiles
-
-_lock_files = {}  # by path; never closed, since that would free all locks of the process
-_compiling = threading.local()
 
 
 def wait_briefly_for_compile_lock():
@@ -52,62 +44,6 @@ def _about_lock(folder):
         owner = 'another process'
     return ('waiting for %s, which compiles for Theano, too. This goes on by itself once that is done, or has ended. '
             'Only if that process hangs: end it, and remove the folder %s' % (owner, folder))
-
-
-def compile_outside_the_lock():
-    """Hold a lock on the one module that g++ compiles, instead of Theano's lock on the whole folder.
-
-    Without this, one process compiles at a time: tests, and the ranks of different jobs, wait for each other.
-    """
-    from theano.gof import cmodule, compilelock
-    find, compile_source = cmodule.ModuleCache.module_from_key, cmodule.output_subprocess_Popen
-
-    @functools.wraps(find)
-    def module_from_key(self, key, lnk=None, keep_lock=False):
-        if key in self.entry_from_key or compilelock.get_lock.__dict__.get('n_lock'):
-            return find(self, key, lnk, keep_lock)
-        with _module_locked(self.dirname, cmodule.get_module_hash(lnk.get_src_code(), key)) as is_locked:
-            _compiling.alone = is_locked
-            try:
-                return find(self, key, lnk, keep_lock)
-            finally:
-                _compiling.alone = False
-
-    @functools.wraps(compile_source)
-    def output_subprocess_Popen(command, **params):
-        if not getattr(_compiling, 'alone', False):
-            return compile_source(command, **params)
-        # The folder of the module has a file now. An empty one would be removed by another process.
-        held = compilelock.get_lock.n_lock
-        for _ in range(held):
-            compilelock.release_lock()
-        try:
-            return compile_source(command, **params)
-        finally:
-            for _ in range(held):
-                compilelock.get_lock()
-
-    cmodule.ModuleCache.module_from_key = module_from_key
-    cmodule.output_subprocess_Popen = output_subprocess_Popen
-
-
-@contextlib.contextmanager
-def _module_locked(folder, module_hash):
-    """Lock a module for this process; yields False where the file system has no locks."""
-    path = os.path.join(folder, MODULES)
-    if path not in _lock_files:
-        _lock_files[path] = open(path, 'a')
-    byte = int(module_hash[-15:], 16)
-    try:
-        with progress.note_if_long(lambda: 'waiting for another process, which compiles the same code for Theano'):
-            fcntl.lockf(_lock_files[path], fcntl.LOCK_EX, 1, byte)
-    except OSError:
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        fcntl.lockf(_lock_files[path], fcntl.LOCK_UN, 1, byte)
 
 
 def read_keys_without_the_collector():

@@ -1,0 +1,68 @@
+#!/usr/bin/env python
+"""What a batch costs a model that enable() has found, against plain Keras, for batches of 1 to 4,096 samples, in turns.
+
+Each takes a batch by predict_on_batch, and by train_on_batch with Adam. The contexts are those of the flag `contexts`,
+or two on the CPU. Examples:
+
+  python benchmarks/dispatch.py
+  python benchmarks/dispatch.py --always                                   every batch is divided
+  python tests/cuda_on_cpu run --devices 2 python benchmarks/dispatch.py --map 'dev0->cuda0;dev1->cuda1'
+"""
+import argparse
+import functools
+import os
+
+if 'floatX' not in os.environ.get('THEANO_FLAGS', ''):
+    os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
+
+import theano_mgpu as mgpu
+from theano_mgpu.enabling.dispatch import COUNTED, WARM_UP
+from theano_mgpu.keras import disable, enable
+from theano_mgpu.profiling.turns import ratio, seconds, take_turns
+
+import keras
+import numpy as np
+from keras.layers import Dense
+
+BLOCK = 0.03  # seconds that a side has in its turn, about
+
+
+def compiled():
+    """A model of 20 features, 32 units and 10 classes."""
+    model = keras.Sequential([Dense(32, activation='relu', input_shape=(20,)), Dense(10, activation='softmax')])
+    model.compile('adam', 'sparse_categorical_crossentropy', metrics=['accuracy'])
+    return model
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--map', help="contexts, e.g. 'dev0->cuda0;dev1->cuda1' (default: the flag, or two on the CPU)")
+    parser.add_argument('--batch-sizes', type=int, nargs='+', default=[1, 8, 32, 128, 512, 2048, 4096])
+    parser.add_argument('--rounds', type=int, default=9, help='turns of each (default %(default)s)')
+    parser.add_argument('--always', action='store_true', help='divide every batch')
+    arguments = parser.parse_args()
+    mgpu.init(arguments.map or (None if 'contexts=' in os.environ['THEANO_FLAGS'] else 'a->cpu;b->cpu'))
+    plain = compiled()
+    enable(always=arguments.always)
+    enabled = compiled()
+    disable()
+    rng = np.random.RandomState(0)
+    for method in ('predict_on_batch', 'train_on_batch'):
+        for size in arguments.batch_sizes:
+            batch = rng.rand(size, 20).astype('float32'), rng.randint(0, 10, (size, 1))
+            batch = batch[:1] if method == 'predict_on_batch' else batch
+            sides = {name: functools.partial(getattr(model, method), *batch)
+                     for name, model in (('enabled', enabled), ('plain', plain))}
+            for call in sides.values():
+                for _ in range(2 * (WARM_UP + COUNTED) + 1):  # compiles, and measures what is faster
+                    call()
+            repeats = max(1, int(BLOCK / seconds(sides['plain'], 3)))
+            found = take_turns({name: functools.partial(seconds, call, repeats) for name, call in sides.items()},
+                               arguments.rounds, '%s %d' % (method, size))
+            print('%s, %d samples: enabled %.3f ms, plain Keras %.3f ms; ratio %s'
+                  % (method, size, np.median(found['enabled']) * 1e3, np.median(found['plain']) * 1e3,
+                     ratio(found['enabled'], found['plain'])))
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,176 @@
+"""Several modules of C code at a time: g++ compiles those of other processes, and those of one function."""
+import concurrent.futures
+import contextlib
+import fcntl
+import functools
+import os
+import shutil
+import tempfile
+import threading
+
+from ..jobs import mpi_environment
+from ..utils import progress
+
+LOCKS = 'modules.lock'  # in the folder of compiled code; a process locks the byte of the module that it compiles
+
+_lock_files = {}  # by path; never closed, since that would free all locks of the process
+
+
+class _Thread(threading.local):
+    has_lock = False  # of the module that it is about to compile
+    ahead = None      # the Ahead of the function that it makes
+
+
+_thread = _Thread()
+
+
+def compile_outside_the_lock():
+    """Hold a lock on the one module that g++ compiles, instead of Theano's lock on the whole folder.
+
+    Without this, one process compiles at a time: tests, and the ranks of different jobs, wait for each other.
+    """
+    from theano.gof import cmodule, compilelock
+    find, run = cmodule.ModuleCache.module_from_key, cmodule.output_subprocess_Popen
+
+    @functools.wraps(find)
+    def module_from_key(self, key, lnk=None, keep_lock=False):
+        if key in self.entry_from_key or getattr(compilelock.get_lock, 'n_lock', 0):
+            return find(self, key, lnk, keep_lock)
+        if _thread.ahead is not None:
+            _thread.ahead.begin(self, key)
+        with _module_locked(self.dirname, cmodule.get_module_hash(lnk.get_src_code(), key)) as _thread.has_lock:
+            try:
+                return find(self, key, lnk, keep_lock)
+            finally:
+                _thread.has_lock = False
+
+    @functools.wraps(run)
+    def output_subprocess_Popen(command, **params):
+        if not _thread.has_lock:
+            return run(command, **params)
+        # The folder of the module has a file now. An empty one would be removed by another process.
+        held = compilelock.get_lock.n_lock
+        for _ in range(held):
+            compilelock.release_lock()
+        try:
+            if _thread.ahead is not None and _thread.ahead.take(command):
+                return b'', b'', 0
+            return run(command, **params)
+        finally:
+            for _ in range(held):
+                compilelock.get_lock()
+
+    cmodule.ModuleCache.module_from_key = module_from_key
+    cmodule.output_subprocess_Popen = output_subprocess_Popen
+
+
+@contextlib.contextmanager
+def _module_locked(folder, module_hash):
+    """Lock a module for this process; yields False where the file system has no locks."""
+    path, byte = os.path.join(folder, LOCKS), int(module_hash[-15:], 16)
+    if path not in _lock_files:
+        _lock_files[path] = open(path, 'a')
+    try:
+        with progress.note_if_long(lambda: 'waiting for another process, which compiles the same code for Theano'):
+            fcntl.lockf(_lock_files[path], fcntl.LOCK_EX, 1, byte)
+    except OSError:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        fcntl.lockf(_lock_files[path], fcntl.LOCK_UN, 1, byte)
+
+
+def compile_ahead():
+    """Have g++ compile several modules of a function at the same time, as many as the flag mgpu.compile_jobs says.
+
+    Without this, one core compiles a function's modules one after the other. Of several ranks on a host, the first one
+    does so; the others load what it has compiled.
+    """
+    import theano
+    from theano.gof.vm import VM_Linker
+    original = VM_Linker.make_all
+
+    @functools.wraps(original)
+    def make_all(self, *args, **kwargs):
+        before = _thread.ahead
+        jobs = theano.config.mgpu.compile_jobs or len(os.sched_getaffinity(0))
+        is_on = jobs > 1 and self.c_thunks is not False and not mpi_environment.local_rank()
+        with Ahead(self, jobs) if is_on else contextlib.nullcontext() as _thread.ahead:
+            try:
+                return original(self, *args, **kwargs)
+            finally:
+                _thread.ahead = before
+    VM_Linker.make_all = make_all
+
+
+class Ahead:
+    """Compiles the modules of a function before Theano asks for each of them.
+
+    Parameters
+    ----------
+    linker : theano.gof.vm.VM_Linker
+        Of the function.
+    jobs : int
+        Modules at a time.
+    """
+
+    def __init__(self, linker, jobs):
+        self._linker, self._jobs = linker, jobs
+        self._pool = None
+        self._compiled = {}  # source -> Future of the path
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        if self._pool is not None:
+            for future in self._compiled.values():
+                future.cancel()
+            self._pool.shutdown()
+            self._folder.cleanup()
+
+    def begin(self, cache, first):
+        """When a first module is missing in a cache, that of the key `first`, begin to compile all others."""
+        if self._pool is not None:
+            return
+        self._pool = concurrent.futures.ThreadPoolExecutor(self._jobs)
+        self._folder = tempfile.TemporaryDirectory(prefix='theano_mgpu.')
+        for linker, source in self._missing(cache, first):
+            folder = os.path.join(self._folder.name, str(len(self._compiled)))
+            self._compiled[source.rstrip('\n')] = self._pool.submit(_compile, linker, source, folder)
+
+    def _missing(self, cache, first):
+        from theano.gof.cc import CLinker
+        from theano.gof.fg import FunctionGraph
+        seen = {first}
+        for node in self._linker.schedule(self._linker.fgraph):
+            try:
+                linker = CLinker().accept(FunctionGraph(node.inputs, node.outputs), no_recycling=[])
+                key = linker.cmodule_key()
+                if key not in seen and key not in cache.entry_from_key:
+                    seen.add(key)
+                    yield linker, linker.get_src_code()
+            except Exception:  # it has no C code; any other error comes again when Theano itself compiles it
+                continue
+
+    def take(self, command):
+        """Put a module that was compiled ahead where a command of g++ would; returns whether there was one."""
+        source, = [word for word in command if word.endswith('mod.cpp')]
+        with open(source) as file:
+            future = self._compiled.pop(file.read().rstrip('\n'), None)
+        if future is None or future.exception() is not None:  # then Theano compiles it, and reports the error
+            return False
+        shutil.move(future.result(), command[command.index('-o') + 1])
+        return True
+
+
+def _compile(linker, source, folder):
+    """Have g++ compile the source of a CLinker into a new folder; returns the path of the result."""
+    from theano.gof.cmodule import get_lib_extension
+    os.mkdir(folder)
+    name = linker.get_dynamic_module().code_hash
+    linker.c_compiler().compile_str(name, source, folder, linker.header_dirs(), linker.lib_dirs(), linker.libraries(),
+                                    linker.compile_args(), py_module=False)
+    return os.path.join(folder, '%s.%s' % (name, get_lib_extension()))
