@@ -13,6 +13,7 @@ import pytest
 import theano
 import theano.tensor as T
 from theano.configparser import change_flags
+from theano.gof import compilelock
 from theano.gof.cc import get_module_cache
 
 pytestmark = pytest.mark.needs_compiler
@@ -127,6 +128,7 @@ def test_an_error_of_the_compiler_is_that_of_theano(monkeypatch):
     with change_flags(**{'mgpu.compile_jobs': 2}), pytest.raises(Exception, match='Compilation failed') as caught:
         theano.function([x], outputs, mode=theano.Mode('vm', None))
     assert 'compiling the node' in str(caught.value)
+    assert compilelock.get_lock.n_lock == 0  # Theano kept it, and other processes waited for minutes
 
 
 def test_where_files_cannot_be_locked_it_compiles_all_the_same(monkeypatch):

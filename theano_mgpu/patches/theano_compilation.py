@@ -41,6 +41,10 @@ def compile_outside_the_lock():
         with _module_locked(self.dirname, cmodule.get_module_hash(lnk.get_src_code(), key)) as _thread.has_lock:
             try:
                 return find(self, key, lnk, keep_lock)
+            except BaseException:
+                while compilelock.get_lock.n_lock:  # Theano would keep it, and other processes would wait for minutes
+                    compilelock.release_lock()
+                raise
             finally:
                 _thread.has_lock = False
 
