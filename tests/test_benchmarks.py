@@ -247,6 +247,13 @@ def test_updates():
 
 @pytest.mark.needs_compiler
 @pytest.mark.slow
+def test_startup():
+    lines = run('startup.py', '--models', 'mlp', '--rounds', '1').splitlines()
+    assert len(lines) == 4 and lines[-1].startswith('mlp: medians, s: one at a time ')
+
+
+@pytest.mark.needs_compiler
+@pytest.mark.slow
 @pytest.mark.parametrize('options', [[], ['--always']], ids=str)
 def test_dispatch(options):
     lines = run('dispatch.py', '--batch-sizes', '1', '9', '--rounds', '1', *options).splitlines()
@@ -257,6 +264,6 @@ def test_dispatch(options):
 @pytest.mark.parametrize('script', ['mnist_cnn.py', 'step_overhead.py', 'keras_mnist.py', 'keras_autoencoder.py',
                                     'keras_overhead.py', 'scaling.py', 'predict.py', 'choices.py', 'compile_once.py',
                                     'all_reduce.py', 'versions.py', 'exactness.py', 'devices.py', 'theano_script.py',
-                                    'placement.py', 'updates.py', 'dispatch.py'])
+                                    'placement.py', 'updates.py', 'dispatch.py', 'startup.py'])
 def test_help_teaches(script):
     assert 'Examples:' in run(script, '--help')

@@ -1,5 +1,6 @@
 """`theano-mgpu launch`: run a script as several processes with Open MPI's mpirun."""
 import argparse
+import contextlib
 import os
 import shlex
 import shutil
@@ -81,9 +82,8 @@ def run(args):
         print(' '.join('%s=%s' % (name, environment[name]) for name in changed(environment)))
         print(shlex.join(command))
         return 0
-    if hosts:  # the folder would have to be there, too
-        return run_with_restarts(command, environment, args.restarts)
-    with own_folder(environment) as environment:
+    # On other hosts the folder would have to be there, too.
+    with contextlib.nullcontext(environment) if hosts else own_folder(environment) as environment:
         return run_with_restarts(command, environment, args.restarts)
 
 

@@ -82,7 +82,10 @@ class BatchFunction:
         if self.checkpoint is not None and self.dispatch.divides:  # a restart must not depend on what was measured
             return self.dispatch.run_divided(inputs)
         self.samples = length_of(inputs)
-        return self.dispatch.run(inputs, self.samples)
+        results = self.dispatch.run(inputs, self.samples)
+        if self.dispatch.ran_on:
+            self.forget_prepared()
+        return results
 
     def run_over_contexts(self, inputs):
         """Run a batch over the contexts; returns the outputs and the values."""
