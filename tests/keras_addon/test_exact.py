@@ -15,7 +15,7 @@ from support.keras_equivalence import COMPILED, DTYPES, check, compiling, values
 from support.keras_zoo import COMPILED_MODELS, MODELS, OPTIMIZERS, VECTORS, N, dense, noise, one_hot
 
 pytestmark = pytest.mark.filterwarnings('error::theano_mgpu.MgpuWarning')  # what is exact is not warned of
-SLOW = 'lstm, masking', 'conv1d', 'conv2d', 'conv2dtranspose'
+SLOW = 'lstm, masking', 'gru, masking', 'conv1d', 'conv2d', 'conv2dtranspose', 'separable'
 
 
 def named(models):

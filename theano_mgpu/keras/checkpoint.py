@@ -123,12 +123,12 @@ class Checkpoint(keras.callbacks.Callback):
         The first call of the train function in a batch is Keras's; any other comes from a callback.
         """
         if function is not self._functions[0]:
-            return self._logged('val_') if self.replaying else compute()
+            return self._logged('val_') if self.replaying else compute(inputs)
         if not self._in_batch:
-            return compute()
+            return compute(inputs)
         self._in_batch = False
         self._done.add_inputs(inputs)
-        results = self._replayed() if self.replaying else compute()
+        results = self._replayed() if self.replaying else compute(inputs)
         self._done.batches.append(results)
         return list(results)
 

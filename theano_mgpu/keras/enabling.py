@@ -216,7 +216,7 @@ class EnabledState(ParallelState):
         if self.enabled.verifies:
             self._verify(verify_prediction if kind == 'predict' else verify_batch, inputs)
         began = time.perf_counter()
-        results = compute()
+        results = compute(inputs)
         seconds = time.perf_counter() - began
         self.usage.add(kind, function.samples, seconds, function.contexts)
         return results

@@ -43,7 +43,7 @@ class BatchFunction:
         self._variants, self._values, self._mode = variants, list(values), mode
         self._prepares_next = prepares_next
         self.checkpoint = None  # a keras.Checkpoint, during a fit
-        self.observer = None  # a callable ``observer(function, inputs, compute)`` that returns what ``compute()`` does
+        self.observer = None  # ``observer(function, inputs, compute)`` returns what ``compute(inputs)`` does
         self.dispatch = None  # a Dispatch, where some batches are left to plain Keras
         self.continued = False
         self.samples = 0
@@ -71,10 +71,12 @@ class BatchFunction:
         return theano_functions.plain_function([], graph.host_graph(self._values), mode=mode) if self._values else list
 
     def __call__(self, inputs):
-        compute = functools.partial(self._run, inputs)
-        if self.observer is not None:
-            compute = functools.partial(self.observer, self, inputs, compute)
-        return self.checkpoint.replay_or_compute(self, inputs, compute) if self.checkpoint else compute()
+        if self.checkpoint:
+            return self.checkpoint.replay_or_compute(self, inputs, self._compute)
+        return self._compute(inputs)
+
+    def _compute(self, inputs):
+        return self._run(inputs) if self.observer is None else self.observer(self, inputs, self._run)
 
     def _run(self, inputs):
         if self.dispatch is None:
@@ -83,7 +85,7 @@ class BatchFunction:
             return self.dispatch.run_divided(inputs)
         self.samples = length_of(inputs)
         results = self.dispatch.run(inputs, self.samples)
-        if self.dispatch.ran_on:
+        if self._prepares_next and self.dispatch.ran_on:
             self.forget_prepared()
         return results
 

@@ -6,6 +6,7 @@ ParallelState; `enable` gives one to each model that is compiled.
 import functools
 import os
 
+import numpy as np
 from keras import Model
 from keras import backend as K
 from keras.engine import saving
@@ -47,14 +48,14 @@ def _function_maker(kind):
 def _standardize_user_data(original):
     @functools.wraps(original)
     def _standardize_user_data(self, x, y=None, *args, **kwargs):
-        tensors = [value for value in members(x) + members(y) if K.is_tensor(value)]
-        if tensors:
-            raise ValueError('tensors (%s) cannot be split into sub-batches: pass the data as arrays, or from a '
-                             'generator or keras.utils.Sequence' % ', '.join(map(str, tensors)))
-        standardize = functools.partial(original, self)
+        if not isinstance(x, np.ndarray) or not (y is None or isinstance(y, np.ndarray)):  # which takes a while
+            tensors = [value for value in members(x) + members(y) if K.is_tensor(value)]
+            if tensors:
+                raise ValueError('tensors (%s) cannot be split into sub-batches: pass the data as arrays, or from a '
+                                 'generator or keras.utils.Sequence' % ', '.join(map(str, tensors)))
         if keras_loops.keras_batches is None or args:
-            return standardize(x, y, *args, **kwargs)
-        return keras_loops.keras_batches.standardize(standardize, x, y, **kwargs)
+            return original(self, x, y, *args, **kwargs)
+        return keras_loops.keras_batches.standardize(functools.partial(original, self), x, y, **kwargs)
     return _standardize_user_data
 
 

@@ -19,12 +19,15 @@ class Usage:
     def __init__(self, name):
         self.name = name
         self.contexts = []
+        self._added = None
         self.samples = {}
         self._measured = {}  # kind -> (samples, seconds), without the first call, which builds kernels
 
     def add(self, kind, samples, seconds, contexts=()):
         """Count a call of a function."""
-        self.contexts += [context for context in contexts if context not in self.contexts]
+        if contexts is not self._added:  # most often they are
+            self.contexts += [context for context in contexts if context not in self.contexts]
+            self._added = contexts
         if kind in self.samples:
             n, total = self._measured.get(kind, (0, 0.0))
             self._measured[kind] = n + samples, total + seconds

@@ -134,4 +134,7 @@ class Variants:
 
 def length_of(inputs):
     """Number of samples of a batch; 0 if it has none."""
-    return len(inputs[0]) if inputs and np.ndim(inputs[0]) else 0
+    shape = getattr(inputs[0], 'shape', None) if inputs else ()
+    if shape is None:
+        shape = np.shape(inputs[0])
+    return shape[0] if shape else 0
