@@ -7,7 +7,8 @@ from ..devices.context_map import HOST
 
 WARM_UP = 3        # calls before those that count: kernels are built, buffers are allocated
 COUNTED = 5        # calls that count, divided and whole
-SHORTEST = 2e-3    # seconds; a call that takes longer over the contexts is worth dividing, whatever it costs besides
+TRIED = 3          # whole calls after which it gives up if all but the first, which compiles, took longer
+LONGEST = 10e-3    # seconds; for a call that takes longer over the contexts, plain Theano is not even compiled
 
 
 class Dispatch:
@@ -65,11 +66,9 @@ class Dispatch:
         (divided if is_first else whole).append(time.perf_counter() - began)
         if len(divided) == WARM_UP + COUNTED:
             taken = statistics.median(divided[WARM_UP:])
-            if taken > SHORTEST:
+            is_tried = len(whole) == WARM_UP + COUNTED
+            if is_tried and taken > statistics.median(whole[WARM_UP:]):
+                self._whole_below = 1 << bits
+            elif is_tried or taken > LONGEST or len(whole) >= TRIED and min(whole[1:]) > taken:
                 self._divided_from = 1 << (bits - 1)
-            elif len(whole) == WARM_UP + COUNTED:
-                if taken > statistics.median(whole[WARM_UP:]):
-                    self._whole_below = 1 << bits
-                else:
-                    self._divided_from = 1 << (bits - 1)
         return results
