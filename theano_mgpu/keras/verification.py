@@ -126,18 +126,17 @@ def _parallel_function(kind, model):
 
 @contextlib.contextmanager
 def _restored(model):
-    """Restore a model afterwards: weights, metrics, recurrent states, random streams, its functions."""
+    """Restore a model afterwards: weights, metrics, recurrent states, random streams, its optimizer."""
     updates = batch_updates(model) if model._is_compiled else first_of_each(model.state_updates)
     outputs = ([model.total_loss] if model._is_compiled else []) + model.outputs
     variables = graph.shared_variables(outputs + list(updates) + list(updates.values()))
     before = [(variable, variable.get_value()) for variable in variables]
-    names = [name for name in ('optimizer', 'train_function', 'predict_function') if hasattr(model, name)]
-    kept = [(name, getattr(model, name)) for name in names]
+    optimizer = getattr(model, 'optimizer', None)
     try:
         yield
     finally:
-        for name, value in kept:
-            setattr(model, name, value)
+        if optimizer is not None:
+            model.optimizer = optimizer
         for variable, value in before:
             variable.set_value(value)
 
