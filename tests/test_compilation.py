@@ -63,10 +63,11 @@ def begin(tmp_path):
         process.communicate()
 
 
-def wait_for(path):
+def wait_for(path, text='begun\n'):
+    """Wait until COMPILER has noted this."""
     end = time.monotonic() + 120
-    while not path.exists():
-        assert time.monotonic() < end, 'no process has begun to compile'
+    while not path.exists() or path.read_text() != text:
+        assert time.monotonic() < end, '%s does not become %r' % (path.name, text)
         time.sleep(0.05)
 
 
@@ -108,10 +109,7 @@ print(f([0.0]), flush=True)
 
 def test_modules_of_a_function_are_compiled_at_the_same_time(begin, tmp_path):
     process = begin(BEGINS_TWO, jobs=2)
-    end = time.monotonic() + 120
-    while not (tmp_path / 'slow').exists() or (tmp_path / 'slow').read_text() != 'begun\n' * 2:
-        assert time.monotonic() < end, 'it waits for the first module before it begins with the second'
-        time.sleep(0.05)
+    wait_for(tmp_path / 'slow', 'begun\n' * 2)  # before the first module is there
     (tmp_path / 'go').touch()
     assert process.communicate(timeout=120)[0] == '[array([0.]), array([1.])]\n'
     assert (tmp_path / 'slow').read_text() == 'begun\n' * 2  # each was compiled once
