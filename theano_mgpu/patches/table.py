@@ -106,10 +106,10 @@ PATCHES = [
     Patch('Theano', '1.0.5', 'import theano starts MPI, or ends with: cannot load MPI library',
           DURING_IMPORT, theano_imports.hidden_mpi,
           'tests/test_compat.py::test_an_mpi4py_without_mpi_does_not_end_the_import'),
-
     Patch('Theano', '1.0.5', 'import theano imports scipy.stats, for one op: a quarter of a second',
           DURING_IMPORT, theano_imports.scipy_stats_left_out,
           'tests/test_compat.py::test_scipy_stats_is_imported_by_the_op_that_needs_it'),
+
     Patch('Theano', '1.0.5', 'processes that compile at the same time wait for each other for minutes',
           AFTER_THEANO, theano_cache.wait_briefly_for_compile_lock,
           'tests/test_compat.py::test_waiting_for_compiled_code_is_short_and_draws_no_numbers_of_the_user'),
