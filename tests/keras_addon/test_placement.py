@@ -307,14 +307,16 @@ def two_layers():
                        L.Dense(zoo.CLASSES, activation='softmax', name='second')])
 
 
-def test_place_trains_as_before_and_keeps_the_state_of_the_optimizer():
+@pytest.mark.parametrize('given', ['parallel model', 'template'])
+def test_place_trains_as_before_and_keeps_the_state_of_the_optimizer(given):
     x, y = noise(20, 6), one_hot(20)
     plain, model = built(two_layers), multi_gpu_model(built(two_layers))
     for each in (plain, model):
         each.compile(zoo.OPTIMIZERS['adam'](), CROSS, mode=QUICK)
         each.train_on_batch(x, y)
     before = model.train_function
-    assert place(model, {'first': 'host1', 'second': 'host0'}) is model
+    of = model if given == 'parallel model' else model.template
+    assert place(of, {'first': 'host1', 'second': 'host0'}) is of
     found, expected = model.train_on_batch(x[:7], y[:7]), plain.train_on_batch(x[:7], y[:7])
     assert_equal(values(model.weights) + values(model.optimizer.weights) + [('loss', found)],
                  values(plain.weights) + values(plain.optimizer.weights) + [('loss', expected)], 1e-5)

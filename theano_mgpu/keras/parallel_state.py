@@ -2,8 +2,12 @@
 
 A model that has a ParallelState runs over contexts; any other model is plain Keras. `methods` has what differs.
 """
+import weakref
+
 from ..devices.context_map import describe
 from ..errors import warn
+
+_models = weakref.WeakSet()  # those that have had a ParallelState
 
 
 class ParallelState:
@@ -58,4 +62,10 @@ def parallel_state_of(model):
 
 def set_parallel_state(model, state):
     """Have a model run over contexts, from its next function on; None for plain Keras."""
+    _models.add(model)
     model.__dict__['_mgpu_parallel_state'] = state  # not by setattr: Keras keeps track of a model's attributes
+
+
+def models_over_contexts():
+    """The models of this process that run over contexts, a list."""
+    return [model for model in _models if parallel_state_of(model) is not None]

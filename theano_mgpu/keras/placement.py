@@ -10,7 +10,7 @@ from ..placement.blocks import place as place_variable
 from ..placement.blocks import place_name
 from .batch import first_of_each
 from .multi_gpu import check_built
-from .parallel_state import parallel_state_of
+from .parallel_state import models_over_contexts, parallel_state_of
 
 FUNCTIONS = ('train_function', 'test_function', 'predict_function')
 
@@ -26,8 +26,8 @@ def place(model, devices):
     Parameters
     ----------
     model : keras.Model
-        Built. Place it before `multi_gpu_model` makes a model of it, or pass that model. Functions over contexts that
-        it has are made again for the next batch; the state of the optimizer stays.
+        Built. Functions over contexts that it has, or that another model with its layers has, such as that of
+        `multi_gpu_model`, are made again for the next batch; the state of the optimizer stays.
     devices : dict of str to (str or Context)
         Names of layers, or patterns as in `fnmatch`, and where they go, as for `device`: ``{'block1_*': 'dev0',
         'fc*': 'dev1'}``. If several match a layer, the last one counts. A nested model stands for all of its layers,
@@ -74,7 +74,7 @@ def place(model, devices):
         if path in chosen:
             for other in set(inner).difference(chosen):
                 _place_layer(layers[other], chosen[path])
-    _make_functions_again(model)
+    _make_functions_again(layers.values())
     return model
 
 
@@ -162,12 +162,13 @@ def _is_symbolic(value):
     return isinstance(value, theano.Variable)  # a regulariser of a weight of no size is a number
 
 
-def _make_functions_again(model):
-    """Have the functions of a model over contexts made again; the optimizer keeps its state."""
-    for each in dict.fromkeys([model, getattr(model, 'template', model)]):
-        state = parallel_state_of(each)
-        if state is not None:  # plain Keras runs on one device, wherever layers are placed
+def _make_functions_again(layers):
+    """Have the functions over contexts of all models with some of these layers made again; optimizers keep their state.
+    """
+    for model in models_over_contexts():  # plain Keras runs on one device, wherever layers are placed
+        if not set(layers).isdisjoint(layer for _, layer in _with_inner(model, '')):
             for name in FUNCTIONS:
-                if getattr(each, name, None) is not None:
-                    setattr(each, name, None)
-            state.continued = state.continued or bool(each._is_compiled and each.optimizer.weights)
+                if getattr(model, name, None) is not None:
+                    setattr(model, name, None)
+            state = parallel_state_of(model)
+            state.continued = state.continued or bool(model._is_compiled and model.optimizer.weights)
