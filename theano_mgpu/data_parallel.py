@@ -137,7 +137,8 @@ class DataParallel:
     @property
     def compiled(self):
         """The compiled functions: one per stage and context."""
-        return [function for each in self.compiled_program.graphs for function in each.compiled]
+        functions = [function for each in self.compiled_program.graphs for function in each.compiled]
+        return list(dict.fromkeys(functions))  # one on the host may be that of several replicas
 
     @property
     def profiles(self):

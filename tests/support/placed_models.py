@@ -250,14 +250,16 @@ def batch_normalised(m):
 
 @model
 def recurrent(m):
-    """A scan on one device, and what reads its last state on the other one."""
+    """A scan on one device, and on the other one a scan over its steps, in which its last step is read each time."""
     x, t = m.rows(4, 5), m.rows(3)
     with m.on(0):
         w, v = m.weight(5, 6), m.weight(6, 6)
         h, _ = theano.scan(lambda now, before: T.tanh(T.dot(now, w) + T.dot(before, v)),
                            x.dimshuffle(1, 0, 2), T.zeros((x.shape[0], 6)))
     with m.on(1):
-        y = m.dense(h[-1] + h.mean(axis=0), 6, 3)
+        last, u = h[-1], m.weight(6)
+        k, _ = theano.scan(lambda now, before: T.tanh(now * u + before * last), h, T.zeros((x.shape[0], 6)))
+        y = m.dense(k[-1] + h.mean(axis=0), 6, 3)
         m.loss = squared(y, t)
     m.outputs = [y]
 

@@ -68,7 +68,7 @@ def mesh_of(contexts: Sequence[Context], places: Sequence[str] = (), own: Option
     >>> len(mesh_of(four).replicas)
     4
     """
-    rows = [list(row) for row in contexts if isinstance(row, (list, tuple)) and not isinstance(row, Context)]
+    rows = rows_of(contexts)
     on_devices = [place for place in places if place != CPU]
     if rows:
         names, rows = _rows(rows, on_devices, own)
@@ -80,6 +80,11 @@ def mesh_of(contexts: Sequence[Context], places: Sequence[str] = (), own: Option
         return Mesh([UNPLACED], [(context,) for context in contexts])
     here = [HOST] if CPU in places else []
     return Mesh(names + [CPU] * len(here), [tuple(row + here) for row in rows])
+
+
+def rows_of(contexts: Sequence) -> List[list]:
+    """The lists among contexts, or their names: those of each replica."""
+    return [list(row) for row in contexts if isinstance(row, (list, tuple)) and not isinstance(row, Context)]
 
 
 def _rows(rows: List[List[Context]], places: Sequence[str], own) -> Tuple[List[str], List[List[Context]]]:

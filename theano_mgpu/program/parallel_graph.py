@@ -10,6 +10,7 @@ from theano.compile.sharedvalue import SharedVariable
 from ..devices.context_map import Context, describe
 from ..devices.contexts import contexts as active_contexts
 from ..devices.contexts import get as get_context
+from ..devices.mesh import rows_of
 from ..distributed.mpi import mpi_ranks
 from ..distributed.process_group import BUILD, Ranks
 from ..errors import ContextError, RankError
@@ -49,7 +50,7 @@ def resolve_contexts(contexts):
     if not isinstance(contexts, (list, tuple)):
         raise ContextError('contexts=%r is not a list of contexts or their names, such as %r; mgpu.init(%r) maps them'
                            % (contexts, [context.name for context in active_contexts()], contexts))
-    rows = [list(row) for row in contexts if isinstance(row, (list, tuple)) and not isinstance(row, Context)]
+    rows = rows_of(contexts)
     if rows and len(rows) < len(contexts):
         raise ContextError('contexts=%r mixes contexts with lists of contexts: give one list, or a list for each '
                            'replica' % (contexts,))
@@ -109,12 +110,13 @@ class ParallelGraph:
         first = sum(self.replicas[:ranks.rank])
         indices = {context: i for i, context in enumerate(active_contexts())}
         with compiling(name, inputs, contexts), ranks.first_compiler():
-            self.compiled = []
-            for i, context in enumerate(contexts):
+            made = {}
+            for i, context in enumerate(dict.fromkeys(contexts)):  # the host may be a place of every replica
                 with memory_explained(i, context, 'copies of shared variables'):
                     local = {variable: r.on(context, indices.get(context, 0), first) for variable, r in replicas}
-                    self.compiled.append(graph.compile_for(context, inputs, outputs, updates, local, mode, name,
-                                                           like=self.compiled))
+                    made[context] = graph.compile_for(context, inputs, outputs, updates, local, mode, name,
+                                                      like=list(made.values()))
+            self.compiled = [made[context] for context in contexts]
         self.takes = [function.mgpu_takes for function in self.compiled]
         self._positions = np.argsort(self.compiled[0].mgpu_order).tolist()
 
