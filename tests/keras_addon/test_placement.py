@@ -105,9 +105,9 @@ MODELS = {
     'convolution': (convolution, zoo.IMAGES, CROSS, 'sgd', COMPILED)}
 
 
-def compiled(model, name):
+def compiled(model, name, **options):
     _, _, loss, optimizer, mode = MODELS[name]
-    model.compile(zoo.OPTIMIZERS[optimizer](), loss, metrics=['accuracy'], mode=mode)
+    model.compile(zoo.OPTIMIZERS[optimizer](), loss, metrics=['accuracy'], **dict({'mode': mode}, **options))
     return model
 
 
@@ -130,6 +130,19 @@ def test_training_is_that_of_one_device(name, dtype):
         assert_equal(everything(placed, trained(placed, data)), expected, TOLERANCE[dtype])
         assert len(placed.train_function.function.mesh.replicas) == 1
         assert places_of(placed) >= {'host0', 'host1'}
+
+
+@pytest.mark.cuda
+@pytest.mark.slow
+@pytest.mark.parametrize('kind, name', [('gpu', 'towers'), ('gpu', 'convolution')])
+def test_training_on_devices(contexts, kind, name):
+    there = dict(zip(['host0', 'host1', 'cpu'], contexts(kind, 2) + ['cpu']))
+    build, data = MODELS[name][:2]
+    plain = compiled(built(lambda: build(nowhere)), name)
+    placed = multi_gpu_model(built(lambda: build(lambda place: mgpu.device(there[place]))))
+    placed = compiled(placed, name, mode=None)
+    assert_equal(everything(placed, trained(placed, data)), everything(plain, trained(plain, data)), 1e-5)
+    assert places_of(placed) >= {there['host0'].name, there['host1'].name}
 
 
 def test_a_flag_makes_a_pipeline():
