@@ -40,6 +40,35 @@ def test_training_is_that_of_one_process_with_one_context(ranks, contexts, updat
     assert_same(tmp_path / 'ranks.npz', one_context, 1e-5)
 
 
+def test_sums_in_half_precision(tmp_path):
+    """They are the same on all ranks, and within the bound that the docstring gives."""
+    sizes = [7, 1, 500, 0, 33, 4]
+    launch(3, 'sums_in_half', tmp_path / 'sums', *sizes, flags=INTERPRETED)
+    first, *others = [arrays('%s.%d.npz' % (tmp_path / 'sums', rank)) for rank in range(3)]
+    for other in others:
+        for ours, theirs in zip(other, first):
+            np.testing.assert_array_equal(ours, theirs)
+    given = [rank_network.arrays_of_rank(rank, sizes) for rank in range(3)]
+    for found, *parts in zip(first[:-1], *given):
+        parts = [part.astype('float64') for part in parts]
+        total, absolute = sum(parts), sum(map(abs, parts))
+        largest = sum(abs(part).max(initial=0) for part in parts) + abs(total).max(initial=0)
+        bound = 1.01 * (2 ** -11 * (absolute + abs(total)) + 2 ** -39 * largest)  # 1 %: rounding in float32
+        assert (abs(found - total) <= bound).all()
+    assert first[-1][1] == np.inf and np.isfinite(np.delete(first[-1], 1)).all()
+
+
+def test_training_in_half_precision(one_context, tmp_path):
+    """Only the gradients are rounded: the first loss, and what is counted, are exact."""
+    launch(2, 'train', tmp_path / 'ranks.npz', 'a->cpu', 'plain', flags='floatX=float32,mgpu.exchange=float16')
+    assert_same(tmp_path / 'ranks.npz', one_context, 1e-3)
+    ours, theirs = arrays(tmp_path / 'ranks.npz'), arrays(one_context)
+    assert any(abs(a - b).max() > 1e-5 * abs(b).max() for a, b in zip(ours, theirs) if a.size)
+    np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-6)
+    integers = [pair for pair in zip(ours, theirs) if pair[0].dtype.kind == 'i']
+    assert integers and all(np.array_equal(*pair) for pair in integers)
+
+
 @pytest.mark.slow
 def test_random_draws_are_those_of_one_process_with_as_many_contexts(tmp_path):
     alone('train', tmp_path / 'one.npz', 'a->cpu;b->cpu')

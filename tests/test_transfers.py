@@ -4,6 +4,7 @@ from theano_mgpu.devices.context_map import Context
 from theano_mgpu.graphs import graph
 from theano_mgpu.profiling.timeline import Timings
 from theano_mgpu.program.exchange import Sums
+from theano_mgpu.program.partition import Exchange
 from theano_mgpu.program.shard import Shard
 from theano_mgpu.replicas.transfers import SMALL, Fetcher, Sender
 
@@ -93,7 +94,7 @@ def test_sums_are_sent_in_one_copy_and_stay_those_of_their_step(gpu2):
     """As arguments of a function on the device, again and again."""
     x, y = T.fmatrix('x'), T.fvector('y')
     f = compiled(gpu2[0], [x, y], [x * 2, y + 1])
-    sums = Sums([x, y], [x, y], {gpu2[0]: {x, y}}, None, Timings(), on_devices=False)
+    sums = Sums([Exchange(x, x, 'sum'), Exchange(y, y, 'sum')], {gpu2[0]: {x, y}}, None, Timings(), on_devices=False)
     for number in (1, 2):
         shards = [Shard(0, (0, 1), {x: np.full((2, 3), number, 'f4'), y: np.full(2, number, 'f4')}, {})
                   for _ in range(2)]

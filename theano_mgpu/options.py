@@ -7,6 +7,8 @@ from theano.tensor.nnet.bn import AbstractBatchNormTrain
 
 from .errors import GraphError
 
+# Flags with which results are not those of one device.
+INEXACT = {'batch_statistics': 'local', 'random': 'independent', 'exchange': 'float16'}
 UPDATE_ON = 'device', 'sharded', 'host'  # where new values are computed
 
 DEFAULTS = {
@@ -17,7 +19,9 @@ DEFAULTS = {
     # error that it cannot be divided.
     'example': None, 'length': None, 'must_divide': False,
     # Whether it has no batch: one replica computes it as it is.
-    'whole': False}
+    'whole': False,
+    # Parameters that are trained: what processes exchange for them may be rounded, if the user asks for it.
+    'params': ()}
 
 
 class Options(namedtuple('Options', list(DEFAULTS))):
@@ -60,3 +64,11 @@ class Options(namedtuple('Options', list(DEFAULTS))):
     def is_sharded(self, ranks):
         """Whether there are several processes, each with samples of its own."""
         return ranks.size > 1 and (theano.config.mgpu.data == 'sharded' if self.sharded is None else self.sharded)
+
+
+def check_exact_flags():
+    """Raise a GraphError if a flag asks for other results than those of one device."""
+    for name, value in INEXACT.items():
+        if getattr(theano.config.mgpu, name) == value:
+            raise GraphError('mgpu.%s=%s gives other results than one device, which strict does not allow: leave out '
+                             'one of the two' % (name, value))

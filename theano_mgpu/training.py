@@ -135,7 +135,8 @@ class TrainingFunction(DataParallel):
             raise GraphError('%s gets a new value by updates, and another one by batch_updates' % twice[0])
         self._n_outputs = 1 + len(outputs)
         super().__init__(inputs, [loss] + list(outputs) + (gradients if check_finite else []),
-                         {**new, **(batch_updates or {})}, Options(**options))
+                         {**new, **(batch_updates or {})},
+                         Options(params=[graph.host_view(param) for param in self.params], **options))
         state_variables = [watcher_of(variable) or replicated(variable) for variable in self.params + of_updates]
         self._state = list(dict.fromkeys(state_variables + self.updated))
         self._completed = 0  # steps

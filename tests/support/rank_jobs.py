@@ -11,6 +11,7 @@ TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path[:0] = [TESTS, os.path.join(os.path.dirname(TESTS), 'benchmarks')]
 
 import theano_mgpu as mgpu
+from theano_mgpu.distributed.mpi import mpi_ranks
 
 import numpy as np
 import theano
@@ -19,7 +20,7 @@ from theano.sandbox.rng_mrg import MRG_RandomStreams
 
 from support.rank_data_jobs import coupled_shards, refused, shard, sharded_slices  # noqa: F401  jobs
 from support.rank_fault_jobs import collect, compile_errors, disagree, fail, hang, late_failures, stopped  # noqa: F401
-from support.rank_network import PYTHON, Network, shared, write
+from support.rank_network import PYTHON, Network, arrays_of_rank, shared, write
 from support.rank_placement_jobs import placed  # noqa: F401  a job
 
 
@@ -32,6 +33,14 @@ def train(path, contexts, *options):
     x = next(network.batches())[0]
     write(path, returned + network.values() + [network.predict(x)])
     print('rank %d trained on %s' % (mgpu.rank(), ', '.join(context.name for context in mgpu.contexts())))
+
+
+def sums_in_half(path, *sizes):
+    """Sums over the ranks of arrays of some sizes, whose values are those of `arrays_of_rank`."""
+    mgpu.init('a->cpu')
+    sums = arrays_of_rank(mgpu.rank(), [int(size) for size in sizes])
+    mpi_ranks().all_reduce_in_half(sums)
+    np.savez('%s.%d.npz' % (path, mgpu.rank()), *sums)
 
 
 def script(path, name, *arguments):

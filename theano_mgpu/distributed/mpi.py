@@ -13,6 +13,7 @@ from theano import config
 
 from ..errors import BatchError, MgpuError, RankError
 from ..jobs import mpi_environment, rank_process
+from .half_precision import add_in_half
 from .meeting import TAG, Meeting
 from .process_group import ADD, COMPILE, END, GATHER, SHARE, WIDTH
 from .waiting import REMEDY, Watchdog, poll
@@ -92,6 +93,22 @@ class MpiRanks(Meeting):
                 self._comm.Allreduce(self._mpi.IN_PLACE, total)
             if total is not array:
                 array[...] = total
+
+    def all_reduce_in_half(self, arrays):
+        kind = self._mpi.INT16_T
+
+        def to_each(messages, lengths):
+            received = np.empty(sum(lengths), 'int16')
+            self._comm.Alltoallv([np.concatenate(messages), [message.size for message in messages], None, kind],
+                                 [received, lengths, None, kind])
+            return _split(received, lengths)
+
+        def to_all(message, lengths):
+            received = np.empty(sum(lengths), 'int16')
+            self._comm.Allgatherv([message, kind], [received, lengths, None, kind])
+            return _split(received, lengths)
+        with self._watchdog((ADD,)):
+            add_in_half(arrays, self.size, to_each, to_all, self.rank)
 
     def all_gather(self, rows, lengths):
         mine = np.ascontiguousarray(rows[:lengths[self.rank]])
@@ -232,6 +249,10 @@ class MpiRanks(Meeting):
         # Here, since nothing can look after it once Python has ended; by C, since it keeps Python's lock.
         rank_process.exit_after(config.mgpu.timeout)
         self._mpi.Finalize()
+
+
+def _split(array, lengths):
+    return np.split(array, np.cumsum(lengths)[:-1])
 
 
 def _bytes_of(array):

@@ -66,6 +66,9 @@ class Ranks:
     def all_reduce(self, arrays: Sequence[np.ndarray]) -> None:
         """Add one-dimensional arrays over the ranks, in place; bitwise the same on each. The ranks have just met."""
 
+    def all_reduce_in_half(self, arrays: Sequence[np.ndarray]) -> None:
+        """As `all_reduce`, for arrays of any shape, with errors: see `half_precision.add_in_half`."""
+
     def all_gather(self, rows: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
         """Rows of all ranks, in their order.
 

@@ -4,7 +4,7 @@ import functools
 import theano
 
 from ..errors import warn
-from ..options import Options
+from ..options import Options, check_exact_flags
 from ..patches import theano_functions
 from ..placement.propagation import is_placed
 from ..program.parallel_graph import choose_ranks, resolve_contexts
@@ -30,7 +30,8 @@ def enable(contexts=None, strict=False, verify=False, always=False, tell=warn):
     contexts : list of (str or Context), or callable, optional
         As for `mgpu.function`; all by default. A callable returns them, and is called with the first function.
     strict : bool
-        Raise a GraphError for a function that has a batch and cannot be computed in parts.
+        Raise a GraphError for a function that has a batch and cannot be computed in parts, and at once for flags with
+        which results are not those of one device.
     verify : bool
         Compare the first batch of each function over the contexts with plain Theano, and print the certificate to
         stderr; with `strict` a difference is an error.
@@ -59,6 +60,8 @@ def enable(contexts=None, strict=False, verify=False, always=False, tell=warn):
     >>> disable()
     """
     global _enabled
+    if strict:
+        check_exact_flags()
     if not callable(contexts):
         resolve_contexts(contexts)  # an error now, not with the first function
         contexts = functools.partial(resolve_contexts, contexts)

@@ -9,6 +9,7 @@ import theano
 from ..enabling.dispatch import Dispatch
 from ..errors import GraphError, warn
 from ..jobs import mpi_environment
+from ..options import check_exact_flags
 from ..patches import keras_models
 from ..placement.propagation import is_placed
 from ..verification.trial import Trial
@@ -41,7 +42,8 @@ def enable(gpus=None, strict=False, verify=False, always=False, tell=warn):
         How many contexts to use, or which ones, as for `multi_gpu_model`; None for all.
     strict : bool
         Raise a GraphError where there is else one warning: for a model that cannot give exactly the results of one
-        device, that cannot run over contexts, or for which one context is faster.
+        device, that cannot run over contexts, or for which one context is faster; and at once for flags with which
+        results are not those of one device.
     verify : bool
         On the first batch of each model, compare one step on one device with one on the contexts (see `verify`), and
         print the certificate to stderr. For a model that predicts first, the outputs are compared.
@@ -84,6 +86,8 @@ def enable(gpus=None, strict=False, verify=False, always=False, tell=warn):
     global _enabled
     if verify:
         check_alone()
+    if strict:
+        check_exact_flags()
     chosen_contexts(gpus)
     _patch_keras_once()
     _enabled = Enabled(gpus, strict, verify, always, tell)

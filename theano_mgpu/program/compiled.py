@@ -53,7 +53,7 @@ class CompiledProgram:
         The place of each; empty for a graph that is not placed.
     ranks : Ranks
     options : Options
-        Its `mode` and `name`, and `recompute`, see `pieces.cut`.
+        Its `mode`, `name` and `params`, and `recompute`, see `pieces.cut`.
 
     Attributes
     ----------
@@ -65,6 +65,9 @@ class CompiledProgram:
         For each stage its pieces, by level.
     parts : list of Part
         What is computed after the last exchange.
+    in_half : set of theano.Variable
+        What stands for the sums that ranks exchange as float16: arrays, of which new values of trained parameters are
+        made, by the flag ``mgpu.exchange``.
     """
 
     def __init__(self, program: Program, inputs: Sequence[theano.Variable], updated: Sequence[SharedVariable],
@@ -85,6 +88,11 @@ class CompiledProgram:
                        if stage.outputs]
         rest = {variable: output.variable for variable, output in new.items() if output.how is None}
         self.parts = self._parts(given, rest, update_on)
+        self.in_half = set()
+        if all(ranks.everyones(theano.config.mgpu.exchange == 'float16')):
+            made = ancestors([rest[param] for param in options.params if param in rest])
+            last = {exchange.variable for exchange in program.exchanges if exchange.variable.ndim}
+            self.in_half = last.intersection(made)
 
     @property
     def graphs(self) -> List[ParallelGraph]:

@@ -21,10 +21,8 @@ class Sums:
 
     Parameters
     ----------
-    sources : list of theano.Variable
-        Outputs of one stage, all of a floating dtype.
-    places : list of theano.Variable
-        What stands for their sums.
+    exchanges : list of Exchange
+        Their sources are outputs of one stage, all of a floating dtype.
     read_on : dict of Context to (set of theano.Variable)
         What is read on each context: of the sums, these are sent there.
     each : callable
@@ -36,6 +34,8 @@ class Sums:
         Those of the sources that a shard needs itself, too.
     one_replica : bool
         Whether one replica has all samples: the sums of its micro-batches stay on its device.
+    in_half : bool
+        Whether ranks send each other float16, see `half_precision.add_in_half`.
 
     Attributes
     ----------
@@ -45,15 +45,16 @@ class Sums:
         Each sum; valid until the next step.
     """
 
-    def __init__(self, sources, places, read_on, each, timings, on_devices, kept=(), one_replica=False):
-        self.sources, self._kept, self._one_replica = sources, set(kept), one_replica
-        self._places = list(places)
+    def __init__(self, exchanges, read_on, each, timings, on_devices, kept=(), one_replica=False, in_half=False):
+        self.sources = [exchange.source for exchange in exchanges]
+        self._places = [exchange.variable for exchange in exchanges]
+        self._kept, self._one_replica, self.in_half = set(kept), one_replica, in_half
         self._each, self._timings, self._on_devices = each, timings, on_devices
         self._buffers = None
-        self._wanted = {context: [i for i, place in enumerate(places) if place in read]
+        self._wanted = {context: [i for i, place in enumerate(self._places) if place in read]
                         for context, read in read_on.items()}
         self._fetchers = {}
-        self._accumulator, self._held = Accumulator(sources), {}
+        self._accumulator, self._held = Accumulator(self.sources), {}
         self._on_its_device = None  # the sums of the only replica
 
     @property
@@ -158,7 +159,7 @@ class Sums:
         return self._fetchers[key]
 
     def clear(self):
-        """Make every sum 0: this process has no samples."""
+        """Make every sum 0."""
         for flat in self.flat:
             flat[...] = 0
 
@@ -191,12 +192,17 @@ class Sum(namedtuple('Sum', 'sums index sent')):
         return self.sent[context][self.index]
 
 
-def add_over_ranks(ranks, sums, timings):
-    """Add Sums over the ranks, in place."""
+def add_over_ranks(ranks, sums, timings, idle):
+    """Add Sums over the ranks, in place; those of an idle rank, which has no samples, are 0."""
+    for each in sums if idle else ():
+        each.clear()
     with timings.span('wait'):
         ranks.meet((ADD,))
     with timings.span('exchange'):
-        ranks.all_reduce([flat for each in sums for flat in each.flat])
+        ranks.all_reduce([flat for each in sums if not each.in_half for flat in each.flat])
+        in_half = [view for each in sums if each.in_half for view in each.views]
+        if in_half:
+            ranks.all_reduce_in_half(in_half)
 
 
 def exchanged(parts, hows, lengths, ranks):

@@ -55,11 +55,12 @@ class Runner:
             here = []
             for part in (part for _, parts in self.compiled.stages for part in parts):
                 of_part = [each for each in additive if each.source in part.outputs]
-                if of_part:
-                    here.append(Sums([each.source for each in of_part], [each.variable for each in of_part],
-                                     read_on, self.each, self.timings, self.on_devices, self.compiled.kept,
-                                     self.ranks.size == len(self.mesh.replicas) == 1))
-                    self._sums.setdefault(part.graph, []).append(here[-1])
+                for in_half in (False, True):
+                    some = [each for each in of_part if (each.variable in self.compiled.in_half) == in_half]
+                    if some:
+                        here.append(Sums(some, read_on, self.each, self.timings, self.on_devices, self.compiled.kept,
+                                         self.ranks.size == len(self.mesh.replicas) == 1, in_half))
+                        self._sums.setdefault(part.graph, []).append(here[-1])
             self._boundaries.append((here, [each for each in exchanges if each not in additive], exchanges))
 
     def each(self, name, tasks, shards, contexts):
@@ -193,9 +194,7 @@ class Runner:
                 batch.common[variable] = value.reshape((1,) + value.shape) if how == 'stack' else value
             return
         if every_sums and self.ranks.size > 1:
-            for sums in every_sums if batch.idle else []:
-                sums.clear()
-            add_over_ranks(self.ranks, every_sums, self.timings)
+            add_over_ranks(self.ranks, every_sums, self.timings, batch.idle)
         for sums in every_sums:
             batch.common.update(sums.taken())
         if others:
