@@ -12,7 +12,7 @@ import theano_mgpu as mgpu
 from theano_mgpu.cli import main
 from theano_mgpu.cli.bench import costs as bench_costs
 from theano_mgpu.cli.bench import report
-from theano_mgpu.cli.bench.measure import Block, updates_once
+from theano_mgpu.cli.bench.measure import Block
 from theano_mgpu.cli.bench.rank_group import RankGroup
 from theano_mgpu.profiling.links import MEMORY
 
@@ -209,10 +209,6 @@ def test_costs_of_a_device_that_works_while_the_host_goes_on():
     assert costs.fixed_s == pytest.approx(0.012) and costs.sample_s == pytest.approx(0.0001)
 
 
-def test_only_contexts_on_the_host_update_once(contexts):
-    assert updates_once(contexts('cpu', 2)) and not updates_once(contexts('gpu', 2))
-
-
 def test_two_contexts_are_predicted_from_one():
     blocks = {(kind, n, batch): [block(batch, run, kind=kind, n=n, **figures)] for kind, n, batch, run, figures in [
         ('contexts', 1, 64, 0.0164, {}), ('contexts', 1, 128, 0.0228, {}),
@@ -221,8 +217,10 @@ def test_two_contexts_are_predicted_from_one():
     parts = findings.predicted('contexts', 2)
     assert parts['compute'] + parts['dispatch'] == pytest.approx(0.0328 + 0.003)
     assert parts['exchange'] == pytest.approx(0.002) and parts['update'] == pytest.approx(0.008)
-    once = bench_costs.Findings(blocks, 128, 1000, sharing=[1, 2], link=MEMORY, updates_once=True)
-    assert once.predicted('contexts', 2)['update'] == pytest.approx(0.004)
+    for updates_on in 'host', 'sharded':  # once on the host, or each context half of it, one after the other
+        others = bench_costs.Findings(blocks, 128, 1000, sharing=[1, 2], link=MEMORY, updates_on=updates_on)
+        assert others.predicted('contexts', 2)['update'] == pytest.approx(0.004)
+        assert others.predicted('contexts', 2)['exchange'] == parts['exchange']
     check, = findings.checks()
     assert check['measured'] == findings.median('contexts', 2).seconds
     assert check['predicted'] == pytest.approx(sum(parts.values()))

@@ -134,6 +134,23 @@ def test_devices_that_share_hardware_take_turns():
     assert scaling.speedup(COSTS, 2, 100, sharing=2) < 1
 
 
+def test_an_update_is_divided_among_the_devices_of_a_host():
+    divided = COSTS._replace(divides_update=True)
+    for n, devices in [(1, 1), (2, 2), (8, HOSTS.per_host)]:
+        assert scaling.step_parts(divided, n, 800, HOSTS) == dict(
+            scaling.step_parts(COSTS, n, 800, HOSTS), update=pytest.approx(COSTS.update_s / devices))
+
+
+def test_half_precision_halves_what_goes_between_hosts():
+    within, between = [links.through_host(n, 8e6, HOSTS) for n in (HOSTS.per_host, 2 * HOSTS.per_host)]
+    network = links.in_half(HOSTS)
+    assert links.through_host(HOSTS.per_host, 8e6, network) == within
+    ring = 2 * HOSTS.outer.latency_s
+    assert links.through_host(2 * HOSTS.per_host, 8e6, network) - within - ring == pytest.approx(
+        (between - within - ring) / 2)
+    assert links.in_half(links.parse_network('pcie4')) == links.parse_network('pcie4')
+
+
 def test_speedup():
     assert scaling.speedup(COSTS, 1, 100) == scaling.speedup(COSTS, 1, 100, weak=True) == 1
     only_compute = Costs(0, 0.001, 0, 1e9)

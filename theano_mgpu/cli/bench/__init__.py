@@ -13,7 +13,8 @@ from ...devices import discovery
 from ...devices.contexts import init
 from ...errors import MgpuError
 from ...jobs import mpi_environment
-from ...profiling.links import LINKS, parse_network
+from ...options import Options
+from ...profiling.links import LINKS, in_half, parse_network
 from ...utils import progress
 from ...utils.tables import counted
 from ..config import positive
@@ -29,7 +30,6 @@ from .measure import (
     link_to,
     reduce_rate,
     take_turns,
-    updates_once,
 )
 from .models import MODELS, Recipe, check_name
 from .rank_group import RankGroup, check_mpi, sizes_apart
@@ -49,7 +49,8 @@ Then it reports whether the model scales, what limits it, and from which batch s
 speedup / N, is then at least 70 %%. The prediction for 2 to 1024 devices comes from a cost model (described in
 theano_mgpu/profiling/scaling.py and links.py): the measured costs of a step, on devices that share no hardware, and
 the latency and bandwidth of --link. Its columns are three ways to add gradients: through the host, as this package
-does; a ring of all devices; hierarchical, within a host, then between hosts.
+does; a ring of all devices; hierarchical, within a host, then between hosts. Measurement and prediction follow the
+flags mgpu.update_on and mgpu.exchange.
 
 links:
 %s
@@ -100,6 +101,8 @@ def run(args):
     os.environ['KERAS_BACKEND'] = 'theano'
     with quietly():
         chosen = init(args.contexts)
+    if exchanges_in_half():
+        networks = {text: in_half(network) for text, network in networks.items()}
     recipe = Recipe(args.model, args.input_shape, args.optimizer, gpu=not any(map(is_cpu, chosen)))
     batch_size = args.batch_size or recipe.batch_size
     check_batch(batch_size, len(chosen), args.ranks)
@@ -165,6 +168,12 @@ def describe(args, recipe, chosen, batch_size):
                 contexts=[each._asdict() for each in chosen], rounds=args.rounds)
 
 
+def exchanges_in_half():
+    """Whether the flags have processes exchange gradients in half precision."""
+    import theano
+    return theano.config.mgpu.exchange == 'float16'
+
+
 def cores():
     """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
@@ -189,7 +198,7 @@ def measure_all(args, recipe, chosen, batch_size):
         with progress.bar(args.rounds * len(contestants), sys.stderr.isatty()) as bar:
             blocks = take_turns(contestants, args.rounds, bar)
     return Findings(blocks, batch_size, trainees[0].n_bytes, [busiest(chosen[:n + 1]) for n in range(len(chosen))],
-                    link_to(chosen[0], trainees[0].n_bytes), updates_once(chosen))
+                    link_to(chosen[0], trainees[0].n_bytes), Options().updates_on(chosen), exchanges_in_half())
 
 
 def trainee(recipe, model, batch_size, name):

@@ -1,7 +1,7 @@
 """From the measurements of `theano-mgpu bench` to the model of scaling.py: costs, predictions and their errors."""
 import numpy as np
 
-from ...profiling.links import EVERY_DEVICE, MEMORY, SCHEMES, Link, Network
+from ...profiling.links import EVERY_DEVICE, MEMORY, SCHEMES, Link, Network, in_half
 from ...profiling.scaling import (
     PAYS,
     Costs,
@@ -75,13 +75,15 @@ class Findings:
         For 1, 2, ... contexts: the largest number of them that share one piece of hardware.
     link : Link
         To the contexts' devices.
-    updates_once : bool
-        Whether one update serves all contexts, as it does if they share the host's memory.
+    updates_on : {'device', 'sharded', 'host'}
+        Where the update is computed: by each context, each a part of it, or once for all contexts.
+    in_half : bool
+        Whether ranks exchange gradients in half precision.
     """
 
-    def __init__(self, blocks, batch_size, n_bytes, sharing, link=MEMORY, updates_once=False):
+    def __init__(self, blocks, batch_size, n_bytes, sharing, link=MEMORY, updates_on='device', in_half=False):
         self.blocks, self.batch_size, self.n_bytes = blocks, batch_size, n_bytes
-        self.sharing, self.link, self.updates_once = sharing, link, updates_once
+        self.sharing, self.link, self.updates_on, self.in_half = sharing, link, updates_on, in_half
         self.rounds = len(next(iter(blocks.values())))
 
     def median(self, kind, n, batch=None):
@@ -108,11 +110,13 @@ class Findings:
 
     def _costs(self, kind, n, choose, figures):
         blocks = [choose(each) for key, each in self.blocks.items() if key[:2] == (kind, n)]
-        return costs_of(blocks, self.n_bytes, figures.get('reduce_bytes_per_s', float('inf')))
+        costs = costs_of(blocks, self.n_bytes, figures.get('reduce_bytes_per_s', float('inf')))
+        return costs._replace(divides_update=self.updates_on == 'sharded')
 
     def here(self, costs, n):
         """Costs of a context among n of this process."""
-        return costs._replace(update_s=costs.update_s / self.sharing[n - 1]) if self.updates_once else costs
+        once = self.updates_on == 'host'
+        return costs._replace(update_s=costs.update_s / self.sharing[n - 1]) if once else costs
 
     def checks(self):
         """Compare the model with the measurement, for each number of contexts and of ranks above 1.
@@ -152,7 +156,8 @@ class Findings:
             return step_parts(costs, n, self.batch_size, network, sharing=self.sharing[n - 1])
         costs = self._costs('apart', n, choose, figures)
         between = Link('between ranks', figures['latency_s'], figures['bytes_per_s'])
-        return step_parts(costs, n, self.batch_size, Network(MEMORY, between, 1))
+        network = Network(MEMORY, between, 1)
+        return step_parts(costs, n, self.batch_size, in_half(network) if self.in_half else network)
 
 
 def predictions(costs, batch_size, networks, numbers=NUMBERS):

@@ -243,13 +243,3 @@ def busiest(chosen):
     """
     hardware = ['cpu' if is_cpu(context) else context.device for context in chosen]
     return max(map(hardware.count, hardware))
-
-
-def updates_once(chosen):
-    """Whether one update serves all contexts because they share the host's memory; OpenCL devices never do.
-
-    Parameters
-    ----------
-    chosen : list of Context
-    """
-    return all(context.kind == 'cpu' for context in chosen)

@@ -10,9 +10,13 @@ REMEDIES = {
     'compute': 'more devices shorten that',
     'dispatch': 'each step has this cost whatever its size; a larger batch spreads it over more samples',
     'exchange': 'a larger batch spreads the exchange over more samples',
-    'update': 'each device updates all parameters; a larger batch spreads that over more samples',
+    'update': 'each device updates all parameters; mgpu.update_on=sharded divides that among those of a process, and a '
+              'larger batch spreads it over more samples',
     'input': 'give samples that are float32 already, or use --sharded ranks that read their own samples',
 }
+
+UPDATES = {'device': 'each does the whole update', 'sharded': 'each does a part of the update',
+           'host': 'one update serves all'}
 
 
 def label(row):
@@ -78,7 +82,7 @@ def measured_limit(findings, row):
     part, total = limit(row['parts']), sum(row['parts'].values())
     text = 'What limits %s is %s, %.0f %% of a step' % (label(row), part, 100 * row['parts'][part] / total)
     if row['kind'] == 'contexts' and findings.sharing[row['n'] - 1] > 1 and part in ('compute', 'update', 'dispatch'):
-        updates = 'one update serves all' if findings.updates_once else 'each does the whole update'
+        updates = UPDATES[findings.updates_on]
         return text + (': %d of them share one piece of hardware, so that together they compute as long as one does, '
                        'and %s. Processes can compute at the same time (--ranks %d).'
                        % (findings.sharing[row['n'] - 1], updates, row['n']))
