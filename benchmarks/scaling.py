@@ -6,7 +6,10 @@ contender trains an epoch in turn, and the order changes from round to round; th
 
   cnn   Conv2D 32 3x3 relu, MaxPooling 2, Flatten, Dense 10 softmax, on 28x28x1
   mlp   784-1024-1024-10, relu and softmax
-  both  Adam, sparse categorical cross-entropy, float32; the batch is the whole one, divided among the workers
+  lstm  LSTM 64 over 20 steps of 32 values, Dense 10 softmax
+  autoencoder  Conv2D 16, 32, 64 3x3 with stride 2, Conv2DTranspose 32, 16, 1 with stride 2, on 32x32x1
+  all   Adam, float32, sparse categorical cross-entropy (the autoencoder: mean squared error); the batch is the whole
+        one, divided among the workers
 
 PyTorch runs DistributedDataParallel on gloo, TensorFlow MirroredStrategy over logical CPU devices. Examples:
 

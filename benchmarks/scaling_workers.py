@@ -15,13 +15,16 @@ import numpy as np
 SAMPLES = 1280
 WARM_UP = 2       # epochs of a worker before it says that it is ready
 NAP = 0.005       # seconds between two polls of an idle MPI rank for a command
-SHAPES = {'cnn': (28, 28, 1), 'mlp': (784,)}
+SHAPES = {'cnn': (28, 28, 1), 'mlp': (784,), 'lstm': (20, 32), 'autoencoder': (32, 32, 1)}
+UNITS = 64              # of the LSTM
+FILTERS = (16, 32, 64)  # of the autoencoder's encoder
 
 
 def data(model, samples=SAMPLES):
-    """Samples and labels; the same in every process."""
+    """Samples, and labels, or what an autoencoder is to reproduce; the same in every process."""
     rng = np.random.RandomState(0)
-    return rng.rand(samples, *SHAPES[model]).astype('float32'), rng.randint(0, 10, (samples, 1))
+    x = rng.rand(samples, *SHAPES[model]).astype('float32')
+    return x, x if model == 'autoencoder' else rng.randint(0, 10, (samples, 1))
 
 
 class Alone:
@@ -99,13 +102,27 @@ def layers_of(keras, model):
     if model == 'mlp':
         return keras.Sequential([layers.Dense(1024, activation='relu', input_shape=SHAPES[model]),
                                  layers.Dense(1024, activation='relu'), layers.Dense(10, activation='softmax')])
+    if model == 'lstm':
+        return keras.Sequential([layers.LSTM(UNITS, input_shape=SHAPES[model]), layers.Dense(10, activation='softmax')])
+    if model == 'autoencoder':
+        same = dict(strides=2, padding='same')
+        return keras.Sequential(
+            [layers.Conv2D(FILTERS[0], 3, activation='relu', input_shape=SHAPES[model], **same)] +
+            [layers.Conv2D(n, 3, activation='relu', **same) for n in FILTERS[1:]] +
+            [layers.Conv2DTranspose(n, 3, activation='relu', **same) for n in FILTERS[-2::-1]] +
+            [layers.Conv2DTranspose(1, 3, activation='sigmoid', **same)])
     return keras.Sequential([layers.Conv2D(32, (3, 3), activation='relu', input_shape=SHAPES[model]),
                              layers.MaxPooling2D((2, 2)), layers.Flatten(), layers.Dense(10, activation='softmax')])
 
 
+def loss_of(model):
+    """The loss of the model, by Keras's name."""
+    return 'mse' if model == 'autoencoder' else 'sparse_categorical_crossentropy'
+
+
 def fit(model, name, batch_size):
     """One epoch of a Keras model on Theano, as a callable."""
-    model.compile('adam', 'sparse_categorical_crossentropy')
+    model.compile('adam', loss_of(name))
     x, y = data(name)
     return lambda: model.fit(x, y, batch_size=batch_size, epochs=1, verbose=0)
 
@@ -159,6 +176,18 @@ def work_torch(arguments):
 def torch_model(torch, model):
     """The model in PyTorch; the softmax is in the loss."""
     nn = torch.nn
+    if model == 'lstm':
+        class LastState(nn.LSTM):
+            def forward(self, x):
+                return super().forward(x)[0][:, -1]
+        return nn.Sequential(LastState(SHAPES[model][1], UNITS, batch_first=True), nn.Linear(UNITS, 10))
+    if model == 'autoencoder':
+        halve, double = dict(stride=2, padding=1), dict(stride=2, padding=1, output_padding=1)
+        down = zip((1,) + FILTERS, FILTERS)
+        up = zip(FILTERS[::-1], FILTERS[-2::-1] + (1,))
+        made = [layer for a, b in down for layer in (nn.Conv2d(a, b, 3, **halve), nn.ReLU())]
+        made += [layer for a, b in up for layer in (nn.ConvTranspose2d(a, b, 3, **double), nn.ReLU())]
+        return nn.Sequential(*made[:-1], nn.Sigmoid())
     if model == 'mlp':
         return nn.Sequential(nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10))
     return nn.Sequential(nn.Conv2d(1, 32, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(32 * 13 * 13, 10))
@@ -167,8 +196,10 @@ def torch_model(torch, model):
 def torch_epoch(torch, model, arguments):
     """One epoch of PyTorch over this worker's part of each batch, as a callable."""
     x, y = map(torch.from_numpy, data(arguments.model))
-    x, y = x.movedim(-1, 1).contiguous() if x.ndim == 4 else x, y[:, 0]
-    optimizer, loss = torch.optim.Adam(model.parameters()), torch.nn.CrossEntropyLoss()
+    x = x.movedim(-1, 1).contiguous() if x.ndim == 4 else x
+    y = x if arguments.model == 'autoencoder' else y[:, 0]
+    loss = torch.nn.MSELoss() if arguments.model == 'autoencoder' else torch.nn.CrossEntropyLoss()
+    optimizer = torch.optim.Adam(model.parameters())
     order = torch.Generator().manual_seed(0)  # the same on each worker
 
     def epoch():
@@ -195,7 +226,7 @@ def work_tensorflow(arguments):
         strategy = tf.distribute.MirroredStrategy(['CPU:%d' % i for i in range(workers)]).scope()
     with strategy:
         model = layers_of(tf.keras, arguments.model)
-        model.compile('adam', 'sparse_categorical_crossentropy')
+        model.compile('adam', loss_of(arguments.model))
     # Not shuffled, since tf.data would do that sample by sample: to its advantage.
     batches = tf.data.Dataset.from_tensor_slices(data(arguments.model)).batch(arguments.batch_size).prefetch(2)
     serve(lambda: model.fit(batches, epochs=1, verbose=0), Alone())

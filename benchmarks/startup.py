@@ -5,7 +5,7 @@ Compared are plain Keras with one module of C code compiled at a time, as Theano
 core; and the same for a model over two contexts. Each process has a new folder of compiled code. Examples:
 
   python benchmarks/startup.py
-  python benchmarks/startup.py --models cnn --rounds 3
+  python benchmarks/startup.py --models cnn --sides 'one at a time' 'two contexts'
 """
 import argparse
 import functools
@@ -16,8 +16,6 @@ import tempfile
 import time
 
 from theano_mgpu.profiling.turns import ratio, spread, take_turns
-
-import numpy as np
 
 PROGRAM = '''
 import sys
@@ -39,32 +37,32 @@ model.train_on_batch(np.ones((32,) + model.input_shape[1:]), np.zeros((32, 1)))
 SIDES = {'one at a time': ('plain', 1), 'plain': ('plain', 0), 'two contexts': ('contexts', 0)}
 
 
-def seconds(model, kind, jobs):
-    """Seconds that one process takes."""
+def seconds(model, side):
+    """Seconds that one process takes; printed, too, since it is a while until all are known."""
+    kind, jobs = SIDES[side]
     with tempfile.TemporaryDirectory() as folder:
         flags = 'floatX=float32,base_compiledir=%s,mgpu.compile_jobs=%d' % (folder, jobs)
         began = time.perf_counter()
         subprocess.run([sys.executable, '-c', PROGRAM, model, kind], check=True, stderr=subprocess.DEVNULL,
                        env=dict(os.environ, THEANO_FLAGS=flags, KERAS_BACKEND='theano'))
-        return time.perf_counter() - began
+        took = time.perf_counter() - began
+    print('%s: %s: %.1f s' % (model, side, took), flush=True)
+    return took
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--models', nargs='+', choices=['mlp', 'cnn'], default=['mlp', 'cnn'])
-    parser.add_argument('--rounds', type=int, default=7, help='processes of each kind, in turns (default %(default)s)')
+    parser.add_argument('--sides', nargs='+', choices=list(SIDES), default=list(SIDES), help='(default: all)')
+    parser.add_argument('--rounds', type=int, default=7, help='processes of each side, in turns (default %(default)s)')
     arguments = parser.parse_args()
     for model in arguments.models:
-        found = take_turns({name: functools.partial(seconds, model, *how) for name, how in SIDES.items()},
-                           arguments.rounds, model)
-        print('%s: plain Keras, one module at a time: %s s' % (model, spread(found['one at a time'])))
-        print('%s: plain Keras / the same, one module at a time: %s' % (model, ratio(found['plain'],
-                                                                                  found['one at a time'])))
-        print('%s: two contexts / plain Keras: %s; / one module at a time: %s'
-              % (model, ratio(found['two contexts'], found['plain']),
-                 ratio(found['two contexts'], found['one at a time'])))
-        print('%s: medians, s: %s' % (model, ', '.join('%s %.1f' % (name, np.median(each))
-                                                       for name, each in found.items())))
+        found = take_turns({side: functools.partial(seconds, model, side) for side in arguments.sides},
+                           arguments.rounds)
+        first = arguments.sides[0]
+        for side in arguments.sides:
+            print('%s: %s: %s s; / %s: %s' % (model, side, spread(found[side]), first,
+                                              ratio(found[side], found[first])))
 
 
 if __name__ == '__main__':

@@ -21,12 +21,12 @@ from predict import Contender, contenders, difference, peak_memory, with_ratios
 FOLDER = os.path.join(os.path.dirname(__file__), '..', 'benchmarks')
 
 
-def run(script, *arguments, flags=None):
+def run(script, *arguments, flags=None, launcher=()):
     env = {key: value for key, value in os.environ.items() if key != 'THEANO_FLAGS'}
     if flags:
         env['THEANO_FLAGS'] = flags
-    done = subprocess.run([sys.executable, os.path.join(FOLDER, script)] + list(arguments), capture_output=True,
-                          text=True, env=env)
+    done = subprocess.run([sys.executable, *launcher, os.path.join(FOLDER, script)] + list(arguments),
+                          capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -248,8 +248,16 @@ def test_updates():
 @pytest.mark.needs_compiler
 @pytest.mark.slow
 def test_startup():
-    lines = run('startup.py', '--models', 'mlp', '--rounds', '1').splitlines()
-    assert len(lines) == 4 and lines[-1].startswith('mlp: medians, s: one at a time ')
+    lines = run('startup.py', '--models', 'mlp', '--rounds', '1', '--sides', 'plain', 'two contexts').splitlines()
+    assert len(lines) == 4 and '; / plain: ' in lines[-1]
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_half_precision():
+    launcher = ['-m', 'theano_mgpu', 'launch', '-n', '2']
+    lines = run('half_precision.py', '--mb', '0.01', '--rounds', '1', launcher=launcher)
+    assert 'float16 / float32' in lines.splitlines()[0] and lines.splitlines()[-1].split()[0] == '0.01'
 
 
 @pytest.mark.needs_compiler
@@ -264,6 +272,6 @@ def test_dispatch(options):
 @pytest.mark.parametrize('script', ['mnist_cnn.py', 'step_overhead.py', 'keras_mnist.py', 'keras_autoencoder.py',
                                     'keras_overhead.py', 'scaling.py', 'predict.py', 'choices.py', 'compile_once.py',
                                     'all_reduce.py', 'versions.py', 'exactness.py', 'devices.py', 'theano_script.py',
-                                    'placement.py', 'updates.py', 'dispatch.py', 'startup.py'])
+                                    'placement.py', 'updates.py', 'dispatch.py', 'startup.py', 'half_precision.py'])
 def test_help_teaches(script):
     assert 'Examples:' in run(script, '--help')

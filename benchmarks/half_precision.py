@@ -1,0 +1,54 @@
+#!/usr/bin/env python
+"""Seconds in which processes add gradients over a network, sent as float32 and as float16 (mgpu.exchange), in turns.
+
+A slow network can be had on one machine, by root: 1 Gb/s here, over the loopback device, which MPI is told to use.
+Examples:
+
+  theano-mgpu launch -n 2 benchmarks/half_precision.py
+  tc qdisc add dev lo root tbf rate 1gbit burst 1mb latency 50ms
+  OMPI_MCA_btl=tcp,self OMPI_MCA_btl_tcp_if_include=lo theano-mgpu launch -n 2 benchmarks/half_precision.py
+  tc qdisc del dev lo root
+"""
+import argparse
+import functools
+
+import theano_mgpu as mgpu
+from theano_mgpu.distributed.mpi import import_mpi, mpi_ranks
+from theano_mgpu.profiling.turns import WARM_UP, ratio, seconds, spread, take_turns
+from theano_mgpu.utils.tables import table
+
+import numpy as np
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--mb', type=float, nargs='+', default=[0.1, 1, 7.6, 50], metavar='N',
+                        help='sizes of the gradients in float32 (default: 0.1 1 7.6 50)')
+    parser.add_argument('--arrays', type=int, default=6, help='that these are divided into (default %(default)s)')
+    parser.add_argument('--rounds', type=int, default=9, help='rounds that count (default %(default)s)')
+    parser.add_argument('--repeats', type=int, default=3, help='calls in a turn (default %(default)s)')
+    arguments = parser.parse_args()
+    mgpu.init('host->cpu')
+    if mgpu.size() == 1:
+        parser.error('start several processes: theano-mgpu launch -n 2 benchmarks/half_precision.py')
+    ranks, comm = mpi_ranks(), import_mpi().COMM_WORLD
+    rows = [['MB', 'float32, ms', 'float16, ms', 'float16 / float32']]
+    for size in arguments.mb:
+        arrays = np.array_split(np.random.RandomState(mgpu.rank()).randn(int(size * 2 ** 18)).astype('float32'),
+                                arguments.arrays)
+
+        def turn(add, arrays=arrays):
+            comm.Barrier()
+            return seconds(lambda: add(arrays), arguments.repeats)
+        sides = {'float32': functools.partial(turn, ranks.all_reduce),
+                 'float16': functools.partial(turn, ranks.all_reduce_in_half)}
+        take_turns(sides, WARM_UP)
+        found = take_turns(sides, arguments.rounds)
+        rows.append(['%g' % size] + ['%.2f' % (1e3 * spread(found[name]).median) for name in sides] +
+                    [str(ratio(found['float16'], found['float32']))])
+    if mgpu.rank() == 0:
+        print(table(rows, right={0, 1, 2, 3}))
+
+
+if __name__ == '__main__':
+    main()
