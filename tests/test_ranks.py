@@ -40,10 +40,11 @@ def test_training_is_that_of_one_process_with_one_context(ranks, contexts, updat
     assert_same(tmp_path / 'ranks.npz', one_context, 1e-5)
 
 
-def test_sums_in_half_precision(tmp_path):
+@pytest.mark.parametrize('flags', [INTERPRETED, pytest.param('floatX=float32', marks=pytest.mark.needs_compiler)])
+def test_sums_in_half_precision(flags, tmp_path):
     """They are the same on all ranks, and within the bound that the docstring gives."""
-    sizes = [7, 1, 500, 0, 33, 4]
-    launch(3, 'sums_in_half', tmp_path / 'sums', *sizes, flags=INTERPRETED)
+    sizes = [7, 1, 500, 0, 40003, 40003, 33, 4]
+    launch(3, 'sums_in_half', tmp_path / 'sums', *sizes, flags=flags)
     first, *others = [arrays('%s.%d.npz' % (tmp_path / 'sums', rank)) for rank in range(3)]
     for other in others:
         for ours, theirs in zip(other, first):

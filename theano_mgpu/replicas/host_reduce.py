@@ -6,12 +6,10 @@ ctypes, which lets go of Python's lock. It keeps nothing from call to call, so s
 import ctypes
 import functools
 import os
-import warnings
 
 import numpy as np
 import theano
 
-from ..errors import MgpuWarning
 from ..utils import native
 
 # Without contraction into one rounding, each product is rounded as NumPy rounds it: both give the same bits.
@@ -182,14 +180,9 @@ def threads():
 @functools.lru_cache(maxsize=None)
 def _functions(compiler):
     """The compiled function and the C type of each dtype; none where the code cannot be built."""
-    if not compiler:
-        return {}
-    try:
-        library = ctypes.CDLL(native.build('host_reduce', SOURCE, FLAGS))
-    except Exception as error:  # Theano raises a bare Exception for what the compiler says.
-        warnings.warn('the C++ code that averages gradients on the host cannot be built with %s: %s. NumPy averages '
-                      'them, on one core. `theano-mgpu doctor` tries the compiler.' % (compiler, error), MgpuWarning,
-                      stacklevel=2)
+    library = native.load('host_reduce', SOURCE, FLAGS, 'averages gradients on the host',
+                          'NumPy averages them, on one core.')
+    if library is None:
         return {}
     functions = {}
     for name, scalar in (('float32', ctypes.c_float), ('float64', ctypes.c_double)):

@@ -1,10 +1,41 @@
 """C++ of this package, built at first use by Theano's compiler and kept in Theano's folder of compiled code."""
+import ctypes
 import os
 import tempfile
+import warnings
 import zlib
 
 import theano
 from theano.gof.cmodule import GCC_compiler
+
+from ..errors import MgpuWarning
+
+
+def load(name, source, flags, what, instead):
+    """Build a shared library and load it.
+
+    Parameters
+    ----------
+    name, source, flags
+        As for `build`.
+    what : str
+        What the code does, for a warning that it cannot be built.
+    instead : str
+        A sentence on what does it then.
+
+    Returns
+    -------
+    ctypes.CDLL or None
+        None where there is no C++ compiler, or the code cannot be built.
+    """
+    if not theano.config.cxx:
+        return None
+    try:
+        return ctypes.CDLL(build(name, source, flags))
+    except Exception as error:  # Theano raises a bare Exception for what the compiler says.
+        warnings.warn('the C++ code that %s cannot be built with %s: %s. %s `theano-mgpu doctor` tries the compiler.'
+                      % (what, theano.config.cxx, error, instead), MgpuWarning, stacklevel=3)
+        return None
 
 
 def build(name, source, flags=()):
