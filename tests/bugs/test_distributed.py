@@ -127,3 +127,13 @@ def test_two_threads_that_train_over_ranks_at_once_end_the_job():
     assert 'MPI_ERR' not in done.stderr
     assert done.stderr.count(') failed:') in (1, 2)  # each rank has two threads; the first to fail ends the other
     assert 'one thread' in done.stderr
+
+
+@pytest.mark.mpi
+def test_launch_in_a_process_that_has_initialised_mpi(tmp_path):
+    """A notebook that had imported mpi4py: mpirun ended at once with code 1, and said nothing."""
+    (tmp_path / 'job.py').write_text('print("a rank")')
+    program = ('import subprocess, sys\nfrom mpi4py import MPI\n'
+               'sys.exit(subprocess.call([sys.executable, "-m", "theano_mgpu", "launch", "-n", "2", "job.py"]))')
+    done = subprocess.run([sys.executable, '-c', program], cwd=str(tmp_path), capture_output=True, text=True)
+    assert (done.returncode, done.stdout.count('a rank')) == (0, 2), done.stderr
