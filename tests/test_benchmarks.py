@@ -270,9 +270,12 @@ def test_dispatch(options):
         'predict_on_batch', 'train_on_batch') for size in (1, 9)]
 
 
-@pytest.mark.parametrize('script', ['mnist_cnn.py', 'step_overhead.py', 'keras_mnist.py', 'keras_autoencoder.py',
-                                    'keras_overhead.py', 'scaling.py', 'predict.py', 'choices.py', 'compile_once.py',
-                                    'all_reduce.py', 'versions.py', 'exactness.py', 'devices.py', 'theano_script.py',
-                                    'placement.py', 'updates.py', 'dispatch.py', 'startup.py', 'half_precision.py'])
+QUICK = 'mnist_cnn.py', 'keras_mnist.py'
+OTHERS = ('step_overhead.py', 'keras_autoencoder.py', 'keras_overhead.py', 'scaling.py', 'predict.py', 'choices.py',
+          'compile_once.py', 'all_reduce.py', 'versions.py', 'exactness.py', 'devices.py', 'theano_script.py',
+          'placement.py', 'updates.py', 'dispatch.py', 'startup.py', 'half_precision.py')
+
+
+@pytest.mark.parametrize('script', [*QUICK, *(pytest.param(script, marks=pytest.mark.slow) for script in OTHERS)])
 def test_help_teaches(script):
     assert 'Examples:' in run(script, '--help')

@@ -13,8 +13,8 @@ from support.launch import INTERPRETED, arrays, launch
 from support.placed_models import MODELS, PYTHON, Training, assert_close, check, made, plain
 
 SIZES = 7, 4, 1, 9  # two or more replicas or micro-batches have unequal parts of them
-NAMES = [pytest.param(name, marks=[pytest.mark.slow, pytest.mark.needs_compiler] if name == 'convolutional' else [])
-         for name in MODELS]
+SLOW = {'convolutional': [pytest.mark.slow, pytest.mark.needs_compiler], 'two_loops': [pytest.mark.slow]}
+NAMES = [pytest.param(name, marks=SLOW.get(name, [])) for name in MODELS]
 ON_GPU = [pytest.param('gpu', name, marks=() if name == 'towers' else pytest.mark.slow)
           for name in MODELS]
 

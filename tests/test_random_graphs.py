@@ -65,10 +65,10 @@ def float64(monkeypatch):
     logging.getLogger('theano').setLevel(logging.NOTSET)
 
 
-def test_60_random_graphs():
-    check(range(60))
+def test_40_random_graphs():
+    check(range(40))
 
 
 @pytest.mark.slow
 def test_300_random_graphs():
-    check(range(60, 360))
+    check(range(40, 340))

@@ -66,7 +66,7 @@ LOOPS = {
 }
 
 
-QUICK = ('fit', 'generator', 'sequence')
+QUICK = ('fit', 'sequence')
 
 
 @pytest.mark.parametrize('loop', [loop if loop in QUICK else pytest.param(loop, marks=pytest.mark.slow)

@@ -250,18 +250,30 @@ def batch_normalised(m):
 
 @model
 def recurrent(m):
-    """A scan on one device, and on the other one a scan over its steps, in which its last step is read each time."""
+    """A scan on one device, and what reads its last state on the other one."""
     x, t = m.rows(4, 5), m.rows(3)
     with m.on(0):
         w, v = m.weight(5, 6), m.weight(6, 6)
         h, _ = theano.scan(lambda now, before: T.tanh(T.dot(now, w) + T.dot(before, v)),
                            x.dimshuffle(1, 0, 2), T.zeros((x.shape[0], 6)))
     with m.on(1):
-        last, u = h[-1], m.weight(6)
-        k, _ = theano.scan(lambda now, before: T.tanh(now * u + before * last), h, T.zeros((x.shape[0], 6)))
-        y = m.dense(k[-1] + h.mean(axis=0), 6, 3)
+        y = m.dense(h[-1] + h.mean(axis=0), 6, 3)
         m.loss = squared(y, t)
     m.outputs = [y]
+
+
+@model
+def two_loops(m):
+    """A scan on one device, and on the other one a scan over its steps, in which its last step is read each time."""
+    x, t = m.rows(4, 5), m.rows(5)
+    with m.on(0):
+        w, begin = m.weight(5), T.zeros((x.shape[0], 5))
+        h, _ = theano.scan(lambda now, before: T.tanh(now * w + before), x.dimshuffle(1, 0, 2), begin)
+    with m.on(1):
+        last, u = h[-1], m.weight(5)
+        k, _ = theano.scan(lambda now, before: T.tanh(now * u + before * last), h, T.zeros((x.shape[0], 5)))
+        m.loss = squared(k[-1], t)
+    m.outputs = [k[-1]]
 
 
 @model

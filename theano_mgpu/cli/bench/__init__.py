@@ -13,7 +13,6 @@ from ...devices import discovery
 from ...devices.contexts import init
 from ...errors import MgpuError
 from ...jobs import mpi_environment
-from ...options import Options
 from ...profiling.links import LINKS, in_half, parse_network
 from ...utils import progress
 from ...utils.tables import counted
@@ -181,6 +180,7 @@ def cores():
 
 def measure_all(args, recipe, chosen, batch_size):
     """Measure all contestants; return Findings."""
+    from ...options import Options
     names = [context.name for context in chosen]
     sizes = sorted({batch_size, -(-batch_size // 2), -(-batch_size // 4), -(-batch_size // len(names))}, reverse=True)
     with contextlib.ExitStack() as stack:
