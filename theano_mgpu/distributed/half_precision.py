@@ -118,7 +118,7 @@ def _packed(parts: Sequence[np.ndarray]) -> np.ndarray:
 def _unpack(message: np.ndarray, arrays: Sequence[np.ndarray], add: bool = False) -> None:
     """Write, or add, what `_packed` has made of as many arrays."""
     at = len(arrays)
-    for exponent, array in zip(message.tolist(), arrays):
+    for exponent, array in zip(message[:at].tolist(), arrays):
         _from_half(array, message[at:at + array.size], exponent - EXPONENT, add)
         at += array.size
 
