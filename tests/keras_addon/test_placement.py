@@ -266,6 +266,14 @@ def test_a_predictor_computes_over_the_devices_of_a_placed_model(fitted, context
         Predictor(placed, gpus=1)
 
 
+def test_enable_compares_a_placed_model_with_one_device(capsys):
+    enable(verify=True)
+    model = compiled(built(lambda: towers(mgpu.device)), 'towers')
+    inputs, targets = MODELS['towers'][1]
+    model.train_on_batch([x[:7] for x in inputs], [y[:7] for y in targets])
+    assert 'same answer: ' in capsys.readouterr().err and places_of(model) >= {'host0', 'host1'}
+
+
 def test_layers_are_called_where_their_weights_are():
     model = shared(mgpu.device)
     a = keras.Input((6,))
