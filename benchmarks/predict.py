@@ -45,7 +45,6 @@ from theano_mgpu.utils.worker import WorkerError
 import numpy as np
 from contest import epochs_in_turns, launch, next_number, start_worker, started
 from contest_command import add_options, announce, bars, check_common, cores, keep, positive, probe, tables_of
-from scaling_workers import SHAPES
 
 TOLERANCES = {False: 1e-6, True: 1e-5}  # differences from plain Keras, relative to the largest value; True: on OpenCL
 VERSIONS = ('import theano_mgpu, keras, mpi4py, theano; print("Theano %s, Keras %s, theano_mgpu %s, mpi4py %s" % '
@@ -238,7 +237,7 @@ def panel(axis, model, rows):
 def make_parser():
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_options(parser, SHAPES, 'predict.png')
+    add_options(parser, ['cnn', 'mlp'], 'predict.png')
     parser.add_argument('--workers', nargs='+', type=positive, default=[2], metavar='W', help='numbers of contexts, '
                         'replicas, ranks and processes, with one thread each (default 2)')
     parser.add_argument('--threads', nargs='+', type=positive, default=[1, 2], metavar='T', help='numbers of threads '
