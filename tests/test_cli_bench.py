@@ -14,6 +14,7 @@ from theano_mgpu.cli.bench import costs as bench_costs
 from theano_mgpu.cli.bench import report
 from theano_mgpu.cli.bench.measure import Block
 from theano_mgpu.cli.bench.rank_group import RankGroup
+from theano_mgpu.options import Options
 from theano_mgpu.profiling.links import MEMORY
 
 import matplotlib.pyplot as plt
@@ -207,6 +208,10 @@ def test_costs_of_a_device_that_works_while_the_host_goes_on():
     costs = bench_costs.costs_of([block(n, 0.01 + 0.0001 * n, launched=0.002) for n in (64, 128)], 1000)
     assert costs.launch_s == 0.002
     assert costs.fixed_s == pytest.approx(0.012) and costs.sample_s == pytest.approx(0.0001)
+
+
+def test_only_contexts_on_the_host_update_once(contexts):
+    assert Options().updates_on(contexts('cpu', 2)) == 'host' != Options().updates_on(contexts('gpu', 2))
 
 
 def test_two_contexts_are_predicted_from_one():

@@ -1,7 +1,7 @@
 """Add arrays over the ranks with half of the bytes: what they send each other is float16."""
 import ctypes
 import functools
-from typing import Callable, List, Sequence, Tuple
+from typing import Callable, List, Sequence
 
 import numpy as np
 import theano
@@ -48,8 +48,6 @@ SMALLEST = 1 << 12  # elements from which on that is worth the call
 
 EXPONENT = 15  # arrays are scaled to have their largest element below 2**15; float16 ends at 65504
 
-Range = Tuple[int, int, int]  # the number of an array, and the elements of it from a start to a stop
-
 
 def add_in_half(arrays: Sequence[np.ndarray], size: int, to_each: Callable, to_all: Callable, rank: int) -> None:
     """Add arrays over the ranks, in place; bitwise the same on each rank.
@@ -78,35 +76,33 @@ def add_in_half(arrays: Sequence[np.ndarray], size: int, to_each: Callable, to_a
     What is sent as float16 is Horovod's ``Compression.fp16`` (Sergeev and Del Balso, 2018), which does not scale, and
     adds in float16.
     """
-    flat = [array.reshape(-1) for array in arrays]
-    shares = _shares([array.size for array in flat], size)
+    shares = _shares([array.reshape(-1) for array in arrays], size)
     lengths = [_length(share) for share in shares]
-    own = shares[rank]
-    parts = to_each([_packed([flat[i][start:stop] for i, start, stop in share]) for share in shares],
-                    [lengths[rank]] * size)
-    sums = [np.zeros(stop - start, np.result_type(flat[i].dtype, 'float32')) for i, start, stop in own]
-    for part in parts:
-        _unpack(part, sums, add=True)
+    sums = [np.zeros(part.size, np.result_type(part.dtype, 'float32')) for part in shares[rank]]
+    for message in to_each([_packed(share) for share in shares], [lengths[rank]] * size):
+        _unpack(message, sums, add=True)
     for share, message in zip(shares, to_all(_packed(sums), lengths)):
-        _unpack(message, [flat[i][start:stop] for i, start, stop in share])
+        _unpack(message, share)
 
 
-def _shares(sizes: Sequence[int], n: int) -> List[List[Range]]:
-    """Divide the elements of arrays, in their order, into n shares that differ by one element at most."""
-    ends, total = np.cumsum([0] + list(sizes)).tolist(), sum(sizes)
-    bounds = [total * k // n for k in range(n + 1)]
-    return [[(i, max(begin, first) - begin, min(end, last) - begin)
-             for i, (begin, end) in enumerate(zip(ends, ends[1:])) if max(begin, first) < min(end, last)]
+def _shares(arrays: Sequence[np.ndarray], n: int) -> List[List[np.ndarray]]:
+    """Divide the elements of arrays, in their order, into n shares that differ by one element at most: lists of views.
+    """
+    ends = np.cumsum([0] + [array.size for array in arrays]).tolist()
+    bounds = [ends[-1] * k // n for k in range(n + 1)]
+    return [[array[max(begin, first) - begin:min(end, last) - begin]
+             for array, begin, end in zip(arrays, ends, ends[1:]) if max(begin, first) < min(end, last)]
             for first, last in zip(bounds, bounds[1:])]
 
 
-def _length(share: Sequence[Range]) -> int:
-    return len(share) + sum(stop - start for _, start, stop in share)
+def _length(parts: Sequence[np.ndarray]) -> int:
+    """Of the message that `_packed` makes of them."""
+    return len(parts) + sum(part.size for part in parts)
 
 
 def _packed(parts: Sequence[np.ndarray]) -> np.ndarray:
     """Arrays as one of int16: the exponent of each, then all elements as float16, scaled by it."""
-    message = np.empty(len(parts) + sum(part.size for part in parts), 'int16')
+    message = np.empty(_length(parts), 'int16')
     at = len(parts)
     for i, part in enumerate(parts):
         message[i] = exponent = _exponent(part)
@@ -131,8 +127,9 @@ def _exponent(part: np.ndarray) -> int:
 
 def _to_half(out: np.ndarray, values: np.ndarray, exponent: int) -> None:
     """Write values * 2**exponent as float16 to an array of int16."""
-    if _is_fast(values, exponent):
-        _compiled(theano.config.cxx).to_half(out.ctypes.data, values.ctypes.data, 2.0 ** exponent, out.size)
+    library = _library_for(values, exponent)
+    if library is not None:
+        library.to_half(out.ctypes.data, values.ctypes.data, 2.0 ** exponent, out.size)
         return
     with np.errstate(over='ignore'):  # of an array that has infinities beside what is large
         out.view('float16')[...] = np.ldexp(values, exponent)
@@ -140,17 +137,18 @@ def _to_half(out: np.ndarray, values: np.ndarray, exponent: int) -> None:
 
 def _from_half(out: np.ndarray, message: np.ndarray, exponent: int, add: bool) -> None:
     """Write, or add, an array of int16 as float16, times 2**exponent."""
-    if _is_fast(out, exponent):
-        _compiled(theano.config.cxx).from_half(out.ctypes.data, message.ctypes.data, 2.0 ** exponent, out.size, add)
+    library = _library_for(out, exponent)
+    if library is not None:
+        library.from_half(out.ctypes.data, message.ctypes.data, 2.0 ** exponent, out.size, add)
         return
     values = np.ldexp(message.view('float16').astype(np.result_type(out.dtype, 'float32')), exponent)
     out[...] = out + values if add else values
 
 
-def _is_fast(array, exponent):
-    """Whether compiled code applies; it multiplies by 2**exponent, which has to be a normal number."""
-    return array.size >= SMALLEST and array.dtype == 'float32' and abs(exponent) < 126 and \
-        _compiled(theano.config.cxx) is not None
+def _library_for(array, exponent):
+    """The compiled code if it applies, else None. It multiplies by 2**exponent, which has to be a normal number."""
+    applies = array.size >= SMALLEST and array.dtype == 'float32' and abs(exponent) < 126
+    return _compiled(theano.config.cxx) if applies else None
 
 
 @functools.lru_cache(maxsize=None)

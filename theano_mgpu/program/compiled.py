@@ -89,7 +89,7 @@ class CompiledProgram:
         rest = {variable: output.variable for variable, output in new.items() if output.how is None}
         self.parts = self._parts(given, rest, update_on)
         self.in_half = set()
-        if all(ranks.everyones(theano.config.mgpu.exchange == 'float16')):
+        if options.params and all(ranks.everyones(theano.config.mgpu.exchange == 'float16')):
             made = ancestors([rest[param] for param in options.params if param in rest])
             last = {exchange.variable for exchange in program.exchanges if exchange.variable.ndim}
             self.in_half = last.intersection(made)

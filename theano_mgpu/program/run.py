@@ -1,6 +1,7 @@
 """One step of a program: stage after stage with an exchange before each, then what is made of exchanged values."""
 import collections
 import functools
+import itertools
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -49,18 +50,17 @@ class Runner:
     def _plan_exchanges(self):
         """What is added up after each part of a stage, and what is exchanged before each stage, and at the end."""
         self._sums, self._boundaries = {}, []
-        read_on = self.compiled.read_on()
+        read_on, every_part = self.compiled.read_on(), [part for _, parts in self.compiled.stages for part in parts]
         for exchanges in [stage.exchanges for stage, _ in self.compiled.stages] + [self.compiled.program.exchanges]:
             additive = [each for each in exchanges if each.how == 'sum' and each.source.dtype.startswith('float')]
             here = []
-            for part in (part for _, parts in self.compiled.stages for part in parts):
-                of_part = [each for each in additive if each.source in part.outputs]
-                for in_half in (False, True):
-                    some = [each for each in of_part if (each.variable in self.compiled.in_half) == in_half]
-                    if some:
-                        here.append(Sums(some, read_on, self.each, self.timings, self.on_devices, self.compiled.kept,
-                                         self.ranks.size == len(self.mesh.replicas) == 1, in_half))
-                        self._sums.setdefault(part.graph, []).append(here[-1])
+            for part, in_half in itertools.product(every_part, (False, True)):
+                some = [each for each in additive if each.source in part.outputs
+                        and (each.variable in self.compiled.in_half) == in_half]
+                if some:
+                    here.append(Sums(some, read_on, self.each, self.timings, self.on_devices, self.compiled.kept,
+                                     self.ranks.size == len(self.mesh.replicas) == 1, in_half))
+                    self._sums.setdefault(part.graph, []).append(here[-1])
             self._boundaries.append((here, [each for each in exchanges if each not in additive], exchanges))
 
     def each(self, name, tasks, shards, contexts):
