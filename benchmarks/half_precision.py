@@ -1,8 +1,8 @@
 #!/usr/bin/env python
-"""Seconds in which processes add gradients over a network, sent as float32 and as float16 (mgpu.exchange), in turns.
+"""Time to add gradients over processes that exchange float32, and float16 (mgpu.exchange), in turns.
 
-A slow network can be had on one machine, by root: 1 Gb/s here, over the loopback device, which MPI is told to use.
-Examples:
+To emulate a slow network on one machine, limit the loopback device as root (here to 1 Gb/s), and have MPI use it, as
+the last three commands do. Examples:
 
   theano-mgpu launch -n 2 benchmarks/half_precision.py
   tc qdisc add dev lo root tbf rate 1gbit burst 1mb latency 50ms
@@ -24,7 +24,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--mb', type=float, nargs='+', default=[0.1, 1, 7.6, 50], metavar='N',
                         help='sizes of the gradients in float32 (default: 0.1 1 7.6 50)')
-    parser.add_argument('--arrays', type=int, default=6, help='that these are divided into (default %(default)s)')
+    parser.add_argument('--arrays', type=int, default=6, help='that they are divided into (default %(default)s)')
     parser.add_argument('--rounds', type=int, default=9, help='rounds that count (default %(default)s)')
     parser.add_argument('--repeats', type=int, default=3, help='calls in a turn (default %(default)s)')
     arguments = parser.parse_args()

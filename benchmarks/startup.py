@@ -38,7 +38,7 @@ SIDES = {'one at a time': ('plain', 1), 'plain': ('plain', 0), 'two contexts': (
 
 
 def seconds(model, side):
-    """Seconds that one process takes; printed, too, since it is a while until all are known."""
+    """Seconds that one process takes. They are also printed at once, since all processes together take minutes."""
     kind, jobs = SIDES[side]
     with tempfile.TemporaryDirectory() as folder:
         flags = 'floatX=float32,base_compiledir=%s,mgpu.compile_jobs=%d' % (folder, jobs)

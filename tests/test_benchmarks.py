@@ -33,7 +33,7 @@ def run(script, *arguments, flags=None, launcher=()):
 
 @pytest.mark.slow
 def test_mnist_cnn_learns_the_same_on_two_contexts(tmp_path):
-    """In float64: in float32 the samples of a batch in another order, on one context, make as large a difference."""
+    """In float64. In float32, one context with the samples of each batch in another order differs by as much."""
     path = str(tmp_path / 'results.json')
     text = run('mnist_cnn.py', '--contexts', 'a->cpu;b->cpu', '--epochs', '3', '--json', path, flags='floatX=float64')
     assert "scikit-learn's 1,797 scanned digits" in text or 'mnist.npz' in text

@@ -29,8 +29,8 @@ OWN_FLAGS = {
                        '(host). The last two are for devices that are short of memory for the state of the optimizer. '
                        'auto is host where all contexts are on the CPU.'),
     'mgpu.exchange': ('float32', ('float32', 'float16'),
-                      'As what several processes send each other gradients: as they are (float32), or in half of the '
-                      'bytes and with 11 bits of precision (float16), for slow networks.'),
+                      'How several processes exchange gradients: in their own dtype (float32), or as float16, which '
+                      'halves the bytes and keeps 11 bits of precision, for slow networks.'),
     'mgpu.compile_jobs': (0, Number('modules', 0),
                           'Modules of C code that g++ compiles at a time for a function; 0 is one for each core.'),
     'mgpu.micro_batches': (1, Number('slices', 1),

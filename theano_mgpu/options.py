@@ -20,7 +20,7 @@ DEFAULTS = {
     'example': None, 'length': None, 'must_divide': False,
     # Whether it has no batch: one replica computes it as it is.
     'whole': False,
-    # Parameters that are trained: what processes exchange for them may be rounded, if the user asks for it.
+    # Trained parameters. Processes may exchange their gradients in half precision.
     'params': ()}
 
 

@@ -185,8 +185,8 @@ def binding(usable, cores, per_host):
 def rank_environment(args, per_host):
     """The environment of the ranks: flags of theano_mgpu, numbers of threads, and settings that keep them alike."""
     environment = dict(os.environ)
-    # A process that has initialised MPI without mpirun, such as a notebook with mpi4py, leaves this to its children.
-    # mpirun would end at once, without a message.
+    # A process that has initialised MPI without mpirun, such as a notebook with mpi4py, sets this for its children.
+    # With it, mpirun exits at once, without a message.
     if environment.get('OMPI_MCA_ess') == 'singleton':
         del environment['OMPI_MCA_ess']
     flags = config.environment_flags()

@@ -1,4 +1,4 @@
-"""Add arrays over the ranks with half of the bytes: what they send each other is float16."""
+"""Add arrays over the ranks in half precision: the ranks exchange float16."""
 import ctypes
 import functools
 from typing import Callable, List, Sequence
@@ -44,7 +44,7 @@ void from_half(float *out, const uint16_t *in, float scale, size_t size, int add
 extern "C" int converts() { return 0; }
 #endif
 '''
-SMALLEST = 1 << 12  # elements from which on that is worth the call
+SMALLEST = 1 << 12  # elements from which the call of compiled code pays
 
 EXPONENT = 15  # arrays are scaled to have their largest element below 2**15; float16 ends at 65504
 
@@ -70,11 +70,11 @@ def add_in_half(arrays: Sequence[np.ndarray], size: int, to_each: Callable, to_a
     -----
     Each part of an array is scaled by a power of 2, so that its largest element is between 2**14 and 2**15. So nothing
     overflows, and elements down to 2**-28 of the largest keep 11 bits. Hence the error of a sum is at most ``2**-11 *
-    (s + abs(sum))``, where s is the sum of the absolute values that are added, and 2**-39 of the largest values in the
-    arrays and in their sum for each rank.
+    (s + abs(sum)) + 2**-39 * l``, beside rounding in float32. Here s is the sum of the absolute values that are added,
+    and l adds up the largest absolute value of the array on each rank, and that of the summed array.
 
-    What is sent as float16 is Horovod's ``Compression.fp16`` (Sergeev and Del Balso, 2018), which does not scale, and
-    adds in float16.
+    Horovod's ``Compression.fp16`` (Sergeev and Del Balso, 2018) sends float16, too. It does not scale, and adds in
+    float16.
     """
     shares = _shares([array.reshape(-1) for array in arrays], size)
     lengths = [_length(share) for share in shares]
@@ -112,7 +112,7 @@ def _packed(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _unpack(message: np.ndarray, arrays: Sequence[np.ndarray], add: bool = False) -> None:
-    """Write, or add, what `_packed` has made of as many arrays."""
+    """Write a message of `_packed` to as many arrays, or add it to them."""
     at = len(arrays)
     for exponent, array in zip(message[:at].tolist(), arrays):
         _from_half(array, message[at:at + array.size], exponent - EXPONENT, add)
@@ -120,7 +120,9 @@ def _unpack(message: np.ndarray, arrays: Sequence[np.ndarray], add: bool = False
 
 
 def _exponent(part: np.ndarray) -> int:
-    """Of the power of 2 that is just above the largest absolute value; none is scaled where that is not finite."""
+    """Exponent of the next power of 2 above the largest absolute value; `EXPONENT`, so that nothing is scaled, if that
+    is 0 or not finite.
+    """
     largest = max(part.max(initial=0), -part.min(initial=0))
     return int(np.frexp(largest)[1]) if np.isfinite(largest) and largest else EXPONENT
 

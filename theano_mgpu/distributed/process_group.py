@@ -67,7 +67,7 @@ class Ranks:
         """Add one-dimensional arrays over the ranks, in place; bitwise the same on each. The ranks have just met."""
 
     def all_reduce_in_half(self, arrays: Sequence[np.ndarray]) -> None:
-        """As `all_reduce`, for arrays of any shape, with errors: see `half_precision.add_in_half`."""
+        """As `all_reduce`, for arrays of any shape, but exchanged as float16: see `half_precision.add_in_half`."""
 
     def all_gather(self, rows: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
         """Rows of all ranks, in their order.

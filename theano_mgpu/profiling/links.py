@@ -122,7 +122,7 @@ def parse_network(text, per_host=8):
 
 
 def in_half(network):
-    """The Network for gradients that are sent between hosts in half of the bytes, as with ``mgpu.exchange=float16``.
+    """The Network for gradients that hosts exchange in half precision, as with ``mgpu.exchange=float16``.
 
     The time of the conversion is left out.
 

@@ -66,8 +66,8 @@ class CompiledProgram:
     parts : list of Part
         What is computed after the last exchange.
     in_half : set of theano.Variable
-        What stands for the sums that ranks exchange as float16: arrays, of which new values of trained parameters are
-        made, by the flag ``mgpu.exchange``.
+        What stands for the sums that ranks exchange as float16, if the flag ``mgpu.exchange`` says so: arrays that the
+        new values of trained parameters depend on.
     """
 
     def __init__(self, program: Program, inputs: Sequence[theano.Variable], updated: Sequence[SharedVariable],

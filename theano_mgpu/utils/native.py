@@ -21,7 +21,7 @@ def load(name, source, flags, what, instead):
     what : str
         What the code does, for a warning that it cannot be built.
     instead : str
-        A sentence on what does it then.
+        A sentence that says what does it instead.
 
     Returns
     -------
