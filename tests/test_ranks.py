@@ -59,6 +59,17 @@ def test_sums_in_half_precision(flags, tmp_path):
     assert first[-1][1] == np.inf and np.isfinite(np.delete(first[-1], 1)).all()
 
 
+@pytest.mark.parametrize('ranks,contexts,flags', [
+    (2, 'a->cpu', ''), pytest.param(3, 'a->cpu;b->cpu;c->cpu;d->cpu', '', marks=pytest.mark.slow),
+    pytest.param(2, 'a->cpu', ',mgpu.micro_batches=2', marks=pytest.mark.slow)])
+def test_training_with_overlap(ranks, contexts, flags, one_context, tmp_path):
+    """Gradients are exchanged on another thread while others are computed."""
+    done = launch(ranks, 'train', tmp_path / 'ranks.npz', contexts, 'plain',
+                  flags='floatX=float32,mgpu.overlap=True' + flags)
+    assert_same(tmp_path / 'ranks.npz', one_context, 1e-5)
+    assert 'pieces: 3, a thread exchanges: True' in done.stdout
+
+
 def test_training_in_half_precision(one_context, tmp_path):
     """Only the gradients are rounded: the first loss, and what is counted, are exact."""
     launch(2, 'train', tmp_path / 'ranks.npz', 'a->cpu', 'plain', flags='floatX=float32,mgpu.exchange=float16')

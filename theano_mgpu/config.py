@@ -31,6 +31,9 @@ OWN_FLAGS = {
     'mgpu.exchange': ('float32', ('float32', 'float16'),
                       'How several processes exchange gradients: in their own dtype (float32), or as float16, which '
                       'halves the bytes and keeps 11 bits of precision, for slow networks.'),
+    'mgpu.overlap': ('False', ('False', 'True'),
+                     'Whether the backward pass is cut into pieces, so that the gradients of one are exchanged while '
+                     'the next is computed, for slow networks. On GPUs, it also takes gpuarray.single_stream=False.'),
     'mgpu.compile_jobs': (0, Number('modules', 0),
                           'Modules of C code that g++ compiles at a time for a function; 0 is one for each core.'),
     'mgpu.micro_batches': (1, Number('slices', 1),

@@ -56,13 +56,13 @@ def disagree(path):
 def late_failures(path):
     """Fail on the last rank at different places of a step. Compare with an undisturbed training."""
     from theano_mgpu import training
-    from theano_mgpu.program import run
+    from theano_mgpu.program import exchange, run
     mgpu.init('a->cpu;b->cpu')
     networks = disturbed, undisturbed = Network(seed=0), Network(seed=0)
     step, last = disturbed.step, mgpu.rank() == mgpu.size() - 1
     executor = faulty(step)
     # No public hook runs between the runs of the executor, so there a fault replaces a method.
-    places = {'scatter': (step.compiled_program.graphs[0], 'refresh'), 'stage': (executor, 0), 'sum': (run.Sums, 'add'),
+    places = {'scatter': (step.compiled_program.graphs[0], 'refresh'), 'stage': (executor, 0), 'sum': (exchange.Sums, 'add'),
               'exchange': (run, 'exchanged'), 'broadcast': (run.Runner, '_broadcast'), 'update': (executor, 1),
               'outputs': (run.Runner, 'gather'), 'store': (run.Runner, '_store'),
               'check': (training.TrainingFunction, '_check')}

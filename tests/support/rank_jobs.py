@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 
 TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -12,6 +13,7 @@ sys.path[:0] = [TESTS, os.path.join(os.path.dirname(TESTS), 'benchmarks')]
 
 import theano_mgpu as mgpu
 from theano_mgpu.distributed.mpi import mpi_ranks
+from theano_mgpu.program import buckets
 
 import numpy as np
 import theano
@@ -23,6 +25,8 @@ from support.rank_fault_jobs import collect, compile_errors, disagree, fail, han
 from support.rank_network import PYTHON, Network, arrays_of_rank, shared, write
 from support.rank_placement_jobs import placed  # noqa: F401  a job
 
+buckets.LEAST = 1  # with the flag mgpu.overlap: the networks are small
+
 
 def train(path, contexts, *options):
     """Train with ragged batches. Writes all outputs, and all state afterwards."""
@@ -33,6 +37,9 @@ def train(path, contexts, *options):
     x = next(network.batches())[0]
     write(path, returned + network.values() + [network.predict(x)])
     print('rank %d trained on %s' % (mgpu.rank(), ', '.join(context.name for context in mgpu.contexts())))
+    exchanging = any(thread.name.startswith('theano_mgpu exchange') for thread in threading.enumerate())
+    print('pieces: %d, a thread exchanges: %s'
+          % (sum(len(parts) for _, parts in network.step.compiled_program.stages), exchanging))
 
 
 def sums_in_half(path, *sizes):

@@ -11,6 +11,7 @@ from ..devices.mesh import CPU, Mesh
 from ..distributed.process_group import Ranks
 from ..graphs.output_order import by_depth
 from ..replicas.random_streams import is_random_state
+from .buckets import buckets, bytes_of_gradients
 from .parallel_graph import ParallelGraph
 from .partition import OWN, Program
 from .pieces import Places, cut
@@ -65,6 +66,8 @@ class CompiledProgram:
         For each stage its pieces, by level.
     parts : list of Part
         What is computed after the last exchange.
+    overlaps : bool
+        Whether stages are cut at buckets of gradients, each of which is exchanged while the next one is computed.
     in_half : set of theano.Variable
         What stands for the sums that ranks exchange as float16, if the flag ``mgpu.exchange`` says so: arrays that the
         new values of trained parameters depend on.
@@ -74,6 +77,8 @@ class CompiledProgram:
                  update_on: str, mesh: Mesh, placement: Dict[SharedVariable, str], ranks: Ranks, options: Any):
         self.program, self.mesh = program, mesh
         self._places, self._ranks, self._options = Places(mesh, placement), ranks, options
+        self.overlaps = bool(options.params and not options.recompute and ranks.size * len(mesh.replicas) > 1
+                             and self._all_ranks('overlap', 'True'))
         n_results = len(program.outputs) - len(updated)
         self.results = program.outputs[:n_results]
         new = dict(zip(updated, program.outputs[n_results:]))
@@ -84,15 +89,20 @@ class CompiledProgram:
         self.kept = {source for stage in program.stages for source in stage.carried.values()}
         self.kept.update(output.variable for output in self.results + list(self.rows.values()))
         given = list(inputs) + program.numbers
+        rest = {variable: output.variable for variable, output in new.items() if output.how is None}
+        self._sizes = bytes_of_gradients(self.exchanges, options.params, rest) if self.overlaps else {}
         self.stages = [(stage, self._stage(i, stage, given, own)) for i, stage in enumerate(program.stages)
                        if stage.outputs]
-        rest = {variable: output.variable for variable, output in new.items() if output.how is None}
         self.parts = self._parts(given, rest, update_on)
         self.in_half = set()
-        if options.params and all(ranks.everyones(theano.config.mgpu.exchange == 'float16')):
+        if options.params and self._all_ranks('exchange', 'float16'):
             made = ancestors([rest[param] for param in options.params if param in rest])
             last = {exchange.variable for exchange in program.exchanges if exchange.variable.ndim}
             self.in_half = last.intersection(made)
+
+    def _all_ranks(self, flag, value):
+        """Whether a flag of the package has a value on every rank."""
+        return all(self._ranks.everyones(getattr(theano.config.mgpu, flag) == value))
 
     @property
     def graphs(self) -> List[ParallelGraph]:
@@ -116,7 +126,7 @@ class CompiledProgram:
             name = '%s, stage %d of %d' % (name or 'a function', i + 1, n)
         known = [exchange.variable for each in self.program.stages[:i + 1] for exchange in each.exchanges]
         pieces = cut(given + known + list(stage.carried), stage.outputs, self._places.among(stage.carried),
-                     self._options.recompute)
+                     self._options.recompute, buckets(stage.outputs, self._sizes))
         kept = self.kept.union(exchange.source for exchange in self.exchanges)
         parts, later = [], set()
         for piece in reversed(pieces):

@@ -1,12 +1,12 @@
 """What replicas have, put together: over those of this process, then over the ranks."""
 import functools
+import itertools
 from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from ..distributed.consistency import added
-from ..distributed.process_group import ADD
 from ..profiling.timeline import span
 from ..replicas.collectives import all_reduce, bucket_ranges
 from ..replicas.transfers import Fetcher, FlatBuffers, describe
@@ -192,17 +192,31 @@ class Sum(namedtuple('Sum', 'sums index sent')):
         return self.sent[context][self.index]
 
 
-def add_over_ranks(ranks, sums, timings, idle):
-    """Add Sums over the ranks, in place; those of an idle rank, which has no samples, are 0."""
-    for each in sums if idle else ():
-        each.clear()
-    with timings.span('wait'):
-        ranks.meet((ADD,))
-    with timings.span('exchange'):
-        ranks.all_reduce([flat for each in sums if not each.in_half for flat in each.flat])
-        in_half = [view for each in sums if each.in_half for view in each.views]
-        if in_half:
-            ranks.all_reduce_in_half(in_half)
+def plan_exchanges(compiled, ranks, each, timings, on_devices):
+    """What is to be exchanged in a step of a CompiledProgram; the other parameters are those of `Sums`.
+
+    Returns
+    -------
+    sums : dict of ParallelGraph to list of Sums
+        What is added up after each part of a stage.
+    boundaries : list of (list of Sums, list of Exchange, list of Exchange)
+        Before each stage, and at the end: sums, what else is exchanged, and both.
+    """
+    sums, boundaries = {}, []
+    read_on, every_part = compiled.read_on(), [part for _, parts in compiled.stages for part in parts]
+    one_replica = ranks.size == len(compiled.mesh.replicas) == 1
+    for exchanges in [stage.exchanges for stage, _ in compiled.stages] + [compiled.program.exchanges]:
+        additive = [exchange for exchange in exchanges
+                    if exchange.how == 'sum' and exchange.source.dtype.startswith('float')]
+        here = []
+        for part, in_half in itertools.product(every_part, (False, True)):
+            some = [exchange for exchange in additive if exchange.source in part.outputs
+                    and (exchange.variable in compiled.in_half) == in_half]
+            if some:
+                here.append(Sums(some, read_on, each, timings, on_devices, compiled.kept, one_replica, in_half))
+                sums.setdefault(part.graph, []).append(here[-1])
+        boundaries.append((here, [exchange for exchange in exchanges if exchange not in additive], exchanges))
+    return sums, boundaries
 
 
 def exchanged(parts, hows, lengths, ranks):

@@ -64,7 +64,8 @@ class Places:
 
 
 def cut(given: Sequence[theano.Variable], outputs: Sequence[theano.Variable],
-        place_of: Callable[[theano.Variable], str], recompute: bool = False) -> List[Piece]:
+        place_of: Callable[[theano.Variable], str], recompute: bool = False,
+        buckets: Sequence[Sequence[theano.Variable]] = ()) -> List[Piece]:
     """Cut a graph into pieces.
 
     Parameters
@@ -77,6 +78,9 @@ def cut(given: Sequence[theano.Variable], outputs: Sequence[theano.Variable],
     recompute : bool
         Whether a piece computes again what an earlier piece of its place has computed, from what that one was given,
         so that it need not be kept: the backward pass computes the forward pass again.
+    buckets : list of list of theano.Variable, optional
+        Outputs of which those of each list are to be computed before those of the next one: the graph is also cut
+        between them, see `buckets`.
 
     Returns
     -------
@@ -88,7 +92,7 @@ def cut(given: Sequence[theano.Variable], outputs: Sequence[theano.Variable],
     A chain of n devices makes 2 n - 1 pieces: the forward and the backward pass of each device, which on the last one
     are one piece. `recompute` is what GPipe calls re-materialisation (Huang et al., 2019).
     """
-    pieces = _Pieces(given, outputs, place_of, recompute)
+    pieces = _Pieces(given, outputs, place_of, recompute, buckets)
     found = [piece for key in reversed(pieces.order) for piece in pieces.piece(*key)]
     levels = {level: i for i, level in enumerate(sorted({piece.level for piece in found}))}
     return [piece._replace(level=levels[piece.level]) for piece in reversed(found)]
@@ -96,18 +100,21 @@ def cut(given: Sequence[theano.Variable], outputs: Sequence[theano.Variable],
 
 class _Pieces:
 
-    def __init__(self, given, outputs, place_of, recompute):
+    def __init__(self, given, outputs, place_of, recompute, buckets):
         self._given, self._place_of, self._recompute = list(dict.fromkeys(given)), place_of, recompute
         self._keys = {}  # variable -> level and place of the piece that computes it
         self._order = {}
         self._constants = set()
-        for node in io_toposort(self._given, outputs):
+        nodes = io_toposort(self._given, outputs)
+        needed = _first_needed(nodes, buckets)
+        for node in nodes:
             if all(self._is_constant(variable) for variable in node.inputs):
                 self._constants.update(node.outputs)  # any piece can compute it
                 continue
             place = place_of(node.outputs[0])
             above = [self._keys[v] for v in node.inputs if v in self._keys]
-            key = max([level + (other != place) for level, other in above], default=0), place
+            first = min(needed.get(v, 0) for v in node.outputs)
+            key = max([level + (other != place) for level, other in above] + [first]), place
             self._keys.update((v, key) for v in node.outputs)
             for v in node.outputs:  # no two alike: each rank has to take values in the same order
                 self._order[v] = len(self._order)
@@ -193,3 +200,14 @@ class _Pieces:
                 todo += v.owner.inputs
         return seen
 
+
+def _first_needed(nodes, buckets):
+    """For each variable that is computed, the number of the first bucket that needs it."""
+    found = {}
+    for number, bucket in reversed(list(enumerate(buckets))):
+        found.update(dict.fromkeys(bucket, number))
+    for node in reversed(nodes):
+        number = min((found[v] for v in node.outputs if v in found), default=0)
+        for v in node.inputs:
+            found[v] = min(number, found.get(v, number))
+    return found

@@ -1,7 +1,6 @@
 """One step of a program: stage after stage with an exchange before each, then what is made of exchanged values."""
 import collections
 import functools
-import itertools
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -11,7 +10,8 @@ from ..profiling.timeline import Timings, on_track
 from ..replicas.transfers import DeviceBuffers, copy_to, fetch, wait
 from .advice import memory_explained
 from .compiled import CompiledProgram
-from .exchange import Sum, Sums, add_over_ranks, exchanged
+from .exchange import Sum, exchanged, plan_exchanges
+from .over_ranks import OverRanks
 from .parallel_graph import choose_executor, run_replicas
 from .partition import SAME, Output
 from .schedule import Launched, schedule
@@ -45,23 +45,8 @@ class Runner:
         self.row_outputs = [output for output in distinct if isinstance(output.how, tuple)]
         self._alike_outputs = [output for output in distinct if not isinstance(output.how, tuple)]
         self._buffers = {}
-        self._plan_exchanges()
-
-    def _plan_exchanges(self):
-        """What is added up after each part of a stage, and what is exchanged before each stage, and at the end."""
-        self._sums, self._boundaries = {}, []
-        read_on, every_part = self.compiled.read_on(), [part for _, parts in self.compiled.stages for part in parts]
-        for exchanges in [stage.exchanges for stage, _ in self.compiled.stages] + [self.compiled.program.exchanges]:
-            additive = [each for each in exchanges if each.how == 'sum' and each.source.dtype.startswith('float')]
-            here = []
-            for part, in_half in itertools.product(every_part, (False, True)):
-                some = [each for each in additive if each.source in part.outputs
-                        and (each.variable in self.compiled.in_half) == in_half]
-                if some:
-                    here.append(Sums(some, read_on, self.each, self.timings, self.on_devices, self.compiled.kept,
-                                     self.ranks.size == len(self.mesh.replicas) == 1, in_half))
-                    self._sums.setdefault(part.graph, []).append(here[-1])
-            self._boundaries.append((here, [each for each in exchanges if each not in additive], exchanges))
+        self._over_ranks = OverRanks(ranks, timings, compiled.overlaps)
+        self._sums, self._boundaries = plan_exchanges(compiled, ranks, self.each, timings, self.on_devices)
 
     def each(self, name, tasks, shards, contexts):
         """Run tasks on contexts, each for a shard, shown in the timeline under a name."""
@@ -83,10 +68,10 @@ class Runner:
         -------
         list of list of Shard
             The inputs of one have memory of their own, which is used again for the one after the next; where there are
-            several stages, not in this step.
+            several parts, not in this step.
         """
         # While one is computed, the next one is sent.
-        turns = 2 if len(self.compiled.stages) == 1 and len(self.mesh.places) == 1 else len(rounds) + 1
+        turns = 2 if sum(len(parts) for _, parts in self.compiled.stages) == 1 else len(rounds) + 1
         return [[Shard(replica, span, known(*span), self._next_buffers(replica, turns))
                  for replica, span in enumerate(spans)] for spans in rounds]
 
@@ -130,6 +115,11 @@ class Runner:
         meanwhile : callable, optional
             Called once the last stage has been launched.
         """
+        with self._over_ranks:
+            self._run_stages(batch, transaction, meanwhile)
+            self._exchange(-1, batch)
+
+    def _run_stages(self, batch, transaction, meanwhile):
         new = []
         for number, (stage, parts) in enumerate(self.compiled.stages):
             self._exchange(number, batch)
@@ -137,7 +127,8 @@ class Runner:
                 shard.known.update([(place, shard.known[source]) for place, source in stage.carried.items()])
             launched = []
             for cycle in schedule(parts, len(batch.rounds)):
-                if len(parts) == 1:  # the values of a micro-batch are released before the next one starts
+                # The values of a micro-batch are released before the next one starts. The CPU computes at once.
+                if len(parts) == 1 or not self.on_devices:
                     new, launched = new + self._finish(launched, batch, transaction), []
                 before = launched  # not in one line with the next: that would keep the results of the cycle before
                 launched = self._launch(cycle, batch)
@@ -146,7 +137,6 @@ class Runner:
                 meanwhile()
             new += self._finish(launched, batch, transaction)
         self._store(new, transaction)
-        self._exchange(-1, batch)
 
     def _launch(self, cycle, batch):
         """Start the parts of a clock cycle, each on the shards of its round."""
@@ -176,6 +166,8 @@ class Runner:
             if not batch.alone:
                 for sums in self._sums.get(part.graph, ()):
                     sums.add(shards, contexts, number, len(batch.rounds))
+                    if number == len(batch.rounds) - 1:
+                        self._over_ranks.start(sums, batch.idle)
             for j, variable in enumerate(part.graph.updated):
                 made = variable, contexts, [values[j] for _, values in results], ()
                 if variable.variable not in self._independent:
@@ -193,8 +185,7 @@ class Runner:
                 value = shard.known[source]
                 batch.common[variable] = value.reshape((1,) + value.shape) if how == 'stack' else value
             return
-        if every_sums and self.ranks.size > 1:
-            add_over_ranks(self.ranks, every_sums, self.timings, batch.idle)
+        self._over_ranks.finish(every_sums, batch.idle)
         for sums in every_sums:
             batch.common.update(sums.taken())
         if others:

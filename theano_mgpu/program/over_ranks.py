@@ -1,0 +1,76 @@
+"""Sums over the ranks: after each other, or each while the next piece of the backward pass is computed."""
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import List, Sequence
+
+from ..distributed.process_group import ADD, Ranks
+from ..profiling.timeline import Timings, span
+from .exchange import Sums
+
+
+class OverRanks:
+    """Adds Sums over the ranks, in place; those of an idle rank, which has no samples, are 0.
+
+    A ``with`` block waits at its end for what is under way.
+
+    Parameters
+    ----------
+    ranks : Ranks
+    timings : Timings
+    overlaps : bool
+        Whether `start` adds on a thread of its own. The ranks meet before in the thread that calls, so an error on one
+        of them is found as in a step without overlap.
+    """
+
+    def __init__(self, ranks: Ranks, timings: Timings, overlaps: bool):
+        self._ranks, self._timings = ranks, timings
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix='theano_mgpu exchange') if overlaps else None
+        self._started: List[Sums] = []
+        self._underway: list = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        wait(self._underway)
+        self._started, self._underway = [], []
+
+    def start(self, sums: Sums, idle: bool) -> None:
+        """Begin to add, if there is a thread for it."""
+        if self._pool is None:
+            return
+        self._meet([sums], idle)
+        begun, busy = threading.Event(), any(not each.done() for each in self._underway)
+        self._started.append(sums)
+        self._underway.append(self._pool.submit(self._reduce, [sums], begun))
+        if not busy:
+            begun.wait()  # Theano's compiled code keeps Python's lock: without this, the thread would start after it
+
+    def finish(self, every_sums: Sequence[Sums], idle: bool) -> None:
+        """Have all of these added when it returns."""
+        rest = [sums for sums in every_sums if sums not in self._started]
+        if self._ranks.size == 1 or not every_sums:
+            return
+        with self._timings.span('exchange'):
+            for each in self._underway:
+                each.result()
+        self._started, self._underway = [], []
+        if rest:
+            self._meet(rest, idle)
+            with self._timings.span('exchange'):
+                self._reduce(rest)
+
+    def _meet(self, every_sums, idle):
+        for sums in every_sums if idle else ():
+            sums.clear()
+        with self._timings.span('wait'):
+            self._ranks.meet((ADD,))
+
+    def _reduce(self, every_sums, begun=None):
+        if begun:
+            begun.set()
+        with span('exchange', 'exchange'):
+            self._ranks.all_reduce([flat for each in every_sums if not each.in_half for flat in each.flat])
+            in_half = [view for each in every_sums if each.in_half for view in each.views]
+            if in_half:
+                self._ranks.all_reduce_in_half(in_half)
