@@ -261,6 +261,14 @@ def test_half_precision():
     assert 'float16 / float32' in lines.splitlines()[0] and lines.splitlines()[-1].split()[0] == '0.01'
 
 
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_overlap():
+    launcher = ['-m', 'theano_mgpu', 'launch', '-n', '2']
+    lines = run('overlap.py', '--models', 'mlp', '--rounds', '1', '--repeats', '1', launcher=launcher).splitlines()
+    assert lines[-1].split()[:3] == ['mlp', '15.9', '5']
+
+
 @pytest.mark.needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize('options', [[], ['--always']], ids=str)
@@ -273,7 +281,7 @@ def test_dispatch(options):
 QUICK = 'mnist_cnn.py', 'keras_mnist.py'
 OTHERS = ('step_overhead.py', 'keras_autoencoder.py', 'keras_overhead.py', 'scaling.py', 'predict.py', 'choices.py',
           'compile_once.py', 'all_reduce.py', 'versions.py', 'exactness.py', 'devices.py', 'theano_script.py',
-          'placement.py', 'updates.py', 'dispatch.py', 'startup.py', 'half_precision.py')
+          'placement.py', 'updates.py', 'dispatch.py', 'startup.py', 'half_precision.py', 'overlap.py')
 
 
 @pytest.mark.parametrize('script', [*QUICK, *(pytest.param(script, marks=pytest.mark.slow) for script in OTHERS)])

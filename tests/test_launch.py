@@ -63,6 +63,14 @@ def test_options_become_flags(fake_mpirun, script, capfd):
     assert 'mgpu.gpus_per_process=2,mgpu.data=sharded,mgpu.timeout=30' in environment
 
 
+@pytest.mark.parametrize('overlap', ['True', 'False'])
+def test_ranks_that_exchange_on_a_thread_leave_the_core_to_others(overlap, fake_mpirun, script, capfd, monkeypatch):
+    monkeypatch.setenv('THEANO_FLAGS', 'mgpu.overlap=' + overlap)
+    (fake_mpirun / 'mpirun.does').write_text('echo "yields $OMPI_MCA_mpi_yield_when_idle"')
+    assert main(['launch', '-n', '2', script]) == 0
+    assert ('yields 1' in capfd.readouterr().out) == (overlap == 'True')
+
+
 def test_threads_that_the_user_has_set_stay(fake_mpirun, script, capfd, monkeypatch):
     monkeypatch.setenv('OMP_NUM_THREADS', '3')
     assert main(['launch', '-n', '2', script]) == 0

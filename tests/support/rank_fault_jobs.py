@@ -62,9 +62,9 @@ def late_failures(path):
     step, last = disturbed.step, mgpu.rank() == mgpu.size() - 1
     executor = faulty(step)
     # No public hook runs between the runs of the executor, so there a fault replaces a method.
-    places = {'scatter': (step.compiled_program.graphs[0], 'refresh'), 'stage': (executor, 0), 'sum': (exchange.Sums, 'add'),
-              'exchange': (run, 'exchanged'), 'broadcast': (run.Runner, '_broadcast'), 'update': (executor, 1),
-              'outputs': (run.Runner, 'gather'), 'store': (run.Runner, '_store'),
+    places = {'scatter': (step.compiled_program.graphs[0], 'refresh'), 'stage': (executor, 0),
+              'sum': (exchange.Sums, 'add'), 'exchange': (run, 'exchanged'), 'broadcast': (run.Runner, '_broadcast'),
+              'update': (executor, 1), 'outputs': (run.Runner, 'gather'), 'store': (run.Runner, '_store'),
               'check': (training.TrainingFunction, '_check')}
     met = []
     batches = undisturbed.batches()

@@ -198,6 +198,9 @@ def rank_environment(args, per_host):
     if args.timeout:
         flags['mgpu.timeout'] = str(args.timeout)
     environment['THEANO_FLAGS'] = config.join_flags(flags)
+    if config.own_flag('mgpu.overlap') == 'True':
+        # The thread that exchanges gradients would take half of the core that computes the next ones.
+        environment.setdefault('OMPI_MCA_mpi_yield_when_idle', '1')
     threads = str(max(1, len(os.sched_getaffinity(0)) // per_host))
     for name in THREADS:
         environment.setdefault(name, threads)

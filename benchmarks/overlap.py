@@ -1,0 +1,91 @@
+#!/usr/bin/env python
+"""Time of a training step over processes with and without mgpu.overlap, in turns.
+
+The models are Keras's CNN for MNIST (1.2 million parameters, most of them in the last but one layer), and an MLP of
+four layers of 1024 units (4.0 million). A ratio below 1 means that overlap is faster. To emulate a slow network on one
+machine, limit the loopback device as root (here to 1 Gb/s), and have MPI use it, as the last three commands do.
+Examples:
+
+  theano-mgpu launch -n 2 benchmarks/overlap.py
+  tc qdisc add dev lo root tbf rate 1gbit burst 1mb latency 50ms
+  OMPI_MCA_btl=tcp,self OMPI_MCA_btl_tcp_if_include=lo theano-mgpu launch -n 2 benchmarks/overlap.py
+  tc qdisc del dev lo root
+"""
+import argparse
+import os
+
+os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
+
+import theano_mgpu as mgpu
+from theano_mgpu.distributed.mpi import import_mpi
+from theano_mgpu.profiling.turns import WARM_UP, ratio, seconds, spread, take_turns
+from theano_mgpu.utils.tables import table
+
+import numpy as np
+import theano
+import theano.tensor as T
+from models import Classifier, adam, mlp, shared, uniform
+from theano.tensor.signal.pool import pool_2d
+
+
+def published_cnn():
+    """Keras's examples/mnist_cnn.py, without dropout; input shape (batch, 1, 28, 28)."""
+    rng = np.random.RandomState(0)
+    shapes = [(32, 1, 3, 3), (64, 32, 3, 3), (9216, 128), (128, 10)]
+    params = [shared(value, name) for i, shape in enumerate(shapes)
+              for name, value in (('w%d' % i, uniform(rng, *shape)),
+                                  ('b%d' % i, np.zeros(shape[0 if len(shape) == 4 else 1])))]
+    x = T.tensor4('x')
+    h = x
+    for w, b in zip(params[0:4:2], params[1:4:2]):
+        h = T.nnet.relu(T.nnet.conv2d(h, w) + b.dimshuffle('x', 0, 'x', 'x'))
+    h = pool_2d(h, (2, 2), ignore_border=True).flatten(2)
+    h = T.nnet.relu(T.dot(h, params[4]) + params[5])
+    return Classifier(x, T.dot(h, params[6]) + params[7], params)
+
+
+MODELS = {'cnn': (published_cnn, (1, 28, 28)), 'mlp': (lambda: mlp(sizes=(784,) + 4 * (1024,) + (10,)), (784,))}
+
+
+def training(make, overlap):
+    theano.config.mgpu.overlap = str(overlap)
+    model = make()
+    return mgpu.training_function(model.inputs, model.loss, model.params, adam)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--models', nargs='+', choices=list(MODELS), default=list(MODELS))
+    parser.add_argument('--batch-size', type=int, default=128, help='samples of all processes (default %(default)s)')
+    parser.add_argument('--rounds', type=int, default=9, help='rounds that count (default %(default)s)')
+    parser.add_argument('--repeats', type=int, default=5, help='steps in a turn (default %(default)s)')
+    arguments = parser.parse_args()
+    mgpu.init('host->cpu')
+    if mgpu.size() == 1:
+        parser.error('start several processes: theano-mgpu launch -n 2 benchmarks/overlap.py')
+    comm = import_mpi().COMM_WORLD
+    rows = [['model', 'MB', 'pieces', 'overlap, ms', 'without, ms', 'overlap / without']]
+    for name in arguments.models:
+        make, shape = MODELS[name]
+        rng = np.random.RandomState(0)
+        batch = (rng.rand(arguments.batch_size, *shape).astype('float32'),
+                 rng.randint(0, 10, arguments.batch_size).astype('int32'))
+        steps = {'overlap': training(make, True), 'without': training(make, False)}
+
+        def turn(step, batch=batch):
+            comm.Barrier()
+            return seconds(lambda: step(*batch), arguments.repeats)
+        sides = {side: lambda step=step: turn(step) for side, step in steps.items()}
+        take_turns(sides, WARM_UP)
+        found = take_turns(sides, arguments.rounds)
+        (_, pieces), = steps['overlap'].compiled_program.stages
+        megabytes = sum(param.get_value(borrow=True).nbytes for param in steps['overlap'].params) / 1e6
+        rows.append([name, '%.1f' % megabytes, str(len(pieces))] +
+                    ['%.1f' % (1e3 * spread(found[side]).median) for side in sides] +
+                    [str(ratio(found['overlap'], found['without']))])
+    if mgpu.rank() == 0:
+        print(table(rows, right={1, 2, 3, 4, 5}))
+
+
+if __name__ == '__main__':
+    main()
