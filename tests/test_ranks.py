@@ -30,6 +30,7 @@ def one_context(tmp_path_factory):
 
 @pytest.mark.parametrize('ranks,contexts,update_on', [
     (2, 'a->cpu;b->cpu;c->cpu;d->cpu', 'auto'), pytest.param(2, 'a->cpu', 'auto', marks=pytest.mark.slow),
+    (2, 'a->cpu', 'sharded'), pytest.param(3, 'a->cpu', 'sharded', marks=pytest.mark.slow),
     pytest.param(3, 'a->cpu', 'auto', marks=pytest.mark.slow),
     pytest.param(2, 'a->cpu;b->cpu;c->cpu;d->cpu', 'sharded', marks=pytest.mark.slow),
     pytest.param(2, 'a->cpu;b->cpu;c->cpu', 'sharded', marks=pytest.mark.slow)])  # one context, and two
@@ -57,6 +58,35 @@ def test_sums_in_half_precision(flags, tmp_path):
         bound = 1.01 * (2 ** -11 * (absolute + abs(total)) + 2 ** -39 * largest)  # 1 %: rounding in float32
         assert (abs(found - total) <= bound).all()
     assert first[-1][1] == np.inf and np.isfinite(np.delete(first[-1], 1)).all()
+
+
+def noted(path, rank):
+    with open('%s.%d' % (path, rank)) as f:
+        return json.load(f)
+
+
+def test_each_rank_has_its_part_of_a_divided_state(tmp_path):
+    """What one saves, with its update divided or not, the other loads; both go on alike, bit by bit."""
+    path, file = tmp_path / 'values.npz', tmp_path / 'state.npz'
+    launch(2, 'divided', path, file, 'sharded', flags=INTERPRETED)
+    assert not set(noted(path, 0)) & set(noted(path, 1)) and len(noted(path, 0) + noted(path, 1)) == 6  # Adam's
+    whole, divided = arrays(path), {}
+    for update_on in ('device', 'sharded'):
+        launch(2, 'divided', path, file, update_on, flags=INTERPRETED)
+        divided[update_on] = arrays(path)
+        file_of_device = tmp_path / 'device.npz'
+    launch(2, 'divided', path, file_of_device, 'device', flags=INTERPRETED)
+    assert noted(path, 0) == noted(path, 1) == []
+    for each in [*divided.values(), arrays(path)]:
+        for ours, theirs in zip(each, whole):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_divided_state_is_read_on_every_rank(tmp_path):
+    launch(2, 'read_alone', tmp_path / 'met', flags=INTERPRETED)
+    for rank in range(2):
+        assert "rank 0 (host" in noted(tmp_path / 'met', rank) and \
+            "reading a value of which each rank has a part (update_on='sharded')" in noted(tmp_path / 'met', rank)
 
 
 @pytest.mark.parametrize('ranks,contexts,flags', [

@@ -5,7 +5,7 @@ from collections import Counter
 import theano_mgpu as mgpu
 from theano_mgpu.graphs import graph
 from theano_mgpu.graphs.retarget import CannotRetarget, link
-from theano_mgpu.replicas.replicated import copy_on
+from theano_mgpu.replicas.copies import copy_on
 from theano_mgpu.replicas.transfers import Sender
 
 import numpy as np

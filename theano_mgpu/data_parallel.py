@@ -79,6 +79,7 @@ class DataParallel:
 
     def _compile(self, outputs, updates):
         options, updated = self.options, list(updates)
+        self.ranks.whole()
         whole = outputs + list(updates.values())
         self.refused = None
         self.is_divided = not options.whole and (
@@ -156,7 +157,7 @@ class DataParallel:
         return dict.fromkeys([each for each in self._read() if each.variable not in own] + self._alike)
 
     def _read(self):
-        return [variable for each in self.compiled_program.graphs for variable in each.variables]
+        return self.compiled_program.variables
 
     def step(self, args: Sequence[Any], kwargs: Dict[str, Any]) -> List[np.ndarray]:
         """Compute a batch on every rank; on an error nothing changes on any rank.
@@ -257,8 +258,7 @@ class DataParallel:
 
     def refresh(self) -> None:
         """Copy values of the user's variables to replicas that are out of date."""
-        for each in self.compiled_program.graphs:
-            each.refresh()
+        self.compiled_program.refresh()
 
     def join(self) -> None:
         """Wait for the other processes, where each feeds its own data, once the data of this one has ended.

@@ -42,6 +42,45 @@ def train(path, contexts, *options):
           % (sum(len(parts) for _, parts in network.step.compiled_program.stages), exchanging))
 
 
+def divided(path, file, update_on):
+    """Train, save to a file, or load it if it exists, and train on. Rank r notes what it has no current value of."""
+    mgpu.init('a->cpu')
+    network = Network(update_on=update_on)
+    batches = list(network.batches(1))
+    lacks = []
+    if os.path.exists(file):
+        network.step.load(file)
+    else:
+        for batch in batches:
+            network.step(*batch)
+        lacks = [i for i, each in enumerate(network.step.updated) if not each._current()]
+        network.step.save(file)
+    for batch in batches[:2]:
+        network.step(*batch)
+    with open('%s.%d' % (path, mgpu.rank()), 'w') as f:
+        json.dump(lacks, f)
+    write(path, network.values())
+
+
+def read_alone(path):
+    """Rank 0 alone reads the state of an update that is divided; each rank notes its error, and trains on."""
+    mgpu.init('a->cpu')
+    network = Network(update_on='sharded')
+    batches = list(network.batches(1))
+    network.step(*batches[0])
+    message = None
+    try:
+        if mgpu.rank() == 0:
+            network.values()
+        network.step(*batches[1])
+    except mgpu.RankError as error:
+        message = str(error)
+    network.step(*batches[2])
+    with open('%s.%d' % (path, mgpu.rank()), 'w') as f:
+        json.dump(message, f)
+    assert all(np.isfinite(value).all() for value in network.values())
+
+
 def sums_in_half(path, *sizes):
     """Sums over the ranks of arrays of some sizes, whose values are those of `arrays_of_rank`."""
     mgpu.init('a->cpu')

@@ -7,7 +7,8 @@ import zipfile
 import numpy as np
 
 from ..errors import warn
-from ..replicas.replicated import ReplicatedStream, host_value
+from ..replicas.copies import host_value
+from ..replicas.replicated import ReplicatedStream
 from ..utils.files import whole_file
 
 FORMAT = 'theano_mgpu training state 1'

@@ -10,7 +10,7 @@ from theano import config
 
 from ..errors import MgpuError, RankError
 from ..jobs import rank_process
-from .process_group import ADD, AGREE, BUILD, CALL, COMPILE, END, FAILED, GATHER, SHARE, WIDTH, Ranks
+from .process_group import ADD, AGREE, BUILD, CALL, COMPILE, END, FAILED, GATHER, READ, SHARE, WIDTH, Ranks
 from .waiting import REMEDY, poll
 
 TAG = 0x6d67
@@ -63,6 +63,7 @@ class Meeting(Ranks):
         self.hosts = {self.rank: rank_process.host()}
         self.lost = None
         self._functions = []
+        self._divided = {}  # a set in the order in which values were divided, which is the same on all ranks
         self._meetings = 0  # equal on all ranks at the same place of the script
         self._turn = Turn(self)
         self._sent = np.zeros(3 + WIDTH, 'int64')
@@ -144,7 +145,8 @@ class Meeting(Ranks):
         return {END: 'at its end', BUILD: 'building a function', COMPILE: 'compiling in turn', SHARE: 'sharing values',
                 CALL: 'in call %d of %s' % (what[2] + 1, function), ADD: 'adding up what each rank has computed',
                 GATHER: 'gathering the rows of a batch', AGREE: 'at the end of a step',
-                FAILED: 'in a step that has failed'}[what[0]]
+                FAILED: 'in a step that has failed',
+                READ: "reading a value of which each rank has a part (update_on='sharded')"}[what[0]]
 
     def agree(self):
         self.meet((AGREE,))
@@ -157,6 +159,16 @@ class Meeting(Ranks):
                 pass  # others fail, too, or do not come: this rank's error is the one to report
         elif not isinstance(error, Exception):  # Ctrl-C: the progress of the others is unknown
             self.lost = 'a step was interrupted: %s' % type(error).__name__
+
+    def note_divided(self, gather):
+        self._divided[gather] = None
+
+    def note_whole(self, gather):
+        self._divided.pop(gather, None)
+
+    def whole(self):
+        for gather in list(self._divided):
+            gather()
 
     def lose(self, text):
         """A RankError to raise, since another rank does not answer; every later use of the ranks raises one, too."""

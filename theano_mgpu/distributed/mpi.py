@@ -170,6 +170,7 @@ class MpiRanks(Meeting):
             return source, message
 
     def write_by_first(self, path, write):
+        self.whole()
         if self.rank:
             if not self._is_written(path):
                 write()

@@ -1,7 +1,7 @@
 """The processes of a job, as seen from one of them. Here: one process that is alone; `mpi` has those of an MPI job."""
 import contextlib
 import pickle
-from typing import Any, List, Sequence
+from typing import Any, Callable, List, Sequence
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from ..errors import RankError
 WIDTH = 32  # integers that a rank can give when the ranks meet: an array's shape, too
 
 # What a rank may be doing, the first number of `what`; a function's number follows, and how many calls went before.
-END, BUILD, COMPILE, SHARE, CALL, ADD, GATHER, AGREE, FAILED = range(9)
+END, BUILD, COMPILE, SHARE, CALL, ADD, GATHER, AGREE, FAILED, READ = range(10)
 
 _ALONE = contextlib.nullcontext()
 
@@ -117,6 +117,7 @@ class Ranks:
         Exception
             What ``act()`` raised: on the other ranks, too, or a RankError that reports it.
         """
+        self.whole()
         result = error = None
         if self.rank == 0:
             try:
@@ -160,6 +161,15 @@ class Ranks:
             If rank 0 neither writes the file nor goes on.
         """
         write()
+
+    def note_divided(self, gather: Callable) -> None:
+        """Each rank has the latest values of some variables alone, until all call `gather`."""
+
+    def note_whole(self, gather: Callable) -> None:
+        """`gather` was called."""
+
+    def whole(self) -> None:
+        """Give every rank the latest values of all variables. Every rank has to make the call."""
 
     def everyones(self, number: int) -> List[int]:
         """An integer of each rank."""

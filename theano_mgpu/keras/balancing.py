@@ -15,7 +15,7 @@ from ..devices.context_map import describe
 from ..devices.contexts import contexts as active_contexts
 from ..errors import ContextError
 from ..graphs import graph
-from ..replicas.replicated import copy_on
+from ..replicas.copies import copy_on
 from ..replicas.transfers import Sender, fetch, wait
 from ..utils import progress
 from ..utils.tables import table

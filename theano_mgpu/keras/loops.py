@@ -102,6 +102,9 @@ class RankSync(keras.callbacks.Callback):
     def on_test_end(self, logs=None):
         self._tested = self.model.test_function.join()
 
+    def on_train_end(self, logs=None):
+        self.ranks.whole()  # a script may save the model on rank 0 alone
+
     def on_predict_end(self, logs=None):
         self.model.predict_function.join()
 

@@ -6,7 +6,7 @@ from ..devices.context_map import describe
 from ..devices.discovery import reason
 from ..errors import PredictionError
 from ..graphs.graph import shared_variables
-from ..replicas.replicated import copy_on
+from ..replicas.copies import copy_on
 from ..replicas.transfers import Sender, fetch
 
 Job = namedtuple('Job', 'index arrays weights states')

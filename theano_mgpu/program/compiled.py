@@ -9,15 +9,18 @@ from theano.gof.graph import ancestors
 from ..devices.context_map import HOST, Context
 from ..devices.mesh import CPU, Mesh
 from ..distributed.process_group import Ranks
+from ..graphs.graph import shared_variables
 from ..graphs.output_order import by_depth
 from ..replicas.random_streams import is_random_state
+from ..replicas.replicated import Replicated, replicated
 from .buckets import buckets, bytes_of_gradients
-from .parallel_graph import ParallelGraph
+from .divided_update import DividedUpdate, shares_of_ranks
+from .parallel_graph import ParallelGraph, check_same_graph, share_first_values
 from .partition import OWN, Program
 from .pieces import Places, cut
 from .update_shares import update_shares
 
-Part = namedtuple('Part', 'given outputs updated graph level last copied_to', defaults=[0, (), ()])
+Part = namedtuple('Part', 'given outputs updated graph level last copied_to is_share', defaults=[0, (), (), False])
 Part.__doc__ = """A graph of a program, compiled.
 
 Attributes
@@ -33,6 +36,8 @@ last : list of theano.Variable
     Values that no later piece of the stage needs.
 copied_to : list of Context
     Contexts that get the new values, if they have copies of the variables and have not computed them.
+is_share : bool
+    Whether other contexts, or processes, compute other parts of the same update.
 """
 
 
@@ -93,7 +98,15 @@ class CompiledProgram:
         self._sizes = bytes_of_gradients(self.exchanges, options.params, rest) if self.overlaps else {}
         self.stages = [(stage, self._stage(i, stage, given, own)) for i, stage in enumerate(program.stages)
                        if stage.outputs]
+        self._divided, self._read_by_shares = [[] for _ in range(ranks.size)], []
         self.parts = self._parts(given, rest, update_on)
+        self.divided = None
+        if any(self._divided):
+            divided = set(sum(self._divided, []))
+            needed = _reads(*[variable for stage in program.stages for variable in stage.outputs],
+                            *[value for variable, value in rest.items() if variable not in divided],
+                            *[output.variable for output in self.results])
+            self.divided = DividedUpdate(ranks, self._divided, needed)
         self.in_half = set()
         if options.params and self._all_ranks('exchange', 'float16'):
             made = ancestors([rest[param] for param in options.params if param in rest])
@@ -107,6 +120,18 @@ class CompiledProgram:
     @property
     def graphs(self) -> List[ParallelGraph]:
         return [part.graph for part in self._all_parts()]
+
+    @property
+    def variables(self) -> List[Replicated]:
+        """What the graphs read, and those that other ranks compute; each once, and the same on all ranks."""
+        found = [v for part in self._all_parts() if not part.is_share for v in part.graph.variables]
+        found += self._read_by_shares + [v for graph in self.graphs for v in graph.variables]
+        return list(dict.fromkeys(found))
+
+    def refresh(self) -> None:
+        """Copy values of the user's variables to replicas that are out of date."""
+        for part in self._all_parts():
+            part.graph.refresh(part.is_share)
 
     def _all_parts(self):
         return [part for _, parts in self.stages for part in parts] + self.parts
@@ -174,19 +199,44 @@ class CompiledProgram:
             contexts = self.mesh.column(place)
             shares = []
             if update_on == 'sharded':
-                there, shares = update_shares(there, new, min(self._ranks.everyones(len(contexts))))
+                there, shares = self._shares(there, new, contexts)
             found.append(self._part(given + exchanged, heavy, there, new, contexts if there else contexts[:1]))
-            found += [self._part(given + exchanged, [], share, new, [context], contexts)
+            found += [self._part(given + exchanged, [], share, new, [context], contexts, is_share=True)
                       for share, context in zip(shares, contexts)]
             heavy = []
         return [part for part in found if part.outputs or part.updated]
 
-    def _part(self, given, outputs, updated, new, contexts, copied_to=()):
+    def _shares(self, variables, new, contexts):
+        """Variables that each context computes new values of, and those of each of this process's contexts."""
+        counts = self._ranks.everyones(len(contexts))
+        common, shares = update_shares(variables, new, sum(counts))
+        of_ranks = shares_of_ranks(shares, counts)
+        if self._ranks.size > 1:
+            self._check_update(variables, new)
+            for all_of_rank, some in zip(self._divided, of_ranks):
+                all_of_rank += sum(some, [])
+        return common, of_ranks[self._ranks.rank]
+
+    def _check_update(self, updated, new):
+        """Have ranks that compile different parts of an update compare the whole, and share first values."""
+        values = [new[variable] for variable in updated]
+        inputs = [v for v in dict.fromkeys(ancestors(values)) if v.owner is None and not hasattr(v, 'container')
+                  and not isinstance(v, theano.Constant)]
+        read = shared_variables(values + updated)
+        check_same_graph(self._ranks, inputs, values, read, len(self.mesh.contexts))
+        self._read_by_shares += [replicated(variable) for variable in read]
+        share_first_values(self._ranks, self._read_by_shares)
+
+    def _part(self, given, outputs, updated, new, contexts, copied_to=(), is_share=False):
         updates = {variable: new[variable] for variable in updated}
         reads = set(ancestors(outputs + list(updates.values())))
         given = [variable for variable in dict.fromkeys(given) if variable in reads]
-        graph = self._graph(given, outputs, updates, contexts, self._options.name) if outputs or updates else None
-        return Part(given, outputs, list(updates), graph, copied_to=copied_to)
+        graph = None
+        if outputs or updates:
+            ranks = Ranks() if is_share else self._ranks  # other ranks compile other shares
+            graph = ParallelGraph(given, outputs, updates, contexts, ranks, self.program, self._options.mode,
+                                  self._options.name)
+        return Part(given, outputs, list(updates), graph, copied_to=copied_to, is_share=is_share)
 
     def _graph(self, inputs, outputs, updates, contexts, name):
         return ParallelGraph(inputs, outputs, updates, contexts, self._ranks, self.program, self._options.mode, name)

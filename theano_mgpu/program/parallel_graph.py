@@ -120,12 +120,12 @@ class ParallelGraph:
         self.takes = [function.mgpu_takes for function in self.compiled]
         self._positions = np.argsort(self.compiled[0].mgpu_order).tolist()
 
-    def refresh(self) -> None:
-        """Bring the replicas up to date with the user's variables."""
+    def refresh(self, own: bool = False) -> None:
+        """Bring the replicas up to date with the user's variables; `own` as for `Replicated.refresh`."""
         for i, context in enumerate(self.contexts):
             with memory_explained(i, context, 'copies of shared variables'):
                 for variable in self.variables:
-                    variable.refresh([context])
+                    variable.refresh([context], own)
 
     def run(self, replica: int, arguments: Sequence[Any]) -> Tuple[List[Any], List[Any]]:
         """Run one replica.

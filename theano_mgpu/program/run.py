@@ -219,8 +219,15 @@ class Runner:
             results.update(zip(part.outputs, made[0][0]))
             new += [(variable, contexts, each, part.copied_to)
                     for variable, each in zip(part.graph.updated, zip(*[values for _, values in made]))]
+        divided = self.compiled.divided
         with self.timings.span('broadcast'):
+            if divided:
+                made = {variable: each[0] for variable, _, each, _ in new}
+                new += [(variable, [], [value], self.mesh.contexts)
+                        for variable, value in divided.exchange(made).items()]
             self._store(new, transaction)
+            if divided:
+                divided.leave(transaction)
         return results
 
     def _broadcast(self, part, contexts, common):

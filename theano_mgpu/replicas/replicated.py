@@ -4,21 +4,18 @@ Who may mark a copy as current: `Replicated.refresh`, with the version that it r
 the step itself wrote. A value that anybody sets, at whatever time, is a new version.
 """
 import contextlib
-import copy
 import sys
 import threading
 import weakref
 import zlib
 
 import numpy as np
-import theano
 from theano.gpuarray.type import GpuArrayType
-from theano.tensor.sharedvar import TensorSharedVariable
 
-from ..devices.contexts import check_process, is_fork
+from ..devices.contexts import is_fork
 from ..errors import GraphError, MgpuError
-from ..graphs.graph import fits_gpu, host_type
 from ..patches.shared_variables import watch, watcher_of
+from .copies import copy_on, current_value, host_value
 from .random_streams import is_random_state, replica_state
 
 _counting = threading.Lock()  # two threads that set a variable at once make two versions
@@ -87,6 +84,8 @@ class Replicated:
         Whether it has had rank 0's value.
     version : int
         Grows with every new value.
+    divided : callable or None
+        Set while one process alone has the latest value: gives it to every process, see `divide`.
     step_locks : weakref.WeakSet of threading.RLock
         Held during the steps of functions over the variable. Who sets it takes them, so that a new value counts from
         the next step on, for every replica.
@@ -97,6 +96,7 @@ class Replicated:
         self.copies = {}
         self.touched = self.shared = False
         self.version = 0
+        self.divided = None
         self.step_locks = weakref.WeakSet()
         self._held = {variable: 0}  # the version that each replica, and the variable, has
         watch(variable, self)
@@ -126,8 +126,17 @@ class Replicated:
             self.copies[context] = self.variable if self._is_home(context, index) else self._copy(context)
         return self.copies[context]
 
-    def refresh(self, contexts):
-        """Bring the copies on these contexts up to date."""
+    def refresh(self, contexts, own=False):
+        """Bring the copies on these contexts up to date.
+
+        Parameters
+        ----------
+        contexts : list of Context
+        own : bool
+            Whether the reader is this process's part of the update that has divided the variable.
+        """
+        if self.divided and not own:
+            self.divided()
         for context in contexts:
             replica = self.copies[context]
             if self._held.get(replica) != self.version:
@@ -139,15 +148,42 @@ class Replicated:
         """The copies on these contexts, and they alone, have a new value that is the same on each."""
         self._new_version(self.copies[context] for context in contexts if context in self.copies)
 
+    def divide(self, gather, is_here):
+        """A step has left the new value on one process: this one, whose copy is current, or another.
+
+        Parameters
+        ----------
+        gather : callable
+            Gives the latest value to every process; all of them have to read the variable at the same place. Until
+            then something has to keep this object alive.
+        is_here : bool
+        """
+        if not is_here:
+            self._new_version([])
+        self.divided = gather
+
+    def give(self, value):
+        """Every process has the latest value: `value`, or that of this process for None."""
+        if value is not None:
+            self.variable.container.value = value
+            self._new_version([self.variable])
+        self.divided = None
+
+    def latest(self):
+        """The latest value that this process has, on the host."""
+        return current_value(self._current())
+
     def before_read(self):
         """Bring the user's variable up to date; called before any read of it."""
         _check_turn(self.variable)
         self._bring_home()
 
     def _bring_home(self):
+        if self.divided:
+            self.divided()
         if self._held.get(self.variable) != self.version:
             version = self.version
-            self.variable.container.value = current_value(self._current())
+            self.variable.container.value = self.latest()
             self._held[self.variable] = version
 
     def before_write(self):
@@ -157,6 +193,7 @@ class Replicated:
     def after_write(self):
         """Called after that."""
         self._new_version([self.variable])
+        self.divided = None
         self.touched = True
 
     def _new_version(self, replicas):
@@ -228,65 +265,3 @@ class ReplicatedStream(Replicated):
     def _value_for(self, context):
         self._bring_home()
         return replica_state(host_value(self.variable), self._indices[context])
-
-
-def host_value(shared):
-    """A copy of a shared variable's value on the host, without asking its watcher."""
-    value = shared.container.storage[0]
-    return np.asarray(value) if isinstance(shared.type, GpuArrayType) else copy.deepcopy(value)
-
-
-def current_value(copies):
-    """The value of variables that are equal, on the host; a lost device's copy is passed over for another's.
-
-    Parameters
-    ----------
-    copies : collection of SharedVariable
-        Not empty.
-
-    Raises
-    ------
-    ContextError
-        In a fork of the process that has them on a device.
-    Exception
-        The driver's, where no copy can be read.
-    """
-    # The host's come first: they cost least.
-    copies = sorted(copies, key=lambda shared: isinstance(shared.type, GpuArrayType))
-    if isinstance(copies[0].type, GpuArrayType):
-        check_process()
-    for shared in copies[:-1]:
-        try:
-            return host_value(shared)
-        except Exception:  # pygpu's GpuArrayException: the step in which the device failed has reported it
-            continue
-    return host_value(copies[-1])
-
-
-def copy_on(context, variable, value):
-    """A new shared variable on a context, of the user's variable's type.
-
-    Parameters
-    ----------
-    context : Context
-    variable : SharedVariable
-    value : ndarray or numpy.random.RandomState
-        Not copied on the host.
-
-    Returns
-    -------
-    SharedVariable
-    """
-    on_gpu = context.kind != 'cpu' and (fits_gpu(variable) or isinstance(variable.type, GpuArrayType))
-    # Scalars stay on the host, where Theano keeps them too.
-    if on_gpu and variable.type.ndim > 0:
-        return theano.shared(value, name=variable.name, target=context.name,
-                             broadcastable=variable.type.broadcastable)
-    return _host_shared(variable, value)
-
-
-def _host_shared(variable, value):
-    """A shared variable on the host with the type of `variable`, or that of its values on the host."""
-    if isinstance(variable.type, GpuArrayType):
-        return TensorSharedVariable(variable.name, host_type(variable), value, strict=True)
-    return variable.__class__(variable.name, variable.type, value, strict=True)

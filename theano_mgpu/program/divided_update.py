@@ -1,0 +1,97 @@
+"""An update that is divided among processes: each computes new values of some variables, and sends what others need."""
+from typing import Any, Collection, Dict, List, Sequence
+
+import numpy as np
+from theano.compile.sharedvalue import SharedVariable
+
+from ..distributed.process_group import READ, Ranks
+from ..errors import GraphError
+from ..replicas.replicated import Replicated, replicated
+from ..replicas.transfers import fetch
+from .transaction import Transaction
+
+
+class DividedUpdate:
+    """Which process computes the new values of which variables, and who gets them when.
+
+    What the next step of every process needs, such as parameters, is sent in the step. The rest, such as the state of
+    the optimizer, stays where it was computed. It is sent once it is read: by `gather`, on every process.
+
+    Parameters
+    ----------
+    ranks : Ranks
+    shares : list of list of SharedVariable
+        Those of each process.
+    needed : collection of SharedVariable
+        What a step needs on every process.
+    """
+
+    def __init__(self, ranks: Ranks, shares: Sequence[Sequence[SharedVariable]], needed: Collection[SharedVariable]):
+        self._ranks = ranks
+        self._sent = [[replicated(v) for v in share if v in needed] for share in shares]
+        self._kept = [[replicated(v) for v in share if v not in needed] for share in shares]
+
+    def exchange(self, values: Dict[Replicated, Any]) -> Dict[Replicated, np.ndarray]:
+        """New values of other processes, for the values of this one, on the host or on a device."""
+        return self._gathered(self._sent, values)
+
+    def leave(self, transaction: Transaction) -> None:
+        """Once the step is committed, each process alone has the latest values of its share."""
+        for rank, share in enumerate(self._kept):
+            for variable in share:
+                transaction.then(variable.divide, self.gather, rank == self._ranks.rank)
+        transaction.then(self._ranks.note_divided, self.gather)
+
+    def gather(self) -> None:
+        """Give every process the latest values of all shares. All processes have to call it at the same place."""
+        self._ranks.meet((READ,))
+        values = {variable: variable.latest() for variable in self._kept[self._ranks.rank]}
+        found = self._gathered(self._kept, values)
+        for share in self._kept:
+            for variable in share:
+                variable.give(found.get(variable))
+        self._ranks.note_whole(self.gather)
+
+    def _gathered(self, shares, values):
+        """The values of the variables of other processes, one message a dtype."""
+        found: Dict[Replicated, np.ndarray] = {}
+        for dtype in sorted({variable.variable.dtype for share in shares for variable in share}):
+            some = [[variable for variable in share if variable.variable.dtype == dtype] for share in shares]
+            lengths = [sum(_value(variable).size for variable in share) for share in some]
+            own = some[self._ranks.rank]
+            flat = np.concatenate([_checked(variable, values[variable]).ravel() for variable in own] or
+                                  [np.empty(0, dtype)])
+            whole = self._ranks.all_gather(flat, lengths)
+            start = 0
+            for rank, share in enumerate(some):
+                for variable in share:
+                    stop = start + _value(variable).size
+                    if rank != self._ranks.rank:
+                        found[variable] = whole[start:stop].reshape(_value(variable).shape)
+                    start = stop
+        return found
+
+
+def _value(variable: Replicated):
+    """A value that may be outdated, of the right shape."""
+    return variable.variable.container.storage[0]
+
+
+def _checked(variable, value):
+    value = fetch(value)
+    if value.shape != _value(variable).shape:
+        raise GraphError("the update of %s changes its shape from %s to %s, which other processes do not know: use "
+                         "update_on='device'" % (variable.variable, _value(variable).shape, value.shape))
+    return value
+
+
+def shares_of_ranks(shares: List[List[SharedVariable]], counts: Sequence[int]) -> List[List[List[SharedVariable]]]:
+    """The shares of the contexts of each rank, of which there are `counts`.
+
+    Examples
+    --------
+    >>> shares_of_ranks([['a'], ['b'], ['c']], [2, 1])
+    [[['a'], ['b']], [['c']]]
+    """
+    ends = np.cumsum(counts).tolist()
+    return [shares[end - n:end] for n, end in zip(counts, ends)]

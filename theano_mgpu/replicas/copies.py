@@ -1,0 +1,72 @@
+"""Copies of a shared variable on contexts, and their values."""
+import copy
+
+import numpy as np
+import theano
+from theano.gpuarray.type import GpuArrayType
+from theano.tensor.sharedvar import TensorSharedVariable
+
+from ..devices.contexts import check_process
+from ..graphs.graph import fits_gpu, host_type
+
+
+def host_value(shared):
+    """A copy of a shared variable's value on the host, without asking its watcher."""
+    value = shared.container.storage[0]
+    return np.asarray(value) if isinstance(shared.type, GpuArrayType) else copy.deepcopy(value)
+
+
+def current_value(copies):
+    """The value of variables that are equal, on the host; a lost device's copy is passed over for another's.
+
+    Parameters
+    ----------
+    copies : collection of SharedVariable
+        Not empty.
+
+    Raises
+    ------
+    ContextError
+        In a fork of the process that has them on a device.
+    Exception
+        The driver's, where no copy can be read.
+    """
+    # The host's come first: they cost least.
+    copies = sorted(copies, key=lambda shared: isinstance(shared.type, GpuArrayType))
+    if isinstance(copies[0].type, GpuArrayType):
+        check_process()
+    for shared in copies[:-1]:
+        try:
+            return host_value(shared)
+        except Exception:  # pygpu's GpuArrayException: the step in which the device failed has reported it
+            continue
+    return host_value(copies[-1])
+
+
+def copy_on(context, variable, value):
+    """A new shared variable on a context, of the user's variable's type.
+
+    Parameters
+    ----------
+    context : Context
+    variable : SharedVariable
+    value : ndarray or numpy.random.RandomState
+        Not copied on the host.
+
+    Returns
+    -------
+    SharedVariable
+    """
+    on_gpu = context.kind != 'cpu' and (fits_gpu(variable) or isinstance(variable.type, GpuArrayType))
+    # Scalars stay on the host, where Theano keeps them too.
+    if on_gpu and variable.type.ndim > 0:
+        return theano.shared(value, name=variable.name, target=context.name,
+                             broadcastable=variable.type.broadcastable)
+    return _host_shared(variable, value)
+
+
+def _host_shared(variable, value):
+    """A shared variable on the host with the type of `variable`, or that of its values on the host."""
+    if isinstance(variable.type, GpuArrayType):
+        return TensorSharedVariable(variable.name, host_type(variable), value, strict=True)
+    return variable.__class__(variable.name, variable.type, value, strict=True)
