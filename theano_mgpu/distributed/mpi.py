@@ -94,6 +94,14 @@ class MpiRanks(Meeting):
             if total is not array:
                 array[...] = total
 
+    def reduce_scatter(self, array, lengths):
+        given = array.astype('float32') if array.dtype == 'float16' else array
+        total = np.empty(lengths[self.rank], given.dtype)
+        with self._watchdog((ADD,)):
+            self._comm.Reduce_scatter(given, total, lengths)
+        start = sum(lengths[:self.rank])
+        array[start:start + len(total)] = total
+
     def all_reduce_in_half(self, arrays):
         kind = self._mpi.INT16_T
 

@@ -69,6 +69,17 @@ class Ranks:
     def all_reduce_in_half(self, arrays: Sequence[np.ndarray]) -> None:
         """As `all_reduce`, for arrays of any shape, but exchanged as float16: see `half_precision.add_in_half`."""
 
+    def reduce_scatter(self, array: np.ndarray, lengths: Sequence[int]) -> None:
+        """Add one-dimensional arrays over the ranks, each part of it for one rank. The ranks have just met.
+
+        Parameters
+        ----------
+        array : ndarray
+            The part of this rank is replaced by its sum.
+        lengths : list of int
+            Of the part of each rank, one after the other.
+        """
+
     def all_gather(self, rows: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
         """Rows of all ranks, in their order.
 

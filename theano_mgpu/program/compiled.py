@@ -73,6 +73,10 @@ class CompiledProgram:
         What is computed after the last exchange.
     overlaps : bool
         Whether stages are cut at buckets of gradients, each of which is exchanged while the next one is computed.
+    divided : DividedUpdate or None
+        If ranks divide the update.
+    owners : dict of theano.Variable to int
+        Of what stands for sums that only one rank reads, that rank.
     in_half : set of theano.Variable
         What stands for the sums that ranks exchange as float16, if the flag ``mgpu.exchange`` says so: arrays that the
         new values of trained parameters depend on.
@@ -100,18 +104,31 @@ class CompiledProgram:
                        if stage.outputs]
         self._divided, self._read_by_shares = [[] for _ in range(ranks.size)], []
         self.parts = self._parts(given, rest, update_on)
-        self.divided = None
+        self.divided, self.owners, self.in_half = None, {}, set()
         if any(self._divided):
-            divided = set(sum(self._divided, []))
-            needed = _reads(*[variable for stage in program.stages for variable in stage.outputs],
-                            *[value for variable, value in rest.items() if variable not in divided],
-                            *[output.variable for output in self.results])
-            self.divided = DividedUpdate(ranks, self._divided, needed)
-        self.in_half = set()
+            self._divide(rest)
         if options.params and self._all_ranks('exchange', 'float16'):
             made = ancestors([rest[param] for param in options.params if param in rest])
             last = {exchange.variable for exchange in program.exchanges if exchange.variable.ndim}
-            self.in_half = last.intersection(made)
+            self.in_half = last.intersection(made).difference(self.owners)
+
+    def _divide(self, new):
+        """Plan what ranks send each other of an update that they divide."""
+        divided = sum(self._divided, [])
+        others = [variable for stage in self.program.stages for variable in stage.outputs]
+        others += [value for variable, value in new.items() if variable not in divided]
+        others += [output.variable for output in self.results]
+        others = set(ancestors(others))
+        self.divided = DividedUpdate(self._ranks, self._divided, others)
+        read = [set(ancestors([new[variable] for variable in share])) for share in self._divided]
+        for variable in (exchange.variable for exchange in self.exchanges):
+            ranks = [rank for rank, variables in enumerate(read) if variable in variables]
+            if len(ranks) == 1 and variable.ndim and variable not in others:
+                self.owners[variable], = ranks
+
+    def over_ranks(self, variable: theano.Variable) -> str:
+        """How ranks add what a variable stands for: 'all' or 'half', see `Sums`, or 'owner'."""
+        return 'owner' if variable in self.owners else 'half' if variable in self.in_half else 'all'
 
     def _all_ranks(self, flag, value):
         """Whether a flag of the package has a value on every rank."""

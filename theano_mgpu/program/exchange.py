@@ -1,6 +1,5 @@
 """What replicas have, put together: over those of this process, then over the ranks."""
 import functools
-import itertools
 from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
 
@@ -34,8 +33,9 @@ class Sums:
         Those of the sources that a shard needs itself, too.
     one_replica : bool
         Whether one replica has all samples: the sums of its micro-batches stay on its device.
-    in_half : bool
-        Whether ranks send each other float16, see `half_precision.add_in_half`.
+    over_ranks : {'all', 'half'} or list of int
+        How ranks add: each gets all sums ('all'), and they send each other float16 ('half', see
+        `half_precision.add_in_half`); or the only rank that reads each sum gets it, in ascending order.
 
     Attributes
     ----------
@@ -45,10 +45,11 @@ class Sums:
         Each sum; valid until the next step.
     """
 
-    def __init__(self, exchanges, read_on, each, timings, on_devices, kept=(), one_replica=False, in_half=False):
+    def __init__(self, exchanges, read_on, each, timings, on_devices, kept=(), one_replica=False,
+                 over_ranks='all'):
         self.sources = [exchange.source for exchange in exchanges]
         self._places = [exchange.variable for exchange in exchanges]
-        self._kept, self._one_replica, self.in_half = set(kept), one_replica, in_half
+        self._kept, self._one_replica, self._over_ranks = set(kept), one_replica, over_ranks
         self._each, self._timings, self._on_devices = each, timings, on_devices
         self._buffers = None
         self._wanted = {context: [i for i, place in enumerate(self._places) if place in read]
@@ -158,6 +159,16 @@ class Sums:
             self._fetchers[key] = Fetcher(context)
         return self._fetchers[key]
 
+    def add_over(self, ranks):
+        """Add the sums over the ranks, which have just met."""
+        if self._over_ranks == 'all':
+            ranks.all_reduce(self.flat)
+        elif self._over_ranks == 'half':
+            ranks.all_reduce_in_half(self.views)
+        else:
+            for flat, lengths in zip(self.flat, self._buffers.lengths(self._over_ranks, ranks.size)):
+                ranks.reduce_scatter(flat, lengths)
+
     def clear(self):
         """Make every sum 0."""
         for flat in self.flat:
@@ -209,12 +220,17 @@ def plan_exchanges(compiled, ranks, each, timings, on_devices):
         additive = [exchange for exchange in exchanges
                     if exchange.how == 'sum' and exchange.source.dtype.startswith('float')]
         here = []
-        for part, in_half in itertools.product(every_part, (False, True)):
-            some = [exchange for exchange in additive if exchange.source in part.outputs
-                    and (exchange.variable in compiled.in_half) == in_half]
-            if some:
-                here.append(Sums(some, read_on, each, timings, on_devices, compiled.kept, one_replica, in_half))
-                sums.setdefault(part.graph, []).append(here[-1])
+        for part in every_part:
+            ways = {'all': [], 'half': [], 'owner': []}
+            for exchange in additive:
+                if exchange.source in part.outputs:
+                    ways[compiled.over_ranks(exchange.variable)].append(exchange)
+            ways['owner'].sort(key=lambda exchange: compiled.owners[exchange.variable])
+            for way, some in ways.items():
+                if some:
+                    over = [compiled.owners[exchange.variable] for exchange in some] if way == 'owner' else way
+                    here.append(Sums(some, read_on, each, timings, on_devices, compiled.kept, one_replica, over))
+                    sums.setdefault(part.graph, []).append(here[-1])
         boundaries.append((here, [exchange for exchange in exchanges if exchange not in additive], exchanges))
     return sums, boundaries
 

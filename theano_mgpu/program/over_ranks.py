@@ -70,7 +70,5 @@ class OverRanks:
         if begun:
             begun.set()
         with span('exchange', 'exchange'):
-            self._ranks.all_reduce([flat for each in every_sums if not each.in_half for flat in each.flat])
-            in_half = [view for each in every_sums if each.in_half for view in each.views]
-            if in_half:
-                self._ranks.all_reduce_in_half(in_half)
+            for each in every_sums:
+                each.add_over(self._ranks)

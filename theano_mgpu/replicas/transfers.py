@@ -137,6 +137,35 @@ class FlatBuffers:
         flat = {dtype: _empty(size, dtype, context) for dtype, size in sizes.items()}
         self.flat = list(flat.values())
         self.views = [flat[dtype][start:stop].reshape(shape) for (shape, dtype), (start, stop) in zip(like, places)]
+        self._places = [(dtype, stop) for (_, dtype), (_, stop) in zip(like, places)]
+
+    def lengths(self, owners, n):
+        """How many elements of each flat array belong to each of n owners, one after the other.
+
+        Parameters
+        ----------
+        owners : list of int
+            The owner of each view, in ascending order.
+        n : int
+
+        Returns
+        -------
+        list of list of int
+            With what lies between the views.
+
+        Examples
+        --------
+        >>> FlatBuffers([((3,), 'float32'), ((2,), 'float32'), ((4,), 'float32')]).lengths([0, 0, 2], 3)
+        [[32, 0, 4]]
+        """
+        found = []
+        for dtype, flat in zip(dict(self._places), self.flat):
+            ends = [0] * n
+            for owner, (of, stop) in zip(owners, self._places):
+                if of == dtype:
+                    ends[owner:] = [min(len(flat), -(-stop // ALIGNED) * ALIGNED)] * (n - owner)
+            found.append(np.diff([0] + ends).tolist())
+        return found
 
 
 def _empty(size, dtype, context):
