@@ -263,9 +263,9 @@ def test_half_precision():
 
 @pytest.mark.mpi
 @pytest.mark.slow
-def test_overlap():
+def test_over_ranks():
     launcher = ['-m', 'theano_mgpu', 'launch', '-n', '2']
-    lines = run('overlap.py', '--models', 'mlp', '--rounds', '1', '--repeats', '1', launcher=launcher).splitlines()
+    lines = run('over_ranks.py', '--models', 'mlp', '--rounds', '1', '--repeats', '1', launcher=launcher).splitlines()
     assert lines[-1].split()[:3] == ['mlp', '15.9', '5']
 
 
@@ -281,7 +281,7 @@ def test_dispatch(options):
 QUICK = 'mnist_cnn.py', 'keras_mnist.py'
 OTHERS = ('step_overhead.py', 'keras_autoencoder.py', 'keras_overhead.py', 'scaling.py', 'predict.py', 'choices.py',
           'compile_once.py', 'all_reduce.py', 'versions.py', 'exactness.py', 'devices.py', 'theano_script.py',
-          'placement.py', 'updates.py', 'dispatch.py', 'startup.py', 'half_precision.py', 'overlap.py')
+          'placement.py', 'updates.py', 'dispatch.py', 'startup.py', 'half_precision.py', 'over_ranks.py')
 
 
 @pytest.mark.parametrize('script', [*QUICK, *(pytest.param(script, marks=pytest.mark.slow) for script in OTHERS)])

@@ -100,12 +100,13 @@ def test_replicas_on_devices(contexts, kind, name):
 
 
 @pytest.mark.mpi
-def test_ranks(tmp_path):
+@pytest.mark.parametrize('update_on', ['auto', pytest.param('sharded', marks=pytest.mark.slow)])
+def test_ranks(update_on, tmp_path):
     """Two processes, each with a replica over two contexts."""
     with theano.configparser.change_flags(floatX='float64'):
         outputs, values = plain('several_losses', SIZES, 'float64')
         launch(2, 'placed', tmp_path / 'ranks.npz', 'a->cpu;b->cpu;c->cpu;d->cpu', 'several_losses', *SIZES,
-               flags=INTERPRETED.replace('float32', 'float64'))
+               flags=INTERPRETED.replace('float32', 'float64') + ',mgpu.update_on=' + update_on)
         assert_close(arrays(tmp_path / 'ranks.npz'), sum(outputs, []) + values + [np.array(2)])
 
 

@@ -122,9 +122,11 @@ def test_random_draws_are_those_of_one_process_with_as_many_contexts(tmp_path):
 @pytest.mark.opencl
 @pytest.mark.cuda
 @pytest.mark.slow
-def test_gpus(one_context, tmp_path):
+@pytest.mark.parametrize('flags', ['', ',mgpu.update_on=sharded', ',mgpu.overlap=True'])
+def test_gpus(flags, one_context, tmp_path):
     """Ranks on OpenCL (or CUDA) contexts."""
-    launch(2, 'train', tmp_path / 'ranks.npz', context_map('gpu', 2), 'plain', 'compiled')
+    launch(2, 'train', tmp_path / 'ranks.npz', context_map('gpu', 2), 'plain', 'compiled',
+           flags='floatX=float32' + flags)
     assert_same(tmp_path / 'ranks.npz', one_context, 1e-5)
 
 

@@ -24,8 +24,8 @@ OWN_FLAGS = {
                      'With several processes: seconds that one waits for another in a step before it fails; ten '
                      'times as long where others may compile or read a file. 0 means no limit.'),
     'mgpu.update_on': ('auto', ('auto', 'device', 'sharded', 'host'),
-                       'Where new parameters are computed: on each context (device); each on one of the contexts of a '
-                       'process, which sends it to the others (sharded); or once on the host, which then sends them '
+                       'Where new parameters are computed: on each context (device); each on one of the contexts, '
+                       'which sends it to the others (sharded); or once on the host, which then sends them '
                        '(host). The last two are for devices that are short of memory for the state of the optimizer. '
                        'auto is host where all contexts are on the CPU.'),
     'mgpu.exchange': ('float32', ('float32', 'float16'),

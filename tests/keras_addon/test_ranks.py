@@ -33,9 +33,10 @@ def assert_same_history(ours, theirs, tolerance=1e-5):
         np.testing.assert_allclose(ours[name], theirs[name], rtol=tolerance)
 
 
-def test_fit_is_that_of_one_process(tmp_path):
+@pytest.mark.parametrize('update_on', ['host', 'sharded'])
+def test_fit_is_that_of_one_process(update_on, tmp_path):
     ranks, one = str(tmp_path / 'ranks'), str(tmp_path / 'one')
-    done = launch(2, 'fit', ranks, 'a->cpu;b->cpu', job=JOBS, flags=INTERPRETED)
+    done = launch(2, 'fit', ranks, 'a->cpu;b->cpu', job=JOBS, flags=INTERPRETED + ',mgpu.update_on=' + update_on)
     launch(1, 'fit', one, 'a->cpu;b->cpu', job=JOBS, flags=INTERPRETED)
     assert_same(arrays(ranks + '.0.npz'), arrays(one + '.0.npz'), 1e-5)
     for rank in range(2):
@@ -44,18 +45,22 @@ def test_fit_is_that_of_one_process(tmp_path):
     assert done.stdout.count('Epoch 1/4') == 1
     with open(ranks + '.csv') as f, open(one + '.csv') as g:
         assert len(f.readlines()) == len(g.readlines()) == 5
-    for name in ('.h5', '.best.h5'):
+    for name in ('.h5', '.best.h5', '.alone.h5'):
         keras.models.load_model(ranks + name)
     saved = keras.models.load_model(ranks + '.h5')
-    np.testing.assert_array_equal(saved.get_weights()[0], arrays(ranks + '.0.npz')[0])
+    of_saved = saved.get_weights() + saved.optimizer.get_weights()
+    for ours, theirs in zip(of_saved, arrays(ranks + '.0.npz')):
+        np.testing.assert_array_equal(ours, theirs)
     assert not [name for name in os.listdir(str(tmp_path)) if 'unfinished' in name]
 
 
 @pytest.mark.slow
-def test_a_killed_fit_goes_on_from_its_last_checkpoint(tmp_path):
+@pytest.mark.parametrize('update_on', ['auto', 'sharded'])
+def test_a_killed_fit_goes_on_from_its_last_checkpoint(update_on, tmp_path):
     """The same weights, optimizer state, order of samples, history and log as if nothing had happened."""
     killed, whole = str(tmp_path / 'killed'), str(tmp_path / 'whole')
-    done = launch(2, 'checkpoint', killed, tmp_path / 'a.npz', 17, options=['--restarts', '2'], job=JOBS)
+    done = launch(2, 'checkpoint', killed, tmp_path / 'a.npz', 17, options=['--restarts', '2'], job=JOBS,
+                  flags='floatX=float32,mgpu.update_on=' + update_on)
     assert 'restart 1 of 2' in done.stderr and 'restart 2' not in done.stderr
     launch(1, 'checkpoint', whole, tmp_path / 'b.npz', -1, job=JOBS)
     (*ours, computed), (*theirs, all_) = arrays(killed + '.0.npz'), arrays(whole + '.0.npz')

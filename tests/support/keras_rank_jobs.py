@@ -59,6 +59,8 @@ def fit(path, contexts):
         Schedules(), callbacks.ModelCheckpoint(path + '.best.h5', save_best_only=True),
         callbacks.CSVLogger(path + '.csv'), callbacks.EarlyStopping(patience=3),
         callbacks.LambdaCallback(on_epoch_end=draw)])
+    if mgpu.rank() == 0:
+        model.save(path + '.alone.h5')
     scores = model.evaluate(X[:11], Y[:11], batch_size=4, verbose=0)
     model.fit_generator(Pieces(), epochs=2, shuffle=True, verbose=0)
     model.save(path + '.h5')
