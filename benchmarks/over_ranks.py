@@ -1,14 +1,17 @@
 #!/usr/bin/env python
-"""Time of a training step over processes with mgpu.overlap=True, and with mgpu.update_on=sharded, against neither.
+r"""Time of a training step over processes with mgpu.overlap=True, and with mgpu.update_on=sharded, against neither.
 
 The models are Keras's CNN for MNIST (1.2 million parameters, most of them in the last but one layer), and an MLP of
-four layers of 1024 units (4.0 million). A ratio below 1 means that the flag saves time. The sides take turns. To emulate a slow network on one
-machine, limit the loopback device as root (here to 1 Gb/s), and have MPI use it, as the last three commands do.
+four layers of 1024 units (4.0 million). A ratio below 1 means that the flag saves time. The sides take turns.
+
+To emulate a slow network on one machine, limit the loopback device as root (here to 1 Gb/s), and have MPI use it and
+leave the core to others while it waits, as `launch` does where mgpu.overlap is set. The last three commands do so.
 Examples:
 
   theano-mgpu launch -n 2 benchmarks/over_ranks.py
   tc qdisc add dev lo root tbf rate 1gbit burst 1mb latency 50ms
-  OMPI_MCA_btl=tcp,self OMPI_MCA_btl_tcp_if_include=lo theano-mgpu launch -n 2 benchmarks/over_ranks.py
+  OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_btl=tcp,self OMPI_MCA_btl_tcp_if_include=lo \
+    theano-mgpu launch -n 2 benchmarks/over_ranks.py
   tc qdisc del dev lo root
 """
 import argparse

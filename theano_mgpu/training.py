@@ -61,9 +61,9 @@ def training_function(inputs, loss, params, updates, outputs=(), micro_batches=N
     least_samples : int
         Samples that a sub-batch has at least, but for a batch that has fewer.
     update_on : {'auto', 'device', 'sharded', 'host'}, optional
-        Where the new values are computed. 'device': on each context. 'sharded': of each parameter on one of the contexts
-        of all processes, which alone has the state of its updates (moments) and sends the parameter to the others; the
-        values are those of 'device'. See `program.update_shares`. With several processes, all of them have to read such
+        Where the new values are computed. 'device': on each context. 'sharded': of each parameter on one context of all
+        processes, which alone has the state of its updates (moments) and sends the parameter to the others; the values
+        are those of 'device'. See `program.update_shares`. With several processes, all of them have to read such
         a state at the same place. 'host': once on the host, from which each context
         then gets the parameters. The last two are for devices that are short of memory. 'auto' is 'host' where all
         contexts are of kind ``cpu``, which share arrays without a copy, else 'device'. The flag ``mgpu.update_on`` by
