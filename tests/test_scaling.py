@@ -134,11 +134,11 @@ def test_devices_that_share_hardware_take_turns():
     assert scaling.speedup(COSTS, 2, 100, sharing=2) < 1
 
 
-def test_an_update_is_divided_among_the_devices_of_a_host():
+def test_an_update_is_divided_among_all_devices():
     divided = COSTS._replace(divides_update=True)
-    for n, devices in [(1, 1), (2, 2), (8, HOSTS.per_host)]:
+    for n in (1, 2, 8):
         assert scaling.step_parts(divided, n, 800, HOSTS) == dict(
-            scaling.step_parts(COSTS, n, 800, HOSTS), update=pytest.approx(COSTS.update_s / devices))
+            scaling.step_parts(COSTS, n, 800, HOSTS), update=pytest.approx(COSTS.update_s / n))
 
 
 def test_half_precision_halves_what_goes_between_hosts():

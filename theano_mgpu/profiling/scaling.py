@@ -6,7 +6,7 @@ A step of n devices on b samples takes the sum of
     dispatch  o + (d-1) l + s f      a process's own work; each further launch; a device's time without samples
     compute   s c ceil(b / n)        the only part that shrinks with n
     exchange  an all_reduce          see links.py; nothing for a single device
-    update    s u                    each device does the whole update; s u / d if it is divided among those of a host
+    update    s u                    each device does the whole update; s u / n if it is divided among them
 
 with d devices on a host, and s devices that share one piece of hardware: `cpu` contexts of one process run one after
 the other, so s = n for them.
@@ -47,7 +47,7 @@ class Costs(namedtuple('Costs', 'fixed_s sample_s update_s n_bytes input_s host_
     reduce_bytes_per_s : float
         Bytes of gradients that the host adds a second (gamma).
     divides_update : bool
-        Whether each device of a host computes a part of the update, as with ``update_on='sharded'``. What is exchanged
+        Whether each device computes a part of the update, as with ``update_on='sharded'``. What is exchanged
         has as many bytes then: each device gets its part of the gradients, and the new parameters of all parts.
     """
 
@@ -127,7 +127,7 @@ def step_parts(costs, n, batch, network=None, scheme='host', sharing=1):
             'dispatch': costs.host_s + (devices - 1) * costs.launch_s + sharing * costs.fixed_s,
             'compute': sharing * costs.sample_s * -(-batch // n),
             'exchange': exchange,
-            'update': sharing * costs.update_s / (devices if costs.divides_update else 1)}
+            'update': sharing * costs.update_s / (n if costs.divides_update else 1)}
 
 
 def _checked(n, batch, network):

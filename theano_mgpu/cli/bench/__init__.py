@@ -49,7 +49,7 @@ speedup / N, is then at least 70 %%. The prediction for 2 to 1024 devices comes 
 theano_mgpu/profiling/scaling.py and links.py): the measured costs of a step, on devices that share no hardware, and
 the latency and bandwidth of --link. Its columns are three ways to add gradients: through the host, as this package
 does; a ring of all devices; hierarchical, within a host, then between hosts. Measurement and prediction follow the
-flags mgpu.update_on and mgpu.exchange.
+flags mgpu.update_on and mgpu.exchange; of mgpu.overlap, and of a placed model, only the measurement does.
 
 links:
 %s

@@ -10,8 +10,8 @@ REMEDIES = {
     'compute': 'more devices shorten that',
     'dispatch': 'each step has this cost whatever its size; a larger batch spreads it over more samples',
     'exchange': 'a larger batch spreads the exchange over more samples',
-    'update': 'each device updates all parameters; mgpu.update_on=sharded divides that among those of a process, and a '
-              'larger batch spreads it over more samples',
+    'update': 'each device updates all parameters; mgpu.update_on=sharded divides that among them, and a larger '
+              'batch spreads it over more samples',
     'input': 'give samples that are float32 already, or use --sharded ranks that read their own samples',
 }
 
