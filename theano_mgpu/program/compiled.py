@@ -102,10 +102,10 @@ class CompiledProgram:
         self._sizes = bytes_of_gradients(self.exchanges, options.params, rest) if self.overlaps else {}
         self.stages = [(stage, self._stage(i, stage, given, own)) for i, stage in enumerate(program.stages)
                        if stage.outputs]
-        self._divided, self._read_by_shares = [[] for _ in range(ranks.size)], []
+        self._shares_of_ranks, self._read_by_shares = [[] for _ in range(ranks.size)], []
         self.parts = self._parts(given, rest, update_on)
         self.divided, self.owners, self.in_half = None, {}, set()
-        if any(self._divided):
+        if any(self._shares_of_ranks):
             self._divide(rest)
         if options.params and self._all_ranks('exchange', 'float16'):
             made = ancestors([rest[param] for param in options.params if param in rest])
@@ -114,13 +114,13 @@ class CompiledProgram:
 
     def _divide(self, new):
         """Plan what ranks send each other of an update that they divide."""
-        divided = sum(self._divided, [])
+        divided = sum(self._shares_of_ranks, [])
         others = [variable for stage in self.program.stages for variable in stage.outputs]
         others += [value for variable, value in new.items() if variable not in divided]
         others += [output.variable for output in self.results]
         others = set(ancestors(others))
-        self.divided = DividedUpdate(self._ranks, self._divided, others)
-        read = [set(ancestors([new[variable] for variable in share])) for share in self._divided]
+        self.divided = DividedUpdate(self._ranks, self._shares_of_ranks, others)
+        read = [set(ancestors([new[variable] for variable in share])) for share in self._shares_of_ranks]
         for variable in (exchange.variable for exchange in self.exchanges):
             ranks = [rank for rank, variables in enumerate(read) if variable in variables]
             if len(ranks) == 1 and variable.ndim and variable not in others:
@@ -230,7 +230,7 @@ class CompiledProgram:
         of_ranks = shares_of_ranks(shares, counts)
         if self._ranks.size > 1:
             self._check_update(variables, new)
-            for all_of_rank, some in zip(self._divided, of_ranks):
+            for all_of_rank, some in zip(self._shares_of_ranks, of_ranks):
                 all_of_rank += sum(some, [])
         return common, of_ranks[self._ranks.rank]
 
