@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 ARGS ?=
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-cuda test-nvrtc test-pythons bench clean
+.PHONY: help setup demo test test-slow test-cuda test-nvrtc test-pythons test-packages bench clean
 
 help: ## list the targets
 	@echo 'make demo and make test install what they need: no other command has to run first.'
@@ -30,6 +30,9 @@ test-nvrtc: setup ## compile every kernel of make test-cuda with NVIDIA's own co
 
 test-pythons: ## install into a plain venv of each CPython 3.8 to 3.11 found here, and smoke-test it
 	@.ci/test-pythons
+
+test-packages: setup ## build the sdist and the wheel, and install each where there is no checkout
+	@.ci/test-packages
 
 bench: setup ## measure what a step over contexts costs, as in benchmarks/RESULTS.md
 	@$(PY) benchmarks/step_overhead.py --models cnn mlp small $(ARGS)

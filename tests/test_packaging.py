@@ -1,0 +1,36 @@
+"""What is shipped: one version everywhere, and a source distribution with all files. `make test-packages` installs it."""
+import re
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import theano_mgpu
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_one_version():
+    version = theano_mgpu.__version__
+    released = re.search(r'^## (\S+)', (ROOT / 'CHANGELOG.md').read_text(), flags=re.MULTILINE).group(1)
+    cited = re.search(r'^version: (\S+)', (ROOT / 'CITATION.cff').read_text(), flags=re.MULTILINE).group(1)
+    assert released == cited == version
+
+
+def test_the_source_distribution_has_every_file(tmp_path):
+    if not (ROOT / '.git').exists():
+        pytest.skip('this is no git checkout, so that nothing lists its files')
+    tracked = subprocess.run(['git', 'ls-files'], cwd=str(ROOT), check=True, stdout=subprocess.PIPE, text=True).stdout
+    folder = tmp_path / 'source'  # a copy: setuptools writes beside setup.py
+    for name in tracked.splitlines():
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes((ROOT / name).read_bytes())
+    subprocess.run([sys.executable, 'setup.py', '-q', 'sdist', '-d', str(tmp_path)], cwd=str(folder), check=True,
+                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    archive, = tmp_path.glob('*.tar.gz')
+    with tarfile.open(str(archive)) as tar:
+        packed = {name.partition('/')[2] for name in tar.getnames()}
+    assert not set(tracked.split('\n')) - {''} - packed
