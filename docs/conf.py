@@ -44,13 +44,14 @@ autodoc_inherit_docstrings = False
 napoleon_google_docstring = False
 napoleon_use_rtype = False
 napoleon_preprocess_types = True  # links the types of parameters
-napoleon_type_aliases = {name.rpartition('.')[2]: ':py:class:`~%s`' % name for name in (
-    'numpy.ndarray', 'theano_mgpu.Context',
-    'theano_mgpu.enabling.report.FunctionReport', 'theano_mgpu.enabling.report.FunctionUsage',
-    'theano_mgpu.graphs.audit.Audit', 'theano_mgpu.graphs.audit.OpPlacement', 'theano_mgpu.keras.balancing.Balance', 'theano_mgpu.keras.balancing.Cost',
-    'theano_mgpu.keras.report.Report', 'theano_mgpu.keras.report.Usage',
-    'theano_mgpu.parallel_function.ParallelFunction', 'theano_mgpu.profiling.timeline.Timings',
-    'theano_mgpu.training.TrainingFunction', 'theano_mgpu.verification.certificate.Certificate', 'theano_mgpu.verification.certificate.Row')}
+napoleon_type_aliases = {name.rpartition('.')[2]: ':py:class:`~%s`' % name for name in """
+    numpy.ndarray theano_mgpu.Context
+    theano_mgpu.training.TrainingFunction theano_mgpu.parallel_function.ParallelFunction
+    theano_mgpu.profiling.timeline.Timings theano_mgpu.graphs.audit.Audit theano_mgpu.graphs.audit.OpPlacement
+    theano_mgpu.verification.certificate.Certificate theano_mgpu.verification.certificate.Row
+    theano_mgpu.enabling.report.FunctionReport theano_mgpu.enabling.report.FunctionUsage
+    theano_mgpu.keras.report.Report theano_mgpu.keras.report.Usage
+    theano_mgpu.keras.balancing.Balance theano_mgpu.keras.balancing.Cost""".split()}
 
 # Kept here, because the documentation is built without a network. They list the objects that our docstrings name.
 intersphinx_mapping = {'python': ('https://docs.python.org/3/', 'docs/inventories/python.txt'),
@@ -62,7 +63,8 @@ nitpick_ignore_regex = [
     # Their documentation has no inventory that is still kept.
     ('py:class', r'(theano|keras)\..*|SharedVariable'),
     # Words of a type, not names.
-    ('py:class', r'array_like|callable|context manager|iterable|iterator|of list|lists|pairs|these|scalar theano.Variable'),
+    ('py:class', r'array_like|callable|context manager|iterable|iterator|of list|lists|pairs|these'),
+    ('py:class', r'scalar theano\.Variable'),
 ]
 
 

@@ -1,4 +1,4 @@
-"""The reference has every public name, and their docstrings name each parameter, what is returned and what is raised."""
+"""The reference has each public name. Docstrings name each parameter, what is returned and what is raised."""
 import ast
 import importlib
 import inspect

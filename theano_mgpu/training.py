@@ -61,8 +61,8 @@ def training_function(inputs, loss, params, updates, outputs=(), micro_batches=N
         Where the new values are computed. 'device': on each context. 'sharded': of each parameter on one context of the
         process, which alone has the state of its updates (moments) and sends the parameter to the others; the values
         are bitwise those of 'device'. 'host': once on the host, from which each context then gets the parameters. The
-        last two are for devices that are short of memory. 'auto' is 'host' where all contexts are of kind ``cpu``, which
-        share arrays without a copy, else 'device'. By default the flag ``mgpu.update_on``.
+        last two are for devices that are short of memory. 'auto' is 'host' where all contexts are of kind ``cpu``,
+        which share arrays without a copy, else 'device'. By default the flag ``mgpu.update_on``.
     broadcast, givens, contexts, executor, mode, name, allow_input_downcast, sharded
         As for `mgpu.function`.
 

@@ -9,7 +9,7 @@ from ..errors import GraphError
 ON_CONTEXT, ON_HOST, ON_WRONG_CONTEXT = 'context', 'host', 'wrong context'
 
 OpPlacement = namedtuple('OpPlacement', 'op where context')
-OpPlacement.__doc__ = """One op: the Theano `op`, `where` it runs (see `audit`), and the name of its function's `context`."""
+OpPlacement.__doc__ = """One Theano `op`, `where` it runs (see `audit`), and the name of its `context`."""
 
 
 class Audit(list):
@@ -44,7 +44,8 @@ def audit(function):
     Parameters
     ----------
     function : callable
-        What `mgpu.function` or `mgpu.training_function` returned; or the train, test or predict function of a Keras model over contexts: ``model.train_function``.
+        What `mgpu.function` or `mgpu.training_function` returned; or the train, test or predict function of a
+        Keras model over contexts: ``model.train_function``.
 
     Returns
     -------

@@ -195,7 +195,7 @@ class Predictor:
         Returns
         -------
         iterator of ndarray, or of list of ndarray
-            The outputs of each batch, in the order of the batches; a list if `outputs` is one; or a PredictionError. With several ranks, rank 0
+            The outputs of each batch, in the order of the batches, or a PredictionError. With several ranks, rank 0
             reads `batches` and yields the outputs; the others only compute.
 
         Raises
