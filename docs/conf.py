@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-os.environ.update(COLUMNS='100', THEANO_FLAGS='', KERAS_BACKEND='theano')  # texts of --help do not depend on the user's
+os.environ.update(COLUMNS='90', THEANO_FLAGS='', KERAS_BACKEND='theano')  # texts of --help do not depend on the user's
 
 import theano_mgpu  # noqa: E402
 from theano_mgpu.cli import COMMANDS  # noqa: E402
@@ -73,7 +73,7 @@ def commands():
     sub = argparse.ArgumentParser(prog='theano-mgpu').add_subparsers()
     for command in COMMANDS:
         command.add_parser(sub)
-    return '\n'.join('## %s\n\n```\n%s```\n' % (name, parser.format_help()) for name, parser in sub.choices.items())
+    return '\n'.join('## %s\n\n```text\n%s```\n' % (name, parser.format_help()) for name, parser in sub.choices.items())
 
 
 def flags():
@@ -108,11 +108,18 @@ def fill(app, page, source):
             source[0] = source[0].replace(mark, text())
 
 
-def name_package(app, what, name, thing, options, lines):
-    """Docstrings call the package mgpu, as users do; links need its full name."""
-    lines[:] = [re.sub(r'(?<!`)`mgpu\.(\w+)`(?!`)', r'`mgpu.\1 <theano_mgpu.\1>`', line) for line in lines]
+def prepare(app, what, name, thing, options, lines):
+    """Docstrings call the package mgpu, as users do; links need its full name. Napoleon takes one error a line."""
+    text = re.sub(r'(?<!`)`mgpu\.(\w+)`(?!`)', r'`mgpu.\1 <theano_mgpu.\1>`', '\n'.join(lines))
+    lines[:] = re.sub(r'^(\w+Error(?:, \w+Error)+)\n((?:    .*\n)+)', one_by_one, text + '\n', flags=re.M).split('\n')
+
+
+def one_by_one(found):
+    """Entries of a section Raises for errors that have one together."""
+    errors, text = found.groups()
+    return ''.join('%s\n%s' % (error, text) for error in errors.split(', '))
 
 
 def setup(app):
     app.connect('source-read', fill)
-    app.connect('autodoc-process-docstring', name_package, priority=400)  # before napoleon
+    app.connect('autodoc-process-docstring', prepare, priority=400)  # before napoleon
