@@ -27,6 +27,7 @@ root_doc = 'docs/index'
 include_patterns = ['README.md', 'ARCHITECTURE.md', 'CONTRIBUTING.md', 'CHANGELOG.md', 'docs/**.md',
                     'examples/README.md', 'benchmarks/RESULTS.md']
 exclude_patterns = ['.*', 'build', 'dist']  # only to be quicker: what they hold is not included above
+smartquotes = False  # messages of errors are quoted as they are
 highlight_language = 'none'                 # indented blocks are commands, and what they print
 
 html_theme = 'furo'     # takes nothing from other hosts, and is readable on phones
