@@ -53,7 +53,7 @@ def verify(model, x, y, gpus=None, sample_weight=None, tolerance=None):
     Raises
     ------
     ValueError
-        If the model is not compiled.
+        If the model is not compiled, or `gpus` asks for contexts that do not exist.
     """
     if not model._is_compiled:
         raise ValueError('the model %s is not compiled, so there is no step to compare: call its compile(optimizer, '
