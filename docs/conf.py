@@ -10,7 +10,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-os.environ.update(COLUMNS='90', THEANO_FLAGS='', KERAS_BACKEND='theano')  # texts of --help do not depend on the user's
+# The pages do not depend on the user's settings.
+os.environ.update(COLUMNS='90', THEANO_FLAGS='', KERAS_BACKEND='theano')
 
 import theano_mgpu  # noqa: E402
 from theano_mgpu.cli import COMMANDS  # noqa: E402
@@ -27,8 +28,8 @@ root_doc = 'docs/index'
 include_patterns = ['README.md', 'ARCHITECTURE.md', 'CONTRIBUTING.md', 'CHANGELOG.md', 'docs/**.md',
                     'examples/README.md', 'benchmarks/RESULTS.md']
 exclude_patterns = ['.*', 'build', 'dist']  # only to be quicker: what they hold is not included above
-smartquotes = False  # messages of errors are quoted as they are
-highlight_language = 'none'                 # indented blocks are commands, and what they print
+smartquotes = False          # messages of errors are quoted as they are
+highlight_language = 'none'  # indented blocks are commands, and what they print
 
 html_theme = 'furo'     # takes nothing from other hosts, and is readable on phones
 html_static_path = ['style.css']
@@ -54,7 +55,7 @@ napoleon_type_aliases = {name.rpartition('.')[2]: ':py:class:`~%s`' % name for n
     theano_mgpu.keras.report.Report theano_mgpu.keras.report.Usage
     theano_mgpu.keras.balancing.Balance theano_mgpu.keras.balancing.Cost""".split()}
 
-# Kept here, because the documentation is built without a network. They list the objects that our docstrings name.
+# Plain text, kept here, because the documentation is built without a network. It lists what our docstrings name.
 intersphinx_mapping = {'python': ('https://docs.python.org/3/', 'docs/inventories/python.txt'),
                        'numpy': ('https://numpy.org/doc/1.24/', 'docs/inventories/numpy.txt')}
 default_role = 'py:obj'

@@ -24,7 +24,7 @@ def text_of(page):
 
 def names(options, option):
     """The names that an option of a directive lists."""
-    return re.findall(r'[\w]+', ''.join(re.findall(r':%s:(.*)' % option, options)))
+    return re.findall(r'\w+', ''.join(re.findall(r':%s:(.*)' % option, options)))
 
 
 def shown():
