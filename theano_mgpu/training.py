@@ -60,9 +60,10 @@ def training_function(inputs, loss, params, updates, outputs=(), micro_batches=N
     update_on : {'auto', 'device', 'sharded', 'host'}, optional
         Where the new values are computed. 'device': on each context. 'sharded': of each parameter on one context of the
         process, which alone has the state of its updates (moments) and sends the parameter to the others; the values
-        are bitwise those of 'device'. 'host': once on the host, from which each context then gets the parameters. The
-        last two are for devices that are short of memory. 'auto' is 'host' where all contexts are of kind ``cpu``,
-        which share arrays without a copy, else 'device'. By default the flag ``mgpu.update_on``.
+        are bitwise those of 'device'. See `program.update_shares`. 'host': once on the host, from which each context
+        then gets the parameters. The last two are for devices that are short of memory. 'auto' is 'host' where all
+        contexts are of kind ``cpu``, which share arrays without a copy, else 'device'. The flag ``mgpu.update_on`` by
+        default.
     broadcast, givens, contexts, executor, mode, name, allow_input_downcast, sharded
         As for `mgpu.function`.
 
@@ -215,10 +216,9 @@ class TrainingFunction(DataParallel):
         ----------
         path : str
             Written whole or not at all; what it held before stays as ``path + '.previous'``. With several processes,
-            all of them have to call it: the first one writes, and the others wait until it has.
+            all have to call it: the first one writes, and the others wait until it has.
         allow_nan : bool
-            Write a state that is not finite, too. Otherwise a warning names the variables that are infinite or not a
-            number, and the file stays as it is.
+            Write a state that is not finite, too. Otherwise a warning names what is not, and the file stays as it is.
 
         Raises
         ------
@@ -252,8 +252,7 @@ class TrainingFunction(DataParallel):
         Parameters
         ----------
         path : str
-            An .npz file, always a whole one. Each checkpoint replaces the one before, which stays as
-            ``path + '.previous'`` and is taken where the file turns out to be damaged.
+            An .npz file, always whole. The checkpoint before stays as ``path + '.previous'``, for a damaged file.
         every : int
             Completed steps between checkpoints, at least 1: what a crash can lose. An error completes no step.
         allow_nan : bool
