@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 ARGS ?=
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-cuda test-nvrtc test-pythons bench docs clean
+.PHONY: help setup demo test test-slow test-cuda test-nvrtc test-pythons bench clean
 
 help: ## list the targets
 	@echo 'make demo and make test install what they need: no other command has to run first.'
@@ -34,6 +34,7 @@ test-pythons: ## install into a plain venv of each CPython 3.8 to 3.11 found her
 bench: setup ## measure what a step over contexts costs, as in benchmarks/RESULTS.md
 	@$(PY) benchmarks/step_overhead.py --models cnn mlp small $(ARGS)
 
+.PHONY: docs
 docs: setup ## build the documentation into build/docs; a warning is an error
 	@THEANO_FLAGS= $(PY) -m sphinx -q -c docs -b html -d build/doctrees -W --keep-going -n $(ARGS) . build/docs
 	@echo 'built: build/docs/index.html'
