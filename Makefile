@@ -37,6 +37,11 @@ test-packages: setup ## build the sdist and the wheel, and install each where th
 bench: setup ## measure what a step over contexts costs, as in benchmarks/RESULTS.md
 	@$(PY) benchmarks/step_overhead.py --models cnn mlp small $(ARGS)
 
+.PHONY: docs
+docs: setup ## build the documentation into build/docs; a warning is an error
+	@THEANO_FLAGS= $(PY) -m sphinx -q -c docs -b html -d build/doctrees -W --keep-going -n $(ARGS) . build/docs
+	@echo 'built: build/docs/index.html'
+
 clean: ## remove what was built; .venv stays
 	@rm -rf build dist theano_mgpu.egg-info .pytest_cache .ruff_cache
 	@find theano_mgpu tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -1,4 +1,5 @@
 """The documents are right: their code runs, and the commands, files and sections that they name exist."""
+import argparse
 import json
 import os
 import re
@@ -7,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from theano_mgpu.cli import make_parser
+from theano_mgpu.cli import COMMANDS, make_parser
 
 import pytest
 
@@ -15,6 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 GUIDE = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob('docs/guide/*.md'))
 DOCUMENTS = ['README.md', 'ARCHITECTURE.md', 'CONTRIBUTING.md', 'CHANGELOG.md', 'docs/cuda.md',
              'docs/upstream_tests.md', 'examples/README.md'] + GUIDE
+SITE = ['docs/index.md'] + sorted(str(path.relative_to(ROOT)) for path in ROOT.glob('docs/reference/*.md'))
 SAME = 'same answer: the largest difference is'
 
 
@@ -30,6 +32,14 @@ def commands(document):
     """Command lines of a document without their comments: indented lines, joined where one ends with a backslash."""
     lines = re.findall(r'^    (.*)$', text_of(document).replace('\\\n', ''), flags=re.MULTILINE)
     return [line.split(' #')[0].strip() for line in lines]
+
+
+def parsers():
+    """The parser of each command of theano-mgpu, by its name."""
+    sub = argparse.ArgumentParser(prog='theano-mgpu').add_subparsers()
+    for command in COMMANDS:
+        command.add_parser(sub)
+    return sub.choices
 
 
 def prose(document):
@@ -90,19 +100,37 @@ def test_every_python_block_is_found():
         assert text.count('```') == 2 * len(python_blocks(document)) and '    import ' not in text, document
 
 
-@pytest.mark.parametrize('document', DOCUMENTS)
+def parse_command(line):
+    """Parse what a line passes to theano-mgpu, if it calls it; exits for an unknown command or option."""
+    found = re.search(r'(?:^| )(?:\.venv/bin/)?theano-mgpu (.*?)(?: > .*|   .*)?$', line)
+    if found:
+        make_parser().parse_args(shlex.split(found.group(1)))
+    return bool(found)
+
+
+@pytest.mark.parametrize('document', DOCUMENTS + SITE)
 def test_commands_exist(document):
     targets = re.findall(r'^([a-z-]+):', (ROOT / 'Makefile').read_text(), flags=re.MULTILINE)
     for line in commands(document):
-        if line.startswith('.venv/bin/theano-mgpu '):
-            make_parser().parse_args(shlex.split(line.split(' > ')[0])[1:])  # exits for an unknown command or option
+        parse_command(line)
         if line.startswith('make '):
             assert line.split()[1] in targets, line
+    if document != 'CONTRIBUTING.md':  # whose example is a command that does not exist
+        assert set(re.findall(r'`theano-mgpu ([a-z]+)', text_of(document))) <= set(parsers())
     for target in re.findall(r'`(?:\w+=\S+ )*make ([a-z-]+)', text_of(document)):
         assert target in targets, target
 
 
-@pytest.mark.parametrize('document', DOCUMENTS)
+def test_examples_in_help_texts_exist():
+    n_parsed = 0
+    for name, parser in parsers().items():
+        lines = re.findall(r'^  (.*theano-mgpu .*)$', parser.format_help().partition('examples:')[2], re.MULTILINE)
+        assert lines, name
+        n_parsed += sum(map(parse_command, lines))
+    assert n_parsed > 20
+
+
+@pytest.mark.parametrize('document', DOCUMENTS + SITE)
 def test_links_lead_somewhere(document):
     for target, anchor in re.findall(r'\]\(([^)#\s]*)(?:#([^)\s]+))?\)', prose(document)):
         if target.startswith('http'):
@@ -113,7 +141,7 @@ def test_links_lead_somewhere(document):
             assert anchor in anchors(os.path.relpath(str(path), str(ROOT))), '%s#%s' % (target, anchor)
 
 
-@pytest.mark.parametrize('document', DOCUMENTS)
+@pytest.mark.parametrize('document', DOCUMENTS + SITE)
 def test_files_named_exist(document):
     """Paths from the root, such as `theano_mgpu/training.py`; in commands, too."""
     folders = r'(?<![\w/.-])((?:theano_mgpu|tests|benchmarks|examples|docs|\.ci)/[\w./-]*\w)'

@@ -235,7 +235,7 @@ class DataParallel:
 
         Parameters
         ----------
-        args, kwargs
+        *args, **kwargs : array_like
             Of a call. With several processes, each makes the same one.
         tolerance : float, optional
             The largest relative difference that counts as rounding: 1e-5 for float32, 1e-10 for float64.

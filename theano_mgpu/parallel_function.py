@@ -21,7 +21,7 @@ def function(inputs, outputs=None, reduce=None, updates=None, samples=None, broa
 
     Parameters
     ----------
-    inputs : list of (theano.Variable or theano.In)
+    inputs : list of theano.Variable or theano.In
         Each has samples along axis 0, but for scalars, and what `samples` and `broadcast` say. Where none has, the
         batch is what the graph slices from shared data sets by an input, such as ``X[index * 20:(index + 1) * 20]``;
         each context has a copy of the data set, and slices its own part.
@@ -29,7 +29,7 @@ def function(inputs, outputs=None, reduce=None, updates=None, samples=None, broa
     reduce : {None, 'gather', 'mean', 'sum'} or list of these
         Not needed: each output is that of the whole batch, by what the graph says. 'gather' is an error for an output
         without rows of single samples; 'mean' and 'sum' for one that has them. A list has one entry an output.
-    updates : dict, or list of pairs, of SharedVariable and theano.Variable
+    updates : dict of SharedVariable to theano.Variable, or list of pairs
         New values of shared variables, of any dependence on the batch: as for `theano.function`.
     samples : dict of theano.Variable to int, optional
         The inputs that have samples, and along which axis: ``{x: 1, mask: 1, labels: 0}`` for time-major sequences.
@@ -152,12 +152,12 @@ class ParallelFunction(DataParallel):
     Parameters
     ----------
     inputs, outputs : list of theano.Variable
-    updates : dict, or list of pairs, of SharedVariable and theano.Variable
+    updates : dict of SharedVariable to theano.Variable, or list of pairs
         New values, besides the default updates of the graph.
     pack : callable, optional
         What a call makes of the list of its results.
-    options
-        Those of `Options`.
+    **options
+        Those of `mgpu.function`.
     """
 
     def __init__(self, inputs, outputs, updates=None, pack=list, **options):
@@ -165,5 +165,23 @@ class ParallelFunction(DataParallel):
         self._pack = pack
 
     def __call__(self, *args, **kwargs):
-        """Run the function on a batch; arguments as for a compiled `theano.function`."""
+        """Run the function on a batch.
+
+        Parameters
+        ----------
+        *args, **kwargs : array_like
+            The inputs, in their order or by name, as for a `theano.function`.
+
+        Returns
+        -------
+        ndarray, list of ndarray, or dict of str to ndarray
+            As `outputs` was given. Samples are in the order of the batch.
+
+        Raises
+        ------
+        BatchError
+            If the arguments cannot be split into sub-batches.
+        ReplicaError, RankError
+            If a context, or another process, fails. Nothing is changed then, as after any other error.
+        """
         return self._pack(self.step(args, kwargs))

@@ -22,9 +22,8 @@ def training_function(inputs, loss, params, updates, outputs=(), micro_batches=N
                       recompute=None):
     """Compile one training step of a model over every context.
 
-    A call splits the batch into sub-batches, computes loss and gradients of each on its context,
-    adds the gradients on the host, and applies the same update on every context. The result is
-    that of one device on the whole batch, to rounding.
+    A call splits the batch into sub-batches, computes loss and gradients of each on its context, adds the gradients on
+    the host, and applies the same update on every context. The result is that of one device, to rounding.
 
     Parameters
     ----------
@@ -35,25 +34,23 @@ def training_function(inputs, loss, params, updates, outputs=(), micro_batches=N
         normalisation, replicas exchange that within the step. A loss that cannot be computed in parts is computed
         whole on the first context, and a warning says why.
     params : list of theano.compile.SharedVariable
-        What is trained. They stay the truth: `get_value` gives the trained value, `set_value` reaches
-        every replica before the next step, and other Theano functions over them see current values.
+        What is trained. They stay the truth: `get_value` gives the trained value, `set_value` reaches every replica
+        before the next step, and other Theano functions over them see current values.
     updates : callable
-        ``updates(gradients)`` or ``updates(gradients, params)``, given the averaged gradients as
-        Theano variables; returns the updates as for `theano.function`, a dict or list of pairs.
-        Those of Lasagne fit: ``lasagne.updates.adam``, or ``functools.partial(lasagne.updates.sgd,
-        learning_rate=0.1)``.
-    outputs : list of theano.Variable or (theano.Variable, str)
+        ``updates(gradients)`` or ``updates(gradients, params)``, given the averaged gradients as Theano variables;
+        returns the updates as for `theano.function`, a dict or list of pairs. Those of Lasagne fit:
+        ``lasagne.updates.adam``, or ``functools.partial(lasagne.updates.sgd, learning_rate=0.1)``.
+    outputs : list of theano.Variable or pairs
         Further outputs, of the whole batch. ``(output, 'mean')`` and ``(output, 'sum')`` are the same, and an error
         if the output has rows of single samples.
     micro_batches : int, optional
-        Slices that each sub-batch is computed in, one after the other, so that a batch that does
-        not fit on a device trains. Gradients are accumulated exactly. On a model that `device` places on several
-        contexts they are a pipeline: while one context computes a slice, the others compute other slices. The flag
-        ``mgpu.micro_batches``, 1, by default.
+        Slices that each sub-batch is computed in, one after the other, so that a batch that does not fit on a device
+        trains. Gradients are accumulated exactly. On a model that `device` places on several contexts they are a
+        pipeline: while one context computes a slice, the others compute other slices. By default the flag
+        ``mgpu.micro_batches``, 1.
     recompute : bool, optional
-        Of such a model: whether the backward pass of each context computes its forward pass again, so that the
-        results of the forward pass need not be kept until then. Saves memory, takes time. The flag
-        ``mgpu.recompute``, False, by default.
+        Of such a model: whether the backward pass of each context computes its forward pass again, instead of keeping
+        its results. Saves memory, takes time. By default the flag ``mgpu.recompute``, False.
     batch_updates : dict of SharedVariable to theano.Variable, optional
         Further new values, which may depend on the batch: counts, running averages.
     check_finite : bool
@@ -83,8 +80,7 @@ def training_function(inputs, loss, params, updates, outputs=(), micro_batches=N
 
     Notes
     -----
-    The scheme is synchronous data parallelism. Random numbers are those of one device: each replica draws those of
-    the whole batch, and takes its rows.
+    The scheme is synchronous data parallelism. Random numbers are those of one device.
 
     Examples
     --------
@@ -117,8 +113,13 @@ class TrainingFunction(DataParallel):
     inputs, loss, params, updates, batch_updates, check_finite
         As for `training_function`.
     outputs : list of theano.Variable
-    options
-        Those of `Options`.
+    **options
+        The others of `training_function`.
+
+    Raises
+    ------
+    GraphError
+        If a variable gets a new value by `updates`, and another one by `batch_updates`.
     """
 
     def __init__(self, inputs, loss, params, updates, outputs=(), batch_updates=None, check_finite=False, **options):
@@ -144,7 +145,23 @@ class TrainingFunction(DataParallel):
         self._checkpoint = self._checkpoint_lock = None
 
     def __call__(self, *args, **kwargs):
-        """Train on one batch; returns the loss, or a list of loss and outputs."""
+        """Train on one batch.
+
+        Parameters
+        ----------
+        *args, **kwargs : array_like
+            The inputs, in their order or by name, as for a `theano.function`.
+
+        Returns
+        -------
+        ndarray, or list of ndarray
+            The loss of the whole batch, an array of shape (); or a list of it and the outputs.
+
+        Raises
+        ------
+        BatchError, NonFiniteError, ReplicaError, RankError
+            Nothing is changed then, as after any other error.
+        """
         outputs = self.step(args, kwargs)[:self._n_outputs]
         self._note_completed()
         return outputs if len(outputs) > 1 else outputs[0]
@@ -154,21 +171,17 @@ class TrainingFunction(DataParallel):
 
         Parameters
         ----------
-        batches : iterable of (tuple of ndarray, or ndarray)
+        batches : iterable of tuple of ndarray, or iterable of ndarray
             The arguments of each call; an array where there is one input.
         ahead : bool, optional
-            Take, split and send the next batch while the devices compute. By default that is done for a list or tuple
-            of batches. An iterator is asked for each batch in its turn, since its code may read the weights, or set
-            a learning rate; with ``ahead=True`` it is asked a step earlier, and such code is an MgpuError.
+            Take, split and send the next batch while the devices compute: the default for a list or tuple of batches.
+            An iterator is asked for each batch in its turn, since its code may read the weights, or set a learning
+            rate; with ``ahead=True`` it is asked a step earlier, and such code is an MgpuError.
 
         Yields
         ------
         ndarray or list
             What the call returned.
-
-        Examples
-        --------
-        ``for loss in step.over(batches(epoch)): ...``
         """
         if ahead is None:
             ahead = isinstance(batches, (list, tuple))
@@ -204,10 +217,9 @@ class TrainingFunction(DataParallel):
         ----------
         path : str
             Written whole or not at all; what it held before stays as ``path + '.previous'``. With several processes,
-            all of them have to call it: the first one writes, and the others wait until it has.
+            all have to call it: the first one writes, and the others wait until it has.
         allow_nan : bool
-            Write a state that is not finite, too. Otherwise a warning names the variables that are infinite or not a
-            number, and the file stays as it is.
+            Write a state that is not finite, too. Otherwise a warning names what is not, and the file stays as it is.
 
         Raises
         ------
@@ -223,7 +235,10 @@ class TrainingFunction(DataParallel):
     def load(self, path):
         """Load what `save` wrote, into a function of the same model; nothing is changed on an error.
 
-        Where the file is damaged, the state before it is loaded from ``path + '.previous'``, with a warning.
+        Parameters
+        ----------
+        path : str
+            An .npz file. If it is damaged, the state before it is loaded from ``path + '.previous'``, with a warning.
 
         Raises
         ------
@@ -238,11 +253,9 @@ class TrainingFunction(DataParallel):
         Parameters
         ----------
         path : str
-            An .npz file, always a whole one. Each checkpoint replaces the one before, which stays as
-            ``path + '.previous'`` and is taken where the file turns out to be damaged.
+            An .npz file, always whole. The checkpoint before stays as ``path + '.previous'``, for a damaged file.
         every : int
-            Completed steps between checkpoints, at least 1: what a crash can lose. A call that raises an error
-            completes no step.
+            Completed steps between checkpoints, at least 1: what a crash can lose. An error completes no step.
         allow_nan : bool
             As for `save`.
 

@@ -6,6 +6,9 @@ from . import discovery
 
 Context = namedtuple('Context', 'name device kind')
 Context.__doc__ = """One context: its `name`, its `device`, the device's `kind` (cuda, opencl, cpu)."""
+Context.name.__doc__ = "str: Theano's name for the device, such as ``'dev0'``."
+Context.device.__doc__ = "str: ``'cuda0'``, ``'opencl0:1'`` (platform and device) or ``'cpu'``."
+Context.kind.__doc__ = "str: ``'cuda'``, ``'opencl'`` or ``'cpu'``."
 
 HOST = Context('the host', 'cpu', 'cpu')  # what belongs to no replica is computed there
 

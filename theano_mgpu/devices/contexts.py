@@ -138,6 +138,11 @@ def contexts():
     Returns
     -------
     list of Context
+
+    Raises
+    ------
+    ContextError
+        As for `init`, if the configured contexts cannot be opened.
     """
     return list(_active) if _active else init()
 

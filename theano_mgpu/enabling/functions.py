@@ -27,7 +27,7 @@ def enable(contexts=None, strict=False, verify=False, always=False, tell=warn):
 
     Parameters
     ----------
-    contexts : list of (str or Context), or callable, optional
+    contexts : list of str or Context, or callable, optional
         As for `mgpu.function`; all by default. A callable returns them, and is called with the first function.
     strict : bool
         Raise a GraphError for a function that has a batch and cannot be computed in parts, and at once for flags with
@@ -44,6 +44,13 @@ def enable(contexts=None, strict=False, verify=False, always=False, tell=warn):
     -------
     FunctionReport
         Where each function ran, and why. Print it.
+
+    Raises
+    ------
+    ContextError
+        If one of the contexts is not mapped, or its device cannot be opened.
+    GraphError
+        With `strict`, for a flag with which results are not those of one device.
 
     Examples
     --------

@@ -9,6 +9,7 @@ from ..errors import GraphError
 ON_CONTEXT, ON_HOST, ON_WRONG_CONTEXT = 'context', 'host', 'wrong context'
 
 OpPlacement = namedtuple('OpPlacement', 'op where context')
+OpPlacement.__doc__ = """One Theano `op`, `where` it runs (see `audit`), and the name of its `context`."""
 
 
 class Audit(list):
@@ -42,8 +43,9 @@ def audit(function):
 
     Parameters
     ----------
-    function : mgpu.function, mgpu.training_function, or one compiled by `graph.compile_for`
-        Or the train, test or predict function of a Keras model over contexts: ``model.train_function``.
+    function : callable
+        What `mgpu.function` or `mgpu.training_function` returned; or the train, test or predict function of a
+        Keras model over contexts: ``model.train_function``.
 
     Returns
     -------

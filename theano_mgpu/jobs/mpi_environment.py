@@ -24,12 +24,24 @@ def _number(position, default):
 
 
 def rank():
-    """Number of this process in its MPI job; 0 outside of a job."""
+    """Number of this process in its MPI job.
+
+    Returns
+    -------
+    int
+        From 0; 0 outside of a job.
+    """
     return _number(0, 0)
 
 
 def size():
-    """Number of processes in the MPI job of this process; 1 outside of a job."""
+    """Number of processes in the MPI job of this process.
+
+    Returns
+    -------
+    int
+        1 outside of a job.
+    """
     return _number(1, 1)
 
 

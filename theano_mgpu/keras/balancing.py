@@ -34,10 +34,12 @@ Cost.__doc__ = """What a layer costs: its name, seconds of a forward and a backw
 class Balance(dict):
     """The device of each layer, by name, as `place` takes it. Print it.
 
-    Attributes
+    Parameters
     ----------
     costs : list of Cost
-        In the order of the layers.
+        What each layer costs, in their order.
+    devices : list of str
+        The context of each layer.
     """
 
     def __init__(self, costs, devices):

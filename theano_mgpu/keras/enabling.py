@@ -61,6 +61,8 @@ def enable(gpus=None, strict=False, verify=False, always=False, tell=warn):
     ------
     ContextError
         If `gpus` asks for contexts that do not exist.
+    GraphError
+        With `strict`, for a flag with which results are not those of one device.
 
     Notes
     -----

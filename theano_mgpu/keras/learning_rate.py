@@ -55,7 +55,21 @@ class LearningRateWarmup(keras.callbacks.Callback):
         return self.momentum_correction and hasattr(self.model.optimizer, 'momentum')
 
     def at(self, base, batch, n_batches):
-        """The learning rate in a batch, counted from 0, of the batches in which it grows; `base` is the first one."""
+        """The learning rate in a batch.
+
+        Parameters
+        ----------
+        base : float
+            The learning rate before it grows.
+        batch : int
+            Counted from 0.
+        n_batches : int
+            Batches in which it grows.
+
+        Returns
+        -------
+        float
+        """
         return base * (1 + (self.factor - 1) * min(1, batch / n_batches))
 
     def on_train_begin(self, logs=None):

@@ -28,7 +28,7 @@ def place(model, devices):
     model : keras.Model
         Built. Functions over contexts that it has, or that another model with its layers has, such as that of
         `multi_gpu_model`, are made again for the next batch; the state of the optimizer stays.
-    devices : dict of str to (str or Context)
+    devices : dict of str to str or Context
         Names of layers, or patterns as in `fnmatch`, and where they go, as for `device`: ``{'block1_*': 'dev0',
         'fc*': 'dev1'}``. If several match a layer, the last one counts. A nested model stands for all of its layers,
         but those that are named, too; one of its layers has the name ``'model_1/dense_2'``, or ``'dense_2'``.

@@ -89,6 +89,8 @@ class Predictor(predictor.Predictor):
         ------
         PredictionError
             If a batch fails; its ``index`` says which.
+        ValueError
+            If `x` is a generator, or is a Sequence and `batch_size` is given, or `batch_size` is not positive.
         """
         self._check_use()
         if isinstance(x, keras.utils.Sequence):
@@ -108,12 +110,45 @@ class Predictor(predictor.Predictor):
         return rows[0] if len(rows) == 1 else rows
 
     def predict_proba(self, x, batch_size=None, verbose=0):
-        """As `keras.Sequential.predict_proba`."""
+        """Predict as `predict` does, for a model that is Sequential, as in Keras.
+
+        Parameters
+        ----------
+        x, batch_size, verbose
+            As for `predict`.
+
+        Returns
+        -------
+        ndarray
+            One row for each sample.
+
+        Raises
+        ------
+        AttributeError
+            If the model is not a `keras.Sequential`.
+        """
         self._check_sequential('predict_proba')
         return self.predict(x, batch_size, verbose)
 
     def predict_classes(self, x, batch_size=None, verbose=0):
-        """As `keras.Sequential.predict_classes`: an integer for each sample; 0 or 1 if there is one output unit."""
+        """Predict the class of each sample, for a model that is Sequential, as in Keras.
+
+        Parameters
+        ----------
+        x, batch_size, verbose
+            As for `predict`.
+
+        Returns
+        -------
+        ndarray of int
+            Of shape (samples,), the number of the largest output; if there is one output unit, of shape (samples, 1),
+            1 where it is above 0.5.
+
+        Raises
+        ------
+        AttributeError
+            If the model is not a `keras.Sequential`.
+        """
         self._check_sequential('predict_classes')
         probabilities = self.predict(x, batch_size, verbose)
         if not len(probabilities):

@@ -38,9 +38,9 @@ def verify(model, x, y, gpus=None, sample_weight=None, tolerance=None):
     ----------
     model : keras.Model
         A compiled model, or what `multi_gpu_model` returned. Its state is restored.
-    x, y, sample_weight
+    x, y, sample_weight : ndarray, or list or dict of ndarray
         One batch, as for ``model.train_on_batch``.
-    gpus
+    gpus : int, list of int or str, or None
         As for `multi_gpu_model`; by default the contexts that the model runs over, or all.
     tolerance : float, optional
         The largest relative difference that counts as rounding: 1e-5 for float32, 1e-10 for float64.
@@ -53,7 +53,7 @@ def verify(model, x, y, gpus=None, sample_weight=None, tolerance=None):
     Raises
     ------
     ValueError
-        If the model is not compiled.
+        If the model is not compiled, or `gpus` asks for contexts that do not exist.
     """
     if not model._is_compiled:
         raise ValueError('the model %s is not compiled, so there is no step to compare: call its compile(optimizer, '

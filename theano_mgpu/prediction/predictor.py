@@ -45,8 +45,7 @@ class Predictor:
     replicas_per_context : int
         More than one may keep a large GPU busier if batches are small.
     prefetch : int
-        Batches that are read ahead while each replica has one. Memory holds at most `prefetch` batches plus one for
-        each replica.
+        Batches that are read ahead, besides one for each replica. Memory holds no more.
     broadcast, givens, mode, name, allow_input_downcast
         As for `mgpu.function`.
     executor : {'auto', 'serial', 'threads', 'mpi'}, optional
@@ -56,12 +55,13 @@ class Predictor:
     Attributes
     ----------
     contexts : list of Context
-    replicas : list of InferenceReplica
+    replicas : list of object
 
     Raises
     ------
-    GraphError, ContextError
-        If the graph cannot be run on the contexts, or if each call changes what the next one computes.
+    GraphError, ContextError, ValueError
+        If the graph cannot be run on the contexts; if each call changes what the next one computes; if a number is too
+        small.
 
     Notes
     -----
@@ -145,10 +145,7 @@ class Predictor:
         self.contexts, self.replicas = [], []
 
     def refresh(self):
-        """Take over the values that the shared variables have now.
-
-        Batches that `map` reads from now on are computed with them.
-        """
+        """Take over the values that the shared variables have now, for batches that are read from now on."""
         self._versions = [variable.version for variable in self._variables]
         self._weights = [variable.value() for variable in self._variables]
         self._has_warned = False
@@ -167,13 +164,15 @@ class Predictor:
 
         Returns
         -------
-        ndarray, or list of ndarray if `outputs` is a list
-            One row for each sample, in order. With several ranks, each gets all rows.
+        ndarray, or list of ndarray
+            One row for each sample, in order; a list if `outputs` is one. With several ranks, each gets all rows.
 
         Raises
         ------
         PredictionError
             If a batch fails; its ``index`` says which.
+        BatchError, ValueError
+            If the arrays have different lengths, or `batch_size` is not positive.
         """
         self._check_use()
         batch_size = chosen_batch_size(batch_size)
@@ -189,21 +188,22 @@ class Predictor:
         Parameters
         ----------
         batches : iterable
-            Of arrays; for several inputs of lists or tuples of arrays, or dicts by the inputs' names. It may be
-            endless, since `prefetch` limits how far ahead it is read.
+            Of arrays; for several inputs of lists or tuples of arrays, or dicts by the inputs' names. May be endless.
         on_error : {'raise', 'yield'}
             What to do with the error of a batch: raise it, or yield it in place of the outputs, and continue.
 
-        Yields
-        ------
-        ndarray, or list of ndarray if `outputs` is a list
-            The outputs of each batch, in the order of the batches; or a PredictionError. With several ranks, rank 0
+        Returns
+        -------
+        iterator of ndarray, or of list of ndarray
+            The outputs of each batch, in the order of the batches, or a PredictionError. With several ranks, rank 0
             reads `batches` and yields the outputs; the others only compute.
 
         Raises
         ------
         PredictionError
             If a batch fails; its ``index`` says which.
+        ValueError
+            If `on_error` is neither of these.
         """
         if on_error not in ('raise', 'yield'):
             raise ValueError("on_error=%r is neither 'raise' nor 'yield'" % (on_error,))

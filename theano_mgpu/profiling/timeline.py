@@ -61,7 +61,13 @@ class Timings:
         return self.exact or _recorder is not None
 
     def per_call(self):
-        """Seconds a call in each phase, in the order of a step."""
+        """Mean duration of each phase.
+
+        Returns
+        -------
+        dict of str to float
+            Seconds a call, by phase, in the order of a step.
+        """
         return {phase: self.seconds.get(phase, 0.0) / max(self.calls, 1) for phase in self.phases}
 
 
@@ -140,6 +146,8 @@ def timeline(path, rank=None):
         A .json file for https://ui.perfetto.dev or chrome://tracing. With several processes, rank 0 writes this file
         and each other rank writes one next to it: ``trace.json``, ``trace.rank1.json``. Processes of one host have a
         common clock.
+    rank : int, optional
+        Number of this process, if it is not that of `mgpu.rank`.
 
     Notes
     -----

@@ -11,6 +11,7 @@ from ..errors import GraphError
 TOLERANCE = {'float16': 1e-2, 'float32': 1e-5, 'float64': 1e-10}
 
 Row = namedtuple('Row', 'kind name size difference')
+Row.__doc__ = """One line of a `Certificate`, which explains its fields."""
 
 
 class Certificate:

@@ -1,0 +1,127 @@
+"""Settings of Sphinx for `make docs`.
+
+The source is the whole repository: a link between two Markdown files works in the built pages as it does on the disk.
+"""
+import argparse
+import os
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+# The pages do not depend on the user's settings.
+os.environ.update(COLUMNS='90', THEANO_FLAGS='', KERAS_BACKEND='theano')
+
+import theano_mgpu  # noqa: E402
+from theano_mgpu.cli import COMMANDS  # noqa: E402
+from theano_mgpu.config import OWN_FLAGS, Number  # noqa: E402
+from theano_mgpu.patches import PATCHES  # noqa: E402
+
+project = html_title = 'theano_mgpu'
+version = release = theano_mgpu.__version__
+copyright = author = 'theano_mgpu contributors'
+
+extensions = ['myst_parser', 'sphinx.ext.autodoc', 'sphinx.ext.autosummary', 'sphinx.ext.napoleon',
+              'sphinx.ext.intersphinx']
+root_doc = 'docs/index'
+include_patterns = ['README.md', 'ARCHITECTURE.md', 'CONTRIBUTING.md', 'CHANGELOG.md', 'docs/**.md',
+                    'examples/README.md', 'benchmarks/RESULTS.md']
+exclude_patterns = ['.*', 'build', 'dist']  # only to be quicker: what they hold is not included above
+smartquotes = False          # messages of errors are quoted as they are
+highlight_language = 'none'  # indented blocks are commands, and what they print
+
+html_theme = 'furo'     # takes nothing from other hosts, and is readable on phones
+html_static_path = ['style.css']
+html_css_files = ['style.css']
+html_additional_pages = {'index': 'to_start.html'}  # the first page is docs/index.html
+templates_path = ['templates']
+html_copy_source = False
+
+myst_heading_anchors = 4  # for links such as keras.md#checkpoints
+
+autosummary_generate = False  # its tables lead to entries on the same page
+autodoc_member_order = 'bysource'
+autodoc_inherit_docstrings = False
+napoleon_google_docstring = False
+napoleon_use_rtype = False
+napoleon_preprocess_types = True  # links the types of parameters
+napoleon_type_aliases = {name.rpartition('.')[2]: ':py:class:`~%s`' % name for name in """
+    numpy.ndarray theano_mgpu.Context
+    theano_mgpu.training.TrainingFunction theano_mgpu.parallel_function.ParallelFunction
+    theano_mgpu.profiling.timeline.Timings theano_mgpu.graphs.audit.Audit theano_mgpu.graphs.audit.OpPlacement
+    theano_mgpu.verification.certificate.Certificate theano_mgpu.verification.certificate.Row
+    theano_mgpu.enabling.report.FunctionReport theano_mgpu.enabling.report.FunctionUsage
+    theano_mgpu.keras.report.Report theano_mgpu.keras.report.Usage
+    theano_mgpu.keras.balancing.Balance theano_mgpu.keras.balancing.Cost""".split()}
+
+# Plain text, kept here, because the documentation is built without a network. It lists what our docstrings name.
+intersphinx_mapping = {'python': ('https://docs.python.org/3/', 'docs/inventories/python.txt'),
+                       'numpy': ('https://numpy.org/doc/1.24/', 'docs/inventories/numpy.txt')}
+default_role = 'py:obj'
+nitpick_ignore_regex = [
+    # Single backticks name parameters, attributes and private code, too.
+    ('py:obj', r'.*'),
+    # Their documentation has no inventory that is still kept.
+    ('py:class', r'(theano|keras)\..*|SharedVariable'),
+    # Words of a type, not names.
+    ('py:class', r'array_like|callable|context manager|iterable|iterator|of list|lists|pairs|these'),
+    ('py:class', r'scalar theano\.Variable'),
+]
+
+
+def commands():
+    """The text of --help of each command, in Markdown."""
+    sub = argparse.ArgumentParser(prog='theano-mgpu').add_subparsers()
+    for command in COMMANDS:
+        command.add_parser(sub)
+    return '\n'.join('## %s\n\n```text\n%s```\n' % (name, parser.format_help()) for name, parser in sub.choices.items())
+
+
+def flags():
+    """The package's own flags, in Markdown."""
+    found = []
+    for name, (default, allowed, text) in OWN_FLAGS.items():
+        values = 'a number of %s, at least %d' % allowed if isinstance(allowed, Number) else \
+            allowed if isinstance(allowed, str) else ', '.join('`%s`' % value for value in allowed)
+        found.append('## %s\n\n%s\n\nValues: %s. Default: %s.\n'
+                     % (name, text, values, '`%s`' % default if default != '' else 'none'))
+    return '\n'.join(found)
+
+
+def patches():
+    """The table of patches, in Markdown."""
+    rows = ['| library | versions | without the patch | applied |', '|---|---|---|---|']
+    for patch in PATCHES:
+        when = patch.when if isinstance(patch.when, str) else '%s import of %s' % (
+            type(patch.when).__name__.partition('Import')[0].lower(), ', '.join(patch.when.modules))
+        cells = patch.library, patch.versions, patch.symptom, when
+        rows.append('| %s |' % ' | '.join(re.sub(r'([|<>*_`\\])', r'\\\1', cell) for cell in cells))
+    return '\n'.join(rows)
+
+
+FILLED = {'<!-- commands -->': commands, '<!-- flags -->': flags, '<!-- patches -->': patches}
+
+
+def fill(app, page, source):
+    """Fill in what is taken from the code, so that it is nowhere twice."""
+    for mark, text in FILLED.items():
+        if mark in source[0]:
+            source[0] = source[0].replace(mark, text())
+
+
+def prepare(app, what, name, thing, options, lines):
+    """Docstrings call the package mgpu, as users do; links need its full name. Napoleon takes one error a line."""
+    text = re.sub(r'(?<!`)`mgpu\.(\w+)`(?!`)', r'`mgpu.\1 <theano_mgpu.\1>`', '\n'.join(lines))
+    lines[:] = re.sub(r'^(\w+Error(?:, \w+Error)+)\n((?:    .*\n)+)', one_by_one, text + '\n', flags=re.M).split('\n')
+
+
+def one_by_one(found):
+    """Entries of a section Raises for errors that have one together."""
+    errors, text = found.groups()
+    return ''.join('%s\n%s' % (error, text) for error in errors.split(', '))
+
+
+def setup(app):
+    app.connect('source-read', fill)
+    app.connect('autodoc-process-docstring', prepare, priority=400)  # before napoleon

@@ -1,0 +1,138 @@
+"""Draws the pictures of the documentation beside this file: `python docs/pictures/draw.py`.
+
+They are 480 pixels wide, so that their text can be read on a phone.
+"""
+from html import escape
+from pathlib import Path
+
+WIDTH = 480
+INK, GREY, PAPER = '#1f2933', '#7b8794', '#ffffff'
+BLUE, ORANGE, GREEN, PALE = '#cfe3f7', '#fbdcbc', '#cdebd3', '#eef1f4'
+COLOURS = [BLUE, ORANGE]  # of dev0 and of dev1
+
+
+class Picture:
+    """The elements of an SVG file, in pixels from the top left."""
+
+    def __init__(self, height, title):
+        self.height, self.title, self.elements = height, title, []
+
+    def box(self, x, y, width, height, text='', fill=PALE, size=14, edge=GREY):
+        """A box with lines of text in its middle."""
+        self.elements.append('<rect x="%g" y="%g" width="%g" height="%g" rx="5" fill="%s" stroke="%s"/>'
+                             % (x, y, width, height, fill, edge))
+        lines = text.split('\n')
+        for i, line in enumerate(lines):
+            self.text(x + width / 2, y + height / 2 + (i - (len(lines) - 1) / 2) * (size + 4), line, size)
+
+    def text(self, x, y, text, size=14, anchor='middle', colour=INK, weight='normal'):
+        """A line of text; `y` is its middle. Text in backticks is code."""
+        code = text.startswith('`')
+        self.elements.append(
+            '<text x="%g" y="%g" font-size="%g" text-anchor="%s" fill="%s" font-weight="%s"%s>%s</text>'
+            % (x, y + size * 0.35, size, anchor, colour, weight,
+               ' font-family="ui-monospace, Menlo, Consolas, \'DejaVu Sans Mono\', monospace"' * code,
+               escape(text.strip('`'))))
+
+    def arrow(self, *points):
+        """An arrow along some points."""
+        self.elements.append('<polyline points="%s" fill="none" stroke="%s" stroke-width="1.5" marker-end="url(#tip)"/>'
+                             % (' '.join('%g,%g' % point for point in points), INK))
+
+    def svg(self):
+        """The text of the file."""
+        return '\n'.join([
+            '<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d" '
+            'font-family="system-ui, -apple-system, \'Segoe UI\', \'DejaVu Sans\', sans-serif">'
+            % (WIDTH, self.height, WIDTH, self.height),
+            '<title>%s</title>' % escape(self.title),
+            '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+            '<path d="M0,0 L8,4 L0,8 z" fill="%s"/></marker></defs>' % INK,
+            '<rect width="%d" height="%d" rx="8" fill="%s"/>' % (WIDTH, self.height, PAPER),
+        ] + self.elements + ['</svg>', ''])
+
+
+def step():
+    """A training step over two contexts."""
+    picture = Picture(470, 'A training step over two contexts')
+    left, right, width = 120, 305, 160
+    columns = [left, right]
+    for y, name in [(104, 'scatter'), (174, 'forward,'), (192, 'backward'), (304, 'exchange'), (383, 'update')]:
+        picture.text(14, y, name, anchor='start', weight='bold')
+    picture.box(left, 18, right + width - left, 36, 'a batch of 32 samples', PALE)
+    for number, x in enumerate(columns):
+        colour, middle = COLOURS[number], x + width / 2
+        picture.arrow((middle, 54), (middle, 86))
+        picture.box(x, 86, width, 36, 'dev%d: 16 samples' % number, colour)
+        picture.arrow((middle, 122), (middle, 156))
+        picture.box(x, 156, width, 54, 'with its copy of\nthe parameters', colour)
+        picture.arrow((middle, 210), (middle, 282))
+        picture.text(middle + 8, 246, 'gradients', 13, 'start', GREY)
+        picture.arrow((middle, 324), (middle, 356))
+        picture.box(x, 356, width, 54, 'the same update\nof its copy', colour)
+    picture.box(left, 284, right + width - left, 40, 'sum of the gradients of both', GREEN)
+    picture.text(14, 442, 'After an error, no context keeps a new value.', 13, 'start', GREY)
+    return picture
+
+
+def pipeline():
+    """The clock cycles of a pipeline: two devices, four micro-batches."""
+    n_slices, cell, top = 4, 66, 62
+    picture = Picture(330, 'The clock cycles of a pipeline with two devices and four micro-batches')
+    x0 = 72
+    picture.text(14, 24, 'One batch in four slices, 0 to 3', weight='bold', anchor='start')
+    for cycle in range(n_slices + 2):
+        picture.text(x0 + cell * (cycle + 0.5), 48, str(cycle), 13, colour=GREY)
+    picture.text(14, 48, 'cycle', 13, 'start', GREY)
+    for device, name in enumerate(['dev0', 'dev1']):
+        y = top + device * 100
+        picture.text(14, y + 44, name, weight='bold', anchor='start')
+        for cycle in range(n_slices + 2):
+            x = x0 + cell * cycle
+            picture.elements.append('<rect x="%g" y="%g" width="%g" height="88" rx="5" fill="none" stroke="#d5dae0"/>'
+                                    % (x + 2, y, cell - 4))
+            forward, backward = cycle - device, cycle - 2 + device
+            if 0 <= forward < n_slices:
+                picture.box(x + 6, y + 5, cell - 12, 36, 'forw. %d' % forward, BLUE, 13)
+            if 0 <= backward < n_slices:
+                picture.box(x + 6, y + 47, cell - 12, 36, 'back. %d' % backward, ORANGE, 13)
+    picture.box(x0 + 6, 272, cell * (n_slices + 2) - 12, 36, 'then: sum of the gradients, update', GREEN)
+    return picture
+
+
+QUESTIONS = [  # of the decision page: question, the answer that ends the search, what to do then, its code
+    ('Do you only predict?', 'yes', 'Predictor', '`Predictor(model)`'),
+    ('Is one device large\nand fast enough?', 'yes', 'one device', '`python train.py`'),
+    ('Does the model fit on one\ndevice, with a small batch?', 'no', 'placement, pipeline',
+     "`with mgpu.device('dev1'):`"),
+    ('Does it fit with the state\nof its optimizer?', 'no', 'sharded update', "`update_on='sharded'`"),
+    ('Does the batch fit?', 'no', 'micro-batches', '`micro_batches=4`'),
+    ('Do devices wait for data?', 'yes', 'a part of it to each process', '`launch -n 2 --sharded`'),
+    ('Several machines, or CPUs?', 'yes', 'processes', '`launch -n 8 run train.py`'),
+]
+
+
+def choose():
+    """The decision tree."""
+    row, top, left, width, right, answer = 76, 16, 12, 214, 272, 198
+    picture = Picture(top + row * len(QUESTIONS) + 62, 'Which cut do I need? A decision tree')
+    for number, (question, ends, name, code) in enumerate(QUESTIONS):
+        y = top + row * number
+        picture.box(left, y, width, 50, question, PALE)
+        picture.arrow((left + width, y + 25), (right, y + 25))
+        picture.text((left + width + right) / 2 - 2, y + 15, ends, 12)
+        picture.box(right, y, answer, 50, '%s\n' % name, GREEN)
+        picture.text(right + answer / 2, y + 35, code, 11.5)
+        picture.arrow((left + width / 2, y + 50), (left + width / 2, y + row))
+        picture.text(left + width / 2 + 8, y + 62, 'no' if ends == 'yes' else 'yes', 12, 'start')
+    y = top + row * len(QUESTIONS)
+    picture.box(left, y, right + answer - left, 50, 'data parallel\n', GREEN)
+    picture.text(WIDTH / 2, y + 35, '`theano-mgpu run train.py`', 12)
+    return picture
+
+
+PICTURES = {'step.svg': step, 'pipeline.svg': pipeline, 'choose.svg': choose}
+
+if __name__ == '__main__':
+    for name, draw in PICTURES.items():
+        (Path(__file__).resolve().parent / name).write_text(draw().svg(), encoding='utf-8')

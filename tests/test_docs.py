@@ -1,0 +1,57 @@
+"""The documentation is built without a warning, its links lead somewhere, and its pictures are up to date."""
+import html
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+from theano_mgpu.config import OWN_FLAGS
+from theano_mgpu.patches import PATCHES
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_the_site_is_built_and_complete(tmp_path):
+    """As `make docs` does it; a reference that leads nowhere, or a page that no menu has, is a warning."""
+    options, = re.findall(r'^docs: .*\n\t@.*-m sphinx (.*)$', (ROOT / 'Makefile').read_text(), re.MULTILINE)
+    options = options.replace('build/', '%s/' % tmp_path).replace('$(ARGS)', '').split()
+    done = subprocess.run([sys.executable, '-m', 'sphinx'] + options, cwd=str(ROOT), text=True, capture_output=True,
+                          env=dict(os.environ, THEANO_FLAGS=''))
+    assert done.returncode == 0, done.stderr
+    pages = {path: path.read_text(encoding='utf-8') for path in (tmp_path / 'docs').rglob('*.html')}
+    check_links(pages)
+    check_reference({path.name: html.unescape(re.sub('<[^>]*>', '', text)) for path, text in pages.items()
+                     if path.parent.name == 'reference'})
+
+
+def check_links(pages):
+    places = {path: set(re.findall(r' id="([^"]+)"', text)) for path, text in pages.items()}
+    n_links = 0
+    for path, text in pages.items():
+        for link in re.findall(r'(?:href|src|url)="?([^"\s>]+)"', text):
+            name, _, place = html.unescape(link).partition('#')
+            if re.match(r'\w+:', name):
+                continue
+            target = Path(os.path.normpath(str(path.parent / name.partition('?')[0]))) if name else path
+            assert target.exists(), '%s: %s' % (path, link)
+            assert not place or target not in places or place in places[target], '%s: %s' % (path, link)
+            n_links += 1
+    assert n_links > 1000
+
+
+def check_reference(texts):
+    """What is taken from the code is on the pages."""
+    assert all(flag in texts['flags.html'] for flag in OWN_FLAGS)
+    assert all(patch.symptom in texts['patches.html'] for patch in PATCHES)
+    assert '--restarts R' in texts['commands.html']
+    for error in ('GraphError', 'ContextError'):  # the docstring of training_function describes them together
+        assert re.search(error + r'\s+.{1,9}If the step cannot', texts['theano_mgpu.html'])
+
+
+def test_pictures_are_up_to_date():
+    drawn = runpy.run_path(str(ROOT / 'docs' / 'pictures' / 'draw.py'))['PICTURES']
+    for name, draw in drawn.items():
+        assert draw().svg() == (ROOT / 'docs' / 'pictures' / name).read_text(encoding='utf-8'), \
+            '%s: run python docs/pictures/draw.py' % name
