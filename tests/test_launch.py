@@ -7,7 +7,7 @@ import threading
 import time
 
 from theano_mgpu.batches import scatter
-from theano_mgpu.cli import launch, main, supervise
+from theano_mgpu.cli import job_command, main, supervise
 from theano_mgpu.cli.doctor import mpi_checks
 from theano_mgpu.cli.mpirun_output import Filter
 from theano_mgpu.devices.context_map import describe
@@ -32,7 +32,7 @@ def fake_mpirun(tmp_path, monkeypatch):
     (tmp_path / 'mpirun.does').write_text('')
     monkeypatch.setenv('PATH', '%s:%s' % (tmp_path, os.environ['PATH']))
     monkeypatch.setenv('THEANO_FLAGS', 'floatX=float32,contexts=a->cuda0;b->cuda1')
-    for name in launch.THREADS:
+    for name in job_command.THREADS:
         monkeypatch.delenv(name, raising=False)
     return tmp_path
 
@@ -199,7 +199,7 @@ def test_the_report_of_a_step_is_taken_out_of_what_is_printed():
 
 @pytest.fixture
 def rank_1_of_2(monkeypatch):
-    for name, value in zip(mpi_environment.VARIABLES[0], '1212'):
+    for name, value in zip(mpi_environment.MPIRUN.variables, '1212'):
         monkeypatch.setenv(name, value)
 
 

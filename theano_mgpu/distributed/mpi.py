@@ -12,7 +12,7 @@ import numpy as np
 from theano import config
 
 from ..errors import BatchError, MgpuError, RankError
-from ..jobs import mpi_environment, rank_process
+from ..jobs import mpi_environment, mpi_library, rank_process
 from .half_precision import add_in_half
 from .meeting import TAG, Meeting
 from .process_group import ADD, COMPILE, END, GATHER, SHARE, WIDTH
@@ -37,8 +37,11 @@ def import_mpi():
     Raises
     ------
     MgpuError
-        If mpi4py or MPI's library is missing, or MPI knows of one process where the environment tells of several.
+        If mpi4py or MPI's library is missing, or MPI does not find the processes that the launcher has started.
     """
+    reason = None if 'mpi4py.MPI' in sys.modules else mpi_library.alone_under_srun()
+    if reason:
+        raise MgpuError(reason)
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -47,9 +50,7 @@ def import_mpi():
                         '--system-site-packages); or mgpu.executor=threads, so that each process trains by itself'
                         % error) from error
     if MPI.COMM_WORLD.size != mpi_environment.size():
-        raise MgpuError('the environment says that this is one of %d processes, MPI says of %d: mpi4py belongs to '
-                        'another MPI (%s) than the mpirun that started this'
-                        % (mpi_environment.size(), MPI.COMM_WORLD.size, MPI.Get_library_version().split(',')[0]))
+        raise MgpuError(mpi_library.mismatch(MPI.Get_library_version(), MPI.COMM_WORLD.size))
     return MPI
 
 

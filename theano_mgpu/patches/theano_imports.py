@@ -5,7 +5,7 @@ import os
 import sys
 import types
 
-from ..jobs import mpi_environment
+from ..jobs import mpi_environment, mpi_library
 from .import_hooks import refuse_import
 
 IMPORTED = 'MGPU_IMPORTED'  # in the environment of processes that this one starts, see theano_mgpu_first.py
@@ -47,6 +47,8 @@ def hidden_mpi():
 
 
 def _has_working_mpi():
+    if mpi_library.alone_under_srun():
+        return False
     try:
         importlib.import_module('mpi4py.MPI')
     except (ImportError, RuntimeError):  # reported when the ranks are needed: see distributed/mpi.py

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ...utils.tables import counted
 from ...utils.worker import Worker
-from ..launch import THREADS, find_mpirun
+from ..job_command import THREADS, find_mpirun
 from .measure import SETTLE, Block
 
 SCRIPT = Path(__file__).resolve().parent / 'rank.py'

@@ -5,7 +5,7 @@ import sys
 from importlib import metadata
 
 from ...errors import MgpuError
-from ..launch import find_mpirun, mpirun_options
+from ..job_command import find_mpirun, mpirun_options
 from .host_checks import OK, SKIP, WARN, Finding
 
 PROBE = """
