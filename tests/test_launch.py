@@ -9,7 +9,7 @@ import time
 from theano_mgpu.batches import scatter
 from theano_mgpu.cli import job_command, main, supervise
 from theano_mgpu.cli.doctor import mpi_checks
-from theano_mgpu.cli.mpirun_output import Filter
+from theano_mgpu.cli.launcher_output import Filter
 from theano_mgpu.devices.context_map import describe
 from theano_mgpu.devices.contexts import host_contexts, init
 from theano_mgpu.distributed import consistency

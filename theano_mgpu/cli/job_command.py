@@ -123,6 +123,18 @@ def _daemons(found, mpirun):
                     % (mpirun, found, found.scheduler, component, agent, found.scheduler))
 
 
+def starting_environment():
+    """The environment of this process, so that mpirun or srun can start from it."""
+    environment = dict(os.environ)
+    # A process that has initialised MPI without mpirun, such as a notebook with mpi4py, sets this for its children.
+    # With it, mpirun exits at once, without a message.
+    if environment.get('OMPI_MCA_ess') == 'singleton':
+        del environment['OMPI_MCA_ess']
+    if mpi_environment.in_slurm_step():
+        environment['SLURM_OVERLAP'] = '1'  # the step of srun --pty has the job's processors, and would not lend them
+    return environment
+
+
 def share_of(cores, ranks):
     """Threads of each of the ranks on a host."""
     return max(1, cores // ranks)

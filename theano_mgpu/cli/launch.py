@@ -10,7 +10,7 @@ from ..errors import MgpuError
 from ..jobs import mpi_environment
 from ..jobs.allocation import allocation
 from .config import positive
-from .job_command import THREADS, carry, choose_start
+from .job_command import THREADS, carry, choose_start, starting_environment
 from .program import add_program, check_program
 from .supervise import own_folder, run_with_restarts
 
@@ -104,11 +104,7 @@ def program_of(args):
 
 def rank_environment(args, threads):
     """The environment of the ranks: flags of theano_mgpu, numbers of threads, and settings that keep them alike."""
-    environment = dict(os.environ)
-    # A process that has initialised MPI without mpirun, such as a notebook with mpi4py, sets this for its children.
-    # With it, mpirun exits at once, without a message.
-    if environment.get('OMPI_MCA_ess') == 'singleton':
-        del environment['OMPI_MCA_ess']
+    environment = starting_environment()
     flags = config.environment_flags()
     flags['mgpu.executor'] = 'mpi'
     if args.gpus_per_process:
@@ -120,8 +116,6 @@ def rank_environment(args, threads):
     environment['THEANO_FLAGS'] = config.join_flags(flags)
     for name in THREADS:
         environment.setdefault(name, str(threads))
-    if mpi_environment.in_slurm_step():
-        environment['SLURM_OVERLAP'] = '1'  # the step of srun --pty has the job's processors, and would not lend them
     environment.setdefault('PYTHONHASHSEED', '0')  # the same order of sets, hence of ops, and the same rounding
     environment[mpi_environment.QUIET] = '1'
     return environment

@@ -39,19 +39,16 @@ def import_mpi():
     MgpuError
         If mpi4py or MPI's library is missing, or MPI does not find the processes that the launcher has started.
     """
-    reason = None if 'mpi4py.MPI' in sys.modules else mpi_library.alone_under_srun()
-    if reason:
-        raise MgpuError(reason)
     try:
-        from mpi4py import MPI
+        mpi = mpi_library.started()
     except (ImportError, RuntimeError) as error:
         raise MgpuError('several processes need mpi4py and an MPI library: %s. Debian: apt-get install '
                         'python3-mpi4py openmpi-bin (a virtual environment sees them if made with '
                         '--system-site-packages); or mgpu.executor=threads, so that each process trains by itself'
                         % error) from error
-    if MPI.COMM_WORLD.size != mpi_environment.size():
-        raise MgpuError(mpi_library.mismatch(MPI.Get_library_version(), MPI.COMM_WORLD.size))
-    return MPI
+    if mpi.COMM_WORLD.size != mpi_environment.size():
+        raise MgpuError(mpi_library.mismatch(mpi.Get_library_version(), mpi.COMM_WORLD.size))
+    return mpi
 
 
 class MpiRanks(Meeting):
@@ -249,6 +246,8 @@ class MpiRanks(Meeting):
             rank_process.abort(1)
         # Here, since nothing can look after it once Python has ended; by C, since it keeps Python's lock.
         rank_process.exit_after(config.mgpu.timeout)
+        for request in self._requests:
+            request.Free()
         self._mpi.Finalize()
 
 

@@ -9,7 +9,7 @@ SLURM, PBS, LSF, HOSTFILE = 'Slurm', 'PBS', 'LSF', 'hostfile'
 DEFAULT_HOSTFILE = 'OMPI_MCA_orte_default_hostfile'  # set in the launcher of a Kubernetes MPIJob
 
 
-class Allocation(namedtuple('Allocation', 'scheduler hosts tasks cpus')):
+class Allocation(namedtuple('Allocation', 'scheduler hosts nodes tasks cpus')):
     """Hosts, and the number of processes for each.
 
     Attributes
@@ -18,6 +18,8 @@ class Allocation(namedtuple('Allocation', 'scheduler hosts tasks cpus')):
         One of the constants of this module.
     hosts : str
         Their names, as the scheduler writes them.
+    nodes : int
+        Number of hosts. Within a step of Slurm, `tasks` are those of the step, which may have fewer.
     tasks : list of int
         For each host.
     cpus : list of int
@@ -39,9 +41,9 @@ def allocation():
     get = os.environ.get
     if get('SLURM_JOB_ID') and get('SLURM_JOB_NODELIST'):
         # As srun does without -n: one on each node.
-        tasks = per_node(get('SLURM_TASKS_PER_NODE', '1')) if get('SLURM_NTASKS') else \
-            [1] * int(get('SLURM_JOB_NUM_NODES', '1'))
-        return Allocation(SLURM, get('SLURM_JOB_NODELIST'), tasks, per_node(get('SLURM_JOB_CPUS_PER_NODE', '')))
+        nodes = int(get('SLURM_JOB_NUM_NODES', '1'))
+        tasks = per_node(get('SLURM_TASKS_PER_NODE', '1')) if get('SLURM_NTASKS') else [1] * nodes
+        return Allocation(SLURM, get('SLURM_JOB_NODELIST'), nodes, tasks, per_node(get('SLURM_JOB_CPUS_PER_NODE', '')))
     if get('PBS_JOBID') and get('PBS_NODEFILE'):
         return _listed(PBS, Counter(_lines(get('PBS_NODEFILE'))))
     if get('LSB_JOBID') and get('LSB_DJOB_HOSTFILE'):
@@ -56,7 +58,7 @@ def allocation():
 
 
 def _listed(scheduler, tasks):
-    return Allocation(scheduler, ','.join(tasks), list(tasks.values()), [])
+    return Allocation(scheduler, ','.join(tasks), len(tasks), list(tasks.values()), [])
 
 
 def _lines(path):

@@ -2,12 +2,14 @@
 
 Processes that they leave alone would each train by themselves: every one of them finds one rank.
 """
+import importlib
 import os
 import re
 import shutil
 import subprocess
 import sys
 
+from ..errors import MgpuError
 from . import mpi_environment
 from .mpi_environment import HYDRA, JSRUN, MPI_OF_SRUN, MPIRUN, PALS, PMI, SRUN
 
@@ -76,6 +78,8 @@ def type_for_srun(library, offered):
     >>> type_for_srun('Open MPI v4.1.4', 'none pmi2 pmix'), type_for_srun('MPICH Version: 4.0', 'none pmi2 pmix')
     ('pmix', 'pmi2')
     """
+    if not library:
+        return None
     words = re.findall(r'\bpm\w+', offered)
     pmix = sorted((word for word in words if word.startswith('pmix')), key=lambda word: (word != 'pmix', word))
     if not library.startswith(OPEN_MPI):
@@ -86,17 +90,42 @@ def type_for_srun(library, offered):
     return 'pmi2' if 'pmi2' in words and speaks_pmi2 else None
 
 
-def alone_under_srun():
-    """Why MPI cannot find the other tasks of this step of srun, before it is started; None if it may find them.
+def started():
+    """mpi4py's MPI, initialised.
 
-    Open MPI would end the process, with a message of its own.
+    Raises
+    ------
+    MgpuError
+        If it cannot find the other ranks. Most libraries would end the process, with a message of their own.
+    ImportError, RuntimeError
+        If mpi4py or the library is missing.
     """
-    if mpi_environment.launcher() is not SRUN or mpi_environment.size() == 1 or 'PMIX_RANK' in os.environ:
-        return None
-    library = loaded()
-    if 'PMI_RANK' in os.environ and (not library.startswith(OPEN_MPI) or type_for_srun(library, 'pmi2')):
-        return None
-    return mismatch(library, 1) if library else None
+    if 'mpi4py.MPI' in sys.modules:  # imported by the script
+        return importlib.import_module('mpi4py.MPI')
+    rc = importlib.import_module('mpi4py').rc
+    settings, rc.initialize, rc.finalize = (rc.initialize, rc.finalize), False, True
+    try:
+        mpi = importlib.import_module('mpi4py.MPI')
+    finally:
+        rc.initialize, rc.finalize = settings
+    if not mpi.Is_initialized():
+        library = mpi.Get_library_version()
+        if not can_find_ranks(library):
+            raise MgpuError(mismatch(library, None))
+        mpi.Init_thread(getattr(mpi, 'THREAD_' + rc.thread_level.upper()))
+    return mpi
+
+
+def can_find_ranks(library):
+    """Whether a library may find the other ranks of this job, as far as that is known before it starts."""
+    launcher, is_open_mpi = mpi_environment.launcher(), library.startswith(OPEN_MPI)
+    if mpi_environment.size() == 1 or launcher not in (MPIRUN, SRUN):
+        return True
+    if launcher is MPIRUN:
+        return not re.search(r'MPICH|MVAPICH|Intel\(R\) MPI', first_line(library))
+    if 'PMI_RANK' in os.environ:
+        return not is_open_mpi or type_for_srun(library, 'pmi2') is not None
+    return 'PMIX_RANK' in os.environ
 
 
 def mismatch(library, found):
@@ -106,8 +135,8 @@ def mismatch(library, found):
     ----------
     library : str
         What the library says of itself.
-    found : int
-        The number of processes that it finds.
+    found : int or None
+        The number of processes that it finds; None if it is not started, since it could not.
     """
     launcher, count = mpi_environment.launcher(), mpi_environment.size()
     if launcher is None:
@@ -118,10 +147,11 @@ def mismatch(library, found):
     if launcher is SRUN:
         kind = os.environ.get(MPI_OF_SRUN, 'none')
         given = ' without --mpi' if kind == 'none' else ' with --mpi=' + kind
-    return ('%s%s started %d processes, but the MPI library of mpi4py, %s, finds %d%s. %s. If the processes are to be '
+    return ('%s%s started %d processes, but the MPI library of mpi4py, %s, %s%s. %s. If the processes are to be '
             'independent, set THEANO_FLAGS=mgpu.executor=threads'
-            % (launcher.name, given, count, first_line(library), found,
-               ': each would train by itself' if found == 1 else '', remedy(launcher, library)))
+            % (launcher.name, given, count, first_line(library),
+               'cannot connect them' if found is None else 'finds %d' % found,
+               ': each would train by itself' if found in (None, 1) else '', remedy(launcher, library)))
 
 
 def remedy(launcher, library):

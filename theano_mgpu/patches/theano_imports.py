@@ -1,10 +1,10 @@
 """What Theano 1.0.5 imports, and what scripts import from it."""
 import contextlib
-import importlib
 import os
 import sys
 import types
 
+from ..errors import MgpuError
 from ..jobs import mpi_environment, mpi_library
 from .import_hooks import refuse_import
 
@@ -47,11 +47,9 @@ def hidden_mpi():
 
 
 def _has_working_mpi():
-    if mpi_library.alone_under_srun():
-        return False
     try:
-        importlib.import_module('mpi4py.MPI')
-    except (ImportError, RuntimeError):  # reported when the ranks are needed: see distributed/mpi.py
+        mpi_library.started()
+    except (ImportError, RuntimeError, MgpuError):  # reported when the ranks are needed: see distributed/mpi.py
         return False
     return True
 
