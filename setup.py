@@ -44,7 +44,8 @@ class BuildPy(build_py):
 KERAS = ['Keras==2.3.1', 'h5py<3.12', 'tqdm<5']  # tqdm: the bar of a prediction
 BENCH = ['scikit-learn<1.4', 'tqdm<5', 'matplotlib<3.9']
 TEST = ['pytest==8.3.5', 'pytest-timeout==2.4.0', 'pytest-xdist==3.6.1', 'ruff==0.17.5',
-        'nvidia-ml-py<14']  # its test simulates a machine without NVML
+        'nvidia-ml-py<14',  # its test simulates a machine without NVML
+        'PyYAML<7', 'jsonschema<5']  # they check examples/mpijob.yaml
 
 setup(
     name='theano_mgpu',

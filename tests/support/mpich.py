@@ -1,4 +1,5 @@
 """MPICH and an mpi4py for it, from PyPI, in a folder of their own."""
+import fcntl
 import os
 import subprocess
 import sys
@@ -13,10 +14,15 @@ ENVIRONMENT = {'PYTHONPATH': str(FOLDER / 'lib' / ('python%d.%d' % sys.version_i
 
 def install():
     """Download both, once; an error if that fails."""
-    if not (FOLDER / 'ready').exists():
-        subprocess.run([sys.executable, '-m', 'pip', 'install', '--quiet', '--no-deps', '--ignore-installed',
-                        '--prefix', str(FOLDER), 'mpich>=4,<6', 'mpi4py>=4.1,<5'], check=True)
-        (FOLDER / 'ready').touch()
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with open(FOLDER / 'ready', 'a+') as ready:  # with the version of Python that they are for
+        fcntl.flock(ready, fcntl.LOCK_EX)  # by one test process
+        ready.seek(0)
+        if ready.read() != sys.version:
+            subprocess.run([sys.executable, '-m', 'pip', 'install', '--quiet', '--no-deps', '--ignore-installed',
+                            '--prefix', str(FOLDER), 'mpich>=4,<6', 'mpi4py>=4.1,<5'], check=True)
+            ready.truncate(0)
+            ready.write(sys.version)
 
 
 def environment(**variables):
