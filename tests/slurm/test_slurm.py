@@ -165,6 +165,17 @@ def test_launch_by_mpirun_where_srun_cannot_connect_the_ranks(alone_theano, tmp_
     assert difference(tmp_path / 'ranks.npz', alone_theano) < 1e-5
 
 
+def test_launch_on_one_node_without_srun(tmp_path):
+    """As in a container."""
+    for program in ('mpirun', 'orted', 'ssh'):
+        (tmp_path / program).symlink_to('/usr/bin/' + program)
+    done = run('salloc', '--quiet', '--nodes=1', '--ntasks=2', 'env', 'PATH=%s' % tmp_path, *LAUNCH, JOBS, 'train',
+               tmp_path / 'ranks.npz', 'a->cpu', 'plain')
+    assert done.stdout == 'rank 0 trained on a\n'
+    done = run('salloc', '--quiet', '--nodes=2', '--ntasks=2', 'env', 'PATH=%s' % tmp_path, *LAUNCH, JOBS, expected=1)
+    assert 'srun is not on PATH. In a container, have srun start the container' in done.stderr
+
+
 def test_launch_within_a_step_of_one_task(tmp_path):
     """As in the shell of ``srun --pty``: that step has the processors, and a second one waited for them for ever."""
     job = [JOBS, 'train', tmp_path / 'ranks.npz', 'a->cpu', 'plain']

@@ -2,6 +2,7 @@
 import os
 import shutil
 import subprocess
+import sys
 from collections import namedtuple
 
 from ..errors import MgpuError
@@ -17,13 +18,30 @@ THREADS = ('OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS')
 # Open MPI's component that starts its daemons through the scheduler, and the scheduler's command that does so, too.
 REMOTE_STARTS = {PBS: ('tm', 'pbs_tmrsh'), LSF: ('lsf', 'blaunch')}
 
-# `words` begin the command; with `carries`, variables have to be named in it. `threads` are those of each rank.
-# `on_this_host`: all ranks.
-Start = namedtuple('Start', 'words threads carries on_this_host')
+
+
+class Start(namedtuple('Start', 'words threads carries on_this_host')):
+    """How the ranks of a job are started.
+
+    Attributes
+    ----------
+    words : list of str
+        What the command begins with.
+    threads : int
+        Of each rank.
+    carries : bool
+        Whether variables have to be named in the command, so that they reach other hosts.
+    on_this_host : bool
+        Whether all ranks are.
+    """
+
+    def command(self, environment, program):
+        """The command that runs Python with these arguments on each rank, in an environment."""
+        return self.words + carry(environment) * self.carries + [sys.executable] + program
 
 
 def choose_start(ranks, hosts, found):
-    """How the ranks of a job are started.
+    """Choose how the ranks of a job are started.
 
     Parameters
     ----------
@@ -108,19 +126,25 @@ def _daemons(found, mpirun):
     if found.scheduler == HOSTFILE:
         return []  # it reads the file; who wrote it has set up ssh
     if found.scheduler == SLURM:
-        return ['--mca', 'plm', 'slurm']
-    component, agent = REMOTE_STARTS[found.scheduler]
-    if mpi_library.has_component(mpi_library.components(mpirun), 'plm', component):
-        return ['--mca', 'plm', component]
-    pairs = list(zip(found.hosts.split(','), found.tasks))
-    if len(pairs) == 1:
-        return ['--host', 'localhost:%d' % found.tasks[0]]
-    if shutil.which(agent):
-        return ['--host', ','.join('%s:%d' % pair for pair in pairs), '--mca', 'plm', 'rsh',
-                '--mca', 'plm_rsh_agent', agent]
-    raise MgpuError("%s cannot start processes on the hosts of this allocation (%s): this Open MPI was built without "
-                    "%s's component %s, and %s is not on PATH. Load an Open MPI that was built for %s, or take one host"
-                    % (mpirun, found, found.scheduler, component, agent, found.scheduler))
+        if shutil.which('srun'):
+            return ['--mca', 'plm', 'slurm']
+        agent, lacks = None, 'srun is not on PATH'
+        advice = 'In a container, have srun start the container: srun --mpi=pmix CONTAINER python SCRIPT'
+    else:
+        component, agent = REMOTE_STARTS[found.scheduler]
+        if mpi_library.has_component(mpi_library.components(mpirun), 'plm', component):
+            return ['--mca', 'plm', component]
+        lacks = "this Open MPI was built without %s's component %s, and %s is not on PATH" \
+            % (found.scheduler, component, agent)
+        advice = 'Load an Open MPI that was built for ' + found.scheduler
+    if len(found.tasks) == 1:
+        # Slurm's name of this host may be another one, and mpirun would find no room on localhost.
+        return ['--host', 'localhost:%d' % found.tasks[0]] + ['--mca', 'ras', '^slurm'] * (found.scheduler == SLURM)
+    if agent and shutil.which(agent):
+        slots = ','.join('%s:%d' % pair for pair in zip(found.hosts.split(','), found.tasks))
+        return ['--host', slots, '--mca', 'plm', 'rsh', '--mca', 'plm_rsh_agent', agent]
+    raise MgpuError('%s cannot start processes on the hosts of this allocation (%s): %s. %s, or take one host'
+                    % (mpirun, found, lacks, advice))
 
 
 def starting_environment():
@@ -195,11 +219,13 @@ def parse_hosts(text, ranks):
 
 
 def ranks_option(ranks):
+    """Options of mpirun for the number of ranks, and the permission to run as root."""
     # Root is usual in a container.
     return ['-n', str(ranks)] + ['--allow-run-as-root'] * (os.geteuid() == 0)
 
 
 def keepalive():
+    """Options of mpirun that notice a lost host."""
     return [word for name, seconds in KEEPALIVE.items() for word in ('--mca', name, str(seconds))]
 
 

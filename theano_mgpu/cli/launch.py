@@ -3,14 +3,13 @@ import argparse
 import contextlib
 import os
 import shlex
-import sys
 
 from .. import config
 from ..errors import MgpuError
 from ..jobs import mpi_environment
 from ..jobs.allocation import allocation
 from .config import positive
-from .job_command import THREADS, carry, choose_start, starting_environment
+from .job_command import THREADS, choose_start, starting_environment
 from .program import add_program, check_program
 from .supervise import own_folder, run_with_restarts
 
@@ -80,7 +79,7 @@ def run(args):
                            ' '.join(program)))
     start = choose_start(args.ranks, args.hosts, allocation())
     environment = rank_environment(args, start.threads)
-    command = start.words + carry(environment) * start.carries + [sys.executable] + program
+    command = start.command(environment, program)
     if args.dry_run:
         print(' '.join('%s=%s' % (name, environment[name]) for name in changed(environment)))
         print(shlex.join(command))

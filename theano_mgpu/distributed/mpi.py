@@ -42,10 +42,7 @@ def import_mpi():
     try:
         mpi = mpi_library.started()
     except (ImportError, RuntimeError) as error:
-        raise MgpuError('several processes need mpi4py and an MPI library: %s. Debian: apt-get install '
-                        'python3-mpi4py openmpi-bin (a virtual environment sees them if made with '
-                        '--system-site-packages); or mgpu.executor=threads, so that each process trains by itself'
-                        % error) from error
+        raise MgpuError(mpi_library.missing(error)) from error
     if mpi.COMM_WORLD.size != mpi_environment.size():
         raise MgpuError(mpi_library.mismatch(mpi.Get_library_version(), mpi.COMM_WORLD.size))
     return mpi

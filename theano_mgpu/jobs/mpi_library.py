@@ -100,8 +100,6 @@ def started():
     ImportError, RuntimeError
         If mpi4py or the library is missing.
     """
-    if 'mpi4py.MPI' in sys.modules:  # imported by the script
-        return importlib.import_module('mpi4py.MPI')
     rc = importlib.import_module('mpi4py').rc
     settings, rc.initialize, rc.finalize = (rc.initialize, rc.finalize), False, True
     try:
@@ -126,6 +124,13 @@ def can_find_ranks(library):
     if 'PMI_RANK' in os.environ:
         return not is_open_mpi or type_for_srun(library, 'pmi2') is not None
     return 'PMIX_RANK' in os.environ
+
+
+def missing(reason):
+    """The error of several processes without mpi4py, or without the library that it loads."""
+    return ('several processes need mpi4py and an MPI library: %s. Debian: apt-get install python3-mpi4py openmpi-bin '
+            '(a virtual environment sees them if made with --system-site-packages); or mgpu.executor=threads, so that '
+            'each process trains by itself' % reason)
 
 
 def mismatch(library, found):

@@ -1,6 +1,5 @@
 """Checks of `theano-mgpu doctor`: MPI processes add a number, and find each other on the hosts that they are to use."""
 import subprocess
-import sys
 from importlib import metadata
 
 from ...errors import MgpuError
@@ -38,7 +37,7 @@ def check_mpirun(setup):
         return Finding(WARN, text, remedy)
     environment = {name: value for name, value in starting_environment().items()
                    if not name.startswith(('OMPI_COMM', 'PMIX_', 'PMI_'))}
-    command = start.words + [sys.executable, '-c', PROBE]
+    command = start.command(environment, ['-c', PROBE])
     try:
         done = subprocess.run(command, universal_newlines=True, timeout=60, env=environment, stdin=subprocess.DEVNULL,
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
