@@ -186,6 +186,15 @@ def test_what_mpirun_adds_is_left_out_but_nothing_else():
     assert Filter().passed(noise[:90], last=True) == noise[:90]
 
 
+def test_how_slurm_ends_the_other_tasks_is_left_out_but_not_why():
+    noise = (b'srun: Job step aborted: Waiting up to 7 seconds for job step to finish.\n'
+             b'slurmstepd-n1: error: *** STEP 5.0 ON n1 CANCELLED AT 2026-01-02T03:04:05 ***\n'
+             b'srun: launch/slurm: _step_signal: Terminating StepId=5.0\nsrun: Force Terminated StepId=5.0\n')
+    news = (b'srun: error: n2: task 1: Exited with exit code 1\n'
+            b'slurmstepd: error: *** STEP 5.0 ON n1 CANCELLED AT 2026-01-02T03:04:05 DUE TO TIME LIMIT ***\n')
+    assert Filter().passed(noise + news, last=True) == news
+
+
 def test_the_report_of_a_step_is_taken_out_of_what_is_printed():
     printed = b'progress 10%%\r%sprogress 20%%\r\0end' % mpi_environment.STEPPED
     for step in (1, 7, 1000):
