@@ -100,15 +100,16 @@ def hosts_file(path, *lines):
 
 
 @pytest.mark.parametrize('make,expected', [
-    (lambda path: BATCH, ('Slurm', 'n[1-2]', 2, [2, 1], [4, 4])),
+    (lambda path: BATCH, ('Slurm', 'n[1-2]', 2, [2, 1], [4, 4], 0)),
     (lambda path: {name: value for name, value in BATCH.items() if name != 'SLURM_NTASKS'},
-     ('Slurm', 'n[1-2]', 2, [1, 1], [4, 4])),
-    (lambda path: dict(PBS_JOBID='7.pbs', PBS_NODEFILE=hosts_file(path, 'a', 'a', 'b')), ('PBS', 'a,b', 2, [2, 1], [])),
+     ('Slurm', 'n[1-2]', 2, [1, 1], [4, 4], 0)),
+    (lambda path: dict(PBS_JOBID='7.pbs', PBS_NODEFILE=hosts_file(path, 'a', 'a', 'b')),
+     ('PBS', 'a,b', 2, [2, 1], [], 0)),
     (lambda path: dict(LSB_JOBID='7', LSB_DJOB_HOSTFILE=hosts_file(path, 'a', 'b', 'b')),
-     ('LSF', 'a,b', 2, [1, 2], [])),
-    (lambda path: dict(LSB_JOBID='7', LSB_MCPU_HOSTS='a 2 b 4'), ('LSF', 'a,b', 2, [2, 4], [])),
+     ('LSF', 'a,b', 2, [1, 2], [], 0)),
+    (lambda path: dict(LSB_JOBID='7', LSB_MCPU_HOSTS='a 2 b 4'), ('LSF', 'a,b', 2, [2, 4], [], 0)),
     (lambda path: dict(OMPI_MCA_orte_default_hostfile=hosts_file(path, '# hosts', 'worker-0.job slots=2', 'b:3', 'c')),
-     ('hostfile', 'worker-0.job,b,c', 3, [2, 3, 1], [])),
+     ('hostfile', 'worker-0.job,b,c', 3, [2, 3, 1], [], 0)),
     (lambda path: dict(OMPI_MCA_orte_default_hostfile=hosts_file(path, '# none')), None), (lambda path: {}, None)])
 def test_allocations(make, expected, environ, tmp_path):
     environ(**make(tmp_path / 'hosts'))
@@ -155,6 +156,9 @@ def test_the_command_in_slurm(environ, programs, capsys):
     assert 'OMP_NUM_THREADS=2 ' in environment and 'MGPU_QUIET=1' in environment and 'OVERLAP' not in environment
     assert ' --nodes=1 --ntasks=1 --cpus-per-task=4 ' in command(capsys, '-n', '1')[1]
     assert ' --nodes=2 --ntasks=8 --cpus-per-task=1 ' in command(capsys, '-n', '8')[1]
+    environ(SLURM_CPUS_PER_TASK=3)
+    assert ' --ntasks=3 --cpus-per-task=3 ' in command(capsys)[1]
+    assert ' --ntasks=2 --cpus-per-task=4 ' in command(capsys, '-n', '2')[1]
     environ(SLURM_STEP_ID='0', SLURM_STEP_NUM_TASKS='1', SLURM_STEP_TASKS_PER_NODE='1', SLURM_TASKS_PER_NODE='1')
     assert 'SLURM_OVERLAP=1' in command(capsys)[0]
 

@@ -12,7 +12,7 @@ import theano_mgpu  # noqa: F401
 import numpy as np
 import pytest
 from support import keras_rank_jobs, mpich
-from support.launch import INTERPRETED, JOBS, alone, arrays, launch
+from support.launch import INTERPRETED, JOBS, alone, arrays, command_of, launch
 
 pytestmark = pytest.mark.slurm
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -200,6 +200,17 @@ def test_a_rank_that_fails():
     assert done.returncode and len(re.findall(r'rank 1 of 2 \(host \S+, process \d+\) failed', done.stderr)) == 1
     assert 'CANCELLED' not in done.stderr and 'Job step aborted' not in done.stderr
     assert re.search(r'srun: error: n2: task 1: Exited with exit code \d', done.stderr)
+
+
+@pytest.mark.parametrize('signal,to,code', [('INT', '-', 130), ('TERM', '', 143)])
+def test_a_signal_ends_the_job(signal, to, code, tmp_path):
+    """Ctrl-C in a terminal reaches srun, too; a scheduler's signal may reach launch alone."""
+    words = shlex.join([*LAUNCH, '--restarts', '2', JOBS, 'wait', str(tmp_path)])
+    out = batch(tmp_path, 'set -m; cd %s; %s >log 2>err &\nuntil grep -q waiting log; do sleep 0.2; done\n'
+                'kill -%s -- %s$!; wait $!; echo $?\n' % (tmp_path, words, signal, to),
+                options=['--nodes=2', '--ntasks=2'])
+    assert out[-1] == str(code) and 'restart' not in (tmp_path / 'err').read_text()
+    assert not [pid for pid in os.listdir('/proc') if pid.isdecimal() and 'wait\0%s' % tmp_path in command_of(int(pid))]
 
 
 def test_the_example(alone_theano, tmp_path):

@@ -19,7 +19,6 @@ THREADS = ('OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS')
 REMOTE_STARTS = {PBS: ('tm', 'pbs_tmrsh'), LSF: ('lsf', 'blaunch')}
 
 
-
 class Start(namedtuple('Start', 'words threads carries on_this_host')):
     """How the ranks of a job are started.
 
@@ -86,8 +85,8 @@ def _without_scheduler(ranks, text):
 
 def _check_room(ranks, room, found):
     if ranks > room:
-        raise MgpuError('-n %d: the allocation (%s) has room for %d processes. Ask the scheduler for more tasks, such '
-                        'as sbatch --ntasks=%d, or leave -n out' % (ranks, found, room, ranks))
+        raise MgpuError('-n %d: the allocation (%s) has room for %d processes. Ask the scheduler for more tasks (in '
+                        'Slurm --ntasks=%d), or leave -n out' % (ranks, found, room, ranks))
 
 
 def slurm_type():
@@ -103,7 +102,7 @@ def _by_srun(ranks, found, kind):
     _check_room(ranks, max(sum(found.tasks), sum(found.cpus)), found)
     nodes = min(ranks, len(found.tasks))
     per_host = max(found.tasks) if ranks == sum(found.tasks) else -(-ranks // nodes)
-    threads = share_of(min(found.cpus or [1]), per_host)
+    threads = _threads(ranks, found, per_host, 1)
     # --unbuffered: else srun passes on whole lines only, and progress bars stand still.
     return Start([shutil.which('srun'), '--mpi=' + kind, '--nodes=%d' % nodes, '--ntasks=%d' % ranks,
                   '--cpus-per-task=%d' % threads, '--export=ALL', '--kill-on-bad-exit=1', '--quit-on-interrupt',
@@ -116,9 +115,17 @@ def _by_scheduled_mpirun(ranks, found):
     per_host = min(ranks, max(found.tasks))
     mpirun = find_mpirun()
     # The cores of this host say nothing about those of the others, and a host may be shared with other jobs.
-    words = [mpirun] + ranks_option(ranks) + _daemons(found, mpirun) + keepalive() + ['--bind-to', 'none']
-    cpus = min(found.cpus or [len(os.sched_getaffinity(0))])
-    return Start(words, share_of(cpus, per_host), True, False)
+    daemons = _daemons(found, mpirun)
+    words = [mpirun] + ranks_option(ranks) + daemons + keepalive() + ['--bind-to', 'none']
+    threads = _threads(ranks, found, per_host, len(os.sched_getaffinity(0)))
+    return Start(words, threads, True, any(word.startswith('localhost:') for word in daemons))
+
+
+def _threads(ranks, found, per_host, cores):
+    """Threads of each rank: as the user has asked the scheduler, or a share of a host's processors, or of `cores`."""
+    if found.cpus_per_task and ranks == sum(found.tasks):
+        return found.cpus_per_task
+    return share_of(min(found.cpus or [cores]), per_host)
 
 
 def _daemons(found, mpirun):

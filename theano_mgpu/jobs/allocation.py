@@ -9,7 +9,7 @@ SLURM, PBS, LSF, HOSTFILE = 'Slurm', 'PBS', 'LSF', 'hostfile'
 DEFAULT_HOSTFILE = 'OMPI_MCA_orte_default_hostfile'  # set in the launcher of a Kubernetes MPIJob
 
 
-class Allocation(namedtuple('Allocation', 'scheduler hosts nodes tasks cpus')):
+class Allocation(namedtuple('Allocation', 'scheduler hosts nodes tasks cpus cpus_per_task')):
     """Hosts, and the number of processes for each.
 
     Attributes
@@ -24,6 +24,8 @@ class Allocation(namedtuple('Allocation', 'scheduler hosts nodes tasks cpus')):
         For each host.
     cpus : list of int
         For each host; empty where the scheduler does not tell.
+    cpus_per_task : int
+        What the user has asked for; 0 if nothing, or where the scheduler does not tell.
     """
 
     def __str__(self):
@@ -43,7 +45,8 @@ def allocation():
         # As srun does without -n: one on each node.
         nodes = int(get('SLURM_JOB_NUM_NODES', '1'))
         tasks = per_node(get('SLURM_TASKS_PER_NODE', '1')) if get('SLURM_NTASKS') else [1] * nodes
-        return Allocation(SLURM, get('SLURM_JOB_NODELIST'), nodes, tasks, per_node(get('SLURM_JOB_CPUS_PER_NODE', '')))
+        return Allocation(SLURM, get('SLURM_JOB_NODELIST'), nodes, tasks, per_node(get('SLURM_JOB_CPUS_PER_NODE', '')),
+                          int(get('SLURM_CPUS_PER_TASK', '0')))
     if get('PBS_JOBID') and get('PBS_NODEFILE'):
         return _listed(PBS, Counter(_lines(get('PBS_NODEFILE'))))
     if get('LSB_JOBID') and get('LSB_DJOB_HOSTFILE'):
@@ -58,7 +61,7 @@ def allocation():
 
 
 def _listed(scheduler, tasks):
-    return Allocation(scheduler, ','.join(tasks), len(tasks), list(tasks.values()), [])
+    return Allocation(scheduler, ','.join(tasks), len(tasks), list(tasks.values()), [], 0)
 
 
 def _lines(path):
