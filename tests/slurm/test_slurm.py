@@ -76,7 +76,7 @@ def alone_keras(tmp_path_factory):
     return '%s.0.npz' % path
 
 
-def test_a_theano_loop_of_two_tasks_equals_one_process(library, alone_theano, tmp_path, record_property):
+def test_a_theano_loop_of_two_tasks_equals_one_process(library, alone_theano, tmp_path):
     mpi, variables = library
     done = srun(sys.executable, JOBS, 'train', tmp_path / 'ranks.npz', 'a->cpu', 'plain', mpi=mpi, **variables)
     assert sorted(re.findall(r'rank (\d) trained', done.stdout)) == ['0', '1'] and 'freeing' not in done.stderr
