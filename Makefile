@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 ARGS ?=
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-cuda test-nvrtc test-pythons test-packages bench clean
+.PHONY: help setup demo test test-slow test-cuda test-nvrtc test-slurm test-pythons test-packages bench clean
 
 help: ## list the targets
 	@echo 'make demo and make test install what they need: no other command has to run first.'
@@ -27,6 +27,9 @@ test-cuda: setup ## the tests on the CUDA stand-in, which runs on the CPU; DEVIC
 
 test-nvrtc: setup ## compile every kernel of make test-cuda with NVIDIA's own compiler (downloads it: 200 MB)
 	@.ci/test-nvrtc
+
+test-slurm: setup ## the tests that need a cluster, in a Slurm of two nodes that it starts on this machine (as root)
+	@$(PY) .ci/quickly .ci/test-slurm $(ARGS)
 
 test-pythons: ## install into a plain venv of each CPython 3.8 to 3.11 found here, and smoke-test it
 	@.ci/test-pythons

@@ -47,7 +47,8 @@ BENCH = ['scikit-learn<1.4', 'tqdm<5', 'matplotlib<3.9']
 DOCS = ['sphinx>=7.1,<7.2', 'myst-parser>=3,<4', 'furo>=2024.8.6,<2025']
 TEST = ['pytest==8.3.5', 'pytest-timeout==2.4.0', 'pytest-xdist==3.6.1', 'ruff==0.17.5',
         'numpydoc>=1.6,<1.8',  # checks docstrings
-        'nvidia-ml-py<14']     # its test simulates a machine without NVML
+        'nvidia-ml-py<14',     # its test simulates a machine without NVML
+        'PyYAML<7', 'jsonschema<5']  # they check examples/mpijob.yaml
 
 setup(
     name='theano_mgpu',

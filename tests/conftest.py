@@ -5,6 +5,10 @@ import os
 flags = os.environ.get('THEANO_FLAGS', '')
 if 'floatX' not in flags:
     os.environ['THEANO_FLAGS'] = ('floatX=float32,' + flags).rstrip(',')
+# These tests may themselves run in an allocation of a cluster: what they start must not take it for its own.
+for name in list(os.environ):
+    if name.startswith(('SLURM_', 'PBS_', 'LSB_', 'OMPI_MCA_orte_default_hostfile')) and name != 'SLURM_CONF':
+        del os.environ[name]
 gc.set_threshold(50_000)  # graphs are many objects: with Python's 700, looking through them takes a quarter of the time
 
 import theano_mgpu as mgpu

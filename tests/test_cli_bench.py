@@ -14,6 +14,7 @@ from theano_mgpu.cli.bench import costs as bench_costs
 from theano_mgpu.cli.bench import report
 from theano_mgpu.cli.bench.measure import Block
 from theano_mgpu.cli.bench.rank_group import RankGroup
+from theano_mgpu.jobs import mpi_environment
 from theano_mgpu.options import Options
 from theano_mgpu.profiling.links import MEMORY
 
@@ -184,7 +185,8 @@ def test_no_mpi(folder, monkeypatch):
 
 
 def test_within_a_job(folder, monkeypatch):
-    monkeypatch.setenv('OMPI_COMM_WORLD_SIZE', '2')
+    for name, value in zip(mpi_environment.MPIRUN.variables, '0202'):
+        monkeypatch.setenv(name, value)
     text, _ = bench(folder, 'small.h5', code=1)
     assert 'bench starts its own processes: run it without launch, with --ranks 2' in text
 

@@ -250,14 +250,14 @@ def test_a_context_that_computes_nonsense_or_on_the_host(monkeypatch, opencl):
 
 def test_mpi4py_that_does_not_load(monkeypatch):
     monkeypatch.setattr(host_checks.metadata, 'version', lambda name: '4.0.0')
-    monkeypatch.setattr(host_checks, 'MPI_PROBE', 'raise RuntimeError("cannot load MPI library")')
+    monkeypatch.setattr(host_checks.mpi_library, 'PROBE', 'raise RuntimeError("cannot load MPI library")')
     setup = host_checks.Setup()
     finding = host_checks.check_mpi(setup)
     assert finding.status == 'warn' and finding.text == 'cannot be imported: RuntimeError: cannot load MPI library'
     assert 'openmpi-bin' in finding.remedy
     setup.theano_error = RuntimeError('cannot load MPI library')  # Theano 1.0.5 imports mpi4py if it is installed
     assert host_checks.check_mpi(setup).status == 'fail'
-    monkeypatch.setattr(host_checks, 'MPI_PROBE', 'print("4.0.0, Open MPI v4")')
+    monkeypatch.setattr(host_checks.mpi_library, 'PROBE', 'print("4.0.0\\nOpen MPI v4")')
     assert host_checks.check_mpi(setup) == ('ok', '4.0.0, Open MPI v4', '')
 
 

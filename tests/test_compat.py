@@ -180,7 +180,7 @@ def test_a_wrong_flag_is_named():
 def test_pocl_settings_of_the_user_are_left_alone(monkeypatch, name, own, default):
     """Each rank has a cache: two that built one kernel at once met "clBuildProgram: Unknown error" now and then."""
     monkeypatch.setenv('XDG_CACHE_HOME', '/cache')
-    for variable, value in zip(mpi_environment.VARIABLES[0], '1212'):
+    for variable, value in zip(mpi_environment.MPIRUN.variables, '1212'):
         monkeypatch.setenv(variable, value)
     for setting in ('POCL_DEVICES', 'POCL_CACHE_DIR'):
         monkeypatch.setenv(setting, own)

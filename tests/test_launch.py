@@ -1,5 +1,6 @@
 """`theano-mgpu launch`: what it runs, and what it says; the jobs themselves are in test_ranks.py."""
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -7,9 +8,9 @@ import threading
 import time
 
 from theano_mgpu.batches import scatter
-from theano_mgpu.cli import launch, main, supervise
+from theano_mgpu.cli import job_command, main, supervise
 from theano_mgpu.cli.doctor import mpi_checks
-from theano_mgpu.cli.mpirun_output import Filter
+from theano_mgpu.cli.launcher_output import Filter
 from theano_mgpu.devices.context_map import describe
 from theano_mgpu.devices.contexts import host_contexts, init
 from theano_mgpu.distributed import consistency
@@ -32,7 +33,7 @@ def fake_mpirun(tmp_path, monkeypatch):
     (tmp_path / 'mpirun.does').write_text('')
     monkeypatch.setenv('PATH', '%s:%s' % (tmp_path, os.environ['PATH']))
     monkeypatch.setenv('THEANO_FLAGS', 'floatX=float32,contexts=a->cuda0;b->cuda1')
-    for name in launch.THREADS:
+    for name in job_command.THREADS:
         monkeypatch.delenv(name, raising=False)
     return tmp_path
 
@@ -193,6 +194,15 @@ def test_what_mpirun_adds_is_left_out_but_nothing_else():
     assert Filter().passed(noise[:90], last=True) == noise[:90]
 
 
+def test_how_slurm_ends_the_other_tasks_is_left_out_but_not_why():
+    noise = (b'srun: Job step aborted: Waiting up to 7 seconds for job step to finish.\n'
+             b'slurmstepd-n1: error: *** STEP 5.0 ON n1 CANCELLED AT 2026-01-02T03:04:05 ***\n'
+             b'srun: launch/slurm: _step_signal: Terminating StepId=5.0\nsrun: Force Terminated StepId=5.0\n')
+    news = (b'srun: error: n2: task 1: Exited with exit code 1\n'
+            b'slurmstepd: error: *** STEP 5.0 ON n1 CANCELLED AT 2026-01-02T03:04:05 DUE TO TIME LIMIT ***\n')
+    assert Filter().passed(noise + news, last=True) == news
+
+
 def test_the_report_of_a_step_is_taken_out_of_what_is_printed():
     printed = b'progress 10%%\r%sprogress 20%%\r\0end' % mpi_environment.STEPPED
     for step in (1, 7, 1000):
@@ -207,7 +217,7 @@ def test_the_report_of_a_step_is_taken_out_of_what_is_printed():
 
 @pytest.fixture
 def rank_1_of_2(monkeypatch):
-    for name, value in zip(mpi_environment.VARIABLES[0], '1212'):
+    for name, value in zip(mpi_environment.MPIRUN.variables, '1212'):
         monkeypatch.setenv(name, value)
 
 
@@ -261,7 +271,8 @@ def test_an_mpi_of_another_mpirun():
     code = 'from theano_mgpu.distributed.mpi import import_mpi; import_mpi()'
     env = dict(os.environ, PMI_RANK='0', PMI_SIZE='2', THEANO_FLAGS='mgpu.executor=serial')
     done = subprocess.run([sys.executable, '-c', code], env=env, capture_output=True, text=True)
-    assert 'this is one of 2 processes, MPI says of 1' in done.stderr
+    assert re.search('mpiexec that speaks PMI started 2 processes, but the MPI library of mpi4py, [^,]*, finds 1: each '
+                     'would train by itself', done.stderr)
 
 
 def test_theano_does_not_start_mpi():

@@ -5,6 +5,7 @@ with the marker, for that reason.
 """
 import functools
 import importlib.util
+import os
 import shutil
 
 import theano_mgpu  # noqa: F401
@@ -29,8 +30,12 @@ def no_compiler():
     return None if theano.config.cxx else 'Theano has no convolution without a C++ compiler'
 
 
+def no_slurm():
+    return None if os.environ.get('MGPU_SLURM') else 'no Slurm of two nodes: make test-slurm starts one'
+
+
 # Functions that return a reason, or None if nothing is missing.
-MISSING = {'opencl': no_device, 'mpi': no_mpi, 'needs_compiler': no_compiler}
+MISSING = {'opencl': no_device, 'mpi': no_mpi, 'needs_compiler': no_compiler, 'slurm': no_slurm}
 
 
 def takes_a_gpu(item):

@@ -1,4 +1,4 @@
-"""Run mpirun: restart it after errors, and end it with this process."""
+"""Run mpirun or srun: restart it after errors, and end it with this process."""
 import contextlib
 import functools
 import os
@@ -11,7 +11,7 @@ import threading
 import time
 
 from ..jobs import rank_process
-from .mpirun_output import Filter, forward
+from .launcher_output import Filter, forward
 from .output import note
 
 FOLDERS = ['OMPI_MCA_orte_%stmpdir_base' % where for where in ('', 'local_', 'remote_')]

@@ -12,7 +12,7 @@ import numpy as np
 from theano import config
 
 from ..errors import BatchError, MgpuError, RankError
-from ..jobs import mpi_environment, rank_process
+from ..jobs import mpi_environment, mpi_library, rank_process
 from .half_precision import add_in_half
 from .meeting import TAG, Meeting
 from .process_group import ADD, COMPILE, END, GATHER, SHARE, WIDTH
@@ -37,20 +37,15 @@ def import_mpi():
     Raises
     ------
     MgpuError
-        If mpi4py or MPI's library is missing, or MPI knows of one process where the environment tells of several.
+        If mpi4py or MPI's library is missing, or MPI does not find the processes that the launcher has started.
     """
     try:
-        from mpi4py import MPI
+        mpi = mpi_library.started()
     except (ImportError, RuntimeError) as error:
-        raise MgpuError('several processes need mpi4py and an MPI library: %s. Debian: apt-get install '
-                        'python3-mpi4py openmpi-bin (a virtual environment sees them if made with '
-                        '--system-site-packages); or mgpu.executor=threads, so that each process trains by itself'
-                        % error) from error
-    if MPI.COMM_WORLD.size != mpi_environment.size():
-        raise MgpuError('the environment says that this is one of %d processes, MPI says of %d: mpi4py belongs to '
-                        'another MPI (%s) than the mpirun that started this'
-                        % (mpi_environment.size(), MPI.COMM_WORLD.size, MPI.Get_library_version().split(',')[0]))
-    return MPI
+        raise MgpuError(mpi_library.missing(error)) from error
+    if mpi.COMM_WORLD.size != mpi_environment.size():
+        raise MgpuError(mpi_library.mismatch(mpi.Get_library_version(), mpi.COMM_WORLD.size))
+    return mpi
 
 
 class MpiRanks(Meeting):
@@ -257,6 +252,8 @@ class MpiRanks(Meeting):
             rank_process.abort(1)
         # Here, since nothing can look after it once Python has ended; by C, since it keeps Python's lock.
         rank_process.exit_after(config.mgpu.timeout)
+        for request in self._requests:
+            request.Free()
         self._mpi.Finalize()
 
 

@@ -1,13 +1,25 @@
-"""The rank of this process, from the environment variables that mpirun sets. MPI is not started here."""
+"""The rank of this process, from the environment variables of what started it. MPI is not started here."""
 import os
+import re
+from collections import namedtuple
 
 from .. import config
 
-# (rank, ranks, rank on this host, ranks on this host) as Open MPI, MPICH and Intel MPI, and Slurm's PMI name them.
-VARIABLES = (
-    ('OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_SIZE', 'OMPI_COMM_WORLD_LOCAL_RANK', 'OMPI_COMM_WORLD_LOCAL_SIZE'),
-    ('PMI_RANK', 'PMI_SIZE', 'MPI_LOCALRANKID', 'MPI_LOCALNRANKS'),
-)
+# What starts ranks, and the variables with (rank, ranks, rank on this host, ranks on this host).
+Launcher = namedtuple('Launcher', 'name variables')
+
+MPIRUN = Launcher("Open MPI's mpirun", ('OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_SIZE', 'OMPI_COMM_WORLD_LOCAL_RANK',
+                                        'OMPI_COMM_WORLD_LOCAL_SIZE'))
+HYDRA = Launcher('mpiexec of MPICH or Intel MPI', ('PMI_RANK', 'PMI_SIZE', 'MPI_LOCALRANKID', 'MPI_LOCALNRANKS'))
+PALS = Launcher('mpiexec of PALS', ('PMI_RANK', 'PMI_SIZE', 'PMI_LOCAL_RANK', 'PMI_LOCAL_SIZE'))
+JSRUN = Launcher("LSF's jsrun", ('JSM_NAMESPACE_RANK', 'JSM_NAMESPACE_SIZE', 'JSM_NAMESPACE_LOCAL_RANK',
+                                 'JSM_NAMESPACE_LOCAL_SIZE'))
+SRUN = Launcher("Slurm's srun", ('SLURM_PROCID', 'SLURM_STEP_NUM_TASKS', 'SLURM_LOCALID', None))
+PMI = Launcher('an mpiexec that speaks PMI', ('PMI_RANK', 'PMI_SIZE', None, None))
+# In this order: an mpirun in an allocation counts, not the srun or jsrun with which it starts its daemons. srun sets
+# PMI's variables, too, but none for the rank on a host.
+LAUNCHERS = MPIRUN, HYDRA, PALS, JSRUN, SRUN, PMI
+MPI_OF_SRUN = 'SLURM_MPI_TYPE'  # in a task of srun: what --mpi named
 QUIET = 'MGPU_QUIET'  # set by `theano-mgpu launch`: only rank 0 prints
 RANK_PROCESS = 'MGPU_RANK_PROCESS'  # process id of a rank, which it sets for the processes that it starts
 # Read once: a fork of a rank counts as that rank.
@@ -15,12 +27,49 @@ _started_by_rank = os.environ.get(RANK_PROCESS, str(os.getpid())) != str(os.getp
 STEPPED = b'\0theano_mgpu: a step is done\0'  # written to stderr once; `theano-mgpu launch` removes it
 
 
+def _value(name):
+    """The number that a variable has, or None."""
+    value = os.environ.get(name or '', '')
+    return int(value) if value.isdecimal() else None
+
+
+def per_node(text):
+    """Slurm's numbers for each node, as a list.
+
+    Examples
+    --------
+    >>> per_node('2(x3),1')
+    [2, 2, 2, 1]
+    """
+    return [int(number) for number, times in re.findall(r'(\d+)(?:\(x(\d+)\))?', text) for _ in range(int(times or 1))]
+
+
+def in_slurm_step():
+    """Whether srun started this process. A batch script, and salloc's shell, have most of Slurm's variables, too.
+
+    A batch script that was submitted from within a step has even those of that step. But it is the only task of its
+    node, and SLURM_GTIDS lists the tasks of the node.
+    """
+    step, node = _value('SLURM_STEP_ID'), _value('SLURM_NODEID')
+    tasks = per_node(os.environ.get('SLURM_STEP_TASKS_PER_NODE', ''))
+    if step is None or step >= 0xfffffff0 or node is None or node >= len(tasks):  # the latter number no srun
+        return False
+    return len(os.environ.get('SLURM_GTIDS', '').split(',')) == tasks[node]
+
+
+def launcher():
+    """What started this process as a rank: one of `LAUNCHERS`, or None outside of a job."""
+    for found in LAUNCHERS:
+        if all(_value(name) is not None for name in found.variables[:3] if name) and _value(found.variables[1]) \
+                and (found is not SRUN or in_slurm_step()):
+            return found
+    return None
+
+
 def _number(position, default):
-    for names in VARIABLES:
-        if os.environ.get(names[1], '').isdecimal():
-            value = os.environ.get(names[position], '')
-            return int(value) if value.isdecimal() else default
-    return default
+    found = launcher()
+    value = _value(found.variables[position]) if found else None
+    return default if value is None else value
 
 
 def rank():
@@ -70,4 +119,6 @@ def local_rank():
 
 def local_size():
     """Number of processes of the job on this host."""
+    if launcher() is SRUN:
+        return len(os.environ['SLURM_GTIDS'].split(','))
     return _number(3, size())

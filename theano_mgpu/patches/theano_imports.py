@@ -1,11 +1,11 @@
 """What Theano 1.0.5 imports, and what scripts import from it."""
 import contextlib
-import importlib
 import os
 import sys
 import types
 
-from ..jobs import mpi_environment
+from ..errors import MgpuError
+from ..jobs import mpi_environment, mpi_library
 from .import_hooks import refuse_import
 
 IMPORTED = 'MGPU_IMPORTED'  # in the environment of processes that this one starts, see theano_mgpu_first.py
@@ -48,8 +48,8 @@ def hidden_mpi():
 
 def _has_working_mpi():
     try:
-        importlib.import_module('mpi4py.MPI')
-    except (ImportError, RuntimeError):  # reported when the ranks are needed: see distributed/mpi.py
+        mpi_library.started()
+    except (ImportError, RuntimeError, MgpuError):  # reported when the ranks are needed: see distributed/mpi.py
         return False
     return True
 

@@ -131,7 +131,7 @@ def check(args):
             raise MgpuError('--plot %s: the picture is a PNG; give a name that ends with .png' % args.plot)
         plot.check_matplotlib()
     if args.ranks:
-        check_mpi()
+        check_mpi(args.ranks)
 
 
 def check_batch(batch_size, contexts, ranks):

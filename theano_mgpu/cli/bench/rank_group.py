@@ -5,20 +5,24 @@ import sys
 import time
 from pathlib import Path
 
+from ...errors import MgpuError
+from ...jobs import mpi_library
+from ...jobs.allocation import allocation
 from ...utils.tables import counted
 from ...utils.worker import Worker
-from ..launch import THREADS, find_mpirun
+from ..job_command import THREADS, choose_start
 from .measure import SETTLE, Block
 
 SCRIPT = Path(__file__).resolve().parent / 'rank.py'
 PACKAGES = SCRIPT.parents[3]  # the folder that theano_mgpu is in
 
 
-def check_mpi():
-    """Raise a MgpuError unless ranks can be started."""
-    from ...distributed.mpi import import_mpi
-    find_mpirun()
-    import_mpi()
+def check_mpi(n):
+    """Raise a MgpuError unless n ranks can be started."""
+    choose_start(n, None, allocation())
+    probe = mpi_library.probe()
+    if probe.returncode:
+        raise MgpuError(mpi_library.missing(probe.stderr.strip().rpartition('\n')[2]))
 
 
 def sizes_apart(batch_size, n):

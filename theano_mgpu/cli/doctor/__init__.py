@@ -4,16 +4,19 @@ import functools
 import sys
 import textwrap
 
+from ...jobs import mpi_environment, rank_process
 from ..output import print_json
 from . import cuda_checks, device_checks, host_checks, libraries, mpi_checks
 
 EPILOG = """\
 Each check is ok, FAIL (needed but broken: the exit code is 1), warn (works, but slowly or in part) or
 skip (absent, and not needed). Needed are Python, NumPy, Theano, and everything that the configured
-contexts use; each of these contexts has to compute something.
+contexts use; each of these contexts has to compute something. In an allocation of a cluster, processes are
+started on its hosts. As a process of srun or mpirun, the doctor checks whether MPI finds the others.
 
 examples:
   theano-mgpu doctor
+  srun --mpi=pmix -n 2 theano-mgpu doctor
   THEANO_FLAGS='contexts=dev0->cuda0;dev1->cuda1' theano-mgpu doctor
 """
 NAME_WIDTH = 14
@@ -30,6 +33,7 @@ def add_parser(sub):
 
 def run(args):
     """Run the checks and print each result at once; return 1 if one failed, else 0."""
+    rank_process.note_joined()  # in a job, the checks of each rank are its own
     findings = []
     for name, finding in diagnose(host_checks.Setup()):
         findings.append((name, finding))
@@ -62,7 +66,8 @@ def plan(setup):
         ('BLAS', if_theano(host_checks.check_blas)),
         ('Keras', if_theano(host_checks.check_keras)),
         ('mpi4py', host_checks.check_mpi),
-        ('mpirun', mpi_checks.check_mpirun),
+        *([('job', if_theano(mpi_checks.check_job))] if mpi_environment.size() > 1 else
+          [('mpirun', mpi_checks.check_mpirun)]),
         ('contexts', host_checks.check_map),
         ('pygpu', device_checks.check_pygpu),
         ('OpenCL devices', device_checks.check_opencl),

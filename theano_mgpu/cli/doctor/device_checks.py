@@ -125,7 +125,8 @@ def check_context(setup, context):
         with quietly():
             init(describe([context]))
             hidden = T.tanh(T.dot(x, theano.shared(b)))
-            f = function([x], [hidden, T.sum(hidden)], reduce=['gather', 'sum'], contexts=[context.name])
+            f = function([x], [hidden, T.sum(hidden)], reduce=['gather', 'sum'], contexts=[context.name],
+                         executor='serial')  # on this rank alone, if it is one
             results = f(a)
     except Exception as error:
         return Finding(FAIL, first_line(error), remedy)

@@ -5,7 +5,6 @@ it is at most a warning. Theano is imported by the checks, not here: it may be b
 """
 import configparser
 import re
-import subprocess
 import sys
 import tempfile
 from collections import namedtuple
@@ -17,6 +16,7 @@ from ... import config
 from ...devices.context_map import describe
 from ...devices.contexts import configured
 from ...errors import MgpuError, ReplicaError
+from ...jobs import mpi_library
 from ..output import quietly
 
 OK, WARN, FAIL, SKIP = 'ok', 'warn', 'fail', 'skip'
@@ -36,13 +36,6 @@ static PyObject* answer(PyObject*, PyObject*) { return PyLong_FromLong(twice(21)
 static PyMethodDef methods[] = {{"answer", answer, METH_NOARGS, ""}, {NULL, NULL, 0, NULL}};
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "mgpu_probe", NULL, -1, methods};
 PyMODINIT_FUNC PyInit_mgpu_probe(void) { return PyModule_Create(&module); }
-"""
-# MPI must not start in this process: outside mpirun some implementations abort.
-MPI_PROBE = """
-import mpi4py
-mpi4py.rc.initialize = False
-from mpi4py import MPI
-print(mpi4py.__version__ + ', ' + MPI.Get_library_version().splitlines()[0].rstrip('\\0'))
 """
 
 
@@ -205,15 +198,15 @@ def check_mpi(setup):
         metadata.version('mpi4py')
     except metadata.PackageNotFoundError:
         return Finding(SKIP, 'not installed; optional, for several processes')
-    probe = subprocess.run([sys.executable, '-c', MPI_PROBE], universal_newlines=True, timeout=60,
-                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    probe = mpi_library.probe()  # in a process of its own: outside mpirun some implementations abort
     if probe.returncode:
         # Theano imports mpi4py if it is installed, and handles only an ImportError.
         messages = re.findall(r'^\w*Error: .*', probe.stderr, re.M) or probe.stderr.strip().splitlines()[-1:]
         return broken(setup.theano_error is not None, 'cannot be imported: ' + ' '.join(messages[-1:]),
                       'Debian: apt-get install openmpi-bin libopenmpi-dev. Or remove it: '
                       'python -m pip uninstall mpi4py')
-    return Finding(OK, probe.stdout.strip())
+    version, _, library = probe.stdout.partition('\n')
+    return Finding(OK, '%s, %s' % (version, library.partition('\n')[0]))
 
 
 def random_matrices():

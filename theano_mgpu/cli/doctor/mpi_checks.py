@@ -1,42 +1,79 @@
-"""A check of `theano-mgpu doctor`: two MPI processes add a number."""
-import os
+"""Checks of `theano-mgpu doctor`: MPI processes add a number, and find each other on the hosts that they are to use."""
 import subprocess
-import sys
 from importlib import metadata
 
 from ...errors import MgpuError
-from ..launch import find_mpirun, mpirun_options
-from .host_checks import OK, SKIP, WARN, Finding
+from ...jobs import mpi_environment, mpi_library
+from ...jobs.allocation import allocation
+from ..job_command import choose_start, starting_environment
+from .host_checks import FAIL, OK, SKIP, WARN, Finding
 
+# Two nodes of a test's Slurm have one host name.
 PROBE = """
+import os, socket
 from mpi4py import MPI
-total = MPI.COMM_WORLD.allreduce(MPI.COMM_WORLD.rank + 1)
-if MPI.COMM_WORLD.rank == 0:
-    print('size %d, total %d' % (MPI.COMM_WORLD.size, total))
+ranks = MPI.COMM_WORLD
+hosts = set(ranks.allgather(os.environ.get('SLURMD_NODENAME') or socket.gethostname()))
+total = ranks.allreduce(ranks.rank + 1)
+if ranks.rank == 0:
+    print('size %d, total %d, hosts %d' % (ranks.size, total, len(hosts)))
 """
+SPREAD = 'Start them with theano-mgpu launch; or see srun --ntasks-per-node, and leave out --host of mpirun'
 
 
 def check_mpirun(setup):
-    """Start two ranks on this host; at most a warning, since nothing else needs them."""
+    """Start ranks: two on this host, or those of the allocation; at most a warning, since nothing else needs them."""
     try:
         metadata.version('mpi4py')
-        mpirun = find_mpirun()
+        found = allocation()
+        ranks = sum(found.tasks) if found else 2
+        if ranks == 1:
+            return Finding(SKIP, 'this allocation has one task')
+        start = choose_start(ranks, None, found)
     except metadata.PackageNotFoundError:
         return Finding(SKIP, 'needs mpi4py; optional, for several processes')
     except MgpuError as error:
         text, _, remedy = str(error).partition('. ')
         return Finding(WARN, text, remedy)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(('OMPI_COMM', 'PMIX_'))}
-    command = [mpirun] + mpirun_options(2, {}, 2) + [sys.executable, '-c', PROBE]
+    environment = {name: value for name, value in starting_environment().items()
+                   if not name.startswith(('OMPI_COMM', 'PMIX_', 'PMI_'))}
+    command = start.command(environment, ['-c', PROBE])
     try:
         done = subprocess.run(command, universal_newlines=True, timeout=60, env=environment, stdin=subprocess.DEVNULL,
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     except subprocess.TimeoutExpired:
-        return Finding(WARN, 'two processes did not end within 60 s', 'Try it yourself: ' + ' '.join(command[:-1]))
-    if done.stdout.strip() != 'size 2, total 3':
+        return Finding(WARN, '%d processes did not end within 60 s' % ranks,
+                       'Try it yourself: ' + ' '.join(command[:-1]))
+    result, _, hosts = done.stdout.strip().rpartition(', hosts ')
+    if result != 'size %d, total %d' % (ranks, ranks * (ranks + 1) // 2):
         lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip('- ')]
         messages = [line for line in lines if 'Error' in line] or lines or ['no output']
-        return Finding(WARN, 'two processes cannot add a number: %s' % messages[-1],
+        return Finding(WARN, '%d processes of %s cannot add a number with %s: %s'
+                       % (ranks, start.words[0], mpi_library.first_line(mpi_library.loaded()), messages[-1]),
                        "mpirun and mpi4py must belong to the same MPI. Debian's: apt-get install openmpi-bin "
                        'python3-mpi4py')
-    return Finding(OK, '%s: two processes start and add a number' % mpirun)
+    if found and hosts == '1' and found.nodes > 1:
+        return all_on_one(ranks, found)
+    return Finding(OK, '%s: %s processes start and add a number%s'
+                   % (start.words[0], 'two' if ranks == 2 else ranks, ', on %s hosts' % hosts if found else ''))
+
+
+def all_on_one(ranks, found):
+    return Finding(WARN, 'all %d processes are on one host; the allocation has %d (%s)'
+                   % (ranks, found.nodes, found.hosts), SPREAD)
+
+
+def check_job(setup):
+    """Whether MPI finds the other processes of the job of which this process is a rank, and where they are."""
+    from ...distributed.mpi import import_mpi
+    ranks = mpi_environment.size()
+    try:
+        library = import_mpi().Get_library_version()
+    except MgpuError as error:
+        text, _, remedy = str(error).partition('. ')
+        return Finding(FAIL, text, remedy)
+    found = allocation()
+    if found and mpi_environment.local_size() == ranks and found.nodes > 1:
+        return all_on_one(ranks, found)
+    return Finding(OK, 'rank %d of %d: %s has started them, and %s finds them'
+                   % (mpi_environment.rank(), ranks, mpi_environment.launcher().name, mpi_library.first_line(library)))

@@ -1,22 +1,27 @@
-"""Filter mpirun's stderr: drop messages that repeat what a rank has reported already."""
+"""Filter the stderr of mpirun or srun: drop messages that repeat what a rank has reported already."""
 import os
+import re
 import sys
 
 from ..jobs import mpi_environment
 
 RULE = b'-' * 20  # Open MPI prints lines of dashes around its own messages
 NOISE = (b'MPI_ABORT was invoked', b'Primary job  terminated normally', b'ORTE_ERROR_LOG')
+# How Slurm ends the other tasks. It goes on after the time if there is a reason, such as DUE TO TIME LIMIT.
+SLURM_NOISE = re.compile(
+    rb'srun: (Job step aborted: Waiting|launch/slurm: _step_signal: Terminating|Force Terminated|forcing job term)|'
+    rb'slurmstepd\S*: error: \*\*\* STEP \S+ ON \S+ CANCELLED AT \S+ \*\*\*')
 
 
 class Filter:
-    """Passes bytes on as they arrive, except for messages of Open MPI that add no information.
+    """Passes bytes on as they arrive, except for messages of Open MPI and Slurm that add no information.
 
     Attributes
     ----------
     stepped : bool
         Whether rank 0 has reported a step.
     internal : bytes
-        The lines of Open MPI's log that were dropped: the only reason there is, if nothing else was passed on.
+        Single lines that were dropped: the only reason there is, if nothing else was passed on.
     any_passed : bool
 
     Examples
@@ -63,7 +68,7 @@ class Filter:
             if line.startswith(RULE):
                 block, self._block = b''.join(self._block), None
                 return b'' if any(noise in block for noise in NOISE) else block
-        elif NOISE[-1] in line:
+        elif NOISE[-1] in line or SLURM_NOISE.match(line):
             self.internal += line
         else:
             return line
