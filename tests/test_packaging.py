@@ -1,4 +1,4 @@
-"""What is shipped: one version everywhere, and a source distribution with all files. `make test-packages` installs it."""
+"""What is shipped: one version everywhere, and a source distribution with every file; see also `make test-packages`."""
 import re
 import subprocess
 import sys
