@@ -3,8 +3,8 @@
 The encoder has convolutions of 64, 128, 256 and 512 filters, each of which halves the image; the decoder mirrors it.
 The loss is the sum of squared errors of an image, the optimizer is Adam. autoencoder.py is the same without Keras.
 
-`keras.callbacks.TensorBoard` writes losses, histograms of weights, and the graph of the layers. A callback of this script
-adds six reconstructed images after each epoch.
+`keras.callbacks.TensorBoard` writes losses, histograms of weights, and the graph of the layers. A callback of this
+script adds six reconstructed images after each epoch.
 
 The digits are those of scikit-learn, scaled to 32 x 32 pixels: nothing is downloaded.
 
@@ -88,7 +88,8 @@ def main(contexts, epochs, batch, filters, dropout, samples, logs):
     with mgpu.Summary(logs) as summary:
         history = model.fit(train, train, batch_size=batch, epochs=epochs, validation_data=(test, test), verbose=2,
                             callbacks=[TensorBoard(logs, histogram_freq=1), Pictures(summary, test[:6])]).history
-    print('sum of squared errors of an image: training %.2f, test %.2f' % (history['loss'][-1], history['val_loss'][-1]))
+    print('sum of squared errors of an image: training %.2f, test %.2f'
+          % (history['loss'][-1], history['val_loss'][-1]))
     print('the mean image has %.2f' % (np.square(test - train.mean(axis=0)).sum() / len(test)))
     print('now run: tensorboard --logdir %s' % logs)
 

@@ -14,6 +14,7 @@ from .graphs.training_graph import check_reductions, loss_gradients, new_values,
 from .options import Options
 from .patches.shared_variables import watcher_of
 from .replicas.replicated import replicated
+from .utils.progress import bar
 
 
 def training_function(inputs, loss, params, updates, outputs=(), micro_batches=None, batch_updates=None,
@@ -149,7 +150,7 @@ class TrainingFunction(DataParallel):
         self._note_completed()
         return outputs if len(outputs) > 1 else outputs[0]
 
-    def over(self, batches, ahead=None):
+    def over(self, batches, ahead=None, progress=False):
         """Train on one batch after the other, as ``for batch in batches: step(*batch)`` does.
 
         Parameters
@@ -160,6 +161,8 @@ class TrainingFunction(DataParallel):
             Take, split and send the next batch while the devices compute. By default that is done for a list or tuple
             of batches. An iterator is asked for each batch in its turn, since its code may read the weights, or set
             a learning rate; with ``ahead=True`` it is asked a step earlier, and such code is an MgpuError.
+        progress : bool or str
+            Show a bar with the loss, under a title if one is given, in a terminal or a notebook. It needs tqdm.
 
         Yields
         ------
@@ -172,11 +175,17 @@ class TrainingFunction(DataParallel):
         """
         if ahead is None:
             ahead = isinstance(batches, (list, tuple))
+        total = len(batches) if hasattr(batches, '__len__') else None
         batches = Ahead(batches)
         self.look_ahead.next_batch = batches.peek if ahead else None
+        title = progress if isinstance(progress, str) else None
         try:
-            for batch in batches:
-                yield self(*batch)
+            with bar(total, progress, unit='batches', title=title) as shown:
+                for batch in batches:
+                    outputs = self(*batch)
+                    shown.set_postfix_str('loss %.4g' % (outputs[0] if isinstance(outputs, list) else outputs))
+                    shown.update(1)
+                    yield outputs
         finally:
             self.look_ahead.next_batch = None
 

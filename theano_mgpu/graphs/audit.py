@@ -5,13 +5,14 @@ from theano.gpuarray.type import GpuArrayType
 from theano.scan_module.scan_op import Scan
 
 from ..errors import GraphError
+from ..utils.tables import Printed
 
 ON_CONTEXT, ON_HOST, ON_WRONG_CONTEXT = 'context', 'host', 'wrong context'
 
 OpPlacement = namedtuple('OpPlacement', 'op where context')
 
 
-class Audit(list):
+class Audit(Printed, list):
     """List of OpPlacement (`op`, `where`, `context`); printed, a table with counts.
 
     Attributes
