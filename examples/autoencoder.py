@@ -127,7 +127,7 @@ def main(contexts, epochs, batch, filters, dropout, samples, logs):
             summary.scalar('loss/test', test_loss / len(test), n_steps)
             summary.image('output', np.moveaxis(output[:6], 1, -1), n_steps)
             for param in model.params:
-                summary.histogram(param.name, param.get_value(), n_steps)
+                summary.histogram('weights/' + param.name, param.get_value(), n_steps)
             print('epoch %d of %d: %.1f s, sum of squared errors of an image: training %.2f, test %.2f'
                   % (epoch, epochs, time.time() - began, total / len(train), test_loss / len(test)))
     print('the mean image has %.2f' % (np.square(test - train.mean(axis=0)).sum() / len(test)))
