@@ -6,7 +6,7 @@ from ..utils.tables import Printed, table
 SHOWN = 20  # lines of a table
 
 
-class Summary(Printed):
+class UsageSummary(Printed):
     """What `enable` returns. Print it.
 
     Attributes
