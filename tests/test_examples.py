@@ -86,6 +86,7 @@ def test_placed_on_two_devices(name, tmp_path):
                for where in ('dev0', 'dev1', 'the host'))
 
 
+@pytest.mark.needs_compiler  # convolutions
 @pytest.mark.parametrize('name', WATCHED)
 def test_autoencoders(name, tmp_path):
     """They learn, and TensorBoard reads losses, six images, histograms and the graph."""
