@@ -42,13 +42,15 @@ class BuildPy(build_py):
 # Upper bounds are the last releases that accept NumPy 1.24, which Debian 12's pygpu is built for,
 # and that exist for each of Python 3.8 to 3.11.
 KERAS = ['Keras==2.3.1', 'h5py<3.12', 'tqdm<5']  # tqdm: the bar of a prediction
+TENSORBOARD = ['tensorboardX>=2.6.2,<2.7']  # writes TensorBoard's files, without TensorFlow
 BENCH = ['scikit-learn<1.4', 'tqdm<5', 'matplotlib<3.9']
 # The last releases of Sphinx, of its theme and of its parser of Markdown that run on Python 3.8.
 DOCS = ['sphinx>=7.1,<7.2', 'myst-parser>=3,<4', 'furo>=2024.8.6,<2025']
 TEST = ['pytest==8.3.5', 'pytest-timeout==2.4.0', 'pytest-xdist==3.6.1', 'ruff==0.17.5',
         'numpydoc>=1.6,<1.8',  # checks docstrings
         'nvidia-ml-py<14',     # its test simulates a machine without NVML
-        'PyYAML<7', 'jsonschema<5']  # they check examples/mpijob.yaml
+        'PyYAML<7', 'jsonschema<5',  # they check examples/mpijob.yaml
+        'tensorboard>=2.14,<2.21']   # reads what Summary has written
 
 setup(
     name='theano_mgpu',
@@ -72,9 +74,10 @@ setup(
         # In addition to NVIDIA's driver, which is not on PyPI. NVRTC must not be newer than the driver: docs/cuda.md.
         'cuda12': ['nvidia-cuda-nvrtc-cu12>=12.0,<13', 'nvidia-cublas-cu12>=12.0,<13'],
         'cuda13': ['nvidia-cuda-nvrtc>=13.0,<14', 'nvidia-cublas>=13.0,<14'],
+        'tensorboard': TENSORBOARD,
         'bench': BENCH,
         'docs': DOCS + KERAS,
-        'test': TEST + BENCH + KERAS + DOCS,
+        'test': TEST + BENCH + KERAS + DOCS + TENSORBOARD,
     },
     entry_points={'console_scripts': ['theano-mgpu = theano_mgpu.cli:main']},
     zip_safe=False,

@@ -7,10 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.event_files import read, scalars
 
 ROOT = Path(__file__).resolve().parent.parent
 NEEDS = {'lasagne_mnist': 'lasagne', 'blocks_main_loop': None, 'pymc3_minibatch': 'pymc3'}
 PLACED = {'two_towers': (), 'two_towers_keras': ('--float64',)}  # with the option for float64
+WATCHED = ['autoencoder', 'autoencoder_keras']  # in TensorBoard
 
 INTERPRETED = 'contexts=dev0->cpu;dev1->cpu,floatX=float32,cxx=,optimizer=fast_compile'  # quicker than compiling
 
@@ -32,14 +34,15 @@ def numbers(pattern, text):
 
 
 def test_each_example_is_listed_and_is_a_script_of_its_framework():
-    """As users have them: none knows of theano_mgpu, but for those that say where the parts of a model are."""
+    """As users have them: those of frameworks do not know of theano_mgpu."""
     found = {path.stem for path in (ROOT / 'examples').glob('*.py')}
-    assert found == set(NEEDS) | set(PLACED)
+    assert found == set(NEEDS) | set(PLACED) | set(WATCHED)
     readme = (ROOT / 'examples' / 'README.md').read_text()
     for name in found:
         text = (ROOT / 'examples' / (name + '.py')).read_text()
-        command = ('python examples/%s.py' if name in PLACED else 'theano-mgpu run examples/%s.py') % name
-        assert ('theano_mgpu' in text) == (name in PLACED) and command in text and command in readme
+        imports = name not in NEEDS
+        command = ('python examples/%s.py' if imports else 'theano-mgpu run examples/%s.py') % name
+        assert ('theano_mgpu' in text) == imports and command in text and command in readme
 
 
 def test_blocks(tmp_path):
@@ -81,3 +84,24 @@ def test_placed_on_two_devices(name, tmp_path):
     assert all(float(largest) < 1e-9 for _, largest in differences)
     assert all(int(re.search(r'(\d+) on %s\b' % where, done.stdout).group(1)) > 20
                for where in ('dev0', 'dev1', 'the host'))
+
+
+@pytest.mark.needs_compiler  # convolutions
+@pytest.mark.parametrize('name', WATCHED)
+def test_autoencoders(name, tmp_path):
+    """They learn, and TensorBoard reads losses, six images, histograms and the graph."""
+    command = [sys.executable, str(ROOT / 'examples' / (name + '.py')), '--contexts', 'dev0->cpu;dev1->cpu',
+               '--filters', '4', '8', '--epochs', '2', '--samples', '330', '--logs', 'logs']
+    env = dict(os.environ, THEANO_FLAGS='floatX=float32', KERAS_BACKEND='theano',
+               PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')]))
+    done = subprocess.run(command, cwd=tmp_path, env=env, text=True, capture_output=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert '330 training and 297 test images' in done.stdout and 'dev0 on cpu, dev1 on cpu' in done.stdout
+    events = read(tmp_path / 'logs')
+    training, test = {'autoencoder': ('loss/training', 'loss/test'), 'autoencoder_keras': ('loss', 'val_loss')}[name]
+    for each in (training, test):
+        (_, first), (_, last) = scalars(events, each)
+        assert last < first
+    assert 'training %.2f, test %.2f' % (scalars(events, training)[-1][1], scalars(events, test)[-1][1]) in done.stdout
+    assert all(len(events.Images('output/image/%d' % i)) == 2 for i in range(6)) and events.Tags()['graph']
+    assert len(events.Tags()['histograms']) == 8

@@ -202,15 +202,6 @@ def test_bad_arguments(cpu2):
         predictor.predict(rows(60))
 
 
-def test_progress(cpu2, capfd):
-    with sums(cpu2)[0] as predictor:
-        predictor.predict(rows(100), verbose=0)
-        assert not capfd.readouterr().err
-        predictor.predict(rows(100), verbose=1)
-    shown = capfd.readouterr().err
-    assert '100/100' in shown and 'samples/s' in shown
-
-
 def test_contexts_that_are_named(contexts):
     contexts('cpu', 3)
     with sums(contexts, contexts=['host2', 'host0'])[0] as predictor:

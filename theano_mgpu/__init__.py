@@ -38,11 +38,12 @@ else:
     from .prediction.predictor import Predictor
     from .profiling.timeline import start as _start_timeline
     from .profiling.timeline import timeline
+    from .summaries.event_file import Summary
     from .training import training_function
 
     if _config.own_flag('mgpu.timeline'):
         _start_timeline(_config.own_flag('mgpu.timeline'))
 
 __all__ = ['BatchError', 'Context', 'ContextError', 'GraphError', 'MgpuError', 'MgpuWarning', 'NonFiniteError',
-           'PredictionError', 'Predictor', 'RankError', 'ReplicaError', 'audit', 'contexts', 'device', 'disable',
-           'enable', 'function', 'init', 'place', 'rank', 'size', 'timeline', 'training_function']
+           'PredictionError', 'Predictor', 'RankError', 'ReplicaError', 'Summary', 'audit', 'contexts', 'device',
+           'disable', 'enable', 'function', 'init', 'place', 'rank', 'size', 'timeline', 'training_function']

@@ -14,6 +14,7 @@ from .graphs.training_graph import check_reductions, loss_gradients, new_values,
 from .options import Options
 from .patches.shared_variables import watcher_of
 from .replicas.replicated import replicated
+from .utils.progress import bar
 
 
 def training_function(inputs, loss, params, updates, outputs=(), micro_batches=None, batch_updates=None,
@@ -60,11 +61,10 @@ def training_function(inputs, loss, params, updates, outputs=(), micro_batches=N
     update_on : {'auto', 'device', 'sharded', 'host'}, optional
         Where the new values are computed. 'device': on each context. 'sharded': of each parameter on one context of all
         processes, which alone has the state of its updates (moments) and sends the parameter to the others; the values
-        are those of 'device'. See `program.update_shares`. With several processes, all of them have to read such
-        a state at the same place. 'host': once on the host, from which each context
-        then gets the parameters. The last two are for devices that are short of memory. 'auto' is 'host' where all
-        contexts are of kind ``cpu``, which share arrays without a copy, else 'device'. The flag ``mgpu.update_on`` by
-        default.
+        are those of 'device'. See `program.update_shares`. With several processes, all have to read such a state at
+        the same place. 'host': once on the host, from which each context gets the parameters. Both are for devices that
+        are short of memory. 'auto' is 'host' where all contexts are of kind ``cpu``, which share arrays without a copy,
+        else 'device'. The flag ``mgpu.update_on`` by default.
     broadcast, givens, contexts, executor, mode, name, allow_input_downcast, sharded
         As for `mgpu.function`.
 
@@ -77,10 +77,6 @@ def training_function(inputs, loss, params, updates, outputs=(), micro_batches=N
     ------
     GraphError, ContextError
         If the step cannot be run over these contexts.
-
-    Notes
-    -----
-    The scheme is synchronous data parallelism. Random numbers are those of one device.
 
     Examples
     --------
@@ -166,7 +162,7 @@ class TrainingFunction(DataParallel):
         self._note_completed()
         return outputs if len(outputs) > 1 else outputs[0]
 
-    def over(self, batches, ahead=None):
+    def over(self, batches, ahead=None, progress=False):
         """Train on one batch after the other, as ``for batch in batches: step(*batch)`` does.
 
         Parameters
@@ -174,9 +170,10 @@ class TrainingFunction(DataParallel):
         batches : iterable of tuple of ndarray, or iterable of ndarray
             The arguments of each call; an array where there is one input.
         ahead : bool, optional
-            Take, split and send the next batch while the devices compute: the default for a list or tuple of batches.
-            An iterator is asked for each batch in its turn, since its code may read the weights, or set a learning
-            rate; with ``ahead=True`` it is asked a step earlier, and such code is an MgpuError.
+            Take, split and send the next batch while the devices compute: the default for a list or tuple. An iterator
+            is asked in its turn, since it may read weights; with ``ahead=True``, when that is an MgpuError, earlier.
+        progress : bool or str
+            Show a bar with the loss, under a title if one is given, in a terminal or a notebook. It needs tqdm.
 
         Yields
         ------
@@ -185,11 +182,15 @@ class TrainingFunction(DataParallel):
         """
         if ahead is None:
             ahead = isinstance(batches, (list, tuple))
-        batches = Ahead(batches)
+        total, batches = len(batches) if hasattr(batches, '__len__') else None, Ahead(batches)
         self.look_ahead.next_batch = batches.peek if ahead else None
         try:
-            for batch in batches:
-                yield self(*batch)
+            with bar(total, progress, unit='batches') as shown:
+                for batch in batches:
+                    outputs = self(*batch)
+                    shown.set_postfix_str('loss %.4g' % (outputs[0] if isinstance(outputs, list) else outputs))
+                    shown.update(1)
+                    yield outputs
         finally:
             self.look_ahead.next_batch = None
 

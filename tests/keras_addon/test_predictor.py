@@ -2,6 +2,7 @@
 
 from theano_mgpu.errors import ContextError, MgpuError, MgpuWarning, PredictionError
 from theano_mgpu.keras import Predictor, multi_gpu_model
+from theano_mgpu.utils import progress
 
 import keras
 import numpy as np
@@ -109,7 +110,8 @@ class Batches(keras.utils.Sequence):
 
 
 @pytest.mark.parametrize('members', [0, 2, 3])
-def test_sequence(dense, members, capfd):
+def test_sequence(dense, members, capfd, monkeypatch):
+    monkeypatch.setattr(progress, 'is_shown', lambda: True)  # test_progress.py has a terminal
     model, predictor, x, expected = dense
     assert_equal(predictor.predict(Batches(x, members), verbose=1), expected)
     shown = capfd.readouterr().err

@@ -67,6 +67,15 @@ def fit(path, contexts):
     write(path, model, history.history, np.array(scores), model.predict(X[:11], batch_size=4))
 
 
+def tensorboard(path, logs):
+    """Training with summaries for TensorBoard."""
+    mgpu.init('a->cpu;b->cpu')
+    model = parallel()
+    history = model.fit(X, Y, batch_size=16, epochs=2, verbose=0, callbacks=[
+        callbacks.TensorBoard(logs, histogram_freq=1, write_images=True)])
+    write(path, model, history.history)
+
+
 def draw(epoch, logs):
     """Random numbers that only one rank draws."""
     if mgpu.rank():

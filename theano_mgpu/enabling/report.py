@@ -1,5 +1,5 @@
 """What the functions of a process did: the summary of `enable`."""
-from .summary import Summary, cell, counted, on_contexts
+from .summary import UsageSummary, cell, counted, on_contexts
 
 
 class FunctionUsage:
@@ -31,7 +31,7 @@ class FunctionUsage:
         self.contexts, self.why = contexts, why
 
 
-class FunctionReport(Summary):
+class FunctionReport(UsageSummary):
     """Where each function ran, and why. Print it.
 
     Attributes

@@ -1,12 +1,12 @@
 """A summary of what ran where: a title, a line for each function or model."""
 from ..devices.context_map import HOST, describe
 from ..jobs import mpi_environment
-from ..utils.tables import table
+from ..utils.tables import Printed, table
 
 SHOWN = 20  # lines of a table
 
 
-class Summary:
+class UsageSummary(Printed):
     """What `enable` returns. Print it.
 
     Attributes

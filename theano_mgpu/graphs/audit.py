@@ -5,6 +5,7 @@ from theano.gpuarray.type import GpuArrayType
 from theano.scan_module.scan_op import Scan
 
 from ..errors import GraphError
+from ..utils.tables import Printed
 
 ON_CONTEXT, ON_HOST, ON_WRONG_CONTEXT = 'context', 'host', 'wrong context'
 
@@ -12,7 +13,7 @@ OpPlacement = namedtuple('OpPlacement', 'op where context')
 OpPlacement.__doc__ = """One Theano `op`, `where` it runs (see `audit`), and the name of its `context`."""
 
 
-class Audit(list):
+class Audit(Printed, list):
     """List of OpPlacement (`op`, `where`, `context`); printed, a table with counts.
 
     Attributes

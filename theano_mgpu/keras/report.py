@@ -1,5 +1,5 @@
 """What the models of a process did on their contexts: the summary of `enable`."""
-from ..enabling.summary import Summary, cell, counted, on_contexts
+from ..enabling.summary import UsageSummary, cell, counted, on_contexts
 
 KINDS = {'train': 'TRAINED', 'test': 'TESTED', 'predict': 'PREDICTED'}
 
@@ -39,7 +39,7 @@ class Usage:
         return samples / seconds if samples and seconds else None
 
 
-class Report(Summary):
+class Report(UsageSummary):
     """Models, their contexts, samples per second, and differences from one device with their causes. Print it.
 
     Attributes

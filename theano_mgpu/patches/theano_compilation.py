@@ -40,7 +40,10 @@ def compile_outside_the_lock():
             _thread.ahead.begin(self, key)
         with _module_locked(self.dirname, cmodule.get_module_hash(lnk.get_src_code(), key)) as _thread.has_lock:
             try:
-                return find(self, key, lnk, keep_lock)
+                module = find(self, key, lnk, keep_lock)
+                if _thread.ahead is not None:
+                    _thread.ahead.bar.update(1)
+                return module
             except BaseException:
                 while compilelock.get_lock.n_lock:  # Theano would keep it, and other processes would wait for minutes
                     compilelock.release_lock()
@@ -118,10 +121,16 @@ class Ahead:
         Of the function.
     jobs : int
         Modules at a time.
+
+    Attributes
+    ----------
+    bar : progress bar
+        Of the modules that were missing.
     """
 
     def __init__(self, linker, jobs):
         self._linker, self._jobs = linker, jobs
+        self.bar = progress.Silent()
         self._pool = None
         self._compiled = {}  # source -> Future of the path
 
@@ -129,6 +138,7 @@ class Ahead:
         return self
 
     def __exit__(self, *error):
+        self.bar.close()
         if self._pool is not None:
             for future in self._compiled.values():
                 future.cancel()
@@ -144,6 +154,7 @@ class Ahead:
         for linker, source in self._missing(cache, first):
             folder = os.path.join(self._folder.name, str(len(self._compiled)))
             self._compiled[source.rstrip('\n')] = self._pool.submit(_compile, linker, source, folder)
+        self.bar = progress.modules_bar(1 + len(self._compiled))
 
     def _missing(self, cache, first):
         from theano.gof.cc import CLinker

@@ -154,11 +154,10 @@ def profiled(profile):
 
 
 def compiling(name, inputs, contexts):
-    """A context manager that prints a note if compiling a function for some contexts takes long."""
+    """A context manager that shows the progress of compiling a function for some contexts."""
     names = [variable.name for variable in inputs if variable.name]
     shown = 'a function' + ' of ' * bool(names) + ', '.join(names[:3]) + ', ...' * (len(names) > 3)
-    return progress.note_if_long(lambda: 'compiling %s for %s takes a while; what is compiled is kept for the next time'
-                                 % (name or shown, ', '.join(context.name for context in contexts)))
+    return progress.compiling('compiling %s for %s' % (name or shown, ', '.join(each.name for each in contexts)))
 
 
 def check_same_graph(ranks, inputs, outputs, shared, n_contexts):

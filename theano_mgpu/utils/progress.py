@@ -1,11 +1,14 @@
 """Progress of long work: bars and notes."""
 import contextlib
+import sys
 import threading
 
 from ..errors import MgpuError
-from ..jobs import rank_process
+from ..jobs import mpi_environment, rank_process
 
 PATIENCE = 5.0  # seconds
+
+_compiling = threading.local()  # title: what this thread compiles
 
 
 @contextlib.contextmanager
@@ -17,7 +20,7 @@ def note_if_long(text):
     text : callable
         ``text()`` returns the note; it is called when the note is printed.
     """
-    timer = threading.Timer(PATIENCE, lambda: rank_process.note(text()))
+    timer = threading.Timer(PATIENCE, lambda: _note(text()))
     timer.daemon = True
     timer.start()
     try:
@@ -26,16 +29,47 @@ def note_if_long(text):
         timer.cancel()
 
 
-def bar(total, shown, initial=0):
-    """A tqdm bar of samples, with their rate; a context manager with ``update(n)``.
+@contextlib.contextmanager
+def compiling(title):
+    """In the ``with`` block this thread compiles what the title names: bars show it, and after a while a note does."""
+    before, _compiling.title = getattr(_compiling, 'title', None), title
+    try:
+        with note_if_long(lambda: '%s takes a while; what is compiled is kept for the next time' % title):
+            yield
+    finally:
+        _compiling.title = before
+
+
+def modules_bar(total):
+    """A bar for modules of C code; silent if this thread compiles for Theano itself."""
+    title = getattr(_compiling, 'title', None)
+    return passing_bar(total, 'modules', title) if title else Silent()
+
+
+def _note(text):
+    """Print a note, not into the line of a bar."""
+    tqdm = sys.modules.get('tqdm')
+    with tqdm.tqdm.external_write_mode(sys.stderr) if tqdm else contextlib.nullcontext():
+        rank_process.note(text)
+
+
+def is_shown():
+    """Whether bars are shown: on rank 0, in a terminal or a notebook."""
+    return mpi_environment.rank() == 0 and (_in_notebook() or sys.stderr.isatty())
+
+
+def bar(total, shown, initial=0, unit='samples'):
+    """A tqdm bar with its rate; a context manager with ``update(n)``.
 
     Parameters
     ----------
     total : int or None
         None if unknown.
-    shown : bool
+    shown : bool or str
+        True, or the title of the bar, is what a user has asked for: even so, it is shown only where `is_shown` says so.
     initial : int
-        Samples that are done already.
+        How much is done already.
+    unit : str
 
     Raises
     ------
@@ -45,10 +79,36 @@ def bar(total, shown, initial=0):
     if not shown:
         return Silent()
     try:
-        from tqdm import tqdm
+        tqdm = _tqdm()
     except ImportError as error:
-        raise MgpuError('a progress bar needs tqdm: pip install tqdm; or turn it off (verbose=0, --quiet)') from error
-    return tqdm(total=total, initial=initial, unit=' samples', unit_scale=True)
+        raise MgpuError('a progress bar needs tqdm: pip install tqdm; or turn it off (verbose=0, progress=False, '
+                        '--quiet)') from error
+    if not is_shown():
+        return Silent()
+    title = shown if isinstance(shown, str) else None
+    return tqdm(total=total, initial=initial, unit=' ' + unit, unit_scale=unit == 'samples', desc=title)
+
+
+def passing_bar(total, unit, title):
+    """A bar that nobody has asked for: it disappears at its end, and is not shown without tqdm."""
+    try:
+        tqdm = _tqdm() if is_shown() else None
+    except ImportError:
+        tqdm = None
+    return Silent() if tqdm is None else tqdm(total=total, unit=' ' + unit, desc=title, leave=False)
+
+
+def _tqdm():
+    if _in_notebook():
+        from tqdm.auto import tqdm
+    else:
+        from tqdm import tqdm  # without asyncio, which tqdm.auto imports
+    return tqdm
+
+
+def _in_notebook():
+    ipython = sys.modules.get('IPython')
+    return ipython is not None and hasattr(ipython.get_ipython(), 'kernel')
 
 
 class Silent:
@@ -65,4 +125,7 @@ class Silent:
     def update(self, n):
         """Do nothing."""
 
-    refresh = __enter__
+    def set_postfix_str(self, text):
+        """Do nothing."""
+
+    refresh = close = __enter__

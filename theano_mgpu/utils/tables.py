@@ -1,4 +1,21 @@
 """Text: tables, and numbers with their nouns."""
+import html
+
+
+class Printed:
+    """What is made to be printed; a notebook shows the same text.
+
+    Examples
+    --------
+    >>> class Report(Printed):
+    ...     def __str__(self):
+    ...         return 'x < 1'
+    >>> Report()._repr_html_()
+    '<pre>x &lt; 1</pre>'
+    """
+
+    def _repr_html_(self):
+        return '<pre>%s</pre>' % html.escape(str(self), quote=False)
 
 
 def counted(n, noun):

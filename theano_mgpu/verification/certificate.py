@@ -6,6 +6,7 @@ import numpy as np
 
 from ..devices.context_map import describe
 from ..errors import GraphError
+from ..utils.tables import Printed
 
 # The largest relative difference that counts as rounding, for each dtype.
 TOLERANCE = {'float16': 1e-2, 'float32': 1e-5, 'float64': 1e-10}
@@ -14,7 +15,7 @@ Row = namedtuple('Row', 'kind name size difference')
 Row.__doc__ = """One line of a `Certificate`, which explains its fields."""
 
 
-class Certificate:
+class Certificate(Printed):
     """The result of `verify`. Print it: it is a table.
 
     Attributes

@@ -5,6 +5,7 @@ import theano
 from ..graphs.graph import host_graph, shared_variables
 from ..patches.theano_functions import plain_function
 from ..replicas.random_streams import is_random_state
+from ..utils.progress import passing_bar
 from .certificate import TOLERANCE, Certificate, Row, relative_difference
 
 ROUNDING = 'a change of the inputs in their last digit changes it as much'
@@ -45,8 +46,10 @@ class Verification:
             By default that of the coarsest dtype in the graph.
         """
         tolerance = tolerance or self._tolerance
-        one = self._plain(*values)
-        rows = self._rows(compute(), one)
+        with passing_bar(2, 'sides', 'verify') as bar:
+            one = self._plain(*values)
+            bar.update(1)
+            rows = self._rows(compute(), one)
         arbitrary = []
         if any(row.difference > tolerance for row in rows):
             nudged = [self._rows(self._nudged(values, seed), one) for seed in range(3)]

@@ -1,0 +1,1 @@
+"""Files that TensorBoard reads: scalars, histograms, images and graphs."""
