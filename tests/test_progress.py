@@ -1,5 +1,6 @@
 """Progress bars: in a terminal, in a notebook, and silence elsewhere."""
 import fcntl
+import io
 import os
 import pty
 import struct
@@ -94,6 +95,14 @@ def test_where_bars_are_shown(terminal, notebook, rank, expected, monkeypatch):
     monkeypatch.setenv('OMPI_COMM_WORLD_RANK', rank)
     monkeypatch.setenv('OMPI_COMM_WORLD_SIZE', '2')
     assert progress.is_shown() == expected
+
+
+def test_a_script_may_have_replaced_stderr(monkeypatch):
+    closed = io.StringIO()
+    closed.close()
+    for stream in (None, closed, types.SimpleNamespace(write=print)):
+        monkeypatch.setattr(sys, 'stderr', stream)
+        assert not progress.is_shown()
 
 
 def test_a_bar_without_tqdm_is_an_error_only_if_it_was_asked_for(monkeypatch):

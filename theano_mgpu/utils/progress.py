@@ -48,14 +48,16 @@ def modules_bar(total):
 
 def _note(text):
     """Print a note, not into the line of a bar."""
-    tqdm = sys.modules.get('tqdm')
-    with tqdm.tqdm.external_write_mode(sys.stderr) if tqdm else contextlib.nullcontext():
+    tqdm = getattr(sys.modules.get('tqdm'), 'tqdm', None)
+    with tqdm.external_write_mode(sys.stderr) if tqdm else contextlib.nullcontext():
         rank_process.note(text)
 
 
 def is_shown():
     """Whether bars are shown: on rank 0, in a terminal or a notebook."""
-    return mpi_environment.rank() == 0 and (_in_notebook() or sys.stderr.isatty())
+    # A script may have closed stderr, or put an object of its own there.
+    return mpi_environment.rank() == 0 and (_in_notebook() or
+                                            not getattr(sys.stderr, 'closed', True) and sys.stderr.isatty())
 
 
 def bar(total, shown, initial=0, unit='samples'):
