@@ -180,8 +180,7 @@ class TrainingFunction(DataParallel):
         ndarray or list
             What the call returned.
         """
-        if ahead is None:
-            ahead = isinstance(batches, (list, tuple))
+        ahead = isinstance(batches, (list, tuple)) if ahead is None else ahead
         total, batches = len(batches) if hasattr(batches, '__len__') else None, Ahead(batches)
         self.look_ahead.next_batch = batches.peek if ahead else None
         try:

@@ -37,9 +37,10 @@ def train(path, contexts, *options):
     x = next(network.batches())[0]
     write(path, returned + network.values() + [network.predict(x)])
     print('rank %d trained on %s' % (mgpu.rank(), ', '.join(context.name for context in mgpu.contexts())))
-    exchanging = any(thread.name.startswith('theano_mgpu exchange') for thread in threading.enumerate())
-    print('pieces: %d, a thread exchanges: %s'
-          % (sum(len(parts) for _, parts in network.step.compiled_program.stages), exchanging))
+    if theano.config.mgpu.overlap == 'True':
+        exchanging = any(thread.name.startswith('theano_mgpu exchange') for thread in threading.enumerate())
+        print('pieces: %d, a thread exchanges: %s'
+              % (sum(len(parts) for _, parts in network.step.compiled_program.stages), exchanging))
 
 
 def divided(path, file, update_on):
