@@ -92,8 +92,8 @@ def test_where_bars_are_shown(terminal, notebook, rank, expected, monkeypatch):
     shell = types.SimpleNamespace(kernel=None) if notebook else types.SimpleNamespace()
     monkeypatch.setitem(sys.modules, 'IPython', types.SimpleNamespace(get_ipython=lambda: shell))
     monkeypatch.setattr(sys.stderr, 'isatty', lambda: terminal)
-    monkeypatch.setenv('OMPI_COMM_WORLD_RANK', rank)
-    monkeypatch.setenv('OMPI_COMM_WORLD_SIZE', '2')
+    for name, value in ('RANK', rank), ('LOCAL_RANK', rank), ('SIZE', '2'):
+        monkeypatch.setenv('OMPI_COMM_WORLD_' + name, value)
     assert progress.is_shown() == expected
 
 

@@ -23,8 +23,9 @@ class Summary:
 
     Parameters
     ----------
-    folder : str or os.PathLike
-        Made if it does not exist. Each Summary adds a file of its own; TensorBoard shows those of a folder as one run.
+    folder : str
+        Or a path. It is made if it does not exist. Each Summary adds a file of its own; TensorBoard shows those of a
+        folder as one run.
 
     Raises
     ------
@@ -62,9 +63,15 @@ class Summary:
         Parameters
         ----------
         name : str
-        value : float or array of one element
+        value : float or ndarray
+            One number.
         step : int
             Where it is drawn: a count of batches, samples or epochs.
+
+        Raises
+        ------
+        MgpuError
+            If it is not one number.
         """
         if self._writes():
             value = np.asarray(value)
@@ -83,6 +90,11 @@ class Summary:
         values : array_like
             Of any shape; at least one, and all finite.
         step : int
+
+        Raises
+        ------
+        MgpuError
+            If there is no value, or one that is not finite.
         """
         if self._writes():
             values = np.asarray(values, 'float64')
@@ -106,6 +118,11 @@ class Summary:
         step : int
         max_images : int
             How many are written; later ones are left out.
+
+        Raises
+        ------
+        MgpuError
+            If the array has another shape or dtype.
         """
         if self._writes():
             from tensorboardX import summary
@@ -120,7 +137,8 @@ class Summary:
         graph : theano.Variable, list of theano.Variable, or function
             Outputs of an expression; or what `theano.function`, `mgpu.function` or `mgpu.training_function` returned,
             which gives the optimised graph for each context.
-        scopes : list of (str, list of theano.Variable)
+        scopes : list of tuple
+            Pairs of a str and a list of theano.Variable.
             Names of parts of an expression, with the outputs of each. TensorBoard draws a part as one box. A node is in
             the first part that needs it.
         """
