@@ -12,7 +12,7 @@ setup: ## install what is missing: Debian packages (as root or with sudo), then 
 	@.ci/setup
 
 demo: setup ## train a small CNN on two contexts, and compare with one
-	@$(PY) benchmarks/mnist_cnn.py --contexts 2 --opencl-cpus $(ARGS)
+	@$(PY) examples/theano_cnn.py --opencl-cpus $(ARGS)
 
 test: setup ## lint, then the tests and doctests
 	@$(PY) -m ruff check .

@@ -64,7 +64,7 @@ def main():
     arguments = parser.parse_args()
     if not 1 <= len(arguments.filters) <= 5:
         parser.error('--filters: 32x32 images can be halved one to five times')
-    open_contexts(str(arguments.gpus))
+    open_contexts(arguments.gpus)
     name, (x_train, _), (x_test, _) = handwritten_digits()
     print('data: %s' % name)
     x_train, x_test = [np.pad(np.moveaxis(x, 1, -1), ((0, 0), (2, 2), (2, 2), (0, 0)), 'constant')

@@ -2,9 +2,7 @@
 import os
 
 import theano_mgpu as mgpu  # before theano: installs the version fixes
-from theano_mgpu.devices import discovery
 from theano_mgpu.devices.context_map import default_map
-from theano_mgpu.devices.contexts import flagged
 
 import numpy as np
 import theano
@@ -72,15 +70,6 @@ def mlp(seed=0, sizes=(784, 1024, 1024, 10)):
     return Classifier(x, hidden, params)
 
 
-def flat_mlp(seed=0, sizes=(784, 64, 10)):
-    """`mlp` on images: input shape (batch, 1, 28, 28)."""
-    model, images = mlp(seed, sizes), T.tensor4('x')
-    model.loss, model.accuracy, model.probabilities = theano.clone(
-        [model.loss, model.accuracy, model.probabilities], {model.inputs[0]: images.flatten(2)})
-    model.inputs[0] = images
-    return model
-
-
 def lstm(seed=0, n_in=32, units=64, classes=10):
     """One LSTM layer (Hochreiter and Schmidhuber, 1997), dense softmax; input shape (batch, steps, n_in)."""
     rng = np.random.RandomState(seed)
@@ -138,31 +127,18 @@ def plain_step(model, updates=adam):
     return theano.function(model.inputs, model.loss, updates=list(pairs.items()))
 
 
-def open_contexts(asked, opencl_cpus=False):
-    """Open the contexts to train on.
-
-    Parameters
-    ----------
-    asked : str or None
-        A context map; or a number, for which devices are taken in turn where there are fewer. None for
-        all of this machine's, and two at least.
-    opencl_cpus : bool
-        Whether a machine without a GPU uses its CPU through OpenCL, if it can, where no contexts are mapped.
+def open_contexts(asked):
+    """Open a number of contexts; devices are taken in turn where there are fewer.
 
     Returns
     -------
     list of Context
     """
-    if asked and not asked.isdigit():
+    found = [context.device for context in mgpu.init()]
+    if asked <= len(found):
         return mgpu.init(asked)
-    cpus = discovery.opencl_cpus() if opencl_cpus and not flagged() and discovery.discover_best() == ['cpu'] else []
-    found = cpus or [context.device for context in mgpu.init()]
-    n = int(asked or max(2, len(found)))
-    if n <= len(found) and not cpus:
-        return mgpu.init(n)
-    if n > len(found):
-        print('%d contexts on %d device%s' % (n, len(found), 's' if len(found) > 1 else ''))
-    return mgpu.init(default_map([found[i % len(found)] for i in range(n)]))
+    print('%d contexts on %d device%s' % (asked, len(found), 's' if len(found) > 1 else ''))
+    return mgpu.init(default_map([found[i % len(found)] for i in range(asked)]))
 
 
 def add_keras_arguments(parser, epochs):

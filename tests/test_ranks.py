@@ -134,7 +134,7 @@ def test_gpus(flags, one_context, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize('ranks,contexts', [(2, 2), (2, 4)])
 @pytest.mark.parametrize('script,arguments', [
-    ('keras_mnist', ['--epochs', '2', '--gpus']), ('mnist_cnn', ['--epochs', '2', '--contexts'])])
+    ('mnist_cnn', ['--epochs', '2', '--gpus']), ('theano_cnn', ['--epochs', '2', '--contexts'])])
 def test_the_published_scripts(script, arguments, ranks, contexts, tmp_path, monkeypatch):
     """Unchanged, with ragged epochs: in float64, since ReLU and max-pooling amplify float32's rounding."""
     (tmp_path / 'keras.json').write_text('{"backend": "theano", "floatx": "float64"}')

@@ -125,9 +125,9 @@ def test_a_cpu_seen_through_opencl_is_listed_as_such(opencl_cpus, capsys):
 
 
 def test_the_demo_takes_two_opencl_contexts_unless_others_are_mapped(opencl_cpus, monkeypatch):
-    from models import open_contexts
+    from theano_cnn import open_contexts
     monkeypatch.setenv('THEANO_FLAGS', 'contexts=a->cpu;b->cpu')
-    assert [context.name for context in open_contexts('2', opencl_cpus=True)] == ['a', 'b']
+    assert [context.name for context in open_contexts(None, opencl_cpus=True)] == ['a', 'b']
     monkeypatch.setenv('THEANO_FLAGS', '')
     monkeypatch.setattr(mgpu, 'init', parse_context_map)  # dev0 may be open on another device
-    assert [context.device for context in open_contexts('2', opencl_cpus=True)] == (opencl_cpus * 2)[:2]
+    assert [context.device for context in open_contexts(None, opencl_cpus=True)] == (opencl_cpus * 2)[:2]

@@ -91,7 +91,7 @@ def sums_in_half(path, *sizes):
 
 
 def script(path, name, *arguments):
-    """One of the benchmarks' scripts, as it is; the weights that it ends with. Each rank would begin with its own."""
+    """One of the examples, as it is; the weights that it ends with. Each rank would begin with its own."""
     module = importlib.import_module(name)
     models = []
     for make in ('build', 'cnn'):

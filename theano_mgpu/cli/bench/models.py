@@ -15,7 +15,7 @@ DEEPEST = 10000  # Theano traverses graphs by recursion, and resnet50's is deepe
 
 
 def cnn(layers, shape):
-    """Convolution, pooling, dense, as in keras_mnist.py."""
+    """Convolution, pooling, dense, as in benchmarks/keras_overhead.py."""
     return [layers.Conv2D(32, (3, 3), activation='relu', input_shape=shape), layers.MaxPooling2D((2, 2)),
             layers.Flatten(), layers.Dense(CLASSES, activation='softmax')]
 
