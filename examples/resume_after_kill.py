@@ -48,7 +48,7 @@ def train(folder, contexts, kill_after):
             self.computed += 1
 
         def on_batch_end(self, batch, logs=None):
-            if self.computed == kill_after:
+            if kill_after and self.computed == kill_after:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     mgpu.init(contexts or 2)
@@ -99,8 +99,8 @@ def main(contexts, kill_after):
 
 if __name__ == '__main__':
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--contexts', metavar='MAP', help="such as 'dev0->cuda0;dev1->cuda1' (default: the first two of "
-                        "THEANO_FLAGS, .theanorc or this machine's devices)")
+    parser.add_argument('--contexts', metavar='MAP', help="such as 'dev0->cuda0;dev1->cuda1' (default: the first two "
+                        "of THEANO_FLAGS, .theanorc or this machine's devices)")
     parser.add_argument('--kill-after', type=int, default=17, metavar='N', help='batches before the kill, 1 to %d '
                         '(default: %%(default)s)' % (BATCHES - 1))
     parser.add_argument('--train', metavar='FOLDER', help=argparse.SUPPRESS)

@@ -122,7 +122,8 @@ class Run:
         row.update((phase, '%.4f' % value) for phase, value in self.step.timings.per_call().items())
         pairs = [(p.get_value(), q.get_value()) for p, q in zip(self.model.params, reference.model.params)]
         row['accuracy'] = '%.4f' % self.accuracy(*test)
-        row['difference'] = '-' if self is reference else '%.1e' % max(abs(p - q).max() / abs(q).max() for p, q in pairs)
+        largest = max(abs(p - q).max() / abs(q).max() for p, q in pairs)
+        row['difference'] = '-' if self is reference else '%.1e' % largest
         return row
 
 
@@ -154,7 +155,8 @@ def main():
     train, test = digits()
     print('contexts: %s\ndata: %d training and %d test images' % (describe(contexts), len(train[0]), len(test[0])))
     if not theano.config.cxx:
-        print('no C++ compiler, which convolutions need (Debian: apt-get install g++ python3-dev): dense layers instead')
+        print('no C++ compiler, which convolutions need (Debian: apt-get install g++ python3-dev): '
+              'dense layers instead')
 
     names = [context.name for context in contexts]
     one = Run(names[:1])

@@ -9,7 +9,7 @@ import threading
 import time
 
 TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-sys.path[:0] = [TESTS, os.path.join(os.path.dirname(TESTS), 'benchmarks')]
+sys.path[:0] = [TESTS] + [os.path.join(os.path.dirname(TESTS), name) for name in ('benchmarks', 'examples')]
 
 import theano_mgpu as mgpu
 from theano_mgpu.distributed.mpi import mpi_ranks
