@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 NEEDS = {'lasagne_mnist': 'lasagne', 'blocks_main_loop': None, 'pymc3_minibatch': 'pymc3'}
 PLACED = {'two_towers': (), 'two_towers_keras': ('--float64',)}  # with the option for float64
 WATCHED = ['autoencoder', 'autoencoder_keras']  # in TensorBoard
+SCRIPTS = ['mnist_cnn', 'theano_cnn', 'predict_batches', 'resume_after_kill']
 
 INTERPRETED = 'contexts=dev0->cpu;dev1->cpu,floatX=float32,cxx=,optimizer=fast_compile'  # quicker than compiling
 
@@ -36,7 +37,7 @@ def numbers(pattern, text):
 def test_each_example_is_listed_and_is_a_script_of_its_framework():
     """As users have them: those of frameworks do not know of theano_mgpu."""
     found = {path.stem for path in (ROOT / 'examples').glob('*.py')}
-    assert found == set(NEEDS) | set(PLACED) | set(WATCHED)
+    assert found == set(NEEDS) | set(PLACED) | set(WATCHED) | set(SCRIPTS)
     readme = (ROOT / 'examples' / 'README.md').read_text()
     for name in found:
         text = (ROOT / 'examples' / (name + '.py')).read_text()
@@ -105,3 +106,46 @@ def test_autoencoders(name, tmp_path):
     assert 'training %.2f, test %.2f' % (scalars(events, training)[-1][1], scalars(events, test)[-1][1]) in done.stdout
     assert all(len(events.Images('output/image/%d' % i)) == 2 for i in range(6)) and events.Tags()['graph']
     assert len(events.Tags()['histograms']) == 8
+
+
+def script(name, *arguments, folder, flags):
+    """Standard output of a script that imports theano_mgpu itself."""
+    env = dict(os.environ, THEANO_FLAGS=flags, KERAS_BACKEND='theano',
+               PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')]))
+    done = subprocess.run([sys.executable, str(ROOT / 'examples' / (name + '.py')), *arguments], cwd=folder, env=env,
+                          text=True, capture_output=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.needs_compiler
+def test_mnist_cnn(tmp_path):
+    out = script('mnist_cnn', '--epochs', '3', folder=tmp_path, flags='floatX=float32,contexts=a->cpu;b->cpu')
+    assert numbers('Test accuracy:', out)[0] > 0.7 and 'trained on a (cpu), b (cpu)' in out
+
+
+@pytest.mark.slow
+@pytest.mark.needs_compiler
+def test_theano_cnn_learns_the_same_on_two_contexts(tmp_path):
+    """In float64. In float32, one context with the samples of each batch in another order differs by as much."""
+    out = script('theano_cnn', '--contexts', 'a->cpu;b->cpu', '--epochs', '3', folder=tmp_path, flags='floatX=float64')
+    header, one, two = [line.split() for line in out.partition('\n\n')[2].splitlines()[:3]]
+    one, two = dict(zip(header, one)), dict(zip(header, two))
+    assert (one['contexts'], two['contexts']) == ('1', '2') and float(two['difference']) < 1e-12
+    assert float(one['accuracy']) > 0.8 and abs(float(one['accuracy']) - float(two['accuracy'])) < 0.01
+
+
+def test_predictions_in_batches(tmp_path):
+    """The script compares with Keras, and with the command."""
+    out = script('predict_batches', '--samples', '3000', '--command', '--folder', str(tmp_path), folder=tmp_path,
+                 flags=INTERPRETED)
+    assert '3000 samples over dev0 (cpu), dev1 (cpu)' in out and "its file: at most" in out
+
+
+@pytest.mark.slow
+def test_a_killed_training_is_resumed(tmp_path):
+    out = script('resume_after_kill', folder=tmp_path, flags=INTERPRETED)
+    assert 'killed:      by signal 9 after 17 batches' in out and 'the weights differ by' in out
+    computed = [int(number) for number in re.findall(r'(\d+) batches computed', out)]
+    assert computed == [30, 15]
