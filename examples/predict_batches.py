@@ -92,7 +92,7 @@ def main(folder, samples, batch_size, contexts, command):
     arguments = ['predict', model_path, source, target, '--batch-size', str(batch_size)]
     print('the same without a script: theano-mgpu ' + ' '.join(arguments))
     if command:
-        flags = ','.join([os.environ.get('THEANO_FLAGS', '')] + ['contexts=' + contexts] * bool(contexts)).strip(',')
+        flags = ','.join([os.environ.get('THEANO_FLAGS', '')] + ['contexts=%s' % contexts] * bool(contexts)).strip(',')
         subprocess.run([sys.executable, '-m', 'theano_mgpu'] + arguments, check=True,
                        env=dict(os.environ, THEANO_FLAGS=flags))
         difference = max(difference, abs(np.load(target, mmap_mode='r')[-CHUNK:] - outputs[-CHUNK:]).max())

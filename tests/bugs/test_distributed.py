@@ -43,8 +43,8 @@ def test_a_rank_that_saves_alone_says_whom_it_waits_for(monkeypatch):
     class Silent:
         iprobe = improbe = lambda self, *args, **kwargs: None
     ranks = object.__new__(MpiRanks)  # without MPI, whose other rank would have to hang
-    ranks.__dict__.update(rank=1, size=2, hosts={0: 'one', 1: 'two'}, _comm=Silent(), _meetings=3, _incoming={}, _divided={},
-                          _mpi=types.SimpleNamespace(Status=lambda: None), _turn=contextlib.nullcontext())
+    ranks.__dict__.update(rank=1, size=2, hosts={0: 'one', 1: 'two'}, _comm=Silent(), _meetings=3, _incoming={},
+                          _divided={}, _mpi=types.SimpleNamespace(Status=lambda: None), _turn=contextlib.nullcontext())
     monkeypatch.setattr(theano.config.mgpu, 'timeout', 1)
     with pytest.raises(mgpu.RankError, match=r'rank 1 \(host two\) has waited 1 s for rank 0 \(host one\) to write m'):
         ranks.write_by_first('m.h5', lambda: None)
