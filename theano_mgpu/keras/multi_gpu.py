@@ -68,8 +68,9 @@ def chosen_contexts(gpus):
             return there  # the other processes have the others
         if gpus > len(there):
             raise ContextError('To call `multi_gpu_model` with `gpus=%d`, as many contexts must be mapped; there are '
-                               '%d: %s. Reduce `gpus`, or map more, e.g. THEANO_FLAGS="contexts=%s"'
-                               % (gpus, len(there), describe(there), _longer_map(there, gpus)))
+                               '%d: %s. Reduce `gpus`, or map more: call theano_mgpu.init(%d) before, or set, e.g., '
+                               'THEANO_FLAGS="contexts=%s"'
+                               % (gpus, len(there), describe(there), gpus, _longer_map(there, gpus)))
         return there[:gpus]
     if isinstance(gpus, (list, tuple)) and gpus:
         chosen = [_context(gpu, host_contexts()) for gpu in gpus]
