@@ -1,7 +1,7 @@
 """Sums over the ranks: after each other, or each while the next piece of the backward pass is computed."""
 import threading
-from concurrent.futures import ThreadPoolExecutor, wait
-from typing import List, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Dict, Sequence
 
 from ..distributed.process_group import ADD, Ranks
 from ..profiling.timeline import Timings, span
@@ -24,41 +24,42 @@ class OverRanks:
 
     def __init__(self, ranks: Ranks, timings: Timings, overlaps: bool):
         self._ranks, self._timings = ranks, timings
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix='theano_mgpu exchange') if overlaps else None
-        self._started: List[Sums] = []
-        self._underway: list = []
+        self._pool = None
+        if overlaps and ranks.size > 1:
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix='theano_mgpu exchange')
+        self._underway: Dict[Sums, Future] = {}
 
     def __enter__(self):
         return self
 
     def __exit__(self, *error):
-        wait(self._underway)
-        self._started, self._underway = [], []
+        wait(self._underway.values())
+        self._underway = {}
 
     def start(self, sums: Sums, idle: bool) -> None:
         """Begin to add, if there is a thread for it."""
         if self._pool is None:
             return
         self._meet([sums], idle)
-        begun, busy = threading.Event(), any(not each.done() for each in self._underway)
-        self._started.append(sums)
-        self._underway.append(self._pool.submit(self._reduce, [sums], begun))
+        begun, busy = threading.Event(), any(not each.done() for each in self._underway.values())
+        self._underway[sums] = self._pool.submit(self._add_on_thread, sums, begun)
         if not busy:
             begun.wait()  # Theano's compiled code keeps Python's lock: without this, the thread would start after it
 
     def finish(self, every_sums: Sequence[Sums], idle: bool) -> None:
         """Have all of these added when it returns."""
-        rest = [sums for sums in every_sums if sums not in self._started]
         if self._ranks.size == 1 or not every_sums:
             return
+        rest = [sums for sums in every_sums if sums not in self._underway]
         with self._timings.span('exchange'):
-            for each in self._underway:
+            for each in self._underway.values():
                 each.result()
-        self._started, self._underway = [], []
+        self._underway = {}
         if rest:
             self._meet(rest, idle)
             with self._timings.span('exchange'):
-                self._reduce(rest)
+                for sums in rest:
+                    sums.add_over(self._ranks)
 
     def _meet(self, every_sums, idle):
         for sums in every_sums if idle else ():
@@ -66,9 +67,7 @@ class OverRanks:
         with self._timings.span('wait'):
             self._ranks.meet((ADD,))
 
-    def _reduce(self, every_sums, begun=None):
-        if begun:
-            begun.set()
+    def _add_on_thread(self, sums, begun):
+        begun.set()
         with span('exchange', 'exchange'):
-            for each in every_sums:
-                each.add_over(self._ranks)
+            sums.add_over(self._ranks)
