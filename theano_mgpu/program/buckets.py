@@ -33,7 +33,7 @@ def buckets(outputs: Sequence[theano.Variable], sizes: Mapping[theano.Variable, 
     found: List[List[theano.Variable]] = [[]]
     filled = 0.0
     for output in by_depth({output: output for output in outputs}):
-        if filled >= limit:
+        if filled >= limit and len(found) < MOST:
             found.append([])
             filled = 0.0
         found[-1].append(output)

@@ -1,4 +1,5 @@
 """The graphs of a program, compiled for contexts."""
+import functools
 from collections import namedtuple
 from typing import Any, Dict, List, Sequence, Set
 
@@ -138,7 +139,7 @@ class CompiledProgram:
     def graphs(self) -> List[ParallelGraph]:
         return [part.graph for part in self._all_parts()]
 
-    @property
+    @functools.cached_property
     def variables(self) -> List[Replicated]:
         """What the graphs read, and those that other ranks compute; each once, and the same on all ranks."""
         found = [v for part in self._all_parts() if not part.is_share for v in part.graph.variables]
@@ -168,7 +169,7 @@ class CompiledProgram:
             name = '%s, stage %d of %d' % (name or 'a function', i + 1, n)
         known = [exchange.variable for each in self.program.stages[:i + 1] for exchange in each.exchanges]
         pieces = cut(given + known + list(stage.carried), stage.outputs, self._places.among(stage.carried),
-                     self._options.recompute, buckets(stage.outputs, self._sizes))
+                     self._options.recompute, buckets(stage.outputs, self._sizes) if self.overlaps else ())
         kept = self.kept.union(exchange.source for exchange in self.exchanges)
         parts, later = [], set()
         for piece in reversed(pieces):
@@ -182,7 +183,8 @@ class CompiledProgram:
         graphs = by_depth(dict(zip(piece.outputs, piece.graphs)))
         updates = {variable: graphs[new] for variable, new in own.items() if new in graphs}
         outputs = [variable for variable in graphs if variable in kept or variable in later]
-        graph = self._graph(piece.stand_ins, [graphs[v] for v in outputs], updates, self.mesh.column(piece.place), name)
+        graph = self._graph(piece.stand_ins, [graphs[v] for v in outputs], updates, self.mesh.column(piece.place), name,
+                            self._ranks)
         last = [v for v in piece.given if v.owner is not None and v not in kept and v not in later]
         return Part(piece.given, outputs, list(updates), graph, piece.level, last)
 
@@ -251,12 +253,11 @@ class CompiledProgram:
         graph = None
         if outputs or updates:
             ranks = Ranks() if is_share else self._ranks  # other ranks compile other shares
-            graph = ParallelGraph(given, outputs, updates, contexts, ranks, self.program, self._options.mode,
-                                  self._options.name)
+            graph = self._graph(given, outputs, updates, contexts, self._options.name, ranks)
         return Part(given, outputs, list(updates), graph, copied_to=copied_to, is_share=is_share)
 
-    def _graph(self, inputs, outputs, updates, contexts, name):
-        return ParallelGraph(inputs, outputs, updates, contexts, self._ranks, self.program, self._options.mode, name)
+    def _graph(self, inputs, outputs, updates, contexts, name, ranks):
+        return ParallelGraph(inputs, outputs, updates, contexts, ranks, self.program, self._options.mode, name)
 
 
 def _reads(*variables):
