@@ -8,7 +8,6 @@ from ..distributed.process_group import READ, Ranks
 from ..errors import GraphError
 from ..replicas.replicated import Replicated, replicated
 from ..replicas.transfers import fetch
-from .transaction import Transaction
 
 
 class DividedUpdate:
@@ -35,12 +34,12 @@ class DividedUpdate:
         """New values of other processes, for the values of this one, on the host or on a device."""
         return self._gathered(self._sent, values)
 
-    def leave(self, transaction: Transaction) -> None:
-        """Once the step is committed, each process alone has the latest values of its share."""
+    def leave(self) -> None:
+        """A step is committed: each process alone has the latest values of its share."""
         for rank, share in enumerate(self._kept):
             for variable in share:
-                transaction.then(variable.divide, self.gather, rank == self._ranks.rank)
-        transaction.then(self._ranks.note_divided, self.gather)
+                variable.divide(self.gather, rank == self._ranks.rank)
+        self._ranks.note_divided(self.gather)
 
     def gather(self) -> None:
         """Give every process the latest values of all shares. All processes have to call it at the same place."""

@@ -227,7 +227,7 @@ class Runner:
                         for variable, value in divided.exchange(made).items()]
             self._store(new, transaction)
             if divided:
-                divided.leave(transaction)
+                transaction.then(divided.leave)
         return results
 
     def _broadcast(self, part, contexts, common):
