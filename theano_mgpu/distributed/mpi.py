@@ -82,15 +82,14 @@ class MpiRanks(Meeting):
 
     def all_reduce(self, arrays):
         for array in arrays:
-            # MPI has no float16.
-            total = array.astype('float32') if array.dtype == 'float16' else array
+            total = _summable(array)
             with self._watchdog((ADD,)):
                 self._comm.Allreduce(self._mpi.IN_PLACE, total)
             if total is not array:
                 array[...] = total
 
     def reduce_scatter(self, array, lengths):
-        given = array.astype('float32') if array.dtype == 'float16' else array
+        given = _summable(array)
         total = np.empty(lengths[self.rank], given.dtype)
         with self._watchdog((ADD,)):
             self._comm.Reduce_scatter(given, total, lengths)
@@ -255,6 +254,11 @@ class MpiRanks(Meeting):
         for request in self._requests:
             request.Free()
         self._mpi.Finalize()
+
+
+def _summable(array):
+    """The array, or a copy of a dtype that MPI can add: it has no float16."""
+    return array.astype('float32') if array.dtype == 'float16' else array
 
 
 def _split(array, lengths):
