@@ -12,6 +12,8 @@ from theano_mgpu.utils import progress
 import pytest
 import theano.tensor as T
 from theano.gof import compilelock
+from theano.gof.params_type import ParamsType
+from theano.gpuarray.type import GpuContextType
 
 
 @pytest.fixture
@@ -65,3 +67,10 @@ def test_a_long_compilation_says_what_it_compiles_and_for_which_contexts(cpu2, m
     for text, name in zip(notes.texts, ['twice', 'a function of x']):
         assert text.startswith('note: compiling %s for host0, host1 takes a while' % name)
     assert len(notes.texts) == 2
+
+
+def test_c_code_of_a_gpu_is_the_same_in_each_process():
+    """Two ranks that compiled at the same time left "the same cache key is associated to different modules"."""
+    types_of_two_processes = GpuContextType(), GpuContextType()
+    first, second = [ParamsType(context=context_type).name for context_type in types_of_two_processes]
+    assert first == second
