@@ -22,8 +22,10 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # --- main ----------------------------------------------------------------------------------------
 
-def test_no_command_prints_help_that_teaches(capsys):
-    assert main([]) == 0
+def test_help_teaches(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(['--help'])
+    assert caught.value.code == 0
     text = capsys.readouterr().out
     for words in ('devices', 'doctor', 'config', 'theano-mgpu config -n 2 > ~/.theanorc', "A context is Theano's name"):
         assert words in text

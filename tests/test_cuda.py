@@ -335,4 +335,5 @@ def test_the_doctor_says_that_libgpuarray_leaks_and_that_the_patch_holds():
     lines = run(DOCTOR, flags='contexts=dev0->cuda0;dev1->cuda1')
     found = next(line for line in lines if line.startswith('libgpuarray'))
     assert found.split()[1] == 'ok' and 'with the patch of theano_mgpu it does not, on cuda0 and cuda1' in found
-    assert lines[-1] == 'All that is needed works.'
+    assert lines[-2] == 'All that is needed works.'
+    assert lines[-1] == 'Advice: theano-mgpu run train.py runs a Keras or Theano script, unchanged, on dev0, dev1.'

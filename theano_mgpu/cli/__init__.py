@@ -7,7 +7,7 @@ import theano_mgpu
 
 from ..errors import MgpuError
 from ..jobs import rank_process
-from . import bench, config, devices, doctor, launch, predict, run
+from . import bench, config, devices, doctor, launch, overview, predict, run
 
 COMMANDS = (devices, doctor, config, run, launch, predict, bench)
 
@@ -20,6 +20,7 @@ A context is Theano's name for a device. THEANO_FLAGS or .theanorc map them:
   THEANO_FLAGS='contexts=dev0->cuda0;dev1->cuda1' theano-mgpu devices
 
 examples:
+  theano-mgpu                                what is here, and what to do next
   theano-mgpu devices                        list contexts and devices
   theano-mgpu doctor                         check the set-up, and print remedies
   theano-mgpu config -n 2 > ~/.theanorc      use two devices from now on
@@ -77,7 +78,7 @@ def main(argv=None):
     args = parser.parse_args(argv)
     try:
         if not hasattr(args, 'run'):
-            parser.print_help()
+            overview.show()
             return 0
         if not hasattr(args, 'works_without_theano'):
             check_theano()

@@ -6,7 +6,7 @@ import textwrap
 
 from ...jobs import mpi_environment, rank_process
 from ..output import print_json
-from . import cuda_checks, device_checks, host_checks, libraries, mpi_checks
+from . import advice, cuda_checks, device_checks, host_checks, libraries, mpi_checks
 
 EPILOG = """\
 Each check is ok, FAIL (needed but broken: the exit code is 1), warn (works, but slowly or in part) or
@@ -34,18 +34,20 @@ def add_parser(sub):
 def run(args):
     """Run the checks and print each result at once; return 1 if one failed, else 0."""
     rank_process.note_joined()  # in a job, the checks of each rank are its own
-    findings = []
-    for name, finding in diagnose(host_checks.Setup()):
+    setup, findings = host_checks.Setup(), []
+    for name, finding in diagnose(setup):
         findings.append((name, finding))
         if not args.json:
             print(as_text(name, finding))
             sys.stdout.flush()
     failed = [name for name, finding in findings if finding.status == host_checks.FAIL]
+    last_line = advice.last_line(findings, setup)
     if args.json:
-        print_json({'healthy': not failed,
+        print_json({'healthy': not failed, 'advice': last_line,
                     'checks': [dict(name=name, **finding._asdict()) for name, finding in findings]})
     else:
         print('\nBroken: %s.' % ', '.join(failed) if failed else '\nAll that is needed works.')
+        print(last_line)
     return 1 if failed else 0
 
 

@@ -1,0 +1,84 @@
+"""What to do next on this machine: the last line of `theano-mgpu doctor`, and the commands of `theano-mgpu` alone."""
+from collections import namedtuple
+
+from ...devices import discovery
+from ...jobs import mpi_environment
+from ...jobs.allocation import allocation
+from . import libraries
+from .host_checks import FAIL, WARN
+
+Step = namedtuple('Step', 'command purpose')
+
+
+def problem(setup):
+    """What keeps this machine from being used as it is set up; the empty string if nothing is known."""
+    if setup.theano_error is not None:
+        return 'Theano cannot be imported'
+    if setup.map_error is not None:
+        return 'the contexts cannot be read'
+    if libraries.nvidia_gpu_present() and not discovery.discover('cuda')[0]:
+        return "NVIDIA's GPUs cannot be used yet"
+    return ''
+
+
+def first_script(setup):
+    """The command that runs a script on all that this machine, or this job, has.
+
+    Returns
+    -------
+    Step
+    """
+    script = 'a Keras or Theano script, unchanged, '
+    processes = mpi_environment.size()
+    if processes > 1:
+        return Step('theano-mgpu run train.py', script + 'started as this was, in %d processes' % processes)
+    if allocation():
+        return Step('theano-mgpu launch run train.py', script + 'on the hosts of this job')
+    names = [context.name for context in setup.contexts]
+    if len(names) == 1 and setup.needs('cuda', 'opencl'):
+        return Step('theano-mgpu launch --hosts a,b run train.py', script + 'on one device of each of two hosts')
+    if setup.needs('cuda', 'opencl'):
+        return Step('theano-mgpu run train.py', script + 'on ' + ', '.join(names))
+    return Step('theano-mgpu launch -n 2 run train.py', script + 'in two processes on the CPU')
+
+
+def next_steps(setup, is_flagged):
+    """Three commands that make sense next.
+
+    Parameters
+    ----------
+    setup : Setup
+    is_flagged : bool
+        Whether THEANO_FLAGS or .theanorc map contexts.
+
+    Returns
+    -------
+    list of Step
+    """
+    wrong = problem(setup)
+    check = Step('theano-mgpu doctor', 'begin here: ' + wrong if wrong else 'check that each context computes')
+    if setup.needs('cuda', 'opencl') and not is_flagged:
+        last = Step('theano-mgpu config > ~/.theanorc', 'use these devices, with float32, from now on')
+    else:
+        last = Step('theano-mgpu bench --model cnn', 'measure how a model scales here')
+    return [check, first_script(setup), last]
+
+
+def last_line(findings, setup):
+    """One line of advice, after all checks.
+
+    Parameters
+    ----------
+    findings : list of (str, Finding)
+    setup : Setup
+
+    Returns
+    -------
+    str
+    """
+    for status, text in (FAIL, 'apply the remedy of %s first, then run theano-mgpu doctor again'), (
+            WARN, 'apply the remedy of %s, unless you do not need it'):
+        names = [name for name, finding in findings if finding.status == status]
+        if names:
+            return 'Advice: %s.' % (text % names[0])
+    return 'Advice: %s runs %s.' % first_script(setup)

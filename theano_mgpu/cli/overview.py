@@ -1,0 +1,51 @@
+"""`theano-mgpu` without arguments: what there is on this machine, and three commands that make sense next."""
+import os
+import sys
+from importlib import metadata
+
+import theano_mgpu
+
+from ..devices import discovery
+from ..devices.contexts import flagged
+from ..jobs import rank_process
+from ..jobs.allocation import allocation
+from .doctor import advice, host_checks
+
+PACKAGES = ('Theano', 'pygpu', 'Keras', 'mpi4py')
+LINE = '  %-10s  %s'
+
+
+def show():
+    """Print the overview; nothing is opened or computed, so that it takes no longer than importing Theano."""
+    rank_process.note_joined()  # in a job, each rank prints its own
+    setup = host_checks.Setup()
+    lines = [('devices', devices()), ('contexts', host_checks.check_map(setup).text), ('installed', installed())]
+    job = allocation()
+    if job:
+        lines.append(('job', str(job)))
+    print('theano-mgpu %s: one Theano or Keras model on several devices\n' % theano_mgpu.__version__)
+    print('\n'.join(LINE % line for line in lines))
+    steps = advice.next_steps(setup, bool(flagged()))
+    width = max(len(step.command) for step in steps)
+    print('\nnext:')
+    print('\n'.join('  %-*s  %s' % (width, *step) for step in steps))
+    print('\ntheano-mgpu --help lists all commands.')
+
+
+def devices():
+    """The devices of this machine, as text."""
+    found = [device for kind in discovery.KINDS for device in discovery.discover(kind)[0]]
+    remarks = {'cuda': '', 'cpu': ' (%d cores)' % len(os.sched_getaffinity(0))}
+    return ', '.join(device + remarks.get(discovery.kind_of(device), ' (%s)' % discovery.type_of(device))
+                     for device in found)
+
+
+def installed():
+    """Python and the packages that this one works with, as text."""
+    texts = ['Python %d.%d.%d' % sys.version_info[:3]]
+    for package in PACKAGES:
+        try:
+            texts.append('%s %s' % (package, metadata.version(package)))
+        except metadata.PackageNotFoundError:
+            texts.append('no ' + package)
+    return ', '.join(texts)
