@@ -1,7 +1,8 @@
 """Place a model on two devices: a tower of layers on each, merged on the host. Compare it with one device.
 
-Two towers read two inputs, such as a picture and a text. Each tower is on a device of its own, so both together may be
-larger than one device. The merge, a concatenation and a small layer, is on the host:
+Two towers read two inputs, such as a picture and a text; here they are the upper and the lower half of scikit-learn's
+digits. Each tower is on a device of its own, so both together may be larger than one device. The merge, a concatenation
+and a small layer, is on the host:
 
     with mgpu.device('dev0'): a = tower(x)
     with mgpu.device('dev1'): b = tower(z)
@@ -27,6 +28,7 @@ import theano_mgpu as mgpu  # before theano
 import numpy as np
 import theano
 import theano.tensor as T
+from sklearn.datasets import load_digits
 
 HELP = {
     'contexts': 'which devices to use, as "NAME->DEVICE;NAME->DEVICE"; the first tower is on the first one, the second '
@@ -37,7 +39,7 @@ HELP = {
                      'next slice. The result is that of the whole batch (default: %(default)s)',
     'recompute': 'compute the forward pass again in the backward pass, which takes less memory and more time',
 }
-INPUTS, HIDDEN, TARGETS = (20, 30), 64, 5
+HALF, HIDDEN, CLASSES = 32, 64, 10
 
 
 class TwoTowers:
@@ -45,23 +47,22 @@ class TwoTowers:
 
     def __init__(self, places=None):
         self.places, self.rng, self.params = places, np.random.RandomState(0), []
-        self.x, self.z, self.target = T.matrix('x'), T.matrix('z'), T.matrix('target')
+        x, z, labels = self.inputs = T.matrix('x'), T.matrix('z'), T.ivector('labels')
         with self.on(0):
-            a = self.tower(self.x, INPUTS[0])
+            a = self.tower(x)
         with self.on(1):
-            b = self.tower(self.z, INPUTS[1])
+            b = self.tower(z)
         with self.on('cpu'):
-            self.output = self.dense(T.concatenate([a, b], axis=1), 2 * HIDDEN, TARGETS)
-            self.loss = T.sqr(self.output - self.target).mean()
-        self.inputs = [self.x, self.z, self.target]
+            self.output = T.nnet.softmax(self.dense(T.concatenate([a, b], axis=1), 2 * HIDDEN, CLASSES))
+            self.loss = T.nnet.categorical_crossentropy(self.output, labels).mean()
 
     def on(self, place):
         if self.places is None:
             return contextlib.nullcontext()
         return mgpu.device(place if place == 'cpu' else self.places[place])
 
-    def tower(self, x, n_in):
-        return T.tanh(self.dense(T.tanh(self.dense(x, n_in, HIDDEN)), HIDDEN, HIDDEN))
+    def tower(self, x):
+        return T.tanh(self.dense(T.tanh(self.dense(x, HALF, HIDDEN)), HIDDEN, HIDDEN))
 
     def dense(self, x, n_in, n_out):
         w = self.shared(self.rng.randn(n_in, n_out) / np.sqrt(n_in), 'w%d' % len(self.params))
@@ -79,20 +80,19 @@ def momentum(gradients, params):
     updates = []
     for param, gradient in zip(params, gradients):
         velocity = theano.shared(param.get_value() * 0, 'velocity of %s' % param)
-        new = T.cast(0.9 * velocity - 0.05 * gradient, param.dtype)
+        new = T.cast(0.9 * velocity - 0.1 * gradient, param.dtype)
         updates += [(velocity, new), (param, param + new)]
     return updates
 
 
 def batches(steps, size):
-    """Synthetic data: the targets are a function of both inputs."""
-    rng = np.random.RandomState(1)
-    mixing = [rng.randn(n, TARGETS) / np.sqrt(n) for n in INPUTS]
+    """The upper half of each image, shape (n, 32), the lower half, and labels, shape (n,)."""
+    images, labels = load_digits(return_X_y=True)
+    images = (images / 16).astype(theano.config.floatX)
     for i in range(steps):
-        n = size - (i == steps - 1)
-        x, z = [rng.randn(n, n_in) for n_in in INPUTS]
-        target = np.tanh(x.dot(mixing[0]) + z.dot(mixing[1]))
-        yield [values.astype(theano.config.floatX) for values in (x, z, target)]
+        start = i * size % (len(images) - size)
+        chosen = slice(start, start + size - (i == steps - 1))
+        yield images[chosen, :HALF], images[chosen, HALF:], labels[chosen].astype('int32')
 
 
 def difference(ours, theirs):

@@ -4,8 +4,10 @@ Layers that are called in a block are on its device, with their weights:
 
     with mgpu.device('dev0'): a = Dense(64)(x)
     with mgpu.device('dev1'): b = Dense(64)(z)
-    with mgpu.device('cpu'):  y = Dense(5)(concatenate([a, b]))
+    with mgpu.device('cpu'):  y = Dense(10, activation='softmax')(concatenate([a, b]))
     model = multi_gpu_model(Model([x, z], y))
+
+The towers read the upper and the lower half of scikit-learn's digits.
 
 Gradients, updates and the state of the optimizer are where the weights are. A saved model does not contain the
 placement. The script trains the model, and with plain Keras the same model on one device, from the same weights. It
@@ -31,6 +33,7 @@ from keras import backend as K
 from keras.layers import Dense, Input, concatenate
 from keras.models import Model
 from keras.optimizers import SGD
+from sklearn.datasets import load_digits
 
 HELP = {
     'contexts': 'which devices to use, as "NAME->DEVICE;NAME->DEVICE"; the first tower is on the first one, the second '
@@ -39,7 +42,7 @@ HELP = {
     'batch': 'samples of a batch; the last batch has one less (default: %(default)s)',
     'float64': 'compute in double precision',
 }
-INPUTS, HIDDEN, TARGETS = (20, 30), 64, 5
+HALF, HIDDEN, CLASSES = 32, 64, 10
 
 
 def two_towers(places=None):
@@ -47,24 +50,23 @@ def two_towers(places=None):
     def on(place):
         return mgpu.device(place) if places else contextlib.nullcontext()
     first, second = places or (None, None)
-    x, z = [Input((n,)) for n in INPUTS]
+    x, z = Input((HALF,)), Input((HALF,))
     with on(first):
         a = Dense(HIDDEN, activation='tanh')(Dense(HIDDEN, activation='tanh')(x))
     with on(second):
         b = Dense(HIDDEN, activation='tanh')(Dense(HIDDEN, activation='tanh')(z))
     with on('cpu'):
-        y = Dense(TARGETS)(concatenate([a, b]))
+        y = Dense(CLASSES, activation='softmax')(concatenate([a, b]))
     return Model([x, z], y)
 
 
 def batches(steps, size):
-    """Synthetic data: the targets are a function of both inputs."""
-    rng = np.random.RandomState(1)
-    mixing = [rng.randn(n, TARGETS) / np.sqrt(n) for n in INPUTS]
+    """The upper half of each image and the lower half, each of shape (n, 32); labels, shape (n,)."""
+    images, labels = load_digits(return_X_y=True)
     for i in range(steps):
-        n = size - (i == steps - 1)
-        x, z = [rng.randn(n, n_in) for n_in in INPUTS]
-        yield [x, z], np.tanh(x.dot(mixing[0]) + z.dot(mixing[1]))
+        start = i * size % (len(images) - size)
+        chosen = slice(start, start + size - (i == steps - 1))
+        yield [images[chosen, :HALF] / 16, images[chosen, HALF:] / 16], labels[chosen]
 
 
 def difference(ours, theirs):
@@ -82,14 +84,14 @@ def main(contexts, steps, batch, float64):
     alone.set_weights(template.get_weights())
     model = multi_gpu_model(template)
     for each in (model, alone):
-        each.compile(SGD(0.05, momentum=0.9), 'mse')
+        each.compile(SGD(0.1, momentum=0.9), 'sparse_categorical_crossentropy')
     print('a tower on %s, a tower on %s, the merge on the host'
           % tuple('%s (%s)' % (place.name, place.device) for place in places))
 
     data = list(batches(steps, batch))
     found = {'gradients': 0, 'losses': 0}
-    for i, (inputs, targets) in enumerate(data):
-        loss, loss_alone = model.train_on_batch(inputs, targets), alone.train_on_batch(inputs, targets)
+    for i, (inputs, labels) in enumerate(data):
+        loss, loss_alone = model.train_on_batch(inputs, labels), alone.train_on_batch(inputs, labels)
         found['losses'] = max(found['losses'], difference([loss], [loss_alone]))
         print('step %2d: loss %.6f, on one device %.6f' % (i + 1, loss, loss_alone))
         if i == 0:  # the state of SGD is the step count, and now the gradients times the rate

@@ -131,3 +131,19 @@ def test_the_demo_takes_two_opencl_contexts_unless_others_are_mapped(opencl_cpus
     monkeypatch.setenv('THEANO_FLAGS', '')
     monkeypatch.setattr(mgpu, 'init', parse_context_map)  # dev0 may be open on another device
     assert [context.device for context in open_contexts(None, opencl_cpus=True)] == (opencl_cpus * 2)[:2]
+
+
+def test_one_cpu_context_is_told_once_and_nothing_is_timed_on_it():
+    """`theano-mgpu run` said for each function that none is divided, and then timed each one divided among one."""
+    mgpu.init('host0->cpu')
+    told = []
+    report = mgpu.enable(tell=told.append)
+    try:
+        x = T.matrix('x')
+        functions = [theano.function([x], x * factor, mode='FAST_COMPILE') for factor in (2, 3)]
+    finally:
+        mgpu.disable()
+    text, = told
+    assert text.startswith('there is one context, on the CPU: no function is divided. Map several')
+    assert [usage.why for usage in report.usages] == ['there is one context, on the CPU'] * 2
+    assert [function.mgpu_divided for function in functions] == [None, None]

@@ -12,6 +12,7 @@ from .enabled_function import NOT_PLACED, EnabledFunction, PlacedFunction
 from .report import FunctionReport
 
 OWN_SAMPLES = 'each process has samples of its own: use mgpu.function, which adds over processes'
+ONE_CPU = 'there is one context, on the CPU'
 
 _enabled = None  # the Enabled in force
 
@@ -105,6 +106,7 @@ class Enabled:
     def __init__(self, contexts, strict, verify, always, tell):
         self.contexts, self.strict, self.verifies, self.always, self.tell = contexts, strict, verify, always, tell
         self.report = FunctionReport()
+        self._tell_once = functools.lru_cache(None)(tell)
 
     def attach(self, function, given):
         """Have a new function run over the contexts, if it may have a batch."""
@@ -114,22 +116,24 @@ class Enabled:
         placed = is_placed(theano_functions.graph_of(function))
         obstacle = _obstacle(given, placed)
         if obstacle == OWN_SAMPLES:
-            self.tell('with --sharded (mgpu.data=sharded) each process has samples of its own: Theano functions are '
-                      'not divided, and each process computes its own results. Use mgpu.function, or leave out '
-                      '--sharded')
+            self._tell_once('with --sharded (mgpu.data=sharded) each process has samples of its own: Theano functions '
+                            'are not divided, and each process computes its own results. Use mgpu.function, or leave '
+                            'out --sharded')
+        if not obstacle and not placed and self._has_one_cpu() and not self.always:
+            obstacle = ONE_CPU
+            self._tell_once(ONE_CPU + ': no function is divided. Map several, e.g. theano-mgpu run --gpus 2, or '
+                            'mgpu.init(2)')
         if obstacle:
             usage.run_on([], obstacle)
             if placed:
                 self.tell(NOT_PLACED % (usage.name, obstacle))
-        elif placed:
-            function.mgpu_divided = PlacedFunction(self, function, given, usage)
         else:
-            # A device that cannot be opened is an error, whether or not this function uses it.
-            kinds = [getattr(context, 'kind', None) for context in self.contexts()]  # none for a list of contexts
-            if kinds == ['cpu'] and choose_ranks(None).size == 1:
-                self.tell('there is one context, on the CPU: no function is divided. Map several, e.g. '
-                          'theano-mgpu run --gpus 2, or mgpu.init(2)')
-            function.mgpu_divided = EnabledFunction(self, function, given, usage)
+            function.mgpu_divided = (PlacedFunction if placed else EnabledFunction)(self, function, given, usage)
+
+    def _has_one_cpu(self):
+        """Whether there is nothing to divide among; a device that cannot be opened is an error."""
+        kinds = [getattr(context, 'kind', None) for context in self.contexts()]  # none for a list of contexts
+        return kinds == ['cpu'] and choose_ranks(None).size == 1
 
 
 def _obstacle(given, placed):
