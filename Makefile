@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 ARGS ?=
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-cuda test-nvrtc test-slurm test-pythons test-packages bench clean
+.PHONY: help setup demo test test-slow test-cuda test-nvrtc test-slurm test-pythons test-packages test-docker bench clean
 
 help: ## list the targets
 	@echo 'make demo and make test install what they need: no other command has to run first.'
@@ -36,6 +36,9 @@ test-pythons: ## install into a plain venv of each CPython 3.8 to 3.11 found her
 
 test-packages: setup ## build the sdist and the wheel, and install each where there is no checkout
 	@.ci/test-packages
+
+test-docker: ## build docker/*.Dockerfile with buildah, and train in the images (as root)
+	@.ci/test-docker
 
 bench: setup ## measure what a step over contexts costs, as in benchmarks/RESULTS.md
 	@$(PY) benchmarks/step_overhead.py --models cnn mlp small $(ARGS)

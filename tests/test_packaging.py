@@ -34,3 +34,18 @@ def test_the_source_distribution_has_every_file(tmp_path):
     with tarfile.open(str(archive)) as tar:
         packed = {name.partition('/')[2] for name in tar.getnames()}
     assert not set(tracked.split('\n')) - {''} - packed
+
+
+@pytest.mark.parametrize('name,leaves_out', [('cpu', ['iproute2']), (  # which one test needs
+    'cuda', ['iproute2', 'libclblast1', 'libclblast-dev', 'pocl-opencl-icd'])])
+def test_the_images_have_the_packages_of_the_set_up(name, leaves_out):
+    """`make test-docker` builds them."""
+    needed = re.search(r'^DEBIAN_PACKAGES=\(\n(.*?)^\)', (ROOT / '.ci/setup').read_text(), re.M | re.S).group(1)
+    needed = set(re.sub('#.*', '', needed).split()) - set(leaves_out)
+    text = (ROOT / 'docker' / (name + '.Dockerfile')).read_text()
+    installed = re.search(r'--no-install-recommends((?:\s|\\|[\w+.-])*)&&', text).group(1).replace('\\', '')
+    assert set(installed.split()) == needed
+    extras = re.search(r'/tmp/theano_mgpu\[(.*?)\]', text).group(1).replace('$CUDA', 'cuda12').split(',')
+    assert all("'%s': " % extra in (ROOT / 'setup.py').read_text() for extra in extras)
+    setuptools, = re.findall(r'"(setuptools>.*?)"', (ROOT / 'pyproject.toml').read_text())
+    assert "'%s'" % setuptools in text
