@@ -138,3 +138,23 @@ def test_launch_in_a_process_that_has_initialised_mpi(tmp_path):
                'sys.exit(subprocess.call([sys.executable, "-m", "theano_mgpu", "launch", "-n", "2", "job.py"]))')
     done = subprocess.run([sys.executable, '-c', program], cwd=str(tmp_path), capture_output=True, text=True)
     assert (done.returncode, done.stdout.count('a rank')) == (0, 2), done.stderr
+
+
+ONE_THREAD = '''
+import mpi4py
+mpi4py.rc.thread_level = 'serialized'
+import theano_mgpu as mgpu, theano, theano.tensor as T
+mgpu.init('dev0->cpu')
+x, w = T.matrix('x'), theano.shared(0.0, name='w')
+mgpu.training_function([x], (w * x).sum(), [w], lambda gradients: {w: w - gradients[0]})
+'''
+
+
+@pytest.mark.mpi
+def test_overlap_with_an_mpi_for_one_thread_is_an_error(tmp_path):
+    """Two threads used MPI at the same time, although a script had started it for one."""
+    script = tmp_path / 'script.py'
+    script.write_text(ONE_THREAD)
+    done = launch(2, job=str(script), flags=INTERPRETED + ',mgpu.overlap=True', expected=1)
+    assert 'MPI was started without MPI_THREAD_MULTIPLE' in done.stderr
+    launch(2, job=str(script), flags=INTERPRETED)

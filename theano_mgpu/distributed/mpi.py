@@ -72,6 +72,12 @@ class MpiRanks(Meeting):
         self.hosts = {rank: name.tobytes().decode().rstrip() for rank, name in enumerate(names)}
         atexit.register(self._end)
 
+    def check_threads(self):
+        if self._mpi.Query_thread() < self._mpi.THREAD_MULTIPLE:
+            raise MgpuError('mgpu.overlap=True exchanges gradients on a thread of its own, and MPI was started without '
+                            'MPI_THREAD_MULTIPLE, which this needs. Leave out mpi4py.rc.thread_level and '
+                            'mpi4py.rc.threads, or set mgpu.overlap=False')
+
     @contextlib.contextmanager
     def _exchange(self, what, values=()):
         """A ``with`` block for a collective that begins once all ranks are there; gives the integers of each."""

@@ -63,6 +63,9 @@ class Ranks:
             Of a RankError they know: each is raised on all ranks.
         """
 
+    def check_threads(self) -> None:
+        """Raise an MgpuError if a thread may not exchange while the ranks meet in another one."""
+
     def all_reduce(self, arrays: Sequence[np.ndarray]) -> None:
         """Add one-dimensional arrays over the ranks, in place; bitwise the same on each. The ranks have just met."""
 

@@ -89,6 +89,8 @@ class CompiledProgram:
         self._places, self._ranks, self._options = Places(mesh, placement), ranks, options
         self.overlaps = bool(options.params and not options.recompute and ranks.size * len(mesh.replicas) > 1
                              and self._all_ranks('overlap', 'True'))
+        if self.overlaps:
+            ranks.check_threads()
         n_results = len(program.outputs) - len(updated)
         self.results = program.outputs[:n_results]
         new = dict(zip(updated, program.outputs[n_results:]))
