@@ -46,8 +46,9 @@ def test_the_backward_pass_is_cut(n, most, pieces, contexts, overlap, monkeypatc
 @pytest.mark.opencl
 @pytest.mark.cuda
 @pytest.mark.parametrize('make,shape,updates,options', [
-    (dense_model, (7,), 'clipped_adam', {}), (dense_model, (7,), 'adam', {'micro_batches': 3}),
-    pytest.param(conv_model, (2, 8, 8), 'momentum', {'executor': 'threads'}, marks=pytest.mark.needs_compiler)])
+    (dense_model, (7,), 'clipped_adam', {'executor': 'threads'}), (dense_model, (7,), 'adam', {'micro_batches': 3}),
+    pytest.param(conv_model, (2, 8, 8), 'momentum', {'executor': 'threads'},
+                 marks=[pytest.mark.needs_compiler, pytest.mark.slow])])
 def test_it_is_the_step_without_overlap(make, shape, updates, options, contexts, kind, overlap):
     names = [context.name for context in contexts(kind, 2)]
     sides = []
