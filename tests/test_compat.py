@@ -175,6 +175,24 @@ def test_a_wrong_flag_is_named():
     assert done.returncode == 1 and 'mgpu.executor=quick is not one of auto, serial, threads' in done.stderr
 
 
+def test_a_wrong_flag_can_be_put_right_in_a_notebook():
+    """The second import said "This name is already taken"."""
+    code = """
+import os
+for flags in ('mgpu.executor=quick', 'mgpu.timeout=7'):
+    try:
+        import theano_mgpu
+    except Exception as error:
+        print(error)
+    os.environ['THEANO_FLAGS'] = flags
+import theano_mgpu, theano
+print(theano.config.mgpu.timeout)
+"""
+    done = python(code, THEANO_FLAGS='mgpu.executor=quick')
+    first, second, timeout = done.stdout.splitlines()
+    assert 'mgpu.executor=quick is not one of' in first and second == first and timeout == '7', done.stderr
+
+
 @pytest.mark.parametrize('name,own,default', [
     ('POCL_DEVICES', 'pthread', 'pthread pthread'), ('POCL_CACHE_DIR', 'mine', '/cache/pocl/kcache-rank1')])
 def test_pocl_settings_of_the_user_are_left_alone(monkeypatch, name, own, default):

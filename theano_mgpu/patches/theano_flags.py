@@ -10,15 +10,14 @@ import warnings
 
 from .. import config
 
-_own = {}  # theano_mgpu's own flags that Theano did not read
-
 
 def hide_own_flags(flags):
     """Hide theano_mgpu's own flags, which Theano does not know before `register_own_flags`.
 
     Without this, it warns that it does not recognise them.
     """
-    _own.update((name, flags.pop(name)) for name in list(flags) if name in config.OWN_FLAGS)
+    for name in config.OWN_FLAGS:
+        flags.pop(name, None)
 
 
 def hide_contexts(flags):
@@ -75,9 +74,11 @@ def register_own_flags():
     """
     from theano import configparser
     from theano.configparser import AddConfigVar, EnumStr, IntParam, StrParam
-    configparser.THEANO_FLAGS_DICT.update(_own)
+    for name in config.OWN_FLAGS:  # before the first one is added: a second import raises this error again, or none
+        config.own_flag(name)
+    given = config.environment_flags()
+    configparser.THEANO_FLAGS_DICT.update({name: given[name] for name in config.OWN_FLAGS if name in given})
     for name, (default, allowed, doc) in config.OWN_FLAGS.items():
-        config.own_flag(name)  # raises our own message for a value that it cannot have
         if isinstance(allowed, tuple) and not isinstance(default, int):
             kind = EnumStr(default, *[value for value in allowed if value != default])
         else:
