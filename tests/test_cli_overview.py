@@ -17,13 +17,13 @@ CHECK = ('theano-mgpu doctor', 'check that each context computes')
 
 
 @pytest.fixture
-def machine(monkeypatch):
+def machine(monkeypatch, tmp_path):
     """A function that makes this a machine with such devices, without a job; the flags map no contexts."""
     for name in list(os.environ):
         if name.startswith(('SLURM', 'PMI', 'OMPI_', 'PBS', 'LSB')):
             monkeypatch.delenv(name)
     monkeypatch.setenv('THEANO_FLAGS', '')
-    monkeypatch.setenv('THEANORC', os.devnull)
+    monkeypatch.setenv('THEANORC', str(tmp_path / 'theanorc'))
     monkeypatch.setattr(libraries, 'nvidia_gpu_present', lambda: False)
 
     def have(*devices):
@@ -75,6 +75,12 @@ def test_the_next_steps_are_those_of_the_machine(devices, flags, expected, machi
     facts, steps = overview()
     assert steps == expected
     assert re.sub(r' \(.*?\)', '', facts['devices']) == ', '.join(devices)
+
+
+def test_a_theanorc_is_not_written_over(machine, overview, tmp_path):
+    machine('cuda0', 'cuda1', 'cpu')
+    (tmp_path / 'theanorc').write_text('[global]\nfloatX = float32\n')
+    assert overview()[1][2] == ('theano-mgpu config', 'lines for your .theanorc: these devices, with float32')
 
 
 def test_in_an_allocation_a_script_runs_on_its_hosts(machine, overview, monkeypatch):

@@ -14,7 +14,7 @@ more contexts than devices, the others get the next numbers (cuda2, cuda3), with
 `cpu` contexts all share the host.
 
 examples:
-  theano-mgpu config > ~/.theanorc
+  theano-mgpu config > ~/.theanorc         a new file; add the lines to one that you have
   theano-mgpu config -n 4 --kind cuda > theanorc.cluster
   THEANORC=theanorc.cluster theano-mgpu doctor
 """

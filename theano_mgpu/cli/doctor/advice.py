@@ -1,6 +1,8 @@
 """What to do next on this machine: the last line of `theano-mgpu doctor`, and the commands of `theano-mgpu` alone."""
+import os
 from collections import namedtuple
 
+from ... import config
 from ...devices import discovery
 from ...jobs import mpi_environment
 from ...jobs.allocation import allocation
@@ -59,6 +61,8 @@ def next_steps(setup, is_flagged):
     check = Step('theano-mgpu doctor', 'begin here: ' + wrong if wrong else 'check that each context computes')
     if setup.needs('cuda', 'opencl') and not is_flagged:
         last = Step('theano-mgpu config > ~/.theanorc', 'use these devices, with float32, from now on')
+        if any(map(os.path.exists, config.theanorc_files())):
+            last = Step('theano-mgpu config', 'lines for your .theanorc: these devices, with float32')
     else:
         last = Step('theano-mgpu bench --model cnn', 'measure how a model scales here')
     return [check, first_script(setup), last]
