@@ -102,8 +102,8 @@ def in_two_threads():
         thread.join()
 
 
-def fail(how):
-    """Train, and have the last rank fail in the given way."""
+def fail(how, mark=None):
+    """Train, and have the last rank fail in the given way, once it has made a file, if one is named."""
     mgpu.init('a->cpu')
     network, last = Network(), mgpu.rank() == mgpu.size() - 1
     print('rank %d began' % mgpu.rank(), flush=True)
@@ -111,6 +111,8 @@ def fail(how):
         if number == 5:
             sys.stdout.write('failing at %f\n' % time.time())
             sys.stdout.flush()
+            if mark and last:
+                open(mark, 'w').close()
             if how == 'threads':
                 return in_two_threads()
             if how == 'output' and last:
