@@ -1,6 +1,7 @@
 """`theano-mgpu` without arguments, and the advice at the end of the doctor."""
 import os
 import re
+from pathlib import Path
 
 import theano_mgpu as mgpu
 from theano_mgpu.cli import main
@@ -99,6 +100,7 @@ def test_in_an_allocation_a_script_runs_on_its_hosts(machine, overview, monkeypa
 @pytest.mark.parametrize('break_it,purpose', [
     (lambda patch: patch.setattr(mgpu, 'theano_error', ValueError('no'), raising=False), 'Theano cannot be imported'),
     (lambda patch: patch.setenv('THEANO_FLAGS', 'contexts=a-cpu'), 'the contexts cannot be read'),
+    (lambda patch: Path(os.environ['THEANORC']).write_text('contexts = a->cpu'), 'the contexts cannot be read'),
     (lambda patch: patch.setattr(libraries, 'nvidia_gpu_present', lambda: True), "NVIDIA's GPUs cannot be used yet"),
 ])
 def test_what_is_wrong_comes_first(break_it, purpose, machine, overview, monkeypatch):

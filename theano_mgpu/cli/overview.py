@@ -6,7 +6,6 @@ from importlib import metadata
 import theano_mgpu
 
 from ..devices import discovery
-from ..devices.contexts import flagged
 from ..jobs import rank_process
 from ..jobs.allocation import allocation
 from .doctor import advice, host_checks
@@ -25,7 +24,7 @@ def show():
         lines.append(('job', str(job)))
     print('theano-mgpu %s: one Theano or Keras model on several devices\n' % theano_mgpu.__version__)
     print('\n'.join(LINE % line for line in lines))
-    steps = advice.next_steps(setup, bool(flagged()))
+    steps = advice.next_steps(setup)
     width = max(len(step.command) for step in steps)
     print('\nnext:')
     print('\n'.join('  %-*s  %s' % (width, *step) for step in steps))

@@ -4,6 +4,7 @@ from collections import namedtuple
 
 from ... import config
 from ...devices import discovery
+from ...devices.contexts import flagged
 from ...jobs import mpi_environment
 from ...jobs.allocation import allocation
 from . import libraries
@@ -24,12 +25,7 @@ def problem(setup):
 
 
 def first_script(setup):
-    """The command that runs a script on all that this machine, or this job, has.
-
-    Returns
-    -------
-    Step
-    """
+    """The command that runs a script on all that this machine, or this job, has, as a Step."""
     script = 'a Keras or Theano script, unchanged, '
     processes = mpi_environment.size()
     if processes > 1:
@@ -44,22 +40,11 @@ def first_script(setup):
     return Step('theano-mgpu launch -n 2 run train.py', script + 'in two processes on the CPU')
 
 
-def next_steps(setup, is_flagged):
-    """Three commands that make sense next.
-
-    Parameters
-    ----------
-    setup : Setup
-    is_flagged : bool
-        Whether THEANO_FLAGS or .theanorc map contexts.
-
-    Returns
-    -------
-    list of Step
-    """
+def next_steps(setup):
+    """Three commands that make sense next, as a list of Step."""
     wrong = problem(setup)
     check = Step('theano-mgpu doctor', 'begin here: ' + wrong if wrong else 'check that each context computes')
-    if setup.needs('cuda', 'opencl') and not is_flagged:
+    if setup.needs('cuda', 'opencl') and not flagged():
         last = Step('theano-mgpu config > ~/.theanorc', 'use these devices, with float32, from now on')
         if any(map(os.path.exists, config.theanorc_files())):
             last = Step('theano-mgpu config', 'lines for your .theanorc: these devices, with float32')
