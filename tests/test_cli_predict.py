@@ -162,7 +162,7 @@ def test_kill_and_resume(files, kills, capfd):
 
 @pytest.mark.slow
 def test_ctrl_c(files):
-    np.save('x.npy', np.tile(X, (100, 1)))
+    np.save('x.npy', np.tile(X, (1000, 1)))
     terminal, side = pty.openpty()
     fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack('HHHH', 24, 80, 0, 0))
     process = start('x.npy', 'y.npy', '--batch-size', '1', stderr=side)
@@ -173,8 +173,8 @@ def test_ctrl_c(files):
     process.wait()
     error = os.read(terminal, 1 << 20).decode()
     assert process.returncode == 130 and 'Traceback' not in error
-    assert re.search(r'/30.0k \[.* samples/s\]', error)
-    assert re.search(r'interrupted. \d+ of 30000 samples are saved in y.npy.unfinished: run the same', error)
+    assert re.search(r'/300k \[.* samples/s\]', error)
+    assert re.search(r'interrupted. \d+ of 300000 samples are saved in y.npy.unfinished: run the same', error)
 
 
 def test_another_job_starts_again(files, capfd):
