@@ -194,13 +194,14 @@ print(theano.config.mgpu.timeout)
 
 
 @pytest.mark.parametrize('name,own,default', [
-    ('POCL_DEVICES', 'pthread', 'pthread pthread'), ('POCL_CACHE_DIR', 'mine', '/cache/pocl/kcache-rank1')])
+    ('POCL_DEVICES', 'pthread', 'pthread pthread'), ('POCL_EXTRA_BUILD_FLAGS', '-Werror', '-w'),
+    ('POCL_CACHE_DIR', 'mine', '/cache/pocl/kcache-rank1')])
 def test_pocl_settings_of_the_user_are_left_alone(monkeypatch, name, own, default):
     """Each rank has a cache: two that built one kernel at once met "clBuildProgram: Unknown error" now and then."""
     monkeypatch.setenv('XDG_CACHE_HOME', '/cache')
     for variable, value in zip(mpi_environment.MPIRUN.variables, '1212'):
         monkeypatch.setenv(variable, value)
-    for setting in ('POCL_DEVICES', 'POCL_CACHE_DIR'):
+    for setting in ('POCL_DEVICES', 'POCL_EXTRA_BUILD_FLAGS', 'POCL_CACHE_DIR'):
         monkeypatch.setenv(setting, own)
     pocl.default_pocl_settings()
     assert os.environ[name] == own

@@ -5,14 +5,15 @@ from ..jobs import mpi_environment
 
 
 def default_pocl_settings():
-    """Two devices, and a cache of compiled kernels for each process, unless the environment says otherwise.
+    """Two devices, no warnings, and a cache of kernels for each process, unless the environment says otherwise.
 
-    PoCL shows one device by default.
+    PoCL shows one device by default, and prints "2 warnings generated." for kernels of pygpu.
 
     The processes of a job on one host build the same kernels at the same time. If they share a cache, one of them
     fails now and then with "clBuildProgram: Unknown error" (PoCL 3.1).
     """
     os.environ.setdefault('POCL_DEVICES', 'pthread pthread')
+    os.environ.setdefault('POCL_EXTRA_BUILD_FLAGS', '-w')
     if mpi_environment.local_rank() > 0:
         cache = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
         folder = os.path.join(cache, 'pocl', 'kcache-rank%d' % mpi_environment.local_rank())
