@@ -61,7 +61,7 @@ PATCHES = [
     Patch('Keras', '2.3.1', "import keras: No module named 'tensorflow'",
           BEFORE_THEANO, keras_imports.default_keras_backend,
           'tests/test_compat.py::test_theano_and_keras_import_and_keras_runs_on_theano'),
-    Patch('PoCL', '3.1', 'one device only; "2 warnings generated."; clBuildProgram: Unknown error, now and then, over processes',
+    Patch('PoCL', '3.1', 'one device only; "2 warnings generated."; clBuildProgram: Unknown error, now and then',
           BEFORE_THEANO, pocl.default_pocl_settings,
           'tests/test_compat.py::test_pocl_settings_of_the_user_are_left_alone'),
     Patch('Python', 'all', 'processes that a script starts import Theano without these patches',
