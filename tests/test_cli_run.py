@@ -113,6 +113,19 @@ def test_a_script_without_keras_or_theano_is_noted(tmp_path):
         assert (code, out) == (0, '1\n') and err.endswith(line), err
 
 
+def test_one_context_on_the_cpu_is_noted(tmp_path):
+    """Models ran on it as under plain Keras, without a word; for Theano functions, each was noted."""
+    script = write(tmp_path / 'script.py', '''
+        import keras, theano, theano.tensor as T
+        x = T.matrix()
+        for factor in (2, 3):
+            theano.function([x], x * factor)
+    ''')
+    code, out, err = run(script, folder=tmp_path, flags=QUICK + ',contexts=one->cpu')
+    assert code == 0 and err.count('theano-mgpu: note: there is one context, on the CPU: nothing is divided.') == 1, err
+    assert err.count('there is one context, on the CPU\n') == 2  # in the summary
+
+
 def test_modules_folders_and_archives_run_as_under_python(tmp_path):
     package = tmp_path / 'package'
     package.mkdir()
@@ -231,7 +244,7 @@ def test_launch_runs_it_in_each_process(tmp_path):
     launched, out, err = finish(start(words, tmp_path, QUICK))
     assert (code, launched) == (0, 0), err
     assert without_seconds(out) == without_seconds(one) and err.count('theano-mgpu: 1 model') == 1
-    assert 'did not work together' not in err
+    assert 'did not work together' not in err and 'nothing is divided' not in err
     code, out, err = finish(start(words[:6] + ['--verify'] + words[6:], tmp_path, QUICK))
     assert code == 1 and '--verify compares one device with the contexts of one process' in err
 

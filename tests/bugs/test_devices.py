@@ -144,6 +144,6 @@ def test_one_cpu_context_is_told_once_and_nothing_is_timed_on_it():
     finally:
         mgpu.disable()
     text, = told
-    assert text.startswith('there is one context, on the CPU: no function is divided. Map several')
+    assert text.startswith('there is one context, on the CPU: nothing is divided. To use several cores')
     assert [usage.why for usage in report.usages] == ['there is one context, on the CPU'] * 2
     assert [function.mgpu_divided for function in functions] == [None, None]

@@ -56,7 +56,8 @@ def add_parser(sub):
                         help='compare one device and several on the first batch of each model and function')
     parser.add_argument('--always', action='store_true',
                         help='divide every model and function that can be divided, without measuring what is faster')
-    parser.add_argument('-q', '--quiet', action='store_true', help='no summary at exit')
+    parser.add_argument('-q', '--quiet', action='store_true',
+                        help='no summary at exit, and no note if nothing is divided')
     add_program(parser, 'a Python script')
     parser.set_defaults(run=run)
 
@@ -99,6 +100,7 @@ def open_contexts(args, flags):
     -------
     list of Context
     """
+    from ..enabling.functions import NOTHING_DIVIDED, has_one_cpu  # imports Theano, see `run`
     take_flags(flags)
     before = chosen()
     try:
@@ -109,6 +111,8 @@ def open_contexts(args, flags):
     if before and before != opened:
         note('the script chose the contexts %s; "theano-mgpu run" replaces them with %s'
              % (describe(before), describe(opened)))
+    if has_one_cpu(opened) and not (args.always or args.quiet):
+        note(NOTHING_DIVIDED)
     atexit.register(note_other_contexts, opened, os.getpid())
     return opened
 

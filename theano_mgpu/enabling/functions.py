@@ -13,6 +13,8 @@ from .report import FunctionReport
 
 OWN_SAMPLES = 'each process has samples of its own: use mgpu.function, which adds over processes'
 ONE_CPU = 'there is one context, on the CPU'
+NOTHING_DIVIDED = ONE_CPU + (': nothing is divided. To use several cores, start processes: theano-mgpu launch -n 2 run '
+                             'SCRIPT. To use other devices, map contexts to them; theano-mgpu devices lists them')
 
 _enabled = None  # the Enabled in force
 
@@ -71,7 +73,8 @@ def enable(contexts=None, strict=False, verify=False, always=False, tell=warn):
     if strict:
         check_exact_flags()
     if not callable(contexts):
-        resolve_contexts(contexts)  # an error now, not with the first function
+        if has_one_cpu(resolve_contexts(contexts)) and not always:  # an error now, not with the first function
+            tell(NOTHING_DIVIDED)
         contexts = functools.partial(resolve_contexts, contexts)
     _attach_once()
     _enabled = Enabled(functools.lru_cache(None)(contexts), strict, verify, always, tell)
@@ -119,10 +122,9 @@ class Enabled:
             self._tell_once('with --sharded (mgpu.data=sharded) each process has samples of its own: Theano functions '
                             'are not divided, and each process computes its own results. Use mgpu.function, or leave '
                             'out --sharded')
-        if not obstacle and not placed and self._has_one_cpu() and not self.always:
+        # A device that cannot be opened is an error, whether or not this function uses it.
+        if not obstacle and not placed and has_one_cpu(self.contexts()) and not self.always:
             obstacle = ONE_CPU
-            self._tell_once(ONE_CPU + ': no function is divided. Map several, e.g. theano-mgpu run --gpus 2, or '
-                            'mgpu.init(2)')
         if obstacle:
             usage.run_on([], obstacle)
             if placed:
@@ -130,10 +132,11 @@ class Enabled:
         else:
             function.mgpu_divided = (PlacedFunction if placed else EnabledFunction)(self, function, given, usage)
 
-    def _has_one_cpu(self):
-        """Whether there is nothing to divide among; a device that cannot be opened is an error."""
-        kinds = [getattr(context, 'kind', None) for context in self.contexts()]  # none for a list of contexts
-        return kinds == ['cpu'] and choose_ranks(None).size == 1
+
+def has_one_cpu(contexts):
+    """Whether there is nothing to divide among."""
+    kinds = [getattr(context, 'kind', None) for context in contexts]  # none for a list of contexts
+    return kinds == ['cpu'] and choose_ranks(None).size == 1
 
 
 def _obstacle(given, placed):
