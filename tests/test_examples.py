@@ -87,8 +87,9 @@ def test_placed_on_two_devices(name, tmp_path):
                for where in ('dev0', 'dev1', 'the host'))
 
 
+@pytest.mark.slow
 @pytest.mark.needs_compiler  # convolutions
-@pytest.mark.parametrize('name', [WATCHED[0], pytest.param(WATCHED[1], marks=pytest.mark.slow)])
+@pytest.mark.parametrize('name', WATCHED)
 def test_autoencoders(name, tmp_path):
     """They learn, and TensorBoard reads losses, six images, histograms and the graph."""
     command = [sys.executable, str(ROOT / 'examples' / (name + '.py')), '--contexts', 'dev0->cpu;dev1->cpu',

@@ -124,7 +124,7 @@ def embedding_flattened(words):
     return with_gradients(T.tanh(looked_up).mean(), table)
 
 
-@case(IMAGES, stages=1, marks=pytest.mark.needs_compiler)
+@case(IMAGES, stages=1, marks=[pytest.mark.needs_compiler, pytest.mark.slow])
 def convolution_and_pooling(x):
     w = weight(2, 3, 3, 3)
     y = conv2d(x, w)

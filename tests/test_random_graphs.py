@@ -65,10 +65,10 @@ def float64(monkeypatch):
     logging.getLogger('theano').setLevel(logging.NOTSET)
 
 
-def test_40_random_graphs():
-    check(range(40))
+def test_20_random_graphs():
+    check(range(20))
 
 
 @pytest.mark.slow
 def test_300_random_graphs():
-    check(range(40, 340))
+    check(range(20, 320))

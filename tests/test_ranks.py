@@ -74,7 +74,7 @@ def test_each_rank_has_its_part_of_a_divided_state(tmp_path):
     for update_on in ('device', 'sharded'):
         launch(2, 'divided', path, file, update_on, flags=INTERPRETED)
         divided[update_on] = arrays(path)
-        file_of_device = tmp_path / 'device.npz'
+    file_of_device = tmp_path / 'device.npz'
     launch(2, 'divided', path, file_of_device, 'device', flags=INTERPRETED)
     assert noted(path, 0) == noted(path, 1) == []
     for each in [*divided.values(), arrays(path)]:

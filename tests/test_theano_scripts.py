@@ -119,7 +119,7 @@ def test_every_script_is_plain_theano():
             assert '\nimport theano\n' in text and 'mgpu' not in text, name
 
 
-@each_case(QUICK)
+@each_case()
 def test_the_figures_are_finite_and_those_of_either_precision(case, reference):
     """What single precision alone changes is below the tolerance: a larger difference is one of the division."""
     single, double = reference(case, 'float32'), reference(case, 'float64')

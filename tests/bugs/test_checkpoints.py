@@ -63,6 +63,7 @@ def make_empty(path):
     open(path, 'wb').close()
 
 
+@pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=pytest.mark.slow)])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(contexts, kind, tmp_path):
     """There was none before it, and messages were "File is not a zip file", "Bad CRC-32 for file 'value/0.npy'"."""
     contexts(kind, 2)

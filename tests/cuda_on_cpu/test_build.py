@@ -43,6 +43,7 @@ assert all(folder in line for line in open('/proc/self/maps') if 'libcu' in line
     subprocess.run([sys.executable, '-c', code, folder], env=env, check=True)
 
 
+@pytest.mark.slow
 def test_nvrtc_finds_its_headers_through_a_link(tmp_path):
     for name, target in (('libcuda.so', 'libcuda.so.1'), ('libnvrtc.so', 'libnvrtc.so.12')):
         (tmp_path / name).symlink_to(os.path.join(build(versioned=True), target))

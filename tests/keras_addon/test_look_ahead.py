@@ -66,7 +66,7 @@ LOOPS = {
 }
 
 
-QUICK = ('fit', 'sequence')
+QUICK = ('fit',)
 
 
 @pytest.mark.parametrize('loop', [loop if loop in QUICK else pytest.param(loop, marks=pytest.mark.slow)

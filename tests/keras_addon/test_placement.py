@@ -116,7 +116,8 @@ def places_of(model):
 
 
 @DTYPES
-@pytest.mark.parametrize('name', MODELS)
+@pytest.mark.parametrize('name', [pytest.param(name, marks=pytest.mark.slow if name == 'convolution' else ())
+                                  for name in MODELS])
 def test_training_is_that_of_one_device(name, dtype):
     build, data = MODELS[name][:2]
     with floatx(dtype):
@@ -449,7 +450,7 @@ def test_balance_measures_layers(monkeypatch):
 
 @pytest.mark.parametrize('build', [
     pytest.param(zoo.functional, id='functional'), pytest.param(zoo.shared_layer, id='shared layer'),
-    pytest.param(zoo.nested, id='nested'), pytest.param(lambda: towers(nowhere), id='towers'),
+    pytest.param(zoo.nested, id='nested'), pytest.param(lambda: towers(nowhere), id='towers', marks=pytest.mark.slow),
     pytest.param(zoo.MODELS['lstm, masking'][0], id='lstm, masking', marks=pytest.mark.slow)])
 def test_balance_takes_any_model(build):
     with change_flags(mode='FAST_COMPILE'):

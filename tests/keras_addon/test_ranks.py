@@ -33,7 +33,7 @@ def assert_same_history(ours, theirs, tolerance=1e-5):
         np.testing.assert_allclose(ours[name], theirs[name], rtol=tolerance)
 
 
-@pytest.mark.parametrize('update_on', ['host', 'sharded'])
+@pytest.mark.parametrize('update_on', ['host', pytest.param('sharded', marks=pytest.mark.slow)])
 def test_fit_is_that_of_one_process(update_on, tmp_path):
     ranks, one = str(tmp_path / 'ranks'), str(tmp_path / 'one')
     done = launch(2, 'fit', ranks, 'a->cpu;b->cpu', job=JOBS, flags=INTERPRETED + ',mgpu.update_on=' + update_on)

@@ -68,6 +68,7 @@ def test_on_two_gpus_too(name, final_loss):
     assert final_loss(name, '0', kind='gpu') == close_to(final_loss(name, '0'))
 
 
+@pytest.mark.slow
 @each_script
 def test_with_dropout_it_is_reproducible(name, final_loss):
     """The first argument of each script is its rate, or of the variational autoencoder the noise."""

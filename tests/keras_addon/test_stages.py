@@ -39,7 +39,7 @@ CASES = {}
 
 # Others are trained over contexts, in test_exact.py and test_coupled.py, by `make test`.
 QUICK_ONES = ['gaussian noise', 'spatial dropout', 'tversky', 'stateful metrics', 'confusion matrix',
-              'attention', 'self-attention']
+              'self-attention']
 
 
 def case(name, build, data, compiled=False, steps=STEPS, **options):
