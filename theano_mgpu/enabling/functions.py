@@ -73,7 +73,8 @@ def enable(contexts=None, strict=False, verify=False, always=False, tell=warn):
     if strict:
         check_exact_flags()
     if not callable(contexts):
-        if has_one_cpu(resolve_contexts(contexts)) and not always:  # an error now, not with the first function
+        resolved = resolve_contexts(contexts)  # an error now, not with the first function
+        if contexts is None and has_one_cpu(resolved) and not always:
             tell(NOTHING_DIVIDED)
         contexts = functools.partial(resolve_contexts, contexts)
     _attach_once()
