@@ -9,6 +9,7 @@ from ..devices import discovery
 from ..jobs import rank_process
 from ..jobs.allocation import allocation
 from .doctor import advice, host_checks
+from .doctor.device_checks import with_type
 
 PACKAGES = ('Theano', 'pygpu', 'Keras', 'mpi4py')
 LINE = '  %-10s  %s'
@@ -33,10 +34,8 @@ def show():
 
 def devices():
     """The devices of this machine, as text."""
-    found = [device for kind in discovery.KINDS for device in discovery.discover(kind)[0]]
-    remarks = {'cuda': '', 'cpu': ' (%d cores)' % len(os.sched_getaffinity(0))}
-    return ', '.join(device + remarks.get(discovery.kind_of(device), ' (%s)' % discovery.type_of(device))
-                     for device in found)
+    texts = discovery.discover('cuda')[0] + [with_type(device) for device in discovery.discover('opencl')[0]]
+    return ', '.join(texts + ['cpu (%d cores)' % len(os.sched_getaffinity(0))])
 
 
 def installed():

@@ -26,10 +26,15 @@ def check_pygpu(setup):
     return Finding(OK, '%s, API %d' % (pygpu.__version__, api_version()[0]))
 
 
+def with_type(device):
+    """An OpenCL device and its type, as text."""
+    return '%s (%s)' % (device, discovery.type_of(device) or 'of unknown type')
+
+
 def check_opencl(setup):
     found, why_none = discovery.discover('opencl')
     if found:
-        listed = ', '.join('%s (%s)' % (device, discovery.type_of(device) or 'of unknown type') for device in found)
+        listed = ', '.join(map(with_type, found))
         if discovery.opencl_cpus():
             listed += '; a CPU is used through OpenCL only if a context is mapped to it'
         return Finding(OK, listed)
