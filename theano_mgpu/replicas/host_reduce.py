@@ -34,14 +34,22 @@ SOURCE = r'''
 
 namespace {
 
+// Bytes of the processor's widest vectors: of wider ones GCC keeps the parts in memory, not in registers.
+#if defined(__AVX512F__)
+const size_t VECTOR = 64;
+#elif defined(__AVX__)
+const size_t VECTOR = 32;
+#else
+const size_t VECTOR = 16;
+#endif
+
 template <typename T>
 struct WeightedSum {
-    // A cache line as a vector of GCC and Clang. The partial sums stay in registers while all buffers are read
-    // side by side: the processor then prefetches many streams at once, and a core reads twice as fast as when
-    // it sums block after block in its cache.
-    typedef T Line __attribute__((vector_size(64)));
-    typedef T Unaligned __attribute__((vector_size(64), aligned(sizeof(T)), may_alias));
-    static const size_t WIDTH = 64 / sizeof(T), LINES = 4, GROUP = LINES * WIDTH, CHUNK = (1 << 18) / sizeof(T);
+    // The partial sums stay in registers while all buffers are read side by side: the processor then prefetches many
+    // streams at once, and a core reads twice as fast as when it sums block after block in its cache.
+    typedef T Vector __attribute__((vector_size(VECTOR)));
+    typedef T Unaligned __attribute__((vector_size(VECTOR), aligned(sizeof(T)), may_alias));
+    static const size_t WIDTH = VECTOR / sizeof(T), VECTORS = 8, GROUP = VECTORS * WIDTH, CHUNK = (1 << 18) / sizeof(T);
 
     T *out;
     const T *const *buffers;
@@ -52,14 +60,14 @@ struct WeightedSum {
     std::atomic<size_t> next, summed;
 
     void group(size_t at) {
-        Line sum[LINES];
-        for (size_t l = 0; l < LINES; ++l) {
-            Line first = weights[0] * *(const Unaligned *)(buffers[0] + at + l * WIDTH);
-            sum[l] = accumulate ? *(const Unaligned *)(out + at + l * WIDTH) + first : first;
+        Vector sum[VECTORS];
+        for (size_t v = 0; v < VECTORS; ++v) {
+            Vector first = weights[0] * *(const Unaligned *)(buffers[0] + at + v * WIDTH);
+            sum[v] = accumulate ? *(const Unaligned *)(out + at + v * WIDTH) + first : first;
         }
         for (int i = 1; i < count; ++i)
-            for (size_t l = 0; l < LINES; ++l)
-                sum[l] += weights[i] * *(const Unaligned *)(buffers[i] + at + l * WIDTH);
+            for (size_t v = 0; v < VECTORS; ++v)
+                sum[v] += weights[i] * *(const Unaligned *)(buffers[i] + at + v * WIDTH);
 #ifdef __SSE2__
         if (stream) {
             for (size_t j = 0; j < sizeof(sum) / 16; ++j)
@@ -67,8 +75,8 @@ struct WeightedSum {
             return;
         }
 #endif
-        for (size_t l = 0; l < LINES; ++l)
-            *(Unaligned *)(out + at + l * WIDTH) = sum[l];
+        for (size_t v = 0; v < VECTORS; ++v)
+            *(Unaligned *)(out + at + v * WIDTH) = sum[v];
     }
 
     // A free thread takes the next chunk, so that a thread whose core is busy delays only its own chunk.
