@@ -11,7 +11,8 @@ contender trains an epoch in turn, and the order changes from round to round; th
   all   Adam, float32, sparse categorical cross-entropy (the autoencoder: mean squared error); the batch is the whole
         one, divided among the workers
 
-PyTorch runs DistributedDataParallel on gloo, TensorFlow MirroredStrategy over logical CPU devices. Examples:
+"Sharded update" is theano_mgpu with mgpu.update_on=sharded: each worker updates a share of the parameters. PyTorch runs
+DistributedDataParallel on gloo, TensorFlow MirroredStrategy over logical CPU devices. Examples:
 
   python benchmarks/scaling.py
   python benchmarks/scaling.py --models cnn --ranks 1 2 4 8 --threads 1 8
@@ -31,7 +32,9 @@ from contest_command import add_options, announce, bars, check_common, keep, pos
 from scaling_workers import SAMPLES, SHAPES
 
 WORKERS = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'scaling_workers.py')
-TITLES = {'keras': 'Keras on Theano', 'mgpu': 'theano_mgpu', 'torch': 'PyTorch', 'tensorflow': 'TensorFlow'}
+OURS = 'mgpu', 'sharded'
+TITLES = {'keras': 'Keras on Theano', 'mgpu': 'theano_mgpu', 'sharded': 'sharded update', 'torch': 'PyTorch',
+          'tensorflow': 'TensorFlow'}
 
 PROBES = {  # what has to be importable for a kind, and the versions that it prints
     'mgpu': 'import theano_mgpu, keras, mpi4py, theano; print("Theano %s, Keras %s, theano_mgpu %s, mpi4py %s" % '
@@ -47,15 +50,15 @@ class Contender(collections.namedtuple('Contender', 'kind workers threads')):
     @property
     def label(self):
         """What it is called in the picture."""
-        return '%s, %s' % (TITLES[self.kind], counted(self.workers, 'rank' if self.kind == 'mgpu' else 'worker')
-                           if self.workers > 1 or self.kind == 'mgpu' else counted(self.threads, 'thread'))
+        return '%s, %s' % (TITLES[self.kind], counted(self.workers, 'rank' if self.kind in OURS else 'worker')
+                           if self.workers > 1 or self.kind in OURS else counted(self.threads, 'thread'))
 
 
 def command_of(contender, model, arguments):
     """The command of a worker."""
     args = [contender.kind, '--model', model, '--workers', str(contender.workers),
             '--threads', str(contender.threads), '--batch-size', str(arguments.batch_size)]
-    if contender.kind == 'mgpu':
+    if contender.kind in OURS:
         return launch(contender.workers, WORKERS, args)
     return [{'torch': arguments.torch, 'tensorflow': arguments.tensorflow}.get(contender.kind) or sys.executable,
             WORKERS] + args
@@ -66,6 +69,7 @@ def contenders(arguments):
     one = [(1, threads) for threads in arguments.threads]
     several = [(ranks, 1) for ranks in arguments.ranks]
     found = [Contender('keras', *pair) for pair in one] + [Contender('mgpu', *pair) for pair in several]
+    found += [Contender('sharded', *pair) for pair in several if pair[0] > 1]
     for kind in ('torch', 'tensorflow'):
         if getattr(arguments, kind):
             found += [Contender(kind, *pair) for pair in one + several]
@@ -126,7 +130,7 @@ def print_table(model, rows, arguments):
 
 def panel(axis, model, rows):
     """One model's bars."""
-    bars(axis, rows, lambda row: row['kind'] == 'mgpu', lambda median: '%.2f' % median, best_plain(rows),
+    bars(axis, rows, lambda row: row['kind'] in OURS, lambda median: '%.2f' % median, best_plain(rows),
          'best plain Keras')
     axis.set_title(model)
     axis.set_xlabel('seconds per %s samples (less is better)' % format(SAMPLES, ','))

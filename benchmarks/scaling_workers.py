@@ -136,6 +136,12 @@ def work_keras(arguments):
     serve(fit(layers_of(keras, arguments.model), arguments.model, arguments.batch_size), Alone())
 
 
+def work_sharded(arguments):
+    """This package, with the update divided among the ranks."""
+    os.environ['THEANO_FLAGS'] += ',mgpu.update_on=sharded'
+    work_mgpu(arguments)
+
+
 def work_mgpu(arguments):
     """This package: the same call of fit on each rank."""
     import theano_mgpu as mgpu
@@ -232,7 +238,8 @@ def work_tensorflow(arguments):
     serve(lambda: model.fit(batches, epochs=1, verbose=0), Alone())
 
 
-WORK = {'keras': work_keras, 'mgpu': work_mgpu, 'torch': work_torch, 'tensorflow': work_tensorflow}
+WORK = {'keras': work_keras, 'mgpu': work_mgpu, 'sharded': work_sharded, 'torch': work_torch,
+        'tensorflow': work_tensorflow}
 
 
 def main():

@@ -13,6 +13,8 @@ sys.path[:0] = [TESTS] + [os.path.join(os.path.dirname(TESTS), name) for name in
 
 import theano_mgpu as mgpu
 from theano_mgpu.distributed.mpi import mpi_ranks
+from theano_mgpu.distributed.process_group import ADD
+from theano_mgpu.distributed.shared_memory import SharedBuffers
 from theano_mgpu.program import buckets
 
 import numpy as np
@@ -22,7 +24,7 @@ from theano.sandbox.rng_mrg import MRG_RandomStreams
 
 from support.rank_data_jobs import coupled_shards, refused, shard, sharded_slices  # noqa: F401  jobs
 from support.rank_fault_jobs import collect, compile_errors, disagree, fail, hang, late_failures, stopped  # noqa: F401
-from support.rank_network import PYTHON, Network, arrays_of_rank, shared, write
+from support.rank_network import PYTHON, SHARES, Network, arrays_of_rank, shared, shares_of_rank, write
 from support.rank_placement_jobs import placed  # noqa: F401  a job
 
 buckets.LEAST = 1  # with the flag mgpu.overlap: the networks are small
@@ -88,6 +90,31 @@ def sums_in_half(path, *sizes):
     sums = arrays_of_rank(mgpu.rank(), [int(size) for size in sizes])
     mpi_ranks().all_reduce_in_half(sums)
     np.savez('%s.%d.npz' % (path, mgpu.rank()), *sums)
+
+
+def shares(path, how):
+    """Sums, and values, of which each rank owns a part: what `SHARES` begins with, in three rounds."""
+    mgpu.init('a->cpu')
+    ranks = mpi_ranks()
+    if how == 'hosts':
+        ranks._owned._one_host = False
+    buffers = SharedBuffers([(shape, dtype) for shape, dtype, _ in SHARES])
+    if how == 'container' and ranks.rank == 1:
+        buffers._handles = [(handle_path, 16 * b'?') for handle_path, _ in buffers._handles]
+    owners, found = [owner for _, _, owner in SHARES], []
+    for number in range(3):
+        for view, value in zip(buffers.views, shares_of_rank(ranks.rank, number)):
+            view[...] = value
+        ranks.meet((ADD,))
+        ranks.reduce_scatter(buffers, owners)
+        own = [i for i, owner in enumerate(owners) if owner == ranks.rank]
+        found += [buffers.views[i].copy() for i in own]
+        for i in own:
+            buffers.views[i] *= 2
+        gathered = ranks.all_gather_views(buffers, owners)
+        assert [i for i, value in enumerate(gathered) if value is None] == own
+        found += [value for value in gathered if value is not None]
+    np.savez('%s.%d.npz' % (path, ranks.rank), *found, len(ranks._owned.of_ranks(buffers)))
 
 
 def script(path, name, *arguments):

@@ -15,6 +15,7 @@ from ..errors import BatchError, MgpuError, RankError
 from ..jobs import mpi_environment, mpi_library, rank_process
 from .half_precision import add_in_half
 from .meeting import TAG, Meeting
+from .owned_parts import OwnedParts
 from .process_group import ADD, COMPILE, END, GATHER, SHARE, WIDTH
 from .waiting import REMEDY, Watchdog, poll
 
@@ -70,6 +71,7 @@ class MpiRanks(Meeting):
         own = np.frombuffer(rank_process.host().encode()[:HOST].ljust(HOST), 'uint8')
         names = self.all_gather(own.reshape(1, -1), [1] * self.size)
         self.hosts = {rank: name.tobytes().decode().rstrip() for rank, name in enumerate(names)}
+        self._owned = OwnedParts(mpi, len(set(self.hosts.values())) == 1)
         atexit.register(self._end)
 
     def check_threads(self):
@@ -94,13 +96,9 @@ class MpiRanks(Meeting):
             if total is not array:
                 array[...] = total
 
-    def reduce_scatter(self, array, lengths):
-        given = _summable(array)
-        total = np.empty(lengths[self.rank], given.dtype)
+    def reduce_scatter(self, buffers, owners):
         with self._watchdog((ADD,)):
-            self._comm.Reduce_scatter(given, total, lengths)
-        start = sum(lengths[:self.rank])
-        array[start:start + len(total)] = total
+            self._owned.add(buffers, owners)
 
     def all_reduce_in_half(self, arrays):
         kind = self._mpi.INT16_T
@@ -133,6 +131,10 @@ class MpiRanks(Meeting):
             counts = [length * row_bytes for length in lengths]
             self._comm.Allgatherv([_bytes_of(mine), self._mpi.BYTE], [_bytes_of(whole), counts, None, self._mpi.BYTE])
         return whole
+
+    def all_gather_views(self, buffers, owners):
+        with self._exchange((GATHER,)):
+            return self._owned.gather(buffers, owners)
 
     def broadcast(self, values):
         with self._exchange((SHARE,)):

@@ -1,11 +1,12 @@
 """The processes of a job, as seen from one of them. Here: one process that is alone; `mpi` has those of an MPI job."""
 import contextlib
 import pickle
-from typing import Any, Callable, List, Sequence
+from typing import Any, Callable, List, Optional, Sequence
 
 import numpy as np
 
 from ..errors import RankError
+from ..replicas.transfers import FlatBuffers
 
 WIDTH = 32  # integers that a rank can give when the ranks meet: an array's shape, too
 
@@ -72,16 +73,33 @@ class Ranks:
     def all_reduce_in_half(self, arrays: Sequence[np.ndarray]) -> None:
         """As `all_reduce`, for arrays of any shape, but exchanged as float16: see `half_precision.add_in_half`."""
 
-    def reduce_scatter(self, array: np.ndarray, lengths: Sequence[int]) -> None:
-        """Add one-dimensional arrays over the ranks, each part of it for one rank. The ranks have just met.
+    def reduce_scatter(self, buffers: FlatBuffers, owners: Sequence[int]) -> None:
+        """Add buffers over the ranks, each view for the one rank that owns it. The ranks have just met.
 
         Parameters
         ----------
-        array : ndarray
-            The part of this rank is replaced by its sum.
-        lengths : list of int
-            Of the part of each rank, one after the other.
+        buffers : SharedBuffers
+            The views of this rank are replaced by the sums; the others keep what they have.
+        owners : list of int
+            The rank that owns each view, in ascending order.
         """
+
+    def all_gather_views(self, buffers: FlatBuffers, owners: Sequence[int]) -> List[Optional[np.ndarray]]:
+        """The views of other ranks' buffers that they own.
+
+        Parameters
+        ----------
+        buffers : SharedBuffers
+            Those of other ranks are overwritten.
+        owners : list of int
+            The rank that owns each view, in ascending order.
+
+        Returns
+        -------
+        list of (ndarray or None)
+            New arrays; None for each view of this rank.
+        """
+        return [None] * len(owners)
 
     def all_gather(self, rows: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
         """Rows of all ranks, in their order.

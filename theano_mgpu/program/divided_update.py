@@ -5,9 +5,10 @@ import numpy as np
 from theano.compile.sharedvalue import SharedVariable
 
 from ..distributed.process_group import READ, Ranks
+from ..distributed.shared_memory import SharedBuffers
 from ..errors import GraphError
 from ..replicas.replicated import Replicated, replicated
-from ..replicas.transfers import fetch
+from ..replicas.transfers import describe, fetch
 
 
 class DividedUpdate:
@@ -27,48 +28,43 @@ class DividedUpdate:
 
     def __init__(self, ranks: Ranks, shares: Sequence[Sequence[SharedVariable]], needed: Collection[SharedVariable]):
         self._ranks = ranks
-        self._sent = [[replicated(v) for v in share if v in needed] for share in shares]
-        self._kept = [[replicated(v) for v in share if v not in needed] for share in shares]
+        owned = [(replicated(v), owner) for owner, share in enumerate(shares) for v in share]
+        self._sent = [(variable, owner) for variable, owner in owned if variable.variable in needed]
+        self._kept = [(variable, owner) for variable, owner in owned if variable.variable not in needed]
+        self._buffers = None  # for what is sent in each step
 
     def exchange(self, values: Dict[Replicated, Any]) -> Dict[Replicated, np.ndarray]:
         """New values of other processes, for the values of this one, on the host or on a device."""
-        return self._gathered(self._sent, values)
+        if self._buffers is None:
+            self._buffers = _buffers_for(self._sent)
+        return self._gathered(self._sent, values, self._buffers)
 
     def leave(self) -> None:
         """A step is committed: each process alone has the latest values of its share."""
-        for rank, share in enumerate(self._kept):
-            for variable in share:
-                variable.divide(self.gather, rank == self._ranks.rank)
+        for variable, owner in self._kept:
+            variable.divide(self.gather, owner == self._ranks.rank)
         self._ranks.note_divided(self.gather)
 
     def gather(self) -> None:
         """Give every process the latest values of all shares. All processes have to call it at the same place."""
         self._ranks.meet((READ,))
-        values = {variable: variable.latest() for variable in self._kept[self._ranks.rank]}
-        found = self._gathered(self._kept, values)
-        for share in self._kept:
-            for variable in share:
-                variable.give(found.get(variable))
+        values = {variable: variable.latest() for variable, owner in self._kept if owner == self._ranks.rank}
+        found = self._gathered(self._kept, values, _buffers_for(self._kept))
+        for variable, _ in self._kept:
+            variable.give(found.get(variable))
         self._ranks.note_whole(self.gather)
 
-    def _gathered(self, shares, values):
-        """The values of the variables of other processes, one message a dtype."""
-        found: Dict[Replicated, np.ndarray] = {}
-        for dtype in sorted({variable.variable.dtype for share in shares for variable in share}):
-            some = [[variable for variable in share if variable.variable.dtype == dtype] for share in shares]
-            lengths = [sum(_value(variable).size for variable in share) for share in some]
-            own = some[self._ranks.rank]
-            flat = np.concatenate([_checked(variable, values[variable]).ravel() for variable in own] or
-                                  [np.empty(0, dtype)])
-            whole = self._ranks.all_gather(flat, lengths)
-            start = 0
-            for rank, share in enumerate(some):
-                for variable in share:
-                    stop = start + _value(variable).size
-                    if rank != self._ranks.rank:
-                        found[variable] = whole[start:stop].reshape(_value(variable).shape)
-                    start = stop
-        return found
+    def _gathered(self, owned, values, buffers):
+        """The values of the variables of other processes."""
+        for (variable, owner), view in zip(owned, buffers.views):
+            if owner == self._ranks.rank:
+                view[...] = _checked(variable, values[variable])
+        found = self._ranks.all_gather_views(buffers, [owner for _, owner in owned])
+        return {variable: value for (variable, owner), value in zip(owned, found) if owner != self._ranks.rank}
+
+
+def _buffers_for(owned):
+    return SharedBuffers(describe([_value(variable) for variable, _ in owned]))
 
 
 def _value(variable: Replicated):

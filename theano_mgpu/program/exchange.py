@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from ..distributed.consistency import added
+from ..distributed.shared_memory import SharedBuffers
 from ..profiling.timeline import span
 from ..replicas.collectives import all_reduce, bucket_ranges
 from ..replicas.transfers import Fetcher, FlatBuffers, describe
@@ -116,7 +117,7 @@ class Sums:
     def _add(self, parts, shards, contexts, accumulate):
         like = describe(parts[0])
         if self._buffers is None or self._buffers.like != like:
-            self._buffers = FlatBuffers(like)
+            self._buffers = (FlatBuffers if self._over_ranks in ('all', 'half') else SharedBuffers)(like)
         sizes = [array.size * array.itemsize for array in self.views]
         buckets = list(bucket_ranges(sizes)) if self._on_devices else [(0, len(sizes))]
         underway = []
@@ -166,8 +167,7 @@ class Sums:
         elif self._over_ranks == 'half':
             ranks.all_reduce_in_half(self.views)
         else:
-            for flat, lengths in zip(self.flat, self._buffers.lengths(self._over_ranks, ranks.size)):
-                ranks.reduce_scatter(flat, lengths)
+            ranks.reduce_scatter(self._buffers, self._over_ranks)
 
     def clear(self):
         """Make every sum 0."""

@@ -134,13 +134,13 @@ class FlatBuffers:
             start = -(-sizes.get(dtype, 0) // ALIGNED) * ALIGNED
             sizes[dtype] = start + int(np.prod(shape, dtype='int64'))
             places.append((start, sizes[dtype]))
-        flat = {dtype: _empty(size, dtype, context) for dtype, size in sizes.items()}
+        flat = {dtype: self._zeros(size, dtype, context) for dtype, size in sizes.items()}
         self.flat = list(flat.values())
         self.views = [flat[dtype][start:stop].reshape(shape) for (shape, dtype), (start, stop) in zip(like, places)]
         self._places = [(dtype, stop) for (_, dtype), (_, stop) in zip(like, places)]
 
-    def lengths(self, owners, n):
-        """How many elements of each flat array belong to each of n owners, one after the other.
+    def parts(self, owners, n):
+        """The part of each flat array that belongs to each of n owners.
 
         Parameters
         ----------
@@ -150,12 +150,13 @@ class FlatBuffers:
 
         Returns
         -------
-        list of list of int
-            With what lies between the views.
+        list of list of ndarray
+            Of each flat array the parts, one after the other, with what lies between the views.
 
         Examples
         --------
-        >>> FlatBuffers([((3,), 'float32'), ((2,), 'float32'), ((4,), 'float32')]).lengths([0, 0, 2], 3)
+        >>> buffers = FlatBuffers([((3,), 'float32'), ((2,), 'float32'), ((4,), 'float32')])
+        >>> [[len(part) for part in parts] for parts in buffers.parts([0, 0, 2], 3)]
         [[32, 0, 4]]
         """
         found = []
@@ -164,15 +165,15 @@ class FlatBuffers:
             for owner, (of, stop) in zip(owners, self._places):
                 if of == dtype:
                     ends[owner:] = [min(len(flat), -(-stop // ALIGNED) * ALIGNED)] * (n - owner)
-            found.append(np.diff([0] + ends).tolist())
+            found.append([flat[start:end] for start, end in zip([0] + ends, ends)])
         return found
 
-
-def _empty(size, dtype, context):
-    if context is None or context.kind == 'cpu':
-        return np.zeros(size, dtype)  # what lies between the views is added, too
-    from pygpu import gpuarray
-    return gpuarray.empty((size,), dtype, context=gpu_context(context))
+    def _zeros(self, size, dtype, context):
+        """Memory; of 0 on the host, since what lies between the views is added, too."""
+        if context is None or context.kind == 'cpu':
+            return np.zeros(size, dtype)
+        from pygpu import gpuarray
+        return gpuarray.empty((size,), dtype, context=gpu_context(context))
 
 
 def describe(arrays):
