@@ -114,7 +114,7 @@ def shares(path, how):
         gathered = ranks.all_gather_views(buffers, owners)
         assert [i for i, value in enumerate(gathered) if value is None] == own
         found += [value for value in gathered if value is not None]
-    np.savez('%s.%d.npz' % (path, ranks.rank), *found, len(ranks._owned.of_ranks(buffers)))
+    np.savez('%s.%d.npz' % (path, ranks.rank), *found, len(ranks._owned.shared(buffers)))
 
 
 def script(path, name, *arguments):

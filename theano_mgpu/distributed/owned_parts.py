@@ -22,17 +22,17 @@ class OwnedParts:
         self._mpi, self._comm, self._one_host = mpi, mpi.COMM_WORLD, one_host
         self._others = [rank for rank in range(self._comm.size) if rank != self._comm.rank]
 
-    def of_ranks(self, buffers):
-        """The buffers of each rank; none where the ranks do not share memory."""
-        return buffers.of_ranks(self._comm) if self._one_host else []
+    def shared(self, buffers):
+        """The buffers of the other ranks, by rank; none where the ranks do not share memory."""
+        return buffers.of_others(self._comm) if self._one_host else {}
 
     def add(self, buffers, owners):
         """Replace the views that this rank owns by their sums over the ranks."""
         rank, size = self._comm.rank, self._comm.size
-        shared = self.of_ranks(buffers)
+        shared = self.shared(buffers)
         for i, parts in enumerate(buffers.parts(owners, size)):
             if shared:
-                given = [shared[other].parts(owners, size)[i][rank] for other in self._others]
+                given = [other.parts(owners, size)[i][rank] for other in shared.values()]
             else:
                 given = self._given(parts)
             all_reduce(given, [1.0] * len(given), parts[rank], accumulate=True)
@@ -40,12 +40,12 @@ class OwnedParts:
 
     def gather(self, buffers, owners):
         """Copies of the views that others own; None for each of this rank's."""
-        shared = self.of_ranks(buffers)
+        shared = self.shared(buffers)
         if not shared:
             for flat, parts in zip(buffers.flat, buffers.parts(owners, self._comm.size)):
                 lengths = [_integers_of(part).size for part in parts]
                 self._comm.Allgatherv(self._mpi.IN_PLACE, [_integers_of(flat), lengths])
-        found = [None if owner == self._comm.rank else np.array((shared[owner] if shared else buffers).views[i])
+        found = [None if owner == self._comm.rank else np.array(shared.get(owner, buffers).views[i])
                  for i, owner in enumerate(owners)]
         self._end_reading(shared)
         return found

@@ -26,11 +26,11 @@ class SharedBuffers(FlatBuffers):
 
     def __init__(self, like):
         self._handles, self._files = [], []
-        self._of_ranks = None
+        self._others = None
         super().__init__(like)
 
-    def of_ranks(self, comm):
-        """These buffers as each process of a communicator has them. The first call is a collective one.
+    def of_others(self, comm):
+        """These buffers as the other processes of a communicator have them. The first call is a collective one.
 
         Parameters
         ----------
@@ -38,19 +38,23 @@ class SharedBuffers(FlatBuffers):
 
         Returns
         -------
-        list of FlatBuffers
-            Empty where the processes cannot share memory, such as those of several hosts.
+        dict of int to FlatBuffers
+            By rank. Empty where the processes cannot share memory, such as those of several hosts.
         """
-        if self._of_ranks is None:
+        if self._others is None:
             every = comm.allgather((self.like, self._handles))
             try:
-                found = [self if rank == comm.rank else _Opened(*each) for rank, each in enumerate(every)]
+                found = {rank: _Opened(*each) for rank, each in enumerate(every) if rank != comm.rank}
             except OSError:
-                found = []
-            self._of_ranks = found if all(comm.allgather(bool(found))) else []
-            while self._files:
-                os.close(self._files.pop())
-        return self._of_ranks
+                found = {}
+            self._others = found if all(comm.allgather(bool(found))) else {}
+            self._close()
+        return self._others
+
+    def _close(self):
+        """The memory stays as long as it is used."""
+        while self._files:
+            os.close(self._files.pop())
 
     def _zeros(self, size, dtype, context):
         if not hasattr(os, 'memfd_create'):
@@ -66,8 +70,7 @@ class SharedBuffers(FlatBuffers):
         return np.frombuffer(memory, dtype, size, MARK)
 
     def __del__(self):
-        while self._files:
-            os.close(self._files.pop())
+        self._close()
 
 
 class _Opened(FlatBuffers):
