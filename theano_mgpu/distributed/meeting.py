@@ -14,6 +14,7 @@ from .process_group import ADD, AGREE, BUILD, CALL, COMPILE, END, FAILED, GATHER
 from .waiting import REMEDY, poll
 
 TAG = 0x6d67
+MAIL, WRITTEN, SUMS = TAG + 1, TAG + 2, TAG + 3  # of other messages
 # While one rank compiles, or reads a file, the others wait for longer than in a step: PATIENT times the limit.
 SLOW = (END, BUILD, COMPILE, SHARE)
 PATIENT = 10

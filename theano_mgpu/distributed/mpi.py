@@ -14,13 +14,11 @@ from theano import config
 from ..errors import BatchError, MgpuError, RankError
 from ..jobs import mpi_environment, mpi_library, rank_process
 from .half_precision import add_in_half
-from .meeting import TAG, Meeting
+from .meeting import MAIL, TAG, WRITTEN, Meeting
 from .owned_parts import OwnedParts
 from .process_group import ADD, COMPILE, END, GATHER, SHARE, WIDTH
 from .waiting import REMEDY, Watchdog, poll
 
-MAIL = TAG + 1
-WRITTEN = TAG + 2
 LONGEST = 1 << 30        # bytes in one message: MPI counts up to 2**31
 HOST = 64                # bytes of a host's name: Linux allows no more
 

@@ -2,9 +2,7 @@
 import numpy as np
 
 from ..replicas.collectives import all_reduce
-from .meeting import TAG
-
-SUMS = TAG + 3
+from .meeting import SUMS
 
 
 class OwnedParts:
@@ -30,11 +28,8 @@ class OwnedParts:
         """Replace the views that this rank owns by their sums over the ranks."""
         rank, size = self._comm.rank, self._comm.size
         shared = self.shared(buffers)
-        for i, parts in enumerate(buffers.parts(owners, size)):
-            if shared:
-                given = [other.parts(owners, size)[i][rank] for other in shared.values()]
-            else:
-                given = self._given(parts)
+        for parts, *others in zip(*[each.parts(owners, size) for each in [buffers, *shared.values()]]):
+            given = [other[rank] for other in others] if shared else self._given(parts)
             all_reduce(given, [1.0] * len(given), parts[rank], accumulate=True)
         self._end_reading(shared)
 

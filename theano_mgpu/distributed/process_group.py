@@ -6,7 +6,7 @@ from typing import Any, Callable, List, Optional, Sequence
 import numpy as np
 
 from ..errors import RankError
-from ..replicas.transfers import FlatBuffers
+from .shared_memory import SharedBuffers
 
 WIDTH = 32  # integers that a rank can give when the ranks meet: an array's shape, too
 
@@ -73,7 +73,7 @@ class Ranks:
     def all_reduce_in_half(self, arrays: Sequence[np.ndarray]) -> None:
         """As `all_reduce`, for arrays of any shape, but exchanged as float16: see `half_precision.add_in_half`."""
 
-    def reduce_scatter(self, buffers: FlatBuffers, owners: Sequence[int]) -> None:
+    def reduce_scatter(self, buffers: SharedBuffers, owners: Sequence[int]) -> None:
         """Add buffers over the ranks, each view for the one rank that owns it. The ranks have just met.
 
         Parameters
@@ -84,7 +84,7 @@ class Ranks:
             The rank that owns each view, in ascending order.
         """
 
-    def all_gather_views(self, buffers: FlatBuffers, owners: Sequence[int]) -> List[Optional[np.ndarray]]:
+    def all_gather_views(self, buffers: SharedBuffers, owners: Sequence[int]) -> List[Optional[np.ndarray]]:
         """The views of other ranks' buffers that they own.
 
         Parameters

@@ -1,4 +1,5 @@
 """An update that is divided among processes: each computes new values of some variables, and sends what others need."""
+import functools
 from typing import Any, Collection, Dict, List, Sequence
 
 import numpy as np
@@ -31,13 +32,15 @@ class DividedUpdate:
         owned = [(replicated(v), owner) for owner, share in enumerate(shares) for v in share]
         self._sent = [(variable, owner) for variable, owner in owned if variable.variable in needed]
         self._kept = [(variable, owner) for variable, owner in owned if variable.variable not in needed]
-        self._buffers = None  # for what is sent in each step
 
     def exchange(self, values: Dict[Replicated, Any]) -> Dict[Replicated, np.ndarray]:
         """New values of other processes, for the values of this one, on the host or on a device."""
-        if self._buffers is None:
-            self._buffers = _buffers_for(self._sent)
         return self._gathered(self._sent, values, self._buffers)
+
+    @functools.cached_property
+    def _buffers(self):
+        """For what is sent in each step."""
+        return _buffers_for(self._sent)
 
     def leave(self) -> None:
         """A step is committed: each process alone has the latest values of its share."""
