@@ -208,10 +208,10 @@ def test_predict_compares(tmp_path):
 
 @pytest.mark.needs_compiler
 @pytest.mark.slow
-def test_updates():
-    lines = run('updates.py', '--optimizers', 'Adam', 'SGD', '--parameters', '1000', '--rounds', '1', '--block',
+def test_host_loops():
+    lines = run('host_loops.py', '--loops', 'Adam', 'pooling', '--parameters', '1000', '--rounds', '1', '--block',
                 '0.01').splitlines()
-    assert [line.split()[0] for line in lines[-2:]] == ['Adam', 'SGD'] and 'bandwidth' in lines[-3]
+    assert [line.split()[0] for line in lines[-2:]] == ['Adam', 'pooling'] and 'bandwidth' in lines[-3]
 
 
 @pytest.mark.needs_compiler
@@ -249,7 +249,7 @@ def test_dispatch(options):
 QUICK = 'choices.py', 'dispatch.py'
 OTHERS = ('step_overhead.py', 'keras_autoencoder.py', 'keras_overhead.py', 'scaling.py', 'predict.py',
           'compile_once.py', 'all_reduce.py', 'versions.py', 'exactness.py', 'devices.py', 'theano_script.py',
-          'placement.py', 'updates.py', 'startup.py', 'half_precision.py', 'over_ranks.py')
+          'placement.py', 'host_loops.py', 'startup.py', 'half_precision.py', 'over_ranks.py')
 
 
 @pytest.mark.parametrize('script', [*QUICK, *(pytest.param(script, marks=pytest.mark.slow) for script in OTHERS)])

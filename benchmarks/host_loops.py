@@ -1,0 +1,123 @@
+#!/usr/bin/env python
+"""Loops on the host that theano_mgpu has g++ make fast, against Theano's own and against copying memory.
+
+They are the update of parameters by each optimizer of Keras, and the gradient of max pooling, in windows of 2x2 with
+one value for each parameter (theano_mgpu/patches/theano_loops.py). Both versions and a copy take turns, a block of
+calls each; ratios are medians over the rounds (lowest to highest).
+
+  ms           a call with the loops of theano_mgpu
+  of Theano's  its time as part of that with Theano's loops
+  bandwidth    bytes that the call reads and writes, loop by loop, a second, as part of what copying reaches
+
+Examples:
+
+  python benchmarks/host_loops.py
+  python benchmarks/host_loops.py --parameters 20000000 --loops Adam SGD
+"""
+import argparse
+import contextlib
+import functools
+import os
+import sys
+
+if 'floatX' not in os.environ.get('THEANO_FLAGS', ''):
+    os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
+
+import theano_mgpu  # noqa: F401  Keras and Theano as it patches them
+from theano_mgpu.patches.theano_loops import ELEMWISE, POOLING
+from theano_mgpu.profiling.turns import WARM_UP, ratio, seconds, spread, take_turns
+from theano_mgpu.utils.tables import table
+
+import keras.backend as K
+import numpy as np
+import theano
+from keras import optimizers
+from theano.tensor.elemwise import Elemwise
+from theano.tensor.signal.pool import MaxPoolGrad
+
+OPTIMIZERS = {'SGD': optimizers.SGD, 'momentum': functools.partial(optimizers.SGD, momentum=0.9),
+              'RMSprop': optimizers.RMSprop, 'Adagrad': optimizers.Adagrad, 'Adadelta': optimizers.Adadelta,
+              'Adam': optimizers.Adam, 'Adamax': optimizers.Adamax, 'Nadam': optimizers.Nadam}
+LOOPS = [*OPTIMIZERS, 'pooling']
+REPLACED = [(Elemwise, ELEMWISE), (MaxPoolGrad, POOLING)]
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--loops', nargs='+', choices=LOOPS, default=LOOPS, metavar='NAME',
+                        help='of: %s (default: all)' % ', '.join(LOOPS))
+    parser.add_argument('--parameters', type=int, default=1900000, metavar='N', help='(default %(default)s)')
+    parser.add_argument('--rounds', type=int, default=9, help='rounds that count (default %(default)s)')
+    parser.add_argument('--block', type=float, default=0.2, metavar='SECONDS', help='length of one side of a round')
+    arguments = parser.parse_args()
+    if min(arguments.parameters, arguments.rounds) < 1:
+        parser.error('--parameters and --rounds are at least 1')
+    return arguments
+
+
+@contextlib.contextmanager
+def theanos_own_loops():
+    """A block in which Theano's C code is that of Theano 1.0.5."""
+    patched = [(op, name, getattr(op, name)) for op, names in REPLACED for name in names]
+    for op, name, method in patched:
+        setattr(op, name, method.__wrapped__)
+    try:
+        yield
+    finally:
+        for op, name, method in patched:
+            setattr(op, name, method)
+
+
+def function_of(loop, n):
+    """A function that runs a loop for n parameters, or pools n values."""
+    if loop == 'pooling':
+        return pooling_gradient(n)
+    w, gradient = K.variable(np.ones(n)), K.variable(np.ones(n))
+    updates = OPTIMIZERS[loop]().get_updates(loss=K.sum(w * gradient), params=[w])
+    return theano.function([], [], updates=[pair for pair in updates if isinstance(pair, tuple)])
+
+
+def pooling_gradient(n):
+    """A function that computes the gradient of max pooling over images of 28x28, about n values in all."""
+    random = np.random.RandomState(0)
+    values = random.randn(-(-n // 784), 1, 28, 28)
+    maxima = values.reshape(-1, 1, 14, 2, 14, 2).max((3, 5))
+    found = K.variable(values)
+    given = [K.variable(each) for each in (values, maxima, random.randn(*maxima.shape))]
+    return theano.function([], [], updates=[(found, MaxPoolGrad(ignore_border=True)(*given, (2, 2)))])
+
+
+def bytes_of(function, n):
+    """What the ops of a function read and write of arrays: of n elements, or of n / 4, the results of pooling."""
+    def elements(node, variable):
+        return n // 4 if isinstance(node.op, MaxPoolGrad) and variable in node.inputs[1:] else n
+    return sum(elements(node, variable) * np.dtype(variable.type.dtype).itemsize
+               for node in function.maker.fgraph.apply_nodes if isinstance(node.op, (Elemwise, MaxPoolGrad))
+               for variable in set(node.inputs) | set(node.outputs)
+               if variable.type.dtype in ('float32', 'float64') and not all(variable.type.broadcastable))
+
+
+def main():
+    arguments = parse_arguments()
+    n, rows = arguments.parameters, []
+    source, target = np.ones(5 * n, theano.config.floatX), np.ones(5 * n, theano.config.floatX)
+    for name in arguments.loops:
+        sides = {'ours': function_of(name, n), 'copy': lambda: np.copyto(target, source)}
+        with theanos_own_loops():
+            sides['own'] = function_of(name, n)
+        for each in sides.values():
+            seconds(each, WARM_UP)
+        repeats = max(1, int(arguments.block / max(seconds(each) for each in sides.values())))
+        found = take_turns({side: functools.partial(seconds, each, repeats) for side, each in sides.items()},
+                           arguments.rounds, name)
+        moved = bytes_of(sides['ours'], n) / (source.nbytes + target.nbytes)
+        rows.append([name, '%.2f' % (1e3 * spread(found['ours']).median),
+                     '%.2f (%.2f to %.2f)' % tuple(ratio(found['ours'], found['own'])),
+                     '%.2f (%.2f to %.2f)' % tuple(moved * each for each in ratio(found['copy'], found['ours']))])
+    print('%d parameters, %d rounds' % (n, arguments.rounds))
+    print(table([['LOOP', 'ms', "of Theano's", 'bandwidth']] + rows, right={1}))
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())
