@@ -228,6 +228,10 @@ def test_two_contexts_are_predicted_from_one():
         others = bench_costs.Findings(blocks, 128, 1000, sharing=[1, 2], link=MEMORY, updates_on=updates_on)
         assert others.predicted('contexts', 2)['update'] == pytest.approx(0.004)
         assert others.predicted('contexts', 2)['exchange'] == parts['exchange']
+    n_bytes = 4 << 20  # of gradients: four pieces
+    exchanges = [bench_costs.Findings(blocks, 128, n_bytes, sharing=[1, 1], overlaps=overlaps)
+                 .predicted('contexts', 2)['exchange'] for overlaps in (False, True)]
+    assert exchanges[0] - exchanges[1] == pytest.approx(3 / 4 * 2 / 3 * parts['compute'] / 2)
     check, = findings.checks()
     assert check['measured'] == findings.median('contexts', 2).seconds
     assert check['predicted'] == pytest.approx(sum(parts.values()))

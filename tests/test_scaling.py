@@ -151,6 +151,17 @@ def test_half_precision_halves_what_goes_between_hosts():
     assert links.in_half(links.parse_network('pcie4')) == links.parse_network('pcie4')
 
 
+def test_overlap_hides_what_the_backward_pass_can_hide():
+    pieces = COSTS._replace(pieces=4)
+    for batch in (8, 80, 8000):  # the exchange is longer than the backward pass, or shorter
+        expected = scaling.step_parts(COSTS, 8, batch, HOSTS)
+        hidden = .75 * min(expected['exchange'], 2 / 3 * expected['compute'])
+        assert scaling.step_parts(pieces, 8, batch, HOSTS) == dict(
+            expected, exchange=pytest.approx(expected['exchange'] - hidden))
+    shared = scaling.step_parts(COSTS, 8, 80, HOSTS, sharing=2)
+    assert scaling.step_parts(pieces, 8, 80, HOSTS, sharing=2) == shared
+
+
 def test_speedup():
     assert scaling.speedup(COSTS, 1, 100) == scaling.speedup(COSTS, 1, 100, weak=True) == 1
     only_compute = Costs(0, 0.001, 0, 1e9)
@@ -183,11 +194,12 @@ def test_what_limits():
 
 @pytest.mark.parametrize('n', [2, 4, 64])
 @pytest.mark.parametrize('efficiency', [0.5, scaling.PAYS])
-def test_the_batch_that_pays_is_the_smallest(n, efficiency):
-    batch = scaling.batch_that_pays(COSTS, n, HOSTS, efficiency=efficiency)
+@pytest.mark.parametrize('costs', [COSTS, COSTS._replace(pieces=4)])
+def test_the_batch_that_pays_is_the_smallest(n, efficiency, costs):
+    batch = scaling.batch_that_pays(costs, n, HOSTS, efficiency=efficiency)
     assert batch % n == 0
-    assert scaling.speedup(COSTS, n, batch, HOSTS) >= efficiency * n
-    assert batch == n or scaling.speedup(COSTS, n, batch - n, HOSTS) < efficiency * n
+    assert scaling.speedup(costs, n, batch, HOSTS) >= efficiency * n
+    assert batch == n or scaling.speedup(costs, n, batch - n, HOSTS) < efficiency * n
 
 
 def test_no_batch_pays_where_hardware_is_shared():

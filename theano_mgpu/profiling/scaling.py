@@ -5,11 +5,16 @@ A step of n devices on b samples takes the sum of
     input     i b / h                each of h hosts divides its own samples
     dispatch  o + (d-1) l + s f      a process's own work; each further launch; a device's time without samples
     compute   s c ceil(b / n)        the only part that shrinks with n
-    exchange  an all_reduce          see links.py; nothing for a single device
+    exchange  an all_reduce          see links.py; nothing for a single device; less what overlap hides, see below
     update    s u                    each device does the whole update; s u / n if it is divided among them
 
 with d devices on a host, and s devices that share one piece of hardware: `cpu` contexts of one process run one after
 the other, so s = n for them.
+
+With overlap the backward pass is computed in p pieces, and the gradients of each but the last one are exchanged while
+the next ones are computed. That hides (p - 1) / p of the exchange at most, and no more than (p - 1) / p of the backward
+pass, which is 2/3 of compute: it takes twice the operations of the forward pass (Kaplan et al., 2020,
+arXiv:2001.08361). Devices that share hardware hide nothing.
 
 *Strong* scaling keeps the size of the whole batch, *weak* scaling that of each device's sub-batch. Strong is the
 default: it applies when a script changes only the number of devices, and the result stays that of one device. More
@@ -21,11 +26,13 @@ from collections import namedtuple
 from .links import SCHEMES, ScalingError
 
 PARTS = ('input', 'dispatch', 'compute', 'exchange', 'update')
+BACKWARD = 2 / 3  # of compute
+MOST_SAMPLES = 1 << 30  # in a batch that is looked for
 PAYS = 0.7  # n devices pay where their efficiency, speedup / n, is at least this
 
 
 class Costs(namedtuple('Costs', 'fixed_s sample_s update_s n_bytes input_s host_s launch_s reduce_bytes_per_s '
-                       'divides_update', defaults=(0.0, 0.0, 0.0, math.inf, False))):
+                       'divides_update pieces', defaults=(0.0, 0.0, 0.0, math.inf, False, 1))):
     """The costs of a step, as measured on one device.
 
     Attributes
@@ -49,6 +56,8 @@ class Costs(namedtuple('Costs', 'fixed_s sample_s update_s n_bytes input_s host_
     divides_update : bool
         Whether each device computes a part of the update, as with ``update_on='sharded'``. What is exchanged
         has as many bytes then: each device gets its part of the gradients, and the new parameters of all parts.
+    pieces : int
+        Pieces of the backward pass (p); 1 without overlap.
     """
 
 
@@ -122,10 +131,13 @@ def step_parts(costs, n, batch, network=None, scheme='host', sharing=1):
     [('input', 0.0), ('dispatch', 0.001), ('compute', 0.005), ('exchange', 0.002), ('update', 0.002)]
     """
     hosts, devices = _checked(n, batch, network)
+    compute = sharing * costs.sample_s * -(-batch // n)
     exchange = SCHEMES[scheme](n, costs.n_bytes, network, costs.reduce_bytes_per_s) if network else 0.0
+    if sharing == 1:
+        exchange -= (1 - 1 / costs.pieces) * min(exchange, BACKWARD * compute)
     return {'input': costs.input_s * batch / hosts,
             'dispatch': costs.host_s + (devices - 1) * costs.launch_s + sharing * costs.fixed_s,
-            'compute': sharing * costs.sample_s * -(-batch // n),
+            'compute': compute,
             'exchange': exchange,
             'update': sharing * costs.update_s / (n if costs.divides_update else 1)}
 
@@ -189,7 +201,7 @@ def batch_that_pays(costs, n, network=None, scheme='host', sharing=1, efficiency
     Returns
     -------
     int or None
-        Samples in the whole batch, a multiple of n; None if there is no such batch.
+        Samples in the whole batch, a multiple of n; None if no batch of up to `MOST_SAMPLES` is enough.
 
     Examples
     --------
@@ -197,18 +209,20 @@ def batch_that_pays(costs, n, network=None, scheme='host', sharing=1, efficiency
     >>> batch_that_pays(costs, 2, efficiency=0.7), batch_that_pays(costs, 4, efficiency=1)
     (134, None)
     """
-    def wanted_less_had(batch):
-        return (efficiency * n * step_seconds(costs, n, batch, network, scheme, sharing)
-                - step_seconds(costs, 1, batch))
+    def pays(multiple):
+        return (efficiency * n * step_seconds(costs, n, n * multiple, network, scheme, sharing)
+                <= step_seconds(costs, 1, n * multiple))
 
-    # Over multiples of n a step is a straight line, so the sign changes once.
-    at_one, at_two = wanted_less_had(n), wanted_less_had(2 * n)
-    if at_one <= 0:
-        return n
-    slope = at_two - at_one
-    if slope >= -1e-12 * at_one:
-        return None
-    return n * math.ceil(1 + at_one / -slope - 1e-9)
+    # Over multiples of n one device's step is a straight line, and that of n devices is convex.
+    low, high = 0, 1
+    while not pays(high):
+        low, high = high, 2 * high
+        if n * high > MOST_SAMPLES:
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if pays(middle) else (middle, high)
+    return n * high
 
 
 def most_devices_that_pay(costs, batch, network, scheme='host', weak=False, numbers=()):

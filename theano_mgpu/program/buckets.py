@@ -41,6 +41,17 @@ def buckets(outputs: Sequence[theano.Variable], sizes: Mapping[theano.Variable, 
     return found
 
 
+def most_buckets(n_bytes: float) -> int:
+    """The most buckets of gradients with `n_bytes` in all.
+
+    Examples
+    --------
+    >>> most_buckets(LEAST), most_buckets(3.5 * LEAST), most_buckets(100 * LEAST)
+    (1, 3, 8)
+    """
+    return int(min(MOST, max(1, n_bytes // LEAST)))
+
+
 def bytes_of_gradients(exchanges: Sequence, params: Sequence[SharedVariable],
                        new: Dict[SharedVariable, theano.Variable]) -> Dict[theano.Variable, float]:
     """About how many bytes each of the sums of gradients has, by its source.

@@ -49,7 +49,8 @@ speedup / N, is then at least 70 %%. The prediction for 2 to 1024 devices comes 
 theano_mgpu/profiling/scaling.py and links.py): the measured costs of a step, on devices that share no hardware, and
 the latency and bandwidth of --link. Its columns are three ways to add gradients: through the host, as this package
 does; a ring of all devices; hierarchical, within a host, then between hosts. Measurement and prediction follow the
-flags mgpu.update_on and mgpu.exchange; of mgpu.overlap, and of a placed model, only the measurement does.
+flags mgpu.update_on, mgpu.exchange and mgpu.overlap, which is predicted to hide as much as it can; of a placed model,
+only the measurement does.
 
 links:
 %s
@@ -173,6 +174,12 @@ def exchanges_in_half():
     return theano.config.mgpu.exchange == 'float16'
 
 
+def overlaps():
+    """Whether the flags have gradients exchanged while others are computed."""
+    import theano
+    return theano.config.mgpu.overlap == 'True'
+
+
 def cores():
     """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
@@ -198,7 +205,8 @@ def measure_all(args, recipe, chosen, batch_size):
         with progress.bar(args.rounds * len(contestants), sys.stderr.isatty()) as bar:
             blocks = take_turns(contestants, args.rounds, bar)
     return Findings(blocks, batch_size, trainees[0].n_bytes, [busiest(chosen[:n + 1]) for n in range(len(chosen))],
-                    link_to(chosen[0], trainees[0].n_bytes), Options().updates_on(chosen), exchanges_in_half())
+                    link_to(chosen[0], trainees[0].n_bytes), Options().updates_on(chosen), exchanges_in_half(),
+                    overlaps())
 
 
 def trainee(recipe, model, batch_size, name):

@@ -12,6 +12,7 @@ from ...profiling.scaling import (
     speedup,
     step_parts,
 )
+from ...program.buckets import most_buckets
 from .measure import median_block
 
 # The part of the model that each phase of a step belongs to. Time outside all phases is the host's own work.
@@ -79,11 +80,15 @@ class Findings:
         Where the update is computed: by each context, each a part of it, or once for all contexts.
     in_half : bool
         Whether ranks exchange gradients in half precision.
+    overlaps : bool
+        Whether gradients are exchanged while others are computed.
     """
 
-    def __init__(self, blocks, batch_size, n_bytes, sharing, link=MEMORY, updates_on='device', in_half=False):
+    def __init__(self, blocks, batch_size, n_bytes, sharing, link=MEMORY, updates_on='device', in_half=False,
+                 overlaps=False):
         self.blocks, self.batch_size, self.n_bytes = blocks, batch_size, n_bytes
         self.sharing, self.link, self.updates_on, self.in_half = sharing, link, updates_on, in_half
+        self.overlaps = overlaps
         self.rounds = len(next(iter(blocks.values())))
 
     def median(self, kind, n, batch=None):
@@ -111,7 +116,8 @@ class Findings:
     def _costs(self, kind, n, choose, figures):
         blocks = [choose(each) for key, each in self.blocks.items() if key[:2] == (kind, n)]
         costs = costs_of(blocks, self.n_bytes, figures.get('reduce_bytes_per_s', float('inf')))
-        return costs._replace(divides_update=self.updates_on == 'sharded')
+        return costs._replace(divides_update=self.updates_on == 'sharded',
+                              pieces=most_buckets(self.n_bytes) if self.overlaps else 1)
 
     def here(self, costs, n):
         """Costs of a context among n of this process."""
