@@ -17,7 +17,7 @@ demo: setup ## train a small CNN on two contexts, and compare with one
 test: setup ## lint, then the tests and doctests
 	@$(PY) -m ruff check .
 	@$(PY) .ci/quickly $(PY) -m pytest -n 2 -m 'not slow' $(ARGS)
-	$(if $(ARGS),,@$(PY) .ci/quickly .ci/test-cuda core)
+	$(if $(ARGS),@echo 'ARGS is given: the part on the CUDA stand-in is left out (make test-cuda runs it)',@$(PY) .ci/quickly .ci/test-cuda core)
 
 test-slow: setup ## the tests that make test leaves out: more models, more contexts on OpenCL, kernels optimised by PoCL
 	@POCL_EXTRA_BUILD_FLAGS= $(PY) .ci/quickly $(PY) -m pytest -n 2 -m slow $(ARGS)
