@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import theano
 from support.comparison import assert_bitwise
-from support.launch import INTERPRETED, JOBS, arrays, launch
+from support.launch import INTERPRETED, JOBS, alone, arrays, launch
 
 
 @pytest.mark.mpi
@@ -159,3 +159,33 @@ def test_overlap_with_an_mpi_for_one_thread_is_an_error(tmp_path):
     done = launch(2, job=str(script), flags=INTERPRETED + ',mgpu.overlap=True', expected=1)
     assert 'MPI was started without MPI_THREAD_MULTIPLE' in done.stderr
     launch(2, job=str(script), flags=INTERPRETED)
+
+
+def assert_ranks_give_the_answer_of_one_process(tmp_path, *job, flags=''):
+    alone(job[0], tmp_path / 'one.npz', *job[1:], flags=INTERPRETED)
+    launch(2, job[0], tmp_path / 'ranks.npz', *job[1:], flags=INTERPRETED + ',mgpu.timeout=20' + flags)
+    for ours, theirs in zip(arrays(tmp_path / 'ranks.npz'), arrays(tmp_path / 'one.npz')):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize('kind', ['norm', 'integers'])
+def test_overlap_adds_each_sum_once_and_one_at_a_time(kind, tmp_path):
+    """An early gradient was added twice by steps of several stages: 0.4924 in place of 0.5146, and no message.
+
+    Where no gradients had to be there, a sum of integers was exchanged while a thread was adding: MPI_ERR_TRUNCATE.
+    """
+    assert_ranks_give_the_answer_of_one_process(tmp_path, 'early_sums', kind, flags=',mgpu.overlap=True')
+
+
+@pytest.mark.mpi
+def test_a_divided_update_follows_a_new_shape(tmp_path):
+    """From 4 columns to 9: could not broadcast input array. To 1: one rank had a column, and the other one 4 of them.
+    """
+    assert_ranks_give_the_answer_of_one_process(tmp_path, 'reshaped', 'sharded', 9, 1)
+
+
+@pytest.mark.mpi
+def test_functions_divide_the_same_state_in_different_ways(tmp_path):
+    """The second function ended with IndexError: list index out of range."""
+    assert_ranks_give_the_answer_of_one_process(tmp_path, 'two_functions', 'sharded')

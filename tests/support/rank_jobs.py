@@ -26,6 +26,7 @@ from support.rank_data_jobs import coupled_shards, refused, shard, sharded_slice
 from support.rank_fault_jobs import collect, compile_errors, disagree, fail, hang, late_failures, stopped  # noqa: F401
 from support.rank_network import PYTHON, SHARES, Network, arrays_of_rank, shared, shares_of_rank, write
 from support.rank_placement_jobs import placed  # noqa: F401  a job
+from support.rank_stage_jobs import early_sums, reshaped, two_functions  # noqa: F401  jobs
 
 buckets.LEAST = 1  # with the flag mgpu.overlap: the networks are small
 

@@ -22,7 +22,10 @@ class OwnedParts:
 
     def shared(self, buffers):
         """The buffers of the other ranks, by rank; none where the ranks do not share memory."""
-        return buffers.of_others(self._comm) if self._one_host else {}
+        if self._one_host:
+            return buffers.of_others(self._comm)
+        buffers.close()
+        return {}
 
     def add(self, buffers, owners):
         """Replace the views that this rank owns by their sums over the ranks."""

@@ -48,19 +48,20 @@ class SharedBuffers(FlatBuffers):
             except OSError:
                 found = {}
             self._others = found if all(comm.allgather(bool(found))) else {}
-            self._close()
+            self.close()
         return self._others
 
-    def _close(self):
-        """The memory stays as long as it is used."""
+    def close(self):
+        """Let no more processes open the memory, which stays as long as it is used."""
         while self._files:
             os.close(self._files.pop())
 
     def _zeros(self, size, dtype, context):
-        if not hasattr(os, 'memfd_create'):
+        try:
+            file = os.memfd_create(NAME)
+        except (AttributeError, OSError):  # an old C library or kernel, or a container that forbids it
             self._handles.append(None)
             return super()._zeros(size, dtype, context)
-        file = os.memfd_create(NAME)
         self._files.append(file)
         os.ftruncate(file, MARK + size * np.dtype(dtype).itemsize)
         memory = mmap.mmap(file, 0)
@@ -70,7 +71,7 @@ class SharedBuffers(FlatBuffers):
         return np.frombuffer(memory, dtype, size, MARK)
 
     def __del__(self):
-        self._close()
+        self.close()
 
 
 class _Opened(FlatBuffers):

@@ -150,6 +150,9 @@ class CompiledProgram:
 
     def refresh(self) -> None:
         """Copy values of the user's variables to replicas that are out of date."""
+        for variable in self.variables:  # of all parts, since another function may have divided some of them otherwise
+            if variable.divided and (self.divided is None or variable.divided != self.divided.gather):
+                variable.divided()
         for part in self._all_parts():
             part.graph.refresh(part.is_share)
 

@@ -1,5 +1,4 @@
 """An update that is divided among processes: each computes new values of some variables, and sends what others need."""
-import functools
 from typing import Any, Collection, Dict, List, Sequence
 
 import numpy as np
@@ -28,19 +27,17 @@ class DividedUpdate:
     """
 
     def __init__(self, ranks: Ranks, shares: Sequence[Sequence[SharedVariable]], needed: Collection[SharedVariable]):
-        self._ranks = ranks
+        self._ranks, self._buffers = ranks, None
         owned = [(replicated(v), owner) for owner, share in enumerate(shares) for v in share]
         self._sent = [(variable, owner) for variable, owner in owned if variable.variable in needed]
         self._kept = [(variable, owner) for variable, owner in owned if variable.variable not in needed]
 
     def exchange(self, values: Dict[Replicated, Any]) -> Dict[Replicated, np.ndarray]:
         """New values of other processes, for the values of this one, on the host or on a device."""
+        like = _shapes_of(self._sent)
+        if self._buffers is None or self._buffers.like != like:
+            self._buffers = SharedBuffers(like)
         return self._gathered(self._sent, values, self._buffers)
-
-    @functools.cached_property
-    def _buffers(self):
-        """For what is sent in each step."""
-        return _buffers_for(self._sent)
 
     def leave(self) -> None:
         """A step is committed: each process alone has the latest values of its share."""
@@ -52,7 +49,7 @@ class DividedUpdate:
         """Give every process the latest values of all shares. All processes have to call it at the same place."""
         self._ranks.meet((READ,))
         values = {variable: variable.latest() for variable, owner in self._kept if owner == self._ranks.rank}
-        found = self._gathered(self._kept, values, _buffers_for(self._kept))
+        found = self._gathered(self._kept, values, SharedBuffers(_shapes_of(self._kept)))
         for variable, _ in self._kept:
             variable.give(found.get(variable))
         self._ranks.note_whole(self.gather)
@@ -66,8 +63,8 @@ class DividedUpdate:
         return {variable: value for (variable, owner), value in zip(owned, found) if owner != self._ranks.rank}
 
 
-def _buffers_for(owned):
-    return SharedBuffers(describe([_value(variable) for variable, _ in owned]))
+def _shapes_of(owned):
+    return describe([_value(variable) for variable, _ in owned])
 
 
 def _value(variable: Replicated):

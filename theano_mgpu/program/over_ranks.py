@@ -27,7 +27,7 @@ class OverRanks:
         self._pool = None
         if overlaps and ranks.size > 1:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix='theano_mgpu exchange')
-        self._underway: Dict[Sums, Future] = {}
+        self._underway: Dict[Sums, Future] = {}  # in the block; those of a later boundary may be added early
 
     def __enter__(self):
         return self
@@ -47,14 +47,13 @@ class OverRanks:
             begun.wait()  # Theano's compiled code keeps Python's lock: without this, the thread would start after it
 
     def finish(self, every_sums: Sequence[Sums], idle: bool) -> None:
-        """Have all of these added when it returns."""
-        if self._ranks.size == 1 or not every_sums:
+        """Have all of these added when it returns, and none under way: ranks have to exchange values in one order."""
+        if self._ranks.size == 1:
             return
-        rest = [sums for sums in every_sums if sums not in self._underway]
         with self._timings.span('exchange'):
             for each in self._underway.values():
                 each.result()
-        self._underway = {}
+        rest = [sums for sums in every_sums if sums not in self._underway]
         if rest:
             self._meet(rest, idle)
             with self._timings.span('exchange'):

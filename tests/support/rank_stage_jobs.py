@@ -1,0 +1,82 @@
+"""Jobs of rank_jobs.py: steps with several stages, and updates that are divided in unusual ways."""
+import threading
+import time
+
+import theano_mgpu as mgpu
+from theano_mgpu.distributed.mpi import MpiRanks
+
+import numpy as np
+import theano
+import theano.tensor as T
+
+from .modes import PYTHON
+from .rank_network import shared, write
+
+BATCH = np.random.RandomState(0).randn(8, 6).astype('float32'), np.arange(8, dtype='int32')
+
+
+def early_sums(path, kind):
+    """Train two branches. One has to wait for what all ranks know of the batch; the gradient of the other is early."""
+    mgpu.init('a->cpu')
+    slow_down_exchange_thread()
+    x, n = T.matrix('x'), T.ivector('n')
+    w, v = params = parameters(2)
+    hidden = T.dot(x, w)
+    hidden = {'norm': lambda: (hidden - hidden.mean(axis=0)) / T.sqrt(hidden.var(axis=0) + np.float32(1e-3)),
+              'integers': lambda: hidden * T.cast(n.sum(), 'float32') * np.float32(.01)}[kind]()
+    loss = (T.tanh(hidden) ** 2).mean() + (T.tanh(T.dot(x, v)) ** 2).mean()
+    inputs = [x, n] if kind == 'integers' else [x]
+    step = mgpu.training_function(inputs, loss, params, descend, mode=PYTHON)
+    for _ in range(2):
+        step(*BATCH[:len(inputs)])
+    write(path, [param.get_value() for param in params])
+
+
+def slow_down_exchange_thread():
+    """On rank 1, have a sum take longer that is added on another thread than the main one."""
+    add = MpiRanks.all_reduce
+
+    def all_reduce(self, arrays):
+        if self.rank == 1 and threading.current_thread() is not threading.main_thread():
+            time.sleep(0.2)
+        add(self, arrays)
+    MpiRanks.all_reduce = all_reduce
+
+
+def reshaped(path, update_on, *columns):
+    """A parameter gets another shape between steps."""
+    mgpu.init('a->cpu')
+    x, params = T.matrix('x'), parameters(2)
+    loss = sum((T.tanh(T.dot(x, param)) ** 2).mean() for param in params)
+    step = mgpu.training_function([x], loss, params, descend, mode=PYTHON, update_on=update_on)
+    found = [step(BATCH[0])]
+    for n in map(int, columns):
+        params[0].set_value(np.random.RandomState(n).randn(6, n).astype('float32'))
+        found += [step(BATCH[0]), step(BATCH[0])]
+    write(path, found + [param.get_value() for param in params])
+
+
+def two_functions(path, update_on):
+    """Two functions train the same parameters, and the same momenta, which each divides in its own way."""
+    mgpu.init('a->cpu')
+    x, params = T.matrix('x'), parameters(3)
+    momenta = {param: theano.shared(0 * param.get_value()) for param in params}
+    loss = sum((T.tanh(T.dot(x, param)) ** 2).mean() for param in params)
+
+    def momentum(gradients, params):
+        new = {param: np.float32(.9) * momenta[param] + gradient for param, gradient in zip(params, gradients)}
+        return [pair for param in params for pair in ((momenta[param], new[param]), (param, param - new[param]))]
+    steps = [mgpu.training_function([x], loss, order, momentum, mode=PYTHON, update_on=update_on)
+             for order in (params, params[::-1], params[1:])]
+    for step in steps + steps:
+        step(BATCH[0])
+    write(path, [variable.get_value() for variable in [*params, *momenta.values()]])
+
+
+def parameters(n):
+    """Parameters of one shape."""
+    return [shared(np.random.RandomState(seed), 6, 4, name='w%d' % seed) for seed in range(n)]
+
+
+def descend(gradients, params):
+    return [(param, param - np.float32(.1) * gradient) for param, gradient in zip(params, gradients)]
