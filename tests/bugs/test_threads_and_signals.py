@@ -1,4 +1,5 @@
 """Bugs that were found and fixed, each under its symptom: replicas in threads, and Ctrl-C."""
+import os
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ from theano_mgpu.program import run as run_module
 import numpy as np
 import pytest
 import theano
+from support.launch import INTERPRETED
 from support.small_models import data, dense_model, momentum
 
 INNER = '''
@@ -103,3 +105,27 @@ def test_ctrl_c_at_any_line_of_a_step_leaves_all_of_it_or_nothing(kind, contexts
         undisturbed(*batch)
     for ours, theirs in zip(values(), expected()):
         np.testing.assert_array_equal(ours, theirs)
+
+
+def test_interrupts_of_predictions_leave_the_threads_of_the_replicas_working():
+    """Ctrl-C in `theano-mgpu predict` left the lock of a Future locked, and the process hung; so did a notebook."""
+    script = '''
+import random, signal, theano_mgpu as mgpu, numpy as np, theano.tensor as T
+mgpu.init('a->cpu;b->cpu')
+x = T.matrix()
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+interrupted = 0
+with mgpu.Predictor([x], x.sum(axis=1)) as predictor:
+    for _ in range(800):
+        try:
+            signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0005, 0.003))
+            for _ in predictor.map(np.ones((1, 3), 'float32') for _ in iter(int, 1)):
+                pass
+        except KeyboardInterrupt:
+            interrupted += 1
+    assert (predictor.predict(np.ones((50, 3), 'float32'), batch_size=1) == 3).all()
+print(interrupted)
+'''
+    done = subprocess.run([sys.executable, '-c', script], env=dict(os.environ, THEANO_FLAGS=INTERPRETED), timeout=60,
+                          stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout == '800\n'
