@@ -125,9 +125,9 @@ class MpiRanks(Meeting):
                                  % ' and '.join(map(str, sorted(shapes))))
             if shapes and shapes != {rows.shape[1:]}:  # those of a rank without samples mean nothing
                 whole = np.empty((sum(lengths),) + shapes.pop(), rows.dtype)
-            row_bytes = whole[:1].nbytes
-            counts = [length * row_bytes for length in lengths]
-            self._comm.Allgatherv([_bytes_of(mine), self._mpi.BYTE], [_bytes_of(whole), counts, None, self._mpi.BYTE])
+            row = self._mpi.BYTE.Create_contiguous(whole[:1].nbytes).Commit()  # MPI counts no more than 2**31 of a type
+            self._comm.Allgatherv([_bytes_of(mine), lengths[self.rank], row], [_bytes_of(whole), lengths, None, row])
+            row.Free()
         return whole
 
     def all_gather_views(self, buffers, owners):

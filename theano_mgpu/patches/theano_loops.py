@@ -14,7 +14,10 @@ _BRANCH = re.compile(r'if \(a == maximum\)\{\s*gx\[0\] = gx\[0\] \+ gz\[0\];\s*\
 
 
 def vectorize_loops():
-    """Have g++ vectorise the loops of elementwise ops over contiguous arrays; the results stay the same, bit by bit.
+    """Have g++ vectorise the loops of elementwise ops over contiguous arrays.
+
+    The results stay the same, but for this: of several products that are added, g++ may fuse another one with the sum,
+    and so leave out another rounding. The updates of Keras's optimizers stay the same bit by bit.
 
     Three things keep it from that: it takes the loops for cold code; a scalar is read anew for each element, since
     nothing says that the output does not lie in its memory; and an output may overlap an input by a few elements, as
