@@ -45,14 +45,15 @@ def _cast_conv_shape(op_class):
     op_class.make_node = make_node
 
 
-def name_the_type_of_contexts():
+def name_the_type_of_contexts(module):
     """Name the type of contexts in C code; Theano 1.0.5 takes its address, which differs from process to process.
+
+    `module` is ``theano.gpuarray.type``. Ops take the name when their modules are imported, which comes next.
 
     Without this, processes that compile an op of a GPU at the same time have different code for it. Both are kept, and
     each later process warns that "the same cache key is associated to different modules".
     """
-    from theano.gpuarray.type import GpuContextType
-    GpuContextType.__repr__ = lambda self: 'GpuContextType'
+    module.GpuContextType.__repr__ = lambda self: 'GpuContextType'
 
 
 def report_kernels_that_cannot_be_made():
