@@ -13,6 +13,7 @@ from theano_mgpu.utils import progress
 
 import pytest
 import theano.tensor as T
+from support.modes import PYTHON
 from theano.gof import compilelock
 
 
@@ -61,9 +62,9 @@ def test_a_long_compilation_says_what_it_compiles_and_for_which_contexts(cpu2, m
         return compile_for(*args, **kwargs)
     monkeypatch.setattr(graph, 'compile_for', slow)
     x = T.matrix('x')
-    mgpu.function([x], x * 2, mode='FAST_COMPILE', name='twice')
+    mgpu.function([x], x * 2, mode=PYTHON, name='twice')
     notes.heard.clear()
-    mgpu.Predictor([x], x * 2, mode='FAST_COMPILE').close()
+    mgpu.Predictor([x], x * 2, mode=PYTHON).close()
     for text, name in zip(notes.texts, ['twice', 'a function of x']):
         assert text.startswith('note: compiling %s for host0, host1 takes a while' % name)
     assert len(notes.texts) == 2
