@@ -28,8 +28,6 @@ from support.rank_network import PYTHON, SHARES, Network, arrays_of_rank, shared
 from support.rank_placement_jobs import placed  # noqa: F401  a job
 from support.rank_stage_jobs import early_sums, reshaped, two_functions  # noqa: F401  jobs
 
-buckets.LEAST = 1  # with the flag mgpu.overlap: the networks are small
-
 
 def train(path, contexts, *options):
     """Train with ragged batches. Writes all outputs, and all state afterwards."""
@@ -233,4 +231,5 @@ def stages(path, contexts):
 
 
 if __name__ == '__main__':
+    buckets.LEAST = 1  # with the flag mgpu.overlap: the networks are small
     globals()[sys.argv[1]](*sys.argv[2:])

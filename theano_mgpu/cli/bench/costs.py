@@ -12,7 +12,6 @@ from ...profiling.scaling import (
     speedup,
     step_parts,
 )
-from ...program.buckets import most_buckets
 from .measure import median_block
 
 # The part of the model that each phase of a step belongs to. Time outside all phases is the host's own work.
@@ -115,6 +114,7 @@ class Findings:
 
     def _costs(self, kind, n, choose, figures):
         blocks = [choose(each) for key, each in self.blocks.items() if key[:2] == (kind, n)]
+        from ...program.buckets import most_buckets
         costs = costs_of(blocks, self.n_bytes, figures.get('reduce_bytes_per_s', float('inf')))
         return costs._replace(divides_update=self.updates_on == 'sharded',
                               pieces=most_buckets(self.n_bytes) if self.overlaps else 1)
