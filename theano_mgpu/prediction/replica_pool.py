@@ -109,9 +109,10 @@ class Task:
 
     def run(self, replica):
         """Compute it, unless it is cancelled."""
+        job = self._job
         try:
-            if self._job is not None:
-                self._outputs = replica.run(self._job)
+            if job is not None:
+                self._outputs = replica.run(job)
         except BaseException as error:  # `result` raises it
             self._error = error
         self._job, self._is_done = None, True
