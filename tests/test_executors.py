@@ -1,4 +1,5 @@
 """One suite for all executors."""
+import signal
 import threading
 import time
 
@@ -41,14 +42,40 @@ def test_threads_run_at_once():
 
 
 def test_an_interrupt_waits_for_the_threads():
-    ended = []
+    begun, ended = threading.Event(), []
 
     def interrupted():
+        begun.wait(10)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        make_executor('threads', 2).run([interrupted, lambda: (time.sleep(0.1), ended.append(1))])
+        make_executor('threads', 2).run([interrupted, lambda: (begun.set(), time.sleep(0.1), ended.append(1))])
     assert ended == [1]
+
+
+def test_an_interrupt_in_the_wait_for_a_thread_has_the_next_run_wait():
+    """Ctrl-C twice: a function that a thread still computes must not be called by another one."""
+    begun, going_on, ended = threading.Event(), threading.Event(), []
+    executor = make_executor('threads', 2)
+
+    def interrupted():
+        begun.wait(10)
+        raise KeyboardInterrupt
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(KeyboardInterrupt):
+            executor.run([interrupted, lambda: (begun.set(), going_on.wait(10), ended.append('first'))])
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+    assert not ended
+    threading.Timer(0.1, going_on.set).start()
+    executor.run([lambda: ended.append('second'), lambda: None])
+    assert ended == ['first', 'second']
 
 
 def test_an_unknown_executor():

@@ -129,3 +129,32 @@ print(interrupted)
     done = subprocess.run([sys.executable, '-c', script], env=dict(os.environ, THEANO_FLAGS=INTERPRETED), timeout=60,
                           stdout=subprocess.PIPE, text=True, check=True)
     assert done.stdout == '800\n'
+
+
+def test_interrupts_of_training_leave_its_threads_working():
+    """After Ctrl-C in a notebook, the next step of a function with executor='threads' waited for ever."""
+    script = '''
+import random, signal
+from theano_mgpu.executors import make_executor
+executor, begun, ended, interrupted = make_executor('threads', 3), [0] * 3, [0] * 3, 0
+def task_of(replica):
+    def task():
+        begun[replica] += 1
+        ended[replica] += 1
+    return task
+tasks = [task_of(replica) for replica in range(3)]
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+for _ in range(1500):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0002, 0.002))
+        while True:
+            executor.run(tasks)
+    except KeyboardInterrupt:
+        interrupted += 1
+        assert begun == ended
+executor.run(tasks)
+print(interrupted)
+'''
+    done = subprocess.run([sys.executable, '-c', script], env=dict(os.environ, THEANO_FLAGS=INTERPRETED), timeout=60,
+                          stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout == '1500\n'

@@ -21,5 +21,5 @@ def rows(n, value=1.0):
 
 
 def slow_down(replica, seconds):
-    run = replica.run
-    replica.run = lambda job: (time.sleep(seconds), run(job))[1]
+    compute = replica._compute
+    replica._compute = lambda job: (time.sleep(seconds), compute(job))[1]

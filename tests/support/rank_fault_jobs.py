@@ -221,7 +221,7 @@ def hang(path):
     mgpu.init('a->cpu')
     x = T.matrix('x')
     with mgpu.Predictor([x], x.sum(axis=1), mode=PYTHON) as predictor:
-        replica, run = predictor.replicas[0], predictor.replicas[0].run  # predictions have no executor
+        replica, compute = predictor.replicas[0], predictor.replicas[0]._compute  # predictions have no executor
         if mgpu.rank() == mgpu.size() - 1:
-            replica.run = lambda job: time.sleep(1000) if job.index > 2 else run(job)
+            replica._compute = lambda job: time.sleep(1000) if job.index > 2 else compute(job)
         predictor.predict(np.ones((1000, 2), theano.config.floatX))

@@ -1,5 +1,4 @@
 """Several modules of C code at a time: g++ compiles those of other processes, and those of one function."""
-import concurrent.futures
 import contextlib
 import fcntl
 import functools
@@ -10,6 +9,7 @@ import threading
 
 from ..jobs import mpi_environment
 from ..utils import progress
+from ..utils.worker_threads import Task, WorkerThreads
 
 LOCKS = 'modules.lock'  # in the folder of compiled code; a process locks the byte of the module that it compiles
 
@@ -131,29 +131,29 @@ class Ahead:
     def __init__(self, linker, jobs):
         self._linker, self._jobs = linker, jobs
         self.bar = progress.Silent()
-        self._pool = None
-        self._compiled = {}  # source -> Future of the path
+        self._threads = None
+        self._compiled = {}  # source -> Task that returns the path
 
     def __enter__(self):
         return self
 
     def __exit__(self, *error):
         self.bar.close()
-        if self._pool is not None:
-            for future in self._compiled.values():
-                future.cancel()
-            self._pool.shutdown()
+        if self._threads is not None:
+            for task in self._compiled.values():
+                task.cancel()
+            self._threads.close()
             self._folder.cleanup()
 
     def begin(self, cache, first):
         """When a first module is missing in a cache, that of the key `first`, begin to compile all others."""
-        if self._pool is not None:
+        if self._threads is not None:
             return
-        self._pool = concurrent.futures.ThreadPoolExecutor(self._jobs)
+        self._threads = WorkerThreads([_compile] * self._jobs, 'theano_mgpu compile')
         self._folder = tempfile.TemporaryDirectory(prefix='theano_mgpu.')
         for linker, source in self._missing(cache, first):
             folder = os.path.join(self._folder.name, str(len(self._compiled)))
-            self._compiled[source.rstrip('\n')] = self._pool.submit(_compile, linker, source, folder)
+            self._compiled[source.rstrip('\n')] = self._threads.submit(Task(linker, source, folder))
         self.bar = progress.modules_bar(1 + len(self._compiled))
 
     def _missing(self, cache, first):
@@ -174,10 +174,10 @@ class Ahead:
         """Put a module that was compiled ahead where a command of g++ would; returns whether there was one."""
         source, = [word for word in command if word.endswith('mod.cpp')]
         with open(source) as file:
-            future = self._compiled.pop(file.read().rstrip('\n'), None)
-        if future is None or future.exception() is not None:  # then Theano compiles it, and reports the error
+            task = self._compiled.pop(file.read().rstrip('\n'), None)
+        if task is None or task.exception() is not None:  # then Theano compiles it, and reports the error
             return False
-        shutil.move(future.result(), command[command.index('-o') + 1])
+        shutil.move(task.result(), command[command.index('-o') + 1])
         return True
 
 

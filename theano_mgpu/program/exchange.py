@@ -1,7 +1,6 @@
 """What replicas have, put together: over those of this process, then over the ranks."""
 import functools
 from collections import namedtuple
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -10,6 +9,7 @@ from ..distributed.shared_memory import SharedBuffers
 from ..profiling.timeline import span
 from ..replicas.collectives import all_reduce, bucket_ranges
 from ..replicas.transfers import Fetcher, FlatBuffers, describe
+from ..utils.worker_threads import Task, WorkerThreads, give_up
 from .accumulate import Accumulator
 from .partition import SAME
 
@@ -58,6 +58,7 @@ class Sums:
         self._fetchers = {}
         self._accumulator, self._held = Accumulator(self.sources), {}
         self._on_its_device = None  # the sums of the only replica
+        self._underway = []
 
     @property
     def flat(self):
@@ -115,29 +116,28 @@ class Sums:
                           for shard, context, part in zip(shards, contexts, parts))
 
     def _add(self, parts, shards, contexts, accumulate):
+        give_up(self._underway)  # of an interrupted step: it adds to the same memory
+        self._underway = []
         like = describe(parts[0])
         if self._buffers is None or self._buffers.like != like:
             self._buffers = (FlatBuffers if self._over_ranks in ('all', 'half') else SharedBuffers)(like)
         sizes = [array.size * array.itemsize for array in self.views]
         buckets = list(bucket_ranges(sizes)) if self._on_devices else [(0, len(sizes))]
-        underway = []
-        try:
-            for bucket in buckets[:-1]:
-                underway.append(self._thread.submit(self._fetched(parts, bucket, shards, contexts, accumulate)))
-            add = self._fetched(parts, buckets[-1], shards, contexts, accumulate, alone=len(buckets) == 1)
-            with self._timings.span('all_reduce'):
-                add()
-        finally:
-            with self._timings.span('all_reduce'):
-                for future in underway:
-                    future.result()
+        for bucket in buckets[:-1]:
+            self._underway.append(Task(*self._fetched(parts, bucket, shards, contexts), accumulate))
+            self._thread.submit(self._underway[-1])
+        last = self._fetched(parts, buckets[-1], shards, contexts, alone=len(buckets) == 1)
+        with self._timings.span('all_reduce'):
+            _add_up(*last, accumulate)
+            for task in self._underway:
+                task.result()
 
     @functools.cached_property
     def _thread(self):
-        return ThreadPoolExecutor(1, thread_name_prefix='theano_mgpu all_reduce')
+        return WorkerThreads([_add_up], 'theano_mgpu all_reduce')
 
-    def _fetched(self, parts, bucket, shards, contexts, accumulate, alone=False):
-        """Fetch a bucket of the parts from each replica; returns the task that adds it to the sums."""
+    def _fetched(self, parts, bucket, shards, contexts, alone=False):
+        """Fetch a bucket of the parts from each replica; returns them, and what they are to be added to."""
         fetchers = [self._fetcher(context, bucket) for context in contexts]
         arrays = [part[slice(*bucket)] for part in parts]
         targets = self.views[slice(*bucket)]
@@ -147,12 +147,7 @@ class Sums:
                 arrays = self._each('device_to_host', tasks, shards, contexts)
             if alone and all(fetcher.flat for fetcher in fetchers):  # many small ones are added as one
                 arrays, targets = [fetcher.flat for fetcher in fetchers], self.flat
-
-        def add():
-            with span('all_reduce', 'all_reduce'):
-                for each, out in zip(zip(*arrays), targets):
-                    all_reduce(each, [1.0] * len(each), out, accumulate)
-        return add
+        return arrays, targets
 
     def _fetcher(self, context, bucket):
         key = context, bucket
@@ -185,6 +180,13 @@ class Sums:
         for to, flat in zip(there.flat, here.flat):
             to.write(flat)
         return dict(zip(wanted, there.views))
+
+
+def _add_up(arrays, targets, accumulate):
+    """Add each replica's arrays to `targets`, or put their sums there."""
+    with span('all_reduce', 'all_reduce'):
+        for each, out in zip(zip(*arrays), targets):
+            all_reduce(each, [1.0] * len(each), out, accumulate)
 
 
 class Sum(namedtuple('Sum', 'sums index sent')):

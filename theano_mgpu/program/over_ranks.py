@@ -1,10 +1,10 @@
 """Sums over the ranks: after each other, or each while the next piece of the backward pass is computed."""
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Dict, Sequence
 
 from ..distributed.process_group import ADD, Ranks
 from ..profiling.timeline import Timings, span
+from ..utils.worker_threads import Task, WorkerThreads, give_up
 from .exchange import Sums
 
 
@@ -24,25 +24,25 @@ class OverRanks:
 
     def __init__(self, ranks: Ranks, timings: Timings, overlaps: bool):
         self._ranks, self._timings = ranks, timings
-        self._pool = None
+        self._thread = None
         if overlaps and ranks.size > 1:
-            self._pool = ThreadPoolExecutor(1, thread_name_prefix='theano_mgpu exchange')
-        self._underway: Dict[Sums, Future] = {}  # in the block; those of a later boundary may be added early
+            self._thread = WorkerThreads([_add], 'theano_mgpu exchange')
+        self._underway: Dict[Sums, Task] = {}  # in the block; those of a later boundary may be added early
 
     def __enter__(self):
         return self
 
     def __exit__(self, *error):
-        wait(self._underway.values())
+        give_up(self._underway.values())
         self._underway = {}
 
     def start(self, sums: Sums, idle: bool) -> None:
         """Begin to add, if there is a thread for it."""
-        if self._pool is None:
+        if self._thread is None:
             return
         self._meet([sums], idle)
         begun, busy = threading.Event(), any(not each.done() for each in self._underway.values())
-        self._underway[sums] = self._pool.submit(self._add_on_thread, sums, begun)
+        self._underway[sums] = self._thread.submit(Task(sums, self._ranks, begun))
         if not busy:
             begun.wait()  # Theano's compiled code keeps Python's lock: without this, the thread would start after it
 
@@ -66,7 +66,8 @@ class OverRanks:
         with self._timings.span('wait'):
             self._ranks.meet((ADD,))
 
-    def _add_on_thread(self, sums, begun):
-        begun.set()
-        with span('exchange', 'exchange'):
-            sums.add_over(self._ranks)
+
+def _add(sums, ranks, begun):
+    begun.set()
+    with span('exchange', 'exchange'):
+        sums.add_over(ranks)

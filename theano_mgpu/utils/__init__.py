@@ -1,1 +1,1 @@
-"""Small helpers that do not depend on devices: files, tables, progress bars, worker processes, compiled C++."""
+"""Small helpers that do not depend on devices: files, tables, progress bars, processes, threads, compiled C++."""
