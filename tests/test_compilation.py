@@ -7,13 +7,14 @@ import sys
 import time
 
 import theano_mgpu  # noqa: F401  before theano
+from theano_mgpu.patches import theano_cache
 from theano_mgpu.utils.collector import collector_paused
 
 import pytest
 import theano
 import theano.tensor as T
 from theano.configparser import change_flags
-from theano.gof import compilelock
+from theano.gof import cmodule, compilelock
 from theano.gof.cc import get_module_cache
 
 pytestmark = pytest.mark.needs_compiler
@@ -142,6 +143,33 @@ def test_where_files_cannot_be_locked_it_compiles_all_the_same(monkeypatch):
 
 
 # --- The collector -------------------------------------------------------------------------------
+
+def test_flags_of_the_processor_are_found_once(monkeypatch, tmp_path):
+    """Another process reads them; on another processor, or with other flags, they are found again."""
+    calls, popen = [], cmodule.subprocess_Popen
+    monkeypatch.setattr(cmodule, 'subprocess_Popen',
+                        lambda *args, **kwargs: (calls.append(args), popen(*args, **kwargs))[1])
+    monkeypatch.setattr(type(theano.config), 'compiledir', str(tmp_path))
+
+    def arguments():
+        """What a new process has g++ called with, and how often it has called it to find that out."""
+        monkeypatch.setattr(cmodule.GCC_compiler, 'march_flags', None)
+        calls.clear()
+        return cmodule.GCC_compiler.compile_args(), len(calls)
+
+    found, n_calls = arguments()
+    assert n_calls and any(flag.startswith('-march=') for flag in found)
+    assert arguments() == (found, 0)
+    with change_flags(**{'gcc.cxxflags': '-DOTHER -march=x86-64'}):
+        other, _ = arguments()
+        assert set(other) - set(found) == {'-DOTHER', '-march=x86-64'}
+    cpuinfo = tmp_path / 'cpuinfo'
+    cpuinfo.write_text('model name: another\n\n')
+    monkeypatch.setattr(theano_cache, 'CPUINFO', str(cpuinfo))
+    assert arguments() == (found, n_calls)
+    monkeypatch.setattr(theano_cache, 'CPUINFO', str(tmp_path / 'none'))
+    assert arguments() == arguments() == (found, n_calls)
+
 
 def test_the_collector_rests_while_keys_are_read(monkeypatch):
     from theano.gof import cmodule
