@@ -1,8 +1,8 @@
 """`enable` and `disable`: every Keras model of the process over several contexts."""
 import functools
 import re
-import time
 import weakref
+from time import perf_counter
 
 import theano
 
@@ -221,10 +221,9 @@ class EnabledState(ParallelState):
     def _timed(self, kind, function, inputs, compute):
         if self.enabled.verifies:
             self._verify(verify_prediction if kind == 'predict' else verify_batch, inputs)
-        began = time.perf_counter()
+        began = perf_counter()
         results = compute(inputs)
-        seconds = time.perf_counter() - began
-        self.usage.add(kind, function.samples, seconds, function.contexts)
+        self.usage.add(kind, function.samples, perf_counter() - began, function.contexts)
         return results
 
     def _train(self, kind, function, inputs, compute):

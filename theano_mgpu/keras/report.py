@@ -21,7 +21,8 @@ class Usage:
         self.contexts = []
         self._added = None
         self.samples = {}
-        self._measured = {}  # kind -> (samples, seconds), without the first call, which builds kernels
+        self._first = {}  # kind -> samples of the first call, which builds kernels
+        self._seconds = {}  # kind -> those of the other calls
 
     def add(self, kind, samples, seconds, contexts=()):
         """Count a call of a function."""
@@ -29,14 +30,16 @@ class Usage:
             self.contexts += [context for context in contexts if context not in self.contexts]
             self._added = contexts
         if kind in self.samples:
-            n, total = self._measured.get(kind, (0, 0.0))
-            self._measured[kind] = n + samples, total + seconds
-        self.samples[kind] = self.samples.get(kind, 0) + samples
+            self.samples[kind] += samples
+            self._seconds[kind] += seconds
+        else:
+            self.samples[kind] = self._first[kind] = samples
+            self._seconds[kind] = 0.0
 
     def rate(self, kind):
         """Samples per second; None before the second call."""
-        samples, seconds = self._measured.get(kind, (0, 0.0))
-        return samples / seconds if samples and seconds else None
+        samples = self.samples.get(kind, 0) - self._first.get(kind, 0)
+        return samples / self._seconds[kind] if samples and self._seconds[kind] else None
 
 
 class Report(UsageSummary):

@@ -13,7 +13,7 @@ from ..utils.worker_threads import Task, WorkerThreads
 
 LOCKS = 'modules.lock'  # in the folder of compiled code; a process locks the byte of the module that it compiles
 
-_lock_files = {}  # by path; never closed, since that would free all locks of the process
+_lock_files = {}  # path to descriptor; never closed, since that would free all locks of the process
 
 
 class _Thread(threading.local):
@@ -76,7 +76,7 @@ def _module_locked(folder, module_hash):
     """Lock a module for this process; yields False where the file system has no locks."""
     path, byte = os.path.join(folder, LOCKS), int(module_hash[-15:], 16)
     if path not in _lock_files:
-        _lock_files[path] = open(path, 'a')
+        _lock_files[path] = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
     try:
         with progress.note_if_long(lambda: 'waiting for another process, which compiles the same code for Theano'):
             fcntl.lockf(_lock_files[path], fcntl.LOCK_EX, 1, byte)
