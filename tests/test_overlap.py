@@ -1,6 +1,11 @@
 """`mgpu.overlap`: the backward pass is cut at buckets of gradients, each exchanged while the next is computed."""
+import time
+import types
+
 import theano_mgpu as mgpu
+from theano_mgpu.profiling.timeline import Timings
 from theano_mgpu.program import buckets
+from theano_mgpu.program.over_ranks import OverRanks
 
 import numpy as np
 import pytest
@@ -64,3 +69,20 @@ def test_it_is_the_step_without_overlap(make, shape, updates, options, contexts,
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
     for mine, its in zip(*(values([each.variable for each in step.updated]) for step in sides)):
         np.testing.assert_allclose(mine, its, rtol=1e-5, atol=1e-6)
+
+
+def test_what_the_ranks_have_begun_to_add_is_added_after_an_error_too():
+    """The other ranks add it: if this one did not, the next exchange would meet a different one there."""
+    added = []
+
+    class Slow:
+        def add_over(self, ranks):
+            time.sleep(0.05)
+            added.append(self)
+
+    sums, ranks = [Slow(), Slow()], types.SimpleNamespace(size=2, meet=lambda what: None)
+    with pytest.raises(ZeroDivisionError), OverRanks(ranks, Timings(), overlaps=True) as over_ranks:
+        for each in sums:
+            over_ranks.start(each, idle=False)
+        raise ZeroDivisionError
+    assert added == sums

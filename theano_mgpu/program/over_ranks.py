@@ -4,7 +4,7 @@ from typing import Dict, Sequence
 
 from ..distributed.process_group import ADD, Ranks
 from ..profiling.timeline import Timings, span
-from ..utils.worker_threads import Task, WorkerThreads, give_up
+from ..utils.worker_threads import Task, WorkerThreads
 from .exchange import Sums
 
 
@@ -33,7 +33,8 @@ class OverRanks:
         return self
 
     def __exit__(self, *error):
-        give_up(self._underway.values())
+        for task in self._underway.values():  # also after an error: the other ranks add, too
+            task.exception()
         self._underway = {}
 
     def start(self, sums: Sums, idle: bool) -> None:
