@@ -2,13 +2,16 @@
 """Seconds from the start of a process to the end of its first batch, with nothing compiled before, in turns.
 
 Compared are plain Keras with one module of C code compiled at a time, as Theano does it; plain Keras with one for each
-core; and the same for a model over two contexts. Each process has a new folder of compiled code. Examples:
+core; and the same for a model over two contexts. Each process has a new folder of compiled code. With --imports,
+processes that only import theano_mgpu are compared, with g++'s flags for the processor on disk and without. Examples:
 
   python benchmarks/startup.py
   python benchmarks/startup.py --models cnn --sides 'one at a time' 'two contexts'
+  python benchmarks/startup.py --imports
 """
 import argparse
 import functools
+import glob
 import os
 import subprocess
 import sys
@@ -50,12 +53,36 @@ def seconds(model, side):
     return took
 
 
+def seconds_of_import(folder, kept):
+    """Seconds of a process that imports theano_mgpu, with g++'s flags kept in the folder of compiled code or not."""
+    for path in [] if kept else glob.glob(os.path.join(folder, '*', 'processor_*.flags')):
+        os.remove(path)
+    began = time.perf_counter()
+    subprocess.run([sys.executable, '-c', 'import theano_mgpu'], check=True,
+                   env=dict(os.environ, THEANO_FLAGS='base_compiledir=' + folder))
+    return time.perf_counter() - began
+
+
+def compare_imports(rounds):
+    with tempfile.TemporaryDirectory() as folder:
+        sides = {'kept': functools.partial(seconds_of_import, folder, True),
+                 'found': functools.partial(seconds_of_import, folder, False)}
+        sides['found']()  # Theano compiles what it needs itself
+        found = take_turns(sides, rounds)
+    print('import theano_mgpu: g++\'s flags kept: %s s; found anew: %s s; kept / found: %s'
+          % (spread(found['kept']), spread(found['found']), ratio(found['kept'], found['found'])))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--models', nargs='+', choices=['mlp', 'cnn'], default=['mlp', 'cnn'])
     parser.add_argument('--sides', nargs='+', choices=list(SIDES), default=list(SIDES), help='(default: all)')
     parser.add_argument('--rounds', type=int, default=7, help='processes of each side, in turns (default %(default)s)')
+    parser.add_argument('--imports', action='store_true', help='time imports alone, with code on disk')
     arguments = parser.parse_args()
+    if arguments.imports:
+        compare_imports(arguments.rounds)
+        return
     for model in arguments.models:
         found = take_turns({side: functools.partial(seconds, model, side) for side in arguments.sides},
                            arguments.rounds)
