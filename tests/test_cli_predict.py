@@ -56,8 +56,9 @@ def assert_close(ours, theirs):
 
 def start(*arguments, stderr=subprocess.PIPE):
     """The command in a process of its own."""
+    # Background processes of a shell ignore Ctrl-C, and their children inherit that.
     return subprocess.Popen([sys.executable, '-m', 'theano_mgpu', 'predict', 'model.h5'] + list(arguments),
-                            stderr=stderr, text=True)
+                            stderr=stderr, text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
 
 
 # --- the same answer -----------------------------------------------------------------------------
