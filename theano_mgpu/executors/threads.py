@@ -19,7 +19,7 @@ class ThreadsExecutor(Executor):
         self._of_caller = threading.local()  # functions share an executor, and user threads may call several of them
 
     def run(self, tasks):
-        give_up(getattr(self._of_caller, 'underway', ()))  # a second Ctrl-C may have ended the wait below
+        self._threads.finish(getattr(self._of_caller, 'underway', ()))  # a second Ctrl-C may have ended the wait below
         self._of_caller.underway = underway = [Task(task) for task in tasks[1:]]
         try:
             for task in underway:

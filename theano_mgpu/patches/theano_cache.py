@@ -1,4 +1,5 @@
 """Theano's folder of compiled code, which all processes share: its lock, and the keys of its entries."""
+import contextlib
 import functools
 import itertools
 import logging
@@ -10,6 +11,7 @@ from ..utils import files, progress
 from ..utils.collector import collector_paused
 
 CPUINFO = '/proc/cpuinfo'  # Linux has it
+FALLBACKS = {'-march=corei7-avx', '-march=corei7', '-march=core2'}  # Theano's, where its trial of g++ fails
 
 
 def wait_briefly_for_compile_lock():
@@ -120,13 +122,16 @@ def keep_flags_of_the_processor():
             return original(march_flags)
         asked = '\n'.join([config.cxx, gcc_version_str, config.gcc.cxxflags, _processor()])
         path = os.path.join(config.compiledir, 'processor_%08x.flags' % zlib.crc32(asked.encode()))
-        if os.path.exists(path):
+        with contextlib.suppress(OSError):  # then they are found as without a file
             with open(path) as file:
-                GCC_compiler.march_flags = file.read().split('\n')
-            return original(march_flags)
+                kept = file.read().split('\n')
+            if all(kept):
+                GCC_compiler.march_flags = kept
+                return original(march_flags)
         arguments = original(march_flags)
-        if GCC_compiler.march_flags:  # Theano says in each process if it has found none
-            with files.whole_file(path) as unfinished, open(unfinished, 'w') as file:
+        if GCC_compiler.march_flags and not FALLBACKS.intersection(GCC_compiler.march_flags):
+            # On a full disk, say, each process finds them.
+            with contextlib.suppress(OSError), files.whole_file(path) as unfinished, open(unfinished, 'w') as file:
                 file.write('\n'.join(GCC_compiler.march_flags))
         return arguments
     GCC_compiler.compile_args = staticmethod(compile_args)

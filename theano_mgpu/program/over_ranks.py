@@ -34,6 +34,7 @@ class OverRanks:
 
     def __exit__(self, *error):
         for task in self._underway.values():  # also after an error: the other ranks add, too
+            self._thread.submit(task)  # Ctrl-C may have come before `start` did so; it runs once
             task.exception()
         self._underway = {}
 
@@ -42,10 +43,12 @@ class OverRanks:
         if self._thread is None:
             return
         self._meet([sums], idle)
-        begun, busy = threading.Event(), any(not each.done() for each in self._underway.values())
-        self._underway[sums] = self._thread.submit(Task(sums, self._ranks, begun))
+        begun, busy = threading.Lock(), any(not each.done() for each in self._underway.values())
+        begun.acquire()
+        self._underway[sums] = task = Task(sums, self._ranks, begun)
+        self._thread.submit(task)
         if not busy:
-            begun.wait()  # Theano's compiled code keeps Python's lock: without this, the thread would start after it
+            begun.acquire()  # Theano's compiled code keeps Python's lock: without this, the thread would start after it
 
     def finish(self, every_sums: Sequence[Sums], idle: bool) -> None:
         """Have all of these added when it returns, and none under way: ranks have to exchange values in one order."""
@@ -69,6 +72,6 @@ class OverRanks:
 
 
 def _add(sums, ranks, begun):
-    begun.set()
+    begun.release()
     with span('exchange', 'exchange'):
         sums.add_over(ranks)

@@ -8,6 +8,8 @@ import queue
 import threading
 import weakref
 
+CANCELLED = 'cancelled'
+
 
 class WorkerThreads:
     """Threads with a function each. Whichever thread is free calls its function with the arguments of the next task.
@@ -26,14 +28,23 @@ class WorkerThreads:
         self._tasks = queue.SimpleQueue()
         self._threads = [threading.Thread(target=_work, args=(function, self._tasks), daemon=True,
                                           name='%s_%d' % (name, i)) for i, function in enumerate(functions)]
+        self._end = weakref.finalize(self, _end, self._tasks, len(functions))
+        self._end.atexit = False
         for thread in self._threads:
             thread.start()
-        self._end = weakref.finalize(self, _end, self._tasks, len(functions))
 
     def submit(self, task):
         """Have a Task run after those that were submitted before; returns it."""
         self._tasks.put(task)
         return task
+
+    def finish(self, tasks):
+        """Wait for tasks but those that were cancelled, whether or not `submit` was interrupted."""
+        for task in tasks:
+            self.submit(task)
+        for task in tasks:
+            if not task.cancelled():
+                task.exception()
 
     def close(self):
         """End the threads, once they have finished their tasks."""
@@ -69,12 +80,13 @@ class Task:
 
     def __init__(self, *arguments):
         self._arguments, self._result, self._error, self._is_done = arguments, None, None, False
-        self._begun, self._running = threading.Lock(), threading.Lock()
+        self._fate, self._running = {}, threading.Lock()
         self._running.acquire()
 
     def run(self, function):
         """Call the function, unless the task was cancelled."""
-        if not self._begun.acquire(blocking=False):
+        mine = object()
+        if self._fate.setdefault('it', mine) is not mine:  # cancelled, or submitted twice
             return
         try:
             self._result = function(*self._arguments)
@@ -85,7 +97,11 @@ class Task:
 
     def cancel(self):
         """Have nobody run it from now on; returns False if that has begun already."""
-        return self._begun.acquire(blocking=False)
+        return self._fate.setdefault('it', CANCELLED) is CANCELLED
+
+    def cancelled(self):
+        """Whether nobody will run it."""
+        return self._fate.get('it') is CANCELLED
 
     def done(self):
         """Whether it has been run."""
@@ -94,7 +110,8 @@ class Task:
     def exception(self):
         """Its error, once it has been run; None if there was none."""
         while not self._is_done:
-            self._running.acquire()
+            with self._running:  # let the next waiting thread, or the frame below a signal handler, have it
+                pass
         return self._error
 
     def result(self):
