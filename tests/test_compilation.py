@@ -142,7 +142,7 @@ def test_where_files_cannot_be_locked_it_compiles_all_the_same(monkeypatch):
     assert found(2.0) == 2.0 * number.data
 
 
-# --- The collector -------------------------------------------------------------------------------
+# --- g++'s flags ---------------------------------------------------------------------------------
 
 def test_flags_of_the_processor_are_found_once(monkeypatch, tmp_path):
     """Another process reads them; on another processor, or with other flags, they are found again."""
@@ -151,18 +151,18 @@ def test_flags_of_the_processor_are_found_once(monkeypatch, tmp_path):
                         lambda *args, **kwargs: (calls.append(args), popen(*args, **kwargs))[1])
     monkeypatch.setattr(type(theano.config), 'compiledir', str(tmp_path))
 
-    def arguments():
+    def arguments(cxxflags=''):  # those of make test name a processor
         """What a new process has g++ called with, and how often it has called it to find that out."""
         monkeypatch.setattr(cmodule.GCC_compiler, 'march_flags', None)
         calls.clear()
-        return cmodule.GCC_compiler.compile_args(), len(calls)
+        with change_flags(**{'gcc.cxxflags': cxxflags}):
+            return cmodule.GCC_compiler.compile_args(), len(calls)
 
     found, n_calls = arguments()
     assert n_calls and any(flag.startswith('-march=') for flag in found)
     assert arguments() == (found, 0)
-    with change_flags(**{'gcc.cxxflags': '-DOTHER -march=x86-64'}):
-        other, _ = arguments()
-        assert set(other) - set(found) == {'-DOTHER', '-march=x86-64'}
+    other, _ = arguments('-DOTHER -march=x86-64')
+    assert set(other) - set(found) == {'-DOTHER', '-march=x86-64'}
     cpuinfo = tmp_path / 'cpuinfo'
     cpuinfo.write_text('model name: another\n\n')
     monkeypatch.setattr(theano_cache, 'CPUINFO', str(cpuinfo))
@@ -171,8 +171,9 @@ def test_flags_of_the_processor_are_found_once(monkeypatch, tmp_path):
     assert arguments() == arguments() == (found, n_calls)
 
 
+# --- The collector -------------------------------------------------------------------------------
+
 def test_the_collector_rests_while_keys_are_read(monkeypatch):
-    from theano.gof import cmodule
     seen = []
     monkeypatch.setattr(cmodule.os, 'listdir', lambda path: seen.append(gc.isenabled()) or [])
     monkeypatch.setattr(get_module_cache(), 'module_hash_to_key_data', {})
