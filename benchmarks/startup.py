@@ -55,8 +55,9 @@ def seconds(model, side):
 
 def seconds_of_import(folder, kept):
     """Seconds of a process that imports theano_mgpu, with g++'s flags kept in the folder of compiled code or not."""
-    for path in [] if kept else glob.glob(os.path.join(folder, '*', 'processor_*.flags')):
-        os.remove(path)
+    if not kept:
+        for path in glob.glob(os.path.join(folder, '*', 'processor_*.flags')):
+            os.remove(path)
     began = time.perf_counter()
     subprocess.run([sys.executable, '-c', 'import theano_mgpu'], check=True,
                    env=dict(os.environ, THEANO_FLAGS='base_compiledir=' + folder))

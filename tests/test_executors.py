@@ -62,10 +62,7 @@ def test_an_interrupt_in_the_wait_for_a_thread_has_the_next_run_wait():
         begun.wait(10)
         raise KeyboardInterrupt
 
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    previous = signal.signal(signal.SIGALRM, interrupt)
+    previous = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.1)
         with pytest.raises(KeyboardInterrupt):

@@ -1,7 +1,7 @@
 """A thread a replica: for functions that block inside, such as those with ops that fall to the host."""
 import threading
 
-from ..utils.worker_threads import Task, WorkerThreads, give_up
+from ..utils.worker_threads import Task, WorkerThreads
 from .base import Executor, outcome_of, results_of
 
 
@@ -27,5 +27,5 @@ class ThreadsExecutor(Executor):
             first = outcome_of(tasks[0])
             return results_of([first] + [task.result() for task in underway])
         finally:  # also after Ctrl-C: no thread may go on with a step that was given up
-            give_up(underway)
+            self._threads.finish(underway)
             self._of_caller.underway = ()

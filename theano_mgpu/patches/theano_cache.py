@@ -1,4 +1,4 @@
-"""Theano's folder of compiled code, which all processes share: its lock, and the keys of its entries."""
+"""Theano's folder of compiled code, which all processes share: its lock, the keys of its entries, g++'s flags."""
 import contextlib
 import functools
 import itertools
@@ -122,19 +122,27 @@ def keep_flags_of_the_processor():
             return original(march_flags)
         asked = '\n'.join([config.cxx, gcc_version_str, config.gcc.cxxflags, _processor()])
         path = os.path.join(config.compiledir, 'processor_%08x.flags' % zlib.crc32(asked.encode()))
-        with contextlib.suppress(OSError):  # then they are found as without a file
-            with open(path) as file:
-                kept = file.read().split('\n')
-            if all(kept):
-                GCC_compiler.march_flags = kept
-                return original(march_flags)
+        GCC_compiler.march_flags = kept = _read_flags(path)
         arguments = original(march_flags)
-        if GCC_compiler.march_flags and not FALLBACKS.intersection(GCC_compiler.march_flags):
-            # On a full disk, say, each process finds them.
-            with contextlib.suppress(OSError), files.whole_file(path) as unfinished, open(unfinished, 'w') as file:
-                file.write('\n'.join(GCC_compiler.march_flags))
+        if kept is None:
+            _keep_flags(path, GCC_compiler.march_flags)
         return arguments
     GCC_compiler.compile_args = staticmethod(compile_args)
+
+
+def _read_flags(path):
+    """The flags that a file has; None without one, or where it cannot be read: then they are found."""
+    with contextlib.suppress(OSError), open(path) as file:
+        flags = file.read().split('\n')
+        return flags if all(flags) else None
+
+
+def _keep_flags(path, flags):
+    """Write flags to a file, if g++ has passed Theano's trial with those that it found."""
+    if flags and not FALLBACKS.intersection(flags):
+        # On a full disk, say, each process finds them.
+        with contextlib.suppress(OSError), files.whole_file(path) as unfinished, open(unfinished, 'w') as file:
+            file.write('\n'.join(flags))
 
 
 def _processor():

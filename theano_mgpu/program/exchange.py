@@ -9,7 +9,7 @@ from ..distributed.shared_memory import SharedBuffers
 from ..profiling.timeline import span
 from ..replicas.collectives import all_reduce, bucket_ranges
 from ..replicas.transfers import Fetcher, FlatBuffers, describe
-from ..utils.worker_threads import Task, WorkerThreads, give_up
+from ..utils.worker_threads import Task, WorkerThreads
 from .accumulate import Accumulator
 from .partition import SAME
 
@@ -116,8 +116,9 @@ class Sums:
                           for shard, context, part in zip(shards, contexts, parts))
 
     def _add(self, parts, shards, contexts, accumulate):
-        give_up(self._underway)  # of an interrupted step: it adds to the same memory
-        self._underway = []
+        if self._underway:  # an interrupted step may have left some, which add to the same memory
+            self._thread.finish(self._underway)
+            self._underway = []
         like = describe(parts[0])
         if self._buffers is None or self._buffers.like != like:
             self._buffers = (FlatBuffers if self._over_ranks in ('all', 'half') else SharedBuffers)(like)

@@ -33,10 +33,9 @@ class OverRanks:
         return self
 
     def __exit__(self, *error):
-        for task in self._underway.values():  # also after an error: the other ranks add, too
-            self._thread.submit(task)  # Ctrl-C may have come before `start` did so; it runs once
-            task.exception()
-        self._underway = {}
+        if self._underway:  # also after an error: the other ranks add, too
+            self._thread.finish(self._underway.values())
+            self._underway = {}
 
     def start(self, sums: Sums, idle: bool) -> None:
         """Begin to add, if there is a thread for it."""

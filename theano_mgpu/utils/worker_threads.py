@@ -8,8 +8,6 @@ import queue
 import threading
 import weakref
 
-CANCELLED = 'cancelled'
-
 
 class WorkerThreads:
     """Threads with a function each. Whichever thread is free calls its function with the arguments of the next task.
@@ -39,12 +37,15 @@ class WorkerThreads:
         return task
 
     def finish(self, tasks):
-        """Wait for tasks but those that were cancelled, whether or not `submit` was interrupted."""
-        for task in tasks:
+        """Wait until tasks have been run, whether or not an interrupt has kept them from being submitted.
+
+        None of them may have been cancelled. Their errors are dropped.
+        """
+        underway = [task for task in tasks if not task.done()]
+        for task in underway:
             self.submit(task)
-        for task in tasks:
-            if not task.cancelled():
-                task.exception()
+        for task in underway:
+            task.exception()
 
     def close(self):
         """End the threads, once they have finished their tasks."""
@@ -70,7 +71,7 @@ def _work(function, tasks):
 
 
 class Task:
-    """A call that a thread makes once.
+    """A call that a thread makes once, however often it is submitted.
 
     Parameters
     ----------
@@ -80,13 +81,12 @@ class Task:
 
     def __init__(self, *arguments):
         self._arguments, self._result, self._error, self._is_done = arguments, None, None, False
-        self._fate, self._running = {}, threading.Lock()
+        self._begun, self._running = threading.Lock(), threading.Lock()
         self._running.acquire()
 
     def run(self, function):
         """Call the function, unless the task was cancelled."""
-        mine = object()
-        if self._fate.setdefault('it', mine) is not mine:  # cancelled, or submitted twice
+        if not self._begun.acquire(blocking=False):
             return
         try:
             self._result = function(*self._arguments)
@@ -96,12 +96,8 @@ class Task:
         self._running.release()
 
     def cancel(self):
-        """Have nobody run it from now on; returns False if that has begun already."""
-        return self._fate.setdefault('it', CANCELLED) is CANCELLED
-
-    def cancelled(self):
-        """Whether nobody will run it."""
-        return self._fate.get('it') is CANCELLED
+        """Do not run it, if that has not begun."""
+        self._begun.acquire(blocking=False)
 
     def done(self):
         """Whether it has been run."""
@@ -119,10 +115,3 @@ class Task:
         if self.exception() is not None:
             raise self._error
         return self._result
-
-
-def give_up(tasks):
-    """Cancel tasks, and wait for those that have begun. Their errors are dropped."""
-    for task in tasks:
-        if not task.cancel():
-            task.exception()

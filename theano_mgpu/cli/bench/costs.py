@@ -113,8 +113,8 @@ class Findings:
         return self._costs('contexts', 1, median_block, figures or {})
 
     def _costs(self, kind, n, choose, figures):
+        from ...program.buckets import most_buckets  # not above: it imports Theano, which commands do not wait for
         blocks = [choose(each) for key, each in self.blocks.items() if key[:2] == (kind, n)]
-        from ...program.buckets import most_buckets
         costs = costs_of(blocks, self.n_bytes, figures.get('reduce_bytes_per_s', float('inf')))
         return costs._replace(divides_update=self.updates_on == 'sharded',
                               pieces=most_buckets(self.n_bytes) if self.overlaps else 1)
