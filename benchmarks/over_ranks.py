@@ -5,14 +5,13 @@ The models are Keras's CNN for MNIST (1.2 million parameters, most of them in th
 four layers of 1024 units (4.0 million). A ratio below 1 means that the flag saves time. The sides take turns.
 
 To emulate a slow network on one machine, limit the loopback device as root (here to 1 Gb/s), and have MPI use it and
-leave the core to others while it waits, as `launch` does where mgpu.overlap is set. The last three commands do so;
---messages has processes send the parts of a divided update, as between hosts, in place of sharing memory.
+leave the core to others while it waits, as `launch` does where mgpu.overlap is set. The last three commands do so.
 Examples:
 
   theano-mgpu launch -n 2 benchmarks/over_ranks.py
   tc qdisc add dev lo root tbf rate 1gbit burst 1mb latency 50ms
   OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_btl=tcp,self OMPI_MCA_btl_tcp_if_include=lo \
-    theano-mgpu launch -n 2 benchmarks/over_ranks.py --messages
+    theano-mgpu launch -n 2 benchmarks/over_ranks.py
   tc qdisc del dev lo root
 """
 import argparse
@@ -21,8 +20,7 @@ import os
 os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
 
 import theano_mgpu as mgpu
-from theano_mgpu.distributed.mpi import import_mpi, mpi_ranks
-from theano_mgpu.distributed.owned_parts import OwnedParts
+from theano_mgpu.distributed.mpi import import_mpi
 from theano_mgpu.profiling.turns import WARM_UP, ratio, seconds, spread, take_turns
 from theano_mgpu.utils.tables import table
 
@@ -67,14 +65,11 @@ def main():
     parser.add_argument('--batch-size', type=int, default=128, help='samples of all processes (default %(default)s)')
     parser.add_argument('--rounds', type=int, default=9, help='rounds that count (default %(default)s)')
     parser.add_argument('--repeats', type=int, default=5, help='steps in a turn (default %(default)s)')
-    parser.add_argument('--messages', action='store_true', help='share no memory')
     arguments = parser.parse_args()
     mgpu.init('host->cpu')
     if mgpu.size() == 1:
         parser.error('start several processes: theano-mgpu launch -n 2 benchmarks/over_ranks.py')
     comm = import_mpi().COMM_WORLD
-    if arguments.messages:
-        mpi_ranks()._owned = OwnedParts(import_mpi(), one_host=False)
     rows = [['model', 'MB', 'pieces', 'neither, ms'] + ['%s / neither' % side for side in SIDES]]
     for name in arguments.models:
         make, shape = MODELS[name]

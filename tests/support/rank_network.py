@@ -64,8 +64,8 @@ def arrays_of_rank(rank, sizes):
 
 
 # Shape, dtype and the rank that owns it; rank 1 of three owns nothing.
-SHARES = [((3, 5), 'float32', 0), ((70001,), 'float32', 0), ((), 'float64', 0), ((2,), 'float16', 0),
-          ((0,), 'float32', 2), ((200, 100), 'float32', 2), ((40,), 'float64', 2)]
+SHARES = [((3, 5), 'float32', 0), ((200, 100), 'float32', 2), ((70001,), 'float32', 0), ((), 'float64', 0),
+          ((2,), 'float16', 0), ((0,), 'float32', 2), ((40,), 'float64', 2)]
 
 
 def shares_of_rank(rank, number):

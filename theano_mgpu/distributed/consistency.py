@@ -1,13 +1,14 @@
-"""What the processes of a job exchange in a step: which batch it is, and sums over all of it."""
+"""What the processes of a job exchange so that all do the same: which batch it is, sums over it, and results."""
 import zlib
 
 import numpy as np
 
 from ..errors import BatchError, RankError
 from ..replicas.transfers import FlatBuffers, describe
-from .process_group import ADD, CALL
+from .process_group import ADD, CALL, COMPARE
 
 SAMPLED = 8  # rows of an argument, and elements along each of its other axes, that stand for all of them
+COMPARED = 256  # calls of a function that each rank computes whole, after which the ranks compare its results
 
 
 def added(ranks, arrays):
@@ -101,6 +102,55 @@ def meet_for_batch(function, length, values):
     for variable in touched:
         variable.touched = False
     return lengths.tolist()
+
+
+class ComparedFunction:
+    """A function that each rank calls by itself with the same arguments. The ranks compare its results now and then.
+
+    They do so after 1, 2, 4, ..., `COMPARED` calls, after each `COMPARED` further ones, and by `compare`.
+
+    Parameters
+    ----------
+    function : callable
+        ``function(inputs)`` returns a list whose first item is a number, such as a loss.
+    ranks : Ranks
+    number : int
+        Of a function over these ranks, for messages.
+
+    Raises
+    ------
+    BatchError
+        If the ranks have computed different numbers.
+    RankError
+        If the function has failed on another rank. This one may have computed some more batches by then.
+    """
+
+    def __init__(self, function, ranks, number):
+        self._function, self._ranks, self._number = function, ranks, number
+        self._calls = self._compared = self._checksum = 0
+
+    def __call__(self, inputs):
+        self._calls += 1
+        try:
+            results = self._function(inputs)
+        except BaseException as error:
+            self._ranks.give_up(error)
+            raise
+        self._checksum = zlib.crc32(np.asarray(results[0]).tobytes(), self._checksum)
+        if self._calls % COMPARED == 0 or self._calls < COMPARED and not self._calls & (self._calls - 1):
+            self.compare()
+        return results
+
+    def compare(self):
+        """Compare what has not been compared yet. Every rank has to make the call."""
+        if self._compared == self._calls:
+            return
+        self._compared = self._calls
+        found = self._ranks.meet((COMPARE, self._number, self._calls), [self._checksum])[:, 0]
+        _check_equal(self._ranks, found, BatchError, 'each rank has computed whole batches by itself, and the losses '
+                     'differ', 'checksum %d', 'Shuffle and augment with the same seed, and set the same values, on '
+                     'every rank; or set mgpu.data=sharded if each has its own data. With always=True (run --always) '
+                     'each batch is divided, and compared before')
 
 
 def _check_equal(ranks, numbers, error, text, form, remedy):

@@ -10,13 +10,13 @@ from theano import config
 
 from ..errors import MgpuError, RankError
 from ..jobs import rank_process
-from .process_group import ADD, AGREE, BUILD, CALL, COMPILE, END, FAILED, GATHER, READ, SHARE, WIDTH, Ranks
+from .process_group import ADD, AGREE, BUILD, CALL, COMPARE, COMPILE, END, FAILED, GATHER, READ, SHARE, WIDTH, Ranks
 from .waiting import REMEDY, poll
 
 TAG = 0x6d67
-MAIL, WRITTEN, SUMS = TAG + 1, TAG + 2, TAG + 3  # of other messages
+MAIL, WRITTEN, PARTS = TAG + 1, TAG + 2, TAG + 3  # of other messages
 # While one rank compiles, or reads a file, the others wait for longer than in a step: PATIENT times the limit.
-SLOW = (END, BUILD, COMPILE, SHARE)
+SLOW = (END, BUILD, COMPILE, SHARE, COMPARE)
 PATIENT = 10
 
 
@@ -123,9 +123,11 @@ class Meeting(Ranks):
         """Ranks do different things: say which does what."""
         failed = np.flatnonzero(self._received[:, 0] == FAILED)
         if len(failed):
-            failure = RankError('%s failed %s, which was therefore given up on every rank; its own message says why'
-                             % (', '.join(map(self.name, failed)), 'in this step' if self._sent[0] != COMPILE else
-                                'to compile this function'))
+            where = {COMPILE: 'to compile this function, which was therefore given up on every rank',
+                     COMPARE: 'in one of the last batches. Each rank computes them whole, and this one has done so'}
+            step = 'in this step, which was therefore given up on every rank'
+            failure = RankError('%s failed %s; its own message says why'
+                                % (', '.join(map(self.name, failed)), where.get(self._sent[0], step)))
             failure.elsewhere = True
             raise failure
         doing = ['%s: %s' % (self.name(rank), self.describe(row[:3])) for rank, row in enumerate(self._received)]
@@ -147,6 +149,8 @@ class Meeting(Ranks):
                 CALL: 'in call %d of %s' % (what[2] + 1, function), ADD: 'adding up what each rank has computed',
                 GATHER: 'gathering the rows of a batch', AGREE: 'at the end of a step',
                 FAILED: 'in a step that has failed',
+                COMPARE: 'comparing the results of %s that each rank has computed whole, after call %d'
+                         % (function, what[2]),
                 READ: "reading a value of which each rank has a part (update_on='sharded')"}[what[0]]
 
     def agree(self):

@@ -69,7 +69,8 @@ class MpiRanks(Meeting):
         own = np.frombuffer(rank_process.host().encode()[:HOST].ljust(HOST), 'uint8')
         names = self.all_gather(own.reshape(1, -1), [1] * self.size)
         self.hosts = {rank: name.tobytes().decode().rstrip() for rank, name in enumerate(names)}
-        self._owned = OwnedParts(mpi, len(set(self.hosts.values())) == 1)
+        self.on_one_host = len(set(self.hosts.values())) == 1
+        self._owned = OwnedParts(mpi)
         atexit.register(self._end)
 
     def check_threads(self):
@@ -94,9 +95,9 @@ class MpiRanks(Meeting):
             if total is not array:
                 array[...] = total
 
-    def reduce_scatter(self, buffers, owners):
+    def reduce_scatter(self, arrays, owners):
         with self._watchdog((ADD,)):
-            self._owned.add(buffers, owners)
+            return self._owned.add(arrays, owners)
 
     def all_reduce_in_half(self, arrays):
         kind = self._mpi.INT16_T
@@ -130,9 +131,9 @@ class MpiRanks(Meeting):
             row.Free()
         return whole
 
-    def all_gather_views(self, buffers, owners):
+    def all_gather_owned(self, arrays, owners):
         with self._exchange((GATHER,)):
-            return self._owned.gather(buffers, owners)
+            return self._owned.gather(arrays, owners)
 
     def broadcast(self, values):
         with self._exchange((SHARE,)):

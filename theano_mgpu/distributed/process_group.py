@@ -6,12 +6,11 @@ from typing import Any, Callable, List, Optional, Sequence
 import numpy as np
 
 from ..errors import RankError
-from .shared_memory import SharedBuffers
 
 WIDTH = 32  # integers that a rank can give when the ranks meet: an array's shape, too
 
 # What a rank may be doing, the first number of `what`; a function's number follows, and how many calls went before.
-END, BUILD, COMPILE, SHARE, CALL, ADD, GATHER, AGREE, FAILED, READ = range(10)
+END, BUILD, COMPILE, SHARE, CALL, ADD, GATHER, AGREE, FAILED, READ, COMPARE = range(11)
 
 _ALONE = contextlib.nullcontext()
 
@@ -23,9 +22,10 @@ class Ranks:
     ----------
     rank, size : int
         Number of this process, and of all.
+    on_one_host : bool
     """
 
-    rank, size = 0, 1
+    rank, size, on_one_host = 0, 1, True
 
     def one_thread(self):
         """A context manager for a ``with`` block in which no other thread may use the ranks: an MgpuError there."""
@@ -73,31 +73,37 @@ class Ranks:
     def all_reduce_in_half(self, arrays: Sequence[np.ndarray]) -> None:
         """As `all_reduce`, for arrays of any shape, but exchanged as float16: see `half_precision.add_in_half`."""
 
-    def reduce_scatter(self, buffers: SharedBuffers, owners: Sequence[int]) -> None:
-        """Add buffers over the ranks, each view for the one rank that owns it. The ranks have just met.
+    def reduce_scatter(self, arrays: Sequence[np.ndarray], owners: Sequence[int]) -> List[Optional[np.ndarray]]:
+        """Add arrays over the ranks, each for the one rank that owns it. The ranks have just met.
 
         Parameters
         ----------
-        buffers : SharedBuffers
-            The views of this rank are replaced by the sums; the others keep what they have.
+        arrays : list of ndarray
+            They keep what they have.
         owners : list of int
-            The rank that owns each view, in ascending order.
-        """
-
-    def all_gather_views(self, buffers: SharedBuffers, owners: Sequence[int]) -> List[Optional[np.ndarray]]:
-        """The views of other ranks' buffers that they own.
-
-        Parameters
-        ----------
-        buffers : SharedBuffers
-            Those of other ranks are overwritten.
-        owners : list of int
-            The rank that owns each view, in ascending order.
+            The rank that owns each array.
 
         Returns
         -------
         list of (ndarray or None)
-            New arrays; None for each view of this rank.
+            New arrays; None for each that another rank owns.
+        """
+        return list(arrays)
+
+    def all_gather_owned(self, arrays: Sequence[Any], owners: Sequence[int]) -> List[Optional[np.ndarray]]:
+        """The values of the arrays that other ranks own.
+
+        Parameters
+        ----------
+        arrays : list of ndarray
+            Those of this rank are sent. Of the others shape and dtype alone matter.
+        owners : list of int
+            The rank that owns each array.
+
+        Returns
+        -------
+        list of (ndarray or None)
+            New arrays; None for each of this rank.
         """
         return [None] * len(owners)
 

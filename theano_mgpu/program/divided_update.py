@@ -5,10 +5,9 @@ import numpy as np
 from theano.compile.sharedvalue import SharedVariable
 
 from ..distributed.process_group import READ, Ranks
-from ..distributed.shared_memory import SharedBuffers
 from ..errors import GraphError
 from ..replicas.replicated import Replicated, replicated
-from ..replicas.transfers import describe, fetch
+from ..replicas.transfers import fetch
 
 
 class DividedUpdate:
@@ -27,17 +26,14 @@ class DividedUpdate:
     """
 
     def __init__(self, ranks: Ranks, shares: Sequence[Sequence[SharedVariable]], needed: Collection[SharedVariable]):
-        self._ranks, self._buffers = ranks, None
+        self._ranks = ranks
         owned = [(replicated(v), owner) for owner, share in enumerate(shares) for v in share]
         self._sent = [(variable, owner) for variable, owner in owned if variable.variable in needed]
         self._kept = [(variable, owner) for variable, owner in owned if variable.variable not in needed]
 
     def exchange(self, values: Dict[Replicated, Any]) -> Dict[Replicated, np.ndarray]:
         """New values of other processes, for the values of this one, on the host or on a device."""
-        like = _shapes_of(self._sent)
-        if self._buffers is None or self._buffers.like != like:
-            self._buffers = SharedBuffers(like)
-        return self._gathered(self._sent, values, self._buffers)
+        return self._gathered(self._sent, values)
 
     def leave(self) -> None:
         """A step is committed: each process alone has the latest values of its share."""
@@ -49,22 +45,17 @@ class DividedUpdate:
         """Give every process the latest values of all shares. All processes have to call it at the same place."""
         self._ranks.meet((READ,))
         values = {variable: variable.latest() for variable, owner in self._kept if owner == self._ranks.rank}
-        found = self._gathered(self._kept, values, SharedBuffers(_shapes_of(self._kept)))
+        found = self._gathered(self._kept, values)
         for variable, _ in self._kept:
             variable.give(found.get(variable))
         self._ranks.note_whole(self.gather)
 
-    def _gathered(self, owned, values, buffers):
+    def _gathered(self, owned, values):
         """The values of the variables of other processes."""
-        for (variable, owner), view in zip(owned, buffers.views):
-            if owner == self._ranks.rank:
-                view[...] = _checked(variable, values[variable])
-        found = self._ranks.all_gather_views(buffers, [owner for _, owner in owned])
+        arrays = [_checked(variable, values[variable]) if owner == self._ranks.rank else _value(variable)
+                  for variable, owner in owned]
+        found = self._ranks.all_gather_owned(arrays, [owner for _, owner in owned])
         return {variable: value for (variable, owner), value in zip(owned, found) if owner != self._ranks.rank}
-
-
-def _shapes_of(owned):
-    return describe([_value(variable) for variable, _ in owned])
 
 
 def _value(variable: Replicated):

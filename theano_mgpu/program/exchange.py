@@ -5,7 +5,6 @@ from collections import namedtuple
 import numpy as np
 
 from ..distributed.consistency import added
-from ..distributed.shared_memory import SharedBuffers
 from ..profiling.timeline import span
 from ..replicas.collectives import all_reduce, bucket_ranges
 from ..replicas.transfers import Fetcher, FlatBuffers, describe
@@ -36,37 +35,28 @@ class Sums:
         Whether one replica has all samples: the sums of its micro-batches stay on its device.
     over_ranks : {'all', 'half'} or list of int
         How ranks add: each gets all sums ('all'), and they send each other float16 ('half', see
-        `half_precision.add_in_half`); or the only rank that reads each sum gets it, in ascending order.
+        `half_precision.add_in_half`); or each sum goes to one rank, the only one that reads it.
 
     Attributes
     ----------
-    flat : list of ndarray
-        All sums, one array a dtype.
     views : list of ndarray
-        Each sum; valid until the next step.
+        Each sum; valid until the next step. Over the ranks, None for one that goes to another rank.
     """
 
     def __init__(self, exchanges, read_on, each, timings, on_devices, kept=(), one_replica=False,
                  over_ranks='all'):
         self.sources = [exchange.source for exchange in exchanges]
         self._places = [exchange.variable for exchange in exchanges]
-        self._kept, self._one_replica, self._over_ranks = set(kept), one_replica, over_ranks
+        self._kept, self._one_replica, self._in_half = set(kept), one_replica, over_ranks == 'half'
+        self._owners = None if over_ranks in ('all', 'half') else over_ranks
         self._each, self._timings, self._on_devices = each, timings, on_devices
-        self._buffers = None
+        self._buffers = self.views = None
         self._wanted = {context: [i for i, place in enumerate(self._places) if place in read]
                         for context, read in read_on.items()}
         self._fetchers = {}
         self._accumulator, self._held = Accumulator(self.sources), {}
         self._on_its_device = None  # the sums of the only replica
         self._underway = []
-
-    @property
-    def flat(self):
-        return self._buffers.flat
-
-    @property
-    def views(self):
-        return self._buffers.views
 
     def add(self, shards, contexts, number=0, n_rounds=1):
         """Add what shards have; large arrays are added on another thread while the next ones come from the devices.
@@ -92,7 +82,11 @@ class Sums:
             if self._one_replica:
                 self._on_its_device = parts[0]
                 return
-        self._add(parts, shards, contexts, accumulate)
+        if self._owners and len(parts) == 1 and number == n_rounds - 1 and not accumulate:
+            # Ranks send them from where they are.
+            self.views, = self._fetched(parts, (0, len(self.sources)), shards, contexts)
+        else:
+            self._add(parts, shards, contexts, accumulate)
 
     def taken(self):
         """What stands for the sums, to them, for one step: what is on a device is freed with them."""
@@ -121,15 +115,20 @@ class Sums:
             self._underway = []
         like = describe(parts[0])
         if self._buffers is None or self._buffers.like != like:
-            self._buffers = (FlatBuffers if self._over_ranks in ('all', 'half') else SharedBuffers)(like)
+            self._buffers = FlatBuffers(like)
+        self.views = self._buffers.views
         sizes = [array.size * array.itemsize for array in self.views]
         buckets = list(bucket_ranges(sizes)) if self._on_devices else [(0, len(sizes))]
         for bucket in buckets[:-1]:
-            self._underway.append(Task(*self._fetched(parts, bucket, shards, contexts), accumulate))
+            self._underway.append(Task(self._fetched(parts, bucket, shards, contexts), self.views[slice(*bucket)],
+                                       accumulate))
             self._thread.submit(self._underway[-1])
-        last = self._fetched(parts, buckets[-1], shards, contexts, alone=len(buckets) == 1)
+        arrays, targets = self._fetched(parts, buckets[-1], shards, contexts), self.views[slice(*buckets[-1])]
+        flat = [self._fetcher(context, buckets[-1]).flat for context in contexts]
+        if len(buckets) == 1 and all(flat):  # many small ones are added as one
+            arrays, targets = flat, self._buffers.flat
         with self._timings.span('all_reduce'):
-            _add_up(*last, accumulate)
+            _add_up(arrays, targets, accumulate)
             for task in self._underway:
                 task.result()
 
@@ -137,18 +136,15 @@ class Sums:
     def _thread(self):
         return WorkerThreads([_add_up], 'theano_mgpu all_reduce')
 
-    def _fetched(self, parts, bucket, shards, contexts, alone=False):
-        """Fetch a bucket of the parts from each replica; returns them, and what they are to be added to."""
-        fetchers = [self._fetcher(context, bucket) for context in contexts]
+    def _fetched(self, parts, bucket, shards, contexts):
+        """A bucket of the parts of each replica, on the host."""
         arrays = [part[slice(*bucket)] for part in parts]
-        targets = self.views[slice(*bucket)]
-        if self._on_devices:
-            with self._timings.span('device_to_host'):
-                tasks = [functools.partial(fetcher.fetch, part) for fetcher, part in zip(fetchers, arrays)]
-                arrays = self._each('device_to_host', tasks, shards, contexts)
-            if alone and all(fetcher.flat for fetcher in fetchers):  # many small ones are added as one
-                arrays, targets = [fetcher.flat for fetcher in fetchers], self.flat
-        return arrays, targets
+        if not self._on_devices:
+            return arrays
+        with self._timings.span('device_to_host'):
+            tasks = [functools.partial(self._fetcher(context, bucket).fetch, part)
+                     for context, part in zip(contexts, arrays)]
+            return self._each('device_to_host', tasks, shards, contexts)
 
     def _fetcher(self, context, bucket):
         key = context, bucket
@@ -158,23 +154,26 @@ class Sums:
 
     def add_over(self, ranks):
         """Add the sums over the ranks, which have just met."""
-        if self._over_ranks == 'all':
-            ranks.all_reduce(self.flat)
-        elif self._over_ranks == 'half':
+        if self._owners:
+            self.views = ranks.reduce_scatter(self.views, self._owners)
+        elif self._in_half:
             ranks.all_reduce_in_half(self.views)
         else:
-            ranks.reduce_scatter(self._buffers, self._over_ranks)
+            ranks.all_reduce(self._buffers.flat)
 
     def clear(self):
         """Make every sum 0."""
-        for flat in self.flat:
-            flat[...] = 0
+        if self._owners:
+            self.views = [np.zeros(view.shape, view.dtype) for view in self.views]
+        else:
+            for flat in self._buffers.flat:
+                flat[...] = 0
 
     def send(self, context):
         """The sums that are read on a context, by their number, on its device; sent in one copy a dtype."""
         wanted, here = self._wanted[context], self._buffers
-        if len(wanted) < len(self.views):
-            here = FlatBuffers([self._buffers.like[i] for i in wanted])
+        if self._owners or len(wanted) < len(self.views):
+            here = FlatBuffers(describe([self.views[i] for i in wanted]))
             for i, view in zip(wanted, here.views):
                 view[...] = self.views[i]
         there = FlatBuffers(here.like, context)
@@ -228,7 +227,6 @@ def plan_exchanges(compiled, ranks, each, timings, on_devices):
             for exchange in additive:
                 if exchange.source in part.outputs:
                     ways[compiled.over_ranks(exchange.variable)].append(exchange)
-            ways['owner'].sort(key=lambda exchange: compiled.owners[exchange.variable])
             for way, some in ways.items():
                 if some:
                     over = [compiled.owners[exchange.variable] for exchange in some] if way == 'owner' else way

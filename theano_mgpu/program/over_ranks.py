@@ -30,10 +30,14 @@ class OverRanks:
         self._underway: Dict[Sums, Task] = {}  # in the block; those of a later boundary may be added early
 
     def __enter__(self):
+        self._wait()  # a second Ctrl-C may have ended the wait of the last block
         return self
 
     def __exit__(self, *error):
-        if self._underway:  # also after an error: the other ranks add, too
+        self._wait()  # also after an error: the other ranks add, too
+
+    def _wait(self):
+        if self._underway:
             self._thread.finish(self._underway.values())
             self._underway = {}
 

@@ -137,36 +137,6 @@ class FlatBuffers:
         flat = {dtype: self._zeros(size, dtype, context) for dtype, size in sizes.items()}
         self.flat = list(flat.values())
         self.views = [flat[dtype][start:stop].reshape(shape) for (shape, dtype), (start, stop) in zip(like, places)]
-        self._places = [(dtype, stop) for (_, dtype), (_, stop) in zip(like, places)]
-
-    def parts(self, owners, n):
-        """The part of each flat array that belongs to each of n owners.
-
-        Parameters
-        ----------
-        owners : list of int
-            The owner of each view, in ascending order.
-        n : int
-
-        Returns
-        -------
-        list of list of ndarray
-            Of each flat array the parts, one after the other, with what lies between the views.
-
-        Examples
-        --------
-        >>> buffers = FlatBuffers([((3,), 'float32'), ((2,), 'float32'), ((4,), 'float32')])
-        >>> [[len(part) for part in parts] for parts in buffers.parts([0, 0, 2], 3)]
-        [[32, 0, 4]]
-        """
-        found = []
-        for dtype, flat in zip(dict(self._places), self.flat):
-            ends = [0] * n
-            for owner, (of, stop) in zip(owners, self._places):
-                if of == dtype:
-                    ends[owner:] = [min(len(flat), -(-stop // ALIGNED) * ALIGNED)] * (n - owner)
-            found.append([flat[start:end] for start, end in zip([0] + ends, ends)])
-        return found
 
     def _zeros(self, size, dtype, context):
         """Memory; of 0 on the host, since what lies between the views is added, too."""
