@@ -2,10 +2,11 @@
 """What a batch costs a model that enable() has found, against plain Keras, for batches of 1 to 4,096 samples, in turns.
 
 Each takes a batch by predict_on_batch, and by train_on_batch with Adam. The contexts are those of the flag `contexts`,
-or two on the CPU. Examples:
+or two on the CPU; one in each of several processes. There, plain Keras computes the same batch in each. Examples:
 
   python benchmarks/dispatch.py
   python benchmarks/dispatch.py --always                                   every batch is divided
+  theano-mgpu launch -n 2 benchmarks/dispatch.py                           over two processes
   python tests/cuda_on_cpu run --devices 2 python benchmarks/dispatch.py --map 'dev0->cuda0;dev1->cuda1'
 """
 import argparse
@@ -19,6 +20,7 @@ import theano_mgpu as mgpu
 from theano_mgpu.enabling.dispatch import COUNTED, WARM_UP
 from theano_mgpu.keras import disable, enable
 from theano_mgpu.profiling.turns import ratio, seconds, take_turns
+from theano_mgpu.program.parallel_graph import choose_ranks
 
 import keras
 import numpy as np
@@ -41,7 +43,13 @@ def main():
     parser.add_argument('--rounds', type=int, default=9, help='turns of each (default %(default)s)')
     parser.add_argument('--always', action='store_true', help='divide every batch')
     arguments = parser.parse_args()
-    mgpu.init(arguments.map or (None if 'contexts=' in os.environ['THEANO_FLAGS'] else 'a->cpu;b->cpu'))
+    on_cpu = 'a->cpu' if mgpu.size() > 1 else 'a->cpu;b->cpu'
+    mgpu.init(arguments.map or (None if 'contexts=' in os.environ['THEANO_FLAGS'] else on_cpu))
+    ranks = choose_ranks(None)
+
+    def turn(call, repeats):
+        ranks.everyones(0)  # all begin together
+        return seconds(call, repeats)
     plain = compiled()
     enable(always=arguments.always)
     enabled = compiled()
@@ -56,8 +64,8 @@ def main():
             for call in sides.values():
                 for _ in range(2 * (WARM_UP + COUNTED) + 1):  # compiles, and measures what is faster
                     call()
-            repeats = max(1, int(BLOCK / seconds(sides['plain'], 3)))
-            found = take_turns({name: functools.partial(seconds, call, repeats) for name, call in sides.items()},
+            repeats = max(ranks.everyones(max(1, int(BLOCK / seconds(sides['plain'], 3)))))
+            found = take_turns({name: functools.partial(turn, call, repeats) for name, call in sides.items()},
                                arguments.rounds, '%s %d' % (method, size))
             print('%s, %d samples: enabled %.3f ms, plain Keras %.3f ms; ratio %s'
                   % (method, size, np.median(found['enabled']) * 1e3, np.median(found['plain']) * 1e3,

@@ -1,8 +1,9 @@
 #!/usr/bin/env python
 """Loops on the host that theano_mgpu has g++ make fast, against Theano's own and against copying memory.
 
-They are the update of parameters by each optimizer of Keras, and the gradient of max pooling, in windows of 2x2 with
-one value for each parameter (theano_mgpu/patches/theano_loops.py). Both versions and a copy take turns, a block of
+They are the update of parameters by each optimizer of Keras, the gradient of max pooling, in windows of 2x2, and the
+sum over all but the last axis, of 32 values, both with one value for each parameter
+(theano_mgpu/patches/theano_loops.py). Both versions and a copy take turns, a block of
 calls each; ratios are medians over the rounds (lowest to highest).
 
   ms           a call with the loops of theano_mgpu
@@ -24,7 +25,7 @@ if 'floatX' not in os.environ.get('THEANO_FLAGS', ''):
     os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
 
 import theano_mgpu  # noqa: F401  Keras and Theano as it patches them
-from theano_mgpu.patches.theano_loops import ELEMWISE, POOLING
+from theano_mgpu.patches.theano_loops import LOOPING, POOLING
 from theano_mgpu.profiling.turns import WARM_UP, ratio, seconds, spread, take_turns
 from theano_mgpu.utils.tables import table
 
@@ -32,14 +33,14 @@ import keras.backend as K
 import numpy as np
 import theano
 from keras import optimizers
-from theano.tensor.elemwise import Elemwise
+from theano.tensor.elemwise import CAReduce, Elemwise
 from theano.tensor.signal.pool import MaxPoolGrad
 
 OPTIMIZERS = {'SGD': optimizers.SGD, 'momentum': functools.partial(optimizers.SGD, momentum=0.9),
               'RMSprop': optimizers.RMSprop, 'Adagrad': optimizers.Adagrad, 'Adadelta': optimizers.Adadelta,
               'Adam': optimizers.Adam, 'Adamax': optimizers.Adamax, 'Nadam': optimizers.Nadam}
-LOOPS = [*OPTIMIZERS, 'pooling']
-REPLACED = [(Elemwise, ELEMWISE), (MaxPoolGrad, POOLING)]
+LOOPS = [*OPTIMIZERS, 'pooling', 'sum']
+REPLACED = [(Elemwise, LOOPING), (MaxPoolGrad, POOLING), (CAReduce, LOOPING)]
 
 
 def parse_arguments():
@@ -69,9 +70,12 @@ def theanos_own_loops():
 
 
 def function_of(loop, n):
-    """A function that runs a loop for n parameters, or pools n values."""
+    """A function that runs a loop for n parameters, or pools or adds up n values."""
     if loop == 'pooling':
         return pooling_gradient(n)
+    if loop == 'sum':
+        return theano.function([], [], updates=[(K.variable(np.ones(32)), K.sum(K.variable(np.ones((-(-n // 32), 32))),
+                                                                                axis=0))])
     w, gradient = K.variable(np.ones(n)), K.variable(np.ones(n))
     updates = OPTIMIZERS[loop]().get_updates(loss=K.sum(w * gradient), params=[w])
     return theano.function([], [], updates=[pair for pair in updates if isinstance(pair, tuple)])
@@ -90,9 +94,11 @@ def pooling_gradient(n):
 def bytes_of(function, n):
     """What the ops of a function read and write of arrays: of n elements, or of n / 4, the results of pooling."""
     def elements(node, variable):
+        if isinstance(node.op, CAReduce) and variable in node.outputs:
+            return 32
         return n // 4 if isinstance(node.op, MaxPoolGrad) and variable in node.inputs[1:] else n
     return sum(elements(node, variable) * np.dtype(variable.type.dtype).itemsize
-               for node in function.maker.fgraph.apply_nodes if isinstance(node.op, (Elemwise, MaxPoolGrad))
+               for node in function.maker.fgraph.apply_nodes if isinstance(node.op, (Elemwise, MaxPoolGrad, CAReduce))
                for variable in set(node.inputs) | set(node.outputs)
                if variable.type.dtype in ('float32', 'float64') and not all(variable.type.broadcastable))
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Steps, or compilation, of this checkout against those of another one, in turns: is a change faster or slower?
+"""Steps, compilation, or starts, of this checkout against those of another one, in turns: is a change faster or slower?
 
 Each checkout has a process of its own, which trains a block of steps when it is its turn; the ratio is the median over
 the rounds of the ratio within a round. Examples:
@@ -8,6 +8,7 @@ the rounds of the ratio within a round. Examples:
   python benchmarks/versions.py ../before
   python benchmarks/versions.py ../before --contexts 'a->opencl0:0;b->opencl0:1' --models cnn --rounds 15
   python benchmarks/versions.py ../before --compile
+  python benchmarks/versions.py ../before --start
 """
 import argparse
 import functools
@@ -15,11 +16,15 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 
 import numpy as np
 
 MODELS = ('cnn', 'mlp', 'lstm', 'small')
+FUNCTION = 'import theano_mgpu, theano, theano.tensor as T; x = T.vector(); theano.function([x], T.tanh(x) + 1)([0])'
+STARTS = {'import': ['-c', 'import theano_mgpu'], 'Keras': ['-c', 'import theano_mgpu, keras'],
+          'first function': ['-c', FUNCTION], 'launch of two': ['-m', 'theano_mgpu', 'launch', '-n', '2']}
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -33,6 +38,8 @@ def parse_arguments():
     parser.add_argument('--block', type=float, default=0.5, metavar='SECONDS', help='length of one side of a round')
     parser.add_argument('--compile', action='store_true',
                         help='compare the time to compile a training function, with the C code on disk')
+    parser.add_argument('--start', action='store_true',
+                        help='compare processes that import, make a function whose C code is on disk, or start others')
     parser.add_argument('--worker', action='store_true', help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -90,10 +97,33 @@ class Side:
         return json.loads(line)
 
 
+def seconds_of_start(folder, command):
+    """Seconds of a process that has the package of a checkout."""
+    began = time.perf_counter()
+    subprocess.run([sys.executable] + command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                   cwd=folder, env=dict(os.environ, PYTHONPATH=os.path.abspath(folder), KERAS_BACKEND='theano'))
+    return time.perf_counter() - began
+
+
+def compare_starts(arguments):
+    from theano_mgpu.profiling.turns import WARM_UP, ratio, take_turns
+    with tempfile.NamedTemporaryFile(suffix='.py') as nothing:
+        for name, command in STARTS.items():
+            command = command + [nothing.name] * (name == 'launch of two')
+            sides = {'ours': functools.partial(seconds_of_start, HERE, command),
+                     'theirs': functools.partial(seconds_of_start, arguments.other, command)}
+            take_turns(sides, WARM_UP)
+            found = take_turns(sides, arguments.rounds)
+            print('%-14s %5.2f s / %5.2f s = %s' % (name, np.median(found['ours']), np.median(found['theirs']),
+                                                    ratio(found['ours'], found['theirs'])), flush=True)
+
+
 def main():
     arguments = parse_arguments()
     if arguments.worker:
         return worker(arguments)
+    if arguments.start:
+        return compare_starts(arguments)
     from theano_mgpu.profiling.turns import ratio, take_turns  # not in a worker: it imports the other checkout's
     print('%s of %s, batch %d, %d rounds: this checkout / the other, median (lowest to highest)'
           % ('compilation' if arguments.compile else 'steps', arguments.contexts, arguments.batch_size,

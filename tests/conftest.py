@@ -9,6 +9,12 @@ if 'floatX' not in flags:
 for name in list(os.environ):
     if name.startswith(('SLURM_', 'PBS_', 'LSB_', 'OMPI_MCA_orte_default_hostfile')) and name != 'SLURM_CONF':
         del os.environ[name]
+# PoCL's cache is no place for two processes that use one kernel at once: they fail, or crash, now and then. Ranks have
+# one each (theano_mgpu/patches/pocl.py), and so do the test workers, with the processes that they start.
+worker = os.environ.get('PYTEST_XDIST_WORKER', 'gw0')
+if worker != 'gw0':
+    cache = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
+    os.environ['XDG_CACHE_HOME'] = os.path.join(cache, worker)
 gc.set_threshold(50_000)  # graphs are many objects: with Python's 700, looking through them takes a quarter of the time
 
 import theano_mgpu as mgpu
@@ -89,3 +95,9 @@ def two_hosts(tmp_path):
     """Two hosts that mpirun can start ranks on. Skips the test if namespaces cannot be created."""
     with two_hosts_or_skip(tmp_path) as hosts:
         yield hosts
+
+
+def pytest_collection_finish():
+    """Have Python's collector leave alone what stays until the end: modules and tests."""
+    gc.collect()
+    gc.freeze()

@@ -210,7 +210,7 @@ def test_launch_as_a_rank(environ, programs, capsys):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize('kind', ['MPIJob', 'PBS', pytest.param('LSF', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('kind', ['MPIJob', *(pytest.param(kind, marks=pytest.mark.slow) for kind in ('PBS', 'LSF'))])
 def test_a_job_on_two_hosts(kind, two_hosts, tmp_path):
     """Hosts and number of processes come from the scheduler; its command is a stand-in for the test's namespaces."""
     hosts, path, agent = tmp_path / 'hosts', tmp_path / 'ranks.npz', tmp_path / 'bin'

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from theano_mgpu import config, patches
 from theano_mgpu.jobs import mpi_environment
-from theano_mgpu.patches import keras_imports, pocl, pymc3, theano_flags
+from theano_mgpu.patches import keras_imports, pocl, pymc3, theano_flags, theano_imports
 
 import numpy as np
 import pytest
@@ -40,10 +40,12 @@ ROOT = Path(__file__).resolve().parent.parent
 # Public functions in the modules of patches that patch nothing: patches, tests and the package use them.
 NO_PATCHES = {'cuda_contexts.entries', 'cuda_contexts.entries_left', 'opencl_programs.driver_tables',
               'placement_tags.place_of', 'placement_tags.place_of_node', 'placement_tags.placed_on',
-              'shared_variables.watch', 'shared_variables.watcher_of', 'theano_contexts.compiling_for',
+              'shared_variables.add_step_lock', 'shared_variables.watch', 'shared_variables.watcher_of',
+              'theano_contexts.compiling_for',
               'theano_contexts.infer_context_name', 'theano_flags.blas_ldflags', 'theano_flags.lacks_python_headers',
               'theano_functions.graph_of', 'theano_functions.is_of_library', 'theano_functions.plain_function',
-              'theano_functions.plain_functions', 'theano_functions.shown', 'theano_imports.is_command_line'}
+              'theano_functions.plain_functions', 'theano_functions.shown', 'theano_imports.is_command_line',
+              'theano_imports.own_command'}
 
 
 def functions_of(path):
@@ -294,6 +296,43 @@ def test_scipy_stats_is_imported_by_the_op_that_needs_it():
         from scipy import stats
         print(stats.norm.cdf(0))""", THEANO_FLAGS='cxx=,optimizer=None')
     assert done.stdout.split() == ['False', '0.682270', 'True', '0.5'], done.stderr
+
+
+def test_scipy_signal_is_left_to_those_who_need_it():
+    done = python("""if True:
+        import sys
+        import theano_mgpu, theano
+        print('scipy.signal' in sys.modules)
+        from scipy import signal
+        print(signal.convolve([1, 2], [1, 1]))""", THEANO_FLAGS='cxx=,optimizer=None')
+    assert done.stdout.split('\n')[:2] == ['False', '[1 3 2]'], done.stderr
+
+
+@pytest.mark.parametrize('command, imports', [('launch', False), ('config', True), ('run', True)])
+def test_commands_that_need_no_theano_start_without_it(command, imports):
+    code = "import sys; sys.argv = ['theano-mgpu', %r]; import theano_mgpu.cli; print('theano' in sys.modules)"
+    assert output(code % command) == str(imports)
+
+
+def test_the_collector_does_not_look_for_garbage_among_what_theano_consists_of():
+    """It visited 50,000 objects again and again, also at the end of a command: a tenth of a second."""
+    code = 'import sys; sys.argv = [%r, "run"]; import gc, theano_mgpu; print(gc.get_freeze_count() > 20000)'
+    assert output(code % 'theano-mgpu') == 'True'
+    assert output(code % 'train.py') == 'False'  # the user's own objects may be garbage, or have to be written at exit
+
+
+@pytest.mark.parametrize('argv, orig_argv, command', [
+    (['/usr/bin/theano-mgpu', 'launch', 'train.py'], [], 'launch'), (['theano-mgpu'], [], ''),
+    (['-m', 'launch'], ['python', '-m', 'theano_mgpu', 'launch'], 'launch'),
+    (['-m', 'launch'], ['python', '-m', 'package', 'launch', 'theano_mgpu'], None),
+    (['-m', 'launch'], None, None), (['train.py', 'launch'], ['python', 'train.py', 'launch'], None)])
+def test_commands_of_other_programs_are_not_taken_for_own_ones(argv, orig_argv, command, monkeypatch):
+    monkeypatch.setattr(sys, 'argv', argv)
+    if orig_argv is None:  # as in Python 3.8
+        monkeypatch.delattr(sys, 'orig_argv', raising=False)
+    else:
+        monkeypatch.setattr(sys, 'orig_argv', orig_argv, raising=False)
+    assert theano_imports.own_command() == command
 
 
 # --- What PyMC3 3.11 looks for: names of Theano-PyMC ---------------------------------------------

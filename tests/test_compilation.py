@@ -2,6 +2,7 @@
 import gc
 import glob
 import os
+import pickle
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ import theano.tensor as T
 from theano.configparser import change_flags
 from theano.gof import cmodule, compilelock
 from theano.gof.cc import get_module_cache
+from theano.scalar.basic import Composite
 
 pytestmark = pytest.mark.needs_compiler
 # A compiler that notes what it begins, and for a module with "slow" in its code waits for a file.
@@ -144,6 +146,12 @@ def test_where_files_cannot_be_locked_it_compiles_all_the_same(monkeypatch):
 
 # --- g++'s flags ---------------------------------------------------------------------------------
 
+def flags_of_a_new_process(monkeypatch, **flags):
+    monkeypatch.setattr(cmodule.GCC_compiler, 'march_flags', None)
+    with change_flags(**{'gcc.cxxflags': '', **flags}):  # those of make test name a processor
+        return cmodule.GCC_compiler.compile_args()
+
+
 def test_flags_of_the_processor_are_found_once(monkeypatch, tmp_path):
     """Another process reads them; on another processor, or with other flags, they are found again."""
     calls, popen = [], cmodule.subprocess_Popen
@@ -151,17 +159,15 @@ def test_flags_of_the_processor_are_found_once(monkeypatch, tmp_path):
                         lambda *args, **kwargs: (calls.append(args), popen(*args, **kwargs))[1])
     monkeypatch.setattr(type(theano.config), 'compiledir', str(tmp_path))
 
-    def arguments(cxxflags=''):  # those of make test name a processor
+    def arguments(**flags):
         """What a new process has g++ called with, and how often it has called it to find that out."""
-        monkeypatch.setattr(cmodule.GCC_compiler, 'march_flags', None)
         calls.clear()
-        with change_flags(**{'gcc.cxxflags': cxxflags}):
-            return cmodule.GCC_compiler.compile_args(), len(calls)
+        return flags_of_a_new_process(monkeypatch, **flags), len(calls)
 
     found, n_calls = arguments()
     assert n_calls and any(flag.startswith('-march=') for flag in found)
     assert arguments() == (found, 0)
-    other, _ = arguments('-DOTHER -march=x86-64')
+    other, _ = arguments(**{'gcc.cxxflags': '-DOTHER -march=x86-64'})
     assert set(other) - set(found) == {'-DOTHER', '-march=x86-64'}
     cpuinfo = tmp_path / 'cpuinfo'
     cpuinfo.write_text('model name: another\n\n')
@@ -171,14 +177,48 @@ def test_flags_of_the_processor_are_found_once(monkeypatch, tmp_path):
     assert arguments() == arguments() == (found, n_calls)
 
 
+def test_flags_of_the_processor_that_cannot_be_kept_are_found_each_time(monkeypatch, tmp_path):
+    """An import failed on a full disk, where the file was empty or could not be written."""
+    for folder in (tmp_path, tmp_path / 'none'):
+        monkeypatch.setattr(type(theano.config), 'compiledir', str(folder))
+        for _ in range(2):
+            assert any(flag.startswith('-march=') for flag in flags_of_a_new_process(monkeypatch))
+            for path in tmp_path.iterdir():
+                path.write_text('')
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_flags_that_theano_falls_back_to_are_not_kept(monkeypatch, tmp_path):
+    """One failure of g++, on a full disk, say, would slow down all code that is compiled from then on."""
+    monkeypatch.setattr(type(theano.config), 'compiledir', str(tmp_path))
+    wrapper = tmp_path / 'g++'
+    wrapper.write_text('#!/bin/sh\ncase "$*" in *"-E -v"*|*-march=core*) exec g++ "$@";; esac\nexit 1\n')
+    wrapper.chmod(0o755)
+    assert theano_cache.FALLBACKS.intersection(flags_of_a_new_process(monkeypatch, cxx=str(wrapper)))
+    assert list(tmp_path.iterdir()) == [wrapper]
+
+
 # --- The collector -------------------------------------------------------------------------------
 
 def test_the_collector_rests_while_keys_are_read(monkeypatch):
-    seen = []
+    seen, cache = [], get_module_cache()
     monkeypatch.setattr(cmodule.os, 'listdir', lambda path: seen.append(gc.isenabled()) or [])
-    monkeypatch.setattr(get_module_cache(), 'module_hash_to_key_data', {})
-    get_module_cache().refresh(cleanup=False)
+    monkeypatch.setattr(cache, 'module_hash_to_key_data', {})
+    cache.refresh(cleanup=False)
     assert seen == [False] and gc.isenabled()
+
+
+def test_keys_are_read_without_the_graphs_of_fused_ops(monkeypatch):
+    x, made, compared, init_fgraph = T.vector(), [], [], Composite.init_fgraph
+    node, = theano.function([x], T.tanh(x) * 2 + 1, mode='FAST_RUN').maker.fgraph.apply_nodes
+    monkeypatch.setattr(Composite, 'init_fgraph', lambda self: made.append(init_fgraph(self)))
+    monkeypatch.setattr(Composite, 'init_c_code', lambda self: compared.append(self))
+    keys = cmodule.ModuleCache(theano.config.compiledir).entry_from_key
+    assert compared and not made
+    assert pickle.loads(pickle.dumps(set(keys))) == set(keys)  # a module that gets one more key has all written again
+    made.clear()
+    pickle.loads(pickle.dumps(node.op.scalar_op))
+    assert made  # by others, a fused op is read as before
 
 
 def test_the_collector_rests_while_a_function_is_compiled():

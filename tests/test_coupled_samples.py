@@ -8,6 +8,7 @@ import pytest
 import theano
 import theano.tensor as T
 from support.modes import PYTHON
+from theano.configparser import change_flags
 
 QUICK = {'cpu': PYTHON, 'gpu': theano.Mode('cvm', 'fast_compile')}
 
@@ -147,7 +148,7 @@ def refused_step(options, ours=True):
 
 @pytest.mark.parametrize('options', [{}, {'micro_batches': 2}, {'update_on': 'device'}])
 def test_a_graph_that_cannot_be_cut_runs_on_one_context_and_says_why(cpu2, options):
-    with pytest.warns(mgpu.MgpuWarning) as warned:
+    with pytest.warns(mgpu.MgpuWarning) as warned, change_flags(**{'traceback.limit': 8}):  # make test has none
         step, w = refused_step(options)
     assert len(warned) == 1 and warned[0].filename == __file__
     text = str(warned[0].message)

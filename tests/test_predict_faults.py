@@ -82,6 +82,16 @@ def test_close_gives_everything_back(contexts, kind):
         assert [context.name for context in again.contexts] == names
 
 
+def test_a_map_that_is_continued_after_close(cpu2):
+    """It waited for ever: no thread takes another batch."""
+    predictor, _ = sums(cpu2)
+    with predictor:
+        outputs = predictor.map(rows(3) for _ in iter(int, 1))
+        next(outputs)
+    with pytest.raises(MgpuError, match='this Predictor is closed'):
+        next(outputs)
+
+
 def test_one_that_is_forgotten_ends_its_threads(cpu2):
     before = threading.active_count()
     predictor, _ = sums(cpu2)

@@ -37,7 +37,7 @@ def test_ranks_that_disagree_are_told_so_at_once(tmp_path):
 @pytest.mark.parametrize('how,code,message', [
     ('raise', 1, 'rank 1 of 2 (host {host}, process'), ('kill', 137, 'exited on signal 9 (Killed)'),
     ('replica', 1, 'MemoryError: no memory left'),
-    ('output', 1, 'ValueError: the data of step 5 are bad'),
+    pytest.param('output', 1, 'ValueError: the data of step 5 are bad', marks=pytest.mark.slow),
     pytest.param('hook', 1, 'ValueError: the data of step 5 are bad', marks=pytest.mark.slow),
     pytest.param('sleep', 1, 'has waited 2 s for rank 1 (host {host})', marks=pytest.mark.slow),
     pytest.param('exit', 1, 'rank 1 (host {host}) ended while others go on', marks=pytest.mark.slow),
@@ -59,7 +59,7 @@ def test_what_ends_one_rank_ends_all(how, code, message):
 
 @pytest.mark.parametrize('where,message', [
     ('all_reduce', 'adding up what each rank has computed, has waited 1 s for data from rank 1'),
-    ('agree', 'at the end of a step, has waited 1 s for rank 1 (host {host})'),
+    pytest.param('agree', 'at the end of a step, has waited 1 s for rank 1 (host {host})', marks=pytest.mark.slow),
     pytest.param('gather_object', 'sharing values, has waited 10 s for rank 1', marks=pytest.mark.slow),
     pytest.param('meet', 'in call 2 of train (number 0), has waited 1 s for rank 1', marks=pytest.mark.slow),
     pytest.param('all_gather', 'gathering the rows of a batch, has waited 1 s for rank 1', marks=pytest.mark.slow),

@@ -3,7 +3,7 @@ import platform
 import re
 import subprocess
 
-from theano_mgpu.patches.theano_loops import ELEMWISE, POOLING
+from theano_mgpu.patches.theano_loops import LOOPING, POOLING
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ import theano
 import theano.tensor as T
 from theano.gof import CLinker, FunctionGraph
 from theano.gof.cmodule import std_include_dirs
-from theano.tensor.elemwise import Elemwise
+from theano.tensor.elemwise import CAReduce, Elemwise
 from theano.tensor.signal.pool import MaxPoolGrad, Pool
 
 pytestmark = pytest.mark.needs_compiler
@@ -57,13 +57,13 @@ def test_a_loop_is_vectorised(tmp_path, monkeypatch):
     nodes = compiled('').maker.fgraph.apply_nodes
     node, = [node for node in nodes if 'sqrt' in str(node.op)]
     assert 'sqrtps' in assembly(node, tmp_path)
-    use_theanos_own(monkeypatch, Elemwise, ELEMWISE)
+    use_theanos_own(monkeypatch, Elemwise, LOOPING)
     assert 'sqrtps' not in assembly(node, tmp_path)
 
 
 def test_results_stay_the_same_bit_by_bit(monkeypatch):
     vectorised = compiled('-march=native')
-    use_theanos_own(monkeypatch, Elemwise, ELEMWISE)
+    use_theanos_own(monkeypatch, Elemwise, LOOPING)
     plain = compiled('-march=native')
     for n in (0, 1, 7, 16, 1003):
         given = np.random.RandomState(n).randn(4, n).astype('float32')
@@ -112,3 +112,36 @@ def test_gradients_of_max_pooling_stay_the_same_bit_by_bit(ndim, window, monkeyp
     found, expected = (function(values, maxima, gradients) for function in (ours, theanos))
     np.testing.assert_array_equal(found.view('int32'), expected.view('int32'))
     assert (found != 0).any()
+
+
+def sum_of(axis, dtype, acc_dtype, options=''):
+    """A function that sums over axes of a 3-d array, and its node."""
+    with theano.configparser.change_flags(**{'gcc.cxxflags': options}):
+        x = T.TensorType(dtype, [False] * 3)()
+        function = theano.function([x], T.sum(x, axis=axis, dtype=dtype, acc_dtype=acc_dtype))
+    node, = [node for node in function.maker.fgraph.apply_nodes if isinstance(node.op, CAReduce)]
+    return function, node
+
+
+@x86_64
+def test_sums_of_rows_are_vectorised(tmp_path, monkeypatch):
+    _, node = sum_of((0, 1), 'float32', 'float64')
+    assert 'addpd' in assembly(node, tmp_path)
+    use_theanos_own(monkeypatch, CAReduce, LOOPING)
+    assert 'addpd' not in assembly(node, tmp_path)
+
+
+@pytest.mark.parametrize('dtype, acc_dtype', [('float32', 'float64'), ('float32', 'float32'), ('float64', 'float64'),
+                                              ('int8', 'int64')])
+@pytest.mark.parametrize('axis', [0, (0, 1), (0, 2), 2, None])
+def test_sums_stay_the_same_bit_by_bit(axis, dtype, acc_dtype, monkeypatch):
+    ours, _ = sum_of(axis, dtype, acc_dtype, '-march=native')
+    use_theanos_own(monkeypatch, CAReduce, LOOPING)
+    theanos, _ = sum_of(axis, dtype, acc_dtype, '-march=native')
+    for shape in [(5, 7, 19), (0, 7, 19), (5, 0, 3), (5, 7, 0), (1, 1, 1)]:
+        given = (100 * np.random.RandomState(0).randn(*shape)).astype(dtype)
+        if dtype.startswith('float') and given.size > 9:
+            given.flat[:9:2] = -0., np.nan, np.inf, -np.inf, 1e30
+        fortran, strided = np.asfortranarray(given), np.repeat(given, 2, axis=2)[:, :, ::2]
+        for values in (given, fortran, strided):
+            np.testing.assert_array_equal(ours(values), theanos(values))

@@ -2,20 +2,23 @@
 from . import patches
 from .jobs import rank_process
 from .patches.theano_imports import is_command_line as _is_command_line
+from .patches.theano_imports import own_command as _own_command
 
 __version__ = '0.1.0'
 
+_needs_theano = _own_command() != 'launch'  # each of the processes that launch starts imports Theano
 theano_error = None  # why Theano could not be imported; `theano-mgpu doctor` runs without it and reports this
 try:
     rank_process.install()
     patches.before_theano()
-    patches.import_theano()
-    patches.after_theano()
+    if _needs_theano:
+        patches.import_theano()
+        patches.after_theano()
 except Exception as error:  # a NumPy too new: AttributeError; a flag: ValueError, MgpuError ...
     if not _is_command_line():
         raise
     theano_error = error
-else:
+if _needs_theano and theano_error is None:
     from . import config as _config
     from .devices.context_map import Context
     from .devices.contexts import contexts, init

@@ -17,6 +17,7 @@ from .graphs.updates import with_givens
 from .jobs import rank_process
 from .options import UPDATE_ON
 from .patches.placement_tags import placed_on
+from .patches.shared_variables import add_step_lock
 from .placement.layout import placed
 from .profiling.timeline import PHASES, RANK_PHASES, Timings
 from .program import CannotCut, CompiledProgram, Runner, undivided
@@ -103,7 +104,7 @@ class DataParallel:
         self._alike = [each for each, variable in zip(self.updated, updated) if variable not in own]
         share_first_values(self.ranks, self._alike)
         for variable in self._read() + self.updated:
-            variable.step_locks.add(self.lock)
+            add_step_lock(variable, self.lock)
 
     def _divided(self, outputs, updated):
         """The Program of the graph: divided among replicas, if there are several and it can be."""

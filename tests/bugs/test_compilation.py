@@ -14,7 +14,7 @@ from theano_mgpu.utils import progress
 import pytest
 import theano.tensor as T
 from support.modes import PYTHON
-from theano.gof import compilelock
+from theano.gof import cmodule, compilelock
 
 
 @pytest.fixture
@@ -76,3 +76,33 @@ def test_c_code_of_a_gpu_is_the_same_in_each_process():
     first, second = [subprocess.run([sys.executable, '-c', script], stdout=subprocess.PIPE, check=True).stdout
                      for _ in range(2)]
     assert first == second and first.startswith(b'_Params_')
+
+
+class Starting:
+    """A part of a key. While that is written, a process starts: it reads all keys, and cleans up."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __reduce__(self):
+        cmodule.ModuleCache(self.folder)
+        return Starting, (self.folder,)
+
+    def __eq__(self, other):
+        return isinstance(other, Starting)
+
+    def __hash__(self):
+        return 1
+
+
+def test_compiled_code_stays_while_another_process_starts(tmp_path):
+    """It was deleted in use: "No such file or directory: '.../key.pkl'", and an AssertionError at each later use."""
+    folder, key = tmp_path / 'tmp1', ((1,), ('hash:1',))
+    folder.mkdir()
+    module, keys_file = folder / ('m1.' + cmodule.get_lib_extension()), folder / 'key.pkl'
+    module.touch()
+    data = cmodule.KeyData({key}, 'hash', str(keys_file), str(module))
+    data.save_pkl()
+    data.add_key(((1,), ('hash:1', Starting(str(tmp_path)))))
+    assert sorted(os.listdir(folder)) == ['key.pkl', module.name]
+    assert cmodule.ModuleCache(str(tmp_path)).entry_from_key == dict.fromkeys(data.keys, str(module))

@@ -169,7 +169,7 @@ def assert_ranks_give_the_answer_of_one_process(tmp_path, *job, flags=''):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize('kind', ['norm', 'integers'])
+@pytest.mark.parametrize('kind', ['norm', pytest.param('integers', marks=pytest.mark.slow)])
 def test_overlap_adds_each_sum_once_and_one_at_a_time(kind, tmp_path):
     """An early gradient was added twice by steps of several stages: 0.4924 in place of 0.5146, and no message.
 

@@ -83,6 +83,28 @@ def test_a_value_that_another_thread_sets_within_a_step_counts_from_the_next_one
         np.testing.assert_array_equal(param.get_value(), other.get_value())
 
 
+@pytest.mark.parametrize('first', ['a function', 'a step'])
+def test_a_function_that_updates_a_variable_waits_for_the_end_of_a_step(cpu2, first):
+    """Also one that was in use before the step was made: it knows of no lock then."""
+    model = dense_model()
+    double = theano.function([], [], updates=[(param, 2 * param) for param in model.params])
+
+    def made():
+        return mgpu.training_function(model.inputs, model.loss, model.params,
+                                      lambda gradients, params: list(zip(params, gradients)))
+    if first == 'a function':
+        other = made()  # the variables are watched from now on
+        other(*data(6, 7))
+        double()
+    step = made()
+    thread = threading.Thread(target=double)
+    with step.lock:
+        thread.start()
+        thread.join(0.3)
+        assert thread.is_alive()
+    thread.join()
+
+
 def test_a_function_that_fails_after_it_has_updated_in_place_leaves_replicas_alike(contexts, kind):
     """The copies kept the former value, the variable had the new one."""
     contexts(kind, 2)

@@ -12,6 +12,7 @@ from theano_mgpu.program import run as run_module
 import numpy as np
 import pytest
 import theano
+from support.interrupts import interrupted_at_each_line
 from support.launch import INTERPRETED
 from support.small_models import data, dense_model, momentum
 
@@ -52,21 +53,6 @@ def test_replicas_in_threads_do_not_run_one_inner_function(inner):
 MODES = {'cpu': 'FAST_COMPILE', 'gpu': theano.Mode(optimizer='fast_compile')}  # quick to compile
 
 
-def interrupting_at(number, files):
-    """A trace function that raises KeyboardInterrupt at a line event in some files, as a signal may."""
-    seen = [0]
-
-    def trace(frame, event, argument):
-        if frame.f_code.co_filename not in files:
-            return None
-        seen[0] += event == 'line'
-        if seen[0] == number:
-            sys.settrace(None)
-            raise KeyboardInterrupt
-        return trace
-    return trace
-
-
 @pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=pytest.mark.slow)])
 def test_ctrl_c_at_any_line_of_a_step_leaves_all_of_it_or_nothing(kind, contexts):
     """The lock stayed taken, so that the next call waited for ever."""
@@ -80,27 +66,19 @@ def test_ctrl_c_at_any_line_of_a_step_leaves_all_of_it_or_nothing(kind, contexts
         return step, lambda: [variable.variable.get_value() for variable in step.variables()]
     (step, values), (undisturbed, expected) = training(), training()
     modules = data_parallel_module, training_module, run_module, exchange_module
-    batch, files = data(6, 7), [module.__file__ for module in modules]
+    batch, done = data(6, 7), 1
     step(*batch)
-    number, done, interrupted = 0, 1, True
-    while interrupted:
-        number += 1
-        before = values()
-        sys.settrace(interrupting_at(number, files))
-        try:
-            step(*batch)
-            interrupted = False
-        except KeyboardInterrupt:
-            pass
-        finally:
-            sys.settrace(None)
+    before = values()
+
+    def after(number):
+        nonlocal before, done
         assert step.lock.acquire(blocking=False), 'line event %d' % number
         step.lock.release()
         changed = [not np.array_equal(a, b) for a, b in zip(before, values())]
         assert all(changed) or not any(changed), 'line event %d' % number
         step(*batch)
-        done += 1 + all(changed)
-    assert number > 50
+        before, done = values(), done + 1 + all(changed)
+    assert interrupted_at_each_line(lambda: step(*batch), modules, after) >= 50
     for _ in range(done):
         undisturbed(*batch)
     for ours, theirs in zip(values(), expected()):

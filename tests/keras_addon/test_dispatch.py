@@ -1,8 +1,12 @@
-"""Batches that `enable()` leaves to plain Keras: all of them on contexts of the CPU, and short ones on devices."""
+"""Batches that `enable()` leaves to plain Keras: all of them on contexts of the CPU, and short ones elsewhere."""
 import functools
+import json
+import os
+import re
 
 import theano_mgpu as mgpu
 from theano_mgpu.devices.context_map import HOST, Context
+from theano_mgpu.distributed.process_group import Ranks
 from theano_mgpu.enabling import dispatch as module
 from theano_mgpu.enabling.dispatch import COUNTED, LONGEST, TRIED, WARM_UP, Dispatch
 from theano_mgpu.errors import GraphError
@@ -14,8 +18,11 @@ from keras import layers as L
 from keras.callbacks import LambdaCallback
 from keras.models import Sequential
 from keras.optimizers import SGD
+from support import keras_rank_jobs as rank_jobs
+from support.dispatch_clock import Clock
 from support.keras_equivalence import QUICK, assert_equal, built, values
 from support.keras_zoo import head, noise, one_hot
+from support.launch import INTERPRETED, arrays, launch
 from theano.configparser import change_flags
 
 CALLS = WARM_UP + COUNTED
@@ -28,29 +35,6 @@ def disabled_after():
     disable()
 
 
-class Clock:
-    """Time that passes only in the calls of a Dispatch: some seconds for a divided batch, others for a whole one."""
-
-    def __init__(self, divided, whole):
-        self._now, self._seconds = 0.0, {'divided': divided, 'whole': whole}
-        self.calls = []
-
-    def perf_counter(self):
-        return self._now
-
-    def call(self, way, inputs):
-        self.calls.append(way)
-        self._now += self._seconds[way]
-        return way, inputs
-
-    def run(self, dispatch, samples, n):
-        """The ways of n calls with batches of a number of samples."""
-        self.calls = []
-        for _ in range(n):
-            assert dispatch.run('a batch', samples) == (self.calls[-1], 'a batch')
-        return self.calls
-
-
 @pytest.fixture
 def dispatching(monkeypatch):
     """A function that makes a Clock, and a Dispatch over two contexts of a kind."""
@@ -59,7 +43,8 @@ def dispatching(monkeypatch):
         monkeypatch.setattr(module, 'time', clock)
         contexts = [Context('dev%d' % i, kind, kind) for i in range(2)]
         return clock, Dispatch(lambda inputs: clock.call('divided', inputs),
-                               lambda: lambda inputs: clock.call('whole', inputs), contexts)
+                               lambda: lambda inputs: clock.call('whole', inputs), contexts, Ranks(),
+                               clock.noted.append)
     return make
 
 
@@ -68,7 +53,7 @@ def dispatching(monkeypatch):
 def test_short_batches_that_plain_keras_computes_faster_are_left_to_it(dispatching):
     clock, dispatch = dispatching(divided=1e-3, whole=1e-4)
     assert clock.run(dispatch, 32, 2 * CALLS + 3) == ['divided'] * CALLS + ['whole'] * (CALLS + 3)
-    assert dispatch.ran_on == [HOST]
+    assert dispatch.ran_on == [HOST] and clock.noted == [64]
     assert clock.run(dispatch, 5, 2) == clock.run(dispatch, 63, 2) == ['whole'] * 2
     assert clock.run(dispatch, 64, 2) == ['divided'] * 2 and dispatch.ran_on is None  # that length is not known yet
 
@@ -76,7 +61,7 @@ def test_short_batches_that_plain_keras_computes_faster_are_left_to_it(dispatchi
 def test_short_batches_that_the_contexts_compute_faster_are_divided(dispatching):
     clock, dispatch = dispatching(divided=1e-3, whole=1.1e-3)
     assert clock.run(dispatch, 32, CALLS + TRIED + 9) == ['divided'] * CALLS + ['whole'] * TRIED + ['divided'] * 9
-    assert clock.run(dispatch, 500, 2) == ['divided'] * 2
+    assert clock.run(dispatch, 500, 2) == ['divided'] * 2 and not clock.noted
     assert clock.run(dispatch, 31, CALLS + 1)[-1] == 'whole'  # a shorter batch may be another matter
 
 
@@ -204,15 +189,32 @@ def test_devices_and_plain_keras_train_one_model(contexts, monkeypatch, whole, u
     contexts('gpu', 2)
     clock = Clock(divided=1e-3, whole=whole)
 
-    def timed(way, run):
-        def method(self, inputs):
-            clock.call(way, inputs)
-            return run(self, inputs)
-        return method
-    monkeypatch.setattr(module, 'time', clock)
-    monkeypatch.setattr(Dispatch, 'run_divided', timed('divided', Dispatch.run_divided))
-    monkeypatch.setattr(Dispatch, '_run_whole', timed('whole', Dispatch._run_whole))
+    clock.install(monkeypatch.setattr)
     report = enable(tell=lambda text: None)
     assert_equal(use(compiled(dense, SGD(0.1, momentum=0.9), mode=None)), expected, 1e-5)
     assert {'divided', 'whole'} == set(clock.calls) and not report.notes
     assert HOST in report.usages[0].contexts and len(report.usages[0].contexts) == 3
+    noted = 'computes short batches whole, which is faster: those of fewer than 16 (train)' in str(report)
+    assert noted == (whole < 1e-3)
+
+
+# --- Processes -----------------------------------------------------------------------------------
+
+@pytest.mark.mpi
+def test_processes_of_one_host_compute_short_batches_whole(tmp_path):
+    path = str(tmp_path / 'ranks')
+    launch(2, 'short_batches', path, job=os.path.abspath(rank_jobs.__file__), flags=INTERPRETED)
+    model, history = rank_jobs.fitted_by_short_batches()
+    # Four epochs of six batches of 8 samples and one of 5, then predictions.
+    expected = ['divided'] * 9 + ['whole'] * 4 + ['divided'] + ['whole'] * 14 + ['divided'] * CALLS + ['whole'] * CALLS
+    for rank in range(2):
+        with open('%s.%d.json' % (path, rank)) as file:
+            found = json.load(file)
+        np.testing.assert_allclose(found['history']['loss'], history['loss'], rtol=1e-5)
+        for ours, theirs in zip(arrays('%s.%d.npz' % (path, rank)), rank_jobs.state(model)):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+        assert found['calls'] == expected
+        assert 'whole in each process' in found['report'] and '16 (train), 16 (predict)' in found['report']
+        assert 'the losses differ: rank 0' in found['error'] and 'same seed' in found['error']
+        failure = 'MemoryError: no memory left' if rank else 'RankError: rank 1 .* failed in one of the last batches'
+        assert re.match(failure, found['failure'])

@@ -7,6 +7,7 @@ from theano_mgpu.devices.mesh import mesh_of
 from theano_mgpu.distributed.process_group import Ranks
 from theano_mgpu.enabling.summary import SHOWN
 from theano_mgpu.keras import Checkpoint, Predictor, disable, enable, multi_gpu_model, verify
+from theano_mgpu.keras import report as report_module
 from theano_mgpu.keras.parallel_state import parallel_state_of
 from theano_mgpu.keras.report import Report
 from theano_mgpu.verification.certificate import TOLERANCE
@@ -18,6 +19,7 @@ import pytest
 from keras import backend as K
 from keras import layers as L
 from keras.models import Model, Sequential
+from support.interrupts import interrupted_at_each_line
 from support.keras_equivalence import COMPILED, QUICK, assert_equal, built, values
 from support.keras_zoo import dense, head, noise, one_hot
 
@@ -343,3 +345,14 @@ def test_many_models_are_not_all_listed():
     for number in range(SHOWN + 5):
         report.usage('model_%d' % number).add('train', 1000, 0.5)
     assert str(report).endswith('and 5 more models') and 'model_%d ' % (SHOWN - 1) in str(report)
+
+
+def test_ctrl_c_at_any_line_leaves_a_report_that_counts_on():
+    """A call that was counted by half raised a KeyError in every later one."""
+    report = Report()
+
+    def after(number):
+        report.usage('model').add('train', 1000, 0.5)
+        assert 'model' in str(report)
+        report.usages.clear()
+    assert interrupted_at_each_line(lambda: report.usage('model').add('train', 10, 0.5), [report_module], after) > 3

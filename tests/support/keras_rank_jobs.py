@@ -9,13 +9,16 @@ import time
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import theano_mgpu as mgpu
-from theano_mgpu.keras import Checkpoint, multi_gpu_model
+from theano_mgpu.enabling.dispatch import COUNTED, WARM_UP
+from theano_mgpu.errors import BatchError, RankError
+from theano_mgpu.keras import Checkpoint, enable, multi_gpu_model
 
 import keras
 import numpy as np
 from keras import callbacks
 from keras.layers import BatchNormalization, Dense, Dropout
 
+from support.dispatch_clock import Clock
 from support.modes import PYTHON
 
 X = np.random.RandomState(0).randn(53, 5).astype('float32')
@@ -65,6 +68,45 @@ def fit(path, contexts):
     model.fit_generator(Pieces(), epochs=2, shuffle=True, verbose=0)
     model.save(path + '.h5')
     write(path, model, history.history, np.array(scores), model.predict(X[:11], batch_size=4))
+
+
+def fitted_by_short_batches():
+    """A model of plain Keras, or of `enable`, after a fit by batches of 8 samples and a last one of 5; its history."""
+    random.seed(mgpu.rank())
+    np.random.seed(mgpu.rank())
+    model = keras.Sequential([Dense(8, activation='tanh', input_shape=(5,)), Dropout(0.2), Dense(1)])
+    model.compile('adam', 'mse', metrics=['mae'], mode=PYTHON)
+    return model, model.fit(X, Y, batch_size=8, epochs=4, verbose=0).history
+
+
+def short_batches(path):
+    """Short batches under `enable`. A clock says that to divide them takes longer, but on the first rank only."""
+    clock = Clock(divided=1e-5 if mgpu.rank() else 1e-3, whole=1e-4)
+    clock.install(setattr)
+    mgpu.init('a->cpu')
+    report = enable()
+    model, history = fitted_by_short_batches()
+    write(path, model, {})
+    for _ in range(2 * (WARM_UP + COUNTED)):
+        model.predict_on_batch(X[:8])
+    found = {'history': history, 'calls': clock.calls[:], 'report': str(report)}
+    try:
+        for _ in range(64):  # each process has a batch of its own
+            model.train_on_batch(X[mgpu.rank():][:8], Y[:8])
+    except BatchError as error:
+        found['error'] = str(error)
+
+    def fail(inputs):
+        raise MemoryError('no memory left')
+    if mgpu.rank():
+        model.train_function.compared._function = fail
+    try:
+        for _ in range(300):
+            model.train_on_batch(X[:8], Y[:8])
+    except (MemoryError, RankError) as error:
+        found['failure'] = '%s: %s' % (type(error).__name__, error)
+    with open('%s.%d.json' % (path, mgpu.rank()), 'w') as file:
+        json.dump(found, file, default=float)
 
 
 def tensorboard(path, logs):

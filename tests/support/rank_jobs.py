@@ -14,7 +14,6 @@ sys.path[:0] = [TESTS] + [os.path.join(os.path.dirname(TESTS), name) for name in
 import theano_mgpu as mgpu
 from theano_mgpu.distributed.mpi import mpi_ranks
 from theano_mgpu.distributed.process_group import ADD
-from theano_mgpu.distributed.shared_memory import SharedBuffers
 from theano_mgpu.program import buckets
 
 import numpy as np
@@ -91,29 +90,24 @@ def sums_in_half(path, *sizes):
     np.savez('%s.%d.npz' % (path, mgpu.rank()), *sums)
 
 
-def shares(path, how):
-    """Sums, and values, of which each rank owns a part: what `SHARES` begins with, in three rounds."""
+def shares(path):
+    """Sums, and values, of which each rank owns some: what `SHARES` begins with, in three rounds."""
     mgpu.init('a->cpu')
     ranks = mpi_ranks()
-    if how == 'hosts':
-        ranks._owned._one_host = False
-    buffers = SharedBuffers([(shape, dtype) for shape, dtype, _ in SHARES])
-    if how == 'container' and ranks.rank == 1:
-        buffers._handles = [(handle_path, 16 * b'?') for handle_path, _ in buffers._handles]
     owners, found = [owner for _, _, owner in SHARES], []
     for number in range(3):
-        for view, value in zip(buffers.views, shares_of_rank(ranks.rank, number)):
-            view[...] = value
+        given = shares_of_rank(ranks.rank, number)
         ranks.meet((ADD,))
-        ranks.reduce_scatter(buffers, owners)
+        sums = ranks.reduce_scatter(given, owners)
+        np.testing.assert_equal(given, shares_of_rank(ranks.rank, number))
         own = [i for i, owner in enumerate(owners) if owner == ranks.rank]
-        found += [buffers.views[i].copy() for i in own]
-        for i in own:
-            buffers.views[i] *= 2
-        gathered = ranks.all_gather_views(buffers, owners)
+        assert [i for i, value in enumerate(sums) if value is not None] == own
+        found += [sums[i] for i in own]
+        gathered = ranks.all_gather_owned([given[i] if value is None else 2 * value for i, value in enumerate(sums)],
+                                          owners)
         assert [i for i, value in enumerate(gathered) if value is None] == own
         found += [value for value in gathered if value is not None]
-    np.savez('%s.%d.npz' % (path, ranks.rank), *found, len(ranks._owned.shared(buffers)))
+    np.savez('%s.%d.npz' % (path, ranks.rank), *found)
 
 
 def script(path, name, *arguments):

@@ -4,6 +4,7 @@ import statistics
 import time
 
 from ..devices.context_map import HOST
+from ..distributed.process_group import SHARE
 
 WARM_UP = 3        # calls before those that count: kernels are built, buffers are allocated
 COUNTED = 5        # calls that count, divided and whole
@@ -24,7 +25,12 @@ class Dispatch:
     make_plain : callable
         Makes the plain function, a callable of the same argument, when it is first needed.
     contexts : list of Context
-        Where all of them are on the CPU, no batch is divided: Python's lock lets one of them compute at a time.
+        Where all of them are on the CPU, a process alone divides no batch: Python's lock lets one of them compute at a
+        time.
+    ranks : Ranks
+        The processes that make the same calls. Whole batches are computed by each; the slowest one's time counts.
+    note_whole : callable
+        ``note_whole(samples)`` is called when it is found out that batches of fewer samples are better computed whole.
 
     Attributes
     ----------
@@ -32,10 +38,12 @@ class Dispatch:
         What the plain function ran the last batch on; None if it was divided.
     """
 
-    def __init__(self, divided, make_plain, contexts):
+    def __init__(self, divided, make_plain, contexts, ranks, note_whole):
         self._divided, self._make_plain, self._plain = divided, make_plain, None
-        self.divides = any(context.kind != 'cpu' for context in contexts)
-        self._host = [HOST] if self.divides else contexts[:1]
+        self._ranks, self._note_whole = ranks, note_whole
+        on_devices = any(context.kind != 'cpu' for context in contexts)
+        self.divides = on_devices or ranks.size > 1
+        self._host = [HOST] if on_devices else contexts[:1]
         self._whole_below, self._divided_from = (0 if self.divides else math.inf), math.inf
         self._seconds = {}  # bits of the length -> seconds of the calls over the contexts, and of the whole ones
         self.ran_on = None
@@ -63,12 +71,15 @@ class Dispatch:
         is_first = len(divided) < WARM_UP + COUNTED
         began = time.perf_counter()
         results = (self.run_divided if is_first else self._run_whole)(inputs)
-        (divided if is_first else whole).append(time.perf_counter() - began)
+        nanoseconds = round((time.perf_counter() - began) * 1e9)
+        found = self._ranks.meet((SHARE, bits, len(divided) + len(whole)), [nanoseconds])
+        (divided if is_first else whole).append(found.max() * 1e-9)
         if len(divided) == WARM_UP + COUNTED:
             taken = statistics.median(divided[WARM_UP:])
             is_tried = len(whole) == WARM_UP + COUNTED
             if is_tried and taken > statistics.median(whole[WARM_UP:]):
                 self._whole_below = 1 << bits
+                self._note_whole(self._whole_below)
             elif is_tried or taken > LONGEST or len(whole) >= TRIED and min(whole[1:]) > taken:
                 self._divided_from = 1 << (bits - 1)
         return results

@@ -6,12 +6,13 @@ from time import perf_counter
 
 import theano
 
+from ..distributed.consistency import ComparedFunction
 from ..enabling.dispatch import Dispatch
 from ..errors import GraphError, warn
-from ..jobs import mpi_environment
 from ..options import check_exact_flags
 from ..patches import keras_models
 from ..placement.propagation import is_placed
+from ..program.parallel_graph import choose_ranks
 from ..verification.trial import Trial
 from .functions import check_compile
 from .methods import LOOPS, plain_function, switch_methods_once
@@ -32,9 +33,9 @@ def enable(gpus=None, strict=False, verify=False, always=False, tell=warn):
 
     Its train, test and predict functions then divide each batch, as those of `multi_gpu_model` do. The rest of the
     model is Keras's own, so that a script needs no change. Batches that plain Keras computes faster are left to it:
-    short ones, which is measured with the first batches, and all of them where the contexts are on the CPU. Models that
-    are not compiled predict over contexts, too. Models that were compiled before stay as they are. ``theano-mgpu run``
-    enables it for a whole script.
+    short ones, which is measured with the first batches, and all of them where one process has contexts on the CPU.
+    Models that are not compiled predict over contexts, too. Models that were compiled before stay as they are.
+    ``theano-mgpu run`` enables it for a whole script.
 
     Parameters
     ----------
@@ -70,8 +71,11 @@ def enable(gpus=None, strict=False, verify=False, always=False, tell=warn):
     contexts do not take. A model whose first batch fails when it is divided, and succeeds as a whole, runs on the first
     context; with `strict` the error is raised.
 
-    Batches are divided without measuring where several processes train together, in a fit with a Checkpoint, and for
-    models that are placed or computed in micro-batches.
+    Batches are divided without measuring in a fit with a Checkpoint, for models that are placed or computed in
+    micro-batches, with mgpu.executor=serial or threads, and where processes on several hosts train together, or each
+    with data, random numbers or a part of the update of its own. Processes of one host compute a batch that is not
+    divided each by itself, and compare their losses after 1, 2, 4, ..., 256 such batches, after each 256 further ones,
+    and at the end of an epoch.
 
     Examples
     --------
@@ -199,24 +203,37 @@ class EnabledState(ParallelState):
 
     def observe(self, kind, function):
         function.observer = functools.partial(self._train if kind == 'train' else self._timed, kind)
-        if self._may_leave_batches():
-            function.dispatch = Dispatch(function.run_over_contexts, functools.partial(self._plain, kind, function),
-                                         self.contexts)
+        ranks = choose_ranks(None)
+        if self._may_leave_batches(ranks):
+            function.dispatch = Dispatch(function.run_over_contexts,
+                                         functools.partial(self._plain, kind, function, ranks), self.contexts, ranks,
+                                         functools.partial(self.usage.whole_below.__setitem__, kind))
             if not function.dispatch.divides and len(self.contexts) > 1:
                 self.enabled.notify_all(ON_CPU)
 
-    def _may_leave_batches(self):
-        """Whether plain Keras may compute a batch; no, where something else was asked for."""
+    def _may_leave_batches(self, ranks):
+        """Whether plain Keras may compute a batch.
+
+        No, where something else was asked for, or where it could leave processes with different weights: hosts may
+        round differently.
+        """
         model = self._model()
         outputs = [model.total_loss] if model._is_compiled else model.outputs
         flags = theano.config.mgpu
-        return not (self.enabled.always or mpi_environment.trains_together() or is_placed(outputs) or
-                    flags.micro_batches > 1 or flags.executor != 'auto')
+        stays_alike = ranks.size == 1 or (ranks.on_one_host and flags.data != 'sharded' and
+                                          flags.update_on != 'sharded' and flags.random != 'independent' and
+                                          theano.config.device == 'cpu')  # GPUs may round differently each time
+        return stays_alike and not (self.enabled.always or is_placed(outputs) or flags.micro_batches > 1 or
+                                    flags.executor in ('serial', 'threads'))
 
-    def _plain(self, kind, function):
+    def _plain(self, kind, function, ranks):
         """The function of plain Keras; it trains the same variables."""
         continued, function.continued = function.continued, True
-        return plain_function(kind, self._model(), continued)
+        plain = plain_function(kind, self._model(), continued)
+        if ranks.size == 1 or kind == 'predict':  # which ranks may do apart
+            return plain
+        function.compared = ComparedFunction(plain, ranks, function.function.number)
+        return function.compared
 
     def _timed(self, kind, function, inputs, compute):
         if self.enabled.verifies:

@@ -45,6 +45,7 @@ class BatchFunction:
         self.checkpoint = None  # a keras.Checkpoint, during a fit
         self.observer = None  # ``observer(function, inputs, compute)`` returns what ``compute(inputs)`` does
         self.dispatch = None  # a Dispatch, where some batches are left to plain Keras
+        self.compared = None  # a ComparedFunction, where each process may compute such batches
         self.continued = False
         self.samples = 0
         self.begin()
@@ -118,7 +119,9 @@ class BatchFunction:
         self._loss, self._samples = 0.0, 0
 
     def join(self):
-        """Where each process feeds its own data, wait until the other processes have come to the end of theirs.
+        """Come to the end of an epoch with the other processes, and compare what each has computed by itself.
+
+        Where each process feeds its own data, wait until the others have come to the end of theirs.
 
         Returns
         -------
@@ -126,6 +129,8 @@ class BatchFunction:
             The loss and metrics of all the data since `begin`. None with one process, or where each process gets
             whole batches: the caller knows them then.
         """
+        if self.compared is not None:
+            self.compared.compare()
         if not self.function.sharded:
             return None
         for outputs, samples in self.function.joined():

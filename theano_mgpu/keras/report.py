@@ -1,5 +1,6 @@
 """What the models of a process did on their contexts: the summary of `enable`."""
 from ..enabling.summary import UsageSummary, cell, counted, on_contexts
+from ..jobs import mpi_environment
 
 KINDS = {'train': 'TRAINED', 'test': 'TESTED', 'predict': 'PREDICTED'}
 
@@ -14,13 +15,15 @@ class Usage:
         On which it has run.
     samples : dict of str to int
         For each kind of function: 'train', 'test', 'predict'.
+    whole_below : dict of str to int
+        For each kind, the number of samples below which batches are not divided, since that is faster.
     """
 
     def __init__(self, name):
         self.name = name
         self.contexts = []
         self._added = None
-        self.samples = {}
+        self.samples, self.whole_below = {}, {}
         self._first = {}  # kind -> samples of the first call, which builds kernels
         self._seconds = {}  # kind -> those of the other calls
 
@@ -33,8 +36,8 @@ class Usage:
             self.samples[kind] += samples
             self._seconds[kind] += seconds
         else:
-            self.samples[kind] = self._first[kind] = samples
-            self._seconds[kind] = 0.0
+            self._first[kind], self._seconds[kind] = samples, 0.0
+            self.samples[kind] = samples  # last, since Ctrl-C may come between
 
     def rate(self, kind):
         """Samples per second; None before the second call."""
@@ -72,4 +75,9 @@ class Report(UsageSummary):
                     for usage in used]
             lines = self._lines('%s %s' % (counted(len(used), 'model'), on_contexts(used)), header, rows,
                                 right=set(range(2, len(header))))
+        for usage in used:
+            if usage.whole_below:
+                lines.append('%s computes short batches whole%s, which is faster: those of fewer than %s samples' % (
+                    usage.name, ' in each process' * mpi_environment.trains_together(),
+                    ', '.join('%d (%s)' % (samples, kind) for kind, samples in usage.whole_below.items())))
         return '\n'.join(lines + ['note: ' + note for note in self.notes])

@@ -5,12 +5,13 @@ is imported; the others with `apply` when a context is opened, or at the first `
 `multi_gpu_model`.
 """
 import contextlib
+import gc
 import os
 import sys
 
 from .. import config
 from ..utils.collector import collector_paused
-from . import import_hooks
+from . import import_hooks, theano_imports
 from .table import (
     AFTER_THEANO,
     AS_FLAGS,
@@ -63,6 +64,8 @@ def import_theano():
                 if patch.when == DURING_IMPORT:
                     hidden.enter_context(patch.apply())
             import theano  # noqa: F401
+        if theano_imports.own_command() is not None:  # the user has no objects yet
+            gc.freeze()  # Theano's live as long as the process: Python need not look for garbage among them
     finally:
         if given is None:
             del os.environ['THEANO_FLAGS']

@@ -4,12 +4,19 @@ Theano 1.0.5's shared variables have no hooks: when a variable is set, its copie
 silence, and when the copies are trained, the variable does. With this patch, the watcher of a variable is called before
 each read and around each write.
 """
-import contextlib
 import functools
+import threading
 import weakref
+from collections import namedtuple
 
 _watchers = weakref.WeakValueDictionary()  # id(storage) -> watcher; a watcher keeps its storage alive
-_generation = 0                            # grows with each call of watch, so that functions look again
+_generation = 0                            # grows with each watcher, and each lock, so that functions look again
+_adding = threading.RLock()
+
+# The watchers of a function's shared variables, and of those that it updates, with the locks of the latter. The
+# references are weak: a function that outlives the last step over a variable must not keep its copies on the devices.
+_Uses = namedtuple('_Uses', 'generation watched updated locks')
+_UNKNOWN = _Uses(None, (), (), ())
 
 
 def watch(variable, watcher):
@@ -21,12 +28,13 @@ def watch(variable, watcher):
     watcher : object
         Its ``before_read()`` is called before the variable's value is read, ``before_write()`` and
         ``after_write()`` around a change, by get_value, set_value, or any Theano function over the variable; its
-        ``step_locks`` are held during the change; ``read_only`` says that a borrowed value must not be written to,
-        since such a write would go unnoticed. The caller keeps the watcher alive.
+        ``step_locks`` are held during the change, see `add_step_lock`; ``read_only`` says that a borrowed value must
+        not be written to, since such a write would go unnoticed. The caller keeps the watcher alive.
     """
     global _generation
-    _watchers[id(variable.container.storage)] = watcher
-    _generation += 1
+    with _adding:
+        _watchers[id(variable.container.storage)] = watcher
+        _generation += 1
 
 
 def watcher_of(variable):
@@ -34,16 +42,38 @@ def watcher_of(variable):
     return _watchers.get(id(variable.container.storage))
 
 
-@contextlib.contextmanager
-def _writing(watchers):
-    """The block in which the variables of these watchers are changed."""
-    for watcher in watchers:
-        watcher.before_write()
-    locks = {id(lock): lock for watcher in watchers for lock in list(watcher.step_locks)}
-    with contextlib.ExitStack() as stack:
-        for _, lock in sorted(locks.items()):  # in one order, so that two threads cannot wait for each other
-            stack.enter_context(lock)
-        yield
+def add_step_lock(watcher, lock):
+    """Have a lock held whenever the variable of a watcher is changed.
+
+    Parameters
+    ----------
+    watcher : object
+    lock : threading.RLock
+    """
+    global _generation
+    with _adding:
+        others = [other for other in _living(watcher.step_locks) if other is not lock]
+        watcher.step_locks = [weakref.ref(each) for each in others + [lock]]  # another thread may read the old list
+        _generation += 1
+
+
+def _living(references):
+    """The objects of weak references that still exist."""
+    return [each for each in [reference() for reference in references] if each is not None]
+
+
+def _locks_of(watchers):
+    """The step locks of watchers, each once, in one order, so that two threads cannot wait for each other."""
+    locks = {id(lock): lock for watcher in watchers for lock in _living(watcher.step_locks)}
+    return [lock for _, lock in sorted(locks.items())]
+
+
+def _holding(locks, call):
+    """What ``call()`` returns, with locks held."""
+    if not locks:
+        return call()
+    # One line, because Ctrl-C may raise between two lines, after the lock is taken and before `with` can free it.
+    with locks[0]: return _holding(locks[1:], call)  # noqa: E701
 
 
 def hook_shared_variables():
@@ -83,10 +113,13 @@ def _wrap_accessors(cls):
             watcher = watcher_of(self)
             if watcher is None:
                 return original(self, *args, **kwargs)
-            with _writing([watcher]):
+            watcher.before_write()
+
+            def set_and_note():
                 result = original(self, *args, **kwargs)
                 watcher.after_write()
-            return result
+                return result
+            return _holding(_locks_of([watcher]), set_and_note)
         return write
 
     wrapped('get_value', reads)
@@ -94,18 +127,17 @@ def _wrap_accessors(cls):
     wrapped('zero', writes)
 
 
-def _watched_by(function):
-    """Watchers of the shared variables of a compiled function: (all, those that it updates)."""
-    generation, watched, updated = getattr(function, '_mgpu_watched', (None, (), ()))
-    if generation != _generation:
+def _uses_of(function):
+    """The _Uses of a compiled function."""
+    uses, generation = function.__dict__.get('_mgpu_uses', _UNKNOWN), _generation
+    if uses.generation != generation:
         found = [(_watchers.get(id(container.storage)), spec)
                  for container, spec in zip(function.input_storage, function.maker.expanded_inputs)]
-        # Weak: a function that outlives the last step over a variable must not keep its copies on the devices.
-        watched = [weakref.ref(watcher) for watcher, _ in found if watcher is not None]
-        updated = [weakref.ref(watcher) for watcher, spec in found if watcher is not None and spec.update is not None]
-        function._mgpu_watched = (_generation, watched, updated)
-    return [[watcher for watcher in (reference() for reference in references) if watcher is not None]
-            for references in (watched, updated)]
+        watched = [watcher for watcher, _ in found if watcher is not None]
+        updated = [watcher for watcher, spec in found if watcher is not None and spec.update is not None]
+        uses = function._mgpu_uses = _Uses(generation, list(map(weakref.ref, watched)),
+                                           list(map(weakref.ref, updated)), _locks_of(updated))
+    return uses
 
 
 def _wrap_function_call(cls):
@@ -115,8 +147,16 @@ def _wrap_function_call(cls):
     def __call__(self, *args, **kwargs):
         if not _watchers:
             return original(self, *args, **kwargs)
-        watched, updated = _watched_by(self)
-        with _writing(updated) if updated else contextlib.nullcontext():  # most functions update nothing
+        uses = _uses_of(self)
+        watched, updated = _living(uses.watched), _living(uses.updated)
+        if not updated:
+            for watcher in watched:
+                watcher.before_read()
+            return original(self, *args, **kwargs)
+        for watcher in updated:
+            watcher.before_write()
+
+        def compute():
             for watcher in watched:
                 watcher.before_read()
             try:
@@ -124,6 +164,7 @@ def _wrap_function_call(cls):
             finally:  # a function that fails may have updated some variables before
                 for watcher in updated:
                     watcher.after_write()
+        return _holding(uses.locks, compute)
 
     @functools.wraps(original)
     def dispatched(self, *args, **kwargs):

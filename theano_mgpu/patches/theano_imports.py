@@ -1,6 +1,7 @@
 """What Theano 1.0.5 imports, and what scripts import from it."""
 import contextlib
 import os
+import re
 import sys
 import types
 
@@ -36,14 +37,21 @@ def hidden_mpi():
     process starts MPI, which takes half a second and a daemon; and PyPI's mpi4py on a machine without MPI's
     library ends ``import theano`` with "RuntimeError: cannot load MPI library".
     """
-    hides = 'mpi4py.MPI' not in sys.modules and (not mpi_environment.is_rank() or not _has_working_mpi())
-    if hides:
-        sys.modules['mpi4py.MPI'] = None
+    with _replaced('mpi4py.MPI', None, not mpi_environment.is_rank() or not _has_working_mpi()):
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(name, module, replaces=True):
+    """A block in which an import of a module gives another one, or an ImportError for None, unless it is imported."""
+    replaces = replaces and name not in sys.modules
+    if replaces:
+        sys.modules[name] = module
     try:
         yield
     finally:
-        if hides:
-            del sys.modules['mpi4py.MPI']
+        if replaces:
+            del sys.modules[name]
 
 
 def _has_working_mpi():
@@ -61,19 +69,30 @@ def scipy_stats_left_out():
     Without this, each process takes a quarter of a second longer to import Theano.
     """
     name = 'scipy.stats'
+    # The attribute imports parts of SciPy by name.
+    with _replaced(name, types.ModuleType(name), hasattr(_scipy(), '__getattr__')):
+        yield
+
+
+@contextlib.contextmanager
+def scipy_signal_left_out():
+    """Leave out ``scipy.signal`` while Theano is imported, unless SciPy is older than 1.8.
+
+    Theano imports all of it to find ``scipy.signal.sigtools``, which newer versions do not have; the slow convolutions
+    in Python, for which it is meant, are then missing. Without this, each process takes a tenth of a second longer.
+    """
+    old = re.match(r'0|1\.[0-7]\.', getattr(_scipy(), '__version__', '0'))
+    with _replaced('scipy.signal', None, not old):
+        yield
+
+
+def _scipy():
+    """SciPy, or None: Theano does without it."""
     try:
         import scipy
-    except ImportError:  # Theano does without it
-        yield
-        return
-    hides = name not in sys.modules and hasattr(scipy, '__getattr__')  # which imports parts of SciPy by name
-    if hides:
-        sys.modules[name] = types.ModuleType(name)
-    try:
-        yield
-    finally:
-        if hides:
-            del sys.modules[name]
+    except ImportError:
+        return None
+    return scipy
 
 
 def is_command_line():
@@ -81,6 +100,19 @@ def is_command_line():
     program = os.path.basename(sys.argv[0])
     # Python 3.8 and 3.9 do not show which module `-m` will run.
     return program == 'theano-mgpu' or program == '-m' and 'theano_mgpu' in getattr(sys, 'orig_argv', ['theano_mgpu'])
+
+
+def own_command():
+    """The command, such as 'launch', of ``theano-mgpu`` or ``python -m theano_mgpu``.
+
+    Returns
+    -------
+    str or None
+        None in other programs, and where Python 3.8 and 3.9 do not show which module `-m` will run.
+    """
+    words = getattr(sys, 'orig_argv', [])
+    by_module = sys.argv[0] == '-m' and ('-m', 'theano_mgpu') in zip(words, words[1:])
+    return ' '.join(sys.argv[1:2]) if by_module or os.path.basename(sys.argv[0]) == 'theano-mgpu' else None
 
 
 def name_what_replaced_old_gpu_code():

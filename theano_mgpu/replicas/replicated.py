@@ -6,7 +6,6 @@ the step itself wrote. A value that anybody sets, at whatever time, is a new ver
 import contextlib
 import sys
 import threading
-import weakref
 import zlib
 
 import numpy as np
@@ -19,7 +18,13 @@ from .copies import copy_on, current_value, host_value
 from .random_streams import is_random_state, replica_state
 
 _counting = threading.Lock()  # two threads that set a variable at once make two versions
-_thread = threading.local()
+
+
+class _Thread(threading.local):
+    within_a_step = False
+
+
+_thread = _Thread()
 
 
 @contextlib.contextmanager
@@ -36,7 +41,7 @@ def within_a_step():
 
 
 def _check_turn(variable):
-    if getattr(_thread, 'within_a_step', False):
+    if _thread.within_a_step:
         raise MgpuError('%s was read or set by what prepares the next batch, while a step was under way whose new '
                         'values it would miss. Have each batch prepared in its turn: step.over(batches) without '
                         'ahead=True' % variable)
@@ -86,7 +91,7 @@ class Replicated:
         Grows with every new value.
     divided : callable or None
         Set while one process alone has the latest value: gives it to every process, see `divide`.
-    step_locks : weakref.WeakSet of threading.RLock
+    step_locks : list of weak references to threading.RLock
         Held during the steps of functions over the variable. Who sets it takes them, so that a new value counts from
         the next step on, for every replica.
     """
@@ -97,7 +102,7 @@ class Replicated:
         self.touched = self.shared = False
         self.version = 0
         self.divided = None
-        self.step_locks = weakref.WeakSet()
+        self.step_locks = []
         self._held = {variable: 0}  # the version that each replica, and the variable, has
         watch(variable, self)
 

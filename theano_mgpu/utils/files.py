@@ -9,7 +9,7 @@ SUFFIX = '.unfinished'
 
 
 @contextlib.contextmanager
-def whole_file(path, previous=None):
+def whole_file(path, previous=None, flush=True):
     """Write a file under a temporary name, which becomes `path` at the end of the ``with`` block unless that raises.
 
     An interrupted write leaves the old file intact: at every moment there is a complete file, the old one or the new
@@ -20,6 +20,8 @@ def whole_file(path, previous=None):
     path : str
     previous : str, optional
         A name for the old file, which is then kept.
+    flush : bool
+        Wait until the file is on the disk. Without that, it may be empty after a power failure.
 
     Raises
     ------
@@ -30,7 +32,8 @@ def whole_file(path, previous=None):
     try:
         _remove_leftovers(path)
         yield unfinished
-        _flush(unfinished)
+        if flush:
+            _flush(unfinished)
         if previous is not None:
             _keep(path, previous)
         os.replace(unfinished, path)
@@ -40,7 +43,8 @@ def whole_file(path, previous=None):
     finally:
         if os.path.exists(unfinished):
             os.remove(unfinished)
-    _flush_folder(os.path.dirname(path) or os.curdir)
+    if flush:
+        _flush_folder(os.path.dirname(path) or os.curdir)
 
 
 def _unfinished(path, pid=None):

@@ -4,6 +4,7 @@ Where Ctrl-C comes while the main thread asks a `concurrent.futures.Future` whet
 a lock written in Python may stay locked, and the threads of a ThreadPoolExecutor wait for it forever. An interrupt does
 not come within a method of a `threading.Lock` or of a `queue.SimpleQueue`: these are written in C.
 """
+import os
 import queue
 import threading
 import weakref
@@ -12,7 +13,7 @@ import weakref
 class WorkerThreads:
     """Threads with a function each. Whichever thread is free calls its function with the arguments of the next task.
 
-    The threads end when this object is closed, or collected.
+    The threads end when this object is closed, or collected. A process that is forked has threads of its own.
 
     Parameters
     ----------
@@ -23,16 +24,23 @@ class WorkerThreads:
     """
 
     def __init__(self, functions, name):
+        self._functions, self._name = functions, name
+        self._start()
+
+    def _start(self):
         self._tasks = queue.SimpleQueue()
         self._threads = [threading.Thread(target=_work, args=(function, self._tasks), daemon=True,
-                                          name='%s_%d' % (name, i)) for i, function in enumerate(functions)]
-        self._end = weakref.finalize(self, _end, self._tasks, len(functions))
+                                          name='%s_%d' % (self._name, i)) for i, function in enumerate(self._functions)]
+        self._end = weakref.finalize(self, _end, self._tasks, len(self._threads))
         self._end.atexit = False
         for thread in self._threads:
             thread.start()
+        self._process = os.getpid()
 
     def submit(self, task):
         """Have a Task run after those that were submitted before; returns it."""
+        if self._process != os.getpid():  # a fork takes no thread along but the one that calls it
+            self._start()
         self._tasks.put(task)
         return task
 
