@@ -12,6 +12,7 @@ import types
 from pathlib import Path
 
 from theano_mgpu import config, patches
+from theano_mgpu.errors import MgpuError
 from theano_mgpu.jobs import mpi_environment
 from theano_mgpu.patches import keras_imports, pocl, pymc3, theano_flags, theano_imports
 
@@ -38,7 +39,8 @@ def output(code, **environment):
 
 ROOT = Path(__file__).resolve().parent.parent
 # Public functions in the modules of patches that patch nothing: patches, tests and the package use them.
-NO_PATCHES = {'cuda_contexts.entries', 'cuda_contexts.entries_left', 'opencl_programs.driver_tables',
+NO_PATCHES = {'cuda_contexts.entries', 'cuda_contexts.entries_left', 'named_contexts.replace_in_gpuarray',
+              'opencl_programs.driver_tables',
               'placement_tags.place_of', 'placement_tags.place_of_node', 'placement_tags.placed_on',
               'shared_variables.add_step_lock', 'shared_variables.watch', 'shared_variables.watcher_of',
               'theano_contexts.compiling_for',
@@ -167,9 +169,27 @@ def test_theano_does_not_warn_of_our_flags():
 
 def test_theano_opens_no_context_by_itself():
     """It would log an error for this one."""
-    code = 'import theano_mgpu, theano; print(repr(theano.config.contexts))'
+    code = 'import theano_mgpu, theano.gpuarray; print(theano.config.contexts, *theano.gpuarray.type.list_contexts())'
     done = python(code, THEANO_FLAGS='contexts=dev0->opencl9:9')
-    assert done.stdout == "''\n" and 'ERROR' not in done.stderr, done.stderr
+    assert done.stdout == 'dev0->opencl9:9\n' and 'ERROR' not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize('flag, nearest', [('mgpu.microbatches=3', 'The nearest is mgpu.micro_batches'),
+                                           ('mgpu.zzz=1', 'The flags are: mgpu.executor, ')])
+def test_a_flag_that_does_not_exist_is_an_error(flag, nearest, monkeypatch, tmp_path):
+    """Theano only warned, and ignored the line of a .theanorc; the script then ran without what was asked for."""
+    name, value = flag.split('=')
+    where = 'THEANO_FLAGS'
+    monkeypatch.setenv(where, flag)
+    for _ in range(2):
+        with pytest.raises(MgpuError) as raised:
+            config.check_own_names()
+        assert str(raised.value).startswith('there is no flag %s, which %s sets to %s. %s' % (
+            name, where, value, nearest))
+        where = str(tmp_path / 'theanorc')
+        monkeypatch.setenv('THEANORC', where)
+        (tmp_path / 'theanorc').write_text('[mgpu]\n%s\n' % flag.replace('mgpu.', ''))
+        monkeypatch.setenv('THEANO_FLAGS', '')
 
 
 def test_a_wrong_flag_is_named():

@@ -22,6 +22,7 @@ if _needs_theano and theano_error is None:
     from . import config as _config
     from .devices.context_map import Context
     from .devices.contexts import contexts, init
+    from .devices.contexts import open_named as _open_named
     from .enabling.functions import disable, enable
     from .errors import (
         BatchError,
@@ -44,6 +45,7 @@ if _needs_theano and theano_error is None:
     from .summaries.event_file import Summary
     from .training import training_function
 
+    patches.apply(patches.WITH_CONTEXTS, _open_named)
     if _config.own_flag('mgpu.timeline'):
         _start_timeline(_config.own_flag('mgpu.timeline'))
 

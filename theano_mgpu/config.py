@@ -1,5 +1,6 @@
 """Theano's flags as text: THEANO_FLAGS and .theanorc, read without importing Theano."""
 import configparser
+import difflib
 import os
 import shlex
 from collections import namedtuple
@@ -133,6 +134,24 @@ def flag(name, default=None):
     # configparser lower-cases option names, as Theano's own reading of .theanorc does.
     section, dot, option = name.rpartition('.')
     return read_theanorc().get(section + dot + option.lower(), default)
+
+
+def check_own_names():
+    """Check that each flag that begins with ``mgpu.`` is one of theano_mgpu's own.
+
+    Raises
+    ------
+    MgpuError
+        With the nearest name, since Theano only warns of a flag that it does not know, and ignores one of .theanorc.
+    """
+    given = [(environment_flags(), 'THEANO_FLAGS'), (read_theanorc(), ' or '.join(theanorc_files()))]
+    for flags, where in given:
+        for name in flags:
+            if name.startswith('mgpu.') and name not in OWN_FLAGS:
+                nearest = difflib.get_close_matches(name, OWN_FLAGS, n=1)
+                raise MgpuError('there is no flag %s, which %s sets to %s. %s' % (
+                    name, where, flags[name], 'The nearest is %s' % nearest[0] if nearest else
+                    'The flags are: %s' % ', '.join(OWN_FLAGS)))
 
 
 def own_flag(name):

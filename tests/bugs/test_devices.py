@@ -147,3 +147,70 @@ def test_one_cpu_context_is_told_once_and_nothing_is_timed_on_it():
     assert text.startswith('there is one context, on the CPU: nothing is divided. To use several cores')
     assert [usage.why for usage in report.usages] == ['there is one context, on the CPU'] * 2
     assert [function.mgpu_divided for function in functions] == [None, None]
+
+
+NAMED = """
+import pickle, sys
+import theano_mgpu, theano, theano.gpuarray, numpy as np, theano.tensor as T
+what, name, path = sys.argv[1:]
+if what == 'shared':
+    w = theano.shared(np.arange(3, dtype='float32'), target=name, name='w', broadcastable=(False,))
+    y = (w * 2).transfer('cpu')
+elif what == 'transfer':
+    y = T.constant(np.arange(3, dtype='float32')).transfer(name).sum().transfer('cpu') * np.ones(3, 'float32')
+elif what == 'constructor':
+    w = theano.gpuarray.gpuarray_shared_constructor(np.arange(3, dtype='float32'), target=name)
+    y = (w * 2).transfer('cpu')
+if what == 'unpickle':
+    with open(path, 'rb') as file:
+        f = pickle.load(file)
+else:
+    f = theano.function([], y)
+    with open(path, 'wb') as file:
+        pickle.dump(f, file)
+print(f(), *theano.gpuarray.type.list_contexts())
+"""
+
+
+def run_named(flags, *arguments):
+    """Run NAMED in a process of its own, with these contexts; returns the last line of its output, or of its error."""
+    done = subprocess.run([sys.executable, '-c', NAMED, *map(str, arguments)], text=True, capture_output=True,
+                          env=dict(os.environ, THEANO_FLAGS='floatX=float32,contexts=' + flags))
+    return (done.stdout or done.stderr).strip().splitlines()[-1]
+
+
+def test_flags_alone_open_the_contexts_that_a_script_names(gpu2, tmp_path):
+    """Without `mgpu.init()`: "No suitable SharedVariable constructor", "Can't transfer to target dev0"."""
+    flags = ';'.join('dev%d->%s' % pair for pair in enumerate(context.device for context in gpu2)) + ';host->cpu'
+    path = tmp_path / 'function'
+    assert run_named(flags, 'shared', 'dev1', path) == '[0. 2. 4.] dev1'
+    assert run_named(flags, 'unpickle', '', path) == '[0. 2. 4.] dev1'
+    assert run_named(flags, 'shared', 'other', path) == (
+        'theano.gpuarray.type.ContextNotDefined: context name other not defined; known contexts: %s. Map it in '
+        'THEANO_FLAGS, e.g. contexts=other->cuda0' % flags)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('what, line', [('transfer', '[3. 3. 3.] dev0'), ('constructor', '[0. 2. 4.] dev0')])
+def test_each_way_to_name_a_context_opens_it(what, line, gpu2, tmp_path):
+    flags = ';'.join('dev%d->%s' % pair for pair in enumerate(context.device for context in gpu2))
+    assert run_named(flags, what, 'dev0', tmp_path / 'function') == line
+
+
+def test_what_is_named_for_a_context_on_the_cpu_is_on_the_host(contexts):
+    contexts('cpu', 2)
+    w = theano.shared(np.ones(3, 'float32'), target='host1', broadcastable=(False,), borrow=True)
+    x = T.fvector()
+    assert w.type == x.type and x.transfer('host0') is x
+    for name in (lambda: theano.shared(np.ones(3), target='other'), lambda: x.transfer('other')):
+        with pytest.raises(ValueError, match='context name other not defined; known contexts: host0->cpu;host1->cpu'):
+            name()
+
+
+def test_targets_that_a_script_registers_are_asked(cpu2, monkeypatch):
+    monkeypatch.setattr(T.basic.transfer, '_others', list(T.basic.transfer._others))
+    T.basic.register_transfer(lambda x, target: x + 1 if target == 'mine' else None)
+    x = T.fvector()
+    assert x.transfer('mine').owner.inputs[0] is x
+    with pytest.raises(ValueError, match="Can't transfer to target other"):
+        x.transfer('other')

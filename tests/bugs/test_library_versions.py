@@ -1,10 +1,13 @@
 """Bugs that were found and fixed, each under its symptom: what later versions of libraries have changed."""
 import importlib
 
-import theano_mgpu  # noqa: F401
+from theano_mgpu.errors import MgpuError
+from theano_mgpu.patches import theano_flags
 
 import numpy as np
 import pytest
+import theano
+import theano.gpuarray
 import theano.tensor as T
 
 
@@ -41,3 +44,33 @@ def test_the_old_gpu_back_end_is_named_with_what_replaced_it():
     """`import theano.sandbox.cuda` ended with "No module named 'nose'"."""
     with pytest.raises(ImportError, match='theano.gpuarray replaced it.*contexts=dev0->cuda0'):
         import theano.sandbox.cuda.dnn  # noqa: F401
+
+
+@pytest.mark.parametrize('code, new', [
+    ('theano.gpuarray.shared_constructor(1)', "theano.shared(value, target='dev0') replaced it"),
+    ('from theano.gpuarray import float32_shared_constructor', "theano.shared(value, target='dev0') replaced it"),
+    ("theano.gpuarray.change_flags(device='cuda1')", "with theano_mgpu.device('dev1'):` replaced it"),
+    ("theano.sandbox.cuda.use('gpu0')", 'theano.gpuarray replaced it'),
+    ('from theano.sandbox import cuda', 'theano.gpuarray replaced it'),
+    ('import theano.sandbox.gpuarray', 'theano.gpuarray replaced it'),
+])
+def test_old_names_of_gpu_code_are_named_with_what_replaced_them(code, new):
+    """Old tutorials ended with "module 'theano.gpuarray' has no attribute 'shared_constructor'"."""
+    with pytest.raises((AttributeError, ImportError)) as raised:
+        exec(code, {'theano': theano})
+    assert new in str(raised.value) and 'contexts=dev0->cuda0' in str(raised.value)
+
+
+def test_other_missing_names_are_missing_as_in_plain_theano():
+    assert not hasattr(theano.gpuarray, 'shared_constructor') and not hasattr(theano.gpuarray, 'nothing')
+    with pytest.raises(ImportError, match="cannot import name 'nothing' from 'theano.gpuarray'"):
+        from theano.gpuarray import nothing  # noqa: F401
+
+
+@pytest.mark.parametrize('flag, new', [('device=gpu0', 'cuda0'), ('init_gpu_device=gpu', 'cuda')])
+def test_devices_of_the_old_back_end_are_named_with_their_new_names(flag, new, monkeypatch):
+    """Theano's error told of a page in the network, and named neither the new name nor the context map."""
+    monkeypatch.setenv('THEANO_FLAGS', flag)
+    with pytest.raises(MgpuError, match='flag %s: Theano 1.0 calls this device %s. For several devices map contexts'
+                       % (flag, new)):
+        theano_flags.refuse_old_devices({})

@@ -163,6 +163,36 @@ def get(name):
     return _lookup(name, host_contexts())
 
 
+def open_named(name):
+    """Open the device of a context when Theano asks for the context by its name.
+
+    Parameters
+    ----------
+    name : str
+
+    Returns
+    -------
+    bool
+        Whether the context has arrays of a GPU.
+
+    Raises
+    ------
+    theano.gpuarray.type.ContextNotDefined
+        If neither `init`, nor THEANO_FLAGS or .theanorc, maps the name.
+    ContextError
+        If the device cannot be opened.
+    """
+    from theano.gpuarray.type import ContextNotDefined
+    known = _host or (configured() if flagged() else [])
+    if all(context.name != name for context in known):
+        raise ContextNotDefined('context name %s not defined; %s. Map it in THEANO_FLAGS, e.g. contexts=%s->cuda0'
+                                % (name, 'known contexts: %s' % describe(known) if known else 'no contexts are mapped',
+                                   name))
+    context = _lookup(name, known)
+    _open(context)
+    return context.kind != 'cpu'
+
+
 def _lookup(name, known):
     for context in known:
         if context.name == name:

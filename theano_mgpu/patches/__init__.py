@@ -21,12 +21,13 @@ from .table import (
     FIRST_OPENCL,
     FIRST_PLACEMENT,
     PATCHES,
+    WITH_CONTEXTS,
     AfterImport,
     BeforeImport,
 )
 
-__all__ = ['EACH_GPU', 'FIRST_OPENCL', 'FIRST_PLACEMENT', 'PATCHES', 'after_theano', 'apply', 'before_theano',
-           'import_theano', 'theano_was_first']
+__all__ = ['EACH_GPU', 'FIRST_OPENCL', 'FIRST_PLACEMENT', 'PATCHES', 'WITH_CONTEXTS', 'after_theano', 'apply',
+           'before_theano', 'import_theano', 'theano_was_first']
 
 theano_was_first = False  # whether Theano was imported before theano_mgpu
 _applied = []             # patches that are applied once a process

@@ -12,6 +12,7 @@ from . import (
     keras_models,
     keras_saving,
     keras_tensorboard,
+    named_contexts,
     opencl_programs,
     placement_tags,
     pocl,
@@ -40,6 +41,7 @@ BEFORE_THEANO = 'before Theano is imported'
 AS_FLAGS = 'as flags that Theano is imported with'    # apply(flags), see theano_flags.py
 DURING_IMPORT = 'while Theano is imported'            # apply() is a context manager
 AFTER_THEANO = 'after Theano was imported'
+WITH_CONTEXTS = 'after theano_mgpu.devices was imported'  # apply(open_context)
 AT_ENABLE = 'at the first enable()'                   # or multi_gpu_model; both call the function themselves
 FIRST_PLACEMENT = 'at the first mgpu.device() or mgpu.place()'  # does nothing the second time
 FIRST_OPENCL = 'before an OpenCL context is opened'   # does nothing the second time
@@ -68,7 +70,7 @@ PATCHES = [
           BEFORE_THEANO, theano_imports.have_child_processes_patched,
           'tests/bugs/test_child_processes.py::test_processes_that_a_script_starts_can_import_keras'),
     Patch('Theano', '1.0.5', "import theano.sandbox.cuda: No module named 'nose'",
-          BEFORE_THEANO, theano_imports.name_what_replaced_old_gpu_code,
+          BEFORE_THEANO, named_contexts.name_what_replaced_old_gpu_code,
           'tests/bugs/test_library_versions.py::test_the_old_gpu_back_end_is_named_with_what_replaced_it'),
     Patch('Theano', '1.0.5', 'compiled code of a GPU: "the same cache key is associated to different modules"',
           AfterImport(['theano.gpuarray.type']), theano_gpu.name_the_type_of_contexts,
@@ -98,6 +100,9 @@ PATCHES = [
           AfterImport(['pymc3.data']), pymc3.index_by_tuples,
           'tests/test_compat.py::test_minibatches_of_pymc3_cut_their_data'),
 
+    Patch('Theano', '1.0.5', "device=gpu0: an error that does not say how several devices are named",
+          AS_FLAGS, theano_flags.refuse_old_devices,
+          'tests/bugs/test_library_versions.py::test_devices_of_the_old_back_end_are_named_with_their_new_names'),
     Patch('Theano', '1.0.5', "Theano warns that it does not recognise theano_mgpu's own flags",
           AS_FLAGS, theano_flags.hide_own_flags,
           'tests/test_compat.py::test_theano_does_not_warn_of_our_flags'),
@@ -147,6 +152,15 @@ PATCHES = [
     Patch('Theano', '1.0.5', "theano.config has none of theano_mgpu's own flags",
           AFTER_THEANO, theano_flags.register_own_flags,
           'tests/test_compat.py::test_the_environment_is_as_before_after_the_import'),
+    Patch('Theano', '1.0.5', "theano.config.contexts is empty, since Theano is imported without the user's map",
+          AFTER_THEANO, theano_flags.show_contexts,
+          'tests/test_compat.py::test_theano_opens_no_context_by_itself'),
+    Patch('Theano', '1.0.5', "module 'theano.gpuarray' has no attribute 'shared_constructor', and the like",
+          AFTER_THEANO, named_contexts.name_what_replaced_old_gpu_names,
+          'tests/bugs/test_library_versions.py::test_old_names_of_gpu_code_are_named_with_what_replaced_them'),
+    Patch('Theano', '1.0.5', "shared(target='dev0'): no suitable constructor, as Theano was imported without contexts",
+          WITH_CONTEXTS, named_contexts.open_contexts_on_demand,
+          'tests/bugs/test_devices.py::test_flags_alone_open_the_contexts_that_a_script_names'),
     Patch('Theano', '1.0.5', 'copies of a shared variable on other contexts become stale in silence',
           AFTER_THEANO, shared_variables.hook_shared_variables,
           'tests/test_replicate.py::test_without_the_hooks_values_are_stale'),

@@ -2,7 +2,8 @@
 import contextlib
 import copy
 import functools
-import sys
+
+from .named_contexts import replace_in_gpuarray
 
 _pinned = [None]      # the context that a graph is being compiled for, innermost last
 
@@ -26,9 +27,7 @@ def infer_contexts_from_all_ancestors():
     from theano.gpuarray import basic_ops, dnn, opt, rng_mrg  # noqa: F401  patched below, too
     original = basic_ops.infer_context_name
     infer_context_name.original = original
-    for name, module in list(sys.modules.items()):
-        if name.startswith('theano.gpuarray') and getattr(module, 'infer_context_name', None) is original:
-            module.infer_context_name = infer_context_name
+    replace_in_gpuarray('infer_context_name', original, infer_context_name)
 
 
 def infer_context_name(*variables):

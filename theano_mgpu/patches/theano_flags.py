@@ -9,15 +9,16 @@ import sysconfig
 import warnings
 
 from .. import config
+from ..errors import MgpuError
 
 
 def hide_own_flags(flags):
     """Hide theano_mgpu's own flags, which Theano does not know before `register_own_flags`.
 
-    Without this, it warns that it does not recognise them.
+    Without this, Theano warns that it does not recognise them.
     """
-    for name in config.OWN_FLAGS:
-        flags.pop(name, None)
+    for name in [name for name in flags if name.startswith('mgpu.')]:
+        del flags[name]
 
 
 def hide_contexts(flags):
@@ -27,6 +28,31 @@ def hide_contexts(flags):
     of a device.
     """
     flags['contexts'] = ''
+
+
+def show_contexts():
+    """Give ``theano.config.contexts`` the user's map, which `hide_contexts` hid: scripts read its names there."""
+    import theano.gpuarray  # noqa: F401  which would open these contexts, if it was imported later
+    from theano import configparser
+    flag, = [flag for flag in configparser._config_var_list if flag.fullname == 'contexts']
+    flag.val = config.flag('contexts', '')
+
+
+def refuse_old_devices(flags):
+    """Refuse ``device=gpu0``, a name of Theano's old back-end, with its new name and that of several devices.
+
+    Raises
+    ------
+    MgpuError
+        For a value of ``device`` or ``init_gpu_device`` that begins with gpu.
+    """
+    for name in ('device', 'init_gpu_device'):
+        value = str(config.flag(name, ''))
+        if value.startswith('gpu'):
+            new = value.replace('gpu', 'cuda', 1)
+            raise MgpuError('flag %s=%s: Theano 1.0 calls this device %s. For several devices map contexts, and leave '
+                            'out %s: THEANO_FLAGS=contexts=dev0->cuda0;dev1->cuda1'
+                            % (name, value, new, name))
 
 
 def default_blas_flags(flags):
@@ -70,10 +96,11 @@ def register_own_flags():
     Raises
     ------
     MgpuError
-        If a flag has a value that it cannot have.
+        If a flag of ours does not exist, or has a value that it cannot have.
     """
     from theano import configparser
     from theano.configparser import AddConfigVar, EnumStr, IntParam, StrParam
+    config.check_own_names()
     for name in config.OWN_FLAGS:  # before the first one is added: a second import raises this error again, or none
         config.own_flag(name)
     given = config.environment_flags()

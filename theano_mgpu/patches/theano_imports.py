@@ -7,7 +7,6 @@ import types
 
 from ..errors import MgpuError
 from ..jobs import mpi_environment, mpi_library
-from .import_hooks import refuse_import
 
 IMPORTED = 'MGPU_IMPORTED'  # in the environment of processes that this one starts, see theano_mgpu_first.py
 
@@ -113,17 +112,6 @@ def own_command():
     words = getattr(sys, 'orig_argv', [])
     by_module = sys.argv[0] == '-m' and ('-m', 'theano_mgpu') in zip(words, words[1:])
     return ' '.join(sys.argv[1:2]) if by_module or os.path.basename(sys.argv[0]) == 'theano-mgpu' else None
-
-
-def name_what_replaced_old_gpu_code():
-    """Say what replaced ``theano.sandbox.cuda``.
-
-    Theano 1.0.5 answers its import with "No module named 'nose'", or as a skipped test.
-    """
-    refuse_import('theano.sandbox.cuda', (
-        "theano.sandbox.cuda is not part of Theano 1.0: theano.gpuarray replaced it. Leave the import out, and map "
-        "contexts to devices: THEANO_FLAGS='contexts=dev0->cuda0;dev1->cuda1', or "
-        "theano_mgpu.init('dev0->cuda0;dev1->cuda1')"))
 
 
 def restore_downsample():
