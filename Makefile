@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 ARGS ?=
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-cuda test-nvrtc test-slurm test-pythons test-packages test-docker bench clean
+.PHONY: help setup demo test test-slow test-cuda test-nvrtc test-slurm test-pythons test-packages test-docker test-scripts bench clean
 
 help: ## list the targets
 	@echo 'make demo and make test install what they need: no other command has to run first.'
@@ -39,6 +39,9 @@ test-packages: setup ## build the sdist and the wheel, and install each where th
 
 test-docker: ## build docker/*.Dockerfile with buildah, and train in the images (as root)
 	@.ci/test-docker
+
+test-scripts: setup ## run the scripts in FOLDER plainly and over contexts and processes, and compare what they print
+	@$(PY) .ci/quickly $(PY) .ci/test-scripts '$(or $(FOLDER),$(error FOLDER=/path/to/scripts is missing))' $(ARGS)
 
 bench: setup ## measure what a step over contexts costs, as in benchmarks/RESULTS.md
 	@$(PY) benchmarks/step_overhead.py --models cnn mlp small $(ARGS)

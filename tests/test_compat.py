@@ -45,9 +45,9 @@ NO_PATCHES = {'cuda_contexts.entries', 'cuda_contexts.entries_left', 'named_cont
               'shared_variables.add_step_lock', 'shared_variables.watch', 'shared_variables.watcher_of',
               'theano_contexts.compiling_for',
               'theano_contexts.infer_context_name', 'theano_flags.blas_ldflags', 'theano_flags.lacks_python_headers',
-              'theano_functions.graph_of', 'theano_functions.is_of_library', 'theano_functions.plain_function',
+              'theano_functions.graph_of', 'theano_functions.name_for_user', 'theano_functions.plain_function',
               'theano_functions.plain_functions', 'theano_functions.shown', 'theano_imports.is_command_line',
-              'theano_imports.own_command'}
+              'theano_imports.own_command', 'theano_printing.muted'}
 
 
 def functions_of(path):

@@ -13,6 +13,7 @@ from .devices.context_map import describe
 from .devices.contexts import check_process
 from .distributed.consistency import meet_for_batch
 from .errors import LengthError, warn
+from .graphs.prints import print_values, take_prints
 from .graphs.updates import with_givens
 from .jobs import rank_process
 from .options import UPDATE_ON
@@ -74,6 +75,7 @@ class DataParallel:
         self._verifies = theano.config.mgpu.verify == 'True'
         with placed_on(None):  # what is made of the graph is not the user's, whatever block this is called in
             outputs, updates = with_givens(outputs, updates, options.givens, options.no_default_updates)
+            self._prints, outputs, updates = take_prints(outputs, updates)
             outputs, updates, self.placement, self.mesh = placed(outputs, updates, contexts)
             self.definition = self.inputs.find_slices(outputs, updates)
             self._compile(*self.definition)
@@ -133,8 +135,12 @@ class DataParallel:
 
     @property
     def results(self):
-        """The Outputs of the program that are not new values."""
-        return self.compiled_program.results
+        """The Outputs of the program that a call returns."""
+        return self._returned(self.compiled_program.results)
+
+    def _returned(self, values):
+        """Those of the outputs that a call returns; the others are printed."""
+        return values[:len(values) - len(self._prints)]
 
     @property
     def compiled(self):
@@ -171,10 +177,24 @@ class DataParallel:
         if self._verifies and self_check.is_divided(self, args, kwargs):
             self._verifies = False  # only the first one is compared
             self_check.check(self, args, kwargs)
-        return self.locked_step((args, kwargs))
+        return self._printed(self.locked_step((args, kwargs)))
+
+    def _printed(self, outputs):
+        """Print what the graph prints; returns the outputs without it."""
+        if not self._prints or outputs is None:
+            return outputs
+        if self.sharded or self.ranks.rank == 0:
+            print_values(self._prints, outputs[-len(self._prints):])
+        return self._returned(outputs)
 
     def locked_step(self, arguments):
-        """As `step`, with `arguments` a pair of args and kwargs; None for a process whose data has ended."""
+        """Compute a batch, and return the outputs and the values to print.
+
+        Parameters
+        ----------
+        arguments : tuple of args and kwargs, or None
+            None for a process whose data has ended.
+        """
         if self.runner.on_devices:
             check_process()
         # One line, because Ctrl-C may raise between two lines, after the lock is taken and before `with` can free it.
@@ -218,7 +238,7 @@ class DataParallel:
         results = runner.run_parts(batch, transaction)
         with self.timings.span('run'):  # results that stayed on the device may still be in progress
             found = runner.values(batch, results)
-        self._check([found.get(output) for output in compiled.results])
+        self._check([found.get(output) for output in self.results])
         self.seconds = time.perf_counter() - began
         found.update(runner.gather(runner.row_outputs, batch, self.sharded))
         if not (self.sharded and batch.idle):
@@ -272,7 +292,7 @@ class DataParallel:
     def joined(self):
         """As `join`; yields the outputs and the number of samples of each call."""
         while self.sharded:
-            outputs = self.locked_step(None)
+            outputs = self._printed(self.locked_step(None))
             if not self.samples:
                 return
             yield outputs, self.samples

@@ -8,7 +8,9 @@ import pytest
 import theano
 import theano.tensor as T
 from support.faulty_executor import faulty
+from support.modes import PYTHON
 from support.small_models import data, dense_model, momentum
+from theano.printing import Print
 
 
 def test_two_inputs_without_names_get_each_its_own_argument(cpu2):
@@ -86,3 +88,49 @@ def test_a_bad_batch_of_a_generator_does_not_undo_the_one_before(gpu2):
         found.append(model.get_weights())
     for one, other in zip(*found):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize('options', [{}, {'micro_batches': 2}, {'update_on': 'device'}])
+def test_the_whole_value_is_printed_once(options, cpu2):
+    """Each context printed its part of the batch, its part of a sum, and what is the same everywhere."""
+    printed = []
+
+    def shown(name, variable):
+        return Print(name, global_fn=lambda op, value: printed.append((name, np.array(value))))(variable)
+    x = T.matrix('x')
+    start = np.random.RandomState(0).randn(3, 2).astype(x.dtype)
+    ours, theanos = theano.shared(start, name='ours'), theano.shared(start, name='theanos')
+
+    def loss_of(w):
+        hidden = shown('hidden', T.dot(shown('x', x), w))
+        return shown('loss', (shown('twice', 2 * hidden) ** 2).mean())
+
+    def new(w, gradient):
+        return w - 0.1 * shown('gradient', gradient)
+    loss = loss_of(ours)
+    step = mgpu.training_function([x], loss, [ours], lambda gradients: {ours: new(ours, gradients[0])}, mode=PYTHON,
+                                  **options)
+    loss = loss_of(theanos)
+    plain = theano.function([x], loss, updates=[(theanos, new(theanos, T.grad(loss, theanos)))], mode=PYTHON)
+    for n in (7, 4):
+        batch = np.random.RandomState(n).randn(n, 3).astype(x.dtype)
+        results = []
+        for function in (step, plain):
+            printed.clear()
+            function(batch)
+            results.append(dict(printed))
+            assert len(printed) == 5
+        found, expected = results
+        assert set(found) == set(expected)
+        for name in expected:
+            np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, err_msg=name)
+
+
+def test_what_a_loop_prints_keeps_it_on_one_device(cpu2):
+    """Each context would print its part in each pass of the loop."""
+    x = T.matrix('x')
+    sums, _ = theano.scan(lambda column, before: Print('sum', global_fn=lambda op, value: None)(before + column),
+                          sequences=x.T, outputs_info=T.zeros_like(x[:, 0]))
+    with pytest.warns(mgpu.MgpuWarning, match='what a loop prints would be the part of a replica'):
+        f = mgpu.function([x], sums[-1], mode=PYTHON)
+    np.testing.assert_array_equal(f(np.ones((5, 3), x.dtype)), [3] * 5)

@@ -1,5 +1,5 @@
 """Bugs that were found and fixed, each under its symptom: models of Keras, and notes about them."""
-import theano_mgpu  # noqa: F401
+import theano_mgpu as mgpu
 
 import numpy as np
 import pytest
@@ -104,3 +104,54 @@ def test_a_summary_without_a_model_on_contexts_says_why(cpu2, enabled):
     title, note = str(report).splitlines()
     assert title == 'no model ran on the contexts'
     assert note.startswith('note: %s is left to plain Keras' % model.name) and 'reads its data from a tensor' in note
+
+
+def test_a_model_that_is_verified_prints_once(cpu2, capsys):
+    """The values of its first batch were printed for one device, for each context, and for each context again."""
+    from theano_mgpu.keras import disable, enable
+
+    from keras import backend as K
+    from keras.layers import Dense, Lambda
+    from keras.models import Sequential
+    enable(always=True, verify=True)
+    try:
+        model = Sequential([Dense(2, input_shape=(3,)), Lambda(lambda x: K.print_tensor(x, 'hidden'))])
+        model.compile('sgd', 'mse', mode=PYTHON)
+        for _ in range(2):
+            model.train_on_batch(np.ones((7, 3)), np.ones((7, 2)))
+    finally:
+        disable()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.startswith('hidden') for line in lines] == ([True] + [False] * 6) * 2  # one array of seven rows each
+
+
+@pytest.mark.parametrize('name', [None, 'policy_step'])
+def test_a_step_of_k_function_is_divided_whether_or_not_it_has_a_name(name, cpu2):
+    """Without a name it stayed on one device, unlisted: "no Theano function was compiled: nothing was divided"."""
+    from keras import backend as K
+    from keras.layers import Dense
+    from keras.models import Sequential
+    from keras.optimizers import SGD
+
+    def trained():
+        np.random.seed(7)
+        model = Sequential([Dense(5, activation='tanh', input_shape=(4,)), Dense(3, activation='softmax')])
+        actions, rewards = K.placeholder((None, 3)), K.placeholder((None,))
+        loss = K.mean(-K.log(K.sum(model.output * actions, axis=1)) * rewards)
+        updates = SGD(.05, momentum=.9).get_updates(params=model.trainable_weights, loss=loss)
+        step = K.function([model.input, actions, rewards], [loss], updates=updates, mode=PYTHON,
+                          **({'name': name} if name else {}))
+        K.eval(K.ones((2,)))  # for its own use, Keras makes a function here
+        losses = [step([np.random.randn(n, 4), np.eye(3)[np.random.randint(0, 3, n)], np.random.randn(n)])[0]
+                  for n in (29, 13, 2)]
+        return losses + model.get_weights()
+    expected = trained()
+    report = mgpu.enable(always=True)
+    try:
+        found = trained()
+    finally:
+        mgpu.disable()
+    for one, other in zip(found, expected):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+    usage, = report.usages
+    assert usage.samples == 44 and (usage.name == name or usage.name.startswith('test_keras.py:'))

@@ -114,9 +114,10 @@ class Enabled:
 
     def attach(self, function, given):
         """Have a new function run over the contexts, if it may have a batch."""
-        if theano_functions.is_of_library(given['name']):
+        name = theano_functions.name_for_user(given)
+        if name is None:
             return
-        usage = self.report.usage(theano_functions.shown(given['name']))
+        usage = self.report.usage(theano_functions.shown(name))
         placed = is_placed(theano_functions.graph_of(function))
         obstacle = _obstacle(given, placed)
         if obstacle == OWN_SAMPLES:

@@ -9,6 +9,7 @@ from keras import backend as K
 from ..errors import MgpuError
 from ..graphs import graph
 from ..jobs import mpi_environment
+from ..patches.theano_printing import muted
 from ..utils.progress import passing_bar
 from ..verification.certificate import TOLERANCE, Certificate, Row, largest, relative_difference
 from .batch import batch_updates, first_of_each
@@ -108,7 +109,7 @@ def _compared(model, contexts, tolerance, kind, measure):
         state.notify, state.strict = before.notify, before.strict
     set_parallel_state(model, state)
     try:
-        with passing_bar(2, 'sides', 'verify %s' % model.name) as bar:
+        with passing_bar(2, 'sides', 'verify %s' % model.name) as bar, muted():
             one = measure(functools.partial(plain_function, kind))
             bar.update(1)
             many = measure(functools.partial(_parallel_function, kind))

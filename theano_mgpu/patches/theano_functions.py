@@ -36,10 +36,41 @@ def plain_function(*args, **kwargs):
         return theano.function(*args, **kwargs)
 
 
-def is_of_library(name):
-    """Whether Theano or Keras made a function for its own use, by the name that Theano gives one without a name."""
-    folder = os.path.dirname(os.path.dirname(sys.modules['theano'].__file__))
-    return (name or '').startswith(tuple(os.path.join(folder, library, '') for library in ('theano', 'keras')))
+def name_for_user(given):
+    """Return the name under which a new function is listed for the user.
+
+    Theano names a function that has no name after the line that has called `theano.function`. Where that line is in
+    Keras, as for ``K.function``, the line that has called Keras is meant. Call it while the function is being made.
+
+    Parameters
+    ----------
+    given : dict
+        The arguments of `theano.function`.
+
+    Returns
+    -------
+    str or None
+        None for a function that Theano or Keras makes for its own use, such as `K.eval`, and for one that computes
+        nothing.
+    """
+    name = given['name'] or 'a function'
+    if not name.startswith(_folders('theano', 'keras')):
+        return name if given['params'] or given['outputs'] or given['updates'] else None
+    if not (given['params'] and name.startswith(_folders(os.path.join('keras', 'backend')))):
+        return None
+    frame, others = sys._getframe(1), _folders('theano', 'keras', 'theano_mgpu')
+    while frame.f_code.co_filename.startswith(others):
+        frame = frame.f_back
+    return '%s:%d' % (frame.f_code.co_filename, frame.f_lineno)
+
+
+@functools.lru_cache(None)
+def _folders(*packages):
+    """Return the paths of packages' folders, a tuple of str that end with a separator."""
+    installed = os.path.dirname(os.path.dirname(sys.modules['theano'].__file__))
+    own = os.path.dirname(os.path.dirname(__file__))
+    return tuple(os.path.join(own if package == 'theano_mgpu' else os.path.join(installed, package), '')
+                 for package in packages)
 
 
 def shown(name):

@@ -28,9 +28,12 @@ def _transposed(shards, node, values):
 
 
 @rule(theano.printing.Print)
-def _needs_all(shards, node, values):
-    value = shards.whole(values[0]) if values[0].kind == PARTIAL else values[0]
-    return shards.apply(node, [value], value.state)
+def _printed(shards, node, values):
+    # `graphs.prints` takes those of the graph itself away; one in a loop prints in the middle of a stage.
+    shards.refuse(node, 'what a loop prints would be the part of a replica')
+
+
+_printed.for_constants = True
 
 
 @rule(opt.Assert)
