@@ -47,7 +47,7 @@ NO_PATCHES = {'cuda_contexts.entries', 'cuda_contexts.entries_left', 'named_cont
               'theano_contexts.infer_context_name', 'theano_flags.blas_ldflags', 'theano_flags.lacks_python_headers',
               'theano_functions.graph_of', 'theano_functions.name_for_user', 'theano_functions.plain_function',
               'theano_functions.plain_functions', 'theano_functions.shown', 'theano_imports.is_command_line',
-              'theano_imports.own_command', 'theano_printing.muted'}
+              'theano_imports.own_command'}
 
 
 def functions_of(path):

@@ -9,8 +9,8 @@ from .checkpoints import training_state
 from .checkpoints.lock import lock_checkpoint
 from .data_parallel import DataParallel
 from .errors import GraphError, NonFiniteError
-from .graphs import graph
-from .graphs.training_graph import check_reductions, loss_gradients, new_values, output_reductions, scalar_loss
+from .graphs import graph, training_graph
+from .graphs.updates import as_dict
 from .options import Options
 from .patches.shared_variables import watcher_of
 from .replicas.replicated import replicated
@@ -38,9 +38,10 @@ def training_function(inputs, loss, params, updates, outputs=(), micro_batches=N
         What is trained. They stay the truth: `get_value` gives the trained value, `set_value` reaches every replica
         before the next step, and other Theano functions over them see current values.
     updates : callable
-        ``updates(gradients)`` or ``updates(gradients, params)``, given the averaged gradients as Theano variables;
-        returns the updates as for `theano.function`, a dict or list of pairs. Those of Lasagne fit:
-        ``lasagne.updates.adam``, or ``functools.partial(lasagne.updates.sgd, learning_rate=0.1)``.
+        ``updates(gradients)`` or ``updates(gradients, params)``, given the gradients over the whole batch as Theano
+        variables; returns the updates as for `theano.function`, a dict or list of pairs. Those of Lasagne fit:
+        ``lasagne.updates.adam``, or ``functools.partial(lasagne.updates.sgd, learning_rate=0.1)``. They may depend on
+        the loss, on other expressions of the batch, and on derivatives of all these, as in plain Theano.
     outputs : list of theano.Variable or pairs
         Further outputs, of the whole batch. ``(output, 'mean')`` and ``(output, 'sum')`` are the same, and an error
         if the output has rows of single samples.
@@ -91,12 +92,17 @@ def training_function(inputs, loss, params, updates, outputs=(), micro_batches=N
     params = list(params)
     if not params:
         raise GraphError('params is empty: name the shared variables to train')
-    variables, reductions = output_reductions(outputs)
-    step = TrainingFunction(inputs, loss, params, updates, variables, batch_updates, check_finite,
+    variables, reductions = training_graph.output_reductions(outputs)
+    gradients = training_graph.loss_gradients(loss, params)
+    new, of_batch = training_graph.new_values(updates, gradients, params), as_dict(batch_updates)
+    twice = [variable for variable in of_batch if variable in new]
+    if twice:
+        raise GraphError('%s gets a new value by updates, and another one by batch_updates' % twice[0])
+    step = TrainingFunction(inputs, loss, params, {**new, **of_batch}, variables, gradients if check_finite else (),
                             micro_batches=micro_batches, broadcast=broadcast, givens=givens, contexts=contexts,
                             executor=executor, mode=mode, name=name, allow_input_downcast=allow_input_downcast,
                             least_samples=least_samples, sharded=sharded, update_on=update_on, recompute=recompute)
-    check_reductions(step.results[1:], reductions, variables)
+    training_graph.check_reductions(step.results[1:], reductions, variables)
     step.warn_of_refusals()
     return step
 
@@ -106,36 +112,25 @@ class TrainingFunction(DataParallel):
 
     Parameters
     ----------
-    inputs, loss, params, updates, batch_updates, check_finite
+    inputs, loss, params
         As for `training_function`.
+    updates : dict of SharedVariable to theano.Variable
+        New values.
     outputs : list of theano.Variable
+    gradients : list of theano.Variable
+        Those of the parameters, if they have to be finite.
     **options
         The others of `training_function`.
-
-    Raises
-    ------
-    GraphError
-        If a variable gets a new value by `updates`, and another one by `batch_updates`.
     """
 
-    def __init__(self, inputs, loss, params, updates, outputs=(), batch_updates=None, check_finite=False, **options):
+    def __init__(self, inputs, loss, params, updates, outputs=(), gradients=(), **options):
         self.params = list(params)
-        loss = scalar_loss(loss)
-        gradients = loss_gradients(loss, self.params)
-        placeholders = [graph.host_type(param)('gradient of %s' % param) for param in self.params]
-        gradients = [placeholder.type.filter_variable(gradient)
-                     for placeholder, gradient in zip(placeholders, gradients)]
-        new = new_values(updates, placeholders, self.params)
-        of_updates = graph.shared_variables(list(new.values()))
-        new = dict(zip(new, graph.substitute(list(new.values()), dict(zip(placeholders, gradients)))))
-        twice = [variable for variable in batch_updates or {} if graph.host_view(variable) in new]
-        if twice:
-            raise GraphError('%s gets a new value by updates, and another one by batch_updates' % twice[0])
         self._n_outputs = 1 + len(outputs)
-        super().__init__(inputs, [loss] + list(outputs) + (gradients if check_finite else []),
-                         {**new, **(batch_updates or {})},
+        updates = training_graph.on_host(as_dict(updates))
+        super().__init__(inputs, [loss, *outputs, *gradients], updates,
                          Options(params=[graph.host_view(param) for param in self.params], **options))
-        state_variables = [watcher_of(variable) or replicated(variable) for variable in self.params + of_updates]
+        state_variables = [watcher_of(variable) or replicated(variable)
+                           for variable in self.params + training_graph.read_by_updates(updates, loss)]
         self._state = list(dict.fromkeys(state_variables + self.updated))
         self._completed = 0  # steps
         self._checkpoint = self._checkpoint_lock = None

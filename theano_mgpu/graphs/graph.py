@@ -6,8 +6,8 @@ import zlib
 
 import theano
 from theano.compile.sharedvalue import SharedVariable
-from theano.gof.graph import ancestors, clone_get_equiv
-from theano.gpuarray.basic_ops import HostFromGpu, as_gpuarray_variable, host_from_gpu
+from theano.gof.graph import ancestors
+from theano.gpuarray.basic_ops import GpuFromHost, HostFromGpu, as_gpuarray_variable, host_from_gpu
 from theano.gpuarray.type import GpuArrayType, gpu_supported
 from theano.tensor.sharedvar import TensorSharedVariable
 
@@ -19,6 +19,7 @@ from ..utils.collector import collector_paused
 from .mode import compile_mode
 from .output_order import by_depth
 from .retarget import CannotRetarget, link, optimise
+from .rewrites import substitute, without_default_device
 
 _logger = logging.getLogger('theano_mgpu')
 
@@ -106,28 +107,19 @@ def listing(shared, at_most=8):
     return ', '.join(texts[:at_most]) + (', and %d more' % (len(texts) - at_most) if len(texts) > at_most else '')
 
 
-def substitute(outputs, replacements):
-    """Copy a graph with some of its variables replaced.
-
-    Parameters
-    ----------
-    outputs : list of theano.Variable
-    replacements : dict of theano.Variable to theano.Variable
-        Each replacement has the type of what it replaces.
-
-    Returns
-    -------
-    list of theano.Variable
-    """
-    memo = {output: output for output in outputs if output.owner is None}  # Theano would clone them
-    memo.update(replacements)
-    clone_get_equiv(list(replacements), outputs, copy_inputs=False, copy_orphans=False, memo=memo)
-    return [memo[output] for output in outputs]
-
-
 def on_host(variable):
     """The value of a variable as a host expression: itself, or its transfer from a GPU."""
     return host_from_gpu(variable) if isinstance(variable.type, GpuArrayType) else variable
+
+
+def from_gpu(variable):
+    """Return the host expression whose transfer to a GPU a variable is; `on_host` of any other variable.
+
+    The gradient of a parameter on a GPU is such a transfer.
+    """
+    if variable.owner and isinstance(variable.owner.op, GpuFromHost):
+        return variable.owner.inputs[0]
+    return on_host(variable)
 
 
 def fits_gpu(variable):
@@ -164,6 +156,7 @@ def host_graph(outputs):
     views = {v: host_view(v.owner.inputs[0]) for v in ancestors(outputs)
              if v.owner and isinstance(v.owner.op, HostFromGpu) and isinstance(v.owner.inputs[0], SharedVariable)}
     outputs = substitute(outputs, views) if views else list(outputs)
+    outputs = without_default_device(outputs)
     for variable in ancestors(outputs):
         if isinstance(variable.type, GpuArrayType):
             raise GraphError('mixed devices: %s is bound to context %r by the graph itself, which has to run on '

@@ -8,23 +8,17 @@ from . import graph
 from .updates import as_dict, of_type
 
 
-def scalar_loss(loss):
-    """The loss as a graph of host variables; a GraphError if it is no scalar."""
+def loss_gradients(loss, params):
+    """Return the gradients of a scalar loss, as host variables of the same graph; errors name the remedy."""
     if getattr(loss, 'ndim', None) != 0:
         raise GraphError('the loss must be a scalar, not %s of type %s: take its mean over the samples, '
                          'loss.mean()' % (loss, getattr(loss, 'type', type(loss).__name__)))
-    return graph.host_graph([loss])[0]
-
-
-def loss_gradients(loss, params):
-    """Gradients of a scalar loss, with errors that name the remedy; none for no parameters."""
-    views = [graph.host_view(param) for param in params]
     known = graph.shared_variables([loss])
-    for param, view in zip(params, views):
-        if view not in known:
+    for param in params:
+        if param not in known:
             raise GraphError('the loss does not depend on the parameter %s; its shared variables are: %s'
                              % (param, ', '.join(map(str, known)) or 'none'))
-    return theano.grad(loss, views) if views else []
+    return [graph.from_gpu(gradient) for gradient in theano.grad(graph.on_host(loss), params)]
 
 
 def output_reductions(outputs):
@@ -52,21 +46,38 @@ def check_reductions(results, reductions, outputs):
 
 
 def new_values(updates, gradients, params):
-    """Call the user's `updates`; returns a dict of shared variables to new values of their types.
+    """Call the user's `updates`; return what it returns as a dict of SharedVariable to theano.Variable.
 
     Raises
     ------
     GraphError
         If what it returns are no updates of shared variables.
     """
-    returned = as_dict(updates(*[gradients, params][:_takes(updates)]))
-    found = {graph.host_view(variable): of_type(variable, value) for variable, value in returned.items()}
-    values = graph.host_graph(list(found.values()))
-    found = dict(zip(found, values))
-    for variable in graph.shared_variables(values):
-        if getattr(variable, 'default_update', None) is not None and variable not in found:
-            found[variable], = graph.host_graph([variable.default_update])
-    return found
+    return as_dict(updates(*[gradients, params][:_takes(updates)]))
+
+
+def on_host(updates):
+    """Return updates as new values, on the host, of the `host_view` of each shared variable, and of its type.
+
+    Parameters
+    ----------
+    updates : dict of SharedVariable to theano.Variable
+
+    Returns
+    -------
+    dict of SharedVariable to theano.Variable
+    """
+    found = {graph.host_view(variable): of_type(variable, value) for variable, value in updates.items()}
+    return dict(zip(found, graph.host_graph(list(found.values()))))
+
+
+def read_by_updates(updates, loss):
+    """List the shared variables that new values are made of beside the loss, such as states and learning rates.
+
+    The loss may read much more: whole data sets, weights that are not trained.
+    """
+    of_loss = set(graph.shared_variables([loss]))
+    return [variable for variable in graph.shared_variables(list(updates.values())) if variable not in of_loss]
 
 
 def _takes(updates):

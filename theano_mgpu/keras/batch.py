@@ -25,6 +25,27 @@ def batch_updates(model, training=True):
     return first_of_each(pairs)
 
 
+def training_updates(model, optimizer_updates):
+    """Divide the new values of a training step into those that the batch gives and those of the optimizer.
+
+    Keras asks layers first, then the optimizer, then metrics. If a variable has several new values, the first counts.
+
+    Parameters
+    ----------
+    model : keras.Model
+    optimizer_updates : list of (SharedVariable, theano.Variable)
+
+    Returns
+    -------
+    of_batch, of_optimizer : dict of SharedVariable to theano.Variable
+    """
+    of_layers = first_of_each(model.updates)
+    of_optimizer = {variable: new for variable, new in first_of_each(optimizer_updates).items()
+                    if variable not in of_layers}
+    of_batch = {variable: new for variable, new in batch_updates(model).items() if variable not in of_optimizer}
+    return of_batch, of_optimizer
+
+
 def first_of_each(pairs):
     """Pairs of updates as a dict, with the first new value of each variable."""
     found = {}

@@ -9,7 +9,7 @@ from ..checkpoints.lock import lock_checkpoint
 from ..errors import MgpuError, warn
 from .callback_states import restore_states, states_of
 from .fit_record import FitRecord, random_states, set_random_states
-from .functions import BatchFunction
+from .parallel_state import parallel_state_of
 
 
 class Run:
@@ -96,12 +96,14 @@ class Checkpoint(keras.callbacks.Callback):
             self._run.finished += 1
 
     def on_train_begin(self, logs=None):
-        train = self.model.train_function
-        if not isinstance(train, BatchFunction):
+        state = parallel_state_of(self.model)
+        functions = state.functions if state else {}
+        if 'train' not in functions:
             raise MgpuError('Checkpoint is for a model that runs over contexts, even if over one: one of '
-                            'multi_gpu_model, or any after enable(), as in theano-mgpu run. %s is left to plain Keras'
-                            % self.model.name)
-        self._functions = [f for f in (train, self.model.test_function) if f is not None]
+                            'multi_gpu_model, or any after enable(), as in theano-mgpu run. %s is left to plain Keras, '
+                            'or has a train function of your own, %r'
+                            % (self.model.name, getattr(self.model, 'train_function', None)))
+        self._functions = [functions[kind] for kind in ('train', 'test') if kind in functions]
         ranks = self._step.ranks
         if self._step.sharded:
             raise MgpuError('Checkpoint needs the whole data in every process: with mgpu.data=sharded, processes may '

@@ -19,11 +19,13 @@ from .methods import LOOPS, plain_function, switch_methods_once
 from .multi_gpu import check_built, chosen_contexts, multi_gpu_model
 from .parallel_state import ParallelState, parallel_state_of, set_parallel_state
 from .report import Report
-from .verification import check_alone, verify_batch, verify_prediction
+from .verification import check_alone, verify_batch, verify_evaluation, verify_prediction
 
 ON_CPU = ('the contexts are on the CPU, where dividing a batch gains nothing, since Python computes one part at a '
           'time: models run whole. To use several cores, start processes (theano-mgpu launch). To divide all the '
           'same, pass always=True (theano-mgpu run --always)')
+
+VERIFY = {'predict': verify_prediction, 'test': verify_evaluation, 'train': verify_batch}  # each covers those before it
 
 _enabled = None  # the Enabled in force
 
@@ -202,6 +204,7 @@ class EnabledState(ParallelState):
         self.enabled.notify(self.name, text)
 
     def observe(self, kind, function):
+        super().observe(kind, function)
         function.observer = functools.partial(self._train if kind == 'train' else self._timed, kind)
         ranks = choose_ranks(None)
         if self._may_leave_batches(ranks):
@@ -228,8 +231,7 @@ class EnabledState(ParallelState):
 
     def _plain(self, kind, function, ranks):
         """The function of plain Keras; it trains the same variables."""
-        continued, function.continued = function.continued, True
-        plain = plain_function(kind, self._model(), continued)
+        plain = plain_function(kind, self._model(), function.optimizer_updates)
         if ranks.size == 1 or kind == 'predict':  # which ranks may do apart
             return plain
         function.compared = ComparedFunction(plain, ranks, function.function.number)
@@ -237,7 +239,7 @@ class EnabledState(ParallelState):
 
     def _timed(self, kind, function, inputs, compute):
         if self.enabled.verifies:
-            self._verify(verify_prediction if kind == 'predict' else verify_batch, inputs)
+            self._verify(kind, inputs)
         began = perf_counter()
         results = compute(inputs)
         self.usage.add(kind, function.samples, perf_counter() - began, function.contexts)
@@ -259,8 +261,15 @@ class EnabledState(ParallelState):
                                                  'on a whole batch: %s' % (self.usage.name, trial.error))
         return results
 
-    def _verify(self, verify, inputs):
-        # A certificate of a step covers the prediction.
-        if not self._verified & {verify, verify_batch}:
-            self._verified.add(verify)
-            verify(self._model(), inputs, self.contexts).show(self.name, self.enabled.strict)
+    def _verify(self, kind, inputs):
+        """Show a certificate of the first batch of a kind, unless one of a later kind in `VERIFY` covers it."""
+        kinds = list(VERIFY)
+        if self._verified.intersection(kinds[kinds.index(kind):]):
+            return
+        self._verified.add(kind)
+        try:
+            certificate = VERIFY[kind](self._model(), inputs, self.contexts)
+        except Exception as error:  # of any class: ops raise their own. The run goes on, as without a certificate
+            self.enabled.notify(self.name, 'cannot be verified: %s: %s' % (type(error).__name__, error))
+            return
+        certificate.show(self.name, self.enabled.strict)

@@ -9,8 +9,8 @@ from ..graphs import graph
 from ..parallel_function import ParallelFunction
 from ..patches import keras_loops, theano_functions
 from ..training import TrainingFunction
-from .batch import batch_inputs, batch_updates, first_of_each, metric_values
-from .optimizer import updates_of
+from .batch import batch_inputs, batch_updates, first_of_each, metric_values, training_updates
+from .optimizer import optimizer_updates
 from .parallel_state import parallel_state_of
 from .variants import Variants, length_of
 
@@ -34,9 +34,8 @@ class BatchFunction:
     ----------
     samples : int
         Size of the last batch, on all ranks.
-    continued : bool
-        Of a train function: whether what is compiled next continues with the state of the optimizer, as a second
-        variant has to.
+    optimizer_updates : list of (SharedVariable, theano.Variable) or None
+        Of a train function: what all its variants train by, and plain Keras where it computes a batch.
     """
 
     def __init__(self, variants, values=(), mode=None, prepares_next=False):
@@ -46,7 +45,7 @@ class BatchFunction:
         self.observer = None  # ``observer(function, inputs, compute)`` returns what ``compute(inputs)`` does
         self.dispatch = None  # a Dispatch, where some batches are left to plain Keras
         self.compared = None  # a ComparedFunction, where each process may compute such batches
-        self.continued = False
+        self.optimizer_updates = None
         self.samples = 0
         self.begin()
 
@@ -131,7 +130,7 @@ class BatchFunction:
         """
         if self.compared is not None:
             self.compared.compare()
-        if not self.function.sharded:
+        if not self._variants.compiled or not self.function.sharded:
             return None
         for outputs, samples in self.function.joined():
             self._reported(outputs, samples)
@@ -140,20 +139,21 @@ class BatchFunction:
 
 def train_function(model):
     """The train function of a compiled model."""
-    state, updates = parallel_state_of(model), batch_updates(model)
+    state = parallel_state_of(model)
+    pairs = optimizer_updates(model, state)
+    of_batch, of_optimizer = training_updates(model, pairs)
 
     def make(contexts, free):
-        loss, *new = free([model.total_loss] + list(updates.values()))
-        optimizer_updates = updates_of(model.optimizer, function.continued)
-        step = TrainingFunction(batch_inputs(model), loss, model._collected_trainable_weights, optimizer_updates,
-                                batch_updates=dict(zip(updates, new)), contexts=contexts, name='train_function',
-                                **_options(model))
-        function.continued = True
-        return step
-    function = BatchFunction(Variants(make, model, state), metric_values(model), _options(model).get('mode'),
+        loss, *new = free([model.total_loss] + list(of_batch.values()), list(of_optimizer.values()))
+        return TrainingFunction(batch_inputs(model), loss, model._collected_trainable_weights,
+                                dict(zip([*of_batch, *of_optimizer], new)), contexts=contexts, name='train_function',
+                                **options_of(model))
+    function = BatchFunction(Variants(make, model, state), metric_values(model), options_of(model).get('mode'),
                              prepares_next=True)
-    function.continued = state.continued
+    function.optimizer_updates = pairs
     return function
+
+
 
 
 def test_function(model):
@@ -163,9 +163,9 @@ def test_function(model):
     def make(contexts, free):
         loss, *new = free([model.total_loss] + list(updates.values()))
         return ParallelFunction(batch_inputs(model), [loss], dict(zip(updates, new)), contexts=contexts,
-                                name='test_function', **_options(model))
+                                name='test_function', **options_of(model))
     return BatchFunction(Variants(make, model, parallel_state_of(model)), metric_values(model),
-                         _options(model).get('mode'))
+                         options_of(model).get('mode'))
 
 
 def predict_function(model):
@@ -176,14 +176,15 @@ def predict_function(model):
         new = free(model.outputs + list(updates.values()))
         outputs, new = new[:len(model.outputs)], new[len(model.outputs):]
         return ParallelFunction(batch_inputs(model, targets=False), outputs, updates=dict(zip(updates, new)),
-                                contexts=contexts, name='predict_function', **_options(model))
+                                contexts=contexts, name='predict_function', **options_of(model))
     return BatchFunction(Variants(make, model, parallel_state_of(model)))
 
 
 MAKERS = {'train': train_function, 'test': test_function, 'predict': predict_function}
 
 
-def _options(model):
+def options_of(model):
+    """Return the keywords for `theano.function` that a model is compiled with."""
     return dict(getattr(model, '_function_kwargs', {}), allow_input_downcast=True)
 
 

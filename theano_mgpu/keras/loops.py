@@ -13,6 +13,7 @@ from keras import callbacks as keras_callbacks
 from ..distributed.mpi import mpi_ranks
 from ..jobs import mpi_environment
 from .loop_callbacks import LoopCallbacks, checkpoint_among
+from .parallel_state import parallel_state_of
 
 
 def loop_of(method):
@@ -81,7 +82,7 @@ class RankSync(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
         self.share_random_states()
         self._trained = None
-        self.model.train_function.begin()
+        self._begin('train')
 
     def on_batch_end(self, batch, logs=None):
         if batch == self._n_batches() - 1:
@@ -97,16 +98,16 @@ class RankSync(keras.callbacks.Callback):
 
     def on_test_begin(self, logs=None):
         self._tested = None
-        self.model.test_function.begin()
+        self._begin('test')
 
     def on_test_end(self, logs=None):
-        self._tested = self.model.test_function.join()
+        self._tested = self._join('test')
 
     def on_train_end(self, logs=None):
         self.ranks.whole()  # a script may save the model on rank 0 alone
 
     def on_predict_end(self, logs=None):
-        self.model.predict_function.join()
+        self._join('predict')
 
     def results(self, returned):
         """The return value of a loop; the loss and metrics of all the data, in place of those of this process's part.
@@ -115,10 +116,23 @@ class RankSync(keras.callbacks.Callback):
             return returned
         return self._tested if isinstance(returned, list) else self._tested[0]
 
+    def _begin(self, kind):
+        function = self._function(kind)
+        if function is not None:
+            function.begin()
+
+    def _join(self, kind):
+        function = self._function(kind)
+        return None if function is None else function.join()
+
+    def _function(self, kind):
+        """Return the model's own function of a kind: not one of the user's that stands in its place, or calls it."""
+        return parallel_state_of(self.model).functions.get(kind)
+
     def _n_batches(self):
         steps, samples, size = (self.params.get(name) for name in ('steps', 'samples', 'batch_size'))
         return steps if steps is not None else -(-samples // size)
 
     def _join_training(self):
         if self._trained is None:
-            self._trained = self.model.train_function.join() or ()
+            self._trained = self._join('train') or ()

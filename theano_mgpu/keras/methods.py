@@ -20,7 +20,7 @@ from ..utils.files import whole_file
 from .batch import members
 from .functions import MAKERS
 from .loops import loop_of
-from .optimizer import Continued
+from .optimizer import Given
 from .parallel_state import parallel_state_of
 from .prefetch import looking_ahead
 
@@ -110,22 +110,22 @@ def switch_methods_once():
     keras_models.switch_keras_methods(METHODS, applies=parallel_state_of)
 
 
-def plain_function(kind, model, continued=False):
+def plain_function(kind, model, optimizer_updates=None):
     """The train, test or predict function of plain Keras for a model, which keeps the one that it has.
 
     Parameters
     ----------
     kind : {'train', 'test', 'predict'}
     model : keras.Model
-    continued : bool
-        Whether a train function continues with the present state of the optimizer.
+    optimizer_updates : list of (SharedVariable, theano.Variable), optional
+        What a train function has in place of those that the optimizer would make now.
     """
     name, optimizer = kind + '_function', getattr(model, 'optimizer', None)
     before = getattr(model, name)
     try:
         setattr(model, name, None)
-        if kind == 'train' and continued:
-            model.optimizer = Continued(optimizer)
+        if optimizer_updates is not None:
+            model.optimizer = Given(optimizer_updates)
         with plain_functions():
             _PLAIN[kind](model)
         return getattr(model, name)

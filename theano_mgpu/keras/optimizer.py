@@ -1,63 +1,70 @@
-"""A Keras optimizer as the `updates` of `mgpu.training_function`."""
+"""The updates of a Keras model's optimizer, as plain Keras asks for them."""
 import keras
-import theano.tensor as T
+import theano
 from keras import backend as K
 
 from ..graphs import graph
 
 
-def updates_of(optimizer, continued=False):
-    """The updates of a Keras optimizer.
+class Given(keras.optimizers.Optimizer):
+    """An optimizer whose updates are known, so that Keras makes a function of them and asks for no others.
 
     Parameters
     ----------
-    optimizer : keras.optimizers.Optimizer
-    continued : bool
-        Whether the updates continue with its present state (`weights`). Keras's optimizers make new state variables
-        each time that they are asked for updates.
+    updates : list of (SharedVariable, theano.Variable)
+    """
+
+    def __init__(self, updates):
+        super().__init__()
+        self._updates = updates
+
+    def get_updates(self, loss, params):
+        return list(self._updates)
+
+
+def optimizer_updates(model, state):
+    """Ask the optimizer of a compiled model for its updates of the model's loss.
+
+    An optimizer may take more of the loss than the gradients: its value, its curvature, its gradients elsewhere. It
+    makes new state variables each time that it is asked. So a train function asks once, as in plain Keras.
+
+    Parameters
+    ----------
+    model : keras.Model
+    state : ParallelState
+        If it is `continued`, the updates continue with the present state of the optimizer.
 
     Returns
     -------
-    callable
-        ``updates(gradients, params)``, as `mgpu.training_function` takes it. The optimizer gets the averaged gradients,
-        so that it clips by the norm of the whole batch.
+    list of (SharedVariable, theano.Variable)
+        A variable may have several new values, of which the first counts.
     """
-    def updates(gradients, params):
-        with K.name_scope('training'), K.name_scope(type(optimizer).__name__):  # Keras's names, also in files
-            return _updates(optimizer, _loss_with(gradients, params), params, continued)
-    return updates
+    optimizer, params = model.optimizer, model._collected_trainable_weights
+    before = list(optimizer.weights)
+    with K.name_scope('training'), K.name_scope(type(optimizer).__name__):  # Keras's names, also in files
+        updates = list(optimizer.get_updates(params=params, loss=model.total_loss))
+    if not state.continued:
+        return updates
+    kept = _pairs_of_states(before, optimizer.weights)
+    kept.update(_pairs_of_states(state.updated, [variable for variable, _ in updates]))
+    _replace(optimizer, kept)
+    new = graph.substitute([value for _, value in updates], kept)
+    return [(kept.get(variable, variable), value) for (variable, _), value in zip(updates, new)]
 
 
-class Continued(keras.optimizers.Optimizer):
-    """An optimizer whose updates continue with the present state of another one."""
-
-    def __init__(self, optimizer):
-        super().__init__()
-        self._optimizer = optimizer
-
-    def get_updates(self, loss, params):
-        return list(_updates(self._optimizer, loss, params, continued=True).items())
-
-
-def _updates(optimizer, loss, params, continued):
-    before = list(optimizer.weights) if continued else []
-    pairs = optimizer.get_updates(loss=loss, params=params)
-    kept = dict(zip(optimizer.weights, before)) if _same_types(before, optimizer.weights) else {}
-    if kept:
-        optimizer.weights = before
-    new = graph.substitute([new for _, new in pairs], kept)
-    found = {}
-    for (variable, _), value in zip(pairs, new):
-        found.setdefault(kept.get(variable, variable), value)
-    return found
-
-
-def _loss_with(gradients, params):
-    """A loss with these gradients: the optimizer derives them from it, and clips them as usual."""
-    return sum(((param * gradient).sum() for param, gradient in zip(params, gradients)),
-               T.zeros((), params[0].dtype) if params else T.zeros(()))
-
-
-def _same_types(before, after):
-    return len(before) == len(after) and all(
+def _pairs_of_states(before, after):
+    """Map state variables that an optimizer has just made to the earlier ones, if they are alike."""
+    alike = len(before) == len(after) and all(
         old.type == new.type and old.get_value().shape == new.get_value().shape for old, new in zip(before, after))
+    return dict(zip(after, before)) if alike else {}
+
+
+def _replace(optimizer, kept):
+    """Have an optimizer, and those that it wraps, know earlier state variables in place of new ones."""
+    for name, value in list(vars(optimizer).items()):
+        if isinstance(value, keras.optimizers.Optimizer) and value is not optimizer:
+            _replace(value, kept)
+        elif isinstance(value, theano.Variable):
+            setattr(optimizer, name, kept.get(value, value))
+        elif isinstance(value, list):
+            value[:] = [kept.get(each, each) if isinstance(each, theano.Variable) else each for each in value]

@@ -25,6 +25,11 @@ class ParallelState:
         Whether a difference from one device is an error.
     continued : bool
         Whether the optimizer has a state to continue with.
+    updated : list of SharedVariable
+        What the optimizer has updated in the train function before, if that is made again.
+    functions : dict of str to BatchFunction
+        What the package has made for the model, by kind: 'train', 'test', 'predict'. The model's own attributes may be
+        functions of the user's that call these.
     """
 
     strict = False
@@ -32,6 +37,7 @@ class ParallelState:
     def __init__(self, name, contexts):
         self.name, self.contexts = name, contexts
         self.continued = False
+        self.functions, self.updated = {}, []
 
     def notify(self, text):
         """Tell the user how the model differs from one device: a sentence whose subject, the model's name, is left out.
@@ -52,7 +58,8 @@ class ParallelState:
                        error))
 
     def observe(self, kind, function):
-        """Called with each function that is made for the model; `kind` is 'train', 'test' or 'predict'."""
+        """Take note of each function that is made for the model; `kind` is 'train', 'test' or 'predict'."""
+        self.functions[kind] = function
 
 
 def parallel_state_of(model):

@@ -17,8 +17,9 @@ class Variants:
     Parameters
     ----------
     make : callable
-        ``make(contexts, free)`` compiles the function, a ParallelFunction or TrainingFunction. ``free(outputs)``
-        returns the expressions to compile in place of those of the model.
+        ``make(contexts, free)`` compiles the function, a ParallelFunction or TrainingFunction.
+        ``free(outputs, derived=())`` returns the expressions to compile in place of those of the model, as an AnyLength
+        does.
     model : keras.Model
     state : ParallelState
         The model's.
@@ -107,8 +108,8 @@ class Variants:
         """The variant without the length of this batch in its graph."""
         free = any_length(self._model, length_of(inputs))
 
-        def freed(outputs):
-            found = free(outputs)
+        def freed(outputs, derived=()):
+            found = free(outputs, derived)
             if not free.found or self._length is not None:
                 raise GraphError('the graph has no fixed length of a batch')
             return found
@@ -116,7 +117,7 @@ class Variants:
 
     def _on_one_context(self, inputs=None):
         if self._whole is None:
-            self._whole = self._make(self._first(), list)
+            self._whole = self._make(self._first(), _unchanged)
         return self._whole
 
     def _first(self):
@@ -130,6 +131,11 @@ class Variants:
             self._state.use_one_replica(self._first(), error)
         else:
             self._length = length_of(inputs)
+
+
+def _unchanged(outputs, derived=()):
+    """Return the expressions of the model as they are."""
+    return list(outputs) + list(derived)
 
 
 def length_of(inputs):

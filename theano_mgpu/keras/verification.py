@@ -1,45 +1,29 @@
 """`theano_mgpu.keras.verify`: compares one step on one device with one on several contexts."""
 import contextlib
-import functools
 
-import keras
 import numpy as np
 from keras import backend as K
 
 from ..errors import MgpuError
-from ..graphs import graph
 from ..jobs import mpi_environment
-from ..patches.theano_printing import muted
 from ..utils.progress import passing_bar
 from ..verification.certificate import TOLERANCE, Certificate, Row, largest, relative_difference
-from .batch import batch_updates, first_of_each
-from .functions import MAKERS
-from .methods import plain_function
+from .computations import evaluation, prediction, training_step
+from .fit_record import random_states, set_random_states
 from .multi_gpu import chosen_contexts
-from .parallel_state import ParallelState, parallel_state_of, set_parallel_state
-
-
-class _Recording(keras.optimizers.Optimizer):
-    """Wraps an optimizer, and records the gradients."""
-
-    def __init__(self, optimizer):
-        super().__init__()
-        self.optimizer = optimizer
-
-    def get_updates(self, loss, params):
-        self.gradients = [K.zeros(K.int_shape(param)) for param in params]
-        updates = self.optimizer.get_updates(loss=loss, params=params)
-        self.weights = self.optimizer.weights
-        return updates + list(zip(self.gradients, K.gradients(loss, params)))
+from .parallel_state import ParallelState, parallel_state_of
 
 
 def verify(model, x, y, gpus=None, sample_weight=None, tolerance=None):
-    """Train one step on one device with plain Keras and on several contexts, from the same state, and compare.
+    """Train one step on one device and on several contexts, from the same state, and compare.
+
+    Both sides compute the updates of the model's own train function, which is made if there is none yet: whatever the
+    model's optimizer does, it is asked once. The state of the model stays as it is.
 
     Parameters
     ----------
     model : keras.Model
-        A compiled model, or what `multi_gpu_model` returned. Its state is restored.
+        A compiled model, or what `multi_gpu_model` returned.
     x, y, sample_weight : ndarray, or list or dict of ndarray
         One batch, as for ``model.train_on_batch``.
     gpus : int, list of int or str, or None
@@ -56,6 +40,8 @@ def verify(model, x, y, gpus=None, sample_weight=None, tolerance=None):
     ------
     ValueError
         If the model is not compiled, or `gpus` asks for contexts that do not exist.
+    MgpuError
+        If the model's train function is neither Keras's nor one over contexts, so that its updates are not known.
     """
     if not model._is_compiled:
         raise ValueError('the model %s is not compiled, so there is no step to compare: call its compile(optimizer, '
@@ -88,33 +74,42 @@ def verify_batch(model, arrays, contexts, tolerance=None):
     -------
     Certificate
     """
-    arrays = arrays[:len(model._feed_inputs + model._feed_targets + model._feed_sample_weights)]
-    return _compared(model, contexts, tolerance, 'train', lambda make: _after_a_step(model, make, arrays))
+    return _compared(model, training_step(model), _fed(model, arrays), contexts, tolerance)
+
+
+def verify_evaluation(model, arrays, contexts, tolerance=None):
+    """As `verify_batch`, for a batch that the model does not train on: its loss and metrics."""
+    return _compared(model, evaluation(model), _fed(model, arrays), contexts, tolerance)
+
+
+def _fed(model, arrays):
+    return arrays[:len(model._feed_inputs + model._feed_targets + model._feed_sample_weights)]
 
 
 def verify_prediction(model, arrays, contexts, tolerance=None):
     """As `verify_batch`, for the outputs of a model, compiled or not, for the inputs in `arrays`."""
-    arrays = arrays[:len(model._feed_inputs)]
-    return _compared(model, contexts, tolerance, 'predict', lambda make: _predicted(model, make, arrays))
+    return _compared(model, prediction(model), arrays[:len(model._feed_inputs)], contexts, tolerance)
 
 
-def _compared(model, contexts, tolerance, kind, measure):
-    """The Certificate of the values, by kind and name, that ``measure(make)`` returns for plain Keras and for contexts.
+def _compared(model, computation, arrays, contexts, tolerance):
+    """Return the Certificate of a computation on one device and on contexts; it changes nothing.
 
-    ``make(model)`` returns a function of a `kind`: 'train' or 'predict'.
+    Parameters
+    ----------
+    model : keras.Model
+    computation : Computation
+    arrays : list of ndarray
+    contexts : list of Context
+    tolerance : float or None
     """
-    before = parallel_state_of(model)
-    state = ParallelState(model.name, contexts)
+    before, state = parallel_state_of(model), ParallelState(model.name, contexts)
     if before is not None:
         state.notify, state.strict = before.notify, before.strict
-    set_parallel_state(model, state)
-    try:
-        with passing_bar(2, 'sides', 'verify %s' % model.name) as bar, muted():
-            one = measure(functools.partial(plain_function, kind))
-            bar.update(1)
-            many = measure(functools.partial(_parallel_function, kind))
-    finally:
-        set_parallel_state(model, before)
+    inputs = arrays + [computation.learning_phase] * model._uses_dynamic_learning_phase()
+    with passing_bar(2, 'sides', 'verify %s' % model.name) as bar, _restored(model, computation):
+        one = computation.on_one_device(inputs)
+        bar.update(1)
+        many = computation.over_contexts(model, state, inputs)
     tolerance = tolerance or TOLERANCE[K.floatx()]
     left_out = _without_gradient(one, tolerance)
     rows = [row for row in _rows(one, many) if (row.kind, row.name) not in left_out]
@@ -122,57 +117,20 @@ def _compared(model, contexts, tolerance, kind, measure):
     return Certificate(rows, state.contexts, tolerance, arbitrary)
 
 
-def _parallel_function(kind, model):
-    function = MAKERS[kind](model)
-    function.compile()  # which makes the state of the optimizer
-    return function
-
-
 @contextlib.contextmanager
-def _restored(model):
-    """Restore a model afterwards: weights, metrics, recurrent states, random streams, its optimizer."""
-    updates = batch_updates(model) if model._is_compiled else first_of_each(model.state_updates)
-    outputs = ([model.total_loss] if model._is_compiled else []) + model.outputs
-    variables = graph.shared_variables(outputs + list(updates) + list(updates.values()))
-    before = [(variable, variable.get_value()) for variable in variables]
-    optimizer = getattr(model, 'optimizer', None)
+def _restored(model, computation):
+    """Set the metrics of a model to 0; restore them afterwards, and what the computation changes."""
+    metrics = [weight for metric in getattr(model, 'metrics', ()) for weight in metric.weights]
+    before = [(variable, variable.get_value()) for variable in dict.fromkeys(computation.changed() + metrics)]
+    states = random_states()
     try:
+        if model._is_compiled:
+            model.reset_metrics()
         yield
     finally:
-        if optimizer is not None:
-            model.optimizer = optimizer
         for variable, value in before:
             variable.set_value(value)
-
-
-def _predicted(model, make_function, arrays):
-    """Predict with a new function; returns outputs by kind and name."""
-    with _restored(model):
-        outputs = make_function(model)(arrays + [0] * model._uses_dynamic_learning_phase())
-        return {('output', name): np.array(value) for name, value in zip(model.output_names, outputs)}
-
-
-def _after_a_step(model, make_function, arrays):
-    """Train a step with a new train function; returns values by kind and name."""
-    with _restored(model):
-        original = model.optimizer
-        optimizer = type(original).from_config(original.get_config())
-        model.optimizer = _Recording(optimizer)
-        function = make_function(model)
-        if len(original.weights) == len(optimizer.weights):
-            optimizer.set_weights(original.get_weights())
-        model.reset_metrics()
-        results = np.ravel(function(arrays + [1] * model._uses_dynamic_learning_phase()))
-        found = {('loss' if i == 0 else 'metric', name): value
-                 for i, (name, value) in enumerate(zip(model.metrics_names, results))}
-        trained = model._collected_trainable_weights
-        gradients = model.optimizer.gradients
-        found.update((('gradient', str(w)), K.get_value(g)) for w, g in zip(trained, gradients))
-        found.update((('weight', str(w)), K.get_value(w)) for w in trained)
-        found.update((('running statistic', str(w)), K.get_value(w)) for w in model.non_trainable_weights)
-        found.update((('optimizer', '%s %d: %s' % (type(optimizer).__name__, i, str(w).split('/')[-1])),
-                      K.get_value(w)) for i, w in enumerate(optimizer.weights))
-        return found
+        set_random_states(states)
 
 
 def _rows(one, many):

@@ -28,7 +28,6 @@ from . import (
     theano_imports,
     theano_loops,
     theano_opencl,
-    theano_printing,
 )
 
 Patch = namedtuple('Patch', 'library versions symptom when apply test')
@@ -213,9 +212,6 @@ PATCHES = [
     Patch('Theano', '1.0.5', 'sums over the first axes skip through memory: they take four times as long as they need',
           AFTER_THEANO, theano_loops.sum_rows_in_the_order_of_memory,
           'tests/test_theano_loops.py::test_sums_of_rows_are_vectorised'),
-    Patch('Theano', '1.0.5', 'what a batch prints is printed again where the batch is verified',
-          AFTER_THEANO, theano_printing.mute_on_demand,
-          'tests/bugs/test_keras.py::test_a_model_that_is_verified_prints_once'),
     Patch('Theano', '1.0.5', 'replicas in threads write into the inner storage of one scan: wrong results',
           AFTER_THEANO, theano_contexts.give_each_thunk_its_inner_function,
           'tests/bugs/test_threads_and_signals.py::test_replicas_in_threads_do_not_run_one_inner_function'),

@@ -47,9 +47,10 @@ class Certificate(Printed):
 
     def __str__(self):
         width = max([len(row.name) for row in self.rows], default=0)
-        what = 'one prediction' if all(row.kind == 'output' for row in self.rows) else 'one step'
+        kinds = {row.kind for row in self.rows}
+        what = 'prediction' if kinds <= {'output'} else 'evaluation' if kinds <= {'loss', 'metric'} else 'step'
         n = len(self.contexts)
-        lines = ['%s on one device and on %d context%s (%s)' % (what, n, 's' * (n != 1), describe(self.contexts)),
+        lines = ['one %s on one device and on %d context%s (%s)' % (what, n, 's' * (n != 1), describe(self.contexts)),
                  '%-17s  %-*s  %9s  %s' % ('', width, '', 'numbers', 'largest relative difference')]
         lines += ['%-17s  %-*s  %9d  %.1e%s' % (row.kind, width, row.name, row.size, row.difference,
                                                 '' if row.difference <= self.tolerance else '  <-- differs')
