@@ -12,14 +12,6 @@ from support.faulty_executor import faulty
 from support.small_models import data, dense_model, momentum
 
 
-def test_a_borrowed_value_of_a_variable_with_copies_is_not_written_to_in_silence(cpu2):
-    model = dense_model()
-    step = mgpu.training_function(model.inputs, model.loss, model.params, momentum)
-    with pytest.raises(ValueError, match='read-only'):
-        model.params[0].get_value(borrow=True)[...] = 0
-    assert np.isfinite(step(*data(6, 7)))
-
-
 def with_rate(update_on, seed=0):
     """A training function over two contexts, its model, and its learning rate in a shared variable."""
     model, rate = dense_model(seed), theano.shared(np.float32(0.1), 'rate')
