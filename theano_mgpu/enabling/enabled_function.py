@@ -3,18 +3,19 @@ import threading
 import time
 
 import theano
+from theano.compile.sharedvalue import SharedVariable
 
 from ..errors import GraphError, LengthError, MgpuError
 from ..graphs.graph import substitute
 from ..graphs.updates import with_givens
 from ..options import Options
 from ..parallel_function import ParallelFunction
+from ..patches.theano_functions import shown
 from ..placement.layout import mesh_for
 from ..program import CannotCut
 from ..program.parallel_graph import choose_ranks
-from ..patches.theano_functions import shown
 from .batch_finder import BatchFinder
-from .function_call import FunctionCall, LeftToPlain, SubsetError, explicit_inputs
+from .function_call import FunctionCall, LeftToPlain, explicit_inputs
 
 WARM_UP = 2        # calls before those that count
 COUNTED = 3        # calls that count, on one device and over the contexts
@@ -45,7 +46,8 @@ class Definition:
         self.inputs = [given for given, _ in explicit_inputs(function)]
         self.outputs = [output.variable for output in maker.outputs]
         self.states = [given.update for given in self.inputs if given.update is not None]
-        self.updates = {given.variable: given.update for given in maker.inputs if given.shared and given.update is not None}
+        self.updates = {given.variable: given.update for given in maker.inputs
+                        if given.shared and given.update is not None}
 
     def copied(self, swap, delete_updates):
         """Return the Definition of a copy, see `Function.copy`."""
@@ -59,7 +61,7 @@ class Definition:
         return new
 
     def on_host(self, subset=None):
-        """Return outputs, those of a list of numbers or all of them, with new states, and updates, of host variables."""
+        """Return all outputs, or those of a list of numbers, with new states; and updates; of host variables."""
         outputs = self.outputs if subset is None else [self.outputs[i] for i in subset]
         return with_givens(outputs + self.states, self.updates, None, no_default_updates=True)
 
@@ -143,8 +145,8 @@ class EnabledFunction:
         return results
 
     def _is_for_plain(self, failure):
-        """Return whether plain Theano is to compute what has failed; None is an error of the arguments, Theano's own."""
-        if failure is None or isinstance(failure, SubsetError):
+        """Return whether plain Theano is to compute what has failed; None if the arguments are at fault."""
+        if failure is None:
             return False
         if isinstance(failure, (LeftToPlain, LengthError)):
             return True
@@ -218,9 +220,9 @@ class EnabledFunction:
 
     def _inputs(self):
         """The variables of the explicit inputs."""
-        for given in self._definition.inputs:
-            if isinstance(given.value, theano.gof.Container):
-                raise Refusal('theano.In(%s) has the value of another container' % given.variable)
+        for given in self._function.maker.expanded_inputs:
+            if isinstance(given.value, theano.gof.Container) != isinstance(given.variable, SharedVariable):
+                raise Refusal('theano.In(%s) has the value of a container' % given.variable)
         return [given.variable for given in self._definition.inputs]
 
     def _compiled(self, inputs, outputs, updates, **options):

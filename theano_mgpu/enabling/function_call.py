@@ -1,4 +1,4 @@
-"""A call of a `theano.function` whose graph something else computes: Theano takes its arguments, and packs its results."""
+"""A call of a `theano.function`, in which something else than Theano computes the graph."""
 from theano.compile.function_module import Function
 from theano.gof import vm
 
@@ -7,10 +7,6 @@ COMPUTE_SOME = vm.Stack, getattr(vm, 'CVM', vm.Stack)  # what runs a graph and c
 
 class LeftToPlain(Exception):
     """A call that plain Theano has to make."""
-
-
-class SubsetError(IndexError):
-    """An output was asked for that a function does not have."""
 
 
 class FunctionCall:
@@ -54,6 +50,8 @@ class FunctionCall:
         return self
 
     def __call__(self, output_subset=None):
+        if output_subset is not None:
+            _check_subset(output_subset, self._function)
         try:
             return self._outputs(output_subset)
         except Exception as error:
@@ -63,7 +61,8 @@ class FunctionCall:
     def _outputs(self, subset):
         found = [None] * len(self._function.output_storage)
         if subset is not None:
-            _check_subset(subset, self._function)
+            if not isinstance(self._function.fn, COMPUTE_SOME):
+                raise LeftToPlain('output_subset=%r is an error' % (subset,))
             subset = list(dict.fromkeys(subset))
         results = self._compute([container.storage[0] for _, container in self._inputs], subset)
         for i in range(self._function.n_returned_outputs) if subset is None else subset:
@@ -89,11 +88,11 @@ def explicit_inputs(function):
 
 
 def _check_subset(subset, function):
-    """Raise an error unless a list has the numbers of outputs, and plain Theano would compute these alone."""
-    if not isinstance(function.fn, COMPUTE_SOME) or type(subset) is not list or \
-            not all(isinstance(i, int) for i in subset):
-        raise LeftToPlain('output_subset=%r is an error' % (subset,))
+    """Raise an error unless a list has the numbers of outputs; Theano's own code writes to foreign memory then."""
+    if type(subset) is not list:
+        raise RuntimeError('Output_subset is not a list')
+    if not all(isinstance(i, int) for i in subset):
+        raise RuntimeError('Some elements of output_subset list are not int')
     if not all(0 <= i < function.n_returned_outputs for i in subset):
-        # Theano's compiled graph writes to memory that is not its own.
-        raise SubsetError('output_subset=%r, but the function has %d outputs, which are numbered from 0'
+        raise IndexError('output_subset=%r, but the function has %d outputs, which are numbered from 0'
                          % (subset, function.n_returned_outputs))
