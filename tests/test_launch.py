@@ -18,6 +18,7 @@ from theano_mgpu.distributed.mpi import import_mpi
 from theano_mgpu.distributed.process_group import Ranks
 from theano_mgpu.errors import ContextError, MgpuError
 from theano_mgpu.jobs import mpi_environment
+from theano_mgpu.utils import checksums
 
 import numpy as np
 import pytest
@@ -290,8 +291,8 @@ def test_samples_of_ranks():
 @pytest.mark.parametrize('change', [lambda x: x[::-1], lambda x: x + 1, lambda x: np.roll(x, 1, axis=1)])
 def test_batches_are_told_apart(change):
     x = np.random.RandomState(0).rand(100, 28, 28)
-    number = consistency.sampled_checksum(x)
-    assert consistency.sampled_checksum(change(x)) != number == consistency.sampled_checksum(x.copy())
+    number = checksums.sampled_checksum(x)
+    assert checksums.sampled_checksum(change(x)) != number == checksums.sampled_checksum(x.copy())
 
 
 def test_small_arrays_of_several_dtypes_are_added_at_once():

@@ -97,14 +97,6 @@ def test_without_the_hooks_values_are_stale(trained, monkeypatch):
     assert abs(function() - stale).max() > 0
 
 
-def test_a_borrowed_value_cannot_be_written_to_unseen(trained):
-    model = trained[0]
-    borrowed = model.params[0].get_value(borrow=True)
-    if isinstance(borrowed, np.ndarray):
-        with pytest.raises(ValueError, match='read-only'):
-            borrowed[...] = 0
-
-
 def test_two_functions_share_the_replicas(trained):
     model, step, reference, plain, x, labels = trained
     predict = mgpu.function(model.inputs[:1], model.probabilities)

@@ -5,9 +5,9 @@ import numpy as np
 
 from ..errors import BatchError, RankError
 from ..replicas.transfers import FlatBuffers, describe
+from ..utils.checksums import checksum, sampled_checksum
 from .process_group import ADD, CALL, COMPARE
 
-SAMPLED = 8  # rows of an argument, and elements along each of its other axes, that stand for all of them
 COMPARED = 256  # calls of a function that each rank computes whole, after which the ranks compare its results
 
 
@@ -82,7 +82,7 @@ def meet_for_batch(function, length, values):
         return [length]
     touched = [variable for variable in function.replicated() if variable.touched]
     alike = [value for value, split in zip(values or [], function.arguments.split) if not (sharded and split)]
-    ours = [length, checksum(variable.checksum() for variable in touched), checksum(map(sampled_checksum, alike))]
+    ours = [length, checksum([variable.checksum() for variable in touched]), sampled_checksum(alike)]
     found = ranks.meet((CALL, function.number, function.calls), ours)
     lengths, of_variables, of_values = found.T
     if sharded:
@@ -157,24 +157,3 @@ def _check_equal(ranks, numbers, error, text, form, remedy):
     if (numbers != numbers[0]).any():
         each = ', '.join('%s %s' % (ranks.name(rank), form % number) for rank, number in enumerate(numbers))
         raise error('%s: %s. %s' % (text, each, remedy))
-
-
-def checksum(numbers):
-    """One number of many."""
-    return zlib.crc32(np.array(list(numbers), 'int64').tobytes())
-
-
-def sampled_checksum(value):
-    """A number that tells batches apart, from a few of their rows and elements.
-
-    Parameters
-    ----------
-    value : ndarray
-
-    Returns
-    -------
-    int
-    """
-    if getattr(value, 'ndim', None) is None or value.size <= SAMPLED ** 2:
-        return zlib.crc32(np.asarray(value).tobytes())
-    return zlib.crc32(value[tuple(slice(None, None, 1 + (size - 1) // SAMPLED) for size in value.shape)].tobytes())

@@ -1,15 +1,21 @@
 """A `theano.function` of `enable`, and what runs in its place."""
+import threading
 import time
 
-from ..batches.arguments import Arguments
-from ..errors import BatchError, GraphError, LengthError, MgpuError
-from ..graphs.updates import as_dict, with_givens
+import theano
+from theano.compile.sharedvalue import SharedVariable
+
+from ..errors import GraphError, LengthError, MgpuError
+from ..graphs.graph import substitute
+from ..graphs.updates import with_givens
 from ..options import Options
-from ..parallel_function import Packing, ParallelFunction
+from ..parallel_function import ParallelFunction
+from ..patches.theano_functions import shown
 from ..placement.layout import mesh_for
 from ..program import CannotCut
 from ..program.parallel_graph import choose_ranks
 from .batch_finder import BatchFinder
+from .function_call import FunctionCall, LeftToPlain, explicit_inputs
 
 WARM_UP = 2        # calls before those that count
 COUNTED = 3        # calls that count, on one device and over the contexts
@@ -18,23 +24,50 @@ SHORTEST = 0.5e-3  # seconds; a shorter call is not divided, since a step over c
 NOT_PLACED = '%s is placed on devices, but plain Theano runs it on one: %s'
 
 
-def definition(given):
-    """The graph of a `theano.function`.
+class Definition:
+    """The graph of a `theano.function`, with givens and default updates, before Theano's optimiser.
 
     Parameters
     ----------
-    given : dict
-        The arguments of `theano.function`.
+    function : theano.compile.function_module.Function
 
-    Returns
-    -------
-    Packing, list of theano.Variable, dict of SharedVariable to theano.Variable
-        What a call returns, the outputs, and the updates, default updates included.
+    Attributes
+    ----------
+    inputs : list of theano.In
+        Those that a call may be given.
+    outputs : list of theano.Variable
+    states : list of theano.Variable
+        New values of the inputs that have an update, see `theano.In`.
+    updates : dict of SharedVariable to theano.Variable
     """
-    outputs, keys = given['outputs'], given['output_keys']
-    pack = Packing(dict(zip(keys, outputs)) if keys is not None else outputs)
-    return (pack,) + with_givens(pack.variables, as_dict(given['updates']), given['givens'],
-                                 given['no_default_updates'])
+
+    def __init__(self, function):
+        maker = function.maker
+        self.inputs = [given for given, _ in explicit_inputs(function)]
+        self.outputs = [output.variable for output in maker.outputs]
+        self.states = [given.update for given in self.inputs if given.update is not None]
+        self.updates = {given.variable: given.update for given in maker.inputs
+                        if given.shared and given.update is not None}
+
+    def copied(self, swap, delete_updates):
+        """Return the Definition of a copy, see `Function.copy`."""
+        new, swap = object.__new__(Definition), swap or {}
+        updates = {} if delete_updates else self.updates
+        graph = substitute(self.outputs + self.states + list(updates.values()), swap)
+        n = len(self.outputs), len(self.outputs) + len(self.states)
+        new.inputs, new.outputs = self.inputs, graph[:n[0]]
+        new.states = [] if delete_updates else graph[n[0]:n[1]]
+        new.updates = dict(zip([swap.get(variable, variable) for variable in updates], graph[n[1]:]))
+        return new
+
+    def on_host(self, subset=None):
+        """Return all outputs, or those of a list of numbers, with new states; and updates; of host variables."""
+        outputs = self.outputs if subset is None else [self.outputs[i] for i in subset]
+        return with_givens(outputs + self.states, self.updates, None, no_default_updates=True)
+
+
+class Refusal(GraphError):
+    """Why a function is not divided."""
 
 
 class EnabledFunction:
@@ -44,24 +77,32 @@ class EnabledFunction:
     ----------
     enabled : Enabled
     function : theano.compile.function_module.Function
-    given : dict
-        The arguments of `theano.function`.
     usage : FunctionUsage
-
-    Attributes
-    ----------
-    step : ParallelFunction or None
+    definition : Definition, optional
+        That of the function by default. Of a copy, Theano has kept the optimised graph alone.
     """
 
-    def __init__(self, enabled, function, given, usage):
-        self._enabled, self._function, self._given, self._usage = enabled, function, given, usage
-        self._ranks = choose_ranks(None)
-        self.step = None
-        self._seconds = []
-        self._run = self._divide if enabled.always else self._measure_plain
+    def __init__(self, enabled, function, usage, definition=None):
+        self._enabled, self._function, self._usage = enabled, function, usage
+        self._definition = definition or Definition(function)
+        self._ranks, self._lock = choose_ranks(None), threading.RLock()
+        self._steps = {}  # for each subset of the outputs that was asked for, None for all, its ParallelFunction
+        self._seconds, self._has_batch = [], False
+        self._run = self._over_contexts if enabled.always else self._measure_plain
+
+    @property
+    def step(self):
+        """The ParallelFunction of all outputs, or of some where all were never asked for."""
+        return next(iter(self._steps.values()), None)
 
     def __call__(self, args, kwargs):
         return self._run(args, kwargs)
+
+    def copied(self, function, swap, delete_updates):
+        """Have a copy of the function run over the contexts, too."""
+        usage = self._enabled.report.usage(shown(function.name))
+        function.mgpu_divided = type(self)(self._enabled, function, usage,
+                                           self._definition.copied(swap, delete_updates))
 
     def _measure_plain(self, args, kwargs):
         results, seconds = self._timed(self._plain, args, kwargs)
@@ -69,31 +110,8 @@ class EnabledFunction:
             if seconds < SHORTEST:
                 self._stay('a call takes %.2g ms, too short to divide' % (seconds * 1e3))
             else:
-                self._run, self._one = self._divide, seconds
+                self._run, self._one = self._measure_several, seconds
         return results
-
-    def _divide(self, args, kwargs):
-        """Make the first call over the contexts; or stay with plain Theano."""
-        refusal = None
-        try:
-            self.step = self._made(args, kwargs)
-        except BatchError:  # wrong arguments: plain Theano raises the error
-            pass
-        except GraphError as error:
-            if self._enabled.strict and self._has_batch:
-                raise
-            refusal = str(error)
-        if refusal is not None:
-            self._stay(refusal)
-            if self._has_batch:
-                self._enabled.tell('%s stays on one device: %s' % (self._usage.name, refusal))
-        if self.step is None:
-            return self._plain(args, kwargs)
-        if self._enabled.verifies:
-            self.step.verify(*args, **kwargs).show(self._usage.name, self._enabled.strict)
-        self._usage.run_on(self.step.contexts, 'divided')
-        self._run = self._over_contexts if self._enabled.always else self._measure_several
-        return self._run(args, kwargs)
 
     def _measure_several(self, args, kwargs):
         results, seconds = self._timed(self._over_contexts, args, kwargs)
@@ -110,34 +128,69 @@ class EnabledFunction:
         return self._function.plain_call(*args, **kwargs)
 
     def _over_contexts(self, args, kwargs):
-        failure = None
+        # One line, because Ctrl-C may raise between two lines, after the lock is taken and before `with` can free it.
+        with self._lock: return self._call(args, kwargs)  # noqa: E701
+
+    def _call(self, args, kwargs):
+        call = FunctionCall(self._function, self._compute)
         try:
-            results = self._pack(self.step.step(args, kwargs))
-            self._usage.add(self.step.samples)
-            return results
-        except LengthError:
-            return self._of_another_length(args, kwargs)
-        except Exception as error:
-            if self._ranks.size > 1 or self._enabled.strict:
+            return call.run(args, kwargs)
+        except Exception:
+            failure = call.failure
+            if not self._is_for_plain(failure):
                 raise
-            failure = str(error)
+        call.undo()
         results = self._plain(args, kwargs)  # raises plain Theano's error if the arguments are wrong
-        if failure is not None:
-            self._stay('it failed over the contexts: %s' % failure)
-            self._enabled.tell('%s continues on one device: %s' % (self._usage.name, failure))
+        self._note_failure(failure)
         return results
 
-    def _of_another_length(self, args, kwargs):
-        """Compute for arguments that are not such a batch as the first ones; or raise plain Theano's error."""
-        return self._plain(args, kwargs)
+    def _is_for_plain(self, failure):
+        """Return whether plain Theano is to compute what has failed; None if the arguments are at fault."""
+        if failure is None:
+            return False
+        if isinstance(failure, (LeftToPlain, LengthError)):
+            return True
+        if isinstance(failure, Refusal):
+            return not (self._enabled.strict and self._has_batch)
+        return self._ranks.size == 1 and not self._enabled.strict
+
+    def _note_failure(self, failure):
+        """Stay with plain Theano from now on, unless the failure was that of one call."""
+        if isinstance(failure, (LeftToPlain, LengthError)):
+            return
+        refused = isinstance(failure, Refusal)
+        self._stay(str(failure) if refused else 'it failed over the contexts: %s' % failure)
+        if self._has_batch:
+            self._enabled.tell('%s %s on one device: %s' % (self._usage.name, 'stays' if refused else 'continues',
+                                                            failure))
+
+    def _compute(self, values, subset):
+        """Compute some outputs, and the new values of inputs that have an update, over the contexts."""
+        key = None if subset is None else tuple(subset)
+        if key not in self._steps:
+            self._steps[key] = self._first_step(values, subset)
+        step = self._steps[key]
+        results = step.step(values, {})
+        self._usage.add(step.samples)
+        return results
+
+    def _first_step(self, values, subset):
+        """Make the function over the contexts for arguments like these; a Refusal if there is none."""
+        step = self._divided(values, subset)
+        if self._enabled.verifies:
+            step.verify(*values).show(self._usage.name, self._enabled.strict)
+        self._usage.run_on(step.contexts, 'divided')
+        return step
 
     def _stay(self, why):
         self._usage.run_on([], why)
-        self.step = self._run = None
+        self._steps, self._run = {}, None
         del self._function.mgpu_divided
 
     def _timed(self, run, args, kwargs):
         """Results, and after enough calls the seconds that one takes, the same number on every rank; None before."""
+        if kwargs.get('output_subset') is not None:
+            return run(args, kwargs), None  # it takes less time than the others
         began = time.perf_counter()
         results = run(args, kwargs)
         self._seconds.append(time.perf_counter() - began)
@@ -146,33 +199,35 @@ class EnabledFunction:
         seconds, self._seconds = min(self._seconds[WARM_UP:]), []
         return results, max(self._ranks.everyones(int(seconds * 1e9))) / 1e9
 
-    def _made(self, args, kwargs):
-        """The ParallelFunction for arguments like these; a GraphError if there is none."""
-        self._has_batch = False
-        given = self._given
-        self._pack, variables, updates = definition(given)
-        arguments = Arguments(given['params'], {}, given['allow_input_downcast'])
-        finder = BatchFinder(arguments.inputs, variables + list(updates.values()), updates)
-        values = arguments.bind(args, kwargs)
+    def _divided(self, values, subset):
+        """The ParallelFunction that divides arguments like these; a Refusal if there is none."""
+        outputs, updates = self._definition.on_host(subset)
+        inputs = self._inputs()
+        finder = BatchFinder(inputs, outputs + list(updates.values()), updates)
         refusal = None
         for axes, length in finder.candidates(values) if finder else ():
             self._has_batch = True
             try:
-                return self._compiled(variables, updates, samples=axes, length=length, example=values,
+                return self._compiled(inputs, outputs, updates, samples=axes, length=length, example=values,
                                       must_divide=True)
             except MgpuError as error:
                 refusal = refusal or error
         if refusal is None:
-            raise GraphError('no batch enters it')
+            raise Refusal('no batch enters it')
         cut = isinstance(refusal.__cause__, CannotCut)
         # The text says all that the errors before this one do.
-        raise GraphError('it cannot be computed in parts: %s' % refusal.__cause__ if cut else str(refusal)) from None
+        raise Refusal('it cannot be computed in parts: %s' % refusal.__cause__ if cut else str(refusal)) from None
 
-    def _compiled(self, variables, updates, **options):
-        given = self._given
-        return ParallelFunction(given['params'], variables, updates, no_default_updates=True,
-                                contexts=self._enabled.contexts(), mode=given['mode'], name=given['name'],
-                                allow_input_downcast=given['allow_input_downcast'], **options)
+    def _inputs(self):
+        """The variables of the explicit inputs."""
+        for given in self._function.maker.expanded_inputs:
+            if isinstance(given.value, theano.gof.Container) != isinstance(given.variable, SharedVariable):
+                raise Refusal('theano.In(%s) has the value of a container' % given.variable)
+        return [given.variable for given in self._definition.inputs]
+
+    def _compiled(self, inputs, outputs, updates, **options):
+        return ParallelFunction(inputs, outputs, updates, no_default_updates=True, contexts=self._enabled.contexts(),
+                                mode=self._function.maker.mode, name=self._function.name, **options)
 
 
 class PlacedFunction(EnabledFunction):
@@ -182,48 +237,56 @@ class PlacedFunction(EnabledFunction):
     as it is on the first replica.
     """
 
-    _whole = None
-
-    def __init__(self, enabled, function, given, usage):
-        super().__init__(enabled, function, given, usage)
-        self._run = self._place
-
-    def _place(self, args, kwargs):
-        """Make the first call over the devices; or stay with plain Theano, and say why."""
-        try:
-            self.step = self._divided_or_whole(args, kwargs)
-        except MgpuError as error:
-            if self._enabled.strict:
-                raise GraphError(NOT_PLACED % (self._usage.name, error)) from error
-            self._stay(str(error))
-            self._enabled.tell(NOT_PLACED % (self._usage.name, error))
-            return self._plain(args, kwargs)
-        if self._enabled.verifies:
-            self.step.verify(*args, **kwargs).show(self._usage.name, self._enabled.strict)
-        self._usage.run_on(self.step.contexts, 'placed')
+    def __init__(self, enabled, function, usage, definition=None):
+        super().__init__(enabled, function, usage, definition)
+        self._whole = {}  # as `_steps`
         self._run = self._over_contexts
-        return self._run(args, kwargs)
 
-    def _divided_or_whole(self, args, kwargs):
-        self._pack, outputs, updates = definition(self._given)
+    def _is_for_plain(self, failure):
+        return super()._is_for_plain(failure) and not (isinstance(failure, Refusal) and self._enabled.strict)
+
+    def _note_failure(self, failure):
+        if isinstance(failure, Refusal):
+            self._stay(failure.why)
+            self._enabled.tell(str(failure))
+        else:
+            super()._note_failure(failure)
+
+    def _compute(self, values, subset):
+        try:
+            return super()._compute(values, subset)
+        except LengthError:  # this call alone: the next one may have the usual length again
+            step = self._as_it_is(subset)
+            results = step.step(values, {})
+            self._usage.add(step.samples)
+            return results
+
+    def _first_step(self, values, subset):
+        """Make the function over the devices; or a Refusal, which says why."""
+        try:
+            step = self._divided_or_whole(values, subset)
+        except MgpuError as error:
+            refusal = Refusal(NOT_PLACED % (self._usage.name, error))
+            refusal.why = str(error)
+            raise refusal from error
+        if self._enabled.verifies:
+            step.verify(*values).show(self._usage.name, self._enabled.strict)
+        self._usage.run_on(step.contexts, 'placed')
+        return step
+
+    def _divided_or_whole(self, values, subset):
+        outputs, updates = self._definition.on_host(subset)
         mesh = mesh_for(outputs + list(updates.values()) + list(updates), self._enabled.contexts())
         if len(mesh.replicas) > 1 or self._ranks.size > 1 or Options().micro_batches > 1:
             try:
-                return self._made(args, kwargs)
+                return self._divided(values, subset)
             except GraphError as error:
                 if self._has_batch:
                     self._enabled.tell('%s runs on one replica of its devices: %s' % (self._usage.name, error))
-        return self._as_it_is()
+        return self._as_it_is(subset)
 
-    def _as_it_is(self):
-        if self._whole is None:
-            self._pack, *graph = definition(self._given)
-            self._whole = self._compiled(*graph, samples={}, whole=True)
-        return self._whole
-
-    def _of_another_length(self, args, kwargs):
-        """This call alone: the next one may have the usual length again."""
-        step = self._as_it_is()
-        results = self._pack(step.step(args, kwargs))
-        self._usage.add(step.samples)
-        return results
+    def _as_it_is(self, subset):
+        key = None if subset is None else tuple(subset)
+        if key not in self._whole:
+            self._whole[key] = self._compiled(self._inputs(), *self._definition.on_host(subset), samples={}, whole=True)
+        return self._whole[key]

@@ -91,6 +91,7 @@ def disable():
 @functools.lru_cache(None)
 def _attach_once():
     theano_functions.after_each_function(_attach, first=True)
+    theano_functions.divide_copies()
 
 
 def _attach(function, given):
@@ -132,7 +133,7 @@ class Enabled:
             if placed:
                 self.tell(NOT_PLACED % (usage.name, obstacle))
         else:
-            function.mgpu_divided = (PlacedFunction if placed else EnabledFunction)(self, function, given, usage)
+            function.mgpu_divided = (PlacedFunction if placed else EnabledFunction)(self, function, usage)
 
 
 def has_one_cpu(contexts):

@@ -6,8 +6,8 @@ import zlib
 import numpy as np
 
 from ..checkpoints import training_state
-from ..distributed.consistency import checksum, sampled_checksum
 from ..errors import warn
+from ..utils.checksums import sampled_checksum
 
 ARGUMENTS = ('epochs', 'batch_size', 'steps', 'samples', 'do_validation')
 
@@ -54,7 +54,7 @@ class FitRecord:
 
     def add_inputs(self, inputs):
         """Add a batch to the checksums."""
-        number = checksum(map(sampled_checksum, inputs))
+        number = sampled_checksum(list(inputs))
         if self.first_batch is None:
             self.first_batch = number
         self.all_batches = zlib.crc32(b'%d' % number, self.all_batches)

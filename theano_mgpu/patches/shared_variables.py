@@ -28,8 +28,9 @@ def watch(variable, watcher):
     watcher : object
         Its ``before_read()`` is called before the variable's value is read, ``before_write()`` and
         ``after_write()`` around a change, by get_value, set_value, or any Theano function over the variable; its
-        ``step_locks`` are held during the change, see `add_step_lock`; ``read_only`` says that a borrowed value must
-        not be written to, since such a write would go unnoticed. The caller keeps the watcher alive.
+        ``step_locks`` are held during the change, see `add_step_lock`; ``read_only`` says that there are copies, which
+        would miss a write to a borrowed value: an array on the host is then made read-only, and ``lend()`` is called
+        before one on a device is given away. The caller keeps the watcher alive.
     """
     global _generation
     with _adding:
@@ -102,9 +103,12 @@ def _wrap_accessors(cls):
                 return original(self, borrow, return_internal_type)
             watcher.before_read()
             value = original(self, borrow, return_internal_type)
-            if borrow and watcher.read_only and hasattr(value, 'setflags'):
-                value = value.view()
-                value.setflags(write=False)
+            if borrow and watcher.read_only:
+                if hasattr(value, 'setflags'):
+                    value = value.view()
+                    value.setflags(write=False)
+                elif value is self.container.storage[0]:
+                    watcher.lend()
             return value
         return get_value
 

@@ -134,3 +134,23 @@ def _call_hooks():
             any(attach(function, given.arguments) for attach in _hooks)
         return function
     module.pfunc = pfunc
+
+
+def divide_copies():
+    """Have a copy of a function that runs over contexts run over them, too.
+
+    Without this, `Function.copy` makes a function that runs on one device.
+    """
+    from theano.compile.function_module import Function
+    original = Function.copy
+    parameters = inspect.signature(original)
+
+    @functools.wraps(original)
+    def copy(self, *args, **kwargs):
+        function, divided = original(self, *args, **kwargs), self.mgpu_divided
+        if divided is not None and not function.profile:
+            given = parameters.bind(self, *args, **kwargs)
+            given.apply_defaults()
+            divided.copied(function, given.arguments['swap'], given.arguments['delete_updates'])
+        return function
+    Function.copy = copy

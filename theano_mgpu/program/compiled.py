@@ -153,6 +153,8 @@ class CompiledProgram:
         for variable in self.variables:  # of all parts, since another function may have divided some of them otherwise
             if variable.divided and (self.divided is None or variable.divided != self.divided.gather):
                 variable.divided()
+            if variable.lent:
+                variable.note_edits()
         for part in self._all_parts():
             part.graph.refresh(part.is_share)
 

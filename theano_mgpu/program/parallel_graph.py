@@ -18,6 +18,7 @@ from ..executors import TaskError, make_executor
 from ..graphs import graph
 from ..graphs.audit import audit
 from ..jobs import mpi_environment
+from ..replicas.copies import give_value
 from ..replicas.replicated import replicated
 from ..utils import progress
 from .advice import memory_explained, replica_error
@@ -179,7 +180,7 @@ def share_first_values(ranks, variables):
     new = _new_on_a_rank(ranks, variables)
     if ranks.size > 1 and new:
         for variable, value in zip(new, ranks.broadcast([variable.value() for variable in new])):
-            variable.variable.container.value = value
+            give_value(variable.variable, value)
             variable.after_write()
     for variable in new:
         variable.shared, variable.touched = True, False

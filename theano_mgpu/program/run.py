@@ -111,7 +111,8 @@ class Runner:
         ----------
         batch : Batch
         transaction : Transaction
-            Takes the new states of random streams.
+            Takes the new states of random streams of which each context has its own. Other new values are left in
+            ``batch.new``: what comes after the stages reads the old ones.
         meanwhile : callable, optional
             Called once the last stage has been launched.
         """
@@ -136,7 +137,7 @@ class Runner:
             if meanwhile is not None and number == len(self.compiled.stages) - 1:
                 meanwhile()
             new += self._finish(launched, batch, transaction)
-        self._store(new, transaction)
+        batch.new = new
 
     def _launch(self, cycle, batch):
         """Start the parts of a clock cycle, each on the shards of its round."""
@@ -207,7 +208,7 @@ class Runner:
         dict of theano.Variable to (ndarray or pygpu.gpuarray.GpuArray)
             The results among them.
         """
-        results, new = {}, []
+        results, new = {}, list(batch.new)
         for part in self.compiled.parts:
             contexts = part.graph.contexts[:1] if batch.alone else part.graph.contexts
             arguments = self._broadcast(part, contexts, batch.common)

@@ -86,9 +86,15 @@ class Batch:
         Whether this rank has none, and takes part with a sample that does not count.
     alone : bool
         Whether one replica has the whole batch: what it computes stays on its device.
+
+    Attributes
+    ----------
+    new : list of (Replicated, list of Context, list, list of Context)
+        New values that the stages have made, as `Runner` stores them.
     """
 
     def __init__(self, rounds: List[List[Shard]], common: Values, lengths: List[int], idle: bool = False,
                  alone: bool = False):
         self.rounds, self.common, self.lengths, self.idle, self.alone = rounds, common, lengths, idle, alone
+        self.new: List[Any] = []
         self.shards = sorted((shard for round_ in rounds for shard in round_), key=lambda shard: shard.span)

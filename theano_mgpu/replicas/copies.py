@@ -8,12 +8,30 @@ from theano.tensor.sharedvar import TensorSharedVariable
 
 from ..devices.contexts import check_process
 from ..graphs.graph import fits_gpu, host_type
+from ..utils.checksums import checksum
 
 
 def host_value(shared):
     """A copy of a shared variable's value on the host, without asking its watcher."""
     value = shared.container.storage[0]
     return np.asarray(value) if isinstance(shared.type, GpuArrayType) else copy.deepcopy(value)
+
+
+def give_value(shared, value):
+    """Give a shared variable a value in the memory that it has, if the value fits: the user may have lent the memory.
+
+    Parameters
+    ----------
+    shared : SharedVariable
+    value : object
+        Of the variable's type on the host.
+    """
+    here = shared.container.storage[0]
+    fits = isinstance(here, np.ndarray) and (here.shape, here.dtype) == (np.shape(value), getattr(value, 'dtype', None))
+    if fits and here.flags.writeable:
+        here[...] = value
+    elif checksum(here) != checksum(value):
+        shared.container.value = value
 
 
 def current_value(copies):
@@ -43,6 +61,12 @@ def current_value(copies):
     return host_value(copies[-1])
 
 
+def lies_on_device(context, variable):
+    """Return whether a context's replica of a shared variable lies on its device, and not on the host."""
+    on_gpu = context.kind != 'cpu' and (fits_gpu(variable) or isinstance(variable.type, GpuArrayType))
+    return on_gpu and variable.type.ndim > 0  # scalars stay on the host, where Theano keeps them too
+
+
 def copy_on(context, variable, value):
     """A new shared variable on a context, of the user's variable's type.
 
@@ -57,9 +81,7 @@ def copy_on(context, variable, value):
     -------
     SharedVariable
     """
-    on_gpu = context.kind != 'cpu' and (fits_gpu(variable) or isinstance(variable.type, GpuArrayType))
-    # Scalars stay on the host, where Theano keeps them too.
-    if on_gpu and variable.type.ndim > 0:
+    if lies_on_device(context, variable):
         return theano.shared(value, name=variable.name, target=context.name,
                              broadcastable=variable.type.broadcastable)
     return _host_shared(variable, value)

@@ -6,15 +6,15 @@ the step itself wrote. A value that anybody sets, at whatever time, is a new ver
 import contextlib
 import sys
 import threading
-import zlib
 
-import numpy as np
 from theano.gpuarray.type import GpuArrayType
 
 from ..devices.contexts import is_fork
 from ..errors import GraphError, MgpuError
 from ..patches.shared_variables import watch, watcher_of
-from .copies import copy_on, current_value, host_value
+from ..utils.checksums import checksum
+from .borrowed import Lent, is_lent
+from .copies import copy_on, current_value, host_value, lies_on_device
 from .random_streams import is_random_state, replica_state
 
 _counting = threading.Lock()  # two threads that set a variable at once make two versions
@@ -76,8 +76,9 @@ class Replicated:
     """A shared variable of the user's and its copies on contexts.
 
     The copies hold the truth after a step, the variable after it was set; each is brought up to
-    date from the other when it is needed, and not before. On a master of kind ``cpu`` the variable
-    is itself the replica, and nothing is ever copied.
+    date from the other when it is needed, and not before. On the host (contexts of kind ``cpu``, and what stays there
+    on others) the variable is itself the replica: nothing is copied, and what the user edits in borrowed memory counts
+    for every replica, as in plain Theano.
 
     Attributes
     ----------
@@ -103,6 +104,7 @@ class Replicated:
         self.version = 0
         self.divided = None
         self.step_locks = []
+        self.lent = None  # a Lent while the user may edit the value in place, unseen by copies on devices
         self._held = {variable: 0}  # the version that each replica, and the variable, has
         watch(variable, self)
 
@@ -148,10 +150,30 @@ class Replicated:
                 version = self.version  # before the value is read: one that is set meanwhile is another version
                 replica.container.value = self._value_for(context)
                 self._held[replica] = version
+                self._watch_lent_memory()
 
     def commit(self, contexts):
         """The copies on these contexts, and they alone, have a new value that is the same on each."""
         self._new_version(self.copies[context] for context in contexts if context in self.copies)
+
+    def _watch_lent_memory(self):
+        """A copy has the variable's value: watch the value for edits in place, if somebody else refers to it."""
+        is_home = self._held.get(self.variable) == self.version
+        if is_home and self.lent is None and is_lent(self.variable.container.storage):
+            self.lent = Lent(self.variable)
+
+    def lend(self):
+        """Watch the variable's value for edits in place: the user is about to refer to it."""
+        if self.lent is None:
+            self.lent = Lent(self.variable)
+
+    def note_edits(self):
+        """Take an edit in place of the variable's value as a new version."""
+        if self._held.get(self.variable) == self.version and self.lent.is_edited():
+            self._new_version([self.variable])
+            self.touched = True
+        elif self.lent.is_over():
+            self.lent = None
 
     def divide(self, gather, is_here):
         """A step has left the new value on one process: this one, whose copy is current, or another.
@@ -204,6 +226,7 @@ class Replicated:
     def _new_version(self, replicas):
         with _counting:
             self.version += 1
+            self.lent = None
             self._held = dict.fromkeys(replicas, self.version)
 
     def _current(self):
@@ -218,23 +241,22 @@ class Replicated:
 
     def checksum(self):
         """A number that tells values apart, from the variable itself."""
-        value = self.value()
-        if isinstance(value, np.random.RandomState):
-            value = value.get_state()[1]
-        return zlib.crc32(np.asarray(value).tobytes())
+        return checksum(self.value())
 
     def _value_for(self, context):
         return current_value(self._current())
 
     def _is_home(self, context, index):
+        """Return whether the variable is itself the replica on a context, in the memory that the user may share."""
         if isinstance(self.variable.type, GpuArrayType):
             return self.variable.type.context_name == context.name
-        return index == 0 and context.kind == 'cpu'
+        return not lies_on_device(context, self.variable)
 
     def _copy(self, context):
         version = self.version
         replica = copy_on(context, self.variable, self._value_for(context))
         self._held[replica] = version
+        self._watch_lent_memory()
         return replica
 
 
@@ -258,6 +280,9 @@ class ReplicatedStream(Replicated):
                 for other in [self.variable] + [self.copies[c] for c, i in self._indices.items() if i == 0]:
                     if other is not self._master:
                         self._held.pop(other, None)
+
+    def _is_home(self, context, index):
+        return index == 0 and super()._is_home(context, index)
 
     def after_write(self):
         super().after_write()

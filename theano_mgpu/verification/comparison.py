@@ -2,7 +2,7 @@
 import numpy as np
 import theano
 
-from ..graphs.graph import host_graph, shared_variables
+from ..graphs.graph import host_graph, on_host, shared_variables, substitute
 from ..patches.theano_functions import plain_function
 from ..replicas.random_streams import is_random_state
 from ..utils.progress import passing_bar
@@ -24,6 +24,8 @@ class Verification:
 
     def __init__(self, inputs, outputs, new_values, mode):
         graph = host_graph(outputs + list(new_values.values()))
+        views = [variable for variable in shared_variables(graph) if hasattr(variable.tag, 'stands_for')]
+        graph = substitute(graph, {view: on_host(view.tag.stands_for) for view in views})  # values on a device, fetched
         self._names = [('output', output.name or 'number %d' % i) for i, output in enumerate(outputs)]
         self._names += [('new value', str(variable)) for variable in new_values]
         self._shared = shared_variables(graph)
