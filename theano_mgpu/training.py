@@ -271,11 +271,8 @@ class TrainingFunction(DataParallel):
             raise ValueError('every=%r: give the number of steps between checkpoints, 1 or more' % (every,))
         before = 0
         if self.ranks.by_first(functools.partial(self._begin_checkpoints, path)):
-            extra = training_state.load(path, self.variables(), self.contexts, self.ranks)
-            if 'calls' not in extra:
-                raise ValueError('%s does not say how many steps it comes after; give a file that step.checkpoint '
-                                 'wrote, or load this one with step.load' % path)
-            before = int(extra['calls'])
+            completed = functools.partial(training_state.completed_steps, path)
+            before = completed(training_state.load(path, self.variables(), self.contexts, self.ranks, completed))
         self._checkpoint = (path, every, before - self._completed, allow_nan)
         return before
 

@@ -2,10 +2,17 @@
 import errno
 import fcntl
 import os
+import re
 import socket
+import stat
 import weakref
 
 from ..errors import MgpuError, warn
+from ..utils.files import target_of
+
+CONTENT = re.compile(r'(process \d+ on host .*)?')  # it is empty until it is locked
+LONGEST = 1000  # bytes of it
+NO_LOCK = '%s is no lock of theano_mgpu: move it, or name another file for the checkpoints'
 
 _held = weakref.WeakValueDictionary()  # (path, process id) to CheckpointLock: a process may lock a file several times
 
@@ -24,9 +31,11 @@ def lock_checkpoint(path):
     Raises
     ------
     MgpuError
-        If another process has locked the file; the message names it.
+        If another process has locked the file; the message names it. If a file that is no lock has the lock's name.
+    OSError
+        If `path` cannot be a file, or the lock cannot be made.
     """
-    path = os.path.realpath(path)
+    path = os.path.realpath(target_of(path))
     lock = _held.get((path, os.getpid()))
     if lock is None:
         lock = _held[path, os.getpid()] = CheckpointLock(path)
@@ -48,7 +57,7 @@ class CheckpointLock:
         self._file = None
         name = path + '.lock'
         while self._file is None:
-            file = open(name, 'a+')
+            file = _opened(name)
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
@@ -73,14 +82,32 @@ class CheckpointLock:
                         % (path, file.read() or 'which has just begun')) from error
 
 
-def _is_at(file, name):
+def _opened(name):
+    """Open a lock, which is made if there is none; raise a MgpuError for anything that the package did not make."""
     try:
-        return os.path.samestat(os.fstat(file.fileno()), os.stat(name))
+        descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
+    except OSError as error:
+        if os.path.islink(name) or os.path.isdir(name):
+            raise MgpuError(NO_LOCK % name) from error
+        raise
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode) and status.st_nlink < 2 and \
+            CONTENT.fullmatch(os.pread(descriptor, LONGEST, 0).decode(errors='replace')):
+        return os.fdopen(descriptor, 'a+')
+    os.close(descriptor)
+    raise MgpuError(NO_LOCK % name)
+
+
+def _is_at(file, name):
+    """Return whether an open file still has its name."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.lstat(name))
     except FileNotFoundError:
         return False
 
 
 def _release(file, name, process):
-    if os.getpid() == process:  # a forked process has the object, but not the lock
+    """Remove a lock, if it is there: its folder may have been removed, and made again."""
+    if os.getpid() == process and _is_at(file, name):  # a forked process has the object, but not the lock
         os.remove(name)
     file.close()

@@ -1,8 +1,9 @@
 """Save and load a training state as .npz, without pickle."""
+import contextlib
+import itertools
 import json
 import os
 import re
-import zipfile
 
 import numpy as np
 
@@ -10,11 +11,13 @@ from ..errors import warn
 from ..replicas.copies import host_value
 from ..replicas.replicated import ReplicatedStream
 from ..utils.files import whole_file
+from . import state_file
+from .state_file import Damaged
 
-FORMAT = 'theano_mgpu training state 1'
 PREVIOUS = '.previous'
 
 _damaged = set()     # damaged files; they must not replace the intact ones before them
+_foreign = set()     # files that the user has been told that they are in the way of `PREVIOUS`
 _not_finite = set()  # files whose non-finite values the user has been warned about
 
 
@@ -46,28 +49,24 @@ def save(path, variables, contexts, ranks, extra=None, allow_nan=False):
 
 
 def _write(path, variables, streams, extra, allow_nan):
-    path = os.path.abspath(path)
+    path = os.path.realpath(path)  # of a link, the target is the file that is written
     names, values = [_name(variable) for variable in variables], [to_array(v.value()) for v in variables]
     if not allow_nan and not _all_finite(path, names, values):
         return
     arrays = {'extra/' + name: array for name, array in extra.items()}
-    arrays.update(format=np.array(FORMAT), names=np.array(names))
+    arrays.update(names=np.array(names))
     arrays.update(('value/%d' % i, value) for i, value in enumerate(values))
     for i in streams[0]:
         states = [state for of_rank in streams for state in of_rank[i]]
         arrays.update(('stream/%d/%d' % (i, replica), state) for replica, state in enumerate(states))
     previous = None if path in _damaged else path + PREVIOUS
-    with whole_file(path, previous) as unfinished, open(unfinished, 'wb') as f:
-        _save_arrays(f, arrays)
+    if previous not in _foreign and previous and os.path.lexists(previous) and not state_file.is_own(previous):
+        _foreign.add(previous)
+        warn('%s was not written by theano_mgpu: it stays as it is, and no checkpoint before the last one is kept. '
+             'Move it to keep one' % previous)
+    with whole_file(path, previous, is_own=state_file.is_own) as unfinished, open(unfinished, 'w+b') as f:
+        state_file.write(f, arrays)
     _damaged.discard(path)
-
-
-def _save_arrays(file, arrays):
-    """As numpy.savez, but without pickle, and the file is closed properly if the disk is full."""
-    with zipfile.ZipFile(file, 'w') as parts:
-        for name, array in arrays.items():
-            with parts.open(name + '.npy', 'w', force_zip64=True) as part:
-                np.lib.format.write_array(part, array, allow_pickle=False)
 
 
 def _all_finite(path, names, values):
@@ -85,12 +84,19 @@ def _streams(variables, contexts):
     found = {}
     for i, variable in enumerate(variables):
         if isinstance(variable, ReplicatedStream):
-            variable.refresh(contexts)
-            found[i] = [to_array(host_value(variable.copies[context])) for context in contexts]
+            found[i] = list(map(to_array, _states(variable, contexts)))
     return found
 
 
-def load(path, variables, contexts, ranks):
+def _states(variable, contexts):
+    """Return the states of a random stream on contexts; none for another variable."""
+    if not isinstance(variable, ReplicatedStream):
+        return []
+    variable.refresh(contexts)
+    return [host_value(variable.copies[context]) for context in contexts]
+
+
+def load(path, variables, contexts, ranks, check_extra=None):
     """Read variables from a file that `save` wrote. Every rank has to call it; rank 0 reads.
 
     Contexts that the file has no random streams for derive theirs from the master's.
@@ -99,6 +105,8 @@ def load(path, variables, contexts, ranks):
     ----------
     path, variables, contexts, ranks
         As for `save`; the contexts may differ.
+    check_extra : callable, optional
+        Called with the file's `extra`; raises a ValueError if that is not as it has to be.
 
     Returns
     -------
@@ -109,47 +117,99 @@ def load(path, variables, contexts, ranks):
     ------
     ValueError
         If the file is not a training state, has other variables, or is damaged and so is the one before it. Nothing is
-        changed then.
+        changed then, nor after any other error.
     """
-    saved = Saved(path, ranks, len(contexts))
+    def check(saved):
+        saved.check(variables)
+        if check_extra:
+            check_extra(saved.extra)
+    saved = read(path, ranks, len(contexts), check)
     saved.give(variables, contexts)
     return saved.extra
 
 
-class Saved:
-    """A file that `save` wrote, on every rank as rank 0 reads it; every rank has to make one.
+def read(path, ranks, n_contexts, check):
+    """Return a file as rank 0 reads it, a Saved; every rank has to make the call.
 
     Parameters
     ----------
     path : str
-        If the file is damaged, the state before it is read instead, with a warning.
+        If the file cannot be used, the state before it is read instead, with a warning.
     ranks : Ranks
     n_contexts : int
         Number of contexts of this process.
+    check : callable
+        Called with a Saved on rank 0; raises a ValueError if the file cannot be used.
+
+    Raises
+    ------
+    ValueError
+        If neither the file nor the one before it can be used.
+    """
+    path, arrays = ranks.by_first(lambda: _usable(path, check))
+    return Saved(path, arrays, sum(ranks.everyones(n_contexts)[:ranks.rank]))
+
+
+def _usable(path, check):
+    """Return the path and the arrays of a file or, if it cannot be used, of the one before it."""
+    path = os.path.realpath(path) if os.path.islink(path) else os.fspath(path)
+    try:
+        return path, _checked(path, check)
+    except ValueError as error:
+        previous, arrays, damaged = path + PREVIOUS, None, isinstance(error, Damaged)
+        with contextlib.suppress(ValueError, OSError):  # it cannot be used either, or is missing
+            arrays = _checked(previous, check)
+        if arrays is None and damaged:
+            raise ValueError('%s is damaged, or no training state of theano_mgpu (%s), and there is no intact %s. Name '
+                             'another file, or remove it to begin anew' % (path, error, previous)) from error
+        if arrays is None:
+            raise
+        warn('%s: the state before it is taken, from %s'
+             % ('%s is damaged (%s)' % (path, error) if damaged else error, previous))
+    _damaged.add(os.path.realpath(path))
+    return previous, arrays
+
+
+def _checked(path, check):
+    """Return the arrays of a file; raise a ValueError if it cannot be used."""
+    arrays = state_file.read(path)
+    check(Saved(path, arrays))
+    return arrays
+
+
+class Saved:
+    """The content of a file that `save` wrote.
+
+    Parameters
+    ----------
+    path : str
+    arrays : dict of str to ndarray
+    first : int
+        Number of contexts of the ranks before this one.
 
     Attributes
     ----------
     extra : dict of str to ndarray
     """
 
-    def __init__(self, path, ranks, n_contexts):
+    def __init__(self, path, arrays, first=0):
         self.path = path
-        self._arrays = ranks.by_first(lambda: _read(path))
-        self._first = sum(ranks.everyones(n_contexts)[:ranks.rank])
-        self.extra = {key[len('extra/'):]: value for key, value in self._arrays.items() if key.startswith('extra/')}
+        self._arrays, self._first = arrays, first
+        self.extra = {key[len('extra/'):]: value for key, value in arrays.items() if key.startswith('extra/')}
 
     def give(self, variables, contexts):
-        """Set the values of variables; if the file has other variables, raise a ValueError and change nothing."""
+        """Set the values of variables, all or none; if the file has other variables, raise a ValueError."""
         self.check(variables)
-        for i, variable in enumerate(variables):
-            variable.variable.container.value = from_array(self._arrays['value/%d' % i])
-            variable.after_write()
-            if isinstance(variable, ReplicatedStream):
-                variable.refresh(contexts)
-                for replica, context in enumerate(contexts):
-                    state = self._arrays.get('stream/%d/%d' % (i, self._first + replica))
-                    if state is not None:
-                        variable.copies[context].container.value = from_array(state)
+        new = [self._value(i) for i in range(len(variables))]
+        old = []
+        try:
+            for variable, (value, states) in zip(variables, new):
+                old.append((variable.value(), _states(variable, contexts)))
+                _set(variable, value, states[self._first:], contexts)
+        except BaseException:  # an interrupt, too
+            for variable, (value, states) in zip(variables, old):
+                _set(variable, value, states, contexts)
+            raise
 
     def check(self, variables):
         """Raise a ValueError if the file has other variables."""
@@ -158,40 +218,48 @@ class Saved:
             raise ValueError('%s holds the variables %s, but this function has %s: load it into a function of the '
                              'same model and updates' % (self.path, ', '.join(saved), ', '.join(wanted)))
         for i, variable in enumerate(variables):
-            value, other = host_value(variable.variable), self._arrays['value/%d' % i]
-            if isinstance(value, np.ndarray) and (value.shape, value.dtype) != (other.shape, other.dtype):
-                raise ValueError('%s holds %s with shape %s and dtype %s, but this function has shape %s and dtype %s'
-                                 % (self.path, wanted[i], other.shape, other.dtype, value.shape, value.dtype))
+            ours = host_value(variable.variable)
+            value, states = self._value(i)
+            for theirs in [value] + states:
+                if _kind(ours) not in (None, _kind(theirs)):
+                    raise ValueError('%s holds %s with %s, but this function has %s'
+                                     % ((self.path, wanted[i]) + tuple(map(_described, (theirs, ours)))))
+
+    def _value(self, i):
+        """Return the value of a variable, and the states of its random streams, if it is one."""
+        keys = itertools.takewhile(self._arrays.__contains__, map(('stream/%d/%%d' % i).__mod__, itertools.count()))
+        return from_array(self._arrays['value/%d' % i]), [from_array(self._arrays[key]) for key in keys]
 
 
-def _read(path):
-    """The arrays of a file or, if it is damaged, of the one before it."""
-    path = os.fspath(path)
-    damage = _damage(path)
-    if damage:
-        previous = path + PREVIOUS
-        if not os.path.exists(previous) or _damage(previous):
-            raise ValueError('%s is damaged, or no training state of theano_mgpu (%s), and there is no intact %s. Name '
-                             'another file, or remove it to begin anew' % (path, damage, previous))
-        warn('%s is damaged (%s): the state before it is taken, from %s' % (path, damage, previous))
-        _damaged.add(os.path.abspath(path))
-        path = previous
-    with np.load(path, allow_pickle=False) as file:
-        arrays = {key: file[key] for key in file.files}
-    if str(arrays.get('format')) != FORMAT:
-        raise ValueError('%s is no training state of theano_mgpu; name a file that step.save wrote' % path)
-    return arrays
+def _set(variable, value, states, contexts):
+    """Give a variable a value and, if it is a random stream, a state on each context as far as there are states."""
+    variable.variable.container.value = value
+    variable.after_write()
+    if isinstance(variable, ReplicatedStream):
+        variable.refresh(contexts)
+        for context, state in zip(contexts, states):
+            variable.copies[context].container.value = state
 
 
-def _damage(path):
-    """What is wrong with a file, as text; None if the checksum of each of its parts is right."""
-    with open(path, 'rb') as f:
-        try:
-            with zipfile.ZipFile(f) as parts:
-                broken = parts.testzip()
-        except Exception as error:  # zipfile raises errors of many classes for damaged files
-            return '%s: %s' % (type(error).__name__, error)
-    return broken and 'the checksum of its part %s is wrong' % broken
+def _kind(value):
+    """Return the properties that two values of one variable have in common; None for other values than those saved."""
+    if isinstance(value, np.ndarray):
+        return value.shape, value.dtype
+    return 'the state of a random stream' if isinstance(value, np.random.RandomState) else None
+
+
+def _described(value):
+    """Return `_kind` as text."""
+    return 'shape %s and dtype %s' % _kind(value) if isinstance(value, np.ndarray) else _kind(value)
+
+
+def completed_steps(path, extra):
+    """Return the number of steps after which `TrainingFunction.checkpoint` wrote a file, given its `extra`."""
+    if 'calls' not in extra:
+        raise ValueError('%s does not say how many steps it comes after; give a file that step.checkpoint wrote, or '
+                         'load this one with step.load' % path)
+    with state_file.parsing('the number of steps'):
+        return int(extra['calls'])
 
 
 def _unnumbered(names):
@@ -213,10 +281,12 @@ def to_array(value):
 
 
 def from_array(array):
+    """Return the value that `to_array` was given; a Damaged if it cannot be that of one."""
     if array.dtype.kind != 'U':
         return array
     random_state = np.random.RandomState()
-    state = json.loads(str(array))
-    state['state']['key'] = np.array(state['state']['key'], 'uint32')
-    random_state.set_state(state)
+    with state_file.parsing('the state of a random stream'):
+        state = json.loads(str(array))
+        state['state']['key'] = np.array(state['state']['key'], 'uint32')
+        random_state.set_state(state)
     return random_state

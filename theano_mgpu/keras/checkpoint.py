@@ -185,9 +185,7 @@ class Checkpoint(keras.callbacks.Callback):
         return os.path.exists(self._file)
 
     def _read(self):
-        saved = training_state.Saved(self._file, self._step.ranks, len(self._step.contexts))
-        if 'fit' not in saved.extra:
-            raise ValueError('%s was not written by theano_mgpu.keras.Checkpoint; name another file' % self._file)
+        saved = training_state.read(self._file, self._step.ranks, len(self._step.contexts), self._check)
         record = FitRecord.from_arrays(saved.extra)
         if not self._run.finished:
             self._run.id = record.run
@@ -200,6 +198,14 @@ class Checkpoint(keras.callbacks.Callback):
         self._compare()
         self._done.begin = record.begin
         set_random_states(record.begin)  # the order of samples follows from these
+
+    def _check(self, saved):
+        """Raise a ValueError if a file cannot be used."""
+        if 'fit' not in saved.extra:
+            raise ValueError('%s was not written by theano_mgpu.keras.Checkpoint; name another file' % saved.path)
+        record = FitRecord.from_arrays(saved.extra)
+        if not self._run.finished or self._run.id == record.run:
+            saved.check(self._step.variables())
 
     def _save(self):
         self._done.stopped = self.model.stop_training

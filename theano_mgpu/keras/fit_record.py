@@ -6,6 +6,7 @@ import zlib
 import numpy as np
 
 from ..checkpoints import training_state
+from ..checkpoints.state_file import parsing
 from ..errors import warn
 from ..utils.checksums import sampled_checksum
 
@@ -99,16 +100,21 @@ class FitRecord:
             return {key[len(prefix):]: value for key, value in arrays.items() if key.startswith(prefix)}
 
         record = cls({})
-        record.run, record.fit = str(arrays['run']), json.loads(str(arrays['fit']))
-        record.lengths, record.stopped = arrays['lengths'].tolist(), bool(arrays['stopped'])
-        record.first_batch, record.all_batches = arrays['checksums'].tolist()
-        record.epochs = [{} for _ in record.lengths]
-        for key, values in named('logs/').items():
-            for i, value in zip(arrays['having/' + key], values):
-                record.epochs[i][key] = value
-        columns = named('results/')
-        record.batches = list(map(list, zip(*(columns[str(i)] for i in range(len(columns))))))
-        record.begin, record.end = named('begin/'), named('end/')
+        with parsing('the record of a fit'):
+            record.run, fit = str(arrays['run']), json.loads(str(arrays['fit']))
+            record.fit = dict(fit, **{name: fit[name] for name in ARGUMENTS})
+            record.lengths, record.stopped = [int(n) for n in arrays['lengths']], bool(arrays['stopped'])
+            record.first_batch, record.all_batches = arrays['checksums'].tolist()
+            record.epochs = [{} for _ in record.lengths]
+            logs = named('logs/')
+            for key, having in named('having/').items():
+                for i, value in zip(having, logs[key]):
+                    record.epochs[i][key] = value
+            columns = named('results/')
+            record.batches = list(map(list, zip(*(columns[str(i)] for i in range(len(columns))))))
+            record.begin, record.end = named('begin/'), named('end/')
+            for states in [record.begin] + [record.end] * bool(record.end):
+                _generators(states)
         return record
 
 
@@ -120,5 +126,14 @@ def random_states():
 
 
 def set_random_states(states):
-    np.random.set_state(training_state.from_array(states['numpy']).get_state())
-    random.setstate((random.getstate()[0], tuple(map(int, states['python'])), None))
+    """Give NumPy's and Python's random generators the states that `random_states` returned."""
+    for_numpy, for_python = _generators(states)
+    np.random.set_state(for_numpy)
+    random.setstate(for_python.getstate())
+
+
+def _generators(states):
+    """Return the state of NumPy's generator, and one of Python with the state that `random_states` returned."""
+    for_python = random.Random()
+    for_python.setstate((for_python.getstate()[0], tuple(map(int, states['python'])), None))
+    return training_state.from_array(states['numpy']).get_state(), for_python

@@ -1,19 +1,47 @@
-"""Files that are written completely or not at all."""
+"""Files that are written completely or not at all.
+
+The rules for each file that the package writes: a symbolic link is written through, so that the link stays and its
+target is replaced, in the target's folder. A folder or a device in the place of a file is an error. Nothing is removed
+or replaced beside the file itself, unless its name or its content shows that the package wrote it.
+"""
 import contextlib
+import errno
 import glob
 import os
 import shutil
 import socket
+import stat
 
 SUFFIX = '.unfinished'
 
 
+def target_of(path):
+    """Return the file that a path stands for: `path` itself or, of a symbolic link, the target, which may be missing.
+
+    Raises
+    ------
+    OSError
+        If a file cannot be there: a folder, a device or a pipe is, or links lead in a circle.
+    """
+    target = os.path.realpath(path) if os.path.islink(path) else os.fspath(path)
+    try:
+        mode = os.stat(target).st_mode
+    except FileNotFoundError:
+        return target
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, 'it is a folder, not a file', target)
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, 'it is a device or a pipe, not a file', target)
+    return target
+
+
 @contextlib.contextmanager
-def whole_file(path, previous=None, flush=True):
+def whole_file(path, previous=None, flush=True, is_own=None):
     """Write a file under a temporary name, which becomes `path` at the end of the ``with`` block unless that raises.
 
     An interrupted write leaves the old file intact: at every moment there is a complete file, the old one or the new
-    one. Temporary files of dead processes of this host are removed.
+    one. If `path` is a symbolic link, its target is replaced. Temporary files of dead processes of this host are
+    removed.
 
     Parameters
     ----------
@@ -22,37 +50,91 @@ def whole_file(path, previous=None, flush=True):
         A name for the old file, which is then kept.
     flush : bool
         Wait until the file is on the disk. Without that, it may be empty after a power failure.
+    is_own : callable, optional
+        Tells from a path whether the package wrote the file. A file of the name `previous` that it did not write
+        stays as it is, and the old file is not kept.
 
     Raises
     ------
     OSError
         If the file cannot be written; the message names `path`.
     """
-    unfinished = _unfinished(path)
+    unfinished = None
     try:
-        _remove_leftovers(path)
+        target = target_of(path)
+        _remove_leftovers(target)
+        unfinished = _made(_unfinished(target))
         yield unfinished
         if flush:
             _flush(unfinished)
         if previous is not None:
-            _keep(path, previous)
-        os.replace(unfinished, path)
+            _keep(target, previous, is_own)
+        os.replace(unfinished, target)
     except OSError as error:
-        text = '%s could not be written, and is as it was before: %s' % (path, error.strerror or error)
-        raise (OSError(error.errno, text) if error.errno else OSError(text)) from error
+        raise _explained(error, path) from error
     finally:
-        if os.path.exists(unfinished):
+        if unfinished is not None and os.path.exists(unfinished):
             os.remove(unfinished)
     if flush:
-        _flush_folder(os.path.dirname(path) or os.curdir)
+        flush_folder(os.path.dirname(target))
+
+
+@contextlib.contextmanager
+def whole_text(path):
+    """Open a text file for writing, which is written as by `whole_file`.
+
+    A device or a pipe, such as ``/dev/stdout``, is written to as it is.
+    """
+    if _is_stream(path):
+        try:
+            with open(path, 'w') as file:
+                yield file
+        except OSError as error:
+            raise _explained(error, path) from error
+    else:
+        with whole_file(path, flush=False) as unfinished, open(unfinished, 'w') as file:
+            yield file
+
+
+def check_writable(path):
+    """Raise an OSError if a file cannot be written; the file stays as it is."""
+    if not _is_stream(path):
+        try:
+            os.remove(_made(_unfinished(target_of(path))))
+        except OSError as error:
+            raise _explained(error, path) from error
+
+
+def _is_stream(path):
+    """Return whether a path is a device or a pipe, or stands for an open file of this process."""
+    try:
+        regular = stat.S_ISREG(os.stat(path).st_mode)
+    except OSError:
+        return False
+    of_process = os.path.islink(path) and os.path.abspath(path).startswith(('/dev/', '/proc/'))
+    return of_process or not (regular or os.path.isdir(path))
+
+
+def _explained(error, path):
+    """Return an OSError of the same number whose message names the file."""
+    text = '%s could not be written, and is as it was before: %s' % (path, error.strerror or error)
+    return OSError(error.errno, text) if error.errno else OSError(text)
 
 
 def _unfinished(path, pid=None):
     return '%s.%s.%s%s' % (path, socket.gethostname(), pid or os.getpid(), SUFFIX)
 
 
-def _keep(path, previous):
-    """Link the file `path` as `previous`, too."""
+def _made(path):
+    """Make a file, or empty it; an OSError if a link, a folder or a pipe has its name. Return the path."""
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666))
+    return path
+
+
+def _keep(path, previous, is_own):
+    """Link the file `path` as `previous`, too; a file of that name that the package did not write stays."""
+    if is_own and os.path.lexists(previous) and not is_own(previous):
+        return
     if not os.path.exists(path):
         if os.path.exists(previous):
             os.remove(previous)  # its newer version was removed by the user
@@ -65,7 +147,7 @@ def _keep(path, previous):
         try:
             os.link(path, second)
         except OSError:  # a file system without hard links
-            shutil.copyfile(path, second)
+            shutil.copyfile(path, _made(second))
             _flush(second)
         os.replace(second, previous)
     finally:
@@ -80,7 +162,8 @@ def _remove_leftovers(path):
         pid = found[len(prefix):-len(SUFFIX)]
         if pid.isdecimal() and pid != own and not _is_alive(int(pid)):
             with contextlib.suppress(FileNotFoundError):  # another process has removed it
-                os.remove(found)
+                if stat.S_ISREG(os.lstat(found).st_mode):
+                    os.remove(found)
 
 
 def _is_alive(pid):
@@ -88,7 +171,7 @@ def _is_alive(pid):
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # a process of another user
+    except (OSError, OverflowError):  # a process of another user; a number that no process has
         return True
     return True
 
@@ -102,8 +185,9 @@ def _flush(path):
         os.close(descriptor)
 
 
-def _flush_folder(folder):
+def flush_folder(folder):
+    """Wait until the entries of a folder are on the disk, where the file system can tell."""
     try:
-        _flush(folder)
+        _flush(folder or os.curdir)
     except OSError:
         pass  # not supported by some file systems: after a power failure they may show the old file

@@ -1,0 +1,312 @@
+"""Bugs that were found and fixed, each under its symptom: checkpoints that are damaged, or no checkpoints."""
+import io
+import os
+import shutil
+import warnings
+import zipfile
+
+import theano_mgpu as mgpu
+from theano_mgpu.checkpoints import state_file, training_state
+from theano_mgpu.checkpoints.lock import lock_checkpoint
+from theano_mgpu.distributed.process_group import Ranks
+from theano_mgpu.replicas.replicated import replicated
+
+import numpy as np
+import pytest
+import theano
+
+
+def variables(start=0.0):
+    """Two variables and a random stream that each context draws from; no function is compiled."""
+    w = theano.shared(np.full((2, 3), start, 'float32'), name='w')
+    v = theano.shared(np.full(2, start + 1), name='v')
+    stream = theano.shared(np.random.RandomState(int(start)), name='stream')
+    found = [replicated(w), replicated(v), replicated(stream, independent=True)]
+    for i, context in enumerate(mgpu.contexts()):
+        found[2].on(context, i)
+    return found
+
+
+def values(found):
+    return [str(training_state.to_array(variable.value()).tolist()) for variable in found]
+
+
+def save(path, found, **options):
+    training_state.save(str(path), found, mgpu.contexts(), Ranks(), **options)
+
+
+def load(path, found, *check):
+    return training_state.load(str(path), found, mgpu.contexts(), Ranks(), *check)
+
+
+@pytest.fixture
+def two(cpu2, tmp_path):
+    """A file, its content, and the variables as they were saved."""
+    found, path = variables(3.0), tmp_path / 'run.npz'
+    save(path, found, extra={'calls': np.array(7)})
+    return path, path.read_bytes(), found
+
+
+def assert_refused(path, content, found):
+    """The file is named in a ValueError, and no variable is changed; the one before it is taken where it is intact."""
+    before, previous = values(found), path.with_name(path.name + '.previous')
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match='run.npz') as caught:
+        load(path, found)
+    assert values(found) == before, caught.value
+    save(path.with_name('good.npz'), found)
+    os.replace(str(path.with_name('good.npz')), str(previous))
+    with pytest.warns(mgpu.MgpuWarning, match='run.npz.*the state before it is taken, from .*run.npz.previous'):
+        load(path, found)
+    assert values(found) == before
+    previous.unlink()
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A file of a few hundred bytes, and its content."""
+    path = tmp_path / 'small.npz'
+    with open(str(path), 'w+b') as file:
+        state_file.write(file, {'names': np.array(['w']), 'value/0': np.arange(2.), 'extra/calls': np.array(3)})
+    assert np.load(str(path))['extra/calls'] == state_file.read(str(path))['extra/calls'] == 3
+    return str(path), path.read_bytes()
+
+
+def test_each_flipped_bit_is_found(small):
+    """12 of 741 flips, in the archive's directory, ended in a KeyError, and the file before was not used."""
+    path, content = small
+    with open(path, 'r+b', buffering=0) as file:
+        for at, byte in enumerate(content):
+            for other in [byte ^ 1 << at % 8, byte ^ 255, 0]:
+                os.pwrite(file.fileno(), bytes([other]), at)
+                if other != byte:
+                    with pytest.raises(state_file.Damaged):
+                        state_file.read(path)
+            os.pwrite(file.fileno(), bytes([byte]), at)
+    assert state_file.read(path)['extra/calls'] == 3
+
+
+def test_each_truncation_is_found_and_so_is_what_is_added(small):
+    path, content = small
+    for other in (content + b'\0', content + content, b'\0' + content, content[:100] + content[101:]):
+        with open(path, 'wb') as file:
+            file.write(other)
+        with pytest.raises(state_file.Damaged):
+            state_file.read(path)
+    with open(path, 'wb') as file:
+        file.write(content)
+    for length in reversed(range(len(content))):
+        os.truncate(path, length)
+        with pytest.raises(state_file.Damaged):
+            state_file.read(path)
+
+
+def test_a_damaged_file_changes_nothing_and_the_one_before_it_is_taken(two):
+    path, content, _ = two
+    found = variables(5.0)
+    directory = content.index(b'PK\1\2')
+    for at in (0, 40, len(content) // 2, directory, directory + 33, directory + 28, len(content) - 30, -1):
+        flipped = bytearray(content)
+        flipped[at] ^= 128
+        assert_refused(path, bytes(flipped), found)
+        assert_refused(path, content[:at], found)
+
+
+def rewritten(content, change, format=None):
+    """A valid .npz file with other arrays; by default as earlier versions wrote them, without a checksum."""
+    arrays, out = dict(np.load(io.BytesIO(content))), io.BytesIO()
+    arrays['format'] = np.array(format or state_file.WITHOUT_CHECKSUM)
+    change(arrays)
+    np.savez(out, **arrays)
+    return out.getvalue()
+
+
+CHANGES = {
+    'no names': lambda z: z.pop('names'), 'no value': lambda z: z.pop('value/1'),
+    'no format': lambda z: z.pop('format'),
+    'another format': lambda z: z.update(format=np.array('theano_mgpu training state 99')),
+    'a format of objects': lambda z: z.update(format=np.array({'a': 1}, object)),
+    'format is a number': lambda z: z.update(format=np.array(3)),
+    'format is several': lambda z: z.update(format=np.array([state_file.FORMAT] * 2)),
+    'a stream that is left out': lambda z: z.update({'stream/2/5': z.pop('stream/2/0')}),
+    'a stream of no variable': lambda z: z.update({'stream/9/0': z['stream/2/0']}),
+    'another value': lambda z: z.update({'value/3': z['value/1']}),
+    'an unknown part': lambda z: z.update(other=z['names']),
+    'more names': lambda z: z.update(names=np.array(list(z['names']) + ['u'])),
+    'names is a number': lambda z: z.update(names=np.array(3)),
+    'names are numbers': lambda z: z.update(names=np.arange(3)),
+    'another name': lambda z: z.update(names=np.array(['w', 'u', 'stream'])),
+    'another dtype': lambda z: z.update({'value/1': z['value/1'].astype('float32')}),
+    'another shape': lambda z: z.update({'value/1': z['value/1'][:1]}),
+    'another ndim': lambda z: z.update({'value/1': z['value/1'][None]}),
+    'a text': lambda z: z.update({'value/1': np.array('x')}),
+    'JSON': lambda z: z.update({'value/1': np.array('{"a": 1}')}),
+    'a value of objects': lambda z: z.update({'value/1': np.array([None], object)}),
+    'values exchanged': lambda z: z.update({'value/0': z['value/1'], 'value/1': z['value/0']}),
+    'no stream but a number': lambda z: z.update({'value/2': np.zeros(3)}),
+    'a stream that is no JSON': lambda z: z.update({'value/2': np.array('{"x')}),
+    'a stream that is empty': lambda z: z.update({'value/2': np.array('{}')}),
+    'a state that is a number': lambda z: z.update({'stream/2/1': np.zeros(3)}),
+    'a state that is no JSON': lambda z: z.update({'stream/2/1': np.array('[]')}),
+    'a state without its key': lambda z: z.update({'stream/2/1': np.array(str(z['value/2']).replace('key', 'kay'))}),
+    'a state that is too short': lambda z: z.update({'stream/2/1': np.array('{"bit_generator": "MT19937", "state": '
+                                                                            '{"key": [1], "pos": 2}}')})}
+
+
+@pytest.mark.parametrize('name', CHANGES)
+def test_a_file_without_a_checksum_is_checked_before_anything_is_set(two, name):
+    """Variables before the malformed one had the file's values after the error."""
+    path, content, _ = two
+    for format in (None, state_file.FORMAT):
+        assert_refused(path, rewritten(content, CHANGES[name], format), variables(5.0))
+
+
+def test_other_files_in_its_place(two, tmp_path):
+    path, content, _ = two
+    found = variables(5.0)
+    for name, write in (('a.npy', lambda f: np.save(f, np.zeros(3))), ('a.npz', lambda f: np.savez(f, x=np.zeros(3))),
+                        ('empty.zip', lambda f: zipfile.ZipFile(f, 'w').close())):
+        with open(str(tmp_path / name), 'wb') as file:
+            write(file)
+        assert_refused(path, (tmp_path / name).read_bytes(), found)
+    for other in (b'', b'text', b'\x89HDF\r\n\x1a\n' + bytes(200), bytes(5000), b'PK\5\6' + bytes(18)):
+        assert_refused(path, other, found)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(ValueError, match='run.npz is damaged.*it is a folder'):
+        load(path, found)
+    path.rmdir()
+    os.mkfifo(str(path))  # reading it would wait
+    with pytest.raises(ValueError, match='run.npz is damaged.*a pipe'):
+        load(path, found)
+    with pytest.raises(FileNotFoundError, match='none.npz'):
+        load(tmp_path / 'none.npz', found)
+
+
+def test_swapped_files_of_two_models(two, tmp_path):
+    """An intact file of another model is an error that says so, unless the file before is of this one."""
+    path, content, found = two
+    other = [replicated(theano.shared(np.zeros(4), name='b'))]
+    save(tmp_path / 'other.npz', other)
+    swapped = (tmp_path / 'other.npz').read_bytes()
+    path.write_bytes(swapped)
+    with pytest.raises(ValueError, match='run.npz holds the variables b, but this function has w, v, stream'):
+        load(path, found)
+    assert_refused(path, swapped, found)
+
+
+def test_files_of_earlier_versions_load(two):
+    path, content, found = two
+    path.write_bytes(rewritten(content, lambda arrays: None))
+    new = variables(5.0)
+    assert load(path, new)['calls'] == 7
+    assert values(new) == values(found)
+    np.testing.assert_array_equal(dict(np.load(io.BytesIO(content)))['extra/calls'], 7)
+
+
+def test_flips_in_files_of_earlier_versions_are_found_or_do_no_harm(two):
+    path, content, found = two
+    old = bytearray(rewritten(content, lambda arrays: None))
+    new, directory, n_found = variables(5.0), old.index(b'PK\1\2'), 0
+    for at in range(directory, len(old), 3):
+        old[at] ^= 1 << at % 8
+        path.write_bytes(old)
+        try:
+            load(path, new)
+            assert values(new) == values(found)
+        except ValueError as error:
+            assert 'run.npz is damaged' in str(error)
+            n_found += 1
+        old[at] ^= 1 << at % 8
+    assert n_found > 50
+
+
+def test_an_error_in_the_middle_puts_all_values_back(two, monkeypatch):
+    """A device that is full, or Ctrl-C, left the variables before with the file's values."""
+    path, _, _ = two
+    found = variables(5.0)
+    before, streams = values(found), [found[2].copies[context].get_value().rand() for context in mgpu.contexts()]
+    original, calls = training_state._set, []
+
+    def failing(variable, *rest):
+        calls.append(variable)
+        original(variable, *rest)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+    monkeypatch.setattr(training_state, '_set', failing)
+    with pytest.raises(KeyboardInterrupt):
+        load(path, found)
+    assert values(found) == before and len(calls) == 6
+    assert [found[2].copies[context].get_value().rand() for context in mgpu.contexts()] == streams
+
+
+def test_a_file_that_does_not_count_steps_changes_nothing(two, tmp_path):
+    """step.checkpoint raised its error after it had set all variables."""
+    import theano.tensor as T
+    x, w = T.vector('x'), theano.shared(np.asarray(2, theano.config.floatX), name='w')
+    step = mgpu.training_function([x], (x * w).mean(), [w], lambda gradients: {w: w + 1 + 0 * gradients[0]},
+                                  mode=theano.Mode('py', 'fast_compile'))
+    path = str(tmp_path / 'w.npz')
+    step.save(path)
+    w.set_value(np.asarray(5, theano.config.floatX))
+    with pytest.raises(ValueError, match='w.npz does not say how many steps it comes after'):
+        step.checkpoint(path, every=1)
+    assert w.get_value() == 5
+
+
+def test_a_file_before_that_another_program_wrote_stays(two, tmp_path):
+    """It was replaced, and removed where run.npz was missing."""
+    path, content, found = two
+    previous = tmp_path / 'run.npz.previous'
+    for make in (lambda: previous.write_text('a thesis'), previous.mkdir, lambda: previous.symlink_to(tmp_path / 'x')):
+        (tmp_path / 'x').write_text('a thesis')
+        make()
+        seen = os.lstat(str(previous))
+        training_state._foreign.clear()
+        with pytest.warns(mgpu.MgpuWarning, match='run.npz.previous was not written by theano_mgpu: it stays'):
+            save(path, found)
+        with warnings.catch_warnings():
+            warnings.simplefilter('error')  # once is enough
+            save(path, found)
+            path.unlink()
+            save(path, found)
+        assert os.path.samestat(seen, os.lstat(str(previous))) and (tmp_path / 'x').read_text() == 'a thesis'
+        load(path, found)
+        previous.rmdir() if previous.is_dir() else previous.unlink()
+    for damage in (lambda: previous.write_bytes(content[:len(content) // 2]), lambda: previous.write_bytes(b'')):
+        damage()  # what it wrote itself is replaced, also if it is damaged
+        save(path, found)
+        assert state_file.read(str(previous))
+
+
+def test_a_folder_that_is_removed_during_the_job(two, tmp_path):
+    """A traceback at exit: the lock was gone."""
+    folder = tmp_path / 'gone'
+    folder.mkdir()
+    lock = lock_checkpoint(str(folder / 'run.npz'))
+    shutil.rmtree(str(folder))
+    with pytest.raises(FileNotFoundError, match='gone/run.npz could not be written'):
+        save(folder / 'run.npz', variables())
+    lock.release()
+    again = lock_checkpoint(str(folder.parent / 'run.npz'))
+    os.remove(str(tmp_path / 'run.npz.lock'))
+    (tmp_path / 'run.npz.lock').write_text('of another job')
+    again.release()
+    assert (tmp_path / 'run.npz.lock').read_text() == 'of another job'
+
+
+def test_a_keras_checkpoint_with_a_damaged_record(cpu2, tmp_path):
+    """What a fit adds to the file is checked, too."""
+    from theano_mgpu.keras.fit_record import FitRecord
+    record = FitRecord({'epochs': 3})
+    record.run, record.epochs, record.lengths, record.batches = 'abc', [{'0/loss': np.float32(2)}], [2], [[1.], [2.]]
+    arrays = record.to_arrays()
+    assert FitRecord.from_arrays(arrays).to_arrays().keys() == arrays.keys()
+    for key in arrays:
+        if key not in ('batches', 'results/0', 'having/0/loss'):
+            with pytest.raises(state_file.Damaged):
+                FitRecord.from_arrays({name: array for name, array in arrays.items() if name != key})
+    for key, value in (('fit', '['), ('fit', '[]'), ('lengths', 'x'), ('checksums', [1]), ('having/0/loss', [7]),
+                       ('begin/numpy', '{}'), ('begin/numpy', [3]), ('begin/python', [1, 2]), ('begin/python', 'x')):
+        with pytest.raises(state_file.Damaged):
+            FitRecord.from_arrays(dict(arrays, **{key: np.array(value)}))
