@@ -13,6 +13,7 @@ from theano import config
 
 from ..errors import BatchError, MgpuError, RankError
 from ..jobs import mpi_environment, mpi_library, rank_process
+from .failures import packed, unpacked
 from .half_precision import add_in_half
 from .meeting import MAIL, TAG, WRITTEN, Meeting
 from .owned_parts import OwnedParts
@@ -192,7 +193,7 @@ class MpiRanks(Meeting):
             raise
         finally:
             for rank in range(1, self.size):
-                self.post(rank, (path, self._meetings, self.reported(error)), WRITTEN)
+                self.post(rank, (path, self._meetings, error and packed(error)), WRITTEN)
 
     def _is_written(self, path):
         """Wait until rank 0 has written a file, or has gone on without it; whether it was written."""
@@ -202,10 +203,10 @@ class MpiRanks(Meeting):
             gone_on = self._comm.iprobe(0, TAG)
             found = self.take(WRITTEN)
             if found:
-                written, meetings, error = found[1]
+                written, meetings, package = found[1]
                 if (written, meetings) == (path, self._meetings):
-                    if error is not None:
-                        raise error
+                    if package is not None:
+                        raise unpacked(package, '%s failed to write %s' % (self.name(0), path))
                     return True
             elif gone_on:
                 return False
@@ -227,8 +228,10 @@ class MpiRanks(Meeting):
                     self.meet((COMPILE,))
             self.meet((COMPILE, 1))
         except BaseException as error:
-            self.give_up(error)
-            raise
+            common = self.common_error(error)
+            if common is error:
+                raise
+            raise common
 
     def _abort(self, what, waited):
         """End the job: called by the watchdog."""
@@ -248,7 +251,7 @@ class MpiRanks(Meeting):
         try:
             if not self.lost:
                 self.meet((END,))
-        except RankError:
+        except Exception:  # a RankError, or that of a rank that has failed
             rank_process.show_output()
             if not self.lost:
                 time.sleep(60)  # the other ranks end the job

@@ -2,7 +2,7 @@
 import time
 
 from ..batches.arguments import Arguments
-from ..errors import BatchError, GraphError, LengthError, MgpuError
+from ..errors import BatchError, GraphError, LengthError, MgpuError, RankError, in_one_line, noting
 from ..graphs.updates import as_dict, with_givens
 from ..options import Options
 from ..parallel_function import Packing, ParallelFunction
@@ -117,14 +117,17 @@ class EnabledFunction:
             return results
         except LengthError:
             return self._of_another_length(args, kwargs)
+        except RankError:
+            raise
         except Exception as error:
-            if self._ranks.size > 1 or self._enabled.strict:
+            if self._enabled.strict:
                 raise
-            failure = str(error)
-        results = self._plain(args, kwargs)  # raises plain Theano's error if the arguments are wrong
-        if failure is not None:
-            self._stay('it failed over the contexts: %s' % failure)
-            self._enabled.tell('%s continues on one device: %s' % (self._usage.name, failure))
+            failure, notes = in_one_line(error), getattr(error, '__notes__', ())
+        with self._ranks.failing_together(), noting(notes):  # a step that has failed on one rank has failed on all
+            results = self._plain(args, kwargs)  # raises plain Theano's error if the arguments or values are wrong
+            self._ranks.agree()
+        self._stay('it failed over the contexts: %s' % failure)
+        self._enabled.tell('%s continues on one device: %s' % (self._usage.name, failure))
         return results
 
     def _of_another_length(self, args, kwargs):
