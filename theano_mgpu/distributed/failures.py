@@ -1,5 +1,4 @@
 """An error of one rank as the other ranks raise it: the same class and text, or its nearest class that can be sent."""
-import copy
 import pickle
 
 from ..errors import noted
@@ -19,7 +18,7 @@ def packed(error):
     """
     bases = [base for base in type(error).__mro__[1:] if issubclass(base, Exception) and not base.__name__[0] == '_']
     stand_ins = [_of_itself(error)] + [_of_class(base, error) for base in bases]
-    stand_ins.append(pickle.dumps(Exception(type(error).__name__)))  # its text may be what fails
+    stand_ins.append(pickle.dumps((_called, Exception, (type(error).__name__,), {})))  # its text may be what fails
     return description(error) + ([each for each in stand_ins if each is not None],)
 
 
@@ -49,31 +48,42 @@ def unpacked(package, origin):
 
 
 def _of_itself(error):
-    try:
-        made = copy.copy(error)
-        for attribute in list(vars(made)):  # Theano's, which refer to the graph
-            if attribute.startswith('__') and attribute != '__notes__':
-                del vars(made)[attribute]
-        return _readable(made)
-    except Exception:  # a class of the user's may raise anything here; its base classes stand in for it
-        return None
+    """Return a pickle of an exception, or of what makes it without its `__init__`, which may not take its `args`."""
+    kept = {name: value for name, value in vars(error).items()
+            if name == '__notes__' or not name.startswith('__')}  # the others are Theano's, and refer to the graph
+    for make in (_called, _filled):
+        try:
+            pickled = pickle.dumps((make, type(error), error.args, kept))
+            if description(_read(pickled)) == description(error):
+                return pickled
+        except Exception:  # a class of the user's may raise anything here; its base classes stand in for it
+            continue
+    return None
+
+
+def _called(cls, arguments):
+    return cls(*arguments)
+
+
+def _filled(cls, arguments):
+    error = cls.__new__(cls)
+    error.args = arguments
+    return error
 
 
 def _of_class(base, error):
     try:
-        return _readable(base(str(error)))
+        pickled = pickle.dumps((_called, base, (str(error),), {}))
+        return pickled if _read(pickled) is not None else None
     except Exception:  # as above
         return None
 
 
-def _readable(error):
-    """Return a pickle that makes an exception of the same class."""
-    pickled = pickle.dumps(error)
-    return pickled if type(pickle.loads(pickled)) is type(error) else None
-
-
 def _read(pickled):
     try:
-        return pickle.loads(pickled)
-    except Exception:  # this process does not have the class
+        make, cls, arguments, kept = pickle.loads(pickled)
+        error = make(cls, arguments)
+        vars(error).update(kept)
+        return error
+    except Exception:  # this process does not have the class, or it takes other arguments
         return None

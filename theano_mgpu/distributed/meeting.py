@@ -11,13 +11,13 @@ from theano import config
 from ..errors import MgpuError, RankError
 from ..jobs import rank_process
 from .failures import description, packed, unpacked
-from .process_group import ADD, AGREE, BUILD, CALL, COMPARE, COMPILE, END, FAILED, GATHER, READ, SHARE, WIDTH, Ranks
+from .process_group import ADD, AGREE, BUILD, CALL, COMPARE, COMPILE, END, FAILED, FEED, GATHER, READ, SHARE, WIDTH, Ranks
 from .waiting import REMEDY, poll
 
 TAG = 0x6d67
-MAIL, WRITTEN, PARTS = TAG + 1, TAG + 2, TAG + 3  # of other messages
+MAIL, WRITTEN, PARTS, SENT = TAG + 1, TAG + 2, TAG + 3, TAG + 4  # of other messages
 # While one rank compiles, or reads a file, the others wait for longer than in a step: PATIENT times the limit.
-SLOW = (END, BUILD, COMPILE, SHARE, COMPARE)
+SLOW = (END, BUILD, COMPILE, SHARE, COMPARE, FEED)
 PATIENT = 10
 
 
@@ -146,7 +146,7 @@ class Meeting(Ranks):
         return {END: 'at its end', BUILD: 'building a function', COMPILE: 'compiling in turn', SHARE: 'sharing values',
                 CALL: 'in call %d of %s' % (what[2] + 1, function), ADD: 'adding up what each rank has computed',
                 GATHER: 'gathering the rows of a batch', AGREE: 'at the end of a step',
-                FAILED: 'in a step that has failed',
+                FAILED: 'in a step that has failed', FEED: 'at a batch that rank 0 makes for all',
                 COMPARE: 'comparing the results of %s that each rank has computed whole, after call %d'
                          % (function, what[2]),
                 READ: "reading a value of which each rank has a part (update_on='sharded')"}[what[0]]

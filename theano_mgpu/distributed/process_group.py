@@ -9,7 +9,7 @@ from .failures import packed, unpacked
 WIDTH = 32  # integers that a rank can give when the ranks meet: an array's shape, too
 
 # What a rank may be doing, the first number of `what`; a function's number follows, and how many calls went before.
-END, BUILD, COMPILE, SHARE, CALL, ADD, GATHER, AGREE, FAILED, READ, COMPARE = range(11)
+END, BUILD, COMPILE, SHARE, CALL, ADD, GATHER, AGREE, FAILED, READ, COMPARE, FEED = range(12)
 
 _ALONE = contextlib.nullcontext()
 
@@ -154,6 +154,10 @@ class Ranks:
         """One picklable value of the root rank's, whatever the others have."""
         return value
 
+    def broadcast_arrays(self, value: Any = None) -> Any:
+        """As `broadcast_object`, from rank 0, for values that are mostly arrays: these are sent from their memory."""
+        return value
+
     def gather_object(self, value: Any) -> Any:
         """A picklable value of each rank, on rank 0; None on the others."""
         return [value]
@@ -190,6 +194,10 @@ class Ranks:
             error.known_to_all = True
             raise error
         return result
+
+    def sent_by_first(self, act):
+        """As `by_first`, but rank 0 does not wait for the others."""
+        return act()
 
     def write_by_first(self, path, write):
         """Have rank 0 write a file; another rank that makes the same call goes on once the file is written.
