@@ -1,15 +1,17 @@
 """`mgpu.training_function`: outputs, updates, errors, saved state."""
 import functools
 import os
+import re
 
 import theano_mgpu as mgpu
-from theano_mgpu.errors import BatchError, GraphError, NonFiniteError, ReplicaError
+from theano_mgpu.errors import GraphError, NonFiniteError, ReplicaError
 
 import numpy as np
 import pytest
 import theano
 import theano.tensor as T
 from models import adam, plain_step
+from support.comparison import note_of
 from support.faulty_executor import faulty
 from support.small_models import (
     data,
@@ -168,8 +170,9 @@ def test_after_an_error_in_a_replica_the_step_can_be_repeated(contexts, kind, ex
     for _ in range(2):
         step(X, LABELS), undisturbed(X, LABELS)
         before = values(model)
-        with pytest.raises(ReplicaError, match='replica 1 .*samples .* to 10'):
+        with pytest.raises(IndexError) as caught:
             step(X, bad)
+        assert re.match('replica 1 .*samples .* to 10', note_of(caught.value))
         for value, old in zip(values(model), before):
             np.testing.assert_array_equal(value, old)
     np.testing.assert_array_equal(step(X, LABELS), undisturbed(X, LABELS))
@@ -208,8 +211,9 @@ def test_after_an_error_in_the_update_of_one_context_all_are_as_before(contexts,
     step(X, LABELS)
     before = values(model)
     executor.inject(MemoryError('out of memory'), run=-1, replica=1)
-    with pytest.raises(ReplicaError, match='replica 1 .*update. failed, nothing was changed: MemoryError'):
+    with pytest.raises(MemoryError if kind == 'cpu' else ReplicaError) as caught:
         step(X, LABELS)
+    assert re.match('replica 1 .*update. failed, nothing was changed', note_of(caught.value))
     for value, old in zip(values(model), before):
         np.testing.assert_array_equal(value, old)
     for replicated in update_of(step).variables:
@@ -223,7 +227,7 @@ def test_bad_batches_change_nothing(cpu2):
     step = make_step(model)
     before = values(model)
     for arguments in ((X, LABELS[:-1]), (X[:0], LABELS[:0]), (X[:, :3], LABELS)):
-        with pytest.raises((BatchError, ReplicaError)):
+        with pytest.raises(ValueError):
             step(*arguments)
     for value, old in zip(values(model), before):
         np.testing.assert_array_equal(value, old)

@@ -226,8 +226,10 @@ class DataParallel:
                     transaction.commit()
             except BaseException as error:
                 transaction.roll_back()
-                self.ranks.give_up(error)
-                raise
+                common = self.ranks.common_error(error)
+                if common is error:
+                    raise
+                raise common
             rank_process.note_step()
             return outputs
 

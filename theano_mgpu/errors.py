@@ -1,4 +1,5 @@
 """The errors of theano_mgpu: each says what was wrong, what was given, what exists, and the next step."""
+import contextlib
 import sys
 import warnings
 
@@ -17,6 +18,49 @@ def warn(text):
     while frame.f_back and frame.f_globals.get('__name__', '').partition('.')[0] in ('theano_mgpu', 'keras'):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, MgpuWarning, stacklevel=level)
+
+
+def noted(error, text):
+    """Return an exception with a note: after its text in a traceback or, before Python 3.11, at the end of its text.
+
+    Parameters
+    ----------
+    error : BaseException
+    text : str
+
+    Examples
+    --------
+    >>> 'of replica 1' in '\n'.join(getattr(noted(ValueError('bad'), 'of replica 1'), '__notes__', ['of replica 1']))
+    True
+    """
+    if hasattr(error, 'add_note'):
+        error.add_note(text)
+    elif error.args and isinstance(error.args[0], str):
+        error.args = ('%s\n%s' % (error.args[0], text),) + error.args[1:]
+    return error
+
+
+def in_one_line(error):
+    """Return the class of an exception, the first line of its text, and its notes, for a message.
+
+    Examples
+    --------
+    >>> in_one_line(ValueError('bad shape\\nand pages more'))
+    'ValueError: bad shape'
+    """
+    notes = ''.join(' (%s)' % note for note in getattr(error, '__notes__', ()))
+    return '%s: %s%s' % (type(error).__name__, str(error).partition('\n')[0], notes)
+
+
+@contextlib.contextmanager
+def noting(notes):
+    """Give notes to the exception of a ``with`` block, where exceptions have notes."""
+    try:
+        yield
+    except Exception as error:
+        for note in notes:
+            noted(error, note)
+        raise
 
 
 class ContextError(MgpuError, ValueError):
@@ -40,15 +84,11 @@ class NonFiniteError(MgpuError, ArithmeticError):
 
 
 class RankError(MgpuError, RuntimeError):
-    """The processes of a job do not agree, or one of them failed or did not come.
+    """The processes of a job do not agree, or one of them did not come."""
 
-    Attributes
-    ----------
-    elsewhere : bool
-        Whether it only tells of an error that another process has, and reports.
-    """
 
-    elsewhere = False
+class RankBatchError(RankError, BatchError):
+    """The processes of a job were given batches that do not go together; each raises it."""
 
 
 class PredictionError(MgpuError, RuntimeError):
@@ -72,7 +112,9 @@ class PredictionError(MgpuError, RuntimeError):
 
 
 class ReplicaError(MgpuError, RuntimeError):
-    """An exception inside one replica; the original one is its ``__cause__``.
+    """A device failed, or had too little memory; the original exception is its ``__cause__``.
+
+    An error of the graph, such as that of an `Assert` or a wrong shape, is raised as Theano raises it.
 
     Attributes
     ----------
@@ -90,3 +132,6 @@ class ReplicaError(MgpuError, RuntimeError):
         self.replica = replica
         self.context = context
         self.samples = samples
+
+    def __reduce__(self):
+        return type(self), (str(self), self.replica, self.context, self.samples)

@@ -56,12 +56,12 @@ def test_a_rank_that_saves_alone_says_whom_it_waits_for(monkeypatch):
 def test_a_failure_of_one_rank_late_in_a_step_is_one_of_all(flag, tmp_path):
     """Where the script caught it, the other ranks had new weights, and went on: 0.2467 against 0.2127, no error."""
     launch(2, 'late_failures', tmp_path / 'met', flags=INTERPRETED + ',mgpu.timeout=10,mgpu.' + flag)
-    for rank, own in enumerate([{'RankError'}, {'MemoryError', 'ReplicaError'}]):
+    for rank in range(2):
         with open('%s.%d' % (tmp_path / 'met', rank)) as f:
             found = json.load(f)
         assert len(found['met']) == 9
         for place, kind, unchanged in found['met']:
-            assert kind in own and unchanged, (rank, place, kind)
+            assert kind == 'MemoryError' and unchanged, (rank, place, kind)
         assert all(found['same']) and len(found['same']) > 3
 
 
@@ -103,10 +103,10 @@ def test_a_compile_error_on_the_first_rank_is_one_of_all(tmp_path):
     """The others waited for it for ever; and float16 was an error of mpi4py's, "KeyError: 'e'"."""
     launch(2, 'compile_errors', tmp_path / 'met', flags=INTERPRETED + ',mgpu.timeout=10')
     own = 'MemoryError: no memory left'
-    for rank, first in enumerate([own, 'RankError: rank 0 (host %s) failed to compile' % os.uname().nodename]):
+    for rank in range(2):
         with open('%s.%d' % (tmp_path / 'met', rank)) as f:
             found = json.load(f)
-        assert found['met'][0].startswith(first) and found['met'][1] == own
+        assert found['met'] == [own, own]
         x = np.arange(12, dtype='float32').reshape(4, 3) / 8
         expected = 1 - 0.1 * 2 * (x ** 2).sum(axis=0) / 12
         np.testing.assert_allclose(found['w'], expected, rtol=2e-3)

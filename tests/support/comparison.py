@@ -2,6 +2,11 @@
 import numpy as np
 
 
+def note_of(error):
+    """The last note of an exception; before Python 3.11, the end of its text."""
+    return (getattr(error, '__notes__', None) or str(error).split('\n'))[-1]
+
+
 def assert_bitwise(ours, theirs):
     assert len(ours) == len(theirs)
     for a, b in zip(ours, theirs):

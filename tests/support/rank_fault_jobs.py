@@ -26,14 +26,15 @@ def disagree(path):
     mgpu.init('a->cpu')
     network, other = Network(), mgpu.rank() == mgpu.size() - 1
     x, labels = next(network.batches())
-    met = []
+    met, notes = [], []
 
     def caught(name, call):
         try:
             call()
             met.append([name, 'nothing', ''])
-        except mgpu.MgpuError as error:
+        except Exception as error:
             met.append([name, type(error).__name__, str(error)])
+            notes.extend(getattr(error, '__notes__', ()))
 
     n = 6 if other else 7
     caught('lengths', lambda: network.step(x[:n], labels[:n]))
@@ -50,7 +51,7 @@ def disagree(path):
     network.params[0].set_value(before[0])
     caught('after all', lambda: network.step(x, labels))
     with open('%s.%d' % (path, mgpu.rank()), 'w') as f:
-        json.dump({'met': met, 'unchanged': unchanged}, f)
+        json.dump({'met': met, 'unchanged': unchanged, 'notes': notes}, f)
 
 
 def late_failures(path):

@@ -3,7 +3,7 @@ import zlib
 
 import numpy as np
 
-from ..errors import BatchError, RankError
+from ..errors import BatchError, RankBatchError, RankError
 from ..replicas.transfers import FlatBuffers, describe
 from ..utils.checksums import checksum, sampled_checksum
 from .process_group import ADD, CALL, COMPARE
@@ -86,14 +86,14 @@ def meet_for_batch(function, length, values):
     found = ranks.meet((CALL, function.number, function.calls), ours)
     lengths, of_variables, of_values = found.T
     if sharded:
-        _check_equal(ranks, np.where(lengths, of_values, of_values[np.argmax(lengths)]), BatchError,
+        _check_equal(ranks, np.where(lengths, of_values, of_values[np.argmax(lengths)]), RankBatchError,
                      'the ranks were given different values of inputs that have no samples', 'checksum %d',
                      'Call with the same values on every rank, such as the index of a slice; a rank whose data has '
                      'ended calls join() of the function')
     else:
-        _check_equal(ranks, lengths, BatchError, 'the ranks were given batches of different lengths', '%d samples',
+        _check_equal(ranks, lengths, RankBatchError, 'the ranks were given batches of different lengths', '%d samples',
                      "Give each rank the whole batch, or set mgpu.data=sharded if each has its own part")
-        _check_equal(ranks, of_values, BatchError, 'the ranks were given different batches of %d samples' % length,
+        _check_equal(ranks, of_values, RankBatchError, 'the ranks were given different batches of %d samples' % length,
                      'checksum %d', 'Shuffle and augment with the same seed on every rank, or set mgpu.data=sharded if '
                      'each has its own data')
     _check_equal(ranks, of_variables, RankError, 'variables have different values on different ranks since the last '
@@ -121,8 +121,9 @@ class ComparedFunction:
     ------
     BatchError
         If the ranks have computed different numbers.
-    RankError
-        If the function has failed on another rank. This one may have computed some more batches by then.
+    Exception
+        The error of the function, also where it has failed on another rank alone. This one may have computed some more
+        batches by then.
     """
 
     def __init__(self, function, ranks, number):
@@ -134,8 +135,10 @@ class ComparedFunction:
         try:
             results = self._function(inputs)
         except BaseException as error:
-            self._ranks.give_up(error)
-            raise
+            common = self._ranks.common_error(error)
+            if common is error:
+                raise
+            raise common
         self._checksum = zlib.crc32(np.asarray(results[0]).tobytes(), self._checksum)
         if self._calls % COMPARED == 0 or self._calls < COMPARED and not self._calls & (self._calls - 1):
             self.compare()

@@ -10,13 +10,14 @@ from theano import config
 
 from ..errors import MgpuError, RankError
 from ..jobs import rank_process
-from .process_group import ADD, AGREE, BUILD, CALL, COMPARE, COMPILE, END, FAILED, GATHER, READ, SHARE, WIDTH, Ranks
+from .failures import description, packed, unpacked
+from .process_group import ADD, AGREE, BUILD, CALL, COMPARE, COMPILE, END, FAILED, FEED, GATHER, READ, SHARE, WIDTH, Ranks
 from .waiting import REMEDY, poll
 
 TAG = 0x6d67
-MAIL, WRITTEN, PARTS = TAG + 1, TAG + 2, TAG + 3  # of other messages
+MAIL, WRITTEN, PARTS, SENT = TAG + 1, TAG + 2, TAG + 3, TAG + 4  # of other messages
 # While one rank compiles, or reads a file, the others wait for longer than in a step: PATIENT times the limit.
-SLOW = (END, BUILD, COMPILE, SHARE, COMPARE)
+SLOW = (END, BUILD, COMPILE, SHARE, COMPARE, FEED)
 PATIENT = 10
 
 
@@ -82,19 +83,25 @@ class Meeting(Ranks):
 
     def meet(self, what, values=()):
         with self.one_thread():
-            self._meetings += 1
-            if self.lost:
-                raise RankError('this process has lost the other ranks of its job (%s). End it, and start the job '
-                                'again from its last checkpoint' % self.lost)
-            self._sent[:] = 0
-            self._sent[:len(what)] = what
-            self._sent[3:3 + len(values)] = values
-            self._received[self.rank] = self._sent
-            self._mpi.Prequest.Startall(self._requests)
-            self._wait(what)
+            self._send_to_each(what, values)
             if (self._received[:, :3] != self._sent[:3]).any():
+                if (self._received[:, 0] == FAILED).any():
+                    raise self._error_of_first(None)
                 self._raise_difference()
             return self._received[:, 3:3 + len(values)].copy()
+
+    def _send_to_each(self, what, values=()):
+        """Send this rank's integers, and wait for those of the others."""
+        self._meetings += 1
+        if self.lost:
+            raise RankError('this process has lost the other ranks of its job (%s). End it, and start the job '
+                            'again from its last checkpoint' % self.lost)
+        self._sent[:] = 0
+        self._sent[:len(what)] = what
+        self._sent[3:3 + len(values)] = values
+        self._received[self.rank] = self._sent
+        self._mpi.Prequest.Startall(self._requests)
+        self._wait(what)
 
     def _wait(self, what):
         reported = 0.0
@@ -121,15 +128,6 @@ class Meeting(Ranks):
 
     def _raise_difference(self):
         """Ranks do different things: say which does what."""
-        failed = np.flatnonzero(self._received[:, 0] == FAILED)
-        if len(failed):
-            where = {COMPILE: 'to compile this function, which was therefore given up on every rank',
-                     COMPARE: 'in one of the last batches. Each rank computes them whole, and this one has done so'}
-            step = 'in this step, which was therefore given up on every rank'
-            failure = RankError('%s failed %s; its own message says why'
-                                % (', '.join(map(self.name, failed)), where.get(self._sent[0], step)))
-            failure.elsewhere = True
-            raise failure
         doing = ['%s: %s' % (self.name(rank), self.describe(row[:3])) for rank, row in enumerate(self._received)]
         ended = [self.name(rank) for rank, row in enumerate(self._received) if row[0] == END]
         if ended:
@@ -148,7 +146,7 @@ class Meeting(Ranks):
         return {END: 'at its end', BUILD: 'building a function', COMPILE: 'compiling in turn', SHARE: 'sharing values',
                 CALL: 'in call %d of %s' % (what[2] + 1, function), ADD: 'adding up what each rank has computed',
                 GATHER: 'gathering the rows of a batch', AGREE: 'at the end of a step',
-                FAILED: 'in a step that has failed',
+                FAILED: 'in a step that has failed', FEED: 'at a batch that rank 0 makes for all',
                 COMPARE: 'comparing the results of %s that each rank has computed whole, after call %d'
                          % (function, what[2]),
                 READ: "reading a value of which each rank has a part (update_on='sharded')"}[what[0]]
@@ -156,14 +154,31 @@ class Meeting(Ranks):
     def agree(self):
         self.meet((AGREE,))
 
-    def give_up(self, error):
-        if isinstance(error, Exception) and not isinstance(error, RankError):
-            try:
-                self.meet((FAILED,))
-            except RankError:
-                pass  # others fail, too, or do not come: this rank's error is the one to report
-        elif not isinstance(error, Exception):  # Ctrl-C: the progress of the others is unknown
+    def common_error(self, error):
+        if isinstance(error, RankError) or getattr(error, 'known_to_all', False):
+            return error
+        if not isinstance(error, (Exception, SystemExit)):  # Ctrl-C: the progress of the others is unknown
             self.lost = 'a step was interrupted: %s' % type(error).__name__
+            return error
+        try:
+            with self.one_thread():
+                self._send_to_each((FAILED,))
+                return self._error_of_first(error)
+        except MgpuError:  # others do not come, or a thread meets them: this rank's error is the one to report
+            return error
+
+    def _error_of_first(self, error):
+        """Return the error of the first rank that has failed, once the ranks have met; `error` is this rank's own."""
+        first = int(np.flatnonzero(self._received[:, 0] == FAILED)[0])
+        with self._watchdog((FAILED,)):
+            package = self._comm.bcast(packed(error) if first == self.rank else None, first)
+        if first != self.rank and (error is None or description(error) != package[:2]):
+            where = {COMPILE: 'to compile this function, which was therefore given up on every rank',
+                     COMPARE: 'in one of the last batches. Each rank computes them whole, and this one has done so'}
+            error = unpacked(package, '%s failed %s' % (
+                self.name(first), where.get(self._sent[0], 'here, which was therefore given up on every rank')))
+        error.known_to_all = True
+        return error
 
     def note_divided(self, gather):
         self._divided[gather] = None

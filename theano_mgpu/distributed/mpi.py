@@ -5,6 +5,7 @@ Every rank makes the same calls in the same order. Before they exchange data the
 import atexit
 import contextlib
 import functools
+import pickle
 import sys
 import time
 
@@ -13,10 +14,11 @@ from theano import config
 
 from ..errors import BatchError, MgpuError, RankError
 from ..jobs import mpi_environment, mpi_library, rank_process
+from .failures import packed, unpacked
 from .half_precision import add_in_half
-from .meeting import MAIL, TAG, WRITTEN, Meeting
+from .meeting import MAIL, SENT, TAG, WRITTEN, Meeting
 from .owned_parts import OwnedParts
-from .process_group import ADD, COMPILE, END, GATHER, SHARE, WIDTH
+from .process_group import ADD, COMPILE, END, FEED, GATHER, SHARE, WIDTH
 from .waiting import REMEDY, Watchdog, poll
 
 LONGEST = 1 << 30        # bytes in one message: MPI counts up to 2**31
@@ -152,6 +154,18 @@ class MpiRanks(Meeting):
         with self._exchange((SHARE,)):
             return self._comm.bcast(value, root)
 
+    def broadcast_arrays(self, value=None):
+        parts = []
+        if self.rank == 0:
+            parts = _pickled(value)
+        with self._exchange((FEED,), [len(part) for part in parts] + [0] * (WIDTH - len(parts))) as found:
+            lengths = np.trim_zeros(found[0], 'b').tolist()
+            parts = parts or [np.empty(length, 'uint8') for length in lengths]
+            for part in parts:
+                for start in range(0, len(part), LONGEST):
+                    self._comm.Bcast([part[start:start + LONGEST], self._mpi.BYTE], 0)
+        return value if self.rank == 0 else pickle.loads(parts[0], buffers=parts[1:])
+
     def gather_object(self, value):
         with self._exchange((SHARE,)):
             return self._comm.gather(value, 0)
@@ -178,40 +192,55 @@ class MpiRanks(Meeting):
             del self._incoming[tag]
             return source, message
 
-    def write_by_first(self, path, write):
-        self.whole()
-        if self.rank:
-            if not self._is_written(path):
-                write()
-            return
-        error = None
+    def sent_by_first(self, act):
+        if self.rank == 0:
+            return self._act_and_post(act, None, SENT)
+        found = self._posted_by_first(None, SENT, 'send a value')
+        if found is None:
+            self.meet((FEED,))  # rank 0 does something else: an error
+        return found[0]
+
+    def _act_and_post(self, act, what, tag):
+        """Act on rank 0, and send the other ranks the result, or the error."""
+        result = package = None
         try:
-            write()
-        except BaseException as failure:
-            error = failure
+            result = act()
+        except BaseException as error:
+            package = packed(error)
+            error.known_to_all = True
             raise
         finally:
             for rank in range(1, self.size):
-                self.post(rank, (path, self._meetings, self.reported(error)), WRITTEN)
+                self.post(rank, (what, self._meetings, result, package), tag)
+        return result
 
-    def _is_written(self, path):
-        """Wait until rank 0 has written a file, or has gone on without it; whether it was written."""
+    def write_by_first(self, path, write):
+        self.whole()
+        if self.rank == 0:
+            self._act_and_post(write, path, WRITTEN)
+        elif self._posted_by_first(path, WRITTEN, 'write %s' % path) is None:
+            write()
+
+    def _posted_by_first(self, what, tag, deed):
+        """Wait for rank 0's result, and return it in a tuple; None if rank 0 has gone on without it."""
         for waited in poll(lambda: False):
             # Rank 0's messages come in the order in which it sent them: once it is at the next meeting, what it has
             # not written here before it will not write.
             gone_on = self._comm.iprobe(0, TAG)
-            found = self.take(WRITTEN)
+            found = self.take(tag)
             if found:
-                written, meetings, error = found[1]
-                if (written, meetings) == (path, self._meetings):
-                    if error is not None:
+                sent, meetings, result, package = found[1]
+                if (sent, meetings) == (what, self._meetings):
+                    if package is not None:
+                        error = unpacked(package, '%s failed to %s' % (self.name(0), deed))
+                        error.known_to_all = True
                         raise error
-                    return True
+                    return (result,)
             elif gone_on:
-                return False
+                return None
             elif config.mgpu.timeout and waited > config.mgpu.timeout:
-                raise RankError('%s has waited %.0f s for %s to write %s. Make the call on every rank, or on rank 0 '
-                                'alone; %s' % (self.name(self.rank), waited, self.name(0), path, REMEDY))
+                raise RankError('%s has waited %.0f s for %s to %s. Make the call on every rank, or on rank 0 '
+                                'alone; %s' % (self.name(self.rank), waited, self.name(0), deed, REMEDY))
 
     @contextlib.contextmanager
     def first_compiler(self):
@@ -227,8 +256,10 @@ class MpiRanks(Meeting):
                     self.meet((COMPILE,))
             self.meet((COMPILE, 1))
         except BaseException as error:
-            self.give_up(error)
-            raise
+            common = self.common_error(error)
+            if common is error:
+                raise
+            raise common
 
     def _abort(self, what, waited):
         """End the job: called by the watchdog."""
@@ -248,7 +279,7 @@ class MpiRanks(Meeting):
         try:
             if not self.lost:
                 self.meet((END,))
-        except RankError:
+        except Exception:  # a RankError, or that of a rank that has failed
             rank_process.show_output()
             if not self.lost:
                 time.sleep(60)  # the other ranks end the job
@@ -261,6 +292,16 @@ class MpiRanks(Meeting):
         for request in self._requests:
             request.Free()
         self._mpi.Finalize()
+
+
+def _pickled(value):
+    """Return a value as bytes, as few as `Ranks.meet` can tell the lengths of: a pickle, and the memory of its arrays.
+    """
+    buffers = []
+    pickled = pickle.dumps(value, 5, buffer_callback=buffers.append)
+    if len(buffers) >= WIDTH or not all(len(buffer.raw()) for buffer in buffers):
+        return [np.frombuffer(pickle.dumps(value, 5), 'uint8')]
+    return [np.frombuffer(part, 'uint8') for part in [pickled] + [buffer.raw() for buffer in buffers]]
 
 
 def _summable(array):

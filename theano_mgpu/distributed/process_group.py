@@ -1,16 +1,15 @@
 """The processes of a job, as seen from one of them. Here: one process that is alone; `mpi` has those of an MPI job."""
 import contextlib
-import pickle
 from typing import Any, Callable, List, Optional, Sequence
 
 import numpy as np
 
-from ..errors import RankError
+from .failures import packed, unpacked
 
 WIDTH = 32  # integers that a rank can give when the ranks meet: an array's shape, too
 
 # What a rank may be doing, the first number of `what`; a function's number follows, and how many calls went before.
-END, BUILD, COMPILE, SHARE, CALL, ADD, GATHER, AGREE, FAILED, READ, COMPARE = range(11)
+END, BUILD, COMPILE, SHARE, CALL, ADD, GATHER, AGREE, FAILED, READ, COMPARE, FEED = range(12)
 
 _ALONE = contextlib.nullcontext()
 
@@ -48,21 +47,43 @@ class Ranks:
         Raises
         ------
         RankError
-            If a rank does something else, has failed (`give_up`), or does not come in time.
+            If a rank does something else, or does not come in time.
+        Exception
+            The error of a rank that has failed, see `common_error`.
         """
         return np.array([values], 'int64')
 
     def agree(self) -> None:
-        """Wait until every rank has come to the end of a step; a RankError if one has failed in it."""
+        """Wait until every rank has come to the end of a step; the error of one that has failed in it."""
 
-    def give_up(self, error: BaseException) -> None:
-        """Have the others fail, too, since this rank has met an error in a step: they learn of it when they next meet.
+    def common_error(self, error: BaseException) -> BaseException:
+        """Have every rank raise one error, since this rank has met one: the others raise it when they next meet.
 
         Parameters
         ----------
         error : BaseException
-            Of a RankError they know: each is raised on all ranks.
+
+        Returns
+        -------
+        BaseException
+            The exception to raise: that of the first rank which has failed, of the same class and text on each rank.
+            An error that all ranks know already, and an interruption such as Ctrl-C, is returned as it is.
         """
+        return error
+
+    @contextlib.contextmanager
+    def failing_together(self):
+        """Have every rank raise the error of a ``with`` block, see `common_error`; all ranks enter the block.
+
+        Ctrl-C is one of this rank alone: between two steps, it leaves the ranks where they are.
+        """
+        try:
+            yield
+        except (Exception, SystemExit) as error:
+            common = self.common_error(error)
+            if common is error:
+                raise
+            raise common
 
     def check_threads(self) -> None:
         """Raise an MgpuError if a thread may not exchange while the ranks meet in another one."""
@@ -133,6 +154,10 @@ class Ranks:
         """One picklable value of the root rank's, whatever the others have."""
         return value
 
+    def broadcast_arrays(self, value: Any = None) -> Any:
+        """As `broadcast_object`, from rank 0, for values that are mostly arrays: these are sent from their memory."""
+        return value
+
     def gather_object(self, value: Any) -> Any:
         """A picklable value of each rank, on rank 0; None on the others."""
         return [value]
@@ -153,7 +178,7 @@ class Ranks:
         Raises
         ------
         Exception
-            What ``act()`` raised: on the other ranks, too, or a RankError that reports it.
+            What ``act()`` raised, on every rank.
         """
         self.whole()
         result = error = None
@@ -162,21 +187,17 @@ class Ranks:
                 result = act()
             except Exception as failure:  # raised below, once the other ranks know
                 error = failure
-        result, reported = self.broadcast_object((result, self.reported(error)))
-        if reported is not None:
-            raise error or reported
+        if self.size > 1:
+            result, package = self.broadcast_object((result, error and packed(error)))
+            error = error or package and unpacked(package, 'rank 0 failed')
+        if error is not None:
+            error.known_to_all = True
+            raise error
         return result
 
-    def reported(self, error):
-        """An exception of this rank's as other ranks raise it: the same where it can be pickled.
-
-        Scripts that catch an OSError or a ValueError then take the same way on every rank.
-        """
-        if error is None or self.size == 1 or _is_picklable(error):
-            return error
-        reported = RankError('rank %d failed: %s: %s' % (self.rank, type(error).__name__, error))
-        reported.elsewhere = True
-        return reported
+    def sent_by_first(self, act):
+        """As `by_first`, but rank 0 does not wait for the others."""
+        return act()
 
     def write_by_first(self, path, write):
         """Have rank 0 write a file; another rank that makes the same call goes on once the file is written.
@@ -224,11 +245,3 @@ class Ranks:
     def function_number(self, name):
         """A number for a new function, the same on all ranks."""
         return 0
-
-
-def _is_picklable(value):
-    try:
-        pickle.loads(pickle.dumps(value))
-    except Exception:  # whatever a class of the user's raises
-        return False
-    return True

@@ -5,7 +5,7 @@ import time
 import theano
 from theano.compile.sharedvalue import SharedVariable
 
-from ..errors import GraphError, LengthError, MgpuError
+from ..errors import GraphError, LengthError, MgpuError, RankError, in_one_line, noting
 from ..graphs.graph import substitute
 from ..graphs.updates import with_givens
 from ..options import Options
@@ -68,6 +68,9 @@ class Definition:
 
 class Refusal(GraphError):
     """Why a function is not divided."""
+
+
+FOR_PLAIN = LeftToPlain, LengthError, Refusal  # what every rank has for a call that plain Theano is to compute
 
 
 class EnabledFunction:
@@ -140,7 +143,13 @@ class EnabledFunction:
             if not self._is_for_plain(failure):
                 raise
         call.undo()
-        results = self._plain(args, kwargs)  # raises plain Theano's error if the arguments are wrong
+        if isinstance(failure, FOR_PLAIN):
+            results = self._plain(args, kwargs)
+        else:  # plain Theano raises its own error if the values are at fault
+            # A step that has failed on one rank has failed on all.
+            with self._ranks.failing_together(), noting(getattr(failure, '__notes__', ())):
+                results = self._plain(args, kwargs)
+                self._ranks.agree()
         self._note_failure(failure)
         return results
 
@@ -148,21 +157,19 @@ class EnabledFunction:
         """Return whether plain Theano is to compute what has failed; None if the arguments are at fault."""
         if failure is None:
             return False
-        if isinstance(failure, (LeftToPlain, LengthError)):
-            return True
         if isinstance(failure, Refusal):
             return not (self._enabled.strict and self._has_batch)
-        return self._ranks.size == 1 and not self._enabled.strict
+        return isinstance(failure, FOR_PLAIN) or not (isinstance(failure, RankError) or self._enabled.strict)
 
     def _note_failure(self, failure):
         """Stay with plain Theano from now on, unless the failure was that of one call."""
         if isinstance(failure, (LeftToPlain, LengthError)):
             return
-        refused = isinstance(failure, Refusal)
-        self._stay(str(failure) if refused else 'it failed over the contexts: %s' % failure)
+        refused, text = isinstance(failure, Refusal), in_one_line(failure)
+        self._stay(text if refused else 'it failed over the contexts: %s' % text)
         if self._has_batch:
-            self._enabled.tell('%s %s on one device: %s' % (self._usage.name, 'stays' if refused else 'continues',
-                                                            failure))
+            verb = 'stays' if refused else 'continues'
+            self._enabled.tell('%s %s on one device: %s' % (self._usage.name, verb, text))
 
     def _compute(self, values, subset):
         """Compute some outputs, and the new values of inputs that have an update, over the contexts."""

@@ -5,6 +5,7 @@ import numpy as np
 import theano
 from keras import backend as K
 
+from ..errors import BatchError, MgpuError, RankError, in_one_line, noting
 from ..graphs import graph
 from ..parallel_function import ParallelFunction
 from ..patches import keras_loops, theano_functions
@@ -46,6 +47,8 @@ class BatchFunction:
         self.dispatch = None  # a Dispatch, where some batches are left to plain Keras
         self.compared = None  # a ComparedFunction, where each process may compute such batches
         self.optimizer_updates = None
+        self.plain = None  # ``plain(optimizer_updates)`` makes plain Keras's function, see `methods.plain_function`
+        self._whole = []  # that function, once it is needed
         self.samples = 0
         self.begin()
 
@@ -90,7 +93,43 @@ class BatchFunction:
         return results
 
     def run_over_contexts(self, inputs):
-        """Run a batch over the contexts; returns the outputs and the values."""
+        """Run a batch over the contexts; returns the outputs and the values.
+
+        Where that ends in an error of the graph or of the batch, plain Keras computes the batch: its own error, if it
+        has one, is that of one device.
+        """
+        try:
+            return self._run_divided(inputs)
+        except MgpuError as error:
+            if not isinstance(error, BatchError) or isinstance(error, RankError) or self._must_divide():
+                raise
+            failure = error
+        except Exception as error:
+            if self._must_divide():
+                raise
+            failure = error
+        try:
+            return self._run_plain(inputs, failure)
+        finally:
+            del failure  # its traceback has this frame, which would keep it
+
+    def _must_divide(self):
+        return self.plain is None or self._variants.state.strict or self.function.sharded
+
+    def _run_plain(self, inputs, failure):
+        """Compute a batch that has failed over the contexts, and changed nothing."""
+        if not self._whole:
+            self._whole.append(self.plain(self.optimizer_updates))
+        ranks = self.function.ranks
+        with ranks.failing_together(), noting(getattr(failure, '__notes__', ())):
+            results = self._whole[0](inputs)
+            ranks.agree()
+        self.samples = length_of(inputs)
+        self._variants.state.notify('has left a batch to plain Keras, on one device, since it failed when divided: %s'
+                                    % in_one_line(failure))
+        return results
+
+    def _run_divided(self, inputs):
         function = self._variants.of(inputs)
         if self._prepares_next and function.runner.on_devices and keras_loops.keras_batches is not None:
             function.look_ahead.next_batch = functools.partial(keras_loops.keras_batches.after, inputs)

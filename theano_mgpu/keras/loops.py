@@ -8,10 +8,12 @@ import random
 
 import keras
 import numpy as np
+import theano
 from keras import callbacks as keras_callbacks
 
 from ..distributed.mpi import mpi_ranks
 from ..jobs import mpi_environment
+from .feed import fed
 from .loop_callbacks import LoopCallbacks, checkpoint_among
 from .parallel_state import parallel_state_of
 
@@ -36,11 +38,14 @@ def loop_of(method):
             changed_args = [changed.get(name, value) for name, value in zip(names[1:], args)]
             return method(self, *changed_args, **dict(kwargs, **own))
 
+        trains_together = mpi_environment.trains_together()
         callbacks = given('callbacks') or []
         # The validation of another loop, or what `fit` does with a Sequence: it calls fit_generator.
         is_nested = isinstance(callbacks, keras_callbacks.CallbackList) or \
             any(isinstance(callback, LoopCallbacks) for callback in callbacks)
-        trains_together = mpi_environment.trains_together()
+        feeds = trains_together and 'generator' in names and not isinstance(callbacks, keras_callbacks.CallbackList)
+        if feeds and theano.config.mgpu.data != 'sharded':
+            args, kwargs = with_feeds(names[1:], args, kwargs)
         if is_nested or not (callbacks or trains_together):
             return method(self, *args, **kwargs)
         callbacks = list(callbacks)
@@ -52,12 +57,43 @@ def loop_of(method):
     return loop
 
 
+def with_feeds(names, args, kwargs):
+    """Return the arguments of a loop, for this rank, in which batches are those that rank 0 makes.
+
+    Parameters
+    ----------
+    names : list of str
+        Of the loop's parameters.
+    args : tuple
+    kwargs : dict
+    """
+    ranks = mpi_ranks()
+    given = dict(zip(names, args), **kwargs)
+    if 'nb_worker' in given:  # its name before Keras 2
+        given['workers'] = given.pop('nb_worker')
+    workers = given.get('workers', 1)
+    for name in ('generator', 'validation_data'):
+        if name in given:
+            given[name] = fed(ranks, given[name], workers)
+    if ranks.rank:
+        given['workers'] = 0  # no thread asks for batches here
+    return (), given
+
+
 def run_on_each_rank(run, callbacks, checkpoint):
     """Run a loop on every rank: ``run(**changed)``, with changed arguments."""
     sync = RankSync()
     sync.share_random_states()
     quiet = {'verbose': 0} if sync.ranks.rank else {}
-    return sync.results(run(callbacks=[LoopCallbacks(callbacks, checkpoint, sync)], **quiet))
+    try:
+        with sync.ranks.failing_together():
+            returned = run(callbacks=[LoopCallbacks(callbacks, checkpoint, sync)], **quiet)
+    except Exception as error:
+        if getattr(error, 'known_to_all', False):  # each rank is here: the script may go on
+            sync.share_random_states()
+        raise
+    sync.share_random_states()
+    return sync.results(returned)
 
 
 class RankSync(keras.callbacks.Callback):
@@ -74,10 +110,14 @@ class RankSync(keras.callbacks.Callback):
         self._tested = None
 
     def share_random_states(self):
-        """Continue with the random numbers of the first process, from which the order of samples is drawn."""
+        """Have the other ranks continue with the random numbers of rank 0, from which the order of samples is drawn.
+
+        Rank 0 goes on as one process would: a thread of its generator may be drawing.
+        """
         states = self.ranks.broadcast_object((random.getstate(), np.random.get_state()))
-        random.setstate(states[0])
-        np.random.set_state(states[1])
+        if self.ranks.rank:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
 
     def on_epoch_begin(self, epoch, logs=None):
         self.share_random_states()

@@ -38,6 +38,7 @@ def _function_maker(kind):
                 self._check_trainable_weights_consistency()
             if getattr(self, name, None) is None:
                 function = MAKERS[kind](self)
+                function.plain = functools.partial(plain_function, kind, self)
                 setattr(self, name, function)
                 parallel_state_of(self).observe(kind, function)
                 function.compile()

@@ -5,7 +5,7 @@ A model that has a ParallelState runs over contexts; any other model is plain Ke
 import weakref
 
 from ..devices.context_map import describe
-from ..errors import warn
+from ..errors import in_one_line, warn
 
 _models = weakref.WeakSet()  # those that have had a ParallelState
 
@@ -55,7 +55,7 @@ class ParallelState:
         several, self.contexts = self.contexts, contexts
         self.notify('runs on %s (%s): its batch succeeds there, and fails when divided among %d contexts: %s'
                     % ('one context' if len(contexts) == 1 else 'one replica', describe(self.contexts), len(several),
-                       error))
+                       in_one_line(error)))
 
     def observe(self, kind, function):
         """Take note of each function that is made for the model; `kind` is 'train', 'test' or 'predict'."""

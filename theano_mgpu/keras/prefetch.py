@@ -4,6 +4,7 @@ import functools
 import numpy as np
 
 from ..patches import keras_loops
+from .feed import Feed, next_of_queue
 
 
 class LoopObserver:
@@ -18,7 +19,7 @@ class LoopObserver:
         self._model = model
         self._last = None       # (slicing function, arrays, rows) of the current batch
         self._sliced = None     # (rows, arrays) of the next one
-        self._enqueuer = None
+        self._source = None     # the queue or Feed that batches come from
         self._standard = None   # (item of a generator, its standardised arrays) of the next one
         self._class_weight = None
 
@@ -28,9 +29,9 @@ class LoopObserver:
         self._last = original, arrays, rows
         return sliced[1] if sliced and _is_same(sliced[0], rows) else original(arrays, rows)
 
-    def queue(self, enqueuer):
-        """Called by `fit_generator` as it begins to take batches from a queue."""
-        self._enqueuer = enqueuer
+    def queue(self, source):
+        """Called as batches are taken from a queue of Keras's, or from a Feed."""
+        self._source = source
 
     def standardize(self, original, x, y=None, sample_weight=None, class_weight=None, **kwargs):
         """Called in place of Keras's _standardize_user_data."""
@@ -53,7 +54,7 @@ class LoopObserver:
         list, or None
             None if it is not known, or not there yet.
         """
-        following = self._next_item() if self._enqueuer else self._next_slice()
+        following = self._next_item() if self._source else self._next_slice()
         return following + inputs[len(following):] if following else None
 
     def _next_slice(self):
@@ -67,12 +68,7 @@ class LoopObserver:
         return self._sliced[1]
 
     def _next_item(self):
-        with self._enqueuer.queue.mutex:
-            queue = self._enqueuer.queue.queue
-            future = queue[0] if queue else None
-        if future is None or not future.ready() or not future.successful():
-            return None
-        item = future.get()
+        item = self._source.peek() if isinstance(self._source, Feed) else next_of_queue(self._source)
         if not isinstance(item, tuple) or len(item) not in (2, 3):
             return None  # Keras raises an error
         x, y, sample_weight = (item + (None,))[:3]

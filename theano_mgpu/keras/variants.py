@@ -31,7 +31,7 @@ class Variants:
     """
 
     def __init__(self, make, model, state):
-        self._make, self._model, self._state = make, model, state
+        self._make, self._model, self.state = make, model, state
         self._whole = None    # the variant on one context, once it is needed
         self._divided = False
         self._function = None
@@ -50,7 +50,7 @@ class Variants:
         """Make the function, unless it is there."""
         if self._function is None:
             free = any_length(self._model)
-            self._function = self._make(self._state.contexts, free)
+            self._function = self._make(self.state.contexts, free)
             self._is_refused = bool(self._function.refused)  # and the user does not know yet
             self._length = free.length if free.found else None  # the fixed length that the graph had
 
@@ -71,7 +71,7 @@ class Variants:
         except GraphError:
             freed = None
         if freed is None or freed.refused:
-            self._state.cannot_divide(self.function)
+            self.state.cannot_divide(self.function)
         else:
             self._function, self._length = freed, length_of(inputs)
 
@@ -82,7 +82,7 @@ class Variants:
             outputs = function(*inputs)
         except Exception as error:
             # Of any class: ops raise their own. A step that fails has changed nothing, and can be run again.
-            found = self._run_otherwise(inputs) if divides and not self._divided and not self._state.strict else None
+            found = self._run_otherwise(inputs) if divides and not self._divided and not self.state.strict else None
             if found is None:
                 raise
             function, outputs = found
@@ -113,7 +113,7 @@ class Variants:
             if not free.found or self._length is not None:
                 raise GraphError('the graph has no fixed length of a batch')
             return found
-        return self._make(self._state.contexts, freed)
+        return self._make(self.state.contexts, freed)
 
     def _on_one_context(self, inputs=None):
         if self._whole is None:
@@ -122,13 +122,13 @@ class Variants:
 
     def _first(self):
         """The contexts of the first replica: several, if the model is placed."""
-        return [context for context in self.function.mesh.replicas[0] if context != HOST] or self._state.contexts[:1]
+        return [context for context in self.function.mesh.replicas[0] if context != HOST] or self.state.contexts[:1]
 
     def _keep(self, function, inputs, error):
         self._function = function
         if function is self._whole:
             self._length = None
-            self._state.use_one_replica(self._first(), error)
+            self.state.use_one_replica(self._first(), error)
         else:
             self._length = length_of(inputs)
 

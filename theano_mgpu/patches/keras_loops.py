@@ -22,7 +22,10 @@ def report_slices(training_arrays):
 
 
 def report_queues(data_utils):
-    """Report the queues from which loops over generators and Sequences take batches."""
+    """Report the queues from which loops over generators and Sequences take batches.
+
+    A Feed of theano_mgpu.keras.feed sends what is taken from its queue to other processes.
+    """
     for enqueuer in (data_utils.OrderedEnqueuer, data_utils.GeneratorEnqueuer):
         enqueuer.get = _reporting(enqueuer.get)
 
@@ -30,6 +33,9 @@ def report_queues(data_utils):
 def _reporting(original):
     @functools.wraps(original)
     def get(self):
+        taken_from = getattr(self.sequence, 'taken_from', None)
+        if taken_from is not None:
+            return taken_from(self, original(self))
         if keras_batches is not None:
             keras_batches.queue(self)
         return original(self)

@@ -1,4 +1,4 @@
-"""What to do about the error of a device, and ReplicaErrors that say it."""
+"""The error of a replica: that of the graph, or a ReplicaError that says what to do about a device."""
 import contextlib
 from typing import Iterator, Sequence
 
@@ -6,16 +6,19 @@ from ..devices.context_map import Context, describe
 from ..devices.contexts import contexts as active_contexts
 from ..devices.contexts import gpu_context, is_lost
 from ..devices.discovery import reason
-from ..errors import ReplicaError
+from ..errors import ReplicaError, noted
 
 # What drivers, and Theano's own ops, say where there is too little memory on a device.
 OUT_OF_MEMORY = ('CUDA_ERROR_OUT_OF_MEMORY', 'CL_MEM_OBJECT_ALLOCATION_FAILURE', 'CL_OUT_OF_RESOURCES',
                  'Invalid buffer size', 'failed to allocate', 'ould not allocate work')
 
 
-def replica_error(cause: BaseException, replica: int, context: Context, where: str, samples=None,
-                  contexts: Sequence[Context] = ()) -> ReplicaError:
-    """The error of a replica, with advice; to be raised from its cause.
+def error_of(cause: BaseException, replica: int, context: Context, where: str, samples=None,
+             contexts: Sequence[Context] = ()) -> BaseException:
+    """Return the error to raise for an exception of a replica.
+
+    An error of the graph (an Assert, a wrong shape, an op of the user's) is raised as it is, as plain Theano does, with
+    a note that names the replica. One of the device becomes a ReplicaError, with advice.
 
     Parameters
     ----------
@@ -28,10 +31,20 @@ def replica_error(cause: BaseException, replica: int, context: Context, where: s
     contexts : list of Context
         Those that ran at the same time.
     """
-    return ReplicaError('replica %d (context %s, %s) failed, nothing was changed: %s: %s%s'
-                        % (replica, describe([context]), where, type(cause).__name__,
-                           reason(cause).strip().partition('\n')[0], advice(cause, context, contexts)),
-                        replica, context, samples)
+    failed = 'replica %d (context %s, %s) failed, nothing was changed' % (replica, describe([context]), where)
+    if not is_of_device(cause, context):
+        return noted(cause, failed)
+    error = ReplicaError('%s: %s: %s%s' % (failed, type(cause).__name__, reason(cause).strip().partition('\n')[0],
+                                           advice(cause, context, contexts)), replica, context, samples)
+    error.__cause__ = cause
+    return error
+
+
+def is_of_device(cause: BaseException, context: Context) -> bool:
+    """Return whether an exception is that of a GPU: of its driver, or for lack of its memory, or since it is lost."""
+    return context.kind != 'cpu' and (type(cause).__module__.partition('.')[0] == 'pygpu' or
+                                      type(cause) in (MemoryError, RuntimeError) or is_out_of_memory(cause, context) or
+                                      is_lost(context))
 
 
 @contextlib.contextmanager
@@ -41,14 +54,14 @@ def memory_explained(replica: int, context: Context, where: str) -> Iterator[Non
     Parameters
     ----------
     replica, context, where
-        As for `replica_error`.
+        As for `error_of`.
     """
     try:
         yield
     except Exception as cause:
         if not is_out_of_memory(cause, context):
             raise
-        raise replica_error(cause, replica, context, where) from cause
+        raise error_of(cause, replica, context, where)
 
 
 def is_out_of_memory(cause: BaseException, context: Context) -> bool:

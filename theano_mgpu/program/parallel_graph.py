@@ -21,7 +21,7 @@ from ..jobs import mpi_environment
 from ..replicas.copies import give_value
 from ..replicas.replicated import replicated
 from ..utils import progress
-from .advice import memory_explained, replica_error
+from .advice import error_of, memory_explained
 from .partition import Program
 
 
@@ -235,7 +235,7 @@ def _blocks(function):
 
 
 def run_replicas(executor, tasks, contexts, shards=None):
-    """Run tasks on contexts; an exception comes back with its replica, context and samples.
+    """Run tasks on contexts.
 
     Parameters
     ----------
@@ -252,8 +252,8 @@ def run_replicas(executor, tasks, contexts, shards=None):
 
     Raises
     ------
-    ReplicaError
-        From the original exception.
+    Exception
+        The first one of a task, with a note of its replica, context and samples; a ReplicaError for that of a device.
     """
     groups = {}
     for i, context in enumerate(contexts):
@@ -263,14 +263,20 @@ def run_replicas(executor, tasks, contexts, shards=None):
     def run(context):
         for i in groups[context]:
             done[context].append(tasks[i]())
+    error = None
     try:
         executor.run([functools.partial(run, context) for context in groups])
-    except TaskError as error:
-        cause, context = error.__cause__, list(groups)[error.index]
+    except TaskError as failed:
+        context = list(groups)[failed.index]
         index = groups[context][len(done[context])]
         shard = shards[index] if shards else None
         where = 'samples %d to %d' % (shard.span[0], shard.span[1] - 1) if shard else 'update'
-        raise replica_error(cause, shard.replica if shard else index, context, where, shard.span if shard else None,
-                            list(groups)) from cause
+        error = error_of(failed.__cause__, shard.replica if shard else index, context, where,
+                         shard.span if shard else None, list(groups))
+    if error is not None:
+        try:
+            raise error  # here, since a TaskError tells a user nothing
+        finally:
+            del error  # its traceback has this frame, which would keep it
     results = {i: result for context, indices in groups.items() for i, result in zip(indices, done[context])}
     return [results[i] for i in range(len(tasks))]

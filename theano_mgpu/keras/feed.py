@@ -1,0 +1,165 @@
+"""Batches of generators and Sequences that rank 0 makes, on every rank of a job.
+
+Only rank 0 asks the generator of the user. Whatever it draws at random, in whatever thread, the other ranks take the
+batch that rank 0 takes, and so does each error and the end of the data.
+"""
+import functools
+import threading
+
+import keras
+from keras.engine.training_utils import is_sequence, iter_sequence_infinite
+
+from ..distributed.failures import packed, unpacked
+from ..patches import keras_loops
+
+ITEM, ANNOUNCED, ERROR = range(3)  # what a message has: a batch, that the batch came with the last message, or an error
+
+
+class Feed:
+    """The stream of batches that one argument of a loop gives.
+
+    Parameters
+    ----------
+    ranks : Ranks
+    source : iterator or keras.utils.Sequence
+        The user's. Only that of rank 0 is asked.
+    in_thread : bool
+        Whether a thread or process of Keras's asks the source.
+    """
+
+    def __init__(self, ranks, source, in_thread):
+        self._ranks, self._source, self._in_thread = ranks, source, in_thread
+        self._thread = threading.get_ident()
+        self._ahead = []    # the batch after the current one, if it is known
+        self._enqueuer = None
+
+    def __reduce__(self):  # for processes that make batches
+        return _same, (self._source,)
+
+    def take(self, following):
+        """Return the next batch on every rank; rank 0 gets it from the function `following`."""
+        if keras_loops.keras_batches is not None:
+            keras_loops.keras_batches.queue(self)
+        return self._send(following) if self._ranks.rank == 0 else self._receive()
+
+    def _send(self, following):
+        try:
+            item = following()
+        except BaseException as error:  # also SystemExit, and Ctrl-C, which is one of all ranks
+            self._ranks.broadcast_arrays((ERROR, packed(error), []))
+            error.known_to_all = True
+            raise
+        kind = ANNOUNCED if self._ahead and self._ahead[0] is item else ITEM
+        self._ahead = self._next_in_queue()
+        self._ranks.broadcast_arrays((kind, None if kind == ANNOUNCED else item, self._ahead))
+        return item
+
+    def _receive(self):
+        kind, item, following = self._ranks.broadcast_arrays()
+        if kind == ERROR:
+            error = unpacked(item, 'rank 0, which makes the batches of all ranks, raised it')
+            error.known_to_all = True
+            raise error
+        if kind == ANNOUNCED:
+            item, = self._ahead
+        self._ahead = following
+        return item
+
+    def peek(self):
+        """Return the batch after the current one, the same on every rank; None if it is not known."""
+        return self._ahead[0] if self._ahead else None
+
+    def taken_from(self, enqueuer, items):
+        """Return an iterator over what the main thread takes from a queue of Keras's, on every rank."""
+        self._enqueuer = enqueuer
+        return Taken(self, items)
+
+    def _next_in_queue(self):
+        item = None if self._enqueuer is None else next_of_queue(self._enqueuer)
+        return [] if item is None else [item]
+
+
+class Taken:
+    """An iterator over batches of a Feed, by the thread that trains.
+
+    Parameters
+    ----------
+    feed : Feed
+    items : iterator
+        On rank 0.
+    """
+
+    def __init__(self, feed, items=None):
+        self._feed, self._following = feed, functools.partial(next, items)
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return self._feed.take(self._following)
+
+
+class FedIterator(Feed):
+    """Stands for an iterator or generator."""
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        following = functools.partial(next, self._source)
+        return following() if self._in_thread else self.take(following)
+
+    next = __next__
+
+
+class FedSequence(Feed, keras.utils.Sequence):
+    """Stands for a Sequence; its length is that of rank 0's."""
+
+    def __len__(self):
+        if threading.get_ident() != self._thread:  # one of Keras's, on rank 0
+            return len(self._source)
+        return self._ranks.sent_by_first(lambda: len(self._source))  # Keras's thread begins an epoch meanwhile
+
+    def __getitem__(self, index):
+        return self._source[index]
+
+    def __iter__(self):
+        """Iterate for ever: Keras would begin anew."""
+        return Taken(self, iter_sequence_infinite(self._source))
+
+    def on_epoch_end(self):
+        if self._ranks.rank == 0:
+            self._source.on_epoch_end()
+
+
+def fed(ranks, source, workers):
+    """Return what stands for a generator or Sequence that a loop is given, on any rank.
+
+    Parameters
+    ----------
+    ranks : Ranks
+    source : object
+        What the user has passed: arrays are returned as they are.
+    workers : int
+        Threads or processes that ask it, as for `keras.Model.fit_generator`.
+    """
+    if isinstance(source, (Feed, Taken)):
+        return source
+    in_thread = workers > 0 and ranks.rank == 0
+    if is_sequence(source):
+        return FedSequence(ranks, source, in_thread)
+    if hasattr(source, 'next') or hasattr(source, '__next__'):
+        return FedIterator(ranks, source, in_thread)
+    return source
+
+
+def next_of_queue(enqueuer):
+    """Return the next batch of a queue of Keras's, which stays in the queue; None if it is not made yet."""
+    with enqueuer.queue.mutex:
+        queue = enqueuer.queue.queue
+        future = queue[0] if queue else None
+    return future.get() if future is not None and future.ready() and future.successful() else None
+
+
+def _same(source):
+    return source
