@@ -12,6 +12,7 @@ from theano.configparser import change_flags
 from theano.gradient import disconnected_grad, zero_grad
 from theano.ifelse import ifelse
 from theano.sandbox.rng_mrg import MRG_RandomStreams
+from theano.tensor import inplace
 from theano.tensor.nnet import bn, conv2d
 from theano.tensor.nnet.abstract_conv import AbstractConv2d_gradInputs
 from theano.tensor.nnet.neighbours import images2neibs
@@ -29,6 +30,7 @@ WEIGHTS = w, table, kernel = [theano.shared(RNG.rand(*shape)) for shape in [(4, 
 phase = theano.shared(np.int8(1), 'phase')
 n = x.shape[0]
 time_major = s.dimshuffle(1, 0, 2)
+PAIRS, COVARIANCE = T.dot(x, x.T), T.dot(x.T, x) + np.eye(4)
 
 
 def row(values):
@@ -37,6 +39,11 @@ def row(values):
 
 def loop(step, start, **options):
     return theano.scan(step, outputs_info=start, **options)[0]
+
+
+@theano.compile.ops.as_op([T.dvector], [T.dvector])
+def doubled_and_sorted(values):
+    return np.sort(2 * values)
 
 
 def one_hot(indices):
@@ -69,6 +76,10 @@ def of_single_samples():
         'take two': w[labels, labels], 'picked': x[T.arange(n), labels], 'one-hot': one_hot(labels),
         'one-hot of words': one_hot(words.flatten()).reshape((n, 3, 4)),
         'set columns': T.set_subtensor(T.zeros_like(x)[:, 1:3], x[:, :2]), 'inc': T.inc_subtensor(x[:, 0], v),
+        'up to n': x[:n], 'set up to n': T.set_subtensor(T.zeros_like(x)[:v.shape[0], :2], x[:, 1:3]),
+        'set constants up to n': T.set_subtensor(T.zeros((n, 4))[:n], x),
+        # Diagonals.
+        'diagonals': T.diagonal(s[:, :, :3], 0, 1, 2), 'diagonals, offset': T.diagonal(s, 1, 1, 2),
         # Reductions and orders along other axes.
         'sum of features': x.sum(axis=1), 'mean of features': s.mean(axis=1), 'sum of steps': time_major.sum(axis=0),
         'max of features': x.max(axis=-1), 'argmax of features': T.argmax(x, axis=1),
@@ -131,6 +142,18 @@ def statistics():
         'square of n': x.sum() / T.sqr(T.cast(n, 'float64')), 'variance': x.var(axis=0),
         'softmax of mean': T.nnet.softmax(x.mean(axis=0).dimshuffle('x', 0)),
         'power of a mean': loop(lambda h: h * h, x.mean(), n_steps=2),
+        'trace': T.nlinalg.trace(T.dot(x.T, x)), 'diagonal': T.diag(T.dot(x.T, x) / n),
+        'alloc diag': T.diag(x.mean(axis=0)),
+        'eigenvalues': T.nlinalg.eigh(COVARIANCE)[0], 'singular values': T.nlinalg.svd(COVARIANCE)[1],
+        'qr': T.nlinalg.qr(COVARIANCE, 'r'), 'cholesky': T.slinalg.cholesky(COVARIANCE),
+        'solve': T.slinalg.solve(COVARIANCE, table[:4]), 'expm': T.slinalg.expm(COVARIANCE / 9),
+        'kron': T.slinalg.kron(COVARIANCE, w), 'pinv': T.nlinalg.pinv(COVARIANCE),
+        'searched sums': T.extra_ops.searchsorted(T.sort(x.sum(axis=0)), w[:, 0]),
+        'spectrum of sums': T.fft.rfft(T.dot(x.T, x)), 'unique sums': T.extra_ops.Unique()(T.floor(x.sum(axis=0) * 2)),
+        'chosen sums': T.choose([0, 1, 0, 1], [x.sum(axis=0), x.mean(axis=0)]),
+        'of an op of a user': doubled_and_sorted(x.sum(axis=0)),
+        'bins of sums': T.extra_ops.bincount(T.cast(x.sum(axis=0), 'int64')),
+        'loop of a sum': loop(lambda h: T.nlinalg.matrix_inverse(h), COVARIANCE, n_steps=3),
         'determinant': T.nlinalg.det(T.dot(x.T, x) + T.eye(4)),
         'a mean that moves on': loop(lambda g, h: [h, g * g], [T.constant(np.float64(1)), x.mean()], n_steps=3)[0],
         'sums in a loop': loop(lambda a, h: h + a.sum(), T.constant(np.float64(1)), sequences=time_major),
@@ -173,6 +196,12 @@ def met():
         'logsoftmax across': T.nnet.logsoftmax(x.T), 'centred by max': x - x.max(axis=0),
         'by a test': ifelse(T.gt(x.mean(), 0.6), x, -x), 'inverse of a crossproduct':
         T.dot(x, T.nlinalg.matrix_inverse(T.dot(x.T, x) + T.eye(4))),
+        'diagonal of pairs': T.diag(PAIRS), 'diagonal of their transpose': T.diag(PAIRS.T) * v,
+        'trace of pairs': T.nlinalg.trace(PAIRS), 'of rows': T.diag(v),
+        'pairs but for the diagonal': T.fill_diagonal(PAIRS, -9),
+        'filled with a sum': T.fill_diagonal(PAIRS.T, v.sum()),
+        'of each pair': T.diagonal(x.dimshuffle(0, 'x', 1) - x.dimshuffle('x', 0, 1)),
+        'InfoNCE': T.log(T.diag(T.nnet.softmax(PAIRS))),
         'batch normalisation': bn.batch_normalization_train(x, table[0], table[1], axes=(0,))[0],
     }
 
@@ -187,14 +216,18 @@ def refused():
         'accumulated': (T.cumsum(x, axis=0), 'it goes along the samples'),
         'appended': (T.concatenate([x, x], axis=0), 'it joins along the samples'),
         'pooled across': (pool_2d(x, (2, 2), ignore_border=True), 'it pools over samples'),
-        'first': (x[0], place), 'reversed': (x[::-1], place), 'all but one': (x[1:], place),
-        'slopes': (v[1:] - v[:-1], place),
+        'another diagonal': (T.diag(PAIRS, 1), 'not the main one'),
+        'a shifted diagonal': (T.AllocDiag(1)(v), 'not the main'),
+        'overwritten': (inplace.tanh_inplace(x.sum(axis=0)), 'it writes into'),
+        'all but the last': (x[:n - 1], place), 'from one up to n': (x[1:n], place),
+        'as many as a number': (x[:N], place), 'first': (x[0], place), 'reversed': (x[::-1], place),
+        'all but one': (x[1:], place), 'slopes': (v[1:] - v[:-1], place),
         'shuffled': (x[labels], place), 'set one': (T.set_subtensor(x[0], 0), place),
         'argmax': (T.argmax(x, axis=0), 'place of the maximum'),
         'centred in a loop': (loop(lambda h: h - h.mean(axis=0), x, n_steps=2), 'what other samples have come to'),
         'inverse': (T.nlinalg.matrix_inverse(x), unknown % 'MatrixInverse'),
         'every other': (x[T.arange(0, n, 2), 0], place),
-        'a loop over samples': (loop(lambda a, h: h + a, T.zeros_like(w[:, 0]), sequences=x), place),
+        'a loop over samples': (loop(lambda a, h: h + a, T.zeros_like(w[:, 0]), sequences=x), 'it loops over samples'),
         'until': (theano.scan(lambda h: (h * 2, theano.scan_module.until(T.gt(h.sum(), 30))), outputs_info=x,
                               n_steps=6)[0], 'what other samples have come to'),
         'until one sample': (theano.scan(lambda h: (h * 2, theano.scan_module.until(T.gt(h[0, 0], 30))),
@@ -203,6 +236,18 @@ def refused():
         'selected': (x[T.gt(v, 0.5).nonzero()], unknown % 'Nonzero'),
         'from the second on': (x[T.arange(1, n), labels[1:]], place),
         'the first half': (x[T.arange(n // 2), 0], place), 'as many as numbers': (x[T.arange(N), labels], place),
+    }
+
+
+@change_flags(floatX='float64')
+def refused_for_a_batch():
+    """By name: what only the batch shows that it cannot be cut, and the reason."""
+    return {
+        'diagonal of rows': (T.diag(x), 'not have as many rows as columns'),
+        'of samples and others': (T.diag(T.dot(x, table.T)), 'not have as many rows as columns'),
+        'filled diagonal of rows': (T.fill_diagonal(x, 0), 'not have as many rows as columns'),
+        'twice as many as n': (T.concatenate([s, s], axis=1).reshape((n * 6, 4))[:2 * n], 'by their place'),
+        'set some of more': (T.set_subtensor(table[:n], x), 'by their place'),
     }
 
 
@@ -228,11 +273,13 @@ def random_numbers():
 
 
 EXACT = {**of_single_samples(), **statistics(), **numbers_of_samples(), **met(), **random_numbers()}
-REFUSED, CONVOLUTIONS = refused(), convolutions()
+REFUSED, REFUSED_BATCHES, CONVOLUTIONS = refused(), refused_for_a_batch(), convolutions()
 # By name: Theano has no gradient, or a wrong one; a gradient of whole numbers is none.
-WITHOUT_GRADIENT = ['diff', 'alloc of rows', 'normalised by sample', 'cast']
+WITHOUT_GRADIENT = ['diff', 'alloc of rows', 'normalised by sample', 'cast', 'diagonals', 'diagonals, offset',
+                    'of each pair', 'singular values', 'qr', 'unique sums', 'chosen sums', 'of an op of a user']
 # By name: what cannot be cut of the gradient, and the reason.
-GRADIENT_REFUSED = {'running rows': 'picks samples by their place', 'sparse dot': 'how CSMProperties depends'}
+GRADIENT_REFUSED = {'running rows': 'picks samples by their place', 'sparse dot': 'how CSMProperties depends',
+                    'diagonal of their transpose': 'different axes'}
 
 
 def check(outputs, mode=PLAIN):
@@ -282,3 +329,11 @@ def test_what_is_refused(name):
     variable, reason = REFUSED[name]
     with pytest.raises(CannotCut, match=r'^((?! \(/).)*' + reason):  # not in the source line that is quoted after it
         partition(list(DATA), [variable])
+
+
+@pytest.mark.parametrize('name', REFUSED_BATCHES)
+def test_what_is_refused_for_a_batch(name):
+    variable, reason = REFUSED_BATCHES[name]
+    run = compiled(partition(list(DATA), [variable]), PLAIN)
+    with pytest.raises(AssertionError, match=r'Assert{.*' + reason):
+        run(split(DATA.values(), SHARDS[0]))

@@ -157,8 +157,10 @@ class ShardGraph:
         def cut(variable):
             length = variable.shape[axis]
             each = length // self.total
-            # NumPy broadcasts a length of 1 that Theano does not know of.
-            stop = T.switch(T.eq(each, 0), length, (self.first + self.own) * each)
+            # NumPy broadcasts a length of 1 that Theano does not know of. Of another one that does not fit, nothing
+            # remains: this is an error where the rows are used, as it is on one device.
+            fits = T.eq(each * self.total, length)
+            stop = T.switch(T.eq(length, 1), 1, (self.first + fits * self.own) * each)
             return variable[(slice(None),) * axis + (slice(self.first * each, stop),)]
         return self.make(cut, [value], rows(axis, outer), like=value.variable)
 

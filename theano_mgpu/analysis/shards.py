@@ -132,6 +132,8 @@ class Shards(ShardGraph):
 
     def computed(self, node, values):
         """The Values of a node's outputs, from those of its inputs, by the rule of its op."""
+        if getattr(node.op, 'destroy_map', None):
+            self.refuse(node, 'it writes into what it is given')
         found = RULES.of(node.op)
         if compares(node):
             self.compared.update(value.variable for value in values)
@@ -140,9 +142,11 @@ class Shards(ShardGraph):
         always = getattr(found, 'for_constants', False)
         if all(value.kind == CONSTANT for value in values) and not always:
             return self.constant(node, values)
-        if found is None:
+        if found is not None:
+            return found(self, node, values)
+        if any(value.kind == ROWS for value in values):
             self.refuse(node, 'it is not known how %s depends on single samples' % type(node.op).__name__)
-        return found(self, node, values)
+        return self.constant(node, [self.whole(value) for value in values])  # an op is a function of its inputs
 
     def check_averages(self, node, values):
         """Refuse samples that meet the average of what each shard has normalised by: its own is another one."""

@@ -1,12 +1,14 @@
 """Indexing by numbers and slices, joining and splitting."""
 import theano
+import theano.tensor as T
 from theano.tensor import basic, extra_ops, subtensor
 from theano.tensor.type_other import NoneTypeT
 
 from ..shards import rule
 from ..sizes import number
-from ..states import CONSTANT, PARTIAL, ROWS, rows
+from ..states import CONSTANT, COUNT, PARTIAL, ROWS, rows
 from .base import aligned, constants, is_zero, same_order, wholes
+from .shapes import whole_length
 
 MADE_OF_SAMPLES = 'its index is made of samples'
 PLACES = 'it picks samples by their place in the batch'
@@ -34,6 +36,21 @@ def is_whole(entry):
     return isinstance(entry, slice) and entry.start in (None, 0) and entry.stop is None and entry.step in (None, 1)
 
 
+def _all_along(shards, node, x, entries, axis):
+    """A value of which an index takes all samples, as ``x[:y.shape[0]]`` may; this is then checked for each batch."""
+    entry = entries[axis] if axis < len(entries) else slice(None)
+    if is_whole(entry):
+        return x
+    if not isinstance(entry, slice) or not isinstance(entry.stop, theano.Variable) \
+            or not is_whole(slice(entry.start, None, entry.step)) or shards.value(entry.stop).state.size != COUNT:
+        shards.refuse(node, PLACES)
+
+    def checked(variable, stop):
+        length = whole_length(shards, variable, axis) if x.kind == ROWS else variable.shape[axis]
+        return shards.check(node, PLACES, variable, T.ge(T.as_tensor_variable(stop), length))
+    return shards.make(checked, [x, shards.value(entry.stop)], x.state)
+
+
 @rule(subtensor.Subtensor)
 def _subtensor(shards, node, values):
     x, numbers = values[0], constants(shards, node, values[1:], MADE_OF_SAMPLES)
@@ -42,8 +59,7 @@ def _subtensor(shards, node, values):
     if x.kind == CONSTANT:
         return shards.constant(node, [x] + numbers)
     entries = _entries(node, 1)
-    if x.axis < len(entries) and not is_whole(entries[x.axis]):
-        shards.refuse(node, PLACES)
+    x = _all_along(shards, node, x, entries, x.axis)
     axis = x.axis - sum(not isinstance(entry, slice) for entry in entries[:x.axis])
     return shards.apply(node, [x] + numbers, x.state._replace(axis=axis))
 
@@ -64,12 +80,12 @@ def _inc_subtensor(shards, node, values):
         axis, outer = x.axis, x.state.outer
     else:
         axis, outer = kept[y.axis + shift], y.state.outer
-    if axis not in kept or axis < len(entries) and not is_whole(entries[axis]):
+    if axis not in kept:
         shards.refuse(node, PLACES)
     own = kept.index(axis) - shift  # of y
     if y.kind == ROWS and (y.axis != own or (y.state.outer is None) != (outer is None)):
         shards.refuse(node, 'samples lie along different axes of its inputs')
-    x, y = same_order(shards, node, [x, y])
+    x, y = same_order(shards, node, [_all_along(shards, node, x, entries, axis), y])
     if x.kind == CONSTANT:
         x = shards.cut(x, axis, outer)
     if y.kind == CONSTANT and own >= 0 and not node.inputs[1].type.broadcastable[own]:
