@@ -6,7 +6,7 @@ from theano.tensor.opt import Assert
 from ..patches.placement_tags import place_of_node, placed_on
 from .comparisons import compares
 from .op_rules import OpRules
-from .shard_graph import CannotCut, ShardGraph
+from .shard_graph import CannotCut, ShardGraph, merge_axis, split_axis
 from .states import CONSTANT, FREE, PARTIAL, REFUSED, ROWS, WHOLE, State, Value, rows
 
 RULES = OpRules()
@@ -175,11 +175,15 @@ class Shards(ShardGraph):
             self._copies.setdefault(self._copied.get(given, given), set()).add(given)
         return self.exchange(value, value.state.how)
 
-    def gathered(self, node, value):
+    def gathered(self, value):
         """The value as a CONSTANT: of rows, those of all replicas."""
-        if value.state.outer is not None:
-            self.refuse(node, 'it needs all samples, which are merged into another axis')
-        return self.exchange(value, ('gather', value.axis))
+        axis = value.axis
+        if value.state.outer is None:
+            return self.exchange(value, ('gather', axis))
+        apart = self.make(lambda v, blocks: split_axis(v, axis, blocks), [value, self.length(value.state.outer)],
+                          rows(axis + 1))
+        whole = self.exchange(apart, ('gather', axis + 1))
+        return self.make(lambda v: merge_axis(v, axis), [whole], whole.state, like=value.variable)
 
     def given(self, variable):
         """The variable of the given graph that one of the new graph is made for, or None."""
