@@ -4,8 +4,9 @@ import theano.tensor as T
 from theano.gof.graph import io_toposort
 from theano.tensor import basic, opt
 from theano.tensor.nnet.abstract_conv import BaseAbstractConv
+from theano.tensor.nnet.conv import ConvOp
 
-from ..analysis import any_number_of_images, number
+from ..analysis import any_number_of_images, number, of_any_number_of_images
 from ..replicas.random_streams import DRAWS
 
 
@@ -92,7 +93,7 @@ class AnyLength:
     def _freed(self, node, inputs):
         """Outputs of a node without the number; None if it has none."""
         op, value = node.op, inputs[0] if inputs else None
-        if isinstance(op, BaseAbstractConv):
+        if isinstance(op, (BaseAbstractConv, ConvOp)):
             return self._freed_images(node, inputs)
         if isinstance(op, basic.Alloc) and self._is_length(inputs[1]) and \
                 (node.inputs[0] in self._of_samples or value.ndim < len(inputs) - 1 or value.broadcastable[0]):
@@ -113,6 +114,8 @@ class AnyLength:
         """Return the outputs of a convolution, or of its gradient, without the number; None for any other node."""
         if isinstance(node.op, BaseAbstractConv) and self._is_length(node.op.imshp[0]):
             return any_number_of_images(node, inputs).outputs
+        if isinstance(node.op, ConvOp) and self._is_length(node.op.bsize):
+            return of_any_number_of_images(node, inputs).outputs
         return None
 
     def _is_length(self, size):
