@@ -4,9 +4,7 @@ import time
 from ..batches.arguments import Arguments
 from ..errors import BatchError, GraphError, LengthError, MgpuError
 from ..graphs.updates import as_dict, with_givens
-from ..options import Options
 from ..parallel_function import Packing, ParallelFunction
-from ..placement.layout import mesh_for
 from ..program import CannotCut
 from ..program.parallel_graph import choose_ranks
 from .batch_finder import BatchFinder
@@ -14,8 +12,12 @@ from .batch_finder import BatchFinder
 WARM_UP = 2        # calls before those that count
 COUNTED = 3        # calls that count, on one device and over the contexts
 SHORTEST = 0.5e-3  # seconds; a shorter call is not divided, since a step over contexts costs about as much
+GROWN = 4          # times the seconds of a call, after which it is timed anew
+REFUSALS = 6       # ways to take the batch that are analysed
+FAILURES = 3       # calls that may fail over the contexts and not in plain Theano
 
-NOT_PLACED = '%s is placed on devices, but plain Theano runs it on one: %s'
+NO_BATCH = 'no batch enters it'
+NO_BATCH_YET = 'no call has shown a batch of more than one sample'
 
 
 def definition(given):
@@ -40,6 +42,10 @@ def definition(given):
 class EnabledFunction:
     """Runs in place of a `theano.function`: plain Theano or a ParallelFunction, whichever is faster.
 
+    What the first calls show is not held for ever. Where a batch is along other axes than before, or where there is a
+    batch for the first time, another program is made for it. Where calls take much longer than those that were timed,
+    they are timed anew.
+
     Parameters
     ----------
     enabled : Enabled
@@ -53,88 +59,69 @@ class EnabledFunction:
     step : ParallelFunction or None
     """
 
+    _how = 'divided'  # in the summary
+
     def __init__(self, enabled, function, given, usage):
         self._enabled, self._function, self._given, self._usage = enabled, function, given, usage
         self._ranks = choose_ranks(None)
-        self.step = None
-        self._seconds = []
-        self._run = self._divide if enabled.always else self._measure_plain
+        self.step = self._finder = self._refusal = None
+        self._steps, self._refused = {}, set()  # by the key of a Way
+        self._failures = 0
+        self._seconds, self._one = [], 0
+        self._calls, self._timed_next = 0, None
+        self._run = self._first = self._divide if enabled.always else self._measure_plain
 
     def __call__(self, args, kwargs):
         return self._run(args, kwargs)
 
+    # ------------------------------------------------------------------------------------------- on one device
+
     def _measure_plain(self, args, kwargs):
         results, seconds = self._timed(self._plain, args, kwargs)
         if seconds is not None:
+            self._one = seconds
             if seconds < SHORTEST:
-                self._stay('a call takes %.2g ms, too short to divide' % (seconds * 1e3))
+                self._stay('a call takes %.2g ms, too short to divide' % (seconds * 1e3), may_grow=True)
             else:
-                self._run, self._one = self._divide, seconds
-        return results
-
-    def _divide(self, args, kwargs):
-        """Make the first call over the contexts; or stay with plain Theano."""
-        refusal = None
-        try:
-            self.step = self._made(args, kwargs)
-        except BatchError:  # wrong arguments: plain Theano raises the error
-            pass
-        except GraphError as error:
-            if self._enabled.strict and self._has_batch:
-                raise
-            refusal = str(error)
-        if refusal is not None:
-            self._stay(refusal)
-            if self._has_batch:
-                self._enabled.tell('%s stays on one device: %s' % (self._usage.name, refusal))
-        if self.step is None:
-            return self._plain(args, kwargs)
-        if self._enabled.verifies:
-            self.step.verify(*args, **kwargs).show(self._usage.name, self._enabled.strict)
-        self._usage.run_on(self.step.contexts, 'divided')
-        self._run = self._over_contexts if self._enabled.always else self._measure_several
-        return self._run(args, kwargs)
-
-    def _measure_several(self, args, kwargs):
-        results, seconds = self._timed(self._over_contexts, args, kwargs)
-        if seconds is not None and self._run == self._measure_several:
-            text = '%.3g ms a call on one device, %.3g ms divided' % (self._one * 1e3, seconds * 1e3)
-            if seconds < self._one:
-                self._usage.run_on(self.step.contexts, text)
-                self._run = self._over_contexts
-            else:
-                self._stay(text)
+                self._run = self._divide
         return results
 
     def _plain(self, args, kwargs):
         return self._function.plain_call(*args, **kwargs)
 
-    def _over_contexts(self, args, kwargs):
-        failure = None
-        try:
-            results = self._pack(self.step.step(args, kwargs))
-            self._usage.add(self.step.samples)
-            return results
-        except LengthError:
-            return self._of_another_length(args, kwargs)
-        except Exception as error:
-            if self._ranks.size > 1 or self._enabled.strict:
-                raise
-            failure = str(error)
-        results = self._plain(args, kwargs)  # raises plain Theano's error if the arguments are wrong
-        if failure is not None:
-            self._stay('it failed over the contexts: %s' % failure)
-            self._enabled.tell('%s continues on one device: %s' % (self._usage.name, failure))
-        return results
-
-    def _of_another_length(self, args, kwargs):
-        """Compute for arguments that are not such a batch as the first ones; or raise plain Theano's error."""
+    def _undivided(self, args, kwargs):
+        """Compute a call that has no batch which can be divided."""
         return self._plain(args, kwargs)
 
-    def _stay(self, why):
+    def _wait(self, args, kwargs):
+        """Compute on one device, until a call shows another batch."""
+        if not self._finder.is_news(args, kwargs):
+            return self._undivided(args, kwargs)
+        self._run = self._first
+        return self._run(args, kwargs)
+
+    def _stay(self, why, may_grow=False):
+        """Run on one device from now on; if calls may take longer later, time some of them now and then."""
         self._usage.run_on([], why)
-        self.step = self._run = None
-        del self._function.mgpu_divided
+        self.step, self._steps = None, {}
+        # Ranks time together, which a function of one device need not do.
+        if may_grow and self._ranks.size == 1 and self._prepared() and self._finder:
+            self._calls, self._timed_next = 0, 2 * (WARM_UP + COUNTED)
+            self._run = self._time_now_and_then
+        else:
+            self._run = None
+            del self._function.mgpu_divided
+
+    def _time_now_and_then(self, args, kwargs):
+        self._calls += 1
+        if self._calls < self._timed_next:
+            return self._plain(args, kwargs)
+        results, seconds = self._timed(self._plain, args, kwargs)
+        if seconds is not None:
+            self._timed_next *= 2
+            if seconds > max(SHORTEST, GROWN * self._one):
+                self._one, self._run = seconds, self._divide
+        return results
 
     def _timed(self, run, args, kwargs):
         """Results, and after enough calls the seconds that one takes, the same number on every rank; None before."""
@@ -146,24 +133,184 @@ class EnabledFunction:
         seconds, self._seconds = min(self._seconds[WARM_UP:]), []
         return results, max(self._ranks.everyones(int(seconds * 1e9))) / 1e9
 
-    def _made(self, args, kwargs):
-        """The ParallelFunction for arguments like these; a GraphError if there is none."""
-        self._has_batch = False
-        given = self._given
-        self._pack, variables, updates = definition(given)
-        arguments = Arguments(given['params'], {}, given['allow_input_downcast'])
-        finder = BatchFinder(arguments.inputs, variables + list(updates.values()), updates)
-        values = arguments.bind(args, kwargs)
-        refusal = None
-        for axes, length in finder.candidates(values) if finder else ():
-            self._has_batch = True
+    # --------------------------------------------------------------------------------------- over the contexts
+
+    def _divide(self, args, kwargs):
+        """Make the first call over the contexts; or go on without them, until a call shows another batch."""
+        try:
+            self.step = self._step_for(args, kwargs) if self._prepared() else None
+        except BatchError:  # wrong arguments: plain Theano raises the error
+            return self._plain(args, kwargs)
+        except GraphError as error:
+            self._refuse(error)
+        if self.step is None:
+            return self._go_on_undivided(args, kwargs)
+        self._verify(self.step, args, kwargs)
+        self._usage.run_on(self.step.contexts, self._how)
+        self._run = self._over_contexts if self._enabled.always else self._measure_several
+        return self._run(args, kwargs)
+
+    def _refuse(self, error):
+        """Say why a batch is computed on one device; with `strict`, raise the error, in each call."""
+        if self._enabled.strict:
+            self._refused.clear()
+            raise error
+        self._tell_refusal('%s stays on one device: %s', error)
+
+    def _tell_refusal(self, text, error):
+        if self._refusal is None:
+            self._enabled.tell(text % (self._usage.name, error))
+        self._refusal = str(error)
+
+    def _go_on_undivided(self, args, kwargs):
+        if not self._finder:
+            self._stay_undivided(self._refusal or NO_BATCH)
+        elif len(self._refused) >= REFUSALS:
+            self._stay_undivided(self._refusal)
+        else:
+            self._usage.run_on([], self._refusal or NO_BATCH_YET)
+            self._run = self._wait
+        return self._undivided(args, kwargs)
+
+    def _stay_undivided(self, why):
+        self._stay(why)
+
+    def _measure_several(self, args, kwargs):
+        results, seconds = self._timed(self._over_contexts, args, kwargs)
+        if seconds is not None and self._run == self._measure_several:
+            text = '%.3g ms a call on one device, %.3g ms divided' % (self._one * 1e3, seconds * 1e3)
+            if seconds < self._one:
+                self._usage.run_on(self.step.contexts, text)
+                self._run = self._over_contexts
+            else:
+                self._stay(text, may_grow=True)
+        return results
+
+    def _over_contexts(self, args, kwargs):
+        if self._finder.is_news(args, kwargs, of_slices=False):
+            self._choose(args, kwargs)
+        return self._by(self.step, args, kwargs)
+
+    def _choose(self, args, kwargs):
+        """Take the likeliest batch of a call, even if the step could compute another one."""
+        try:
+            ways = list(self._finder.ways(self._arguments.bind(args, kwargs)))
+        except BatchError:  # wrong arguments: plain Theano raises the error
+            return
+        own = [way.length for way in ways if self._steps.get(way.key) is self.step]
+        if own and own[0] != ways[0].length:
+            self._change_step(args, kwargs)
+
+    def _by(self, step, args, kwargs):
+        """Compute a call by a step; or by plain Theano, whose results or error are those of the call."""
+        failure = None
+        try:
+            results = self._pack(step.step(args, kwargs))
+            self._usage.add(step.samples)
+            return results
+        except LengthError:
+            return self._of_another_length(args, kwargs)
+        except Exception as error:
+            if self._ranks.size > 1 or self._enabled.strict:
+                raise
+            failure = str(error)
+        results = self._plain(args, kwargs)  # raises plain Theano's error if the arguments are wrong
+        if failure is not None:
+            self._note_failure(failure)
+        return results
+
+    def _note_failure(self, failure):
+        """Go on with one device where calls fail over the contexts again and again; one alone may do so by its data."""
+        self._failures += 1
+        why = 'it failed over the contexts: %s' % failure
+        if self._failures == 1:
+            self._enabled.tell('%s continues on one device: %s' % (self._usage.name, failure))
+        if self._failures < FAILURES:
+            self._usage.run_on([], why)
+            self._run = self._try_again
+        else:
+            self._stay(why)
+
+    def _try_again(self, args, kwargs):
+        calls = self._usage.calls
+        results = self._over_contexts(args, kwargs)
+        if self._usage.calls > calls:
+            self._usage.run_on(self.step.contexts, self._how)
+            self._run = self._over_contexts
+        return results
+
+    def _of_another_length(self, args, kwargs):
+        """Compute for arguments that are not such a batch as before; later ones of their kind are divided.
+
+        Or raise plain Theano's error.
+        """
+        step = self.step
+        self.step = self._made_before(args, kwargs) or step
+        if self.step is not step:
+            return self._over_contexts(args, kwargs)
+        results = self._undivided(args, kwargs)
+        self._change_step(args, kwargs)
+        return results
+
+    def _change_step(self, args, kwargs):
+        """Make a step for a batch such as this one, or take the one that there is; or keep the one in use."""
+        before = self.step
+        try:
+            self.step = self._step_for(args, kwargs) or before
+        except GraphError as error:
+            self._tell_refusal('%s computes some batches on one device: %s', error)
+        if self.step is not before:
+            self._verify(self.step, args, kwargs)
+
+    def _verify(self, step, args, kwargs):
+        if self._enabled.verifies:
+            step.verify(*args, **kwargs).show(self._usage.name, self._enabled.strict)
+
+    # -------------------------------------------------------------------------------------------- the programs
+
+    def _prepared(self):
+        """Read the definition with the first call that needs it; returns whether that was possible."""
+        if self._finder is None:
+            given = self._given
+            self._finder = ()
             try:
-                return self._compiled(variables, updates, samples=axes, length=length, example=values,
-                                      must_divide=True)
+                self._pack, self._variables, self._updates = definition(given)
+                self._arguments = Arguments(given['params'], {}, given['allow_input_downcast'])
+            except GraphError as error:
+                self._refusal = str(error)
+                return False
+            self._finder = BatchFinder(self._arguments.inputs, self._variables + list(self._updates.values()),
+                                       self._updates)
+        return self._finder != ()
+
+    def _made_before(self, args, kwargs):
+        """The ParallelFunction that there is for a batch such as this one, or None."""
+        ways = self._finder.ways(self._arguments.bind(args, kwargs))
+        return next((self._steps[way.key] for way in ways if way.key in self._steps), None)
+
+    def _step_for(self, args, kwargs):
+        """The ParallelFunction for a batch such as this one; None if there is no batch, or a known refusal.
+
+        Raises
+        ------
+        GraphError
+            If there is a batch that cannot be divided, and this was not known.
+        """
+        values = self._arguments.bind(args, kwargs)
+        refusal = None
+        for axes, length, key in self._finder.ways(values) if self._finder else ():
+            if key in self._refused or len(self._refused) >= REFUSALS:
+                continue
+            try:
+                if key not in self._steps:
+                    self._steps[key] = self._compiled(self._variables, self._updates, samples=axes, length=length,
+                                                      example=values, must_divide=True)
+                return self._steps[key]
             except MgpuError as error:
                 refusal = refusal or error
+                self._refused.add(key)
         if refusal is None:
-            raise GraphError('no batch enters it')
+            return None
         cut = isinstance(refusal.__cause__, CannotCut)
         # The text says all that the errors before this one do.
         raise GraphError('it cannot be computed in parts: %s' % refusal.__cause__ if cut else str(refusal)) from None
@@ -173,57 +320,3 @@ class EnabledFunction:
         return ParallelFunction(given['params'], variables, updates, no_default_updates=True,
                                 contexts=self._enabled.contexts(), mode=given['mode'], name=given['name'],
                                 allow_input_downcast=given['allow_input_downcast'], **options)
-
-
-class PlacedFunction(EnabledFunction):
-    """Runs in place of a `theano.function` whose graph is placed on devices, from its first call on.
-
-    A batch is divided if there are several replicas, or micro-batches; what has no batch, or cannot be divided, runs
-    as it is on the first replica.
-    """
-
-    _whole = None
-
-    def __init__(self, enabled, function, given, usage):
-        super().__init__(enabled, function, given, usage)
-        self._run = self._place
-
-    def _place(self, args, kwargs):
-        """Make the first call over the devices; or stay with plain Theano, and say why."""
-        try:
-            self.step = self._divided_or_whole(args, kwargs)
-        except MgpuError as error:
-            if self._enabled.strict:
-                raise GraphError(NOT_PLACED % (self._usage.name, error)) from error
-            self._stay(str(error))
-            self._enabled.tell(NOT_PLACED % (self._usage.name, error))
-            return self._plain(args, kwargs)
-        if self._enabled.verifies:
-            self.step.verify(*args, **kwargs).show(self._usage.name, self._enabled.strict)
-        self._usage.run_on(self.step.contexts, 'placed')
-        self._run = self._over_contexts
-        return self._run(args, kwargs)
-
-    def _divided_or_whole(self, args, kwargs):
-        self._pack, outputs, updates = definition(self._given)
-        mesh = mesh_for(outputs + list(updates.values()) + list(updates), self._enabled.contexts())
-        if len(mesh.replicas) > 1 or self._ranks.size > 1 or Options().micro_batches > 1:
-            try:
-                return self._made(args, kwargs)
-            except GraphError as error:
-                if self._has_batch:
-                    self._enabled.tell('%s runs on one replica of its devices: %s' % (self._usage.name, error))
-        return self._as_it_is()
-
-    def _as_it_is(self):
-        if self._whole is None:
-            self._pack, *graph = definition(self._given)
-            self._whole = self._compiled(*graph, samples={}, whole=True)
-        return self._whole
-
-    def _of_another_length(self, args, kwargs):
-        """This call alone: the next one may have the usual length again."""
-        step = self._as_it_is()
-        results = self._pack(step.step(args, kwargs))
-        self._usage.add(step.samples)
-        return results
