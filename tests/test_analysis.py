@@ -12,7 +12,8 @@ from theano.configparser import change_flags
 from theano.gradient import disconnected_grad, zero_grad
 from theano.ifelse import ifelse
 from theano.sandbox.rng_mrg import MRG_RandomStreams
-from theano.tensor.nnet import bn, conv2d
+from theano.tensor import inplace
+from theano.tensor.nnet import bn, conv, conv2d
 from theano.tensor.nnet.abstract_conv import AbstractConv2d_gradInputs
 from theano.tensor.nnet.neighbours import images2neibs
 from theano.tensor.shared_randomstreams import RandomStreams
@@ -29,6 +30,19 @@ WEIGHTS = w, table, kernel = [theano.shared(RNG.rand(*shape)) for shape in [(4, 
 phase = theano.shared(np.int8(1), 'phase')
 n = x.shape[0]
 time_major = s.dimshuffle(1, 0, 2)
+TWICE = T.concatenate([x, T.tanh(x)])
+FLAT, TIMES = x.flatten(), T.tanh(time_major.reshape((-1, 4)))
+PAIRS, COVARIANCE = T.dot(x, x.T), T.dot(x.T, x) + np.eye(4)
+
+
+with change_flags(floatX='float64'):
+    a, b, c = T.dmatrix(), T.dmatrix(), T.dvector()
+    SHIFTED = theano.OpFromGraph([a], [a + table[0, 1]])
+    NORMED = theano.OpFromGraph([a, b], [SHIFTED(T.dot(a, b) / a.sum(axis=1, keepdims=True))])
+    REVERSED = theano.OpFromGraph([a], [a * 2],
+                                  grad_overrides=lambda inputs, gradients: [-3 * gradients[0] * inputs[0]])
+    CENTRED = theano.OpFromGraph([a], [a - a.mean(axis=0)], inline=True)
+    IN_TWO = theano.OpFromGraph([a, c], [a * c.dimshuffle(0, 'x'), a + 1])
 
 
 def row(values):
@@ -37,6 +51,11 @@ def row(values):
 
 def loop(step, start, **options):
     return theano.scan(step, outputs_info=start, **options)[0]
+
+
+@theano.compile.ops.as_op([T.dvector], [T.dvector])
+def doubled_and_sorted(values):
+    return np.sort(2 * values)
 
 
 def one_hot(indices):
@@ -68,7 +87,22 @@ def of_single_samples():
         'some columns': x[:, np.array([0, 2])], 'embedding': table[words], 'take': table[labels],
         'take two': w[labels, labels], 'picked': x[T.arange(n), labels], 'one-hot': one_hot(labels),
         'one-hot of words': one_hot(words.flatten()).reshape((n, 3, 4)),
+        'flat places': FLAT[T.arange(n) * 4 + labels],
+        'flat places of words': FLAT[words + 4 * T.arange(n).dimshuffle(0, 'x')],
+        'flat places by size': FLAT[T.arange(labels.shape[0]) * x.shape[1] + labels],
+        'steps of places': FLAT[T.arange(0, 4 * n, 4) + 2],
+        'places in steps': FLAT[T.arange(0, x.size, x.shape[1]) + labels],
+        'flat places of steps': s.flatten()[(T.arange(n) * 12).dimshuffle(0, 'x') + words * 4],
+        'flat places of time-major': TIMES.flatten()[T.arange(3 * n) * 4 + words.T.flatten()].reshape((3, n)).T,
+        'picked of time-major': TIMES[T.arange(TIMES.shape[0]), words.T.flatten()].reshape((3, -1)).T,
+        'set at flat places': T.set_subtensor(FLAT[T.arange(n) * 4 + labels], v).reshape((n, 4)),
+        'added at flat places': T.inc_subtensor(FLAT[T.arange(n) * 4 + labels], 1).reshape((n, 4)),
+        'added to zeros at flat places': T.inc_subtensor(T.zeros_like(FLAT)[T.arange(n) * 4 + labels], v) * 2,
         'set columns': T.set_subtensor(T.zeros_like(x)[:, 1:3], x[:, :2]), 'inc': T.inc_subtensor(x[:, 0], v),
+        'up to n': x[:n], 'set up to n': T.set_subtensor(T.zeros_like(x)[:v.shape[0], :2], x[:, 1:3]),
+        'set constants up to n': T.set_subtensor(T.zeros((n, 4))[:n], x),
+        # Diagonals.
+        'diagonals': T.diagonal(s[:, :, :3], 0, 1, 2), 'diagonals, offset': T.diagonal(s, 1, 1, 2),
         # Reductions and orders along other axes.
         'sum of features': x.sum(axis=1), 'mean of features': s.mean(axis=1), 'sum of steps': time_major.sum(axis=0),
         'max of features': x.max(axis=-1), 'argmax of features': T.argmax(x, axis=1),
@@ -88,6 +122,17 @@ def of_single_samples():
         # Shapes.
         'zeros': T.zeros((n, 3)), 'alloc': T.alloc(w[0], 2, n, 3), 'alloc of rows': T.alloc(x[:, :1], n, 5),
         'ones': T.ones_like(x), 'filled': T.alloc(w[0], n, 3) * 2, 'other axes': T.prod(s.shape[1:]),
+        # Two batches one after the other.
+        'half of joined': TWICE[:n], 'other half': TWICE[n:], 'last of joined': TWICE[-n:], 'of three': T.concatenate(
+            [x, 2 * x, x + 1])[n:2 * n, 1:],
+        'joined along axis 1': T.concatenate([x.T, T.tanh(x.T)], axis=1)[1:, x.shape[0]:],
+        'one of a split': T.split(TWICE, [n, n], 2, axis=0)[1], 'joined products': T.tanh(T.dot(TWICE, w))[n:] + 1,
+        'set half of joined': T.set_subtensor(TWICE[n:], x)[n:] * 2,
+        'filled half': T.inc_subtensor(TWICE[:n, 1], 2)[:n],
+        'joined and split by reshape': T.tanh(TWICE).reshape((2, n, 4))[1], 'time step': TIMES[n:2 * n],
+        # Ops made of graphs.
+        'op': NORMED(x, w), 'op with a gradient': REVERSED(x), 'op with two outputs': sum(IN_TWO(x, v)),
+        'op in a loop': loop(lambda a, h: NORMED(h + a, T.eye(4)), T.zeros_like(s[:, 0]), sequences=time_major),
         # Control flow.
         'one of two': ifelse(phase, x, 2 * x),
         'recurrence': loop(lambda a, h: T.tanh(h + a), T.zeros_like(s[:, 0]), sequences=time_major),
@@ -131,6 +176,24 @@ def statistics():
         'square of n': x.sum() / T.sqr(T.cast(n, 'float64')), 'variance': x.var(axis=0),
         'softmax of mean': T.nnet.softmax(x.mean(axis=0).dimshuffle('x', 0)),
         'power of a mean': loop(lambda h: h * h, x.mean(), n_steps=2),
+        'joined mean': TWICE.mean(),
+        'joined weighted': (TWICE * T.concatenate([T.ones((n, 1)), T.zeros((n, 1))])).sum(axis=0),
+        'difference of halves': T.log(TWICE[:n] + 1).mean() - T.sqr(TWICE[n:]).mean(),
+        'moments of halves': T.sqr(T.dot(TWICE, w)[:n].mean(axis=0) - T.dot(TWICE, w)[n:].mean(axis=0)).sum(),
+        'cross-entropy of time-major': T.nnet.categorical_crossentropy(T.nnet.softmax(T.dot(TIMES, w)),
+                                                                      words.T.flatten()).mean(),
+        'trace': T.nlinalg.trace(T.dot(x.T, x)), 'diagonal': T.diag(T.dot(x.T, x) / n),
+        'alloc diag': T.diag(x.mean(axis=0)),
+        'eigenvalues': T.nlinalg.eigh(COVARIANCE)[0], 'singular values': T.nlinalg.svd(COVARIANCE)[1],
+        'qr': T.nlinalg.qr(COVARIANCE, 'r'), 'cholesky': T.slinalg.cholesky(COVARIANCE),
+        'solve': T.slinalg.solve(COVARIANCE, table[:4]), 'expm': T.slinalg.expm(COVARIANCE / 9),
+        'kron': T.slinalg.kron(COVARIANCE, w), 'pinv': T.nlinalg.pinv(COVARIANCE),
+        'searched sums': T.extra_ops.searchsorted(T.sort(x.sum(axis=0)), w[:, 0]),
+        'spectrum of sums': T.fft.rfft(T.dot(x.T, x)), 'unique sums': T.extra_ops.Unique()(T.floor(x.sum(axis=0) * 2)),
+        'chosen sums': T.choose([0, 1, 0, 1], [x.sum(axis=0), x.mean(axis=0)]),
+        'of an op of a user': doubled_and_sorted(x.sum(axis=0)),
+        'bins of sums': T.extra_ops.bincount(T.cast(x.sum(axis=0), 'int64')),
+        'loop of a sum': loop(lambda h: T.nlinalg.matrix_inverse(h), COVARIANCE, n_steps=3),
         'determinant': T.nlinalg.det(T.dot(x.T, x) + T.eye(4)),
         'a mean that moves on': loop(lambda g, h: [h, g * g], [T.constant(np.float64(1)), x.mean()], n_steps=3)[0],
         'sums in a loop': loop(lambda a, h: h + a.sum(), T.constant(np.float64(1)), sequences=time_major),
@@ -142,6 +205,17 @@ def statistics():
         'ratio of sums': x.sum(axis=0) / (x ** 2).sum(), 'root of a mean and n': T.sqrt(x.mean(axis=0) ** 2 + n),
         'running variance': table[0] * n / (n - 1.5), 'largest ever': T.maximum(table[0], x.max(axis=0)),
         'running rows': table[:N] + x,
+        'added at labels': T.inc_subtensor(table[labels], x), 'counted labels': T.inc_subtensor(table[labels, 1], 1),
+        'moved at words': T.inc_subtensor(table[words], -0.1 * s), 'subtracted': T.inc_subtensor(w[:, labels], x.T[1]),
+        'added at labels and words': T.inc_subtensor(table[labels.dimshuffle(0, 'x'), words], s[:, :, 0]),
+        'a mean added at labels': T.inc_subtensor(table[labels], x.mean(axis=0)),
+        'whole numbers at labels': T.inc_subtensor(
+            T.constant(np.arange(5, dtype='int8'))[labels], labels.astype('int8')),
+        'set at labels': T.set_subtensor(table[labels], x), 'moved ahead of others': T.set_subtensor(
+            table[words.flatten()], 2 * table[words.flatten()] + s.reshape((-1, 4))),
+        'set at words of time-major': T.set_subtensor(table[words.T.flatten()], TIMES),
+        'a number set at labels': T.set_subtensor(table[labels], 3), 'root of sums at labels': x / T.sqrt(
+            T.inc_subtensor(table[labels], x ** 2)[labels]),
     }
 
 
@@ -173,6 +247,14 @@ def met():
         'logsoftmax across': T.nnet.logsoftmax(x.T), 'centred by max': x - x.max(axis=0),
         'by a test': ifelse(T.gt(x.mean(), 0.6), x, -x), 'inverse of a crossproduct':
         T.dot(x, T.nlinalg.matrix_inverse(T.dot(x.T, x) + T.eye(4))),
+        'centred by an op': CENTRED(x) * v.dimshuffle(0, 'x'), 'centred joined': (TWICE - TWICE.mean(axis=0))[n:],
+        'joined, rows of all': TIMES - TIMES.mean(axis=0), 'pairs of joined': T.dot(TWICE, TWICE.T)[:n].sum(axis=1),
+        'diagonal of pairs': T.diag(PAIRS), 'diagonal of their transpose': T.diag(PAIRS.T) * v,
+        'trace of pairs': T.nlinalg.trace(PAIRS), 'of rows': T.diag(v),
+        'pairs but for the diagonal': T.fill_diagonal(PAIRS, -9),
+        'filled with a sum': T.fill_diagonal(PAIRS.T, v.sum()),
+        'of each pair': T.diagonal(x.dimshuffle(0, 'x', 1) - x.dimshuffle('x', 0, 1)),
+        'InfoNCE': T.log(T.diag(T.nnet.softmax(PAIRS))),
         'batch normalisation': bn.batch_normalization_train(x, table[0], table[1], axes=(0,))[0],
     }
 
@@ -185,16 +267,22 @@ def refused():
         'two orders': (time_major.reshape((-1, 4)) * s.reshape((-1, 4)), 'different axes of its inputs'),
         'sorted': (T.sort(x, axis=0), 'it goes along the samples'),
         'accumulated': (T.cumsum(x, axis=0), 'it goes along the samples'),
-        'appended': (T.concatenate([x, x], axis=0), 'it joins along the samples'),
         'pooled across': (pool_2d(x, (2, 2), ignore_border=True), 'it pools over samples'),
-        'first': (x[0], place), 'reversed': (x[::-1], place), 'all but one': (x[1:], place),
-        'slopes': (v[1:] - v[:-1], place),
+        'joined parts of two lengths': (T.concatenate([s.reshape((-1, 4)), x]), 'it joins along'),
+        'joined with others': (T.concatenate([x, table]), 'it joins along'), 'rolled': (T.roll(x, 1, axis=0), place),
+        'three quarters': (TWICE[:n + 1], place), 'every other of joined': (TWICE[::2], place),
+        'another diagonal': (T.diag(PAIRS, 1), 'not the main one'),
+        'a shifted diagonal': (T.AllocDiag(1)(v), 'not the main'),
+        'overwritten': (inplace.tanh_inplace(x.sum(axis=0)), 'it writes into'),
+        'all but the last': (x[:n - 1], place), 'from one up to n': (x[1:n], place),
+        'as many as a number': (x[:N], place), 'first': (x[0], place), 'reversed': (x[::-1], place),
+        'all but one': (x[1:], place), 'slopes': (v[1:] - v[:-1], place),
         'shuffled': (x[labels], place), 'set one': (T.set_subtensor(x[0], 0), place),
         'argmax': (T.argmax(x, axis=0), 'place of the maximum'),
         'centred in a loop': (loop(lambda h: h - h.mean(axis=0), x, n_steps=2), 'what other samples have come to'),
         'inverse': (T.nlinalg.matrix_inverse(x), unknown % 'MatrixInverse'),
         'every other': (x[T.arange(0, n, 2), 0], place),
-        'a loop over samples': (loop(lambda a, h: h + a, T.zeros_like(w[:, 0]), sequences=x), place),
+        'a loop over samples': (loop(lambda a, h: h + a, T.zeros_like(w[:, 0]), sequences=x), 'it loops over samples'),
         'until': (theano.scan(lambda h: (h * 2, theano.scan_module.until(T.gt(h.sum(), 30))), outputs_info=x,
                               n_steps=6)[0], 'what other samples have come to'),
         'until one sample': (theano.scan(lambda h: (h * 2, theano.scan_module.until(T.gt(h[0, 0], 30))),
@@ -202,7 +290,32 @@ def refused():
         'a loop that fills': (loop(lambda h: T.fill(h, 0) + h.mean(axis=0), x, n_steps=2), 'what other samples'),
         'selected': (x[T.gt(v, 0.5).nonzero()], unknown % 'Nonzero'),
         'from the second on': (x[T.arange(1, n), labels[1:]], place),
+        'places of another vector': (FLAT[T.arange(N) * 4 + labels], place), 'places from one on': (
+            FLAT[T.arange(1, n + 1) * 4 - labels], place), 'fewer places': (FLAT[T.arange(n - 1) * 4], place),
+        'set at other rows': (T.set_subtensor(FLAT[labels], 0), place),
+        'flat and by label': (FLAT[labels * 4 + labels], place),
         'the first half': (x[T.arange(n // 2), 0], place), 'as many as numbers': (x[T.arange(N), labels], place),
+    }
+
+
+@change_flags(floatX='float64')
+def refused_for_a_batch():
+    """By name: what only the batch shows that it cannot be cut, and the reason."""
+    place = 'picks samples by their place'
+    return {
+        'diagonal of rows': (T.diag(x), 'not have as many rows as columns'),
+        'all of joined': (TWICE[:2 * n], 'not all of one'), 'a long way into joined': (TWICE[3 * n:], 'not all of one'),
+        'of samples and others': (T.diag(T.dot(x, table.T)), 'not have as many rows as columns'),
+        'filled diagonal of rows': (T.fill_diagonal(x, 0), 'not have as many rows as columns'),
+        'twice as many as n': (T.concatenate([s, s], axis=1).reshape((n * 6, 4))[:2 * n], place),
+        'too few for each': (FLAT[T.arange(n) * 3 + labels], place),
+        'too many for each': (s.flatten()[T.arange(n) * 14], place),
+        'every other place': (FLAT[T.arange(0, 4 * n, 8)], place),
+        'the labels of others': (FLAT[T.arange(n) * 4 + labels + 3], place),
+        'negative': (FLAT[T.arange(n) * 4 - labels - 1], place),
+        'multiplied labels': (FLAT[T.arange(n) * labels], place),
+        'another order': (TIMES.flatten()[T.arange(3 * n) * 4 + words.flatten()], place),
+        'set some of more': (T.set_subtensor(table[:n], x), place),
     }
 
 
@@ -212,6 +325,10 @@ def convolutions():
     return {
         'conv': conv2d(images, kernel, border_mode='half'),
         'conv transposed': AbstractConv2d_gradInputs()(kernel, images, T.stack([6, 6])),
+        'legacy': conv.conv2d(images, kernel), 'legacy, full': conv.conv2d(images, kernel, border_mode='full'),
+        'legacy, with shapes': conv.conv2d(images, kernel, (N, 2, 4, 4), (2, 2, 3, 3)),
+        'of joined': conv2d(T.concatenate([images, images ** 2]), kernel), 'pool of joined': pool_2d(
+            T.concatenate([images, images ** 2]), (2, 2), ignore_border=True),
         'pool': pool_2d(images, (2, 2), ignore_border=True), 'pool of steps': pool_2d(s, (1, 2), ignore_border=True),
         'neighbours': images2neibs(images, (2, 2)),
     }
@@ -228,11 +345,13 @@ def random_numbers():
 
 
 EXACT = {**of_single_samples(), **statistics(), **numbers_of_samples(), **met(), **random_numbers()}
-REFUSED, CONVOLUTIONS = refused(), convolutions()
+REFUSED, REFUSED_BATCHES, CONVOLUTIONS = refused(), refused_for_a_batch(), convolutions()
 # By name: Theano has no gradient, or a wrong one; a gradient of whole numbers is none.
-WITHOUT_GRADIENT = ['diff', 'alloc of rows', 'normalised by sample', 'cast']
+WITHOUT_GRADIENT = ['diff', 'alloc of rows', 'normalised by sample', 'cast', 'diagonals', 'diagonals, offset',
+                    'of each pair', 'singular values', 'qr', 'unique sums', 'chosen sums', 'of an op of a user']
 # By name: what cannot be cut of the gradient, and the reason.
-GRADIENT_REFUSED = {'running rows': 'picks samples by their place', 'sparse dot': 'how CSMProperties depends'}
+GRADIENT_REFUSED = {'running rows': 'picks samples by their place', 'sparse dot': 'how CSMProperties depends',
+                    'diagonal of their transpose': 'different axes'}
 
 
 def check(outputs, mode=PLAIN):
@@ -282,3 +401,11 @@ def test_what_is_refused(name):
     variable, reason = REFUSED[name]
     with pytest.raises(CannotCut, match=r'^((?! \(/).)*' + reason):  # not in the source line that is quoted after it
         partition(list(DATA), [variable])
+
+
+@pytest.mark.parametrize('name', REFUSED_BATCHES)
+def test_what_is_refused_for_a_batch(name):
+    variable, reason = REFUSED_BATCHES[name]
+    run = compiled(partition(list(DATA), [variable]), PLAIN)
+    with pytest.raises(AssertionError, match=r'Assert{.*' + reason):
+        run(split(DATA.values(), SHARDS[0]))

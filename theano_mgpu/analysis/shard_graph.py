@@ -157,19 +157,32 @@ class ShardGraph:
         def cut(variable):
             length = variable.shape[axis]
             each = length // self.total
-            # NumPy broadcasts a length of 1 that Theano does not know of.
-            stop = T.switch(T.eq(each, 0), length, (self.first + self.own) * each)
+            # NumPy broadcasts a length of 1 that Theano does not know of. Of another one that does not fit, nothing
+            # remains: this is an error where the rows are used, as it is on one device.
+            fits = T.eq(each * self.total, length)
+            stop = T.switch(T.eq(length, 1), 1, (self.first + fits * self.own) * each)
             return variable[(slice(None),) * axis + (slice(self.first * each, stop),)]
         return self.make(cut, [value], rows(axis, outer), like=value.variable)
 
 
 def _cut_inner(variable, axis, outer, shards):
     """The rows of the samples out of an axis that has `outer` blocks of the whole batch, one after the other."""
-    shape = [variable.shape[i] for i in range(variable.ndim)]
-    each = shape[axis] // outer // shards.total
-    blocks = variable.reshape(shape[:axis] + [outer, shape[axis] // outer] + shape[axis + 1:], ndim=variable.ndim + 1)
+    blocks = split_axis(variable, axis, outer)
+    each = blocks.shape[axis + 1] // shards.total
     cut = blocks[(slice(None),) * (axis + 1) + (slice(shards.first * each, (shards.first + shards.own) * each),)]
-    return cut.reshape(shape[:axis] + [outer * each * shards.own] + shape[axis + 1:], ndim=variable.ndim)
+    return merge_axis(cut, axis)
+
+
+def split_axis(variable, axis, blocks):
+    """An axis as two: blocks, and what each of them has."""
+    shape = [variable.shape[i] for i in range(variable.ndim)]
+    return variable.reshape(shape[:axis] + [blocks, shape[axis] // blocks] + shape[axis + 1:], ndim=variable.ndim + 1)
+
+
+def merge_axis(variable, axis):
+    """An axis and the next one as one."""
+    shape = [variable.shape[i] for i in range(variable.ndim)]
+    return variable.reshape(shape[:axis] + [shape[axis] * shape[axis + 1]] + shape[axis + 2:], ndim=variable.ndim - 1)
 
 
 def _of_type(new, old):

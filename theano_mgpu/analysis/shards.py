@@ -6,7 +6,7 @@ from theano.tensor.opt import Assert
 from ..patches.placement_tags import place_of_node, placed_on
 from .comparisons import compares
 from .op_rules import OpRules
-from .shard_graph import CannotCut, ShardGraph
+from .shard_graph import CannotCut, ShardGraph, merge_axis, split_axis
 from .states import CONSTANT, FREE, PARTIAL, REFUSED, ROWS, WHOLE, State, Value, rows
 
 RULES = OpRules()
@@ -132,6 +132,8 @@ class Shards(ShardGraph):
 
     def computed(self, node, values):
         """The Values of a node's outputs, from those of its inputs, by the rule of its op."""
+        if getattr(node.op, 'destroy_map', None):
+            self.refuse(node, 'it writes into what it is given')
         found = RULES.of(node.op)
         if compares(node):
             self.compared.update(value.variable for value in values)
@@ -140,9 +142,11 @@ class Shards(ShardGraph):
         always = getattr(found, 'for_constants', False)
         if all(value.kind == CONSTANT for value in values) and not always:
             return self.constant(node, values)
-        if found is None:
+        if found is not None:
+            return found(self, node, values)
+        if any(value.kind == ROWS for value in values):
             self.refuse(node, 'it is not known how %s depends on single samples' % type(node.op).__name__)
-        return found(self, node, values)
+        return self.constant(node, [self.whole(value) for value in values])  # an op is a function of its inputs
 
     def check_averages(self, node, values):
         """Refuse samples that meet the average of what each shard has normalised by: its own is another one."""
@@ -171,11 +175,15 @@ class Shards(ShardGraph):
             self._copies.setdefault(self._copied.get(given, given), set()).add(given)
         return self.exchange(value, value.state.how)
 
-    def gathered(self, node, value):
+    def gathered(self, value):
         """The value as a CONSTANT: of rows, those of all replicas."""
-        if value.state.outer is not None:
-            self.refuse(node, 'it needs all samples, which are merged into another axis')
-        return self.exchange(value, ('gather', value.axis))
+        axis = value.axis
+        if value.state.outer is None:
+            return self.exchange(value, ('gather', axis))
+        apart = self.make(lambda v, blocks: split_axis(v, axis, blocks), [value, self.length(value.state.outer)],
+                          rows(axis + 1))
+        whole = self.exchange(apart, ('gather', axis + 1))
+        return self.make(lambda v: merge_axis(v, axis), [whole], whole.state, like=value.variable)
 
     def given(self, variable):
         """The variable of the given graph that one of the new graph is made for, or None."""

@@ -4,8 +4,9 @@ import theano.tensor as T
 from theano.gof.graph import io_toposort
 from theano.tensor import basic, opt
 from theano.tensor.nnet.abstract_conv import BaseAbstractConv
+from theano.tensor.nnet.conv import ConvOp
 
-from ..analysis import any_number_of_images, number
+from ..analysis import any_number_of_images, number, of_any_number_of_images
 from ..replicas.random_streams import DRAWS
 
 
@@ -78,6 +79,8 @@ class AnyLength:
         op, value = node.op, inputs[0] if inputs else None
         if isinstance(op, BaseAbstractConv) and self._is_length(op.imshp[0]):
             return any_number_of_images(node, inputs).outputs
+        if isinstance(op, ConvOp) and self._is_length(op.bsize):
+            return of_any_number_of_images(node, inputs).outputs
         if isinstance(op, basic.Alloc) and self._is_length(inputs[1]) and \
                 (node.inputs[0] in self._of_samples or value.ndim < len(inputs) - 1 or value.broadcastable[0]):
             return node.clone_with_new_inputs([value, self._samples] + inputs[2:], strict=False).outputs

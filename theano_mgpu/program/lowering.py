@@ -5,6 +5,7 @@ from theano.tensor.nnet import bn
 
 from ..analysis.rules.batch_norm import elementary
 from ..analysis.sizes import number
+from ..graphs.inlined import inlined
 from ..graphs.merge import merged
 from ..patches.placement_tags import place_of_node, placed_on
 
@@ -14,10 +15,10 @@ BATCH_NORM = bn.AbstractBatchNormTrain, bn.AbstractBatchNormTrainGrad
 def lowered(outputs, statistics='exact'):
     """A copy of a graph in which the training of batch normalisation is simpler ops, and no node stands twice.
 
-    With `statistics` of 'local', each replica normalises by those of its own samples, and these ops remain. Of a branch
-    whose condition is a known number, nothing remains.
+    The graph inside of an OpFromGraph stands in its place. With `statistics` of 'local', each replica normalises by
+    those of its own samples, and these ops remain. Of a branch whose condition is a known number, nothing remains.
     """
-    found = {}
+    found, outputs = {}, inlined(outputs)
     for node in io_toposort([], outputs):
         with placed_on(place_of_node(node)):
             new = _simpler(node, [found.get(variable, variable) for variable in node.inputs], statistics)

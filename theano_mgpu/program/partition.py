@@ -176,8 +176,8 @@ def _outputs(shards, inputs):
     values = list(shards.outputs)
     for i, value in enumerate(values):
         if value.kind == ROWS and value.state.outer is not None:
-            raise CannotCut('the output %s has its samples merged into another axis' % value.variable)
-        if value.kind == PARTIAL:
+            values[i] = shards.gathered(value)
+        elif value.kind == PARTIAL:
             values[i] = shards.exchange(value, value.state.how)
     together = _Together(shards, inputs, [value.variable for value in values if value.kind == CONSTANT])
     outputs = []

@@ -3,6 +3,7 @@ from . import (  # noqa: F401
     advanced_indexing,
     batch_norm,
     control_flow,
+    diagonals,
     draws,
     elementwise,
     indexing,

@@ -2,15 +2,17 @@
 import theano
 import theano.tensor as T
 from theano.scalar import basic as scalar
-from theano.tensor import basic, elemwise, subtensor
+from theano.tensor import basic, elemwise, extra_ops, subtensor
 from theano.tensor.type_other import NoneTypeT, SliceType
 
 from ..shards import rule
 from ..sizes import number
 from ..states import CONSTANT, COUNT, ROWS, partial, rows
-from .base import in_order, is_zero, same_order, same_rows, wholes
-from .indexing import PLACES, adds_to_zero, is_whole, known
+from .base import in_order, is_zero, known, same_order, same_rows, wholes
+from .indexing import PLACES, adds_to_zero, is_whole
 from .rows import has_row_each, is_total
+
+ALIKE = elemwise.DimShuffle, basic.Reshape, basic.Flatten, extra_ops.RepeatOp  # the numbers are those of the input
 
 
 class _Indexed:
@@ -81,9 +83,11 @@ class _Indexed:
     def own_places(self, x, values):
         """The index of ``x[arange(n), labels]``, in which each sample picks of its own row, and where its rows lie."""
         shards, node = self.shards, self.node
-        found = _places(self.index[x.axis]) if x.axis in self.arrays else None
-        if found is None or x.state.outer is not None:
+        if x.axis not in self.arrays:
             shards.refuse(node, PLACES)
+        found = _places(self.index[x.axis])
+        if found is None or x.state.outer is not None:
+            return self._in_own_rows(x, values)
         end, axis = shards.value(found[0]), found[1] + self.array_ndim - self.index[x.axis].ndim
         if end.state.size != COUNT:
             shards.refuse(node, PLACES)
@@ -107,6 +111,39 @@ class _Indexed:
         local = shards.make(places, [values[x.axis], x, end], values[x.axis].state, like=self.index[x.axis])
         return values[:x.axis] + [local] + values[x.axis + 1:], rows(self.first + axis)
 
+    def _in_own_rows(self, x, values):
+        """The index of ``x[arange(n) * c + labels]``, whose numbers are to be those of rows of the same sample.
+
+        This is checked for each batch, whatever `c` is.
+        """
+        shards, node = self.shards, self.node
+        if not _begins_with_places(shards, self.index[x.axis]):
+            shards.refuse(node, PLACES)
+        if not any(values[i].kind == ROWS for i in self.arrays):
+            if any(self.index[i].ndim != 1 for i in self.arrays):
+                shards.refuse(node, PLACES)
+            values = values[:x.axis] + [self._own_part(values[x.axis], x.state.outer)] + values[x.axis + 1:]
+        values, state = self.rows(values)
+
+        def places(indices, variable, blocks=1):
+            each = variable.shape[x.axis] // blocks // shards.own
+            given = T.cast(indices, 'int64')
+            block, place = given // (each * shards.total), given % (each * shards.total) - shards.first * each
+            right = [T.ge(block, 0), T.lt(block, blocks), T.ge(place, 0), T.lt(place, shards.own * each)]
+            found = shards.check(node, PLACES, block * shards.own * each + place, *map(T.all, right))
+            return T.cast(found, indices.dtype)
+        outer = [] if x.state.outer is None else [shards.length(x.state.outer)]
+        local = shards.make(places, [values[x.axis], x] + outer, values[x.axis].state, like=self.index[x.axis])
+        return values[:x.axis] + [local] + values[x.axis + 1:], state
+
+    def _own_part(self, index, outer):
+        """The replica's rows of a CONSTANT vector, which is to have as many for each sample of each block."""
+        shards = self.shards
+        blocks = [] if outer is None else [shards.length(outer)]
+        checked = shards.make(lambda v, n=1: shards.check(
+            self.node, PLACES, v, T.eq(v.shape[0] % (n * shards.total), 0)), [index] + blocks, index.state)
+        return shards.cut(checked, 0, outer)
+
     def _is_plain(self, axis, end):
         """Whether this is ``x[arange(N), labels]``, all with one row a sample.
 
@@ -124,6 +161,20 @@ def _cut(shards, value, axis, outer):
             and not value.variable.type.broadcastable[axis]:
         return shards.cut(value, axis, outer)
     return value
+
+
+def _begins_with_places(shards, variable):
+    """Whether an index is a sum with the places of all samples, each times a number, in it."""
+    node = variable.owner
+    if not node:
+        return False
+    if isinstance(node.op, basic.ARange):
+        return number(node.inputs[0]) == 0 and shards.value(node.inputs[1]).state.size == COUNT
+    if isinstance(node.op, elemwise.Elemwise) and isinstance(node.op.scalar_op, (scalar.Add, scalar.Mul)):
+        return any(_begins_with_places(shards, v) for v in node.inputs)
+    return isinstance(node.op, ALIKE) and _begins_with_places(shards, node.inputs[0]) \
+        or isinstance(node.op, elemwise.Elemwise) and isinstance(node.op.scalar_op, (scalar.Cast, scalar.Sub)) \
+        and _begins_with_places(shards, node.inputs[0])
 
 
 def _places(variable):
@@ -184,14 +235,18 @@ def _advanced_inc_subtensor(shards, node, values):
         # One-hot codes, and the gradient of x[arange(n), labels]: each sample writes into its own row.
         x = indexed.as_many_as_places(x, own) if x.kind == CONSTANT else x
         index, state = indexed.own_places(x, index)
-        return shards.apply(node, [x, indexed.beside(y, state)] + index, rows(x.axis))
+        return shards.apply(node, [x, indexed.beside(y, state)] + index, x.state)
     if constant:  # along other axes than that of the samples
         state = x.state if x.kind == ROWS else y.state._replace(
             axis=indexed.source(y.axis + indexed.ndim - node.inputs[1].ndim))
         x = shards.cut(x, state.axis, state.outer) if x.kind == CONSTANT else x
         return shards.apply(node, [x, indexed.beside(y, state._replace(axis=indexed.axis(state.axis)))] + index, state)
-    if x.kind == ROWS or node.op.set_instead_of_inc or not is_zero(node.inputs[0]):
+    if x.kind == ROWS:
         shards.refuse(node, PLACES)
+    if node.op.set_instead_of_inc or not is_zero(node.inputs[0]):
+        # Where samples may say the same place, their order counts, or what it had before.
+        return shards.constant(node, [x] + [shards.gathered(value) if value.kind == ROWS else value
+                                            for value in [y] + index])
     # Rows that are added into zeros, wherever the samples say: a share of a sum, such as an embedding's gradient.
     index, state = indexed.rows(index)
     return shards.apply(node, [x, indexed.beside(y, state)] + index, partial())

@@ -1,9 +1,12 @@
 """What several families share."""
 import numpy as np
+import theano
 import theano.tensor as T
 from theano.scalar import basic as scalar
 from theano.tensor import basic, elemwise
+from theano.tensor.type_other import NoneTypeT
 
+from ..sizes import number
 from ..states import CONSTANT, PARTIAL, ROWS, rows
 
 
@@ -21,6 +24,14 @@ def number_everywhere(variable):
         return float(basic.get_scalar_constant_value(variable, elemwise=True))
     except (basic.NotScalarConstantError, TypeError, ValueError):
         return None
+
+
+def known(part):
+    """A part of a slice: a number where it is known, else the variable."""
+    if part is None or isinstance(part, theano.Variable) and isinstance(part.type, NoneTypeT):
+        return None
+    found = number(part)
+    return part if found is None else found
 
 
 def widens(node, i=0):
@@ -72,7 +83,7 @@ def aligned(shards, node, values):
     """Values of as many dimensions as the output, with the replica's rows of each constant that has them all."""
     # Where each sample meets each other one, as in x - x.dimshuffle(1, 0), replicas get all of the other ones.
     first = min((value.axis for value in values if value.kind == ROWS), default=None)
-    values = [shards.gathered(node, value) if value.kind == ROWS and value.axis != first else value
+    values = [shards.gathered(value) if value.kind == ROWS and value.axis != first else value
               for value in values]
     state = same_rows(shards, node, values)
     found = []
@@ -82,6 +93,14 @@ def aligned(shards, node, values):
             value = shards.cut(value, state.axis, state.outer)
         found.append(value)
     return found, state
+
+
+def rows_along(shards, node, values, axis):
+    """The values, of which all that are rows must lie along one axis, in one order; and their state."""
+    state = same_rows(shards, node, values)
+    if state.axis != axis:
+        shards.refuse(node, 'the samples do not lie along axis %d' % axis)
+    return same_order(shards, node, values), state
 
 
 def only_rows_on(shards, node, values, axis):

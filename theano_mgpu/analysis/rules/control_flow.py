@@ -1,11 +1,13 @@
-"""Branches and loops."""
+"""Branches, loops and ops that are made of graphs."""
 from theano import clone
+from theano.compile.builders import OpFromGraph
 from theano.gof.graph import ancestors
 from theano.ifelse import IfElse
 from theano.scan_module.scan_op import Scan
 from theano.tensor.basic import AllocEmpty
 from theano.tensor.subtensor import IncSubtensor
 
+from ...graphs.inlined import inner_graph
 from ..shards import rule
 from ..states import CONSTANT, NUMBER, PARTIAL, ROWS, WHOLE, State, Value, partial, rows
 from .base import aligned, is_zero, wholes
@@ -26,6 +28,12 @@ def _if_else(shards, node, values):
         states.append(state)
     chosen = [pair[0] for pair in pairs] + [pair[1] for pair in pairs]
     return shards.apply(node, values[:1] + chosen, states)
+
+
+@rule(OpFromGraph)
+def _op_from_graph(shards, node, values):
+    """As the graph that the op is made of."""
+    return [shards.converted(output) for output in inner_graph(node, node.inputs)]
 
 
 @rule(Scan)

@@ -56,7 +56,7 @@ def _draw(shards, node, values):
         own = [_own_size(shards, values[1], axis)] + _own_parameters(shards, node, values, axis)
         drawn = shards.apply(node, values[:1] + own, [WHOLE, rows(axis)])
     else:
-        values = [shards.gathered(node, value) if value.kind == ROWS else value for value in values]
+        values = [shards.gathered(value) if value.kind == ROWS else value for value in values]
         of_samples = any(value.state.size is not None for value in values[2:])
         drawn = shards.apply(node, values, State(CONSTANT, size=NUMBER) if of_samples else WHOLE)
     # In the first stage, not in each one that needs them.

@@ -1,12 +1,14 @@
 """Indexing by numbers and slices, joining and splitting."""
 import theano
+import theano.tensor as T
 from theano.tensor import basic, extra_ops, subtensor
-from theano.tensor.type_other import NoneTypeT
 
 from ..shards import rule
 from ..sizes import number
-from ..states import CONSTANT, PARTIAL, ROWS, rows
-from .base import aligned, constants, is_zero, same_order, wholes
+from ..states import CONSTANT, COUNT, PARTIAL, ROWS, rows
+from . import blocks
+from .base import aligned, constants, is_zero, known, same_order, wholes
+from .shapes import whole_length
 
 MADE_OF_SAMPLES = 'its index is made of samples'
 PLACES = 'it picks samples by their place in the batch'
@@ -17,21 +19,35 @@ def _entries(node, skip):
     found = []
     for entry in subtensor.get_idx_list(node.inputs[skip - 1:], node.op.idx_list):
         if isinstance(entry, slice):
-            entry = slice(*[known(part) for part in (entry.start, entry.stop, entry.step)])
-        found.append(entry)
+            found.append(slice(*[known(part) for part in (entry.start, entry.stop, entry.step)]))
+        else:
+            found.append(known(entry))
     return found
-
-
-def known(part):
-    """A part of a slice: a number where it is known, else the variable."""
-    if part is None or isinstance(part, theano.Variable) and isinstance(part.type, NoneTypeT):
-        return None
-    found = number(part)
-    return part if found is None else found
 
 
 def is_whole(entry):
     return isinstance(entry, slice) and entry.start in (None, 0) and entry.stop is None and entry.step in (None, 1)
+
+
+def _all_along(shards, node, x, entries, axis):
+    """A value of which an index takes all samples, as ``x[:y.shape[0]]`` may; this is then checked for each batch."""
+    entry = entries[axis] if axis < len(entries) else slice(None)
+    if is_whole(entry):
+        return x
+    if not isinstance(entry, slice) or not isinstance(entry.stop, theano.Variable) \
+            or not is_whole(slice(entry.start, None, entry.step)) or shards.value(entry.stop).state.size != COUNT:
+        shards.refuse(node, PLACES)
+
+    def checked(variable, stop):
+        length = whole_length(shards, variable, axis) if x.kind == ROWS else variable.shape[axis]
+        return shards.check(node, PLACES, variable, T.ge(T.as_tensor_variable(stop), length))
+    return shards.make(checked, [x, shards.value(entry.stop)], x.state)
+
+
+def _takes_block(shards, x, entries, axis):
+    """Whether an index takes one of several blocks of samples, and otherwise is known."""
+    return axis < len(entries) and not is_whole(entries[axis]) and blocks.is_block(shards, x, entries[axis]) \
+        and blocks.are_numbers(entries[:axis] + entries[axis + 1:])
 
 
 @rule(subtensor.Subtensor)
@@ -42,8 +58,9 @@ def _subtensor(shards, node, values):
     if x.kind == CONSTANT:
         return shards.constant(node, [x] + numbers)
     entries = _entries(node, 1)
-    if x.axis < len(entries) and not is_whole(entries[x.axis]):
-        shards.refuse(node, PLACES)
+    if _takes_block(shards, x, entries, x.axis):
+        return blocks.block(shards, node, x, entries)
+    x = _all_along(shards, node, x, entries, x.axis)
     axis = x.axis - sum(not isinstance(entry, slice) for entry in entries[:x.axis])
     return shards.apply(node, [x] + numbers, x.state._replace(axis=axis))
 
@@ -64,12 +81,16 @@ def _inc_subtensor(shards, node, values):
         axis, outer = x.axis, x.state.outer
     else:
         axis, outer = kept[y.axis + shift], y.state.outer
-    if axis not in kept or axis < len(entries) and not is_whole(entries[axis]):
+    if axis not in kept:
         shards.refuse(node, PLACES)
     own = kept.index(axis) - shift  # of y
+    if _takes_block(shards, x, entries, axis) and (y.kind == CONSTANT or y.state == rows(own)):
+        if y.kind == CONSTANT and own >= 0 and not node.inputs[1].type.broadcastable[own]:
+            y = shards.cut(y, own)
+        return blocks.write_block(shards, node, x, y, entries)
     if y.kind == ROWS and (y.axis != own or (y.state.outer is None) != (outer is None)):
         shards.refuse(node, 'samples lie along different axes of its inputs')
-    x, y = same_order(shards, node, [x, y])
+    x, y = same_order(shards, node, [_all_along(shards, node, x, entries, axis), y])
     if x.kind == CONSTANT:
         x = shards.cut(x, axis, outer)
     if y.kind == CONSTANT and own >= 0 and not node.inputs[1].type.broadcastable[own]:
@@ -90,7 +111,8 @@ def _join(shards, node, values):
         return shards.constant(node, values)
     parts, state = aligned(shards, node, values[1:])
     if axis is None or int(axis) % node.outputs[0].ndim == state.axis:
-        shards.refuse(node, 'it joins along the samples')
+        found = blocks.joined(shards, node, values) if axis is not None else None
+        return found or shards.refuse(node, 'it joins along the samples')
     return shards.apply(node, values[:1] + parts, state)
 
 
@@ -100,7 +122,8 @@ def _split(shards, node, values):
     if x.kind != ROWS:
         return shards.constant(node, [x] + wholes(shards, values[1:]))
     if axis is None or int(axis) % node.inputs[0].ndim == x.axis:
-        shards.refuse(node, 'it splits the samples')
+        found = blocks.split(shards, node, x, shards.whole(values[2])) if axis is not None else None
+        return found or shards.refuse(node, 'it splits the samples')
     return shards.apply(node, [x] + wholes(shards, values[1:]), x.state)
 
 

@@ -2,13 +2,14 @@
 import theano.tensor as T
 from theano import sparse
 from theano.tensor import basic, blas
-from theano.tensor.nnet import abstract_conv, neighbours
+from theano.tensor.nnet import abstract_conv, conv, neighbours
 from theano.tensor.signal import pool
 
+from ..convolutions import of_any_number_of_channels, of_any_number_of_images
 from ..shards import rule
 from ..sizes import any_number_of_images
 from ..states import CONSTANT, PARTIAL, ROWS, partial, rows
-from .base import constants, only_rows_on, same_order, same_rows, wholes
+from .base import constants, only_rows_on, rows_along, same_order, same_rows, wholes
 
 
 @rule(basic.Dot, sparse.Dot, sparse.StructuredDot)
@@ -44,7 +45,7 @@ def _dot(shards, node, values):
 def _with_all_rows(shards, node, values, i):
     """Each replica gets all rows of an input, as of ``dot(z, z.T)``; then the product goes its usual way."""
     values = list(values)
-    values[i] = shards.gathered(node, values[i])
+    values[i] = shards.gathered(values[i])
     return _dot(shards, node, values)
 
 
@@ -62,7 +63,7 @@ def _batched_dot(shards, node, values):
     summed = [a.variable.ndim - 1, 1]  # axes
     over = [value.axis == axis for value, axis in zip(values, summed)]
     if len(found) == 2 and not (all(over) and (a.state.outer is None) == (b.state.outer is None)):
-        return _batched_dot(shards, node, [a, shards.gathered(node, b)])
+        return _batched_dot(shards, node, [a, shards.gathered(b)])
     if any(over):
         values = [shards.cut(value, axis, found[0].state.outer) if value.kind == CONSTANT else value
                   for value, axis in zip(values, summed)]
@@ -79,14 +80,29 @@ def _convolution(shards, node, values):
     if any(value.kind == ROWS for value in values[2:]):
         shards.refuse(node, 'its sizes depend on single samples')
     if isinstance(node.op, abstract_conv.AbstractConv_gradWeights):
-        only_rows_on(shards, node, values[:2], 0)
-        both = [shards.cut(value, 0) if value.kind == CONSTANT else value for value in values[:2]]
+        both, state = rows_along(shards, node, values[:2], 0)
+        both = [shards.cut(value, 0, state.outer) if value.kind == CONSTANT else value for value in both]
         return shards.apply(any_number_of_images(node, node.inputs), both + values[2:], partial())
     image, kernel = (1, 0) if isinstance(node.op, abstract_conv.AbstractConv_gradInputs) else (0, 1)
     if values[kernel].kind == ROWS:
         shards.refuse(node, 'its kernel is made of samples')
-    state = only_rows_on(shards, node, [values[image]], 0)
+    _, state = rows_along(shards, node, [values[image]], 0)
     return shards.apply(any_number_of_images(node, node.inputs), values, state)
+
+
+@rule(conv.ConvOp)
+def _legacy_convolution(shards, node, values):
+    values = wholes(shards, values)
+    if not any(value.kind == ROWS for value in values):
+        return shards.constant(node, values)
+    if node.op.imshp[1:] != node.op.imshp_logical[1:] or node.op.kshp != node.op.kshp_logical:
+        shards.refuse(node, 'it is the gradient of one with steps')
+    if values[0].axis == 0 and values[1].kind == CONSTANT:
+        return shards.apply(of_any_number_of_images(node, node.inputs), values, values[0].state)
+    # The gradient of kernels convolves images with gradients, over the samples in place of channels.
+    values, state = rows_along(shards, node, values, 1)
+    values = [shards.cut(value, 1, state.outer) if value.kind == CONSTANT else value for value in values]
+    return shards.apply(of_any_number_of_channels(node, node.inputs), values, partial())
 
 
 @rule(pool.Pool, pool.PoolGrad, pool.DownsampleFactorMaxGradGrad, pool.MaxPoolRop)
@@ -101,8 +117,8 @@ def _pool(shards, node, values):
     if axis >= node.outputs[0].ndim - node.op.ndim or any(values[i].kind == ROWS for i in range(len(values))
                                                          if i not in images):
         shards.refuse(node, 'it pools over samples')
-    state = only_rows_on(shards, node, [values[i] for i in images], axis)
-    values = [shards.cut(value, axis) if i in images and value.kind == CONSTANT else value
+    values, state = rows_along(shards, node, values, axis)
+    values = [shards.cut(value, axis, state.outer) if i in images and value.kind == CONSTANT else value
               for i, value in enumerate(values)]
     return shards.apply(node, values, state)
 

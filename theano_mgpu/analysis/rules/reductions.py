@@ -7,7 +7,7 @@ from theano.tensor.sort import ArgSortOp, SortOp, TopKOp
 from ..shards import rule
 from ..sizes import number
 from ..states import CONSTANT, FREE, NUMBER, PARTIAL, REFUSED, ROWS, State, Value, partial
-from .base import aligned, number_everywhere, only_rows_on, wholes, widens
+from .base import aligned, number_everywhere, rows_along, wholes, widens
 from .shapes import whole_length
 
 HOW = {scalar.Add: 'sum', scalar.Mul: 'prod', elemwise.MulWithoutZeros: 'prod', scalar.Maximum: 'max',
@@ -123,8 +123,8 @@ def _crossentropy(shards, node, values):
         return shards.constant(node, values)
     bias = isinstance(node.op, T.nnet.nnet.CrossentropySoftmaxArgmax1HotWithBias)
     given = [values[0], values[2]] if bias else values  # a bias belongs to no sample
-    state = only_rows_on(shards, node, given, 0)
-    cut, _ = aligned(shards, node, given)
+    rows_along(shards, node, given, 0)
+    cut, state = aligned(shards, node, given)
     if bias and values[1].kind == ROWS:
         shards.refuse(node, 'its bias belongs to single samples')
     return shards.apply(node, [cut[0], values[1], cut[1]] if bias else cut, state)

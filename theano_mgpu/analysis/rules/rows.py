@@ -6,7 +6,7 @@ from theano.tensor.signal.pool import Pool
 
 from ..sizes import number
 from ..states import rows
-from .indexing import known
+from .base import known
 
 # Their output has the rows of their first input.
 OF_THE_FIRST = (nnet.Softmax, nnet.SoftmaxWithBias, nnet.LogSoftmax, compile_ops.Rebroadcast, compile_ops.ViewOp,
@@ -16,14 +16,31 @@ OF_IMAGES = (abstract_conv.BaseAbstractConv, Pool)  # along axis 0
 
 def has_row_each(shards, variable, axis):
     """Whether it is certain that a variable of the given graph has one row a sample along an axis."""
+    in_blocks = False  # of several batches one after the other, which have been taken apart again
     while True:
-        if shards.value(variable).state != rows(axis):
+        state = shards.value(variable).state
+        if state._replace(outer=None) != rows(axis) or in_blocks != (state.outer is not None):
             return False
         if variable in shards.inputs:
             return axis == 0
+        node = variable.owner
+        if node and isinstance(node.op, basic.Join):
+            variable, in_blocks = node.inputs[1], False
+            continue
+        if node and isinstance(node.op, (basic.Split, subtensor.Subtensor)):
+            variable, axis = node.inputs[0], axis if isinstance(node.op, basic.Split) else _axis_before(node, axis)
+            in_blocks = in_blocks or shards.value(variable).state.outer is not None
+            continue
         variable, axis = _source(variable, axis)
-        if variable is None:
+        if variable is None or in_blocks and isinstance(node.op, basic.Reshape):
             return False
+
+
+def _axis_before(node, axis):
+    """The axis of the input of a Subtensor that comes to lie at this one."""
+    entries = subtensor.get_idx_list(node.inputs, node.op.idx_list)
+    kept = [i for i in range(node.inputs[0].ndim) if i >= len(entries) or isinstance(entries[i], slice)]
+    return kept[axis]
 
 
 def is_total(shards, size):
