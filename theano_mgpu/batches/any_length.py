@@ -122,6 +122,20 @@ class AnyLength:
         return size is not None and number(T.as_tensor_variable(size)) == self.length
 
 
+def written_lengths(outputs):
+    """The numbers that a graph has where the length of its batches may be written into it."""
+    found = []
+    for node in io_toposort([], outputs):
+        if isinstance(node.op, BaseAbstractConv):
+            found.append(node.op.imshp[0])
+        elif isinstance(node.op, basic.Alloc):
+            found.append(node.inputs[1])
+        elif isinstance(node.op, (basic.Reshape,) + DRAWS):
+            found += _elements(node.inputs[1])[:1]
+    numbers = [number(T.as_tensor_variable(size)) for size in found if size is not None]
+    return {int(each) for each in numbers if each is not None}
+
+
 def _elements(vector):
     """The elements of a vector of sizes, numbers or variables; none if they are not known one by one."""
     if isinstance(vector, theano.Constant):

@@ -1,7 +1,16 @@
 """Finds the batch among the arguments of a function: which arguments have samples, and along which axis."""
 import itertools
+from collections import namedtuple
 
+from ..batches.any_length import written_lengths
 from ..batches.data_sets import Slices
+
+PATTERNS = 1000  # of lengths that are told apart
+EACH = 64        # calls of which each may bring other slices; after them, calls 128, 256, 512, … may
+
+Way = namedtuple('Way', 'axes length key')
+Way.__doc__ = """A way to take arguments as a batch: the inputs that have samples, and along which axis; the number of
+samples; what tells it from other ways, each of which needs a program of its own."""
 
 
 class BatchFinder:
@@ -19,12 +28,34 @@ class BatchFinder:
     def __init__(self, inputs, outputs, updated):
         self._inputs = inputs
         self._slices = Slices(inputs, outputs, updated)
+        self._graph, self._updated, self._numbers = outputs, updated, None
+        self._patterns, self._calls, self._shapes = set(), 0, None
 
     def __bool__(self):
         """Whether the function can have a batch at all."""
         return bool(self._slices) or any(_ndim(variable) for variable in self._inputs)
 
-    def candidates(self, values):
+    def is_news(self, args, kwargs, of_slices=True):
+        """Return whether a call may show a batch that no call before has shown, by the lengths of its arguments.
+
+        The lengths of slices take longer to find out than a small function takes. So they are news of the first calls,
+        and then of ever fewer ones.
+        """
+        if of_slices and self._slices:
+            self._calls += 1
+            if self._calls <= EACH or self._calls & (self._calls - 1) == 0:
+                return True
+        pattern = tuple([_lengths(arg) for arg in args]), tuple([(name, _lengths(kwargs[name])) for name in kwargs])
+        if pattern in self._patterns or len(self._patterns) > PATTERNS:
+            return False
+        self._patterns.add(pattern)
+        return True
+
+    def forget_calls(self):
+        """Have the lengths of each further call be news."""
+        self._patterns.clear()
+
+    def ways(self, values):
         """Ways to take arguments as a batch, the likeliest one first.
 
         Each is exact if the graph can be divided that way; they differ in cost.
@@ -35,26 +66,52 @@ class BatchFinder:
 
         Yields
         ------
-        dict of theano.Variable to int, int
-            The inputs that have samples, and along which axis; how many samples.
+        Way
         """
         shapes = [value.shape if _ndim(variable) else () for variable, value in zip(self._inputs, values)]
-        sliced = set(self._slices.lengths(values).values())
+        self._shapes = self._shapes or shapes
+        sliced = list(self._slices.lengths(values).values())
+        lengths = sorted(set(sliced), reverse=True)
+        if not any(length > 1 for length in lengths):  # no batch, but such as a row of a table
+            lengths += _likeliest(shapes, self._shapes)
         seen = []
-        for length in sorted(sliced, reverse=True) or _most_shared(shapes):
+        for length in lengths:
             for preferred in (0, 1):
-                axes = {variable: _axis(shape, length, preferred) for variable, shape in zip(self._inputs, shapes)}
-                axes = {variable: axis for variable, axis in axes.items() if axis is not None}
-                if length > 1 and axes not in seen:
-                    seen.append(axes)
-                    yield axes, length
+                axes = [_axis(shape, length, preferred) for shape in shapes]
+                key = tuple(axes), tuple(i for i, each in enumerate(sliced) if each == length), self._number(length)
+                if length > 1 and key not in seen:
+                    seen.append(key)
+                    yield Way({v: axis for v, axis in zip(self._inputs, axes) if axis is not None}, length, key)
+
+    def _number(self, length):
+        """The length, where the graph or a state may have it as a number, so that each batch has it; else None."""
+        if self._numbers is None:
+            self._numbers = written_lengths(self._graph)
+            self._numbers.update(v.container.value.shape[0] for v in self._updated if _ndim(v))
+        return length if length in self._numbers else None
 
 
-def _most_shared(shapes):
-    """The lengths that most arguments have along one of their first two axes; lengths of first axes come first."""
+def _lengths(value):
+    """What there is to see of the lengths of an argument at once."""
+    shape = getattr(value, 'shape', None)
+    if shape is not None:
+        return shape[:2]
+    return len(value) if isinstance(value, (list, tuple)) else None
+
+
+def _likeliest(shapes, before):
+    """The lengths that most arguments have along one of their first two axes; lengths of first axes come first.
+
+    After them come those of the first axes of other matrices: what most arguments share may be a number of features, as
+    in ``dot(x, w) + b``, where the samples are those of x alone. Where most share a length of 1, there may be one
+    sample, unless the other length was another one `before`.
+    """
     sizes = dict.fromkeys(itertools.chain(*[shape[:1] for shape in shapes], *[shape[1:2] for shape in shapes]))
     shared = {size: sum(size in shape[:2] for shape in shapes) for size in sizes}
-    return [size for size in sizes if shared[size] == max(shared.values()) and not _is_of_features(size, shapes)]
+    found = [size for size in sizes if shared[size] == max(shared.values())]
+    found += [shape[0] for shape, other in zip(shapes, before)
+              if len(shape) > 1 and (max(found) > 1 or shape[0] != other[0])]
+    return [size for size in dict.fromkeys(found) if not _is_of_features(size, shapes)]
 
 
 def _is_of_features(size, shapes):

@@ -1,80 +1,48 @@
 """A `theano.function` of `enable`, and what runs in its place."""
+import functools
 import threading
 import time
 
-import theano
-from theano.compile.sharedvalue import SharedVariable
-
-from ..errors import GraphError, LengthError, MgpuError, RankError, in_one_line, noting
-from ..graphs.graph import substitute
-from ..graphs.updates import with_givens
-from ..options import Options
+from ..errors import LengthError, MgpuError, RankError, in_one_line, noting
 from ..parallel_function import ParallelFunction
 from ..patches.theano_functions import shown
-from ..placement.layout import mesh_for
-from ..program import CannotCut
 from ..program.parallel_graph import choose_ranks
-from .batch_finder import BatchFinder
-from .function_call import FunctionCall, LeftToPlain, explicit_inputs
+from .definition import Definition, Refusal
+from .function_call import FunctionCall, LeftToPlain
+from .programs import Programs
 
 WARM_UP = 2        # calls before those that count
 COUNTED = 3        # calls that count, on one device and over the contexts
 SHORTEST = 0.5e-3  # seconds; a shorter call is not divided, since a step over contexts costs about as much
+GROWN = 4          # times the seconds of a call, after which it is timed anew
+FAILURES = 3       # calls that may fail over the contexts and not in plain Theano
 
-NOT_PLACED = '%s is placed on devices, but plain Theano runs it on one: %s'
-
-
-class Definition:
-    """The graph of a `theano.function`, with givens and default updates, before Theano's optimiser.
-
-    Parameters
-    ----------
-    function : theano.compile.function_module.Function
-
-    Attributes
-    ----------
-    inputs : list of theano.In
-        Those that a call may be given.
-    outputs : list of theano.Variable
-    states : list of theano.Variable
-        New values of the inputs that have an update, see `theano.In`.
-    updates : dict of SharedVariable to theano.Variable
-    """
-
-    def __init__(self, function):
-        maker = function.maker
-        self.inputs = [given for given, _ in explicit_inputs(function)]
-        self.outputs = [output.variable for output in maker.outputs]
-        self.states = [given.update for given in self.inputs if given.update is not None]
-        self.updates = {given.variable: given.update for given in maker.inputs
-                        if given.shared and given.update is not None}
-
-    def copied(self, swap, delete_updates):
-        """Return the Definition of a copy, see `Function.copy`."""
-        new, swap = object.__new__(Definition), swap or {}
-        updates = {} if delete_updates else self.updates
-        graph = substitute(self.outputs + self.states + list(updates.values()), swap)
-        n = len(self.outputs), len(self.outputs) + len(self.states)
-        new.inputs, new.outputs = self.inputs, graph[:n[0]]
-        new.states = [] if delete_updates else graph[n[0]:n[1]]
-        new.updates = dict(zip([swap.get(variable, variable) for variable in updates], graph[n[1]:]))
-        return new
-
-    def on_host(self, subset=None):
-        """Return all outputs, or those of a list of numbers, with new states; and updates; of host variables."""
-        outputs = self.outputs if subset is None else [self.outputs[i] for i in subset]
-        return with_givens(outputs + self.states, self.updates, None, no_default_updates=True)
+NO_BATCH = 'no batch enters it'
+NO_BATCH_YET = 'no call has shown a batch of more than one sample'
+NOT_TIMED = 'it was not called often enough to be timed'
+NOT_COMPUTED = 'no call of it has succeeded'
 
 
-class Refusal(GraphError):
-    """Why a function is not divided."""
+class CannotRun(LeftToPlain):
+    """A call of a function whose graph contexts cannot run."""
 
 
-FOR_PLAIN = LeftToPlain, LengthError, Refusal  # what every rank has for a call that plain Theano is to compute
+class NotDivided(LeftToPlain):
+    """A call without a batch that can be divided."""
+
+
+class OtherBatch(LeftToPlain):
+    """A call whose batch is along other axes than that of the program, or of another fixed length."""
+
+    def __init__(self, programs, values):
+        super().__init__()
+        self.programs, self.values = programs, values
 
 
 class EnabledFunction:
     """Runs in place of a `theano.function`: plain Theano or a ParallelFunction, whichever is faster.
+
+    Where calls take much longer than those that were timed, they are timed anew.
 
     Parameters
     ----------
@@ -85,18 +53,22 @@ class EnabledFunction:
         That of the function by default. Of a copy, Theano has kept the optimised graph alone.
     """
 
+    _how = 'divided'  # in the summary
+
     def __init__(self, enabled, function, usage, definition=None):
         self._enabled, self._function, self._usage = enabled, function, usage
         self._definition = definition or Definition(function)
         self._ranks, self._lock = choose_ranks(None), threading.RLock()
-        self._steps = {}  # for each subset of the outputs that was asked for, None for all, its ParallelFunction
-        self._seconds, self._has_batch = [], False
-        self._run = self._over_contexts if enabled.always else self._measure_plain
+        self._programs = {}  # for each text of a list of outputs that was asked for, None for all
+        self._refusal, self._failures, self._failed = None, 0, False
+        self._seconds, self._one = [], 0
+        self._calls = self._timed_next = 0
+        self._run = self._first_call
 
     @property
     def step(self):
-        """The ParallelFunction of all outputs, or of some where all were never asked for."""
-        return next(iter(self._steps.values()), None)
+        """The ParallelFunction of all outputs, or of some where all were never asked for; None if there is none."""
+        return next((programs.step for programs in self._programs.values()), None)
 
     def __call__(self, args, kwargs):
         return self._run(args, kwargs)
@@ -107,14 +79,75 @@ class EnabledFunction:
         function.mgpu_divided = type(self)(self._enabled, function, usage,
                                            self._definition.copied(swap, delete_updates))
 
+    def _first_call(self, args, kwargs):
+        self._usage.run_on([], NOT_COMPUTED)
+        self._run = self._over_contexts if self._enabled.always else self._measure_plain
+        return self._run(args, kwargs)
+
+    # ------------------------------------------------------------------------------------------- on one device
+
+    def _plain(self, args, kwargs):
+        return self._function.plain_call(*args, **kwargs)
+
     def _measure_plain(self, args, kwargs):
         results, seconds = self._timed(self._plain, args, kwargs)
-        if seconds is not None:
-            if seconds < SHORTEST:
-                self._stay('a call takes %.2g ms, too short to divide' % (seconds * 1e3))
-            else:
-                self._run, self._one = self._measure_several, seconds
+        if seconds is None:
+            self._usage.run_on([], NOT_TIMED)
+            return results
+        self._one = seconds
+        if seconds < SHORTEST:
+            self._stay('a call takes %.2g ms, too short to divide' % (seconds * 1e3), may_grow=True)
+        else:
+            self._run = self._measure_several
         return results
+
+    def _stay(self, why, may_grow=False):
+        """Run on one device from now on; if calls may take longer later, time some of them now and then."""
+        self._usage.run_on([], why)
+        # Ranks time together, which a function of one device need not do.
+        may_grow = may_grow and self._ranks.size == 1 and self._may_divide()
+        self._programs = {}
+        if may_grow:
+            self._calls, self._timed_next = 0, 2 * (WARM_UP + COUNTED)
+            self._run = self._time_now_and_then
+        else:
+            self._run = None
+            del self._function.mgpu_divided
+
+    def _may_divide(self):
+        try:
+            return self._programs_of(None, None).may_divide
+        except CannotRun:
+            return False
+
+    def _time_now_and_then(self, args, kwargs):
+        self._calls += 1
+        if self._calls < self._timed_next:
+            return self._plain(args, kwargs)
+        results, seconds = self._timed(self._plain, args, kwargs)
+        if seconds is not None:
+            self._timed_next *= 2
+            if seconds > max(SHORTEST, GROWN * self._one):
+                self._one, self._run = seconds, self._measure_several
+        return results
+
+    def _timed(self, run, args, kwargs):
+        """Call, and return results, and after enough calls the seconds that one takes, the same number on every rank.
+
+        Before, the seconds are None. Calls that plain Theano computes in place of the contexts do not count, nor do
+        those of some outputs.
+        """
+        before, began = self._usage.calls, time.perf_counter()
+        results = run(args, kwargs)
+        seconds = time.perf_counter() - began
+        if kwargs.get('output_subset') is None and (run == self._plain or self._usage.calls > before):
+            self._seconds.append(seconds)
+        if len(self._seconds) < WARM_UP + COUNTED:
+            return results, None
+        seconds, self._seconds = min(self._seconds[WARM_UP:]), []
+        return results, max(self._ranks.everyones(int(seconds * 1e9))) / 1e9
+
+    # --------------------------------------------------------------------------------------- over the contexts
 
     def _measure_several(self, args, kwargs):
         results, seconds = self._timed(self._over_contexts, args, kwargs)
@@ -124,176 +157,137 @@ class EnabledFunction:
                 self._usage.run_on(self.step.contexts, text)
                 self._run = self._over_contexts
             else:
-                self._stay(text)
+                self._stay(text, may_grow=True)
         return results
-
-    def _plain(self, args, kwargs):
-        return self._function.plain_call(*args, **kwargs)
 
     def _over_contexts(self, args, kwargs):
         # One line, because Ctrl-C may raise between two lines, after the lock is taken and before `with` can free it.
         with self._lock: return self._call(args, kwargs)  # noqa: E701
 
     def _call(self, args, kwargs):
-        call = FunctionCall(self._function, self._compute)
+        subset = kwargs.get('output_subset')
+        key = None if subset is None else str(subset)
+        programs = self._programs.get(key)
+        news = programs is None or programs.is_news(args, kwargs)
+        if programs is not None and self._is_plain(programs, news):
+            return self._plain(args, kwargs)
+        call = FunctionCall(self._function, functools.partial(self._compute, key, news))
         try:
             return call.run(args, kwargs)
         except Exception:
             failure = call.failure
-            if not self._is_for_plain(failure):
+            if failure is None or not self._is_for_plain(failure):
                 raise
         call.undo()
-        if isinstance(failure, FOR_PLAIN):
+        if isinstance(failure, LeftToPlain):
             results = self._plain(args, kwargs)
-        else:  # plain Theano raises its own error if the values are at fault
-            # A step that has failed on one rank has failed on all.
+        else:  # plain Theano raises its own error if the values are at fault; all ranks have failed if one has
             with self._ranks.failing_together(), noting(getattr(failure, '__notes__', ())):
                 results = self._plain(args, kwargs)
                 self._ranks.agree()
-        self._note_failure(failure)
+        self._go_on_after(failure, self._programs.get(key))
         return results
+
+    def _programs_of(self, key, subset):
+        if key not in self._programs:
+            try:
+                self._programs[key] = Programs(*self._definition.on_host(subset), self._compiled)
+            except MgpuError as error:
+                raise self._unable(error) from error
+        return self._programs[key]
+
+    def _unable(self, error):
+        """Return the exception for a graph that contexts cannot run."""
+        return CannotRun(str(error))
+
+    def _is_plain(self, programs, news):
+        """Return whether plain Theano is to compute a call: the lengths show no batch that may be divided."""
+        return programs.step is None and not news
 
     def _is_for_plain(self, failure):
-        """Return whether plain Theano is to compute what has failed; None if the arguments are at fault."""
-        if failure is None:
-            return False
-        if isinstance(failure, Refusal):
-            return not (self._enabled.strict and self._has_batch)
-        return isinstance(failure, FOR_PLAIN) or not (isinstance(failure, RankError) or self._enabled.strict)
+        """Return whether plain Theano is to compute a call that has failed over the contexts."""
+        return isinstance(failure, LeftToPlain) or not (isinstance(failure, RankError) or self._enabled.strict)
 
-    def _note_failure(self, failure):
-        """Stay with plain Theano from now on, unless the failure was that of one call."""
-        if isinstance(failure, (LeftToPlain, LengthError)):
-            return
-        refused, text = isinstance(failure, Refusal), in_one_line(failure)
-        self._stay(text if refused else 'it failed over the contexts: %s' % text)
-        if self._has_batch:
-            verb = 'stays' if refused else 'continues'
-            self._enabled.tell('%s %s on one device: %s' % (self._usage.name, verb, text))
+    def _go_on_after(self, failure, programs):
+        """Note why plain Theano has computed a call, and decide how to go on."""
+        if isinstance(failure, CannotRun):
+            self._stay(str(failure))
+        elif isinstance(failure, OtherBatch):
+            self._change_step(failure.programs, failure.values)
+        elif isinstance(failure, NotDivided):
+            if programs.may_divide:
+                self._usage.run_on([], self._refusal or NO_BATCH_YET)
+            else:
+                self._stay(self._refusal or NO_BATCH)
+        elif not isinstance(failure, LeftToPlain):
+            self._note_failure(in_one_line(failure))
 
-    def _compute(self, values, subset):
-        """Compute some outputs, and the new values of inputs that have an update, over the contexts."""
-        key = None if subset is None else tuple(subset)
-        if key not in self._steps:
-            self._steps[key] = self._first_step(values, subset)
-        step = self._steps[key]
+    def _note_failure(self, text):
+        """Go on with one device where calls fail over the contexts again and again; one alone may do so by its data."""
+        self._failures += 1
+        if self._failures == 1:
+            self._enabled.tell('%s continues on one device: %s' % (self._usage.name, text))
+        if self._failures < FAILURES:
+            self._usage.run_on([], 'it failed over the contexts: %s' % text)
+            self._failed = True
+        else:
+            self._stay('it failed over the contexts: %s' % text)
+
+    def _compute(self, key, news, values, subset):
+        """Compute the outputs, and the new values of inputs that have an update, over the contexts."""
+        programs = self._programs_of(key, subset)
+        if programs.step is None:
+            self._choose_first(programs, values)
+        elif news:
+            self._choose(programs.choose, programs, values)
+        try:
+            return self._by(programs.step, values)
+        except LengthError:
+            if not programs.choose_made(values):
+                raise OtherBatch(programs, values) from None
+        return self._by(programs.step, values)
+
+    def _by(self, step, values):
         results = step.step(values, {})
         self._usage.add(step.samples)
+        if self._failed:
+            self._failed = False
+            self._usage.run_on(step.contexts, self._how)
         return results
 
-    def _first_step(self, values, subset):
-        """Make the function over the contexts for arguments like these; a Refusal if there is none."""
-        step = self._divided(values, subset)
+    def _choose_first(self, programs, values):
+        try:
+            programs.choose(values)
+        except Refusal as refusal:
+            if self._enabled.strict:
+                programs.forget_refusals()
+                raise
+            self._tell_refusal('%s stays on one device: %s', refusal)
+        if programs.step is None:
+            raise NotDivided
+        self._verify(programs.step, values)
+        self._usage.run_on(programs.step.contexts, self._how)
+
+    def _change_step(self, programs, values):
+        """Make a step for a batch such as this one, or keep the one in use."""
+        self._choose(programs.change, programs, values)
+
+    def _choose(self, choose, programs, values):
+        try:
+            if choose(values):
+                self._verify(programs.step, values)
+        except Refusal as refusal:
+            self._tell_refusal('%s computes some batches on one device: %s', refusal)
+
+    def _tell_refusal(self, text, refusal):
+        if self._refusal is None:
+            self._enabled.tell(text % (self._usage.name, refusal))
+        self._refusal = str(refusal)
+
+    def _verify(self, step, values):
         if self._enabled.verifies:
             step.verify(*values).show(self._usage.name, self._enabled.strict)
-        self._usage.run_on(step.contexts, 'divided')
-        return step
-
-    def _stay(self, why):
-        self._usage.run_on([], why)
-        self._steps, self._run = {}, None
-        del self._function.mgpu_divided
-
-    def _timed(self, run, args, kwargs):
-        """Results, and after enough calls the seconds that one takes, the same number on every rank; None before."""
-        if kwargs.get('output_subset') is not None:
-            return run(args, kwargs), None  # it takes less time than the others
-        began = time.perf_counter()
-        results = run(args, kwargs)
-        self._seconds.append(time.perf_counter() - began)
-        if len(self._seconds) < WARM_UP + COUNTED:
-            return results, None
-        seconds, self._seconds = min(self._seconds[WARM_UP:]), []
-        return results, max(self._ranks.everyones(int(seconds * 1e9))) / 1e9
-
-    def _divided(self, values, subset):
-        """The ParallelFunction that divides arguments like these; a Refusal if there is none."""
-        outputs, updates = self._definition.on_host(subset)
-        inputs = self._inputs()
-        finder = BatchFinder(inputs, outputs + list(updates.values()), updates)
-        refusal = None
-        for axes, length in finder.candidates(values) if finder else ():
-            self._has_batch = True
-            try:
-                return self._compiled(inputs, outputs, updates, samples=axes, length=length, example=values,
-                                      must_divide=True)
-            except MgpuError as error:
-                refusal = refusal or error
-        if refusal is None:
-            raise Refusal('no batch enters it')
-        cut = isinstance(refusal.__cause__, CannotCut)
-        # The text says all that the errors before this one do.
-        raise Refusal('it cannot be computed in parts: %s' % refusal.__cause__ if cut else str(refusal)) from None
-
-    def _inputs(self):
-        """The variables of the explicit inputs."""
-        for given in self._function.maker.expanded_inputs:
-            if isinstance(given.value, theano.gof.Container) != isinstance(given.variable, SharedVariable):
-                raise Refusal('theano.In(%s) has the value of a container' % given.variable)
-        return [given.variable for given in self._definition.inputs]
 
     def _compiled(self, inputs, outputs, updates, **options):
         return ParallelFunction(inputs, outputs, updates, no_default_updates=True, contexts=self._enabled.contexts(),
                                 mode=self._function.maker.mode, name=self._function.name, **options)
-
-
-class PlacedFunction(EnabledFunction):
-    """Runs in place of a `theano.function` whose graph is placed on devices, from its first call on.
-
-    A batch is divided if there are several replicas, or micro-batches; what has no batch, or cannot be divided, runs
-    as it is on the first replica.
-    """
-
-    def __init__(self, enabled, function, usage, definition=None):
-        super().__init__(enabled, function, usage, definition)
-        self._whole = {}  # as `_steps`
-        self._run = self._over_contexts
-
-    def _is_for_plain(self, failure):
-        return super()._is_for_plain(failure) and not (isinstance(failure, Refusal) and self._enabled.strict)
-
-    def _note_failure(self, failure):
-        if isinstance(failure, Refusal):
-            self._stay(failure.why)
-            self._enabled.tell(str(failure))
-        else:
-            super()._note_failure(failure)
-
-    def _compute(self, values, subset):
-        try:
-            return super()._compute(values, subset)
-        except LengthError:  # this call alone: the next one may have the usual length again
-            step = self._as_it_is(subset)
-            results = step.step(values, {})
-            self._usage.add(step.samples)
-            return results
-
-    def _first_step(self, values, subset):
-        """Make the function over the devices; or a Refusal, which says why."""
-        try:
-            step = self._divided_or_whole(values, subset)
-        except MgpuError as error:
-            refusal = Refusal(NOT_PLACED % (self._usage.name, error))
-            refusal.why = str(error)
-            raise refusal from error
-        if self._enabled.verifies:
-            step.verify(*values).show(self._usage.name, self._enabled.strict)
-        self._usage.run_on(step.contexts, 'placed')
-        return step
-
-    def _divided_or_whole(self, values, subset):
-        outputs, updates = self._definition.on_host(subset)
-        mesh = mesh_for(outputs + list(updates.values()) + list(updates), self._enabled.contexts())
-        if len(mesh.replicas) > 1 or self._ranks.size > 1 or Options().micro_batches > 1:
-            try:
-                return self._divided(values, subset)
-            except GraphError as error:
-                if self._has_batch:
-                    self._enabled.tell('%s runs on one replica of its devices: %s' % (self._usage.name, error))
-        return self._as_it_is(subset)
-
-    def _as_it_is(self, subset):
-        key = None if subset is None else tuple(subset)
-        if key not in self._whole:
-            self._whole[key] = self._compiled(self._inputs(), *self._definition.on_host(subset), samples={}, whole=True)
-        return self._whole[key]

@@ -8,7 +8,8 @@ from ..options import Options, check_exact_flags
 from ..patches import theano_functions
 from ..placement.propagation import is_placed
 from ..program.parallel_graph import choose_ranks, resolve_contexts
-from .enabled_function import NOT_PLACED, EnabledFunction, PlacedFunction
+from .enabled_function import NO_BATCH, EnabledFunction
+from .placed_function import NOT_PLACED, PlacedFunction
 from .report import FunctionReport
 
 OWN_SAMPLES = 'each process has samples of its own: use mgpu.function, which adds over processes'
@@ -145,7 +146,7 @@ def has_one_cpu(contexts):
 def _obstacle(given, placed):
     """Why the arguments of a `theano.function` exclude several contexts; None if they do not."""
     if not given['params'] and not placed:
-        return 'no batch enters it'
+        return NO_BATCH
     if given['profile'] or theano.config.profile:
         return 'it is profiled'
     if type(theano.compile.get_mode(given['mode'])) is not theano.Mode:

@@ -17,7 +17,7 @@ class FunctionUsage:
     """
 
     def __init__(self, name):
-        self.name, self.why = name, 'it was not called often enough to be timed'
+        self.name, self.why = name, 'it was not called'
         self.contexts = []
         self.calls = self.samples = 0
 

@@ -6,7 +6,8 @@ from ..devices.context_map import Context, describe
 from ..devices.contexts import contexts as active_contexts
 from ..devices.contexts import gpu_context, is_lost
 from ..devices.discovery import reason
-from ..errors import ReplicaError, noted
+from ..analysis import NOT_DIVISIBLE
+from ..errors import BatchError, ReplicaError, noted
 
 # What drivers, and Theano's own ops, say where there is too little memory on a device.
 OUT_OF_MEMORY = ('CUDA_ERROR_OUT_OF_MEMORY', 'CL_MEM_OBJECT_ALLOCATION_FAILURE', 'CL_OUT_OF_RESOURCES',
@@ -18,7 +19,8 @@ def error_of(cause: BaseException, replica: int, context: Context, where: str, s
     """Return the error to raise for an exception of a replica.
 
     An error of the graph (an Assert, a wrong shape, an op of the user's) is raised as it is, as plain Theano does, with
-    a note that names the replica. One of the device becomes a ReplicaError, with advice.
+    a note that names the replica. One of the device becomes a ReplicaError, with advice. A check of the analysis, that
+    the batch can be divided, becomes a BatchError.
 
     Parameters
     ----------
@@ -32,6 +34,10 @@ def error_of(cause: BaseException, replica: int, context: Context, where: str, s
         Those that ran at the same time.
     """
     failed = 'replica %d (context %s, %s) failed, nothing was changed' % (replica, describe([context]), where)
+    if isinstance(cause, AssertionError) and str(cause).startswith(NOT_DIVISIBLE):
+        error = BatchError('%s: %s' % (failed, str(cause).partition('\n')[0]))
+        error.__cause__ = cause
+        return error
     if not is_of_device(cause, context):
         return noted(cause, failed)
     error = ReplicaError('%s: %s: %s%s' % (failed, type(cause).__name__, reason(cause).strip().partition('\n')[0],

@@ -1,0 +1,208 @@
+"""What the first calls of a function show is not held for ever: later ones may show a batch, or another one."""
+import theano_mgpu as mgpu
+from theano_mgpu.enabling import enabled_function
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from support.modes import PYTHON
+
+
+def rows(*shape):
+    return np.random.RandomState(sum(shape)).rand(*shape)
+
+
+def sum_of_rows():
+    x = T.dmatrix('x')
+    return [x], x.sum(axis=1), ()
+
+
+def time_first():
+    """Batches along axis 1 of one argument, and along axis 0 of the other one."""
+    y, m = T.dmatrix('y'), T.dtensor3('m')
+    return [y, m], (y.T.sum(axis=1) + m.sum(axis=(1, 2))).mean(), ()
+
+
+def features():
+    """A vector as long as samples are wide: the samples are those of the matrix alone."""
+    x, b = T.dmatrix('x'), T.dvector('b')
+    return [x, b], T.argmax(x + b, axis=1), ()
+
+
+def scaled():
+    x, scale = T.dmatrix('x'), T.dmatrix('scale')
+    return [x, scale], T.nnet.softmax(x * scale), ()
+
+
+def sliced():
+    start, stop = T.lscalar('start'), T.lscalar('stop')
+    data = theano.shared(rows(20, 3), 'data')
+    return [start, stop], data[start:stop].sum(axis=0), ()
+
+
+def row_of_a_table():
+    x, k = T.dmatrix('x'), T.lscalar('k')
+    table = theano.shared(rows(5, 3), 'table')
+    return [x, k], T.dot(x, table[k:k + 1].sum(axis=0)), ()
+
+
+def literal():
+    """Six features: a first batch of six samples has this length by chance."""
+    x = T.dmatrix('x')
+    return [x], T.dot(x, T.zeros((6, 2)) + 2), ()
+
+
+def chain():
+    """A state that goes on without the batch, and has as many rows as the first one by chance."""
+    x, state = T.dmatrix('x'), theano.shared(np.ones(4), 'state')
+    return [x], x.sum(axis=1) * state.sum(), [(state, state * 2)]
+
+
+def along_the_batch():
+    x, y = T.dmatrix('x'), T.dvector('y')
+    return [x, y], T.sort(x, axis=0).sum(axis=1) + y, ()
+
+
+CASES = {  # the function, the arguments of its calls, and how many of these are divided
+    'one sample first': (sum_of_rows, [(rows(1, 3),), (rows(7, 3),), (rows(1, 3),), (rows(5, 3),)], 3),
+    'an empty batch first': (sum_of_rows, [(rows(0, 3),), (rows(7, 3),), (rows(0, 3),), (rows(5, 3),)], 2),
+    'lists': (sum_of_rows, [([[1., 2, 3]],), ([[1., 2, 3], [3, 2, 1]],)], 1),
+    'fewer samples than contexts': (sum_of_rows, [(rows(2, 3),), (rows(7, 3),)], 2),
+    'one sample of two arguments': (time_first, [(rows(5, 1), rows(1, 2, 3)), (rows(5, 6), rows(6, 2, 3)),
+                                                 (rows(4, 7), rows(7, 2, 3))], 2),
+    'as many steps as samples': (time_first, [(rows(6, 6), rows(6, 2, 3)), (rows(5, 6), rows(6, 2, 3)),
+                                              (rows(5, 6), rows(6, 2, 3)), (rows(6, 6), rows(6, 2, 3)),
+                                              (rows(4, 7), rows(7, 2, 3))], 4),
+    'as many samples as features': (features, [(rows(3, 3), rows(3)), (rows(7, 3), rows(3)), (rows(7, 3), rows(3)),
+                                               (rows(5, 3), rows(3))], 3),
+    'more samples than features': (features, [(rows(1, 3), rows(3)), (rows(7, 3), rows(3)), (rows(5, 3), rows(3))], 2),
+    'a row that is the same for all samples': (scaled, [(rows(1, 3), rows(1, 3)), (rows(4, 3), rows(4, 3))], 2),
+    'a slice of one row': (sliced, [(0, 1), (3, 20), (4, 5), (0, 4)], 3),
+    'an empty slice': (sliced, [(0, 0), (3, 20)], 1),
+    'a row of a table': (row_of_a_table, [(rows(6, 3), 2), (rows(4, 3), 1)], 2),
+    'a number by chance': (literal, [(rows(6, 6),), (rows(4, 6),), (rows(3, 6),), (rows(6, 6),)], 3),
+    'a state by chance': (chain, [(rows(4, 3),), (rows(6, 3),), (rows(6, 3),), (rows(4, 3),)], 3),
+}
+
+
+@pytest.fixture
+def enabled(cpu2):
+    """A function that calls `mgpu.enable`; its list `messages` collects what `tell` gets."""
+    def enable(**options):
+        return mgpu.enable(tell=enable.messages.append, **dict({'always': True}, **options))
+    enable.messages = []
+    yield enable
+    mgpu.disable()
+
+
+def made(build, **options):
+    inputs, output, updates = build()
+    return theano.function(inputs, output, updates=updates, mode=PYTHON, **options), dict(updates)
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_later_calls_show_another_batch(name, enabled):
+    build, calls, divided = CASES[name]
+    plain, states = made(build)
+    report = enabled()
+    ours, others = made(build, name='ours')
+    for call in calls:
+        np.testing.assert_allclose(ours(*call), plain(*call), rtol=1e-12)
+        for one, other in zip(others, states):
+            np.testing.assert_allclose(one.get_value(), other.get_value(), rtol=1e-12)
+    usage, = report.usages
+    assert (usage.calls, usage.why, bool(usage.contexts)) == (divided, 'divided', True)
+
+
+def test_what_the_summary_says_of_one_sample(enabled):
+    """It said that no batch enters the function."""
+    report = enabled()
+    inputs, output, _ = sum_of_rows()
+    f = theano.function(inputs, output, mode=PYTHON)
+    f(rows(1, 3))
+    usage, = report.usages
+    assert usage.why == enabled_function.NO_BATCH_YET and not usage.contexts and not enabled.messages
+    f(rows(2, 3))
+    assert usage.why == 'divided' and usage.contexts
+
+
+def test_one_sample_is_no_error_of_strict(enabled):
+    enabled(strict=True)
+    inputs, output, _ = sum_of_rows()
+    f = theano.function(inputs, output, mode=PYTHON)
+    np.testing.assert_allclose(f(rows(1, 3)), rows(1, 3).sum(axis=1))
+    g = theano.function(*along_the_batch()[:2], mode=PYTHON)
+    for _ in range(2):
+        with pytest.raises(mgpu.GraphError, match='cannot be computed in parts'):
+            g(rows(4, 2), rows(4))
+
+
+def test_a_refusal_is_not_looked_for_again(enabled, monkeypatch):
+    """A graph is analysed once for each way to take the batch, whatever the length."""
+    analysed = []
+    original = enabled_function.EnabledFunction._compiled
+    monkeypatch.setattr(enabled_function.EnabledFunction, '_compiled', lambda self, *args, **options: (
+        analysed.append(options['samples']), original(self, *args, **options))[1])
+    report = enabled()
+    inputs, output, _ = along_the_batch()
+    f = theano.function(inputs, output, mode=PYTHON, name='ordered')
+    for n in (1, 7, 5, 7, 4, 1, 9):
+        np.testing.assert_allclose(f(rows(n, 2), rows(n)), np.sort(rows(n, 2), axis=0).sum(axis=1) + rows(n))
+    assert analysed == [dict.fromkeys(inputs, 0)]
+    message, = enabled.messages
+    assert 'SortOp' in message and message.endswith(report.usages[0].why)
+
+
+def test_batches_that_fail_by_their_data_do_not_end_the_division(enabled):
+    """One batch that only one device can compute ended it, and one with wrong arguments must not."""
+    report = enabled()
+    x = T.dmatrix('x')
+    f = theano.function([x], x.reshape((-1, 4)).sum(axis=1), mode=PYTHON, name='fours')
+    for shape in ((3, 6), (4, 6), (4, 8), (3, 8)):  # in the second batch, fours are made of two samples
+        if shape == (3, 6):
+            with pytest.raises(ValueError, match='reshape'):
+                f(rows(*shape))
+        else:
+            np.testing.assert_allclose(f(rows(*shape)), rows(*shape).reshape((-1, 4)).sum(axis=1))
+    message, = enabled.messages
+    usage, = report.usages
+    assert 'merges or splits the axis of the samples' in message
+    assert (usage.calls, usage.why, bool(usage.contexts)) == (2, 'divided', True)
+    for _ in range(4):
+        np.testing.assert_allclose(f(rows(4, 6)), rows(4, 6).reshape((-1, 4)).sum(axis=1))
+    assert 'it failed over the contexts' in usage.why and f.mgpu_divided is None and len(enabled.messages) == 1
+
+
+def test_calls_that_grow_are_timed_anew(enabled, monkeypatch):
+    """A function stayed on one device for ever, since its first calls were short."""
+    report = enabled(always=False)
+    seconds, original = [1e-4], enabled_function.EnabledFunction._timed
+
+    def timed(self, run, args, kwargs):  # private, since real timings differ from run to run
+        results, found = original(self, run, args, kwargs)
+        return results, found and (seconds[0] if run == self._plain else seconds[0] / 2)
+    monkeypatch.setattr(enabled_function.EnabledFunction, '_timed', timed)
+    inputs, output, _ = sum_of_rows()
+    f = theano.function(inputs, output, mode=PYTHON)
+    for _ in range(20):
+        f(rows(1, 3))
+    usage, = report.usages
+    assert 'too short' in usage.why and not usage.contexts
+    seconds[0] = 1.
+    for _ in range(30):
+        np.testing.assert_allclose(f(rows(9, 3)), rows(9, 3).sum(axis=1))
+    assert usage.why == '1e+03 ms a call on one device, 500 ms divided' and usage.contexts and usage.samples >= 9
+
+
+def test_a_placed_function_that_is_first_called_with_one_sample(enabled):
+    """It ran on the devices of its first replica for ever."""
+    report = enabled(always=False)
+    x, w = T.dmatrix('x'), theano.shared(rows(3, 2))
+    with mgpu.device(mgpu.contexts()[1].name):
+        output = T.dot(x, w)
+    f = theano.function([x], T.tanh(output).sum(axis=1), mode=PYTHON)
+    for n, replicas in ((1, 1), (7, 2), (1, 2), (4, 2)):
+        np.testing.assert_allclose(f(rows(n, 3)), np.tanh(rows(n, 3).dot(w.get_value())).sum(axis=1))
+        assert len(f.mgpu_divided.step.mesh.replicas) == replicas
+    assert report.usages[0].why == 'placed' and report.usages[0].calls == 4
