@@ -1,5 +1,7 @@
 """Arrays in .npy, .npz and .h5 files, read a few rows at a time."""
 import contextlib
+import functools
+import operator
 import os
 import struct
 import zipfile
@@ -10,6 +12,10 @@ from ..errors import MgpuError
 
 KINDS = ('.npy', '.npz', '.h5', '.hdf5')
 CHUNK = 1 << 24  # bytes that are skipped at a time
+
+
+class InputError(MgpuError):
+    """An input file cannot be read."""
 
 
 def kind_of(path, what):
@@ -44,17 +50,30 @@ def open_inputs(path, names):
     if not os.path.isfile(path):
         raise MgpuError('there is no input file %s' % path)
     with contextlib.ExitStack() as stack:
-        try:
-            arrays = OPENERS[kind](path, stack)
-        except (OSError, ValueError, zipfile.BadZipFile) as error:
-            raise MgpuError('the input %s cannot be read: %s' % (path, error)) from error
-        found = in_order(path, arrays, names)
+        with reading(path):
+            found = in_order(path, OPENERS[kind](path, stack), names)
+            for name, array in zip(names, found):
+                if array.dtype.kind not in 'biuf':
+                    raise ValueError('the array for %s has dtype %s, not numbers' % (name, array.dtype))
         lengths = [array.shape[0] if array.shape else None for array in found]
         if None in lengths or len(set(lengths)) > 1:
             raise MgpuError('%s: all inputs need the same number of samples along their first axis: %s'
                             % (path, ', '.join('%s has shape %s' % (name, tuple(array.shape))
                                                for name, array in zip(names, found))))
         yield found
+
+
+@contextlib.contextmanager
+def reading(path, what=''):
+    """Make any error of the ``with`` block an InputError: libraries raise errors of many classes for damaged files."""
+    try:
+        yield
+    except MgpuError:
+        raise
+    except Exception as error:
+        # Not the cause: what is wrong is the file.
+        raise InputError('the input %s cannot be read%s: %s'
+                         % (path, what, ' '.join(str(error).split()) or type(error).__name__)) from None
 
 
 def in_order(path, arrays, names):
@@ -78,7 +97,10 @@ def in_order(path, arrays, names):
 
 
 def open_npy(path, stack):
-    return {'array': np.load(path, mmap_mode='r', allow_pickle=False)}
+    with open(path, 'rb') as file:
+        shape, fortran_order, dtype = read_header(file)
+        check_size(os.path.getsize(path) - file.tell(), shape, dtype)
+        return {'array': mapped(path, file.tell(), shape, fortran_order, dtype)}
 
 
 def open_npz(path, stack):
@@ -91,14 +113,43 @@ def member_of(path, archive, info, stack):
     """One array of an .npz file: memory-mapped, if it is not compressed."""
     stream = stack.enter_context(archive.open(info))
     shape, fortran_order, dtype = read_header(stream)
+    check_size(info.file_size - stream.tell(), shape, dtype)
     if info.compress_type == zipfile.ZIP_STORED:
         offset = data_offset(path, info) + stream.tell()
-        if 0 in shape:
-            return np.empty(shape, dtype)
-        return np.memmap(path, dtype, 'r', offset, shape, order='F' if fortran_order else 'C')
+        while stream.read(CHUNK):  # zipfile compares the checksum at the end
+            pass
+        return mapped(path, offset, shape, fortran_order, dtype)
     if fortran_order:  # its rows are not contiguous in the file
-        return np.lib.format.read_array(stack.enter_context(archive.open(info)), allow_pickle=False)
+        with archive.open(info) as whole:
+            array = np.lib.format.read_array(whole, allow_pickle=False)
+            whole.read(1)  # at the end zipfile compares the checksum
+            return array
     return Stream(stream, shape, dtype)
+
+
+def mapped(path, offset, shape, fortran_order, dtype):
+    """A part of a file as an array."""
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    return np.memmap(path, dtype, 'r', offset, shape, order='F' if fortran_order else 'C')
+
+
+def check_size(size, shape, dtype):
+    """Raise a ValueError unless an array has so many bytes."""
+    if size != n_bytes(shape, dtype):
+        raise ValueError('by its header it has the shape %s and dtype %s, which are %d bytes, but there are %d'
+                         % (shape, dtype, n_bytes(shape, dtype), size))
+
+
+def n_bytes(shape, dtype):
+    """Bytes of an array, however large.
+
+    Examples
+    --------
+    >>> n_bytes((10 ** 30, 2), np.dtype('float32'))
+    8000000000000000000000000000000
+    """
+    return functools.reduce(operator.mul, shape, dtype.itemsize)
 
 
 def read_header(stream):
@@ -108,6 +159,8 @@ def read_header(stream):
     shape, fortran_order, dtype = read(stream)
     if dtype.hasobject:
         raise ValueError('it contains Python objects, not numbers')
+    if min(shape, default=0) < 0:
+        raise ValueError('it has the shape %s' % (shape,))
     return shape, fortran_order, dtype
 
 
@@ -134,7 +187,7 @@ class Stream:
         self.shape, self.dtype = shape, dtype
         self._stream = stream
         self._row = 0
-        self._row_bytes = int(np.prod(shape[1:], dtype='int64')) * dtype.itemsize
+        self._row_bytes = n_bytes(shape[1:], dtype)
 
     def __getitem__(self, rows):
         start, stop, _ = rows.indices(self.shape[0])
@@ -142,16 +195,29 @@ class Stream:
             raise ValueError('row %d has been read already' % start)
         skipped = (start - self._row) * self._row_bytes
         while skipped:
-            skipped -= len(self._stream.read(min(skipped, CHUNK)))
-        data = self._stream.read((stop - start) * self._row_bytes)
+            skipped -= len(self._read(min(skipped, CHUNK)))
+        data = self._read((stop - start) * self._row_bytes)
         self._row = stop
+        if stop == self.shape[0]:
+            self._stream.read(1)  # at the end zipfile compares the checksum
         return np.frombuffer(data, self.dtype).reshape((stop - start,) + tuple(self.shape[1:]))
+
+    def _read(self, n):
+        data = self._stream.read(n)
+        if len(data) < n:
+            raise EOFError('it ends after row %d of %d' % (self._row, self.shape[0]))
+        return data
 
 
 def open_h5(path, stack):
     import h5py
     file = stack.enter_context(h5py.File(path, 'r'))
-    return {name: item for name, item in file.items() if isinstance(item, h5py.Dataset)}
+    found = {name: item for name, item in file.items() if isinstance(item, h5py.Dataset) and item.shape is not None}
+    for array in found.values():
+        stored = array.id.get_storage_size()
+        if array.id.get_create_plist().get_layout() == h5py.h5d.CONTIGUOUS and stored:  # 0 if it was never written to
+            check_size(stored, array.shape, array.dtype)
+    return found
 
 
 OPENERS = {'.npy': open_npy, '.npz': open_npz, '.h5': open_h5, '.hdf5': open_h5}

@@ -1,18 +1,18 @@
 """Output files written row by row: a file is complete or absent, and an interrupted one can be resumed."""
 import contextlib
-import fcntl
-import json
 import os
-import shutil
 import zipfile
 
 import numpy as np
 
 from ..errors import MgpuError
+from ..utils import files
 from .array_input import read_header
 from .output import note
+from .unfinished_folder import UnfinishedFolder
 
 FORMAT = 1
+UNFINISHED = '.unfinished'
 
 
 class UnfinishedOutput:
@@ -24,7 +24,7 @@ class UnfinishedOutput:
     Parameters
     ----------
     path : str
-        Of the output file.
+        Of the output file. If it is a symbolic link, its target is written, and the folder is next to that.
     names : list of str
         Of the arrays.
     length : int
@@ -40,46 +40,41 @@ class UnfinishedOutput:
 
     def __init__(self, path, names, length, job):
         self.path, self.names, self.length = path, names, length
-        self.folder = path + '.unfinished'
+        self.target = output_target(path)
+        self.folder = self.target + UNFINISHED
         self._job = dict(job, format=FORMAT, outputs=names)
         self._files = []
+        self._finished = False
 
     def __enter__(self):
-        os.makedirs(self.folder, exist_ok=True)
-        self._lock = os.open(self.folder, os.O_RDONLY)
+        self._own = UnfinishedFolder(self.folder, self.path, self._job)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._lock)
-            raise MgpuError('another process is writing %s: wait for it, or end it' % self.path) from error
-        if self._is_of_another_job():
-            for name in os.listdir(self.folder):
-                os.remove(os.path.join(self.folder, name))
-        if not os.path.exists(self._at('job.json')):
-            with open(self._at('job.json.new'), 'w') as file:
-                json.dump(self._job, file, indent=1)
-            os.replace(self._at('job.json.new'), self._at('job.json'))
-        self.rows = min(map(whole_rows, self._parts()))
+            if self._is_of_another_job():
+                self._own.begin()
+            self.rows = min(self.length, *[whole_rows(path, self.length) for path in self._parts()])
+        except BaseException as error:
+            self._own.close()
+            if isinstance(error, OSError):
+                raise MgpuError('the output %s cannot be written: %s' % (self.path, error)) from error
+            raise
         return self
 
     def __exit__(self, *error):
         for file in self._files:
             file.close()
-        if self.rows == 0:
-            shutil.rmtree(self.folder, ignore_errors=True)  # `finish` has removed the folder of a complete file
-        os.close(self._lock)
-
-    def _at(self, name):
-        return os.path.join(self.folder, name)
+        if self.rows == 0 and not self._finished:
+            self._own.remove()
+        self._own.close()
 
     def _parts(self):
-        return [self._at('%d.npy' % number) for number in range(len(self.names))]
+        return [self._own.at('%d.npy' % number) for number in range(len(self.names))]
 
     def _is_of_another_job(self):
-        try:
-            with open(self._at('job.json')) as file:
-                found = json.load(file)
-        except FileNotFoundError:
+        found = self._own.job()
+        if found is None:
+            if any(map(os.path.exists, self._parts())):
+                note('%s: the job of the rows in %s is not known, since its job.json is damaged: starting again'
+                     % (self.path, self.folder))
             return True
         changed = sorted(key for key in self._job if found.get(key) != self._job[key])
         if changed:
@@ -103,11 +98,10 @@ class UnfinishedOutput:
             write_header(path, whole, output.dtype)
         with open(path, 'rb') as file:
             shape, _, dtype = read_header(file)
-            start = file.tell()
         if (shape, dtype) != (whole, output.dtype):
             raise MgpuError('%s holds rows of shape %s and dtype %s, but the new rows %s and %s: remove it'
                             % (self.folder, shape[1:], dtype, whole[1:], output.dtype))
-        os.truncate(path, start + self.rows * row_bytes(shape, dtype))
+        cut_after(path, self.rows)
         return open(path, 'ab', buffering=0)
 
     def state(self):
@@ -119,10 +113,10 @@ class UnfinishedOutput:
 
     def finish(self):
         """Move the complete file to its name, and remove the folder."""
-        for file in self._files:
-            os.fsync(file.fileno())
+        for path in self._parts():
+            cut_after(path, self.rows)
         kind = os.path.splitext(self.path)[1].lower()
-        whole = self._at('whole' + kind)
+        whole = self._own.at('whole' + kind)
         if kind == '.npy':
             whole, = self._parts()
         elif kind == '.npz':
@@ -131,8 +125,23 @@ class UnfinishedOutput:
                     archive.write(part, name + '.npy')
         else:
             copy_to_h5(whole, dict(zip(self.names, self._parts())))
-        os.replace(whole, self.path)
-        shutil.rmtree(self.folder)
+        with open(whole, 'rb') as file:
+            os.fsync(file.fileno())
+        os.replace(whole, self.target)
+        files.flush_folder(os.path.dirname(self.target))
+        self._finished = True
+        self._own.remove()
+
+
+def output_target(path):
+    """Return the file that an output path stands for, the target of a link; a MgpuError if no file can be there."""
+    try:
+        target = files.target_of(path)
+        with contextlib.suppress(FileNotFoundError):
+            os.lstat(target + UNFINISHED)
+    except OSError as error:
+        raise MgpuError('the output %s cannot be written: %s' % (path, error.strerror or error)) from error
+    return target
 
 
 def write_header(path, shape, dtype):
@@ -143,12 +152,26 @@ def write_header(path, shape, dtype):
     os.replace(path + '.new', path)
 
 
-def whole_rows(path):
-    """The number of complete rows in an .npy file."""
-    with contextlib.suppress(FileNotFoundError), open(path, 'rb') as file:
+def whole_rows(path, length):
+    """Return the number of complete rows in the .npy file of an array of `length` rows; 0 if it is damaged."""
+    try:
+        with open(path, 'rb') as file:
+            shape, _, dtype = read_header(file)
+            found = (os.path.getsize(path) - file.tell()) // max(1, row_bytes(shape, dtype))
+    except FileNotFoundError:
+        return 0
+    except Exception as error:  # NumPy raises errors of many classes for a damaged header
+        note('%s is damaged (%s): starting again' % (path, error))
+        return 0
+    return found if shape[:1] == (length,) else 0
+
+
+def cut_after(path, rows):
+    """Remove what follows the first rows in an .npy file, such as a part of a row."""
+    with open(path, 'rb') as file:
         shape, _, dtype = read_header(file)
-        return (os.path.getsize(path) - file.tell()) // max(1, row_bytes(shape, dtype))
-    return 0
+        start = file.tell()
+    os.truncate(path, start + rows * row_bytes(shape, dtype))
 
 
 def row_bytes(shape, dtype):

@@ -9,9 +9,10 @@ import numpy as np
 from ..errors import MgpuError, PredictionError
 from ..jobs import mpi_environment
 from ..utils import progress
-from .array_input import KINDS, kind_of, open_inputs
-from .array_output import UnfinishedOutput
+from .array_input import KINDS, InputError, kind_of, open_inputs, reading
+from .array_output import UNFINISHED, UnfinishedOutput, output_target
 from .config import positive
+from .model_file import load_model
 from .output import note, quietly
 
 EPILOG = """\
@@ -21,6 +22,9 @@ not matter.
 
 The output file appears when it is complete, and then replaces an existing file of that name. Until then its rows are
 in the folder OUTPUT.unfinished: after a kill or an error the same command resumes there.
+
+A model with Lambda layers has code of whoever wrote the file in it, and runs that when it is loaded. --safe refuses
+such models, and those with classes that are not of Keras, before anything in them is run.
 
 Batches go to all contexts of THEANO_FLAGS or .theanorc (see "theano-mgpu devices"); the first free
 context takes the next one.
@@ -47,6 +51,8 @@ def add_parser(sub):
                         'those to use (default: all)')
     parser.add_argument('--replicas-per-gpu', type=positive, default=1, metavar='K',
                         help='copies of the model on each (default: %(default)s)')
+    parser.add_argument('--safe', action='store_true', help='refuse a model that has code in its file (Lambda layers), '
+                        'or custom classes')
     parser.add_argument('--quiet', action='store_true', help='no progress bar, and no summary')
     parser.set_defaults(run=run)
 
@@ -76,6 +82,7 @@ def run(args):
             return 0
         with open_inputs(args.input, model.input_names) as inputs, \
                 UnfinishedOutput(args.output, model.output_names, inputs[0].shape[0], job_of(args)) as output:
+            check_shapes(model, inputs, output, args)
             first = output.rows
             if first:
                 note('%s: resuming after %d of %d samples' % (args.output, first, output.length))
@@ -84,11 +91,12 @@ def run(args):
             try:
                 compute(predictor, inputs, output, args)
             except PredictionError as error:
-                start = first + error.index * args.batch_size
-                raise MgpuError('samples %d to %d: %s. %s' % (start, min(start + args.batch_size, output.length) - 1,
-                                                              error, output.state())) from error
-            except OSError as error:
+                raise failure(error, error.index, first, output, args) from error
+            except InputError as error:
                 raise MgpuError('%s. %s' % (error, output.state())) from error
+            except OSError as error:
+                raise MgpuError('the output %s cannot be written: %s. %s'
+                                % (args.output, error.strerror or error, output.state())) from error
             except KeyboardInterrupt:
                 note('interrupted. ' + output.state())
                 return 130
@@ -103,15 +111,39 @@ def compute(predictor, inputs, output, args):
     """Compute and write the remaining rows, and finish the file."""
     if output.length == 0:
         output.append(no_rows(predictor.model))
-    # Arrays within an .npz file may not be aligned as Theano's C code requires: those are copied.
-    batches = ([np.require(array[start:min(start + args.batch_size, output.length)], requirements='A')
-                for array in inputs] for start in range(output.rows, output.length, args.batch_size))
+    batches = (rows_of(inputs, start, min(start + args.batch_size, output.length), args.input)
+               for start in range(output.rows, output.length, args.batch_size))
     with progress.bar(output.length, sys.stderr.isatty() and not args.quiet, initial=output.rows) as bar:
         for outputs in predictor.map(batches):
             outputs = outputs if isinstance(outputs, list) else [outputs]
             output.append(outputs)
             bar.update(len(outputs[0]))
     output.finish()
+
+
+def check_shapes(model, inputs, output, args):
+    """Raise a MgpuError if the model does not take samples of these shapes, before any is read."""
+    # Arrays of one sample, which takes no memory however large a damaged header says that it is.
+    samples = [np.broadcast_to(np.zeros((), array.dtype), (1,) + tuple(array.shape[1:])) for array in inputs]
+    try:
+        model._standardize_user_data(samples)
+    except ValueError as error:
+        # Not the cause: what is wrong is the file.
+        raise failure('batch 0 failed: ValueError: %s' % error, 0, 0, output, args) from None
+
+
+def failure(text, batch, first, output, args):
+    """Return the MgpuError for a batch, counted from 0 after the first samples."""
+    start = first + batch * args.batch_size
+    last = min(start + args.batch_size, output.length) - 1
+    return MgpuError('samples %d to %d: %s, in %s. %s'
+                     % (start, last, ' '.join(str(text).split()), args.input, output.state()))
+
+
+def rows_of(inputs, start, stop, path):
+    """Read a batch: a list of arrays as Theano's C code requires them, aligned and in the machine's order of bytes."""
+    with reading(path, ' at samples %d to %d' % (start, stop - 1)):
+        return [np.require(array[start:stop], array.dtype.newbyteorder('='), 'A') for array in inputs]
 
 
 def no_rows(model):
@@ -125,12 +157,19 @@ def check_paths(args):
     """Raise a MgpuError for files that cannot be used, before anything that takes time."""
     kind_of(args.input, 'input')
     kind_of(args.output, 'output')
+    target = output_target(args.output)
     for path in (args.model, args.input):
         if not os.path.isfile(path):
-            raise MgpuError('there is no file %s' % path)
-        if os.path.realpath(path) == os.path.realpath(args.output):
+            raise MgpuError('%s is no file' % path if os.path.exists(path) else 'there is no file %s' % path)
+        if not os.access(path, os.R_OK):
+            raise MgpuError('no permission to read %s' % path)
+        if os.path.realpath(path) == os.path.realpath(target) or os.path.exists(target) and \
+                os.path.samefile(path, target):
             raise MgpuError('the output %s is the input or the model itself: choose another name' % args.output)
-    folder = os.path.dirname(os.path.abspath(args.output))
+        if os.path.dirname(os.path.realpath(path)) == os.path.realpath(target + UNFINISHED):
+            raise MgpuError('%s is in the folder for the rows of %s: choose another name for the output'
+                            % (path, args.output))
+    folder = os.path.dirname(os.path.abspath(target))
     if not os.access(folder, os.W_OK):
         raise MgpuError('the output %s cannot be written: there is no folder %s, or no permission to write there'
                         % (args.output, folder))
@@ -139,15 +178,8 @@ def check_paths(args):
 def load(args):
     """The model and its Predictor."""
     os.environ['KERAS_BACKEND'] = 'theano'
-    import keras
-
     from ..keras import Predictor
-    try:
-        model = keras.models.load_model(args.model, compile=False)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, ImportError) as error:
-        raise MgpuError('Keras cannot load the model %s: %s: %s. If the model has custom layers, load it in a script '
-                        'and use theano_mgpu.keras.Predictor(model)'
-                        % (args.model, type(error).__name__, error)) from error
+    model = load_model(args.model, args.safe)
     if len(model.outputs) > 1 and args.output.endswith('.npy'):
         raise MgpuError('%s is one array, but the model has the outputs %s: give a name that ends with .npz or .h5'
                         % (args.output, ', '.join(model.output_names)))

@@ -1,0 +1,94 @@
+"""Bugs that were found and fixed, each under its symptom: code in model files that `theano-mgpu predict` loads."""
+import json
+import os
+
+import theano_mgpu as mgpu
+from theano_mgpu.cli import main
+from theano_mgpu.cli.model_file import check_safe, load_model
+from theano_mgpu.errors import MgpuError
+
+import h5py
+import numpy as np
+import pytest
+from keras import Input, Model, Sequential, layers
+from support import keras_equivalence  # noqa: F401  chooses Keras's backend first
+from support import keras_zoo as zoo
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """A folder in which a Lambda layer leaves a file if its code is run."""
+    monkeypatch.chdir(tmp_path)
+
+
+def touching(name='evil'):
+    return layers.Lambda(lambda x: (open('ran', 'w').close(), x)[1], output_shape=lambda shape: shape, name=name)
+
+
+def nested():
+    x = Input((4,))
+    return Model(x, layers.Dense(2)(Sequential([layers.Dense(3, input_shape=(4,)), touching()])(x)))
+
+
+MODELS = {
+    'sequential': lambda: Sequential([layers.Dense(3, input_shape=(4,)), touching()]),
+    'functional': lambda: (lambda x: Model(x, layers.add([x, touching()(x)])))(Input((4,))),
+    'nested': nested, 'twice nested': lambda: Sequential([nested()]),
+    'in a wrapper': lambda: Sequential([layers.TimeDistributed(touching(), input_shape=(2, 4))]),
+    'in a model in a wrapper': lambda: Sequential([layers.TimeDistributed(nested(), input_shape=(2, 4))])}
+
+
+@pytest.mark.parametrize('name', MODELS)
+def test_code_in_a_model_is_not_run_with_safe(name):
+    """Nothing said that a model with a Lambda layer runs code of its own when it is loaded."""
+    MODELS[name]().save('model.h5')
+    os.remove('ran')
+    with pytest.raises(MgpuError, match='model.h5 is refused by --safe: the Lambda layer evil has code in the file'):
+        load_model('model.h5', True)
+    assert not os.path.exists('ran')
+    assert load_model('model.h5', False).count_params() >= 0 and os.path.exists('ran')
+
+
+def test_custom_classes_and_whatever_else_could_be_called_are_refused():
+    def with_layer(layer):
+        return {'class_name': 'Sequential', 'config': {'name': 's', 'layers': [layer]}}
+    dense = layers.Dense(3, input_shape=(4,), name='dense_7')
+    plain = {'class_name': 'Dense', 'config': dense.get_config()}
+    check_safe('m.h5', with_layer(plain))
+    for kind in ('Mine', 'deserialize', 'Lambda2', 'np', 'K', '', None, 3, ['Dense']):
+        with pytest.raises(MgpuError, match='dense_7 has the class'):
+            check_safe('m.h5', with_layer(dict(plain, class_name=kind)))
+    for key, value in (('kernel_initializer', {'class_name': 'Mine', 'config': {}}),
+                       ('kernel_regularizer', {'class_name': 'Mine', 'config': {'name': 'r'}}),
+                       ('kernel_constraint', {'class_name': 'deserialize', 'config': {}})):
+        with pytest.raises(MgpuError, match='has the class'):
+            check_safe('m.h5', with_layer(dict(plain, config=dict(plain['config'], **{key: value}))))
+    with pytest.raises(MgpuError, match='dense_7 has code'):
+        check_safe('m.h5', with_layer(dict(plain, config=dict(plain['config'], function_type='lambda'))))
+
+
+def test_the_command(capfd, monkeypatch):
+    monkeypatch.setenv('THEANO_FLAGS', 'floatX=float32,optimizer=fast_compile,contexts=cli_a->cpu')
+    mgpu.init('cli_a->cpu')
+    np.save('x.npy', np.ones((3, 4), 'float32'))
+    MODELS['nested']().save('model.h5')
+    os.remove('ran')
+    assert main(['predict', '--safe', 'model.h5', 'x.npy', 'y.npy'])
+    assert 'the Lambda layer evil has code in the file' in capfd.readouterr().err
+    assert sorted(os.listdir('.')) == ['model.h5', 'x.npy']
+    Sequential([layers.Dense(2, input_shape=(4,))]).save('model.h5')
+    assert main(['predict', '--safe', 'model.h5', 'x.npy', 'y.npy', '--quiet']) == 0
+    with h5py.File('model.h5', 'r+') as file:
+        config = json.loads(file.attrs['model_config'])
+        file.attrs['model_config'] = b'{"class_name'
+    assert main(['predict', '--safe', 'model.h5', 'x.npy', 'y.npy'])
+    assert 'cannot load the model model.h5: JSONDecodeError' in capfd.readouterr().err and config
+    mgpu.init('host0->cpu')
+
+
+def test_keras_s_own_layers_pass():
+    for make in zoo.MODELS.values():
+        made = make[0] if isinstance(make, tuple) else make
+        config = json.loads(made().to_json())
+        if 'Lambda' not in str(config):
+            check_safe('m.h5', config)

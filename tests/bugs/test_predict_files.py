@@ -1,0 +1,384 @@
+"""Bugs that were found and fixed, each under its symptom: files that `theano-mgpu predict` reads and writes."""
+import json
+import os
+import shutil
+import zipfile
+
+import theano_mgpu as mgpu
+from theano_mgpu.cli import main
+from theano_mgpu.cli.array_input import open_inputs
+from theano_mgpu.cli.array_output import UnfinishedOutput
+from theano_mgpu.cli.predict import rows_of
+from theano_mgpu.cli.unfinished_folder import MARKER, TEXT
+from theano_mgpu.errors import MgpuError
+
+import h5py
+import numpy as np
+import pytest
+from support import keras_equivalence  # noqa: F401  chooses Keras's backend first
+from support import keras_zoo as zoo
+
+N = 20
+X = zoo.noise(N, 6).astype('float32')
+
+
+@pytest.fixture(autouse=True)
+def own_contexts():
+    """The command changes the active contexts; other tests must not see that."""
+    yield
+    mgpu.init('host0->cpu')
+
+
+@pytest.fixture(scope='module')
+def made(tmp_path_factory):
+    """A folder with a model and its input; and what plain Keras predicts."""
+    folder = tmp_path_factory.mktemp('made')
+    mgpu.init('cli_a->cpu')
+    model = zoo.dense()
+    model.save(str(folder / 'model.h5'))
+    np.save(str(folder / 'x.npy'), X)
+    return folder, model.predict(X)
+
+
+@pytest.fixture
+def files(made, tmp_path, monkeypatch):
+    """A copy of that folder, where the command runs; and what plain Keras predicts."""
+    for name in ('model.h5', 'x.npy'):
+        shutil.copy(str(made[0] / name), str(tmp_path / name))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv('THEANO_FLAGS', 'floatX=float32,contexts=cli_a->cpu')
+    monkeypatch.setattr('theano.config.mode', 'FAST_COMPILE')
+    mgpu.init('cli_a->cpu')
+    return made[1]
+
+
+def predict(*arguments):
+    return main(['predict'] + [str(argument) for argument in arguments])
+
+
+def assert_refused(capfd, message, *arguments):
+    """The command ends with one sentence, and what was there stays as it was."""
+    before = tree('.')
+    capfd.readouterr()
+    assert predict(*arguments)
+    error = capfd.readouterr().err
+    notes, _, last = error.rpartition('theano-mgpu: error: ')
+    assert message in last and last.count('\n') == 1 and 'Traceback' not in notes, error
+    assert tree('.') == before
+
+
+def tree(folder):
+    """All files below a folder: their names, kinds and contents."""
+    found = {}
+    for path, folders, names in os.walk(folder):
+        for name in folders + names:
+            whole = os.path.join(path, name)
+            found[whole] = os.readlink(whole) if os.path.islink(whole) else \
+                open(whole, 'rb').read() if os.path.isfile(whole) else os.lstat(whole).st_mode
+    return found
+
+
+def assert_predicted(expected, *arguments):
+    assert predict(*arguments) == 0
+    np.testing.assert_allclose(np.load(arguments[2]), expected, rtol=1e-6, atol=1e-7)
+    assert not os.path.lexists(os.path.realpath(arguments[2]) + '.unfinished')
+
+
+# --- the folder of the rows ----------------------------------------------------------------------
+
+def in_folder(**contents):
+    """Make OUTPUT.unfinished with files; a name with `_` for `.`."""
+    os.mkdir('y.npy.unfinished')
+    for name, content in contents.items():
+        with open('y.npy.unfinished/' + name.replace('_', '.'), 'wb') as file:
+            file.write(content)
+
+
+def link_to_folder():
+    os.mkdir('victim')
+    with open('victim/precious', 'w') as file:
+        file.write('x')
+    os.symlink('victim', 'y.npy.unfinished')
+
+
+def link_in_folder():
+    """The folder is the package's, but one of its files leads elsewhere."""
+    interrupted()
+    os.remove('y.npy.unfinished/0.npy')
+    os.symlink(os.path.abspath('x.npy'), 'y.npy.unfinished/0.npy')
+
+
+def interrupted(rows=5):
+    """The folder that a run leaves which is killed after some rows, of zeros."""
+    status = [os.stat('x.npy'), os.stat('model.h5')]
+    identity = [[each.st_size, each.st_mtime_ns] for each in status]
+    import keras
+    names = keras.models.load_model('model.h5', compile=False).output_names
+    with UnfinishedOutput('y.npy', names, N, {'input': identity[0], 'model': identity[1]}) as output:
+        if rows:
+            output.append([np.zeros((rows, 3), 'float32')])
+
+
+FOREIGN = {
+    "a folder of the user's": lambda: in_folder(thesis_tex=b'x'), 'a job of another program': lambda: in_folder(
+        job_json=b'{"format": "PDF"}'), 'a job that is no JSON': lambda: in_folder(job_json=b'// my job\n{}'),
+    'a binary job': lambda: in_folder(job_json=b'\xff\xfe'), 'an array': lambda: in_folder(**{'0_npy': b'precious'}),
+    'an array and an empty job': lambda: in_folder(**{'0_npy': b'precious', 'job_json': b''}),
+    'an array and a marker of another program': lambda: in_folder(**{'0_npy': b'x', MARKER.replace('.', '_'): b'mine'}),
+    'a link to a folder': link_to_folder, 'a dangling link': lambda: os.symlink('none', 'y.npy.unfinished'),
+    'a file': lambda: open('y.npy.unfinished', 'w').close(), 'a pipe': lambda: os.mkfifo('y.npy.unfinished'),
+    'a folder in it': lambda: os.makedirs('y.npy.unfinished/sub'),
+    'a folder with the name of a part': lambda: (interrupted(), os.mkdir('y.npy.unfinished/1.npy')),
+    'another file beside the rows': lambda: (interrupted(), shutil.copy('x.npy', 'y.npy.unfinished/x.npy')),
+    'a link for a part': link_in_folder,
+    'a second name of a part': lambda: (interrupted(), os.link('y.npy.unfinished/0.npy', 'mine.npy'))}
+
+
+@pytest.mark.parametrize('name', FOREIGN)
+def test_nothing_is_removed_that_the_package_did_not_write(name, files, capfd):
+    """OUTPUT.unfinished was emptied, through a link, too."""
+    FOREIGN[name]()
+    assert_refused(capfd, 'y.npy.unfinished', 'model.h5', 'x.npy', 'y.npy', '--quiet')
+
+
+@pytest.mark.parametrize('content', [b'', b'{', b'[]', b'null', b'\0\1', b'\xff', b'{"format": 1}', None])
+def test_a_damaged_job_starts_again(content, files, capfd):
+    """The command could not resume: a traceback from json."""
+    interrupted()
+    if content is None:
+        os.remove('y.npy.unfinished/job.json')
+    else:
+        with open('y.npy.unfinished/job.json', 'wb') as file:
+            file.write(content)
+    assert_predicted(files, 'model.h5', 'x.npy', 'y.npy')
+    assert 'starting again' in capfd.readouterr().err
+
+
+@pytest.mark.parametrize('content', [b'x' * 40, b'', b'\x93NUMPY\1\0v\0{', 'objects', 'shape', 'dtype', 'longer'])
+def test_damaged_rows_start_again(content, files, capfd):
+    interrupted()
+    path = 'y.npy.unfinished/0.npy'
+    if content == 'objects':
+        np.save(path, np.array([None] * N, object), allow_pickle=True)
+    elif content in ('shape', 'dtype'):
+        np.save(path, np.zeros((N + 1, 3), 'float32') if content == 'shape' else np.zeros((N, 2), 'float64'))
+    elif content == 'longer':
+        np.save(path, np.concatenate([files, files[:1]]))
+        with open(path, 'r+b') as file:
+            header = file.read(128).replace(b'(%d, ' % (N + 1), b'(%d, ' % N)
+            file.seek(0)
+            file.write(header)
+    else:
+        with open(path, 'wb') as file:
+            file.write(content)
+    if content == 'dtype':  # rows that are whole are the user's to give up
+        os.truncate(path, os.path.getsize(path) - 40)
+        assert_refused(capfd, 'y.npy.unfinished holds rows of shape (2,)', 'model.h5', 'x.npy', 'y.npy', '--quiet')
+    else:
+        assert_predicted(files, 'model.h5', 'x.npy', 'y.npy', '--quiet')
+
+
+def test_folders_that_are_the_package_s_own(files):
+    """Left by a machine that stopped, or by an earlier version, which wrote no marker."""
+    for make in (lambda: os.mkdir('y.npy.unfinished'), lambda: in_folder(job_json=b''),
+                 lambda: in_folder(job_json=b'{\n'),
+                 lambda: (interrupted(), os.remove('y.npy.unfinished/' + MARKER)),
+                 lambda: in_folder(**{MARKER.replace('.', '_'): TEXT[:9].encode()}),
+                 lambda: (interrupted(), open('y.npy.unfinished/job.json.new', 'w').close())):
+        make()
+        assert_predicted(files if not os.path.exists('y.npy.unfinished/0.npy') else
+                         np.concatenate([np.zeros_like(files[:5]), files[5:]]), 'model.h5', 'x.npy', 'y.npy', '--quiet')
+
+
+def test_a_file_that_appears_in_the_folder_stays(files, capfd, monkeypatch):
+    finish = UnfinishedOutput.finish
+
+    def add(self):
+        shutil.copy('x.npy', 'y.npy.unfinished/x.npy')
+        finish(self)
+    monkeypatch.setattr(UnfinishedOutput, 'finish', add)
+    assert predict('model.h5', 'x.npy', 'y.npy') == 0
+    assert os.listdir('y.npy.unfinished') == ['x.npy'] and len(np.load('y.npy')) == N
+    assert 'the folder y.npy.unfinished stays' in capfd.readouterr().err.replace(os.getcwd() + '/', '')
+
+
+# --- the output ----------------------------------------------------------------------------------
+
+def test_an_output_that_is_a_link_is_written_through(files):
+    """The link was replaced."""
+    os.makedirs('elsewhere/deep')
+    for old in (None, b'old'):
+        if old:
+            with open('elsewhere/deep/y.npy', 'wb') as file:
+                file.write(old)
+            os.link('elsewhere/deep/y.npy', 'second name')
+        if not os.path.lexists('y.npy'):
+            os.symlink('elsewhere/link.npy', 'y.npy')
+            os.symlink('deep/y.npy', 'elsewhere/link.npy')
+        assert_predicted(files, 'model.h5', 'x.npy', 'y.npy', '--quiet')
+        assert os.path.islink('y.npy') and os.path.islink('elsewhere/link.npy')
+        assert sorted(os.listdir('elsewhere/deep')) == ['y.npy']
+    assert open('second name', 'rb').read() == b'old'
+
+
+def make_outputs():
+    os.symlink('loop.npy', 'loop.npy')
+    os.mkdir('folder.npy')
+    os.symlink('folder.npy', 'folder_link.npy')
+    os.symlink('none/y.npy', 'dangling.npy')
+    os.symlink('/dev/null', 'null.npy')
+    os.symlink('/dev/full', 'full.npy')
+    os.mkfifo('pipe.npy')
+    os.symlink('x.npy', 'x_link.npy')
+    os.link('x.npy', 'x_second.npy')
+    os.symlink('model.h5', 'model_link.h5')
+    os.mkdir('y.npy.unfinished')
+    os.symlink(os.getcwd(), 'cwd')
+
+
+@pytest.mark.parametrize('output,message', [
+    ('loop.npy', 'symbolic links'), ('folder.npy', 'it is a folder'), ('folder_link.npy', 'it is a folder'),
+    ('dangling.npy', 'there is no folder'), ('null.npy', 'a device or a pipe'), ('full.npy', 'a device or a pipe'),
+    ('pipe.npy', 'a device or a pipe'), ('x_link.npy', 'is the input'), ('x_second.npy', 'is the input'),
+    ('model_link.h5', 'is the input or the model'), ('cwd/x.npy', 'is the input'), ('./x.npy', 'is the input'),
+    ('a' * 246 + '.npy', 'File name too long'), ('a' * 300 + '.npy', 'File name too long'),
+    ('none/y.npy', 'there is no folder'),
+    ('x.npy/y.npy', 'Not a directory'), ('y', 'must end with one of'), ('', 'must end with'), ('.npy', 'must end')])
+def test_outputs_that_cannot_be_written(output, message, files, capfd):
+    make_outputs()
+    assert_refused(capfd, message, 'model.h5', 'x.npy', output)
+
+
+def test_the_input_is_among_the_rows_of_the_output(files, capfd):
+    interrupted()
+    assert_refused(capfd, 'is in the folder for the rows of y.npy', 'model.h5', 'y.npy.unfinished/0.npy', 'y.npy')
+
+
+# --- the input -----------------------------------------------------------------------------------
+
+def npy(shape, descr='<f4', data=b'', fortran=False):
+    """An .npy file with any header."""
+    import io
+    out = io.BytesIO()
+    np.lib.format.write_array_header_1_0(out, {'shape': shape, 'fortran_order': fortran, 'descr': descr})
+    return out.getvalue() + data
+
+
+def raw_header(text):
+    text = text.encode() + b' ' * (117 - len(text)) + b'\n'
+    return b'\x93NUMPY\1\0' + bytes([len(text), 0]) + text
+
+
+GOOD = npy((N, 6), data=X.tobytes())
+BAD_NPY = {
+    'empty': b'', 'text': b'1,2,3\n', 'cut': GOOD[:-1], 'cut in the header': GOOD[:50], 'longer': GOOD + b'\0',
+    'huge': npy((10 ** 30, 6)), 'huge rows': npy((N, 10 ** 18, 10 ** 18)), 'large': npy((2 ** 62, 6)),
+    'negative': raw_header("{'descr': '<f4', 'fortran_order': False, 'shape': (-20, 6), }"),
+    'nested': raw_header('(' * 100), 'no dict': raw_header('[1, 2]'), 'bad descr': raw_header(
+        "{'descr': 'zz', 'fortran_order': False, 'shape': (20, 6), }"), 'version': b'\x93NUMPY\7\0' + GOOD[8:],
+    'objects': npy((N, 6), '|O', X.tobytes() * 2), 'texts': npy((N, 6), '<U1', X.tobytes()),
+    'complex': npy((N, 3), '<c8', X.tobytes()), 'records': npy((N,), [('a', '<f4', (6,))], X.tobytes()),
+    'dates': npy((N, 3), '<M8[s]', X.tobytes()), '0-d': npy((), data=b'abcd'), '1-d': npy((120,), data=X.tobytes()),
+    '3-d': npy((N, 3, 2), data=X.tobytes()), 'wide': npy((N // 2, 12), data=X.tobytes()), 'zip': b'PK\3\4' + bytes(90)}
+
+
+@pytest.mark.parametrize('name', BAD_NPY)
+def test_inputs_that_cannot_be_read(name, files, capfd):
+    """OverflowErrors, RuntimeErrors and others ended in a traceback."""
+    with open('bad.npy', 'wb') as file:
+        file.write(BAD_NPY[name])
+    np.save('y.npy', X)
+    assert_refused(capfd, 'bad.npy', 'model.h5', 'bad.npy', 'y.npy', '--quiet')
+
+
+def test_other_inputs_that_cannot_be_read(files, capfd):
+    os.mkdir('folder.npy')
+    os.mkfifo('pipe.npy')
+    os.symlink('loop.npy', 'loop.npy')
+    with h5py.File('none.h5', 'w') as file:
+        file['x'] = h5py.Empty('f4')
+    with h5py.File('texts.h5', 'w') as file:
+        file['x'] = ['a', 'b']
+    with h5py.File('groups.h5', 'w') as file:
+        file['x/y'] = X
+    zipfile.ZipFile('empty.npz', 'w').close()
+    with zipfile.ZipFile('short.npz', 'w') as archive:
+        archive.writestr('x.npy', GOOD[:-4])
+    with zipfile.ZipFile('text.npz', 'w') as archive:
+        archive.writestr('x.npy', 'text')
+    for path in ('folder.npy', 'pipe.npy', 'loop.npy', 'none.h5', 'texts.h5', 'groups.h5', 'empty.npz', 'short.npz',
+                 'text.npz', 'a' * 300 + '.npy', 'x.csv', 'model.h5'):
+        assert_refused(capfd, path, 'model.h5', path, 'y.npy', '--quiet')
+    for name in ('copy.npz', 'copy.h5'):  # another format than that of the name
+        shutil.copy('x.npy', name)
+        assert_refused(capfd, name, 'model.h5', name, 'y.npy', '--quiet')
+
+
+def test_an_input_whose_end_is_damaged(files, capfd):
+    """A truncated member of an archive was read for ever."""
+    np.savez_compressed('x.npz', x=zoo.noise(3000, 6).astype('float32'))
+    content = bytearray(open('x.npz', 'rb').read())
+    content[len(content) // 2] ^= 1
+    with open('x.npz', 'wb') as file:
+        file.write(content)
+    assert predict('model.h5', 'x.npz', 'y.npy', '--quiet')
+    error = capfd.readouterr().err
+    assert 'the input x.npz cannot be read at samples' in error and 'y.npy.unfinished: run the same' in error
+    assert not os.path.exists('y.npy')
+
+
+def read_all(path):
+    with open_inputs(path, ['x']) as (x,):
+        return np.concatenate([rows_of([x], start, min(start + 7, N), path)[0] for start in range(0, N, 7)])
+
+
+@pytest.mark.parametrize('name', ['stored', 'compressed', 'fortran stored', 'fortran compressed'])
+def test_each_flipped_byte_of_an_archive_is_found_or_does_no_harm(name, tmp_path):
+    """Uncompressed arrays were mapped into memory, without a look at their checksum."""
+    path = str(tmp_path / 'x.npz')
+    array = np.array(X[:, :2], order='F' if 'fortran' in name else 'C')
+    (np.savez_compressed if 'compressed' in name else np.savez)(path, x=array)
+    content = open(path, 'rb').read()
+    for at in range(0, len(content), 3):
+        for damaged in (content[:at] + bytes([content[at] ^ 1 << at % 8]) + content[at + 1:], content[:at]):
+            with open(path, 'wb') as file:
+                file.write(damaged)
+            try:
+                np.testing.assert_array_equal(read_all(path), X[:, :2])
+            except MgpuError as error:
+                assert path in str(error) and '\n' not in str(error)
+            else:
+                assert len(damaged) == len(content)
+
+
+def test_other_orders_of_bytes_and_types(files):
+    for dtype in ('>f4', '<f8', 'f2'):
+        np.save('x.npy', X.astype(dtype))
+        assert predict('model.h5', 'x.npy', 'y.npy', '--quiet') == 0
+        np.testing.assert_allclose(np.load('y.npy'), files, rtol=1e-2)
+
+
+# --- the model -----------------------------------------------------------------------------------
+
+def test_models_that_cannot_be_loaded(files, capfd):
+    import keras
+    good = open('model.h5', 'rb').read()
+    model = keras.models.load_model('model.h5', compile=False)
+    model.save_weights('weights.h5')
+    with open('text.h5', 'w') as file:
+        file.write('no model')
+    for at in (0, 100, 1000, len(good) // 2, len(good) - 1):
+        with open('cut%d.h5' % at, 'wb') as file:
+            file.write(good[:at])
+    unknown = {'class_name': 'Sequential', 'config': {'name': 's', 'layers': [{'class_name': 'Mine', 'config': {}}]}}
+    newer = {'module': 'keras', 'class_name': 'Functional', 'config': {}, 'registered_name': 'Functional'}
+    for name, config in (('list', []), ('empty', {}), ('unknown', unknown), ('newer', newer), ('number', 3)):
+        shutil.copy('model.h5', name + '.h5')
+        with h5py.File(name + '.h5', 'r+') as file:
+            file.attrs['model_config'] = json.dumps(config)
+    shutil.copy('model.h5', 'fewer.h5')
+    with h5py.File('fewer.h5', 'r+') as file:
+        del file['model_weights'][list(file['model_weights'])[0]]
+    os.mkdir('folder.h5')
+    for path in sorted(name for name in os.listdir('.') if name.endswith('.h5') and name != 'model.h5') + ['x.npy']:
+        assert_refused(capfd, path, path, 'x.npy', 'y.npy', '--quiet')

@@ -1,0 +1,85 @@
+"""Load the Keras model of a file; with `safe`, only one that has no code in it."""
+import functools
+import inspect
+import json
+
+from ..errors import MgpuError
+
+LAMBDA_KEYS = {'function_type', 'output_shape_type', 'mode_type'}  # of what Keras makes functions of
+
+
+def load_model(path, safe):
+    """Load a model, without its optimizer.
+
+    Parameters
+    ----------
+    path : str
+        A file that `keras.Model.save` wrote.
+    safe : bool
+        Refuse a model with Lambda layers, whose functions are code within the file, or with classes that are not
+        Keras's own.
+
+    Returns
+    -------
+    keras.Model
+
+    Raises
+    ------
+    MgpuError
+        If Keras cannot load it, or it is refused: then nothing in it has been run.
+    """
+    import h5py
+    import keras
+    from keras.utils.io_utils import H5Dict
+    try:
+        with h5py.File(path, 'r') as file:  # the file that is checked is the one that is loaded
+            if 'model_config' not in file.attrs and 'model_config' not in file:
+                raise MgpuError('%s has no model in it, perhaps weights alone: write it with model.save' % path)
+            if safe:
+                check_safe(path, json.loads(H5Dict(file, 'r')['model_config'].decode('utf-8')))
+            return keras.models.load_model(file, compile=False)
+    except MgpuError:
+        raise
+    except Exception as error:  # of many classes: h5py's, and those of layers
+        # Not the cause: what is wrong is the file.
+        raise MgpuError('Keras cannot load the model %s: %s: %s. If the model has custom layers, load it in a script '
+                        'and use theano_mgpu.keras.Predictor(model)'
+                        % (path, type(error).__name__, ' '.join(str(error).split()))) from None
+
+
+def check_safe(path, config):
+    """Raise a MgpuError if a model's configuration, as JSON, has Lambda layers, or classes that are not Keras's own."""
+    found = list(dict.fromkeys(_unsafe(config, 'the model')))
+    if found:
+        raise MgpuError('the model %s is refused by --safe: %s. Without --safe, code in the file would be run: leave '
+                        'the option out only if you trust the file' % (path, ', '.join(found)))
+
+
+def _unsafe(config, name):
+    """Yield the parts of a configuration that may run code, as text; `name` is the name of its layer."""
+    if isinstance(config, dict):
+        kind, settings = config.get('class_name'), config.get('config')
+        if isinstance(settings, dict) and 'name' in settings:
+            name = settings['name']
+        if kind == 'Lambda':
+            yield 'the Lambda layer %s has code in the file' % name
+        elif 'class_name' in config and str(kind) not in _own_classes():
+            yield '%s has the class %s, which is not of Keras' % (name, kind)
+        elif LAMBDA_KEYS & config.keys():
+            yield '%s has code in the file' % name
+        config = list(config.values())
+    if isinstance(config, list):
+        for each in config:
+            yield from _unsafe(each, name)
+
+
+@functools.lru_cache(None)
+def _own_classes():
+    """Return the names of the classes that Keras makes parts of a model of, but for Lambda."""
+    from keras import Model, Sequential, constraints, initializers, layers, regularizers
+    bases = layers.Layer, initializers.Initializer, regularizers.Regularizer, constraints.Constraint
+    found = {'Model': Model, 'Sequential': Sequential}
+    for module in (layers, initializers, regularizers, constraints):
+        found.update(vars(module))
+    return {name for name, each in found.items() if inspect.isclass(each) and issubclass(each, bases)
+            and each.__module__.partition('.')[0] == 'keras' and not issubclass(each, layers.Lambda)}
