@@ -5,9 +5,10 @@ import subprocess
 import sys
 from collections import namedtuple
 
-from ..errors import MgpuError
+from ..errors import MgpuError, MissingError
 from ..jobs import mpi_environment, mpi_library
 from ..jobs.allocation import DEFAULT_HOSTFILE, HOSTFILE, LSF, PBS, SLURM
+from .launcher_output import OWN_DESCRIPTOR
 
 # Environment variables that processes on other hosts need; mpirun itself passes on OMPI_* only.
 CARRIED = ('THEANO_FLAGS', 'THEANORC', 'PYTHONPATH', 'PYTHONHASHSEED', 'KERAS_BACKEND', 'KERAS_HOME', 'POCL_DEVICES',
@@ -19,7 +20,7 @@ THREADS = ('OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS')
 REMOTE_STARTS = {PBS: ('tm', 'pbs_tmrsh'), LSF: ('lsf', 'blaunch')}
 
 
-class Start(namedtuple('Start', 'words threads carries on_this_host')):
+class Start(namedtuple('Start', 'words threads by_mpirun on_this_host')):
     """How the ranks of a job are started.
 
     Attributes
@@ -28,15 +29,15 @@ class Start(namedtuple('Start', 'words threads carries on_this_host')):
         What the command begins with.
     threads : int
         Of each rank.
-    carries : bool
-        Whether variables have to be named in the command, so that they reach other hosts.
+    by_mpirun : bool
+        Whether that is mpirun: variables have to be named in its command, so that they reach other hosts.
     on_this_host : bool
         Whether all ranks are.
     """
 
     def command(self, environment, program):
         """The command that runs Python with these arguments on each rank, in an environment."""
-        return self.words + carry(environment) * self.carries + [sys.executable] + program
+        return self.words + carry(environment) * self.by_mpirun + [sys.executable] + program
 
 
 def choose_start(ranks, hosts, found):
@@ -103,10 +104,10 @@ def _by_srun(ranks, found, kind):
     nodes = min(ranks, len(found.tasks))
     per_host = max(found.tasks) if ranks == sum(found.tasks) else -(-ranks // nodes)
     threads = _threads(ranks, found, per_host, 1)
-    # --unbuffered: else srun passes on whole lines only, and progress bars stand still.
+    # --unbuffered: else srun passes on whole lines only, and progress bars stand still. --quiet: only its errors.
     return Start([shutil.which('srun'), '--mpi=' + kind, '--nodes=%d' % nodes, '--ntasks=%d' % ranks,
                   '--cpus-per-task=%d' % threads, '--export=ALL', '--kill-on-bad-exit=1', '--quit-on-interrupt',
-                  '--unbuffered'], threads, False, False)
+                  '--unbuffered', '--quiet'], threads, False, False)
 
 
 def _by_scheduled_mpirun(ranks, found):
@@ -150,7 +151,7 @@ def _daemons(found, mpirun):
     if agent and shutil.which(agent):
         slots = ','.join('%s:%d' % pair for pair in zip(found.hosts.split(','), found.tasks))
         return ['--host', slots, '--mca', 'plm', 'rsh', '--mca', 'plm_rsh_agent', agent]
-    raise MgpuError('%s cannot start processes on the hosts of this allocation (%s): %s. %s, or take one host'
+    raise MissingError('%s cannot start processes on the hosts of this allocation (%s): %s. %s, or take one host'
                     % (mpirun, found, lacks, advice))
 
 
@@ -172,15 +173,15 @@ def share_of(cores, ranks):
 
 
 def find_mpirun():
-    """Path of Open MPI's mpirun; a MgpuError if there is none."""
+    """Return the path of Open MPI's mpirun; raise a MissingError if there is none."""
     path = shutil.which('mpirun')
     remedy = 'Debian: apt-get install openmpi-bin python3-mpi4py'
     if path is None:
-        raise MgpuError('mpirun, which starts the processes, is not on PATH. ' + remedy)
+        raise MissingError('mpirun, which starts the processes, is not on PATH. ' + remedy)
     version = subprocess.run([path, '--version'], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                              stderr=subprocess.STDOUT, universal_newlines=True, check=False).stdout
     if 'Open MPI' not in version:
-        raise MgpuError("%s is not Open MPI's (%s). %s; or start the script with your own: mpirun -n N python SCRIPT"
+        raise MissingError("%s is not Open MPI's (%s). %s; or start the script with your own: mpirun -n N python SCRIPT"
                         % (path, version.strip().partition('\n')[0], remedy))
     return path
 
@@ -261,5 +262,9 @@ def binding(usable, cores, per_host):
 
 
 def carry(environment):
-    """Options of mpirun that pass these variables on to other hosts."""
-    return [word for name in CARRIED + THREADS if name in environment for word in ('-x', name)]
+    """Options of mpirun that pass these variables on to other hosts.
+
+    mpirun itself may have a descriptor for its own messages that the ranks do not have: they write theirs to stderr.
+    """
+    names = [name for name in CARRIED + THREADS if name in environment] + [OWN_DESCRIPTOR + '=2']
+    return [word for name in names for word in ('-x', name)]

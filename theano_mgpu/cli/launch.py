@@ -1,6 +1,5 @@
 """`theano-mgpu launch`: run a script as several processes with Open MPI's mpirun, or with Slurm's srun."""
 import argparse
-import contextlib
 import os
 import shlex
 
@@ -11,7 +10,7 @@ from ..jobs.allocation import allocation
 from .config import positive
 from .job_command import THREADS, choose_start, starting_environment
 from .program import add_program, check_program
-from .supervise import own_folder, run_with_restarts
+from .supervise import run_with_restarts
 
 EPILOG = """\
 Each process (a rank) takes its share of the contexts in THEANO_FLAGS or .theanorc, or of the host's GPUs in
@@ -79,14 +78,11 @@ def run(args):
                            ' '.join(program)))
     start = choose_start(args.ranks, args.hosts, allocation())
     environment = rank_environment(args, start.threads)
-    command = start.command(environment, program)
     if args.dry_run:
         print(' '.join('%s=%s' % (name, environment[name]) for name in changed(environment)))
-        print(shlex.join(command))
+        print(shlex.join(start.command(environment, program)))
         return 0
-    # On other hosts the folder would have to be there, too.
-    with own_folder(environment) if start.on_this_host else contextlib.nullcontext(environment) as environment:
-        return run_with_restarts(command, environment, args.restarts)
+    return run_with_restarts(start, environment, program, args.restarts)
 
 
 def program_of(args):

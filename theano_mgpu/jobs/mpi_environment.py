@@ -20,11 +20,15 @@ PMI = Launcher('an mpiexec that speaks PMI', ('PMI_RANK', 'PMI_SIZE', None, None
 # PMI's variables, too, but none for the rank on a host.
 LAUNCHERS = MPIRUN, HYDRA, PALS, JSRUN, SRUN, PMI
 MPI_OF_SRUN = 'SLURM_MPI_TYPE'  # in a task of srun: what --mpi named
-QUIET = 'MGPU_QUIET'  # set by `theano-mgpu launch`: only rank 0 prints
+QUIET = 'MGPU_QUIET'  # set by `theano-mgpu launch`, to a number of the job: only rank 0 prints
 RANK_PROCESS = 'MGPU_RANK_PROCESS'  # process id of a rank, which it sets for the processes that it starts
 # Read once: a fork of a rank counts as that rank.
 _started_by_rank = os.environ.get(RANK_PROCESS, str(os.getpid())) != str(os.getpid())
-STEPPED = b'\0theano_mgpu: a step is done\0'  # written to stderr once; `theano-mgpu launch` removes it
+
+
+def report_of_step(environment):
+    """Return the bytes that rank 0 writes to stderr once, after its first step; `theano-mgpu launch` removes them."""
+    return b'\0theano_mgpu: a step of job %s is done\0' % environment[QUIET].encode()
 
 
 def _value(name):
