@@ -11,6 +11,7 @@ import time
 from theano_mgpu.batches import scatter
 from theano_mgpu.cli import job_command, main, supervise
 from theano_mgpu.cli.doctor import mpi_checks
+from theano_mgpu.cli.launch import COMMAND
 from theano_mgpu.cli.launcher_output import Errors, OwnMessages
 from theano_mgpu.devices.context_map import describe
 from theano_mgpu.devices.contexts import host_contexts, init
@@ -81,7 +82,7 @@ def test_threads_that_the_user_has_set_stay(fake_mpirun, script, capfd, monkeypa
 
 @pytest.mark.parametrize('words,expected', [
     (['-m', 'package.train', '-x', '1'], '-m package.train -x 1'),
-    (['run', '--strict', 'train.py', '-n', '7'], '-m theano_mgpu run --strict train.py -n 7')])
+    (['run', '--strict', 'train.py', '-n', '7'], COMMAND + ' run --strict train.py -n 7')])
 def test_modules_and_scripts_that_run_unchanged(words, expected, fake_mpirun, capfd):
     assert main(['launch', '-n', '2'] + words) == 0
     assert capfd.readouterr().out.splitlines()[0].endswith('%s %s' % (sys.executable, expected))

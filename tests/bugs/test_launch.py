@@ -217,3 +217,44 @@ def test_folders_that_the_user_has_named_stay(tmp_path):
     chosen = {'OMPI_MCA_orte_local_tmpdir_base': '/scratch', 'OMPI_MCA_btl_vader_backing_directory': '/scratch'}
     with job_folders.job_folders(chosen) as (environment, locks):
         assert (environment, locks) == (chosen, [])
+
+
+LOOKS = '''
+import argparse, os, pickle, sys
+class Own:
+    pass
+print(sys.path[0], sys.argv, __file__, __name__, os.getcwd() in sys.path, '' in sys.path, argparse.__file__)
+os.chdir('/')
+print(type(pickle.loads(pickle.dumps(Own()))) is Own, sys.modules['__main__'].Own is Own)
+'''
+
+
+@pytest.mark.parametrize('command', [
+    ['run', '-q'], pytest.param(['launch', '-n', '1'], marks=pytest.mark.mpi),
+    pytest.param(['launch', '-n', '1', 'run', '-q'], marks=pytest.mark.mpi)])
+def test_no_module_of_the_current_folder_is_imported(command, tmp_path):
+    """``launch ... run`` executed a file argparse.py of the current folder, before the script."""
+    (tmp_path / 'real').mkdir()
+    (tmp_path / 'real' / 'script.py').write_text(LOOKS)
+    (tmp_path / 'folder').mkdir()
+    (tmp_path / 'folder' / 'linked.py').symlink_to(tmp_path / 'real' / 'script.py')
+    for name in ('argparse', 'shlex', 'tempfile', 'runpy', 'theano', 'numpy', 'config'):
+        (tmp_path / (name + '.py')).write_text('raise SystemExit("imported from the current folder")')
+    words = [os.path.join('folder', 'linked.py'), '-n', '7']
+    plain, ours = [subprocess.run([sys.executable] + start + words, cwd=str(tmp_path), capture_output=True, text=True,
+                                  env=dict(os.environ, THEANO_FLAGS='cxx='))
+                   for start in ([], ['-m', 'theano_mgpu'] + command)]
+    assert (ours.returncode, ours.stdout) == (plain.returncode, plain.stdout), ours.stderr
+    assert plain.returncode == 0 and 'True True' in plain.stdout
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason='option -P is new in Python 3.11')
+def test_a_folder_or_script_under_a_safe_path(tmp_path):
+    """With PYTHONSAFEPATH a folder or an archive with a ``__main__.py`` could not be run."""
+    (tmp_path / 'app').mkdir()
+    (tmp_path / 'app' / '__main__.py').write_text('import sys, own; print(own.__file__, len(sys.path), sys.argv)')
+    (tmp_path / 'app' / 'own.py').write_text('')
+    environment = dict(os.environ, THEANO_FLAGS='cxx=', PYTHONSAFEPATH='1')
+    plain, ours = [subprocess.run([sys.executable] + start + ['app', 'x'], cwd=str(tmp_path), capture_output=True,
+                                  text=True, env=environment) for start in ([], ['-m', 'theano_mgpu', 'run', '-q'])]
+    assert (ours.returncode, ours.stdout) == (plain.returncode, plain.stdout) and plain.returncode == 0, ours.stderr

@@ -2,6 +2,7 @@
 import argparse
 import os
 import shlex
+import sys
 
 from .. import config
 from ..errors import MgpuError
@@ -11,6 +12,8 @@ from .config import positive
 from .job_command import THREADS, choose_start, starting_environment
 from .program import add_program, check_program
 from .supervise import run_with_restarts
+
+COMMAND = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'rank_program.py')
 
 EPILOG = """\
 Each process (a rank) takes its share of the contexts in THEANO_FLAGS or .theanorc, or of the host's GPUs in
@@ -93,7 +96,9 @@ def program_of(args):
     if os.path.isfile(args.script):
         return [args.script] + args.args
     if args.script == 'run':
-        return ['-m', 'theano_mgpu', 'run'] + args.args
+        return [COMMAND, 'run'] + args.args
+    if os.path.isfile(os.path.join(args.script, '__main__.py')):
+        return [args.script] + args.args
     raise MgpuError('there is no script %s; give the path of a Python file, then its arguments' % args.script)
 
 
@@ -114,6 +119,8 @@ def rank_environment(args, threads):
         environment.setdefault('OMPI_MCA_mpi_yield_when_idle', '1')
     for name in THREADS:
         environment.setdefault(name, str(threads))
+    if getattr(sys.flags, 'safe_path', False):  # python -P
+        environment['PYTHONSAFEPATH'] = '1'
     environment.setdefault('PYTHONHASHSEED', '0')  # the same order of sets, hence of ops, and the same rounding
     environment[mpi_environment.QUIET] = '1'
     return environment
