@@ -119,7 +119,7 @@ def test_allocations(make, expected, environ, tmp_path):
 def test_an_allocation_whose_hosts_cannot_be_read(environ):
     """On another host than the first one there is no such file."""
     environ(PBS_JOBID='7', PBS_NODEFILE='/nowhere/hosts')
-    with pytest.raises(MgpuError, match='hosts of this job cannot be read: .*/nowhere/hosts.*Start on its first host'):
+    with pytest.raises(MgpuError, match='hosts of this job cannot be read .*/nowhere/hosts.*Start on its first host'):
         allocation()
 
 

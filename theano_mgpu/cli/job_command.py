@@ -8,6 +8,7 @@ from collections import namedtuple
 from ..errors import MgpuError, MissingError
 from ..jobs import mpi_environment, mpi_library
 from ..jobs.allocation import DEFAULT_HOSTFILE, HOSTFILE, LSF, PBS, SLURM
+from ..parsing import bare, is_host, whole_number
 from .launcher_output import OWN_DESCRIPTOR
 
 # Environment variables that processes on other hosts need; mpirun itself passes on OMPI_* only.
@@ -213,16 +214,16 @@ def parse_hosts(text, ranks):
     if text is None:
         return {}
     names = [entry.strip().partition(':') for entry in text.split(',')]
-    given = [number for _, _, number in names if number]
-    if not all(name for name, _, _ in names) or len({name for name, _, _ in names}) < len(names) \
-            or len(given) not in (0, len(names)) or not all(number.isdecimal() and int(number) for number in given):
+    given = [number for _, colon, number in names if colon]
+    if not all(is_host(name) for name, _, _ in names) or len({name for name, _, _ in names}) < len(names) \
+            or len(given) not in (0, len(names)) or None in [whole_number(number, 1) for number in given]:
         raise MgpuError('--hosts %s: name each host once, e.g. a,b, or each with its number of processes, a:3,b:1'
-                        % text)
+                        % bare(text))
     share, extra = divmod(ranks, len(names))
     hosts = {name: int(number) if number else share + (i < extra) for i, (name, _, number) in enumerate(names)}
     if sum(hosts.values()) != ranks or not all(hosts.values()):
         raise MgpuError('--hosts %s has room for %d processes, but -n asks for %d: each host runs at least one'
-                        % (text, sum(hosts.values()), ranks))
+                        % (bare(text), sum(hosts.values()), ranks))
     return hosts
 
 

@@ -8,7 +8,7 @@ from .. import config
 from ..errors import MgpuError
 from ..jobs import mpi_environment
 from ..jobs.allocation import allocation
-from .config import positive
+from .config import devices, positive
 from .job_command import THREADS, choose_start, starting_environment
 from .program import add_program, check_program
 from .supervise import run_with_restarts
@@ -53,11 +53,11 @@ def add_parser(sub):
                             usage='theano-mgpu launch [-n N] [options] SCRIPT|-m MODULE [ARGS]',
                             description='Run a Python script as several processes that train one model.',
                             formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('-n', '--ranks', type=positive, metavar='N',
+    parser.add_argument('-n', '--ranks', type=devices, metavar='N',
                         help='number of processes (in an allocation by default its number of tasks)')
     parser.add_argument('--hosts', metavar='A,B', help='hosts to divide them among, in equal parts, or as in A:3,B:1 '
                         '(default: this host; in an allocation its hosts, always)')
-    parser.add_argument('--gpus-per-process', type=positive, metavar='K',
+    parser.add_argument('--gpus-per-process', type=devices, metavar='K',
                         help="contexts that each process takes (default: an equal share of its host's)")
     parser.add_argument('--sharded', action='store_true', help='each process feeds its own part of the data')
     parser.add_argument('--timeout', type=positive, metavar='S', help='seconds that a process waits for another one '

@@ -4,6 +4,11 @@ import re
 from collections import namedtuple
 
 from .. import config
+from ..errors import MgpuError
+from ..parsing import shown, whole_number
+
+MOST_NODES = 100000
+REMEDY = 'unset it and the other variables of the scheduler if this is no job of it, or start a new one'
 
 # What starts ranks, and the variables with (rank, ranks, rank on this host, ranks on this host).
 Launcher = namedtuple('Launcher', 'name variables')
@@ -33,19 +38,31 @@ def report_of_step(environment):
 
 def _value(name):
     """The number that a variable has, or None."""
-    value = os.environ.get(name or '', '')
-    return int(value) if value.isdecimal() else None
+    return whole_number(os.environ.get(name or '', ''), most=2 ** 32)
 
 
-def per_node(text):
-    """Slurm's numbers for each node, as a list.
+def per_node(name):
+    """Return Slurm's numbers for each node in a variable, as a list; an empty list if the variable is not set.
+
+    Raises
+    ------
+    MgpuError
+        If the variable is malformed.
 
     Examples
     --------
-    >>> per_node('2(x3),1')
+    >>> os.environ['SLURM_EXAMPLE'] = '2(x3),1'
+    >>> per_node('SLURM_EXAMPLE')
     [2, 2, 2, 1]
     """
-    return [int(number) for number, times in re.findall(r'(\d+)(?:\(x(\d+)\))?', text) for _ in range(int(times or 1))]
+    text = os.environ.get(name, '')
+    if not text:
+        return []
+    found = [re.fullmatch(r'([0-9]{1,9})(?:\(x([0-9]{1,5})\))?', entry) for entry in text.split(',')]
+    if not all(found) or sum(int(entry[2] or 1) for entry in found) > MOST_NODES:
+        raise MgpuError('the variable %s=%s is not what Slurm sets, numbers for each node as in 2(x3),1: %s'
+                        % (name, shown(text), REMEDY))
+    return [int(entry[1]) for entry in found for _ in range(int(entry[2] or 1))]
 
 
 def in_slurm_step():
@@ -55,8 +72,10 @@ def in_slurm_step():
     node, and SLURM_GTIDS lists the tasks of the node.
     """
     step, node = _value('SLURM_STEP_ID'), _value('SLURM_NODEID')
-    tasks = per_node(os.environ.get('SLURM_STEP_TASKS_PER_NODE', ''))
-    if step is None or step >= 0xfffffff0 or node is None or node >= len(tasks):  # the latter number no srun
+    if step is None or step >= 0xfffffff0 or node is None:  # the latter number no srun
+        return False
+    tasks = per_node('SLURM_STEP_TASKS_PER_NODE')
+    if node >= len(tasks):
         return False
     return len(os.environ.get('SLURM_GTIDS', '').split(',')) == tasks[node]
 
