@@ -5,7 +5,11 @@ import warnings
 
 
 class MgpuError(Exception):
-    """Base of every error that theano_mgpu raises on purpose."""
+    """Base of every error that theano_mgpu raises on purpose.
+
+    A command ends with exit code 2 where what the user has given cannot be used, and with 1 where something failed that
+    should have worked: the errors that are RuntimeErrors or ArithmeticErrors, or that such an error has caused.
+    """
 
 
 class MgpuWarning(UserWarning):
@@ -61,6 +65,10 @@ def noting(notes):
         for note in notes:
             noted(error, note)
         raise
+
+
+class MissingError(MgpuError, RuntimeError):
+    """Something that is needed is not installed, or does not work on this machine."""
 
 
 class ContextError(MgpuError, ValueError):
