@@ -1,4 +1,7 @@
 """The graph that replicas compute on their shards of a batch, made from the graph of one device, node by node."""
+import functools
+
+import theano.tensor as T
 from theano.gof.graph import io_toposort
 from theano.tensor.elemwise import DimShuffle, Elemwise
 from theano.tensor.opt import Assert
@@ -46,10 +49,15 @@ class Shards(ShardGraph):
         self._walk(outputs)
 
     @classmethod
-    def of_loop(cls, around, known, outputs):
-        """The Shards of the graph inside of a loop, whose inputs have known Values."""
+    def of_loop(cls, around, known, outputs, sources):
+        """The Shards of the graph inside of a loop, whose inputs have known Values.
+
+        `sources` maps an input to the variable of the graph around it that it is made of, and to the number of axes
+        that this one has ahead.
+        """
         inside = cls.__new__(cls)
         inside._begin(known, (), around.numbers)
+        inside.around, inside.sources = around, sources
         inside._walk(outputs)
         return inside
 
@@ -68,6 +76,9 @@ class Shards(ShardGraph):
         self._given = {}          # variable of the new graph -> that of the given graph
         self._everywhere.update(value.variable for value in known.values())
         self._known, self.inputs = list(known), set() if numbers else set(known)
+        self.around, self.sources = None, {}  # of the graph inside of a loop
+        self.loops = {}           # outputs of loops, to the Shards inside, and the variable there
+        self.rows_of_each = {}    # what `rules.counts` has found out, by variable and axis
         for variable, value in known.items():
             self.keep(variable, value)
 
@@ -161,7 +172,8 @@ class Shards(ShardGraph):
 
     def check(self, node, reason, variable, *conditions):
         """A variable that refuses a node for this reason where a batch does not meet the conditions."""
-        return Assert('%s: %s%s' % (node, reason, _line_of(node)))(variable, *conditions)
+        # As one condition: where Theano's optimiser takes away some of several, it takes away the text, too.
+        return Assert('%s: %s%s' % (node, reason, _line_of(node)))(variable, functools.reduce(T.and_, conditions))
 
     def whole(self, value):
         """The value as a CONSTANT: of a partial one, what all replicas' shares come to."""
