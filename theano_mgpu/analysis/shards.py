@@ -2,16 +2,20 @@
 import functools
 
 import theano.tensor as T
+from theano.compile.ops import Shape, Shape_i
 from theano.gof.graph import io_toposort
+from theano.scan_module.scan_op import Scan
 from theano.tensor.elemwise import DimShuffle, Elemwise
 from theano.tensor.opt import Assert
+from theano.tensor.subtensor import Subtensor
 
 from ..patches.placement_tags import place_of_node, placed_on
 from .comparisons import compares
 from .op_rules import OpRules
 from .shard_graph import CannotCut, ShardGraph, merge_axis, split_axis
-from .states import CONSTANT, FREE, PARTIAL, REFUSED, ROWS, WHOLE, State, Value, rows
+from .states import BACKWARDS, CONSTANT, FREE, LAST, PARTIAL, REFUSED, ROWS, WHOLE, State, Value, rows
 
+ALLOWED = {BACKWARDS: (Scan, Subtensor, Shape, Shape_i), LAST: (Subtensor,)}
 RULES = OpRules()
 rule = RULES.rule  # for functions ``(shards, node, values) -> list of Value``
 
@@ -87,6 +91,7 @@ class Shards(ShardGraph):
             with placed_on(place_of_node(node)):
                 self._convert(node)
         self.outputs = [self._usable(output) for output in outputs]
+        self.check_limits(None, self.outputs)
 
     # ---------------------------------------------------------------------------------------- walking the graph
 
@@ -141,8 +146,15 @@ class Shards(ShardGraph):
             self._convert(node)
         return self._usable(expression)
 
+    def check_limits(self, op, values):
+        """Refuse what is done with a value by an op, or by the caller if there is none, which only others may do."""
+        for value in values:
+            if value.state.only and not isinstance(op, ALLOWED[value.state.only]):
+                raise CannotCut(value.state.reason)
+
     def computed(self, node, values):
         """The Values of a node's outputs, from those of its inputs, by the rule of its op."""
+        self.check_limits(node.op, values)
         if getattr(node.op, 'destroy_map', None):
             self.refuse(node, 'it writes into what it is given')
         found = RULES.of(node.op)
@@ -168,12 +180,16 @@ class Shards(ShardGraph):
             self.averages.update(node.outputs)
 
     def refuse(self, node, reason):
-        raise CannotCut('%s: %s%s' % (node, reason, _line_of(node)))
+        raise CannotCut(self.text(node, reason))
+
+    def text(self, node, reason):
+        """The text of the CannotCut of a node, for a reason."""
+        return '%s: %s%s' % (node, reason, _line_of(node))
 
     def check(self, node, reason, variable, *conditions):
         """A variable that refuses a node for this reason where a batch does not meet the conditions."""
         # As one condition: where Theano's optimiser takes away some of several, it takes away the text, too.
-        return Assert('%s: %s%s' % (node, reason, _line_of(node)))(variable, functools.reduce(T.and_, conditions))
+        return Assert(self.text(node, reason))(variable, functools.reduce(T.and_, conditions))
 
     def whole(self, value):
         """The value as a CONSTANT: of a partial one, what all replicas' shares come to."""

@@ -11,6 +11,7 @@ from ...graphs.inlined import inner_graph
 from ..shards import rule
 from ..states import CONSTANT, NUMBER, PARTIAL, ROWS, WHOLE, State, Value, partial, rows
 from .base import aligned, is_zero, wholes
+from .maps import is_map, mapped
 
 
 @rule(IfElse)
@@ -42,6 +43,9 @@ def _scan(shards, node, values):
     values = wholes(shards, values)
     if values[0].kind != CONSTANT:
         shards.refuse(node, 'it loops over samples')
+    if is_map(node, values):
+        return mapped(shards, node, values)
+    shards.check_limits(None, values)
     if all(value.kind == CONSTANT for value in values):
         return shards.constant(node, values)
     loop = _Loop(shards, node, dict(zip(node.inputs, values)))

@@ -87,6 +87,27 @@ def rows_of_size(shards, size):
     return None if variable is None else rows_of_each(shards, variable, axis)
 
 
+def takes_all(shards, variable, axis, stop):
+    """Return whether the stop of a slice is known to be the whole length of an axis of samples."""
+    found = rows_of_size(shards, stop)
+    return found is not None and found == rows_of_each(shards, variable, axis)
+
+
+def is_least_count(shards, node):
+    """Return whether a minimum is one of multiples of the number of samples: lengths, also of ``arange(n)``."""
+    return all(shards.value(v).state.size == COUNT or _counts_places(shards, v) for v in node.inputs)
+
+
+def _counts_places(shards, size):
+    variable, axis = size_source(size)
+    node = variable.owner if axis == 0 and variable.ndim == 1 else None
+    while node and isinstance(node.op, (subtensor.Subtensor, elemwise.Elemwise)) and len(node.inputs) < 3 \
+            and (isinstance(node.op, elemwise.Elemwise) or _indexed(node, 0)):
+        node = node.inputs[0].owner
+    return bool(node) and isinstance(node.op, basic.ARange) and number(node.inputs[0]) == 0 \
+        and number(node.inputs[2]) == 1 and shards.value(node.inputs[1]).state.size == COUNT
+
+
 def is_quotient_of_rows(shards, node):
     """Return whether a division of a multiple of the number of samples leaves one, whatever their number."""
     found = rows_of_size(shards, node.inputs[0])
