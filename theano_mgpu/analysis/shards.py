@@ -1,14 +1,21 @@
 """The graph that replicas compute on their shards of a batch, made from the graph of one device, node by node."""
+import functools
+
+import theano.tensor as T
+from theano.compile.ops import Shape, Shape_i
 from theano.gof.graph import io_toposort
+from theano.scan_module.scan_op import Scan
 from theano.tensor.elemwise import DimShuffle, Elemwise
 from theano.tensor.opt import Assert
+from theano.tensor.subtensor import Subtensor
 
 from ..patches.placement_tags import place_of_node, placed_on
 from .comparisons import compares
 from .op_rules import OpRules
 from .shard_graph import CannotCut, ShardGraph, merge_axis, split_axis
-from .states import CONSTANT, FREE, PARTIAL, REFUSED, ROWS, WHOLE, State, Value, rows
+from .states import BACKWARDS, CONSTANT, FREE, LAST, PARTIAL, REFUSED, ROWS, WHOLE, State, Value, rows
 
+ALLOWED = {BACKWARDS: (Scan, Subtensor, Shape, Shape_i), LAST: (Subtensor,)}
 RULES = OpRules()
 NOT_DIVISIBLE = 'this batch cannot be divided: '  # how the message of a check begins that fails in a step
 rule = RULES.rule  # for functions ``(shards, node, values) -> list of Value``
@@ -47,10 +54,15 @@ class Shards(ShardGraph):
         self._walk(outputs)
 
     @classmethod
-    def of_loop(cls, around, known, outputs):
-        """The Shards of the graph inside of a loop, whose inputs have known Values."""
+    def of_loop(cls, around, known, outputs, sources):
+        """The Shards of the graph inside of a loop, whose inputs have known Values.
+
+        `sources` maps an input to the variable of the graph around it that it is made of, and to the number of axes
+        that this one has ahead.
+        """
         inside = cls.__new__(cls)
         inside._begin(known, (), around.numbers)
+        inside.around, inside.sources = around, sources
         inside._walk(outputs)
         return inside
 
@@ -69,6 +81,9 @@ class Shards(ShardGraph):
         self._given = {}          # variable of the new graph -> that of the given graph
         self._everywhere.update(value.variable for value in known.values())
         self._known, self.inputs = list(known), set() if numbers else set(known)
+        self.around, self.sources = None, {}  # of the graph inside of a loop
+        self.loops = {}           # outputs of loops, to the Shards inside, and the variable there
+        self.rows_of_each = {}    # what `rules.counts` has found out, by variable and axis
         for variable, value in known.items():
             self.keep(variable, value)
 
@@ -77,6 +92,7 @@ class Shards(ShardGraph):
             with placed_on(place_of_node(node)):
                 self._convert(node)
         self.outputs = [self._usable(output) for output in outputs]
+        self.check_limits(None, self.outputs)
 
     # ---------------------------------------------------------------------------------------- walking the graph
 
@@ -131,8 +147,15 @@ class Shards(ShardGraph):
             self._convert(node)
         return self._usable(expression)
 
+    def check_limits(self, op, values):
+        """Refuse what is done with a value by an op, or by the caller if there is none, which only others may do."""
+        for value in values:
+            if value.state.only and not isinstance(op, ALLOWED[value.state.only]):
+                raise CannotCut(value.state.reason)
+
     def computed(self, node, values):
         """The Values of a node's outputs, from those of its inputs, by the rule of its op."""
+        self.check_limits(node.op, values)
         if getattr(node.op, 'destroy_map', None):
             self.refuse(node, 'it writes into what it is given')
         found = RULES.of(node.op)
@@ -158,11 +181,17 @@ class Shards(ShardGraph):
             self.averages.update(node.outputs)
 
     def refuse(self, node, reason):
-        raise CannotCut('%s: %s%s' % (node, reason, _line_of(node)))
+        raise CannotCut(self.text(node, reason))
+
+    def text(self, node, reason):
+        """The text of the CannotCut of a node, for a reason."""
+        return '%s: %s%s' % (node, reason, _line_of(node))
 
     def check(self, node, reason, variable, *conditions):
         """Return a variable that refuses a batch for this reason where the batch does not meet the conditions."""
-        return Assert('%s%s: %s%s' % (NOT_DIVISIBLE, node, reason, _line_of(node)))(variable, *conditions)
+        # As one condition: where Theano's optimiser takes away some of several, it takes away the text, too.
+        text = NOT_DIVISIBLE + self.text(node, reason)
+        return Assert(text)(variable, functools.reduce(T.and_, conditions))
 
     def whole(self, value):
         """The value as a CONSTANT: of a partial one, what all replicas' shares come to."""

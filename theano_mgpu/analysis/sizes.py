@@ -103,6 +103,8 @@ def _scalar(node, sizes):
         return NUMBER
     if isinstance(op, (scalar.Identity, scalar.Cast)):
         return sizes[0] if np.dtype(node.inputs[0].dtype).kind in 'iu' else NUMBER
+    if isinstance(op, (scalar.Minimum, scalar.Maximum)) and set(sizes) == {COUNT}:
+        return COUNT
     if isinstance(op, (scalar.Add, scalar.Sub, scalar.Neg)):
         return _sum(size for size, v in zip(sizes, node.inputs) if size is not None or number(v) != 0)
     if isinstance(op, scalar.Mul):

@@ -12,10 +12,14 @@ REDUCTIONS = 'sum', 'max', 'min', 'prod'  # of PARTIAL
 COUNT = 'count'        # a multiple of N
 NUMBER = 'number'      # any other function of N
 
+# What alone may be done with a value, but for asking for its shape.
+BACKWARDS = 'backwards'  # rows, the last sample first: to loop over them in any order, and to turn them round again
+LAST = 'last'            # a sum that grows with each sample: to take the last one, which is a share of the sum
+
 FREE = -1              # the stage of what needs neither samples nor an exchange: every stage computes it for itself
 
 
-class State(namedtuple('State', 'kind axis outer how size reason')):
+class State(namedtuple('State', 'kind axis outer how size reason only')):
     """One of the three states.
 
     Attributes
@@ -31,11 +35,12 @@ class State(namedtuple('State', 'kind axis outer how size reason')):
     size : {COUNT, NUMBER, None} or tuple of these
         Of CONSTANT.
     reason : str or None
-        Of REFUSED.
+        Of REFUSED, and of what something else is done with than `only`.
+    only : {BACKWARDS, LAST, None}
     """
 
-    def __new__(cls, kind, axis=None, outer=None, how=None, size=None, reason=None):
-        return super().__new__(cls, kind, axis, outer, how, size, reason)
+    def __new__(cls, kind, axis=None, outer=None, how=None, size=None, reason=None, only=None):
+        return super().__new__(cls, kind, axis, outer, how, size, reason, only)
 
 
 WHOLE = State(CONSTANT)

@@ -197,6 +197,8 @@ def written_lengths(outputs):
     for node in io_toposort([], outputs):
         if isinstance(node.op, BaseAbstractConv):
             found.append(node.op.imshp[0])
+        elif isinstance(node.op, ConvOp):
+            found.append(node.op.bsize)
         elif isinstance(node.op, basic.Alloc):
             found.append(node.inputs[1])
         elif isinstance(node.op, (basic.Reshape,) + DRAWS):

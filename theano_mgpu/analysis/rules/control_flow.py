@@ -11,6 +11,7 @@ from ...graphs.inlined import inner_graph
 from ..shards import rule
 from ..states import CONSTANT, NUMBER, PARTIAL, ROWS, WHOLE, State, Value, partial, rows
 from .base import aligned, is_zero, wholes
+from .maps import is_map, mapped
 
 
 @rule(IfElse)
@@ -42,6 +43,9 @@ def _scan(shards, node, values):
     values = wholes(shards, values)
     if values[0].kind != CONSTANT:
         shards.refuse(node, 'it loops over samples')
+    if is_map(node, values):
+        return mapped(shards, node, values)
+    shards.check_limits(None, values)
     if all(value.kind == CONSTANT for value in values):
         return shards.constant(node, values)
     loop = _Loop(shards, node, dict(zip(node.inputs, values)))
@@ -90,15 +94,17 @@ class _Loop:
 
     def _analyse(self):
         op, node = self.op, self.node
-        known = {v: Value(v, self._inside(self.values[o]), 0)
-                 for v, o in zip(op.inner_seqs(op.inputs), op.outer_seqs(node))}
+        sequences = list(zip(op.inner_seqs(op.inputs), op.outer_seqs(node)))
+        known = {v: Value(v, self._inside(self.values[o]), 0) for v, o in sequences}
+        sources = {v: (o, 1) for v, o in sequences}
         for inner, outer in ((op.inner_non_seqs, op.outer_non_seqs), (op.inner_shared, op.outer_shared)):
             known.update((v, Value(v, self.values[o].state, 0)) for v, o in zip(inner(op.inputs), outer(node)))
+            sources.update((v, (o, 0)) for v, o in zip(inner(op.inputs), outer(node)))
         if any(value.state.outer is not None for value in known.values()):
             self.shards.refuse(node, 'its samples are merged into another axis')
         for group, state in zip(self.taken, self.states):
             known.update((v, Value(v, state, 0)) for v in group)
-        self.inside = type(self.shards).of_loop(self.shards, known, op.outputs)
+        self.inside = type(self.shards).of_loop(self.shards, known, op.outputs, sources)
         return [[self.inside.outputs[i].state for i in group] for group in self.given]
 
     def _new_states(self):
@@ -153,6 +159,8 @@ class _Loop:
         states = [state._replace(axis=state.axis + 1) if state.kind == ROWS else state._replace(size=None)
                   for state in states] + [WHOLE] * op.n_shared_outs
         values = [self.values[v] for v in self.node.inputs]
+        results = [group[0] for group in self.given] + self.others
+        shards.loops.update((v, (self.inside, op.outputs[i])) for v, i in zip(self.node.outputs, results))
         if inner == op.outputs:
             return shards.apply(self.node, values, states)
         # The loop counts samples, too.

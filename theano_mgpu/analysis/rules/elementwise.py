@@ -8,8 +8,9 @@ from theano.tensor import basic, elemwise, opt
 from theano.tensor.nnet import bn
 
 from ..shards import rule
-from ..states import PARTIAL, ROWS, partial
+from ..states import CONSTANT, COUNT, NUMBER, PARTIAL, ROWS, State, partial
 from .base import aligned, is_zero, wholes, widens
+from .counts import is_least_count, is_quotient_of_rows
 
 LINEAR = (scalar.Add, scalar.Sub, scalar.Neg, scalar.Identity, scalar.Cast)
 OPPOSITE = {'max': 'min', 'min': 'max'}
@@ -57,6 +58,12 @@ def _normalised_by_constants(shards, node, values):
 def _elemwise(shards, node, values):
     if isinstance(node.op.scalar_op, scalar.Second):
         return _filled(shards, node, values)
+    if isinstance(node.op.scalar_op, scalar.IntDiv) and values[0].state.size == COUNT and values[1].kind == CONSTANT \
+            and is_quotient_of_rows(shards, node):
+        return shards.apply(node, values, State(CONSTANT, size=COUNT))
+    if isinstance(node.op.scalar_op, scalar.Minimum) and {value.state.size for value in values} == {COUNT, NUMBER} \
+            and node.outputs[0].ndim == 0 and is_least_count(shards, node):
+        return shards.apply(node, values, State(CONSTANT, size=COUNT))
     if _stays_partial(shards, node, values):
         return shards.apply(node, values, partial())
     if isinstance(node.op.scalar_op, scalar.Neg) and values[0].state.how in OPPOSITE \

@@ -5,9 +5,10 @@ from theano.tensor import basic, extra_ops, subtensor
 
 from ..shards import rule
 from ..sizes import number
-from ..states import CONSTANT, COUNT, PARTIAL, ROWS, rows
-from . import blocks
+from ..states import CONSTANT, COUNT, LAST, PARTIAL, ROWS, rows
+from . import blocks, maps
 from .base import aligned, constants, is_zero, known, same_order, wholes
+from .counts import takes_all
 from .shapes import whole_length
 
 MADE_OF_SAMPLES = 'its index is made of samples'
@@ -44,23 +45,29 @@ def _all_along(shards, node, x, entries, axis):
     return shards.make(checked, [x, shards.value(entry.stop)], x.state)
 
 
-def _takes_block(shards, x, entries, axis):
+def _takes_block(shards, node, x, entries, axis):
     """Whether an index takes one of several blocks of samples, and otherwise is known."""
     return axis < len(entries) and not is_whole(entries[axis]) and blocks.is_block(shards, x, entries[axis]) \
-        and blocks.are_numbers(entries[:axis] + entries[axis + 1:])
+        and blocks.are_numbers(entries[:axis] + entries[axis + 1:]) \
+        and not (entries[axis].start in (None, 0) and takes_all(shards, node.inputs[0], axis, entries[axis].stop))
 
 
 @rule(subtensor.Subtensor)
 def _subtensor(shards, node, values):
     x, numbers = values[0], constants(shards, node, values[1:], MADE_OF_SAMPLES)
+    if x.state.only == LAST:
+        return maps.last(shards, node, x, numbers, _entries(node, 1))
     if x.kind == PARTIAL:
         return shards.apply(node, [x] + numbers, x.state)
     if x.kind == CONSTANT:
         return shards.constant(node, [x] + numbers)
     entries = _entries(node, 1)
-    if _takes_block(shards, x, entries, x.axis):
+    if _takes_block(shards, node, x, entries, x.axis):
         return blocks.block(shards, node, x, entries)
-    x = _all_along(shards, node, x, entries, x.axis)
+    if entries[x.axis:x.axis + 1] == [slice(None, None, -1)]:
+        x = maps.turned(shards, node, x, PLACES)
+    else:
+        x = _all_along(shards, node, x, entries, x.axis)
     axis = x.axis - sum(not isinstance(entry, slice) for entry in entries[:x.axis])
     return shards.apply(node, [x] + numbers, x.state._replace(axis=axis))
 
@@ -84,7 +91,7 @@ def _inc_subtensor(shards, node, values):
     if axis not in kept:
         shards.refuse(node, PLACES)
     own = kept.index(axis) - shift  # of y
-    if _takes_block(shards, x, entries, axis) and (y.kind == CONSTANT or y.state == rows(own)):
+    if _takes_block(shards, node, x, entries, axis) and (y.kind == CONSTANT or y.state == rows(own)):
         if y.kind == CONSTANT and own >= 0 and not node.inputs[1].type.broadcastable[own]:
             y = shards.cut(y, own)
         return blocks.write_block(shards, node, x, y, entries)

@@ -45,7 +45,7 @@ def _axis_before(node, axis):
 
 def is_total(shards, size):
     """Whether a variable of the given graph is the number of samples: the length of what has one row for each."""
-    variable, axis = _of_size(size)
+    variable, axis = size_source(size)
     return variable is not None and has_row_each(shards, variable, axis)
 
 
@@ -63,11 +63,11 @@ def _source(variable, axis):
             or isinstance(op, OF_IMAGES) and axis == 0:
         return first, axis
     if isinstance(op, basic.Reshape) and node.inputs[1].owner and isinstance(node.inputs[1].owner.op, opt.MakeVector):
-        return _of_size(node.inputs[1].owner.inputs[axis])
+        return size_source(node.inputs[1].owner.inputs[axis])
     return None, None
 
 
-def _of_size(size):
+def size_source(size):
     """The variable and the axis that a size is the length of."""
     node = size.owner
     while node and isinstance(node.op, (basic.ScalarFromTensor, basic.TensorFromScalar)):
