@@ -1,4 +1,5 @@
 """Every argument of `theano.function`, of `In` and `Out`, of a call and of a copy: divided as in plain Theano."""
+import functools
 import inspect
 import re
 
@@ -7,7 +8,11 @@ import theano_mgpu as mgpu
 import numpy as np
 import pytest
 import theano
-from support.call_cases import CASES, WHOLE, X, affine, scripts
+import theano.tensor as T
+from support import call_cases, rank_cases, type_cases
+from support.call_cases import ALONE, CASES, MODE, WHOLE, X, affine, scripts, shared
+from support.figures import assert_equal
+from support.launch import launch
 from theano.compile.function_module import Function
 from theano.compile.pfunc import pfunc
 
@@ -22,23 +27,6 @@ def enabled():
     enable.messages = []
     yield enable
     mgpu.disable()
-
-
-def assert_equal(one, other, tolerance=1e-9):
-    """Compare figures: arrays, numbers, texts, or lists, tuples and dicts of these."""
-    assert type(one) is type(other)
-    if isinstance(one, (list, tuple)):
-        assert len(one) == len(other)
-        for each in zip(one, other):
-            assert_equal(*each)
-    elif isinstance(one, dict):
-        assert list(one) == list(other)
-        assert_equal(list(one.values()), list(other.values()))
-    elif isinstance(one, (np.ndarray, np.generic, float)):
-        assert np.shape(one) == np.shape(other) and np.asarray(one).dtype == np.asarray(other).dtype
-        np.testing.assert_allclose(one, other, rtol=tolerance, atol=1e-12)
-    else:
-        assert one == other
 
 
 def arguments():
@@ -88,3 +76,54 @@ def test_numbers_of_outputs_that_there_are_not(subset, error, cpu2, enabled):
         f(X, 3, output_subset=subset)
     np.testing.assert_array_equal(w.get_value(), before)
     assert f['factor'] == 0.5
+
+
+ORDER = [script.__name__ for script in scripts()]
+# One for each way in which ranks exchange what they have, or compare it.
+QUICK = [call_cases.some_outputs, call_cases.values_of_inputs, call_cases.states_of_inputs, type_cases.sparse_arguments,
+         type_cases.sparse_outputs, type_cases.sparse_shared, type_cases.generic, type_cases.lists]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize('chosen', [QUICK, pytest.param(None, marks=pytest.mark.slow)], ids=['some', 'all'])
+def test_a_call_on_ranks_is_that_of_plain_theano(chosen):
+    """Each sparse batch was another one on each rank: what was compared was a pointer."""
+    names = [script.__name__ for script in chosen or scripts() if script not in ALONE]
+    done = launch(2, *names, flags='contexts=a->cpu;b->cpu', job=rank_cases.__file__)
+    assert done.stdout.splitlines() == [name + ': as in plain Theano' for name in sorted(names, key=ORDER.index)]
+
+
+def test_a_function_of_the_package_has_defaults_that_can_be_assigned(contexts, kind):
+    """As `theano.function`: an assigned value counts for one call."""
+    contexts(kind, 2)
+    x, s, v, w = T.fmatrix('x'), T.fscalar('s'), T.fvector('v'), theano.shared(np.ones(3, 'float32'))
+    inputs = [x, theano.In(s, value=0.5), theano.In(v, value=[1, 2, 3], name='shift', allow_downcast=True)]
+    outputs = {'rows': T.dot(x, w) * s, 'total': (x + v).sum()}
+    found, batch = [], X.astype('float32')
+    for make in (theano.function, functools.partial(mgpu.function, broadcast=[v])):
+        w.set_value(np.ones(3, 'float32'))
+        f = make(inputs, outputs, updates=[(w, w + x.sum(axis=0))], allow_input_downcast=True)
+        figures = [f(batch), f['s'], f[1], f[v], 's' in f, 'v' in f, v in f]
+        f['s'], f['shift'] = 3, [0, 0, 1]
+        figures += [f['s'], f[v], f(batch), f['s'], f[v], f(batch, s=2)]
+        f[s] = 7
+        figures += [f(batch, output_subset=['rows']), f(batch, output_subset=['total', 'rows'])]
+        for call, *arguments in ((f.__getitem__, 'none'), (f.__setitem__, 'none', 1)):
+            figures.append(call_cases.outcome(call, *arguments)[0])
+        figures.append(call_cases.outcome(f, batch, output_subset=['none'])[0])
+        found.append(figures)
+    assert_equal(*found)
+
+
+def test_a_training_function_has_a_rate_that_can_be_assigned(cpu2):
+    x, rate, w = T.dmatrix('x'), T.dscalar('rate'), shared(np.zeros(3))
+    step = mgpu.training_function([x, theano.In(rate, value=0.1)], ((T.dot(x, w) - 1) ** 2).mean(), [w],
+                                  lambda gradients: {w: w - rate * gradients[0]}, mode=MODE)
+    for assigned, given in ((None, 0.1), (0.7, 0.7), (None, 0.1)):
+        before = w.get_value()
+        if assigned:
+            step['rate'] = assigned
+        step(X)
+        gradient = 2 * ((X.dot(before) - 1)[:, None] * X).mean(axis=0)
+        np.testing.assert_allclose(w.get_value(), before - given * gradient)
+    assert step['rate'] == 0.1

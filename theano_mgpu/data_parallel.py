@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Sequence
 import numpy as np
 import theano
 
-from .batches.batch_inputs import BatchInputs
+from .batches.batch_inputs import BatchInputs, InputValues
 from .batches.prefetch import LookAhead
 from .batches.scatter import Scatter
 from .devices.context_map import describe
@@ -28,7 +28,7 @@ from .replicas.replicated import replicated
 from .verification import self_check
 
 
-class DataParallel:
+class DataParallel(InputValues):
     """A graph over a batch, computed in one sub-batch per context, with the result of one device.
 
     Parameters
@@ -174,10 +174,11 @@ class DataParallel:
         list of ndarray
             The outputs.
         """
-        if self._verifies and self_check.is_divided(self, args, kwargs):
-            self._verifies = False  # only the first one is compared
-            self_check.check(self, args, kwargs)
-        return self._printed(self.locked_step((args, kwargs)))
+        with self.arguments.assigned_once():
+            if self._verifies and self_check.is_divided(self, args, kwargs):
+                self._verifies = False  # only the first one is compared
+                self_check.check(self, args, kwargs)
+            return self._printed(self.locked_step((args, kwargs)))
 
     def _printed(self, outputs):
         """Print what the graph prints; returns the outputs without it."""

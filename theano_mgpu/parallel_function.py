@@ -114,16 +114,38 @@ class Packing:
     """
 
     def __init__(self, outputs):
-        self._keys = sorted(outputs) if isinstance(outputs, dict) else None
+        self.keys = sorted(outputs) if isinstance(outputs, dict) else None
         self._single = outputs is not None and not isinstance(outputs, (list, tuple, dict))
         listed = [] if outputs is None else [outputs] if self._single else \
-            [outputs[key] for key in self._keys] if self._keys is not None else outputs
+            [outputs[key] for key in self.keys] if self.keys is not None else outputs
         self.variables = [as_variable(each.variable if isinstance(each, theano.Out) else each) for each in listed]
 
-    def __call__(self, results):
-        if self._keys is not None:
-            return dict(zip(self._keys, results))
+    def numbers(self, subset):
+        """The numbers of the outputs in a list of numbers, or of the keys of a dict; an error for others."""
+        if self.keys is not None:
+            return [self.keys.index(key) for key in subset]
+        check_subset(subset, len(self.variables))
+        return subset
+
+    def __call__(self, results, numbers=None):
+        """What a call returns, of all outputs or of those with certain numbers."""
+        if numbers is not None:
+            found = [results[number] for number in numbers]
+            return found if self.keys is None else dict(zip([self.keys[number] for number in numbers], found))
+        if self.keys is not None:
+            return dict(zip(self.keys, results))
         return results[0] if self._single else results
+
+
+def check_subset(subset, n_outputs):
+    """Raise an error unless a list has the numbers of outputs; Theano's own code writes to foreign memory then."""
+    if type(subset) is not list:
+        raise RuntimeError('Output_subset is not a list')
+    if not all(isinstance(i, int) for i in subset):
+        raise RuntimeError('Some elements of output_subset list are not int')
+    if not all(0 <= i < n_outputs for i in subset):
+        raise IndexError('output_subset=%r, but the function has %d outputs, which are numbered from 0'
+                         % (subset, n_outputs))
 
 
 def as_variable(output):
@@ -154,23 +176,25 @@ class ParallelFunction(DataParallel):
     inputs, outputs : list of theano.Variable
     updates : dict of SharedVariable to theano.Variable, or list of pairs
         New values, besides the default updates of the graph.
-    pack : callable, optional
-        What a call makes of the list of its results.
+    pack : Packing, optional
+        What a call makes of the list of its results; by default a list.
     **options
         Those of `mgpu.function`.
     """
 
-    def __init__(self, inputs, outputs, updates=None, pack=list, **options):
+    def __init__(self, inputs, outputs, updates=None, pack=None, **options):
         super().__init__(inputs, outputs, as_dict(updates), Options(**options))
-        self._pack = pack
+        self._pack = pack or Packing(outputs)
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args, output_subset=None, **kwargs):
         """Run the function on a batch.
 
         Parameters
         ----------
         *args, **kwargs : array_like
             The inputs, in their order or by name, as for a `theano.function`.
+        output_subset : list of int or of str, optional
+            The outputs to return, by their numbers or keys. All of them are computed, and all updates made.
 
         Returns
         -------
@@ -184,4 +208,5 @@ class ParallelFunction(DataParallel):
         ReplicaError, RankError
             If a context, or another process, fails. Nothing is changed then, as after any other error.
         """
-        return self._pack(self.step(args, kwargs))
+        numbers = None if output_subset is None else self._pack.numbers(output_subset)
+        return self._pack(self.step(args, kwargs), numbers)

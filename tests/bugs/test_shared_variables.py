@@ -1,4 +1,6 @@
 """Bugs that were found and fixed, each under its symptom: shared variables and their copies on the contexts."""
+import copy
+import pickle
 import threading
 
 import theano_mgpu as mgpu
@@ -127,3 +129,50 @@ def test_an_output_with_a_count_had_the_count_after_the_step(contexts, kind, mic
         found.append([value for n in (7, 4) for value in f(data(n, 7)[0])])
     for one, other in zip(*found):
         np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+def doors(function, variable):
+    """Ways to read a shared variable, beside its `get_value`: name -> callable."""
+    def loaded(value):
+        return pickle.loads(pickle.dumps(value))
+    return {'f[v]': lambda: function[variable], 'f.value': lambda: function.value[variable],
+            'f.container': lambda: function.container[variable].value,
+            'f.input_storage': lambda: function.input_storage[-1].data,
+            'container.value': lambda: variable.container.value, 'container.data': lambda: variable.container.data,
+            'pickle': lambda: loaded(variable).get_value(), 'pickled function': lambda: loaded(function)[1],
+            'copy': lambda: copy.copy(variable).get_value(), 'deepcopy': lambda: copy.deepcopy(variable).get_value(),
+            'deepcopy of a function': lambda: copy.deepcopy(function)[1]}
+
+
+@pytest.mark.parametrize('door', doors(None, None))
+def test_every_door_to_a_variable_has_its_value(contexts, kind, door):
+    """The containers of a function had the value of before the step; so had what pickle and deepcopy made of it."""
+    contexts(kind, 2)
+    x, weights = T.fmatrix('x'), theano.shared(np.ones(7, 'float32'), 'w')
+    step = mgpu.function([x], T.dot(x, weights), updates=[(weights, weights + x.sum(axis=0))])
+    function = theano.function([x], T.dot(x, weights), mode='FAST_COMPILE')
+    value, batch = np.ones(7, 'float32'), data(6, 7)[0]
+    for _ in range(2):
+        np.testing.assert_allclose(step(batch), batch.dot(value), rtol=1e-4, atol=1e-4)
+        value = value + batch.sum(axis=0)
+        np.testing.assert_allclose(np.asarray(doors(function, weights)[door]()), value, rtol=1e-5)
+
+
+@pytest.mark.parametrize('door', ['f[v]', 'f.value', 'f.container', 'container.value', 'container.data'])
+def test_every_door_to_a_variable_sets_it_on_each_context(contexts, kind, door):
+    contexts(kind, 2)
+    x, weights, value = T.fmatrix('x'), theano.shared(np.ones(7, 'float32'), 'w'), np.arange(7).astype('float32')
+    step = mgpu.function([x], T.dot(x, weights), updates=[(weights, weights + x.sum(axis=0))])
+    function, batch = theano.function([x], T.dot(x, weights), mode='FAST_COMPILE'), data(6, 7)[0]
+    step(batch)
+    if door == 'f[v]':
+        function[weights] = value
+    elif door == 'f.value':
+        function.value[weights] = value
+    elif door == 'f.container':
+        function.container[weights].value = value
+    elif door == 'container.value':
+        weights.container.value = value
+    else:
+        weights.container.data = value
+    np.testing.assert_allclose(step(batch), batch.dot(value), rtol=1e-4, atol=1e-4)

@@ -22,16 +22,19 @@ CASES = {}
 # A virtual machine whose ops are interpreted: it takes output_subset, and compiles nothing.
 MODE = theano.Mode(VM_Linker(use_cloop=True, lazy=True, c_thunks=False), 'fast_compile').excluding(
     'constant_folding', 'topo_constant_folding')
-WHOLE = []  # cases that plain Theano computes
+WHOLE = []  # scripts that plain Theano computes
+ALONE = []  # scripts of one process: on ranks, errors of a graph differ
 
 
-def case(owner, *names, whole=False):
-    """Add a script for arguments of a callable, or for attributes of a class; `whole` if nothing of it is divided."""
+def case(owner, *names, whole=False, alone=False):
+    """Add a script for arguments of a callable, or for attributes of a class; see `WHOLE` and `ALONE`."""
     def add(script):
         for name in names:
             CASES.setdefault((owner, name), []).append(script)
         if whole:
             WHOLE.append(script)
+        if alone:
+            ALONE.append(script)
         return script
     return add
 
@@ -71,13 +74,28 @@ def positions():
     f, w = affine()
     yield f(X)
     yield f(X, 2)
-    for wrong in ((), (X, 2, 3), (X[0],), ('text',), (X, X), (X.astype(complex),), (X[:, :2],), ([[1, 2], [3]],)):
+    for wrong in ((), (X, 2, 3), (X[0],), ('text',), (X, X), (X.astype(complex),), ([[1, 2], [3]],)):
         yield outcome(f, *wrong)
         yield w.get_value()
     for other in (X.tolist(), X.astype('float32'), np.asfortranarray(X), X[::-1, ::-1], X[:1], X[:2],
                   np.ones((4, 3), int)):
         yield f(other)
     yield w.get_value()
+
+
+@case(Function.__call__, 'args', 'output_subset', alone=True)
+def errors_of_the_graph():
+    f, w = affine()
+    yield f(X)
+    f['factor'] = 3
+    yield outcome(f, X[:, :2])[0]
+    yield w.get_value()
+    yield [f(X), f['factor']]
+    # An output that is not asked for is not computed.
+    x = T.dmatrix('x')
+    g = function([x], [x.sum(axis=1), T.dot(x, T.ones((5,)))])
+    yield g(X, output_subset=[0])
+    yield outcome(g, X)[0]
 
 
 @case(Function.__call__, 'kwargs')
@@ -117,10 +135,6 @@ def some_outputs():
     for keys in (['all'], ['max', 'sum'], []):
         yield g(X, output_subset=keys)
     yield outcome(g, X, output_subset=['other'])
-    # An output that is not asked for is not computed.
-    h = function([x], [x.sum(axis=1), T.dot(x, T.ones((5,)))])
-    yield h(X, output_subset=[0])
-    yield outcome(h, X)[0]
     single = function([x], x.sum(axis=1))
     yield single(X, output_subset=[0])
     yield outcome(function([x], x.sum(), mode=theano.Mode('py', 'fast_compile')), X, output_subset=[0])

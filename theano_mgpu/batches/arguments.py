@@ -1,10 +1,13 @@
 """The arguments of a function over a batch: which have samples, along which axis, and how many."""
+import contextlib
+
 import numpy as np
 import theano
 from theano.compile import SharedVariable
+from theano.gpuarray.type import GpuArrayType
 
 from ..errors import BatchError, GraphError
-from ..graphs.graph import host_type
+from ..graphs.graph import host_type, is_sparse
 
 
 class Arguments:
@@ -33,6 +36,7 @@ class Arguments:
         self._given = [each.variable for each in given]
         self._names = [each.name or str(each.variable) for each in given]
         self._defaults = {i: each.value for i, each in enumerate(given) if each.value is not None}
+        self._assigned = {}  # in place of defaults, for the next call
         self._axes = [axes.get(variable) for variable in self._given]
         self._allow_downcast = allow_downcast
         self.split = [axis is not None for axis in self._axes]
@@ -57,7 +61,7 @@ class Arguments:
                 raise TypeError('%r is %s; the inputs are %s'
                                 % (name, 'no input' if position is None else 'given twice', self._names))
             values[position] = value
-        values = {**self._defaults, **values}
+        values = {**self._defaults, **self._assigned, **values}
         missing = [name for position, name in enumerate(self._names) if position not in values]
         if missing:
             raise TypeError('no value was given for %s; the inputs are %s' % (', '.join(missing), self._names))
@@ -65,13 +69,45 @@ class Arguments:
                  for position, variable in enumerate(self._given)]
         return [np.moveaxis(value, axis, 0) if axis else value for value, axis in zip(bound, self._axes)]
 
+    def position(self, item):
+        """The position of an input that is given by its position, its variable or its name; a TypeError for none."""
+        if isinstance(item, theano.Variable):
+            positions = [i for i, variable in enumerate(self._given) if variable is item]
+        else:
+            positions = [i for i, name in enumerate(self._names) if item in (i, name)]
+        if len(positions) != 1:
+            raise TypeError('%s is %s; the inputs are %s' % (
+                item, 'the name of several inputs' if positions else 'no input', self._names))
+        return positions[0]
+
+    def __getitem__(self, item):
+        """The value that an input has in the next call, if it is not given; None if it has to be."""
+        position = self.position(item)
+        value = self._assigned.get(position, self._defaults.get(position))
+        return None if value is None else converted(self._given[position], value, self._allow_downcast)
+
+    def __setitem__(self, item, value):
+        """Give an input with a default another value for the next call."""
+        position = self.position(item)
+        value = converted(self._given[position], value, self._allow_downcast)
+        if position in self._defaults:
+            self._assigned[position] = value
+
+    @contextlib.contextmanager
+    def assigned_once(self):
+        """A block with a call: after it, the defaults count again."""
+        try:
+            yield
+        finally:
+            self._assigned.clear()
+
     def named(self, values):
         """The number of samples, and the name, of each argument that has samples."""
         return [(value.shape[0], name) for value, name, split in zip(values, self._names, self.split) if split]
 
     def first_sample(self, values):
         """The arguments for a batch of the first sample alone."""
-        return [np.array(value[:1]) if split else value for value, split in zip(values, self.split)]
+        return [value[:1].copy() if split else value for value, split in zip(values, self.split)]
 
 
 def sample_axes(inputs, samples=None, broadcast=()):
@@ -101,11 +137,25 @@ def sample_axes(inputs, samples=None, broadcast=()):
     if samples is None:
         whole = set(broadcast)
         return {variable: 0 for variable in variables
-                if variable not in whole and getattr(variable.type, 'ndim', 1) > 0}
+                if variable not in whole and axes_for_samples(variable)}
     for variable, axis in samples.items():
-        if axis not in range(getattr(variable.type, 'ndim', 1)):
+        if axis not in range(axes_for_samples(variable)):
             raise GraphError('samples=%r: %s of type %s has no axis %r' % (samples, variable, variable.type, axis))
     return dict(samples)
+
+
+def axes_for_samples(variable):
+    """Return the number of axes of an input, from the first one on, along which it may have samples.
+
+    Examples
+    --------
+    >>> import theano.tensor as T
+    >>> [axes_for_samples(variable) for variable in (T.dmatrix(), T.dscalar(), theano.gof.generic())]
+    [2, 0, 0]
+    """
+    if isinstance(variable.type, (theano.tensor.TensorType, GpuArrayType)):
+        return variable.type.ndim
+    return int(is_sparse(variable))  # the rows of a matrix; lists, slices, random states, ... have no samples
 
 
 def no_samples(inputs):

@@ -88,7 +88,7 @@ class BatchInputs:
 
     def states(self) -> Dict[SharedVariable, np.ndarray]:
         """The values of the states with a row a sample, by variable."""
-        return {variable: np.asarray(variable.get_value(borrow=True)) for variable in self.rows}
+        return {variable: variable.get_value(borrow=True) for variable in self.rows}
 
     def length(self, values: Sequence[np.ndarray],
                states: Optional[Mapping[SharedVariable, np.ndarray]] = None) -> int:
@@ -106,7 +106,7 @@ class BatchInputs:
             If arguments, slices and states do not agree, or the graph is one of batches of another length.
         """
         named = self.arguments.named(values) + self.slices.named(values)
-        named += [(len(value), 'the state %s' % variable) for variable, value in (states or {}).items()]
+        named += [(value.shape[0], 'the state %s' % variable) for variable, value in (states or {}).items()]
         if self._options.whole:
             return 1
         # A process slices nothing once it is through its part of the data; the others may go on.
@@ -115,3 +115,38 @@ class BatchInputs:
             raise LengthError('a batch of %d samples was given, but the graph has the length of its batches, %d, as a '
                               'number' % (length, self._only_length))
         return length
+
+
+class InputValues:
+    """A base of functions over a batch whose inputs have values as items, ``f['rate'] = 0.7``.
+
+    Attributes
+    ----------
+    arguments : Arguments
+    """
+
+    def __contains__(self, item):
+        """Return whether something is an input, by its position, its variable or its name."""
+        try:
+            return self.arguments.position(item) is not None
+        except TypeError:
+            return False
+
+    def __getitem__(self, item):
+        """Return the value that an input has in the next call without it, as a `theano.function` does.
+
+        Parameters
+        ----------
+        item : int, str or theano.Variable
+            The position, the name or the variable of an input.
+
+        Raises
+        ------
+        TypeError
+            If there is no such input, or several.
+        """
+        return self.arguments[item]
+
+    def __setitem__(self, item, value):
+        """Give an input with a default, a ``theano.In(variable, value=...)``, another value for the next call."""
+        self.arguments[item] = value

@@ -4,7 +4,7 @@ from collections import namedtuple
 import theano
 from theano.gof.graph import ancestors
 
-from ..graphs.graph import host_type, substitute
+from ..graphs.graph import host_type, is_sparse, substitute
 from ..program import CannotCut, partition
 from ..replicas.random_streams import is_random_state
 from .any_length import AnyLength
@@ -96,7 +96,8 @@ def _with_states(inputs, outputs, updated, length, sharded):
 
 
 def _stand_in(state):
-    return host_type(state)('rows of %s' % state)
+    type_ = state.type if is_sparse(state) else host_type(state)
+    return type_('rows of %s' % state)
 
 
 def _rows_of(variable):

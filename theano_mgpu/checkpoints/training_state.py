@@ -233,12 +233,12 @@ class Saved:
 
 def _set(variable, value, states, contexts):
     """Give a variable a value and, if it is a random stream, a state on each context as far as there are states."""
-    variable.variable.container.value = value
+    variable.variable.container.unwatched = value
     variable.after_write()
     if isinstance(variable, ReplicatedStream):
         variable.refresh(contexts)
         for context, state in zip(contexts, states):
-            variable.copies[context].container.value = state
+            variable.copies[context].container.unwatched = state
 
 
 def _kind(value):

@@ -3,6 +3,7 @@ import itertools
 from collections import namedtuple
 
 from ..batches.any_length import written_lengths
+from ..batches.arguments import axes_for_samples
 from ..batches.data_sets import Slices
 
 PATTERNS = 1000  # of lengths that are told apart
@@ -33,7 +34,7 @@ class BatchFinder:
 
     def __bool__(self):
         """Whether the function can have a batch at all."""
-        return bool(self._slices) or any(_ndim(variable) for variable in self._inputs)
+        return bool(self._slices) or any(map(axes_for_samples, self._inputs))
 
     def is_news(self, args, kwargs, of_slices=True):
         """Return whether a call may show a batch that no call before has shown, by the lengths of its arguments.
@@ -68,7 +69,8 @@ class BatchFinder:
         ------
         Way
         """
-        shapes = [value.shape if _ndim(variable) else () for variable, value in zip(self._inputs, values)]
+        shapes = [getattr(value, 'shape', ())[:axes_for_samples(variable)]
+                  for variable, value in zip(self._inputs, values)]
         self._shapes = self._shapes or shapes
         sliced = list(self._slices.lengths(values).values())
         lengths = sorted(set(sliced), reverse=True)
@@ -87,7 +89,7 @@ class BatchFinder:
         """The length, where the graph or a state may have it as a number, so that each batch has it; else None."""
         if self._numbers is None:
             self._numbers = written_lengths(self._graph)
-            self._numbers.update(v.container.value.shape[0] for v in self._updated if _ndim(v))
+            self._numbers.update(v.container.unwatched.shape[0] for v in self._updated if axes_for_samples(v))
         return length if length in self._numbers else None
 
 
@@ -124,7 +126,3 @@ def _axis(shape, length, preferred):
     """The axis, one of the first two, along which an argument has samples; None if it has none."""
     axes = [axis for axis, size in enumerate(shape[:2]) if size == length]
     return preferred if preferred in axes else axes[0] if axes else None
-
-
-def _ndim(variable):
-    return getattr(variable.type, 'ndim', 0)

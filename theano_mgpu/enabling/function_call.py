@@ -2,6 +2,8 @@
 from theano.compile.function_module import Function
 from theano.gof import vm
 
+from ..parallel_function import check_subset
+
 COMPUTE_SOME = vm.Stack, getattr(vm, 'CVM', vm.Stack)  # what runs a graph and can compute some of its outputs
 
 
@@ -51,7 +53,7 @@ class FunctionCall:
 
     def __call__(self, output_subset=None):
         if output_subset is not None:
-            _check_subset(output_subset, self._function)
+            check_subset(output_subset, self._function.n_returned_outputs)
         try:
             return self._outputs(output_subset)
         except Exception as error:
@@ -64,7 +66,11 @@ class FunctionCall:
             if not isinstance(self._function.fn, COMPUTE_SOME):
                 raise LeftToPlain('output_subset=%r is an error' % (subset,))
             subset = list(dict.fromkeys(subset))
-        results = self._compute([container.storage[0] for _, container in self._inputs], subset)
+        values = [container.storage[0] for _, container in self._inputs]
+        if any(value is None and hasattr(given.variable.type, 'ndim')
+               for value, (given, _) in zip(values, self._inputs)):
+            raise LeftToPlain('None was given for an array')
+        results = self._compute(values, subset)
         for i in range(self._function.n_returned_outputs) if subset is None else subset:
             found[i] = results.pop(0)
         states = [container for given, container in self._inputs if given.update is not None]
@@ -85,14 +91,3 @@ def explicit_inputs(function):
     """Return the inputs of a function that are no shared variables, each an `In` and its container."""
     return [(given, container) for given, container in zip(function.maker.expanded_inputs, function.input_storage)
             if not given.shared]
-
-
-def _check_subset(subset, function):
-    """Raise an error unless a list has the numbers of outputs; Theano's own code writes to foreign memory then."""
-    if type(subset) is not list:
-        raise RuntimeError('Output_subset is not a list')
-    if not all(isinstance(i, int) for i in subset):
-        raise RuntimeError('Some elements of output_subset list are not int')
-    if not all(0 <= i < function.n_returned_outputs for i in subset):
-        raise IndexError('output_subset=%r, but the function has %d outputs, which are numbered from 0'
-                         % (subset, function.n_returned_outputs))

@@ -1,5 +1,5 @@
 """The programs of a `theano.function` of `enable`: one for each way to take its arguments as a batch."""
-from ..errors import MgpuError
+from ..errors import MgpuError, in_one_line
 from ..program import CannotCut
 from .batch_finder import BatchFinder
 from .definition import Refusal
@@ -99,11 +99,11 @@ class Programs:
                     self._made[key] = self._make(*self._graph, samples=axes, length=length, example=values,
                                                  must_divide=True)
                 return self._made[key]
-            except MgpuError as error:
+            except Exception as error:  # a GraphError; or Theano's, of a graph that the analysis does not expect
                 refusal = refusal or error
                 self._refused.add(key)
         if refusal is None:
             return None
-        cut = isinstance(refusal.__cause__, CannotCut)
-        # The text says all that the errors before this one do.
-        raise Refusal('it cannot be computed in parts: %s' % refusal.__cause__ if cut else str(refusal)) from None
+        if isinstance(refusal.__cause__, CannotCut):  # the text says all that the errors before this one do
+            raise Refusal('it cannot be computed in parts: %s' % refusal.__cause__) from None
+        raise Refusal(str(refusal) if isinstance(refusal, MgpuError) else in_one_line(refusal)) from refusal

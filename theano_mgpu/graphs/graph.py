@@ -127,6 +127,11 @@ def fits_gpu(variable):
     return isinstance(variable.type, theano.tensor.TensorType) and gpu_supported(variable.type)
 
 
+def is_sparse(variable):
+    """Return whether the values of a variable are matrices of scipy.sparse."""
+    return hasattr(variable.type, 'format')
+
+
 def host_view(variable):
     """A shared variable as the host sees it: itself, or for one on a GPU a stand-in over its container."""
     if not isinstance(variable.type, GpuArrayType):

@@ -1,5 +1,6 @@
 """New values of shared variables, as a caller gives them, and as shared variables have them by default."""
 import theano
+from theano.gpuarray.type import GpuArrayType
 
 from ..errors import GraphError
 from ..patches.placement_tags import placed_on
@@ -65,7 +66,7 @@ def _substituted(variables, replacements):
 
 def of_type(variable, value):
     """A new value as a variable of the shared variable's type, as `theano.function` would have it."""
-    if not hasattr(variable.type, 'broadcastable'):
+    if not isinstance(variable.type, (theano.tensor.TensorType, GpuArrayType)):
         return value
     value = graph.on_host(theano.tensor.as_tensor_variable(value))
     try:

@@ -78,15 +78,18 @@ def _holding(locks, call):
 
 
 def hook_shared_variables():
-    """Have `SharedVariable` and `Function` call the watchers of shared variables.
+    """Have `SharedVariable`, `Container` and `Function` call the watchers of shared variables.
 
-    Without this, a copy of a variable keeps its old value when the variable is set, and the other way round.
+    Containers of a function, such as ``f.container[variable]``, have the storage of the variable. Without this, a copy
+    of a variable keeps its old value when the variable is set, and the other way round.
     """
     from theano.compile.function_module import Function
     from theano.compile.sharedvalue import SharedVariable
+    from theano.gof.link import Container
     from theano.gpuarray.type import GpuArraySharedVariable
     _wrap_accessors(SharedVariable)
     _wrap_accessors(GpuArraySharedVariable)
+    _wrap_container(Container)
     _wrap_function_call(Function)
 
 
@@ -129,6 +132,42 @@ def _wrap_accessors(cls):
     wrapped('get_value', reads)
     wrapped('set_value', writes)
     wrapped('zero', writes)
+
+
+def _wrap_container(cls):
+    get, set_, deepcopy = cls.__get__, cls.__set__, cls.__deepcopy__
+
+    def before_read(container):
+        watcher = _watchers.get(id(container.storage)) if _watchers else None
+        if watcher is not None:
+            watcher.before_read()
+
+    def watched_get(self):
+        before_read(self)
+        return get(self)
+
+    def watched_set(self, value):
+        watcher = _watchers.get(id(self.storage)) if _watchers else None
+        if watcher is None:
+            return set_(self, value)
+        watcher.before_write()
+
+        def set_and_note():
+            set_(self, value)
+            watcher.after_write()
+        return _holding(_locks_of([watcher]), set_and_note)
+
+    def __deepcopy__(self, memo):
+        before_read(self)
+        return deepcopy(self, memo)
+
+    def __reduce_ex__(self, protocol):
+        before_read(self)
+        return object.__reduce_ex__(self, protocol)
+
+    cls.data = cls.value = property(watched_get, watched_set)
+    cls.unwatched = property(get, set_)
+    cls.__deepcopy__, cls.__reduce_ex__ = __deepcopy__, __reduce_ex__
 
 
 def _uses_of(function):

@@ -108,4 +108,4 @@ class InferenceReplica:
 def _set(variables, values):
     for copies, value in zip(variables, values):
         for copy in copies.values():
-            copy.container.value = value
+            copy.container.unwatched = value

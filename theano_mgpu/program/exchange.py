@@ -7,7 +7,7 @@ import numpy as np
 from ..distributed.consistency import added
 from ..profiling.timeline import span
 from ..replicas.collectives import all_reduce, bucket_ranges
-from ..replicas.transfers import Fetcher, FlatBuffers, describe
+from ..replicas.transfers import Fetcher, FlatBuffers, concatenated, describe
 from ..utils.worker_threads import Task, WorkerThreads
 from .accumulate import Accumulator
 from .partition import SAME
@@ -272,7 +272,7 @@ def _of_process(parts, how):
     if how == 'stack':
         return np.stack(parts)
     if isinstance(how, tuple):
-        return parts[0] if len(parts) == 1 else np.concatenate(parts, how[1])
+        return parts[0] if len(parts) == 1 else concatenated(parts, how[1])
     return parts[0] if len(parts) == 1 or how == SAME else np.asarray(REDUCE[how].reduce(parts), parts[0].dtype)
 
 
@@ -282,6 +282,9 @@ def _of_ranks(value, how, lengths, ranks):
         return value
     if how == 'stack':
         return ranks.all_gather(value, [count * n for count, n in zip(counts, ranks.everyones(len(value)))])
+    if isinstance(how, tuple) and not isinstance(value, np.ndarray):
+        found = ranks.gather_object(value if lengths[ranks.rank] else None)
+        return ranks.broadcast_object(found and concatenated([part for part in found if part is not None], how[1]))
     if isinstance(how, tuple):
         rows = np.ascontiguousarray(np.moveaxis(value, how[1], 0))
         each = rows.shape[0] // max(1, lengths[ranks.rank])  # a sample may own several rows

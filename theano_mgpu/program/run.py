@@ -7,7 +7,7 @@ import numpy as np
 
 from ..distributed.process_group import Ranks
 from ..profiling.timeline import Timings, on_track
-from ..replicas.transfers import DeviceBuffers, copy_to, fetch, wait
+from ..replicas.transfers import DeviceBuffers, copy_to, fetch, own_copy, wait
 from .advice import memory_explained
 from .compiled import CompiledProgram
 from .exchange import Sum, exchanged, plan_exchanges
@@ -270,7 +270,7 @@ class Runner:
         for known in (results, batch.common, batch.shards[0].known):
             if variable in known:
                 value = known[variable]
-                return np.array(value.on_host if isinstance(value, Sum) else fetch(value))
+                return own_copy(variable, value.on_host if isinstance(value, Sum) else value)
         raise AssertionError('nothing has computed %s' % variable)
 
     def gather(self, outputs: Sequence[Output], batch: Batch, sharded: bool) -> Dict[Output, np.ndarray]:

@@ -5,7 +5,7 @@ import numpy as np
 from theano.compile.sharedvalue import SharedVariable
 
 from ..patches.shared_variables import watcher_of
-from ..replicas.transfers import wait
+from ..replicas.transfers import own_copy, wait
 
 
 class Transaction:
@@ -51,7 +51,7 @@ class Transaction:
     def store_rows(self, variable: SharedVariable, value: np.ndarray) -> None:
         """Give a shared variable with a row a sample, of the user's or what stands for it, its new value."""
         variable = getattr(variable.tag, 'stands_for', variable)
-        self.convert(variable, np.array(value))  # the caller may be given the same rows as an output
+        self.convert(variable, own_copy(variable, value))  # the caller may be given the same rows as an output
         self.then(_written_by_step, watcher_of(variable))
 
 

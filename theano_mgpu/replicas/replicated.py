@@ -148,7 +148,7 @@ class Replicated:
             replica = self.copies[context]
             if self._held.get(replica) != self.version:
                 version = self.version  # before the value is read: one that is set meanwhile is another version
-                replica.container.value = self._value_for(context)
+                replica.container.unwatched = self._value_for(context)
                 self._held[replica] = version
                 self._watch_lent_memory()
 
@@ -192,7 +192,7 @@ class Replicated:
     def give(self, value):
         """Every process has the latest value: `value`, or that of this process for None."""
         if value is not None:
-            self.variable.container.value = value
+            self.variable.container.unwatched = value
             self._new_version([self.variable])
         self.divided = None
 
@@ -210,7 +210,7 @@ class Replicated:
             self.divided()
         if self._held.get(self.variable) != self.version:
             version = self.version
-            self.variable.container.value = self.latest()
+            self.variable.container.unwatched = self.latest()
             self._held[self.variable] = version
 
     def before_write(self):

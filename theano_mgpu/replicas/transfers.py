@@ -1,5 +1,10 @@
 """Arrays from the host to a device and back, and between devices; for a ``cpu`` context no host array is copied."""
+import copy
+
 import numpy as np
+from scipy import sparse
+from theano.gpuarray.type import GpuArrayType
+from theano.tensor import TensorType
 
 from ..devices.contexts import gpu_context
 
@@ -210,11 +215,31 @@ class Fetcher:
         self.flat = self._here.flat if len(self._small) == len(arrays) else None
 
 
+def concatenated(parts, axis):
+    """Put arrays, or matrices of scipy.sparse, together along an axis."""
+    if isinstance(parts[0], np.ndarray):
+        return np.concatenate(parts, axis)
+    return (sparse.hstack if axis else sparse.vstack)(parts, parts[0].format, parts[0].dtype)
+
+
 def wait(values):
     """Wait until a device has computed arrays; those on the host are there already."""
     for value in values:
-        if not isinstance(value, np.ndarray):
+        if hasattr(value, 'sync'):
             value.sync()
+
+
+def own_copy(variable, value):
+    """Return a value of a variable's type in memory of its own, on the host.
+
+    Parameters
+    ----------
+    variable : theano.Variable
+    value : object
+        An array of a tensor, here or on a device; or what other types of Theano hold.
+    """
+    is_tensor = isinstance(variable.type, (TensorType, GpuArrayType))
+    return np.array(fetch(value)) if is_tensor else copy.deepcopy(value)
 
 
 def fetch(value, out=None):
@@ -223,6 +248,7 @@ def fetch(value, out=None):
     Parameters
     ----------
     value : ndarray or pygpu.gpuarray.GpuArray
+        Values of other types, such as sparse matrices, are returned as they are.
     out : ndarray, optional
         Of the value's shape and dtype.
 
@@ -232,7 +258,7 @@ def fetch(value, out=None):
         `out`; without it, a host array is returned as it is.
     """
     if out is None:
-        return np.asarray(value)
+        return np.asarray(value) if isinstance(value, (np.ndarray, np.generic)) or hasattr(value, 'sync') else value
     if isinstance(value, np.ndarray) or not value.flags.c_contiguous:
         out[...] = np.asarray(value)
     else:
