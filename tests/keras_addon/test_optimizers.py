@@ -1,12 +1,12 @@
-"""Optimizers that use more of the loss than its gradient, and changed ones: as in plain Keras, and certified as such."""
+"""Optimizers that use more of the loss than its gradient, and changed ones: as in plain Keras, and certified so."""
+import functools
+
 from theano_mgpu.keras import disable, enable, multi_gpu_model
 
 import numpy as np
 import pytest
-from keras import backend as K
 from keras import layers as L
 from keras.models import Sequential
-from keras.optimizers import SGD
 from support.keras_equivalence import QUICK, RAGGED, assert_equal, floatx, trained, values
 from support.keras_zoo import head, noise, one_hot
 from support.optimizer_zoo import OPTIMIZERS, states_of
@@ -49,11 +49,10 @@ def enabled():
     disable()
 
 
-def plain(name, build, found={}):
+@functools.lru_cache(None)
+def plain(name, build):
     """Results of plain Keras, computed once; call it before anything is enabled."""
-    if (name, build) not in found:
-        found[name, build] = everything(OPTIMIZERS[name], build)[0]
-    return found[name, build]
+    return everything(OPTIMIZERS[name], build)[0]
 
 
 QUICK_ONES = ('polyak', 'l4', 'mean_loss', 'sharpness', 'curvature', 'conflicting', 'of_the_outputs', 'lookahead',
