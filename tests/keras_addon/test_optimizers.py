@@ -90,6 +90,23 @@ def test_parallel_model(name, contexts):
     assert len(model.train_function.function.contexts) == 2
 
 
+@pytest.mark.parametrize('name', ['lookahead', 'mean_loss'])
+def test_a_parallel_model_continues_with_the_states_of_its_template(name, cpu2):
+    """Those that are not among the optimizer's weights began anew; a wrapper's own lists named other variables."""
+    found = []
+    for parallel in (False, True):
+        np.random.seed(11)
+        model = dense()
+        made = OPTIMIZERS[name](model)
+        model.compile(made, 'categorical_crossentropy', mode=QUICK)
+        first = trained(model, DATA, (7, 5))
+        if parallel:
+            model = multi_gpu_model(model)
+        found.append([('', each) for each in first + trained(model, DATA)] + values(model.weights) + values(
+            states_of(made)))
+    assert_equal(*found, 1e-9)
+
+
 @slow_but()
 def test_on_devices(name, contexts, enabled):
     expected = plain(name, dense)

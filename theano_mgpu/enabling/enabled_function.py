@@ -90,10 +90,22 @@ class EnabledFunction:
         if self.step is None:
             return self._plain(args, kwargs)
         if self._enabled.verifies:
-            self.step.verify(*args, **kwargs).show(self._usage.name, self._enabled.strict)
+            self._verify(args, kwargs)
         self._usage.run_on(self.step.contexts, 'divided')
         self._run = self._over_contexts if self._enabled.always else self._measure_several
         return self._run(args, kwargs)
+
+    def _verify(self, args, kwargs):
+        """Show a certificate of the first call; the run goes on if there can be none."""
+        try:
+            certificate = self.step.verify(*args, **kwargs)
+        except Exception as error:  # of any class: ops raise their own
+            text = '%s cannot be verified: %s: %s' % (self._usage.name, type(error).__name__, error)
+            if self._enabled.strict:
+                raise GraphError(text) from error
+            self._enabled.tell(text)
+            return
+        certificate.show(self._usage.name, self._enabled.strict)
 
     def _measure_several(self, args, kwargs):
         results, seconds = self._timed(self._over_contexts, args, kwargs)
@@ -199,7 +211,7 @@ class PlacedFunction(EnabledFunction):
             self._enabled.tell(NOT_PLACED % (self._usage.name, error))
             return self._plain(args, kwargs)
         if self._enabled.verifies:
-            self.step.verify(*args, **kwargs).show(self._usage.name, self._enabled.strict)
+            self._verify(args, kwargs)
         self._usage.run_on(self.step.contexts, 'placed')
         self._run = self._over_contexts
         return self._run(args, kwargs)
