@@ -3,7 +3,7 @@ import functools
 import threading
 import time
 
-from ..errors import LengthError, MgpuError, RankError, in_one_line, noting
+from ..errors import GraphError, LengthError, MgpuError, RankError, in_one_line, noting
 from ..parallel_function import ParallelFunction
 from ..patches.theano_functions import shown
 from ..program.parallel_graph import choose_ranks
@@ -285,8 +285,18 @@ class EnabledFunction:
         self._refusal = str(refusal)
 
     def _verify(self, step, values):
-        if self._enabled.verifies:
-            step.verify(*values).show(self._usage.name, self._enabled.strict)
+        """Show a certificate of the first call, if it is asked for; the run goes on if there can be none."""
+        if not self._enabled.verifies:
+            return
+        try:
+            certificate = step.verify(*values)
+        except Exception as error:  # of any class: ops raise their own
+            text = '%s cannot be verified: %s' % (self._usage.name, in_one_line(error))
+            if self._enabled.strict:
+                raise GraphError(text) from error
+            self._enabled.tell(text)
+            return
+        certificate.show(self._usage.name, self._enabled.strict)
 
     def _compiled(self, inputs, outputs, updates, **options):
         return ParallelFunction(inputs, outputs, updates, no_default_updates=True, contexts=self._enabled.contexts(),

@@ -121,11 +121,18 @@ def _results(model, updates):
     return dict(zip(names, [model.total_loss] + substitute(metric_values(model), new)))
 
 
+def _own_train_function(model):
+    """Return the BatchFunction that trains a model, or None."""
+    state = parallel_state_of(model)
+    return state and state.functions.get('train')
+
+
 def _updates_of_train_function(model):
     """Return the new values that the train function of a model gives: those of the batch, and of the optimizer."""
-    model._make_train_function()
-    state = parallel_state_of(model)
-    function = state and state.functions.get('train')
+    function = _own_train_function(model)
+    if function is None:
+        model._make_train_function()
+        function = _own_train_function(model)
     if function is not None:
         return training_updates(model, function.optimizer_updates)
     if not isinstance(model.train_function, Function):

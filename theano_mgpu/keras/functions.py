@@ -131,8 +131,9 @@ class BatchFunction:
 
     def _run_divided(self, inputs):
         function = self._variants.of(inputs)
-        if self._prepares_next and function.runner.on_devices and keras_loops.keras_batches is not None:
-            function.look_ahead.next_batch = functools.partial(keras_loops.keras_batches.after, inputs)
+        loop = keras_loops.keras_batches
+        if self._prepares_next and function.runner.on_devices and loop is not None and loop.calls(self):
+            function.look_ahead.next_batch = functools.partial(loop.after, inputs)
         try:
             ran, outputs = self._variants.run(function, inputs)
         finally:

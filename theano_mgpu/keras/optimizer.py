@@ -32,7 +32,8 @@ def optimizer_updates(model, state):
     ----------
     model : keras.Model
     state : ParallelState
-        If it is `continued`, the updates continue with the present state of the optimizer.
+        If it is `continued`, the updates continue with the present state of the optimizer: its `weights`, and what its
+        `updates` were of.
 
     Returns
     -------
@@ -40,16 +41,22 @@ def optimizer_updates(model, state):
         A variable may have several new values, of which the first counts.
     """
     optimizer, params = model.optimizer, model._collected_trainable_weights
-    before = list(optimizer.weights)
+    before = _states(optimizer)
     with K.name_scope('training'), K.name_scope(type(optimizer).__name__):  # Keras's names, also in files
         updates = list(optimizer.get_updates(params=params, loss=model.total_loss))
     if not state.continued:
         return updates
-    kept = _pairs_of_states(before, optimizer.weights)
-    kept.update(_pairs_of_states(state.updated, [variable for variable, _ in updates]))
+    kept = {}
+    for old, new in zip(before, _states(optimizer)):
+        kept.update(_pairs_of_states(old, new))
     _replace(optimizer, kept)
     new = graph.substitute([value for _, value in updates], kept)
     return [(kept.get(variable, variable), value) for (variable, _), value in zip(updates, new)]
+
+
+def _states(optimizer):
+    """Return the state variables that an optimizer names, in the two lists that Keras's optimizers have."""
+    return list(optimizer.weights), [pair[0] for pair in optimizer.updates if isinstance(pair, tuple)]
 
 
 def _pairs_of_states(before, after):

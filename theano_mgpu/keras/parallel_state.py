@@ -25,8 +25,6 @@ class ParallelState:
         Whether a difference from one device is an error.
     continued : bool
         Whether the optimizer has a state to continue with.
-    updated : list of SharedVariable
-        What the optimizer has updated in the train function before, if that is made again.
     functions : dict of str to BatchFunction
         What the package has made for the model, by kind: 'train', 'test', 'predict'. The model's own attributes may be
         functions of the user's that call these.
@@ -37,7 +35,7 @@ class ParallelState:
     def __init__(self, name, contexts):
         self.name, self.contexts = name, contexts
         self.continued = False
-        self.functions, self.updated = {}, []
+        self.functions = {}
 
     def notify(self, text):
         """Tell the user how the model differs from one device: a sentence whose subject, the model's name, is left out.

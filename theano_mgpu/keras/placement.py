@@ -171,7 +171,5 @@ def _make_functions_again(layers):
                 if getattr(model, name, None) is not None:
                     setattr(model, name, None)
             state = parallel_state_of(model)
-            if 'train' in state.functions:
-                state.updated = [variable for variable, _ in state.functions['train'].optimizer_updates]
             state.functions.clear()
             state.continued = state.continued or bool(model._is_compiled and model.optimizer.weights)

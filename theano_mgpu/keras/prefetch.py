@@ -23,6 +23,10 @@ class LoopObserver:
         self._standard = None   # (item of a generator, its standardised arrays) of the next one
         self._class_weight = None
 
+    def calls(self, function):
+        """Return whether the loop calls a function itself: one of the user's in between may change the arrays."""
+        return self._model.train_function is function
+
     def slice(self, original, arrays, rows):
         """Called by `fit` in place of Keras's slice_arrays."""
         sliced, self._sliced = self._sliced, None
