@@ -9,7 +9,7 @@ from ..checkpoints.lock import lock_checkpoint
 from ..errors import MgpuError, warn
 from .callback_states import restore_states, states_of
 from .fit_record import FitRecord, random_states, set_random_states
-from .functions import BatchFunction
+from .functions import ModelFunction
 
 
 class Run:
@@ -77,7 +77,7 @@ class Checkpoint(keras.callbacks.Callback):
     @property
     def _step(self):
         """The TrainingFunction of the fit."""
-        return self._functions[0].function
+        return self._functions[0].step
 
     def __enter__(self):
         return self
@@ -97,7 +97,7 @@ class Checkpoint(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         train = self.model.train_function
-        if not isinstance(train, BatchFunction):
+        if not isinstance(train, ModelFunction):
             raise MgpuError('Checkpoint is for a model that runs over contexts, even if over one: one of '
                             'multi_gpu_model, or any after enable(), as in theano-mgpu run. %s is left to plain Keras'
                             % self.model.name)

@@ -4,20 +4,73 @@ import functools
 import numpy as np
 import theano
 from keras import backend as K
+from keras.backend import theano_backend
 
 from ..graphs import graph
 from ..parallel_function import ParallelFunction
 from ..patches import keras_loops, theano_functions
 from ..training import TrainingFunction
 from .batch import batch_inputs, batch_updates, first_of_each, metric_values
-from .optimizer import updates_of
+from .optimizer import OptimizerState, updates_of
 from .parallel_state import parallel_state_of
 from .variants import Variants, length_of
 
 OPTIONS = ('mode', 'givens')  # those of theano.function that compile() takes
 
 
-class BatchFunction:
+class ModelFunction:
+    """What a model calls for each batch, which an observer and a checkpoint may take part in.
+
+    Attributes
+    ----------
+    checkpoint : keras.Checkpoint or None
+        That of a fit, while the fit lasts.
+    observer : callable or None
+        ``observer(function, inputs, compute)`` returns what ``compute(inputs)`` does.
+    samples : int
+        Size of the last batch, on all ranks.
+    """
+
+    checkpoint = observer = None
+    samples = 0
+
+    def __call__(self, inputs):
+        if self.checkpoint:
+            return self.checkpoint.replay_or_compute(self, inputs, self._compute)
+        return self._compute(inputs)
+
+    def _compute(self, inputs):
+        return self._run(inputs) if self.observer is None else self.observer(self, inputs, self._run)
+
+
+class WholeFunction(ModelFunction, theano_backend.Function):
+    """The function that Keras itself has made for a model, none of whose batches is divided.
+
+    Parameters
+    ----------
+    plain : keras.backend.Function
+        Keras's. What it has is here, too, such as `function`, that of Theano.
+    contexts : list of Context
+        What it runs on.
+    divided : BatchFunction
+        What would run the batches over contexts.
+    """
+
+    def __init__(self, plain, contexts, divided):
+        vars(self).update(vars(plain))
+        self.contexts, self._divided = contexts, divided
+
+    @property
+    def step(self):
+        """The TrainingFunction over the same variables, whose training state a checkpoint holds."""
+        return self._divided.step
+
+    def _run(self, inputs):
+        self.samples = length_of(inputs)
+        return theano_backend.Function.__call__(self, inputs)
+
+
+class BatchFunction(ModelFunction):
     """Runs a function over a batch, then reads values that it has updated.
 
     Parameters
@@ -29,25 +82,15 @@ class BatchFunction:
     mode : str or theano.Mode, optional
     prepares_next : bool
         Whether the next batch is sent while one is computed, within Keras's loops (see `prefetch`).
-
-    Attributes
-    ----------
-    samples : int
-        Size of the last batch, on all ranks.
-    continued : bool
-        Of a train function: whether what is compiled next continues with the state of the optimizer, as a second
-        variant has to.
+    optimizer_state : OptimizerState, optional
+        Of a train function.
     """
 
-    def __init__(self, variants, values=(), mode=None, prepares_next=False):
+    def __init__(self, variants, values=(), mode=None, prepares_next=False, optimizer_state=None):
         self._variants, self._values, self._mode = variants, list(values), mode
-        self._prepares_next = prepares_next
-        self.checkpoint = None  # a keras.Checkpoint, during a fit
-        self.observer = None  # ``observer(function, inputs, compute)`` returns what ``compute(inputs)`` does
+        self._prepares_next, self.optimizer_state = prepares_next, optimizer_state
         self.dispatch = None  # a Dispatch, where some batches are left to plain Keras
         self.compared = None  # a ComparedFunction, where each process may compute such batches
-        self.continued = False
-        self.samples = 0
         self.begin()
 
     @property
@@ -55,15 +98,16 @@ class BatchFunction:
         """The ParallelFunction or TrainingFunction that runs batches over the contexts."""
         return self._variants.function
 
+    step = function
+
     @property
     def contexts(self):
         """The list of Context that ran the last batch."""
         return self.dispatch and self.dispatch.ran_on or self.function.contexts
 
     def compile(self):
-        """Compile what runs batches over the contexts, if any batch may."""
-        if self.dispatch is None or self.dispatch.divides:
-            self._variants.compile()
+        """Compile what runs batches over the contexts."""
+        self._variants.compile()
 
     @functools.cached_property
     def _read(self):
@@ -71,18 +115,10 @@ class BatchFunction:
         mode = theano.compile.get_mode(self._mode).excluding('gpuarray_opt')
         return theano_functions.plain_function([], graph.host_graph(self._values), mode=mode) if self._values else list
 
-    def __call__(self, inputs):
-        if self.checkpoint:
-            return self.checkpoint.replay_or_compute(self, inputs, self._compute)
-        return self._compute(inputs)
-
-    def _compute(self, inputs):
-        return self._run(inputs) if self.observer is None else self.observer(self, inputs, self._run)
-
     def _run(self, inputs):
         if self.dispatch is None:
             return self.run_over_contexts(inputs)
-        if self.checkpoint is not None and self.dispatch.divides:  # a restart must not depend on what was measured
+        if self.checkpoint is not None:  # a restart must not depend on what was measured
             return self.dispatch.run_divided(inputs)
         self.samples = length_of(inputs)
         results = self.dispatch.run(inputs, self.samples)
@@ -142,42 +178,42 @@ def train_function(model):
     """The train function of a compiled model."""
     state, updates = parallel_state_of(model), batch_updates(model)
 
+    # What the model is now, as in Keras: a variant may be made after the model has changed.
+    inputs, total, optimizer, options = batch_inputs(model), model.total_loss, model.optimizer, _options(model)
+    params = model._collected_trainable_weights
+    optimizer_state = OptimizerState(optimizer.weights if state.continued else ())
+
     def make(contexts, free):
-        loss, *new = free([model.total_loss] + list(updates.values()))
-        optimizer_updates = updates_of(model.optimizer, function.continued)
-        step = TrainingFunction(batch_inputs(model), loss, model._collected_trainable_weights, optimizer_updates,
+        loss, *new = free([total] + list(updates.values()))
+        return TrainingFunction(inputs, loss, params, updates_of(optimizer, optimizer_state),
                                 batch_updates=dict(zip(updates, new)), contexts=contexts, name='train_function',
-                                **_options(model))
-        function.continued = True
-        return step
-    function = BatchFunction(Variants(make, model, state), metric_values(model), _options(model).get('mode'),
-                             prepares_next=True)
-    function.continued = state.continued
-    return function
+                                **options)
+    return BatchFunction(Variants(make, inputs, state), metric_values(model), options.get('mode'), True,
+                         optimizer_state)
 
 
 def test_function(model):
     """The test function of a compiled model: its loss and metrics."""
-    updates = batch_updates(model, training=False)
+    updates, inputs = batch_updates(model, training=False), batch_inputs(model)
+    total, options = model.total_loss, _options(model)
 
     def make(contexts, free):
-        loss, *new = free([model.total_loss] + list(updates.values()))
-        return ParallelFunction(batch_inputs(model), [loss], dict(zip(updates, new)), contexts=contexts,
-                                name='test_function', **_options(model))
-    return BatchFunction(Variants(make, model, parallel_state_of(model)), metric_values(model),
-                         _options(model).get('mode'))
+        loss, *new = free([total] + list(updates.values()))
+        return ParallelFunction(inputs, [loss], dict(zip(updates, new)), contexts=contexts, name='test_function',
+                                **options)
+    return BatchFunction(Variants(make, inputs, parallel_state_of(model)), metric_values(model), options.get('mode'))
 
 
 def predict_function(model):
     """The predict function of a model: its outputs."""
-    updates = first_of_each(model.state_updates)
+    updates, inputs = first_of_each(model.state_updates), batch_inputs(model, targets=False)
+    outputs, options = list(model.outputs), _options(model)
 
     def make(contexts, free):
-        new = free(model.outputs + list(updates.values()))
-        outputs, new = new[:len(model.outputs)], new[len(model.outputs):]
-        return ParallelFunction(batch_inputs(model, targets=False), outputs, updates=dict(zip(updates, new)),
-                                contexts=contexts, name='predict_function', **_options(model))
-    return BatchFunction(Variants(make, model, parallel_state_of(model)))
+        new = free(outputs + list(updates.values()))
+        return ParallelFunction(inputs, new[:len(outputs)], updates=dict(zip(updates, new[len(outputs):])),
+                                contexts=contexts, name='predict_function', **options)
+    return BatchFunction(Variants(make, inputs, parallel_state_of(model)))
 
 
 MAKERS = {'train': train_function, 'test': test_function, 'predict': predict_function}

@@ -3,12 +3,15 @@
 This is the only way in which a model comes to run over contexts. `multi_gpu_model` gives a model that it makes a
 ParallelState; `enable` gives one to each model that is compiled.
 """
+import contextlib
 import functools
 import os
+from types import SimpleNamespace
 
 import numpy as np
 from keras import Model
 from keras import backend as K
+from keras.backend import theano_backend
 from keras.engine import saving
 
 from ..distributed.mpi import mpi_ranks
@@ -17,8 +20,8 @@ from ..jobs import mpi_environment
 from ..patches import keras_loops, keras_models
 from ..patches.theano_functions import plain_functions
 from ..utils.files import whole_file
-from .batch import members
-from .functions import MAKERS
+from .batch import batch_inputs, members
+from .functions import MAKERS, WholeFunction
 from .loops import loop_of
 from .optimizer import Continued
 from .parallel_state import parallel_state_of
@@ -32,15 +35,26 @@ def _function_maker(kind):
     def wrap(original):
         @functools.wraps(original)
         def make(self):
-            if kind != 'predict' and not hasattr(self, name):
-                raise RuntimeError('You must compile your model before using it.')
-            if kind == 'train':
-                self._check_trainable_weights_consistency()
-            if getattr(self, name, None) is None:
+            state = parallel_state_of(self)
+            if getattr(self, name, None) is not None or kind != 'predict' and not hasattr(self, name):
+                original(self)  # which checks the model
+            elif state.leave_all():
+                divided = MAKERS[kind](self)
+                noted = divided.optimizer_state.noted(self.optimizer) if kind == 'train' else contextlib.nullcontext()
+                with plain_functions(), noted:
+                    original(self)
+                plain = getattr(self, name)
+                if isinstance(plain, theano_backend.Function):  # else the user has replaced K.function
+                    function = WholeFunction(plain, state.contexts[:1], divided)
+                    state.observe(kind, function)
+                    setattr(self, name, function)
+            else:
+                if kind == 'train':
+                    self._check_trainable_weights_consistency()
                 function = MAKERS[kind](self)
-                setattr(self, name, function)
-                parallel_state_of(self).observe(kind, function)
+                state.observe(kind, function)
                 function.compile()
+                setattr(self, name, function)
         return make
     return wrap
 
@@ -102,6 +116,8 @@ LOOPS = {'fit': _training_loop, 'fit_generator': _training_loop, 'evaluate': loo
 METHODS = dict(LOOPS, _standardize_user_data=_standardize_user_data, save=_save, save_weights=_save_weights,
                **{'_make_%s_function' % kind: _function_maker(kind) for kind in MAKERS})
 _PLAIN = {kind: getattr(Model, '_make_%s_function' % kind) for kind in MAKERS}
+_READ = ('optimizer', 'total_loss', 'outputs', 'updates', 'state_updates', '_collected_trainable_weights',
+         '_function_kwargs')  # what these methods read of a model, besides its inputs and metrics
 
 
 @functools.lru_cache(None)
@@ -110,26 +126,32 @@ def switch_methods_once():
     keras_models.switch_keras_methods(METHODS, applies=parallel_state_of)
 
 
-def plain_function(kind, model, continued=False):
-    """The train, test or predict function of plain Keras for a model, which keeps the one that it has.
+def plain_maker(kind, model):
+    """Make a maker of the train, test or predict function of plain Keras for a model as it is now.
+
+    The model may change before the function is made, as it may in plain Keras after it is made.
 
     Parameters
     ----------
     kind : {'train', 'test', 'predict'}
     model : keras.Model
-    continued : bool
-        Whether a train function continues with the present state of the optimizer.
+
+    Returns
+    -------
+    callable
+        ``make(optimizer_state)`` returns the function; a train function continues with an OptimizerState, if given.
     """
-    name, optimizer = kind + '_function', getattr(model, 'optimizer', None)
-    before = getattr(model, name)
-    try:
-        setattr(model, name, None)
-        if kind == 'train' and continued:
-            model.optimizer = Continued(optimizer)
+    name, metrics = kind + '_function', model._get_training_eval_metrics() if model._is_compiled else []
+    found = SimpleNamespace(**{read: getattr(model, read) for read in _READ if hasattr(model, read)})
+    found._feed_inputs, found._feed_targets = batch_inputs(model, targets=kind != 'predict'), []
+    found._feed_sample_weights, found._uses_dynamic_learning_phase = [], lambda: False  # they are among the inputs
+    found._get_training_eval_metrics, found._check_trainable_weights_consistency = lambda: metrics, lambda: None
+
+    def make(optimizer_state=None):
+        setattr(found, name, None)
+        if optimizer_state is not None:
+            found.optimizer = Continued(found.optimizer, optimizer_state)
         with plain_functions():
-            _PLAIN[kind](model)
-        return getattr(model, name)
-    finally:
-        setattr(model, name, before)
-        if kind == 'train':
-            model.optimizer = optimizer
+            _PLAIN[kind](found)
+        return getattr(found, name)
+    return make

@@ -51,6 +51,10 @@ class ParallelState:
                     % ('one context' if len(contexts) == 1 else 'one replica', describe(self.contexts), len(several),
                        error))
 
+    def leave_all(self):
+        """Leave all batches to plain Keras where dividing them gains nothing; return whether that is so."""
+        return False
+
     def observe(self, kind, function):
         """Called with each function that is made for the model; `kind` is 'train', 'test' or 'predict'."""
 

@@ -19,7 +19,8 @@ class Variants:
     make : callable
         ``make(contexts, free)`` compiles the function, a ParallelFunction or TrainingFunction. ``free(outputs)``
         returns the expressions to compile in place of those of the model.
-    model : keras.Model
+    inputs : list of theano.Variable
+        What it takes; see `batch.batch_inputs`.
     state : ParallelState
         The model's.
 
@@ -29,8 +30,8 @@ class Variants:
         The variant in use; compiled when it is first needed.
     """
 
-    def __init__(self, make, model, state):
-        self._make, self._model, self._state = make, model, state
+    def __init__(self, make, inputs, state):
+        self._make, self._inputs, self._state = make, inputs, state
         self._whole = None    # the variant on one context, once it is needed
         self._divided = False
         self._function = None
@@ -48,7 +49,7 @@ class Variants:
     def compile(self):
         """Make the function, unless it is there."""
         if self._function is None:
-            free = any_length(self._model)
+            free = any_length(self._inputs)
             self._function = self._make(self._state.contexts, free)
             self._is_refused = bool(self._function.refused)  # and the user does not know yet
             self._length = free.length if free.found else None  # the fixed length that the graph had
@@ -105,7 +106,7 @@ class Variants:
 
     def _freed(self, inputs):
         """The variant without the length of this batch in its graph."""
-        free = any_length(self._model, length_of(inputs))
+        free = any_length(self._inputs, length_of(inputs))
 
         def freed(outputs):
             found = free(outputs)

@@ -13,7 +13,7 @@ from ..utils.progress import passing_bar
 from ..verification.certificate import TOLERANCE, Certificate, Row, largest, relative_difference
 from .batch import batch_updates, first_of_each
 from .functions import MAKERS
-from .methods import plain_function
+from .methods import plain_maker
 from .multi_gpu import chosen_contexts
 from .parallel_state import ParallelState, parallel_state_of, set_parallel_state
 
@@ -109,7 +109,7 @@ def _compared(model, contexts, tolerance, kind, measure):
     set_parallel_state(model, state)
     try:
         with passing_bar(2, 'sides', 'verify %s' % model.name) as bar:
-            one = measure(functools.partial(plain_function, kind))
+            one = measure(lambda model: plain_maker(kind, model)())
             bar.update(1)
             many = measure(functools.partial(_parallel_function, kind))
     finally:
