@@ -61,6 +61,8 @@ def fit(path, contexts):
     model = parallel()
     history = model.fit(X, Y, batch_size=8, epochs=4, validation_split=0.2, verbose=1, callbacks=[
         Schedules(), callbacks.ModelCheckpoint(path + '.best.h5', save_best_only=True),
+        callbacks.ModelCheckpoint('%s.own%d.h5' % (path, mgpu.rank())),
+        callbacks.CSVLogger('%s.own%d.csv' % (path, mgpu.rank())),
         callbacks.CSVLogger(path + '.csv'), callbacks.EarlyStopping(patience=3),
         callbacks.LambdaCallback(on_epoch_end=draw)])
     if mgpu.rank() == 0:
