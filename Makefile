@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 ARGS ?=
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-cuda test-nvrtc test-slurm test-pythons test-packages test-docker test-scripts bench clean
+.PHONY: help setup demo test test-slow test-cuda test-keras test-theano test-nvrtc test-slurm test-pythons test-packages test-docker test-scripts bench clean
 
 help: ## list the targets
 	@echo 'make demo and make test install what they need: no other command has to run first.'
@@ -24,6 +24,12 @@ test-slow: setup ## the tests that make test leaves out: more models, more conte
 
 test-cuda: setup ## the tests on the CUDA stand-in, which runs on the CPU; DEVICES=4 for four devices
 	@$(PY) .ci/quickly .ci/test-cuda $(ARGS)
+
+test-keras: setup ## Keras's own tests, plain and over contexts: FOLDER=/a/checkout/of/keras, tag 2.3.1; ARGS=--help
+	@$(PY) .ci/quickly $(PY) .ci/test-upstream keras $(FOLDER) $(ARGS)
+
+test-theano: setup ## Theano's own tests, plain and with every function divided; ARGS=--help
+	@$(PY) .ci/quickly $(PY) .ci/test-upstream theano $(ARGS)
 
 test-nvrtc: setup ## compile every kernel of make test-cuda with NVIDIA's own compiler (downloads it: 200 MB)
 	@.ci/test-nvrtc

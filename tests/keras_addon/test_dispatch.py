@@ -37,11 +37,11 @@ def disabled_after():
 
 @pytest.fixture
 def dispatching(monkeypatch):
-    """A function that makes a Clock, and a Dispatch over two contexts of a kind."""
-    def make(divided, whole, kind='cuda'):
+    """A function that makes a Clock, and a Dispatch over two devices."""
+    def make(divided, whole):
         clock = Clock(divided, whole)
         monkeypatch.setattr(module, 'time', clock)
-        contexts = [Context('dev%d' % i, kind, kind) for i in range(2)]
+        contexts = [Context('dev%d' % i, 'cuda', 'cuda') for i in range(2)]
         return clock, Dispatch(lambda inputs: clock.call('divided', inputs),
                                lambda: lambda inputs: clock.call('whole', inputs), contexts, Ranks(),
                                clock.noted.append)
@@ -68,12 +68,6 @@ def test_short_batches_that_the_contexts_compute_faster_are_divided(dispatching)
 def test_plain_keras_is_not_compiled_for_batches_that_take_long(dispatching):
     clock, dispatch = dispatching(divided=1.5 * LONGEST, whole=1e-6)
     assert set(clock.run(dispatch, 32, 3 * CALLS)) == {'divided'}
-
-
-def test_contexts_on_the_cpu_divide_nothing(dispatching):
-    clock, dispatch = dispatching(divided=1e-6, whole=1.0, kind='cpu')
-    assert clock.run(dispatch, 1, 3) == clock.run(dispatch, 4096, 3) == ['whole'] * 3
-    assert [context.name for context in dispatch.ran_on] == ['dev0'] and not dispatch.divides
 
 
 # --- Models --------------------------------------------------------------------------------------
@@ -218,3 +212,14 @@ def test_processes_of_one_host_compute_short_batches_whole(tmp_path):
         assert 'the losses differ: rank 0' in found['error'] and 'same seed' in found['error']
         failure = 'MemoryError: no memory left' if rank else 'RankError: rank 1 .* failed in one of the last batches'
         assert re.match(failure, found['failure'])
+
+
+@pytest.mark.mpi
+def test_functions_that_are_made_later_are_those_of_plain_keras_all_the_same(tmp_path):
+    """They had moments of another model or new ones, or the graph of a model that had been changed meanwhile."""
+    path = str(tmp_path / 'ranks')
+    launch(2, 'by_turns', path, job=os.path.abspath(rank_jobs.__file__), flags=INTERPRETED)
+    expected = rank_jobs.trained_by_turns()
+    for rank in range(2):
+        for ours, theirs in zip(arrays('%s.%d.npz' % (path, rank)), expected):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)

@@ -45,7 +45,9 @@ def test_fit_is_that_of_one_process(update_on, tmp_path):
     assert done.stdout.count('Epoch 1/4') == 1
     with open(ranks + '.csv') as f, open(one + '.csv') as g:
         assert len(f.readlines()) == len(g.readlines()) == 5
-    for name in ('.h5', '.best.h5', '.alone.h5'):
+    with open(ranks + '.csv') as log, open(ranks + '.own0.csv') as first, open(ranks + '.own1.csv') as second:
+        assert log.read() == first.read() == second.read()
+    for name in ('.h5', '.best.h5', '.alone.h5', '.own0.h5', '.own1.h5'):
         keras.models.load_model(ranks + name)
     saved = keras.models.load_model(ranks + '.h5')
     of_saved = saved.get_weights() + saved.optimizer.get_weights()

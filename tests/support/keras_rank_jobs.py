@@ -19,6 +19,7 @@ from keras import callbacks
 from keras.layers import BatchNormalization, Dense, Dropout
 
 from support.dispatch_clock import Clock
+from support.keras_zoo import Unlisted
 from support.modes import PYTHON
 
 X = np.random.RandomState(0).randn(53, 5).astype('float32')
@@ -60,6 +61,8 @@ def fit(path, contexts):
     model = parallel()
     history = model.fit(X, Y, batch_size=8, epochs=4, validation_split=0.2, verbose=1, callbacks=[
         Schedules(), callbacks.ModelCheckpoint(path + '.best.h5', save_best_only=True),
+        callbacks.ModelCheckpoint('%s.own%d.h5' % (path, mgpu.rank())),
+        callbacks.CSVLogger('%s.own%d.csv' % (path, mgpu.rank())),
         callbacks.CSVLogger(path + '.csv'), callbacks.EarlyStopping(patience=3),
         callbacks.LambdaCallback(on_epoch_end=draw)])
     if mgpu.rank() == 0:
@@ -107,6 +110,35 @@ def short_batches(path):
         found['failure'] = '%s: %s' % (type(error).__name__, error)
     with open('%s.%d.json' % (path, mgpu.rank()), 'w') as file:
         json.dump(found, file, default=float)
+
+
+def trained_by_turns():
+    """The state of models whose functions are made again, for plain Keras, while they are trained.
+
+    Two have one optimizer. The third has one that lists no state; it is frozen, but not compiled again.
+    """
+    random.seed(1)
+    np.random.seed(1)
+    shared = keras.optimizers.SGD(0.01, momentum=0.9)
+    models = [keras.Sequential([Dense(units, activation='tanh', input_shape=(5,)), BatchNormalization(), Dense(1)])
+              for units in (4, 4, 3)]
+    for model, optimizer in zip(models, [shared, shared, Unlisted()]):
+        model.compile(optimizer, 'mse', metrics=['mae'], mode=PYTHON)
+    for i in range(WARM_UP + COUNTED + 4):
+        for model in models:
+            model.train_on_batch(X[i:i + 8], Y[i:i + 8])
+        models[-1].trainable = False
+    return [value for model in models for value in model.get_weights()] + shared.get_weights()
+
+
+def by_turns(path):
+    """`trained_by_turns` under `enable`, by divided batches at first and by whole ones then."""
+    clock = Clock(divided=1e-3, whole=1e-4)
+    clock.install(setattr)
+    mgpu.init('a->cpu')
+    enable()
+    np.savez('%s.%d.npz' % (path, mgpu.rank()), *trained_by_turns())
+    assert {'divided', 'whole'} == set(clock.calls)
 
 
 def tensorboard(path, logs):

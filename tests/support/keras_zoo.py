@@ -104,6 +104,21 @@ def scalar_sum(y_true, y_pred):
     return K.sum(K.square(y_true - y_pred))
 
 
+class Unlisted(keras.optimizers.Optimizer):
+    """Momentum as in many scripts: the velocities are not among its `weights`."""
+
+    def get_updates(self, loss, params):
+        velocities = [K.zeros(K.int_shape(param)) for param in params]
+        self.updates = []
+        for param, velocity, gradient in zip(params, velocities, self.get_gradients(loss, params)):
+            new = 0.9 * velocity - 0.05 * gradient
+            self.updates += [K.update(velocity, new), K.update(param, param + new)]
+        return self.updates
+
+    def get_config(self):
+        return {}
+
+
 def custom_metric(y_true, y_pred):
     return K.mean(K.abs(y_true - y_pred))
 

@@ -12,6 +12,11 @@ TRIED = 3          # whole calls after which it gives up if all but the first, w
 LONGEST = 10e-3    # seconds; for a call that takes longer over the contexts, plain Theano is not even compiled
 
 
+def on_devices(contexts):
+    """Return whether any of the contexts is on a device other than the CPU."""
+    return any(context.kind != 'cpu' for context in contexts)
+
+
 class Dispatch:
     """Runs each batch by what is faster for its length: the contexts, or a plain function.
 
@@ -25,8 +30,6 @@ class Dispatch:
     make_plain : callable
         Makes the plain function, a callable of the same argument, when it is first needed.
     contexts : list of Context
-        Where all of them are on the CPU, a process alone divides no batch: Python's lock lets one of them compute at a
-        time.
     ranks : Ranks
         The processes that make the same calls. Whole batches are computed by each; the slowest one's time counts.
     note_whole : callable
@@ -41,10 +44,8 @@ class Dispatch:
     def __init__(self, divided, make_plain, contexts, ranks, note_whole):
         self._divided, self._make_plain, self._plain = divided, make_plain, None
         self._ranks, self._note_whole = ranks, note_whole
-        on_devices = any(context.kind != 'cpu' for context in contexts)
-        self.divides = on_devices or ranks.size > 1
-        self._host = [HOST] if on_devices else contexts[:1]
-        self._whole_below, self._divided_from = (0 if self.divides else math.inf), math.inf
+        self._host = [HOST] if on_devices(contexts) else contexts[:1]
+        self._whole_below, self._divided_from = 0, math.inf
         self._seconds = {}  # bits of the length -> seconds of the calls over the contexts, and of the whole ones
         self.ran_on = None
 

@@ -12,12 +12,12 @@ def batch_inputs(model, targets=True):
     return inputs + ([K.learning_phase()] if model._uses_dynamic_learning_phase() else [])
 
 
-def any_length(model, length=None):
-    """An AnyLength for the graphs of a model and batches of `length`, by default that of its `batch_input_shape`.
+def any_length(inputs, length=None):
+    """An AnyLength for graphs over inputs of a model and batches of `length`, by default the `batch_input_shape`'s.
 
     A length that is given is looked for in indices, too.
     """
-    inputs = [variable for variable in batch_inputs(model, targets=model._is_compiled) if variable.ndim > 0]
+    inputs = [variable for variable in inputs if variable.ndim > 0]
     return AnyLength(inputs, length or K.int_shape(inputs[0])[0], in_indices=length is not None)
 
 

@@ -77,7 +77,7 @@ class Checkpoint(keras.callbacks.Callback):
     @property
     def _step(self):
         """The TrainingFunction of the fit."""
-        return self._functions[0].function
+        return self._functions[0].step
 
     def __enter__(self):
         return self

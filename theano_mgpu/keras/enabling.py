@@ -7,15 +7,15 @@ from time import perf_counter
 import theano
 
 from ..distributed.consistency import ComparedFunction
-from ..enabling.dispatch import Dispatch
+from ..enabling.dispatch import Dispatch, on_devices
 from ..errors import GraphError, warn
 from ..options import check_exact_flags
 from ..patches import keras_models
 from ..placement.propagation import is_placed
 from ..program.parallel_graph import choose_ranks
 from ..verification.trial import Trial
-from .functions import check_compile
-from .methods import LOOPS, plain_function, switch_methods_once
+from .functions import BatchFunction, check_compile
+from .methods import LOOPS, switch_methods_once
 from .multi_gpu import check_built, chosen_contexts, multi_gpu_model
 from .parallel_state import ParallelState, parallel_state_of, set_parallel_state
 from .report import Report
@@ -203,16 +203,22 @@ class EnabledState(ParallelState):
     def notify(self, text):
         self.enabled.notify(self.name, text)
 
+    def leave_all(self):
+        ranks = choose_ranks(None)
+        if ranks.size > 1 or on_devices(self.contexts) or not self._may_leave_batches(ranks):
+            return False
+        if len(self.contexts) > 1:
+            self.enabled.notify_all(ON_CPU)
+        return True
+
     def observe(self, kind, function):
         super().observe(kind, function)
-        function.observer = functools.partial(self._train if kind == 'train' else self._timed, kind)
-        ranks = choose_ranks(None)
-        if self._may_leave_batches(ranks):
-            function.dispatch = Dispatch(function.run_over_contexts,
-                                         functools.partial(self._plain, kind, function, ranks), self.contexts, ranks,
+        is_divided, ranks = isinstance(function, BatchFunction), choose_ranks(None)
+        function.observer = functools.partial(self._train if kind == 'train' and is_divided else self._timed, kind)
+        if is_divided and self._may_leave_batches(ranks):
+            make_plain = functools.partial(self._plain, kind, function, ranks)
+            function.dispatch = Dispatch(function.run_over_contexts, make_plain, self.contexts, ranks,
                                          functools.partial(self.usage.whole_below.__setitem__, kind))
-            if not function.dispatch.divides and len(self.contexts) > 1:
-                self.enabled.notify_all(ON_CPU)
 
     def _may_leave_batches(self, ranks):
         """Whether plain Keras may compute a batch.
@@ -230,8 +236,8 @@ class EnabledState(ParallelState):
                                     flags.executor in ('serial', 'threads'))
 
     def _plain(self, kind, function, ranks):
-        """The function of plain Keras; it trains the same variables."""
-        plain = plain_function(kind, self._model(), function.optimizer_updates)
+        """Return the function of plain Keras; it trains the same variables."""
+        plain = function.plain()
         if ranks.size == 1 or kind == 'predict':  # which ranks may do apart
             return plain
         function.compared = ComparedFunction(plain, ranks, function.function.number)

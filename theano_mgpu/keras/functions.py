@@ -4,6 +4,7 @@ import functools
 import numpy as np
 import theano
 from keras import backend as K
+from keras.backend import theano_backend
 
 from ..errors import BatchError, MgpuError, RankError, in_one_line, noting
 from ..graphs import graph
@@ -18,7 +19,59 @@ from .variants import Variants, length_of
 OPTIONS = ('mode', 'givens')  # those of theano.function that compile() takes
 
 
-class BatchFunction:
+class ModelFunction:
+    """What a model calls for each batch, which an observer and a checkpoint may take part in.
+
+    Attributes
+    ----------
+    checkpoint : keras.Checkpoint or None
+        That of a fit, while the fit lasts.
+    observer : callable or None
+        ``observer(function, inputs, compute)`` returns what ``compute(inputs)`` does.
+    samples : int
+        Size of the last batch, on all ranks.
+    """
+
+    checkpoint = observer = None
+    samples = 0
+
+    def __call__(self, inputs):
+        if self.checkpoint:
+            return self.checkpoint.replay_or_compute(self, inputs, self._compute)
+        return self._compute(inputs)
+
+    def _compute(self, inputs):
+        return self._run(inputs) if self.observer is None else self.observer(self, inputs, self._run)
+
+
+class WholeFunction(ModelFunction, theano_backend.Function):
+    """The function that Keras itself has made for a model, none of whose batches is divided.
+
+    Parameters
+    ----------
+    plain : keras.backend.Function
+        Keras's. What it has is here, too, such as `function`, that of Theano.
+    contexts : list of Context
+        What it runs on.
+    divided : BatchFunction
+        What would run the batches over contexts.
+    """
+
+    def __init__(self, plain, contexts, divided):
+        vars(self).update(vars(plain))
+        self.contexts, self._divided = contexts, divided
+
+    @property
+    def step(self):
+        """The TrainingFunction over the same variables, whose training state a checkpoint holds."""
+        return self._divided.step
+
+    def _run(self, inputs):
+        self.samples = length_of(inputs)
+        return theano_backend.Function.__call__(self, inputs)
+
+
+class BatchFunction(ModelFunction):
     """Runs a function over a batch, then reads values that it has updated.
 
     Parameters
@@ -30,26 +83,21 @@ class BatchFunction:
     mode : str or theano.Mode, optional
     prepares_next : bool
         Whether the next batch is sent while one is computed, within Keras's loops (see `prefetch`).
+    optimizer_updates : list of (SharedVariable, theano.Variable), optional
+        Of a train function: what all its variants train by, and plain Keras where it computes a batch.
 
     Attributes
     ----------
-    samples : int
-        Size of the last batch, on all ranks.
-    optimizer_updates : list of (SharedVariable, theano.Variable) or None
-        Of a train function: what all its variants train by, and plain Keras where it computes a batch.
+    plain : callable or None
+        ``plain()`` returns the function of plain Keras, see `methods.plain_maker`.
     """
 
-    def __init__(self, variants, values=(), mode=None, prepares_next=False):
+    def __init__(self, variants, values=(), mode=None, prepares_next=False, optimizer_updates=None):
         self._variants, self._values, self._mode = variants, list(values), mode
-        self._prepares_next = prepares_next
-        self.checkpoint = None  # a keras.Checkpoint, during a fit
-        self.observer = None  # ``observer(function, inputs, compute)`` returns what ``compute(inputs)`` does
+        self._prepares_next, self.optimizer_updates = prepares_next, optimizer_updates
         self.dispatch = None  # a Dispatch, where some batches are left to plain Keras
         self.compared = None  # a ComparedFunction, where each process may compute such batches
-        self.optimizer_updates = None
-        self.plain = None  # ``plain(optimizer_updates)`` makes plain Keras's function, see `methods.plain_function`
-        self._whole = []  # that function, once it is needed
-        self.samples = 0
+        self.plain = None
         self.begin()
 
     @property
@@ -57,15 +105,16 @@ class BatchFunction:
         """The ParallelFunction or TrainingFunction that runs batches over the contexts."""
         return self._variants.function
 
+    step = function
+
     @property
     def contexts(self):
         """The list of Context that ran the last batch."""
         return self.dispatch and self.dispatch.ran_on or self.function.contexts
 
     def compile(self):
-        """Compile what runs batches over the contexts, if any batch may."""
-        if self.dispatch is None or self.dispatch.divides:
-            self._variants.compile()
+        """Compile what runs batches over the contexts."""
+        self._variants.compile()
 
     @functools.cached_property
     def _read(self):
@@ -73,18 +122,10 @@ class BatchFunction:
         mode = theano.compile.get_mode(self._mode).excluding('gpuarray_opt')
         return theano_functions.plain_function([], graph.host_graph(self._values), mode=mode) if self._values else list
 
-    def __call__(self, inputs):
-        if self.checkpoint:
-            return self.checkpoint.replay_or_compute(self, inputs, self._compute)
-        return self._compute(inputs)
-
-    def _compute(self, inputs):
-        return self._run(inputs) if self.observer is None else self.observer(self, inputs, self._run)
-
     def _run(self, inputs):
         if self.dispatch is None:
             return self.run_over_contexts(inputs)
-        if self.checkpoint is not None and self.dispatch.divides:  # a restart must not depend on what was measured
+        if self.checkpoint is not None:  # a restart must not depend on what was measured
             return self.dispatch.run_divided(inputs)
         self.samples = length_of(inputs)
         results = self.dispatch.run(inputs, self.samples)
@@ -118,11 +159,9 @@ class BatchFunction:
 
     def _run_plain(self, inputs, failure):
         """Compute a batch that has failed over the contexts, and changed nothing."""
-        if not self._whole:
-            self._whole.append(self.plain(self.optimizer_updates))
         ranks = self.function.ranks
         with ranks.failing_together(), noting(getattr(failure, '__notes__', ())):
-            results = self._whole[0](inputs)
+            results = self.plain()(inputs)
             ranks.agree()
         self.samples = length_of(inputs)
         self._variants.state.notify('has left a batch to plain Keras, on one device, since it failed when divided: %s'
@@ -183,41 +222,39 @@ def train_function(model):
     pairs = optimizer_updates(model, state)
     of_batch, of_optimizer = training_updates(model, pairs)
 
+    # What the model is now, as in Keras: a variant may be made after the model has changed.
+    inputs, total, options = batch_inputs(model), model.total_loss, options_of(model)
+    params = model._collected_trainable_weights
+
     def make(contexts, free):
-        loss, *new = free([model.total_loss] + list(of_batch.values()), list(of_optimizer.values()))
-        return TrainingFunction(batch_inputs(model), loss, model._collected_trainable_weights,
-                                dict(zip([*of_batch, *of_optimizer], new)), contexts=contexts, name='train_function',
-                                **options_of(model))
-    function = BatchFunction(Variants(make, model, state), metric_values(model), options_of(model).get('mode'),
-                             prepares_next=True)
-    function.optimizer_updates = pairs
-    return function
-
-
+        loss, *new = free([total] + list(of_batch.values()), list(of_optimizer.values()))
+        return TrainingFunction(inputs, loss, params, dict(zip([*of_batch, *of_optimizer], new)), contexts=contexts,
+                                name='train_function', **options)
+    return BatchFunction(Variants(make, inputs, state), metric_values(model), options.get('mode'), True, pairs)
 
 
 def test_function(model):
     """The test function of a compiled model: its loss and metrics."""
-    updates = batch_updates(model, training=False)
+    updates, inputs = batch_updates(model, training=False), batch_inputs(model)
+    total, options = model.total_loss, options_of(model)
 
     def make(contexts, free):
-        loss, *new = free([model.total_loss] + list(updates.values()))
-        return ParallelFunction(batch_inputs(model), [loss], dict(zip(updates, new)), contexts=contexts,
-                                name='test_function', **options_of(model))
-    return BatchFunction(Variants(make, model, parallel_state_of(model)), metric_values(model),
-                         options_of(model).get('mode'))
+        loss, *new = free([total] + list(updates.values()))
+        return ParallelFunction(inputs, [loss], dict(zip(updates, new)), contexts=contexts, name='test_function',
+                                **options)
+    return BatchFunction(Variants(make, inputs, parallel_state_of(model)), metric_values(model), options.get('mode'))
 
 
 def predict_function(model):
     """The predict function of a model: its outputs."""
-    updates = first_of_each(model.state_updates)
+    updates, inputs = first_of_each(model.state_updates), batch_inputs(model, targets=False)
+    outputs, options = list(model.outputs), options_of(model)
 
     def make(contexts, free):
-        new = free(model.outputs + list(updates.values()))
-        outputs, new = new[:len(model.outputs)], new[len(model.outputs):]
-        return ParallelFunction(batch_inputs(model, targets=False), outputs, updates=dict(zip(updates, new)),
-                                contexts=contexts, name='predict_function', **options_of(model))
-    return BatchFunction(Variants(make, model, parallel_state_of(model)))
+        new = free(outputs + list(updates.values()))
+        return ParallelFunction(inputs, new[:len(outputs)], updates=dict(zip(updates, new[len(outputs):])),
+                                contexts=contexts, name='predict_function', **options)
+    return BatchFunction(Variants(make, inputs, parallel_state_of(model)))
 
 
 MAKERS = {'train': train_function, 'test': test_function, 'predict': predict_function}

@@ -1,4 +1,6 @@
 """The callbacks of a Keras loop: which of them are called, when, and on which process."""
+import os
+
 import numpy as np
 from keras import callbacks as keras_callbacks
 
@@ -8,13 +10,15 @@ HOOKS = [name for name in dir(keras_callbacks.Callback) if name.startswith('on_'
 # Callbacks that only write. Those that steer (EarlyStopping, schedules) have to run, and agree, on every rank.
 WRITERS = (keras_callbacks.ModelCheckpoint, keras_callbacks.CSVLogger, keras_callbacks.RemoteMonitor,
            keras_callbacks.ProgbarLogger, keras_callbacks.TensorBoard)
+PATHS = ('filepath', 'filename', 'log_dir')  # attributes that name what they write
 
 
 class LoopCallbacks:
     """Stands for the callbacks of a loop: Keras calls it, and it calls each of them in turn.
 
     While a Checkpoint replays finished batches, the other callbacks are not called; what they put into `logs` is there
-    all the same. With several processes, callbacks that only write are called on rank 0, and the other ranks wait.
+    all the same. With several processes, callbacks that only write are called on rank 0, and the other ranks wait; but
+    where the ranks have different names for a file, such as one in a temporary folder, each writes its own.
 
     Parameters
     ----------
@@ -30,8 +34,18 @@ class LoopCallbacks:
         self._checkpoint, self._ranks = checkpoint, sync and sync.ranks
         self._first = [callback for callback in (sync, checkpoint) if callback is not None]
         self._others = [callback for callback in callbacks if callback is not checkpoint]
+        self._own_files = self._find_own_files() if sync else set()
         if checkpoint is not None:
             checkpoint.others = self._others
+
+    def _find_own_files(self):
+        """The positions of the callbacks whose files have different names on the ranks."""
+        ours = [[os.path.abspath(str(getattr(callback, name))) for name in PATHS if getattr(callback, name, None)]
+                for callback in self._others]
+        theirs = self._ranks.broadcast_object(ours)
+        different = sum(1 << i for i, (one, other) in enumerate(zip(ours, theirs), 1) if one != other)
+        masks = self._ranks.everyones(different)
+        return {i for i in range(1, len(ours) + 1) if any(mask >> i & 1 for mask in masks)}
 
     def set_params(self, params):
         for callback in self._first + self._others:
@@ -51,7 +65,7 @@ class LoopCallbacks:
         for callback in self._first:
             getattr(callback, hook)(*args)
         for position, callback in enumerate(self._others, 1):
-            if self._ranks is not None and isinstance(callback, WRITERS):
+            if self._ranks is not None and isinstance(callback, WRITERS) and position not in self._own_files:
                 self._call_on_first_rank(position, callback, hook, args)
             else:
                 self._call_unless_replaying(position, callback, hook, args)

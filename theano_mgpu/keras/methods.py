@@ -3,12 +3,15 @@
 This is the only way in which a model comes to run over contexts. `multi_gpu_model` gives a model that it makes a
 ParallelState; `enable` gives one to each model that is compiled.
 """
+import contextlib
 import functools
 import os
+from types import SimpleNamespace
 
 import numpy as np
 from keras import Model
 from keras import backend as K
+from keras.backend import theano_backend
 from keras.engine import saving
 
 from ..distributed.mpi import mpi_ranks
@@ -17,8 +20,8 @@ from ..jobs import mpi_environment
 from ..patches import keras_loops, keras_models
 from ..patches.theano_functions import plain_functions
 from ..utils.files import whole_file
-from .batch import members
-from .functions import MAKERS
+from .batch import batch_inputs, members
+from .functions import MAKERS, WholeFunction
 from .loops import loop_of
 from .optimizer import Given
 from .parallel_state import parallel_state_of
@@ -32,18 +35,41 @@ def _function_maker(kind):
     def wrap(original):
         @functools.wraps(original)
         def make(self):
-            if kind != 'predict' and not hasattr(self, name):
-                raise RuntimeError('You must compile your model before using it.')
-            if kind == 'train':
-                self._check_trainable_weights_consistency()
-            if getattr(self, name, None) is None:
+            state = parallel_state_of(self)
+            if getattr(self, name, None) is not None or kind != 'predict' and not hasattr(self, name):
+                original(self)  # which checks the model
+            elif state.leave_all():
+                divided = MAKERS[kind](self)
+                with plain_functions(), _updates_given(self, divided.optimizer_updates):
+                    original(self)
+                plain = getattr(self, name)
+                if isinstance(plain, theano_backend.Function):  # else the user has replaced K.function
+                    function = WholeFunction(plain, state.contexts[:1], divided)
+                    state.observe(kind, function)
+                    setattr(self, name, function)
+            else:
+                if kind == 'train':
+                    self._check_trainable_weights_consistency()
                 function = MAKERS[kind](self)
-                function.plain = functools.partial(plain_function, kind, self)
-                setattr(self, name, function)
-                parallel_state_of(self).observe(kind, function)
+                function.plain = plain_maker(kind, self, function.optimizer_updates)
+                state.observe(kind, function)
                 function.compile()
+                setattr(self, name, function)
         return make
     return wrap
+
+
+@contextlib.contextmanager
+def _updates_given(model, updates):
+    """A block in which Keras finds the updates of a model's optimizer made already, unless they are None."""
+    optimizer = getattr(model, 'optimizer', None)
+    if updates is not None:
+        model.optimizer = Given(updates)
+    try:
+        yield
+    finally:
+        if updates is not None:
+            model.optimizer = optimizer
 
 
 def _standardize_user_data(original):
@@ -103,6 +129,8 @@ LOOPS = {'fit': _training_loop, 'fit_generator': _training_loop, 'evaluate': loo
 METHODS = dict(LOOPS, _standardize_user_data=_standardize_user_data, save=_save, save_weights=_save_weights,
                **{'_make_%s_function' % kind: _function_maker(kind) for kind in MAKERS})
 _PLAIN = {kind: getattr(Model, '_make_%s_function' % kind) for kind in MAKERS}
+_READ = ('optimizer', 'total_loss', 'outputs', 'updates', 'state_updates', '_collected_trainable_weights',
+         '_function_kwargs')  # what these methods read of a model, besides its inputs and metrics
 
 
 @functools.lru_cache(None)
@@ -111,26 +139,35 @@ def switch_methods_once():
     keras_models.switch_keras_methods(METHODS, applies=parallel_state_of)
 
 
-def plain_function(kind, model, optimizer_updates=None):
-    """The train, test or predict function of plain Keras for a model, which keeps the one that it has.
+def plain_maker(kind, model, optimizer_updates=None):
+    """Make a maker of the train, test or predict function of plain Keras for a model as it is now.
+
+    The model may change before the function is made, as it may in plain Keras after it is made.
 
     Parameters
     ----------
     kind : {'train', 'test', 'predict'}
     model : keras.Model
     optimizer_updates : list of (SharedVariable, theano.Variable), optional
-        What a train function has in place of those that the optimizer would make now.
+        What a train function has in place of those that the optimizer would make.
+
+    Returns
+    -------
+    callable
+        ``make()`` returns the function, the same one each time.
     """
-    name, optimizer = kind + '_function', getattr(model, 'optimizer', None)
-    before = getattr(model, name)
-    try:
-        setattr(model, name, None)
-        if optimizer_updates is not None:
-            model.optimizer = Given(optimizer_updates)
+    name, metrics = kind + '_function', model._get_training_eval_metrics() if model._is_compiled else []
+    found = SimpleNamespace(**{read: getattr(model, read) for read in _READ if hasattr(model, read)})
+    found._feed_inputs, found._feed_targets = batch_inputs(model, targets=kind != 'predict'), []
+    found._feed_sample_weights, found._uses_dynamic_learning_phase = [], lambda: False  # they are among the inputs
+    found._get_training_eval_metrics, found._check_trainable_weights_consistency = lambda: metrics, lambda: None
+    if optimizer_updates is not None:
+        found.optimizer = Given(optimizer_updates)
+
+    @functools.lru_cache(None)
+    def make():
+        setattr(found, name, None)
         with plain_functions():
-            _PLAIN[kind](model)
-        return getattr(model, name)
-    finally:
-        setattr(model, name, before)
-        if kind == 'train':
-            model.optimizer = optimizer
+            _PLAIN[kind](found)
+        return getattr(found, name)
+    return make

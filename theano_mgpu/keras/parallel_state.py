@@ -55,6 +55,10 @@ class ParallelState:
                     % ('one context' if len(contexts) == 1 else 'one replica', describe(self.contexts), len(several),
                        in_one_line(error)))
 
+    def leave_all(self):
+        """Leave all batches to plain Keras where dividing them gains nothing; return whether that is so."""
+        return False
+
     def observe(self, kind, function):
         """Take note of each function that is made for the model; `kind` is 'train', 'test' or 'predict'."""
         self.functions[kind] = function

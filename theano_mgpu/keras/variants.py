@@ -20,7 +20,8 @@ class Variants:
         ``make(contexts, free)`` compiles the function, a ParallelFunction or TrainingFunction.
         ``free(outputs, derived=())`` returns the expressions to compile in place of those of the model, as an AnyLength
         does.
-    model : keras.Model
+    inputs : list of theano.Variable
+        What it takes; see `batch.batch_inputs`.
     state : ParallelState
         The model's.
 
@@ -30,8 +31,8 @@ class Variants:
         The variant in use; compiled when it is first needed.
     """
 
-    def __init__(self, make, model, state):
-        self._make, self._model, self.state = make, model, state
+    def __init__(self, make, inputs, state):
+        self._make, self._inputs, self.state = make, inputs, state
         self._whole = None    # the variant on one context, once it is needed
         self._divided = False
         self._function = None
@@ -49,7 +50,7 @@ class Variants:
     def compile(self):
         """Make the function, unless it is there."""
         if self._function is None:
-            free = any_length(self._model)
+            free = any_length(self._inputs)
             self._function = self._make(self.state.contexts, free)
             self._is_refused = bool(self._function.refused)  # and the user does not know yet
             self._length = free.length if free.found else None  # the fixed length that the graph had
@@ -106,7 +107,7 @@ class Variants:
 
     def _freed(self, inputs):
         """The variant without the length of this batch in its graph."""
-        free = any_length(self._model, length_of(inputs))
+        free = any_length(self._inputs, length_of(inputs))
 
         def freed(outputs, derived=()):
             found = free(outputs, derived)

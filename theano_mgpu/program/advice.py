@@ -2,11 +2,11 @@
 import contextlib
 from typing import Iterator, Sequence
 
+from ..analysis import NOT_DIVISIBLE
 from ..devices.context_map import Context, describe
 from ..devices.contexts import contexts as active_contexts
 from ..devices.contexts import gpu_context, is_lost
 from ..devices.discovery import reason
-from ..analysis import NOT_DIVISIBLE
 from ..errors import BatchError, ReplicaError, noted
 
 # What drivers, and Theano's own ops, say where there is too little memory on a device.

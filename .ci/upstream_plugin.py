@@ -1,0 +1,103 @@
+"""A plugin of pytest for the tests of Keras, Theano and pygpu: ``-p upstream_plugin``. `.ci/test-upstream` uses it.
+
+It imports theano_mgpu first, enables it in the way that is asked for, writes the outcome of each test to a file, and
+does what Theano's tests expect of nose. Environment variables choose:
+
+UPSTREAM_LIBRARY  keras, theano, gpuarray (Theano's tests of it) or pygpu, which is run without theano_mgpu
+UPSTREAM_WAY      plain (the default), or enable or always: mgpu.enable(always=...)
+UPSTREAM_REPORT   a file; each rank of a job adds its number to the name
+UPSTREAM_LEFT_OUT a file with the names of tests that are not run, a line each
+"""
+import inspect
+import json
+import os
+import random
+import sys
+import zlib
+
+LIBRARY, WAY = os.environ['UPSTREAM_LIBRARY'], os.environ.get('UPSTREAM_WAY', 'plain')
+LEFT_OUT = set()
+if 'UPSTREAM_LEFT_OUT' in os.environ:
+    with open(os.environ['UPSTREAM_LEFT_OUT']) as lines:
+        LEFT_OUT.update(lines.read().splitlines())
+RANK = os.environ.get('OMPI_COMM_WORLD_RANK')
+if LIBRARY != 'pygpu':
+    import theano_mgpu
+if LIBRARY == 'keras':
+    import keras  # noqa: F401  before a folder of this name among the tests is in the path
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+
+_path = os.environ.get('UPSTREAM_REPORT')
+_file = open('%s.%s' % (_path, RANK or 0), 'a', buffering=1) if _path else None
+
+
+def _write(test, outcome, why=''):
+    if _file:
+        print(json.dumps({'test': test, 'outcome': outcome, 'why': why.strip().split('\n')[0][:300]}), file=_file)
+
+
+def _tell(text):
+    print('theano-mgpu: note: %s' % text, file=sys.stderr)
+
+
+def pytest_configure(config):
+    """Enable theano_mgpu before tests are imported, as ``theano-mgpu run`` does for a script."""
+    if RANK is not None:  # tests write, and remove what they have written
+        config.option.basetemp = os.path.abspath('files.%s' % RANK)
+        os.makedirs('rank.%s' % RANK)
+        os.chdir('rank.%s' % RANK)
+    if WAY != 'plain':
+        theano_mgpu.enable(always=WAY == 'always', tell=_tell)
+        if LIBRARY == 'keras':
+            from theano_mgpu.keras import enable
+            enable(always=WAY == 'always', tell=_tell)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(collector, name, obj):
+    """Collect as nose does: a class that a function has made belongs to the file, and a generator of tests is one test.
+    """
+    if LIBRARY == 'keras':
+        return None
+    if inspect.isclass(obj) and hasattr(obj, 'setUp') and not hasattr(sys.modules[obj.__module__], obj.__name__):
+        obj.__module__ = collector.module.__name__
+    if not name.lower().startswith('test') or not inspect.isgeneratorfunction(obj):
+        return None
+
+    def run_cases(generator):
+        for case in generator:
+            case = case if isinstance(case, tuple) else (case,)
+            case[0](*case[1:])
+    run = (lambda self: run_cases(obj(self))) if inspect.isclass(collector.obj) else lambda: run_cases(obj())
+    setattr(collector.obj, name, run)
+    return pytest.Function.from_parent(collector, name=name)
+
+
+def pytest_collection_modifyitems(items):
+    """Leave out what is not to be run, and what a file imports from another one, which tests it."""
+    items[:] = [item for item in items if item.nodeid not in LEFT_OUT]
+    if LIBRARY in ('theano', 'gpuarray'):
+        items[:] = [item for item in items
+                    if (item.cls or item.function).__module__ in (item.module.__name__, __name__)]
+
+
+def pytest_collectreport(report):
+    if report.failed:
+        _write(report.nodeid, 'failed', str(report.longrepr).strip().split('\n')[-1])
+
+
+def pytest_runtest_setup(item):
+    """Seed the random numbers, so that a test has the same ones in each way and on each rank."""
+    seed = zlib.crc32(item.nodeid.encode())
+    random.seed(seed)
+    np.random.seed(seed)
+    _write(item.nodeid, 'started')
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    result = (yield).get_result()
+    if result.when == 'call' or not result.passed:
+        why = '%s: %s' % (call.excinfo.typename, call.excinfo.value) if call.excinfo else ''
+        _write(item.nodeid, result.outcome, why)

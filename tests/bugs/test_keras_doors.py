@@ -1,0 +1,229 @@
+"""Bugs that were found and fixed, each under its symptom: what scripts reach through a Keras model's own functions.
+
+A script runs in plain Keras, with models that `enable` leaves to plain Keras, as it does on contexts of the CPU, and
+with models whose batches are divided. All have to leave the same behind.
+"""
+import io
+import pickle
+
+import theano_mgpu as mgpu
+from theano_mgpu.keras import Checkpoint, disable, enable
+
+import h5py
+import keras
+import numpy as np
+import pytest
+import theano
+from keras import layers as L
+from keras.models import Model, Sequential, load_model
+from support.keras_zoo import Unlisted, noise, one_hot
+from theano.configparser import change_flags
+
+X, Y = noise(23, 6).astype('float32'), one_hot(23).astype('float32')
+WAYS = {'plain': lambda: disable(), 'left to Keras': lambda: enable(tell=print), 'divided': lambda: enable(always=True)}
+
+
+@pytest.fixture(autouse=True)
+def interpreted(cpu2):
+    """Models of files are compiled without a mode."""
+    with change_flags(mode='FAST_COMPILE'):
+        yield
+    disable()
+
+
+def same(script, tolerance=1e-5, ways=tuple(WAYS)):
+    """Compare what a script returns, a list of arrays, in each of the ways; returns it as in plain Keras."""
+    found = {}
+    for way in ways:
+        np.random.seed(7)
+        WAYS[way]()
+        found[way] = script()
+    for way in ways[1:]:
+        assert len(found[way]) == len(found['plain']), way
+        for i, (one, other) in enumerate(zip(found['plain'], found[way])):
+            np.testing.assert_allclose(other, one, rtol=tolerance, atol=tolerance, err_msg='%s, %d' % (way, i))
+            if way == 'left to Keras':
+                np.testing.assert_array_equal(other, one, 'to the bit')
+    return found['plain']
+
+
+def compiled(model=None, optimizer='adam', loss='categorical_crossentropy', **options):
+    model = model or Sequential([L.Dense(5, activation='tanh', input_shape=(6,)), L.Dense(3, activation='softmax')])
+    model.compile(optimizer, loss, **options)
+    return model
+
+
+def trained(model, steps=3):
+    """The losses of steps with batches of several lengths."""
+    return [model.train_on_batch(X[i:i + 7 + i], Y[i:i + 7 + i]) for i in range(steps)]
+
+
+def left(*models):
+    return [value for model in models for value in model.get_weights() + model.optimizer.get_weights()]
+
+
+def saved_to_a_file(model, path):
+    model.save(str(path))
+    return load_model(str(path))
+
+
+def saved_to_a_stream(model, path):
+    file = io.BytesIO()
+    model.save(file)
+    file.seek(0)
+    return load_model(file)
+
+
+def saved_to_a_group(model, path):
+    with h5py.File(str(path), 'w') as file:
+        model.save(file.create_group('inner'))
+        return load_model(file['inner'])
+
+
+def pickled(model, path):
+    return pickle.loads(pickle.dumps(model))
+
+
+@pytest.mark.parametrize('optimizer, copy', [
+    ('rmsprop', saved_to_a_file), ('momentum', saved_to_a_file), ('adam', saved_to_a_file), ('adam', saved_to_a_stream),
+    ('adam', saved_to_a_group), ('adam', pickled)])
+def test_a_loaded_model_has_the_state_of_its_optimizer(optimizer, copy, tmp_path):
+    """On contexts of the CPU it had none: Keras asks for `_make_train_function` before it sets the state."""
+    def script():
+        momentum = keras.optimizers.SGD(0.1, momentum=0.9)
+        model = compiled(optimizer=momentum if optimizer == 'momentum' else optimizer)
+        losses = trained(model)
+        other = copy(model, tmp_path / 'model.h5')
+        state = other.optimizer.get_weights()
+        return losses + state + trained(model) + trained(other) + left(model, other)
+    same(script)
+
+
+def test_the_state_of_an_optimizer_is_there_before_the_first_batch():
+    """`optimizer.set_weights` after `_make_train_function` raised: "expected 0 weights"."""
+    def script():
+        first, second = compiled(), compiled()
+        trained(first)
+        second._make_train_function()
+        before = second.optimizer.get_weights()
+        second.optimizer.set_weights(first.optimizer.get_weights())
+        return before + trained(second) + left(second)
+    assert len(same(script)) > 9
+
+
+def test_a_train_function_that_is_made_again_begins_with_a_new_state():
+    def script():
+        model = compiled()
+        losses = trained(model)
+        model.train_function = None
+        return losses + trained(model) + left(model)
+    same(script)
+
+
+def test_functions_that_plain_keras_runs_are_those_of_keras():
+    """`model.predict_function.function`, Theano's, was not there: scripts print or profile its graph."""
+    def script():
+        model = compiled(metrics=['accuracy'])
+        trained(model), model.test_on_batch(X, Y), model.predict_on_batch(X)
+        functions = model.train_function, model.test_function, model.predict_function
+        assert all(type(each.function) is theano.compile.function_module.Function for each in functions)
+        assert [each.name for each in functions] == ['train_function', 'test_function', 'predict_function']
+        assert [len(each.outputs) for each in functions] == [2, 2, 1]
+        return [len(each.function.maker.fgraph.toposort()) for each in functions] + [model.predict_function([X])[0]]
+    same(script, ways=('plain', 'left to Keras'))
+
+
+@pytest.mark.parametrize('shapes', ['alike', 'different'])
+def test_two_models_train_with_one_optimizer(shapes):
+    """As in most examples of adversarial networks. Each model has moments of its own; the optimizer shows the last."""
+    def script():
+        optimizer = keras.optimizers.Adam(0.01)
+        discriminator = compiled(optimizer=optimizer)
+        discriminator.trainable = False
+        generator = L.Dense(6, input_shape=(6,), use_bias=shapes == 'alike')
+        combined = compiled(Sequential([generator, discriminator]), optimizer)
+        losses = [each for _ in range(3) for each in trained(discriminator) + trained(combined, 2)]
+        return losses + left(discriminator, combined)
+    same(script)
+
+
+class Counted(Model):
+    """Adds to what Keras calls for each batch."""
+
+    def _make_train_function(self):
+        is_made = self.train_function is not None
+        super()._make_train_function()
+        if not is_made:
+            self.calls, function = [], self.train_function
+            self.train_function = lambda inputs: self.calls.append(len(inputs[0])) or function(inputs)
+
+
+def test_a_model_overrides_what_makes_its_functions():
+    def script():
+        x = L.Input((6,))
+        model = compiled(Counted(x, L.Dense(3, activation='softmax')(x)))
+        history = model.fit(X, Y, batch_size=9, epochs=2, verbose=0).history
+        return [history['loss'], model.calls] + left(model)
+    same(script)
+
+
+def normalised():
+    return Sequential([L.Dense(5, input_shape=(6,), use_bias=False), L.BatchNormalization(),
+                       L.Dense(3, activation='softmax')])
+
+
+def test_a_function_keeps_the_graph_that_it_was_made_of():
+    """A model that is frozen, or gets another optimizer, and is not compiled again: its functions stay as they are."""
+    def script():
+        model = compiled(normalised(), 'sgd', metrics=['accuracy'])
+        losses = trained(model) + [model.test_on_batch(X, Y)]
+        model.trainable = False
+        model.optimizer = keras.optimizers.Adam()
+        with pytest.warns(UserWarning, match='Discrepancy'):
+            losses += trained(model)
+        return [np.array(loss) for loss in losses] + model.get_weights() + [model.predict(X)]
+    same(script)
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize('always', [False, True])
+def test_a_checkpoint_has_all_that_an_optimizer_updates(always, tmp_path):
+    """The velocities of an optimizer that does not list them were made anew for the checkpoint, and stayed zero."""
+    def fitted(path, killed_at=None):
+        def kill(batch, logs):
+            if batch == killed_at:
+                raise Killed
+        np.random.seed(3)
+        model = compiled(optimizer=Unlisted())
+        losses = model.fit(X, Y, batch_size=5, epochs=2, verbose=0, callbacks=[
+            Checkpoint(str(path), every=1), keras.callbacks.LambdaCallback(on_batch_begin=kill)]).history['loss']
+        return [losses] + model.get_weights()
+    enable(always=always, tell=print)
+    expected = fitted(tmp_path / 'whole.npz')
+    with pytest.raises(Killed):
+        fitted(tmp_path / 'run.npz', killed_at=3)
+    for found, one in zip(fitted(tmp_path / 'run.npz'), expected):
+        np.testing.assert_array_equal(found, one)
+
+
+def test_recurrent_states_of_a_model_go_from_one_function_to_the_next():
+    def script():
+        model = compiled(Sequential([L.SimpleRNN(3, stateful=True, batch_input_shape=(8, 2, 3)), L.Dense(3)]), 'sgd',
+                         'mse')
+        x, y = noise(8, 2, 3), noise(8, 3)
+        found = [model.train_on_batch(x, y), model.test_on_batch(x, y), model.predict_on_batch(x)]
+        model.reset_states()
+        return found + [model.predict_on_batch(x), model.train_on_batch(x, y)] + left(model)
+    same(script)
+
+
+def test_strict_leaves_no_function_behind():
+    """A model that strict mode had refused ran whole, silently, when it was called again."""
+    enable(strict=True)
+    model = compiled()
+    for _ in range(2):
+        with pytest.raises(mgpu.GraphError, match='always=True'):
+            model.train_on_batch(X, Y)
