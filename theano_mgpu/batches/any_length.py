@@ -222,7 +222,7 @@ def _terms(index):
 def _slice_of(node):
     """Return what two basic indices by the same numbers have in common."""
     bounds = node.inputs[1 if isinstance(node.op, subtensor.Subtensor) else 2:]
-    return node.op.idx_list, tuple([number(T.as_tensor_variable(bound)) for bound in bounds])
+    return str(node.op.idx_list), tuple([number(T.as_tensor_variable(bound)) for bound in bounds])
 
 
 def _elements(vector):

@@ -65,14 +65,14 @@ class Computation:
             values[key] = np.array(new[variable]) if variable in new else K.get_value(variable)
         return values
 
-    def over_contexts(self, model, state, inputs):
+    def over_contexts(self, state, inputs):
         """Return the same over the contexts of a ParallelState; variables have their new values afterwards."""
         def make(contexts, free):
             found = free(self._of_model, self._derived)
             outputs, new = found[:len(self._outputs)], found[len(self._outputs):]
             return ParallelFunction(self._inputs, outputs, dict(zip(self._updated, new)), contexts=contexts,
                                     name=self._name, **self._options)
-        variants = Variants(make, model, state)
+        variants = Variants(make, self._inputs, state)
         _, found = variants.run(variants.of(inputs), inputs)
         values = {key: np.array(value) for key, value in zip(self._outputs, found)}
         values.update((key, K.get_value(variable)) for key, variable in self._states.items())

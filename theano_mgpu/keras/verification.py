@@ -109,7 +109,7 @@ def _compared(model, computation, arrays, contexts, tolerance):
     with passing_bar(2, 'sides', 'verify %s' % model.name) as bar, _restored(model, computation):
         one = computation.on_one_device(inputs)
         bar.update(1)
-        many = computation.over_contexts(model, state, inputs)
+        many = computation.over_contexts(state, inputs)
     tolerance = tolerance or TOLERANCE[K.floatx()]
     left_out = _without_gradient(one, tolerance)
     rows = [row for row in _rows(one, many) if (row.kind, row.name) not in left_out]
