@@ -186,7 +186,9 @@ class DataParallel:
             with self.timings.span('scatter'):
                 ahead, values, states, own = self._bind(arguments)
             with self.timings.span('wait'):
-                lengths = meet_for_batch(self, own, values)
+                lengths, taken = meet_for_batch(self, own, values)
+            if taken is not values:  # those of rank 0
+                ahead, values, own = None, taken, lengths[0]
             self.samples = sum(lengths) if self.sharded else own
             self.calls += 1
             self.timings.calls += 1

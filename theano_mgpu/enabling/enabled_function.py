@@ -175,7 +175,7 @@ class EnabledFunction:
         given = self._given
         return ParallelFunction(given['params'], variables, updates, no_default_updates=True,
                                 contexts=self._enabled.contexts(), mode=given['mode'], name=given['name'],
-                                allow_input_downcast=given['allow_input_downcast'], **options)
+                                allow_input_downcast=given['allow_input_downcast'], led_by_first=True, **options)
 
 
 class PlacedFunction(EnabledFunction):

@@ -232,7 +232,7 @@ class EnabledState(ParallelState):
         plain = plain_function(kind, self._model(), continued)
         if ranks.size == 1 or kind == 'predict':  # which ranks may do apart
             return plain
-        function.compared = ComparedFunction(plain, ranks, function.function.number)
+        function.compared = ComparedFunction(plain, ranks, function.function.number, function.function.replicated)
         return function.compared
 
     def _timed(self, kind, function, inputs, compute):

@@ -224,7 +224,7 @@ MAKERS = {'train': train_function, 'test': test_function, 'predict': predict_fun
 
 
 def _options(model):
-    return dict(getattr(model, '_function_kwargs', {}), allow_input_downcast=True)
+    return dict(getattr(model, '_function_kwargs', {}), allow_input_downcast=True, led_by_first=True)
 
 
 def check_compile(options, targets=()):
