@@ -211,7 +211,7 @@ class DataParallel:
                 common = self.ranks.common_error(error)
                 if common is error:
                     raise
-                raise common
+                raise common from error
             rank_process.note_step()
             return outputs
 

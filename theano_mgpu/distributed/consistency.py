@@ -4,7 +4,7 @@ import zlib
 
 import numpy as np
 
-from ..errors import BatchError, RankBatchError, RankError
+from ..errors import RankBatchError, RankError
 from ..jobs import rank_process
 from ..replicas.transfers import FlatBuffers, describe
 from .process_group import ADD, CALL, COMPARE, SHARE
@@ -120,8 +120,8 @@ def led_by_first(ranks, values, name):
 @functools.lru_cache(maxsize=None)
 def note_difference(name):
     """Tell the user, once for each function, that what rank 0 was given counts."""
-    rank_process.note('%s was given other data on rank 0 than on other ranks. Those of rank 0 count, as in one process. '
-                      'To send them takes time: draw the same random numbers on each rank, by one seed. If each rank '
+    rank_process.note('%s was given other data on rank 0 than on other ranks: those of rank 0 count, as in one '
+                      'process. To send them takes time: draw the same random numbers on each rank, by one seed. If each rank '
                       'has its own part of the data, pass --sharded (flag mgpu.data=sharded)' % name)
 
 
@@ -175,7 +175,7 @@ class ComparedFunction:
             common = self._ranks.common_error(error)
             if common is error:
                 raise
-            raise common
+            raise common from error
         return results
 
     def compare(self, results=None):

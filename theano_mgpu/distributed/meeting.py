@@ -11,7 +11,22 @@ from theano import config
 from ..errors import MgpuError, RankError
 from ..jobs import rank_process
 from .failures import description, packed, unpacked
-from .process_group import ADD, AGREE, BUILD, CALL, COMPARE, COMPILE, END, FAILED, FEED, GATHER, READ, SHARE, WIDTH, Ranks
+from .process_group import (
+    ADD,
+    AGREE,
+    BUILD,
+    CALL,
+    COMPARE,
+    COMPILE,
+    END,
+    FAILED,
+    FEED,
+    GATHER,
+    READ,
+    SHARE,
+    WIDTH,
+    Ranks,
+)
 from .waiting import REMEDY, poll
 
 TAG = 0x6d67
