@@ -121,8 +121,8 @@ def led_by_first(ranks, values, name):
 def note_difference(name):
     """Tell the user, once for each function, that what rank 0 was given counts."""
     rank_process.note('%s was given other data on rank 0 than on other ranks: those of rank 0 count, as in one '
-                      'process. To send them takes time: draw the same random numbers on each rank, by one seed. If each rank '
-                      'has its own part of the data, pass --sharded (flag mgpu.data=sharded)' % name)
+                      'process. To send them takes time: draw the same random numbers on each rank, by one seed. If '
+                      'each rank has its own part of the data, pass --sharded (flag mgpu.data=sharded)' % name)
 
 
 class ComparedFunction:
