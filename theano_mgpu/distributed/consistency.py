@@ -194,7 +194,7 @@ class ComparedFunction:
             return results
         self._begin()
         self._apart = True
-        note_difference('a batch that each rank has computed whole')
+        note_difference('a model of short batches, which each rank computes whole,')
         take_values_of_first(self._ranks, self._variables())
         return self._ranks.broadcast_arrays(results)
 
