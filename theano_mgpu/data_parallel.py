@@ -207,7 +207,9 @@ class DataParallel(InputValues):
             with self.timings.span('scatter'):
                 ahead, values, states, own = self._bind(arguments)
             with self.timings.span('wait'):
-                lengths = meet_for_batch(self, own, values)
+                lengths, taken = meet_for_batch(self, own, values)
+            if taken is not values:  # those of rank 0
+                ahead, values, own = None, taken, lengths[0]
             self.samples = sum(lengths) if self.sharded else own
             self.calls += 1
             self.timings.calls += 1
@@ -230,7 +232,7 @@ class DataParallel(InputValues):
                 common = self.ranks.common_error(error)
                 if common is error:
                     raise
-                raise common
+                raise common from error
             rank_process.note_step()
             return outputs
 

@@ -18,6 +18,8 @@ DEFAULTS = {
     # Of a function whose first arguments are known: those arguments, the samples that they have, and whether it is an
     # error that it cannot be divided.
     'example': None, 'length': None, 'must_divide': False,
+    # Whether every process takes the arguments of rank 0 where those of others differ; else that is an error.
+    'led_by_first': False,
     # Whether it has no batch: one replica computes it as it is.
     'whole': False,
     # Trained parameters. Processes may exchange their gradients in half precision.

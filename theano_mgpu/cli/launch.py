@@ -81,6 +81,8 @@ def run(args):
                            ' '.join(program)))
     start = choose_start(args.ranks, args.hosts, allocation())
     environment = rank_environment(args, start.threads)
+    if not args.dry_run:
+        environment[mpi_environment.SEED] = str(int.from_bytes(os.urandom(4), 'big'))
     if args.dry_run:
         print(' '.join('%s=%s' % (name, environment[name]) for name in changed(environment)))
         print(shlex.join(start.command(environment, program)))

@@ -3,6 +3,7 @@ import argparse
 import atexit
 import functools
 import os
+import random
 import sys
 
 from .. import config
@@ -72,6 +73,7 @@ def run(args):
                         'launch')
     from ..enabling.functions import enable  # imports Theano, which commands such as doctor do without
     os.environ['KERAS_BACKEND'] = 'theano'
+    draw_alike()
     flags = config.environment_flags()
     if args.contexts:
         flags['contexts'] = describe(args.contexts)
@@ -85,6 +87,16 @@ def run(args):
     if args.module:
         return functools.partial(run_module, args.module[0], args.module[1:])
     return functools.partial(run_script, args.script, args.args)
+
+
+def draw_alike():
+    """Have the processes of a job draw the same numbers where the script sets no seed, unless each has its own data."""
+    if mpi_environment.trains_together() and config.own_flag('mgpu.data') != 'sharded':
+        import numpy as np
+        seed = os.environ.get(mpi_environment.SEED)
+        if seed is not None:
+            random.seed(int(seed))
+            np.random.seed(int(seed))
 
 
 def open_contexts(args, flags):

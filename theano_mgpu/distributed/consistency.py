@@ -1,12 +1,15 @@
 """What the processes of a job exchange so that all do the same: which batch it is, sums over it, and results."""
+import functools
 import zlib
 
 import numpy as np
 
-from ..errors import BatchError, RankBatchError, RankError
+from ..errors import RankBatchError, RankError
+from ..jobs import rank_process
+from ..replicas.copies import give_value
 from ..replicas.transfers import FlatBuffers, describe
 from ..utils.checksums import checksum, sampled_checksum
-from .process_group import ADD, CALL, COMPARE
+from .process_group import ADD, CALL, COMPARE, SHARE
 
 COMPARED = 256  # calls of a function that each rank computes whole, after which the ranks compare its results
 
@@ -69,8 +72,10 @@ def meet_for_batch(function, length, values):
 
     Returns
     -------
-    list of int
+    lengths : list of int
         One a rank; in a process alone, its own.
+    values : list of ndarray or None
+        The arguments to compute: those of rank 0, where the option `led_by_first` says so and others differ.
 
     Raises
     ------
@@ -79,7 +84,7 @@ def meet_for_batch(function, length, values):
     """
     ranks, sharded = function.ranks, function.sharded
     if ranks.size == 1:
-        return [length]
+        return [length], values
     touched = [variable for variable in function.replicated() if variable.touched]
     alike = [value for value, split in zip(values or [], function.arguments.split) if not (sharded and split)]
     ours = [length, checksum([variable.checksum() for variable in touched]), sampled_checksum(alike)]
@@ -90,6 +95,9 @@ def meet_for_batch(function, length, values):
                      'the ranks were given different values of inputs that have no samples', 'checksum %d',
                      'Call with the same values on every rank, such as the index of a slice; a rank whose data has '
                      'ended calls join() of the function')
+    elif function.options.led_by_first:
+        if (lengths != lengths[0]).any() or (of_values != of_values[0]).any():
+            values, lengths = led_by_first(ranks, values, function.options.name), np.full_like(lengths, lengths[0])
     else:
         _check_equal(ranks, lengths, RankBatchError, 'the ranks were given batches of different lengths', '%d samples',
                      "Give each rank the whole batch, or set mgpu.data=sharded if each has its own part")
@@ -101,13 +109,29 @@ def meet_for_batch(function, length, values):
                  'checksum %d', 'Set the same values on every rank')
     for variable in touched:
         variable.touched = False
-    return lengths.tolist()
+    return lengths.tolist(), values
+
+
+def led_by_first(ranks, values, name):
+    """Return the arguments of rank 0 on every rank, and say so once: what the others were given is not used."""
+    note_difference(name or 'a function')
+    return ranks.broadcast_arrays(values)
+
+
+@functools.lru_cache(maxsize=None)
+def note_difference(name):
+    """Tell the user, once for each function, that what rank 0 was given counts."""
+    rank_process.note('%s was given other data on rank 0 than on other ranks: those of rank 0 count, as in one '
+                      'process. To send them takes time: draw the same random numbers on each rank, by one seed. If '
+                      'each rank has its own part of the data, pass --sharded (flag mgpu.data=sharded)' % name)
 
 
 class ComparedFunction:
     """A function that each rank calls by itself with the same arguments. The ranks compare its results now and then.
 
-    They do so after 1, 2, 4, ..., `COMPARED` calls, after each `COMPARED` further ones, and by `compare`.
+    They do so after 1, 2, 4, ..., `COMPARED` calls, after each `COMPARED` further ones, and by `compare`. Where they
+    have computed different numbers, all go on from what rank 0 has computed, which is what one process computes, and
+    compare their arguments before each further call: where these differ, all take those of rank 0.
 
     Parameters
     ----------
@@ -116,44 +140,83 @@ class ComparedFunction:
     ranks : Ranks
     number : int
         Of a function over these ranks, for messages.
+    variables : callable
+        ``variables()`` lists the Replicated of all that the function reads or updates.
 
     Raises
     ------
-    BatchError
-        If the ranks have computed different numbers.
     Exception
         The error of the function, also where it has failed on another rank alone. This one may have computed some more
-        batches by then.
+        batches by then; the next call begins with the values of rank 0.
     """
 
-    def __init__(self, function, ranks, number):
-        self._function, self._ranks, self._number = function, ranks, number
+    def __init__(self, function, ranks, number, variables):
+        self._function, self._ranks, self._number, self._variables = function, ranks, number, variables
+        self._apart = self._failed = False
+        self._begin()
+
+    def _begin(self):
         self._calls = self._compared = self._checksum = 0
 
     def __call__(self, inputs):
+        if self._failed:
+            take_values_of_first(self._ranks, self._variables())
+            self._failed = False
+        if self._apart:
+            inputs = self._of_first(inputs)
         self._calls += 1
         try:
             results = self._function(inputs)
+            self._checksum = zlib.crc32(np.asarray(results[0]).tobytes(), self._checksum)
+            if self._calls % COMPARED == 0 or self._calls < COMPARED and not self._calls & (self._calls - 1):
+                results = self.compare(results)
         except BaseException as error:
+            self._failed = True
+            self._begin()
             common = self._ranks.common_error(error)
             if common is error:
                 raise
-            raise common
-        self._checksum = zlib.crc32(np.asarray(results[0]).tobytes(), self._checksum)
-        if self._calls % COMPARED == 0 or self._calls < COMPARED and not self._calls & (self._calls - 1):
-            self.compare()
+            raise common from error
         return results
 
-    def compare(self):
-        """Compare what has not been compared yet. Every rank has to make the call."""
+    def compare(self, results=None):
+        """Compare what has not been compared yet. Every rank has to make the call.
+
+        Returns
+        -------
+        object
+            The `results` of the last call; those of rank 0, if the ranks had computed different numbers.
+        """
         if self._compared == self._calls:
-            return
+            return results
         self._compared = self._calls
         found = self._ranks.meet((COMPARE, self._number, self._calls), [self._checksum])[:, 0]
-        _check_equal(self._ranks, found, BatchError, 'each rank has computed whole batches by itself, and the losses '
-                     'differ', 'checksum %d', 'Shuffle and augment with the same seed, and set the same values, on '
-                     'every rank; or set mgpu.data=sharded if each has its own data. With always=True (run --always) '
-                     'each batch is divided, and compared before')
+        if (found == found[0]).all():
+            return results
+        self._begin()
+        self._apart = True
+        note_difference('a model of short batches, which each rank computes whole,')
+        take_values_of_first(self._ranks, self._variables())
+        return self._ranks.broadcast_arrays(results)
+
+    def _of_first(self, inputs):
+        found = self._ranks.meet((SHARE, self._number), [sampled_checksum(inputs)])[:, 0]
+        return inputs if (found == found[0]).all() else self._ranks.broadcast_arrays(inputs)
+
+
+def take_values_of_first(ranks, variables):
+    """Give variables the values that rank 0 has.
+
+    Parameters
+    ----------
+    ranks : Ranks
+    variables : iterable of Replicated
+    """
+    variables = list(variables)
+    for variable, value in zip(variables, ranks.broadcast([variable.value() for variable in variables])):
+        give_value(variable.variable, value)
+        variable.after_write()
+        variable.touched = False
 
 
 def _check_equal(ranks, numbers, error, text, form, remedy):

@@ -53,7 +53,8 @@ def _of_itself(error):
             if name == '__notes__' or not name.startswith('__')}  # the others are Theano's, and refer to the graph
     for make in (_called, _filled):
         try:
-            pickled = pickle.dumps((make, type(error), error.args, kept))
+            how = error.__reduce__()[:2] if make is _called else (type(error), error.args)
+            pickled = pickle.dumps((make, *how, kept))
             if description(_read(pickled)) == description(error):
                 return pickled
         except Exception:  # a class of the user's may raise anything here; its base classes stand in for it

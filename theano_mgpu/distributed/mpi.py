@@ -5,7 +5,6 @@ Every rank makes the same calls in the same order. Before they exchange data the
 import atexit
 import contextlib
 import functools
-import pickle
 import sys
 import time
 
@@ -17,11 +16,11 @@ from ..jobs import mpi_environment, mpi_library, rank_process
 from .failures import packed, unpacked
 from .half_precision import add_in_half
 from .meeting import MAIL, SENT, TAG, WRITTEN, Meeting
+from .messages import LONGEST, as_bytes, bytes_of, from_bytes, split, summable
 from .owned_parts import OwnedParts
 from .process_group import ADD, COMPILE, END, FEED, GATHER, SHARE, WIDTH
 from .waiting import REMEDY, Watchdog, poll
 
-LONGEST = 1 << 30        # bytes in one message: MPI counts up to 2**31
 HOST = 64                # bytes of a host's name: Linux allows no more
 
 
@@ -91,7 +90,7 @@ class MpiRanks(Meeting):
 
     def all_reduce(self, arrays):
         for array in arrays:
-            total = _summable(array)
+            total = summable(array)
             with self._watchdog((ADD,)):
                 self._comm.Allreduce(self._mpi.IN_PLACE, total)
             if total is not array:
@@ -108,12 +107,12 @@ class MpiRanks(Meeting):
             received = np.empty(sum(lengths), 'int16')
             self._comm.Alltoallv([np.concatenate(messages), [message.size for message in messages], None, kind],
                                  [received, lengths, None, kind])
-            return _split(received, lengths)
+            return split(received, lengths)
 
         def to_all(message, lengths):
             received = np.empty(sum(lengths), 'int16')
             self._comm.Allgatherv([message, kind], [received, lengths, None, kind])
-            return _split(received, lengths)
+            return split(received, lengths)
         with self._watchdog((ADD,)):
             add_in_half(arrays, self.size, to_each, to_all, self.rank)
 
@@ -129,7 +128,7 @@ class MpiRanks(Meeting):
             if shapes and shapes != {rows.shape[1:]}:  # those of a rank without samples mean nothing
                 whole = np.empty((sum(lengths),) + shapes.pop(), rows.dtype)
             row = self._mpi.BYTE.Create_contiguous(whole[:1].nbytes).Commit()  # MPI counts no more than 2**31 of a type
-            self._comm.Allgatherv([_bytes_of(mine), lengths[self.rank], row], [_bytes_of(whole), lengths, None, row])
+            self._comm.Allgatherv([bytes_of(mine), lengths[self.rank], row], [bytes_of(whole), lengths, None, row])
             row.Free()
         return whole
 
@@ -145,10 +144,12 @@ class MpiRanks(Meeting):
         if not isinstance(value, np.ndarray) or value.dtype.hasobject:
             return self._comm.bcast(value, 0)
         value = np.array(value, order='C')
-        flat = _bytes_of(value)
+        self._broadcast_bytes(bytes_of(value))
+        return value
+
+    def _broadcast_bytes(self, flat):
         for start in range(0, flat.size, LONGEST):
             self._comm.Bcast([flat[start:start + LONGEST], self._mpi.BYTE], 0)
-        return value
 
     def broadcast_object(self, value, root=0):
         with self._exchange((SHARE,)):
@@ -157,14 +158,13 @@ class MpiRanks(Meeting):
     def broadcast_arrays(self, value=None):
         parts = []
         if self.rank == 0:
-            parts = _pickled(value)
+            parts = as_bytes(value, WIDTH)
         with self._exchange((FEED,), [len(part) for part in parts] + [0] * (WIDTH - len(parts))) as found:
             lengths = np.trim_zeros(found[0], 'b').tolist()
             parts = parts or [np.empty(length, 'uint8') for length in lengths]
             for part in parts:
-                for start in range(0, len(part), LONGEST):
-                    self._comm.Bcast([part[start:start + LONGEST], self._mpi.BYTE], 0)
-        return value if self.rank == 0 else pickle.loads(parts[0], buffers=parts[1:])
+                self._broadcast_bytes(part)
+        return value if self.rank == 0 else from_bytes(parts)
 
     def gather_object(self, value):
         with self._exchange((SHARE,)):
@@ -259,7 +259,7 @@ class MpiRanks(Meeting):
             common = self.common_error(error)
             if common is error:
                 raise
-            raise common
+            raise common from error
 
     def _abort(self, what, waited):
         """End the job: called by the watchdog."""
@@ -292,27 +292,3 @@ class MpiRanks(Meeting):
         for request in self._requests:
             request.Free()
         self._mpi.Finalize()
-
-
-def _pickled(value):
-    """Return a value as bytes, as few as `Ranks.meet` can tell the lengths of: a pickle, and the memory of its arrays.
-    """
-    buffers = []
-    pickled = pickle.dumps(value, 5, buffer_callback=buffers.append)
-    if len(buffers) >= WIDTH or not all(len(buffer.raw()) for buffer in buffers):
-        return [np.frombuffer(pickle.dumps(value, 5), 'uint8')]
-    return [np.frombuffer(part, 'uint8') for part in [pickled] + [buffer.raw() for buffer in buffers]]
-
-
-def _summable(array):
-    """The array, or a copy of a dtype that MPI can add: it has no float16."""
-    return array.astype('float32') if array.dtype == 'float16' else array
-
-
-def _split(array, lengths):
-    return np.split(array, np.cumsum(lengths)[:-1])
-
-
-def _bytes_of(array):
-    """A contiguous array's bytes, as a one-dimensional view."""
-    return array.reshape(-1).view('uint8') if array.size else np.empty(0, 'uint8')

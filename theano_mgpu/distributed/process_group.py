@@ -83,7 +83,7 @@ class Ranks:
             common = self.common_error(error)
             if common is error:
                 raise
-            raise common
+            raise common from error
 
     def check_threads(self) -> None:
         """Raise an MgpuError if a thread may not exchange while the ranks meet in another one."""

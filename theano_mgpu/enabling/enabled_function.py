@@ -300,4 +300,5 @@ class EnabledFunction:
 
     def _compiled(self, inputs, outputs, updates, **options):
         return ParallelFunction(inputs, outputs, updates, no_default_updates=True, contexts=self._enabled.contexts(),
-                                mode=self._function.maker.mode, name=self._function.name, **options)
+                                mode=self._function.maker.mode, name=self._function.name, led_by_first=True,
+                                **options)

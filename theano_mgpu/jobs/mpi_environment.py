@@ -26,6 +26,7 @@ PMI = Launcher('an mpiexec that speaks PMI', ('PMI_RANK', 'PMI_SIZE', None, None
 LAUNCHERS = MPIRUN, HYDRA, PALS, JSRUN, SRUN, PMI
 MPI_OF_SRUN = 'SLURM_MPI_TYPE'  # in a task of srun: what --mpi named
 QUIET = 'MGPU_QUIET'  # set by `theano-mgpu launch`, to a number of the job: only rank 0 prints
+SEED = 'MGPU_SEED'  # set by `theano-mgpu launch`: the random numbers that a script draws without a seed
 RANK_PROCESS = 'MGPU_RANK_PROCESS'  # process id of a rank, which it sets for the processes that it starts
 # Read once: a fork of a rank counts as that rank.
 _started_by_rank = os.environ.get(RANK_PROCESS, str(os.getpid())) != str(os.getpid())

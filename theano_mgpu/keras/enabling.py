@@ -77,7 +77,7 @@ def enable(gpus=None, strict=False, verify=False, always=False, tell=warn):
     micro-batches, with mgpu.executor=serial or threads, and where processes on several hosts train together, or each
     with data, random numbers or a part of the update of its own. Processes of one host compute a batch that is not
     divided each by itself, and compare their losses after 1, 2, 4, ..., 256 such batches, after each 256 further ones,
-    and at the end of an epoch.
+    and at the end of an epoch. If the losses differ, all go on from the state of the first one.
 
     Examples
     --------
@@ -240,7 +240,7 @@ class EnabledState(ParallelState):
         plain = function.plain()
         if ranks.size == 1 or kind == 'predict':  # which ranks may do apart
             return plain
-        function.compared = ComparedFunction(plain, ranks, function.function.number)
+        function.compared = ComparedFunction(plain, ranks, function.function.number, function.function.replicated)
         return function.compared
 
     def _timed(self, kind, function, inputs, compute):

@@ -223,7 +223,7 @@ def train_function(model):
     of_batch, of_optimizer = training_updates(model, pairs)
 
     # What the model is now, as in Keras: a variant may be made after the model has changed.
-    inputs, total, options = batch_inputs(model), model.total_loss, options_of(model)
+    inputs, total, options = batch_inputs(model), model.total_loss, _over_contexts(model)
     params = model._collected_trainable_weights
 
     def make(contexts, free):
@@ -236,7 +236,7 @@ def train_function(model):
 def test_function(model):
     """The test function of a compiled model: its loss and metrics."""
     updates, inputs = batch_updates(model, training=False), batch_inputs(model)
-    total, options = model.total_loss, options_of(model)
+    total, options = model.total_loss, _over_contexts(model)
 
     def make(contexts, free):
         loss, *new = free([total] + list(updates.values()))
@@ -248,7 +248,7 @@ def test_function(model):
 def predict_function(model):
     """The predict function of a model: its outputs."""
     updates, inputs = first_of_each(model.state_updates), batch_inputs(model, targets=False)
-    outputs, options = list(model.outputs), options_of(model)
+    outputs, options = list(model.outputs), _over_contexts(model)
 
     def make(contexts, free):
         new = free(outputs + list(updates.values()))
@@ -263,6 +263,10 @@ MAKERS = {'train': train_function, 'test': test_function, 'predict': predict_fun
 def options_of(model):
     """Return the keywords for `theano.function` that a model is compiled with."""
     return dict(getattr(model, '_function_kwargs', {}), allow_input_downcast=True)
+
+
+def _over_contexts(model):
+    return dict(options_of(model), led_by_first=True)
 
 
 def check_compile(options, targets=()):

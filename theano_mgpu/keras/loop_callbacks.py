@@ -31,7 +31,7 @@ class LoopCallbacks:
     """
 
     def __init__(self, callbacks, checkpoint=None, sync=None):
-        self._checkpoint, self._ranks = checkpoint, sync and sync.ranks
+        self._checkpoint, self._sync, self._ranks = checkpoint, sync, sync and sync.ranks
         self._first = [callback for callback in (sync, checkpoint) if callback is not None]
         self._others = [callback for callback in callbacks if callback is not checkpoint]
         self._own_files = self._find_own_files() if sync else set()
@@ -62,6 +62,11 @@ class LoopCallbacks:
     validation_data = property(fset=_set_validation_data)  # Keras sets it for each callback
 
     def _call(self, hook, *args):
+        self._call_each(hook, args)
+        if hook == 'on_epoch_begin' and self._sync is not None:
+            self._sync.share_random_states()  # now, as callbacks may have drawn numbers on some ranks only
+
+    def _call_each(self, hook, args):
         for callback in self._first:
             getattr(callback, hook)(*args)
         for position, callback in enumerate(self._others, 1):

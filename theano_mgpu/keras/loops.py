@@ -120,7 +120,6 @@ class RankSync(keras.callbacks.Callback):
             np.random.set_state(states[1])
 
     def on_epoch_begin(self, epoch, logs=None):
-        self.share_random_states()
         self._trained = None
         self._begin('train')
 

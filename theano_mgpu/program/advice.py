@@ -67,7 +67,7 @@ def memory_explained(replica: int, context: Context, where: str) -> Iterator[Non
     except Exception as cause:
         if not is_out_of_memory(cause, context):
             raise
-        raise error_of(cause, replica, context, where)
+        raise error_of(cause, replica, context, where) from cause
 
 
 def is_out_of_memory(cause: BaseException, context: Context) -> bool:

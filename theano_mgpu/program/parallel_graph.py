@@ -11,6 +11,7 @@ from ..devices.context_map import Context, describe
 from ..devices.contexts import contexts as active_contexts
 from ..devices.contexts import get as get_context
 from ..devices.mesh import rows_of
+from ..distributed.consistency import take_values_of_first
 from ..distributed.mpi import mpi_ranks
 from ..distributed.process_group import BUILD, Ranks
 from ..errors import ContextError, RankError
@@ -18,7 +19,6 @@ from ..executors import TaskError, make_executor
 from ..graphs import graph
 from ..graphs.audit import audit
 from ..jobs import mpi_environment
-from ..replicas.copies import give_value
 from ..replicas.replicated import replicated
 from ..utils import progress
 from .advice import error_of, memory_explained
@@ -179,9 +179,7 @@ def share_first_values(ranks, variables):
     """Give variables that are new to the ranks the values that rank 0 has."""
     new = _new_on_a_rank(ranks, variables)
     if ranks.size > 1 and new:
-        for variable, value in zip(new, ranks.broadcast([variable.value() for variable in new])):
-            give_value(variable.variable, value)
-            variable.after_write()
+        take_values_of_first(ranks, new)
     for variable in new:
         variable.shared, variable.touched = True, False
 

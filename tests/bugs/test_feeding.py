@@ -1,0 +1,54 @@
+"""Batches in several processes: they are those of rank 0, which are those of one process, however they are made."""
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from support.launch import INTERPRETED
+
+pytestmark = pytest.mark.mpi
+CASES = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', 'support', 'feeding_cases.py'))
+
+
+def results(path, which, *command):
+    """What each rank has found, a list of dicts; by one process without a command."""
+    subprocess.run([sys.executable, *command, CASES, path, which], check=True, timeout=600,
+                   env=dict(os.environ, THEANO_FLAGS=INTERPRETED))
+    found = []
+    for rank in range(2 if command else 1):
+        with open('%s.%d' % (path, rank)) as file:
+            found.append(json.load(file))
+    return found
+
+
+def launched(*options):
+    return ('-m', 'theano_mgpu', 'launch', '-n', '2', 'run', '--quiet') + options
+
+
+def assert_same(ours, theirs, tolerance, without=()):
+    assert set(ours) == set(theirs) and len(ours) > 4
+    for name in set(ours) - set(without):
+        assert set(ours[name]) == set(theirs[name]), name
+        for key, values in theirs[name].items():
+            np.testing.assert_allclose(ours[name][key], values, rtol=tolerance, atol=tolerance / 10, err_msg=name)
+
+
+@pytest.mark.parametrize('which,options', [
+    ('few', ('--always',)), pytest.param('all', ('--always',), marks=pytest.mark.slow),
+    pytest.param('all', (), marks=pytest.mark.slow)])
+def test_every_way_to_feed_a_model_gives_the_results_of_one_process(which, options, tmp_path):
+    """"the ranks were given different batches": the random state was set while a thread drew from it."""
+    plain, = results(str(tmp_path / 'plain'), which)
+    first, second = results(str(tmp_path / 'ranks'), which, *launched(*options))
+    racing = ['racing threads']  # which plain Keras does not repeat either
+    assert_same(first, plain, 1e-4, without=racing)
+    assert_same(second, first, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('options', [('--always',), ()])
+def test_ranks_that_draw_numbers_of_their_own_train_on_the_batches_of_rank_0(options, tmp_path):
+    first, second = results(str(tmp_path / 'ranks'), 'unseeded', *launched(*options))
+    assert_same(second, first, 0)
