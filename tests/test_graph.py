@@ -2,6 +2,7 @@
 import theano_mgpu as mgpu
 from theano_mgpu.distributed.process_group import Ranks
 from theano_mgpu.errors import GraphError
+from theano_mgpu.graphs import graph
 from theano_mgpu.graphs.audit import ON_HOST
 from theano_mgpu.program import undivided
 from theano_mgpu.program.parallel_graph import ParallelGraph
@@ -13,6 +14,9 @@ import theano
 import theano.tensor as T
 from support.devices import gpu_devices
 from support.small_models import shared
+from theano.gof.graph import ancestors
+from theano.gpuarray import type as gpu_type
+from theano.gpuarray.basic_ops import GpuFromHost, host_from_gpu
 from theano.ifelse import ifelse
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.nnet.abstract_conv import AbstractConv2d_gradInputs
@@ -284,3 +288,13 @@ def test_each_patch_is_needed(gpu2, monkeypatch, name):
     except (RuntimeError, ValueError, AssertionError) as error:
         errors.append(error)
     assert errors
+
+
+def test_transfers_to_the_device_of_the_flag_are_left_out(gpu2, monkeypatch):
+    """Gradients of parameters there have them: "mixed devices" for each Keras model with the flag device=cuda0."""
+    monkeypatch.setitem(gpu_type._context_reg, None, gpu_type.get_context(gpu2[0].name))  # as Theano does by the flag
+    x = T.fvector('x')
+    there = GpuFromHost(None)
+    found, = graph.host_graph([host_from_gpu(there(T.tanh(host_from_gpu(there(x))))) * 2])
+    assert not any(isinstance(variable.type, gpu_type.GpuArrayType) for variable in ancestors([found]))
+    np.testing.assert_allclose(found.eval({x: np.ones(2, 'float32')}), 2 * np.tanh(np.ones(2)), rtol=1e-6)
