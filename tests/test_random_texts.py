@@ -23,9 +23,10 @@ FEW = settings(max_examples=60, derandomize=True, database=None, deadline=None,
 ANY = st.text(st.characters(blacklist_categories=('Cs',), blacklist_characters='\0'), max_size=40)
 # Pieces of what is valid, in any order, and numbers that are too large.
 PIECES = st.lists(st.sampled_from(
-    ['0', '1', '2', '9' * 30, '9' * 5000, '999999999', '-1', '1.5', '1e9', '\u0663', '\u00b2', '(x', ')',
-     '(x999999999)', ',', ';', ':', '=', '->', ' ', '\t', '\n', '#', '"', "'", '\\', 'a', 'b', 'slots=', 'slots', 'max_slots=2',
-     'dev0', 'cuda', 'cuda0', 'opencl', 'cpu', '-o', '+', 'pcie4', 'nan', 'inf', '[', ']']), max_size=8).map(''.join)
+    ['0', '1', '2', '9' * 30, '9' * 5000, '999999999', '-1', '1.5', '1e9', '\u0663', '\xb2', '(x', ')',
+     '(x999999999)', ',', ';', ':', '=', '->', ' ', '\t', '\n', '#', '"', "'", '\\', 'a', 'b', 'slots=',
+     'slots', 'max_slots=2', 'dev0', 'cuda', 'cuda0', 'opencl', 'cpu', '-o', '+', 'pcie4', 'nan', 'inf', '[',
+     ']']), max_size=8).map(''.join)
 TEXT = st.one_of(ANY, PIECES)
 
 

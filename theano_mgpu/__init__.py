@@ -1,5 +1,5 @@
 """Theano and Keras-Theano on several devices: one model, several contexts, the answers unchanged."""
-from . import command_path  # noqa: F401, I001  before anything else is imported
+from . import command_path, second_import  # noqa: F401, I001  before anything else is imported
 from . import patches
 from .jobs import rank_process
 from .patches.theano_imports import is_command_line as _is_command_line
@@ -41,14 +41,21 @@ if _needs_theano and theano_error is None:
     from .parallel_function import function
     from .placement.blocks import device, place
     from .prediction.predictor import Predictor
+    from .profiling.timeline import records as _records
     from .profiling.timeline import start as _start_timeline
     from .profiling.timeline import timeline
     from .summaries.event_file import Summary
     from .training import training_function
 
     patches.apply(patches.WITH_CONTEXTS, _open_named)
-    if _config.own_flag('mgpu.timeline'):
-        _start_timeline(_config.own_flag('mgpu.timeline'))
+    if _config.own_flag('mgpu.timeline') and not _records():
+        try:
+            _start_timeline(_config.own_flag('mgpu.timeline'))
+        except MgpuError as error:
+            if not _is_command_line():
+                raise
+            theano_error = error
+second_import.keep()
 
 __all__ = ['BatchError', 'Context', 'ContextError', 'GraphError', 'MgpuError', 'MgpuWarning', 'NonFiniteError',
            'PredictionError', 'Predictor', 'RankError', 'ReplicaError', 'Summary', 'audit', 'contexts', 'device',

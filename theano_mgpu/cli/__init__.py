@@ -50,12 +50,14 @@ def check_theano():
     if isinstance(error, MgpuError):
         raise error
     if error is not None:
-        raise MissingError('Theano cannot be imported: %s. Run "theano-mgpu doctor"' % error) from error
+        raise MissingError('Theano cannot be imported: %s. Run "theano-mgpu doctor"' % str(error).rstrip('.')) from error
 
 
 def _prepared(args):
     """What a command returns: its exit code, or a function that runs a script."""
     try:
+        if not hasattr(args, 'works_without_theano'):
+            check_theano()
         return args.run(args)
     except (MgpuError, SystemExit):
         rank_process.note_joined()  # no script ran: nothing to note about it
@@ -84,8 +86,6 @@ def main(argv=None):
         if not hasattr(args, 'run'):
             overview.show()
             return 0
-        if not hasattr(args, 'works_without_theano'):
-            check_theano()
         code = _prepared(args)
         sys.stdout.flush()
     except MgpuError as error:

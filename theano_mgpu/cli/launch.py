@@ -72,6 +72,8 @@ def add_parser(sub):
 def run(args):
     """Run the script, with restarts if asked for; return the exit code of the job."""
     program = program_of(args)
+    for name in config.OWN_FLAGS:  # an error of one is said once, not by each process
+        config.own_flag(name)
     if args.restarts < 0:
         raise MgpuError('--restarts %d: give 0 or more' % args.restarts)
     if mpi_environment.size() > 1:

@@ -10,6 +10,7 @@ import os
 import sys
 
 from .. import config
+from ..errors import MgpuError
 from ..utils.collector import collector_paused
 from . import import_hooks, theano_imports
 from .table import (
@@ -50,6 +51,11 @@ def import_theano():
 
     Where a script has imported Theano before theano_mgpu, Theano has read its flags by itself, and `theano_was_first`
     is True.
+
+    Raises
+    ------
+    MgpuError
+        If a flag cannot be read, or Theano can write no compiled code.
     """
     global theano_was_first
     theano_was_first = 'theano' in sys.modules
@@ -64,7 +70,7 @@ def import_theano():
             for patch in PATCHES:
                 if patch.when == DURING_IMPORT:
                     hidden.enter_context(patch.apply())
-            import theano  # noqa: F401
+            _import_theano()
         if theano_imports.own_command() is not None:  # the user has no objects yet
             gc.freeze()  # Theano's live as long as the process: Python need not look for garbage among them
     finally:
@@ -72,6 +78,16 @@ def import_theano():
             del os.environ['THEANO_FLAGS']
         else:
             os.environ['THEANO_FLAGS'] = given
+
+
+def _import_theano():
+    try:
+        import theano  # noqa: F401
+    except ValueError as error:  # of a home directory that cannot be written, for example
+        if 'compiledir directory' not in str(error):
+            raise
+        raise MgpuError('Theano has no folder for compiled code: %s Name another one: '
+                        'THEANO_FLAGS=base_compiledir=/path/to/folder' % error) from error
 
 
 def after_theano():

@@ -32,6 +32,8 @@ def open_contexts_on_demand(open_context):
     from theano.gpuarray import type as gpuarray_type
     from theano.gpuarray.type import ContextNotDefined
     original, registry = gpuarray_type.get_context, gpuarray_type._context_reg
+    if hasattr(original, '__wrapped__'):  # at a second import of theano_mgpu
+        return
 
     class OnTheHost(ContextNotDefined, TypeError):
         """The error for an array of a GPU on a context of the CPU; `theano.shared` then tries other constructors."""

@@ -5,6 +5,7 @@ import json
 import os
 import time
 
+from ..errors import MgpuError
 from ..jobs import mpi_environment
 
 PHASES = ('scatter', 'host_to_device', 'launch', 'run', 'device_to_host', 'all_reduce', 'exchange', 'update',
@@ -15,6 +16,10 @@ LOCK = 'interpreter lock'   # the span in which a context waits because another 
 LONGEST = 1000000           # spans of one timeline: a file of about 200 MB
 
 _recorder = None
+
+
+class TimelineError(MgpuError, OSError):
+    """The file of a timeline cannot be written."""
 
 
 class Timings:
@@ -161,6 +166,8 @@ def timeline(path, rank=None):
     ------
     RuntimeError
         If another timeline is being recorded.
+    MgpuError
+        If the file cannot be written; also an OSError.
 
     Examples
     --------
@@ -178,14 +185,25 @@ def timeline(path, rank=None):
         stop(recorder)
 
 
+def records():
+    """Return whether a timeline is being recorded."""
+    return _recorder is not None
+
+
 def start(path, rank=None):
     """Begin a timeline; `stop` ends it, and so does the end of the process."""
     global _recorder
     if _recorder is not None:
         raise RuntimeError('a timeline is being recorded already, to %s: end it first (the flag mgpu.timeline '
                            'records the whole script)' % _recorder.path)
-    recorder = Recorder(path, mpi_environment.rank() if rank is None else rank)
-    open(recorder.path, 'w').close()  # fails now if the path cannot be written, not at the end
+    # The script may change the current folder.
+    recorder = Recorder(os.path.abspath(path), mpi_environment.rank() if rank is None else rank)
+    try:
+        open(recorder.path, 'w').close()  # fails now if the path cannot be written, not at the end
+    except (OSError, ValueError) as error:  # ValueError: a null byte
+        reason = getattr(error, 'strerror', None) or error
+        raise TimelineError('the timeline %s cannot be written: %s. Give timeline(path), or the flag mgpu.timeline, a '
+                            'path in a folder that exists' % (path, reason)) from error
     _recorder = recorder
     atexit.register(stop, recorder)
     return recorder
