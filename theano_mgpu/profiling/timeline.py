@@ -6,6 +6,7 @@ import os
 import time
 
 from ..jobs import mpi_environment
+from ..utils.files import check_writable, whole_text
 
 PHASES = ('scatter', 'host_to_device', 'launch', 'run', 'device_to_host', 'all_reduce', 'exchange', 'update',
           'broadcast')
@@ -132,7 +133,7 @@ class Recorder:
                    for track, number in tracks.items()]
         events += [dict(ph='X', name=name, cat=name, pid=self.rank, tid=tracks[track], ts=1e6 * start,
                         dur=1e6 * (stop - start)) for name, track, start, stop in self._spans]
-        with open(self.path, 'w') as file:
+        with whole_text(self.path) as file:
             json.dump(dict(traceEvents=events, displayTimeUnit='ms', otherData=dict(left_out=self._left_out)), file)
 
 
@@ -185,7 +186,7 @@ def start(path, rank=None):
         raise RuntimeError('a timeline is being recorded already, to %s: end it first (the flag mgpu.timeline '
                            'records the whole script)' % _recorder.path)
     recorder = Recorder(path, mpi_environment.rank() if rank is None else rank)
-    open(recorder.path, 'w').close()  # fails now if the path cannot be written, not at the end
+    check_writable(recorder.path)  # fails now, not at the end
     _recorder = recorder
     atexit.register(stop, recorder)
     return recorder
