@@ -3,8 +3,9 @@
 ``theano_mgpu.pth`` in site-packages imports this when Python starts, if the environment has MGPU_IMPORTED, which
 ``import theano_mgpu`` sets. Workers of joblib, spawned processes and notebook kernels, which inherit no module, then
 get the fixes that Theano 1.0.5 and Keras 2.3.1 need today, once they import either; a process that imports neither
-pays for one comparison an import.
+pays for one comparison an import. A rank that `theano-mgpu launch` has started ends with its mpirun from here on.
 """
+import os
 import sys
 from importlib.machinery import ModuleSpec
 
@@ -35,4 +36,18 @@ class Loaded:
         module.__spec__ = self.spec
 
 
+def end_with_mpirun():
+    """Have the kernel kill this process when its mpirun ends, as theano_mgpu.jobs.rank_process does when imported."""
+    try:
+        with open('/proc/%d/comm' % os.getppid()) as file:
+            started = file.read().strip() in ('mpirun', 'orterun', 'orted', 'prterun', 'prted')
+    except OSError:  # it has ended, or its process is hidden
+        return
+    if started:
+        import ctypes
+        ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG, SIGKILL
+
+
 sys.meta_path.insert(0, Finder)
+if 'MGPU_QUIET' in os.environ and sys.platform == 'linux':
+    end_with_mpirun()

@@ -119,7 +119,7 @@ def test_allocations(make, expected, environ, tmp_path):
 def test_an_allocation_whose_hosts_cannot_be_read(environ):
     """On another host than the first one there is no such file."""
     environ(PBS_JOBID='7', PBS_NODEFILE='/nowhere/hosts')
-    with pytest.raises(MgpuError, match='hosts of this job cannot be read: .*/nowhere/hosts.*Start on its first host'):
+    with pytest.raises(MgpuError, match='hosts of this job cannot be read .*/nowhere/hosts.*Start on its first host'):
         allocation()
 
 
@@ -152,7 +152,7 @@ def test_the_command_in_slurm(environ, programs, capsys):
     programs(srun='echo "none pmix"')
     environment, words = command(capsys)
     assert words.endswith('/srun --mpi=pmix --nodes=2 --ntasks=3 --cpus-per-task=2 --export=ALL --kill-on-bad-exit=1 '
-                          '--quit-on-interrupt --unbuffered')
+                          '--quit-on-interrupt --unbuffered --quiet')
     assert 'OMP_NUM_THREADS=2 ' in environment and 'MGPU_QUIET=1' in environment and 'OVERLAP' not in environment
     assert ' --nodes=1 --ntasks=1 --cpus-per-task=4 ' in command(capsys, '-n', '1')[1]
     assert ' --nodes=2 --ntasks=8 --cpus-per-task=1 ' in command(capsys, '-n', '8')[1]
@@ -186,26 +186,26 @@ def test_the_command_in_pbs_and_lsf(variables, hosts, commands, expected, enviro
     assert re.search(r'/mpirun -n 3 (--allow-run-as-root )?%s --mca oob_' % expected, command(capsys)[1])
 
 
-@pytest.mark.parametrize('arguments,message', [
-    ([], 'cannot start processes on the hosts of this allocation (PBS: 3 tasks on a,b): this Open MPI was built '
+@pytest.mark.parametrize('arguments,code,message', [
+    ([], 1, 'cannot start processes on the hosts of this allocation (PBS: 3 tasks on a,b): this Open MPI was built '
      "without PBS's component tm, and pbs_tmrsh is not on PATH"),
-    (['-n', '4'], '-n 4: the allocation (PBS: 3 tasks on a,b) has room for 3 processes'),
-    (['-n', '2', '--hosts', 'a'], '--hosts a: the hosts of this job are those of its allocation (PBS: 3 tasks')])
-def test_what_cannot_start_in_pbs(arguments, message, environ, programs, capsys, tmp_path):
+    (['-n', '4'], 2, '-n 4: the allocation (PBS: 3 tasks on a,b) has room for 3 processes'),
+    (['-n', '2', '--hosts', 'a'], 2, '--hosts a: the hosts of this job are those of its allocation (PBS: 3 tasks')])
+def test_what_cannot_start_in_pbs(arguments, code, message, environ, programs, capsys, tmp_path):
     """Never by ssh: a scheduler neither counts nor ends such processes."""
     environ(**PBS, PBS_NODEFILE=hosts_file(tmp_path / 'hosts', *'aab'))
-    assert main(['launch', *arguments, __file__]) == 1
+    assert main(['launch', *arguments, __file__]) == code
     assert message in capsys.readouterr().err
 
 
 def test_no_number_of_processes(environ, programs, capsys):
-    assert main(['launch', __file__]) == 1
+    assert main(['launch', __file__]) == 2
     assert 'give the number of processes, -n N' in capsys.readouterr().err
 
 
 def test_launch_as_a_rank(environ, programs, capsys):
     environ(**MPIRUN)
-    assert main(['launch', '-n', '2', __file__]) == 1
+    assert main(['launch', '-n', '2', __file__]) == 2
     assert "this is one of 8 processes that Open MPI's mpirun has started" in capsys.readouterr().err
 
 

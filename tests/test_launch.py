@@ -1,6 +1,7 @@
 """`theano-mgpu launch`: what it runs, and what it says; the jobs themselves are in test_ranks.py."""
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -10,7 +11,8 @@ import time
 from theano_mgpu.batches import scatter
 from theano_mgpu.cli import job_command, main, supervise
 from theano_mgpu.cli.doctor import mpi_checks
-from theano_mgpu.cli.launcher_output import Filter
+from theano_mgpu.cli.launch import COMMAND
+from theano_mgpu.cli.launcher_output import Errors, OwnMessages
 from theano_mgpu.devices.context_map import describe
 from theano_mgpu.devices.contexts import host_contexts, init
 from theano_mgpu.distributed import consistency
@@ -80,7 +82,7 @@ def test_threads_that_the_user_has_set_stay(fake_mpirun, script, capfd, monkeypa
 
 @pytest.mark.parametrize('words,expected', [
     (['-m', 'package.train', '-x', '1'], '-m package.train -x 1'),
-    (['run', '--strict', 'train.py', '-n', '7'], '-m theano_mgpu run --strict train.py -n 7')])
+    (['run', '--strict', 'train.py', '-n', '7'], COMMAND + ' run --strict train.py -n 7')])
 def test_modules_and_scripts_that_run_unchanged(words, expected, fake_mpirun, capfd):
     assert main(['launch', '-n', '2'] + words) == 0
     assert capfd.readouterr().out.splitlines()[0].endswith('%s %s' % (sys.executable, expected))
@@ -100,7 +102,8 @@ def test_a_dry_run_runs_nothing(fake_mpirun, script, capfd):
 
 
 def test_restarts(fake_mpirun, script, capfd):
-    runs = 'printf "%s" >&2; echo x >> "$0.runs"; ' % mpi_environment.STEPPED.decode().replace('\0', r'\0')
+    report = mpi_environment.report_of_step({mpi_environment.QUIET: '$MGPU_QUIET'}).decode().replace('\0', r'\0')
+    runs = 'printf "%s" >&2; echo x >> "$0.runs"; ' % report
     (fake_mpirun / 'mpirun.does').write_text(runs + '[ $(wc -l < "$0.runs") -ge 3 ] || exit 5')
     assert main(['launch', '-n', '2', '--restarts', '3', script]) == 0
     err = capfd.readouterr().err
@@ -161,7 +164,7 @@ def test_a_signal_that_was_ignored_stays_so(fake_mpirun, script):
     (['-n', '2', '--hosts', 'a:0,b:2', __file__], 'name each host once'),
 ])
 def test_bad_arguments(fake_mpirun, capsys, arguments, message):
-    assert main(['launch'] + arguments) == 1
+    assert main(['launch'] + arguments) == 2
     err = capsys.readouterr().err
     assert any(part in err for part in message.split('|')), err
 
@@ -179,40 +182,31 @@ def test_another_mpirun(fake_mpirun, script, capsys):
     assert "is not Open MPI's (HYDRA build details:)" in capsys.readouterr().err
 
 
-def test_what_mpirun_adds_is_left_out_but_nothing_else():
-    rule = b'-' * 74 + b'\n'
-    noise = rule + b'MPI_ABORT was invoked on rank 1\nwith errorcode 1.\n' + rule
-    news = rule + b'mpirun noticed that process rank 1 was killed\n' + rule
-    whole = b'progress 10%\rprogress 20%\r' + noise + b'text\n' + news + b'-- a line\nend'
+RULE = b'-' * 74 + b'\n'
+NOISE = RULE + b'MPI_ABORT was invoked on rank 1\nwith errorcode 1.\n' + RULE
+
+
+def in_parts(output, data):
+    """What an Output lets through of data that arrive a byte at a time, in sevens, or at once."""
     for step in (1, 7, 1000):
-        messages, shown = Filter(), b''
-        for start in range(0, len(whole), step):
-            shown += messages.passed(whole[start:start + step])
-        shown += messages.passed(b'', last=True)
-        assert shown == whole.replace(noise, b'')
-    assert Filter().passed(b'no end yet') == b'no end yet'
-    assert Filter().passed(noise[:90], last=True) == noise[:90]
+        one = output()
+        yield b''.join(one.passed(data[start:start + step]) for start in range(0, len(data), step)) + one.rest()
 
 
-def test_how_slurm_ends_the_other_tasks_is_left_out_but_not_why():
-    noise = (b'srun: Job step aborted: Waiting up to 7 seconds for job step to finish.\n'
-             b'slurmstepd-n1: error: *** STEP 5.0 ON n1 CANCELLED AT 2026-01-02T03:04:05 ***\n'
-             b'srun: launch/slurm: _step_signal: Terminating StepId=5.0\nsrun: Force Terminated StepId=5.0\n')
-    news = (b'srun: error: n2: task 1: Exited with exit code 1\n'
-            b'slurmstepd: error: *** STEP 5.0 ON n1 CANCELLED AT 2026-01-02T03:04:05 DUE TO TIME LIMIT ***\n')
-    assert Filter().passed(noise + news, last=True) == news
+def test_what_mpirun_adds_is_left_out_but_nothing_else():
+    news = RULE + b'mpirun noticed that process rank 1 was killed\n' + RULE
+    whole = NOISE + b'text\n' + news + b'-- a line\n' + NOISE + news + b'end'
+    assert list(in_parts(OwnMessages, whole)) == [whole.replace(NOISE, b'')] * 3
+    assert list(in_parts(OwnMessages, NOISE[:90])) == [NOISE[:90]] * 3
 
 
 def test_the_report_of_a_step_is_taken_out_of_what_is_printed():
-    printed = b'progress 10%%\r%sprogress 20%%\r\0end' % mpi_environment.STEPPED
-    for step in (1, 7, 1000):
-        messages, shown = Filter(), b''
-        for start in range(0, len(printed), step):
-            shown += messages.passed(printed[start:start + step])
-        shown += messages.passed(b'', last=True)
-        assert messages.stepped and shown == printed.replace(mpi_environment.STEPPED, b'')
-    assert not Filter().stepped and Filter().passed(b'text\0') == b'text'
-    assert Filter().passed(b'text\0', last=True) == b'text\0'
+    report = mpi_environment.report_of_step({mpi_environment.QUIET: '7'})
+    printed = b'progress 10%%\r%sprogress 20%%\r\0end\0' % report
+    assert list(in_parts(lambda: Errors(report), printed)) == [printed.replace(report, b'')] * 3
+    errors = Errors(report)
+    assert errors.passed(report[:9]) == b'' and errors.holds and not errors.stepped
+    assert errors.passed(report[9:] + b'text\0') == b'text' and errors.stepped and errors.rest() == b'\0'
 
 
 @pytest.fixture
@@ -222,24 +216,13 @@ def rank_1_of_2(monkeypatch):
 
 
 @pytest.mark.parametrize('code,said', [(1, True), (0, False)])
-def test_what_mpirun_logs_is_shown_if_it_is_the_only_reason(code, said, capfd):
+def test_what_mpirun_logs_is_shown_if_it_is_the_only_reason(code, said, fake_mpirun, script, capfd):
     """It could not make its folder for temporary files, and the job ended without a word."""
     log = '[host:7] ORTE_ERROR_LOG: Error in file session_dir.c\n'
-    command = [sys.executable, '-c', 'import sys; sys.stderr.write(%r); sys.exit(%d)' % (log, code)]
-    with supervise.Signals() as signals:
-        assert supervise.run_once(command, dict(os.environ), signals) == (code, False)
-    assert capfd.readouterr().err == log * said
-
-
-def test_each_job_has_a_folder_of_its_own():
-    """Of two jobs, the one that ended removed the folder in which the other one was about to make its own."""
-    with supervise.own_folder({}) as one, supervise.own_folder({'PATH': '/bin'}) as two:
-        folders = [each['OMPI_MCA_orte_tmpdir_base'] for each in (one, two)]
-        assert folders[0] != folders[1] and all(map(os.path.isdir, folders)) and two['PATH'] == '/bin'
-    assert not any(map(os.path.exists, folders))
-    chosen = {'OMPI_MCA_orte_local_tmpdir_base': '/scratch'}
-    with supervise.own_folder(chosen) as environment:
-        assert environment == chosen
+    write = 'import os; os.write(int(os.environ["OPAL_OUTPUT_STDERR_FD"]), %r)' % log.encode()
+    (fake_mpirun / 'mpirun.does').write_text("%s -c %s; exit %d" % (sys.executable, shlex.quote(write), code))
+    assert main(['launch', '-n', '2', script]) == code
+    assert (log in capfd.readouterr().err) == said
 
 
 def test_a_rank_takes_its_share_of_the_contexts(rank_1_of_2, monkeypatch, contexts):

@@ -9,10 +9,10 @@ from graphlib import TopologicalSorter
 
 PACKAGE = Path(theano_mgpu.__file__).parent
 # The modules and sub-packages of the package, from the bottom up: each imports only from those before it.
-ORDER = ['errors', 'config', 'jobs', 'utils', 'summaries', 'patches', 'devices', 'profiling', 'graphs', 'placement',
-         'replicas', 'executors', 'distributed', 'analysis', 'program', 'batches', 'verification', 'checkpoints',
-         'options', 'data_parallel', 'parallel_function', 'training', 'prediction', 'enabling', '__init__', 'keras',
-         'cli', '__main__']
+ORDER = ['command_path', 'errors', 'parsing', 'config', 'jobs', 'utils', 'summaries', 'patches', 'devices',
+         'profiling', 'graphs', 'placement', 'replicas', 'executors', 'distributed', 'analysis', 'program', 'batches',
+         'verification', 'checkpoints', 'options', 'data_parallel', 'parallel_function', 'training', 'prediction',
+         'enabling', '__init__', 'keras', 'cli', '__main__']
 
 
 def modules():

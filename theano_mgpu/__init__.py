@@ -1,4 +1,5 @@
 """Theano and Keras-Theano on several devices: one model, several contexts, the answers unchanged."""
+from . import command_path  # noqa: F401, I001  before anything else is imported
 from . import patches
 from .jobs import rank_process
 from .patches.theano_imports import is_command_line as _is_command_line

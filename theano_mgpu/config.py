@@ -5,6 +5,7 @@ import shlex
 from collections import namedtuple
 
 from .errors import MgpuError
+from .parsing import bare, shown, whole_number
 
 Number = namedtuple('Number', 'of least')  # what a flag is a number of
 
@@ -74,6 +75,11 @@ def parse_flags(text):
     -------
     dict of str to str
 
+    Raises
+    ------
+    MgpuError
+        If a quotation is not closed.
+
     Examples
     --------
     >>> parse_flags('floatX=float32,contexts=dev0->cuda0;dev1->cuda1')
@@ -82,7 +88,11 @@ def parse_flags(text):
     splitter = shlex.shlex(text, posix=True)
     splitter.whitespace = ','
     splitter.whitespace_split = True
-    entries = (entry.strip() for entry in splitter)
+    try:
+        entries = [entry.strip() for entry in splitter]
+    except ValueError as error:
+        raise MgpuError('THEANO_FLAGS=%s cannot be read: %s. Write name=value,name=value, with quotes in pairs'
+                        % (shown(text), str(error)[:1].lower() + str(error)[1:])) from error
     return dict(entry.split('=', 1) for entry in entries if '=' in entry)
 
 
@@ -108,9 +118,20 @@ def theanorc_files():
 
 
 def read_theanorc():
-    """Read the .theanorc files into a flat dict: ``[global] x`` is ``x``, ``[a] b`` is ``a.b``."""
+    """Read the .theanorc files into a flat dict: ``[global] x`` is ``x``, ``[a] b`` is ``a.b``.
+
+    Raises
+    ------
+    MgpuError
+        If a file is malformed.
+    """
     parser = configparser.RawConfigParser()
-    parser.read(theanorc_files())
+    for path in theanorc_files():
+        try:
+            parser.read(path)
+        except (OSError, configparser.Error, UnicodeDecodeError, ValueError) as error:
+            raise MgpuError('%s cannot be read: %s. Fix this file; "theano-mgpu config" prints a valid one'
+                            % (path, ' '.join(str(error).split()))) from error
     return {(key if section == 'global' else section + '.' + key): value
             for section in parser.sections() for key, value in parser.items(section)}
 
@@ -146,10 +167,11 @@ def own_flag(name):
     default, allowed, _ = OWN_FLAGS[name]
     value = flag(name, default)
     if isinstance(default, int):
-        if not str(value).isdecimal() or int(value) < allowed.least:
+        number = whole_number(str(value), allowed.least)
+        if number is None:
             raise MgpuError('flag %s=%s is not a number of %s, at least %d. Fix it in THEANO_FLAGS or .theanorc'
-                            % (name, value, allowed.of, allowed.least))
-        return int(value)
+                            % (name, bare(str(value)), allowed.of, allowed.least))
+        return number
     if isinstance(allowed, tuple) and value not in allowed:
         raise MgpuError('flag %s=%s is not one of %s. Fix it in THEANO_FLAGS or .theanorc'
                         % (name, value, ', '.join(allowed)))

@@ -4,7 +4,11 @@ import warnings
 
 
 class MgpuError(Exception):
-    """Base of every error that theano_mgpu raises on purpose."""
+    """Base of every error that theano_mgpu raises on purpose.
+
+    A command ends with exit code 2 where what the user has given cannot be used, and with 1 where something failed that
+    should have worked: the errors that are RuntimeErrors or ArithmeticErrors, or that such an error has caused.
+    """
 
 
 class MgpuWarning(UserWarning):
@@ -17,6 +21,10 @@ def warn(text):
     while frame.f_back and frame.f_globals.get('__name__', '').partition('.')[0] in ('theano_mgpu', 'keras'):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, MgpuWarning, stacklevel=level)
+
+
+class MissingError(MgpuError, RuntimeError):
+    """Something that is needed is not installed, or does not work on this machine."""
 
 
 class ContextError(MgpuError, ValueError):

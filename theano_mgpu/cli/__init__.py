@@ -1,11 +1,12 @@
 """The command line, ``theano-mgpu``: one module for each command."""
 import argparse
 import os
+import signal
 import sys
 
 import theano_mgpu
 
-from ..errors import MgpuError
+from ..errors import MgpuError, MissingError
 from ..jobs import rank_process
 from . import bench, config, devices, doctor, launch, overview, predict, run
 
@@ -49,7 +50,7 @@ def check_theano():
     if isinstance(error, MgpuError):
         raise error
     if error is not None:
-        raise MgpuError('Theano cannot be imported: %s. Run "theano-mgpu doctor"' % error) from error
+        raise MissingError('Theano cannot be imported: %s. Run "theano-mgpu doctor"' % error) from error
 
 
 def _prepared(args):
@@ -72,8 +73,11 @@ def main(argv=None):
     Returns
     -------
     int
-        Exit code: 0, or 1 for an error or a finding. Bad arguments exit with 2 (SystemExit).
+        Exit code: 0; 1 for a failure or a finding; 2 for bad input; 141 if the reader of the output has ended. Bad
+        arguments exit with 2 (SystemExit).
     """
+    streams = sys.stdin, sys.stdout, sys.stderr
+    open_closed_streams()
     parser = make_parser()
     args = parser.parse_args(argv)
     try:
@@ -87,9 +91,41 @@ def main(argv=None):
     except MgpuError as error:
         sys.stdout.flush()
         print('theano-mgpu: error: %s' % error, file=sys.stderr)
-        return 1
-    except BrokenPipeError:  # the reader has ended, e.g. `head`
+        return exit_code_of(error)
+    except OSError as error:
         # Python flushes stdout again when it exits, which must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):  # the reader has ended, e.g. `head`
+            return 128 + signal.SIGPIPE
+        print('theano-mgpu: error: %s' % error, file=sys.stderr)  # such as a full disk
         return 1
-    return code() or 0 if callable(code) else code  # a script's errors are not handled here
+    if not callable(code):
+        return code
+    sys.stdin, sys.stdout, sys.stderr = streams  # a script's streams and errors are its own
+    return code() or 0
+
+
+def open_closed_streams():
+    """Open the null device for each of stdin, stdout and stderr that is closed, as by ``>&-`` of a shell.
+
+    Else a file that is opened later would take its number, and what is printed would be written into that file.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+    sys.stdin = sys.stdin or open(0)
+    sys.stdout = sys.stdout or open(1, 'w')
+    sys.stderr = sys.stderr or open(2, 'w')
+
+
+def exit_code_of(error):
+    """Return 1 for the MgpuError of a failure, or 2 for that of what the user has given.
+
+    Examples
+    --------
+    >>> exit_code_of(MissingError('mpirun is not on PATH')), exit_code_of(MgpuError('there is no script x.py'))
+    (1, 2)
+    """
+    return 1 if any(isinstance(each, (RuntimeError, ArithmeticError)) for each in (error, error.__cause__)) else 2

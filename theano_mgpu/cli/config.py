@@ -4,6 +4,7 @@ import argparse
 from .. import config
 from ..devices import discovery
 from ..devices.context_map import default_map
+from ..parsing import MOST, MOST_DEVICES, shown, whole_number
 from .output import note
 
 EXECUTORS = config.OWN_FLAGS['mgpu.executor'][1]
@@ -25,7 +26,7 @@ def add_parser(sub):
     parser = sub.add_parser('config', help='print a .theanorc for a number of contexts', epilog=EPILOG,
                             description='Print a .theanorc that maps contexts dev0, dev1, ... to devices.',
                             formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('-n', '--contexts', dest='n', type=positive, metavar='N',
+    parser.add_argument('-n', '--contexts', dest='n', type=devices, metavar='N',
                         help="number of contexts (default: one for each device)")
     parser.add_argument('--kind', choices=discovery.KINDS,
                         help='kind of device (default: cuda if there is one here, else opencl if that is not the '
@@ -37,17 +38,29 @@ def add_parser(sub):
     parser.set_defaults(run=run, works_without_theano=True)
 
 
-def positive(text):
-    """A whole number of at least 1 as an argument.
+def positive(text, most=MOST):
+    """Return a whole number of at least 1 that is an argument.
 
     Examples
     --------
     >>> positive('4')
     4
     """
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError('%r is not a whole number of at least 1' % text)
-    return int(text)
+    number = whole_number(text, 1, most)
+    if number is None:
+        raise argparse.ArgumentTypeError('%s is not a whole number of at least 1, and at most %d' % (shown(text), most))
+    return number
+
+
+def devices(text):
+    """Return a number of contexts or processes that is an argument.
+
+    Examples
+    --------
+    >>> devices('4')
+    4
+    """
+    return positive(text, MOST_DEVICES)
 
 
 def run(args):

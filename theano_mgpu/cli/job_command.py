@@ -5,13 +5,15 @@ import subprocess
 import sys
 from collections import namedtuple
 
-from ..errors import MgpuError
+from ..errors import MgpuError, MissingError
 from ..jobs import mpi_environment, mpi_library
 from ..jobs.allocation import DEFAULT_HOSTFILE, HOSTFILE, LSF, PBS, SLURM
+from ..parsing import bare, is_host, whole_number
+from .launcher_output import OWN_DESCRIPTOR
 
 # Environment variables that processes on other hosts need; mpirun itself passes on OMPI_* only.
-CARRIED = ('THEANO_FLAGS', 'THEANORC', 'PYTHONPATH', 'PYTHONHASHSEED', 'KERAS_BACKEND', 'KERAS_HOME', 'POCL_DEVICES',
-           'LD_LIBRARY_PATH', 'CUDA_HOME', mpi_environment.QUIET)
+CARRIED = ('THEANO_FLAGS', 'THEANORC', 'PYTHONPATH', 'PYTHONHASHSEED', 'PYTHONSAFEPATH', 'KERAS_BACKEND', 'KERAS_HOME',
+           'POCL_DEVICES', 'LD_LIBRARY_PATH', 'CUDA_HOME', mpi_environment.QUIET)
 # A lost host is noticed within 10 seconds; with Open MPI's defaults it takes 8 minutes.
 KEEPALIVE = {'oob_tcp_keepalive_time': 3, 'oob_tcp_keepalive_intvl': 1, 'oob_tcp_keepalive_probes': 3}
 THREADS = ('OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS')
@@ -19,7 +21,7 @@ THREADS = ('OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS')
 REMOTE_STARTS = {PBS: ('tm', 'pbs_tmrsh'), LSF: ('lsf', 'blaunch')}
 
 
-class Start(namedtuple('Start', 'words threads carries on_this_host')):
+class Start(namedtuple('Start', 'words threads by_mpirun on_this_host')):
     """How the ranks of a job are started.
 
     Attributes
@@ -28,15 +30,15 @@ class Start(namedtuple('Start', 'words threads carries on_this_host')):
         What the command begins with.
     threads : int
         Of each rank.
-    carries : bool
-        Whether variables have to be named in the command, so that they reach other hosts.
+    by_mpirun : bool
+        Whether that is mpirun: variables have to be named in its command, so that they reach other hosts.
     on_this_host : bool
         Whether all ranks are.
     """
 
     def command(self, environment, program):
         """The command that runs Python with these arguments on each rank, in an environment."""
-        return self.words + carry(environment) * self.carries + [sys.executable] + program
+        return self.words + carry(environment) * self.by_mpirun + [sys.executable] + program
 
 
 def choose_start(ranks, hosts, found):
@@ -103,10 +105,10 @@ def _by_srun(ranks, found, kind):
     nodes = min(ranks, len(found.tasks))
     per_host = max(found.tasks) if ranks == sum(found.tasks) else -(-ranks // nodes)
     threads = _threads(ranks, found, per_host, 1)
-    # --unbuffered: else srun passes on whole lines only, and progress bars stand still.
+    # --unbuffered: else srun passes on whole lines only, and progress bars stand still. --quiet: only its errors.
     return Start([shutil.which('srun'), '--mpi=' + kind, '--nodes=%d' % nodes, '--ntasks=%d' % ranks,
                   '--cpus-per-task=%d' % threads, '--export=ALL', '--kill-on-bad-exit=1', '--quit-on-interrupt',
-                  '--unbuffered'], threads, False, False)
+                  '--unbuffered', '--quiet'], threads, False, False)
 
 
 def _by_scheduled_mpirun(ranks, found):
@@ -150,7 +152,7 @@ def _daemons(found, mpirun):
     if agent and shutil.which(agent):
         slots = ','.join('%s:%d' % pair for pair in zip(found.hosts.split(','), found.tasks))
         return ['--host', slots, '--mca', 'plm', 'rsh', '--mca', 'plm_rsh_agent', agent]
-    raise MgpuError('%s cannot start processes on the hosts of this allocation (%s): %s. %s, or take one host'
+    raise MissingError('%s cannot start processes on the hosts of this allocation (%s): %s. %s, or take one host'
                     % (mpirun, found, lacks, advice))
 
 
@@ -172,15 +174,15 @@ def share_of(cores, ranks):
 
 
 def find_mpirun():
-    """Path of Open MPI's mpirun; a MgpuError if there is none."""
+    """Return the path of Open MPI's mpirun; raise a MissingError if there is none."""
     path = shutil.which('mpirun')
     remedy = 'Debian: apt-get install openmpi-bin python3-mpi4py'
     if path is None:
-        raise MgpuError('mpirun, which starts the processes, is not on PATH. ' + remedy)
+        raise MissingError('mpirun, which starts the processes, is not on PATH. ' + remedy)
     version = subprocess.run([path, '--version'], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                              stderr=subprocess.STDOUT, universal_newlines=True, check=False).stdout
     if 'Open MPI' not in version:
-        raise MgpuError("%s is not Open MPI's (%s). %s; or start the script with your own: mpirun -n N python SCRIPT"
+        raise MissingError("%s is not Open MPI's (%s). %s; or start the script with your own: mpirun -n N python SCRIPT"
                         % (path, version.strip().partition('\n')[0], remedy))
     return path
 
@@ -212,16 +214,16 @@ def parse_hosts(text, ranks):
     if text is None:
         return {}
     names = [entry.strip().partition(':') for entry in text.split(',')]
-    given = [number for _, _, number in names if number]
-    if not all(name for name, _, _ in names) or len({name for name, _, _ in names}) < len(names) \
-            or len(given) not in (0, len(names)) or not all(number.isdecimal() and int(number) for number in given):
+    given = [number for _, colon, number in names if colon]
+    if not all(is_host(name) for name, _, _ in names) or len({name for name, _, _ in names}) < len(names) \
+            or len(given) not in (0, len(names)) or None in [whole_number(number, 1) for number in given]:
         raise MgpuError('--hosts %s: name each host once, e.g. a,b, or each with its number of processes, a:3,b:1'
-                        % text)
+                        % bare(text))
     share, extra = divmod(ranks, len(names))
     hosts = {name: int(number) if number else share + (i < extra) for i, (name, _, number) in enumerate(names)}
     if sum(hosts.values()) != ranks or not all(hosts.values()):
         raise MgpuError('--hosts %s has room for %d processes, but -n asks for %d: each host runs at least one'
-                        % (text, sum(hosts.values()), ranks))
+                        % (bare(text), sum(hosts.values()), ranks))
     return hosts
 
 
@@ -261,5 +263,9 @@ def binding(usable, cores, per_host):
 
 
 def carry(environment):
-    """Options of mpirun that pass these variables on to other hosts."""
-    return [word for name in CARRIED + THREADS if name in environment for word in ('-x', name)]
+    """Options of mpirun that pass these variables on to other hosts.
+
+    mpirun itself may have a descriptor for its own messages that the ranks do not have: they write theirs to stderr.
+    """
+    names = [name for name in CARRIED + THREADS if name in environment] + [OWN_DESCRIPTOR + '=2']
+    return [word for name in names for word in ('-x', name)]

@@ -1,17 +1,19 @@
 """`theano-mgpu launch`: run a script as several processes with Open MPI's mpirun, or with Slurm's srun."""
 import argparse
-import contextlib
 import os
 import shlex
+import sys
 
 from .. import config
 from ..errors import MgpuError
 from ..jobs import mpi_environment
 from ..jobs.allocation import allocation
-from .config import positive
+from .config import devices, positive
 from .job_command import THREADS, choose_start, starting_environment
 from .program import add_program, check_program
-from .supervise import own_folder, run_with_restarts
+from .supervise import run_with_restarts
+
+COMMAND = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'rank_program.py')
 
 EPILOG = """\
 Each process (a rank) takes its share of the contexts in THEANO_FLAGS or .theanorc, or of the host's GPUs in
@@ -51,11 +53,11 @@ def add_parser(sub):
                             usage='theano-mgpu launch [-n N] [options] SCRIPT|-m MODULE [ARGS]',
                             description='Run a Python script as several processes that train one model.',
                             formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('-n', '--ranks', type=positive, metavar='N',
+    parser.add_argument('-n', '--ranks', type=devices, metavar='N',
                         help='number of processes (in an allocation by default its number of tasks)')
     parser.add_argument('--hosts', metavar='A,B', help='hosts to divide them among, in equal parts, or as in A:3,B:1 '
                         '(default: this host; in an allocation its hosts, always)')
-    parser.add_argument('--gpus-per-process', type=positive, metavar='K',
+    parser.add_argument('--gpus-per-process', type=devices, metavar='K',
                         help="contexts that each process takes (default: an equal share of its host's)")
     parser.add_argument('--sharded', action='store_true', help='each process feeds its own part of the data')
     parser.add_argument('--timeout', type=positive, metavar='S', help='seconds that a process waits for another one '
@@ -79,14 +81,11 @@ def run(args):
                            ' '.join(program)))
     start = choose_start(args.ranks, args.hosts, allocation())
     environment = rank_environment(args, start.threads)
-    command = start.command(environment, program)
     if args.dry_run:
         print(' '.join('%s=%s' % (name, environment[name]) for name in changed(environment)))
-        print(shlex.join(command))
+        print(shlex.join(start.command(environment, program)))
         return 0
-    # On other hosts the folder would have to be there, too.
-    with own_folder(environment) if start.on_this_host else contextlib.nullcontext(environment) as environment:
-        return run_with_restarts(command, environment, args.restarts)
+    return run_with_restarts(start, environment, program, args.restarts)
 
 
 def program_of(args):
@@ -97,7 +96,9 @@ def program_of(args):
     if os.path.isfile(args.script):
         return [args.script] + args.args
     if args.script == 'run':
-        return ['-m', 'theano_mgpu', 'run'] + args.args
+        return [COMMAND, 'run'] + args.args
+    if os.path.isfile(os.path.join(args.script, '__main__.py')):
+        return [args.script] + args.args
     raise MgpuError('there is no script %s; give the path of a Python file, then its arguments' % args.script)
 
 
@@ -118,6 +119,8 @@ def rank_environment(args, threads):
         environment.setdefault('OMPI_MCA_mpi_yield_when_idle', '1')
     for name in THREADS:
         environment.setdefault(name, str(threads))
+    if getattr(sys.flags, 'safe_path', False):  # python -P
+        environment['PYTHONSAFEPATH'] = '1'
     environment.setdefault('PYTHONHASHSEED', '0')  # the same order of sets, hence of ops, and the same rounding
     environment[mpi_environment.QUIET] = '1'
     return environment

@@ -1,92 +1,257 @@
-"""Filter the stderr of mpirun or srun: drop messages that repeat what a rank has reported already."""
+"""The output of a job, on its way from mpirun or srun to this process's own stdout and stderr.
+
+What the job prints is passed on as it arrives, whatever it looks like. mpirun is given a pipe of its own for its own
+messages: only what comes from there may be left out.
+"""
+import array
+import fcntl
 import os
-import re
+import select
 import sys
+import termios
+import threading
 
-from ..jobs import mpi_environment
+from ..errors import MgpuError
 
+STDOUT, STDERR = 1, 2
+# Open MPI up to version 4 writes its own messages to this descriptor instead of stderr; later ones ignore it.
+OWN_DESCRIPTOR = 'OPAL_OUTPUT_STDERR_FD'
 RULE = b'-' * 20  # Open MPI prints lines of dashes around its own messages
 NOISE = (b'MPI_ABORT was invoked', b'Primary job  terminated normally', b'ORTE_ERROR_LOG')
-# How Slurm ends the other tasks. It goes on after the time if there is a reason, such as DUE TO TIME LIMIT.
-SLURM_NOISE = re.compile(
-    rb'srun: (Job step aborted: Waiting|launch/slurm: _step_signal: Terminating|Force Terminated|forcing job term)|'
-    rb'slurmstepd\S*: error: \*\*\* STEP \S+ ON \S+ CANCELLED AT \S+ \*\*\*')
+HELD = 50   # milliseconds in which the rest of the report of a step arrives
 
 
-class Filter:
-    """Passes bytes on as they arrive, except for messages of Open MPI and Slurm that add no information.
+class OutputError(MgpuError, RuntimeError):
+    """What a job prints cannot be written."""
+
+
+class Output:
+    """What a process prints, passed on as it arrives.
+
+    Attributes
+    ----------
+    any_passed : bool
+        Whether it has printed anything.
+    """
+
+    holds = False  # whether bytes are held back
+
+    def __init__(self):
+        self.any_passed = False
+
+    def passed(self, data):
+        """Return the bytes to print after `data` has arrived."""
+        self.any_passed = True
+        return data
+
+    def rest(self):
+        """Return the bytes that were held back."""
+        return b''
+
+
+class Errors(Output):
+    """The stderr of a job, without the report of rank 0 that a step is done.
+
+    Only what may be the beginning of the report is held back, and no longer than `HELD`.
+
+    Parameters
+    ----------
+    report : bytes
 
     Attributes
     ----------
     stepped : bool
         Whether rank 0 has reported a step.
+
+    Examples
+    --------
+    >>> errors = Errors(b'<done>')
+    >>> errors.passed(b'one<do') + errors.passed(b'ne>two'), errors.stepped
+    (b'onetwo', True)
+    """
+
+    def __init__(self, report):
+        super().__init__()
+        self.stepped = False
+        self._report, self._tail = report, b''
+
+    @property
+    def holds(self):
+        return bool(self._tail)
+
+    def passed(self, data):
+        data, self._tail = self._tail + data, b''
+        if self._report in data:
+            self.stepped = True
+            data = data.replace(self._report, b'')
+        start = data.rfind(self._report[:1])
+        if start >= 0 and self._report.startswith(data[start:]):
+            data, self._tail = data[:start], data[start:]
+        self.any_passed = self.any_passed or bool(data)
+        return data
+
+    def rest(self):
+        tail, self._tail = self._tail, b''
+        self.any_passed = self.any_passed or bool(tail)
+        return tail
+
+
+class OwnMessages(Output):
+    """mpirun's own messages, except for those that repeat what a rank has reported already.
+
+    Attributes
+    ----------
     internal : bytes
-        Single lines that were dropped: the only reason there is, if nothing else was passed on.
-    any_passed : bool
+        Single lines that were left out: the only reason there is, if nothing else was printed.
 
     Examples
     --------
     >>> noise = b'-' * 74 + b'\\nMPI_ABORT was invoked on rank 1\\n' + b'-' * 74 + b'\\n'
-    >>> Filter().passed(b'rank 1 failed\\n' + noise + b'no line end')
-    b'rank 1 failed\\nno line end'
+    >>> OwnMessages().passed(noise + b'mpirun: Forwarding signal 10 to job\\n')
+    b'mpirun: Forwarding signal 10 to job\\n'
     """
 
     def __init__(self):
-        self.stepped = self.any_passed = False
+        super().__init__()
         self.internal = b''
-        self._tail = b''     # possibly the beginning of that report
-        self._pending = b''  # possibly the beginning of a line of dashes
+        self._line = b''     # the beginning of a line
         self._block = None   # lines of an unfinished message
 
-    def passed(self, data, last=False):
-        """The bytes to print after `data` has arrived; with `last`, including all that were held back."""
-        lines = (self._pending + self._less_report(data, last)).splitlines(keepends=True)
-        self._pending = b''
-        if lines and not lines[-1].endswith((b'\n', b'\r')) and not last \
-                and (self._block is not None or RULE.startswith(lines[-1][:len(RULE)])):
-            self._pending = lines.pop()
-        shown = b''.join(map(self._line, lines))
-        if last and self._block is not None:
-            shown += b''.join(self._block)
+    def passed(self, data):
+        *lines, self._line = (self._line + data).split(b'\n')
+        shown = b''.join(self._shown(line + b'\n') for line in lines)
         self.any_passed = self.any_passed or bool(shown)
         return shown
 
-    def _less_report(self, data, last):
-        data, self._tail = self._tail + data, b''
-        self.stepped = self.stepped or mpi_environment.STEPPED in data
-        data = data.replace(mpi_environment.STEPPED, b'')
-        start = data.rfind(mpi_environment.STEPPED[:1])
-        if start >= 0 and mpi_environment.STEPPED.startswith(data[start:]) and not last:
-            data, self._tail = data[:start], data[start:]
-        return data
+    def rest(self):
+        shown = b''.join((self._block or []) + [self._line])
+        self._line, self._block = b'', None
+        self.any_passed = self.any_passed or bool(shown)
+        return shown
 
-    def _line(self, line):
-        if line.startswith(RULE) and self._block is None:
-            self._block = [line]
-        elif self._block is not None:
+    def _shown(self, line):
+        if self._block is not None:
             self._block.append(line)
             if line.startswith(RULE):
                 block, self._block = b''.join(self._block), None
                 return b'' if any(noise in block for noise in NOISE) else block
-        elif NOISE[-1] in line or SLURM_NOISE.match(line):
+        elif line.startswith(RULE):
+            self._block = [line]
+        elif NOISE[-1] in line:
             self.internal += line
         else:
             return line
         return b''
 
 
-def forward(stream, messages):
-    """Copy a pipe to stderr through a filter, until it ends.
+class JobOutput:
+    """Threads that copy what a launcher and its ranks print to stdout and stderr.
 
     Parameters
     ----------
-    stream : file
-        The pipe; its descriptor is read.
-    messages : Filter
+    report : bytes
+        By which rank 0 reports a step; see `Errors`.
+    by_mpirun : bool
+        Whether the launcher is mpirun.
+    failed : callable
+        Called if stdout or stderr cannot be written any more, such as a pipe whose reader has ended.
+
+    Attributes
+    ----------
+    environment : dict of str to str
+        Variables for the launcher.
+    descriptors : list of int
+        Descriptors to pass on to the launcher.
     """
-    while True:
-        data = os.read(stream.fileno(), 1 << 16)
-        sys.stderr.buffer.write(messages.passed(data, last=not data))
-        sys.stderr.buffer.flush()
-        if not data:
-            return
+
+    def __init__(self, report, by_mpirun, failed):
+        self._errors, self._messages = Errors(report), OwnMessages()
+        self._failed, self._failures, self._threads = failed, [], []
+        self._ended, self._still_runs = os.pipe()  # the first one is readable as soon as the other one is closed
+        self.environment, self.descriptors, self._of_messages = {}, [], None
+        if by_mpirun:
+            self._of_messages, descriptor = os.pipe()
+            self.environment, self.descriptors = {OWN_DESCRIPTOR: str(descriptor)}, [descriptor]
+
+    @property
+    def stepped(self):
+        """Whether rank 0 has reported a step."""
+        return self._errors.stepped
+
+    def copy(self, process):
+        """Start to copy the output of the launcher, a Popen with pipes."""
+        for stream in (sys.stdout, sys.stderr):  # what this process has printed comes first
+            stream.flush()
+        sources = [(process.stdout.fileno(), STDOUT, Output()), (process.stderr.fileno(), STDERR, self._errors)]
+        if self.descriptors:
+            os.close(self.descriptors[0])  # the launcher has it
+            sources.append((self._of_messages, STDERR, self._messages))
+        for source in sources:
+            thread = threading.Thread(target=self._copy, args=source, daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def finish(self, status, seconds=None):
+        """Wait until all is written that the launcher printed.
+
+        Parameters
+        ----------
+        status : int
+            With which the launcher has ended.
+        seconds : float, optional
+            How long to wait for a reader that reads nothing.
+
+        Raises
+        ------
+        OutputError
+            If the output could not be written, as on a full disk; not if the reader of a pipe has ended.
+        """
+        os.close(self._still_runs)
+        for thread in self._threads:
+            thread.join(seconds)
+        os.close(self._ended)
+        if self._of_messages is not None:
+            os.close(self._of_messages)
+        for error in self._failures:
+            if not isinstance(error, BrokenPipeError):
+                raise OutputError('the output of the job cannot be written: %s. The job was ended' % error)
+        if status and not (self._failures or self._errors.any_passed or self._messages.any_passed):
+            write_all(STDERR, self._messages.internal)
+
+    def _copy(self, source, target, output):
+        poll = select.poll()
+        poll.register(source, select.POLLIN)
+        poll.register(self._ended, select.POLLIN)
+        while True:
+            ready = [descriptor for descriptor, _ in poll.poll(HELD if output.holds else None)]
+            if self._ended in ready:
+                # All that the launcher printed is in the pipe. What outlives it, as ssh's master, may go on writing.
+                left = array.array('i', [0])
+                fcntl.ioctl(source, termios.FIONREAD, left)
+                self._write(target, output.passed(os.read(source, left[0])))
+                break
+            if source in ready:
+                data = os.read(source, 1 << 16)
+                if not data:
+                    break
+                self._write(target, output.passed(data))
+            else:
+                self._write(target, output.rest())
+        self._write(target, output.rest())
+
+    def _write(self, target, data):
+        try:
+            write_all(target, data)
+        except OSError as error:  # go on reading, so that the launcher can end
+            self._failures.append(error)
+            self._failed()
+
+
+def write_all(descriptor, data):
+    """Write bytes to a descriptor, also where another program that shares it has made it non-blocking."""
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[os.write(descriptor, view):]
+        except BlockingIOError:
+            select.select([], [descriptor], [])

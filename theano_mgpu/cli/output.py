@@ -19,8 +19,9 @@ def quietly():
 
 
 def note(text):
-    """Print a line for the user to stderr."""
-    print('theano-mgpu: note: ' + text, file=sys.stderr)
+    """Print a line for the user to stderr, unless that is closed."""
+    if sys.stderr is not None:  # else Python would print to stdout
+        print('theano-mgpu: note: ' + text, file=sys.stderr)
 
 
 def human_bytes(count):

@@ -43,7 +43,7 @@ def run_script(path, args):
     sys.argv[:] = [path] + args
     main = new_main()
     if os.path.isdir(path) or zipfile.is_zipfile(path):
-        set_first_path(os.path.abspath(path))
+        set_first_path(os.path.abspath(path), always=True)
         with own_traceback():
             runpy._run_module_as_main('__main__', alter_argv=False)
         return
@@ -74,10 +74,12 @@ def new_main():
     return main
 
 
-def set_first_path(folder):
-    """Set the first entry of sys.path as Python does for a script, unless Python's option -P forbids it."""
+def set_first_path(folder, always=False):
+    """Set the first entry of sys.path as Python does for a script; with its option -P, only if `always`."""
     if not getattr(sys.flags, 'safe_path', False):
         sys.path[0] = folder
+    elif always:
+        sys.path.insert(0, folder)
 
 
 class own_traceback:

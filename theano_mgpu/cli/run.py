@@ -11,7 +11,7 @@ from ..devices.contexts import chosen, init
 from ..errors import MgpuError
 from ..jobs import mpi_environment
 from ..patches import import_hooks
-from .config import positive
+from .config import devices
 from .devices import context_map
 from .output import note
 from .program import add_program, check_program, run_module, run_script
@@ -47,7 +47,7 @@ def add_parser(sub):
                             description='Run a script whose Keras models and Theano functions run on several devices.',
                             formatter_class=argparse.RawDescriptionHelpFormatter)
     which = parser.add_mutually_exclusive_group()
-    which.add_argument('--gpus', type=positive, metavar='N', help='use the first N contexts (default: all); '
+    which.add_argument('--gpus', type=devices, metavar='N', help='use the first N contexts (default: all); '
                        'without a GPU and a map, N contexts on the CPU')
     which.add_argument('--contexts', metavar='MAP', type=context_map,
                        help="contexts and their devices, e.g. 'dev0->cuda0;dev1->cuda1'")

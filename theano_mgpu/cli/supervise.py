@@ -2,31 +2,38 @@
 import contextlib
 import functools
 import os
-import shutil
+import secrets
 import signal
 import subprocess
-import sys
-import tempfile
 import threading
 import time
+from pathlib import Path
 
-from ..jobs import rank_process
-from .launcher_output import Filter, forward
+from ..jobs import mpi_environment, rank_process
+from .job_folders import job_folders
+from .launcher_output import JobOutput
 from .output import note
 
-FOLDERS = ['OMPI_MCA_orte_%stmpdir_base' % where for where in ('', 'local_', 'remote_')]
 GRACE = 3  # seconds in which mpirun may end by itself after a signal that a terminal may have sent to it, too
 
 
-def run_with_restarts(command, environment, restarts):
-    """Run a command until it succeeds, with at most `restarts` more attempts; return the last exit code.
+def run_with_restarts(start, environment, program, restarts):
+    """Run a job until it succeeds, with at most `restarts` more attempts; return the last exit code.
 
     It is not restarted after a signal to this process, nor if it has failed twice without a step in between.
+
+    Parameters
+    ----------
+    start : Start
+    environment : dict of str to str
+    program : list of str
+        Python's arguments in each rank.
+    restarts : int
     """
     with Signals() as signals:
         for restart in range(restarts + 1):
             began = time.monotonic()
-            code, stepped = run_once(command, environment, signals)
+            code, stepped = run_once(start, environment, program, signals)
             if code == 0 or signals.received:
                 return code
             left, hopeless = restarts - restart, restart and not stepped
@@ -38,40 +45,36 @@ def run_with_restarts(command, environment, restarts):
     return code
 
 
-def run_once(command, environment, signals):
-    """Run a command; return its exit code, and whether a step was done."""
-    prepare = functools.partial(rank_process.end_with, os.getpid(), signal.SIGTERM)
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, preexec_fn=prepare)
-    messages = Filter()
-    reader = threading.Thread(target=forward, args=(process.stderr, messages), daemon=True)
-    reader.start()
-    with signals.sent_on_to(process):
-        status = process.wait()
-    reader.join(5)
-    if status and not messages.any_passed:
-        sys.stderr.write(messages.internal.decode(errors='replace'))
-    return 128 + signals.received if signals.received else exit_code(status), messages.stepped
+def run_once(start, environment, program, signals):
+    """Run a job; return its exit code, and whether a step was done.
 
-
-@contextlib.contextmanager
-def own_folder(environment):
-    """An environment in which mpirun has a folder of its own for temporary files, unless it names one already.
-
-    By default all jobs of a user share one. Open MPI removes it with the last job in it, even if the next one is about
-    to use it, which then ends with an error (open-mpi/ompi#8510).
+    Raises
+    ------
+    OutputError
+        If its output cannot be written, as on a full disk. Where only the reader of a pipe has ended, as `head` does,
+        the job ends as by SIGPIPE.
     """
-    if any(name in environment for name in FOLDERS):
-        yield environment
-        return
-    folder = tempfile.mkdtemp(prefix='mgpu.')
-    try:
-        yield dict(environment, **{FOLDERS[0]: folder})
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    # On other hosts the folders would have to be there, too.
+    folders = job_folders(environment) if start.on_this_host else contextlib.nullcontext((dict(environment), []))
+    with folders as (environment, locks):
+        # A number that no script prints by chance: the report of rank 0 is taken out of the output.
+        environment[mpi_environment.QUIET] = secrets.token_hex(8)
+        output = JobOutput(mpi_environment.report_of_step(environment), start.by_mpirun,
+                           lambda: signals.end(signal.SIGPIPE))
+        process = subprocess.Popen(
+            start.command(environment, program), env=dict(environment, **output.environment), stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, pass_fds=locks + output.descriptors,
+            preexec_fn=functools.partial(rank_process.end_with, os.getpid(), signal.SIGTERM))
+        with process:
+            output.copy(process)
+            with signals.sent_on_to(process):
+                status = process.wait()
+            output.finish(status, GRACE if signals.received else None)
+    return 128 + signals.received if signals.received else exit_code(status), output.stepped
 
 
 class Signals:
-    """Redirects the signals that would end this process to mpirun, which then ends the ranks.
+    """Redirects the signals that would end this process to mpirun, which then ends the ranks, and passes others on.
 
     Attributes
     ----------
@@ -79,7 +82,9 @@ class Signals:
         Number of the first signal; 0 if there was none.
     """
 
-    ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    FROM_A_TERMINAL = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    ENDING = FROM_A_TERMINAL + (signal.SIGTERM, signal.SIGABRT)
+    PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)  # mpirun and srun send these to the ranks
 
     def __init__(self):
         self.received = 0
@@ -87,7 +92,8 @@ class Signals:
 
     def __enter__(self):
         # Ignored signals stay ignored: SIGHUP under nohup, SIGINT of a background process.
-        self._before = {number: signal.signal(number, self._receive) for number in self.ENDING
+        handlers = {**dict.fromkeys(self.ENDING, self._receive), **dict.fromkeys(self.PASSED_ON, self._pass_on)}
+        self._before = {number: signal.signal(number, handler) for number, handler in handlers.items()
                         if signal.getsignal(number) != signal.SIG_IGN}
         return self
 
@@ -106,6 +112,20 @@ class Signals:
         finally:
             self._process = None
 
+    def end(self, number):
+        """End the job as if this process had received a signal."""
+        if not self.received:
+            self.received = number
+            if self._process is not None:
+                self._process.terminate()
+
+    def _pass_on(self, number, frame):
+        process = self._process
+        if process is not None:
+            # Open MPI 4.1's mpirun does not pass on SIGUSR1, against its manual.
+            for rank in ranks_of(process.pid) or [process.pid]:
+                os.kill(rank, number)
+
     def _receive(self, number, frame):
         again, self.received = self.received, self.received or number
         process = self._process
@@ -113,12 +133,29 @@ class Signals:
             return
         if again:
             process.kill()  # its ranks end with it, see rank_process.install
-        elif number == signal.SIGTERM:
+        elif number not in self.FROM_A_TERMINAL:
             process.terminate()
         else:  # a terminal sends these to mpirun, too; at a second signal mpirun would abandon its ranks
             timer = threading.Timer(GRACE, process.terminate)
             timer.daemon = True
             timer.start()
+
+
+def ranks_of(mpirun):
+    """Return the ids of the processes on this host that are ranks of an mpirun; none on other systems than Linux."""
+    lists = _texts(Path('/proc').glob('%d/task/*/children' % mpirun))
+    children = [int(child) for children in lists for child in children.split()]
+    return [child for child in children
+            if any(b'\0OMPI_COMM_WORLD_RANK=' in text for text in _texts([Path('/proc/%d/environ' % child)]))]
+
+
+def _texts(paths):
+    """Read files under /proc, without those of processes that have ended."""
+    for path in paths:
+        try:
+            yield path.read_bytes()
+        except OSError:
+            continue
 
 
 def exit_code(status):

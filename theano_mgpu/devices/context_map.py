@@ -1,7 +1,9 @@
 """Read and write context maps, such as ``dev0->cuda0;dev1->cuda1``."""
+import re
 from collections import namedtuple
 
 from ..errors import ContextError
+from ..parsing import bare, shown
 from . import discovery
 
 Context = namedtuple('Context', 'name device kind')
@@ -43,21 +45,21 @@ def parse_context_map(text):
     for entry in text.split(';'):
         name, arrow, device = (part.strip() for part in entry.partition('->'))
         if not (name and arrow and device):
-            raise ContextError("malformed entry %r in the context map %r: each entry reads "
-                               "name->device, separated by ';', e.g. %s" % (entry, text, EXAMPLE))
+            raise ContextError("malformed entry %s in the context map %s: each entry reads "
+                               "name->device, separated by ';', e.g. %s" % (shown(entry), shown(text), EXAMPLE))
         if name == 'cpu' or name.startswith(('cuda', 'opencl')):
-            raise ContextError("%r cannot name a context, since it looks like a device; "
-                               "call it dev0, say: dev0->%s" % (name, device))
-        if any(character in name for character in ' ,->'):
-            raise ContextError("%r cannot name a context: use letters, digits and _ only, e.g. dev0"
-                               % name)
+            raise ContextError("%s cannot name a context, since it looks like a device; "
+                               "call it dev0, say: dev0->%s" % (shown(name), bare(device)))
+        if not re.fullmatch(r'[\w.]+', name):
+            raise ContextError("%s cannot name a context: use letters, digits and _ only, e.g. dev0"
+                               % shown(name))
         if any(name == context.name for context in contexts):
-            raise ContextError("context %r is mapped twice in %r: give each entry a name of its own"
-                               % (name, text))
+            raise ContextError("context %s is mapped twice in %s: give each entry a name of its own"
+                               % (shown(name), shown(text)))
         kind = discovery.kind_of(device)
         if kind is None:
-            raise ContextError("%r in the context map %r is no device: use cuda0, opencl0:0 "
-                               "(platform:device) or cpu" % (device, text))
+            raise ContextError("%s in the context map %s is no device: use cuda0, opencl0:0 "
+                               "(platform:device) or cpu" % (shown(device), shown(text)))
         contexts.append(Context(name, device, kind))
     return contexts
 

@@ -7,6 +7,7 @@ import os
 from .. import config
 from ..errors import ContextError
 from ..jobs import mpi_environment, rank_process
+from ..parsing import MOST_DEVICES
 from . import discovery, opening
 from .context_map import EXAMPLE, default_map, describe, parse_context_map
 
@@ -108,7 +109,7 @@ def _choose(contexts):
     if contexts is None:
         return configured()
     if isinstance(contexts, int) and not isinstance(contexts, bool):
-        known = _default_cpus(contexts) or configured()
+        known = contexts <= MOST_DEVICES and _default_cpus(contexts) or configured()
         if not 1 <= contexts <= len(known):
             raise ContextError('%d contexts were asked for; there are %d: %s. Ask for 1 to %d, or map '
                                'more, e.g. %s' % (contexts, len(known), describe(known), len(known), EXAMPLE))

@@ -7,7 +7,7 @@ from ..errors import ContextError, warn
 from ..patches import opencl_programs
 from . import cuda_libraries
 
-DEVICE_PATTERN = re.compile(r'cpu|cuda(\d*)|opencl(\d+):(\d+)')
+DEVICE_PATTERN = re.compile('cpu|cuda([0-9]{0,4})|opencl([0-9]{1,4}):([0-9]{1,4})')
 KINDS = ('cuda', 'opencl', 'cpu')
 # From cl.h.
 ALL_TYPES, DEVICE_TYPE = 0xFFFFFFFF, 0x1000

@@ -1,11 +1,15 @@
 """The hosts that a scheduler has given to this job, from the environment variables that it sets."""
 import os
+import re
+import stat
 from collections import Counter, namedtuple
 
 from ..errors import MgpuError
-from .mpi_environment import per_node
+from ..parsing import bare, is_host, shown, whole_number
+from .mpi_environment import MOST_NODES, REMEDY, per_node
 
 SLURM, PBS, LSF, HOSTFILE = 'Slurm', 'PBS', 'LSF', 'hostfile'
+LONGEST_LIST = 1 << 24  # bytes of a list of hosts
 DEFAULT_HOSTFILE = 'OMPI_MCA_orte_default_hostfile'  # set in the launcher of a Kubernetes MPIJob
 
 
@@ -29,53 +33,91 @@ class Allocation(namedtuple('Allocation', 'scheduler hosts nodes tasks cpus cpus
     """
 
     def __str__(self):
-        return '%s: %d tasks on %s' % (self.scheduler, sum(self.tasks), self.hosts)
+        return '%s: %d tasks on %s' % (self.scheduler, sum(self.tasks), bare(self.hosts))
 
 
 def allocation():
-    """The allocation in which this process runs, or None.
+    """Return the allocation in which this process runs, or None.
 
     Raises
     ------
     MgpuError
-        If the file that lists the hosts cannot be read.
+        If a variable of the scheduler is malformed, or the file that lists the hosts cannot be read or is malformed.
     """
     get = os.environ.get
     if get('SLURM_JOB_ID') and get('SLURM_JOB_NODELIST'):
-        # As srun does without -n: one on each node.
-        nodes = int(get('SLURM_JOB_NUM_NODES', '1'))
-        tasks = per_node(get('SLURM_TASKS_PER_NODE', '1')) if get('SLURM_NTASKS') else [1] * nodes
-        return Allocation(SLURM, get('SLURM_JOB_NODELIST'), nodes, tasks, per_node(get('SLURM_JOB_CPUS_PER_NODE', '')),
-                          int(get('SLURM_CPUS_PER_TASK', '0')))
+        return _of_slurm()
     if get('PBS_JOBID') and get('PBS_NODEFILE'):
-        return _listed(PBS, Counter(_lines(get('PBS_NODEFILE'))))
+        return _listed(PBS, 'PBS_NODEFILE', _lines('PBS_NODEFILE'))
     if get('LSB_JOBID') and get('LSB_DJOB_HOSTFILE'):
-        return _listed(LSF, Counter(_lines(get('LSB_DJOB_HOSTFILE'))))
+        return _listed(LSF, 'LSB_DJOB_HOSTFILE', _lines('LSB_DJOB_HOSTFILE'))
     if get('LSB_JOBID') and get('LSB_MCPU_HOSTS'):
         words = get('LSB_MCPU_HOSTS').split()
-        return _listed(LSF, {host: int(number) for host, number in zip(words[::2], words[1::2])})
+        return _listed(LSF, 'LSB_MCPU_HOSTS', map(' slots='.join, zip(words[::2], words[1::2] + [''])))
     if get(DEFAULT_HOSTFILE):
-        slots = dict(map(_slots, _lines(get(DEFAULT_HOSTFILE))))
-        return _listed(HOSTFILE, slots) if slots else None  # the file that comes with Open MPI has no hosts
+        lines = _lines(DEFAULT_HOSTFILE)
+        return _listed(HOSTFILE, DEFAULT_HOSTFILE, lines) if lines else None  # that of Open MPI itself has no hosts
     return None
 
 
-def _listed(scheduler, tasks):
+def _of_slurm():
+    nodes, cpus_per_task = _number('SLURM_JOB_NUM_NODES', 1, 1), _number('SLURM_CPUS_PER_TASK', 0, 0)
+    # As srun does without -n: one on each node.
+    tasks = per_node('SLURM_TASKS_PER_NODE') or [1] if os.environ.get('SLURM_NTASKS') else [1] * nodes
+    if 0 in tasks:
+        raise MgpuError('the variable SLURM_TASKS_PER_NODE=%s has a node without a task: %s'
+                        % (shown(os.environ['SLURM_TASKS_PER_NODE']), REMEDY))
+    return Allocation(SLURM, os.environ['SLURM_JOB_NODELIST'], nodes, tasks, per_node('SLURM_JOB_CPUS_PER_NODE'),
+                      cpus_per_task)
+
+
+def _number(name, least, default):
+    """Return the number in a variable of Slurm."""
+    text = os.environ.get(name)
+    number = whole_number(text, least, MOST_NODES) if text else default
+    if number is None:
+        raise MgpuError('the variable %s=%s is not a number from %d to %d: %s'
+                        % (name, shown(text), least, MOST_NODES, REMEDY))
+    return number
+
+
+def _listed(scheduler, variable, lines):
+    """Return the allocation of a list of hosts, in lines as `_slots` reads them; a host may be listed repeatedly."""
+    tasks = Counter()
+    for line in lines:
+        host, slots = _slots(line)
+        if slots is None or not is_host(host):
+            raise MgpuError('%s in the list of the hosts of this job (%s=%s) is no host and a number of processes: %s'
+                            % (shown(line), variable, shown(os.environ[variable]), REMEDY))
+        tasks[host] += slots
+    if not tasks:
+        raise MgpuError('the list of the hosts of this job (%s=%s) is empty: %s'
+                        % (variable, shown(os.environ[variable]), REMEDY))
     return Allocation(scheduler, ','.join(tasks), len(tasks), list(tasks.values()), [], 0)
 
 
-def _lines(path):
-    """The lines of a list of hosts, without comments."""
+def _lines(variable):
+    """Return the lines of the list of hosts that a variable names, without comments."""
+    path = os.environ[variable]
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode) or os.stat(path).st_size > LONGEST_LIST:
+            raise OSError('it is no text file')
         with open(path) as file:
             lines = [line.partition('#')[0].strip() for line in file]
-    except OSError as error:
-        raise MgpuError('the list of the hosts of this job cannot be read: %s. Start on its first host, where the '
-                        'scheduler writes it' % error) from error
+    except (OSError, ValueError) as error:  # ValueError: bytes that are no text, or a path with a null byte
+        raise MgpuError('the list of the hosts of this job cannot be read (%s=%s): %s. Start on its first host, where '
+                        'the scheduler writes it' % (variable, shown(path), error)) from error
     return [line for line in lines if line]
 
 
 def _slots(line):
-    """Host and number of processes in a line of Open MPI's: ``a slots=4``, or ``a:4``."""
-    words = line.replace('=', ' ').replace(':', ' slots ').split()
-    return words[0], int(words[words.index('slots') + 1]) if 'slots' in words else 1
+    """Return the host and the number of processes in a line as Open MPI's: ``a slots=4``, ``a:4`` or ``a``.
+
+    The number is None if it is malformed.
+    """
+    words = re.sub(r'\s*=\s*', '=', line).split()
+    host, colon, number = words[0].partition(':')
+    settings = dict(word.partition('=')[::2] for word in words[1:])
+    if not colon:
+        number = settings.get('slots', '1')
+    return host, whole_number(number, 1, MOST_NODES)

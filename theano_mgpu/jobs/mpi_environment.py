@@ -4,6 +4,11 @@ import re
 from collections import namedtuple
 
 from .. import config
+from ..errors import MgpuError
+from ..parsing import shown, whole_number
+
+MOST_NODES = 100000
+REMEDY = 'unset it and the other variables of the scheduler if this is no job of it, or start a new one'
 
 # What starts ranks, and the variables with (rank, ranks, rank on this host, ranks on this host).
 Launcher = namedtuple('Launcher', 'name variables')
@@ -20,28 +25,44 @@ PMI = Launcher('an mpiexec that speaks PMI', ('PMI_RANK', 'PMI_SIZE', None, None
 # PMI's variables, too, but none for the rank on a host.
 LAUNCHERS = MPIRUN, HYDRA, PALS, JSRUN, SRUN, PMI
 MPI_OF_SRUN = 'SLURM_MPI_TYPE'  # in a task of srun: what --mpi named
-QUIET = 'MGPU_QUIET'  # set by `theano-mgpu launch`: only rank 0 prints
+QUIET = 'MGPU_QUIET'  # set by `theano-mgpu launch`, to a number of the job: only rank 0 prints
 RANK_PROCESS = 'MGPU_RANK_PROCESS'  # process id of a rank, which it sets for the processes that it starts
 # Read once: a fork of a rank counts as that rank.
 _started_by_rank = os.environ.get(RANK_PROCESS, str(os.getpid())) != str(os.getpid())
-STEPPED = b'\0theano_mgpu: a step is done\0'  # written to stderr once; `theano-mgpu launch` removes it
+
+
+def report_of_step(environment):
+    """Return the bytes that rank 0 writes to stderr once, after its first step; `theano-mgpu launch` removes them."""
+    return b'\0theano_mgpu: a step of job %s is done\0' % environment[QUIET].encode()
 
 
 def _value(name):
     """The number that a variable has, or None."""
-    value = os.environ.get(name or '', '')
-    return int(value) if value.isdecimal() else None
+    return whole_number(os.environ.get(name or '', ''), most=2 ** 32)
 
 
-def per_node(text):
-    """Slurm's numbers for each node, as a list.
+def per_node(name):
+    """Return Slurm's numbers for each node in a variable, as a list; an empty list if the variable is not set.
+
+    Raises
+    ------
+    MgpuError
+        If the variable is malformed.
 
     Examples
     --------
-    >>> per_node('2(x3),1')
+    >>> os.environ['SLURM_EXAMPLE'] = '2(x3),1'
+    >>> per_node('SLURM_EXAMPLE')
     [2, 2, 2, 1]
     """
-    return [int(number) for number, times in re.findall(r'(\d+)(?:\(x(\d+)\))?', text) for _ in range(int(times or 1))]
+    text = os.environ.get(name, '')
+    if not text:
+        return []
+    found = [re.fullmatch(r'([0-9]{1,9})(?:\(x([0-9]{1,5})\))?', entry) for entry in text.split(',')]
+    if not all(found) or sum(int(entry[2] or 1) for entry in found) > MOST_NODES:
+        raise MgpuError('the variable %s=%s is not what Slurm sets, numbers for each node as in 2(x3),1: %s'
+                        % (name, shown(text), REMEDY))
+    return [int(entry[1]) for entry in found for _ in range(int(entry[2] or 1))]
 
 
 def in_slurm_step():
@@ -51,8 +72,10 @@ def in_slurm_step():
     node, and SLURM_GTIDS lists the tasks of the node.
     """
     step, node = _value('SLURM_STEP_ID'), _value('SLURM_NODEID')
-    tasks = per_node(os.environ.get('SLURM_STEP_TASKS_PER_NODE', ''))
-    if step is None or step >= 0xfffffff0 or node is None or node >= len(tasks):  # the latter number no srun
+    if step is None or step >= 0xfffffff0 or node is None:  # the latter number no srun
+        return False
+    tasks = per_node('SLURM_STEP_TASKS_PER_NODE')
+    if node >= len(tasks):
         return False
     return len(os.environ.get('SLURM_GTIDS', '').split(',')) == tasks[node]
 

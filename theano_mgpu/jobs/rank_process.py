@@ -79,8 +79,10 @@ def install():
 
 
 def say(text):
-    """Print a line to the original stderr of the process, also on a quiet rank."""
-    print('theano_mgpu: ' + text, file=_terminal or sys.stderr)
+    """Print a line to the original stderr of the process, also on a quiet rank; nothing where that is closed."""
+    stream = _terminal or sys.stderr
+    if stream is not None:  # else Python would print to stdout
+        print('theano_mgpu: ' + text, file=stream)
 
 
 @functools.lru_cache(maxsize=None)
@@ -107,7 +109,7 @@ def note_step():
     if not _stepped:
         _stepped = True
         if mpi_environment.rank() == 0 and os.environ.get(mpi_environment.QUIET):
-            os.write(2 if _terminal is None else _terminal.fileno(), mpi_environment.STEPPED)
+            os.write(2 if _terminal is None else _terminal.fileno(), mpi_environment.report_of_step(os.environ))
 
 
 def _note_if_alone():

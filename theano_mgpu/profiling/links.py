@@ -17,6 +17,7 @@ import math
 from collections import namedtuple
 
 from ..errors import MgpuError
+from ..parsing import shown
 
 EVERY_DEVICE = 1 << 30  # devices on a host if there is only one host
 
@@ -143,9 +144,9 @@ def _link(text, whole):
         if not (0 <= latency < math.inf and 0 < gigabytes < math.inf):
             raise ValueError
     except ValueError as error:
-        raise ScalingError('%r in %r is not a link: give one of %s, or microseconds of latency and gigabytes a second, '
+        raise ScalingError('%s in %s is not a link: give one of %s, or microseconds of latency and gigabytes a second, '
                            'e.g. 5:12; within a host + between hosts, e.g. pcie4+10gbe'
-                           % (text, whole, ', '.join(LINKS))) from error
+                           % (shown(text), shown(whole), ', '.join(LINKS))) from error
     return Link('%g us, %g GB/s' % (latency, gigabytes), latency * 1e-6, gigabytes * 1e9)
 
 

@@ -17,7 +17,7 @@ from ...profiling.links import LINKS, in_half, parse_network
 from ...utils import progress
 from ...utils.files import check_writable, whole_text
 from ...utils.tables import counted
-from ..config import positive
+from ..config import devices, positive
 from ..output import note, quietly
 from . import plot, report
 from .costs import Findings, predictions
@@ -74,8 +74,8 @@ def add_parser(sub):
                             formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--model', default='cnn', metavar='NAME|FILE', help='%s, or a file written by keras.Model.save '
                         '(default: %%(default)s)' % ', '.join(MODELS))
-    parser.add_argument('--contexts', type=positive, metavar='N', help='measure 1 to N (default: all that are mapped)')
-    parser.add_argument('--ranks', type=positive, metavar='N', help='measure 1 to N processes, too; needs MPI')
+    parser.add_argument('--contexts', type=devices, metavar='N', help='measure 1 to N (default: all that are mapped)')
+    parser.add_argument('--ranks', type=devices, metavar='N', help='measure 1 to N processes, too; needs MPI')
     parser.add_argument('--batch-size', type=positive, metavar='B',
                         help='samples in the whole batch (default: 16 to 128, by the model)')
     parser.add_argument('--input-shape', type=positive, nargs='+', metavar='D', help='of a sample (default: the '

@@ -1,0 +1,144 @@
+"""Parsers of what users and schedulers give, on random texts: a value, or an error that names what was given."""
+import argparse
+import os
+import tempfile
+
+from theano_mgpu import config
+from theano_mgpu.cli import job_command
+from theano_mgpu.cli.config import devices, positive
+from theano_mgpu.devices.context_map import parse_context_map
+from theano_mgpu.errors import MgpuError
+from theano_mgpu.jobs import mpi_environment, mpi_library
+from theano_mgpu.jobs.allocation import DEFAULT_HOSTFILE, allocation
+from theano_mgpu.profiling.links import parse_network
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_clusters import BATCH, STEP
+
+# Few examples, always the same ones: a failure here is that of a change.
+FEW = settings(max_examples=60, derandomize=True, database=None, deadline=None,
+               suppress_health_check=list(HealthCheck))
+ANY = st.text(st.characters(blacklist_categories=('Cs',), blacklist_characters='\0'), max_size=40)
+# Pieces of what is valid, in any order, and numbers that are too large.
+PIECES = st.lists(st.sampled_from(
+    ['0', '1', '2', '9' * 30, '9' * 5000, '999999999', '-1', '1.5', '1e9', '\u0663', '\u00b2', '(x', ')',
+     '(x999999999)', ',', ';', ':', '=', '->', ' ', '\t', '\n', '#', '"', "'", '\\', 'a', 'b', 'slots=', 'slots', 'max_slots=2',
+     'dev0', 'cuda', 'cuda0', 'opencl', 'cpu', '-o', '+', 'pcie4', 'nan', 'inf', '[', ']']), max_size=8).map(''.join)
+TEXT = st.one_of(ANY, PIECES)
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    """A function that sets variables, in an environment that knows of no job."""
+    for name in list(os.environ):
+        if name.startswith(('SLURM', 'PMI', 'OMPI_', 'MPI_', 'PBS', 'LSB', 'JSM')):
+            monkeypatch.delenv(name)
+    monkeypatch.setattr(job_command, 'find_mpirun', lambda: 'mpirun')
+    monkeypatch.setattr(job_command, 'slurm_type', lambda: None)
+    monkeypatch.setattr(mpi_library, 'components', lambda mpirun: '')
+
+    def use(variables):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+    return use
+
+
+def value_or_error(parse, *names):
+    """Call a parser; check that its error, if it raises one, is a short line with one of some names."""
+    try:
+        return parse()
+    except (MgpuError, argparse.ArgumentTypeError) as error:
+        text = str(error)
+        assert len(text.splitlines()) == 1 and len(text) < 600, text
+        assert not names or any(name in text for name in names), text
+        return None
+
+
+def start_of_job():
+    found = allocation()
+    assert found is None or found.tasks and min(found.tasks) >= 1 and len(found.tasks) < 200000
+    return found and job_command.choose_start(None, None, found)
+
+
+@pytest.mark.parametrize('variable', [
+    'SLURM_JOB_NODELIST', 'SLURM_JOB_NUM_NODES', 'SLURM_NTASKS', 'SLURM_TASKS_PER_NODE', 'SLURM_JOB_CPUS_PER_NODE',
+    'SLURM_CPUS_PER_TASK', 'LSB_MCPU_HOSTS'])
+def test_variables_of_an_allocation(variable, environment):
+    @FEW
+    @given(TEXT)
+    def check(text):
+        environment(dict(BATCH if variable.startswith('SLURM') else {'LSB_JOBID': '7'}, **{variable: text}))
+        value_or_error(start_of_job, variable, 'cannot start processes')
+    check()
+
+
+@pytest.mark.parametrize('variable', ['PBS_NODEFILE', 'LSB_DJOB_HOSTFILE', DEFAULT_HOSTFILE])
+def test_files_of_hosts(variable, environment):
+    @FEW
+    @given(st.one_of(st.binary(max_size=40), TEXT.map(str.encode)))
+    def check(content):
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(content)
+            file.flush()
+            environment({'PBS_JOBID': '7', 'LSB_JOBID': '7', variable: file.name})
+            value_or_error(start_of_job, variable, 'cannot start processes')
+    check()
+
+
+@pytest.mark.parametrize('path', ['/dev/zero', '/', 'no\nfile', ''])
+def test_paths_of_files_of_hosts(path, environment):
+    """A device was read without an end."""
+    environment({'PBS_JOBID': '7', 'PBS_NODEFILE': path})
+    assert value_or_error(start_of_job, 'PBS_NODEFILE') is None
+
+
+@pytest.mark.parametrize('variable', [
+    'SLURM_STEP_ID', 'SLURM_STEP_NUM_TASKS', 'SLURM_STEP_TASKS_PER_NODE', 'SLURM_PROCID', 'SLURM_NODEID', 'SLURM_GTIDS',
+    'OMPI_COMM_WORLD_RANK', 'PMI_SIZE'])
+def test_variables_of_a_rank(variable, environment):
+    @FEW
+    @given(TEXT)
+    def check(text):
+        environment(dict(STEP, OMPI_COMM_WORLD_SIZE='2', PMI_RANK='1', **{variable: text}))
+        value_or_error(lambda: (mpi_environment.rank(), mpi_environment.size(), mpi_environment.local_rank(),
+                                mpi_environment.local_size()), variable)
+    check()
+
+
+@FEW
+@given(TEXT)
+def test_flags(text):
+    """A quote that was not closed ended the import with "No closing quotation"."""
+    value_or_error(lambda: config.parse_flags(text), 'THEANO_FLAGS')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv('THEANO_FLAGS', 'mgpu.timeout=' + text)
+        value_or_error(lambda: config.own_flag('mgpu.timeout'), 'mgpu.timeout', 'THEANO_FLAGS')
+
+
+@FEW
+@given(st.one_of(st.binary(max_size=40), TEXT.map(lambda text: b'[global]\n' + text.encode())))
+def test_configuration_files(content):
+    with tempfile.NamedTemporaryFile() as file, pytest.MonkeyPatch.context() as patch:
+        file.write(content)
+        file.flush()
+        patch.setenv('THEANORC', file.name)
+        value_or_error(config.read_theanorc, file.name)
+
+
+@pytest.mark.parametrize('parse,names', [
+    (lambda text: job_command.parse_hosts(text, 3), ['--hosts']), (parse_context_map, []), (positive, ['whole number']),
+    (devices, ['whole number']), (parse_network, [])], ids=['hosts', 'contexts', 'number', 'devices', 'links'])
+def test_options(parse, names):
+    @FEW
+    @given(TEXT)
+    def check(text):
+        value_or_error(lambda: parse(text), *names)
+    check()
+
+
+@pytest.mark.parametrize('text', ['-oProxyCommand=touch x', '-a,b,c', 'a b,c,d', 'a;b,c,d', 'a:1,b:,c:1', 'a,,b', ''])
+def test_no_host_is_an_option_or_a_command(text):
+    with pytest.raises(MgpuError, match='--hosts .*name each host once'):
+        job_command.parse_hosts(text, 3)

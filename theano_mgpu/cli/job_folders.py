@@ -1,0 +1,96 @@
+"""The folders of a job on this host, for mpirun's files and for shared memory; a launch that was killed leaves them."""
+import contextlib
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+
+# Without these, all jobs of a user share one folder for temporary files. Open MPI removes it with the last job in it,
+# even if the next one is about to use it, which then ends with an error (open-mpi/ompi#8510).
+TEMPORARY = ['OMPI_MCA_orte_%stmpdir_base' % where for where in ('', 'local_', 'remote_')]
+# Folders of what the ranks of a host share; a killed job leaves 4 MB a rank there.
+SHARED = ['OMPI_MCA_%s_backing_directory' % component for component in ('btl_vader', 'btl_sm', 'osc_sm', 'osc_rdma')]
+MEMORY = '/dev/shm'
+
+PREFIX = 'mgpu.'
+LOCK = 'theano_mgpu.lock'
+MARK = b'theano-mgpu launch made this folder, and locks this file; its process is '
+
+
+@contextlib.contextmanager
+def job_folders(environment):
+    """Give mpirun folders of its own, unless the environment names them already; remove them at the end.
+
+    The folders of killed jobs are removed, too: those of this user that no live process has a lock on.
+
+    Parameters
+    ----------
+    environment : dict of str to str
+
+    Yields
+    ------
+    environment : dict of str to str
+        With the names of the folders.
+    locks : list of int
+        Descriptors to pass on to mpirun, so that the folders count as used as long as it runs.
+    """
+    environment = dict(environment)
+    with contextlib.ExitStack() as stack:
+        locks = []
+        for names, parent in ((TEMPORARY, tempfile.gettempdir()), (SHARED, MEMORY)):
+            remove_abandoned(parent)
+            unset = [name for name in names if name not in environment]
+            if unset == names and os.access(parent, os.W_OK):
+                folder, lock = stack.enter_context(locked_folder(parent))
+                locks.append(lock)
+                environment.update(dict.fromkeys(names[:1] if names is TEMPORARY else names, folder))
+        yield environment, locks
+
+
+@contextlib.contextmanager
+def locked_folder(parent):
+    """Make a folder and lock it, see `remove_abandoned`; yield its path and the lock's descriptor."""
+    folder = tempfile.mkdtemp(prefix=PREFIX, dir=parent)
+    try:
+        with open(os.path.join(folder, LOCK), 'wb', buffering=0) as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            lock.write(MARK + b'%d\n' % os.getpid())  # after the lock: an unlocked folder with the mark is abandoned
+            yield folder, lock.fileno()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_abandoned(parent):
+    """Remove folders of killed jobs of this user: those in which `LOCK` has the `MARK`, and nobody locks it."""
+    try:
+        names = [entry.name for entry in os.scandir(parent) if entry.name.startswith(PREFIX)]
+    except OSError:  # such as no /dev/shm: then there are none
+        return
+    for name in names:
+        folder = os.path.join(parent, name)
+        if is_abandoned(folder):
+            shutil.rmtree(folder, ignore_errors=True)  # another launch may be removing it as well
+
+
+def is_abandoned(folder):
+    """Return whether `locked_folder` made a folder for this user, and no process has its lock any more."""
+    try:
+        if not _is_own(os.lstat(folder), stat.S_ISDIR):
+            return False
+        lock = os.open(os.path.join(folder, LOCK), os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:  # there is none, or it is not this user's
+        return False
+    try:
+        if not _is_own(os.fstat(lock), stat.S_ISREG):
+            return False
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.pread(lock, len(MARK), 0) == MARK
+    except OSError:  # a live process has the lock, or this file system has no locks
+        return False
+    finally:
+        os.close(lock)
+
+
+def _is_own(status, kind):
+    return kind(status.st_mode) and status.st_uid == os.geteuid()

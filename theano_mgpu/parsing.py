@@ -1,0 +1,48 @@
+"""Numbers and names of hosts in what users and schedulers give as text: options, flags, variables and files."""
+import re
+
+MOST = 10 ** 9          # of anything that is counted
+MOST_DEVICES = 4096     # of contexts, and of processes
+LONGEST = 60            # characters of a text in an error
+HOST = re.compile(r'[A-Za-z0-9_][A-Za-z0-9_.@%-]{0,254}')  # what begins with - would be an option of ssh
+
+
+def whole_number(text, least=0, most=MOST):
+    """Return the whole number that a text has, or None if it has none, or one out of range.
+
+    Examples
+    --------
+    >>> whole_number('12'), whole_number('0', 1), whole_number('1e3'), whole_number('9' * 5000)
+    (12, None, None, None)
+    """
+    if not re.fullmatch('0*[0-9]{1,18}', text):
+        return None
+    value = int(text.lstrip('0') or '0')
+    return value if least <= value <= most else None
+
+
+def shown(text):
+    """Return a text for an error: shortened, on one line, in quotes.
+
+    Examples
+    --------
+    >>> print(shown('a->b'), shown('9' * 5000)[-7:])
+    'a->b' 999...'
+    """
+    return repr(text if len(text) <= LONGEST else text[:LONGEST] + '...')
+
+
+def bare(text):
+    """Return a text for an error as `shown` does, without the quotes."""
+    return shown(text)[1:-1]
+
+
+def is_host(name):
+    """Return whether a text can be the name of a host.
+
+    Examples
+    --------
+    >>> is_host('node-1.cluster'), is_host('-oProxyCommand=x'), is_host('a b')
+    (True, False, False)
+    """
+    return HOST.fullmatch(name) is not None
