@@ -215,5 +215,5 @@ def test_bench_does_not_write_its_figures_over_the_model(folder, capfd):
         file.write('a model')
     os.symlink('m.h5', 'out.json')
     for path in ('m.h5', 'out.json'):
-        assert main(['bench', '--model', 'm.h5', '--json', path])
+        assert main(['bench', '--model', 'm.h5', '--json', path]) == 2
         assert 'is the model itself' in capfd.readouterr().err and read('m.h5') == 'a model'
