@@ -200,7 +200,7 @@ def zoo_names():
 
 def test_two_at_a_time(files, capfd):
     with UnfinishedOutput('y.npy', ['y'], N, {}):
-        assert predict('x.npy', 'y.npy') == 1
+        assert predict('x.npy', 'y.npy') == 2
     assert 'another process is writing y.npy' in capfd.readouterr().err
 
 
@@ -259,7 +259,7 @@ def test_errors(files, arguments, message, capfd):
     np.savez('two.npz', a=X, b=X)
     with open('bad.npy', 'w') as file:
         file.write('no array')
-    assert predict(*arguments) == 1
+    assert predict(*arguments) == 2
     error = capfd.readouterr().err
     assert re.search(message, error) and 'Traceback' not in error
     assert not [name for name in os.listdir('.') if name.startswith('y.npy')]
@@ -267,11 +267,11 @@ def test_errors(files, arguments, message, capfd):
 
 def test_models_that_cannot_be_used(files, capfd):
     zoo.functional().save('model.h5')
-    assert predict('x.npy', 'y.npy') == 1
+    assert predict('x.npy', 'y.npy') == 2
     assert 'y.npy is one array, but the model has the outputs kind, place' in capfd.readouterr().err
-    assert predict('x.npy', 'y.npz') == 1
+    assert predict('x.npy', 'y.npz') == 2
     assert 'x.npy is one array, but the model has the inputs' in capfd.readouterr().err
     os.replace('x.npy', 'model.h5')
     np.save('x.npy', X)
-    assert predict('x.npy', 'y.npz') == 1
+    assert predict('x.npy', 'y.npz') == 2
     assert 'Keras cannot load the model model.h5: OSError' in capfd.readouterr().err

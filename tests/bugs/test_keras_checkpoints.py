@@ -263,3 +263,33 @@ def test_a_keras_checkpoint_does_not_grow_with_the_batches_and_stays_finite(cpu2
     with pytest.warns(mgpu.MgpuWarning, match='not a number, or infinite. .*bad.npz is not written'):
         keras_fit(model, None, [callback])
     assert not os.path.exists(callback.path) and len(saved) > 4
+
+
+def test_a_fit_continues_from_the_file_before_a_damaged_one(cpu2, tmp_path, forgetful):
+    """A flipped bit in the archive's directory ended the fit, although the file before was intact."""
+    path, whole = tmp_path / 'run.npz', keras_model()
+    expected = keras_fit(whole, None)
+    with pytest.raises(KeyboardInterrupt):
+        keras_fit(keras_model(), str(path), interrupted_at=8)
+    content = path.read_bytes()
+    with np.load(str(path)) as file:
+        arrays = dict(file)
+    directory = content.rindex(b'PK\1\2')
+    np.savez(str(tmp_path / 'other.npz'), **dict(arrays, **{'extra/fit': np.array('[')}))
+    for damaged in (content[:directory + 33] + b'\x80' + content[directory + 34:], content[:-9], b'',
+                    (tmp_path / 'other.npz').read_bytes()):
+        path.write_bytes(damaged)
+        forgetful()
+        model = keras_model()
+        with pytest.warns(mgpu.MgpuWarning, match='run.npz is damaged .*: the state before it is taken, from .*previous'):
+            history = keras_fit(model, str(path), every=1000)
+        assert_same_history(history, expected)
+        assert_bitwise(keras_state(model), keras_state(whole))
+    (tmp_path / 'run.npz.previous').write_bytes(content[:-9])
+    path.write_bytes(content[:-9])
+    forgetful()
+    model = keras_model()
+    before = keras_state(model)
+    with pytest.raises(ValueError, match='run.npz is damaged.*there is no intact .*run.npz.previous. Name another'):
+        keras_fit(model, str(path))
+    assert_bitwise(keras_state(model)[:len(before)], before)

@@ -73,7 +73,7 @@ def test_the_command(capfd, monkeypatch):
     np.save('x.npy', np.ones((3, 4), 'float32'))
     MODELS['nested']().save('model.h5')
     os.remove('ran')
-    assert main(['predict', '--safe', 'model.h5', 'x.npy', 'y.npy'])
+    assert main(['predict', '--safe', 'model.h5', 'x.npy', 'y.npy']) == 2
     assert 'the Lambda layer evil has code in the file' in capfd.readouterr().err
     assert sorted(os.listdir('.')) == ['model.h5', 'x.npy']
     Sequential([layers.Dense(2, input_shape=(4,))]).save('model.h5')
@@ -81,7 +81,7 @@ def test_the_command(capfd, monkeypatch):
     with h5py.File('model.h5', 'r+') as file:
         config = json.loads(file.attrs['model_config'])
         file.attrs['model_config'] = b'{"class_name'
-    assert main(['predict', '--safe', 'model.h5', 'x.npy', 'y.npy'])
+    assert main(['predict', '--safe', 'model.h5', 'x.npy', 'y.npy']) == 2
     assert 'cannot load the model model.h5: JSONDecodeError' in capfd.readouterr().err and config
     mgpu.init('host0->cpu')
 

@@ -60,7 +60,7 @@ def assert_refused(capfd, message, *arguments):
     """The command ends with one sentence, and what was there stays as it was."""
     before = tree('.')
     capfd.readouterr()
-    assert predict(*arguments)
+    assert predict(*arguments) == 2
     error = capfd.readouterr().err
     notes, _, last = error.rpartition('theano-mgpu: error: ')
     assert message in last and last.count('\n') == 1 and 'Traceback' not in notes, error
@@ -321,7 +321,7 @@ def test_an_input_whose_end_is_damaged(files, capfd):
     content[len(content) // 2] ^= 1
     with open('x.npz', 'wb') as file:
         file.write(content)
-    assert predict('model.h5', 'x.npz', 'y.npy', '--quiet')
+    assert predict('model.h5', 'x.npz', 'y.npy', '--quiet') == 2
     error = capfd.readouterr().err
     assert 'the input x.npz cannot be read at samples' in error and 'y.npy.unfinished: run the same' in error
     assert not os.path.exists('y.npy')

@@ -50,7 +50,8 @@ def check_theano():
     if isinstance(error, MgpuError):
         raise error
     if error is not None:
-        raise MissingError('Theano cannot be imported: %s. Run "theano-mgpu doctor"' % str(error).rstrip('.')) from error
+        text = str(error).rstrip('.')
+        raise MissingError('Theano cannot be imported: %s. Run "theano-mgpu doctor"' % text) from error
 
 
 def _prepared(args):

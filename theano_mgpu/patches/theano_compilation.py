@@ -76,7 +76,7 @@ def _module_locked(folder, module_hash):
     """Lock a module for this process; yields False where the file system has no locks."""
     path, byte = os.path.join(folder, LOCKS), int(module_hash[-15:], 16)
     if path not in _lock_files:
-        _lock_files[path] = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+        _lock_files[path] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     try:
         with progress.note_if_long(lambda: 'waiting for another process, which compiles the same code for Theano'):
             fcntl.lockf(_lock_files[path], fcntl.LOCK_EX, 1, byte)

@@ -7,6 +7,7 @@ import time
 
 from ..errors import MgpuError
 from ..jobs import mpi_environment
+from ..utils.files import check_writable, whole_text
 
 PHASES = ('scatter', 'host_to_device', 'launch', 'run', 'device_to_host', 'all_reduce', 'exchange', 'update',
           'broadcast')
@@ -137,7 +138,7 @@ class Recorder:
                    for track, number in tracks.items()]
         events += [dict(ph='X', name=name, cat=name, pid=self.rank, tid=tracks[track], ts=1e6 * start,
                         dur=1e6 * (stop - start)) for name, track, start, stop in self._spans]
-        with open(self.path, 'w') as file:
+        with whole_text(self.path) as file:
             json.dump(dict(traceEvents=events, displayTimeUnit='ms', otherData=dict(left_out=self._left_out)), file)
 
 
@@ -199,7 +200,7 @@ def start(path, rank=None):
     # The script may change the current folder.
     recorder = Recorder(os.path.abspath(path), mpi_environment.rank() if rank is None else rank)
     try:
-        open(recorder.path, 'w').close()  # fails now if the path cannot be written, not at the end
+        check_writable(recorder.path)  # fails now if the path cannot be written, not at the end
     except (OSError, ValueError) as error:  # ValueError: a null byte
         reason = getattr(error, 'strerror', None) or error
         raise TimelineError('the timeline %s cannot be written: %s. Give timeline(path), or the flag mgpu.timeline, a '

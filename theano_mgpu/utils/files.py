@@ -13,6 +13,7 @@ import socket
 import stat
 
 SUFFIX = '.unfinished'
+_STANDARD = {'/dev/stdout': 1, '/dev/stderr': 2}
 
 
 def target_of(path):
@@ -86,8 +87,10 @@ def whole_text(path):
     A device or a pipe, such as ``/dev/stdout``, is written to as it is.
     """
     if _is_stream(path):
+        number = _STANDARD.get(os.path.abspath(path))
         try:
-            with open(path, 'w') as file:
+            # A file that stdout is redirected to goes on where stdout is.
+            with open(path if number is None else os.dup(number), 'w') as file:
                 yield file
         except OSError as error:
             raise _explained(error, path) from error
@@ -106,13 +109,12 @@ def check_writable(path):
 
 
 def _is_stream(path):
-    """Return whether a path is a device or a pipe, or stands for an open file of this process."""
+    """Return whether a path is a device or a pipe, or stands for stdout or stderr."""
     try:
         regular = stat.S_ISREG(os.stat(path).st_mode)
     except OSError:
         return False
-    of_process = os.path.islink(path) and os.path.abspath(path).startswith(('/dev/', '/proc/'))
-    return of_process or not (regular or os.path.isdir(path))
+    return os.path.abspath(path) in _STANDARD or not (regular or os.path.isdir(path))
 
 
 def _explained(error, path):

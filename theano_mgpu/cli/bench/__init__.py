@@ -15,6 +15,7 @@ from ...errors import MgpuError
 from ...jobs import mpi_environment
 from ...profiling.links import LINKS, in_half, parse_network
 from ...utils import progress
+from ...utils.files import check_writable, whole_text
 from ...utils.tables import counted
 from ..config import devices, positive
 from ..output import note, quietly
@@ -124,9 +125,14 @@ def check(args):
     check_name(args.model)
     for path in filter(None, (args.json, args.plot)):
         folder = os.path.dirname(os.path.abspath(path))
-        if not os.access(folder, os.W_OK):
-            raise MgpuError('%s cannot be written: there is no folder %s, or no permission to write there'
-                            % (path, folder))
+        if not os.path.isdir(folder):
+            raise MgpuError('%s cannot be written: there is no folder %s' % (path, folder))
+        try:
+            check_writable(path)
+        except OSError as error:
+            raise MgpuError(error.strerror or str(error)) from error
+        if os.path.exists(args.model) and os.path.exists(path) and os.path.samefile(path, args.model):
+            raise MgpuError('%s is the model itself: choose another name' % path)
     if args.plot:
         if not args.plot.endswith('.png'):
             raise MgpuError('--plot %s: the picture is a PNG; give a name that ends with .png' % args.plot)
@@ -261,5 +267,5 @@ def write(path, figures):
         if isinstance(value, (list, tuple)):
             return [finite(each) for each in value]
         return None if isinstance(value, float) and not np.isfinite(value) else value
-    with open(path, 'w') as file:
+    with whole_text(path) as file:
         json.dump(finite(figures), file, indent=1, allow_nan=False)

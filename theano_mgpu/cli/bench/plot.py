@@ -2,6 +2,7 @@
 import importlib.util
 
 from ...errors import MgpuError
+from ...utils.files import whole_file
 from .costs import NUMBERS
 from .report import curve, measured_speedups
 
@@ -62,5 +63,6 @@ def draw(path, title, rows, costs, batch_size, networks, weak):
     axis.grid(alpha=0.3)
     axis.set_title(title, fontsize=10)
     axis.legend(loc='upper left', bbox_to_anchor=(1.01, 1), borderaxespad=0, frameon=False, fontsize=8)
-    figure.savefig(path, dpi=150)
+    with whole_file(path) as unfinished:
+        figure.savefig(unfinished, dpi=150, format='png')
     plt.close(figure)
