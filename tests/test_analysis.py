@@ -12,7 +12,7 @@ from theano.configparser import change_flags
 from theano.gradient import disconnected_grad, zero_grad
 from theano.ifelse import ifelse
 from theano.sandbox.rng_mrg import MRG_RandomStreams
-from theano.tensor import inplace
+from theano.tensor import inplace, io
 from theano.tensor.nnet import bn, conv, conv2d
 from theano.tensor.nnet.abstract_conv import AbstractConv2d_gradInputs
 from theano.tensor.nnet.neighbours import images2neibs
@@ -134,7 +134,7 @@ def of_single_samples():
         'joined and split by reshape': T.tanh(TWICE).reshape((2, n, 4))[1], 'time step': TIMES[n:2 * n],
         # Ops made of graphs.
         'op': NORMED(x, w), 'op with a gradient': REVERSED(x), 'op with two outputs': sum(IN_TWO(x, v)),
-        'op in a loop': loop(lambda a, h: NORMED(h + a, T.eye(4)), T.zeros_like(s[:, 0]), sequences=time_major),
+        'op of joined': T.concatenate([x, REVERSED(x)])[n:] * x, 'op in a loop': loop(lambda a, h: NORMED(h + a, T.eye(4)), T.zeros_like(s[:, 0]), sequences=time_major),
         # Control flow.
         'one of two': ifelse(phase, x, 2 * x),
         'recurrence': loop(lambda a, h: T.tanh(h + a), T.zeros_like(s[:, 0]), sequences=time_major),
@@ -285,6 +285,7 @@ def refused():
         'inverse of rows': (T.nlinalg.matrix_inverse(T.dot(x, x.T) + T.eye(n)), unknown % 'MatrixInverse'),
         'another diagonal': (T.diag(PAIRS, 1), 'not the main one'),
         'a shifted diagonal': (T.AllocDiag(1)(v), 'not the main'),
+        'sent': (io.MPISend(1, 2)(w)[0], 'each replica would send'),
         'overwritten': (inplace.tanh_inplace(x.sum(axis=0)), 'it writes into'),
         'all but the last': (x[:n - 1], place), 'from one up to n': (x[1:n], place),
         'as many as a number': (x[:N], place), 'first': (x[0], place), 'reversed': (x[::-1], place),
@@ -422,3 +423,15 @@ def test_what_is_refused_for_a_batch(name):
     run = compiled(partition(list(DATA), [variable]), PLAIN)
     with pytest.raises(AssertionError, match=r'Assert{.*' + reason):
         run(split(DATA.values(), SHARDS[0]))
+
+
+@pytest.mark.parametrize('name', ['table', 'elements', 'half'])
+def test_lengths_that_do_not_fit_the_batch_are_errors_as_on_one_device(name):
+    """Each replica took as many rows as it had samples, of an array that has another length than the batch."""
+    variable = {'table': x + table, 'elements': T.dot(v, table), 'half': x * np.ones((3, 1))}[name]
+    with pytest.raises(ValueError):
+        theano.function(list(DATA), variable, mode=PLAIN, on_unused_input='ignore')(*DATA.values())
+    run = compiled(partition(list(DATA), [variable]), PLAIN)
+    for sizes in SHARDS:
+        with pytest.raises((ValueError, AssertionError)):  # the latter of an Elemwise in Python
+            run(split(DATA.values(), sizes))

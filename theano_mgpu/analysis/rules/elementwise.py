@@ -4,7 +4,7 @@ from theano import sparse
 from theano.compile import ops as compile_ops
 from theano.gradient import DisconnectedGrad, GradClip, ZeroGrad
 from theano.scalar import basic as scalar
-from theano.tensor import basic, elemwise, opt
+from theano.tensor import basic, elemwise, io, opt
 from theano.tensor.nnet import bn
 
 from ..shards import rule
@@ -31,6 +31,14 @@ def _transposed(shards, node, values):
 def _needs_all(shards, node, values):
     value = shards.whole(values[0]) if values[0].kind == PARTIAL else values[0]
     return shards.apply(node, [value], value.state)
+
+
+@rule(io.MPIRecv, io.MPIRecvWait, io.MPISend, io.MPISendWait)
+def _messages(shards, node, values):
+    shards.refuse(node, 'each replica would send or receive')
+
+
+_messages.for_constants = True
 
 
 @rule(opt.Assert)
