@@ -4,7 +4,7 @@ from theano import sparse
 from theano.compile import ops as compile_ops
 from theano.gradient import DisconnectedGrad, GradClip, ZeroGrad
 from theano.scalar import basic as scalar
-from theano.tensor import basic, elemwise, opt
+from theano.tensor import basic, elemwise, io, opt
 from theano.tensor.nnet import bn
 
 from ..shards import rule
@@ -35,6 +35,14 @@ def _printed(shards, node, values):
 
 
 _printed.for_constants = True
+
+
+@rule(io.MPIRecv, io.MPIRecvWait, io.MPISend, io.MPISendWait)
+def _messages(shards, node, values):
+    shards.refuse(node, 'each replica would send or receive')
+
+
+_messages.for_constants = True
 
 
 @rule(opt.Assert)
