@@ -1,42 +1,18 @@
 """A `theano.function` of `enable`, and what runs in its place."""
 import time
 
-from ..batches.arguments import Arguments
-from ..errors import BatchError, GraphError, LengthError, MgpuError
-from ..graphs.updates import as_dict, with_givens
-from ..parallel_function import Packing, ParallelFunction
-from ..program import CannotCut
+from ..errors import BatchError, GraphError, LengthError
 from ..program.parallel_graph import choose_ranks
-from .batch_finder import BatchFinder
+from .programs import REFUSALS, Programs
 
 WARM_UP = 2        # calls before those that count
 COUNTED = 3        # calls that count, on one device and over the contexts
 SHORTEST = 0.5e-3  # seconds; a shorter call is not divided, since a step over contexts costs about as much
 GROWN = 4          # times the seconds of a call, after which it is timed anew
-REFUSALS = 6       # ways to take the batch that are analysed
 FAILURES = 3       # calls that may fail over the contexts and not in plain Theano
 
 NO_BATCH = 'no batch enters it'
 NO_BATCH_YET = 'no call has shown a batch of more than one sample'
-
-
-def definition(given):
-    """The graph of a `theano.function`.
-
-    Parameters
-    ----------
-    given : dict
-        The arguments of `theano.function`.
-
-    Returns
-    -------
-    Packing, list of theano.Variable, dict of SharedVariable to theano.Variable
-        What a call returns, the outputs, and the updates, default updates included.
-    """
-    outputs, keys = given['outputs'], given['output_keys']
-    pack = Packing(dict(zip(keys, outputs)) if keys is not None else outputs)
-    return (pack,) + with_givens(pack.variables, as_dict(given['updates']), given['givens'],
-                                 given['no_default_updates'])
 
 
 class EnabledFunction:
@@ -64,8 +40,7 @@ class EnabledFunction:
     def __init__(self, enabled, function, given, usage):
         self._enabled, self._function, self._given, self._usage = enabled, function, given, usage
         self._ranks = choose_ranks(None)
-        self.step = self._finder = self._refusal = None
-        self._steps, self._refused = {}, set()  # by the key of a Way
+        self.step = self._programs = self._refusal = None
         self._failures = 0
         self._seconds, self._one = [], 0
         self._calls, self._timed_next = 0, None
@@ -95,7 +70,7 @@ class EnabledFunction:
 
     def _wait(self, args, kwargs):
         """Compute on one device, until a call shows another batch."""
-        if not self._finder.is_news(args, kwargs):
+        if not self._programs.finder.is_news(args, kwargs):
             return self._undivided(args, kwargs)
         self._run = self._first
         return self._run(args, kwargs)
@@ -103,9 +78,11 @@ class EnabledFunction:
     def _stay(self, why, may_grow=False):
         """Run on one device from now on; if calls may take longer later, time some of them now and then."""
         self._usage.run_on([], why)
-        self.step, self._steps = None, {}
+        self.step = None
+        if self._programs:
+            self._programs.forget()
         # Ranks time together, which a function of one device need not do.
-        if may_grow and self._ranks.size == 1 and self._prepared() and self._finder:
+        if may_grow and self._ranks.size == 1 and self._prepared() and self._programs.finder:
             self._calls, self._timed_next = 0, 2 * (WARM_UP + COUNTED)
             self._run = self._time_now_and_then
         else:
@@ -138,7 +115,7 @@ class EnabledFunction:
     def _divide(self, args, kwargs):
         """Make the first call over the contexts; or go on without them, until a call shows another batch."""
         try:
-            self.step = self._step_for(args, kwargs) if self._prepared() else None
+            self.step = self._programs.step_for(args, kwargs) if self._prepared() else None
         except BatchError:  # wrong arguments: plain Theano raises the error
             return self._plain(args, kwargs)
         except GraphError as error:
@@ -153,7 +130,7 @@ class EnabledFunction:
     def _refuse(self, error):
         """Say why a batch is computed on one device; with `strict`, raise the error, in each call."""
         if self._enabled.strict:
-            self._refused.clear()
+            self._programs.refused.clear()
             raise error
         self._tell_refusal('%s stays on one device: %s', error)
 
@@ -163,9 +140,9 @@ class EnabledFunction:
         self._refusal = str(error)
 
     def _go_on_undivided(self, args, kwargs):
-        if not self._finder:
+        if not self._programs or not self._programs.finder:
             self._stay_undivided(self._refusal or NO_BATCH)
-        elif len(self._refused) >= REFUSALS:
+        elif len(self._programs.refused) >= REFUSALS:
             self._stay_undivided(self._refusal)
         else:
             self._usage.run_on([], self._refusal or NO_BATCH_YET)
@@ -187,19 +164,13 @@ class EnabledFunction:
         return results
 
     def _over_contexts(self, args, kwargs):
-        if self._finder.is_news(args, kwargs, of_slices=False):
-            self._choose(args, kwargs)
+        if self._programs.finder.is_news(args, kwargs, of_slices=False):
+            try:
+                if self._programs.likelier_than(self.step, args, kwargs):
+                    self._change_step(args, kwargs)
+            except BatchError:  # wrong arguments: plain Theano raises the error
+                pass
         return self._by(self.step, args, kwargs)
-
-    def _choose(self, args, kwargs):
-        """Take the likeliest batch of a call, even if the step could compute another one."""
-        try:
-            ways = list(self._finder.ways(self._arguments.bind(args, kwargs)))
-        except BatchError:  # wrong arguments: plain Theano raises the error
-            return
-        own = [way.length for way in ways if self._steps.get(way.key) is self.step]
-        if own and own[0] != ways[0].length:
-            self._change_step(args, kwargs)
 
     def _by(self, step, args, kwargs):
         """Compute a call by a step; or by plain Theano, whose results or error are those of the call."""
@@ -245,7 +216,7 @@ class EnabledFunction:
         Or raise plain Theano's error.
         """
         step = self.step
-        self.step = self._made_before(args, kwargs) or step
+        self.step = self._programs.made_before(args, kwargs) or step
         if self.step is not step:
             return self._over_contexts(args, kwargs)
         results = self._undivided(args, kwargs)
@@ -256,7 +227,7 @@ class EnabledFunction:
         """Make a step for a batch such as this one, or take the one that there is; or keep the one in use."""
         before = self.step
         try:
-            self.step = self._step_for(args, kwargs) or before
+            self.step = self._programs.step_for(args, kwargs) or before
         except GraphError as error:
             self._tell_refusal('%s computes some batches on one device: %s', error)
         if self.step is not before:
@@ -266,57 +237,12 @@ class EnabledFunction:
         if self._enabled.verifies:
             step.verify(*args, **kwargs).show(self._usage.name, self._enabled.strict)
 
-    # -------------------------------------------------------------------------------------------- the programs
-
     def _prepared(self):
         """Read the definition with the first call that needs it; returns whether that was possible."""
-        if self._finder is None:
-            given = self._given
-            self._finder = ()
+        if self._programs is None and self._refusal is None:
             try:
-                self._pack, self._variables, self._updates = definition(given)
-                self._arguments = Arguments(given['params'], {}, given['allow_input_downcast'])
+                self._programs = Programs(self._given, self._enabled.contexts)
+                self._pack = self._programs.pack
             except GraphError as error:
                 self._refusal = str(error)
-                return False
-            self._finder = BatchFinder(self._arguments.inputs, self._variables + list(self._updates.values()),
-                                       self._updates)
-        return self._finder != ()
-
-    def _made_before(self, args, kwargs):
-        """The ParallelFunction that there is for a batch such as this one, or None."""
-        ways = self._finder.ways(self._arguments.bind(args, kwargs))
-        return next((self._steps[way.key] for way in ways if way.key in self._steps), None)
-
-    def _step_for(self, args, kwargs):
-        """The ParallelFunction for a batch such as this one; None if there is no batch, or a known refusal.
-
-        Raises
-        ------
-        GraphError
-            If there is a batch that cannot be divided, and this was not known.
-        """
-        values = self._arguments.bind(args, kwargs)
-        refusal = None
-        for axes, length, key in self._finder.ways(values) if self._finder else ():
-            if key in self._refused or len(self._refused) >= REFUSALS:
-                continue
-            try:
-                if key not in self._steps:
-                    self._steps[key] = self._compiled(self._variables, self._updates, samples=axes, length=length,
-                                                      example=values, must_divide=True)
-                return self._steps[key]
-            except MgpuError as error:
-                refusal = refusal or error
-                self._refused.add(key)
-        if refusal is None:
-            return None
-        cut = isinstance(refusal.__cause__, CannotCut)
-        # The text says all that the errors before this one do.
-        raise GraphError('it cannot be computed in parts: %s' % refusal.__cause__ if cut else str(refusal)) from None
-
-    def _compiled(self, variables, updates, **options):
-        given = self._given
-        return ParallelFunction(given['params'], variables, updates, no_default_updates=True,
-                                contexts=self._enabled.contexts(), mode=given['mode'], name=given['name'],
-                                allow_input_downcast=given['allow_input_downcast'], **options)
+        return self._programs is not None

@@ -27,8 +27,7 @@ class PlacedFunction(EnabledFunction):
         try:
             if not self._prepared():
                 raise GraphError(self._refusal)
-            updates = self._updates
-            mesh = mesh_for(self._variables + list(updates.values()) + list(updates), self._enabled.contexts())
+            mesh = mesh_for(self._programs.graph, self._enabled.contexts())
         except MgpuError as error:
             return self._not_placed(error, args, kwargs)
         several = len(mesh.replicas) > 1 or self._ranks.size > 1 or Options().micro_batches > 1
@@ -39,7 +38,7 @@ class PlacedFunction(EnabledFunction):
         """Compute a call as it is on the first replica: the next one may have a batch."""
         if self._whole is None:
             try:
-                self._whole = self._compiled(self._variables, self._updates, samples={}, whole=True)
+                self._whole = self._programs.compiled(samples={}, whole=True)
             except MgpuError as error:
                 return self._not_placed(error, args, kwargs)
             self._verify(self._whole, args, kwargs)

@@ -5,16 +5,19 @@ import theano.tensor as T
 from ..shard_graph import split_axis
 from ..sizes import elements
 from ..states import COUNT, ROWS, rows
+from .counts import rows_of_each
 from .rows import has_row_each
 
 BLOCKS = 'it takes samples of several blocks, or not all of one'
 
 
 def joined(shards, node, values):
-    """Rows with a row for each sample, one after the other; None where they may be others."""
+    """Rows with as many rows for each sample, one after the other; None where they may be others."""
     axis = values[1].axis
-    if not all(value.state == rows(axis) and has_row_each(shards, v, axis)
-               for value, v in zip(values[1:], node.inputs[1:])):
+    if not all(value.state == rows(axis) for value in values[1:]):
+        return None
+    if not all(has_row_each(shards, v, axis) for v in node.inputs[1:]) \
+            and len({rows_of_each(shards, v, axis) for v in node.inputs[1:]}) > 1:
         return None
     blocks = T.constant(len(values) - 1, dtype='int64')
     return shards.apply(node, values, rows(axis, blocks))
