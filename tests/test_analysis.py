@@ -126,6 +126,8 @@ def of_single_samples():
         'half of joined': TWICE[:n], 'other half': TWICE[n:], 'last of joined': TWICE[-n:], 'of three': T.concatenate(
             [x, 2 * x, x + 1])[n:2 * n, 1:],
         'joined along axis 1': T.concatenate([x.T, T.tanh(x.T)], axis=1)[1:, x.shape[0]:],
+        'joined with numbers': T.concatenate([x, T.ones((n, 4))])[n:] * x, 'joined with some of others': T.concatenate(
+            [T.tanh(T.dot(table[:n], T.ones((4, 4)))), x])[:n] + x,
         'one of a split': T.split(TWICE, [n, n], 2, axis=0)[1], 'joined products': T.tanh(T.dot(TWICE, w))[n:] + 1,
         'set half of joined': T.set_subtensor(TWICE[n:], x)[n:] * 2,
         'filled half': T.inc_subtensor(TWICE[:n, 1], 2)[:n],
@@ -205,6 +207,8 @@ def statistics():
         'ratio of sums': x.sum(axis=0) / (x ** 2).sum(), 'root of a mean and n': T.sqrt(x.mean(axis=0) ** 2 + n),
         'running variance': table[0] * n / (n - 1.5), 'largest ever': T.maximum(table[0], x.max(axis=0)),
         'running rows': table[:N] + x,
+        'set into zeros': T.set_subtensor(T.zeros((9, 6))[:n, 1:5], x), 'added to zeros up to': T.inc_subtensor(
+            T.zeros((9, 4))[:-2, 1], v), 'rows of weights': (table[:n] * x).sum(axis=1).mean(),
         'added at labels': T.inc_subtensor(table[labels], x), 'counted labels': T.inc_subtensor(table[labels, 1], 1),
         'moved at words': T.inc_subtensor(table[words], -0.1 * s), 'subtracted': T.inc_subtensor(w[:, labels], x.T[1]),
         'added at labels and words': T.inc_subtensor(table[labels.dimshuffle(0, 'x'), words], s[:, :, 0]),
@@ -248,7 +252,9 @@ def met():
         'by a test': ifelse(T.gt(x.mean(), 0.6), x, -x), 'inverse of a crossproduct':
         T.dot(x, T.nlinalg.matrix_inverse(T.dot(x.T, x) + T.eye(4))),
         'centred by an op': CENTRED(x) * v.dimshuffle(0, 'x'), 'centred joined': (TWICE - TWICE.mean(axis=0))[n:],
-        'joined, rows of all': TIMES - TIMES.mean(axis=0), 'pairs of joined': T.dot(TWICE, TWICE.T)[:n].sum(axis=1),
+        'merged rows': TIMES, 'rows of merged pairs': T.dot(TIMES, TIMES.T)[:n].sum(axis=1),
+        'joined, rows of all': TIMES - TIMES.mean(axis=0),
+        'pairs of joined': T.dot(TWICE, TWICE.T)[:n].sum(axis=1),
         'diagonal of pairs': T.diag(PAIRS), 'diagonal of their transpose': T.diag(PAIRS.T) * v,
         'trace of pairs': T.nlinalg.trace(PAIRS), 'of rows': T.diag(v),
         'pairs but for the diagonal': T.fill_diagonal(PAIRS, -9),
@@ -268,9 +274,15 @@ def refused():
         'sorted': (T.sort(x, axis=0), 'it goes along the samples'),
         'accumulated': (T.cumsum(x, axis=0), 'it goes along the samples'),
         'pooled across': (pool_2d(x, (2, 2), ignore_border=True), 'it pools over samples'),
+        'set some of more': (T.set_subtensor(table[:n], x), place),
+        'set from one on': (T.set_subtensor(T.zeros((n + 1, 4))[1:], x), place),
         'joined parts of two lengths': (T.concatenate([s.reshape((-1, 4)), x]), 'it joins along'),
+        'joined with a row': (T.concatenate([T.zeros((1, 4)), x]), 'it joins along'),
         'joined with others': (T.concatenate([x, table]), 'it joins along'), 'rolled': (T.roll(x, 1, axis=0), place),
         'three quarters': (TWICE[:n + 1], place), 'every other of joined': (TWICE[::2], place),
+        'a trace in a loop': (loop(lambda a, h: h + T.nlinalg.trace(T.dot(a.T, a)), T.constant(np.float64(1)),
+                                   sequences=time_major), 'what other samples have come to'),
+        'inverse of rows': (T.nlinalg.matrix_inverse(T.dot(x, x.T) + T.eye(n)), unknown % 'MatrixInverse'),
         'another diagonal': (T.diag(PAIRS, 1), 'not the main one'),
         'a shifted diagonal': (T.AllocDiag(1)(v), 'not the main'),
         'overwritten': (inplace.tanh_inplace(x.sum(axis=0)), 'it writes into'),
@@ -305,6 +317,7 @@ def refused_for_a_batch():
     return {
         'diagonal of rows': (T.diag(x), 'not have as many rows as columns'),
         'all of joined': (TWICE[:2 * n], 'not all of one'), 'a long way into joined': (TWICE[3 * n:], 'not all of one'),
+        'joined with some of too few': (T.concatenate([w.T[:n, :2], x[:, :2]])[:n], 'not all of one'),
         'of samples and others': (T.diag(T.dot(x, table.T)), 'not have as many rows as columns'),
         'filled diagonal of rows': (T.fill_diagonal(x, 0), 'not have as many rows as columns'),
         'twice as many as n': (T.concatenate([s, s], axis=1).reshape((n * 6, 4))[:2 * n], place),
@@ -315,7 +328,7 @@ def refused_for_a_batch():
         'negative': (FLAT[T.arange(n) * 4 - labels - 1], place),
         'multiplied labels': (FLAT[T.arange(n) * labels], place),
         'another order': (TIMES.flatten()[T.arange(3 * n) * 4 + words.flatten()], place),
-        'set some of more': (T.set_subtensor(table[:n], x), place),
+        'added to some of zeros': (T.inc_subtensor(T.zeros((9, 4))[:n + n], x[:, :1]), place),
     }
 
 
@@ -350,7 +363,7 @@ REFUSED, REFUSED_BATCHES, CONVOLUTIONS = refused(), refused_for_a_batch(), convo
 WITHOUT_GRADIENT = ['diff', 'alloc of rows', 'normalised by sample', 'cast', 'diagonals', 'diagonals, offset',
                     'of each pair', 'singular values', 'qr', 'unique sums', 'chosen sums', 'of an op of a user']
 # By name: what cannot be cut of the gradient, and the reason.
-GRADIENT_REFUSED = {'running rows': 'picks samples by their place', 'sparse dot': 'how CSMProperties depends',
+GRADIENT_REFUSED = {'sparse dot': 'how CSMProperties depends',
                     'diagonal of their transpose': 'different axes'}
 
 

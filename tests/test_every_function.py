@@ -143,7 +143,75 @@ def monitors():
     yield count.get_value()
 
 
-SCRIPTS = [logistic, denoising, fixed_length, persistent_chain, chain_of_mrg, time_major, monitors]
+def vectors_by_hand():
+    """Rows of a table that are changed where words of the batch say so, several times each."""
+    words, others = T.ivector('words'), T.imatrix('others')
+    e, c, counts = shared(X[:9] / 3, 'e'), shared(X[10:19] / 3, 'c'), shared(np.zeros(9, 'int64'), 'counts')
+    near, far = e[words], c[others]
+    cost = T.nnet.softplus(T.sum(near.dimshuffle(0, 'x', 1) * far, axis=2)).sum()
+    gradients = T.grad(cost, [near, far])
+    step = function([words, others], cost, updates=[
+        (e, T.inc_subtensor(near, -0.1 * gradients[0])), (counts, T.inc_subtensor(counts[others], 1)),
+        (c, T.set_subtensor(c[words], 0.9 * c[words] - 0.1 * gradients[0]))])
+    for n in (7, 12, 5, 2):
+        draw = np.random.RandomState(n)
+        yield step(draw.randint(0, 9, n).astype('int32'), draw.randint(0, 4, (n, 3)).astype('int32'))
+    for variable in (e, c, counts):
+        yield variable.get_value()
+
+
+def fixed_length_in_indices():
+    """The length of the batch as a number in indices; a batch of another length is computed as by plain Theano."""
+    x, y, w = T.dmatrix('x'), T.ivector('y'), shared(X[:6, :3] / 3, 'w')
+    p = T.nnet.softmax(T.dot(x, w))
+    cost = -T.log(p)[T.arange(10), y].mean() - T.log(p.flatten()[np.arange(10) * 3 + y]).sum()
+    step = function([x, y], cost, updates=[(w, w - 0.1 * T.grad(cost, w))])
+    both = T.tanh(T.dot(T.concatenate([x, x[:, ::-1]]), w))
+    cost = T.sqr(both[:10]).mean() - both[10:].mean() + both[10:20, 1].sum()
+    joined = function([x], cost, updates=[(w, w - 0.1 * T.grad(cost, w))])
+    for i in (0, 10, 20):
+        yield step(X[i:i + 10], Y[i:i + 10])
+        yield joined(X[i:i + 10])
+    yield joined(X[:12])
+    with pytest.raises((ValueError, IndexError)):
+        step(X[:9], Y[:9])
+    yield w.get_value()
+
+
+def gradient_of_its_own():
+    """An op that is made of a graph, with a gradient of its own, in a function of the batch and of its mean."""
+    a, w = T.dmatrix('a'), shared(X[:6, :3], 'w')
+    clipped = theano.OpFromGraph([a], [T.clip(a, -0.5, 0.5) - a.mean(axis=0)],
+                                 grad_overrides=lambda inputs, gradients: [gradients[0] * (abs(inputs[0]) < 0.8)])
+    x = T.dmatrix('x')
+    cost = T.sqr(clipped(T.dot(x, w))).mean()
+    step = function([x], cost, updates=[(w, w - T.grad(cost, w))])
+    for n in (9, 4):
+        yield step(X[:n])
+    yield w.get_value()
+
+
+def hardest_triplets():
+    """Distances of all pairs and their diagonal, and a trace and a factor of what the samples have in common."""
+    x, y, w = T.dmatrix('x'), T.ivector('y'), shared(X[:6, :3], 'w')
+    z = T.tanh(T.dot(x, w))
+    squares = T.diag(T.dot(z, z.T))
+    distances = squares.dimshuffle(0, 'x') - 2 * T.dot(z, z.T) + squares.dimshuffle('x', 0)
+    same = T.eq(y.dimshuffle(0, 'x'), y.dimshuffle('x', 0))
+    hardest = T.max(same * distances, axis=1) - T.min(distances + 9. * same, axis=1)
+    pairs = T.exp(T.dot(z, (2 * z).T))
+    contrast = -T.log(T.diag(pairs) / T.fill_diagonal(pairs, 0).sum(axis=1)).mean()
+    covariance = T.dot(z.T, z) / x.shape[0] + T.eye(3)
+    whitened = T.nlinalg.trace(covariance) + T.log(T.diag(T.slinalg.cholesky(covariance))).sum()
+    cost = T.nnet.softplus(hardest).mean() + contrast + whitened
+    step = function([x, y], cost, updates=[(w, w - 0.1 * T.grad(cost, w))])
+    for n in (9, 14, 5):
+        yield step(X[:n], Y[:n])
+    yield w.get_value()
+
+
+SCRIPTS = [logistic, denoising, fixed_length, persistent_chain, chain_of_mrg, time_major, monitors, vectors_by_hand,
+           fixed_length_in_indices, gradient_of_its_own, hardest_triplets]
 
 
 @pytest.mark.parametrize('n', [2, pytest.param(3, marks=pytest.mark.slow)])

@@ -1,4 +1,4 @@
-"""Scripts in the manner of the Deep Learning Tutorials and of Lasagne's examples (tests/theano_scripts), unchanged.
+"""Scripts in the manner of the Deep Learning Tutorials and of published projects (tests/theano_scripts), unchanged.
 
 Each prints figures. They are to be those of plain Theano when `theano-mgpu run` divides its functions over contexts,
 and when `theano-mgpu launch` runs it in two processes.
@@ -19,7 +19,9 @@ FOLDER = os.path.join(TESTS, 'theano_scripts')
 # Each script with its arguments.
 CASES = ['logistic_sgd', 'logistic_sgd ragged', 'mlp', 'convolutional_mlp', 'dA', 'SdA', 'rbm', 'rbm cd', 'lstm',
          'lstm rmsprop', 'lasagne_mnist mlp', 'lasagne_mnist mlp bn', 'lasagne_mnist cnn', 'lasagne_mnist cnn bn',
-         'lasagne_mnist custom_mlp:2,24,.1,.3', 'no_batch', 'coupled', 'monitors']
+         'lasagne_mnist custom_mlp:2,24,.1,.3', 'no_batch', 'coupled', 'monitors',
+         'word2vec sgd', 'word2vec adagrad', 'word2vec set', 'text_cnn nonstatic', 'text_cnn static', 'captions',
+         'semi_supervised_gan separate', 'semi_supervised_gan joined']
 # In `make test`; the others take longer, or show what one of these shows.
 QUICK = ('logistic_sgd ragged',)
 # Divide whatever can be divided, without measuring.
@@ -27,6 +29,7 @@ DIVIDE = ['--always']
 # Functions that stay on one device, with a part of the reason; every other one is divided.
 NO_BATCH, COUPLED = 'no batch enters it', 'cannot be computed in parts'
 STAY = {'no_batch.py:17': NO_BATCH, 'no_batch.py:30': NO_BATCH, 'no_batch.py:42': NO_BATCH, 'sample_fn': NO_BATCH,
+        'samplefun': NO_BATCH,
         'norm': NO_BATCH, 'adadelta_f_update': NO_BATCH, 'rmsprop_f_update': NO_BATCH,
         'by_rank': COUPLED, 'process': COUPLED}
 # Relative. Ten digits are printed: the last of them may be rounded either way.

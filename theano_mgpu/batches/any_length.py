@@ -1,13 +1,19 @@
 """A graph that has the length of its batches written into it, made one for batches of any length."""
+import numpy as np
 import theano
 import theano.tensor as T
 from theano.gof.graph import io_toposort
-from theano.tensor import basic, opt
+from theano.tensor import basic, elemwise, extra_ops, opt, subtensor
 from theano.tensor.nnet.abstract_conv import BaseAbstractConv
 from theano.tensor.nnet.conv import ConvOp
 
 from ..analysis import any_number_of_images, number, of_any_number_of_images
 from ..replicas.random_streams import DRAWS
+
+BASIC = subtensor.Subtensor, subtensor.IncSubtensor
+# Indices by arrays; those that write are the last two.
+ADVANCED = (subtensor.AdvancedSubtensor, subtensor.AdvancedSubtensor1, subtensor.AdvancedIncSubtensor,
+            subtensor.AdvancedIncSubtensor1)
 
 
 class AnyLength:
@@ -22,11 +28,14 @@ class AnyLength:
         Those that have samples along axis 0, at least one.
     length : int or None
         Samples of the batches that the graph was built for; None for any. A 1 is no such number: it may be any size.
+    in_indices : bool, optional
+        Whether to look for it in indices of what samples become, too, where it is more often another number: in
+        ``x[arange(20), labels]``, and in slices of batches that have been joined, such as ``x[20:40]``.
 
     Attributes
     ----------
     length : int or None
-    found : bool
+    found, found_in_indices : bool
         Whether there was such a number.
 
     Examples
@@ -38,20 +47,23 @@ class AnyLength:
     ((1, 2, 3), True)
     """
 
-    def __init__(self, inputs, length):
-        self._inputs = list(inputs)
+    def __init__(self, inputs, length, in_indices=False):
+        self._inputs, self._in_indices = list(inputs), in_indices
         self.length = length
         self._samples = inputs[0].shape[0]
         self._of_samples = set(inputs)
         self._drawn = set()
         self._new, self._old = {}, {}
-        self.found = False
+        self.found = self.found_in_indices = False
 
     def __call__(self, outputs):
         """The same expressions for batches of any length; a variable that does not change is returned as it is."""
         if self.length in (None, 0, 1):
             return list(outputs)
-        for node in io_toposort(self._inputs, list(outputs)):
+        nodes = io_toposort(self._inputs, list(outputs))
+        if self._in_indices:
+            self._find_places(nodes)
+        for node in nodes:
             if node.outputs[0] not in self._new:
                 self._convert(node)
         return [self._new.get(output, output) for output in outputs]
@@ -59,6 +71,33 @@ class AnyLength:
     def original(self, variable):
         """The variable of the given graph that one of the new graph stands for."""
         return self._old.get(variable, variable)
+
+    def _find_places(self, nodes):
+        """Let the places of all samples, where samples are picked by them, be as many as there are samples."""
+        of_samples = set(self._of_samples)
+        for node in nodes:
+            if of_samples.isdisjoint(node.inputs):
+                continue
+            of_samples.update(node.outputs)
+            if isinstance(node.op, ADVANCED) and node.inputs[0] in of_samples:
+                first = 2 if isinstance(node.op, ADVANCED[2:]) else 1
+                for variable in _terms(node.inputs[first]):
+                    step = self._step_of_places(variable)
+                    if step:
+                        places = T.cast(T.arange(self._samples) * step, variable.dtype)
+                        self._new[variable], self._old[places] = places, variable
+                        self.found = self.found_in_indices = True
+
+    def _step_of_places(self, variable):
+        """The step of a vector of as many places as the length, from 0 on; None of what is no such vector."""
+        if isinstance(variable, theano.Constant) and isinstance(variable.type, T.TensorType) and variable.ndim == 1 \
+                and len(variable.data) == self.length and variable.dtype in T.discrete_dtypes:
+            step = int(variable.data[1])
+            return step if np.array_equal(variable.data, np.arange(self.length) * step) else None
+        if not variable.owner or not isinstance(variable.owner.op, basic.ARange):
+            return None
+        start, stop, step = [number(v) for v in variable.owner.inputs]
+        return int(step) if start == 0 and step and stop == self.length * step else None
 
     def _convert(self, node):
         if not self._of_samples.isdisjoint(node.inputs):
@@ -88,6 +127,8 @@ class AnyLength:
             sizes = _elements(inputs[1])
             if sizes and self._is_length(sizes[0]):
                 return node.clone_with_new_inputs([value, T.stack([self._samples] + sizes[1:])], strict=False).outputs
+        if self._in_indices and isinstance(op, BASIC) and node.inputs[0] in self._of_samples:
+            return self._freed_slice(node, inputs)
         if isinstance(op, (basic.Reshape,) + DRAWS) and node.outputs[-1] in self._drawn:
             sizes = _elements(inputs[1])
             # One number alone may be that of all random numbers, which are put into rows later.
@@ -95,6 +136,28 @@ class AnyLength:
                 self._of_samples.add(node.outputs[-1])
                 return node.outputs[:-1] + [node.outputs[-1][:self._samples]]
         return None
+
+    def _freed_slice(self, node, inputs):
+        """The outputs of a basic index along axis 0 from one multiple of the number to another; None of another one."""
+        before = 0 if isinstance(node.op, subtensor.Subtensor) else 1
+        first, *others = subtensor.get_idx_list(inputs[before:], node.op.idx_list) or [None]
+        if not isinstance(first, slice):
+            return None
+        start, stop = (self._multiple(bound) for bound in (first.start, first.stop))
+        if start is first.start and stop is first.stop:
+            return None
+        self.found_in_indices = True
+        part = inputs[0][(slice(start, stop, first.step),) + tuple(others)]
+        if not before:
+            return [part]
+        return [(T.set_subtensor if node.op.set_instead_of_inc else T.inc_subtensor)(part, inputs[1])]
+
+    def _multiple(self, bound):
+        """A bound of a slice, by the number of samples where it is a multiple of the number."""
+        found = None if bound is None else number(T.as_tensor_variable(bound))
+        if found is None or found <= 0 or found % self.length:
+            return bound
+        return self._samples * int(found // self.length)
 
     def _is_length(self, size):
         return size is not None and number(T.as_tensor_variable(size)) == self.length
@@ -114,6 +177,18 @@ def written_lengths(outputs):
             found += _elements(node.inputs[1])[:1]
     numbers = [number(T.as_tensor_variable(size)) for size in found if size is not None]
     return {int(each) for each in numbers if each is not None}
+
+
+def _terms(index):
+    """An index and, if it is computed elementwise, what it is computed of."""
+    found, todo = [], [index]
+    while todo:
+        variable = todo.pop()
+        found.append(variable)
+        if variable.owner and isinstance(variable.owner.op, (elemwise.Elemwise, elemwise.DimShuffle, basic.Reshape,
+                                                             extra_ops.RepeatOp)):
+            todo += [v for v in variable.owner.inputs if v not in found]
+    return found
 
 
 def _elements(vector):

@@ -41,10 +41,18 @@ def divided(inputs, slices, outputs, updated, length=None, sharded=False):
         If the graph cannot be computed exactly from shards.
     """
     inputs = inputs + list(slices.stand_ins.values())
-    free = AnyLength(inputs, length)
-    outputs = free(substitute(outputs, slices.replacements))
-    program, rows = _with_states(inputs, outputs, updated, length, sharded)
-    return Division(slices.expressed(program), rows, free.length if free.found else None)
+    outputs, refusal = substitute(outputs, slices.replacements), None
+    for in_indices in (False, True):
+        free = AnyLength(inputs, length, in_indices)
+        found = free(outputs)
+        if refusal and not free.found_in_indices:
+            break
+        try:
+            program, rows = _with_states(inputs, found, updated, length, sharded)
+            return Division(slices.expressed(program), rows, free.length if free.found else None)
+        except CannotCut as error:
+            refusal = refusal or error
+    raise refusal
 
 
 def _with_states(inputs, outputs, updated, length, sharded):

@@ -60,7 +60,7 @@ class Programs:
         self._arguments = Arguments(given['params'], {}, given['allow_input_downcast'])
         self.finder = BatchFinder(self._arguments.inputs, self._variables + list(self._updates.values()),
                                   self._updates)
-        self._steps, self.refused = {}, set()  # by the key of a Way
+        self._steps, self.refused = {}, set()  # by the key of a Way; and, of steps, the one length that they take
 
     def forget(self):
         """Free the ParallelFunctions."""
@@ -68,12 +68,15 @@ class Programs:
 
     def made_before(self, args, kwargs):
         """Return the ParallelFunction that there is for a batch such as this one, or None."""
-        return next((self._steps[way.key] for way in self._ways(args, kwargs) if way.key in self._steps), None)
+        return next(filter(None, map(self._made, self._ways(args, kwargs))), None)
+
+    def _made(self, way):
+        return self._steps.get((way.key, way.length)) or self._steps.get((way.key, None))
 
     def likelier_than(self, step, args, kwargs):
         """Return whether a call has a likelier batch than the one that a ParallelFunction would take."""
         ways = list(self._ways(args, kwargs))
-        own = [way.length for way in ways if self._steps.get(way.key) is step]
+        own = [way.length for way in ways if self._made(way) is step]
         return bool(own) and own[0] != ways[0].length
 
     def step_for(self, args, kwargs):
@@ -88,16 +91,18 @@ class Programs:
         """
         values = self._arguments.bind(args, kwargs)
         refusal = None
-        for axes, length, key in self.finder.ways(values) if self.finder else ():
-            if key in self.refused or len(self.refused) >= REFUSALS:
+        for way in self.finder.ways(values) if self.finder else ():
+            if way.key in self.refused or len(self.refused) >= REFUSALS:
                 continue
+            if self._made(way):
+                return self._made(way)
             try:
-                if key not in self._steps:
-                    self._steps[key] = self.compiled(samples=axes, length=length, example=values, must_divide=True)
-                return self._steps[key]
+                step = self.compiled(samples=way.axes, length=way.length, example=values, must_divide=True)
+                self._steps[way.key, step.inputs.only_length] = step
+                return step
             except MgpuError as error:
                 refusal = refusal or error
-                self.refused.add(key)
+                self.refused.add(way.key)
         if refusal is None:
             return None
         cut = isinstance(refusal.__cause__, CannotCut)

@@ -13,9 +13,12 @@ def batch_inputs(model, targets=True):
 
 
 def any_length(model, length=None):
-    """An AnyLength for the graphs of a model and batches of `length`, by default that of its `batch_input_shape`."""
+    """An AnyLength for the graphs of a model and batches of `length`, by default that of its `batch_input_shape`.
+
+    A length that is given is looked for in indices, too.
+    """
     inputs = [variable for variable in batch_inputs(model, targets=model._is_compiled) if variable.ndim > 0]
-    return AnyLength(inputs, length or K.int_shape(inputs[0])[0])
+    return AnyLength(inputs, length or K.int_shape(inputs[0])[0], in_indices=length is not None)
 
 
 def batch_updates(model, training=True):

@@ -245,8 +245,10 @@ def _advanced_inc_subtensor(shards, node, values):
         shards.refuse(node, PLACES)
     if node.op.set_instead_of_inc or not is_zero(node.inputs[0]):
         # Where samples may say the same place, their order counts, or what it had before.
-        return shards.constant(node, [x] + [shards.gathered(value) if value.kind == ROWS else value
-                                            for value in [y] + index])
+        found, = shards.constant(node, [x] + [shards.gathered(value) if value.kind == ROWS else value
+                                              for value in [y] + index])
+        # Its lengths are those of x, and its numbers no lengths.
+        return [found._replace(state=x.state) if node.outputs[0].dtype.startswith('float') else found]
     # Rows that are added into zeros, wherever the samples say: a share of a sum, such as an embedding's gradient.
     index, state = indexed.rows(index)
     return shards.apply(node, [x, indexed.beside(y, state)] + index, partial())

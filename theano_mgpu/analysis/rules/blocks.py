@@ -4,23 +4,25 @@ import theano.tensor as T
 
 from ..shard_graph import split_axis
 from ..sizes import elements
-from ..states import COUNT, ROWS, rows
+from ..states import CONSTANT, COUNT, ROWS, rows
 from .counts import rows_of_each
-from .rows import has_row_each
+from .rows import has_row_each, is_made_for_each
 
 BLOCKS = 'it takes samples of several blocks, or not all of one'
 
 
 def joined(shards, node, values):
-    """Rows with as many rows for each sample, one after the other; None where they may be others."""
-    axis = values[1].axis
-    if not all(value.state == rows(axis) for value in values[1:]):
-        return None
-    if not all(has_row_each(shards, v, axis) for v in node.inputs[1:]) \
-            and len({rows_of_each(shards, v, axis) for v in node.inputs[1:]}) > 1:
-        return None
-    blocks = T.constant(len(values) - 1, dtype='int64')
-    return shards.apply(node, values, rows(axis, blocks))
+    """What has a row for each sample, or as many as the others, one after the other; None of something else."""
+    axis = next(value.axis for value in values if value.kind == ROWS)
+    alike, parts = len({rows_of_each(shards, v, axis) for v in node.inputs[1:]}) == 1, []
+    for value, variable in zip(values[1:], node.inputs[1:]):
+        if value.kind == CONSTANT and is_made_for_each(shards, variable, axis):
+            value = shards.cut(shards.make(lambda v: shards.check(
+                node, BLOCKS, v, T.eq(v.shape[axis], shards.total)), [value], value.state), axis)
+        elif value.state != rows(axis) or not alike and not has_row_each(shards, variable, axis):
+            return None
+        parts.append(value)
+    return shards.apply(node, values[:1] + parts, rows(axis, T.constant(len(parts), dtype='int64')))
 
 
 def is_block(shards, x, entry):
@@ -54,7 +56,7 @@ def write_block(shards, node, x, y, entries):
 def split(shards, node, x, lengths):
     """The Values of a Split of which each part is a block; None where they may be others."""
     found = elements(node.inputs[2], lengths.state.size)
-    if x.state.outer is None or found is None or set(found) != {COUNT}:
+    if x.state.outer is None or found is None or COUNT not in found:
         return None
 
     def part(i):

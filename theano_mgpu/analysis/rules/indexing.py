@@ -5,7 +5,7 @@ from theano.tensor import basic, extra_ops, subtensor
 
 from ..shards import rule
 from ..sizes import number
-from ..states import CONSTANT, COUNT, LAST, PARTIAL, ROWS, WHOLE, rows
+from ..states import CONSTANT, COUNT, LAST, PARTIAL, ROWS, WHOLE, partial, rows
 from . import blocks, maps
 from .base import aligned, constants, is_zero, known, same_order, wholes
 from .counts import takes_all
@@ -32,7 +32,7 @@ def is_whole(entry):
 
 
 def _all_along(shards, node, x, entries, axis):
-    """A value of which an index takes all samples, as ``x[:y.shape[0]]`` may; this is then checked for each batch."""
+    """Rows of which an index takes all samples, as ``x[:y.shape[0]]`` may; this is then checked for each batch."""
     entry = entries[axis] if axis < len(entries) else slice(None)
     if is_whole(entry):
         return x
@@ -41,8 +41,8 @@ def _all_along(shards, node, x, entries, axis):
         shards.refuse(node, PLACES)
 
     def checked(variable, stop):
-        length = whole_length(shards, variable, axis) if x.kind == ROWS else variable.shape[axis]
-        return shards.check(node, PLACES, variable, T.ge(T.as_tensor_variable(stop), length))
+        right = T.ge(T.as_tensor_variable(stop), whole_length(shards, variable, axis))
+        return shards.check(node, PLACES, variable, right)
     return shards.make(checked, [x, shards.value(entry.stop)], x.state)
 
 
@@ -100,12 +100,32 @@ def _inc_subtensor(shards, node, values):
         return blocks.write_block(shards, node, x, y, entries)
     if y.kind == ROWS and (y.axis != own or (y.state.outer is None) != (outer is None)):
         shards.refuse(node, 'samples lie along different axes of its inputs')
-    x, y = same_order(shards, node, [_all_along(shards, node, x, entries, axis), y])
-    if x.kind == CONSTANT:
-        x = shards.cut(x, axis, outer)
+    if x.kind == CONSTANT and axis < len(entries) and not is_whole(entries[axis]):
+        return _written_into_zeros(shards, node, x, y, entries, axis)
+    x = shards.cut(x, axis, outer) if x.kind == CONSTANT else _all_along(shards, node, x, entries, axis)
+    x, y = same_order(shards, node, [x, y])
     if y.kind == CONSTANT and own >= 0 and not node.inputs[1].type.broadcastable[own]:
         y = shards.cut(y, own, outer)
     return shards.apply(node, [x, y] + numbers, rows(axis, outer))
+
+
+def _written_into_zeros(shards, node, x, y, entries, axis):
+    """The gradient of ``weights[:n]``, which samples have rows of by their place: each replica has a share of it."""
+    entry, others = entries[axis], entries[:axis] + entries[axis + 1:]
+    if not is_whole(entry if not isinstance(entry, slice) else slice(entry.start, None, entry.step)) \
+            or y.state.outer is not None or not is_zero(node.inputs[0]) or not blocks.are_numbers(others) \
+            or node.outputs[0].dtype == 'bool':
+        shards.refuse(node, PLACES)
+    given = [shards.value(entry.stop)] if isinstance(entry.stop, theano.Variable) else []
+
+    def local(variable, y_own, *stop):
+        end, length = T.as_tensor_variable(stop[0] if stop else entry.stop), variable.shape[axis]
+        each = y_own.shape[y.axis] // shards.own
+        right = T.eq(T.switch(T.lt(end, 0), end + length, T.minimum(end, length)), each * shards.total)
+        first = shards.check(node, PLACES, shards.first * each, right)
+        index = [slice(first, first + each * shards.own) if i == axis else part for i, part in enumerate(entries)]
+        return (T.set_subtensor if node.op.set_instead_of_inc else T.inc_subtensor)(variable[tuple(index)], y_own)
+    return [shards.make(local, [x, y] + given, partial(), like=node.outputs[0])]
 
 
 def adds_to_zero(node, x, y):

@@ -4,6 +4,7 @@ from theano.tensor import basic, elemwise, opt, subtensor
 from theano.tensor.nnet import abstract_conv, nnet
 from theano.tensor.signal.pool import Pool
 
+from ...replicas.random_streams import DRAWS
 from ..sizes import number
 from ..states import rows
 from .base import known
@@ -41,6 +42,27 @@ def _axis_before(node, axis):
     entries = subtensor.get_idx_list(node.inputs, node.op.idx_list)
     kept = [i for i in range(node.inputs[0].ndim) if i >= len(entries) or isinstance(entries[i], slice)]
     return kept[axis]
+
+
+def is_made_for_each(shards, variable, axis):
+    """Whether a variable has been made with a row a sample along an axis, as far as its graph shows."""
+    while variable.owner:
+        node = variable.owner
+        if isinstance(node.op, basic.Alloc):
+            return is_total(shards, node.inputs[1 + axis])
+        if isinstance(node.op, subtensor.Subtensor):
+            variable, axis = node.inputs[0], _axis_before(node, axis)
+            entry = (list(subtensor.get_idx_list(node.inputs, node.op.idx_list)) + [slice(None)] * (axis + 1))[axis]
+            if entry.stop is not None:
+                return known(entry.start) in (None, 0) and is_total(shards, entry.stop)
+            continue
+        if isinstance(node.op, DRAWS):
+            sizes = node.inputs[1].owner
+            return bool(sizes) and isinstance(sizes.op, opt.MakeVector) and is_total(shards, sizes.inputs[axis])
+        variable, axis = _source(variable, axis)
+        if variable is None:
+            return False
+    return False
 
 
 def is_total(shards, size):
