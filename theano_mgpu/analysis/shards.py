@@ -54,15 +54,16 @@ class Shards(ShardGraph):
         self._walk(outputs)
 
     @classmethod
-    def of_loop(cls, around, known, outputs, sources):
+    def of_loop(cls, around, known, outputs, sources, recurrences):
         """The Shards of the graph inside of a loop, whose inputs have known Values.
 
         `sources` maps an input to the variable of the graph around it that it is made of, and to the number of axes
-        that this one has ahead.
+        that this one has ahead. `recurrences` maps a state to the variable around it that it begins with, and to its
+        next values.
         """
         inside = cls.__new__(cls)
         inside._begin(known, (), around.numbers)
-        inside.around, inside.sources = around, sources
+        inside.around, inside.sources, inside.recurrences = around, sources, recurrences
         inside._walk(outputs)
         return inside
 
@@ -81,9 +82,9 @@ class Shards(ShardGraph):
         self._given = {}          # variable of the new graph -> that of the given graph
         self._everywhere.update(value.variable for value in known.values())
         self._known, self.inputs = list(known), set() if numbers else set(known)
-        self.around, self.sources = None, {}  # of the graph inside of a loop
-        self.loops = {}           # outputs of loops, to the Shards inside, and the variable there
-        self.rows_of_each = {}    # what `rules.counts` has found out, by variable and axis
+        self.around, self.sources, self.recurrences = None, {}, {}  # of the graph inside of a loop, see `of_loop`
+        self.loops = {}           # outputs of loops, to the Shards inside, the variable there, and what it begins with
+        self.rows_of_each, self.uniform = {}, {}  # what `rules.counts` and `rules.uniform` have found out
         for variable, value in known.items():
             self.keep(variable, value)
 

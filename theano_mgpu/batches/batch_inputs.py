@@ -30,13 +30,15 @@ class BatchInputs:
     slices : Slices
     rows : dict of SharedVariable to theano.Variable
         States with a row a sample, and what stands for each in the divided graph.
+    only_length : int or None
+        The one length that batches may have, since the graph has it as a number.
     """
 
     def __init__(self, inputs, options, sharded):
         axes = sample_axes(inputs, options.samples, options.broadcast)
         self.arguments = Arguments(inputs, axes, options.allow_input_downcast)
         self.rows = {}
-        self._options, self._sharded, self._only_length = options, sharded, None
+        self._options, self._sharded, self.only_length = options, sharded, None
 
     def find_slices(self, outputs, updates):
         """Find the slices of data sets that are the batch; the graph as one of inputs with samples along axis 0.
@@ -83,7 +85,7 @@ class BatchInputs:
                     'each process has samples of its own, but ' * self._sharded, options.name or 'a function',
                     error)) from error
             raise
-        self.rows, self._only_length = division.rows, division.length
+        self.rows, self.only_length = division.rows, division.length
         return division.program
 
     def states(self) -> Dict[SharedVariable, np.ndarray]:
@@ -111,9 +113,9 @@ class BatchInputs:
             return 1
         # A process slices nothing once it is through its part of the data; the others may go on.
         length = batch_length(*map(list, zip(*named)), least=0 if self._sharded and self.slices else 1)
-        if self._only_length not in (None, length):
+        if self.only_length not in (None, length):
             raise LengthError('a batch of %d samples was given, but the graph has the length of its batches, %d, as a '
-                              'number' % (length, self._only_length))
+                              'number' % (length, self.only_length))
         return length
 
 

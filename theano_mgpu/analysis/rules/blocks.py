@@ -5,20 +5,21 @@ import theano.tensor as T
 from ..shard_graph import split_axis
 from ..sizes import elements
 from ..states import CONSTANT, COUNT, ROWS, rows
+from .counts import rows_of_each
 from .rows import has_row_each, is_made_for_each
 
 BLOCKS = 'it takes samples of several blocks, or not all of one'
 
 
 def joined(shards, node, values):
-    """What has a row for each sample, one after the other; None where it may be something else."""
+    """What has a row for each sample, or as many as the others, one after the other; None of something else."""
     axis = next(value.axis for value in values if value.kind == ROWS)
-    parts = []
+    alike, parts = len({rows_of_each(shards, v, axis) for v in node.inputs[1:]}) == 1, []
     for value, variable in zip(values[1:], node.inputs[1:]):
         if value.kind == CONSTANT and is_made_for_each(shards, variable, axis):
             value = shards.cut(shards.make(lambda v: shards.check(
                 node, BLOCKS, v, T.eq(v.shape[axis], shards.total)), [value], value.state), axis)
-        elif value.state != rows(axis) or not has_row_each(shards, variable, axis):
+        elif value.state != rows(axis) or not alike and not has_row_each(shards, variable, axis):
             return None
         parts.append(value)
     return shards.apply(node, values[:1] + parts, rows(axis, T.constant(len(parts), dtype='int64')))

@@ -104,7 +104,9 @@ class _Loop:
             self.shards.refuse(node, 'its samples are merged into another axis')
         for group, state in zip(self.taken, self.states):
             known.update((v, Value(v, state, 0)) for v in group)
-        self.inside = type(self.shards).of_loop(self.shards, known, op.outputs, sources)
+        recurrences = {v: (first, [op.outputs[i] for i in new])
+                       for first, group, new in zip(self.outer, self.taken, self.given) for v in group}
+        self.inside = type(self.shards).of_loop(self.shards, known, op.outputs, sources, recurrences)
         return [[self.inside.outputs[i].state for i in group] for group in self.given]
 
     def _new_states(self):
@@ -160,7 +162,9 @@ class _Loop:
                   for state in states] + [WHOLE] * op.n_shared_outs
         values = [self.values[v] for v in self.node.inputs]
         results = [group[0] for group in self.given] + self.others
-        shards.loops.update((v, (self.inside, op.outputs[i])) for v, i in zip(self.node.outputs, results))
+        firsts = self.outer + [None] * len(self.others)
+        shards.loops.update((v, (self.inside, op.outputs[i], first))
+                            for v, i, first in zip(self.node.outputs, results, firsts))
         if inner == op.outputs:
             return shards.apply(self.node, values, states)
         # The loop counts samples, too.

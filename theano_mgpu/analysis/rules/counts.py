@@ -1,4 +1,5 @@
 """How many rows each sample has along an axis, where a graph says so."""
+import theano
 from theano.ifelse import IfElse
 from theano.scalar import basic as scalar
 from theano.scan_module.scan_utils import equal_computations
@@ -13,7 +14,7 @@ CASTS = scalar.Cast, scalar.Identity
 
 
 def rows_of_each(shards, variable, axis):
-    """Return the rows that each sample has along an axis, as a tuple of factors; None where that is not known.
+    """Return the rows that each sample has along an axis, as a tuple of factors; None where it has no samples.
 
     Parameters
     ----------
@@ -24,44 +25,44 @@ def rows_of_each(shards, variable, axis):
 
     Returns
     -------
-    tuple of (int or theano.Variable), or None
+    tuple of (int, theano.Variable, or (theano.Variable, int)), or None
+        The last kind stands for the unknown number of rows that each sample has in a variable along an axis.
     """
+    if shards.value(variable).kind != ROWS or shards.value(variable).axis != axis:
+        return None
     key = variable, axis
     if key not in shards.rows_of_each:
-        shards.rows_of_each[key] = None  # not known while it is looked for
-        shards.rows_of_each[key] = _rows_of_each(shards, variable, axis)
+        shards.rows_of_each[key] = (key,)  # while it is looked for
+        found = _rows_of_each(shards, variable, axis)
+        shards.rows_of_each[key] = (key,) if found is None else found
     return shards.rows_of_each[key]
 
 
 def _rows_of_each(shards, variable, axis):
-    while shards.value(variable).kind == ROWS and shards.value(variable).axis == axis:
-        if variable in shards.inputs:
-            return ()
-        if variable in shards.sources:  # of a loop
-            outer, shift = shards.sources[variable]
-            return rows_of_each(shards.around, outer, axis + shift)
-        node = variable.owner
-        if node is None:
-            return None
-        if variable in shards.loops:
-            inside, result = shards.loops[variable]
-            return rows_of_each(inside, result, axis - 1)
-        if isinstance(node.op, basic.Reshape):
-            return rows_of_size(shards, _element(node.inputs[1], axis))
-        if isinstance(node.op, basic.Alloc):
-            return rows_of_size(shards, node.inputs[1 + axis])
-        if isinstance(node.op, basic.Join) and number(node.inputs[0]) in (axis, axis - variable.ndim):
-            found = rows_of_each(shards, node.inputs[1], axis)
-            return None if found is None else found + (len(node.inputs) - 1,)
-        found = _with_the_rows(shards, variable, axis)
-        for other in found[1:]:
-            rows = rows_of_each(shards, *other)
-            if rows is not None:
-                return rows
-        if not found:
-            return None
-        variable, axis = found[0]
-    return None
+    if variable in shards.inputs:
+        return ()
+    if variable in shards.sources:  # of a loop
+        outer, shift = shards.sources[variable]
+        return rows_of_each(shards.around, outer, axis + shift)
+    if variable in shards.loops:
+        inside, result, _ = shards.loops[variable]
+        return rows_of_each(inside, result, axis - 1)
+    node = variable.owner
+    if node is None:
+        return None
+    if isinstance(node.op, basic.Reshape):
+        return rows_of_size(shards, _element(node.inputs[1], axis))
+    if isinstance(node.op, basic.Alloc):
+        return rows_of_size(shards, node.inputs[1 + axis])
+    if isinstance(node.op, basic.Join) and number(node.inputs[0]) in (axis, axis - variable.ndim):
+        found = rows_of_each(shards, node.inputs[1], axis)
+        return None if found is None else found + (len(node.inputs) - 1,)
+    found = [rows_of_each(shards, *each) for each in _with_the_rows(shards, variable, axis)]
+    return min((rows for rows in found if rows is not None), key=_n_unknown, default=None)
+
+
+def _n_unknown(factors):
+    return sum(isinstance(each, tuple) for each in factors)
 
 
 def rows_of_size(shards, size):
@@ -87,10 +88,16 @@ def rows_of_size(shards, size):
     return None if variable is None else rows_of_each(shards, variable, axis)
 
 
-def takes_all(shards, variable, axis, stop):
-    """Return whether the stop of a slice is known to be the whole length of an axis of samples."""
-    found = rows_of_size(shards, stop)
-    return found is not None and found == rows_of_each(shards, variable, axis)
+def takes_all(variable, axis, stop):
+    """Return whether a slice stops at the length of an axis, or at the least of several lengths, as a loop has it."""
+    if not isinstance(stop, theano.Variable):
+        return False
+    node = stop.owner
+    while node and isinstance(node.op, (basic.ScalarFromTensor, basic.TensorFromScalar)):
+        stop, node = node.inputs[0], node.inputs[0].owner
+    if node and isinstance(node.op, elemwise.Elemwise) and isinstance(node.op.scalar_op, scalar.Minimum):
+        return any(takes_all(variable, axis, v) for v in node.inputs)
+    return size_source(stop) == (variable, axis)
 
 
 def is_least_count(shards, node):
@@ -136,7 +143,7 @@ def _quotient(factors, divisor):
     if isinstance(divisor, int):
         return tuple(others) + (whole // divisor,) if divisor > 0 and whole % divisor == 0 else None
     for i, each in enumerate(others):
-        if equal_computations([each], [divisor]):
+        if not isinstance(each, tuple) and equal_computations([each], [divisor]):
             return tuple(others[:i] + others[i + 1:]) + (whole,)
     return None
 

@@ -5,11 +5,12 @@ from theano.tensor import basic, extra_ops, subtensor
 
 from ..shards import rule
 from ..sizes import number
-from ..states import CONSTANT, COUNT, LAST, PARTIAL, ROWS, partial, rows
+from ..states import CONSTANT, COUNT, LAST, PARTIAL, ROWS, WHOLE, partial, rows
 from . import blocks, maps
 from .base import aligned, constants, is_zero, known, same_order, wholes
 from .counts import takes_all
 from .shapes import whole_length
+from .uniform import is_uniform
 
 MADE_OF_SAMPLES = 'its index is made of samples'
 PLACES = 'it picks samples by their place in the batch'
@@ -49,7 +50,7 @@ def _takes_block(shards, node, x, entries, axis):
     """Whether an index takes one of several blocks of samples, and otherwise is known."""
     return axis < len(entries) and not is_whole(entries[axis]) and blocks.is_block(shards, x, entries[axis]) \
         and blocks.are_numbers(entries[:axis] + entries[axis + 1:]) \
-        and not (entries[axis].start in (None, 0) and takes_all(shards, node.inputs[0], axis, entries[axis].stop))
+        and not (entries[axis].start in (None, 0) and takes_all(node.inputs[0], axis, entries[axis].stop))
 
 
 @rule(subtensor.Subtensor)
@@ -64,6 +65,8 @@ def _subtensor(shards, node, values):
     entries = _entries(node, 1)
     if _takes_block(shards, node, x, entries, x.axis):
         return blocks.block(shards, node, x, entries)
+    if entries[x.axis:x.axis + 1] in ([0], [-1]) and is_uniform(shards, node.inputs[0], x.axis):
+        return shards.apply(node, [x] + numbers, WHOLE)
     if entries[x.axis:x.axis + 1] == [slice(None, None, -1)]:
         x = maps.turned(shards, node, x, PLACES)
     else:

@@ -1,0 +1,72 @@
+"""Rows that are the same for all samples, such as the number of a step that a loop counts for each sample."""
+import numpy as np
+import theano
+from theano.compile import ops as compile_ops
+from theano.scalar import basic as scalar
+from theano.tensor import basic, elemwise, opt, subtensor
+
+from .base import number_everywhere
+
+SAME = compile_ops.Rebroadcast, compile_ops.ViewOp, opt.Assert
+
+
+def is_uniform(shards, variable, axis, assumed=frozenset()):
+    """Return whether a variable is known to be the same all along an axis.
+
+    Parameters
+    ----------
+    shards : Shards
+    variable : theano.Variable
+        Of the given graph.
+    axis : int
+    assumed : frozenset of (theano.Variable, int)
+        States of a loop that are so if their next values are.
+    """
+    key = variable, axis, assumed
+    if key not in shards.uniform:
+        shards.uniform[key] = _is_uniform(shards, variable, axis, assumed)
+    return shards.uniform[key]
+
+
+def _is_uniform(shards, variable, axis, assumed):
+    if (variable, axis) in assumed or variable.broadcastable[axis] or number_everywhere(variable) is not None:
+        return True
+    if isinstance(variable, theano.Constant):
+        return bool(np.all(variable.data == np.take(variable.data, [0], axis)))
+    if variable in shards.sources:
+        outer, shift = shards.sources[variable]
+        return is_uniform(shards.around, outer, axis + shift)
+    if variable in shards.recurrences:
+        first, following = shards.recurrences[variable]
+        assumed = assumed.union([(variable, axis)])
+        return is_uniform(shards.around, first, axis + 1) and \
+            all(is_uniform(shards, v, axis, assumed) for v in following)
+    if variable in shards.loops:
+        inside, result, first = shards.loops[variable]
+        return axis > 0 and is_uniform(inside, result, axis - 1) and (first is None or is_uniform(shards, first, axis))
+    found = _made_of(variable.owner, axis) if variable.owner else None
+    return found is not None and all(is_uniform(shards, v, each, assumed) for v, each in found)
+
+
+def _made_of(node, axis):
+    """What must be the same along which axis, if an output is to be so; None where that is not known."""
+    op, first = node.op, node.inputs[0] if node.inputs else None
+    if isinstance(op, elemwise.Elemwise):
+        inputs = node.inputs[1:] if isinstance(op.scalar_op, scalar.Second) else node.inputs
+        return [(v, axis) for v in inputs]
+    if isinstance(op, elemwise.DimShuffle):
+        return [(first, op.new_order[axis])]
+    if isinstance(op, SAME):
+        return [(first, axis)]
+    if isinstance(op, basic.Alloc):
+        own = axis - (node.outputs[0].ndim - first.ndim)
+        return [(first, own)] if own >= 0 else []
+    if isinstance(op, subtensor.Subtensor):
+        entries = subtensor.get_idx_list(node.inputs, op.idx_list)
+        kept = [i for i in range(first.ndim) if i >= len(entries) or isinstance(entries[i], slice)]
+        return [(first, kept[axis])]
+    if isinstance(op, subtensor.IncSubtensor) and op.set_instead_of_inc and first.owner \
+            and isinstance(first.owner.op, basic.AllocEmpty) and len(op.idx_list) <= axis \
+            and node.inputs[1].ndim == first.ndim:
+        return [(node.inputs[1], axis)]  # the first values of a loop, ahead of memory that it writes into
+    return None
