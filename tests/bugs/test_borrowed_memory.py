@@ -1,4 +1,5 @@
 """Bugs that were found and fixed, each under its symptom: edits in place of the memory of shared variables."""
+import functools
 import gc
 
 import theano_mgpu as mgpu
@@ -157,3 +158,27 @@ def test_a_large_buffer_that_is_borrowed_has_a_warning_with_the_way_out(contexts
     array, x = np.ones((6, 3), 'float32'), T.fmatrix('x')
     with pytest.warns(mgpu.MgpuWarning, match='refers to the memory of the shared variable W .*without borrow=True'):
         mgpu.function([x], T.dot(x, theano.shared(array, 'W', borrow=True)).sum(), mode=MODE)(X)
+
+
+@pytest.mark.parametrize('in_place', [True, False])
+def test_a_buffer_of_a_trained_variable_is_as_in_plain_theano(contexts, kind, in_place):
+    """Where plain Theano updates in place, a borrowed buffer has the new value, and what is written to it counts."""
+    contexts(kind, 2)
+    mode, found, x = theano.Mode('py' if kind == 'cpu' else 'cvm', 'fast_run'), [], T.fmatrix('x')
+    mode = mode if in_place else mode.excluding('inplace')
+    for start in (mgpu.disable, functools.partial(mgpu.enable, always=True)):
+        start()
+        array = np.ones((9, 3), 'float32')
+        weights, figures = theano.shared(array[3:], borrow=True), []
+        step = theano.function([x], T.dot(x, weights), mode=mode, updates=[(weights, weights * 2 + T.exp(x.mean()))])
+        for number in range(3):
+            figures += [step(X), array.copy(), weights.get_value()]
+            array[5:] = number
+            figures += [weights.get_value(), step(X[:4]), array.copy()]
+        lent = weights.get_value(borrow=True)
+        figures += [step(X), lent.copy()]
+        found.append(figures)
+    mgpu.disable()
+    for one, other in zip(*found):
+        np.testing.assert_allclose(other, one, rtol=1e-5)
+    assert (found[0][1][3:] == 1).all() != in_place

@@ -1,6 +1,6 @@
 """What the first calls of a function show is not held for ever: later ones may show a batch, or another one."""
 import theano_mgpu as mgpu
-from theano_mgpu.enabling import enabled_function, programs
+from theano_mgpu.enabling import enabled_function
 
 import numpy as np
 import pytest
@@ -141,9 +141,9 @@ def test_one_sample_is_no_error_of_strict(enabled):
 def test_a_refusal_is_not_looked_for_again(enabled, monkeypatch):
     """A graph is analysed once for each way to take the batch, whatever the length."""
     analysed = []
-    original = programs.Programs.compiled
-    monkeypatch.setattr(programs.Programs, 'compiled', lambda self, **options: (
-        analysed.append(options['samples']), original(self, **options))[1])
+    original = enabled_function.EnabledFunction._compiled
+    monkeypatch.setattr(enabled_function.EnabledFunction, '_compiled', lambda self, *args, **options: (
+        analysed.append(options['samples']), original(self, *args, **options))[1])
     report = enabled()
     inputs, output, _ = along_the_batch()
     f = theano.function(inputs, output, mode=PYTHON, name='ordered')

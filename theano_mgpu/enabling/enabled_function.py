@@ -9,6 +9,7 @@ from ..patches.theano_functions import shown
 from ..program.parallel_graph import choose_ranks
 from .definition import Definition, Refusal
 from .function_call import FunctionCall, LeftToPlain
+from .in_place import InPlaceUpdates
 from .programs import Programs
 
 WARM_UP = 2        # calls before those that count
@@ -57,7 +58,7 @@ class EnabledFunction:
 
     def __init__(self, enabled, function, usage, definition=None):
         self._enabled, self._function, self._usage = enabled, function, usage
-        self._definition = definition or Definition(function)
+        self._definition, self._in_place = definition or Definition(function), InPlaceUpdates(function)
         self._ranks, self._lock = choose_ranks(None), threading.RLock()
         self._programs = {}  # for each text of a list of outputs that was asked for, None for all
         self._refusal, self._failures, self._failed = None, 0, False
@@ -248,7 +249,9 @@ class EnabledFunction:
         return self._by(programs.step, values)
 
     def _by(self, step, values):
+        lent = self._in_place.lent()
         results = step.step(values, {})
+        self._in_place.write(lent)
         self._usage.add(step.samples)
         if self._failed:
             self._failed = False
