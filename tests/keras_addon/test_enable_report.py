@@ -16,6 +16,7 @@ from theano_mgpu.verification.trial import MARGIN, ROUNDS, WARM_UP, Trial, secon
 import keras
 import numpy as np
 import pytest
+import theano
 from keras import backend as K
 from keras import layers as L
 from keras.models import Model, Sequential
@@ -31,6 +32,13 @@ def two_contexts(contexts):
     contexts('cpu', 2)
     yield
     disable()
+
+
+@pytest.fixture
+def divided_without_measuring():
+    """Divide each batch, and let a trial say what would be faster."""
+    with theano.configparser.change_flags(**{'mgpu.executor': 'serial'}):
+        yield
 
 
 def compiled(model, loss='categorical_crossentropy', **kwargs):
@@ -164,7 +172,7 @@ def test_what_runs_on_one_context_is_said_once_of_each_model_at_the_users_line()
             compiled(model).fit(X, Y, verbose=0)
     said = [w for w in caught if issubclass(w.category, mgpu.MgpuWarning)]
     assert len(said) == 2 and said[0].filename == __file__
-    assert 'runs its train_function whole on host0->cpu, since it cannot be computed in parts: ' in str(said[0].message)
+    assert 'runs whole on host0->cpu, since it cannot be computed in parts: ' in str(said[0].message)
     assert 'CumOp' in str(said[0].message)
     assert report.notes == [str(w.message) for w in said]
     assert [note.split()[0] for note in report.notes] == [model.name for model in models]
@@ -181,19 +189,19 @@ def test_what_mixes_samples_is_exact_and_nothing_is_said():
 def test_strict():
     enable(strict=True, always=True)
     assert np.isfinite(compiled(normalised()).train_on_batch(X, Y))
-    with pytest.raises(mgpu.GraphError, match='runs its train_function whole on host0->cpu'):
+    with pytest.raises(mgpu.GraphError, match='runs whole on host0->cpu'):
         compiled(ordered()).fit(X, Y, verbose=0)
 
 
 @pytest.mark.needs_compiler
 @pytest.mark.slow
-def test_one_context_is_faster(monkeypatch):
+def test_one_context_is_faster(monkeypatch, divided_without_measuring):
     """So small a model pays for each context; the trial leaves nothing behind."""
     def half_as_long(step, args):
         seconds_alone(step, args)
         return step.seconds / 2
     monkeypatch.setattr('theano_mgpu.verification.trial.seconds_alone', half_as_long)  # as it is on an idle machine
-    report = enable(always=True)
+    report = enable()
     text = 'trains on 2 contexts, but one context is faster: .* ms a batch, not .* ms.*theano-mgpu launch'
     model = compiled(built(dense), mode=COMPILED)
     with pytest.warns(mgpu.MgpuWarning, match=text) as caught:
@@ -204,18 +212,51 @@ def test_one_context_is_faster(monkeypatch):
     plain.fit(X, Y, batch_size=10, epochs=3, shuffle=False, verbose=0)
     assert_equal(values(model.weights + model.optimizer.weights), values(plain.weights + plain.optimizer.weights), 1e-5)
     assert report.notes == [] and len(str(caught[0].message)) < 200
-    enable(strict=True, always=True)
+    enable(strict=True)
     with pytest.raises(mgpu.GraphError, match='one context is faster'):
         compiled(built(dense), mode=COMPILED).fit(X, Y, batch_size=5, epochs=2, verbose=0)
 
 
+def test_whoever_divides_always_is_not_told_what_is_faster(monkeypatch):
+    """Under --always a note advised to use one context."""
+    monkeypatch.setattr('theano_mgpu.verification.trial.seconds_alone', lambda step, args: step.seconds / 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error', mgpu.MgpuWarning)
+        report = enable(always=True)
+        compiled(dense()).fit(X, Y, batch_size=4, epochs=2, verbose=0)
+    assert report.usages[0].samples == {'train': 86} and not report.notes
+
+
+def test_one_reason_is_said_once_of_all_functions_of_a_model():
+    """The same note came for train, test and predict, and again in the summary."""
+    said = []
+    report = enable(always=True, tell=said.append)
+    model = compiled(ordered())
+    model.fit(X, Y, verbose=0)
+    model.evaluate(X, Y, verbose=0)
+    model.predict(X)
+    assert len(said) == 1 and said[0] in str(report) and said[0] not in report.without_notes()
+
+
+def test_models_of_multi_gpu_model_are_counted():
+    """A script that trained through `multi_gpu_model` was told that no Keras model ran."""
+    report = enable()
+    parallel = multi_gpu_model(dense())
+    compiled(parallel).fit(X, Y, verbose=0, batch_size=20)
+    parallel.predict(X)
+    usage, = [usage for usage in report.usages if usage.samples]
+    assert usage.samples == {'train': 43, 'predict': 43} and usage.contexts == mgpu.contexts()
+    assert '1 model on 2 contexts' in str(report)
+
+
 @pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=pytest.mark.slow)])
-def test_the_trial_draws_nothing_and_leaves_the_next_batch_alone(kind, contexts, monkeypatch):
+def test_the_trial_draws_nothing_and_leaves_the_next_batch_alone(kind, contexts, monkeypatch,
+                                                                  divided_without_measuring):
     contexts(kind, 2)
     found = []
     for rounds in (ROUNDS, 0):
         monkeypatch.setattr('theano_mgpu.verification.trial.WARM_UP', 0 if rounds else 10 ** 6)
-        enable(tell=lambda text: None, always=True)
+        enable(tell=lambda text: None)
         np.random.seed(3)
         model = Sequential([L.Dense(5, input_shape=(6,)), L.Dropout(0.5), head()])
         model.compile('adam', 'categorical_crossentropy', mode=QUICK if kind == 'cpu' else None)
@@ -307,7 +348,8 @@ def test_models_that_do_not_train_get_a_certificate_of_what_they_do(capsys):
     tested.predict(X)
     tested.fit(X, Y, verbose=0)
     second = capsys.readouterr().err
-    assert second.count('one step on one device') == 1 == second.count('same answer')
+    assert second.count('one evaluation on one device') == 1 == second.count('one step on one device')
+    assert second.count('same answer') == 2
     state.predict(noise(6, 5, 4), batch_size=6)
     once = K.get_value(state.layers[0].states[0])
     state.reset_states()

@@ -196,6 +196,6 @@ def print_summary(reports, process):
         return
     found = [report for report in reversed(reports) if report]  # models first
     for report in found:
-        print('theano-mgpu: %s' % report, file=sys.stderr)
+        print('theano-mgpu: %s' % report.without_notes(), file=sys.stderr)  # notes were printed as they came
     if not found:
         note('no Keras model ran, and no Theano function was compiled: nothing was divided')

@@ -27,6 +27,10 @@ class UsageSummary(Printed):
         self.usages.append(self.usage_class(name))
         return self.usages[-1]
 
+    def without_notes(self):
+        """Return the summary as text, without messages that the user has seen before."""
+        return str(self)
+
     def _lines(self, title, header, rows, right):
         """The lines of the summary; `right` has the columns that are aligned to the right."""
         lines = [title, table([header] + rows[:SHOWN], right)]

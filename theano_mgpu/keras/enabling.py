@@ -14,7 +14,7 @@ from ..patches import keras_models
 from ..placement.propagation import is_placed
 from ..program.parallel_graph import choose_ranks
 from ..verification.trial import Trial
-from .functions import BatchFunction, check_compile
+from .functions import MAKERS, BatchFunction, check_compile
 from .methods import LOOPS, switch_methods_once
 from .multi_gpu import check_built, chosen_contexts, multi_gpu_model
 from .parallel_state import ParallelState, parallel_state_of, set_parallel_state
@@ -115,6 +115,8 @@ def _patch_keras_once():
     keras_models.switch_keras_methods(LOOPS, applies=lambda model: _enabled and not model.built)
     keras_models.switch_keras_methods({'compile': _compile, '_make_predict_function': _make_predict_function},
                                       applies=lambda model: not hasattr(model, 'template'))
+    counted = {'_make_%s_function' % kind: functools.partial(_counted, kind) for kind in MAKERS}
+    keras_models.switch_keras_methods(counted, applies=lambda model: _enabled and hasattr(model, 'template'))
     keras_models.replace_multi_gpu_model(multi_gpu_model, applies=lambda: _enabled)
 
 
@@ -138,6 +140,15 @@ def _make_predict_function(original):
     return _make_predict_function
 
 
+def _counted(kind, original):
+    """Have the batches of a model that `multi_gpu_model` has made be counted, too."""
+    @functools.wraps(original)
+    def make(self):
+        original(self)
+        _enabled.count(self, kind)
+    return make
+
+
 class Enabled:
     """The arguments of an `enable`, and its report.
 
@@ -150,6 +161,14 @@ class Enabled:
         self.gpus, self.strict, self.verifies, self.always, self._tell = gpus, strict, verify, always, tell
         self.report = Report()
         self._told = set()
+        self._parallel = weakref.WeakKeyDictionary()  # model of multi_gpu_model -> Usage
+
+    def count(self, model, kind):
+        """Have the batches of a parallel model be counted."""
+        function = parallel_state_of(model).functions.get(kind)
+        if function is not None and function.observer is None:
+            usage = self._parallel.get(model) or self._parallel.setdefault(model, self.report.usage(model.name))
+            function.observer = functools.partial(timed, usage, kind)
 
     def attach(self, model, before=None):
         """Have a model run over the contexts; `before` is its state from an earlier `compile`, if any."""
@@ -190,6 +209,14 @@ def _obstacle(model):
     return None
 
 
+def timed(usage, kind, function, inputs, compute):
+    """Compute a batch, and add it to what is known of the model's usage, a Usage."""
+    began = perf_counter()
+    results = compute(inputs)
+    usage.add(kind, function.samples, perf_counter() - began, function.contexts)
+    return results
+
+
 class EnabledState(ParallelState):
     """How a model that `enable` has found runs over contexts."""
 
@@ -214,7 +241,8 @@ class EnabledState(ParallelState):
     def observe(self, kind, function):
         super().observe(kind, function)
         is_divided, ranks = isinstance(function, BatchFunction), choose_ranks(None)
-        function.observer = functools.partial(self._train if kind == 'train' and is_divided else self._timed, kind)
+        tries = kind == 'train' and is_divided and not self.enabled.always
+        function.observer = functools.partial(self._train if tries else self._timed, kind)
         if is_divided and self._may_leave_batches(ranks):
             make_plain = functools.partial(self._plain, kind, function, ranks)
             function.dispatch = Dispatch(function.run_over_contexts, make_plain, self.contexts, ranks,
@@ -246,10 +274,7 @@ class EnabledState(ParallelState):
     def _timed(self, kind, function, inputs, compute):
         if self.enabled.verifies:
             self._verify(kind, inputs)
-        began = perf_counter()
-        results = compute(inputs)
-        self.usage.add(kind, function.samples, perf_counter() - began, function.contexts)
-        return results
+        return timed(self.usage, kind, function, inputs, compute)
 
     def _train(self, kind, function, inputs, compute):
         results = self._timed(kind, function, inputs, compute)
@@ -263,8 +288,8 @@ class EnabledState(ParallelState):
             if verdict:
                 self.enabled.notify(self.name, trial.text(*verdict), noted=False)
             if trial.error:
-                self.enabled.report.notes.append('%s: whether one context is faster is not known, because it failed '
-                                                 'on a whole batch: %s' % (self.usage.name, trial.error))
+                self.enabled.notify(self.name, 'trains on %d contexts; whether one is faster is not known, because it '
+                                    'failed on a whole batch: %s' % (len(self.contexts), trial.error))
         return results
 
     def _verify(self, kind, inputs):

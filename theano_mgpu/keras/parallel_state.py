@@ -36,6 +36,7 @@ class ParallelState:
         self.name, self.contexts = name, contexts
         self.continued = False
         self.functions = {}
+        self._refusals = set()  # reasons that the user knows
 
     def notify(self, text):
         """Tell the user how the model differs from one device: a sentence whose subject, the model's name, is left out.
@@ -43,9 +44,11 @@ class ParallelState:
         warn('%s %s' % (self.name, text))
 
     def cannot_divide(self, function):
-        """Tell the user that a function runs on one context, because it cannot be computed in parts."""
-        self.notify('runs its %s whole on %s, since it cannot be computed in parts: %s'
-                    % (function.options.name, describe(function.contexts), function.refused))
+        """Tell the user that functions run on one context, because they cannot be computed in parts; once a reason."""
+        if function.refused not in self._refusals:
+            self._refusals.add(function.refused)
+            self.notify('runs whole on %s, since it cannot be computed in parts: %s'
+                        % (describe(function.contexts), function.refused))
 
     def use_one_replica(self, contexts, error):
         """Have functions that are made from now on run on the contexts of one replica, since a batch is not divisible.

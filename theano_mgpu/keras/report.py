@@ -65,6 +65,9 @@ class Report(UsageSummary):
         return bool(self.notes or any(usage.samples for usage in self.usages))
 
     def __str__(self):
+        return '\n'.join([self.without_notes()] + ['note: ' + note for note in self.notes])
+
+    def without_notes(self):
         used = [usage for usage in self.usages if usage.samples]
         lines = ['no model ran on the contexts']
         if used:
@@ -80,4 +83,4 @@ class Report(UsageSummary):
                 lines.append('%s computes short batches whole%s, which is faster: those of fewer than %s samples' % (
                     usage.name, ' in each process' * mpi_environment.trains_together(),
                     ', '.join('%d (%s)' % (samples, kind) for kind, samples in usage.whole_below.items())))
-        return '\n'.join(lines + ['note: ' + note for note in self.notes])
+        return '\n'.join(lines)
