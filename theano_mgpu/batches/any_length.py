@@ -43,45 +43,29 @@ class AnyLength:
         self._samples = inputs[0].shape[0]
         self._of_samples = set(inputs)
         self._drawn = set()
-        self._new, self._old, self._converted = {}, {}, set()
+        self._new, self._old = {}, {}
         self.found = False
 
-    def __call__(self, outputs, derived=()):
-        """Return the same expressions for batches of any length; a variable that does not change is returned as it is.
-
-        Parameters
-        ----------
-        outputs : list of theano.Variable
-        derived : list of theano.Variable
-            Expressions that are returned after the outputs: gradients of them, and new values of parameters. A number
-            that only these have is no length of a batch, since a parameter may have the same size; but convolutions
-            there are those of the batch.
-
-        Returns
-        -------
-        list of theano.Variable
-        """
-        whole = list(outputs) + list(derived)
+    def __call__(self, outputs):
+        """The same expressions for batches of any length; a variable that does not change is returned as it is."""
         if self.length in (None, 0, 1):
-            return whole
-        for expressions, freed in ((list(outputs), self._freed), (whole, self._freed_images)):
-            for node in io_toposort(self._inputs, expressions):
-                if node not in self._converted:
-                    self._converted.add(node)
-                    self._convert(node, freed)
-        return [self._new.get(variable, variable) for variable in whole]
+            return list(outputs)
+        for node in io_toposort(self._inputs, list(outputs)):
+            if node.outputs[0] not in self._new:
+                self._convert(node)
+        return [self._new.get(output, output) for output in outputs]
 
     def original(self, variable):
         """The variable of the given graph that one of the new graph stands for."""
         return self._old.get(variable, variable)
 
-    def _convert(self, node, freed):
+    def _convert(self, node):
         if not self._of_samples.isdisjoint(node.inputs):
             self._of_samples.update(node.outputs)
         elif isinstance(node.op, DRAWS) or not self._drawn.isdisjoint(node.inputs):
             self._drawn.update(node.outputs)
         inputs = [self._new.get(variable, variable) for variable in node.inputs]
-        new = freed(node, inputs)
+        new = self._freed(node, inputs)
         self.found = self.found or new is not None
         if new is None and inputs != node.inputs:
             new = node.clone_with_new_inputs(inputs, strict=False).outputs
@@ -92,8 +76,8 @@ class AnyLength:
     def _freed(self, node, inputs):
         """Outputs of a node without the number; None if it has none."""
         op, value = node.op, inputs[0] if inputs else None
-        if isinstance(op, BaseAbstractConv):
-            return self._freed_images(node, inputs)
+        if isinstance(op, BaseAbstractConv) and self._is_length(op.imshp[0]):
+            return any_number_of_images(node, inputs).outputs
         if isinstance(op, basic.Alloc) and self._is_length(inputs[1]) and \
                 (node.inputs[0] in self._of_samples or value.ndim < len(inputs) - 1 or value.broadcastable[0]):
             return node.clone_with_new_inputs([value, self._samples] + inputs[2:], strict=False).outputs
@@ -107,12 +91,6 @@ class AnyLength:
             if len(sizes) > 1 and self._is_length(sizes[0]):
                 self._of_samples.add(node.outputs[-1])
                 return node.outputs[:-1] + [node.outputs[-1][:self._samples]]
-        return None
-
-    def _freed_images(self, node, inputs):
-        """Return the outputs of a convolution, or of its gradient, without the number; None for any other node."""
-        if isinstance(node.op, BaseAbstractConv) and self._is_length(node.op.imshp[0]):
-            return any_number_of_images(node, inputs).outputs
         return None
 
     def _is_length(self, size):

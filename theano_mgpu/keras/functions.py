@@ -9,7 +9,7 @@ from ..graphs import graph
 from ..parallel_function import ParallelFunction
 from ..patches import keras_loops, theano_functions
 from ..training import TrainingFunction
-from .batch import batch_inputs, batch_updates, first_of_each, metric_values, training_updates
+from .batch import batch_inputs, first_of_each, metric_values, test_updates, training_updates
 from .optimizer import optimizer_updates
 from .parallel_state import parallel_state_of
 from .variants import Variants, length_of
@@ -142,13 +142,12 @@ def train_function(model):
     """The train function of a compiled model."""
     state = parallel_state_of(model)
     pairs = optimizer_updates(model, state)
-    of_batch, of_optimizer = training_updates(model, pairs)
+    updates = training_updates(model, pairs)
 
     def make(contexts, free):
-        loss, *new = free([model.total_loss] + list(of_batch.values()), list(of_optimizer.values()))
+        loss, *new = free([model.total_loss] + list(updates.values()))
         return TrainingFunction(batch_inputs(model), loss, model._collected_trainable_weights,
-                                dict(zip([*of_batch, *of_optimizer], new)), contexts=contexts, name='train_function',
-                                **options_of(model))
+                                dict(zip(updates, new)), contexts=contexts, name='train_function', **options_of(model))
     function = BatchFunction(Variants(make, model, state), metric_values(model), options_of(model).get('mode'),
                              prepares_next=True)
     function.optimizer_updates = pairs
@@ -159,7 +158,7 @@ def train_function(model):
 
 def test_function(model):
     """The test function of a compiled model: its loss and metrics."""
-    updates = batch_updates(model, training=False)
+    updates = test_updates(model)
 
     def make(contexts, free):
         loss, *new = free([model.total_loss] + list(updates.values()))

@@ -17,9 +17,8 @@ class Variants:
     Parameters
     ----------
     make : callable
-        ``make(contexts, free)`` compiles the function, a ParallelFunction or TrainingFunction.
-        ``free(outputs, derived=())`` returns the expressions to compile in place of those of the model, as an AnyLength
-        does.
+        ``make(contexts, free)`` compiles the function, a ParallelFunction or TrainingFunction. ``free(outputs)``
+        returns the expressions to compile in place of those of the model.
     model : keras.Model
     state : ParallelState
         The model's.
@@ -108,8 +107,8 @@ class Variants:
         """The variant without the length of this batch in its graph."""
         free = any_length(self._model, length_of(inputs))
 
-        def freed(outputs, derived=()):
-            found = free(outputs, derived)
+        def freed(outputs):
+            found = free(outputs)
             if not free.found or self._length is not None:
                 raise GraphError('the graph has no fixed length of a batch')
             return found
@@ -117,7 +116,7 @@ class Variants:
 
     def _on_one_context(self, inputs=None):
         if self._whole is None:
-            self._whole = self._make(self._first(), _unchanged)
+            self._whole = self._make(self._first(), list)
         return self._whole
 
     def _first(self):
@@ -131,11 +130,6 @@ class Variants:
             self._state.use_one_replica(self._first(), error)
         else:
             self._length = length_of(inputs)
-
-
-def _unchanged(outputs, derived=()):
-    """Return the expressions of the model as they are."""
-    return list(outputs) + list(derived)
 
 
 def length_of(inputs):
