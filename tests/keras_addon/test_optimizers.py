@@ -56,8 +56,8 @@ def plain(name, build):
     return everything(OPTIMIZERS[name], build)[0]
 
 
-QUICK_ONES = ('polyak', 'l4', 'mean_loss', 'sharpness', 'curvature', 'conflicting', 'of_the_outputs', 'lookahead',
-              'accumulated', 'halved', 'gradients_replaced', 'updates_replaced')
+QUICK_ONES = ('polyak', 'mean_loss', 'sharpness', 'curvature', 'of_the_outputs', 'lookahead', 'accumulated',
+              'gradients_replaced')
 
 
 def slow_but(*names):

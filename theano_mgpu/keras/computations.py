@@ -128,8 +128,9 @@ def _updates_of_train_function(model):
     if function is None:
         model._make_train_function()
         function = _own_train_function(model)
-    if function is not None:
-        return training_updates(model, function.optimizer_updates)
+    pairs = getattr(function, 'optimizer_updates', None)
+    if pairs is not None:
+        return training_updates(model, pairs)
     if not isinstance(model.train_function, Function):
         raise MgpuError('the train function of %s is %r, which neither Keras nor theano_mgpu has made: its updates are '
                         'not known. Verify before it is replaced' % (model.name, model.train_function))

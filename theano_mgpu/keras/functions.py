@@ -154,8 +154,6 @@ def train_function(model):
     return function
 
 
-
-
 def test_function(model):
     """The test function of a compiled model: its loss and metrics."""
     updates = test_updates(model)
