@@ -53,35 +53,20 @@ class AnyLength:
         self._samples = inputs[0].shape[0]
         self._of_samples = set(inputs)
         self._drawn = set()
-        self._new, self._old, self._converted, self._slices = {}, {}, set(), set()
+        self._new, self._old = {}, {}
         self.found = self.found_in_indices = False
 
-    def __call__(self, outputs, derived=()):
-        """Return the same expressions for batches of any length; a variable that does not change is returned as it is.
-
-        Parameters
-        ----------
-        outputs : list of theano.Variable
-        derived : list of theano.Variable
-            Expressions that are returned after the outputs: gradients of them, and new values of parameters. A number
-            that only these have is no length of a batch, since a parameter may have the same size; but convolutions
-            there are those of the batch.
-
-        Returns
-        -------
-        list of theano.Variable
-        """
-        whole = list(outputs) + list(derived)
+    def __call__(self, outputs):
+        """The same expressions for batches of any length; a variable that does not change is returned as it is."""
         if self.length in (None, 0, 1):
-            return whole
+            return list(outputs)
+        nodes = io_toposort(self._inputs, list(outputs))
         if self._in_indices:
-            self._find_places(io_toposort(self._inputs, list(outputs)))
-        for expressions, freed in ((list(outputs), self._freed), (whole, self._freed_in_derived)):
-            for node in io_toposort(self._inputs, expressions):
-                if node not in self._converted and node.outputs[0] not in self._new:
-                    self._converted.add(node)
-                    self._convert(node, freed)
-        return [self._new.get(variable, variable) for variable in whole]
+            self._find_places(nodes)
+        for node in nodes:
+            if node.outputs[0] not in self._new:
+                self._convert(node)
+        return [self._new.get(output, output) for output in outputs]
 
     def original(self, variable):
         """The variable of the given graph that one of the new graph stands for."""
@@ -114,13 +99,13 @@ class AnyLength:
         start, stop, step = [number(v) for v in variable.owner.inputs]
         return int(step) if start == 0 and step and stop == self.length * step else None
 
-    def _convert(self, node, freed):
+    def _convert(self, node):
         if not self._of_samples.isdisjoint(node.inputs):
             self._of_samples.update(node.outputs)
         elif isinstance(node.op, DRAWS) or not self._drawn.isdisjoint(node.inputs):
             self._drawn.update(node.outputs)
         inputs = [self._new.get(variable, variable) for variable in node.inputs]
-        new = freed(node, inputs)
+        new = self._freed(node, inputs)
         self.found = self.found or new is not None
         if new is None and inputs != node.inputs:
             new = node.clone_with_new_inputs(inputs, strict=False).outputs
@@ -131,8 +116,10 @@ class AnyLength:
     def _freed(self, node, inputs):
         """Outputs of a node without the number; None if it has none."""
         op, value = node.op, inputs[0] if inputs else None
-        if isinstance(op, (BaseAbstractConv, ConvOp)):
-            return self._freed_images(node, inputs)
+        if isinstance(op, BaseAbstractConv) and self._is_length(op.imshp[0]):
+            return any_number_of_images(node, inputs).outputs
+        if isinstance(op, ConvOp) and self._is_length(op.bsize):
+            return of_any_number_of_images(node, inputs).outputs
         if isinstance(op, basic.Alloc) and self._is_length(inputs[1]) and \
                 (node.inputs[0] in self._of_samples or value.ndim < len(inputs) - 1 or value.broadcastable[0]):
             return node.clone_with_new_inputs([value, self._samples] + inputs[2:], strict=False).outputs
@@ -150,20 +137,6 @@ class AnyLength:
                 return node.outputs[:-1] + [node.outputs[-1][:self._samples]]
         return None
 
-    def _freed_in_derived(self, node, inputs):
-        """Return the outputs of a node that only derived expressions have, without the number; None if it has none."""
-        if isinstance(node.op, subtensor.IncSubtensor) and _slice_of(node) in self._slices:
-            return self._freed_slice(node, inputs)  # the gradient of a slice
-        return self._freed_images(node, inputs)
-
-    def _freed_images(self, node, inputs):
-        """Return the outputs of a convolution, or of its gradient, without the number; None for any other node."""
-        if isinstance(node.op, BaseAbstractConv) and self._is_length(node.op.imshp[0]):
-            return any_number_of_images(node, inputs).outputs
-        if isinstance(node.op, ConvOp) and self._is_length(node.op.bsize):
-            return of_any_number_of_images(node, inputs).outputs
-        return None
-
     def _freed_slice(self, node, inputs):
         """The outputs of a basic index along axis 0 from one multiple of the number to another; None of another one."""
         before = 0 if isinstance(node.op, subtensor.Subtensor) else 1
@@ -174,7 +147,6 @@ class AnyLength:
         if start is first.start and stop is first.stop:
             return None
         self.found_in_indices = True
-        self._slices.add(_slice_of(node))
         part = inputs[0][(slice(start, stop, first.step),) + tuple(others)]
         if not before:
             return [part]
@@ -217,12 +189,6 @@ def _terms(index):
                                                              extra_ops.RepeatOp)):
             todo += [v for v in variable.owner.inputs if v not in found]
     return found
-
-
-def _slice_of(node):
-    """Return what two basic indices by the same numbers have in common."""
-    bounds = node.inputs[1 if isinstance(node.op, subtensor.Subtensor) else 2:]
-    return str(node.op.idx_list), tuple([number(T.as_tensor_variable(bound)) for bound in bounds])
 
 
 def _elements(vector):

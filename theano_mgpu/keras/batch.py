@@ -21,17 +21,13 @@ def any_length(inputs, length=None):
     return AnyLength(inputs, length or K.int_shape(inputs[0])[0], in_indices=length is not None)
 
 
-def batch_updates(model, training=True):
-    """New values of layer and metric states, as a dict. If a variable has several, the first counts, as in Keras."""
-    pairs = list(model.updates if training else model.state_updates)
-    pairs += [pair for metric in model._get_training_eval_metrics() for pair in metric.updates]
-    return first_of_each(pairs)
+def test_updates(model):
+    """New values of layer and metric states in a test, as a dict. If a variable has several, the first counts."""
+    return first_of_each(list(model.state_updates) + _metric_updates(model))
 
 
 def training_updates(model, optimizer_updates):
-    """Divide the new values of a training step into those that the batch gives and those of the optimizer.
-
-    Keras asks layers first, then the optimizer, then metrics. If a variable has several new values, the first counts.
+    """New values of a training step, as a dict. If a variable has several, the first counts, in the order of Keras.
 
     Parameters
     ----------
@@ -40,13 +36,14 @@ def training_updates(model, optimizer_updates):
 
     Returns
     -------
-    of_batch, of_optimizer : dict of SharedVariable to theano.Variable
+    dict of SharedVariable to theano.Variable
+        Of layers, then of the optimizer, then of metrics.
     """
-    of_layers = first_of_each(model.updates)
-    of_optimizer = {variable: new for variable, new in first_of_each(optimizer_updates).items()
-                    if variable not in of_layers}
-    of_batch = {variable: new for variable, new in batch_updates(model).items() if variable not in of_optimizer}
-    return of_batch, of_optimizer
+    return first_of_each(list(model.updates) + list(optimizer_updates) + _metric_updates(model))
+
+
+def _metric_updates(model):
+    return [pair for metric in model._get_training_eval_metrics() for pair in metric.updates]
 
 
 def first_of_each(pairs):

@@ -11,7 +11,7 @@ from ..graphs.rewrites import substitute
 from ..graphs.updates import of_type
 from ..parallel_function import ParallelFunction
 from ..patches.theano_functions import plain_function
-from .batch import batch_inputs, batch_updates, first_of_each, metric_values, training_updates
+from .batch import batch_inputs, first_of_each, metric_values, test_updates, training_updates
 from .functions import options_of
 from .parallel_state import parallel_state_of
 from .variants import Variants
@@ -27,8 +27,8 @@ class Computation:
     inputs : list of theano.Variable
     outputs : dict of (str, str) to theano.Variable
         By kind and name, as in a Certificate.
-    of_batch, of_optimizer : dict of SharedVariable to theano.Variable
-        New values, see `batch.training_updates`.
+    updates : dict of SharedVariable to theano.Variable
+        New values.
     states : dict of (str, str) to SharedVariable
         Variables whose values after the batch are compared, too, by kind and name.
     options : dict
@@ -40,24 +40,22 @@ class Computation:
         What Keras feeds for it.
     """
 
-    def __init__(self, name, inputs, outputs, of_batch, of_optimizer, states, options):
+    def __init__(self, name, inputs, outputs, updates, states, options):
         self._name, self._inputs, self._outputs, self._states, self._options = name, inputs, outputs, states, options
-        of_model = [*outputs.values(), *of_batch.values()]
-        expressions = without_prints(of_model + list(of_optimizer.values()))  # what a script prints, it prints once
-        self._of_model, self._derived = expressions[:len(of_model)], expressions[len(of_model):]
-        self._updated = [*of_batch, *of_optimizer]
+        self._updated = list(updates)
+        # What a script prints, it prints once.
+        self._expressions = without_prints([*outputs.values(), *updates.values()])
         self.learning_phase = int(name == 'train_function')
 
     def changed(self):
         """List the variables that the computation changes over contexts: those that it updates, and random states."""
-        drawn = [variable for variable in shared_variables(self._of_model + self._derived)
+        drawn = [variable for variable in shared_variables(self._expressions)
                  if getattr(variable, 'default_update', None) is not None]
         return self._updated + [variable for variable in drawn if variable not in self._updated]
 
     def on_one_device(self, inputs):
         """Return outputs and states, by kind and name, as plain Theano computes them. No variable changes."""
-        wanted = self._of_model + self._derived
-        found = plain_function(self._inputs, wanted, no_default_updates=True, on_unused_input='ignore',
+        found = plain_function(self._inputs, self._expressions, no_default_updates=True, on_unused_input='ignore',
                                **self._options)(*inputs)
         new = dict(zip(self._updated, found[len(self._outputs):]))
         values = {key: np.array(value) for key, value in zip(self._outputs, found)}
@@ -68,7 +66,7 @@ class Computation:
     def over_contexts(self, state, inputs):
         """Return the same over the contexts of a ParallelState; variables have their new values afterwards."""
         def make(contexts, free):
-            found = free(self._of_model, self._derived)
+            found = free(self._expressions)
             outputs, new = found[:len(self._outputs)], found[len(self._outputs):]
             return ParallelFunction(self._inputs, outputs, dict(zip(self._updated, new)), contexts=contexts,
                                     name=self._name, **self._options)
@@ -83,14 +81,13 @@ def prediction(model):
     """Return the Computation of a model's outputs, compiled or not."""
     outputs = {('output', name): output for name, output in zip(model.output_names, model.outputs)}
     return Computation('predict_function', batch_inputs(model, targets=False), outputs,
-                       first_of_each(model.state_updates), {}, {}, options_of(model))
+                       first_of_each(model.state_updates), {}, options_of(model))
 
 
 def evaluation(model):
     """Return the Computation of a compiled model's loss and metrics for a batch that it does not train on."""
-    of_batch = batch_updates(model, training=False)
-    return Computation('test_function', batch_inputs(model), _results(model, of_batch), of_batch, {}, {},
-                       options_of(model))
+    updates = test_updates(model)
+    return Computation('test_function', batch_inputs(model), _results(model, updates), updates, {}, options_of(model))
 
 
 def training_step(model):
@@ -101,17 +98,16 @@ def training_step(model):
     MgpuError
         If these are not known.
     """
-    of_batch, of_optimizer = _updates_of_train_function(model)
+    updates = _updates_of_train_function(model)
     trained, optimizer = model._collected_trainable_weights, model.optimizer
     gradients = theano.grad(model.total_loss, trained, disconnected_inputs='ignore') if trained else []
-    outputs = _results(model, {**of_batch, **of_optimizer})
+    outputs = _results(model, updates)
     outputs.update((('gradient', str(weight)), gradient) for weight, gradient in zip(trained, gradients))
     states = {('weight', str(weight)): weight for weight in trained}
     states.update((('running statistic', str(weight)), weight) for weight in model.non_trainable_weights)
     states.update((('optimizer', '%s %d: %s' % (type(optimizer).__name__, i, str(weight).split('/')[-1])), weight)
                   for i, weight in enumerate(optimizer.weights))
-    return Computation('train_function', batch_inputs(model), outputs, of_batch, of_optimizer, states,
-                       options_of(model))
+    return Computation('train_function', batch_inputs(model), outputs, updates, states, options_of(model))
 
 
 def _results(model, updates):
@@ -128,18 +124,16 @@ def _own_train_function(model):
 
 
 def _updates_of_train_function(model):
-    """Return the new values that the train function of a model gives: those of the batch, and of the optimizer."""
+    """Return the new values that the train function of a model gives, by variable."""
     function = _own_train_function(model)
     if function is None:
         model._make_train_function()
         function = _own_train_function(model)
-    if function is not None:
-        return training_updates(model, function.optimizer_updates)
+    pairs = getattr(function, 'optimizer_updates', None)
+    if pairs is not None:
+        return training_updates(model, pairs)
     if not isinstance(model.train_function, Function):
         raise MgpuError('the train function of %s is %r, which neither Keras nor theano_mgpu has made: its updates are '
                         'not known. Verify before it is replaced' % (model.name, model.train_function))
     given = model.train_function.function.maker.inputs
-    updates = {each.variable: each.update for each in given if each.update is not None}
-    layers = batch_updates(model)
-    return ({variable: new for variable, new in updates.items() if variable in layers},
-            {variable: new for variable, new in updates.items() if variable not in layers})
+    return {each.variable: each.update for each in given if each.update is not None}

@@ -11,7 +11,7 @@ from ..graphs import graph
 from ..parallel_function import ParallelFunction
 from ..patches import keras_loops, theano_functions
 from ..training import TrainingFunction
-from .batch import batch_inputs, batch_updates, first_of_each, metric_values, training_updates
+from .batch import batch_inputs, first_of_each, metric_values, test_updates, training_updates
 from .optimizer import optimizer_updates
 from .parallel_state import parallel_state_of
 from .variants import Variants, length_of
@@ -220,22 +220,22 @@ def train_function(model):
     """The train function of a compiled model."""
     state = parallel_state_of(model)
     pairs = optimizer_updates(model, state)
-    of_batch, of_optimizer = training_updates(model, pairs)
+    updates = training_updates(model, pairs)
 
     # What the model is now, as in Keras: a variant may be made after the model has changed.
     inputs, total, options = batch_inputs(model), model.total_loss, _over_contexts(model)
     params = model._collected_trainable_weights
 
     def make(contexts, free):
-        loss, *new = free([total] + list(of_batch.values()), list(of_optimizer.values()))
-        return TrainingFunction(inputs, loss, params, dict(zip([*of_batch, *of_optimizer], new)), contexts=contexts,
-                                name='train_function', **options)
+        loss, *new = free([total] + list(updates.values()))
+        return TrainingFunction(inputs, loss, params, dict(zip(updates, new)), contexts=contexts, name='train_function',
+                                **options)
     return BatchFunction(Variants(make, inputs, state), metric_values(model), options.get('mode'), True, pairs)
 
 
 def test_function(model):
     """The test function of a compiled model: its loss and metrics."""
-    updates, inputs = batch_updates(model, training=False), batch_inputs(model)
+    updates, inputs = test_updates(model), batch_inputs(model)
     total, options = model.total_loss, _over_contexts(model)
 
     def make(contexts, free):

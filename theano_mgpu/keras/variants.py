@@ -17,9 +17,8 @@ class Variants:
     Parameters
     ----------
     make : callable
-        ``make(contexts, free)`` compiles the function, a ParallelFunction or TrainingFunction.
-        ``free(outputs, derived=())`` returns the expressions to compile in place of those of the model, as an AnyLength
-        does.
+        ``make(contexts, free)`` compiles the function, a ParallelFunction or TrainingFunction. ``free(outputs)``
+        returns the expressions to compile in place of those of the model.
     inputs : list of theano.Variable
         What it takes; see `batch.batch_inputs`.
     state : ParallelState
@@ -109,8 +108,8 @@ class Variants:
         """The variant without the length of this batch in its graph."""
         free = any_length(self._inputs, length_of(inputs))
 
-        def freed(outputs, derived=()):
-            found = free(outputs, derived)
+        def freed(outputs):
+            found = free(outputs)
             if not free.found or self._length is not None:
                 raise GraphError('the graph has no fixed length of a batch')
             return found
@@ -118,7 +117,7 @@ class Variants:
 
     def _on_one_context(self, inputs=None):
         if self._whole is None:
-            self._whole = self._make(self._first(), _unchanged)
+            self._whole = self._make(self._first(), list)
         return self._whole
 
     def _first(self):
@@ -132,11 +131,6 @@ class Variants:
             self.state.use_one_replica(self._first(), error)
         else:
             self._length = length_of(inputs)
-
-
-def _unchanged(outputs, derived=()):
-    """Return the expressions of the model as they are."""
-    return list(outputs) + list(derived)
 
 
 def length_of(inputs):
