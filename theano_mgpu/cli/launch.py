@@ -8,6 +8,7 @@ from .. import config
 from ..errors import MgpuError
 from ..jobs import mpi_environment
 from ..jobs.allocation import allocation
+from . import run as run_command
 from .config import devices, positive
 from .job_command import THREADS, choose_start, starting_environment
 from .program import add_program, check_program
@@ -98,10 +99,18 @@ def program_of(args):
     if os.path.isfile(args.script):
         return [args.script] + args.args
     if args.script == 'run':
+        check_run(args.args)
         return [COMMAND, 'run'] + args.args
     if os.path.isfile(os.path.join(args.script, '__main__.py')):
         return [args.script] + args.args
     raise MgpuError('there is no script %s; give the path of a Python file, then its arguments' % args.script)
+
+
+def check_run(words):
+    """End with a usage error for arguments that `theano-mgpu run` does not take, rather than in each process."""
+    parser = argparse.ArgumentParser(prog='theano-mgpu launch')
+    run_command.add_parser(parser.add_subparsers())
+    run_command.check(parser.parse_args(['run'] + words))
 
 
 def rank_environment(args, threads):
