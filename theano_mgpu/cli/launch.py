@@ -27,7 +27,8 @@ With --sharded each rank feeds its own data; a script selects its part by mgpu.r
 mgpu.function, mgpu.training_function and Keras models; a plain Theano function is not divided then.
 With --restarts a script that ends with an error starts again. It resumes from its last checkpoint if it calls
 step.checkpoint(file, every=k), or fits with the callback theano_mgpu.keras.Checkpoint(file, every=k). It does not
-start again after SIGTERM, SIGINT or SIGHUP, which end the job, nor if a restart failed before its first step.
+start again after SIGTERM, SIGINT, SIGHUP, SIGQUIT or SIGABRT, which end the job, nor if a restart failed before its
+first step. SIGUSR1 and SIGUSR2 are passed on to the processes.
 
 In an allocation of Slurm, PBS or LSF, and in a Kubernetes MPIJob, the processes run on its hosts, and -n is its
 number of tasks by default. They are started by srun in Slurm if it and mpi4py's MPI can talk, else by mpirun through
