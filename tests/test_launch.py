@@ -84,7 +84,8 @@ def test_threads_that_the_user_has_set_stay(fake_mpirun, script, capfd, monkeypa
 @pytest.mark.parametrize('words,expected', [
     (['-m', 'package.train', '-x', '1'], '-m package.train -x 1'),
     (['run', '--strict', 'train.py', '-n', '7'], COMMAND + ' run --strict train.py -n 7')])
-def test_modules_and_scripts_that_run_unchanged(words, expected, fake_mpirun, capfd):
+def test_modules_and_scripts_that_run_unchanged(words, expected, fake_mpirun, script, capfd, monkeypatch):
+    monkeypatch.chdir(os.path.dirname(script))
     assert main(['launch', '-n', '2'] + words) == 0
     assert capfd.readouterr().out.splitlines()[0].endswith('%s %s' % (sys.executable, expected))
 

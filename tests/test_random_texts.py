@@ -143,3 +143,11 @@ def test_options(parse, names):
 def test_no_host_is_an_option_or_a_command(text):
     with pytest.raises(MgpuError, match='--hosts .*name each host once'):
         job_command.parse_hosts(text, 3)
+
+
+@pytest.mark.parametrize('line', ['-oProxyCommand=x', '-o slots=2', 'a;b', 'a slots=', 'a:x', 'a slots=0'])
+def test_no_host_of_a_list_is_an_option_or_a_command(line, environment, tmp_path):
+    (tmp_path / 'hosts').write_text('node1\n%s\n' % line)
+    environment({'PBS_JOBID': '7', 'PBS_NODEFILE': str(tmp_path / 'hosts')})
+    with pytest.raises(MgpuError, match='in the list of the hosts of this job .*PBS_NODEFILE.* is no host'):
+        allocation()

@@ -143,3 +143,14 @@ class ReplicaError(MgpuError, RuntimeError):
 
     def __reduce__(self):
         return type(self), (str(self), self.replica, self.context, self.samples)
+
+
+def exit_code_of(error):
+    """Return 1 for the MgpuError of a failure, or 2 for that of what the user has given.
+
+    Examples
+    --------
+    >>> exit_code_of(MissingError('mpirun is not on PATH')), exit_code_of(MgpuError('there is no script x.py'))
+    (1, 2)
+    """
+    return 1 if any(isinstance(each, (RuntimeError, ArithmeticError)) for each in (error, error.__cause__)) else 2

@@ -6,7 +6,7 @@ import sys
 
 import theano_mgpu
 
-from ..errors import MgpuError, MissingError
+from ..errors import MgpuError, MissingError, exit_code_of
 from ..jobs import rank_process
 from . import bench, config, devices, doctor, launch, overview, predict, run
 
@@ -50,8 +50,8 @@ def check_theano():
     if isinstance(error, MgpuError):
         raise error
     if error is not None:
-        text = str(error).rstrip('.')
-        raise MissingError('Theano cannot be imported: %s. Run "theano-mgpu doctor"' % text) from error
+        kind = MgpuError if 'configuration variable' in str(error) else MissingError  # a flag of the user's
+        raise kind('Theano cannot be imported: %s. Run "theano-mgpu doctor"' % str(error).rstrip('.')) from error
 
 
 def _prepared(args):
@@ -119,14 +119,3 @@ def open_closed_streams():
     sys.stdin = sys.stdin or open(0)
     sys.stdout = sys.stdout or open(1, 'w')
     sys.stderr = sys.stderr or open(2, 'w')
-
-
-def exit_code_of(error):
-    """Return 1 for the MgpuError of a failure, or 2 for that of what the user has given.
-
-    Examples
-    --------
-    >>> exit_code_of(MissingError('mpirun is not on PATH')), exit_code_of(MgpuError('there is no script x.py'))
-    (1, 2)
-    """
-    return 1 if any(isinstance(each, (RuntimeError, ArithmeticError)) for each in (error, error.__cause__)) else 2

@@ -8,6 +8,7 @@ from .. import config
 from ..errors import MgpuError
 from ..jobs import mpi_environment
 from ..jobs.allocation import allocation
+from . import run as run_command
 from .config import devices, positive
 from .job_command import THREADS, choose_start, starting_environment
 from .program import add_program, check_program
@@ -26,7 +27,8 @@ With --sharded each rank feeds its own data; a script selects its part by mgpu.r
 mgpu.function, mgpu.training_function and Keras models; a plain Theano function is not divided then.
 With --restarts a script that ends with an error starts again. It resumes from its last checkpoint if it calls
 step.checkpoint(file, every=k), or fits with the callback theano_mgpu.keras.Checkpoint(file, every=k). It does not
-start again after SIGTERM, SIGINT or SIGHUP, which end the job, nor if a restart failed before its first step.
+start again after SIGTERM, SIGINT, SIGHUP, SIGQUIT or SIGABRT, which end the job, nor if a restart failed before its
+first step. SIGUSR1 and SIGUSR2 are passed on to the processes.
 
 In an allocation of Slurm, PBS or LSF, and in a Kubernetes MPIJob, the processes run on its hosts, and -n is its
 number of tasks by default. They are started by srun in Slurm if it and mpi4py's MPI can talk, else by mpirun through
@@ -100,10 +102,18 @@ def program_of(args):
     if os.path.isfile(args.script):
         return [args.script] + args.args
     if args.script == 'run':
+        check_run(args.args)
         return [COMMAND, 'run'] + args.args
     if os.path.isfile(os.path.join(args.script, '__main__.py')):
         return [args.script] + args.args
     raise MgpuError('there is no script %s; give the path of a Python file, then its arguments' % args.script)
+
+
+def check_run(words):
+    """End with a usage error for arguments that `theano-mgpu run` does not take, rather than in each process."""
+    parser = argparse.ArgumentParser(prog='theano-mgpu launch')
+    run_command.add_parser(parser.add_subparsers())
+    run_command.check(parser.parse_args(['run'] + words))
 
 
 def rank_environment(args, threads):

@@ -9,7 +9,7 @@ import sys
 from .. import config
 from ..devices.context_map import describe
 from ..devices.contexts import chosen, init
-from ..errors import MgpuError
+from ..errors import MgpuError, exit_code_of
 from ..jobs import mpi_environment
 from ..patches import import_hooks
 from .config import devices
@@ -65,9 +65,7 @@ def add_parser(sub):
 
 def run(args):
     """Prepare the run; return a function that runs the script, so that `main` does not handle the script's errors."""
-    check_program(args)
-    if not args.module and not os.path.exists(args.script):
-        args.parser.error("can't open file %r: no such file" % args.script)
+    check(args)
     if args.verify and mpi_environment.trains_together():
         raise MgpuError('--verify compares one device with the contexts of one process: leave it out, or run without '
                         'launch')
@@ -99,6 +97,13 @@ def draw_alike():
             np.random.seed(int(seed))
 
 
+def check(args):
+    """End with a usage error unless there is a script or a module to run."""
+    check_program(args)
+    if not args.module and not os.path.exists(args.script):
+        args.parser.error("can't open file %r: no such file" % args.script)
+
+
 def open_contexts(args, flags):
     """Open the contexts that options and flags name; an error ends the script.
 
@@ -118,8 +123,8 @@ def open_contexts(args, flags):
     try:
         opened = init(describe(args.contexts) if args.contexts else args.gpus)
     except MgpuError as error:
-        print('theano-mgpu: error: %s' % error, file=sys.stderr)
-        sys.exit(1)
+        print('theano-mgpu: error: %s' % error, file=sys.stderr or open(os.devnull, 'w'))
+        sys.exit(exit_code_of(error))
     if before and before != opened:
         note('the script chose the contexts %s; "theano-mgpu run" replaces them with %s'
              % (describe(before), describe(opened)))

@@ -2,6 +2,7 @@
 import argparse
 import contextlib
 import json
+import math
 import os
 import platform
 import sys
@@ -18,7 +19,7 @@ from ...utils import progress
 from ...utils.files import check_writable, whole_text
 from ...utils.tables import counted
 from ..config import devices, positive
-from ..output import note, quietly
+from ..output import human_bytes, note, quietly
 from . import plot, report
 from .costs import Findings, predictions
 from .measure import (
@@ -107,6 +108,7 @@ def run(args):
     recipe = Recipe(args.model, args.input_shape, args.optimizer, gpu=not any(map(is_cpu, chosen)))
     batch_size = args.batch_size or recipe.batch_size
     check_batch(batch_size, len(chosen), args.ranks)
+    check_memory(batch_size, recipe.input_shape)
     setting = describe(args, recipe, chosen, batch_size)
     try:
         findings = measure_all(args, recipe, chosen, batch_size)
@@ -125,8 +127,11 @@ def check(args):
     check_name(args.model)
     for path in filter(None, (args.json, args.plot)):
         folder = os.path.dirname(os.path.abspath(path))
-        if not os.path.isdir(folder):
-            raise MgpuError('%s cannot be written: there is no folder %s' % (path, folder))
+        if os.path.isdir(path):
+            raise MgpuError('%s is a folder: give the name of a file' % path)
+        if not os.access(folder, os.W_OK):
+            raise MgpuError('%s cannot be written: there is no folder %s, or no permission to write there'
+                            % (path, folder))
         try:
             check_writable(path)
         except OSError as error:
@@ -147,6 +152,14 @@ def check_batch(batch_size, contexts, ranks):
     if batch_size < max(2, most):
         raise MgpuError('--batch-size %d: steps are timed on the whole batch and on its half, and each of %d devices '
                         'needs a sample; give %d or more' % (batch_size, most, max(2, most)))
+
+
+def check_memory(batch_size, shape):
+    """Raise a MgpuError for a batch of known shape that does not fit into the memory of this machine."""
+    n_bytes, free = 8 * batch_size * math.prod(shape or ()), discovery.status('cpu', None).free_bytes
+    if free is not None and n_bytes > free:
+        raise MgpuError('--batch-size %d with samples of shape %s takes %s, and %s of memory are free: give less'
+                        % (batch_size, tuple(shape), human_bytes(n_bytes), human_bytes(free)))
 
 
 def describe(args, recipe, chosen, batch_size):

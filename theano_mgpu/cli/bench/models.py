@@ -114,7 +114,8 @@ class Recipe:
             return keras.Sequential(made) if isinstance(made, list) else made
         except (ValueError, IndexError, AssertionError) as error:
             raise MgpuError('the model %s cannot be made for inputs of shape %s: %s. Its usual shape: --input-shape %s'
-                            % (self.name, self.input_shape, error, ' '.join(map(str, self.known.shape)))) from error
+                            % (self.name, self.input_shape, str(error).partition('\n')[0],
+                               ' '.join(map(str, self.known.shape)))) from error
 
     def _from_file(self):
         import keras

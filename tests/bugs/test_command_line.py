@@ -1,0 +1,155 @@
+"""Bugs that were found and fixed, each under its symptom: bad input of the commands, and closed streams."""
+import json
+import os
+import subprocess
+import sys
+
+import theano_mgpu as mgpu
+from theano_mgpu.cli import main
+
+import pytest
+
+EVERYTHING = '>&- 2>&- <&-'
+
+
+def run(*words, streams='', **variables):
+    """Run Python with closed streams, as in ``>&-``; the CompletedProcess, with text."""
+    return subprocess.run(['sh', '-c', 'exec "$@" ' + streams, 'sh', sys.executable, *words], text=True, timeout=300,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
+                          env=dict(os.environ, **{'THEANO_FLAGS': 'cxx=', **variables}))
+
+
+@pytest.mark.parametrize('streams', ['>&-', EVERYTHING])
+@pytest.mark.parametrize('command', [['launch', '-n', '2', '--dry-run', __file__], ['config', '--kind', 'cpu']])
+def test_a_command_whose_streams_are_closed(command, streams):
+    """Four commands ended with "'NoneType' object has no attribute 'flush'"."""
+    done = run('-m', 'theano_mgpu', *command, streams=streams)
+    assert done.returncode == 0 and 'Traceback' not in done.stderr, done.stderr
+
+
+@pytest.mark.mpi
+def test_a_job_whose_streams_are_closed(tmp_path):
+    """The job was done, and launch returned 1. Files that the job opened got the number of a closed stream."""
+    script = tmp_path / 'script.py'
+    script.write_text('import os; print("text", flush=True)\n'
+                      'with open(os.environ["OMPI_COMM_WORLD_RANK"], "w") as file: file.write("done")')
+    done = run('-m', 'theano_mgpu', 'launch', '-n', '2', '-m', 'script', streams='>&- 2>&- <&-',
+               PYTHONPATH=str(tmp_path))
+    try:
+        assert done.returncode == 0
+        assert [open(name).read() for name in '01'] == ['done'] * 2
+    finally:
+        for name in '01':
+            os.remove(name)
+
+
+def test_a_script_finds_its_streams_closed_as_under_python(tmp_path):
+    script = tmp_path / 'script.py'
+    script.write_text('import sys; open(sys.argv[1], "w").write(repr([sys.stdin, sys.stdout, sys.stderr]))')
+    plain, ours = tmp_path / 'plain', tmp_path / 'ours'
+    run(str(script), str(plain), streams=EVERYTHING)
+    assert run('-m', 'theano_mgpu', 'run', str(script), str(ours), streams=EVERYTHING).returncode == 0
+    assert ours.read_text() == plain.read_text() == '[None, None, None]'
+
+
+def test_a_full_disk_is_an_error_and_no_traceback():
+    done = run('-m', 'theano_mgpu', 'config', '--kind', 'cpu', streams='>/dev/full')
+    assert done.returncode == 1 and done.stderr.endswith('theano-mgpu: error: [Errno 28] No space left on device\n')
+
+
+NUMBER = 'is not a whole number of at least 1'
+
+
+@pytest.mark.parametrize('words,message', [
+    (['config', '-n', '999999999'], "argument -n/--contexts: '999999999' " + NUMBER),
+    (['config', '-n', '9' * 5000], NUMBER), (['launch', '-n', '999999999', __file__], NUMBER),
+    (['run', '--gpus', '\u0663', __file__], NUMBER), (['launch', '-n', '2', '--timeout', '9' * 30, __file__], NUMBER),
+    (['devices', '--contexts', 'a->opencl999999999:0'], "'opencl999999999:0' in the context map"),
+    (['launch', '-n', '2', 'run', 'nowhere.py'], "can't open file 'nowhere.py'"),
+    (['launch', '-n', '2', 'run'], 'give the path of a Python script'),
+    (['launch', '-n', '2', 'run', '--gpus', '0', __file__], NUMBER),
+    (['launch', '-n', '2', '--hosts', '-a,b', __file__], 'argument --hosts: expected one argument')])
+def test_bad_arguments_are_found_at_once(words, message, capsys):
+    """``config -n 999999999`` took the memory of the machine; an error of ``launch ... run`` came from each process."""
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    assert caught.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert message in last and len(last) < 300
+
+
+@pytest.mark.parametrize('words,message', [
+    (['bench', '--json', os.path.dirname(__file__)], 'is a folder: give the name of a file'),
+    (['bench', '--model', 'mlp', '--batch-size', '999999999'], '--batch-size 999999999 with samples of shape'),
+    (['bench', '--link', '9' * 5000], "999...' is not a link"), (['launch', '-n', '2', '--hosts=-a,b', __file__],
+                                                                '--hosts -a,b: name each host once')])
+def test_bad_input_is_one_sentence_and_exit_code_2(words, message, capsys):
+    assert main(words) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith('theano-mgpu: error: ') and message in last
+
+
+def test_flags_are_checked_before_a_job_starts(monkeypatch, capsys):
+    monkeypatch.setenv('THEANO_FLAGS', 'mgpu.timeout=soon')
+    assert main(['launch', '-n', '2', __file__]) == 2
+    assert 'flag mgpu.timeout=soon is not a number of seconds' in capsys.readouterr().err
+    monkeypatch.setenv('THEANO_FLAGS', "contexts='a->cpu")
+    assert main(['launch', '-n', '2', __file__]) == 2
+    assert 'cannot be read: no closing quotation' in capsys.readouterr().err
+
+
+def test_a_timeline_in_a_folder_that_does_not_exist(tmp_path):
+    """The import of theano_mgpu, and each command, ended with a FileNotFoundError."""
+    with pytest.raises(mgpu.MgpuError, match='/nowhere/t.json cannot be written: No such file .*mgpu.timeline'):
+        with mgpu.timeline('/nowhere/t.json'):
+            pass
+    done = subprocess.run([sys.executable, '-m', 'theano_mgpu', 'devices'], capture_output=True, text=True,
+                          env=dict(os.environ, THEANO_FLAGS='cxx=,mgpu.timeline=/nowhere/t.json'))
+    assert done.returncode == 2 and done.stdout == '' and 'Traceback' not in done.stderr
+    assert 'the timeline /nowhere/t.json cannot be written' in done.stderr
+
+
+def test_a_timeline_of_a_script_that_changes_its_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with mgpu.timeline('t.json'):
+        os.chdir('/')
+    assert json.loads((tmp_path / 't.json').read_text())['traceEvents']
+
+
+TWICE = '''
+import sys
+import theano_mgpu, theano, numpy as np, theano.tensor as T
+first = theano_mgpu.init
+import importlib
+importlib.reload(theano_mgpu)
+for removed in (['theano_mgpu'], [name for name in sys.modules if name.partition('.')[0] == 'theano_mgpu']):
+    for name in removed:
+        del sys.modules[name]
+    import theano_mgpu as mgpu
+    assert mgpu.init is first, removed
+mgpu.init('a->cpu;b->cpu')
+x, w = T.matrix(), theano.shared(np.ones(3))
+f = mgpu.function([x], T.dot(x, w).sum(), updates={w: w + x.sum(axis=0)})
+assert f(np.ones((3, 3))) == 9 and (w.get_value() == 4).all()
+for name in [name for name in sys.modules if name.partition('.')[0] in ('theano_mgpu', 'theano')]:
+    del sys.modules[name]
+import theano_mgpu
+'''
+
+
+def test_a_second_import_uses_the_modules_of_the_first():
+    """After the package was removed from sys.modules, its import ended with "This name is already taken"."""
+    done = subprocess.run([sys.executable, '-c', TWICE], capture_output=True, text=True,
+                          env=dict(os.environ, THEANO_FLAGS='floatX=float64,cxx='))
+    assert done.stderr.rstrip().splitlines()[-1].startswith(
+        'theano_mgpu.errors.MgpuError: theano_mgpu and Theano were removed from sys.modules'), done.stderr
+
+
+@pytest.mark.needs_compiler
+def test_a_home_directory_that_cannot_be_written():
+    """Theano's error did not say which flag names another folder for compiled code."""
+    for words in (['-c', 'import theano_mgpu'], ['-m', 'theano_mgpu', 'devices']):
+        done = run(*words, HOME='/proc/no_such_folder', THEANO_FLAGS='')
+        last = done.stderr.rstrip().splitlines()[-1]
+        assert last.endswith('Name another one: THEANO_FLAGS=base_compiledir=/path/to/folder'), done.stderr
+    assert done.returncode == 2 and last.startswith('theano-mgpu: error: ')
