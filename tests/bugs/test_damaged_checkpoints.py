@@ -287,6 +287,7 @@ def test_a_folder_that_is_removed_during_the_job(two, tmp_path):
     shutil.rmtree(str(folder))
     with pytest.raises(FileNotFoundError, match='gone/run.npz could not be written'):
         save(folder / 'run.npz', variables())
+    folder.write_text('a file')
     lock.release()
     again = lock_checkpoint(str(folder.parent / 'run.npz'))
     os.remove(str(tmp_path / 'run.npz.lock'))

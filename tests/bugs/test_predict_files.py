@@ -382,3 +382,62 @@ def test_models_that_cannot_be_loaded(files, capfd):
     os.mkdir('folder.h5')
     for path in sorted(name for name in os.listdir('.') if name.endswith('.h5') and name != 'model.h5') + ['x.npy']:
         assert_refused(capfd, path, path, 'x.npy', 'y.npy', '--quiet')
+
+
+def test_a_file_at_which_libhdf5_ends_the_process(files, capfd, monkeypatch):
+    """A flipped bit in an HDF5 file ended the command by a segmentation fault, or had it read for ever."""
+    import signal
+
+    from theano_mgpu.cli import hdf5_check
+    np.save('y.npy', X)
+    before = tree('.')
+    # Which bit does so depends on the version of the library.
+    monkeypatch.setattr(hdf5_check, '_visit', lambda *args: os.kill(os.getpid(), signal.SIGSEGV))
+    assert_refused(capfd, 'cannot load the model model.h5: ValueError: libhdf5', 'model.h5', 'x.npy', 'y.npy')
+
+    def for_ever(*args):
+        while True:
+            pass
+    monkeypatch.setattr(hdf5_check, '_visit', for_ever)
+    monkeypatch.setattr(hdf5_check, 'LONGEST', 0.1)
+    assert_refused(capfd, 'by signal %d' % signal.SIGPROF, 'model.h5', 'x.npy', 'y.npy')
+    assert tree('.') == before
+
+
+def test_a_group_within_itself_is_read(files):
+    with h5py.File('x.h5', 'w') as file:
+        file['x'] = X
+        file['group/again'] = file['/']
+        file['soft'] = h5py.SoftLink('/none')
+        file['outside'] = h5py.ExternalLink('none.h5', '/x')
+    assert_predicted(files, 'model.h5', 'x.h5', 'y.npy', '--quiet')
+
+
+def test_a_flip_far_within_an_uncompressed_array_is_found(tmp_path):
+    """zipfile compares the checksum at the end of an array, which nobody read."""
+    path = str(tmp_path / 'x.npz')
+    np.savez(path, x=zoo.noise(5000, 6))
+    with open(path, 'r+b') as file:
+        file.seek(200000)
+        file.write(b'\0\0')
+    with pytest.raises(MgpuError, match='x.npz cannot be read: Bad CRC-32'), open_inputs(path, ['x']):
+        pass
+
+
+def test_an_array_that_is_shorter_than_the_archive_says(tmp_path):
+    """To skip rows that were there no more took for ever."""
+    path = str(tmp_path / 'x.npz')
+    short = npy((100, 6), data=bytes(50 * 24))
+    with zipfile.ZipFile(path, 'w', zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr('x.npy', short)
+    with open(path, 'rb') as file:
+        content = file.read()
+    lengths = [len(short).to_bytes(4, 'little'), (len(short) + 50 * 24).to_bytes(4, 'little')]
+    assert content.count(lengths[0]) == 2
+    with open(path, 'wb') as file:
+        file.write(content.replace(*lengths))
+    with open_inputs(path, ['x']) as (x,):
+        for start in (40, 70):
+            with pytest.raises(MgpuError, match='x.npz cannot be read at samples %d to 79: .*ends after row 0' % start):
+                rows_of([x], start, 80, path)
+            x._stream.seek(128)

@@ -1,4 +1,5 @@
 """A lock on a checkpoint file: if two jobs wrote the same file, each would continue from the other's state."""
+import contextlib
 import errno
 import fcntl
 import os
@@ -102,12 +103,13 @@ def _is_at(file, name):
     """Return whether an open file still has its name."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), os.lstat(name))
-    except FileNotFoundError:
+    except OSError:  # it was removed, or its folder, or that may not be searched any more
         return False
 
 
 def _release(file, name, process):
     """Remove a lock, if it is there: its folder may have been removed, and made again."""
     if os.getpid() == process and _is_at(file, name):  # a forked process has the object, but not the lock
-        os.remove(name)
+        with contextlib.suppress(OSError):  # in a folder that is read-only by now it stays: the next job takes it
+            os.remove(name)
     file.close()

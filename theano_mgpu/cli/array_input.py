@@ -9,6 +9,7 @@ import zipfile
 import numpy as np
 
 from ..errors import MgpuError
+from .hdf5_check import check_hdf5
 
 KINDS = ('.npy', '.npz', '.h5', '.hdf5')
 CHUNK = 1 << 24  # bytes that are skipped at a time
@@ -211,6 +212,7 @@ class Stream:
 
 def open_h5(path, stack):
     import h5py
+    check_hdf5(path)
     file = stack.enter_context(h5py.File(path, 'r'))
     found = {name: item for name, item in file.items() if isinstance(item, h5py.Dataset) and item.shape is not None}
     for array in found.values():

@@ -4,6 +4,7 @@ import inspect
 import json
 
 from ..errors import MgpuError
+from .hdf5_check import check_hdf5
 
 LAMBDA_KEYS = {'function_type', 'output_shape_type', 'mode_type'}  # of what Keras makes functions of
 
@@ -32,6 +33,7 @@ def load_model(path, safe):
     import keras
     from keras.utils.io_utils import H5Dict
     try:
+        check_hdf5(path)
         with h5py.File(path, 'r') as file:  # the file that is checked is the one that is loaded
             if 'model_config' not in file.attrs and 'model_config' not in file:
                 raise MgpuError('%s has no model in it, perhaps weights alone: write it with model.save' % path)

@@ -1,5 +1,6 @@
 """`plot_model`: a picture of a Keras model in the colours of its devices."""
 import importlib.util
+import os
 
 import keras
 
@@ -7,6 +8,7 @@ from ..devices.contexts import contexts as active_contexts
 from ..devices.mesh import CPU
 from ..errors import MgpuError
 from ..placement.layout import placed
+from ..utils.files import whole_file
 from .multi_gpu import check_built
 
 WIDTH, HEIGHT = 3.1, 1.0   # inches of a box, with the space around it
@@ -149,7 +151,9 @@ def _draw(places, inputs, path):
         axis.legend(handles=[Patch(facecolor=colours[name], edgecolor='black', label=label)
                              for name, label in names.items()],
                     loc='upper center', ncol=min(n_across, len(names)), frameon=False, fontsize=9)
-    figure.savefig(path, dpi=120)
+    root, kind = os.path.splitext(path)
+    with whole_file(root + (kind or '.png')) as unfinished:
+        figure.savefig(unfinished, dpi=120, format=kind[1:] or 'png')
 
 
 def _arrow(above, below):

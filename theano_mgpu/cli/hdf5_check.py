@@ -1,0 +1,69 @@
+"""Find HDF5 files that are so damaged that libhdf5 ends the process which reads them."""
+import contextlib
+import faulthandler
+import os
+import signal
+
+from ..jobs import mpi_environment
+
+LONGEST = 10  # seconds of the processor; in a damaged file libhdf5 may go in circles
+
+
+def check_hdf5(path):
+    """Raise a ValueError if libhdf5 ends the process that reads the structure of a file.
+
+    A child process reads the file first: a crash cannot be caught otherwise. Other faults of the file raise errors in
+    the code that reads it later.
+    """
+    if mpi_environment.trains_together():
+        return  # MPI libraries may not survive a fork
+    import h5py  # noqa: F401  before the fork
+    child = os.fork()
+    if child == 0:
+        try:
+            _read(path)
+        finally:
+            os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    if os.WIFSIGNALED(status):
+        raise ValueError('libhdf5 cannot read it without an end of the process, by signal %d: the file is damaged'
+                         % os.WTERMSIG(status))
+
+
+def _read(path):
+    """Read all of a file but its arrays."""
+    import h5py
+    faulthandler.disable()  # it would print the traceback of the child
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (1, 2):
+        os.dup2(null, descriptor)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_PROF, LONGEST)
+    with h5py.File(path, 'r') as file:
+        _visit(file, set())
+
+
+def _visit(item, seen):
+    import h5py
+    for name in _all(item.attrs):
+        with contextlib.suppress(Exception):
+            item.attrs[name]
+    if isinstance(item, h5py.Dataset):
+        with contextlib.suppress(Exception):
+            repr((item.shape, item.dtype, item.chunks))
+    elif hasattr(item, 'keys'):
+        for name in _all(item):
+            with contextlib.suppress(Exception):
+                member = item[name]
+                address = h5py.h5o.get_info(member.id).addr
+                if address not in seen:  # a group may have several names, also within itself
+                    seen.add(address)
+                    _visit(member, seen)
+
+
+def _all(names):
+    """Return the names in a group, as far as they can be read."""
+    found = []
+    with contextlib.suppress(Exception):
+        found.extend(names)
+    return found
