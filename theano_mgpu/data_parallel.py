@@ -208,7 +208,7 @@ class DataParallel:
                     transaction.commit()
             except BaseException as error:
                 transaction.roll_back()
-                common = self.ranks.common_error(error)
+                common = self.ranks.common_error(error, of_step=True)
                 if common is error:
                     raise
                 raise common from error

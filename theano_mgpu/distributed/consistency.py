@@ -7,7 +7,7 @@ import numpy as np
 from ..errors import RankBatchError, RankError
 from ..jobs import rank_process
 from ..replicas.transfers import FlatBuffers, describe
-from .process_group import ADD, CALL, COMPARE, SHARE
+from .process_group import ADD, CALL, COMPARE
 
 SAMPLED = 8  # rows of an argument, and elements along each of its other axes, that stand for all of them
 COMPARED = 256  # calls of a function that each rank computes whole, after which the ranks compare its results
@@ -158,25 +158,29 @@ class ComparedFunction:
         self._calls = self._compared = self._checksum = 0
 
     def __call__(self, inputs):
-        if self._failed:
-            take_values_of_first(self._ranks, self._variables())
-            self._failed = False
-        if self._apart:
-            inputs = self._of_first(inputs)
-        self._calls += 1
         try:
+            if self._failed:
+                take_values_of_first(self._ranks, self._variables())
+                self._failed = False
+            if self._apart:
+                inputs = self._of_first(inputs)
+            self._calls += 1
             results = self._function(inputs)
             self._checksum = zlib.crc32(np.asarray(results[0]).tobytes(), self._checksum)
             if self._calls % COMPARED == 0 or self._calls < COMPARED and not self._calls & (self._calls - 1):
                 results = self.compare(results)
         except BaseException as error:
-            self._failed = True
-            self._begin()
+            self.restart()
             common = self._ranks.common_error(error)
             if common is error:
                 raise
             raise common from error
         return results
+
+    def restart(self):
+        """Begin the next call with the values of rank 0, after an error. Every rank has to make the call."""
+        self._failed = True
+        self._begin()
 
     def compare(self, results=None):
         """Compare what has not been compared yet. Every rank has to make the call.
@@ -199,7 +203,7 @@ class ComparedFunction:
         return self._ranks.broadcast_arrays(results)
 
     def _of_first(self, inputs):
-        found = self._ranks.meet((SHARE, self._number), [checksum(map(sampled_checksum, inputs))])[:, 0]
+        found = self._ranks.meet((COMPARE, self._number, 0), [checksum(map(sampled_checksum, inputs))])[:, 0]
         return inputs if (found == found[0]).all() else self._ranks.broadcast_arrays(inputs)
 
 

@@ -56,12 +56,14 @@ class Ranks:
     def agree(self) -> None:
         """Wait until every rank has come to the end of a step; the error of one that has failed in it."""
 
-    def common_error(self, error: BaseException) -> BaseException:
+    def common_error(self, error: BaseException, of_step: bool = False) -> BaseException:
         """Have every rank raise one error, since this rank has met one: the others raise it when they next meet.
 
         Parameters
         ----------
         error : BaseException
+        of_step : bool
+            Whether it is that of a step which all ranks compute, so that they can compute the batch otherwise.
 
         Returns
         -------
@@ -191,7 +193,7 @@ class Ranks:
             result, package = self.broadcast_object((result, error and packed(error)))
             error = error or package and unpacked(package, 'rank 0 failed')
         if error is not None:
-            error.known_to_all = True
+            error.known_to_all, error.of_step = True, False
             raise error
         return result
 

@@ -2,7 +2,7 @@
 import time
 
 from ..batches.arguments import Arguments
-from ..errors import BatchError, GraphError, LengthError, MgpuError, RankError, in_one_line, noting
+from ..errors import BatchError, GraphError, LengthError, MgpuError, RankError, in_one_line, is_of_call, noting
 from ..graphs.updates import as_dict, with_givens
 from ..options import Options
 from ..parallel_function import Packing, ParallelFunction
@@ -120,7 +120,7 @@ class EnabledFunction:
         except RankError:
             raise
         except Exception as error:
-            if self._enabled.strict:
+            if self._enabled.strict or not is_of_call(error):
                 raise
             failure, notes = in_one_line(error), getattr(error, '__notes__', ())
         with self._ranks.failing_together(), noting(notes):  # a step that has failed on one rank has failed on all

@@ -51,7 +51,7 @@ def loop_of(method):
         checkpoint = checkpoint_among(callbacks)
         with checkpoint or contextlib.nullcontext():
             if trains_together:
-                return run_on_each_rank(run, callbacks, checkpoint)
+                return run_on_each_rank(self, run, callbacks, checkpoint)
             return run(callbacks=[LoopCallbacks(callbacks, checkpoint)] if checkpoint else callbacks)
     return loop
 
@@ -79,8 +79,8 @@ def with_feeds(names, args, kwargs):
     return (), given
 
 
-def run_on_each_rank(run, callbacks, checkpoint):
-    """Run a loop on every rank: ``run(**changed)``, with changed arguments."""
+def run_on_each_rank(model, run, callbacks, checkpoint):
+    """Run a loop of a model on every rank: ``run(**changed)``, with changed arguments."""
     sync = RankSync()
     sync.share_random_states()
     quiet = {'verbose': 0} if sync.ranks.rank else {}
@@ -89,6 +89,9 @@ def run_on_each_rank(run, callbacks, checkpoint):
             returned = run(callbacks=[LoopCallbacks(callbacks, checkpoint, sync)], **quiet)
     except Exception as error:
         if getattr(error, 'known_to_all', False):  # each rank is here: the script may go on
+            for function in (getattr(model, name, None) for name in ('train_function', 'test_function')):
+                if getattr(function, 'compared', None) is not None:
+                    function.compared.restart()
             sync.share_random_states()
         raise
     sync.share_random_states()
