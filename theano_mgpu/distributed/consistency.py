@@ -7,7 +7,7 @@ import numpy as np
 from ..errors import RankBatchError, RankError
 from ..jobs import rank_process
 from ..replicas.transfers import FlatBuffers, describe
-from .process_group import ADD, CALL, COMPARE
+from .process_group import ADD, CALL, COMPARE, SHARE, WIDTH
 
 SAMPLED = 8  # rows of an argument, and elements along each of its other axes, that stand for all of them
 COMPARED = 256  # calls of a function that each rank computes whole, after which the ranks compare its results
@@ -100,15 +100,24 @@ def meet_for_batch(function, length, values):
     else:
         _check_equal(ranks, lengths, RankBatchError, 'the ranks were given batches of different lengths', '%d samples',
                      "Give each rank the whole batch, or set mgpu.data=sharded if each has its own part")
-        _check_equal(ranks, of_values, RankBatchError, 'the ranks were given different batches of %d samples' % length,
-                     'checksum %d', 'Shuffle and augment with the same seed on every rank, or set mgpu.data=sharded if '
-                     'each has its own data')
+        if (of_values != of_values[0]).any():
+            text = 'the ranks were given different batches of %d samples, which differ in %s'
+            _check_equal(ranks, of_values, RankBatchError, text % (length, _differing(function, values)), 'checksum %d',
+                         'Give each rank the same arrays, drawn by one seed; a number that one rank alone draws makes '
+                         'all later ones differ. Or set mgpu.data=sharded if each has its own data')
     _check_equal(ranks, of_variables, RankError, 'variables have different values on different ranks since the last '
                  'step, among those that were set (here: %s)' % (', '.join(str(v.variable) for v in touched) or 'none'),
                  'checksum %d', 'Set the same values on every rank')
     for variable in touched:
         variable.touched = False
     return lengths.tolist(), values
+
+
+def _differing(function, values):
+    """Return the names of the inputs that have other values on other ranks."""
+    inputs = function.arguments.inputs[:WIDTH]
+    found = function.ranks.meet((SHARE,), list(map(sampled_checksum, values[:WIDTH])))
+    return ', '.join(str(variable) for variable, column in zip(inputs, found.T) if (column != column[0]).any())
 
 
 def led_by_first(ranks, values, name):

@@ -114,8 +114,11 @@ class RankSync(keras.callbacks.Callback):
     def share_random_states(self):
         """Have the other ranks continue with the random numbers of rank 0, from which the order of samples is drawn.
 
-        Rank 0 goes on as one process would: a thread of its generator may be drawing.
+        Rank 0 goes on as one process would: a thread of its generator may be drawing. So does each rank that has its
+        own data.
         """
+        if theano.config.mgpu.data == 'sharded':
+            return
         states = self.ranks.broadcast_object((random.getstate(), np.random.get_state()))
         if self.ranks.rank:
             random.setstate(states[0])
