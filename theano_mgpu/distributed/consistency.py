@@ -180,10 +180,7 @@ class ComparedFunction:
                 results = self.compare(results)
         except BaseException as error:
             self.restart()
-            common = self._ranks.common_error(error)
-            if common is error:
-                raise
-            raise common from error
+            self._ranks.raise_common(error)
         return results
 
     def restart(self):

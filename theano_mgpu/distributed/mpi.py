@@ -256,10 +256,7 @@ class MpiRanks(Meeting):
                     self.meet((COMPILE,))
             self.meet((COMPILE, 1))
         except BaseException as error:
-            common = self.common_error(error)
-            if common is error:
-                raise
-            raise common from error
+            self.raise_common(error)
 
     def _abort(self, what, waited):
         """End the job: called by the watchdog."""

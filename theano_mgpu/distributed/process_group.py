@@ -73,6 +73,13 @@ class Ranks:
         """
         return error
 
+    def raise_common(self, error: BaseException, of_step: bool = False) -> None:
+        """Raise the `common_error` of all ranks; `error` is the exception that is being handled."""
+        common = self.common_error(error, of_step)
+        if common is error:
+            raise
+        raise common from error
+
     @contextlib.contextmanager
     def failing_together(self):
         """Have every rank raise the error of a ``with`` block, see `common_error`; all ranks enter the block.
@@ -82,10 +89,7 @@ class Ranks:
         try:
             yield
         except (Exception, SystemExit) as error:
-            common = self.common_error(error)
-            if common is error:
-                raise
-            raise common from error
+            self.raise_common(error)
 
     def check_threads(self) -> None:
         """Raise an MgpuError if a thread may not exchange while the ranks meet in another one."""
