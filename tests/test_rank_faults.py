@@ -22,7 +22,8 @@ def test_ranks_that_disagree_are_told_so_at_once(tmp_path):
             found = json.load(f)
         met = {name: (kind, text) for name, kind, text in found['met']}
         assert met['lengths'][0] == 'RankBatchError' and '7 samples, rank 1 (host' in met['lengths'][1]
-        assert met['data'][0] == 'RankBatchError' and 'different batches of 7 samples' in met['data'][1]
+        assert met['data'][0] == 'RankBatchError'
+        assert 'different batches of 7 samples, which differ in x: rank 0' in met['data'][1]
         assert met['functions'][0] == 'RankError' and 'in call 1 of predict' in met['functions'][1]
         assert met['model'][0] == 'RankError' and 'w2 float32(16, 3)' in met['model'][1]
         assert met['weights'][0] == 'RankError' and 'those that were set (here: w1)' in met['weights'][1]

@@ -229,10 +229,7 @@ class DataParallel(InputValues):
                     transaction.commit()
             except BaseException as error:
                 transaction.roll_back()
-                common = self.ranks.common_error(error)
-                if common is error:
-                    raise
-                raise common from error
+                self.ranks.raise_common(error, of_step=True)
             rank_process.note_step()
             return outputs
 

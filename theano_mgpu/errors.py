@@ -44,6 +44,11 @@ def noted(error, text):
     return error
 
 
+def is_of_call(error):
+    """Return whether an exception is that of the call that raises it, not one of what another rank does meanwhile."""
+    return not getattr(error, 'known_to_all', False) or error.of_step
+
+
 def in_one_line(error):
     """Return the class of an exception, the first line of its text, and its notes, for a message.
 

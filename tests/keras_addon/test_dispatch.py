@@ -199,6 +199,8 @@ def test_processes_of_one_host_compute_short_batches_whole(tmp_path):
     done = launch(2, 'short_batches', path, job=os.path.abspath(rank_jobs.__file__), flags=INTERPRETED)
     model, history = rank_jobs.fitted_by_short_batches()
     others, state = [], rank_jobs.state(model)
+    for _ in range(2 * CALLS):
+        model.predict_on_batch(rank_jobs.X[:8])  # draws numbers, too
     for _ in range(37):
         loss = model.train_on_batch(rank_jobs.X[:8], rank_jobs.Y[:8])
     # Four epochs of six batches of 8 samples and one of 5, then predictions.

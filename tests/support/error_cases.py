@@ -151,7 +151,13 @@ def keras_cases():
         attempt('callback, ' + name, model.fit, x, y, batch_size=5, verbose=0, callbacks=[Failing(error)])
         for workers in (0, 1):
             attempt('generator, %s, %d' % (name, workers), model.fit_generator, batches(error), 9, epochs=1, verbose=0,
-                    workers=workers) if isinstance(error, Exception) else None
+                    workers=workers) if isinstance(error, Exception) or not workers else None
+    attempt('callback that writes', model.fit, x, y, verbose=0, callbacks=[keras.callbacks.CSVLogger('/nowhere/x.csv')])
+    if os.environ.get('OMPI_COMM_WORLD_RANK') != '0':  # in one process, or on one rank of two
+        last = [Failing(IndexError('of the last rank'))]
+    else:
+        last = [keras.callbacks.Callback()]
+    attempt('callback of one rank', model.fit, x, y, batch_size=5, verbose=0, callbacks=last)
     for workers in (0, 1):
         attempt('end of data, %d' % workers, model.fit_generator, batches(), 9, epochs=1, verbose=0, workers=workers)
         attempt('end of test, %d' % workers, model.evaluate_generator, batches(), 9, workers=workers)

@@ -55,7 +55,7 @@ class Growing(keras.utils.Sequence):
 
     def __getitem__(self, index):
         rows = np.random.RandomState(index).permutation(22)[:7]
-        return X[rows] + random.random() * UNSEEDED, Y[rows]
+        return X[rows] + (random.random() if UNSEEDED else 0), Y[rows]
 
     def on_epoch_end(self):
         self.length = max(self.length - 1, 2)

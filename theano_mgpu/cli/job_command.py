@@ -13,7 +13,7 @@ from .launcher_output import OWN_DESCRIPTOR
 
 # Environment variables that processes on other hosts need; mpirun itself passes on OMPI_* only.
 CARRIED = ('THEANO_FLAGS', 'THEANORC', 'PYTHONPATH', 'PYTHONHASHSEED', 'PYTHONSAFEPATH', 'KERAS_BACKEND', 'KERAS_HOME',
-           'POCL_DEVICES', 'LD_LIBRARY_PATH', 'CUDA_HOME', mpi_environment.QUIET)
+           'POCL_DEVICES', 'LD_LIBRARY_PATH', 'CUDA_HOME', mpi_environment.QUIET, mpi_environment.SEED)
 # A lost host is noticed within 10 seconds; with Open MPI's defaults it takes 8 minutes.
 KEEPALIVE = {'oob_tcp_keepalive_time': 3, 'oob_tcp_keepalive_intvl': 1, 'oob_tcp_keepalive_probes': 3}
 THREADS = ('OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS')

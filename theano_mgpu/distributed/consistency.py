@@ -9,7 +9,7 @@ from ..jobs import rank_process
 from ..replicas.copies import give_value
 from ..replicas.transfers import FlatBuffers, describe
 from ..utils.checksums import checksum, sampled_checksum
-from .process_group import ADD, CALL, COMPARE, SHARE
+from .process_group import ADD, CALL, COMPARE, SHARE, WIDTH
 
 COMPARED = 256  # calls of a function that each rank computes whole, after which the ranks compare its results
 
@@ -101,15 +101,24 @@ def meet_for_batch(function, length, values):
     else:
         _check_equal(ranks, lengths, RankBatchError, 'the ranks were given batches of different lengths', '%d samples',
                      "Give each rank the whole batch, or set mgpu.data=sharded if each has its own part")
-        _check_equal(ranks, of_values, RankBatchError, 'the ranks were given different batches of %d samples' % length,
-                     'checksum %d', 'Shuffle and augment with the same seed on every rank, or set mgpu.data=sharded if '
-                     'each has its own data')
+        if (of_values != of_values[0]).any():
+            text = 'the ranks were given different batches of %d samples, which differ in %s'
+            _check_equal(ranks, of_values, RankBatchError, text % (length, _differing(function, values)), 'checksum %d',
+                         'Give each rank the same arrays, drawn by one seed; a number that one rank alone draws makes '
+                         'all later ones differ. Or set mgpu.data=sharded if each has its own data')
     _check_equal(ranks, of_variables, RankError, 'variables have different values on different ranks since the last '
                  'step, among those that were set (here: %s)' % (', '.join(str(v.variable) for v in touched) or 'none'),
                  'checksum %d', 'Set the same values on every rank')
     for variable in touched:
         variable.touched = False
     return lengths.tolist(), values
+
+
+def _differing(function, values):
+    """Return the names of the inputs that have other values on other ranks."""
+    inputs = function.arguments.inputs[:WIDTH]
+    found = function.ranks.meet((SHARE,), list(map(sampled_checksum, values[:WIDTH])))
+    return ', '.join(str(variable) for variable, column in zip(inputs, found.T) if (column != column[0]).any())
 
 
 def led_by_first(ranks, values, name):
@@ -159,25 +168,26 @@ class ComparedFunction:
         self._calls = self._compared = self._checksum = 0
 
     def __call__(self, inputs):
-        if self._failed:
-            take_values_of_first(self._ranks, self._variables())
-            self._failed = False
-        if self._apart:
-            inputs = self._of_first(inputs)
-        self._calls += 1
         try:
+            if self._failed:
+                take_values_of_first(self._ranks, self._variables())
+                self._failed = False
+            if self._apart:
+                inputs = self._of_first(inputs)
+            self._calls += 1
             results = self._function(inputs)
             self._checksum = zlib.crc32(np.asarray(results[0]).tobytes(), self._checksum)
             if self._calls % COMPARED == 0 or self._calls < COMPARED and not self._calls & (self._calls - 1):
                 results = self.compare(results)
         except BaseException as error:
-            self._failed = True
-            self._begin()
-            common = self._ranks.common_error(error)
-            if common is error:
-                raise
-            raise common from error
+            self.restart()
+            self._ranks.raise_common(error)
         return results
+
+    def restart(self):
+        """Begin the next call with the values of rank 0, after an error. Every rank has to make the call."""
+        self._failed = True
+        self._begin()
 
     def compare(self, results=None):
         """Compare what has not been compared yet. Every rank has to make the call.
@@ -200,7 +210,7 @@ class ComparedFunction:
         return self._ranks.broadcast_arrays(results)
 
     def _of_first(self, inputs):
-        found = self._ranks.meet((SHARE, self._number), [sampled_checksum(inputs)])[:, 0]
+        found = self._ranks.meet((COMPARE, self._number, 0), [sampled_checksum(inputs)])[:, 0]
         return inputs if (found == found[0]).all() else self._ranks.broadcast_arrays(inputs)
 
 

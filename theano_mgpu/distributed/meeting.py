@@ -169,7 +169,7 @@ class Meeting(Ranks):
     def agree(self):
         self.meet((AGREE,))
 
-    def common_error(self, error):
+    def common_error(self, error, of_step=False):
         if isinstance(error, RankError) or getattr(error, 'known_to_all', False):
             return error
         if not isinstance(error, (Exception, SystemExit)):  # Ctrl-C: the progress of the others is unknown
@@ -177,7 +177,7 @@ class Meeting(Ranks):
             return error
         try:
             with self.one_thread():
-                self._send_to_each((FAILED,))
+                self._send_to_each((FAILED, of_step))
                 return self._error_of_first(error)
         except MgpuError:  # others do not come, or a thread meets them: this rank's error is the one to report
             return error
@@ -192,7 +192,7 @@ class Meeting(Ranks):
                      COMPARE: 'in one of the last batches. Each rank computes them whole, and this one has done so'}
             error = unpacked(package, '%s failed %s' % (
                 self.name(first), where.get(self._sent[0], 'here, which was therefore given up on every rank')))
-        error.known_to_all = True
+        error.known_to_all, error.of_step = True, bool(self._received[first, 1])
         return error
 
     def note_divided(self, gather):

@@ -207,7 +207,7 @@ class MpiRanks(Meeting):
             result = act()
         except BaseException as error:
             package = packed(error)
-            error.known_to_all = True
+            error.known_to_all, error.of_step = True, False
             raise
         finally:
             for rank in range(1, self.size):
@@ -233,7 +233,7 @@ class MpiRanks(Meeting):
                 if (sent, meetings) == (what, self._meetings):
                     if package is not None:
                         error = unpacked(package, '%s failed to %s' % (self.name(0), deed))
-                        error.known_to_all = True
+                        error.known_to_all, error.of_step = True, False
                         raise error
                     return (result,)
             elif gone_on:
@@ -256,10 +256,7 @@ class MpiRanks(Meeting):
                     self.meet((COMPILE,))
             self.meet((COMPILE, 1))
         except BaseException as error:
-            common = self.common_error(error)
-            if common is error:
-                raise
-            raise common from error
+            self.raise_common(error)
 
     def _abort(self, what, waited):
         """End the job: called by the watchdog."""

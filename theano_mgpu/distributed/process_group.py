@@ -56,12 +56,14 @@ class Ranks:
     def agree(self) -> None:
         """Wait until every rank has come to the end of a step; the error of one that has failed in it."""
 
-    def common_error(self, error: BaseException) -> BaseException:
+    def common_error(self, error: BaseException, of_step: bool = False) -> BaseException:
         """Have every rank raise one error, since this rank has met one: the others raise it when they next meet.
 
         Parameters
         ----------
         error : BaseException
+        of_step : bool
+            Whether it is that of a step which all ranks compute, so that they can compute the batch otherwise.
 
         Returns
         -------
@@ -70,6 +72,13 @@ class Ranks:
             An error that all ranks know already, and an interruption such as Ctrl-C, is returned as it is.
         """
         return error
+
+    def raise_common(self, error: BaseException, of_step: bool = False) -> None:
+        """Raise the `common_error` of all ranks; `error` is the exception that is being handled."""
+        common = self.common_error(error, of_step)
+        if common is error:
+            raise
+        raise common from error
 
     @contextlib.contextmanager
     def failing_together(self):
@@ -80,10 +89,7 @@ class Ranks:
         try:
             yield
         except (Exception, SystemExit) as error:
-            common = self.common_error(error)
-            if common is error:
-                raise
-            raise common from error
+            self.raise_common(error)
 
     def check_threads(self) -> None:
         """Raise an MgpuError if a thread may not exchange while the ranks meet in another one."""
@@ -191,7 +197,7 @@ class Ranks:
             result, package = self.broadcast_object((result, error and packed(error)))
             error = error or package and unpacked(package, 'rank 0 failed')
         if error is not None:
-            error.known_to_all = True
+            error.known_to_all, error.of_step = True, False
             raise error
         return result
 

@@ -3,7 +3,7 @@ import functools
 import threading
 import time
 
-from ..errors import GraphError, LengthError, MgpuError, RankError, in_one_line, noting
+from ..errors import GraphError, LengthError, MgpuError, RankError, in_one_line, is_of_call, noting
 from ..parallel_function import ParallelFunction
 from ..patches.theano_functions import shown
 from ..program.parallel_graph import choose_ranks
@@ -207,7 +207,8 @@ class EnabledFunction:
 
     def _is_for_plain(self, failure):
         """Return whether plain Theano is to compute a call that has failed over the contexts."""
-        return isinstance(failure, LeftToPlain) or not (isinstance(failure, RankError) or self._enabled.strict)
+        return isinstance(failure, LeftToPlain) or (
+            not self._enabled.strict and not isinstance(failure, RankError) and is_of_call(failure))
 
     def _go_on_after(self, failure, programs):
         """Note why plain Theano has computed a call, and decide how to go on."""

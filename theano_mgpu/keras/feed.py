@@ -47,7 +47,7 @@ class Feed:
             item = following()
         except BaseException as error:  # also SystemExit, and Ctrl-C, which is one of all ranks
             self._ranks.broadcast_arrays((ERROR, packed(error), []))
-            error.known_to_all = True
+            error.known_to_all, error.of_step = True, False
             raise
         kind = ANNOUNCED if self._ahead and self._ahead[0] is item else ITEM
         self._ahead = self._next_in_queue()
@@ -58,7 +58,7 @@ class Feed:
         kind, item, following = self._ranks.broadcast_arrays()
         if kind == ERROR:
             error = unpacked(item, 'rank 0, which makes the batches of all ranks, raised it')
-            error.known_to_all = True
+            error.known_to_all, error.of_step = True, False
             raise error
         if kind == ANNOUNCED:
             item, = self._ahead

@@ -6,7 +6,7 @@ import theano
 from keras import backend as K
 from keras.backend import theano_backend
 
-from ..errors import BatchError, MgpuError, RankError, in_one_line, noting
+from ..errors import BatchError, MgpuError, RankError, in_one_line, is_of_call, noting
 from ..graphs import graph
 from ..parallel_function import ParallelFunction
 from ..patches import keras_loops, theano_functions
@@ -141,12 +141,8 @@ class BatchFunction(ModelFunction):
         """
         try:
             return self._run_divided(inputs)
-        except MgpuError as error:
-            if not isinstance(error, BatchError) or isinstance(error, RankError) or self._must_divide():
-                raise
-            failure = error
         except Exception as error:
-            if self._must_divide():
+            if not self._may_be_of_plain_keras(error):
                 raise
             failure = error
         try:
@@ -154,8 +150,11 @@ class BatchFunction(ModelFunction):
         finally:
             del failure  # its traceback has this frame, which would keep it
 
-    def _must_divide(self):
-        return self.plain is None or self._variants.state.strict or self.function.sharded
+    def _may_be_of_plain_keras(self, error):
+        """Return whether plain Keras can say what an error is, as it is neither that of a device nor of the ranks."""
+        ours = isinstance(error, MgpuError) and (isinstance(error, RankError) or not isinstance(error, BatchError))
+        return self.plain is not None and is_of_call(error) and not (
+            ours or self._variants.state.strict or self.function.sharded)
 
     def _run_plain(self, inputs, failure):
         """Compute a batch that has failed over the contexts, and changed nothing."""

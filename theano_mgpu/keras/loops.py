@@ -52,7 +52,7 @@ def loop_of(method):
         checkpoint = checkpoint_among(callbacks)
         with checkpoint or contextlib.nullcontext():
             if trains_together:
-                return run_on_each_rank(run, callbacks, checkpoint)
+                return run_on_each_rank(self, run, callbacks, checkpoint)
             return run(callbacks=[LoopCallbacks(callbacks, checkpoint)] if checkpoint else callbacks)
     return loop
 
@@ -80,8 +80,8 @@ def with_feeds(names, args, kwargs):
     return (), given
 
 
-def run_on_each_rank(run, callbacks, checkpoint):
-    """Run a loop on every rank: ``run(**changed)``, with changed arguments."""
+def run_on_each_rank(model, run, callbacks, checkpoint):
+    """Run a loop of a model on every rank: ``run(**changed)``, with changed arguments."""
     sync = RankSync()
     sync.share_random_states()
     quiet = {'verbose': 0} if sync.ranks.rank else {}
@@ -90,6 +90,9 @@ def run_on_each_rank(run, callbacks, checkpoint):
             returned = run(callbacks=[LoopCallbacks(callbacks, checkpoint, sync)], **quiet)
     except Exception as error:
         if getattr(error, 'known_to_all', False):  # each rank is here: the script may go on
+            for function in (getattr(model, name, None) for name in ('train_function', 'test_function')):
+                if getattr(function, 'compared', None) is not None:
+                    function.compared.restart()
             sync.share_random_states()
         raise
     sync.share_random_states()
@@ -112,8 +115,11 @@ class RankSync(keras.callbacks.Callback):
     def share_random_states(self):
         """Have the other ranks continue with the random numbers of rank 0, from which the order of samples is drawn.
 
-        Rank 0 goes on as one process would: a thread of its generator may be drawing.
+        Rank 0 goes on as one process would: a thread of its generator may be drawing. So does each rank that has its
+        own data.
         """
+        if theano.config.mgpu.data == 'sharded':
+            return
         states = self.ranks.broadcast_object((random.getstate(), np.random.get_state()))
         if self.ranks.rank:
             random.setstate(states[0])
