@@ -134,7 +134,8 @@ def of_single_samples():
         'joined and split by reshape': T.tanh(TWICE).reshape((2, n, 4))[1], 'time step': TIMES[n:2 * n],
         # Ops made of graphs.
         'op': NORMED(x, w), 'op with a gradient': REVERSED(x), 'op with two outputs': sum(IN_TWO(x, v)),
-        'op of joined': T.concatenate([x, REVERSED(x)])[n:] * x, 'op in a loop': loop(lambda a, h: NORMED(h + a, T.eye(4)), T.zeros_like(s[:, 0]), sequences=time_major),
+        'op of joined': T.concatenate([x, REVERSED(x)])[n:] * x,
+        'op in a loop': loop(lambda a, h: NORMED(h + a, T.eye(4)), T.zeros_like(s[:, 0]), sequences=time_major),
         # Control flow.
         'one of two': ifelse(phase, x, 2 * x),
         'recurrence': loop(lambda a, h: T.tanh(h + a), T.zeros_like(s[:, 0]), sequences=time_major),
