@@ -7,7 +7,7 @@ from .kinds import N, kind
 class Indices:
     """Methods of RandomGraph."""
 
-    @kind(2)
+    @kind()
     def joined_batches(self):
         v, shape = self.pick(lambda s: N in s)
         axis = shape.index(N)
@@ -18,7 +18,7 @@ class Indices:
             part = self.some(slice(0, self.samples()), slice(self.samples(), None), slice(-self.samples(), None))
             self.add(both[(slice(None),) * axis + (part,)], shape)
 
-    @kind(2)
+    @kind()
     def diagonal_of_pairs(self):
         v, shape = self.pick(lambda s: len(s) == 2 and s[0] == N)
         pairs = T.tanh(T.dot(v, self.pick(lambda s: s == shape)[0].T) / 5)
@@ -27,7 +27,7 @@ class Indices:
         else:
             self.add(*(T.diag(pairs), (N,)) if self.chance(0.7) else (T.diag(T.diag(pairs)), (N, N)))
 
-    @kind(2)
+    @kind()
     def flat_places(self):
         v, shape = self.pick(lambda s: len(s) == 2 and s[0] == N)
         places = T.arange(self.samples()) * self.some(shape[1], v.shape[1]) + self.labels % shape[1]
@@ -38,7 +38,7 @@ class Indices:
             write = self.some(T.inc_subtensor, T.set_subtensor)
             self.add(write(flat[places], 0.4), (N * shape[1],))
 
-    @kind(2)
+    @kind()
     def rows_of_a_table(self):
         found = self.pick(lambda s: len(s) == 2 and s[0] == N and s[1] % 7)
         table = self.weight(6, found[1][1])
