@@ -66,9 +66,9 @@ def float64(monkeypatch):
 
 
 def test_20_random_graphs():
-    check(range(20))
+    check(range(80, 100))
 
 
 @pytest.mark.slow
 def test_300_random_graphs():
-    check(range(20, 320))
+    check([*range(80), *range(100, 320)])

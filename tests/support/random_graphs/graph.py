@@ -6,12 +6,13 @@ from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
 
 from .arithmetic import Arithmetic
+from .indices import Indices
 from .kinds import CLASSES, KINDS, N
 from .shapes import Shapes
 from .statistics import Statistics
 
 
-class RandomGraph(Arithmetic, Shapes, Statistics):
+class RandomGraph(Arithmetic, Indices, Shapes, Statistics):
     """A graph drawn by a seed.
 
     Every item is a float64 variable and its shape for a batch of N samples. No other length is a multiple of 7, so
