@@ -120,6 +120,15 @@ def test_what_mixes_samples_is_refused(name):
         partition(list(DATA), [variable])
 
 
+def test_heads_behind_a_deep_network_are_divided():
+    """Python allows a depth of 1000 calls."""
+    deep = s
+    for _ in range(1200):
+        deep = deep + 1
+    program = partition(list(DATA), [apart(merged(deep, 2), 2)])
+    assert len(program.stages) == 1
+
+
 @pytest.mark.parametrize('name', AT_RUN_TIME)
 def test_what_mixes_samples_is_refused_with_the_batch(name):
     variable, reason = AT_RUN_TIME[name]

@@ -26,7 +26,16 @@ def recurrent(a):
     return theano.scan(lambda step, h: T.tanh(step + h), a, T.zeros_like(a[0]), mode=PLAIN)[0][-1]
 
 
+def counting(first, step=1, place=0):
+    """As keras-contrib's CRF: each sample counts the steps, and those of one sample are the place in the mask."""
+    def turn(a, h, count):
+        here = T.cast(count[place, 0], 'int32')
+        return T.tanh(h + a) * s[:, here, :], count + step
+    return theano.scan(turn, s.dimshuffle(1, 0, 2), [T.zeros_like(x), first], mode=PLAIN)[0][0][-1]
+
+
 with change_flags(floatX='float64'):
+    zero = T.zeros_like(x[:, :1])
     streams = MRG_RandomStreams(1)
     DIVIDED = {
         'squares': each(lambda a: a ** 2, x), 'weights': each(lambda a: T.dot(a, w), x),
@@ -41,6 +50,8 @@ with change_flags(floatX='float64'):
         'a loop in a loop': each(recurrent, s), 'a loop around': theano.scan(
             lambda a, h: T.tanh(h + each(lambda b: b.sum(), a).dimshuffle(0, 'x')), s.dimshuffle(1, 0, 2),
             T.zeros_like(x), mode=PLAIN)[0][-1],
+        'a count of steps': counting(zero), 'a count from the end': counting(zero + 2, -1, -1),
+        'a count of all': x * (T.ones_like(x) * 3)[0],
         'words': each(lambda a, b: T.dot(a, w)[T.arange(3), b].sum(), s, words),
     }
     turns, place = 'it loops over samples, and each turn needs what the turns before', 'picks samples by their place'
@@ -59,6 +70,10 @@ with change_flags(floatX='float64'):
         'other axes': (each(lambda a, b: a.sum() + b.sum(), x, s[:, :, 0].T), place),
         'until': (theano.scan(lambda a: (a, theano.scan_module.until(a.sum() > 2)), x)[0], 'one of them may end it'),
         'random': (each(lambda a: a + streams.uniform((4,)), x), turns),
+        'a count that is the sample\'s own': (counting(x[:, :1]), place),
+        'a count by the samples': (counting(zero, s[:, 0, :1]), place),
+        'a count of the second sample': (counting(zero, place=1), place),
+        'a count of places': (x * (T.ones_like(x) * T.arange(n).dimshuffle(0, 'x'))[0], place),
         'the first ones': (theano.scan(lambda a: a * 2, x, n_steps=3)[0], place),
     }
 
@@ -68,7 +83,8 @@ def test_loops_over_samples_are_divided(name):
     check([DIVIDED[name]])
 
 
-@pytest.mark.parametrize('name', ['weights', 'of different lengths', 'numbers', 'a loop in a loop'])
+@pytest.mark.parametrize('name', ['weights', 'of different lengths', 'numbers', 'a loop in a loop',
+                                  'a count of steps'])
 def test_gradients_of_loops_over_samples_are_divided(name):
     check(with_gradients(DIVIDED[name]))
 

@@ -1,5 +1,6 @@
 """How many rows each sample has along an axis, where a graph says so."""
 import theano
+from theano.gof.graph import io_toposort
 from theano.ifelse import IfElse
 from theano.scalar import basic as scalar
 from theano.scan_module.scan_utils import equal_computations
@@ -30,12 +31,20 @@ def rows_of_each(shards, variable, axis):
     """
     if shards.value(variable).kind != ROWS or shards.value(variable).axis != axis:
         return None
-    key = variable, axis
-    if key not in shards.rows_of_each:
-        shards.rows_of_each[key] = (key,)  # while it is looked for
-        found = _rows_of_each(shards, variable, axis)
+    if (variable, axis) not in shards.rows_of_each:
+        for node in io_toposort([], [variable]):  # one after the other, however deep the graph is
+            for each in node.inputs + node.outputs:
+                _find_out(shards, each)
+        _find_out(shards, variable)
+    return shards.rows_of_each[variable, axis]
+
+
+def _find_out(shards, variable):
+    value = shards.value(variable)
+    key = variable, value.axis
+    if value.kind == ROWS and key not in shards.rows_of_each:
+        found = _rows_of_each(shards, *key)
         shards.rows_of_each[key] = (key,) if found is None else found
-    return shards.rows_of_each[key]
 
 
 def _rows_of_each(shards, variable, axis):

@@ -7,10 +7,11 @@ from theano.tensor import basic, elemwise, opt, subtensor
 
 from .base import number_everywhere
 
+DEEPEST = 100  # ops that are looked through
 SAME = compile_ops.Rebroadcast, compile_ops.ViewOp, opt.Assert
 
 
-def is_uniform(shards, variable, axis, assumed=frozenset()):
+def is_uniform(shards, variable, axis, assumed=frozenset(), depth=0):
     """Return whether a variable is known to be the same all along an axis.
 
     Parameters
@@ -21,31 +22,34 @@ def is_uniform(shards, variable, axis, assumed=frozenset()):
     axis : int
     assumed : frozenset of (theano.Variable, int)
         States of a loop that are so if their next values are.
+    depth : int
+        Ops that have been looked through.
     """
     key = variable, axis, assumed
     if key not in shards.uniform:
-        shards.uniform[key] = _is_uniform(shards, variable, axis, assumed)
+        shards.uniform[key] = depth < DEEPEST and _is_uniform(shards, variable, axis, assumed, depth + 1)
     return shards.uniform[key]
 
 
-def _is_uniform(shards, variable, axis, assumed):
+def _is_uniform(shards, variable, axis, assumed, depth):
     if (variable, axis) in assumed or variable.broadcastable[axis] or number_everywhere(variable) is not None:
         return True
     if isinstance(variable, theano.Constant):
         return bool(np.all(variable.data == np.take(variable.data, [0], axis)))
     if variable in shards.sources:
         outer, shift = shards.sources[variable]
-        return is_uniform(shards.around, outer, axis + shift)
+        return is_uniform(shards.around, outer, axis + shift, depth=depth)
     if variable in shards.recurrences:
         first, following = shards.recurrences[variable]
         assumed = assumed.union([(variable, axis)])
-        return is_uniform(shards.around, first, axis + 1) and \
-            all(is_uniform(shards, v, axis, assumed) for v in following)
+        return is_uniform(shards.around, first, axis + 1, depth=depth) and \
+            all(is_uniform(shards, v, axis, assumed, depth) for v in following)
     if variable in shards.loops:
         inside, result, first = shards.loops[variable]
-        return axis > 0 and is_uniform(inside, result, axis - 1) and (first is None or is_uniform(shards, first, axis))
+        return axis > 0 and is_uniform(inside, result, axis - 1, depth=depth) \
+            and (first is None or is_uniform(shards, first, axis, depth=depth))
     found = _made_of(variable.owner, axis) if variable.owner else None
-    return found is not None and all(is_uniform(shards, v, each, assumed) for v, each in found)
+    return found is not None and all(is_uniform(shards, v, each, assumed, depth) for v, each in found)
 
 
 def _made_of(node, axis):
