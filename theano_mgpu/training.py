@@ -10,6 +10,7 @@ from .checkpoints.lock import lock_checkpoint
 from .data_parallel import DataParallel
 from .errors import GraphError, NonFiniteError
 from .graphs import graph
+from .graphs.own_flags import builds_graphs
 from .graphs.training_graph import check_reductions, loss_gradients, new_values, output_reductions, scalar_loss
 from .options import Options
 from .patches.shared_variables import watcher_of
@@ -118,6 +119,7 @@ class TrainingFunction(DataParallel):
         If a variable gets a new value by `updates`, and another one by `batch_updates`.
     """
 
+    @builds_graphs
     def __init__(self, inputs, loss, params, updates, outputs=(), batch_updates=None, check_finite=False, **options):
         self.params = list(params)
         loss = scalar_loss(loss)

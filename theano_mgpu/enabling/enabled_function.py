@@ -3,6 +3,7 @@ import time
 
 from ..batches.arguments import Arguments
 from ..errors import BatchError, GraphError, LengthError, MgpuError
+from ..graphs.own_flags import builds_graphs
 from ..graphs.updates import as_dict, with_givens
 from ..options import Options
 from ..parallel_function import Packing, ParallelFunction
@@ -146,6 +147,7 @@ class EnabledFunction:
         seconds, self._seconds = min(self._seconds[WARM_UP:]), []
         return results, max(self._ranks.everyones(int(seconds * 1e9))) / 1e9
 
+    @builds_graphs
     def _made(self, args, kwargs):
         """The ParallelFunction for arguments like these; a GraphError if there is none."""
         self._has_batch = False
@@ -204,6 +206,7 @@ class PlacedFunction(EnabledFunction):
         self._run = self._over_contexts
         return self._run(args, kwargs)
 
+    @builds_graphs
     def _divided_or_whole(self, args, kwargs):
         self._pack, outputs, updates = definition(self._given)
         mesh = mesh_for(outputs + list(updates.values()) + list(updates), self._enabled.contexts())
@@ -215,6 +218,7 @@ class PlacedFunction(EnabledFunction):
                     self._enabled.tell('%s runs on one replica of its devices: %s' % (self._usage.name, error))
         return self._as_it_is()
 
+    @builds_graphs
     def _as_it_is(self):
         if self._whole is None:
             self._pack, *graph = definition(self._given)
