@@ -13,6 +13,7 @@ import json
 import os
 import random
 import sys
+import tempfile
 import zlib
 
 LIBRARY, WAY = os.environ['UPSTREAM_LIBRARY'], os.environ.get('UPSTREAM_WAY', 'plain')
@@ -28,6 +29,7 @@ if LIBRARY == 'keras':
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
+_reports = []
 _path = os.environ.get('UPSTREAM_REPORT')
 _file = open('%s.%s' % (_path, RANK or 0), 'a', buffering=1) if _path else None
 
@@ -47,11 +49,18 @@ def pytest_configure(config):
         config.option.basetemp = os.path.abspath('files.%s' % RANK)
         os.makedirs('rank.%s' % RANK)
         os.chdir('rank.%s' % RANK)
+        tempfile.tempdir = os.getcwd()
     if WAY != 'plain':
-        theano_mgpu.enable(always=WAY == 'always', tell=_tell)
+        _reports.append(theano_mgpu.enable(always=WAY == 'always', tell=_tell))
         if LIBRARY == 'keras':
             from theano_mgpu.keras import enable
-            enable(always=WAY == 'always', tell=_tell)
+            _reports.append(enable(always=WAY == 'always', tell=_tell))
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Say what was divided."""
+    for report in _reports:
+        terminalreporter.write_line(str(report))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -13,6 +13,7 @@ from .devices.context_map import describe
 from .devices.contexts import check_process
 from .distributed.consistency import meet_for_batch
 from .errors import LengthError, warn
+from .graphs.own_flags import builds_graphs
 from .graphs.prints import print_values, take_prints
 from .graphs.updates import with_givens
 from .jobs import rank_process
@@ -60,6 +61,7 @@ class DataParallel(InputValues):
         Seconds that the calls spent in each phase, see `timeline.PHASES`.
     """
 
+    @builds_graphs
     def __init__(self, inputs, outputs, updates, options):
         self.options, contexts = options, resolve_contexts(options.contexts)
         self.ranks = choose_ranks(options.executor)

@@ -10,6 +10,7 @@ from .checkpoints.lock import lock_checkpoint
 from .data_parallel import DataParallel
 from .errors import GraphError, NonFiniteError
 from .graphs import graph, training_graph
+from .graphs.own_flags import builds_graphs
 from .graphs.updates import as_dict
 from .options import Options
 from .patches.shared_variables import watcher_of
@@ -123,6 +124,7 @@ class TrainingFunction(DataParallel):
         The others of `training_function`.
     """
 
+    @builds_graphs
     def __init__(self, inputs, loss, params, updates, outputs=(), gradients=(), **options):
         self.params = list(params)
         self._n_outputs = 1 + len(outputs)

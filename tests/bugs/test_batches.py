@@ -10,6 +10,7 @@ import theano.tensor as T
 from support.faulty_executor import faulty
 from support.modes import PYTHON
 from support.small_models import data, dense_model, momentum
+from theano.configparser import change_flags
 from theano.printing import Print
 
 
@@ -134,3 +135,53 @@ def test_what_a_loop_prints_keeps_it_on_one_device(cpu2):
     with pytest.warns(mgpu.MgpuWarning, match='what a loop prints would be the part of a replica'):
         f = mgpu.function([x], sums[-1], mode=PYTHON)
     np.testing.assert_array_equal(f(np.ones((5, 3), x.dtype)), [3] * 5)
+
+
+VECTOR, OTHER, MATRIX = T.fvector('x'), T.fvector('y'), T.fmatrix('m')
+TWO = theano.shared(np.arange(2, dtype='float32'), name='two')
+
+
+@pytest.mark.parametrize('inputs, output, lengths', [
+    ([VECTOR, OTHER], VECTOR * OTHER, (4, 2)),
+    ([VECTOR, OTHER], T.sqr(VECTOR - OTHER).mean(), (2, 1)),
+    ([VECTOR], VECTOR + TWO, (4,)),
+    ([VECTOR], (VECTOR * T.constant(np.ones(2, 'float32'))).sum(), (4,)),
+    ([MATRIX, OTHER], T.dot(OTHER, MATRIX), (4, 2)),
+    ([MATRIX, OTHER], (MATRIX * OTHER.dimshuffle(0, 'x')).sum(axis=0), (6, 3)),
+], ids=str)
+def test_what_has_as_many_rows_as_a_replica_alone_is_an_error_as_on_one_device(inputs, output, lengths, cpu2):
+    """Each replica took all of it for the rows of its samples: [1 2 3 4] * [1 2] was [1 4 3 8]."""
+    given = [np.ones((length,) + (3,) * (variable.ndim - 1), 'float32') for variable, length in zip(inputs, lengths)]
+    mgpu.enable(always=True)
+    try:
+        function = theano.function(inputs, output, mode='FAST_COMPILE')
+        for _ in range(2):
+            with pytest.raises(ValueError, match='(?i)mismatch|could not be broadcast|not aligned|shape'):
+                function(*given)
+    finally:
+        mgpu.disable()
+
+
+@pytest.mark.parametrize('value', ['raise', 'warn'])
+def test_graphs_of_the_package_have_no_test_values(value, cpu2, recwarn):
+    """With the flag compute_test_value=raise: "Cannot compute test value: input 0 of Op Shape_i missing"."""
+    x, w = T.fmatrix('x'), theano.shared(np.ones((3, 3), 'float32'), name='w')
+    x.tag.test_value = np.ones((2, 3), 'float32')
+    given = np.arange(15, dtype='float32').reshape(5, 3)
+    with change_flags(compute_test_value=value):
+        hidden = T.dot(x, w)
+        outputs = [hidden - hidden.mean(axis=0), hidden.reshape((x.shape[0], -1)).sum()]
+        one = theano.function([x], outputs, mode='FAST_COMPILE')(given)
+        mgpu.enable(always=True)
+        try:
+            function = theano.function([x], outputs, mode='FAST_COMPILE')
+            found = function(given)
+        finally:
+            mgpu.disable()
+        step = mgpu.training_function([x], T.sqr(hidden).mean(), [w], lambda gradients: {w: w - gradients[0]},
+                                      mode='FAST_COMPILE')
+        step(given)
+        assert theano.config.compute_test_value == value
+    assert function.mgpu_divided and not [str(each.message) for each in recwarn if 'test' in str(each.message)]
+    for ours, theirs in zip(found, one):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5)

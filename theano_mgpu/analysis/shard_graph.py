@@ -1,10 +1,14 @@
 """Nodes of the graph that replicas compute on their shards, with the stage of each, and exchanges between stages."""
 import theano.tensor as T
 from theano.tensor.elemwise import Elemwise
+from theano.tensor.opt import Assert
 
 from ..errors import GraphError
 from .sizes import size_of
 from .states import CONSTANT, FREE, NUMBER, REDUCTIONS, ROWS, WHOLE, State, Value, partial, rows
+
+NOT_DIVISIBLE = 'this batch cannot be divided: '  # how the message of a check begins that fails in a step
+OTHER_LENGTH = NOT_DIVISIBLE + 'a value that meets the samples has not as many rows as there are samples'
 
 
 class CannotCut(GraphError):
@@ -148,8 +152,11 @@ class ShardGraph:
         return self.make(lambda variable: T.switch(T.eq(self.first, 0), variable, T.zeros_like(variable)), [value],
                          partial(), like=value.variable)
 
-    def cut(self, value, axis, outer=None):
-        """The replica's rows of a CONSTANT that has the whole batch along an axis."""
+    def cut(self, value, axis, outer=None, widens=False):
+        """The replica's rows of a CONSTANT that has the whole batch along an axis; or one row for all, if it `widens`.
+
+        A CONSTANT of another length is an error when the batch comes, as it is on one device.
+        """
         if outer is not None:
             return self.make(lambda variable, blocks: _cut_inner(variable, axis, blocks, self),
                              [value, self.length(outer)], rows(axis, outer), like=value.variable)
@@ -157,11 +164,11 @@ class ShardGraph:
         def cut(variable):
             length = variable.shape[axis]
             each = length // self.total
-            # NumPy broadcasts a length of 1 that Theano does not know of. Of another one that does not fit, nothing
-            # remains: this is an error where the rows are used, as it is on one device.
-            fits = T.eq(each * self.total, length)
-            stop = T.switch(T.eq(length, 1), 1, (self.first + fits * self.own) * each)
-            return variable[(slice(None),) * axis + (slice(self.first * each, stop),)]
+            fits, stop = T.eq(each * self.total, length), (self.first + self.own) * each
+            if widens:  # NumPy broadcasts a length of 1 that Theano does not know of
+                fits, stop = T.or_(fits, T.eq(length, 1)), T.switch(T.eq(each, 0), length, stop)
+            first = Assert(OTHER_LENGTH)(self.first * each, fits)
+            return variable[(slice(None),) * axis + (slice(first, stop),)]
         return self.make(cut, [value], rows(axis, outer), like=value.variable)
 
 
@@ -169,7 +176,8 @@ def _cut_inner(variable, axis, outer, shards):
     """The rows of the samples out of an axis that has `outer` blocks of the whole batch, one after the other."""
     blocks = split_axis(variable, axis, outer)
     each = blocks.shape[axis + 1] // shards.total
-    cut = blocks[(slice(None),) * (axis + 1) + (slice(shards.first * each, (shards.first + shards.own) * each),)]
+    first = Assert(OTHER_LENGTH)(shards.first * each, T.eq(outer * each * shards.total, variable.shape[axis]))
+    cut = blocks[(slice(None),) * (axis + 1) + (slice(first, (shards.first + shards.own) * each),)]
     return merge_axis(cut, axis)
 
 

@@ -12,12 +12,11 @@ from theano.tensor.subtensor import Subtensor
 from ..patches.placement_tags import place_of_node, placed_on
 from .comparisons import compares
 from .op_rules import OpRules
-from .shard_graph import CannotCut, ShardGraph, merge_axis, split_axis
+from .shard_graph import NOT_DIVISIBLE, CannotCut, ShardGraph, merge_axis, split_axis
 from .states import BACKWARDS, CONSTANT, FREE, LAST, PARTIAL, REFUSED, ROWS, WHOLE, State, Value, rows
 
 ALLOWED = {BACKWARDS: (Scan, Subtensor, Shape, Shape_i), LAST: (Subtensor,)}
 RULES = OpRules()
-NOT_DIVISIBLE = 'this batch cannot be divided: '  # how the message of a check begins that fails in a step
 rule = RULES.rule  # for functions ``(shards, node, values) -> list of Value``
 
 

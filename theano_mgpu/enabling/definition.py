@@ -4,6 +4,7 @@ from theano.compile.sharedvalue import SharedVariable
 
 from ..errors import GraphError
 from ..graphs.graph import substitute
+from ..graphs.own_flags import builds_graphs
 from ..graphs.updates import with_givens
 from .function_call import explicit_inputs
 
@@ -39,6 +40,7 @@ class Definition:
         self._held = [given.variable for given in maker.expanded_inputs if
                       isinstance(given.value, theano.gof.Container) != isinstance(given.variable, SharedVariable)]
 
+    @builds_graphs
     def copied(self, swap, delete_updates):
         """Return the Definition of a copy, see `Function.copy`."""
         new, swap = object.__new__(Definition), swap or {}
@@ -50,6 +52,7 @@ class Definition:
         new.updates = dict(zip([swap.get(variable, variable) for variable in updates], graph[n[1]:]))
         return new
 
+    @builds_graphs
     def on_host(self, subset=None):
         """Return the graph of all outputs, or of some, in variables of the host.
 

@@ -1,5 +1,6 @@
 """The programs of a `theano.function` of `enable`: one for each way to take its arguments as a batch."""
 from ..errors import MgpuError, in_one_line
+from ..graphs.own_flags import builds_graphs
 from ..program import CannotCut
 from .batch_finder import BatchFinder
 from .definition import Refusal
@@ -26,6 +27,7 @@ class Programs:
         The one that was chosen last.
     """
 
+    @builds_graphs
     def __init__(self, inputs, outputs, updates, make):
         self._graph, self._make = (inputs, outputs, updates), make
         self._finder = BatchFinder(inputs, outputs + list(updates.values()), updates)

@@ -3,6 +3,7 @@ import numpy as np
 
 from ..devices.context_map import HOST
 from ..errors import GraphError
+from ..graphs.own_flags import builds_graphs
 from .batch import any_length
 
 
@@ -46,6 +47,7 @@ class Variants:
         self.compile()
         return self._function
 
+    @builds_graphs
     def compile(self):
         """Make the function, unless it is there."""
         if self._function is None:
@@ -104,6 +106,7 @@ class Variants:
                 continue
         return None
 
+    @builds_graphs
     def _freed(self, inputs):
         """The variant without the length of this batch in its graph."""
         free = any_length(self._inputs, length_of(inputs))

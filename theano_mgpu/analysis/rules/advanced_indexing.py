@@ -159,7 +159,7 @@ class _Indexed:
 def _cut(shards, value, axis, outer):
     if value.kind == CONSTANT and axis >= 0 and axis < value.variable.ndim \
             and not value.variable.type.broadcastable[axis]:
-        return shards.cut(value, axis, outer)
+        return shards.cut(value, axis, outer, widens=True)
     return value
 
 

@@ -90,7 +90,7 @@ def aligned(shards, node, values):
     for value in same_order(shards, node, values):
         if value.kind == CONSTANT and value.variable.ndim > state.axis \
                 and not value.variable.type.broadcastable[state.axis]:
-            value = shards.cut(value, state.axis, state.outer)
+            value = shards.cut(value, state.axis, state.outer, widens=not isinstance(node.op, elemwise.Elemwise))
         found.append(value)
     return found, state
 

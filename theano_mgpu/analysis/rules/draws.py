@@ -97,7 +97,7 @@ def _own_size(shards, size, axis):
 
 def _own_parameters(shards, node, values, axis):
     places = _places(node, axis, node.outputs[1].ndim - node.op.ndim_added) if len(values) > 2 else []
-    return [shards.cut(value, place) if value.kind == CONSTANT and place >= 0
+    return [shards.cut(value, place, widens=True) if value.kind == CONSTANT and place >= 0
             and not value.variable.type.broadcastable[place] else value for value, place in zip(values[2:], places)]
 
 

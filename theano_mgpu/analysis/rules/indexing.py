@@ -96,7 +96,7 @@ def _inc_subtensor(shards, node, values):
     own = kept.index(axis) - shift  # of y
     if _takes_block(shards, node, x, entries, axis) and (y.kind == CONSTANT or y.state == rows(own)):
         if y.kind == CONSTANT and own >= 0 and not node.inputs[1].type.broadcastable[own]:
-            y = shards.cut(y, own)
+            y = shards.cut(y, own, widens=True)
         return blocks.write_block(shards, node, x, y, entries)
     if y.kind == ROWS and (y.axis != own or (y.state.outer is None) != (outer is None)):
         shards.refuse(node, 'samples lie along different axes of its inputs')
