@@ -53,6 +53,7 @@ def test_a_call_is_that_of_plain_theano(script, cpu2, enabled):
     report = enabled()
     for found, figure in zip(script(), expected):
         assert_equal(found, figure)
+    assert not any('continues on one device' in message for message in enabled.messages)
     assert bool(report.usages and any(usage.samples for usage in report.usages)) == (script not in WHOLE)
 
 
@@ -80,8 +81,9 @@ def test_numbers_of_outputs_that_there_are_not(subset, error, cpu2, enabled):
 
 ORDER = [script.__name__ for script in scripts()]
 # One for each way in which ranks exchange what they have, or compare it.
-QUICK = [call_cases.some_outputs, call_cases.values_of_inputs, call_cases.states_of_inputs, type_cases.sparse_arguments,
-         type_cases.sparse_outputs, type_cases.sparse_shared, type_cases.generic, type_cases.lists]
+QUICK = [call_cases.some_outputs, call_cases.borrowed_memory, call_cases.values_of_inputs, call_cases.states_of_inputs,
+         type_cases.sparse_arguments, type_cases.sparse_outputs, type_cases.sparse_shared, type_cases.generic,
+         type_cases.lists]
 
 
 @pytest.mark.mpi

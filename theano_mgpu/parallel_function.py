@@ -176,7 +176,7 @@ class ParallelFunction(DataParallel):
     inputs, outputs : list of theano.Variable
     updates : dict of SharedVariable to theano.Variable, or list of pairs
         New values, besides the default updates of the graph.
-    pack : Packing, optional
+    pack : callable, optional
         What a call makes of the list of its results; by default a list.
     **options
         Those of `mgpu.function`.
@@ -193,7 +193,7 @@ class ParallelFunction(DataParallel):
         ----------
         *args, **kwargs : array_like
             The inputs, in their order or by name, as for a `theano.function`.
-        output_subset : list of int or of str, optional
+        output_subset : list of int, or list of str, optional
             The outputs to return, by their numbers or keys. All of them are computed, and all updates made.
 
         Returns

@@ -341,6 +341,14 @@ def values_of_inputs():
     yield [f.container[1].value, f.finder[s].value, 's' in f, 't' in f, w in f, s in f.value, 's' in f.container]
     yield f(X, v=[1, 1, 1])
     yield f(X)
+    f['s'] = 6
+    yield f(X[:0])  # an empty batch is plain Theano's
+    yield f(X)
+    g = function([x, theano.In(s, value=1)], x.reshape((4, 3)).sum(axis=1) * s)
+    yield g(X[:4])
+    g['s'] = 3
+    yield g(X[:2].repeat(2, axis=1))  # and so is one of another length than that of the graph
+    yield [g['s'], g(X[:4])]
     f['x'] = X  # what has no default has to be given
     yield outcome(f)
     f['s'] = 2
@@ -449,6 +457,23 @@ def borrowed_outputs():
         value[...] = 0  # is no memory of the variable's, or of an argument's
     yield [X.sum(), w.get_value()]
     yield f(X)
+
+
+@case(theano.shared, 'borrow')
+def borrowed_memory():
+    x, array, other = T.dmatrix('x'), np.ones((3, 2)), np.eye(3, 2)
+    w = theano.shared(array, borrow=True)
+    f = function([x], [T.dot(x, w), w.sum()])
+    yield f(X)
+    array *= 3
+    yield f(X)
+    w.get_value(borrow=True)[1] = 7
+    yield [array.copy(), f(X)]
+    w.set_value(other, borrow=True)
+    yield f(X)
+    other[...] = 2
+    array[...] = 0
+    yield [f(X), w.get_value()]
 
 
 # ------------------------------------------------------------------------------------------------------ what it has

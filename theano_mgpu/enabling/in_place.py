@@ -17,9 +17,12 @@ class InPlaceUpdates:
     """
 
     def __init__(self, function):
-        graph, specs = function.maker.fgraph, function.maker.expanded_inputs
-        self._variables = [specs[i].variable for output, i in graph.update_mapping.items() if specs[i].shared and
-                           _root(graph.outputs[output]) is graph.inputs[i]]
+        graph = function.maker.fgraph
+        updated = [(given, variable) for given, variable in zip(function.maker.expanded_inputs, graph.inputs)
+                   if given.update is not None]
+        new = graph.outputs[function.n_returned_outputs:]
+        self._variables = [given.variable for (given, variable), value in zip(updated, new)
+                           if given.shared and _root(value) is variable]
 
     def lent(self):
         """Return those of the variables whose memory something else refers to, with their arrays."""
