@@ -171,7 +171,8 @@ def keras_cases():
         lines.append('%.6g' % np.sum(weights))
 
 
-theano_cases()
-keras_cases()
-with open('%s.%s' % (sys.argv[1], os.environ.get('OMPI_COMM_WORLD_RANK', 0)), 'w') as file:
-    file.write('\n'.join(lines))
+if __name__ == '__main__':
+    theano_cases()
+    keras_cases()
+    with open('%s.%s' % (sys.argv[1], os.environ.get('OMPI_COMM_WORLD_RANK', 0)), 'w') as file:
+        file.write('\n'.join(lines))

@@ -119,24 +119,29 @@ def by_generators(workers):
     fed_by('prediction' + here, lambda m: m.predict_generator(images(shuffle=True), workers=workers), draws=False)
 
 
-fed_by('arrays', lambda m: m.fit(X, Y, 6, 3, verbose=0, validation_split=.2),
-       model=compiled(dropout=.3))
-fed_by('class weights', lambda m: m.fit(X, Y > 0, 6, 2, verbose=0, class_weight={0: 1, 1: 3}, shuffle='batch'))
-fed_by('callbacks that draw', lambda m: m.fit(X, Y, 6, 4, verbose=0, callbacks=steering(), validation_data=(X, Y)))
-fed_by('loop', in_a_loop)
-by_generators(0)
-by_generators(1)
-fed_by('fit of a sequence', lambda m: m.fit(Growing(), epochs=3, verbose=0, workers=3, validation_data=Growing()),
-       draws=False)
-fed_by('fit of a generator', lambda m: m.fit(noisy(), steps_per_epoch=4, epochs=2, verbose=0), draws=False)
-fed_by('evaluate of a sequence', lambda m: m.evaluate(Growing(), verbose=0), draws=False)
-fed_by('predict of a sequence', lambda m: m.predict(images(shuffle=True)), draws=False)
-fed_by('processes', lambda m: m.fit_generator(Growing(), epochs=2, verbose=0, workers=2, use_multiprocessing=True),
-       draws=False)
-fed_by('old names', lambda m: m.fit_generator(noisy(), samples_per_epoch=3, nb_epoch=2, verbose=0, nb_worker=1),
-       draws=False)
-# Plain Keras gives other results each time: threads race for the numbers.
-fed_by('racing threads', lambda m: m.fit_generator(images(), epochs=2, verbose=0, workers=3,
-                                                  validation_data=images(seed=2)), draws=False)
-with open('%s.%d' % (sys.argv[1], RANK), 'w') as file:
-    json.dump(found, file)
+def main():
+    fed_by('arrays', lambda m: m.fit(X, Y, 6, 3, verbose=0, validation_split=.2),
+           model=compiled(dropout=.3))
+    fed_by('class weights', lambda m: m.fit(X, Y > 0, 6, 2, verbose=0, class_weight={0: 1, 1: 3}, shuffle='batch'))
+    fed_by('callbacks that draw', lambda m: m.fit(X, Y, 6, 4, verbose=0, callbacks=steering(), validation_data=(X, Y)))
+    fed_by('loop', in_a_loop)
+    by_generators(0)
+    by_generators(1)
+    fed_by('fit of a sequence', lambda m: m.fit(Growing(), epochs=3, verbose=0, workers=3, validation_data=Growing()),
+           draws=False)
+    fed_by('fit of a generator', lambda m: m.fit(noisy(), steps_per_epoch=4, epochs=2, verbose=0), draws=False)
+    fed_by('evaluate of a sequence', lambda m: m.evaluate(Growing(), verbose=0), draws=False)
+    fed_by('predict of a sequence', lambda m: m.predict(images(shuffle=True)), draws=False)
+    fed_by('processes', lambda m: m.fit_generator(Growing(), epochs=2, verbose=0, workers=2, use_multiprocessing=True),
+           draws=False)
+    fed_by('old names', lambda m: m.fit_generator(noisy(), samples_per_epoch=3, nb_epoch=2, verbose=0, nb_worker=1),
+           draws=False)
+    # Plain Keras gives other results each time: threads race for the numbers.
+    fed_by('racing threads', lambda m: m.fit_generator(images(), epochs=2, verbose=0, workers=3,
+                                                      validation_data=images(seed=2)), draws=False)
+    with open('%s.%d' % (sys.argv[1], RANK), 'w') as file:
+        json.dump(found, file)
+
+
+if __name__ == '__main__':
+    main()
