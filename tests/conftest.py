@@ -33,8 +33,8 @@ del os.environ[theano_imports.IMPORTED]
 # Tests of these modules and packages run with the flag mgpu.verify, too. Most others compare with one device anyway.
 SELF_CHECKED = {'bugs', 'test_function', 'test_multi_gpu', 'test_training'}
 
-# Programs, not tests: tests/keras_addon/test_scripts.py runs them.
-collect_ignore = ['keras_scripts', 'theano_scripts']
+# Programs, not tests: tests/keras_addon/test_scripts.py, tests/bugs/test_errors.py and test_feeding.py run them.
+collect_ignore = ['keras_scripts', 'theano_scripts', 'support/error_cases.py', 'support/feeding_cases.py']
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects tests by their markers

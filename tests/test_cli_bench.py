@@ -167,7 +167,7 @@ def test_ranks_that_fail(folder):
 ])
 def test_mistakes(folder, model, arguments, message):
     (folder / 'text.h5').write_text('no model')
-    text, _ = bench(folder, model, *arguments, code=1)
+    text, _ = bench(folder, model, *arguments, code=2)
     error = text[text.index('theano-mgpu: error: '):]
     assert re.search(message, error, re.DOTALL), error
 
@@ -187,7 +187,7 @@ def test_no_mpi(folder, monkeypatch):
 def test_within_a_job(folder, monkeypatch):
     for name, value in zip(mpi_environment.MPIRUN.variables, '0202'):
         monkeypatch.setenv(name, value)
-    text, _ = bench(folder, 'small.h5', code=1)
+    text, _ = bench(folder, 'small.h5', code=2)
     assert 'bench starts its own processes: run it without launch, with --ranks 2' in text
 
 

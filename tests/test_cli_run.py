@@ -229,7 +229,7 @@ def test_a_training_that_is_interrupted(tmp_path):
 def test_contexts_that_are_not_there_end_it(tmp_path):
     script = write(tmp_path / 'train.py', 'print("begins")\nimport keras\nprint("goes on")')
     code, out, err = run('--gpus', '3', script, folder=tmp_path, flags='contexts=one->cpu;two->cpu')
-    assert (code, out) == (1, 'begins\n')
+    assert (code, out) == (2, 'begins\n')
     assert 'theano-mgpu: error: 3 contexts were asked for; there are 2: one->cpu;two->cpu' in err
 
 
@@ -246,7 +246,7 @@ def test_launch_runs_it_in_each_process(tmp_path):
     assert without_seconds(out) == without_seconds(one) and err.count('theano-mgpu: 1 model') == 1
     assert 'did not work together' not in err and 'nothing is divided' not in err
     code, out, err = finish(start(words[:6] + ['--verify'] + words[6:], tmp_path, QUICK))
-    assert code == 1 and '--verify compares one device with the contexts of one process' in err
+    assert code == 2 and '--verify compares one device with the contexts of one process' in err
 
 
 def test_flags_that_the_script_sets_itself(tmp_path):

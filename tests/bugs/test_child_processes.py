@@ -66,7 +66,7 @@ def test_processes_that_a_script_starts_can_import_keras(installed, tmp_path):
     (tmp_path / 'script.py').write_text(STARTS_PROCESSES)
     out = run_installed(installed, '-m', 'theano_mgpu', 'run', '--contexts', 'a->cpu;b->cpu', 'script.py',
                         folder=tmp_path, THEANO_FLAGS='floatX=float32,cxx=,optimizer=fast_compile')
-    assert out == "[((4, 2), '', 'float32')]\n1\n"
+    assert out == "[((4, 2), 'a->cpu;b->cpu', 'float32')]\n1\n"
 
 
 def test_processes_that_need_no_fixes_are_left_alone(installed):

@@ -184,15 +184,17 @@ def test_other_files_in_its_place(two, tmp_path):
 
 
 def test_swapped_files_of_two_models(two, tmp_path):
-    """An intact file of another model is an error that says so, unless the file before is of this one."""
+    """An intact file of another model is an error that says so, whatever file is before it."""
     path, content, found = two
     other = [replicated(theano.shared(np.zeros(4), name='b'))]
     save(tmp_path / 'other.npz', other)
     swapped = (tmp_path / 'other.npz').read_bytes()
     path.write_bytes(swapped)
-    with pytest.raises(ValueError, match='run.npz holds the variables b, but this function has w, v, stream'):
-        load(path, found)
-    assert_refused(path, swapped, found)
+    for _ in range(2):
+        with pytest.raises(ValueError, match='run.npz holds the variables b, but this function has w, v, stream'):
+            load(path, found)
+        (tmp_path / 'run.npz.previous').write_bytes(content)
+    assert path.read_bytes() == swapped
 
 
 def test_files_of_earlier_versions_load(two):

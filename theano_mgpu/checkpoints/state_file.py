@@ -87,6 +87,11 @@ def read(path):
     return arrays
 
 
+def has_checksum(arrays):
+    """Return whether the file of these arrays, which `read` has returned, was compared with its checksum."""
+    return str(arrays['format']) == FORMAT
+
+
 def is_own(path):
     """Return whether a file, not a link, begins as a training state does, damaged or not; or is empty."""
     if not stat.S_ISREG(os.lstat(path).st_mode):

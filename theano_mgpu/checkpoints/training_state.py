@@ -134,7 +134,7 @@ def read(path, ranks, n_contexts, check):
     Parameters
     ----------
     path : str
-        If the file cannot be used, the state before it is read instead, with a warning.
+        If the file is damaged, the state before it is read instead, with a warning.
     ranks : Ranks
     n_contexts : int
         Number of contexts of this process.
@@ -144,37 +144,37 @@ def read(path, ranks, n_contexts, check):
     Raises
     ------
     ValueError
-        If neither the file nor the one before it can be used.
+        If the file is of another model, or damaged, and so is the one before it.
     """
     path, arrays = ranks.by_first(lambda: _usable(path, check))
     return Saved(path, arrays, sum(ranks.everyones(n_contexts)[:ranks.rank]))
 
 
 def _usable(path, check):
-    """Return the path and the arrays of a file or, if it cannot be used, of the one before it."""
+    """Return the path and the arrays of a file or, if it is damaged, of the one before it."""
     path = os.path.realpath(path) if os.path.islink(path) else os.fspath(path)
+    arrays = None
     try:
-        return path, _checked(path, check)
+        arrays = state_file.read(path)
+        check(Saved(path, arrays))
+        return path, arrays
     except ValueError as error:
-        previous, arrays, damaged = path + PREVIOUS, None, isinstance(error, Damaged)
-        with contextlib.suppress(ValueError, OSError):  # it cannot be used either, or is missing
-            arrays = _checked(previous, check)
-        if arrays is None and damaged:
+        damaged = isinstance(error, Damaged)
+        if not damaged and state_file.has_checksum(arrays):
+            raise  # it is intact, and of another model
+        previous = path + PREVIOUS
+        try:
+            arrays = state_file.read(previous)
+            check(Saved(previous, arrays))
+        except (ValueError, OSError):  # it cannot be used either, or is missing
+            if not damaged:
+                raise error from None
             raise ValueError('%s is damaged, or no training state of theano_mgpu (%s), and there is no intact %s. Name '
                              'another file, or remove it to begin anew' % (path, error, previous)) from error
-        if arrays is None:
-            raise
         warn('%s: the state before it is taken, from %s'
              % ('%s is damaged (%s)' % (path, error) if damaged else error, previous))
     _damaged.add(os.path.realpath(path))
     return previous, arrays
-
-
-def _checked(path, check):
-    """Return the arrays of a file; raise a ValueError if it cannot be used."""
-    arrays = state_file.read(path)
-    check(Saved(path, arrays))
-    return arrays
 
 
 class Saved:

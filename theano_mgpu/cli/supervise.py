@@ -66,8 +66,8 @@ def run_once(start, environment, program, signals):
             stderr=subprocess.PIPE, pass_fds=locks + output.descriptors,
             preexec_fn=functools.partial(rank_process.end_with, os.getpid(), signal.SIGTERM))
         with process:
-            output.copy(process)
             with signals.sent_on_to(process):
+                output.copy(process)
                 status = process.wait()
             output.finish(status, GRACE if signals.received else None)
     return 128 + signals.received if signals.received else exit_code(status), output.stepped
@@ -89,6 +89,7 @@ class Signals:
     def __init__(self):
         self.received = 0
         self._process = None
+        self._early = []  # to be passed on once there is a process
 
     def __enter__(self):
         # Ignored signals stay ignored: SIGHUP under nohup, SIGINT of a background process.
@@ -107,6 +108,8 @@ class Signals:
         self._process = process
         if self.received:
             process.terminate()
+        while self._early:
+            self._pass_on(self._early.pop(0), None)
         try:
             yield
         finally:
@@ -121,7 +124,9 @@ class Signals:
 
     def _pass_on(self, number, frame):
         process = self._process
-        if process is not None:
+        if process is None:
+            self._early.append(number)
+        else:
             # Open MPI 4.1's mpirun does not pass on SIGUSR1, against its manual.
             for rank in ranks_of(process.pid) or [process.pid]:
                 os.kill(rank, number)

@@ -142,7 +142,8 @@ class BatchFunction(ModelFunction):
         try:
             return self._run_divided(inputs)
         except Exception as error:
-            if not self._may_be_of_plain_keras(error):
+            nothing = self.optimizer_updates is not None and not length_of(inputs)  # a step on it makes all weights NaN
+            if nothing or not self._may_be_of_plain_keras(error):
                 raise
             failure = error
         try:

@@ -198,13 +198,13 @@ def start(path, rank=None):
         raise RuntimeError('a timeline is being recorded already, to %s: end it first (the flag mgpu.timeline '
                            'records the whole script)' % _recorder.path)
     # The script may change the current folder.
-    recorder = Recorder(os.path.abspath(path), mpi_environment.rank() if rank is None else rank)
+    recorder = Recorder(os.path.abspath(path) if path else path, mpi_environment.rank() if rank is None else rank)
     try:
         check_writable(recorder.path)  # fails now if the path cannot be written, not at the end
     except (OSError, ValueError) as error:  # ValueError: a null byte
         reason = getattr(error, 'strerror', None) or error
-        raise TimelineError('the timeline %s cannot be written: %s. Give timeline(path), or the flag mgpu.timeline, a '
-                            'path in a folder that exists' % (path, reason)) from error
+        raise TimelineError('the timeline %s. Give timeline(path), or the flag mgpu.timeline, a path in a folder that '
+                            'exists' % reason) from error
     _recorder = recorder
     atexit.register(stop, recorder)
     return recorder

@@ -25,7 +25,7 @@ def is_lent(storage):
     --------
     >>> array = np.zeros(6)
     >>> is_lent([array]), is_lent([np.zeros(6)]), is_lent([array[2:]]), is_lent([np.zeros(6)[2:]])
-    (True, True, True, False)
+    (True, False, True, False)
     """
     value = storage[0]
     if sys.getrefcount(value) > 3:  # the list, this name, and the argument

@@ -1,7 +1,7 @@
 """The picture of `theano-mgpu bench`: speedup against ideal."""
 import importlib.util
 
-from ...errors import MgpuError
+from ...errors import MissingError
 from ...utils.files import whole_file
 from .costs import NUMBERS
 from .report import curve, measured_speedups
@@ -13,10 +13,10 @@ MARKERS = {'contexts': ('o', 'black', 'measured: contexts of one process'),
 
 
 def check_matplotlib():
-    """Raise a MgpuError unless matplotlib is installed."""
+    """Raise a MissingError unless matplotlib is installed."""
     if importlib.util.find_spec('matplotlib') is None:
-        raise MgpuError('--plot needs matplotlib, which is not installed: pip install "theano_mgpu[bench]", or omit '
-                        '--plot')
+        raise MissingError('--plot needs matplotlib, which is not installed: pip install "theano_mgpu[bench]", or omit '
+                           '--plot')
 
 
 def draw(path, title, rows, costs, batch_size, networks, weak):

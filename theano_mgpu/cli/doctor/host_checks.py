@@ -154,8 +154,8 @@ def check_blas(setup):
 
 
 def check_map(setup):
-    if isinstance(setup.map_error, configparser.Error):
-        return Finding(FAIL, first_line(setup.map_error),
+    if isinstance(getattr(setup.map_error, '__cause__', None), configparser.Error):
+        return Finding(FAIL, first_line(setup.map_error).partition('. Fix')[0],
                        'Fix this file; `theano-mgpu config` prints a valid one')
     if isinstance(setup.map_error, MgpuError):
         return Finding(FAIL, first_line(setup.map_error), 'Fix the flag `contexts` in THEANO_FLAGS or .theanorc')
