@@ -209,6 +209,7 @@ def test_a_checkpoint_has_all_that_an_optimizer_updates(always, tmp_path):
         np.testing.assert_array_equal(found, one)
 
 
+@pytest.mark.slow
 def test_recurrent_states_of_a_model_go_from_one_function_to_the_next():
     def script():
         model = compiled(Sequential([L.SimpleRNN(3, stateful=True, batch_input_shape=(8, 2, 3)), L.Dense(3)]), 'sgd',

@@ -13,7 +13,7 @@ from theano.configparser import change_flags
 pytestmark = pytest.mark.filterwarnings('error::theano_mgpu.MgpuWarning')
 
 N = sum(RAGGED)
-QUICK_ONES = 'maps', 'chain with masks'
+QUICK_ONES = 'maps',
 CASES = {
     'transformer': (models.transformer, [[tokens(N, 5)], [one_hot(N)]], 'categorical_crossentropy'),
     'chain': (lambda: models.tagger(False), [[tokens(N, 5)], [np.eye(3)[tokens(N, 5, 3)]]], None),

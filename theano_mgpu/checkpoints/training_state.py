@@ -1,5 +1,4 @@
 """Save and load a training state as .npz, without pickle."""
-import contextlib
 import itertools
 import json
 import os
