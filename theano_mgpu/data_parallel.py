@@ -142,7 +142,7 @@ class DataParallel(InputValues):
 
     def _returned(self, values):
         """Those of the outputs that a call returns; the others are printed."""
-        return values[:len(values) - len(self._prints)]
+        return values[:len(values) - len(self._prints)] if self._prints else values
 
     @property
     def compiled(self):
@@ -176,11 +176,13 @@ class DataParallel(InputValues):
         list of ndarray
             The outputs.
         """
-        with self.arguments.assigned_once():
+        try:
             if self._verifies and self_check.is_divided(self, args, kwargs):
                 self._verifies = False  # only the first one is compared
                 self_check.check(self, args, kwargs)
             return self._printed(self.locked_step((args, kwargs)))
+        finally:
+            self.arguments.forget_assigned()
 
     def _printed(self, outputs):
         """Print what the graph prints; returns the outputs without it."""

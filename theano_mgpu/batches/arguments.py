@@ -1,5 +1,4 @@
 """The arguments of a function over a batch: which have samples, along which axis, and how many."""
-import contextlib
 
 import numpy as np
 import theano
@@ -93,13 +92,9 @@ class Arguments:
         if position in self._defaults:
             self._assigned[position] = value
 
-    @contextlib.contextmanager
-    def assigned_once(self):
-        """A block with a call: after it, the defaults count again."""
-        try:
-            yield
-        finally:
-            self._assigned.clear()
+    def forget_assigned(self):
+        """Have the defaults count again, after a call."""
+        self._assigned.clear()
 
     def named(self, values):
         """The number of samples, and the name, of each argument that has samples."""

@@ -5,7 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-from ...errors import MgpuError
+from ...errors import MissingError
 from ...jobs import mpi_library
 from ...jobs.allocation import allocation
 from ...utils.tables import counted
@@ -18,11 +18,11 @@ PACKAGES = SCRIPT.parents[3]  # the folder that theano_mgpu is in
 
 
 def check_mpi(n):
-    """Raise a MgpuError unless n ranks can be started."""
+    """Raise a MissingError unless n ranks can be started."""
     choose_start(n, None, allocation())
     probe = mpi_library.probe()
     if probe.returncode:
-        raise MgpuError(mpi_library.missing(probe.stderr.strip().rpartition('\n')[2]))
+        raise MissingError(mpi_library.missing(probe.stderr.strip().rpartition('\n')[2]))
 
 
 def sizes_apart(batch_size, n):
