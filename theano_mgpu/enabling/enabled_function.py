@@ -263,14 +263,18 @@ class EnabledFunction:
         try:
             programs.choose(values)
         except Refusal as refusal:
-            if self._enabled.strict:
-                programs.forget_refusals()
-                raise
-            self._tell_refusal('%s stays on one device: %s', refusal)
+            self._refuse(programs, refusal)
         if programs.step is None:
             raise NotDivided
         self._verify(programs.step, values)
         self._usage.run_on(programs.step.contexts, self._how)
+
+    def _refuse(self, programs, refusal):
+        """Say why no batch was divided so far; with `strict`, raise the refusal in each call."""
+        if self._enabled.strict:
+            programs.forget_refusals()
+            raise refusal
+        self._tell_refusal('%s stays on one device: %s', refusal)
 
     def _change_step(self, programs, values):
         """Make a step for a batch such as this one, or keep the one in use."""

@@ -2,7 +2,6 @@
 from ..errors import GraphError, MgpuError
 from ..options import Options
 from ..placement.layout import mesh_for
-from .definition import Refusal
 from .enabled_function import EnabledFunction, NotDivided, OtherBatch
 
 NOT_PLACED = '%s is placed on devices, but plain Theano runs it on one: %s'
@@ -63,15 +62,8 @@ class PlacedFunction(EnabledFunction):
             self._several = len(mesh.replicas) > 1 or self._ranks.size > 1 or Options().micro_batches > 1
         return self._several
 
-    def _choose_first(self, programs, values):
-        try:
-            programs.choose(values)
-        except Refusal as refusal:
-            self._tell_refusal('%s runs on one replica of its devices: %s', refusal)
-        if programs.step is None:
-            raise NotDivided
-        self._verify(programs.step, values)
-        self._usage.run_on(programs.step.contexts, self._how)
+    def _refuse(self, programs, refusal):
+        self._tell_refusal('%s runs on one replica of its devices: %s', refusal)
 
     def _as_it_is(self, programs, values):
         """Return the ParallelFunction that computes a call as it is on the first replica."""
