@@ -80,7 +80,7 @@ def measure(arguments):
         show(row)
         yield row
         for executor in arguments.executors:
-            two.runner.executor = make_executor(executor, 2)
+            two.executable.launcher.executor = make_executor(executor, 2)
             row = compare(functools.partial(one, *batch), functools.partial(two, *batch),
                           '%s: one device / two, %s' % (name, executor), arguments.rounds, arguments.block)
             row['phases'] = phases(two, batch)

@@ -100,7 +100,7 @@ def main():
           % (arguments.model, arguments.contexts, mgpu.size(), arguments.batch_size, arguments.size, arguments.filters,
              arguments.rounds))
     for name, (model, compiled_in) in sides.items():
-        stages = len(model.train_function.function.compiled_program.stages)
+        stages = len(model.train_function.function.plan.stages)
         print('%-12s %8.1f ms a step, %2d stages, compiled in %.1f s' % (name, 1e3 * np.median(found[name]), stages,
                                                                        compiled_in))
     for name in list(sides)[1:]:

@@ -84,7 +84,7 @@ def main():
         sides = {side: lambda step=step: turn(step) for side, step in steps.items()}
         take_turns(sides, WARM_UP)
         found = take_turns(sides, arguments.rounds)
-        (_, pieces), = steps['overlap'].compiled_program.stages
+        pieces, = [stage.parts for stage in steps['overlap'].plan.stages]
         megabytes = sum(param.get_value(borrow=True).nbytes for param in steps['overlap'].params) / 1e6
         rows.append([name, '%.1f' % megabytes, str(len(pieces))] +
                     ['%.1f' % (1e3 * spread(found['neither']).median)] +

@@ -1,6 +1,6 @@
 """Batch normalisation over shards: by the statistics of the whole batch, to rounding, or by those of each shard."""
-from theano_mgpu.analysis import CannotCut
-from theano_mgpu.program import partition
+from theano_mgpu.analysis import STACK, CannotCut
+from theano_mgpu.plan import partition
 
 import numpy as np
 import pytest
@@ -85,8 +85,8 @@ def test_statistics_take_one_exchange():
     (y, *_), _ = normalised(x, (1, 6))
     (z, *_), _ = normalised(T.tanh(y), (1, 6))
     program = partition([x], [z])
-    assert [[exchange.how for exchange in stage.exchanges] for stage in program.stages] == [
-        [], ['stack', 'stack'], ['stack']]  # the portion of the samples that each shard has once only
+    assert [[exchange.reduction for exchange in stage.exchanges] for stage in program.stages] == [
+        [], [STACK, STACK], [STACK]]  # the portion of the samples that each shard has once only
 
 
 def test_the_gradient_with_any_mean():

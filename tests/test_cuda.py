@@ -265,7 +265,7 @@ _, step = trained('dev0->cuda0')
 one = [step(x, labels) for _ in range(5)], values()
 _, step = trained('dev0->cuda0;dev1->cuda1')
 two = [step(x, labels) for _ in range(5)], values()
-print([function.mgpu_optimised.context.name for function in step.compiled[:2]])
+print([function.mgpu_optimised.context.name for function in step.functions[:2]])
 for a, b in zip(one[0] + one[1], two[0] + two[1]):
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 '''

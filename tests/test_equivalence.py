@@ -78,7 +78,7 @@ def check_dense(contexts, kind, n, dtype, plain):
             variable.set_value(variable.get_value() * 0)
         for param, first in zip(model.params, start.params):
             param.set_value(first.get_value())
-        step.runner.executor = make_executor(executor, n)
+        step.executable.launcher.executor = make_executor(executor, n)
         np.testing.assert_allclose(train(step, x, labels, 10), losses, rtol=TOLERANCE[dtype])
         assert largest_relative_difference(model, expected) < TOLERANCE[dtype]
     assert not mgpu.audit(step).wrong

@@ -198,5 +198,5 @@ def test_the_flag_chooses_the_executor(cpu2):
     x = T.fmatrix('x')
     from theano_mgpu.executors import SerialExecutor, ThreadsExecutor
     with theano.configparser.change_flags(**{'mgpu.executor': 'threads'}):
-        assert isinstance(mgpu.function([x], x).runner.executor, ThreadsExecutor)
-    assert isinstance(mgpu.function([x], x).runner.executor, SerialExecutor)
+        assert isinstance(mgpu.function([x], x).executable.launcher.executor, ThreadsExecutor)
+    assert isinstance(mgpu.function([x], x).executable.launcher.executor, SerialExecutor)

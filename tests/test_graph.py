@@ -4,9 +4,10 @@ from theano_mgpu.distributed.process_group import Ranks
 from theano_mgpu.errors import GraphError
 from theano_mgpu.graphs import graph
 from theano_mgpu.graphs.audit import ON_HOST
-from theano_mgpu.program import undivided
-from theano_mgpu.program.parallel_graph import ParallelGraph
+from theano_mgpu.plan import Part
+from theano_mgpu.replicas.replicated import replicated
 from theano_mgpu.replicas.transfers import Sender
+from theano_mgpu.runtime.executable import CompiledPart, variables_of
 
 import numpy as np
 import pytest
@@ -182,8 +183,9 @@ def shapes():
 
 
 def compile_for(context, inputs, outputs):
-    contexts = [context]
-    return ParallelGraph(inputs, outputs, {}, contexts, Ranks(), undivided(outputs)).compiled[0]
+    part = Part(tuple(inputs), tuple(inputs), tuple(outputs), tuple(outputs), {}, (context,))
+    replicas = {variable: replicated(variable) for variable in variables_of(part)}
+    return CompiledPart(part, replicas, 0, Ranks(), None).functions[0]
 
 
 def marks_of(name):

@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 
-from theano_mgpu.batches import scatter
 from theano_mgpu.cli import job_command, main, supervise
 from theano_mgpu.cli.doctor import mpi_checks
 from theano_mgpu.cli.launch import COMMAND
@@ -20,6 +19,7 @@ from theano_mgpu.distributed.mpi import import_mpi
 from theano_mgpu.distributed.process_group import Ranks
 from theano_mgpu.errors import ContextError, MgpuError
 from theano_mgpu.jobs import mpi_environment
+from theano_mgpu.plan import Machine, Shares
 from theano_mgpu.utils import checksums
 
 import numpy as np
@@ -268,8 +268,8 @@ def test_theano_does_not_start_mpi():
 
 
 def test_samples_of_ranks():
-    assert scatter.lengths_of_ranks(10, [2, 1, 1], 1) == [6, 2, 2]
-    assert scatter.lengths_of_ranks(2, [1, 1, 1], 2) == [2, 0, 0]
+    assert Shares(Machine(replicas=(2, 1, 1))).lengths(10) == [6, 2, 2]
+    assert Shares(Machine(replicas=(1, 1, 1)), least_samples=2).lengths(2) == [2, 0, 0]
 
 
 @pytest.mark.parametrize('change', [lambda x: x[::-1], lambda x: x + 1, lambda x: np.roll(x, 1, axis=1)])

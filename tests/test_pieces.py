@@ -2,8 +2,9 @@
 import contextlib
 
 import theano_mgpu as mgpu
-from theano_mgpu.devices.mesh import mesh_of
+from theano_mgpu.devices.mesh import Mesh, mesh_of
 from theano_mgpu.replicas.replicated import replicated
+from theano_mgpu.runtime import run
 
 import numpy as np
 import pytest
@@ -28,8 +29,8 @@ def chain(devices, penalty=0, widths=3):
 
 def pieces(step):
     """For each stage, its pieces: level and contexts."""
-    return [[(part.level, '+'.join(context.name for context in part.graph.contexts)) for part in parts]
-            for _, parts in step.compiled_program.stages]
+    return [[(part.level, '+'.join(context.name for context in part.contexts)) for part in stage.parts]
+            for stage in step.plan.stages]
 
 
 def compiled(devices, penalty=0, **options):
@@ -76,7 +77,7 @@ def test_towers_are_computed_at_the_same_time(names):
 
 
 def given(step, level):
-    stage, = [parts for _, parts in step.compiled_program.stages]
+    stage, = [stage.parts for stage in step.plan.stages]
     part, = [part for part in stage if part.level == level]
     return [variable for variable in part.given if variable.owner]
 
@@ -95,15 +96,10 @@ def test_values_are_released_once_no_later_piece_needs_them(names, recompute):
     """What is left of a shard after a step are its inputs, and what the program's outputs need."""
     a, b = names[:2]
     step = compiled([a, b, a], micro_batches=2, contexts=[[a, b]], recompute=recompute)
-    left, run = [], step.runner._finish
-
-    def finish(launched, batch, transaction):
-        made = run(launched, batch, transaction)
-        left[:] = [variable for shard in batch.shards for variable in shard.known if variable.owner]
-        return made
-    step.runner._finish = finish
-    step(np.ones((6, 3), theano.config.floatX))
-    assert not left
+    x = np.ones((6, 3), theano.config.floatX)
+    batch = step.built.splitter.split({step.arguments.inputs[0]: x}, [6])
+    run(step.executable, batch)
+    assert not [variable for shard in batch.shards for variable in shard.values if variable.owner]
 
 
 def test_the_mesh_has_a_row_for_each_replica(names):
@@ -118,7 +114,7 @@ def test_contexts_of_another_process_take_the_places_of_those_that_are_named(nam
     """Each process has whole replicas, in flat lists and in lists of lists."""
     a, b, c, d = mgpu.contexts()
     for contexts in ([c, d], [[a, b], [c, d]]):
-        assert mesh_of(contexts, names[:2], own=[c, d]) == (names[:2], [(c, d)])
+        assert mesh_of(contexts, names[:2], own=[c, d]) == Mesh(names[:2], [(c, d)])
 
 
 def test_contexts_that_are_left_over_are_named(names, capsys):
@@ -150,7 +146,7 @@ def test_values_are_taken_in_the_same_order_in_every_process(names):
     with mgpu.device(b):
         total = sum(T.tanh(i * part) for i, part in enumerate(parts))
     f = mgpu.function([x], total, mode='FAST_COMPILE', contexts=[[a, b]])
-    taken = [variable.index for variable in f.compiled_program.stages[0][1][1].given]
+    taken = [variable.index for variable in f.plan.stages[0].parts[1].given]
     assert taken == sorted(taken) and len(taken) == 6
 
 

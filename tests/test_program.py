@@ -1,8 +1,8 @@
 """Graphs that are cut where samples meet give what one device gives, whatever the shards."""
-from theano_mgpu.analysis import CannotCut
+from theano_mgpu.analysis import MAX, CannotCut
 from theano_mgpu.batches.data_sets import Slices
 from theano_mgpu.batches.division import divided
-from theano_mgpu.program import partition
+from theano_mgpu.plan import partition
 
 import numpy as np
 import pytest
@@ -406,7 +406,7 @@ def test_what_lengths_show_only_in_a_batch_is_an_error_then(build, reason):
 def test_nobody_needs_the_place_of_the_maximum():
     x = T.dmatrix('x')
     highest, _ = T.max_and_argmax(x, axis=0)
-    assert [exchange.how for exchange in partition([x], [highest]).exchanges] == ['max']
+    assert [exchange.reduction for exchange in partition([x], [highest]).exchanges] == [MAX]
 
 
 def test_what_is_needed_whole_is_exchanged_once():

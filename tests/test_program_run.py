@@ -54,7 +54,7 @@ def test_a_step_that_fails_in_a_late_stage_changes_nothing(expected, cpu2):
     model = CoupledModel('float64')
     step = model.over_contexts(PYTHON)
     before = [variable.get_value() for variable in model.variables]
-    faulty(step).inject(ZeroDivisionError(), run=len(step.compiled_program.stages) - 2)
+    faulty(step).inject(ZeroDivisionError(), run=len(step.plan.stages) - 2)
     with pytest.raises(ZeroDivisionError):
         model.train(step)
     for value, variable in zip(before, model.variables):

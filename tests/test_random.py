@@ -1,6 +1,6 @@
 """Random numbers over shards: those of one device, or of each replica for its own samples."""
-from theano_mgpu.program import partition
-from theano_mgpu.program.partition import OWN
+from theano_mgpu.analysis import SAME
+from theano_mgpu.plan import partition
 from theano_mgpu.replicas.random_streams import replica_state
 
 import numpy as np
@@ -87,7 +87,7 @@ def test_each_replica_draws_for_its_own_samples_only(streams, build):
     x, found, new = drawn(streams(3), build)
     program = partition([x], found + list(new.values()), random='independent')
     assert len(program.stages) == 1 and set(program.streams) == set(new) and len(program.streams) == len(new) == 2
-    assert [output.how for output in program.outputs[2:]] == [OWN, OWN]
+    assert [output.reduction for output in program.outputs[2:]] == [SAME, SAME]
     states = [{v: replica_state(v.get_value(), i) for v in new} for i in range(len(SIZES))]
     ours = run(program, split([SERIES], SIZES), PYTHON, states)
     for i, (start, stop) in enumerate([(0, 7), (7, 12), (12, 14)]):
@@ -95,8 +95,9 @@ def test_each_replica_draws_for_its_own_samples_only(streams, build):
             variable.set_value(value)
         alone = as_one_device(x, found + list(new.values()), SERIES[start:stop])
         for whole, own, output in zip(ours, alone[:2], program.outputs):
-            rows = whole.shape[output.how[1]] // N
-            part = np.moveaxis(np.moveaxis(whole, output.how[1], 0)[start * rows:stop * rows], 0, output.how[1])
+            axis = output.reduction.axis
+            rows = whole.shape[axis] // N
+            part = np.moveaxis(np.moveaxis(whole, axis, 0)[start * rows:stop * rows], 0, axis)
             assert_equal(part, own)
         for whole, own in zip(ours[2:], alone[2:]):
             assert same_state(whole[i], own)

@@ -3,7 +3,7 @@ import collections
 import logging
 
 from theano_mgpu.analysis import CannotCut
-from theano_mgpu.program import partition
+from theano_mgpu.plan import partition
 
 import numpy as np
 import pytest

@@ -104,8 +104,8 @@ def test_two_functions_share_the_replicas(trained):
     for _ in range(2):
         both(trained)
         np.testing.assert_allclose(predict(x), expected(x), rtol=1e-5)
-    evaluator = [r for r in predict.replicated() if r.variable is model.params[0]][0]
-    assert evaluator in step.replicated()
+    evaluator = [r for r in predict.built.alike if r.variable is model.params[0]][0]
+    assert evaluator in step.built.alike
 
 
 @pytest.mark.opencl

@@ -106,7 +106,7 @@ def test_a_training_function_optimises_once(contexts):
     contexts('cpu', 3)
     step = mgpu.training_function(model.inputs, model.loss, model.params, momentum, mode='FAST_COMPILE',
                                   update_on='device')
-    assert [is_retargeted(f) for f in step.compiled] == [False, True, True] * 2
+    assert [is_retargeted(f) for f in step.functions] == [False, True, True] * 2
 
 
 class Bound(theano.gof.Op):

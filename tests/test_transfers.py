@@ -1,12 +1,15 @@
 """Arguments go to devices, and gradients come back, in few copies; what a caller gives never changes."""
 import theano_mgpu as mgpu
+from theano_mgpu.analysis import SUM
 from theano_mgpu.devices.context_map import Context
+from theano_mgpu.executors import make_executor
 from theano_mgpu.graphs import graph
+from theano_mgpu.plan import AllReduce, Exchange, SumGroup
 from theano_mgpu.profiling.timeline import Timings
-from theano_mgpu.program.exchange import Sums
-from theano_mgpu.program.partition import Exchange
-from theano_mgpu.program.shard import Shard
 from theano_mgpu.replicas.transfers import SMALL, Fetcher, Sender
+from theano_mgpu.runtime.batch import Shard
+from theano_mgpu.runtime.launcher import Launcher
+from theano_mgpu.runtime.sums import HostSums
 
 import numpy as np
 import pytest
@@ -94,13 +97,14 @@ def test_sums_are_sent_in_one_copy_and_stay_those_of_their_step(gpu2):
     """As arguments of a function on the device, again and again."""
     x, y = T.fmatrix('x'), T.fvector('y')
     f = compiled(gpu2[0], [x, y], [x * 2, y + 1])
-    sums = Sums([Exchange(x, x, 'sum'), Exchange(y, y, 'sum')], {gpu2[0]: {x, y}}, None, Timings(), on_devices=False)
+    group = SumGroup((Exchange(x, x, SUM), Exchange(y, y, SUM)), AllReduce())
+    sums = HostSums(group, (), {gpu2[0]: {x, y}}, Launcher(make_executor('serial', 2)), Timings(), one_replica=False)
     for number in (1, 2):
-        shards = [Shard(0, (0, 1), {x: np.full((2, 3), number, 'f4'), y: np.full(2, number, 'f4')}, {})
+        shards = [Shard(0, (0, 1), {x: np.full((2, 3), number, 'f4'), y: np.full(2, number, 'f4')}, None)
                   for _ in range(2)]
         host = [Context('host', 'cpu', 'cpu')]  # where the parts are
         sums.add(shards, host * 2)
-        sums.add([Shard(0, (1, 2), {x: np.ones((2, 3), 'f4'), y: np.ones(2, 'f4')}, {})], host, number=1, n_rounds=2)
+        sums.add([Shard(0, (1, 2), {x: np.ones((2, 3), 'f4'), y: np.ones(2, 'f4')}, None)], host, number=1, n_rounds=2)
         taken = sums.taken()
         doubled, more = f(*[taken[variable].on(gpu2[0]) for variable in (x, y)])
         total = 2 * number + 1
@@ -170,7 +174,7 @@ def test_where_the_update_is_by_default(contexts, kind):
     model = dense_model()
     contexts(kind, 2)
     step = mgpu.training_function(model.inputs, model.loss, model.params, momentum, mode='FAST_COMPILE')
-    assert len(update_of(step).compiled) == (2 if kind == 'gpu' else 1)
+    assert len(update_of(step).functions) == (2 if kind == 'gpu' else 1)
 
 
 def test_an_error_in_an_update_on_the_host_changes_nothing(cpu2):

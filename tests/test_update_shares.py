@@ -1,6 +1,6 @@
 """`update_on='sharded'`: each context computes the update of a share of the parameters, with their state."""
 import theano_mgpu as mgpu
-from theano_mgpu.program.update_shares import update_shares
+from theano_mgpu.plan.update_shares import update_shares
 
 import numpy as np
 import pytest
@@ -64,7 +64,7 @@ def test_each_state_is_on_one_context_alone(contexts, kind):
 def test_each_context_is_sent_the_gradients_of_its_share(gpu2):
     step, _, model = training('adam', 'sharded')
     step(*data(8, 7))
-    sums, = [sums for each in step.runner._sums.values() for sums in each]
+    sums, = step.executable.sums.values()
     sent = [sum(view.size for view in sums.send(context).values()) for context in gpu2]
     n_parameters = sum(param.get_value().size for param in model.params)
     assert n_parameters <= sum(sent) < 1.1 * n_parameters and max(sent) < 0.7 * n_parameters

@@ -1,6 +1,6 @@
 """The self-check of a function: its certificate, what it finds, and that it leaves nothing behind."""
 import theano_mgpu as mgpu
-from theano_mgpu.program import exchange
+from theano_mgpu.runtime import sums
 from theano_mgpu.verification import comparison
 
 import numpy as np
@@ -25,11 +25,11 @@ def step(contexts, kind):
 @pytest.fixture
 def half_of_the_second(monkeypatch):
     """A sum over replicas that is at fault: it has half of what the second one gives."""
-    original = exchange.all_reduce
+    original = sums.all_reduce
 
     def halved(parts, weights, *rest):
         original(parts, [1, 0.5][:len(parts)], *rest)
-    monkeypatch.setattr(exchange, 'all_reduce', halved)
+    monkeypatch.setattr(sums, 'all_reduce', halved)
 
 
 @pytest.fixture

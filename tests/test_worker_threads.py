@@ -11,7 +11,7 @@ import weakref
 
 from theano_mgpu.executors import make_executor
 from theano_mgpu.profiling.timeline import Timings
-from theano_mgpu.program import over_ranks as over_ranks_module
+from theano_mgpu.runtime import over_ranks as over_ranks_module
 from theano_mgpu.utils import worker_threads as worker_threads_module
 from theano_mgpu.utils.worker_threads import Task, WorkerThreads
 
@@ -100,13 +100,16 @@ def test_ctrl_c_at_any_line_of_sums_over_ranks_leaves_none_under_way():
 
     def step():
         added.clear()
-        with over_ranks:
+        over_ranks.wait()
+        try:
             for each in sums:
                 over_ranks.start(each, idle=False)
+        finally:
+            over_ranks.wait()
 
     def after(number):
-        with over_ranks:  # as the next step does
-            before = list(added)
+        over_ranks.wait()  # as the next step does
+        before = list(added)
         time.sleep(0.003)
         assert added == before == sums[:len(added)], 'line event %d' % number
     assert interrupted_at_each_line(step, [over_ranks_module, worker_threads_module], after) > 20

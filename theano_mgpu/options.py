@@ -1,5 +1,7 @@
-"""How a function over a batch is compiled and run."""
-from collections import namedtuple
+"""How a function over a batch is compiled and run: what the user says, the flags, and what the package itself knows."""
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, Optional, Sequence
 
 import theano
 from theano.gof.graph import ancestors
@@ -11,64 +13,136 @@ from .errors import GraphError
 INEXACT = {'batch_statistics': 'local', 'random': 'independent', 'exchange': 'float16'}
 UPDATE_ON = 'device', 'sharded', 'host'  # where new values are computed
 
-DEFAULTS = {
-    'samples': None, 'broadcast': (), 'givens': None, 'no_default_updates': False, 'contexts': None, 'executor': None,
-    'mode': None, 'name': None, 'allow_input_downcast': None, 'profile': None, 'micro_batches': None,
-    'least_samples': 1, 'sharded': None, 'update_on': None, 'recompute': None,
-    # Of a function whose first arguments are known: those arguments, the samples that they have, and whether it is an
-    # error that it cannot be divided.
-    'example': None, 'length': None, 'must_divide': False,
-    # Whether every process takes the arguments of rank 0 where those of others differ; else that is an error.
-    'led_by_first': False,
-    # Whether it has no batch: one replica computes it as it is.
-    'whole': False,
-    # Trained parameters. Processes may exchange their gradients in half precision.
-    'params': ()}
+
+@dataclass(frozen=True)
+class Flags:
+    """The package's own flags that a function is compiled and run by, as they are when it is made.
+
+    Each attribute is the flag ``mgpu.`` of the same name.
+    """
+
+    executor: str = 'auto'
+    data: str = 'whole'
+    update_on: str = 'auto'
+    exchange: str = 'float32'
+    overlap: bool = False
+    micro_batches: int = 1
+    recompute: bool = False
+    batch_statistics: str = 'exact'
+    random: str = 'exact'
+    verify: bool = False
+
+    @classmethod
+    def read(cls) -> 'Flags':
+        """Read the flags."""
+        values = {each.name: getattr(theano.config.mgpu, each.name) for each in dataclasses.fields(cls)}
+        return cls(**{name: value == 'True' if value in ('True', 'False') else value for name, value in values.items()})
 
 
-class Options(namedtuple('Options', list(DEFAULTS))):
+@dataclass(frozen=True)
+class Internal:
+    """What the package itself knows of a function.
+
+    Attributes
+    ----------
+    example : list, optional
+        The arguments of its first call, if they are known.
+    length : int, optional
+        The samples that these have.
+    must_divide : bool
+        Whether it is an error that the function cannot be divided.
+    led_by_first : bool
+        Whether every process takes the arguments of rank 0 where those of others differ; else that is an error.
+    whole : bool
+        Whether the function has no batch: one replica computes it as it is.
+    params : list of SharedVariable
+        Trained parameters. Processes may exchange their gradients in half precision.
+    """
+
+    example: Optional[Sequence[Any]] = None
+    length: Optional[int] = None
+    must_divide: bool = False
+    led_by_first: bool = False
+    whole: bool = False
+    params: Sequence[Any] = ()
+
+
+@dataclass(frozen=True)
+class Options:
     """The keywords that `mgpu.function` and `mgpu.training_function` share; they are documented there.
 
-    `micro_batches` and `recompute` are those of the flags ``mgpu.micro_batches`` and ``mgpu.recompute`` if they are
-    None.
+    `executor`, `micro_batches`, `recompute` and `update_on` are those of the flags where they are None.
+
+    Attributes
+    ----------
+    flags : Flags
+    internal : Internal
 
     Examples
     --------
-    >>> Options(micro_batches=2).micro_batches
-    2
+    >>> Options.of(micro_batches=2, whole=True).internal.whole
+    True
     """
 
-    def __new__(cls, **given):
-        options = super().__new__(cls, **dict(DEFAULTS, **given))
-        if options.micro_batches is None:
-            options = options._replace(micro_batches=theano.config.mgpu.micro_batches)
-        if options.recompute is None:
-            options = options._replace(recompute=theano.config.mgpu.recompute == 'True')
-        if not isinstance(options.micro_batches, int) or options.micro_batches < 1:
-            raise GraphError('micro_batches is a number of slices, at least 1, not %r' % (options.micro_batches,))
-        if options.update_on not in (None, 'auto') + UPDATE_ON:
-            raise GraphError("update_on is 'auto', 'device', 'sharded' or 'host', not %r" % (options.update_on,))
-        return options
+    samples: Any = None
+    broadcast: Sequence[Any] = ()
+    givens: Any = None
+    no_default_updates: bool = False
+    contexts: Any = None
+    executor: Optional[str] = None
+    mode: Any = None
+    name: Optional[str] = None
+    allow_input_downcast: Optional[bool] = None
+    profile: Optional[bool] = None
+    micro_batches: Optional[int] = None
+    least_samples: int = 1
+    sharded: Optional[bool] = None
+    update_on: Optional[str] = None
+    recompute: Optional[bool] = None
+    flags: Flags = field(default_factory=Flags.read)
+    internal: Internal = Internal()
 
-    def updates_on(self, contexts):
-        """Where new values are computed, of `UPDATE_ON`."""
-        where = self.update_on or theano.config.mgpu.update_on
-        if where != 'auto':
-            return where
+    def __post_init__(self):
+        for name in ('executor', 'micro_batches', 'recompute', 'update_on'):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, getattr(self.flags, name))
+        if not isinstance(self.micro_batches, int) or self.micro_batches < 1:
+            raise GraphError('micro_batches is a number of slices, at least 1, not %r' % (self.micro_batches,))
+        if self.update_on not in ('auto',) + UPDATE_ON:
+            raise GraphError("update_on is 'auto', 'device', 'sharded' or 'host', not %r" % (self.update_on,))
+
+    @classmethod
+    def of(cls, **keywords: Any) -> 'Options':
+        """Return the options for keywords, among which those of `Internal` may be."""
+        names = {each.name for each in dataclasses.fields(Internal)}
+        internal = Internal(**{name: value for name, value in keywords.items() if name in names})
+        return cls(internal=internal, **{name: value for name, value in keywords.items() if name not in names})
+
+    def updates_on(self, contexts: Sequence[Any]) -> str:
+        """Return where new values are computed, one of `UPDATE_ON`."""
+        if self.update_on != 'auto':
+            return self.update_on
         return 'host' if all(context.kind == 'cpu' for context in contexts) else 'device'
 
-    def least(self, outputs):
-        """Samples that a sub-batch has at least: at least two where each is normalised by itself."""
-        normalised = theano.config.mgpu.batch_statistics == 'local' and any(
+    def why_updates_on(self, contexts: Sequence[Any]) -> str:
+        """Return the reason for what `updates_on` returns."""
+        if self.update_on != 'auto':
+            return 'update_on=%s, as it was asked for' % self.update_on
+        return 'the contexts are on the CPU, and share arrays without a copy' \
+            if self.updates_on(contexts) == 'host' else 'each device updates its own copies'
+
+    def least(self, outputs: Sequence[theano.Variable]) -> int:
+        """Return the samples that a sub-batch has at least: two where each sub-batch is normalised by itself."""
+        normalised = self.flags.batch_statistics == 'local' and any(
             v.owner and isinstance(v.owner.op, AbstractBatchNormTrain) for v in ancestors(outputs))
         return max(self.least_samples, 2 if normalised else 1)
 
-    def is_sharded(self, ranks):
-        """Whether there are several processes, each with samples of its own."""
-        return ranks.size > 1 and (theano.config.mgpu.data == 'sharded' if self.sharded is None else self.sharded)
+    def is_sharded(self, ranks: Any) -> bool:
+        """Return whether there are several processes, each with samples of its own."""
+        return ranks.size > 1 and (self.flags.data == 'sharded' if self.sharded is None else self.sharded)
 
 
-def check_exact_flags():
+def check_exact_flags() -> None:
     """Raise a GraphError if a flag asks for other results than those of one device."""
     for name, value in INEXACT.items():
         if getattr(theano.config.mgpu, name) == value:

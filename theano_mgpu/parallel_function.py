@@ -3,11 +3,11 @@ import theano
 from theano.compile.function_module import UnusedInputError
 from theano.gof.graph import ancestors
 
-from .data_parallel import DataParallel
 from .errors import GraphError, warn
 from .graphs.training_graph import check_reductions
 from .graphs.updates import as_dict, pairs
 from .options import Options
+from .verification.self_checked import SelfChecked
 
 
 def function(inputs, outputs=None, reduce=None, updates=None, samples=None, broadcast=(), givens=None,
@@ -168,8 +168,8 @@ def check_used(inputs, outputs, updates, givens, on_unused_input):
             raise UnusedInputError(text)
 
 
-class ParallelFunction(DataParallel):
-    """What `function` returns; its attributes are those of a `DataParallel`.
+class ParallelFunction(SelfChecked):
+    """What `function` returns; its attributes are those of a `SelfChecked`.
 
     Parameters
     ----------
@@ -183,7 +183,7 @@ class ParallelFunction(DataParallel):
     """
 
     def __init__(self, inputs, outputs, updates=None, pack=None, **options):
-        super().__init__(inputs, outputs, as_dict(updates), Options(**options))
+        super().__init__(inputs, outputs, as_dict(updates), Options.of(**options))
         self._pack = pack or Packing(outputs)
 
     def __call__(self, *args, output_subset=None, **kwargs):

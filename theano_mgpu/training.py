@@ -7,7 +7,6 @@ import numpy as np
 from .batches.prefetch import Ahead
 from .checkpoints import training_state
 from .checkpoints.lock import lock_checkpoint
-from .data_parallel import DataParallel
 from .errors import GraphError, NonFiniteError
 from .graphs import graph, training_graph
 from .graphs.own_flags import builds_graphs
@@ -16,6 +15,7 @@ from .options import Options
 from .patches.shared_variables import watcher_of
 from .replicas.replicated import replicated
 from .utils.progress import bar
+from .verification.self_checked import SelfChecked
 
 
 def training_function(inputs, loss, params, updates, outputs=(), micro_batches=None, batch_updates=None,
@@ -108,8 +108,8 @@ def training_function(inputs, loss, params, updates, outputs=(), micro_batches=N
     return step
 
 
-class TrainingFunction(DataParallel):
-    """What `training_function` returns; its attributes are those of a `DataParallel`, and `params`.
+class TrainingFunction(SelfChecked):
+    """What `training_function` returns; its attributes are those of a `SelfChecked`, and `params`.
 
     Parameters
     ----------
@@ -130,7 +130,7 @@ class TrainingFunction(DataParallel):
         self._n_outputs = 1 + len(outputs)
         updates = training_graph.on_host(as_dict(updates))
         super().__init__(inputs, [loss, *outputs, *gradients], updates,
-                         Options(params=[graph.host_view(param) for param in self.params], **options))
+                         Options.of(params=[graph.host_view(param) for param in self.params], **options))
         state_variables = [watcher_of(variable) or replicated(variable)
                            for variable in self.params + training_graph.read_by_updates(updates, loss)]
         self._state = list(dict.fromkeys(state_variables + self.updated))

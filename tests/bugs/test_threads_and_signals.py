@@ -6,8 +6,8 @@ import sys
 import theano_mgpu as mgpu
 from theano_mgpu import data_parallel as data_parallel_module
 from theano_mgpu import training as training_module
-from theano_mgpu.program import exchange as exchange_module
-from theano_mgpu.program import run as run_module
+from theano_mgpu.runtime import step_run as run_module
+from theano_mgpu.runtime import sums as sums_module
 
 import numpy as np
 import pytest
@@ -65,7 +65,7 @@ def test_ctrl_c_at_any_line_of_a_step_leaves_all_of_it_or_nothing(kind, contexts
                                       mode=MODES[kind])
         return step, lambda: [variable.variable.get_value() for variable in step.variables()]
     (step, values), (undisturbed, expected) = training(), training()
-    modules = data_parallel_module, training_module, run_module, exchange_module
+    modules = data_parallel_module, training_module, run_module, sums_module
     batch, done = data(6, 7), 1
     step(*batch)
     before = values()

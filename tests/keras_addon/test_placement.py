@@ -156,7 +156,7 @@ def test_a_flag_makes_a_pipeline():
     assert_equal(found, expected, TOLERANCE['float32'])
     function = placed.train_function.function
     assert function.options.micro_batches == 3 and function.options.recompute is True
-    assert len(function.scatter.rounds(24)) == 3
+    assert len(function.built.splitter.rounds(24)) == 3
 
 
 @pytest.mark.parametrize('given, expected', [(None, 2), (1, 1)])
@@ -345,7 +345,7 @@ def test_place_trains_as_before_and_keeps_the_state_of_the_optimizer(given):
     function = model.train_function.function
     assert before.function is not function and len(function.mesh.replicas) == 1
     first, bn, _, second = model.template.layers
-    assert {str(v): p for v, p in function.placement.items() if v in model.weights} == dict(
+    assert {str(v): p for v, p in function.mesh.placement.items() if v in model.weights} == dict(
         [(str(w), 'host1') for w in first.weights + bn.weights] + [(str(w), 'host0') for w in second.weights])
     assert layer_places(model) == {'first': 'host1', 'bn': None, 'act': None, 'second': 'host0'}
 
@@ -376,9 +376,9 @@ def test_nested_models():
     f = mgpu.function(model.inputs, model.outputs, mode=QUICK)
     np.testing.assert_allclose(f(x)[0], expected, rtol=1e-5)
     b = model.get_layer('inner').get_layer('b')
-    assert f.placement[b.kernel] == 'host0'
+    assert f.mesh.placement[b.kernel] == 'host0'
     # Its call was placed on host1 with the others; now its ops are beside its weights.
-    parts = f.compiled_program.stages[0][1]
+    parts = f.plan.stages[0].parts
     assert [(part.graph.contexts[0].name, part.level) for part in parts
             if b.kernel in [each.variable for each in part.graph.variables]] == [('host0', 1)]
 

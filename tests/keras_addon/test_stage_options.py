@@ -1,5 +1,5 @@
 """Keras's training step in stages: statistics of each shard, and random states of their own."""
-from theano_mgpu.program import partition
+from theano_mgpu.plan import partition
 from theano_mgpu.replicas.random_streams import is_random_state
 
 import keras

@@ -72,5 +72,5 @@ class FaultyExecutor(Executor):
 
 def faulty(function):
     """Give a function over contexts a FaultyExecutor, which runs its tasks as its own executor did; returns it."""
-    function.runner.executor = FaultyExecutor(function.runner.executor)
-    return function.runner.executor
+    function.executable.launcher.executor = FaultyExecutor(function.executable.launcher.executor)
+    return function.executable.launcher.executor

@@ -57,15 +57,16 @@ def disagree(path):
 def late_failures(path):
     """Fail on the last rank at different places of a step. Compare with an undisturbed training."""
     from theano_mgpu import training
-    from theano_mgpu.program import exchange, run
+    from theano_mgpu.runtime import step_run, sums
     mgpu.init('a->cpu;b->cpu')
     networks = disturbed, undisturbed = Network(seed=0), Network(seed=0)
     step, last = disturbed.step, mgpu.rank() == mgpu.size() - 1
     executor = faulty(step)
     # No public hook runs between the runs of the executor, so there a fault replaces a method.
-    places = {'scatter': (step.compiled_program.graphs[0], 'refresh'), 'stage': (executor, 0),
-              'sum': (exchange.Sums, 'add'), 'exchange': (run, 'exchanged'), 'broadcast': (run.Runner, '_broadcast'),
-              'update': (executor, 1), 'outputs': (run.Runner, 'gather'), 'store': (run.Runner, '_store'),
+    places = {'scatter': (step.executable.stages[0].parts[0], 'refresh'), 'stage': (executor, 0),
+              'sum': (sums.HostSums, 'add'), 'exchange': (step_run, 'exchanged'),
+              'broadcast': (step_run.StepRun, '_broadcast'), 'update': (executor, 1),
+              'outputs': (step_run.StepRun, '_gathered'), 'store': (step_run.StepRun, '_store'),
               'check': (training.TrainingFunction, '_check')}
     met = []
     batches = undisturbed.batches()

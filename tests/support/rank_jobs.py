@@ -14,7 +14,7 @@ sys.path[:0] = [TESTS] + [os.path.join(os.path.dirname(TESTS), name) for name in
 import theano_mgpu as mgpu
 from theano_mgpu.distributed.mpi import mpi_ranks
 from theano_mgpu.distributed.process_group import ADD
-from theano_mgpu.program import buckets
+from theano_mgpu.plan import buckets
 
 import numpy as np
 import theano
@@ -40,7 +40,7 @@ def train(path, contexts, *options):
     if theano.config.mgpu.overlap == 'True':
         exchanging = any(thread.name.startswith('theano_mgpu exchange') for thread in threading.enumerate())
         print('pieces: %d, a thread exchanges: %s'
-              % (sum(len(parts) for _, parts in network.step.compiled_program.stages), exchanging))
+              % (sum(len(stage.parts) for stage in network.step.plan.stages), exchanging))
 
 
 def divided(path, file, update_on):

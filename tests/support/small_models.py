@@ -57,8 +57,8 @@ def largest_relative_difference(model, reference):
 
 
 def update_of(step):
-    """The graph in which a training function computes its parameters' new values."""
-    return step.compiled_program.parts[-1].graph
+    """Return the compiled part in which a training function computes its parameters' new values."""
+    return step.executable.update[-1]
 
 
 def batches(length, size):

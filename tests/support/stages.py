@@ -3,7 +3,7 @@ import contextlib
 import copy
 
 import theano_mgpu as mgpu
-from theano_mgpu.program.partition import OWN, SAME
+from theano_mgpu.analysis import SAME, STACK, Gather
 
 import numpy as np
 import theano
@@ -13,27 +13,25 @@ from theano.sandbox.rng_mrg import MRG_RandomStreams, mrg_uniform_base
 from theano.tensor.nnet.bn import batch_normalization_train
 from theano.tensor.raw_random import RandomFunction
 
-REDUCE = {'sum': np.add, 'max': np.maximum, 'min': np.minimum, 'prod': np.multiply}
 
-
-def combined(parts, how):
+def combined(parts, reduction):
     if isinstance(parts[0], np.random.RandomState):
         return parts[0]
-    if how in (OWN, SAME):
+    if reduction == SAME:
         for part in parts[1:]:
             np.testing.assert_allclose(part, parts[0], rtol=1e-9, atol=1e-12)
         return parts[0]
-    if how == 'stack':
+    if reduction == STACK:
         return np.stack(parts)
-    if isinstance(how, tuple):
-        return np.concatenate(parts, how[1])
-    return np.asarray(REDUCE[how].reduce(parts), parts[0].dtype)
+    if isinstance(reduction, Gather):
+        return np.concatenate(parts, reduction.axis)
+    return np.asarray(reduction.ufunc.reduce(parts), parts[0].dtype)
 
 
 def n_stages(program):
     """The number of stages, with the one that makes something of the last exchange, if there is one."""
     last = {exchange.variable for exchange in program.exchanges}
-    made = [output.variable for output in program.outputs if output.how is None and output.variable not in last]
+    made = [output.variable for output in program.outputs if output.reduction is None and output.variable not in last]
     return max(1, len(program.stages) + bool(last.intersection(ancestors(made))))
 
 
@@ -57,7 +55,7 @@ def compiled(program, mode=None):
                                  on_unused_input='ignore', no_default_updates=True) for stage in program.stages]
     exchanges = sum([stage.exchanges for stage in program.stages], []) + program.exchanges
     together = theano.function([exchange.variable for exchange in exchanges] + program.numbers[:1],
-                               [output.variable for output in program.outputs if output.how is None], mode=mode,
+                               [output.variable for output in program.outputs if output.reduction is None], mode=mode,
                                on_unused_input='ignore', no_default_updates=True)
     return lambda shards, states=None: _run(program, functions, exchanges, together, shards,
                                              states or [{} for _ in shards])
@@ -69,8 +67,8 @@ def _run(program, functions, exchanges, together, shards, states):
     known = [{} for _ in shards]
 
     def exchange(exchanges):
-        for variable, source, how in exchanges:
-            value = combined([env[source] for env in known], how)
+        for variable, source, reduction in exchanges:
+            value = combined([env[source] for env in known], reduction)
             for env in known:
                 env[variable] = value
     for stage, function in zip(program.stages, functions):
@@ -86,12 +84,12 @@ def _run(program, functions, exchanges, together, shards, states):
     constants = iter(copy.deepcopy(together(*[known[0][variable] for variable, _, _ in exchanges], sum(lengths))))
     found = []
     for output in program.outputs:
-        if output.how is None:
+        if output.reduction is None:
             found.append(next(constants))
         else:
             parts = [env[output.variable] for env in known]
             own = program.streams and is_new_state(output.variable)
-            found.append(parts if own else combined(parts, output.how))
+            found.append(parts if own else combined(parts, output.reduction))
     return found
 
 

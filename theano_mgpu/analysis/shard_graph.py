@@ -4,8 +4,9 @@ from theano.tensor.elemwise import Elemwise
 from theano.tensor.opt import Assert
 
 from ..errors import GraphError
+from .reductions import STACK, Elementwise
 from .sizes import size_of
-from .states import CONSTANT, FREE, NUMBER, REDUCTIONS, ROWS, WHOLE, State, Value, partial, rows
+from .states import CONSTANT, FREE, NUMBER, ROWS, WHOLE, State, Value, partial, rows
 
 NOT_DIVISIBLE = 'this batch cannot be divided: '  # how the message of a check begins that fails in a step
 OTHER_LENGTH = NOT_DIVISIBLE + 'a value that meets the samples has not as many rows as there are samples'
@@ -27,9 +28,8 @@ class ShardGraph:
         The stage that computes a variable of this graph.
     constants : set of theano.Variable
         Those of this graph that each replica computes alike.
-    exchanges : dict of theano.Variable to (theano.Variable, str or (str, int))
-        What stands for the exchanged value, to what each replica gives and how it is reduced, ``('gather', axis)``, or
-        'stack'.
+    exchanges : dict of theano.Variable to (theano.Variable, Reduction)
+        The placeholder of each exchanged value, to the value that each replica gives, and how they are reduced.
     carried : dict of theano.Variable to theano.Variable
         What stands for a value in a later stage, to the value of the stage that computes it.
     """
@@ -106,7 +106,7 @@ class ShardGraph:
     def _earliest(self, variable):
         if variable in self.carried:
             return self._earliest(self.carried[variable])
-        if variable in self.exchanges and self.exchanges[variable][1] in REDUCTIONS:
+        if variable in self.exchanges and isinstance(self.exchanges[variable][1], Elementwise):
             return self._earliest(self.exchanges[variable][0])
         if variable.owner and isinstance(variable.owner.op, Elemwise):
             alike = [self._earliest(v) for v in variable.owner.inputs if v.broadcastable == variable.broadcastable]
@@ -115,7 +115,7 @@ class ShardGraph:
 
     def stacked(self, value):
         """What each shard has, along a new axis 0 in the order of the samples, as a CONSTANT."""
-        return self.exchange(value, 'stack')
+        return self.exchange(value, STACK)
 
     def portions(self):
         """Of the samples of the whole batch, the portion that each shard has: a vector of float64, as a CONSTANT."""
@@ -127,14 +127,14 @@ class ShardGraph:
         """Of the samples of the whole batch, the portion that the replica has."""
         return T.cast(self.own, 'float64') / T.cast(self.total, 'float64')
 
-    def exchange(self, value, how):
+    def exchange(self, value, reduction):
         """A CONSTANT made of what all replicas have of a value, reduced or gathered."""
-        key = value.variable, how
+        key = value.variable, reduction
         if not isinstance(value.variable.type, T.TensorType):
             raise CannotCut('%s: only tensors are exchanged, not %s' % (value.variable, value.variable.type))
         if key not in self._placeholders:
             kind = value.variable.type
-            if how == 'stack':
+            if reduction == STACK:
                 kind = kind.clone(broadcastable=(False,) + kind.broadcastable)
             placeholder = self._placeholders[key] = kind(value.variable.name)
             self.exchanges[placeholder] = key

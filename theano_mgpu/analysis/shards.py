@@ -12,6 +12,7 @@ from theano.tensor.subtensor import Subtensor
 from ..patches.placement_tags import place_of_node, placed_on
 from .comparisons import compares
 from .op_rules import OpRules
+from .reductions import Gather
 from .shard_graph import NOT_DIVISIBLE, CannotCut, ShardGraph, merge_axis, split_axis
 from .states import BACKWARDS, CONSTANT, FREE, LAST, PARTIAL, REFUSED, ROWS, WHOLE, State, Value, rows
 
@@ -203,16 +204,16 @@ class Shards(ShardGraph):
         if given is not None:
             self.given_whole.add(given)
             self._copies.setdefault(self._copied.get(given, given), set()).add(given)
-        return self.exchange(value, value.state.how)
+        return self.exchange(value, value.state.reduction)
 
     def gathered(self, value):
         """The value as a CONSTANT: of rows, those of all replicas."""
         axis = value.axis
         if value.state.outer is None:
-            return self.exchange(value, ('gather', axis))
+            return self.exchange(value, Gather(axis))
         apart = self.make(lambda v, blocks: split_axis(v, axis, blocks), [value, self.length(value.state.outer)],
                           rows(axis + 1))
-        whole = self.exchange(apart, ('gather', axis + 1))
+        whole = self.exchange(apart, Gather(axis + 1))
         return self.make(lambda v: merge_axis(v, axis), [whole], whole.state, like=value.variable)
 
     def given(self, variable):

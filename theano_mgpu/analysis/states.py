@@ -1,12 +1,12 @@
 """What a replica has of a variable that one device would compute from the whole batch."""
 from collections import namedtuple
 
+from .reductions import SUM
+
 ROWS = 'rows'          # the part of it that belongs to the replica's own samples, which lie along `axis`
-PARTIAL = 'partial'    # its share of a sum, maximum or minimum over the replicas, see `how`
+PARTIAL = 'partial'    # its share of a sum, maximum or minimum over the replicas, see `reduction`
 CONSTANT = 'constant'  # all of it: the same on every replica
 REFUSED = 'refused'    # nothing: it cannot be computed from shards, and is an error where it is used
-
-REDUCTIONS = 'sum', 'max', 'min', 'prod'  # of PARTIAL
 
 # How a CONSTANT whole number, or each element of a vector, depends on the number of samples N; None if it does not.
 COUNT = 'count'        # a multiple of N
@@ -19,7 +19,7 @@ LAST = 'last'            # a sum that grows with each sample: to take the last o
 FREE = -1              # the stage of what needs neither samples nor an exchange: every stage computes it for itself
 
 
-class State(namedtuple('State', 'kind axis outer how size reason only')):
+class State(namedtuple('State', 'kind axis outer reduction size reason only')):
     """One of the three states.
 
     Attributes
@@ -30,7 +30,7 @@ class State(namedtuple('State', 'kind axis outer how size reason only')):
     outer : integer scalar theano.Variable or None
         Of ROWS: the length of what was merged into the axis ahead of the samples, such as the time of a time-major
         tensor that was flattened. Then the rows of one sample lie apart.
-    how : one of REDUCTIONS, or None
+    reduction : Elementwise or None
         Of PARTIAL.
     size : {COUNT, NUMBER, None} or tuple of these
         Of CONSTANT.
@@ -39,8 +39,8 @@ class State(namedtuple('State', 'kind axis outer how size reason only')):
     only : {BACKWARDS, LAST, None}
     """
 
-    def __new__(cls, kind, axis=None, outer=None, how=None, size=None, reason=None, only=None):
-        return super().__new__(cls, kind, axis, outer, how, size, reason, only)
+    def __new__(cls, kind, axis=None, outer=None, reduction=None, size=None, reason=None, only=None):
+        return super().__new__(cls, kind, axis, outer, reduction, size, reason, only)
 
 
 WHOLE = State(CONSTANT)
@@ -50,8 +50,8 @@ def rows(axis=0, outer=None):
     return State(ROWS, axis=axis, outer=outer)
 
 
-def partial(how='sum'):
-    return State(PARTIAL, how=how)
+def partial(reduction=SUM):
+    return State(PARTIAL, reduction=reduction)
 
 
 class Value(namedtuple('Value', 'variable state stage')):

@@ -7,7 +7,7 @@ from theano.compile.sharedvalue import SharedVariable
 
 from ..errors import GraphError, LengthError
 from ..graphs import graph
-from ..program import CannotCut, Program
+from ..plan import CannotCut, Program
 from .arguments import Arguments, no_samples, sample_axes
 from .data_sets import Slices
 from .division import divided
@@ -52,12 +52,12 @@ class BatchInputs:
         whole = graph.substitute(outputs + list(updates.values()), self.arguments.replacements)
         graph.check_inputs(given, whole)
         self.slices = Slices(given, whole, updates, self._sharded)
-        if options.length is not None:
-            lengths = self.slices.lengths(self.arguments.bind(options.example, {}))
-            self.slices.keep({v for v, length in lengths.items() if length == options.length})
-        elif any(self.arguments.split) or options.whole:
+        if options.internal.length is not None:
+            lengths = self.slices.lengths(self.arguments.bind(options.internal.example, {}))
+            self.slices.keep({v for v, length in lengths.items() if length == options.internal.length})
+        elif any(self.arguments.split) or options.internal.whole:
             self.slices.keep(())
-        if not options.whole and not any(self.arguments.split) and not self.slices:
+        if not options.internal.whole and not any(self.arguments.split) and not self.slices:
             raise no_samples(given)
         return whole[:len(outputs)], dict(zip(updates, whole[len(outputs):]))
 
@@ -77,10 +77,10 @@ class BatchInputs:
         """
         options = self._options
         try:
-            division = divided(self.arguments.with_samples, self.slices, outputs, updated, options.length,
-                               self._sharded)
+            division = divided(self.arguments.with_samples, self.slices, outputs, updated, options.internal.length,
+                               self._sharded, options.flags)
         except CannotCut as error:
-            if self._sharded or options.must_divide:
+            if self._sharded or options.internal.must_divide:
                 raise GraphError('%s%s cannot be computed in parts: %s' % (
                     'each process has samples of its own, but ' * self._sharded, options.name or 'a function',
                     error)) from error
@@ -109,7 +109,7 @@ class BatchInputs:
         """
         named = self.arguments.named(values) + self.slices.named(values)
         named += [(value.shape[0], 'the state %s' % variable) for variable, value in (states or {}).items()]
-        if self._options.whole:
+        if self._options.internal.whole:
             return 1
         # A process slices nothing once it is through its part of the data; the others may go on.
         length = batch_length(*map(list, zip(*named)), least=0 if self._sharded and self.slices else 1)

@@ -6,7 +6,7 @@ from theano.tensor.subtensor import Subtensor, get_idx_list
 
 from ..graphs.graph import host_type, substitute
 from ..patches.theano_functions import plain_function
-from ..program import expressed
+from ..plan import expressed
 from ..replicas.random_streams import DRAWS
 from .arguments import moved
 

@@ -1,20 +1,22 @@
 """Divide a graph among replicas: which states come in with the batch, and what has its length as a number."""
 from collections import namedtuple
 
-import theano
 from theano.gof.graph import ancestors
 
 from ..graphs.graph import host_type, is_sparse, substitute
-from ..program import CannotCut, partition
+from ..options import Flags
+from ..plan import CannotCut, partition
 from ..replicas.random_streams import is_random_state
 from .any_length import AnyLength
+
+DEFAULTS = Flags()
 
 Division = namedtuple('Division', 'program rows length')
 Division.__doc__ = """How a graph is divided: its Program; the shared variables with a row a sample, and what stands for
 each in the graph; the one length that batches may have, or None for any."""
 
 
-def divided(inputs, slices, outputs, updated, length=None, sharded=False):
+def divided(inputs, slices, outputs, updated, length=None, sharded=False, flags=DEFAULTS):
     """Divide a graph.
 
     Parameters
@@ -26,10 +28,13 @@ def divided(inputs, slices, outputs, updated, length=None, sharded=False):
         The last of them are new values.
     updated : list of SharedVariable
         What they are new values of.
-    length : int, optional
-        Samples of a batch. Where the graph has it as a number, as in ``x.reshape((20, 1, 28, 28))``, it is replaced.
+    length : int or None
+        Samples of a batch, if they are known. Where the graph has that number, as in ``x.reshape((20, 1, 28, 28))``,
+        it is replaced.
     sharded : bool
         Whether each process has samples of its own: then no replica can have all of a state of samples.
+    flags : Flags
+        `batch_statistics` and `random` count.
 
     Returns
     -------
@@ -48,22 +53,22 @@ def divided(inputs, slices, outputs, updated, length=None, sharded=False):
         if refusal and not free.found_in_indices:
             break
         try:
-            program, rows = _with_states(inputs, found, updated, length, sharded)
+            program, rows = _with_states(inputs, found, updated, length, sharded, flags)
             return Division(slices.expressed(program), rows, free.length if free.found else None)
         except CannotCut as error:
             refusal = refusal or error
     raise refusal
 
 
-def _with_states(inputs, outputs, updated, length, sharded):
+def _with_states(inputs, outputs, updated, length, sharded, flags):
     """The Program, and the states that come in with the batch, since they have a row a sample."""
-    options = theano.config.mgpu.batch_statistics, theano.config.mgpu.random
+    options = flags.batch_statistics, flags.random
     read, n_outputs = set(ancestors(outputs)), len(outputs) - len(updated)
 
     def states(program):
         """States whose new values have samples along an axis; one that nothing reads is only stored."""
         new = zip(updated, program.outputs[n_outputs:])
-        return {v: output.how[1] for v, output in new if isinstance(output.how, tuple) and v in read}
+        return {v: output.reduction.axis for v, output in new if output.has_rows and v in read}
 
     def with_rows(rows):
         return partition(inputs + list(rows.values()), substitute(outputs, rows), *options)

@@ -1,6 +1,5 @@
 """The contexts of a function as a mesh: a row for each replica, and a column for each place of a placed graph."""
-from collections import namedtuple
-from typing import List, Optional, Sequence, Tuple
+from typing import Any, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ..errors import ContextError
 from ..jobs import rank_process
@@ -10,7 +9,7 @@ UNPLACED = ''   # the place of a graph that is not placed
 CPU = 'cpu'     # the place of what is computed on the host
 
 
-class Mesh(namedtuple('Mesh', 'places replicas')):
+class Mesh(NamedTuple):
     """The contexts that a function runs on.
 
     Attributes
@@ -19,7 +18,13 @@ class Mesh(namedtuple('Mesh', 'places replicas')):
         What the columns are called: the contexts of the first replica by which the graph is placed, or `UNPLACED`.
     replicas : list of tuple of Context
         For each replica, the context of each place.
+    placement : dict of SharedVariable to str
+        The place of each shared variable; empty for a graph that is not placed.
     """
+
+    places: List[str]
+    replicas: List[Tuple[Context, ...]]
+    placement: Mapping[Any, str] = {}
 
     @property
     def contexts(self) -> List[Context]:

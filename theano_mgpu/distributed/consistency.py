@@ -59,66 +59,93 @@ def arrays_of_first(ranks, arrays, error=None):
     return ranks.broadcast(arrays)
 
 
-def meet_for_batch(function, length, values):
-    """Make sure that every rank works on the same step, and learn how many samples each was given.
+class BatchCheck:
+    """Makes sure that every rank works on the same step of a function, and tells how many samples each was given.
 
     Parameters
     ----------
-    function : DataParallel
-    length : int
-        Samples that this rank was given; 0 if its data has ended.
-    values : list of ndarray or None
-        The arguments.
-
-    Returns
-    -------
-    lengths : list of int
-        One a rank; in a process alone, its own.
-    values : list of ndarray or None
-        The arguments to compute: those of rank 0, where the option `led_by_first` says so and others differ.
-
-    Raises
-    ------
-    RankError, BatchError
-        If the ranks were given different batches, or had their variables set to different values.
+    ranks : Ranks
+    number : int
+        That of the function, the same on all ranks.
+    name : str or None
+    arguments : Arguments
+    sharded : bool
+        Whether each rank is given samples of its own.
+    led_by_first : bool
+        Whether all ranks take the arguments of rank 0 where those of others differ; else that is an error.
+    variables : list of Replicated
+        Those that are the same on each rank.
     """
-    ranks, sharded = function.ranks, function.sharded
-    if ranks.size == 1:
-        return [length], values
-    touched = [variable for variable in function.replicated() if variable.touched]
-    alike = [value for value, split in zip(values or [], function.arguments.split) if not (sharded and split)]
-    ours = [length, checksum([variable.checksum() for variable in touched]), sampled_checksum(alike)]
-    found = ranks.meet((CALL, function.number, function.calls), ours)
-    lengths, of_variables, of_values = found.T
-    if sharded:
-        _check_equal(ranks, np.where(lengths, of_values, of_values[np.argmax(lengths)]), RankBatchError,
-                     'the ranks were given different values of inputs that have no samples', 'checksum %d',
-                     'Call with the same values on every rank, such as the index of a slice; a rank whose data has '
-                     'ended calls join() of the function')
-    elif function.options.led_by_first:
-        if (lengths != lengths[0]).any() or (of_values != of_values[0]).any():
-            values, lengths = led_by_first(ranks, values, function.options.name), np.full_like(lengths, lengths[0])
-    else:
-        _check_equal(ranks, lengths, RankBatchError, 'the ranks were given batches of different lengths', '%d samples',
-                     "Give each rank the whole batch, or set mgpu.data=sharded if each has its own part")
+
+    def __init__(self, ranks, number, name, arguments, sharded, led_by_first, variables):
+        self._ranks, self._number, self._name = ranks, number, name
+        self._inputs, self._split = arguments.inputs, arguments.split
+        self._sharded, self._led_by_first, self._variables = sharded, led_by_first, variables
+
+    def __call__(self, calls, length, values):
+        """Compare one call with those of the other ranks.
+
+        Parameters
+        ----------
+        calls : int
+            Calls of the function before.
+        length : int
+            Samples that this rank was given; 0 if its data has ended.
+        values : list of ndarray or None
+            The arguments.
+
+        Returns
+        -------
+        lengths : list of int
+            One a rank; in a process alone, its own.
+        values : list of ndarray or None
+            The arguments to compute: those of rank 0, where `led_by_first` says so and others differ.
+
+        Raises
+        ------
+        RankError, BatchError
+            If the ranks were given different batches, or had their variables set to different values.
+        """
+        ranks, sharded = self._ranks, self._sharded
+        if ranks.size == 1:
+            return [length], values
+        touched = [variable for variable in self._variables if variable.touched]
+        alike = [value for value, split in zip(values or [], self._split) if not (sharded and split)]
+        ours = [length, checksum([variable.checksum() for variable in touched]), sampled_checksum(alike)]
+        lengths, of_variables, of_values = ranks.meet((CALL, self._number, calls), ours).T
+        if sharded:
+            _check_equal(ranks, np.where(lengths, of_values, of_values[np.argmax(lengths)]), RankBatchError,
+                         'the ranks were given different values of inputs that have no samples', 'checksum %d',
+                         'Call with the same values on every rank, such as the index of a slice; a rank whose data has '
+                         'ended calls join() of the function')
+        elif self._led_by_first:
+            if (lengths != lengths[0]).any() or (of_values != of_values[0]).any():
+                values, lengths = led_by_first(ranks, values, self._name), np.full_like(lengths, lengths[0])
+        else:
+            self._check_alike(lengths, of_values, length, values)
+        _check_equal(ranks, of_variables, RankError, 'variables have different values on different ranks since the '
+                     'last step, among those that were set (here: %s)'
+                     % (', '.join(str(v.variable) for v in touched) or 'none'), 'checksum %d',
+                     'Set the same values on every rank')
+        for variable in touched:
+            variable.touched = False
+        return lengths.tolist(), values
+
+    def _check_alike(self, lengths, of_values, length, values):
+        """Raise a RankBatchError unless all ranks were given the same whole batch."""
+        _check_equal(self._ranks, lengths, RankBatchError, 'the ranks were given batches of different lengths',
+                     '%d samples', 'Give each rank the whole batch, or set mgpu.data=sharded if each has its own part')
         if (of_values != of_values[0]).any():
             text = 'the ranks were given different batches of %d samples, which differ in %s'
-            _check_equal(ranks, of_values, RankBatchError, text % (length, _differing(function, values)), 'checksum %d',
-                         'Give each rank the same arrays, drawn by one seed; a number that one rank alone draws makes '
-                         'all later ones differ. Or set mgpu.data=sharded if each has its own data')
-    _check_equal(ranks, of_variables, RankError, 'variables have different values on different ranks since the last '
-                 'step, among those that were set (here: %s)' % (', '.join(str(v.variable) for v in touched) or 'none'),
-                 'checksum %d', 'Set the same values on every rank')
-    for variable in touched:
-        variable.touched = False
-    return lengths.tolist(), values
+            _check_equal(self._ranks, of_values, RankBatchError, text % (length, self._differing(values)),
+                         'checksum %d', 'Give each rank the same arrays, drawn by one seed; a number that one rank '
+                         'alone draws makes all later ones differ. Or set mgpu.data=sharded if each has its own data')
 
-
-def _differing(function, values):
-    """Return the names of the inputs that have other values on other ranks."""
-    inputs = function.arguments.inputs[:WIDTH]
-    found = function.ranks.meet((SHARE,), list(map(sampled_checksum, values[:WIDTH])))
-    return ', '.join(str(variable) for variable, column in zip(inputs, found.T) if (column != column[0]).any())
+    def _differing(self, values):
+        """Return the names of the inputs that have other values on other ranks."""
+        columns = self._ranks.meet((SHARE,), list(map(sampled_checksum, values[:WIDTH]))).T
+        return ', '.join(str(variable) for variable, column in zip(self._inputs[:WIDTH], columns)
+                         if (column != column[0]).any())
 
 
 def led_by_first(ranks, values, name):

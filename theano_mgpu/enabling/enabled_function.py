@@ -3,10 +3,10 @@ import functools
 import threading
 import time
 
+from ..distributed.choice import choose_ranks
 from ..errors import GraphError, LengthError, MgpuError, RankError, in_one_line, is_of_call, noting
 from ..parallel_function import ParallelFunction
 from ..patches.theano_functions import shown
-from ..program.parallel_graph import choose_ranks
 from .definition import Definition, Refusal
 from .function_call import FunctionCall, LeftToPlain
 from .in_place import InPlaceUpdates

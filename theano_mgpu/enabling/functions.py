@@ -3,11 +3,12 @@ import functools
 
 import theano
 
+from ..devices.choice import resolve_contexts
+from ..distributed.choice import choose_ranks
 from ..errors import warn
 from ..options import Options, check_exact_flags
 from ..patches import theano_functions
 from ..placement.propagation import is_placed
-from ..program.parallel_graph import choose_ranks, resolve_contexts
 from .enabled_function import NO_BATCH, EnabledFunction
 from .placed_function import NOT_PLACED, PlacedFunction
 from .report import FunctionReport

@@ -1,7 +1,7 @@
 """The programs of a `theano.function` of `enable`: one for each way to take its arguments as a batch."""
 from ..errors import MgpuError, in_one_line
 from ..graphs.own_flags import builds_graphs
-from ..program import CannotCut
+from ..plan import CannotCut
 from .batch_finder import BatchFinder
 from .definition import Refusal
 

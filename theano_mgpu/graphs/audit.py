@@ -60,7 +60,7 @@ def audit(function):
         For anything else.
     """
     function = getattr(function, 'function', function)
-    compiled = getattr(function, 'compiled', [function])
+    compiled = getattr(function, 'functions', [function])
     if not all(hasattr(f, 'mgpu_context') for f in compiled):
         raise GraphError('%r was not compiled for a context; audit takes what mgpu.function or '
                          'mgpu.training_function returned' % (function,))

@@ -39,9 +39,9 @@ def check_reductions(results, reductions, outputs):
     for how, result, output in zip(reductions, results, outputs):
         if how not in (None, 'gather', 'mean', 'sum'):
             raise GraphError('output %s is to be reduced by %r, which is none of gather, mean, sum' % (output, how))
-        if how == 'gather' and result.how is None or how in ('mean', 'sum') and isinstance(result.how, tuple):
+        if how == 'gather' and result.reduction is None or how in ('mean', 'sum') and result.has_rows:
             raise GraphError('output %s %s, and cannot be reduced by %r. Leave the reduction out: outputs are those of '
-                             'the whole batch' % (output, 'has rows of single samples' if result.how else
+                             'the whole batch' % (output, 'has rows of single samples' if result.reduction else
                                                   'has no rows of single samples', how))
 
 

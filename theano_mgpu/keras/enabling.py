@@ -6,13 +6,13 @@ from time import perf_counter
 
 import theano
 
+from ..distributed.choice import choose_ranks
 from ..distributed.consistency import ComparedFunction
 from ..enabling.dispatch import Dispatch, on_devices
 from ..errors import GraphError, warn
 from ..options import check_exact_flags
 from ..patches import keras_models
 from ..placement.propagation import is_placed
-from ..program.parallel_graph import choose_ranks
 from ..verification.trial import Trial
 from .functions import MAKERS, BatchFunction, check_compile
 from .methods import LOOPS, switch_methods_once
@@ -268,7 +268,8 @@ class EnabledState(ParallelState):
         plain = function.plain()
         if ranks.size == 1 or kind == 'predict':  # which ranks may do apart
             return plain
-        function.compared = ComparedFunction(plain, ranks, function.function.number, function.function.replicated)
+        function.compared = ComparedFunction(plain, ranks, function.function.built.number,
+                                              lambda: function.function.built.alike)
         return function.compared
 
     def _timed(self, kind, function, inputs, compute):

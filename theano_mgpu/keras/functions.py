@@ -171,7 +171,7 @@ class BatchFunction(ModelFunction):
     def _run_divided(self, inputs):
         function = self._variants.of(inputs)
         loop = keras_loops.keras_batches
-        if self._prepares_next and function.runner.on_devices and loop is not None and loop.calls(self):
+        if self._prepares_next and function.executable.on_devices and loop is not None and loop.calls(self):
             function.look_ahead.next_batch = functools.partial(loop.after, inputs)
         try:
             ran, outputs = self._variants.run(function, inputs)

@@ -2,12 +2,12 @@
 import numpy as np
 from keras import backend as K
 
+from ..devices.choice import resolve_contexts
 from ..devices.context_map import describe
 from ..devices.contexts import contexts as active_contexts
 from ..devices.contexts import host_contexts
 from ..errors import ContextError
 from ..jobs import mpi_environment
-from ..program.parallel_graph import resolve_contexts
 from .parallel_model import parallel_model
 
 

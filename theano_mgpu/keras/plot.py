@@ -61,7 +61,7 @@ def running_places(model):
     """
     calls = [(layer, call) for layer in _layers(model) for call in _calls(layer, model)]
     tensors = [call.output_tensors[0] for _, call in calls]
-    outputs, _, _, _ = placed(tensors, {}, active_contexts())
+    outputs, _, _ = placed(tensors, {}, active_contexts())
     found = dict.fromkeys(_layers(model))
     for (layer, _), output in zip(calls, outputs):
         if output.owner is not None and not isinstance(layer, keras.layers.InputLayer):

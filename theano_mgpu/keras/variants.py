@@ -95,7 +95,7 @@ class Variants:
     def _divides(self, function, inputs):
         """Whether the batch is divided among the contexts of this process alone."""
         samples = length_of(inputs)
-        return bool(samples) and function.ranks.size == 1 and len(function.scatter.rounds(samples)[0]) > 1
+        return bool(samples) and function.ranks.size == 1 and len(function.built.splitter.rounds(samples)[0]) > 1
 
     def _run_otherwise(self, inputs):
         for variant in (self._freed, self._on_one_context):

@@ -26,9 +26,8 @@ def placed(outputs, updates, contexts):
     -------
     outputs, updates
         Those given, if nothing is placed, else a copy of the graph.
-    placement : dict of SharedVariable to str
-        The place of each shared variable; empty if nothing is placed.
     mesh : Mesh
+        With the place of each shared variable.
 
     Raises
     ------
@@ -39,14 +38,14 @@ def placed(outputs, updates, contexts):
     """
     whole = list(outputs) + list(updates.values())
     if not is_placed(whole + list(updates)):
-        return outputs, updates, {}, mesh_of(contexts)
+        return outputs, updates, mesh_of(contexts)
     names = _names(whole + list(updates))
     mesh = mesh_of(contexts, names, active_contexts())
     whole = without_fills(whole)
     outputs, updates = whole[:len(outputs)], dict(zip(updates, whole[len(outputs):]))
     outputs, updates, placement = assigned(outputs, updates, names[0])
     whole = merged(outputs + list(updates.values()))
-    return whole[:len(outputs)], dict(zip(updates, whole[len(outputs):])), placement, mesh
+    return whole[:len(outputs)], dict(zip(updates, whole[len(outputs):])), mesh._replace(placement=placement)
 
 
 def mesh_for(variables, contexts):

@@ -5,7 +5,7 @@ from ..graphs import graph
 from ..graphs.graph import shared_variables
 from ..graphs.updates import with_givens
 from ..placement.layout import placed
-from ..program.pieces import Places, cut
+from ..plan.pieces import Places, cut
 from ..replicas.random_streams import is_random_state
 
 
@@ -66,8 +66,8 @@ class InferenceGraph:
         ContextError
             If the graph is placed on contexts that it cannot run on.
         """
-        self.outputs, _, placement, mesh = placed(self.outputs, {}, contexts)
-        self.pieces = cut(self.inputs, self.outputs, Places(mesh, placement).of)
+        self.outputs, _, mesh = placed(self.outputs, {}, contexts)
+        self.pieces = cut(self.inputs, self.outputs, Places(mesh).of)
         return mesh
 
     def compile(self, piece, context, copies, like):

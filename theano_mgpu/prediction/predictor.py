@@ -7,15 +7,18 @@ import numpy as np
 import theano
 
 from ..batches.sub_batches import Rows, batch_length
+from ..devices.choice import resolve_contexts
 from ..devices.context_map import HOST
 from ..devices.contexts import borrow, check_process, give_back
+from ..distributed.choice import choose_ranks
 from ..distributed.consistency import arrays_of_first
 from ..distributed.process_group import CALL
 from ..errors import MgpuError, MgpuWarning, PredictionError
 from ..jobs import mpi_environment, rank_process
-from ..program.parallel_graph import check_same_graph, choose_ranks, compiling, resolve_contexts
 from ..replicas.random_streams import replica_state
 from ..replicas.replicated import replicated
+from ..runtime.consensus import check_same_graph
+from ..runtime.executable import compiling
 from ..utils import progress
 from .inference_graph import InferenceGraph
 from .inference_replica import InferenceReplica, Job
@@ -103,7 +106,8 @@ class Predictor:
     def _make_replicas(self, mesh, replicas_per_context, prefetch):
         """Make the replicas of a mesh, several of each, and what dispatches batches to them."""
         graph, wanted = self._graph, mesh.replicas * replicas_per_context
-        n_replicas = check_same_graph(self._ranks, graph.inputs, graph.outputs, graph.shared, len(wanted))
+        check_same_graph(self._ranks, graph.inputs, graph.outputs, graph.shared)
+        n_replicas = self._ranks.everyones(len(wanted))
         try:
             with compiling(graph.name, graph.inputs, mesh.contexts), self._ranks.first_compiler():
                 for row in wanted:

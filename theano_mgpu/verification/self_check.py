@@ -21,7 +21,7 @@ def certificate(function, args, kwargs, tolerance=None):
         raise MgpuError('verify compares with one device, which has the whole batch: here each process has samples of '
                         'its own. Verify in one process, without mpirun')
     with function.lock:
-        verification = Verification(function.arguments.inputs, *function.definition, function.options.mode)
+        verification = Verification(function.arguments.inputs, *function.built.definition, function.options.mode)
         return verification.certificate(function.arguments.bind(args, kwargs),
                                         lambda: _without_trace(function, args, kwargs), function.contexts, tolerance)
 
@@ -34,16 +34,6 @@ def _without_trace(function, args, kwargs):
     finally:
         for each, value in zip(function.updated, before):
             each.variable.set_value(value)
-
-
-def is_divided(function, args, kwargs):
-    """Whether several contexts compute a call, which one device could compute."""
-    if function.sharded:
-        return False
-    if len(function.mesh.places) > 1:
-        return True
-    length = function.inputs.length(function.arguments.bind(args, kwargs))
-    return len(sum(function.scatter.rounds(length), [])) > 1
 
 
 def check(function, args, kwargs):

@@ -1,8 +1,5 @@
 """Whether one context would be faster than several, measured on the first batches of training."""
 import statistics
-import time
-
-from ..program.transaction import Transaction
 
 WARM_UP = 3     # batches before the first that counts: kernels are built, buffers are allocated
 ROUNDS = 5      # batches that count
@@ -46,7 +43,7 @@ class Trial:
         if not self.open or self._calls <= WARM_UP:
             return None
         try:
-            self._one.append(seconds_alone(self.step, args))
+            self._one.append(self.step.seconds_alone(args))
         except Exception as error:  # GpuArrayException, MemoryError ...: kept for the caller
             self.open, self.error = False, error
             return None
@@ -64,27 +61,3 @@ class Trial:
         return ('trains on %d contexts, but one context is faster: %.3g ms a batch, not %.3g ms. Give larger batches, '
                 'or use %s' % (len(contexts), one * 1e3, several * 1e3,
                             'the cores by processes (theano-mgpu launch)' if on_host else 'one context (gpus=1)'))
-
-
-def seconds_alone(step, args):
-    """Seconds that the first context alone takes for a batch: copies, stages and updates. Nothing is changed.
-
-    Parameters
-    ----------
-    step : DataParallel
-    args : list of ndarray
-        Of a call.
-    """
-    with step.lock:
-        step.refresh()
-        began = time.perf_counter()
-        values = step.arguments.bind(args, {})
-        batch = step.scatter(values, {}, [step.inputs.length(values)], alone=True)
-        transaction = Transaction()
-        try:
-            step.runner.run_stages(batch, transaction)
-            step.runner.run_parts(batch, transaction)
-            transaction.wait()
-            return time.perf_counter() - began
-        finally:
-            transaction.roll_back()

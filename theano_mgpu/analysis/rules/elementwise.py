@@ -7,13 +7,14 @@ from theano.scalar import basic as scalar
 from theano.tensor import basic, elemwise, io, opt
 from theano.tensor.nnet import bn
 
+from ..reductions import MAX, MIN, SUM
 from ..shards import rule
 from ..states import CONSTANT, COUNT, NUMBER, PARTIAL, ROWS, State, partial
 from .base import aligned, is_zero, wholes, widens
 from .counts import is_least_count, is_quotient_of_rows
 
 LINEAR = (scalar.Add, scalar.Sub, scalar.Neg, scalar.Identity, scalar.Cast)
-OPPOSITE = {'max': 'min', 'min': 'max'}
+OPPOSITE = {MAX: MIN, MIN: MAX}
 
 
 @rule(compile_ops.Rebroadcast, compile_ops.ViewOp, compile_ops.DeepCopyOp, DisconnectedGrad, GradClip, ZeroGrad,
@@ -48,7 +49,7 @@ _messages.for_constants = True
 @rule(opt.Assert)
 def _checked(shards, node, values):
     # Where each replica's samples must meet a condition, each replica checks its own.
-    conditions = [value if value.state.how == 'min' and value.variable.dtype == 'bool' else shards.whole(value)
+    conditions = [value if value.state.reduction == MIN and value.variable.dtype == 'bool' else shards.whole(value)
                   for value in values[1:]]
     return shards.apply(node, values[:1] + conditions, values[0].state)
 
@@ -74,9 +75,9 @@ def _elemwise(shards, node, values):
         return shards.apply(node, values, State(CONSTANT, size=COUNT))
     if _stays_partial(shards, node, values):
         return shards.apply(node, values, partial())
-    if isinstance(node.op.scalar_op, scalar.Neg) and values[0].state.how in OPPOSITE \
+    if isinstance(node.op.scalar_op, scalar.Neg) and values[0].state.reduction in OPPOSITE \
             and node.outputs[0].dtype.startswith('float'):
-        return shards.apply(node, values, partial(OPPOSITE[values[0].state.how]))
+        return shards.apply(node, values, partial(OPPOSITE[values[0].state.reduction]))
     values = wholes(shards, values)
     if not any(value.kind == ROWS for value in values):
         return shards.constant(node, values)
@@ -95,7 +96,7 @@ def _filled(shards, node, values):
     # Of the first, only the shape is needed, and a share of a sum has that of the sum.
     like = shards.shaped_like(like)
     if like.kind != ROWS and value.kind != ROWS:
-        if value.kind == PARTIAL and (value.state.how != 'sum' or _grows(node, 1)):
+        if value.kind == PARTIAL and (value.state.reduction != SUM or _grows(node, 1)):
             value = shards.whole(value)
         return shards.apply(node, [like, value], value.state)
     values, state = aligned(shards, node, [like] + wholes(shards, [value]))
@@ -111,7 +112,7 @@ def _stays_partial(shards, node, values):
     """Whether the output is a sum over replicas as its inputs are, which need not be exchanged yet."""
     shares = [i for i, value in enumerate(values) if value.kind == PARTIAL]
     op, kinds = node.op.scalar_op, {value.kind for value in values}
-    if not shares or ROWS in kinds or any(values[i].state.how != 'sum' or _grows(node, i) for i in shares):
+    if not shares or ROWS in kinds or any(values[i].state.reduction != SUM or _grows(node, i) for i in shares):
         return False
     if max(value.stage for value in values) > min(values[i].stage for i in shares):
         return False  # by then its sum can be had for nothing

@@ -3,6 +3,7 @@ import theano
 import theano.tensor as T
 from theano.tensor import basic, extra_ops, subtensor
 
+from ..reductions import SUM
 from ..shards import rule
 from ..sizes import number
 from ..states import CONSTANT, COUNT, LAST, PARTIAL, ROWS, WHOLE, partial, rows
@@ -130,7 +131,7 @@ def _written_into_zeros(shards, node, x, y, entries, axis):
 
 def adds_to_zero(node, x, y):
     """Whether a share of a sum is written into zeros, so that the whole is a share, too."""
-    return y.kind == PARTIAL and y.state.how == 'sum' and x.kind == CONSTANT and is_zero(node.inputs[0]) \
+    return y.kind == PARTIAL and y.state.reduction == SUM and x.kind == CONSTANT and is_zero(node.inputs[0]) \
         and x.stage <= y.stage
 
 

@@ -6,6 +6,7 @@ from theano.tensor.nnet import abstract_conv, conv, neighbours
 from theano.tensor.signal import pool
 
 from ..convolutions import of_any_number_of_channels, of_any_number_of_images
+from ..reductions import SUM
 from ..shards import rule
 from ..sizes import any_number_of_images
 from ..states import CONSTANT, PARTIAL, ROWS, partial, rows
@@ -18,7 +19,7 @@ def _dot(shards, node, values):
     shares = [i for i, value in enumerate(values) if value.kind == PARTIAL]
     if shares:
         value, other = values[shares[0]], values[1 - shares[0]]
-        if len(shares) == 1 and other.kind == CONSTANT and value.state.how == 'sum' and other.stage <= value.stage \
+        if len(shares) == 1 and other.kind == CONSTANT and value.state.reduction == SUM and other.stage <= value.stage \
                 and node.outputs[0].ndim <= node.inputs[shares[0]].ndim:
             return shards.apply(node, values, partial())
         values = wholes(shards, values)

@@ -4,14 +4,15 @@ from theano.scalar import basic as scalar
 from theano.tensor import basic, elemwise, extra_ops
 from theano.tensor.sort import ArgSortOp, SortOp, TopKOp
 
+from ..reductions import MAX, MIN, PROD, SUM
 from ..shards import rule
 from ..sizes import number
 from ..states import CONSTANT, FREE, NUMBER, PARTIAL, REFUSED, ROWS, State, Value, partial
 from .base import aligned, number_everywhere, rows_along, wholes, widens
 from .shapes import whole_length
 
-HOW = {scalar.Add: 'sum', scalar.Mul: 'prod', elemwise.MulWithoutZeros: 'prod', scalar.Maximum: 'max',
-       scalar.Minimum: 'min', scalar.OR: 'max', scalar.AND: 'min'}
+REDUCTION = {scalar.Add: SUM, scalar.Mul: PROD, elemwise.MulWithoutZeros: PROD, scalar.Maximum: MAX,
+             scalar.Minimum: MIN, scalar.OR: MAX, scalar.AND: MIN}
 
 
 def _axes(node):
@@ -26,20 +27,20 @@ def _without(state, axes):
 @rule(elemwise.CAReduce)
 def _reduce(shards, node, values):
     value, axes = values[0], _axes(node)
-    how = HOW.get(type(node.op.scalar_op))
+    reduction = REDUCTION.get(type(node.op.scalar_op))
     if isinstance(node.op.scalar_op, (scalar.OR, scalar.AND)) and node.inputs[0].dtype != 'bool':
-        how = None  # of the bits of numbers
+        reduction = None  # of the bits of numbers
     if value.kind == PARTIAL:
-        if how == value.state.how == 'sum' and widens(node):
+        if reduction == value.state.reduction == SUM and widens(node):
             return shards.apply(node, values, value.state)
         return shards.constant(node, wholes(shards, values))
     if value.axis not in axes:
         return shards.apply(node, values, _without(value.state, axes))
-    if how is None:
+    if reduction is None:
         shards.refuse(node, 'it reduces over the samples')
-    if how == 'sum' and number_everywhere(node.inputs[0]) is not None:
+    if reduction == SUM and number_everywhere(node.inputs[0]) is not None:
         return _counted(shards, node, value, axes)
-    return shards.apply(node, values, partial(how))
+    return shards.apply(node, values, partial(reduction))
 
 
 def _counted(shards, node, value, axes):
@@ -63,7 +64,7 @@ def _argmax(shards, node, values):
     place = State(REFUSED, reason='%s: the place of the maximum among all samples is not known to a replica' % node)
     if isinstance(node.op, basic.Argmax):
         return [Value(None, place, FREE)]
-    highest, _ = shards.apply(node, values, partial('max'))
+    highest, _ = shards.apply(node, values, partial(MAX))
     return [highest, Value(None, place, FREE)]
 
 

@@ -113,7 +113,7 @@ class Findings:
         return self._costs('contexts', 1, median_block, figures or {})
 
     def _costs(self, kind, n, choose, figures):
-        from ...program.buckets import most_buckets  # not above: it imports Theano, which commands do not wait for
+        from ...plan.buckets import most_buckets  # not above: it imports Theano, which commands do not wait for
         blocks = [choose(each) for key, each in self.blocks.items() if key[:2] == (kind, n)]
         costs = costs_of(blocks, self.n_bytes, figures.get('reduce_bytes_per_s', float('inf')))
         return costs._replace(divides_update=self.updates_on == 'sharded',

@@ -139,7 +139,7 @@ def check_context(setup, context):
     for what, result, right in zip(('tanh(dot(x, w))', 'its sum'), results, (expected, expected.sum())):
         if not np.allclose(result, right, rtol=1e-3, atol=1e-3):
             return Finding(FAIL, '%s is wrong by up to %.2g' % (what, np.abs(result - right).max()), remedy)
-    on_host = [] if context.kind == 'cpu' else missing_gpu_ops(f.compiled[0])
+    on_host = [] if context.kind == 'cpu' else missing_gpu_ops(f.functions[0])
     if on_host:
         return Finding(FAIL, 'the numbers are right, but computed on the host: no %s' % ', '.join(on_host), remedy)
     return Finding(OK, "%s: gemm, elementwise and sum agree with NumPy's" % context.device)

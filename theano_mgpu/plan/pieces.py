@@ -38,14 +38,13 @@ class Places:
     Parameters
     ----------
     mesh : Mesh
-    placement : dict of SharedVariable to str
-        The places of shared variables. Those of the results of ops are in their tags; an op without one, which the
-        division among replicas has made, is on the place of its first input that has one.
+        It has the places of shared variables. Those of the results of ops are in their tags; an op without one, which
+        the division among replicas has made, is on the place of its first input that has one.
     """
 
-    def __init__(self, mesh: Mesh, placement: Dict[SharedVariable, str]):
+    def __init__(self, mesh: Mesh):
         self._default, self._names = mesh.places[0], set(mesh.places)
-        self._known: Dict[theano.Variable, Optional[str]] = dict(placement)
+        self._known: Dict[theano.Variable, Optional[str]] = dict(mesh.placement)
 
     def among(self, carried: Mapping[theano.Variable, theano.Variable]) -> Callable[[theano.Variable], str]:
         """`of`, for the variables of a stage into which values are carried."""

@@ -1,25 +1,21 @@
-"""In which order the pieces of a stage are computed for the micro-batches of a batch."""
-from collections import namedtuple
+"""The order in which the parts of a stage are computed for the micro-batches of a batch."""
 from typing import Any, List, Sequence, Tuple
 
-Launched = namedtuple('Launched', 'part number shards results')
-Launched.__doc__ = """A part that was started: the `number` of the round, its `shards`, and the results of each."""
 
-
-def schedule(pieces: Sequence[Any], n_rounds: int) -> List[List[Tuple[Any, int]]]:
-    """The clock cycles of a pipeline.
+def schedule(parts: Sequence[Any], n_rounds: int) -> List[List[Tuple[Any, int]]]:
+    """Return the clock cycles of a pipeline.
 
     Parameters
     ----------
-    pieces : list
+    parts : list
         Each with the attribute `level`, see `pieces.Piece`.
     n_rounds : int
         Micro-batches.
 
     Returns
     -------
-    list of list of (piece, int)
-        For each cycle, the pieces that are started, and the number of the micro-batch of each: that which the level
+    list of list of (part, int)
+        For each cycle, the parts that are started, each with the number of its micro-batch: the one that the level
         before has worked on in the last cycle.
 
     Notes
@@ -40,5 +36,5 @@ def schedule(pieces: Sequence[Any], n_rounds: int) -> List[List[Tuple[Any, int]]
     middle 1, backward 0
     backward 1
     """
-    return [[(piece, clock - piece.level) for piece in pieces if 0 <= clock - piece.level < n_rounds]
-            for clock in range(n_rounds + max(piece.level for piece in pieces))]
+    return [[(part, clock - part.level) for part in parts if 0 <= clock - part.level < n_rounds]
+            for clock in range(n_rounds + max(part.level for part in parts))]

@@ -1,43 +1,55 @@
 """Cut the graph of one device into stages, each of which a replica computes without hearing from another one."""
-from collections import namedtuple
-from typing import Mapping, Sequence
+from typing import Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 import theano
+from theano.compile.sharedvalue import SharedVariable
 from theano.gof.graph import ancestors
 from theano.tensor.basic import AllocEmpty
 
-from ..analysis import CONSTANT, FREE, PARTIAL, ROWS, CannotCut, Shards
+from ..analysis import CONSTANT, FREE, PARTIAL, ROWS, SAME, CannotCut, Gather, Reduction, Shards
 from ..analysis.rules.draws import streams_of_one_draw
 from ..graphs.graph import substitute
 from ..replicas.random_streams import DRAWS
 from .carrying import Carrying
 from .lowering import lowered
 
-SAME = 'same'
 
-Exchange = namedtuple('Exchange', 'variable source how')
-Exchange.__doc__ = """A value that replicas exchange: what stands for it, what each one gives, and how they are reduced.
+class Exchange(NamedTuple):
+    """A value that replicas exchange: its placeholder, the value that each one gives, and how these are reduced."""
 
-`how` is 'sum', 'max', 'min', 'prod', ``('gather', axis)``, or 'stack': what each shard that has samples gives, along a
-new axis 0, in the order of the samples.
-"""
-
-Stage = namedtuple('Stage', 'exchanges carried outputs')
-Stage.__doc__ = """A stage: first the exchanges, then the graph of `outputs`, computed by each replica.
-
-`carried` maps what stands for a value of an earlier stage to that value.
-"""
-
-OWN = 'own'
-Output = namedtuple('Output', 'variable how')
-Output.__doc__ = """An output of a program.
-
-`how` is ``('gather', axis)`` for rows that a stage computes, `OWN` for what a stage computes alike on each replica, and
-None for a graph of exchanged values and constants, which needs no replica.
-"""
+    variable: theano.Variable
+    source: theano.Variable
+    reduction: Reduction
 
 
-class Program(namedtuple('Program', 'inputs numbers stages exchanges outputs streams own', defaults=[()])):
+class Stage(NamedTuple):
+    """A stage: first the exchanges, then the graph of `outputs`, computed by each replica.
+
+    `carried` maps each placeholder of a value of an earlier stage to that value.
+    """
+
+    exchanges: List[Exchange]
+    carried: Dict[theano.Variable, theano.Variable]
+    outputs: List[theano.Variable]
+
+
+class Output(NamedTuple):
+    """An output of a program.
+
+    `reduction` is a Gather for rows that a stage computes, `SAME` for a value that a stage computes alike on each
+    replica, and None for a graph of exchanged values and constants, which needs no replica.
+    """
+
+    variable: theano.Variable
+    reduction: Optional[Reduction]
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether the output has rows of single samples."""
+        return isinstance(self.reduction, Gather)
+
+
+class Program(NamedTuple):
     """What replicas compute and exchange for a graph over a batch.
 
     Attributes
@@ -53,17 +65,36 @@ class Program(namedtuple('Program', 'inputs numbers stages exchanges outputs str
     outputs : list of Output
         In the order of the graph's.
     streams : list of SharedVariable
-        Random states that each replica has one of its own of, to draw for its own samples only. What the outputs have
-        as new value of one differs from replica to replica.
+        Random states that each replica has one of its own of, to draw for its own samples only. The new value of such
+        a state differs from replica to replica.
     own : collection of SharedVariable
-        Data of which each process has its own.
+        Data sets of which each process has its own part.
+    given : list of theano.Variable
+        Inputs of a call: those with samples, and those that every replica gets whole.
+    updated : list of SharedVariable
+        The last of the outputs are their new values.
     """
+
+    inputs: List[theano.Variable]
+    numbers: List[theano.Variable]
+    stages: List[Stage]
+    exchanges: List[Exchange]
+    outputs: List[Output]
+    streams: Sequence[SharedVariable]
+    own: Collection[SharedVariable] = ()
+    given: Sequence[theano.Variable] = ()
+    updated: Sequence[SharedVariable] = ()
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether replicas compute it in parts; else one replica computes it as it is."""
+        return bool(self.numbers)
 
 
 def undivided(outputs: Sequence[theano.Variable]) -> Program:
     """The Program of a graph that one replica computes as it is, with the whole batch."""
     return Program([], [], [Stage([], {}, list(dict.fromkeys(outputs)))], [],
-                   [Output(output, OWN) for output in outputs], [])
+                   [Output(output, SAME) for output in outputs], [])
 
 
 def expressed(program: Program, expressions: Mapping[theano.Variable, theano.Variable]) -> Program:
@@ -144,8 +175,8 @@ def _partition(inputs, outputs, statistics, streams):
 def _program(shards, inputs):
     """The Program of what is needed of some Shards."""
     found, handed = _outputs(shards, inputs)
-    in_stages = [output.variable for output in found if output.how is not None]
-    met = set(ancestors([output.variable for output in found if output.how is None]))
+    in_stages = [output.variable for output in found if output.reduction is not None]
+    met = set(ancestors([output.variable for output in found if output.reduction is None]))
     last = [Exchange(v, *shards.exchanges[v]) for v in shards.exchanges if v in met] + handed
     wanted = {}
     for variable in in_stages + [exchange.source for exchange in last]:
@@ -178,13 +209,13 @@ def _outputs(shards, inputs):
         if value.kind == ROWS and value.state.outer is not None:
             values[i] = shards.gathered(value)
         elif value.kind == PARTIAL:
-            values[i] = shards.exchange(value, value.state.how)
+            values[i] = shards.exchange(value, value.state.reduction)
     together = _Together(shards, inputs, [value.variable for value in values if value.kind == CONSTANT])
     outputs = []
     for value in values:
         alone = together.found.get(value.variable)
-        how = ('gather', value.axis) if value.kind == ROWS else OWN if alone is None else None
-        outputs.append(Output(value.variable if how else alone, how))
+        reduction = Gather(value.axis) if value.kind == ROWS else SAME if alone is None else None
+        outputs.append(Output(alone if reduction is None else value.variable, reduction))
     return outputs, together.exchanges
 
 

@@ -5,6 +5,7 @@ import theano
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof.graph import ancestors
 
+from ..analysis import SUM
 from ..graphs.output_order import by_depth
 
 LEAST = 1 << 20  # bytes of gradients: less is exchanged about as fast together with the next ones
@@ -70,6 +71,6 @@ def bytes_of_gradients(exchanges: Sequence, params: Sequence[SharedVariable],
     for exchange in exchanges:
         changed = [param.container.storage[0] for param, needs in made.items()
                    if exchange.variable in needs and param.ndim == exchange.variable.ndim]
-        if exchange.how == 'sum' and changed:
+        if exchange.reduction == SUM and changed:
             found[exchange.source] = sum(value.size * value.dtype.itemsize for value in changed) / len(changed)
     return found

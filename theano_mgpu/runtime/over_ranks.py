@@ -5,21 +5,19 @@ from typing import Dict, Sequence
 from ..distributed.process_group import ADD, Ranks
 from ..profiling.timeline import Timings, span
 from ..utils.worker_threads import Task, WorkerThreads
-from .exchange import Sums
+from .sums import HostSums
 
 
 class OverRanks:
-    """Adds Sums over the ranks, in place; those of an idle rank, which has no samples, are 0.
-
-    A ``with`` block waits at its end for what is under way.
+    """Adds sums over the ranks, in place; those of an idle rank, which has no samples, are 0.
 
     Parameters
     ----------
     ranks : Ranks
     timings : Timings
     overlaps : bool
-        Whether `start` adds on a thread of its own. The ranks meet before in the thread that calls, so an error on one
-        of them is found as in a step without overlap.
+        Whether `start` adds on a thread of its own. The ranks meet before in the thread that calls, so an error of one
+        rank is found as in a step without overlap.
     """
 
     def __init__(self, ranks: Ranks, timings: Timings, overlaps: bool):
@@ -27,21 +25,15 @@ class OverRanks:
         self._thread = None
         if overlaps and ranks.size > 1:
             self._thread = WorkerThreads([_add], 'theano_mgpu exchange')
-        self._underway: Dict[Sums, Task] = {}  # in the block; those of a later boundary may be added early
+        self._underway: Dict[HostSums, Task] = {}  # those of a later boundary may be added early
 
-    def __enter__(self):
-        self._wait()  # a second Ctrl-C may have ended the wait of the last block
-        return self
-
-    def __exit__(self, *error):
-        self._wait()  # also after an error: the other ranks add, too
-
-    def _wait(self):
+    def wait(self) -> None:
+        """Wait for what is under way; also after an error, since the other ranks add, too."""
         if self._underway:
             self._thread.finish(self._underway.values())
             self._underway = {}
 
-    def start(self, sums: Sums, idle: bool) -> None:
+    def start(self, sums: HostSums, idle: bool) -> None:
         """Begin to add, if there is a thread for it."""
         if self._thread is None:
             return
@@ -53,7 +45,7 @@ class OverRanks:
         if not busy:
             begun.acquire()  # Theano's compiled code keeps Python's lock: without this, the thread would start after it
 
-    def finish(self, every_sums: Sequence[Sums], idle: bool) -> None:
+    def finish(self, every_sums: Sequence[HostSums], idle: bool) -> None:
         """Have all of these added when it returns, and none under way: ranks have to exchange values in one order."""
         if self._ranks.size == 1:
             return

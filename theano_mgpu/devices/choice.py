@@ -1,0 +1,49 @@
+"""The contexts that a function is asked to run over."""
+from ..errors import ContextError
+from .context_map import Context, describe
+from .contexts import contexts as active_contexts
+from .contexts import get as get_context
+from .mesh import rows_of
+
+
+def resolve_contexts(contexts):
+    """Return the Contexts that a function runs over.
+
+    Parameters
+    ----------
+    contexts : list of (str or Context), or list of lists of these, or None
+        In lists of their own: the contexts of each replica of a placed graph. None for all active ones.
+
+    Returns
+    -------
+    list of Context, or list of list of Context
+        With several processes on a host, those of them that belong to this process; lists of contexts are complete, and
+        `mesh.mesh_of` selects those of this process.
+
+    Raises
+    ------
+    ContextError
+        If the list is empty, names a context twice or one that is not mapped, or none of this process's own.
+    """
+    if contexts is None:
+        return active_contexts()
+    if isinstance(contexts, str):
+        contexts = [contexts]
+    if not isinstance(contexts, (list, tuple)):
+        raise ContextError('contexts=%r is not a list of contexts or their names, such as %r; mgpu.init(%r) maps them'
+                           % (contexts, [context.name for context in active_contexts()], contexts))
+    rows = rows_of(contexts)
+    if rows and len(rows) < len(contexts):
+        raise ContextError('contexts=%r mixes contexts with lists of contexts: give one list, or a list for each '
+                           'replica' % (contexts,))
+    chosen = [get_context(c.name if isinstance(c, Context) else c) for c in (sum(rows, []) if rows else contexts)]
+    if not chosen or len(set(chosen)) < len(chosen):
+        raise ContextError('a function runs over at least one context, each named once; given: %r, known: %s'
+                           % (list(contexts), describe(active_contexts())))
+    own = [context for context in chosen if context in active_contexts()]
+    if not own:
+        raise ContextError('the contexts %s are those of other processes; this one has %s'
+                           % (describe(chosen), describe(active_contexts())))
+    if rows:
+        return [[chosen.pop(0) for _ in row] for row in rows]
+    return own

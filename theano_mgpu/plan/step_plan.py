@@ -1,0 +1,210 @@
+"""The plan of a step: the one value between a program and what runs."""
+from dataclasses import dataclass, field
+from typing import Dict, FrozenSet, List, Optional, Tuple, Union
+
+import theano
+from theano.compile.sharedvalue import SharedVariable
+
+from ..devices.context_map import Context
+from ..devices.mesh import Mesh
+from .explain import explained
+from .machine import Machine
+from .partition import Exchange, Output, Program
+from .shares import Shares
+
+Variables = Tuple[theano.Variable, ...]
+
+
+@dataclass(frozen=True)
+class AllReduce:
+    """Sums over the ranks that every rank gets.
+
+    Attributes
+    ----------
+    half : bool
+        Whether ranks send each other float16, see `half_precision.add_in_half`.
+    """
+
+    half: bool = False
+
+    def __str__(self) -> str:
+        return 'all_reduce in float16' if self.half else 'all_reduce'
+
+
+@dataclass(frozen=True)
+class ReduceScatter:
+    """Sums over the ranks, each of which one rank gets: the only one that reads it.
+
+    Attributes
+    ----------
+    owners : tuple of int
+        That rank, for each sum.
+    """
+
+    owners: Tuple[int, ...]
+
+    def __str__(self) -> str:
+        return 'reduce_scatter'
+
+
+@dataclass(frozen=True)
+class SumGroup:
+    """Sums that replicas, and then ranks, add together once a part has computed its shares of them."""
+
+    exchanges: Tuple[Exchange, ...]
+    collective: Union[AllReduce, ReduceScatter]
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A graph that is compiled as one function for each of some contexts.
+
+    Attributes
+    ----------
+    given, outputs : tuple of theano.Variable
+        The values that it takes, and those that it makes.
+    inputs, graphs : tuple of theano.Variable
+        What stands for each of `given` in its graph, and the graph of each output.
+    updates : dict of SharedVariable to theano.Variable
+        The graphs of new values, which it makes, too.
+    contexts : tuple of Context
+        Of a stage: one for each replica of this process.
+    level : int
+        Of the pieces of a stage, see `pieces.Piece`.
+    last : tuple of theano.Variable
+        Values that no later part of the stage needs.
+    sums : tuple of SumGroup
+        Sums that it computes shares of.
+    copied_to : tuple of Context
+        Contexts that get the new values, if they have copies of the variables and have not computed them.
+    is_share : bool
+        Whether other contexts, or processes, compute other parts of the same update.
+    """
+
+    given: Variables
+    inputs: Variables
+    outputs: Variables
+    graphs: Variables
+    updates: Dict[SharedVariable, theano.Variable]
+    contexts: Tuple[Context, ...]
+    name: Optional[str] = None
+    level: int = 0
+    last: Variables = ()
+    sums: Tuple[SumGroup, ...] = ()
+    copied_to: Tuple[Context, ...] = ()
+    is_share: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Boundary:
+    """What is exchanged before a stage, or after the last one.
+
+    Attributes
+    ----------
+    exchanges : tuple of Exchange
+        All of them, for a batch that one replica has alone.
+    sums : tuple of SumGroup
+    others : tuple of Exchange
+        Those that are not among the sums.
+    """
+
+    exchanges: Tuple[Exchange, ...]
+    sums: Tuple[SumGroup, ...]
+    others: Tuple[Exchange, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class StagePlan:
+    """A stage: what is exchanged before it, the values of earlier stages that it takes, and its parts by level.
+
+    `saved` maps each placeholder of a value of an earlier stage to that value.
+    """
+
+    boundary: Boundary
+    saved: Dict[theano.Variable, theano.Variable]
+    parts: Tuple[Part, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class DividedUpdate:
+    """An update that is divided among ranks.
+
+    Attributes
+    ----------
+    shares : tuple of tuple of SharedVariable
+        For each rank, the variables whose new values it computes.
+    sent : frozenset of SharedVariable
+        Those that a step needs on every rank: their new values are sent in the step. The others, such as the state of
+        an optimizer, stay with their owner until they are read.
+    read : tuple of SharedVariable
+        All that the update reads, or makes new values of.
+    """
+
+    shares: Tuple[Tuple[SharedVariable, ...], ...]
+    sent: FrozenSet[SharedVariable]
+    read: Tuple[SharedVariable, ...]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen in a plan, and why."""
+
+    what: str
+    chosen: str
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class StepPlan:
+    """What runs where in a step, what is exchanged, and why. ``print(plan)`` explains it.
+
+    Attributes
+    ----------
+    name : str or None
+    program : Program
+    mesh : Mesh
+        The contexts of this process.
+    machine : Machine
+    shares : Shares
+    stages : tuple of StagePlan
+    last : Boundary
+        After the last stage.
+    update : tuple of Part
+        What is computed of exchanged values: new values, most of all.
+    results : tuple of Output
+        The program's outputs that are not new values.
+    rows : dict of SharedVariable to Output
+        New values with a row a sample.
+    kept : frozenset of theano.Variable
+        Values that a replica needs itself, beside those that it only gives to sums.
+    params : tuple of SharedVariable
+        Trained parameters.
+    divided : DividedUpdate or None
+    overlaps : bool
+        Whether sums over the ranks are made on a thread of their own, while the next part is computed.
+    choices : tuple of Choice
+    """
+
+    name: Optional[str]
+    program: Program
+    mesh: Mesh
+    machine: Machine
+    shares: Shares
+    stages: Tuple[StagePlan, ...]
+    last: Boundary
+    update: Tuple[Part, ...]
+    results: Tuple[Output, ...]
+    rows: Dict[SharedVariable, Output]
+    kept: FrozenSet[theano.Variable]
+    params: Tuple[SharedVariable, ...] = ()
+    divided: Optional[DividedUpdate] = None
+    overlaps: bool = False
+    choices: Tuple[Choice, ...] = field(default=())
+
+    @property
+    def parts(self) -> List[Part]:
+        """All parts, in the order in which they are computed."""
+        return [part for stage in self.stages for part in stage.parts] + list(self.update)
+
+    def __str__(self) -> str:
+        return explained(self)

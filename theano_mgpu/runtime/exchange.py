@@ -1,0 +1,67 @@
+"""Values that replicas have, reduced or put together: over those of this process, then over the ranks."""
+from typing import Any, List, Sequence
+
+import numpy as np
+
+from ..analysis import SAME, STACK, SUM, Gather, Reduction
+from ..distributed.consistency import added
+from ..distributed.process_group import Ranks
+from ..replicas.transfers import concatenated
+
+
+def exchanged(parts: Sequence[Sequence[Any]], reductions: Sequence[Reduction], lengths: Sequence[int],
+              ranks: Ranks) -> List[Any]:
+    """Return the whole of each value, the same on every rank.
+
+    Parameters
+    ----------
+    parts : list of list of ndarray
+        For each value, what the replicas of this process have, in the order of their samples.
+    reductions : list of Reduction
+    lengths : list of int
+        Samples of each rank. What one without samples has does not count.
+    ranks : Ranks
+    """
+    values = [_of_process(each, reduction) for each, reduction in zip(parts, reductions)]
+    if ranks.size == 1:
+        return values
+    sums = [i for i, reduction in enumerate(reductions) if reduction == SUM]
+    counts = lengths[ranks.rank] > 0
+    totals = added(ranks, [values[i] if counts else np.zeros_like(values[i]) for i in sums])
+    for i, total in zip(sums, totals):
+        values[i] = total
+    for i, reduction in enumerate(reductions):
+        if reduction != SUM:
+            values[i] = _of_ranks(values[i], reduction, lengths, ranks)
+    return values
+
+
+def _of_process(parts, reduction):
+    if reduction == STACK:
+        return np.stack(parts)
+    if isinstance(reduction, Gather):
+        return parts[0] if len(parts) == 1 else concatenated(parts, reduction.axis)
+    return parts[0] if len(parts) == 1 or reduction == SAME else \
+        np.asarray(reduction.ufunc.reduce(parts), parts[0].dtype)
+
+
+def _of_ranks(value, reduction, lengths, ranks):
+    counts = [int(length > 0) for length in lengths]
+    if reduction == SAME:
+        return value
+    if reduction == STACK:
+        return ranks.all_gather(value, [count * n for count, n in zip(counts, ranks.everyones(len(value)))])
+    if isinstance(reduction, Gather):
+        return _gathered(value, reduction.axis, lengths, ranks)
+    every = ranks.all_gather(np.ascontiguousarray(value[np.newaxis]), counts)
+    return np.asarray(reduction.ufunc.reduce(every), value.dtype)
+
+
+def _gathered(value, axis, lengths, ranks):
+    """Return the rows of all ranks along an axis; those of arrays are sent from their memory."""
+    if not isinstance(value, np.ndarray):
+        parts = ranks.gather_object(value if lengths[ranks.rank] else None)
+        return ranks.broadcast_object(parts and concatenated([part for part in parts if part is not None], axis))
+    rows = np.ascontiguousarray(np.moveaxis(value, axis, 0))
+    each = rows.shape[0] // max(1, lengths[ranks.rank])  # a sample may own several rows
+    return np.moveaxis(ranks.all_gather(rows, [each * length for length in lengths]), 0, axis)

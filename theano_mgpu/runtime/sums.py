@@ -1,0 +1,213 @@
+"""Sums over all samples, such as gradients, which are added on the host: over the replicas, then over the ranks."""
+import functools
+from typing import Any, Collection, Dict, List, Mapping, Sequence
+
+import numpy as np
+import theano
+
+from ..devices.context_map import Context
+from ..distributed.process_group import Ranks
+from ..plan import AllReduce, SumGroup
+from ..profiling.timeline import Timings, span
+from ..replicas.collectives import all_reduce, bucket_ranges
+from ..replicas.transfers import Fetcher, FlatBuffers, describe
+from ..utils.worker_threads import Task, WorkerThreads
+from .accumulate import Accumulator
+from .batch import Shard, Sum, Values
+from .launcher import Launcher
+
+
+class HostSums:
+    """The sums of a SumGroup, in memory on the host that every step uses again.
+
+    Parameters
+    ----------
+    group : SumGroup
+    kept : collection of theano.Variable
+        Those of the sources that a shard needs itself, too.
+    read_on : dict of Context to (set of theano.Variable)
+        The placeholders that are read on each context: their sums are sent there.
+    launcher : Launcher
+    timings : Timings
+    one_replica : bool
+        Whether one replica has all samples: the sums of its micro-batches stay on its device.
+
+    Attributes
+    ----------
+    views : list of ndarray
+        Each sum; valid until the next step. None for one that another rank owns.
+    """
+
+    def __init__(self, group: SumGroup, kept: Collection[theano.Variable],
+                 read_on: Mapping[Context, Collection[theano.Variable]], launcher: Launcher, timings: Timings,
+                 one_replica: bool):
+        self._collective, self._launcher, self._timings = group.collective, launcher, timings
+        self._sources = [exchange.source for exchange in group.exchanges]
+        self._placeholders = [exchange.variable for exchange in group.exchanges]
+        self._kept, self._one_replica = set(self._sources).intersection(kept), one_replica
+        self._on_devices = any(context.kind != 'cpu' for context in read_on)
+        self._wanted = {context: [i for i, variable in enumerate(self._placeholders) if variable in read]
+                        for context, read in read_on.items()}
+        self._buffers = self.views = None
+        self._fetchers: Dict[Any, Fetcher] = {}
+        self._accumulator, self._held = Accumulator(self._sources), {}
+        self._on_its_device = None  # the sums of the only replica
+        self._underway: List[Task] = []
+
+    def add(self, shards: Sequence[Shard], contexts: Sequence[Context], number: int = 0, n_rounds: int = 1) -> None:
+        """Add what shards have; large arrays are added on another thread while the next ones come from the devices.
+
+        Parameters
+        ----------
+        shards : list of Shard
+            They let go of their parts.
+        contexts : list of Context
+            Where each of them has its part.
+        number, n_rounds : int
+            The round of the step, and the number of rounds. On devices, the parts of all rounds are added there.
+        """
+        kept = self._kept
+        parts = [[shard.values[source] if source in kept else shard.values.pop(source) for source in self._sources]
+                 for shard in shards]
+        accumulate = number > 0
+        if n_rounds > 1 and contexts[0].kind != 'cpu':
+            self._hold(parts, shards, contexts, accumulate)
+            if number < n_rounds - 1:
+                return
+            shards, contexts, parts = zip(*self._held.values())
+            self._held, accumulate = {}, False
+            if self._one_replica:
+                self._on_its_device = parts[0]
+                return
+        self._add(parts, shards, contexts, accumulate, number == n_rounds - 1)
+
+    def taken(self) -> Values:
+        """Return the sums by placeholder, for one step: what is sent to a device is freed with them."""
+        values, self._on_its_device = self._on_its_device, None
+        if values is None:
+            values = self.views
+            if self._on_devices:
+                sent: Dict[Context, Dict[int, Any]] = {}
+                values = [Sum(view, i, self, sent) for i, view in enumerate(self.views)]
+        return dict(zip(self._placeholders, values))
+
+    def add_over(self, ranks: Ranks) -> None:
+        """Add the sums over the ranks, which have just met."""
+        if self._collective.half:
+            ranks.all_reduce_in_half(self.views)
+        else:
+            ranks.all_reduce(self._buffers.flat)
+
+    def clear(self) -> None:
+        """Make every sum 0."""
+        for flat in self._buffers.flat:
+            flat[...] = 0
+
+    def send(self, context: Context) -> Dict[int, Any]:
+        """Return the sums that are read on a context, by number, on its device; they are sent in one copy a dtype."""
+        wanted = self._wanted[context]
+        here = self._buffers if len(wanted) == len(self.views) else self._together(wanted)
+        there = FlatBuffers(here.like, context)
+        for to, flat in zip(there.flat, here.flat):
+            to.write(flat)
+        return dict(zip(wanted, there.views))
+
+    def _together(self, wanted):
+        """Return some of the sums in one piece of memory."""
+        buffers = FlatBuffers(describe([self.views[i] for i in wanted]))
+        for i, view in zip(wanted, buffers.views):
+            view[...] = self.views[i]
+        return buffers
+
+    def _hold(self, parts, shards, contexts, accumulate):
+        """Keep the sums over the rounds, one for each replica, on its device."""
+        if not accumulate:
+            self._held = {}
+        else:
+            self._accumulator.prepare(contexts)
+            tasks = [functools.partial(self._accumulator.add, context, self._held[shard.replica][-1], part)
+                     for shard, context, part in zip(shards, contexts, parts)]
+            with self._timings.span('launch'):
+                parts = self._launcher.run('launch', tasks, contexts, shards)
+        self._held.update((shard.replica, (shard, context, part))
+                          for shard, context, part in zip(shards, contexts, parts))
+
+    def _add(self, parts, shards, contexts, accumulate, is_last):
+        """Add the parts of the replicas to the sums, or make the sums of them."""
+        if self._underway:  # an interrupted step may have left some, which add to the same memory
+            self._thread.finish(self._underway)
+            self._underway = []
+        like = describe(parts[0])
+        if self._buffers is None or self._buffers.like != like:
+            self._buffers = FlatBuffers(like)
+        self.views = self._buffers.views
+        sizes = [array.size * array.itemsize for array in self.views]
+        buckets = list(bucket_ranges(sizes)) if self._on_devices else [(0, len(sizes))]
+        for bucket in buckets[:-1]:
+            self._underway.append(Task(self._fetched(parts, bucket, shards, contexts), self.views[slice(*bucket)],
+                                       accumulate))
+            self._thread.submit(self._underway[-1])
+        arrays, targets = self._fetched(parts, buckets[-1], shards, contexts), self.views[slice(*buckets[-1])]
+        if self._on_devices and len(buckets) == 1:
+            flat = [self._fetcher(context, buckets[-1]).flat for context in contexts]
+            if all(flat):  # many small ones are added as one
+                arrays, targets = flat, self._buffers.flat
+        with self._timings.span('all_reduce'):
+            _add_up(arrays, targets, accumulate)
+            for task in self._underway:
+                task.result()
+
+    @functools.cached_property
+    def _thread(self):
+        return WorkerThreads([_add_up], 'theano_mgpu all_reduce')
+
+    def _fetched(self, parts, bucket, shards, contexts):
+        """Return a bucket of the parts of each replica, on the host."""
+        arrays = [part[slice(*bucket)] for part in parts]
+        if not self._on_devices:
+            return arrays
+        with self._timings.span('device_to_host'):
+            tasks = [functools.partial(self._fetcher(context, bucket).fetch, part)
+                     for context, part in zip(contexts, arrays)]
+            return self._launcher.run('device_to_host', tasks, contexts, shards)
+
+    def _fetcher(self, context, bucket):
+        key = context, bucket
+        if key not in self._fetchers:
+            self._fetchers[key] = Fetcher(context)
+        return self._fetchers[key]
+
+
+class OwnedSums(HostSums):
+    """Sums over the ranks each of which goes to one rank alone: each is a message of its own, from where it is."""
+
+    def _add(self, parts, shards, contexts, accumulate, is_last):
+        if len(parts) == 1 and is_last and not accumulate:
+            self.views, = self._fetched(parts, (0, len(self._sources)), shards, contexts)
+        else:
+            super()._add(parts, shards, contexts, accumulate, is_last)
+
+    def add_over(self, ranks):
+        self.views = ranks.reduce_scatter(self.views, self._collective.owners)
+
+    def clear(self):
+        self.views = [np.zeros(view.shape, view.dtype) for view in self.views]
+
+    def send(self, context):
+        buffers, wanted = self._together(self._wanted[context]), self._wanted[context]
+        there = FlatBuffers(buffers.like, context)
+        for to, flat in zip(there.flat, buffers.flat):
+            to.write(flat)
+        return dict(zip(wanted, there.views))
+
+
+def sums_of(group: SumGroup, *arguments: Any) -> HostSums:
+    """Return what adds a SumGroup; the other arguments are those of `HostSums`."""
+    return (HostSums if isinstance(group.collective, AllReduce) else OwnedSums)(group, *arguments)
+
+
+def _add_up(arrays, targets, accumulate):
+    """Add each replica's arrays to `targets`, or put their sums there."""
+    with span('all_reduce', 'all_reduce'):
+        for each, out in zip(zip(*arrays), targets):
+            all_reduce(each, [1.0] * len(each), out, accumulate)
