@@ -10,9 +10,9 @@ from graphlib import TopologicalSorter
 PACKAGE = Path(theano_mgpu.__file__).parent
 # The modules and sub-packages of the package, from the bottom up: each imports only from those before it.
 ORDER = ['command_path', 'errors', 'second_import', 'parsing', 'config', 'jobs', 'utils', 'summaries', 'patches',
-         'devices', 'profiling', 'options', 'graphs', 'placement', 'replicas', 'executors', 'distributed', 'analysis', 'plan',
-         'runtime', 'batches', 'checkpoints', 'building', 'data_parallel', 'verification', 'parallel_function', 'training',
-         'prediction', 'enabling', '__init__', 'keras', 'cli', '__main__']
+         'devices', 'profiling', 'options', 'graphs', 'placement', 'replicas', 'executors', 'distributed', 'analysis',
+         'plan', 'runtime', 'batches', 'checkpoints', 'building', 'data_parallel', 'verification', 'parallel_function',
+         'training', 'prediction', 'enabling', '__init__', 'keras', 'cli', '__main__']
 
 
 def modules():

@@ -29,7 +29,7 @@ def explanation(plan: Any, sizes: Optional[Sizes] = None) -> Dict[str, Any]:
     dict
         Bytes are None where they are not known.
     """
-    sizes = dict(_sizes_of_gradients(plan), **{v: size for v, size in (sizes or {}).items()})
+    sizes = {**_sizes_of_gradients(plan), **(sizes or {})}
     stages = [{'ops': sum(_n_ops(part) for part in stage.parts),
                'parts': [_part(part) for part in stage.parts],
                'exchanges': _exchanges(plan, stage.boundary, sizes)} for stage in plan.stages]
