@@ -38,7 +38,7 @@ class OwnedParts:
 
     def _sum(self, own, received):
         parts = [own] + received[1:]
-        return all_reduce(parts, [1.0] * len(parts), received[0], accumulate=True)
+        return all_reduce(parts, received[0], accumulate=True)
 
     def gather(self, arrays, owners):
         """New arrays with the values of those that others own; None for each of this rank's."""

@@ -186,7 +186,7 @@ def _add_up(arrays, targets, accumulate):
     """Add each replica's arrays to `targets`, or put their sums there."""
     with span('all_reduce', 'all_reduce'):
         for each, out in zip(zip(*arrays), targets):
-            all_reduce(each, [1.0] * len(each), out, accumulate)
+            all_reduce(each, out, accumulate)
 
 
 class Sum(namedtuple('Sum', 'sums index sent')):
