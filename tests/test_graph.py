@@ -1,6 +1,6 @@
 """Each kind of op, compiled for a CPU and for a GPU context: what Theano computes, and nothing on a wrong context."""
 import theano_mgpu as mgpu
-from theano_mgpu.distributed.process_group import Ranks
+from theano_mgpu.distributed.alone import Alone
 from theano_mgpu.errors import GraphError
 from theano_mgpu.graphs import graph
 from theano_mgpu.graphs.audit import ON_HOST
@@ -185,7 +185,7 @@ def shapes():
 def compile_for(context, inputs, outputs):
     part = Part(tuple(inputs), tuple(inputs), tuple(outputs), tuple(outputs), {}, (context,))
     replicas = {variable: replicated(variable) for variable in variables_of(part)}
-    return CompiledPart(part, replicas, 0, Ranks(), None).functions[0]
+    return CompiledPart(part, replicas, 0, Alone(), None).functions[0]
 
 
 def marks_of(name):

@@ -15,8 +15,8 @@ from theano_mgpu.cli.launcher_output import Errors, OwnMessages
 from theano_mgpu.devices.context_map import describe
 from theano_mgpu.devices.contexts import host_contexts, init
 from theano_mgpu.distributed import consistency
+from theano_mgpu.distributed.alone import Alone
 from theano_mgpu.distributed.mpi import import_mpi
-from theano_mgpu.distributed.process_group import Ranks
 from theano_mgpu.errors import ContextError, MgpuError
 from theano_mgpu.jobs import mpi_environment
 from theano_mgpu.plan import Machine, Shares
@@ -280,9 +280,12 @@ def test_batches_are_told_apart(change):
 
 
 def test_small_arrays_of_several_dtypes_are_added_at_once():
-    class Twice(Ranks):
-        size = 2
+    class Twice(Alone):
         calls = []
+
+        def __init__(self):
+            super().__init__()
+            self.size = 2
 
         def all_reduce(self, arrays):
             self.calls.append(len(arrays))

@@ -11,7 +11,7 @@ from .devices.choice import resolve_contexts
 from .devices.context_map import describe
 from .devices.mesh import Mesh
 from .distributed.choice import choose_ranks
-from .distributed.process_group import Ranks
+from .distributed.communicator import Communicator
 from .errors import warn
 from .graphs.own_flags import builds_graphs
 from .graphs.prints import take_prints
@@ -98,14 +98,14 @@ def build(inputs: Sequence[Any], outputs: Sequence[theano.Variable], updates: Up
         If the graph cannot be run over the contexts, or the ranks have different graphs.
     """
     contexts, ranks = resolve_contexts(options.contexts), choose_ranks(options.executor)
-    number = ranks.function_number(options.name)
+    number = ranks.functions.add(options.name)
     batch = BatchInputs(inputs, options, options.is_sharded(ranks))
     with placed_on(None):  # what is made of the graph is not the user's, whatever block this is called in
         outputs, updates = with_givens(outputs, updates, options.givens, options.no_default_updates)
         prints, outputs, updates = take_prints(outputs, updates)
         outputs, updates, mesh = placed(outputs, updates, contexts)
         definition = Definition(*batch.find_slices(outputs, updates))
-        ranks.whole()
+        ranks.divided.consolidate()
         program, mesh, refusal = _divided(definition, batch, mesh, ranks, options)
         machine = gather(ranks, mesh, options)
         whole = definition.outputs + list(definition.updates.values())
@@ -122,7 +122,7 @@ def build(inputs: Sequence[Any], outputs: Sequence[theano.Variable], updates: Up
     return built
 
 
-def _divided(definition: Definition, batch: BatchInputs, mesh: Mesh, ranks: Ranks,
+def _divided(definition: Definition, batch: BatchInputs, mesh: Mesh, ranks: Communicator,
              options: Options) -> Tuple[Program, Mesh, Optional[str]]:
     """Return the program, divided among replicas if there are several and it can be; its mesh; and why it cannot be."""
     whole, refusal = definition.outputs + list(definition.updates.values()), None
@@ -148,7 +148,7 @@ class BuiltFunction(InputValues):
     built : Built
     options : Options
     executable : Executable
-    ranks : Ranks
+    ranks : Communicator
         The processes that call it together.
     timings : Timings
         Seconds that the calls spent in each phase, see `timeline.PHASES`.

@@ -10,7 +10,9 @@ from .batches.example import Example
 from .batches.prefetch import LookAhead
 from .building import BuiltFunction, Updates, build
 from .devices.contexts import check_process
+from .distributed.activities import AGREE
 from .distributed.consistency import BatchCheck
+from .distributed.failures import raise_common
 from .errors import LengthError
 from .graphs.prints import print_values
 from .jobs import rank_process
@@ -73,7 +75,7 @@ class DataParallel(BuiltFunction):
         with self.lock: return self._step(arguments)  # noqa: E701
 
     def _step(self, arguments):
-        with self.ranks.one_thread():
+        with self.ranks.single_thread:
             began = time.perf_counter()
             with self.timings.span('scatter'):
                 ahead, values, states, own = self._bind(arguments)
@@ -96,7 +98,7 @@ class DataParallel(BuiltFunction):
                 ready = time.perf_counter()
                 result = self._run(batch)
             except BaseException as error:
-                self.ranks.raise_common(error, of_step=True)
+                raise_common(self.ranks, error, of_step=True)
             self.samples, self.seconds = result.samples, ready - began + result.seconds
             rank_process.note_step()
             return result.outputs
@@ -110,7 +112,7 @@ class DataParallel(BuiltFunction):
             result = step.finish()
             self._check(result.outputs)
             with self.timings.span('wait'):
-                self.ranks.agree()
+                self.ranks.handshake((AGREE,))
             with self.timings.span('update'):
                 result.new_values.commit()
             return result

@@ -5,7 +5,7 @@ import os
 
 import theano_mgpu as mgpu
 from theano_mgpu.devices.context_map import HOST, Context
-from theano_mgpu.distributed.process_group import Ranks
+from theano_mgpu.distributed.alone import Alone
 from theano_mgpu.enabling import dispatch as module
 from theano_mgpu.enabling.dispatch import COUNTED, LONGEST, TRIED, WARM_UP, Dispatch
 from theano_mgpu.errors import GraphError
@@ -42,7 +42,7 @@ def dispatching(monkeypatch):
         monkeypatch.setattr(module, 'time', clock)
         contexts = [Context('dev%d' % i, 'cuda', 'cuda') for i in range(2)]
         return clock, Dispatch(lambda inputs: clock.call('divided', inputs),
-                               lambda: lambda inputs: clock.call('whole', inputs), contexts, Ranks(),
+                               lambda: lambda inputs: clock.call('whole', inputs), contexts, Alone(),
                                clock.noted.append)
     return make
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import theano_mgpu as mgpu
 from theano_mgpu.devices.mesh import mesh_of
-from theano_mgpu.distributed.process_group import Ranks
+from theano_mgpu.distributed.alone import Alone
 from theano_mgpu.enabling.summary import SHOWN
 from theano_mgpu.keras import Checkpoint, Predictor, disable, enable, multi_gpu_model, verify
 from theano_mgpu.keras import report as report_module
@@ -270,7 +270,7 @@ class Step:
 
     def __init__(self, contexts, several):
         self.contexts, self.mesh, self.seconds = contexts, mesh_of(contexts), several
-        self.inputs, self.ranks = SimpleNamespace(rows={}), Ranks()
+        self.inputs, self.ranks = SimpleNamespace(rows={}), Alone()
 
 
 @pytest.mark.parametrize('one,rounds', [(0.2, ROUNDS), (1.1, 2), (3.0, 1)])

@@ -3,7 +3,8 @@ from typing import List, Optional, Sequence
 
 import numpy as np
 
-from ..distributed.process_group import Ranks
+from ..distributed.collectives import broadcast_object
+from ..distributed.communicator import Communicator
 from .arguments import Arguments
 
 
@@ -13,11 +14,11 @@ class Example:
     Parameters
     ----------
     arguments : Arguments
-    ranks : Ranks
+    ranks : Communicator
         Each is given samples of its own.
     """
 
-    def __init__(self, arguments: Arguments, ranks: Ranks):
+    def __init__(self, arguments: Arguments, ranks: Communicator):
         self._arguments, self._ranks = arguments, ranks
         self._values: Optional[List] = None
 
@@ -33,7 +34,7 @@ class Example:
         if min(lengths) == 0 and (self._values is None or not all(self._arguments.split)):
             # A rank whose first step has no samples has no example. Inputs without samples may change with each call.
             sample = None if values is None else self._arguments.first_sample(values)
-            self._values = self._ranks.broadcast_object(sample, int(np.argmax(lengths)))
+            self._values = broadcast_object(self._ranks, sample, int(np.argmax(lengths)))
         elif self._values is None:
             self._values = self._arguments.first_sample(values)
         return self._values if values is None else values

@@ -1,16 +1,19 @@
 """The processes that a function runs over."""
+from typing import Optional
+
 import theano
 
 from ..jobs import mpi_environment
-from .mpi import mpi_ranks
-from .process_group import Ranks
+from .alone import Alone
+from .communicator import Communicator
+from .mpi import mpi_communicator
 
 
-def choose_ranks(name):
-    """The processes that a function runs over, for the name of an executor."""
+def choose_ranks(name: Optional[str]) -> Communicator:
+    """Return the processes that a function runs over, for the name of an executor."""
     name = name or theano.config.mgpu.executor
     if mpi_environment.started_by_rank():
-        return Ranks()
+        return Alone()
     if name == 'mpi' or (name == 'auto' and mpi_environment.size() > 1):
-        return mpi_ranks()
-    return Ranks()
+        return mpi_communicator()
+    return Alone()

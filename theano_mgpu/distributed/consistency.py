@@ -9,7 +9,11 @@ from ..jobs import rank_process
 from ..replicas.copies import give_value
 from ..replicas.transfers import FlatBuffers, describe
 from ..utils.checksums import checksum, sampled_checksum
-from .process_group import ADD, CALL, COMPARE, SHARE, WIDTH
+from .activities import ADD, CALL, COMPARE, FEED, SHARE
+from .collectives import broadcast_object, broadcast_values
+from .communicator import WIDTH
+from .failures import raise_common
+from .rank_0 import on_rank_0
 
 COMPARED = 256  # calls of a function that each rank computes whole, after which the ranks compare its results
 
@@ -19,7 +23,7 @@ def added(ranks, arrays):
 
     Parameters
     ----------
-    ranks : Ranks
+    ranks : Communicator
     arrays : list of ndarray
         Of the same shapes and dtypes on each rank.
 
@@ -32,17 +36,17 @@ def added(ranks, arrays):
     buffers = FlatBuffers(describe(arrays))
     for view, array in zip(buffers.views, arrays):
         view[...] = array
-    ranks.meet((ADD,))
+    ranks.handshake((ADD,))
     ranks.all_reduce(buffers.flat)
     return buffers.views
 
 
-def arrays_of_first(ranks, arrays, error=None):
+def arrays_of_rank_0(ranks, arrays, error=None):
     """Arrays as rank 0 has them, on every rank; the others need not know how many there are.
 
     Parameters
     ----------
-    ranks : Ranks
+    ranks : Communicator
     arrays : list of ndarray
         On rank 0.
     error : Exception, optional
@@ -53,10 +57,10 @@ def arrays_of_first(ranks, arrays, error=None):
             raise error
         return describe(arrays)
 
-    described = ranks.by_first(description)
+    described = on_rank_0(ranks, description)
     if ranks.rank:
         arrays = [np.empty(shape, dtype) for shape, dtype in described]
-    return ranks.broadcast(arrays)
+    return broadcast_values(ranks, arrays)
 
 
 class BatchCheck:
@@ -64,7 +68,7 @@ class BatchCheck:
 
     Parameters
     ----------
-    ranks : Ranks
+    ranks : Communicator
     number : int
         That of the function, the same on all ranks.
     name : str or None
@@ -112,7 +116,7 @@ class BatchCheck:
         touched = [variable for variable in self._variables if variable.touched]
         alike = [value for value, split in zip(values or [], self._split) if not (sharded and split)]
         ours = [length, checksum([variable.checksum() for variable in touched]), sampled_checksum(alike)]
-        lengths, of_variables, of_values = ranks.meet((CALL, self._number, calls), ours).T
+        lengths, of_variables, of_values = ranks.handshake((CALL, self._number, calls), ours).T
         if sharded:
             _check_equal(ranks, np.where(lengths, of_values, of_values[np.argmax(lengths)]), RankBatchError,
                          'the ranks were given different values of inputs that have no samples', 'checksum %d',
@@ -143,7 +147,7 @@ class BatchCheck:
 
     def _differing(self, values):
         """Return the names of the inputs that have other values on other ranks."""
-        columns = self._ranks.meet((SHARE,), list(map(sampled_checksum, values[:WIDTH]))).T
+        columns = self._ranks.handshake((SHARE,), list(map(sampled_checksum, values[:WIDTH]))).T
         return ', '.join(str(variable) for variable, column in zip(self._inputs[:WIDTH], columns)
                          if (column != column[0]).any())
 
@@ -151,7 +155,7 @@ class BatchCheck:
 def led_by_first(ranks, values, name):
     """Return the arguments of rank 0 on every rank, and say so once: what the others were given is not used."""
     note_difference(name or 'a function')
-    return ranks.broadcast_arrays(values)
+    return broadcast_object(ranks, values, activity=FEED)
 
 
 @functools.lru_cache(maxsize=None)
@@ -173,7 +177,7 @@ class ComparedFunction:
     ----------
     function : callable
         ``function(inputs)`` returns a list whose first item is a number, such as a loss.
-    ranks : Ranks
+    ranks : Communicator
     number : int
         Of a function over these ranks, for messages.
     variables : callable
@@ -208,7 +212,7 @@ class ComparedFunction:
                 results = self.compare(results)
         except BaseException as error:
             self.restart()
-            self._ranks.raise_common(error)
+            raise_common(self._ranks, error)
         return results
 
     def restart(self):
@@ -227,18 +231,18 @@ class ComparedFunction:
         if self._compared == self._calls:
             return results
         self._compared = self._calls
-        found = self._ranks.meet((COMPARE, self._number, self._calls), [self._checksum])[:, 0]
+        found = self._ranks.handshake((COMPARE, self._number, self._calls), [self._checksum])[:, 0]
         if (found == found[0]).all():
             return results
         self._begin()
         self._apart = True
         note_difference('a model of short batches, which each rank computes whole,')
         take_values_of_first(self._ranks, self._variables())
-        return self._ranks.broadcast_arrays(results)
+        return broadcast_object(self._ranks, results, activity=FEED)
 
     def _of_first(self, inputs):
-        found = self._ranks.meet((COMPARE, self._number, 0), [sampled_checksum(inputs)])[:, 0]
-        return inputs if (found == found[0]).all() else self._ranks.broadcast_arrays(inputs)
+        found = self._ranks.handshake((COMPARE, self._number, 0), [sampled_checksum(inputs)])[:, 0]
+        return inputs if (found == found[0]).all() else broadcast_object(self._ranks, inputs, activity=FEED)
 
 
 def take_values_of_first(ranks, variables):
@@ -246,11 +250,11 @@ def take_values_of_first(ranks, variables):
 
     Parameters
     ----------
-    ranks : Ranks
+    ranks : Communicator
     variables : iterable of Replicated
     """
     variables = list(variables)
-    for variable, value in zip(variables, ranks.broadcast([variable.value() for variable in variables])):
+    for variable, value in zip(variables, broadcast_values(ranks, [variable.value() for variable in variables])):
         give_value(variable.variable, value)
         variable.after_write()
         variable.touched = False

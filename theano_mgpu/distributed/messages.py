@@ -1,12 +1,13 @@
-"""Values as the bytes that MPI sends."""
+"""Values as the bytes that ranks send."""
 import pickle
+from typing import Any, List, Sequence
 
 import numpy as np
 
 LONGEST = 1 << 30        # bytes in one message: MPI counts up to 2**31
 
 
-def as_bytes(value, most):
+def as_bytes(value: Any, most: int) -> List[np.ndarray]:
     """Return a value as arrays of bytes, at most `most`: a pickle, then the memory of the arrays in the value."""
     buffers = []
     pickled = pickle.dumps(value, 5, buffer_callback=buffers.append)
@@ -15,21 +16,26 @@ def as_bytes(value, most):
     return [np.frombuffer(part, 'uint8') for part in [pickled] + [buffer.raw() for buffer in buffers]]
 
 
-def from_bytes(parts):
-    """Return the value of which `as_bytes` has made these parts; its arrays use their memory."""
+def from_bytes(parts: Sequence[np.ndarray]) -> Any:
+    """Return the value that `as_bytes` has made these parts of; its arrays use their memory."""
     return pickle.loads(parts[0], buffers=parts[1:])
 
 
-def bytes_of(array):
+def bytes_of(array: np.ndarray) -> np.ndarray:
     """Return the bytes of a contiguous array, as a one-dimensional view."""
     return array.reshape(-1).view('uint8') if array.size else np.empty(0, 'uint8')
 
 
-def summable(array):
+def integers_of(array: np.ndarray) -> np.ndarray:
+    """Return the memory of a contiguous array as integers: MPI has no float16, and counts no more than 2**31 bytes."""
+    return array.reshape(-1).view('int%d' % (8 * min(array.itemsize, 8)))
+
+
+def summable(array: np.ndarray) -> np.ndarray:
     """Return the array, or a copy of a dtype that MPI can add: it has no float16."""
     return array.astype('float32') if array.dtype == 'float16' else array
 
 
-def split(array, lengths):
+def split(array: np.ndarray, lengths: Sequence[int]) -> List[np.ndarray]:
     """Return consecutive pieces of an array, of these lengths."""
     return np.split(array, np.cumsum(lengths)[:-1])

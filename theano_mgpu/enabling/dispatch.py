@@ -4,7 +4,7 @@ import statistics
 import time
 
 from ..devices.context_map import HOST
-from ..distributed.process_group import SHARE
+from ..distributed.activities import SHARE
 
 WARM_UP = 3        # calls before those that count: kernels are built, buffers are allocated
 COUNTED = 5        # calls that count, divided and whole
@@ -30,7 +30,7 @@ class Dispatch:
     make_plain : callable
         Makes the plain function, a callable of the same argument, when it is first needed.
     contexts : list of Context
-    ranks : Ranks
+    ranks : Communicator
         The processes that make the same calls. Whole batches are computed by each; the slowest one's time counts.
     note_whole : callable
         ``note_whole(samples)`` is called when it is found out that batches of fewer samples are better computed whole.
@@ -73,7 +73,7 @@ class Dispatch:
         began = time.perf_counter()
         results = (self.run_divided if is_first else self._run_whole)(inputs)
         nanoseconds = round((time.perf_counter() - began) * 1e9)
-        found = self._ranks.meet((SHARE, bits, len(divided) + len(whole)), [nanoseconds])
+        found = self._ranks.handshake((SHARE, bits, len(divided) + len(whole)), [nanoseconds])
         (divided if is_first else whole).append(found.max() * 1e-9)
         if len(divided) == WARM_UP + COUNTED:
             taken = statistics.median(divided[WARM_UP:])

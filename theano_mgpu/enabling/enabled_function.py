@@ -3,7 +3,10 @@ import functools
 import threading
 import time
 
+from ..distributed.activities import AGREE
 from ..distributed.choice import choose_ranks
+from ..distributed.collectives import all_gather_int
+from ..distributed.failures import failing_together
 from ..errors import GraphError, LengthError, MgpuError, RankError, in_one_line, is_of_call, noting
 from ..parallel_function import ParallelFunction
 from ..patches.theano_functions import shown
@@ -146,7 +149,7 @@ class EnabledFunction:
         if len(self._seconds) < WARM_UP + COUNTED:
             return results, None
         seconds, self._seconds = min(self._seconds[WARM_UP:]), []
-        return results, max(self._ranks.everyones(int(seconds * 1e9))) / 1e9
+        return results, max(all_gather_int(self._ranks, int(seconds * 1e9))) / 1e9
 
     # --------------------------------------------------------------------------------------- over the contexts
 
@@ -183,9 +186,9 @@ class EnabledFunction:
         if isinstance(failure, LeftToPlain):
             results = self._plain(args, kwargs)
         else:  # plain Theano raises its own error if the values are at fault; all ranks have failed if one has
-            with self._ranks.failing_together(), noting(getattr(failure, '__notes__', ())):
+            with failing_together(self._ranks), noting(getattr(failure, '__notes__', ())):
                 results = self._plain(args, kwargs)
-                self._ranks.agree()
+                self._ranks.handshake((AGREE,))
         self._go_on_after(failure, self._programs.get(key))
         return results
 

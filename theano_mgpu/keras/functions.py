@@ -6,6 +6,8 @@ import theano
 from keras import backend as K
 from keras.backend import theano_backend
 
+from ..distributed.activities import AGREE
+from ..distributed.failures import failing_together
 from ..errors import BatchError, MgpuError, RankError, in_one_line, is_of_call, noting
 from ..graphs import graph
 from ..parallel_function import ParallelFunction
@@ -160,9 +162,9 @@ class BatchFunction(ModelFunction):
     def _run_plain(self, inputs, failure):
         """Compute a batch that has failed over the contexts, and changed nothing."""
         ranks = self.function.ranks
-        with ranks.failing_together(), noting(getattr(failure, '__notes__', ())):
+        with failing_together(ranks), noting(getattr(failure, '__notes__', ())):
             results = self.plain()(inputs)
-            ranks.agree()
+            ranks.handshake((AGREE,))
         self.samples = length_of(inputs)
         self._variants.state.notify('has left a batch to plain Keras, on one device, since it failed when divided: %s'
                                     % in_one_line(failure))

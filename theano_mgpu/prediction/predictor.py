@@ -10,9 +10,11 @@ from ..batches.sub_batches import Rows, batch_length
 from ..devices.choice import resolve_contexts
 from ..devices.context_map import HOST
 from ..devices.contexts import borrow, check_process, give_back
+from ..distributed.activities import CALL
 from ..distributed.choice import choose_ranks
-from ..distributed.consistency import arrays_of_first
-from ..distributed.process_group import CALL
+from ..distributed.collectives import all_gather_int
+from ..distributed.compilation import first_compiler
+from ..distributed.consistency import arrays_of_rank_0
 from ..errors import MgpuError, MgpuWarning, PredictionError
 from ..jobs import mpi_environment, rank_process
 from ..replicas.random_streams import replica_state
@@ -97,7 +99,7 @@ class Predictor:
         self.inputs = self._graph.inputs
         sharded = theano.config.mgpu.data == 'sharded'
         self._ranks = choose_ranks('threads' if sharded and mpi_environment.size() > 1 else executor)
-        self._number = self._ranks.function_number(name or 'predict')
+        self._number = self._ranks.functions.add(name or 'predict')
         self._variables = list(map(replicated, self._graph.variables))
         self._states = [getattr(stream.tag, 'stands_for', stream).get_value() for stream in self._graph.streams]
         self.refresh()
@@ -107,9 +109,9 @@ class Predictor:
         """Make the replicas of a mesh, several of each, and what dispatches batches to them."""
         graph, wanted = self._graph, mesh.replicas * replicas_per_context
         check_same_graph(self._ranks, graph.inputs, graph.outputs, graph.shared)
-        n_replicas = self._ranks.everyones(len(wanted))
+        n_replicas = all_gather_int(self._ranks, len(wanted))
         try:
-            with compiling(graph.name, graph.inputs, mesh.contexts), self._ranks.first_compiler():
+            with compiling(graph.name, graph.inputs, mesh.contexts), first_compiler(self._ranks):
                 for row in wanted:
                     own = {place: self._own(context) for place, context in zip(mesh.places, row)}
                     self.replicas.append(InferenceReplica(own, graph, self._weights, self._states, self.replicas))
@@ -235,7 +237,7 @@ class Predictor:
             if self._active:
                 raise MgpuError('several ranks run one map at a time: exhaust the first one, or close() it')
             self._active = True
-            self._ranks.meet((CALL, self._number, self._calls))
+            self._ranks.handshake((CALL, self._number, self._calls))
         self._calls += 1
 
     def _check_open(self):
@@ -289,7 +291,7 @@ class Predictor:
                 rows = self._collect(batches, length, verbose, n_batches, pool or self._pool)
             except Exception as failure:  # raised on every rank
                 error = failure
-        return arrays_of_first(self._ranks, rows, error)
+        return arrays_of_rank_0(self._ranks, rows, error)
 
     def _collect(self, batches, length, verbose, n_batches, pool):
         rows = Rows(length)

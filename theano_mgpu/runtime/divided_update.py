@@ -3,7 +3,8 @@ from typing import Any, Dict
 
 import numpy as np
 
-from ..distributed.process_group import READ, Ranks
+from ..distributed.activities import GATHER, READ
+from ..distributed.communicator import Communicator
 from ..errors import GraphError
 from ..plan import DividedUpdate
 from ..replicas.replicated import Replicated, replicated
@@ -18,11 +19,11 @@ class UpdateOwners:
 
     Parameters
     ----------
-    ranks : Ranks
+    ranks : Communicator
     divided : DividedUpdate
     """
 
-    def __init__(self, ranks: Ranks, divided: DividedUpdate):
+    def __init__(self, ranks: Communicator, divided: DividedUpdate):
         self._ranks = ranks
         owned = [(replicated(v), owner) for owner, share in enumerate(divided.shares) for v in share]
         self._sent = [(variable, owner) for variable, owner in owned if variable.variable in divided.sent]
@@ -36,22 +37,24 @@ class UpdateOwners:
         """Note that a step is committed: each process alone has the latest values of its share."""
         for variable, owner in self._kept:
             variable.divide(self.gather, owner == self._ranks.rank)
-        self._ranks.note_divided(self.gather)
+        self._ranks.divided.add(self.gather)
 
     def gather(self) -> None:
         """Give every process the latest values of all shares. All processes have to call it at the same place."""
-        self._ranks.meet((READ,))
+        self._ranks.handshake((READ,))
         values = {variable: variable.latest() for variable, owner in self._kept if owner == self._ranks.rank}
         found = self._gathered(self._kept, values)
         for variable, _ in self._kept:
             variable.give(found.get(variable))
-        self._ranks.note_whole(self.gather)
+        self._ranks.divided.remove(self.gather)
 
     def _gathered(self, owned, values):
         """Return the values of the variables of other processes."""
         arrays = [_checked(variable, values[variable]) if owner == self._ranks.rank else _value(variable)
                   for variable, owner in owned]
-        found = self._ranks.all_gather_owned(arrays, [owner for _, owner in owned])
+        with self._ranks.single_thread:
+            self._ranks.handshake((GATHER,))
+            found = self._ranks.all_gather_owned(arrays, [owner for _, owner in owned])
         return {variable: value for (variable, owner), value in zip(owned, found) if owner != self._ranks.rank}
 
 

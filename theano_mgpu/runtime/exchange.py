@@ -4,13 +4,14 @@ from typing import Any, List, Sequence
 import numpy as np
 
 from ..analysis import SAME, STACK, SUM, Gather, Reduction
+from ..distributed.collectives import all_gather_int, all_gather_object, all_gather_rows
+from ..distributed.communicator import Communicator
 from ..distributed.consistency import added
-from ..distributed.process_group import Ranks
 from ..replicas.transfers import concatenated
 
 
 def exchanged(parts: Sequence[Sequence[Any]], reductions: Sequence[Reduction], lengths: Sequence[int],
-              ranks: Ranks) -> List[Any]:
+              ranks: Communicator) -> List[Any]:
     """Return the whole of each value, the same on every rank.
 
     Parameters
@@ -20,7 +21,7 @@ def exchanged(parts: Sequence[Sequence[Any]], reductions: Sequence[Reduction], l
     reductions : list of Reduction
     lengths : list of int
         Samples of each rank. What one without samples has does not count.
-    ranks : Ranks
+    ranks : Communicator
     """
     values = [_of_process(each, reduction) for each, reduction in zip(parts, reductions)]
     if ranks.size == 1:
@@ -50,18 +51,19 @@ def _of_ranks(value, reduction, lengths, ranks):
     if reduction == SAME:
         return value
     if reduction == STACK:
-        return ranks.all_gather(value, [count * n for count, n in zip(counts, ranks.everyones(len(value)))])
+        lengths_of_stacks = [count * n for count, n in zip(counts, all_gather_int(ranks, len(value)))]
+        return all_gather_rows(ranks, value, lengths_of_stacks)
     if isinstance(reduction, Gather):
         return _gathered(value, reduction.axis, lengths, ranks)
-    every = ranks.all_gather(np.ascontiguousarray(value[np.newaxis]), counts)
+    every = all_gather_rows(ranks, np.ascontiguousarray(value[np.newaxis]), counts)
     return np.asarray(reduction.ufunc.reduce(every), value.dtype)
 
 
 def _gathered(value, axis, lengths, ranks):
     """Return the rows of all ranks along an axis; those of arrays are sent from their memory."""
     if not isinstance(value, np.ndarray):
-        parts = ranks.gather_object(value if lengths[ranks.rank] else None)
-        return ranks.broadcast_object(parts and concatenated([part for part in parts if part is not None], axis))
+        parts = all_gather_object(ranks, value if lengths[ranks.rank] else None)
+        return concatenated([part for part in parts if part is not None], axis)
     rows = np.ascontiguousarray(np.moveaxis(value, axis, 0))
     each = rows.shape[0] // max(1, lengths[ranks.rank])  # a sample may own several rows
-    return np.moveaxis(ranks.all_gather(rows, [each * length for length in lengths]), 0, axis)
+    return np.moveaxis(all_gather_rows(ranks, rows, [each * length for length in lengths]), 0, axis)

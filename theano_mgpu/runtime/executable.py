@@ -9,7 +9,9 @@ from theano.gof.graph import ancestors
 
 from ..devices.context_map import HOST, Context
 from ..devices.contexts import contexts as active_contexts
-from ..distributed.process_group import Ranks
+from ..distributed.alone import Alone
+from ..distributed.communicator import Communicator
+from ..distributed.compilation import first_compiler
 from ..graphs import graph
 from ..plan import Exchange, Part, Program, StepPlan, SumGroup
 from ..profiling.timeline import Timings
@@ -50,15 +52,15 @@ class CompiledPart:
         The variables whose new values follow the outputs.
     """
 
-    def __init__(self, part: Part, replicas: Mapping[SharedVariable, Replicated], first: int, communicator: Ranks,
-                 mode: Any):
+    def __init__(self, part: Part, replicas: Mapping[SharedVariable, Replicated], first: int,
+                 communicator: Communicator, mode: Any):
         self.part, self.level = part, part.level
         self.variables = [replicas[variable] for variable in variables_of(part)]
         self.updated = [replicas[variable] for variable in part.updates]
         indices = {context: i for i, context in enumerate(active_contexts())}
         graph.check_inputs(part.inputs, list(part.graphs) + list(part.updates.values()))
         compiled: Dict[Context, Any] = {}
-        with compiling(part.name, part.inputs, part.contexts), communicator.first_compiler():
+        with compiling(part.name, part.inputs, part.contexts), first_compiler(communicator):
             for i, context in enumerate(dict.fromkeys(part.contexts)):  # the host may be a place of every replica
                 with memory_explained(i, context, 'copies of shared variables'):
                     local = {variable: replicas[variable].on(context, indices.get(context, 0), first)
@@ -142,9 +144,11 @@ class Executable:
         Whether any context is on a device other than the CPU.
     """
 
-    def __init__(self, plan: StepPlan, communicator: Ranks, executor: str, timings: Timings, mode: Any = None):
+    def __init__(self, plan: StepPlan, communicator: Communicator, executor: str, timings: Timings, mode: Any = None):
         self.plan, self.communicator, self.timings = plan, communicator, timings
         program, machine = plan.program, plan.machine
+        if plan.overlaps:
+            communicator.check_threads()
         self.streams = frozenset(program.streams)
         of_update = list(plan.divided.read) if plan.divided else []
         common = [variables_of(part) for part in plan.parts if not part.is_share]
@@ -156,7 +160,7 @@ class Executable:
         share_first_values(communicator, [each for each in self.variables if each.variable not in program.own])
         # Other ranks compile other shares of an update.
         compiled = {part: CompiledPart(part, replicas, machine.first_replica,
-                                       Ranks() if part.is_share else communicator, mode) for part in plan.parts}
+                                       Alone() if part.is_share else communicator, mode) for part in plan.parts}
         self.update = [compiled[part] for part in plan.update]
         self.on_devices = any(context.kind != 'cpu' for context in plan.mesh.contexts)
         self.launcher = Launcher(choose_executor(executor, self.functions_of(compiled.values()),
@@ -230,7 +234,7 @@ def profiled(profile: Optional[bool]):
         yield
 
 
-def _check_same_program(ranks: Ranks, program: Program, read: Sequence[SharedVariable]) -> None:
+def _check_same_program(ranks: Communicator, program: Program, read: Sequence[SharedVariable]) -> None:
     """Raise a RankError unless all ranks have the same program over variables of the same shapes."""
     if ranks.size == 1:
         return

@@ -7,7 +7,7 @@ import numpy as np
 
 from ..analysis import SAME, STACK
 from ..devices.context_map import Context
-from ..distributed.process_group import Ranks
+from ..distributed.alone import Alone
 from ..plan import Output
 from ..plan.schedule import schedule
 from ..replicas.replicated import Replicated
@@ -297,7 +297,7 @@ class StepRun:
             return {}
         is_sharded = self._executable.plan.shares.is_sharded
         rows = self._together([output.variable for output in outputs], [output.reduction for output in outputs],
-                              Ranks() if is_sharded else self._executable.communicator)
+                              Alone() if is_sharded else self._executable.communicator)
         if is_sharded and self._batch.idle:
             rows = [np.moveaxis(np.moveaxis(value, output.reduction.axis, 0)[:0], 0, output.reduction.axis)
                     for output, value in zip(outputs, rows)]

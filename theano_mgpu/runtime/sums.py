@@ -6,7 +6,8 @@ import numpy as np
 import theano
 
 from ..devices.context_map import Context
-from ..distributed.process_group import Ranks
+from ..distributed.communicator import Communicator
+from ..distributed.half_precision import all_reduce_in_half
 from ..plan import AllReduce, SumGroup
 from ..profiling.timeline import Timings, span
 from ..replicas.collectives import all_reduce, bucket_ranges
@@ -91,10 +92,10 @@ class HostSums:
                 values = [Sum(view, i, self, sent) for i, view in enumerate(self.views)]
         return dict(zip(self._placeholders, values))
 
-    def add_over(self, ranks: Ranks) -> None:
+    def add_over(self, ranks: Communicator) -> None:
         """Add the sums over the ranks, which have just met."""
         if self._collective.half:
-            ranks.all_reduce_in_half(self.views)
+            all_reduce_in_half(ranks, self.views)
         else:
             ranks.all_reduce(self._buffers.flat)
 
@@ -210,4 +211,4 @@ def _add_up(arrays, targets, accumulate):
     """Add each replica's arrays to `targets`, or put their sums there."""
     with span('all_reduce', 'all_reduce'):
         for each, out in zip(zip(*arrays), targets):
-            all_reduce(each, [1.0] * len(each), out, accumulate)
+            all_reduce(each, out, accumulate)
