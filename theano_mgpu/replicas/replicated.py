@@ -133,6 +133,10 @@ class Replicated:
             self.copies[context] = self.variable if self._is_home(context, index) else self._copy(context)
         return self.copies[context]
 
+    def is_current(self, context, own=False):
+        """Return whether the copy on a context has the latest value; `own` as for `refresh`."""
+        return self._held.get(self.copies[context]) == self.version and (own or not self.divided)
+
     def refresh(self, contexts, own=False):
         """Bring the copies on these contexts up to date.
 

@@ -73,10 +73,13 @@ class CompiledPart:
 
     def refresh(self) -> None:
         """Bring the replicas up to date with the user's variables."""
+        own = self.part.is_share
         for i, context in enumerate(self.part.contexts):
-            with memory_explained(i, context, 'copies of shared variables'):
-                for variable in self.variables:
-                    variable.refresh([context], self.part.is_share)
+            outdated = [variable for variable in self.variables if not variable.is_current(context, own)]
+            if outdated:
+                with memory_explained(i, context, 'copies of shared variables'):
+                    for variable in outdated:
+                        variable.refresh([context], own)
 
     def run(self, replica: int, arguments: Sequence[Any]) -> Tuple[List[Any], List[Any]]:
         """Run one replica.

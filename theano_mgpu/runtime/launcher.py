@@ -1,11 +1,11 @@
 """Runs tasks on contexts, and turns their failures into errors that name the replica."""
 import functools
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from ..devices.context_map import Context
-from ..executors import Executor, TaskError, make_executor
+from ..executors import Executor, SerialExecutor, TaskError, make_executor
 from ..graphs.audit import audit
-from ..profiling.timeline import on_track
+from ..profiling.timeline import on_track, records
 from .advice import error_of
 from .batch import Shard
 
@@ -44,32 +44,58 @@ class Launcher:
             The first one of a task, with a note of its replica, context and samples; a ReplicaError for that of a
             device.
         """
-        groups = {}
+        if type(self.executor) is SerialExecutor and not records():
+            results, failure = _serially(tasks, contexts)
+        else:
+            results, failure = self._by_executor(on_track(tasks, name, contexts), contexts)
+        if failure is None:
+            return results
+        index, cause = failure
+        del failure  # its traceback has this frame, which would keep it
+        shard = shards[index] if shards else None
+        where = 'samples %d to %d' % (shard.span[0], shard.span[1] - 1) if shard else 'update'
+        error = error_of(cause, shard.replica if shard else index, contexts[index], where,
+                         shard.span if shard else None, list(dict.fromkeys(contexts)))
+        try:
+            raise error
+        finally:
+            del error, cause  # as above
+
+    def _by_executor(self, tasks, contexts):
+        groups: Dict[Context, List[int]] = {}
         for i, context in enumerate(contexts):
             groups.setdefault(context, []).append(i)
-        done = {context: [] for context in groups}  # results, so that the next one is that of the task that failed
-        tasks = on_track(tasks, name, contexts)
+        done: Dict[Context, List[Any]] = {context: [] for context in groups}  # the task after these has failed
 
         def run_on(context):
             for i in groups[context]:
                 done[context].append(tasks[i]())
-        error = None
         try:
             self.executor.run([functools.partial(run_on, context) for context in groups])
         except TaskError as failed:
             context = list(groups)[failed.index]
-            index = groups[context][len(done[context])]
-            shard = shards[index] if shards else None
-            where = 'samples %d to %d' % (shard.span[0], shard.span[1] - 1) if shard else 'update'
-            error = error_of(failed.__cause__, shard.replica if shard else index, context, where,
-                             shard.span if shard else None, list(groups))
-        if error is not None:
-            try:
-                raise error  # here, since a TaskError tells a user nothing
-            finally:
-                del error  # its traceback has this frame, which would keep it
+            return [], (groups[context][len(done[context])], failed.__cause__)
         results = {i: result for context, indices in groups.items() for i, result in zip(indices, done[context])}
-        return [results[i] for i in range(len(tasks))]
+        return [results[i] for i in range(len(tasks))], None
+
+
+def _serially(tasks, contexts):
+    """Run tasks one after the other, without an executor's bookkeeping; what a context has begun is not gone on with.
+
+    Returns
+    -------
+    results : list
+    failure : (int, Exception) or None
+        The first task that has failed, and why.
+    """
+    results, failure = [], None
+    for i, (task, context) in enumerate(zip(tasks, contexts)):
+        if failure is None or context != contexts[failure[0]]:
+            try:
+                results.append(task())
+            except Exception as error:
+                failure = failure or (i, error)
+    return results, failure
 
 
 def choose_executor(name: str, functions: Sequence[Callable], n_replicas: int) -> Executor:

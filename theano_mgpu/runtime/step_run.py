@@ -257,13 +257,18 @@ class StepRun:
         """Give copies of variables their new values."""
         transaction = self._transaction
         for variable, contexts, values, copied_to in every_new:
+            copies = variable.copies
+            stored = {}
             for context, value in zip(contexts, values):
-                transaction.replace(variable.copies[context], value)
-            others = [each for each in copied_to if each in variable.copies and each not in contexts]
+                stored[copies[context]] = None
+                transaction.replace(copies[context], value)
+            others = [each for each in copied_to if each in copies and each not in contexts]
             for i, context in enumerate(others):
-                with memory_explained(i, context, 'update'):
-                    transaction.convert(variable.copies[context], copy_to(context, values[0]))
-            transaction.then(variable.commit, list(contexts) + others)
+                if copies[context] not in stored:  # contexts on the host share a copy
+                    with memory_explained(i, context, 'update'):
+                        stored[copies[context]] = None
+                        transaction.convert(copies[context], copy_to(context, values[0]))
+            transaction.then(variable.commit, [*contexts, *others])
 
     # --- outputs
 
