@@ -19,7 +19,7 @@ from .graphs.updates import with_givens
 from .options import Options
 from .patches.placement_tags import placed_on
 from .placement.layout import placed
-from .plan import CannotCut, Program, Shares, plan, undivided
+from .plan import CannotCut, Program, Shares, plan, record, undivided
 from .profiling.timeline import PHASES, RANK_PHASES, Timings
 from .replicas.replicated import Replicated, replicated
 from .runtime import Executable, Splitter
@@ -119,6 +119,7 @@ def build(inputs: Sequence[Any], outputs: Sequence[theano.Variable], updates: Up
     split = batch.arguments.with_samples + list(batch.rows.values())
     built = Built(batch, definition, prints, number, refusal, executable, Splitter(step_plan, split), updated)
     share_first_values(ranks, built.alike)
+    record.note(step_plan, built.splitter)
     return built
 
 

@@ -12,6 +12,7 @@ from ..devices.contexts import chosen, init
 from ..errors import MgpuError, exit_code_of
 from ..jobs import mpi_environment
 from ..patches import import_hooks
+from . import explain
 from .config import devices
 from .devices import context_map
 from .output import note
@@ -59,6 +60,7 @@ def add_parser(sub):
                         help='divide every model and function that can be divided, without measuring what is faster')
     parser.add_argument('-q', '--quiet', action='store_true',
                         help='no summary at exit, and no note if nothing is divided')
+    explain.add_arguments(parser)
     add_program(parser, 'a Python script')
     parser.set_defaults(run=run)
 
@@ -79,6 +81,9 @@ def run(args):
     # Devices are opened, and Keras is imported, when the script first needs them.
     opened = functools.lru_cache(None)(functools.partial(open_contexts, args, flags))
     reports = [enable(opened, args.strict, args.verify, args.always, note)]
+    if args.explain or args.json:
+        from ..plan.record import record
+        atexit.register(explain.explain, record(), args, os.getpid())
     if not args.quiet:
         atexit.register(print_summary, reports, os.getpid())
     import_hooks.after_import('keras', lambda keras: reports.append(enable_in(keras, args, opened)))

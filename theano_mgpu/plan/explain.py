@@ -1,6 +1,7 @@
 """A plan explained: what runs where, what is exchanged and by whom, how much memory it takes, and why."""
 import itertools
-from typing import Any, Dict, Iterable, List, Mapping, Optional
+import shutil
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence
 
 import numpy as np
 import theano
@@ -10,26 +11,29 @@ from ..devices.context_map import describe
 from ..graphs.graph import shared_variables
 from ..utils.tables import counted, table
 from .buckets import bytes_of_gradients
+from .sizes import bytes_of, peak_of, shapes_of
 
 UNKNOWN = '?'
-Sizes = Mapping[theano.Variable, int]
+Shapes = Mapping[theano.Variable, Sequence[int]]
 
 
-def explanation(plan: Any, sizes: Optional[Sizes] = None) -> Dict[str, Any]:
+def explanation(plan: Any, shapes: Optional[Shapes] = None) -> Dict[str, Any]:
     """Return what a plan says, as plain data for `json.dump`.
 
     Parameters
     ----------
     plan : StepPlan
-    sizes : dict of theano.Variable to int, optional
-        Bytes of exchanged values and of the values that are saved, for one batch.
+    shapes : dict of theano.Variable to tuple of int, optional
+        The shapes of a replica's inputs, if a batch is known: then the values that a device holds at once are
+        estimated, and the bytes of all that is exchanged.
 
     Returns
     -------
     dict
         Bytes are None where they are not known.
     """
-    sizes = {**_sizes_of_gradients(plan), **(sizes or {})}
+    known, sizes = shapes_of(plan, shapes) if shapes else {}, _sizes_of_gradients(plan)
+    sizes.update((variable, bytes_of(variable, shape)) for variable, shape in known.items())
     stages = [{'ops': sum(_n_ops(part) for part in stage.parts),
                'parts': [_part(part) for part in stage.parts],
                'exchanges': _exchanges(plan, stage.boundary, sizes)} for stage in plan.stages]
@@ -38,34 +42,39 @@ def explanation(plan: Any, sizes: Optional[Sizes] = None) -> Dict[str, Any]:
             'devices': [describe(row) for row in plan.mesh.replicas], 'stages': stages,
             'update': {'ops': sum(map(_n_ops, plan.update)), 'parts': [_part(part) for part in plan.update],
                        'exchanges': _exchanges(plan, plan.last, sizes)},
-            'memory': _memory(plan, sizes), 'choices': [vars(choice) for choice in plan.choices]}
+            'memory': _memory(plan, known), 'choices': [vars(choice) for choice in plan.choices]}
 
 
-def explained(plan: Any, sizes: Optional[Sizes] = None) -> str:
-    """Return a plan as text for a terminal."""
-    return as_text(explanation(plan, sizes))
+def explained(plan: Any, shapes: Optional[Shapes] = None) -> str:
+    """Return a plan as text for a terminal; `shapes` as for `explanation`."""
+    return as_text(explanation(plan, shapes))
 
 
 def as_text(found: Dict[str, Any]) -> str:
-    """Return what `explanation` has returned as text for a terminal."""
-    lines = [_title(found), '']
-    rows = [['STAGE', 'OPS', 'WHERE', 'WHAT IS EXCHANGED BEFORE IT']]
+    """Return what `explanation` has returned as text, as wide as the terminal."""
+    rows = [['STAGE', 'OPS', 'WHERE', 'EXCHANGED BEFORE IT', 'BYTES', 'ADDED BY', 'NAMES']]
     steps = [(str(i + 1), stage) for i, stage in enumerate(found['stages'])] + [('update', found['update'])]
     for name, stage in steps:
         where = list(dict.fromkeys(part['where'] for part in stage['parts'])) or ['-']
-        exchanged = ['%s, by %s' % (_values_text(each), each['by']) for each in stage['exchanges']] or ['']
+        exchanged = [[_counted_values(each), bytes_text(each['bytes']), each['by'],
+                      ', '.join(filter(None, each['names']))] for each in stage['exchanges']]
         first = [name, str(stage['ops'])]
-        for place, text in itertools.zip_longest(where, exchanged, fillvalue=''):
-            rows.append(first + [place, text])
+        for place, cells in itertools.zip_longest(where, exchanged):
+            rows.append(first + [place or ''] + (cells or []))
             first = ['', '']
-    lines += [table(rows, right={1}), '']
-    rows = [['MEMORY, ESTIMATED', 'PARAMETERS', 'STATE', 'OTHER', 'SAVED VALUES']]
-    rows += [[each['context'], *[bytes_text(each[kind]) for kind in ('parameters', 'state', 'other', 'saved')]]
-             for each in found['memory']]
-    lines += [table(rows, right={1, 2, 3, 4}), '']
-    rows = [['CHOICE', 'CHOSEN', 'REASON']] + [[each['what'], each['chosen'], each['reason']]
-                                              for each in found['choices']]
-    return '\n'.join(lines + [table(rows)])
+    memory = [['MEMORY (ESTIMATE)', 'PARAMETERS', 'STATE', 'OTHER VARIABLES', 'VALUES AT ONCE']]
+    memory += [[each['context'], *[bytes_text(each[kind]) for kind in ('parameters', 'state', 'other', 'values')]]
+               for each in found['memory']]
+    choices = [['CHOICE', 'CHOSEN', 'REASON']]
+    choices += [[each['what'], each['chosen'], each['reason']] for each in found['choices']]
+    return '\n'.join([_title(found), '', _cut(table(rows, right={1, 4})), '', table(memory, right={1, 2, 3, 4}), '',
+                      table(choices)])
+
+
+def _cut(text: str) -> str:
+    """Return a table whose lines are as long as the terminal is wide: the last column has names, of any number."""
+    width = max(80, shutil.get_terminal_size((120, 24)).columns)
+    return '\n'.join(line if len(line) <= width else line[:width - 3] + '...' for line in text.split('\n'))
 
 
 def bytes_text(n_bytes: Optional[int]) -> str:
@@ -94,11 +103,11 @@ def _title(found):
                                                            ' | '.join(found['devices']))
 
 
-def _values_text(each):
-    size = ' (%s)' % bytes_text(each['bytes']) if each['bytes'] is not None else ''
-    names = [name for name in each['names'] if name]
-    shown = ': ' + ', '.join(names[:3]) + ', ...' * (len(names) > 3) if names else ''
-    return '%s%s%s' % (counted(each['values'], each['reduction']), size, shown)
+def _counted_values(each):
+    if each['reduction'] == 'same':
+        return counted(each['values'], 'value') + ' alike'
+    return counted(each['values'], {'gather': 'gathered value', 'prod': 'product', 'max': 'maximum', 'min': 'minimum',
+                                    'stack': 'stacked value'}.get(each['reduction'], each['reduction']))
 
 
 def _n_ops(part) -> int:
@@ -112,7 +121,7 @@ def _part(part) -> Dict[str, Any]:
             'copied_to': [context.name for context in part.copied_to if context not in part.contexts]}
 
 
-def _exchanges(plan, boundary, sizes: Sizes) -> List[Dict[str, Any]]:
+def _exchanges(plan, boundary, sizes) -> List[Dict[str, Any]]:
     """Return what is exchanged at a boundary, in groups of one reduction and one way."""
     if plan.shares.n_replicas == 1:
         return []
@@ -130,8 +139,8 @@ def _exchanges(plan, boundary, sizes: Sizes) -> List[Dict[str, Any]]:
             for (reduction, by), exchanges in merged.items()]
 
 
-def _memory(plan, sizes: Sizes) -> List[Dict[str, Any]]:
-    """Return the bytes that each context of this process needs for variables and saved values."""
+def _memory(plan, known: Shapes) -> List[Dict[str, Any]]:
+    """Return the bytes that each context of this process needs for variables, and for values that it holds at once."""
     params, rows = set(plan.params), []
     updated = {variable for part in plan.parts for variable in part.updates}
     contexts = dict.fromkeys(context for part in plan.parts for context in part.contexts + part.copied_to)
@@ -139,17 +148,18 @@ def _memory(plan, sizes: Sizes) -> List[Dict[str, Any]]:
         parts = [part for part in plan.parts if context in part.contexts]
         read = dict.fromkeys(v for part in parts for v in shared_variables(
             list(part.graphs) + list(part.updates.values()) + list(part.updates)))
-        saved = dict.fromkeys(variable for part in parts for variable in part.outputs)
+        peaks = [peak_of(part, known) for part in parts] if known else [None]
         rows.append({'context': describe([context]), 'parameters': _bytes_of(v for v in read if v in params),
                      'state': _bytes_of(v for v in read if v in updated and v not in params),
                      'other': _bytes_of(v for v in read if v not in updated and v not in params),
-                     'saved': _total(sizes.get(variable, _static_size(variable)) for variable in saved)})
+                     'values': None if None in peaks else max(peaks, default=0)})
     return rows
 
 
 def _bytes_of(variables: Iterable[Any]) -> int:
     values = [variable.container.storage[0] for variable in variables]
-    return sum(value.size * np.dtype(value.dtype).itemsize for value in values if hasattr(value, 'size'))
+    return sum(value.size * np.dtype(value.dtype).itemsize for value in values
+               if hasattr(value, 'size') and hasattr(value, 'dtype'))
 
 
 def _static_size(variable) -> Optional[int]:
@@ -165,7 +175,7 @@ def _total(sizes: Iterable[Optional[int]]) -> Optional[int]:
     return None if None in sizes else sum(sizes)
 
 
-def _sizes_of_gradients(plan) -> Sizes:
+def _sizes_of_gradients(plan) -> Dict[theano.Variable, int]:
     """Return about how many bytes each sum of gradients has, by its placeholder."""
     exchanges = [exchange for stage in plan.stages for exchange in stage.boundary.exchanges]
     exchanges += plan.last.exchanges

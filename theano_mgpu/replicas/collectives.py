@@ -58,7 +58,7 @@ def all_reduce(buffers: Sequence[np.ndarray], out: Optional[np.ndarray] = None, 
     shapes = [out.shape] + [buffer.shape for buffer in buffers]
     if len(set(shapes)) > 1:
         raise ValueError('buffers of one shape are summed; the shapes are %s' % ', '.join(map(str, shapes)))
-    if out.size <= SMALL and out.dtype.char in 'fd' and out.flags.forc:  # the same sums, for less than what the checks below take
+    if out.size <= SMALL and out.dtype.char in 'fd' and out.flags.forc:  # for less than the checks below take
         return _add_small(buffers, out, accumulate)
     flat_out = _flat(out, out)
     if out.size and not np.may_share_memory(flat_out, out):

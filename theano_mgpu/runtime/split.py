@@ -1,6 +1,6 @@
 """Split the values of a call into the shards of a batch."""
 import collections
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import theano
@@ -18,6 +18,11 @@ class Splitter:
     plan : StepPlan
     split : list of theano.Variable
         Inputs that have samples along axis 0; every replica gets the others whole.
+
+    Attributes
+    ----------
+    shapes : dict of theano.Variable to tuple of int, or None
+        Those of the first replica's inputs in the first batch.
     """
 
     def __init__(self, plan: StepPlan, split: Sequence[theano.Variable]):
@@ -27,6 +32,7 @@ class Splitter:
         self._lengths: Dict[int, List[int]] = {}
         self._buffers: Dict[int, Any] = {}
         # While a batch is computed, the next one is sent. The inputs of several parts are read in the whole step.
+        self.shapes: Optional[Dict[theano.Variable, Tuple[int, ...]]] = None
         self._turns = 2 if sum(len(stage.parts) for stage in plan.stages) == 1 else None
 
     def split(self, values: Values, lengths: Sequence[int], alone: bool = False) -> Batch:
@@ -65,6 +71,9 @@ class Splitter:
             for variable, number in zip(self._of_shard, (stop - start, before + start, before)):
                 own[variable] = np.array(number, 'int64')
             return Shard(replica, span, own, self._outbox(replica, self._turns or len(rounds) + 1))
+        if self.shapes is None:
+            first = shard(0, (rounds or [[(0, 1)]])[0][0]).values
+            self.shapes = {v: np.shape(value) for v, value in {**common, **first}.items()}
         # A process without samples takes part with one sample that does not count.
         return Batch([[shard(replica, span) for replica, span in enumerate(spans)] for spans in rounds or [[(0, 1)]]],
                      common, total, lengths, not rounds, alone)
