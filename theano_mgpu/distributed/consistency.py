@@ -1,4 +1,4 @@
-"""What the processes of a job exchange so that all do the same: which batch it is, sums over it, and results."""
+"""What the processes of a job exchange so that all do the same: which batch it is, and results."""
 import functools
 import zlib
 
@@ -7,60 +7,13 @@ import numpy as np
 from ..errors import RankBatchError, RankError
 from ..jobs import rank_process
 from ..replicas.copies import give_value
-from ..replicas.transfers import FlatBuffers, describe
 from ..utils.checksums import checksum, sampled_checksum
-from .activities import ADD, CALL, COMPARE, FEED, SHARE
-from .collectives import broadcast_object, broadcast_values
+from .activities import CALL, COMPARE, FEED, SHARE
+from .collectives import broadcast_object
 from .communicator import WIDTH
 from .failures import raise_common
-from .rank_0 import on_rank_0
 
 COMPARED = 256  # calls of a function that each rank computes whole, after which the ranks compare its results
-
-
-def added(ranks, arrays):
-    """The sums over the ranks of small arrays, in one exchange a dtype.
-
-    Parameters
-    ----------
-    ranks : Communicator
-    arrays : list of ndarray
-        Of the same shapes and dtypes on each rank.
-
-    Returns
-    -------
-    list of ndarray
-    """
-    if ranks.size == 1 or not arrays:
-        return arrays
-    buffers = FlatBuffers(describe(arrays))
-    for view, array in zip(buffers.views, arrays):
-        view[...] = array
-    ranks.handshake((ADD,))
-    ranks.all_reduce(buffers.flat)
-    return buffers.views
-
-
-def arrays_of_rank_0(ranks, arrays, error=None):
-    """Arrays as rank 0 has them, on every rank; the others need not know how many there are.
-
-    Parameters
-    ----------
-    ranks : Communicator
-    arrays : list of ndarray
-        On rank 0.
-    error : Exception, optional
-        On rank 0, that there are none: raised on every rank.
-    """
-    def description():
-        if error is not None:
-            raise error
-        return describe(arrays)
-
-    described = on_rank_0(ranks, description)
-    if ranks.rank:
-        arrays = [np.empty(shape, dtype) for shape, dtype in described]
-    return broadcast_values(ranks, arrays)
 
 
 def handshake_for_batch(function, length, values):
@@ -227,7 +180,8 @@ def take_values_of_first(ranks, variables):
     variables : iterable of Replicated
     """
     variables = list(variables)
-    for variable, value in zip(variables, broadcast_values(ranks, [variable.value() for variable in variables])):
+    values = [variable.value() for variable in variables]  # on each rank, since a rank may have but a part of one
+    for variable, value in zip(variables, broadcast_object(ranks, values)):
         give_value(variable.variable, value)
         variable.after_write()
         variable.touched = False

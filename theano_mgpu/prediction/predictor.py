@@ -11,7 +11,7 @@ from ..devices.context_map import HOST
 from ..devices.contexts import borrow, check_process, give_back
 from ..distributed.activities import CALL
 from ..distributed.compilation import first_compiler
-from ..distributed.consistency import arrays_of_rank_0
+from ..distributed.rank_0 import on_rank_0
 from ..errors import MgpuError, MgpuWarning, PredictionError
 from ..jobs import mpi_environment, rank_process
 from ..program.parallel_graph import check_same_graph, choose_ranks, compiling, resolve_contexts
@@ -286,7 +286,12 @@ class Predictor:
                 rows = self._collect(batches, length, verbose, n_batches, pool or self._pool)
             except Exception as failure:  # raised on every rank
                 error = failure
-        return arrays_of_rank_0(self._ranks, rows, error)
+
+        def result():
+            if error is not None:
+                raise error
+            return rows
+        return on_rank_0(self._ranks, result)
 
     def _collect(self, batches, length, verbose, n_batches, pool):
         rows = Rows(length)

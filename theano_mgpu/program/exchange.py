@@ -4,8 +4,7 @@ from collections import namedtuple
 
 import numpy as np
 
-from ..distributed.collectives import all_gather_int, all_gather_object, all_gather_rows
-from ..distributed.consistency import added
+from ..distributed.collectives import all_gather_int, all_gather_object, all_gather_rows, all_reduce_small
 from ..distributed.half_precision import all_reduce_in_half
 from ..profiling.timeline import span
 from ..replicas.collectives import all_reduce, bucket_ranges
@@ -261,7 +260,7 @@ def exchanged(parts, hows, lengths, ranks):
         return values
     sums = [i for i, how in enumerate(hows) if how == 'sum']
     counts = lengths[ranks.rank] > 0
-    totals = added(ranks, [values[i] if counts else np.zeros_like(values[i]) for i in sums])
+    totals = all_reduce_small(ranks, [values[i] if counts else np.zeros_like(values[i]) for i in sums])
     for i, total in zip(sums, totals):
         values[i] = total
     for i, how in enumerate(hows):
