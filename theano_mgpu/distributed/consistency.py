@@ -1,23 +1,26 @@
-"""What the processes of a job exchange so that all do the same: which batch it is, and results."""
+"""Checks that the processes of a job do the same: that they have the same batch, variables and results."""
 import functools
 import zlib
+from typing import Any, Callable, Iterable, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from ..errors import RankBatchError, RankError
 from ..jobs import rank_process
 from ..replicas.copies import give_value
+from ..replicas.replicated import Replicated
 from ..utils.checksums import checksum, sampled_checksum
 from .activities import CALL, COMPARE, FEED, SHARE
 from .collectives import broadcast_object
-from .communicator import WIDTH
+from .communicator import WIDTH, Communicator
 from .failures import raise_common
 
 COMPARED = 256  # calls of a function that each rank computes whole, after which the ranks compare its results
 
 
-def handshake_for_batch(function, length, values):
-    """Make sure that every rank works on the same step, and learn how many samples each was given.
+def handshake_for_batch(function: Any, length: int,
+                        values: Optional[List[np.ndarray]]) -> Tuple[List[int], Optional[List[np.ndarray]]]:
+    """Make sure that every rank works on the same step, and return how many samples each was given.
 
     Parameters
     ----------
@@ -78,15 +81,15 @@ def _differing(function, values):
     return ', '.join(str(variable) for variable, column in zip(inputs, found.T) if (column != column[0]).any())
 
 
-def led_by_first(ranks, values, name):
-    """Return the arguments of rank 0 on every rank, and say so once: what the others were given is not used."""
+def led_by_first(ranks: Communicator, values: Any, name: Optional[str]) -> Any:
+    """Return the arguments of rank 0 on every rank, and say so once: those of the others are not used."""
     note_difference(name or 'a function')
     return broadcast_object(ranks, values, activity=FEED)
 
 
 @functools.lru_cache(maxsize=None)
-def note_difference(name):
-    """Tell the user, once for each function, that what rank 0 was given counts."""
+def note_difference(name: str) -> None:
+    """Tell the user, once for each function, that the data of rank 0 count."""
     rank_process.note('%s was given other data on rank 0 than on other ranks: those of rank 0 count, as in one '
                       'process. To send them takes time: draw the same random numbers on each rank, by one seed. If '
                       'each rank has its own part of the data, pass --sharded (flag mgpu.data=sharded)' % name)
@@ -116,7 +119,8 @@ class ComparedFunction:
         batches by then; the next call begins with the values of rank 0.
     """
 
-    def __init__(self, function, ranks, number, variables):
+    def __init__(self, function: Callable[[Any], Sequence[Any]], ranks: Communicator, number: int,
+                 variables: Callable[[], Iterable[Replicated]]) -> None:
         self._function, self._ranks, self._number, self._variables = function, ranks, number, variables
         self._apart = self._failed = False
         self._begin()
@@ -124,7 +128,7 @@ class ComparedFunction:
     def _begin(self):
         self._calls = self._compared = self._checksum = 0
 
-    def __call__(self, inputs):
+    def __call__(self, inputs: Any) -> Sequence[Any]:
         try:
             if self._failed:
                 take_values_of_first(self._ranks, self._variables())
@@ -141,13 +145,13 @@ class ComparedFunction:
             raise_common(self._ranks, error)
         return results
 
-    def restart(self):
+    def restart(self) -> None:
         """Begin the next call with the values of rank 0, after an error. Every rank has to make the call."""
         self._failed = True
         self._begin()
 
-    def compare(self, results=None):
-        """Compare what has not been compared yet. Every rank has to make the call.
+    def compare(self, results: Any = None) -> Any:
+        """Compare the results that have not been compared yet. Every rank has to make the call.
 
         Returns
         -------
@@ -171,7 +175,7 @@ class ComparedFunction:
         return inputs if (found == found[0]).all() else broadcast_object(self._ranks, inputs, activity=FEED)
 
 
-def take_values_of_first(ranks, variables):
+def take_values_of_first(ranks: Communicator, variables: Iterable[Replicated]) -> None:
     """Give variables the values that rank 0 has.
 
     Parameters
@@ -188,6 +192,7 @@ def take_values_of_first(ranks, variables):
 
 
 def _check_equal(ranks, numbers, error, text, form, remedy):
+    """Raise an error that names the number of each rank, unless all are equal."""
     if (numbers != numbers[0]).any():
         each = ', '.join('%s %s' % (ranks.name(rank), form % number) for rank, number in enumerate(numbers))
         raise error('%s: %s. %s' % (text, each, remedy))

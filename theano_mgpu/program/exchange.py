@@ -154,7 +154,7 @@ class Sums:
         return self._fetchers[key]
 
     def add_over(self, ranks):
-        """Add the sums over the ranks, which have just met."""
+        """Add the sums over the ranks, which have just had a handshake."""
         if self._owners:
             self.views = ranks.reduce_scatter(self.views, self._owners)
         elif self._in_half:
