@@ -12,7 +12,6 @@ TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path[:0] = [TESTS] + [os.path.join(os.path.dirname(TESTS), name) for name in ('benchmarks', 'examples')]
 
 import theano_mgpu as mgpu
-from theano_mgpu.distributed.activities import ADD
 from theano_mgpu.distributed.half_precision import all_reduce_in_half
 from theano_mgpu.distributed.mpi import mpi_communicator
 from theano_mgpu.plan import buckets
@@ -25,7 +24,7 @@ from theano.sandbox.rng_mrg import MRG_RandomStreams
 from support.communicator_cases import conformance  # noqa: F401  a job
 from support.rank_data_jobs import coupled_shards, refused, shard, sharded_slices  # noqa: F401  jobs
 from support.rank_fault_jobs import collect, compile_errors, disagree, fail, hang, late_failures, stopped  # noqa: F401
-from support.rank_network import PYTHON, SHARES, Network, arrays_of_rank, shared, shares_of_rank, write
+from support.rank_network import PYTHON, Network, arrays_of_rank, shared, write
 from support.rank_placement_jobs import placed  # noqa: F401  a job
 from support.rank_stage_jobs import early_sums, reshaped, two_functions  # noqa: F401  jobs
 
@@ -90,26 +89,6 @@ def sums_in_half(path, *sizes):
     sums = arrays_of_rank(mgpu.rank(), [int(size) for size in sizes])
     all_reduce_in_half(mpi_communicator(), sums)
     np.savez('%s.%d.npz' % (path, mgpu.rank()), *sums)
-
-
-def shares(path):
-    """Sums, and values, of which each rank owns some: what `SHARES` begins with, in three rounds."""
-    mgpu.init('a->cpu')
-    ranks = mpi_communicator()
-    owners, found = [owner for _, _, owner in SHARES], []
-    for number in range(3):
-        given = shares_of_rank(ranks.rank, number)
-        ranks.handshake((ADD,))
-        sums = ranks.reduce_scatter(given, owners)
-        np.testing.assert_equal(given, shares_of_rank(ranks.rank, number))
-        own = [i for i, owner in enumerate(owners) if owner == ranks.rank]
-        assert [i for i, value in enumerate(sums) if value is not None] == own
-        found += [sums[i] for i in own]
-        gathered = ranks.all_gather_owned([given[i] if value is None else 2 * value for i, value in enumerate(sums)],
-                                          owners)
-        assert [i for i, value in enumerate(gathered) if value is None] == own
-        found += [value for value in gathered if value is not None]
-    np.savez('%s.%d.npz' % (path, ranks.rank), *found)
 
 
 def script(path, name, *arguments):

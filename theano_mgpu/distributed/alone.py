@@ -5,6 +5,8 @@ import numpy as np
 
 from .communicator import Communicator
 
+_NO_INTEGERS = np.empty((1, 0), 'int64')
+
 
 class Alone(Communicator):
     """One process alone: a collective over it has nothing to do."""
@@ -13,7 +15,7 @@ class Alone(Communicator):
         super().__init__(0, 1, [''])
 
     def handshake(self, activity: Sequence[int], integers: Sequence[int] = ()) -> np.ndarray:
-        return np.array([integers], 'int64')
+        return np.array([integers], 'int64') if len(integers) else _NO_INTEGERS
 
     def announce_failure(self, error: BaseException, of_step: bool) -> BaseException:
         return error

@@ -9,9 +9,10 @@ from typing import Any, List, Sequence
 import numpy as np
 
 from ..errors import BatchError
-from .activities import GATHER, SHARE
+from ..replicas.transfers import FlatBuffers, describe
+from .activities import ADD, GATHER, SHARE
 from .communicator import WIDTH, Communicator
-from .messages import as_bytes, from_bytes, split
+from .messages import as_bytes, buffers_for, from_bytes, split
 
 
 def all_gather_int(ranks: Communicator, number: int) -> List[int]:
@@ -69,26 +70,6 @@ def all_gather_object(ranks: Communicator, value: Any) -> List[Any]:
     return [value if rank == ranks.rank else pickle.loads(part) for rank, part in enumerate(split(every, lengths))]
 
 
-def broadcast_values(ranks: Communicator, values: Sequence[Any]) -> List[Any]:
-    """Return values as rank 0 has them.
-
-    Parameters
-    ----------
-    ranks : Communicator
-    values : sequence of (ndarray or object)
-        On rank 0. The other ranks give as many, arrays of the same shapes and dtypes in the same places. What is no
-        array, or has objects in it, is pickled.
-    """
-    if ranks.size == 1:
-        return list(values)
-    copies = {i: np.array(value, order='C') for i, value in enumerate(values)
-              if isinstance(value, np.ndarray) and not value.dtype.hasobject}
-    with ranks.single_thread:
-        ranks.handshake((SHARE,))
-        ranks.broadcast(list(copies.values()))
-        return [copies[i] if i in copies else broadcast_object(ranks, value) for i, value in enumerate(values)]
-
-
 def broadcast_object(ranks: Communicator, value: Any = None, root: int = 0, activity: int = SHARE) -> Any:
     """Return a picklable value as the root has it.
 
@@ -96,16 +77,38 @@ def broadcast_object(ranks: Communicator, value: Any = None, root: int = 0, acti
     ----------
     ranks : Communicator
     value : object
-        On the root. Arrays in it are sent from their memory, unless there are very many.
+        On the root. The arrays in it are sent from their memory.
     root : int
     activity : int
         That of the handshake, see `activities.END`.
     """
     if ranks.size == 1:
         return value
-    parts = as_bytes(value, WIDTH) if ranks.rank == root else []
+    parts = as_bytes(value) if ranks.rank == root else []
     with ranks.single_thread:
-        described = ranks.handshake((activity,), [len(part) for part in parts] + [0] * (WIDTH - len(parts)))
-        parts = parts or [np.empty(length, 'uint8') for length in np.trim_zeros(described[root], 'b').tolist()]
-        ranks.broadcast(parts, root)
+        length = ranks.handshake((activity,), [parts[0].size if parts else 0])[root, 0]
+        header = parts[0] if parts else np.empty(length, 'uint8')
+        ranks.broadcast([header], root)
+        if not parts:
+            parts = [header] + buffers_for(header)
+        ranks.broadcast(parts[1:], root)
     return value if ranks.rank == root else from_bytes(parts)
+
+
+def all_reduce_small(ranks: Communicator, arrays: Sequence[np.ndarray]) -> List[np.ndarray]:
+    """Return the sums over the ranks of small arrays, exchanged in one piece for each dtype.
+
+    Parameters
+    ----------
+    ranks : Communicator
+    arrays : sequence of ndarray
+        Of any shape, and dtypes as for `Communicator.all_reduce`; the same ones on each rank.
+    """
+    if ranks.size == 1 or not arrays:
+        return list(arrays)
+    buffers = FlatBuffers(describe(arrays))
+    for view, array in zip(buffers.views, arrays):
+        view[...] = array
+    ranks.handshake((ADD,))
+    ranks.all_reduce(buffers.flat)
+    return buffers.views

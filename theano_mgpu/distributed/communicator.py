@@ -15,10 +15,12 @@ class Communicator(abc.ABC):
     """The ranks that compute together, as one of them sees them.
 
     Every rank makes the same calls in the same order. A handshake checks that they do. The other collectives check
-    nothing: they come right after a handshake, with the same number of buffers on each rank. A buffer is a NumPy array
-    on the host, and has the same shape and dtype on each rank unless its description says otherwise. What is built from
-    collectives are functions over a communicator, see `collectives`, `failures`, `rank_0`, `compilation` and
-    `half_precision`.
+    nothing: each comes after a handshake, with the same number of buffers on each rank. A buffer has the same shape and
+    dtype on each rank unless its description says otherwise. Here buffers are NumPy arrays; those of a communicator
+    between devices may be arrays on the devices. Whatever is built from collectives is a function over a communicator,
+    see `collectives`, `failures`, `rank_0`, `compilation` and `half_precision`.
+
+    `tests/support/communicator_cases.py` has the cases that any communicator passes.
 
     Parameters
     ----------
@@ -36,8 +38,9 @@ class Communicator(abc.ABC):
     lost : str or None
         Why nothing can be exchanged any more, see `lose`.
     single_thread : context manager
-        A ``with`` block of one thread at a time, as often within another block as it likes: a second thread that enters
-        one gets an MgpuError. A handshake and the collectives after it belong into one block.
+        A block of one thread at a time, as often within another block as it likes. A handshake and the collectives
+        after it belong into one block. Where there are several ranks, a second thread that enters a block gets an
+        MgpuError.
     mailbox : Mailbox or None
         Messages from one rank to another, beside the collectives; None where there are none.
     functions : FunctionNames
@@ -84,7 +87,7 @@ class Communicator(abc.ABC):
         RankError
             If a rank does something else, or does not come in time.
         MgpuError
-            If another thread of this rank uses the communicator.
+            If another thread is in a block of `single_thread`.
         Exception
             The error that a rank has announced instead, see `announce_failure`.
         """
@@ -105,8 +108,8 @@ class Communicator(abc.ABC):
         Returns
         -------
         BaseException
-            The error of the first rank that has failed, of the same class and text on each rank. Its attribute
-            `known_to_all` is true, and `of_step` is that of the first rank.
+            The error of the first rank that has failed, of the same class and text on each rank. Where there are
+            several ranks, its attribute `known_to_all` is true, and `of_step` is that of the first rank.
 
         Raises
         ------
@@ -135,7 +138,7 @@ class Communicator(abc.ABC):
         Parameters
         ----------
         arrays : sequence of ndarray
-            Of any shape and a floating dtype; they keep what they have. float16 is added in float32.
+            Of any shape and a floating dtype; their values stay. float16 is added in float32.
         owners : sequence of int
             The rank that owns each array, the same on each rank.
 

@@ -1,66 +1,21 @@
-"""What the processes of a job exchange so that all do the same: which batch it is, sums over it, and results."""
+"""Checks that the processes of a job do the same: that they have the same batch, variables and results."""
 import functools
 import zlib
+from typing import Any, Callable, Iterable, Optional, Sequence
 
 import numpy as np
 
 from ..errors import RankBatchError, RankError
 from ..jobs import rank_process
 from ..replicas.copies import give_value
-from ..replicas.transfers import FlatBuffers, describe
+from ..replicas.replicated import Replicated
 from ..utils.checksums import checksum, sampled_checksum
-from .activities import ADD, CALL, COMPARE, FEED, SHARE
-from .collectives import broadcast_object, broadcast_values
-from .communicator import WIDTH
+from .activities import CALL, COMPARE, FEED, SHARE
+from .collectives import broadcast_object
+from .communicator import WIDTH, Communicator
 from .failures import raise_common
-from .rank_0 import on_rank_0
 
 COMPARED = 256  # calls of a function that each rank computes whole, after which the ranks compare its results
-
-
-def added(ranks, arrays):
-    """The sums over the ranks of small arrays, in one exchange a dtype.
-
-    Parameters
-    ----------
-    ranks : Communicator
-    arrays : list of ndarray
-        Of the same shapes and dtypes on each rank.
-
-    Returns
-    -------
-    list of ndarray
-    """
-    if ranks.size == 1 or not arrays:
-        return arrays
-    buffers = FlatBuffers(describe(arrays))
-    for view, array in zip(buffers.views, arrays):
-        view[...] = array
-    ranks.handshake((ADD,))
-    ranks.all_reduce(buffers.flat)
-    return buffers.views
-
-
-def arrays_of_rank_0(ranks, arrays, error=None):
-    """Arrays as rank 0 has them, on every rank; the others need not know how many there are.
-
-    Parameters
-    ----------
-    ranks : Communicator
-    arrays : list of ndarray
-        On rank 0.
-    error : Exception, optional
-        On rank 0, that there are none: raised on every rank.
-    """
-    def description():
-        if error is not None:
-            raise error
-        return describe(arrays)
-
-    described = on_rank_0(ranks, description)
-    if ranks.rank:
-        arrays = [np.empty(shape, dtype) for shape, dtype in described]
-    return broadcast_values(ranks, arrays)
 
 
 class BatchCheck:
@@ -152,15 +107,15 @@ class BatchCheck:
                          if (column != column[0]).any())
 
 
-def led_by_first(ranks, values, name):
-    """Return the arguments of rank 0 on every rank, and say so once: what the others were given is not used."""
+def led_by_first(ranks: Communicator, values: Any, name: Optional[str]) -> Any:
+    """Return the arguments of rank 0 on every rank, and say so once: those of the others are not used."""
     note_difference(name or 'a function')
     return broadcast_object(ranks, values, activity=FEED)
 
 
 @functools.lru_cache(maxsize=None)
-def note_difference(name):
-    """Tell the user, once for each function, that what rank 0 was given counts."""
+def note_difference(name: str) -> None:
+    """Tell the user, once for each function, that the data of rank 0 count."""
     rank_process.note('%s was given other data on rank 0 than on other ranks: those of rank 0 count, as in one '
                       'process. To send them takes time: draw the same random numbers on each rank, by one seed. If '
                       'each rank has its own part of the data, pass --sharded (flag mgpu.data=sharded)' % name)
@@ -190,7 +145,8 @@ class ComparedFunction:
         batches by then; the next call begins with the values of rank 0.
     """
 
-    def __init__(self, function, ranks, number, variables):
+    def __init__(self, function: Callable[[Any], Sequence[Any]], ranks: Communicator, number: int,
+                 variables: Callable[[], Iterable[Replicated]]) -> None:
         self._function, self._ranks, self._number, self._variables = function, ranks, number, variables
         self._apart = self._failed = False
         self._begin()
@@ -198,7 +154,7 @@ class ComparedFunction:
     def _begin(self):
         self._calls = self._compared = self._checksum = 0
 
-    def __call__(self, inputs):
+    def __call__(self, inputs: Any) -> Sequence[Any]:
         try:
             if self._failed:
                 take_values_of_first(self._ranks, self._variables())
@@ -215,13 +171,13 @@ class ComparedFunction:
             raise_common(self._ranks, error)
         return results
 
-    def restart(self):
+    def restart(self) -> None:
         """Begin the next call with the values of rank 0, after an error. Every rank has to make the call."""
         self._failed = True
         self._begin()
 
-    def compare(self, results=None):
-        """Compare what has not been compared yet. Every rank has to make the call.
+    def compare(self, results: Any = None) -> Any:
+        """Compare the results that have not been compared yet. Every rank has to make the call.
 
         Returns
         -------
@@ -245,7 +201,7 @@ class ComparedFunction:
         return inputs if (found == found[0]).all() else broadcast_object(self._ranks, inputs, activity=FEED)
 
 
-def take_values_of_first(ranks, variables):
+def take_values_of_first(ranks: Communicator, variables: Iterable[Replicated]) -> None:
     """Give variables the values that rank 0 has.
 
     Parameters
@@ -254,13 +210,15 @@ def take_values_of_first(ranks, variables):
     variables : iterable of Replicated
     """
     variables = list(variables)
-    for variable, value in zip(variables, broadcast_values(ranks, [variable.value() for variable in variables])):
+    values = [variable.value() for variable in variables]  # on each rank, since a rank may have but a part of one
+    for variable, value in zip(variables, broadcast_object(ranks, values)):
         give_value(variable.variable, value)
         variable.after_write()
         variable.touched = False
 
 
 def _check_equal(ranks, numbers, error, text, form, remedy):
+    """Raise an error that names the number of each rank, unless all are equal."""
     if (numbers != numbers[0]).any():
         each = ', '.join('%s %s' % (ranks.name(rank), form % number) for rank, number in enumerate(numbers))
         raise error('%s: %s. %s' % (text, each, remedy))

@@ -7,18 +7,22 @@ import numpy as np
 LONGEST = 1 << 30        # bytes in one message: MPI counts up to 2**31
 
 
-def as_bytes(value: Any, most: int) -> List[np.ndarray]:
-    """Return a value as arrays of bytes, at most `most`: a pickle, then the memory of the arrays in the value."""
-    buffers = []
+def as_bytes(value: Any) -> List[np.ndarray]:
+    """Return a value as arrays of bytes: a header, then the memory of each array in the value, uncopied."""
+    buffers: List[pickle.PickleBuffer] = []
     pickled = pickle.dumps(value, 5, buffer_callback=buffers.append)
-    if len(buffers) >= most or not all(len(buffer.raw()) for buffer in buffers):
-        return [np.frombuffer(pickle.dumps(value, 5), 'uint8')]
-    return [np.frombuffer(part, 'uint8') for part in [pickled] + [buffer.raw() for buffer in buffers]]
+    memory = [np.asarray(buffer.raw()) for buffer in buffers]
+    return [np.frombuffer(pickle.dumps((pickled, [part.size for part in memory]), 5), 'uint8')] + memory
+
+
+def buffers_for(header: np.ndarray) -> List[np.ndarray]:
+    """Return empty arrays for what follows a header that `as_bytes` has made."""
+    return [np.empty(size, 'uint8') for size in pickle.loads(header)[1]]
 
 
 def from_bytes(parts: Sequence[np.ndarray]) -> Any:
     """Return the value that `as_bytes` has made these parts of; its arrays use their memory."""
-    return pickle.loads(parts[0], buffers=parts[1:])
+    return pickle.loads(pickle.loads(parts[0])[0], buffers=parts[1:])
 
 
 def bytes_of(array: np.ndarray) -> np.ndarray:

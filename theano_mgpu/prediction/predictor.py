@@ -14,7 +14,7 @@ from ..distributed.activities import CALL
 from ..distributed.choice import choose_ranks
 from ..distributed.collectives import all_gather_int
 from ..distributed.compilation import first_compiler
-from ..distributed.consistency import arrays_of_rank_0
+from ..distributed.rank_0 import on_rank_0
 from ..errors import MgpuError, MgpuWarning, PredictionError
 from ..jobs import mpi_environment, rank_process
 from ..replicas.random_streams import replica_state
@@ -291,7 +291,12 @@ class Predictor:
                 rows = self._collect(batches, length, verbose, n_batches, pool or self._pool)
             except Exception as failure:  # raised on every rank
                 error = failure
-        return arrays_of_rank_0(self._ranks, rows, error)
+
+        def result():
+            if error is not None:
+                raise error
+            return rows
+        return on_rank_0(self._ranks, result)
 
     def _collect(self, batches, length, verbose, n_batches, pool):
         rows = Rows(length)

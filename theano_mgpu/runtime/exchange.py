@@ -4,9 +4,8 @@ from typing import Any, List, Sequence
 import numpy as np
 
 from ..analysis import SAME, STACK, SUM, Gather, Reduction
-from ..distributed.collectives import all_gather_int, all_gather_object, all_gather_rows
+from ..distributed.collectives import all_gather_int, all_gather_object, all_gather_rows, all_reduce_small
 from ..distributed.communicator import Communicator
-from ..distributed.consistency import added
 from ..replicas.transfers import concatenated
 
 
@@ -28,7 +27,7 @@ def exchanged(parts: Sequence[Sequence[Any]], reductions: Sequence[Reduction], l
         return values
     sums = [i for i, reduction in enumerate(reductions) if reduction == SUM]
     counts = lengths[ranks.rank] > 0
-    totals = added(ranks, [values[i] if counts else np.zeros_like(values[i]) for i in sums])
+    totals = all_reduce_small(ranks, [values[i] if counts else np.zeros_like(values[i]) for i in sums])
     for i, total in zip(sums, totals):
         values[i] = total
     for i, reduction in enumerate(reductions):

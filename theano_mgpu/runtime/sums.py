@@ -93,7 +93,7 @@ class HostSums:
         return dict(zip(self._placeholders, values))
 
     def add_over(self, ranks: Communicator) -> None:
-        """Add the sums over the ranks, which have just met."""
+        """Add the sums over the ranks, which have just had a handshake."""
         if self._collective.half:
             all_reduce_in_half(ranks, self.views)
         else:
