@@ -1,6 +1,6 @@
 """Build a function over a batch: from a graph to a plan, and from the plan to what runs."""
 from dataclasses import dataclass
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 import theano
 from theano.compile.sharedvalue import SharedVariable
@@ -11,7 +11,6 @@ from .devices.choice import resolve_contexts
 from .devices.context_map import describe
 from .devices.mesh import Mesh
 from .distributed.choice import choose_ranks
-from .distributed.communicator import Communicator
 from .errors import warn
 from .graphs.own_flags import builds_graphs
 from .graphs.prints import take_prints
@@ -19,7 +18,7 @@ from .graphs.updates import with_givens
 from .options import Options
 from .patches.placement_tags import placed_on
 from .placement.layout import placed
-from .plan import CannotCut, Program, Shares, plan, record, undivided
+from .plan import CannotCut, Machine, Program, Shares, StepPlan, plan, record, undivided
 from .profiling.timeline import PHASES, RANK_PHASES, Timings
 from .replicas.replicated import Replicated, replicated
 from .runtime import Executable, Splitter
@@ -35,6 +34,11 @@ class Definition(NamedTuple):
 
     outputs: List[theano.Variable]
     updates: Updates
+
+    @property
+    def whole(self) -> List[theano.Variable]:
+        """The outputs, and the new values after them."""
+        return self.outputs + list(self.updates.values())
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,58 @@ class Built:
                                           if variable not in own]))
 
 
+class Divided(NamedTuple):
+    """A graph over a batch as a program: what is known before it is planned."""
+
+    inputs: BatchInputs
+    definition: Definition
+    prints: List[Print]
+    program: Program
+    mesh: Mesh
+    refusal: Optional[str]
+
+
+@builds_graphs
+def divide(inputs: Sequence[Any], outputs: Sequence[theano.Variable], updates: Updates, options: Options,
+           contexts: Sequence[Any], n_ranks: int = 1) -> Divided:
+    """Divide a graph among the replicas of some contexts and ranks, if there are several and it can be divided.
+
+    Parameters
+    ----------
+    inputs, outputs, updates, options
+        As for `build`.
+    contexts : list of Context, or list of list of Context
+        Those of this process; in lists of their own, those of each replica of a placed graph.
+    n_ranks : int
+    """
+    batch = BatchInputs(inputs, options, options.is_sharded(n_ranks))
+    with placed_on(None):  # what is made of the graph is not the user's, whatever block this is called in
+        outputs, updates = with_givens(outputs, updates, options.givens, options.no_default_updates)
+        prints, outputs, updates = take_prints(outputs, updates)
+        outputs, updates, mesh = placed(outputs, updates, contexts)
+        definition = Definition(*batch.find_slices(outputs, updates))
+        whole, refusal = definition.whole, None
+        program, updated = undivided(whole), list(definition.updates)
+        if options.internal.whole:
+            mesh = mesh.first()
+        elif n_ranks > 1 or len(mesh.replicas) > 1 or options.micro_batches > 1 or \
+                options.updates_on(mesh.contexts) == 'host' and mesh.contexts[0].kind != 'cpu':
+            try:
+                program = batch.divide(whole, updated)
+            except CannotCut as error:
+                refusal, mesh = str(error), mesh.first()
+    program = program._replace(given=batch.arguments.inputs + list(batch.rows.values()), updated=updated)
+    return Divided(batch, definition, prints, program, mesh, refusal)
+
+
+def plan_of(divided: Divided, options: Options, machine: Machine) -> StepPlan:
+    """Return the plan of a divided graph."""
+    shares = Shares(machine, divided.program.is_divided, options.is_sharded(machine.size), options.micro_batches,
+                    options.least(divided.definition.whole))
+    with placed_on(None):
+        return plan(divided.program, divided.mesh, options, machine, shares)
+
+
 @builds_graphs
 def build(inputs: Sequence[Any], outputs: Sequence[theano.Variable], updates: Updates, options: Options) -> Built:
     """Build a function over a batch.
@@ -99,44 +155,19 @@ def build(inputs: Sequence[Any], outputs: Sequence[theano.Variable], updates: Up
     """
     contexts, ranks = resolve_contexts(options.contexts), choose_ranks(options.executor)
     number = ranks.functions.add(options.name)
-    batch = BatchInputs(inputs, options, options.is_sharded(ranks))
-    with placed_on(None):  # what is made of the graph is not the user's, whatever block this is called in
-        outputs, updates = with_givens(outputs, updates, options.givens, options.no_default_updates)
-        prints, outputs, updates = take_prints(outputs, updates)
-        outputs, updates, mesh = placed(outputs, updates, contexts)
-        definition = Definition(*batch.find_slices(outputs, updates))
-        ranks.divided.consolidate()
-        program, mesh, refusal = _divided(definition, batch, mesh, ranks, options)
-        machine = gather(ranks, mesh, options)
-        whole = definition.outputs + list(definition.updates.values())
-        shares = Shares(machine, program.is_divided, options.is_sharded(ranks), options.micro_batches,
-                        options.least(whole))
-        step_plan = plan(program, mesh, options, machine, shares)
-        timings = Timings(RANK_PHASES if ranks.size > 1 else PHASES)
-        with profiled(options.profile):
-            executable = Executable(step_plan, ranks, options.executor, timings, options.mode)
+    divided = divide(inputs, outputs, updates, options, contexts, ranks.size)
+    batch, program = divided.inputs, divided.program
+    ranks.divided.consolidate()
+    step_plan = plan_of(divided, options, gather(ranks, divided.mesh, options))
+    timings = Timings(RANK_PHASES if ranks.size > 1 else PHASES)
+    with profiled(options.profile), placed_on(None):
+        executable = Executable(step_plan, ranks, options.executor, timings, options.mode)
     updated = [replicated(variable, variable in program.streams) for variable in program.updated]
-    split = batch.arguments.with_samples + list(batch.rows.values())
-    built = Built(batch, definition, prints, number, refusal, executable, Splitter(step_plan, split), updated)
+    splitter = Splitter(step_plan, batch.arguments.with_samples + list(batch.rows.values()))
+    built = Built(batch, divided.definition, divided.prints, number, divided.refusal, executable, splitter, updated)
     share_first_values(ranks, built.alike)
-    record.note(step_plan, built.splitter)
+    record.note(step_plan, splitter)
     return built
-
-
-def _divided(definition: Definition, batch: BatchInputs, mesh: Mesh, ranks: Communicator,
-             options: Options) -> Tuple[Program, Mesh, Optional[str]]:
-    """Return the program, divided among replicas if there are several and it can be; its mesh; and why it cannot be."""
-    whole, refusal = definition.outputs + list(definition.updates.values()), None
-    program, updated = undivided(whole), list(definition.updates)
-    if options.internal.whole:
-        mesh = mesh.first()
-    elif ranks.size > 1 or len(mesh.replicas) > 1 or options.micro_batches > 1 or \
-            options.updates_on(mesh.contexts) == 'host' and mesh.contexts[0].kind != 'cpu':
-        try:
-            program = batch.divide(whole, updated)
-        except CannotCut as error:
-            refusal, mesh = str(error), mesh.first()
-    return program._replace(given=batch.arguments.inputs + list(batch.rows.values()), updated=updated), mesh, refusal
 
 
 class BuiltFunction(InputValues):

@@ -137,9 +137,9 @@ class Options:
             v.owner and isinstance(v.owner.op, AbstractBatchNormTrain) for v in ancestors(outputs))
         return max(self.least_samples, 2 if normalised else 1)
 
-    def is_sharded(self, ranks: Any) -> bool:
+    def is_sharded(self, n_ranks: int) -> bool:
         """Return whether there are several processes, each with samples of its own."""
-        return ranks.size > 1 and (self.flags.data == 'sharded' if self.sharded is None else self.sharded)
+        return n_ranks > 1 and (self.flags.data == 'sharded' if self.sharded is None else self.sharded)
 
 
 def check_exact_flags() -> None:

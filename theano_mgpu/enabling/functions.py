@@ -152,6 +152,6 @@ def _obstacle(given, placed):
         return 'it is profiled'
     if type(theano.compile.get_mode(given['mode'])) is not theano.Mode:
         return 'its mode checks each op'
-    if Options().is_sharded(choose_ranks(None)):
+    if Options().is_sharded(choose_ranks(None).size):
         return OWN_SAMPLES
     return None
