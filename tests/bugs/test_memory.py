@@ -35,6 +35,7 @@ def test_2000_steps_do_not_grow_the_process(contexts, kind, executor):
     assert resident_bytes() - before < 20e6
 
 
+@pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=pytest.mark.slow)])
 def test_a_function_over_a_trained_variable_does_not_keep_its_copies(contexts, kind):
     contexts(kind, 2)
     model = dense_model()
