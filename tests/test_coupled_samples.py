@@ -85,7 +85,7 @@ def test_a_loss_in_which_samples_meet(contexts, name, n, options):
 
 @pytest.mark.cuda
 @pytest.mark.parametrize('name, options', [
-    ('contrastive', {'update_on': 'host'}),
+    pytest.param('contrastive', {'update_on': 'host'}, marks=pytest.mark.slow),
     pytest.param('largest', {'check_finite': True}, marks=pytest.mark.slow),
     pytest.param('normalised', {'micro_batches': 2}, marks=pytest.mark.slow)])
 def test_a_loss_in_which_samples_meet_on_devices(gpu2, name, options):

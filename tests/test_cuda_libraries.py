@@ -46,9 +46,9 @@ for library in cuda_libraries.survey().libraries.values():
 
 
 @pytest.mark.parametrize('cc,nvrtc,architecture', [
-    ('7.0', NVRTC_12_9, 70),
+    pytest.param('7.0', NVRTC_12_9, 70, marks=pytest.mark.slow),
     ('10.0', NVRTC_12_9, 100),      # libgpuarray asks for compute_10
-    ('12.0', NVRTC_12_9, 120),      # and for compute_12
+    pytest.param('12.0', NVRTC_12_9, 120, marks=pytest.mark.slow),  # and for compute_12
     ('12.1', NVRTC_13_5, 120),      # 121 is not in its list
     ('12.0', NVRTC_11_8, 90),       # a newer device runs the PTX of an older architecture
 ])
@@ -76,8 +76,8 @@ def test_nvrtc_that_lists_no_architectures(machine):
 
 
 @pytest.mark.parametrize('cc,driver,chosen', [
-    ('8.6', (12, 9), '12'),
-    ('8.6', (13, 5), '13'),
+    pytest.param('8.6', (12, 9), '12', marks=pytest.mark.slow),
+    pytest.param('8.6', (13, 5), '13', marks=pytest.mark.slow),
     ('6.1', (13, 5), '12'),     # NVRTC 13 has left 6.1 behind
     ('8.6', (12, 4), '11.2'),   # NVRTC 12.9 is newer than the driver
 ])

@@ -47,7 +47,7 @@ def plain():
     return get
 
 
-@pytest.mark.parametrize('n', [1, 2, 3, 4])
+@pytest.mark.parametrize('n', [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3)), 4])
 def test_dense_with_adam(contexts, n, dtype, plain):
     check_dense(contexts, 'cpu', n, dtype, plain)
 

@@ -94,7 +94,7 @@ def test_max_pooling_has_no_branch_on_the_maximum(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize('ndim, window', [
     (1, [(3,), (3,), (0,)]),
-    (2, [(2, 2), (2, 2), (0, 0)]),
+    pytest.param(2, [(2, 2), (2, 2), (0, 0)], marks=pytest.mark.slow),
     (2, [(3, 2), (1, 1), (1, 0)]),  # windows overlap, and lie over the border
     (3, [(2, 2, 2), (2, 1, 2), (0, 1, 0)]),
 ])

@@ -151,7 +151,8 @@ def test_a_loss_that_is_not_finite(contexts, kind, check):
         assert np.isnan(step(bad, LABELS))
 
 
-@pytest.mark.parametrize('kind,executor', [('cpu', 'serial'), ('cpu', 'threads'), ('gpu', 'threads')])
+@pytest.mark.parametrize('kind,executor', [('cpu', 'serial'), ('cpu', 'threads'),
+                                           pytest.param('gpu', 'threads', marks=pytest.mark.slow)])
 def test_after_an_error_in_a_replica_the_step_can_be_repeated(contexts, kind, executor):
     """With dropout: also the random streams are as before."""
     contexts(kind, 2)

@@ -35,7 +35,7 @@ def values(variables):
 
 @pytest.mark.parametrize('n,updates,options', [
     (2, 'adam', {}), (2, 'clipped_adam', {'micro_batches': 2}), (3, 'momentum', {'check_finite': True}),
-    (3, 'adam', {'executor': 'threads'})])
+    pytest.param(3, 'adam', {'executor': 'threads'}, marks=pytest.mark.slow)])
 def test_it_is_the_update_on_each_context_bit_by_bit(contexts, kind, n, updates, options):
     names = [context.name for context in contexts(kind, n)]
     (one, variables, model), (other, others, _) = (

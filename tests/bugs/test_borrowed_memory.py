@@ -40,6 +40,7 @@ def same(functions):
         np.testing.assert_allclose(value, expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=pytest.mark.slow)])
 def test_an_edit_of_a_borrowed_buffer_reached_some_replicas_only(contexts, kind, borrowed_array):
     """Half of the rows had the new weights, the others the old ones."""
     contexts(kind, 2)
@@ -161,6 +162,7 @@ def test_a_large_buffer_that_is_borrowed_has_a_warning_with_the_way_out(contexts
 
 
 @pytest.mark.parametrize('in_place', [True, False])
+@pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=pytest.mark.slow)])
 def test_a_buffer_of_a_trained_variable_is_as_in_plain_theano(contexts, kind, in_place):
     """Where plain Theano updates in place, a borrowed buffer has the new value, and what is written to it counts."""
     contexts(kind, 2)

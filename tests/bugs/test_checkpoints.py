@@ -95,6 +95,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(contexts, 
     assert 'run.npz.previous' not in os.listdir(str(tmp_path)), 'a former run has left what is before'
 
 
+@pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=pytest.mark.slow)])
 def test_values_that_are_not_finite_take_no_good_checkpoint_s_place(contexts, kind, tmp_path):
     contexts(kind, 2)
     path, batch = tmp_path / 'run.npz', np.ones(4, theano.config.floatX)

@@ -85,8 +85,9 @@ def pickled(model, path):
 
 
 @pytest.mark.parametrize('optimizer, copy', [
-    ('rmsprop', saved_to_a_file), ('momentum', saved_to_a_file), ('adam', saved_to_a_file), ('adam', saved_to_a_stream),
-    ('adam', saved_to_a_group), ('adam', pickled)])
+    ('adam', saved_to_a_file), ('adam', saved_to_a_stream), ('adam', saved_to_a_group), ('adam', pickled),
+    pytest.param('rmsprop', saved_to_a_file, marks=pytest.mark.slow),
+    pytest.param('momentum', saved_to_a_file, marks=pytest.mark.slow)])
 def test_a_loaded_model_has_the_state_of_its_optimizer(optimizer, copy, tmp_path):
     """On contexts of the CPU it had none: Keras asks for `_make_train_function` before it sets the state."""
     def script():
@@ -133,7 +134,7 @@ def test_functions_that_plain_keras_runs_are_those_of_keras():
     same(script, ways=('plain', 'left to Keras'))
 
 
-@pytest.mark.parametrize('shapes', ['alike', 'different'])
+@pytest.mark.parametrize('shapes', ['alike', pytest.param('different', marks=pytest.mark.slow)])
 def test_two_models_train_with_one_optimizer(shapes):
     """As in most examples of adversarial networks. Each model has moments of its own; the optimizer shows the last."""
     def script():

@@ -35,6 +35,7 @@ def test_2000_steps_do_not_grow_the_process(contexts, kind, executor):
     assert resident_bytes() - before < 20e6
 
 
+@pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=pytest.mark.slow)])
 def test_a_function_over_a_trained_variable_does_not_keep_its_copies(contexts, kind):
     contexts(kind, 2)
     model = dense_model()
@@ -64,7 +65,7 @@ def test_kernels_that_were_made_and_deleted_leave_no_memory_behind(gpu2):
     assert resident_bytes() - before < 5e6
 
 
-@pytest.mark.parametrize('kind', ['cpu', 'gpu'])
+@pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=pytest.mark.slow)])
 def test_the_data_of_a_training_is_let_go_of_when_it_ends(kind, contexts):
     """The step kept what knows the next batch, and with it all the data of the last `fit`."""
     import gc

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.opencl, pytest.mark.needs_compiler]
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize('name', ['conv2d', pytest.param('lstm, masking', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('name', [pytest.param(name, marks=pytest.mark.slow) for name in ('conv2d', 'lstm, masking')])
 def test_models(name, contexts):
     build, data = MODELS.get(name) or COMPILED_MODELS[name]
     check(build, compiling(metrics=['accuracy']), data, 'float32', contexts, kind='gpu', mode=None, test=False)

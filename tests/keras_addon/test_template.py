@@ -136,7 +136,8 @@ def test_a_nan_ends_training(pair):
         assert len(fit(model, epochs=5, callbacks=[C.TerminateOnNaN()])['loss']) == 1
 
 
-@pytest.mark.parametrize('optimizer', ['adam', 'nesterov, decay', 'rmsprop', 'amsgrad'])
+@pytest.mark.parametrize('optimizer', [
+    'adam', *(pytest.param(name, marks=pytest.mark.slow) for name in ('nesterov, decay', 'rmsprop', 'amsgrad'))])
 def test_a_saved_model_goes_on_where_it_stopped(optimizer, contexts, tmp_path):
     """load_model, then multi_gpu_model: the losses are those of training that was never interrupted."""
     contexts('cpu', 2)
