@@ -98,6 +98,8 @@ def two_hosts(tmp_path):
 
 
 def pytest_collection_finish():
-    """Have Python's collector leave alone what stays until the end: modules and tests."""
+    """Have Python's collector leave alone what stays until the end, and look less often: it takes a tenth of the time.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
