@@ -1,4 +1,5 @@
 """`theano-mgpu run`: a script runs as under python, and its Keras models run on the contexts."""
+import json
 import os
 import re
 import signal
@@ -234,6 +235,25 @@ def test_contexts_that_are_not_there_end_it(tmp_path):
 
 
 @pytest.mark.mpi
+def test_plans_are_explained(tmp_path):
+    """For people on stderr, and for programs in a file; of two processes by the first one."""
+    script = write(tmp_path / 'train.py', '''
+        import numpy as np, theano, theano.tensor as T
+        x, w = T.matrix('x'), theano.shared(np.ones((3, 2), 'float32'), 'w')
+        step = theano.function([x], T.dot(x, w).sum(), updates=[(w, w + T.dot(x, w).mean())], name='step')
+        for _ in range(2):
+            step(np.ones((8, 3), 'float32'))
+    ''')
+    code, _, err = run(*TWO, '--always', '--explain', '--json', 'plans.json', script, folder=tmp_path)
+    assert code == 0 and 'step: each batch in 2 parts; here on left->cpu | right->cpu' in err
+    assert 'update    on the host  the contexts are on the CPU' in err and '?' not in err.partition('MEMORY')[2]
+    plan, = json.loads((tmp_path / 'plans.json').read_text())
+    assert plan['name'] == 'step' and plan['replicas'] == 2 and plan['memory'][0]['parameters'] == 0
+    launched = [sys.executable, '-m', 'theano_mgpu', 'launch', '-n', '2', 'run', '--always', '--explain', script]
+    code, _, err = finish(start(launched[1:], tmp_path, QUICK + ',contexts=left->cpu'))
+    assert code == 0 and err.count('each batch in 2 parts of 2 processes') == 1 and 'all_reduce by MPI' in err
+
+
 def test_launch_runs_it_in_each_process(tmp_path):
     """Without the word run each process trains a model of its own, and a note says so."""
     script = write(tmp_path / 'train.py', TRAIN)

@@ -25,6 +25,7 @@ from theano_mgpu.keras.balancing import best_cut
 from theano_mgpu.keras.placement import layer_places
 from theano_mgpu.keras.plot import positions, running_places
 from theano_mgpu.patches.placement_tags import place_of
+from theano_mgpu.runtime.executable import variables_of
 
 import keras
 import numpy as np
@@ -379,8 +380,7 @@ def test_nested_models():
     assert f.mesh.placement[b.kernel] == 'host0'
     # Its call was placed on host1 with the others; now its ops are beside its weights.
     parts = f.plan.stages[0].parts
-    assert [(part.graph.contexts[0].name, part.level) for part in parts
-            if b.kernel in [each.variable for each in part.graph.variables]] == [('host0', 1)]
+    assert [(part.contexts[0].name, part.level) for part in parts if b.kernel in variables_of(part)] == [('host0', 1)]
 
 
 def test_a_name_that_matches_nothing():

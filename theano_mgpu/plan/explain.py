@@ -14,6 +14,7 @@ from .buckets import bytes_of_gradients
 from .sizes import bytes_of, peak_of, shapes_of
 
 UNKNOWN = '?'
+NOT_KNOWN = '?: depends on the shapes of a batch; theano-mgpu run --explain knows the first one'
 Shapes = Mapping[theano.Variable, Sequence[int]]
 
 
@@ -55,20 +56,20 @@ def as_text(found: Dict[str, Any]) -> str:
     rows = [['STAGE', 'OPS', 'WHERE', 'EXCHANGED BEFORE IT', 'BYTES', 'ADDED BY', 'NAMES']]
     steps = [(str(i + 1), stage) for i, stage in enumerate(found['stages'])] + [('update', found['update'])]
     for name, stage in steps:
-        where = list(dict.fromkeys(part['where'] for part in stage['parts'])) or ['-']
         exchanged = [[_counted_values(each), bytes_text(each['bytes']), each['by'],
                       ', '.join(filter(None, each['names']))] for each in stage['exchanges']]
-        first = [name, str(stage['ops'])]
-        for place, cells in itertools.zip_longest(where, exchanged):
-            rows.append(first + [place or ''] + (cells or []))
-            first = ['', '']
+        parts = [[str(part['ops']), part['where']] for part in stage['parts']]
+        for part, cells in itertools.zip_longest(parts or [['0', '-']], exchanged, fillvalue=[]):
+            rows.append([name] + (part or ['', '']) + cells)
+            name = ''
     memory = [['MEMORY (ESTIMATE)', 'PARAMETERS', 'STATE', 'OTHER VARIABLES', 'VALUES AT ONCE']]
     memory += [[each['context'], *[bytes_text(each[kind]) for kind in ('parameters', 'state', 'other', 'values')]]
                for each in found['memory']]
     choices = [['CHOICE', 'CHOSEN', 'REASON']]
     choices += [[each['what'], each['chosen'], each['reason']] for each in found['choices']]
-    return '\n'.join([_title(found), '', _cut(table(rows, right={1, 4})), '', table(memory, right={1, 2, 3, 4}), '',
-                      table(choices)])
+    unknown = [] if all(each['values'] is not None for each in found['memory']) else [NOT_KNOWN]
+    return '\n'.join([_title(found), '', _cut(table(rows, right={1, 4})), '', table(memory, right={1, 2, 3, 4}),
+                      *unknown, '', table(choices)])
 
 
 def _cut(text: str) -> str:
@@ -95,9 +96,9 @@ def bytes_text(n_bytes: Optional[int]) -> str:
 
 def _title(found):
     name = found['name'] or 'a function'
-    if found['replicas'] == 1:
-        return '%s: whole, on %s' % (name, ' and '.join(found['devices']))
     slices = ', each in %d micro-batches' % found['micro_batches'] if found['micro_batches'] > 1 else ''
+    if found['replicas'] == 1:
+        return '%s: whole batches%s, on %s' % (name, slices, ' and '.join(found['devices']))
     processes = ' of %d processes' % found['processes'] if found['processes'] > 1 else ''
     return '%s: each batch in %d parts%s%s; here on %s' % (name, found['replicas'], processes, slices,
                                                            ' | '.join(found['devices']))
@@ -179,6 +180,7 @@ def _sizes_of_gradients(plan) -> Dict[theano.Variable, int]:
     """Return about how many bytes each sum of gradients has, by its placeholder."""
     exchanges = [exchange for stage in plan.stages for exchange in stage.boundary.exchanges]
     exchanges += plan.last.exchanges
-    new = {variable: value for part in plan.update for variable, value in part.updates.items()}
+    program = plan.program
+    new = dict(zip(program.updated, (each.variable for each in program.outputs[-len(program.updated):])))
     sizes = bytes_of_gradients(exchanges, plan.params, new)
     return {each.variable: int(sizes[each.source]) for each in exchanges if each.source in sizes}

@@ -38,7 +38,7 @@ def graph_def(graph, scopes=()):
 
 def _compiled(function):
     """The compiled functions that one consists of."""
-    found = getattr(function, 'compiled', [function])
+    found = getattr(function, 'functions', [function])
     if not all(isinstance(each, theano.compile.function_module.Function) for each in found):
         raise MgpuError('graph: %r was given; give Theano variables, or what theano.function, mgpu.function or '
                         'mgpu.training_function returned' % (function,))

@@ -43,7 +43,7 @@ class Trial:
         if not self.open or self._calls <= WARM_UP:
             return None
         try:
-            self._one.append(self.step.seconds_alone(args))
+            self._one.append(seconds_alone(self.step, args))
         except Exception as error:  # GpuArrayException, MemoryError ...: kept for the caller
             self.open, self.error = False, error
             return None
@@ -61,3 +61,8 @@ class Trial:
         return ('trains on %d contexts, but one context is faster: %.3g ms a batch, not %.3g ms. Give larger batches, '
                 'or use %s' % (len(contexts), one * 1e3, several * 1e3,
                             'the cores by processes (theano-mgpu launch)' if on_host else 'one context (gpus=1)'))
+
+
+def seconds_alone(step, args):
+    """Return the seconds that one context takes for a batch."""
+    return step.seconds_alone(args)

@@ -1,0 +1,139 @@
+"""A plan is a value: made without a device, compared, and explained."""
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+from theano_mgpu.devices.context_map import HOST, parse_context_map
+from theano_mgpu.plan import AllReduce, Machine, ReduceScatter
+from theano_mgpu.plan.explain import as_text, explanation
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from support.plans import GUIDE, TWO, momentum, planned, planned_training
+
+DOCS = Path(__file__).parent.parent / 'docs' / 'guide' / 'plans.md'
+BLOCK = re.compile(r'```text plan=(\w+)\n(.*?)```', re.S)
+
+
+def layers(n=2, size=100):
+    rng, x = np.random.RandomState(0), T.matrix('x')
+    params = [theano.shared(rng.randn(size, size).astype(theano.config.floatX), 'w%d' % i) for i in range(n)]
+    h = x
+    for param in params:
+        h = T.tanh(T.dot(h, param))
+    return [x], T.sqr(h).mean(), params
+
+
+def training(**options):
+    inputs, loss, params = layers()
+    return planned_training(inputs, loss, params, momentum, **options)
+
+
+def ranks(rank=0, **each):
+    found = dict(update_on=('device', 'device'), overlap=(False, False), half=(False, False), replicas=(2, 2))
+    return Machine(rank=rank, **dict(found, **each))
+
+
+def chosen(plan, what):
+    choice, = [choice for choice in plan.choices if choice.what == what]
+    return choice.chosen, choice.reason
+
+
+def test_a_plan_is_made_for_devices_that_are_not_there_and_cannot_be_changed():
+    plan = training()
+    assert [[context.device for context in part.contexts] for part in plan.parts] == [['cuda0', 'cuda1']] * 2
+    assert [len(stage.parts) for stage in plan.stages] == [1]
+    group, = plan.stages[0].parts[0].sums
+    assert group.collective == AllReduce() and plan.last.sums == (group,) and not plan.last.others
+    for value in (plan, plan.stages[0], plan.stages[0].parts[0], plan.machine, plan.shares, group):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            value.name = None
+
+
+def test_where_new_values_are_made():
+    on_host = training(contexts=parse_context_map('a->cpu;b->cpu'))
+    part, = on_host.update
+    assert part.contexts == (HOST,) and [context.name for context in part.copied_to] == ['a', 'b']
+    assert chosen(on_host, 'update') == ('on the host', 'the contexts are on the CPU, and share arrays without a copy')
+    on_devices = training()
+    part, = on_devices.update
+    assert part.contexts == tuple(TWO) and len(part.updates) == 4
+    shares = [part for part in training(update_on='sharded').update if part.is_share]
+    assert [[str(v) for v in part.updates] for part in shares] == [
+        ['w0', 'velocity of w0'], ['w1', 'velocity of w1']]
+    assert [part.contexts for part in shares] == [(TWO[0],), (TWO[1],)]
+
+
+def test_ranks_that_differ_take_what_all_can():
+    plan = training(machine=ranks(update_on=('host', 'device')))
+    assert chosen(plan, 'update') == ('on each context', 'the ranks would choose host, device')
+    plan = training(machine=ranks(overlap=(True, False)))
+    assert not plan.overlaps
+    assert chosen(plan, 'exchange') == ('once all are computed', 'mgpu.overlap=True on the ranks 0 alone')
+
+
+@pytest.mark.parametrize('flags,collectives', [
+    ({}, [AllReduce()]), ({'half': (True, False)}, [AllReduce()]),
+    ({'half': (True, True)}, [AllReduce(), AllReduce(half=True)]),
+    ({'update_on': ('sharded', 'sharded')}, [AllReduce(), ReduceScatter((0, 1))])])
+def test_collectives_of_the_ranks(flags, collectives):
+    """The loss is a sum that all ranks read."""
+    plan = training(machine=ranks(replicas=(1, 1), **flags), contexts=TWO[:1])
+    assert [group.collective for group in plan.last.sums] == collectives
+
+
+def test_each_rank_plans_its_own_part_of_a_divided_update_and_all_the_same_else():
+    plans = [training(machine=ranks(rank, update_on=('sharded', 'sharded'), replicas=(1, 1)), contexts=TWO[:1])
+             for rank in range(2)]
+    names = [[[str(v) for v in share] for share in plan.divided.shares] for plan in plans]
+    assert names[0] == names[1] == [['w0', 'velocity of w0'], ['w1', 'velocity of w1']]
+    assert [sorted(map(str, plan.divided.sent)) for plan in plans] == [['w0', 'w1']] * 2
+    own = [[str(v) for part in plan.update if part.is_share for v in part.updates] for plan in plans]
+    assert own == names[0]
+    assert [plan.shares.rounds(5) for plan in plans] == [[[(0, 3)]], [[(3, 5)]]]
+
+
+def test_overlap_cuts_the_backward_pass():
+    inputs, loss, params = layers(4, 600)
+    plan = planned_training(inputs, loss, params, momentum, contexts=TWO[:1],
+                            machine=ranks(replicas=(1, 1), overlap=(True, True)))
+    assert plan.overlaps and len(plan.stages[0].parts) > 1
+    assert all(part.sums for part in plan.stages[0].parts)
+    assert chosen(plan, 'exchange') == ('while the next gradients are computed', 'mgpu.overlap=True')
+
+
+def test_a_graph_that_is_not_divided_is_one_stage_on_one_device():
+    x = T.matrix('x')
+    plan = planned([x], [T.nlinalg.matrix_inverse(x)], {})
+    assert [context.name for context in plan.mesh.contexts] == ['dev0'] and plan.shares.n_replicas == 1
+    assert str(plan).startswith('a function: whole batches, on dev0->cuda0')
+
+
+def test_an_explanation_is_plain_data_and_knows_more_with_shapes():
+    plan = training()
+    found = explanation(plan)
+    assert json.loads(json.dumps(found)) == found
+    assert [each['values'] for each in found['memory']] == [None] * 2
+    x, = plan.program.given
+    known = explanation(plan, {x: (64, 100)})
+    size = np.dtype(theano.config.floatX).itemsize
+    for each in known['memory']:
+        assert each['parameters'] == each['state'] == 2 * 100 * 100 * size
+        # At least two layers' outputs and one gradient are alive at once.
+        assert 2 * 64 * 100 * size + 100 * 100 * size < each['values'] < 20 * 64 * 100 * size + 4 * 100 * 100 * size
+    assert as_text(known).count('?') == 0 < as_text(found).count('?')
+    assert known['update']['exchanges'] == [{'values': 3, 'reduction': 'sum', 'by': 'the host', 'bytes':
+                                             2 * 100 * 100 * size + size, 'names': found['update']['exchanges'][0][
+                                                 'names']}]
+
+
+@pytest.mark.parametrize('name', GUIDE)
+def test_the_guide_shows_plans_as_they_are(name, monkeypatch, contexts):
+    """To write them anew: cd tests; python -m support.plans."""
+    monkeypatch.setenv('COLUMNS', '118')
+    shown = dict(BLOCK.findall(DOCS.read_text()))
+    with theano.configparser.change_flags(floatX='float32'):
+        assert shown[name] == '%s\n' % GUIDE[name]()
