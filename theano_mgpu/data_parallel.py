@@ -1,7 +1,7 @@
 """A graph over a batch, run over several contexts: bind, split, run, commit."""
 import threading
 import time
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import theano
@@ -19,8 +19,30 @@ from .jobs import rank_process
 from .options import Options
 from .patches.shared_variables import add_step_lock
 from .runtime import StepResult, StepRun, send
+from .runtime.batch import Batch
 
 Arguments = Tuple[Sequence[Any], Dict[str, Any]]
+
+
+class Bound(NamedTuple):
+    """The arguments of a call, bound to the inputs.
+
+    Attributes
+    ----------
+    values : list of ndarray, or None
+        None for a process whose data has ended.
+    states : dict of SharedVariable to ndarray
+        The values of states with a row a sample.
+    length : int
+        Samples that this process was given.
+    batch : Batch, optional
+        The batch that was made of the values during the step before.
+    """
+
+    values: Optional[Sequence[Any]]
+    states: Dict[Any, np.ndarray]
+    length: int
+    batch: Optional[Batch] = None
 
 
 class DataParallel(BuiltFunction):
@@ -78,22 +100,20 @@ class DataParallel(BuiltFunction):
         with self.ranks.single_thread:
             began = time.perf_counter()
             with self.timings.span('scatter'):
-                ahead, values, states, own = self._bind(arguments)
+                bound = self._bind(arguments)
             with self.timings.span('wait'):
-                lengths, agreed = self._check_batch(self.calls, own, values)
-            if agreed is not values:  # the values of rank 0
-                ahead, values, own = None, agreed, lengths[0]
-            samples = sum(lengths) if self.sharded else own
+                lengths, values = self._check_batch(self.calls, bound.length, bound.values)
             self.calls += 1
             self.timings.calls += 1
-            if not samples:
+            if not (sum(lengths) if self.sharded else lengths[0]):
                 self.samples = 0
                 if arguments is None:
                     return None
                 raise LengthError('the batch is empty: no process has a sample of it')
             try:
                 with self.timings.span('scatter'):
-                    batch = ahead or self._split(values, states, lengths)
+                    is_ahead = bound.batch is not None and values is bound.values  # else they are those of rank 0
+                    batch = bound.batch if is_ahead else self._split(values, bound.states, lengths)
                     self.executable.refresh()
                 ready = time.perf_counter()
                 result = self._run(batch)
@@ -123,16 +143,15 @@ class DataParallel(BuiltFunction):
     def _check(self, outputs: List[np.ndarray]) -> None:
         """Raise an error where outputs show that the new values are not to be stored."""
 
-    def _bind(self, arguments):
-        """Return the batch that was prepared or None, the arguments, the states with a row a sample, and the length."""
+    def _bind(self, arguments: Optional[Arguments]) -> Bound:
         states = self.inputs.states()
         if arguments is None:
-            return None, None, states, 0
+            return Bound(None, states, 0)
         ahead = self.look_ahead.take(*arguments)
         if ahead:
-            return ahead.batch, ahead.values, {}, self.inputs.length(ahead.values)
+            return Bound(ahead.values, {}, self.inputs.length(ahead.values), ahead.batch)
         values = self.arguments.bind(*arguments)
-        return None, values, states, self.inputs.length(values, states)
+        return Bound(values, states, self.inputs.length(values, states))
 
     def _split(self, values, states, lengths, alone=False):
         """Return the batch of the arguments of a call, which are None where the data of this process has ended."""

@@ -6,7 +6,7 @@ from theano.tensor.opt import Assert
 from ..errors import GraphError
 from .reductions import STACK, Elementwise
 from .sizes import size_of
-from .states import CONSTANT, FREE, NUMBER, ROWS, WHOLE, State, Value, partial, rows
+from .states import CONSTANT, FREE, NUMBER, ROWS, WHOLE, State, Value, rows
 
 NOT_DIVISIBLE = 'this batch cannot be divided: '  # how the message of a check begins that fails in a step
 OTHER_LENGTH = NOT_DIVISIBLE + 'a value that meets the samples has not as many rows as there are samples'
@@ -120,11 +120,12 @@ class ShardGraph:
     def portions(self):
         """Of the samples of the whole batch, the portion that each shard has: a vector of float64, as a CONSTANT."""
         if self._portion is None:
-            self._portion = self._made(self.portion(), WHOLE, 0)
+            self._portion = self._made(self.portion, WHOLE, 0)
         return self.stacked(self._portion)
 
+    @property
     def portion(self):
-        """Of the samples of the whole batch, the portion that the replica has."""
+        """The portion of the samples of the whole batch that the replica has."""
         return T.cast(self.own, 'float64') / T.cast(self.total, 'float64')
 
     def exchange(self, value, reduction):
@@ -144,13 +145,8 @@ class ShardGraph:
         return Value(placeholder, State(CONSTANT, size=NUMBER), self.stages[placeholder])
 
     def length(self, variable):
-        """The Value of the `outer` length of rows."""
+        """Return the Value of the `outer` length of rows."""
         return Value(variable, WHOLE, self.stages.get(variable, FREE))
-
-    def share(self, value):
-        """A CONSTANT as a share of a sum: the replica of the first sample has all of it."""
-        return self.make(lambda variable: T.switch(T.eq(self.first, 0), variable, T.zeros_like(variable)), [value],
-                         partial(), like=value.variable)
 
     def cut(self, value, axis, outer=None, widens=False):
         """The replica's rows of a CONSTANT that has the whole batch along an axis; or one row for all, if it `widens`.

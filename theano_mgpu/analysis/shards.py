@@ -93,7 +93,7 @@ class Shards(ShardGraph):
             with placed_on(place_of_node(node)):
                 self._convert(node)
         self.outputs = [self._usable(output) for output in outputs]
-        self.check_limits(None, self.outputs)
+        check_limits(None, self.outputs)
 
     # ---------------------------------------------------------------------------------------- walking the graph
 
@@ -148,15 +148,9 @@ class Shards(ShardGraph):
             self._convert(node)
         return self._usable(expression)
 
-    def check_limits(self, op, values):
-        """Refuse what is done with a value by an op, or by the caller if there is none, which only others may do."""
-        for value in values:
-            if value.state.only and not isinstance(op, ALLOWED[value.state.only]):
-                raise CannotCut(value.state.reason)
-
     def computed(self, node, values):
         """The Values of a node's outputs, from those of its inputs, by the rule of its op."""
-        self.check_limits(node.op, values)
+        check_limits(node.op, values)
         if getattr(node.op, 'destroy_map', None):
             self.refuse(node, 'it writes into what it is given')
         found = RULES.of(node.op)
@@ -182,16 +176,13 @@ class Shards(ShardGraph):
             self.averages.update(node.outputs)
 
     def refuse(self, node, reason):
-        raise CannotCut(self.text(node, reason))
-
-    def text(self, node, reason):
-        """The text of the CannotCut of a node, for a reason."""
-        return '%s: %s%s' % (node, reason, _line_of(node))
+        """Raise a CannotCut for a node."""
+        raise CannotCut(refusal_of(node, reason))
 
     def check(self, node, reason, variable, *conditions):
         """Return a variable that refuses a batch for this reason where the batch does not meet the conditions."""
         # As one condition: where Theano's optimiser takes away some of several, it takes away the text, too.
-        text = NOT_DIVISIBLE + self.text(node, reason)
+        text = NOT_DIVISIBLE + refusal_of(node, reason)
         return Assert(text)(variable, functools.reduce(T.and_, conditions))
 
     def whole(self, value):
@@ -219,6 +210,18 @@ class Shards(ShardGraph):
     def given(self, variable):
         """The variable of the given graph that one of the new graph is made for, or None."""
         return self._given.get(variable)
+
+
+def check_limits(op, values):
+    """Refuse what is done with a value by an op, or by the caller if there is none, which only others may do."""
+    for value in values:
+        if value.state.only and not isinstance(op, ALLOWED[value.state.only]):
+            raise CannotCut(value.state.reason)
+
+
+def refusal_of(node, reason):
+    """Return the text of the CannotCut of a node, for a reason."""
+    return '%s: %s%s' % (node, reason, _line_of(node))
 
 
 def _line_of(node):

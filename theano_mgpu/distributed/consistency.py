@@ -70,7 +70,7 @@ class BatchCheck:
             return [length], values
         touched = [variable for variable in self._variables if variable.touched]
         alike = [value for value, split in zip(values or [], self._split) if not (sharded and split)]
-        ours = [length, checksum([variable.checksum() for variable in touched]), sampled_checksum(alike)]
+        ours = [length, checksum([checksum(variable.value()) for variable in touched]), sampled_checksum(alike)]
         lengths, of_variables, of_values = ranks.handshake((CALL, self._number, calls), ours).T
         if sharded:
             _check_equal(ranks, np.where(lengths, of_values, of_values[np.argmax(lengths)]), RankBatchError,

@@ -12,7 +12,6 @@ from theano.gpuarray.type import GpuArrayType
 from ..devices.contexts import is_fork
 from ..errors import GraphError, MgpuError
 from ..patches.shared_variables import watch, watcher_of
-from ..utils.checksums import checksum
 from .borrowed import Lent, is_lent
 from .copies import copy_on, current_value, host_value, lies_on_device
 from .random_streams import is_random_state, replica_state
@@ -133,10 +132,6 @@ class Replicated:
             self.copies[context] = self.variable if self._is_home(context, index) else self._copy(context)
         return self.copies[context]
 
-    def is_current(self, context, own=False):
-        """Return whether the copy on a context has the latest value; `own` as for `refresh`."""
-        return self._held.get(self.copies[context]) == self.version and (own or not self.divided)
-
     def refresh(self, contexts, own=False):
         """Bring the copies on these contexts up to date.
 
@@ -242,10 +237,6 @@ class Replicated:
         """A copy of the variable's current value on the host."""
         self._bring_home()
         return host_value(self.variable)
-
-    def checksum(self):
-        """A number that tells values apart, from the variable itself."""
-        return checksum(self.value())
 
     def _value_for(self, context):
         return current_value(self._current())

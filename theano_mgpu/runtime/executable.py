@@ -18,7 +18,7 @@ from ..profiling.timeline import Timings
 from ..replicas.replicated import Replicated, replicated
 from ..replicas.transfers import DeviceBuffers
 from ..utils import progress
-from .advice import memory_explained
+from .advice import MemoryExplained
 from .consensus import check_same_graph, share_first_values
 from .divided_update import UpdateOwners
 from .launcher import Launcher, choose_executor
@@ -62,7 +62,7 @@ class CompiledPart:
         compiled: Dict[Context, Any] = {}
         with compiling(part.name, part.inputs, part.contexts), first_compiler(communicator):
             for i, context in enumerate(dict.fromkeys(part.contexts)):  # the host may be a place of every replica
-                with memory_explained(i, context, 'copies of shared variables'):
+                with MemoryExplained(i, context, 'copies of shared variables'):
                     local = {variable: replicas[variable].on(context, indices.get(context, 0), first)
                              for variable in variables_of(part)}
                     compiled[context] = graph.compile_for(context, list(part.inputs), list(part.graphs), part.updates,
@@ -75,11 +75,9 @@ class CompiledPart:
         """Bring the replicas up to date with the user's variables."""
         own = self.part.is_share
         for i, context in enumerate(self.part.contexts):
-            outdated = [variable for variable in self.variables if not variable.is_current(context, own)]
-            if outdated:
-                with memory_explained(i, context, 'copies of shared variables'):
-                    for variable in outdated:
-                        variable.refresh([context], own)
+            with MemoryExplained(i, context, 'copies of shared variables'):
+                for variable in self.variables:
+                    variable.refresh([context], own)
 
     def run(self, replica: int, arguments: Sequence[Any]) -> Tuple[List[Any], List[Any]]:
         """Run one replica.

@@ -12,7 +12,7 @@ from ..plan import Output
 from ..plan.schedule import schedule
 from ..replicas.replicated import Replicated
 from ..replicas.transfers import copy_to, fetch, own_copy, wait
-from .advice import memory_explained
+from .advice import MemoryExplained
 from .batch import Batch, Outbox, Shard, Sum, Values
 from .exchange import exchanged
 from .executable import CompiledBoundary, CompiledPart, Executable
@@ -265,7 +265,7 @@ class StepRun:
             others = [each for each in copied_to if each in copies and each not in contexts]
             for i, context in enumerate(others):
                 if copies[context] not in stored:  # contexts on the host share a copy
-                    with memory_explained(i, context, 'update'):
+                    with MemoryExplained(i, context, 'update'):
                         stored[copies[context]] = None
                         transaction.convert(copies[context], copy_to(context, values[0]))
             transaction.then(variable.commit, [*contexts, *others])

@@ -7,7 +7,13 @@ from theano.tensor import basic, elemwise
 from theano.tensor.type_other import NoneTypeT
 
 from ..sizes import number
-from ..states import CONSTANT, PARTIAL, ROWS, rows
+from ..states import CONSTANT, PARTIAL, ROWS, partial, rows
+
+
+def share(shards, value):
+    """Return a CONSTANT as a share of a sum: the replica of the first sample has all of it."""
+    return shards.make(lambda variable: T.switch(T.eq(shards.first, 0), variable, T.zeros_like(variable)), [value],
+                       partial(), like=value.variable)
 
 
 def is_zero(variable):

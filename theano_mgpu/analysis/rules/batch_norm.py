@@ -151,8 +151,8 @@ def _train(shards, node, values):
 
     def share_of_variance(inverse, epsilon):
         found = T.inv(T.sqr(inverse)) - _epsilon(epsilon, inverse)
-        return T.maximum(found, 0) * T.cast(shards.portion(), found.dtype)
-    shards.keep(mean, shards.make(lambda v: v * T.cast(shards.portion(), v.dtype), own[:1], partial(), like=mean))
+        return T.maximum(found, 0) * T.cast(shards.portion, found.dtype)
+    shards.keep(mean, shards.make(lambda v: v * T.cast(shards.portion, v.dtype), own[:1], partial(), like=mean))
     shards.keep(variance, shards.make(share_of_variance, [own[1], values[3]], partial(), like=variance))
     kept = [T.inv(T.sqrt(variance + _epsilon(epsilon, variance)))] \
         + _running(node.inputs[0], scale, factor, mean, variance, *node.inputs[5:])

@@ -8,9 +8,9 @@ from theano.tensor.basic import AllocEmpty
 from theano.tensor.subtensor import IncSubtensor
 
 from ...graphs.inlined import inner_graph
-from ..shards import rule
+from ..shards import check_limits, rule
 from ..states import CONSTANT, NUMBER, PARTIAL, ROWS, WHOLE, State, Value, partial, rows
-from .base import aligned, is_zero, wholes
+from .base import aligned, is_zero, share, wholes
 from .maps import is_map, mapped
 
 
@@ -45,7 +45,7 @@ def _scan(shards, node, values):
         shards.refuse(node, 'it loops over samples')
     if is_map(node, values):
         return mapped(shards, node, values)
-    shards.check_limits(None, values)
+    check_limits(None, values)
     if all(value.kind == CONSTANT for value in values):
         return shards.constant(node, values)
     loop = _Loop(shards, node, dict(zip(node.inputs, values)))
@@ -155,7 +155,7 @@ class _Loop:
             if state.kind == ROWS and self.values[variable].kind == CONSTANT:
                 self.values[variable] = shards.cut(self.values[variable], state.axis + 1)
             elif state.kind == PARTIAL and not _begins_at_zero(variable):
-                self.values[variable] = shards.share(self.values[variable])
+                self.values[variable] = share(shards, self.values[variable])
         inner = self._rows_of_constants()
         states = self.states + [self.inside.outputs[i].state for i in self.others[:op.n_nit_sot]]
         states = [state._replace(axis=state.axis + 1) if state.kind == ROWS else state._replace(size=None)

@@ -4,6 +4,7 @@ from theano.gof.graph import ancestors
 from theano.scalar import basic as scalar
 from theano.tensor import elemwise
 
+from ..shards import check_limits, refusal_of
 from ..states import BACKWARDS, CONSTANT, LAST, ROWS, WHOLE, partial
 from .base import is_zero, same_order, same_rows
 from .shapes import whole_length
@@ -35,7 +36,7 @@ def mapped(shards, node, values):
     sequences = same_order(shards, node, [_own(shards, value, state) for value in sequences])
     own = shards.make(lambda v, *numbers: _turns(shards, node, v, numbers), found[:1] + turns + ends, WHOLE)
     sums = [shards.make(lambda zeros, n: zeros[:n + 1], [value, own], WHOLE, like=value.variable) for value in sums]
-    running = partial()._replace(only=LAST, reason=shards.text(node, EACH_TURN))
+    running = partial()._replace(only=LAST, reason=refusal_of(node, EACH_TURN))
     return shards.make_all(lambda *inputs: op(*inputs, return_list=True),
                            [own] + sequences + sums + [own] * len(ends) + others,
                            [running] * len(sums) + [state] * len(ends))
@@ -99,11 +100,11 @@ def turned(shards, node, x, reason):
     """Return rows whose samples an index turns round, as a value that still has their first order."""
     if x.state.only == BACKWARDS:
         return x._replace(state=x.state._replace(only=None, reason=None))
-    return x._replace(state=x.state._replace(only=BACKWARDS, reason=shards.text(node, reason)))
+    return x._replace(state=x.state._replace(only=BACKWARDS, reason=refusal_of(node, reason)))
 
 
 def last(shards, node, x, numbers, entries):
     """Return the Value of the last of the sums that grow with each sample: a share of the sum over all of them."""
     if entries[:1] != [-1]:
-        shards.check_limits(None, [x])
+        check_limits(None, [x])
     return shards.apply(node, [x] + numbers, partial())
