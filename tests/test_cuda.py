@@ -218,7 +218,8 @@ print(np.isfinite(go_on(x, labels)), not equal(values(), before))
 '''
 
 
-@pytest.mark.parametrize('executor,after', [('serial', 10), pytest.param('threads', 75, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('executor,after', [('serial', 10), ('threads', 75)])
 def test_a_device_that_is_lost_in_a_step_loses_no_value(executor, after):
     """`after` launches: in the gradients of the next step; in the update of a step, which the step after it reports."""
     message, same, went_on = run(LOST.replace('EXECUTOR', repr(executor)).replace('AFTER', str(after)))
@@ -316,8 +317,8 @@ print(mgpu.function([x], T.maximum(x, 1), contexts=['dev0'])(np.arange(3, dtype=
 '''
 
 
-@pytest.mark.parametrize('devices', [
-    ('cuda0', 'opencl0:0'), pytest.param(('opencl0:0', 'cuda0'), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('devices', [('cuda0', 'opencl0:0'), ('opencl0:0', 'cuda0')])
 def test_code_of_one_kind_of_device_is_not_used_for_another(devices, tmp_path):
     """Theano keeps it by the context's name: on OpenCL, CUDA's elementwise kernels ended the process."""
     for device in devices:

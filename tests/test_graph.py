@@ -217,6 +217,7 @@ def test_op(contexts, name):
                                        err_msg='%s, output %d' % (kind, i))
 
 
+@pytest.mark.slow
 def test_scan_stays_on_the_host_on_opencl(gpu2):
     if gpu2[0].kind != 'opencl':
         pytest.skip('no OpenCL here')

@@ -134,7 +134,7 @@ def convolution_and_pooling(x):
     return with_gradients((highest ** 2 + average).mean(), w)
 
 
-@case(IMAGES, stages=3, marks=pytest.mark.needs_compiler)
+@case(IMAGES, stages=3, marks=[pytest.mark.needs_compiler, pytest.mark.slow])
 def convolution_and_batch_normalisation(x):
     w = weight(2, 3, 3, 3)
     gamma = theano.shared(np.ones((1, 2, 1, 1)), broadcastable=(True, False, True, True))

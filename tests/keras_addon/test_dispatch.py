@@ -173,7 +173,7 @@ def batches(model):
 
 @pytest.mark.opencl
 @pytest.mark.parametrize('whole, use', [
-    pytest.param(1e-4, batches, id='plain Keras is faster'),
+    pytest.param(1e-4, batches, id='plain Keras is faster', marks=pytest.mark.slow),
     pytest.param(1e-2, batches, id='the contexts are faster', marks=pytest.mark.slow),
     pytest.param(1e-4, functools.partial(used, epochs=5), id='fit', marks=pytest.mark.slow)])
 def test_devices_and_plain_keras_train_one_model(contexts, monkeypatch, whole, use):

@@ -66,11 +66,8 @@ LOOPS = {
 }
 
 
-QUICK = ('fit',)
-
-
-@pytest.mark.parametrize('loop', [loop if loop in QUICK else pytest.param(loop, marks=pytest.mark.slow)
-                                  for loop in LOOPS])
+@pytest.mark.slow
+@pytest.mark.parametrize('loop', LOOPS)
 def test_the_same_with_and_without(gpu2, monkeypatch, loop):
     found = []
     for ahead in (True, False):

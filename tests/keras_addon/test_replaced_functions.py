@@ -44,7 +44,8 @@ def test_on_devices(case, contexts, monkeypatch):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize('option', [['--always'], pytest.param([], marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('option', [['--always'], []])
 def test_in_two_processes(option):
     """"'function' object has no attribute 'begin'" at the first epoch."""
     env = dict(os.environ, THEANO_FLAGS='floatX=float64,cxx=,optimizer=fast_compile')
