@@ -117,8 +117,8 @@ def places_of(model):
 
 
 @DTYPES
-@pytest.mark.parametrize('name', [pytest.param(name, marks=pytest.mark.slow if name in ('convolution', 'recurrent') else ())
-                                  for name in MODELS])
+@pytest.mark.parametrize('name', [
+    pytest.param(name, marks=pytest.mark.slow if name in ('convolution', 'recurrent') else ()) for name in MODELS])
 def test_training_is_that_of_one_device(name, dtype):
     build, data = MODELS[name][:2]
     with floatx(dtype):
