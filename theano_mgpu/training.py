@@ -4,7 +4,7 @@ import os
 
 import numpy as np
 
-from .batches.prefetch import Ahead
+from .batches.prefetch import PeekableBatches
 from .checkpoints import training_state
 from .checkpoints.lock import lock_checkpoint
 from .distributed.rank_0 import on_rank_0
@@ -179,7 +179,7 @@ class TrainingFunction(SelfChecked):
             What the call returned.
         """
         ahead = isinstance(batches, (list, tuple)) if ahead is None else ahead
-        total, batches = len(batches) if hasattr(batches, '__len__') else None, Ahead(batches)
+        total, batches = len(batches) if hasattr(batches, '__len__') else None, PeekableBatches(batches)
         self.look_ahead.next_batch = batches.peek if ahead else None
         try:
             with bar(total, progress, unit='batches') as shown:

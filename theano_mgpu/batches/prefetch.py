@@ -52,7 +52,7 @@ class LookAhead:
         self._prepared = None
 
 
-class Ahead:
+class PeekableBatches:
     """Iterates over batches, as tuples, and can look one ahead; an error of the source is raised in its turn."""
 
     def __init__(self, batches):
