@@ -17,7 +17,7 @@ if 'floatX' not in os.environ.get('THEANO_FLAGS', ''):
     os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
 
 import theano_mgpu as mgpu
-from theano_mgpu.enabling.dispatch import COUNTED, WARM_UP
+from theano_mgpu.enabling.chooser import COUNTED, WARM_UP
 from theano_mgpu.keras import disable, enable
 from theano_mgpu.profiling.turns import ratio, seconds, take_turns
 from theano_mgpu.program.parallel_graph import choose_ranks
