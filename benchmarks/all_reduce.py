@@ -1,10 +1,9 @@
 #!/usr/bin/env python
-"""The weighted mean of N host buffers: how near it comes to the memory's bandwidth, and NumPy beside it.
+"""The sum of N host buffers: how near it comes to the memory's bandwidth, and NumPy beside it.
 
   ours    theano_mgpu.replicas.collectives.all_reduce into an existing buffer
   blocks  its way without a C++ compiler: NumPy, block by block
-  sum     the stacked buffers' sum(axis=0) * weight
-  mean    numpy.mean(stacked, axis=0)
+  sum     the stacked buffers' sum(axis=0)
 
 Bytes are those that the task itself reads and writes: N buffers and one result. A processor may move more: a store
 that does not bypass the cache reads the line first. The memory's bandwidth is counted alike. Each round measures it by
@@ -30,7 +29,7 @@ import tempfile
 
 from theano_mgpu.profiling.turns import seconds, spread, take_turns
 from theano_mgpu.replicas import host_reduce
-from theano_mgpu.replicas.collectives import all_reduce, sum_blocks
+from theano_mgpu.replicas.collectives import add_blocks, all_reduce
 
 import numpy as np
 import theano
@@ -127,13 +126,10 @@ class Bandwidth:
 
 
 def contenders(stacked, out):
-    n = len(stacked)
-    buffers, weights = list(stacked), [1 / n] * n
-    weight = stacked.dtype.type(1 / n)
-    return {'ours': lambda: all_reduce(buffers, weights, out),
-            'blocks': lambda: sum_blocks(out, buffers, weights, False),
-            'sum': lambda: stacked.sum(axis=0) * weight,
-            'mean': lambda: np.mean(stacked, axis=0)}
+    buffers = list(stacked)
+    return {'ours': lambda: all_reduce(buffers, out),
+            'blocks': lambda: add_blocks(out, buffers, False),
+            'sum': lambda: stacked.sum(axis=0)}
 
 
 def rate(call, nbytes, block):
@@ -162,27 +158,27 @@ def compare(n, size, bandwidth, arguments):
 
 
 def cells(row):
-    """The row as texts: GB/s of all, and ours against the memory and against the faster of NumPy's two ways."""
+    """The row as texts: GB/s of all, and ours against the memory and against NumPy's sum."""
     rounds = {name: np.array(values) / 1e9 for name, values in row['rounds'].items()}
     ours, memory = rounds['ours'], np.array(row['memory']) / 1e9
-    numpy_ways = [rounds[name] for name in ('blocks', 'sum', 'mean')]
+    numpy_ways = [rounds[name] for name in ('blocks', 'sum')]
     return (['%d' % row['n'], '%g' % row['size'], '%.1f (%.1f to %.1f)' % spread(ours), '%.1f' % np.median(memory),
              '%.2f (%.2f to %.2f)' % spread(ours / memory), '%.2f' % row['best']]
             + ['%.1f' % np.median(way) for way in numpy_ways]
-            + ['%.1f' % np.median(ours / np.maximum(rounds['sum'], rounds['mean']))])
+            + ['%.1f' % np.median(ours / rounds['sum'])])
 
 
 def main():
     arguments = parse_arguments()
     print('%s, %d threads at most, %d rounds, median (lowest to highest), GB/s'
           % (arguments.dtype, host_reduce.threads(), arguments.rounds))
-    form = '| %2s | %5s | %-21s | %6s | %-20s | %4s | %6s | %6s | %6s | %10s |'
-    print(form % ('N', 'MB', 'ours', 'memory', 'ours / memory', 'best', 'blocks', 'sum', 'mean', 'ours/NumPy'))
+    form = '| %2s | %5s | %-21s | %6s | %-20s | %4s | %6s | %6s | %10s |'
+    print(form % ('N', 'MB', 'ours', 'memory', 'ours / memory', 'best', 'blocks', 'sum', 'ours/NumPy'))
     bandwidth, rows = Bandwidth(), []
     for n in arguments.buffers:
         for size in arguments.sizes:
-            # The buffers, the result, and the two arrays that sum(axis=0) * weight makes.
-            needed = (n + 3) * size * MIB
+            # The buffers, the result, and the array that sum(axis=0) makes.
+            needed = (n + 2) * size * MIB
             if needed > free_bytes() / 3:
                 print('%d x %g MB left out: %.1f GB are needed, above a third of the %.1f GB that are free'
                       % (n, size, needed / 1e9, free_bytes() / 1e9))

@@ -17,6 +17,7 @@ if 'floatX' not in os.environ.get('THEANO_FLAGS', ''):
     os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
 
 import theano_mgpu as mgpu
+from theano_mgpu.distributed.collectives import all_gather_int
 from theano_mgpu.enabling.chooser import COUNTED, WARM_UP
 from theano_mgpu.keras import disable, enable
 from theano_mgpu.profiling.turns import ratio, seconds, take_turns
@@ -48,7 +49,7 @@ def main():
     ranks = choose_ranks(None)
 
     def turn(call, repeats):
-        ranks.everyones(0)  # all begin together
+        all_gather_int(ranks, 0)  # all begin together
         return seconds(call, repeats)
     plain = compiled()
     enable(always=arguments.always)
@@ -64,7 +65,7 @@ def main():
             for call in sides.values():
                 for _ in range(2 * (WARM_UP + COUNTED) + 1):  # compiles, and measures what is faster
                     call()
-            repeats = max(ranks.everyones(max(1, int(BLOCK / seconds(sides['plain'], 3)))))
+            repeats = max(all_gather_int(ranks, max(1, int(BLOCK / seconds(sides['plain'], 3)))))
             found = take_turns({name: functools.partial(turn, call, repeats) for name, call in sides.items()},
                                arguments.rounds, '%s %d' % (method, size))
             print('%s, %d samples: enabled %.3f ms, plain Keras %.3f ms; ratio %s'

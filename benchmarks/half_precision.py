@@ -13,7 +13,8 @@ import argparse
 import functools
 
 import theano_mgpu as mgpu
-from theano_mgpu.distributed.mpi import import_mpi, mpi_ranks
+from theano_mgpu.distributed.half_precision import all_reduce_in_half
+from theano_mgpu.distributed.mpi import import_mpi, mpi_communicator
 from theano_mgpu.profiling.turns import WARM_UP, ratio, seconds, spread, take_turns
 from theano_mgpu.utils.tables import table
 
@@ -31,7 +32,7 @@ def main():
     mgpu.init('host->cpu')
     if mgpu.size() == 1:
         parser.error('start several processes: theano-mgpu launch -n 2 benchmarks/half_precision.py')
-    ranks, comm = mpi_ranks(), import_mpi().COMM_WORLD
+    ranks, comm = mpi_communicator(), import_mpi().COMM_WORLD
     rows = [['MB', 'float32, ms', 'float16, ms', 'float16 / float32']]
     for size in arguments.mb:
         arrays = np.array_split(np.random.RandomState(mgpu.rank()).randn(int(size * 2 ** 18)).astype('float32'),
@@ -41,7 +42,7 @@ def main():
             comm.Barrier()
             return seconds(lambda: add(arrays), arguments.repeats)
         sides = {'float32': functools.partial(turn, ranks.all_reduce),
-                 'float16': functools.partial(turn, ranks.all_reduce_in_half)}
+                 'float16': functools.partial(turn, functools.partial(all_reduce_in_half, ranks))}
         take_turns(sides, WARM_UP)
         found = take_turns(sides, arguments.rounds)
         rows.append(['%g' % size] + ['%.2f' % (1e3 * spread(found[name]).median) for name in sides] +

@@ -8,7 +8,7 @@ import warnings
 
 from theano_mgpu import MgpuWarning
 from theano_mgpu.replicas import host_reduce
-from theano_mgpu.replicas.collectives import BLOCK, all_reduce, sum_blocks
+from theano_mgpu.replicas.collectives import BLOCK, add_blocks, all_reduce
 
 import numpy as np
 import pytest
@@ -20,25 +20,24 @@ LARGE = 3 * host_reduce.SHARE // 4 + 5  # Elements: two float32 buffers are wort
 @pytest.mark.parametrize('dtype', ['float16', 'float32', 'float64'])
 @pytest.mark.parametrize('shape', [(), (1,), (3, 4), (2, BLOCK - 1), (5, 1, 7)])
 @pytest.mark.parametrize('n', [1, 2, 5])
-def test_weighted_mean(dtype, shape, n):
+def test_sum(dtype, shape, n):
     rng = np.random.RandomState(0)
     buffers = [np.asarray(rng.randn(*shape), dtype) for _ in range(n)]
-    weights = list(rng.dirichlet(np.ones(n)))
-    expected = sum(buffer.astype('float64') * weight for buffer, weight in zip(buffers, weights))
+    expected = sum(buffer.astype('float64') for buffer in buffers)
     tolerance = {'float16': 1e-2, 'float32': 1e-5, 'float64': 1e-12}[dtype]
     out = np.empty(shape, dtype)
-    result = all_reduce(buffers, weights, out)
+    result = all_reduce(buffers, out)
     assert result.dtype == dtype and result.shape == shape
     np.testing.assert_allclose(result, expected, rtol=tolerance, atol=tolerance)
     if n > 1:
         assert result is out
-        again = all_reduce(buffers, weights, out, accumulate=True)
+        again = all_reduce(buffers, out, accumulate=True)
         np.testing.assert_allclose(again, 2 * expected, rtol=tolerance, atol=tolerance)
 
 
 def random_buffers(size, n, dtype='float32'):
     rng = np.random.RandomState(size + n)
-    return [rng.randn(size).astype(dtype) for _ in range(n)], list(rng.dirichlet(np.ones(n)))
+    return [rng.randn(size).astype(dtype) for _ in range(n)]
 
 
 @pytest.mark.needs_compiler
@@ -47,12 +46,12 @@ def random_buffers(size, n, dtype='float32'):
                                     (LARGE // 4, 9)])
 @pytest.mark.parametrize('accumulate', [False, True])
 def test_compiled_code_gives_numpys_bits(dtype, size, n, accumulate):
-    buffers, weights = random_buffers(size, n, dtype)
+    buffers = random_buffers(size, n, dtype)
     start = np.linspace(-1, 1, size).astype(dtype)
     out, expected = start.copy(), start.copy()
     assert host_reduce.applies(out, buffers)
-    all_reduce(buffers, weights, out, accumulate)
-    sum_blocks(expected, buffers, weights, accumulate)
+    all_reduce(buffers, out, accumulate)
+    add_blocks(expected, buffers, accumulate)
     assert out.tobytes() == expected.tobytes()
 
 
@@ -60,14 +59,14 @@ def test_compiled_code_gives_numpys_bits(dtype, size, n, accumulate):
 @pytest.mark.parametrize('offset', [4, 8])
 def test_any_place_in_memory(offset):
     """Streamed stores want multiples of 16 bytes; what lies before and behind `out` is not touched."""
-    (whole, *buffers), weights = random_buffers(LARGE, 3)
+    whole, *buffers = random_buffers(LARGE, 3)
     before = whole.copy()
     part = slice(offset // 4, LARGE - 3)
     expected = np.empty_like(whole[part])
     buffers = [buffer[part] for buffer in buffers]
     assert host_reduce.applies(whole[part], buffers)
-    all_reduce(buffers, weights[1:], whole[part])
-    sum_blocks(expected, buffers, weights[1:], False)
+    all_reduce(buffers, whole[part])
+    add_blocks(expected, buffers, False)
     assert whole[part].tobytes() == expected.tobytes()
     before[part] = expected
     assert whole.tobytes() == before.tobytes()
@@ -75,11 +74,11 @@ def test_any_place_in_memory(offset):
 
 @pytest.mark.needs_compiler
 def test_number_of_threads_does_not_change_a_bit(monkeypatch):
-    buffers, weights = random_buffers(LARGE, 4)
+    buffers = random_buffers(LARGE, 4)
     results = set()
     for count in '1', '2', '16':
         monkeypatch.setenv('OMP_NUM_THREADS', count)
-        results.add(all_reduce(buffers, weights).tobytes())
+        results.add(all_reduce(buffers).tobytes())
     assert len(results) == 1
 
 
@@ -95,12 +94,12 @@ def test_threads_are_bounded(monkeypatch):
 @pytest.mark.needs_compiler
 def test_several_callers():
     jobs = [random_buffers(LARGE, n) for n in (2, 3)]
-    expected = [all_reduce(*job).tobytes() for job in jobs]
+    expected = [all_reduce(job).tobytes() for job in jobs]
     outs = [np.empty(LARGE, 'float32') for _ in jobs]
     right = []
 
     def repeat(job, out, bits):
-        right.append(all(all_reduce(*job, out).tobytes() == bits for _ in range(5)))
+        right.append(all(all_reduce(job, out).tobytes() == bits for _ in range(5)))
 
     callers = [threading.Thread(target=repeat, args=each) for each in zip(jobs, outs, expected)]
     for caller in callers:
@@ -113,7 +112,7 @@ def test_several_callers():
 @pytest.mark.needs_compiler
 def test_pythons_lock_is_free_meanwhile():
     """With a switch interval this long, the lock changes hands only where it is let go of."""
-    buffers, weights = random_buffers(LARGE, 2)
+    buffers = random_buffers(LARGE, 2)
     out = np.empty(LARGE, 'float32')
     started, turns = threading.Event(), []
 
@@ -121,7 +120,7 @@ def test_pythons_lock_is_free_meanwhile():
         started.set()
         for _ in range(500):
             if not turns:
-                host_reduce.weighted_sum(out, buffers, weights, False)
+                host_reduce.add(out, buffers, False)
         turns.append('caller')
 
     assert host_reduce.applies(out, buffers)
@@ -141,51 +140,51 @@ def test_pythons_lock_is_free_meanwhile():
 @pytest.mark.parametrize('dtype,size', [('float32', LARGE), ('float64', BLOCK), ('float16', 3 * BLOCK),
                                         ('float32', 100)])
 def test_nothing_is_allocated_again(dtype, size):
-    buffers, weights = random_buffers(size, 4, dtype)
+    buffers = random_buffers(size, 4, dtype)
     out = np.empty(size, dtype)
-    all_reduce(buffers, weights, out)
+    all_reduce(buffers, out)
     tracemalloc.start()
     try:
-        all_reduce(buffers, weights[::-1], out)
+        all_reduce(buffers[::-1], out)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert peak < 1 << 16
 
 
-def test_other_weights_compile_nothing_again(monkeypatch):
-    buffers, weights = random_buffers(LARGE, 3)
-    all_reduce(buffers, weights)
+def test_other_buffers_compile_nothing_again(monkeypatch):
+    buffers = random_buffers(LARGE, 3)
+    all_reduce(buffers)
     built = []
     monkeypatch.setattr(host_reduce.native, 'build', lambda *arguments: built.append(arguments))
-    all_reduce(buffers[:2], [0.125, 0.875])
-    all_reduce(buffers, weights[::-1])
+    all_reduce(buffers[:2])
+    all_reduce(buffers[::-1])
     assert not built
 
 
 def test_without_a_compiler():
-    buffers, weights = random_buffers(LARGE, 2)
-    expected = all_reduce(buffers, weights)
+    buffers = random_buffers(LARGE, 2)
+    expected = all_reduce(buffers)
     with theano.change_flags(cxx=''), warnings.catch_warnings():
         warnings.simplefilter('error')
         assert not host_reduce.applies(expected, buffers)
-        assert all_reduce(buffers, weights).tobytes() == expected.tobytes()
+        assert all_reduce(buffers).tobytes() == expected.tobytes()
 
 
 @pytest.mark.needs_compiler
 def test_with_a_broken_compiler():
-    buffers, weights = random_buffers(LARGE, 2)
-    expected = all_reduce(buffers, weights)
+    buffers = random_buffers(LARGE, 2)
+    expected = all_reduce(buffers)
     with theano.change_flags(cxx='/nowhere/g++'):
         with pytest.warns(MgpuWarning, match='/nowhere/g.*doctor'):
-            assert all_reduce(buffers, weights).tobytes() == expected.tobytes()
-        assert all_reduce(buffers, weights).tobytes() == expected.tobytes()
+            assert all_reduce(buffers).tobytes() == expected.tobytes()
+        assert all_reduce(buffers).tobytes() == expected.tobytes()
 
 
 @pytest.mark.needs_compiler
 def test_code_is_built_once_for_all_processes(tmp_path):
     code = ('import numpy as np; from theano_mgpu.replicas import host_reduce, collectives\n'
-            'x = np.ones(host_reduce.SMALLEST); print((collectives.all_reduce([x, x], [1, 2]) == 3).all())')
+            'x = np.ones(host_reduce.SMALLEST); print((collectives.all_reduce([x, x]) == 2).all())')
     built = []
     for _ in range(2):
         done = subprocess.run([sys.executable, '-c', code], check=True, capture_output=True, text=True,
@@ -199,31 +198,28 @@ def test_code_is_built_once_for_all_processes(tmp_path):
 @pytest.mark.parametrize('dtypes', [('float32', 'float64'), ('float64', 'float32'), ('>f4', 'float32'),
                                     ('float32', '>f4')])
 def test_mixed_dtypes(dtypes):
-    (first, second), weights = random_buffers(2 * BLOCK, 2)
+    first, second = random_buffers(2 * BLOCK, 2)
     buffers = [first.astype(dtypes[0]), second.astype(dtypes[1])]
-    result = all_reduce(buffers, weights)
+    result = all_reduce(buffers)
     assert result.dtype == dtypes[0]
-    np.testing.assert_allclose(result, weights[0] * first + weights[1] * second, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(result, first + second, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize('size', [6, LARGE // 8 * 2])
 def test_what_cannot_be_summed(size):
     buffer = np.ones(size)
     with pytest.raises(ValueError, match='shapes'):
-        all_reduce([buffer, buffer[1:]], [0.5, 0.5])
+        all_reduce([buffer, buffer[1:]])
     with pytest.raises(ValueError, match='shapes'):
-        all_reduce([buffer, buffer], [0.5, 0.5], np.empty((2, size // 2)))
-    for weights in [], [1.0], [1.0] * 3:
-        with pytest.raises(ValueError, match='one weight each'):
-            all_reduce([buffer, buffer], weights)
-    with pytest.raises(ValueError, match='one weight each'):
-        all_reduce([], [])
+        all_reduce([buffer, buffer], np.empty((2, size // 2)))
+    with pytest.raises(ValueError, match='one buffer or more'):
+        all_reduce([])
     with pytest.raises(ValueError, match='one piece'):
-        all_reduce([buffer, buffer], [0.5, 0.5], np.empty(2 * size)[::2])
+        all_reduce([buffer, buffer], np.empty(2 * size)[::2])
     constant = np.zeros(size)
     constant.flags.writeable = False
     with pytest.raises(ValueError, match='read-only'):
-        all_reduce([buffer, buffer], [0.5, 0.5], constant)
+        all_reduce([buffer, buffer], constant)
     assert not constant.any()
 
 
@@ -233,21 +229,21 @@ def test_memory_orders(orders, shape):
     """Gradients of products come in Fortran order."""
     rng = np.random.RandomState(0)
     buffers = [np.asarray(rng.randn(*shape), order=order) for order in orders]
-    expected = 0.25 * buffers[0] + 0.75 * buffers[1]
-    np.testing.assert_allclose(all_reduce(buffers, [0.25, 0.75]), expected)
-    np.testing.assert_allclose(all_reduce(buffers, [0.25, 0.75], np.empty(shape)), expected)
+    expected = buffers[0] + buffers[1]
+    np.testing.assert_allclose(all_reduce(buffers), expected)
+    np.testing.assert_allclose(all_reduce(buffers, np.empty(shape)), expected)
     parts = [buffer[::2, ::2] for buffer in buffers]
-    np.testing.assert_allclose(all_reduce(parts, [0.25, 0.75]), expected[::2, ::2])
+    np.testing.assert_allclose(all_reduce(parts), expected[::2, ::2])
 
 
 def test_one_buffer_is_not_copied():
     buffer = np.arange(3.0)
-    assert all_reduce([buffer], [1.0]) is buffer
+    assert all_reduce([buffer]) is buffer
     out = np.empty(3)
-    assert all_reduce([buffer], [1.0], out) is out and (out == buffer).all()
+    assert all_reduce([buffer], out) is out and (out == buffer).all()
 
 
 def test_half_precision_is_summed_in_single():
     """2048 + 1 is 2048 in float16: eight ones added one by one to it would be lost."""
     buffers = [np.array([2048.0], 'float16')] + [np.array([1.0], 'float16')] * 8
-    assert all_reduce(buffers, [1.0] * 9)[0] == 2056
+    assert all_reduce(buffers)[0] == 2056

@@ -1,6 +1,6 @@
 """Each kind of op, compiled for a CPU and for a GPU context: what Theano computes, and nothing on a wrong context."""
 import theano_mgpu as mgpu
-from theano_mgpu.distributed.process_group import Ranks
+from theano_mgpu.distributed.alone import Alone
 from theano_mgpu.errors import GraphError
 from theano_mgpu.graphs import graph
 from theano_mgpu.graphs.audit import ON_HOST
@@ -183,7 +183,7 @@ def shapes():
 
 def compile_for(context, inputs, outputs):
     contexts = [context]
-    return ParallelGraph(inputs, outputs, {}, contexts, Ranks(), undivided(outputs)).compiled[0]
+    return ParallelGraph(inputs, outputs, {}, contexts, Alone(), undivided(outputs)).compiled[0]
 
 
 def marks_of(name):

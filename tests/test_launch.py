@@ -15,9 +15,9 @@ from theano_mgpu.cli.launch import COMMAND
 from theano_mgpu.cli.launcher_output import Errors, OwnMessages
 from theano_mgpu.devices.context_map import describe
 from theano_mgpu.devices.contexts import host_contexts, init
-from theano_mgpu.distributed import consistency
+from theano_mgpu.distributed import collectives
+from theano_mgpu.distributed.alone import Alone
 from theano_mgpu.distributed.mpi import import_mpi
-from theano_mgpu.distributed.process_group import Ranks
 from theano_mgpu.errors import ContextError, MgpuError
 from theano_mgpu.jobs import mpi_environment
 from theano_mgpu.utils import checksums
@@ -280,16 +280,19 @@ def test_batches_are_told_apart(change):
 
 
 def test_small_arrays_of_several_dtypes_are_added_at_once():
-    class Twice(Ranks):
-        size = 2
+    class Twice(Alone):
         calls = []
+
+        def __init__(self):
+            super().__init__()
+            self.size = 2
 
         def all_reduce(self, arrays):
             self.calls.append(len(arrays))
             for array in arrays:
                 array *= 2
     arrays = [np.arange(3.0), np.array(4), np.ones((2, 2)), np.array([1, 2])]
-    for ours, given in zip(consistency.added(Twice(), arrays), arrays):
+    for ours, given in zip(collectives.all_reduce_small(Twice(), arrays), arrays):
         np.testing.assert_array_equal(ours, 2 * given)
         assert ours.dtype == given.dtype
     assert Twice.calls == [2]

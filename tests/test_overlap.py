@@ -80,7 +80,7 @@ def test_what_the_ranks_have_begun_to_add_is_added_after_an_error_too():
             time.sleep(0.05)
             added.append(self)
 
-    sums, ranks = [Slow(), Slow()], types.SimpleNamespace(size=2, meet=lambda what: None)
+    sums, ranks = [Slow(), Slow()], types.SimpleNamespace(size=2, handshake=lambda activity: None)
     with pytest.raises(ZeroDivisionError), OverRanks(ranks, Timings(), overlaps=True) as over_ranks:
         for each in sums:
             over_ranks.start(each, idle=False)

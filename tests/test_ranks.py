@@ -61,30 +61,6 @@ def test_sums_in_half_precision(flags, tmp_path):
     assert first[-1][1] == np.inf and np.isfinite(np.delete(first[-1], 1)).all()
 
 
-def test_sums_and_values_of_which_each_rank_owns_some(tmp_path):
-    launch(3, 'shares', tmp_path / 'shares', flags=INTERPRETED)
-    found = [arrays('%s.%d.npz' % (tmp_path / 'shares', rank)) for rank in range(3)]
-    expected = [[], [], []]
-    for number in range(3):
-        given = [rank_network.shares_of_rank(rank, number) for rank in range(3)]
-        sums = [given[owner][i].astype('float64' if dtype == 'float64' else 'float32')
-                for i, (_, dtype, owner) in enumerate(rank_network.SHARES)]
-        for i, (_, _, owner) in enumerate(rank_network.SHARES):
-            for rank in range(3):  # the owner's own comes first
-                if rank != owner:
-                    sums[i] = sums[i] + given[rank][i]
-        sums = [value.astype(dtype) for value, (_, dtype, _) in zip(sums, rank_network.SHARES)]
-        for rank, each in enumerate(expected):
-            owners = [owner for _, _, owner in rank_network.SHARES]
-            each += [value for value, owner in zip(sums, owners) if owner == rank]
-            each += [2 * value for value, owner in zip(sums, owners) if owner != rank]
-    for ours, theirs in zip(found, expected):
-        assert len(ours) == len(theirs)
-        for value, other in zip(ours, theirs):
-            assert value.dtype == other.dtype
-            np.testing.assert_array_equal(value, other)
-
-
 def noted(path, rank):
     with open('%s.%d' % (path, rank)) as f:
         return json.load(f)

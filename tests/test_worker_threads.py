@@ -95,7 +95,7 @@ def test_ctrl_c_at_any_line_of_sums_over_ranks_leaves_none_under_way():
             time.sleep(0.001)
             added.append(self)
 
-    ranks, sums = types.SimpleNamespace(size=2, meet=lambda what: None), [Sums(), Sums()]
+    ranks, sums = types.SimpleNamespace(size=2, handshake=lambda activity: None), [Sums(), Sums()]
     over_ranks = over_ranks_module.OverRanks(ranks, Timings(), overlaps=True)
 
     def step():

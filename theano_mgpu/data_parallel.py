@@ -11,7 +11,10 @@ from .batches.prefetch import LookAhead
 from .batches.scatter import Scatter
 from .devices.context_map import describe
 from .devices.contexts import check_process
-from .distributed.consistency import meet_for_batch
+from .distributed.activities import AGREE
+from .distributed.collectives import all_gather_int
+from .distributed.consistency import handshake_for_batch
+from .distributed.failures import raise_common
 from .errors import LengthError, warn
 from .graphs.own_flags import builds_graphs
 from .graphs.prints import print_values, take_prints
@@ -50,7 +53,7 @@ class DataParallel(InputValues):
         Whether batches are divided among replicas.
     refused : str or None
         Why the graph cannot be divided.
-    ranks : Ranks
+    ranks : Communicator
         The processes that call it together.
     runner : Runner
     samples : int
@@ -65,7 +68,7 @@ class DataParallel(InputValues):
     def __init__(self, inputs, outputs, updates, options):
         self.options, contexts = options, resolve_contexts(options.contexts)
         self.ranks = choose_ranks(options.executor)
-        self.number = self.ranks.function_number(options.name)
+        self.number = self.ranks.functions.add(options.name)
         self.sharded = options.is_sharded(self.ranks)
         self.inputs = BatchInputs(inputs, options, self.sharded)
         self.arguments = self.inputs.arguments
@@ -84,7 +87,7 @@ class DataParallel(InputValues):
 
     def _compile(self, outputs, updates):
         options, updated = self.options, list(updates)
-        self.ranks.whole()
+        self.ranks.divided.consolidate()
         whole = outputs + list(updates.values())
         self.refused = None
         self.is_divided = not options.whole and (
@@ -94,7 +97,7 @@ class DataParallel(InputValues):
             self.mesh = self.mesh.first()
         program = self._divided(whole, updated)
         # Ranks compile the same graphs, whatever their devices.
-        where = min(self.ranks.everyones(UPDATE_ON.index(options.updates_on(self.contexts))))
+        where = min(all_gather_int(self.ranks, UPDATE_ON.index(options.updates_on(self.contexts))))
         with profiled(options.profile):
             self.compiled_program = CompiledProgram(
                 program, self.arguments.inputs + list(self.inputs.rows.values()), updated,
@@ -206,12 +209,12 @@ class DataParallel(InputValues):
         with self.lock: return self._step(arguments)  # noqa: E701
 
     def _step(self, arguments):
-        with self.ranks.one_thread():
+        with self.ranks.single_thread:
             began = time.perf_counter()
             with self.timings.span('scatter'):
                 ahead, values, states, own = self._bind(arguments)
             with self.timings.span('wait'):
-                lengths, taken = meet_for_batch(self, own, values)
+                lengths, taken = handshake_for_batch(self, own, values)
             if taken is not values:  # those of rank 0
                 ahead, values, own = None, taken, lengths[0]
             self.samples = sum(lengths) if self.sharded else own
@@ -228,12 +231,12 @@ class DataParallel(InputValues):
                     self.refresh()
                 outputs = self._compute(batch, transaction, began)
                 with self.timings.span('wait'):
-                    self.ranks.agree()
+                    self.ranks.handshake((AGREE,))
                 with self.timings.span('update'):
                     transaction.commit()
             except BaseException as error:
                 transaction.roll_back()
-                self.ranks.raise_common(error, of_step=True)
+                raise_common(self.ranks, error, of_step=True)
             rank_process.note_step()
             return outputs
 

@@ -8,6 +8,7 @@ from .batches.prefetch import Ahead
 from .checkpoints import training_state
 from .checkpoints.lock import lock_checkpoint
 from .data_parallel import DataParallel
+from .distributed.rank_0 import on_rank_0
 from .errors import GraphError, NonFiniteError
 from .graphs import graph, training_graph
 from .graphs.own_flags import builds_graphs
@@ -272,7 +273,7 @@ class TrainingFunction(DataParallel):
         if every < 1:
             raise ValueError('every=%r: give the number of steps between checkpoints, 1 or more' % (every,))
         before = 0
-        if self.ranks.by_first(functools.partial(self._begin_checkpoints, path)):
+        if on_rank_0(self.ranks, functools.partial(self._begin_checkpoints, path)):
             completed = functools.partial(training_state.completed_steps, path)
             before = completed(training_state.load(path, self.variables(), self.contexts, self.ranks, completed))
         self._checkpoint = (path, every, before - self._completed, allow_nan)

@@ -8,7 +8,7 @@ import zipfile
 import theano_mgpu as mgpu
 from theano_mgpu.checkpoints import state_file, training_state
 from theano_mgpu.checkpoints.lock import lock_checkpoint
-from theano_mgpu.distributed.process_group import Ranks
+from theano_mgpu.distributed.alone import Alone
 from theano_mgpu.replicas.replicated import replicated
 
 import numpy as np
@@ -32,11 +32,11 @@ def values(found):
 
 
 def save(path, found, **options):
-    training_state.save(str(path), found, mgpu.contexts(), Ranks(), **options)
+    training_state.save(str(path), found, mgpu.contexts(), Alone(), **options)
 
 
 def load(path, found, *check):
-    return training_state.load(str(path), found, mgpu.contexts(), Ranks(), *check)
+    return training_state.load(str(path), found, mgpu.contexts(), Alone(), *check)
 
 
 @pytest.fixture

@@ -1,5 +1,4 @@
 """Bugs that were found and fixed, each under its symptom: several processes."""
-import contextlib
 import json
 import os
 import signal
@@ -9,6 +8,8 @@ import time
 import types
 
 import theano_mgpu as mgpu
+from theano_mgpu.distributed.alone import Alone
+from theano_mgpu.distributed.rank_0 import write_on_rank_0
 
 import numpy as np
 import pytest
@@ -38,16 +39,12 @@ def test_a_rank_reads_what_it_has_saved_and_not_a_former_file_or_none(tmp_path):
 
 
 def test_a_rank_that_saves_alone_says_whom_it_waits_for(monkeypatch):
-    from theano_mgpu.distributed.mpi import MpiRanks
-
-    class Silent:
-        iprobe = improbe = lambda self, *args, **kwargs: None
-    ranks = object.__new__(MpiRanks)  # without MPI, whose other rank would have to hang
-    ranks.__dict__.update(rank=1, size=2, hosts={0: 'one', 1: 'two'}, _comm=Silent(), _meetings=3, _incoming={},
-                          _divided={}, _mpi=types.SimpleNamespace(Status=lambda: None), _turn=contextlib.nullcontext())
+    ranks = Alone()  # without MPI, whose other rank would have to hang
+    ranks.rank, ranks.size, ranks.hosts = 1, 2, ['one', 'two']
+    ranks.mailbox = types.SimpleNamespace(has_gone_on=lambda rank: False, take=lambda tag: None)
     monkeypatch.setattr(theano.config.mgpu, 'timeout', 1)
     with pytest.raises(mgpu.RankError, match=r'rank 1 \(host two\) has waited 1 s for rank 0 \(host one\) to write m'):
-        ranks.write_by_first('m.h5', lambda: None)
+        write_on_rank_0(ranks, 'm.h5', lambda: None)
 
 
 @pytest.mark.mpi

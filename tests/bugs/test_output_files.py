@@ -190,7 +190,7 @@ def test_locks_that_a_job_left_behind_are_taken(folder):
 def test_a_checkpoint_through_a_link(folder, cpu2):
     """Its lock and the file before are beside the target, so that two links to it are one checkpoint."""
     from theano_mgpu.checkpoints import training_state
-    from theano_mgpu.distributed.process_group import Ranks
+    from theano_mgpu.distributed.alone import Alone
     from theano_mgpu.replicas.replicated import replicated
 
     import theano
@@ -200,12 +200,12 @@ def test_a_checkpoint_through_a_link(folder, cpu2):
     assert lock_checkpoint('real/run.npz') is lock
     for value in (1.0, 2.0, 3.0):
         w.set_value(value)
-        training_state.save('link.npz', [replicated(w)], cpu2, Ranks())
+        training_state.save('link.npz', [replicated(w)], cpu2, Alone())
     assert os.path.islink('link.npz') and sorted(os.listdir('real')) == ['run.npz', 'run.npz.lock', 'run.npz.previous']
     with open('real/run.npz', 'wb'):
         pass
     with pytest.warns(mgpu.MgpuWarning, match='real/run.npz is damaged .* taken, from .*real/run.npz.previous'):
-        training_state.load('link.npz', [replicated(w)], cpu2, Ranks())
+        training_state.load('link.npz', [replicated(w)], cpu2, Alone())
     assert w.get_value() == 2 and sorted(os.listdir('.')) == ['link.npz', 'real']
 
 

@@ -5,7 +5,7 @@ import os
 
 import theano_mgpu as mgpu
 from theano_mgpu.devices.context_map import HOST
-from theano_mgpu.distributed.process_group import Ranks
+from theano_mgpu.distributed.alone import Alone
 from theano_mgpu.enabling import chooser as module
 from theano_mgpu.enabling.chooser import COUNTED, LONGEST, WARM_UP, LengthChooser
 from theano_mgpu.errors import GraphError
@@ -40,7 +40,7 @@ def choosing(monkeypatch):
     def make(divided, whole):
         clock = Clock(divided, whole)
         monkeypatch.setattr(module, 'time', clock)
-        return clock, LengthChooser(Ranks(), clock.noted.append)
+        return clock, LengthChooser(Alone(), clock.noted.append)
     return make
 
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import theano_mgpu as mgpu
 from theano_mgpu.devices.mesh import mesh_of
-from theano_mgpu.distributed.process_group import Ranks
+from theano_mgpu.distributed.alone import Alone
 from theano_mgpu.enabling.chooser import COUNTED, MARGIN, WARM_UP
 from theano_mgpu.enabling.summary import SHOWN
 from theano_mgpu.enabling.trial import Trial, seconds_alone
@@ -271,7 +271,7 @@ class Step:
 
     def __init__(self, contexts, several):
         self.contexts, self.mesh, self.seconds = contexts, mesh_of(contexts), several
-        self.inputs, self.ranks = SimpleNamespace(rows={}), Ranks()
+        self.inputs, self.ranks = SimpleNamespace(rows={}), Alone()
 
 
 @pytest.mark.parametrize('one,rounds', [(0.2, COUNTED), (1.1, 2), (3.0, 1)])

@@ -10,6 +10,7 @@ import threading
 import time
 
 import theano_mgpu as mgpu
+from theano_mgpu.distributed.activities import AGREE, CALL, COMPILE, GATHER, SHARE
 from theano_mgpu.graphs import graph
 from theano_mgpu.prediction import rank_pool
 
@@ -181,6 +182,15 @@ def stop(*_, **__):
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
+def stop_at(handshake, activity):
+    """Return a handshake that stops the process where it is one of an activity."""
+    def stopping(what, integers=()):
+        if what[0] == activity:
+            stop()
+        return handshake(what, integers)
+    return stopping
+
+
 def stopped(where, file):
     """Stop the last rank where the others begin to wait for it."""
     mgpu.init('a->cpu')
@@ -188,8 +198,11 @@ def stopped(where, file):
     ranks, batches = network.step.ranks, network.batches()
     network.step(*next(batches))
     # Nothing public stops a rank in the middle of a call, so this replaces private attributes.
-    if last and hasattr(ranks, where):
-        setattr(ranks, where, stop)
+    activities = {'call': CALL, 'agree': AGREE, 'share': SHARE, 'gather': GATHER, 'compile': COMPILE}
+    if last and where in activities:
+        ranks.handshake = stop_at(ranks.handshake, activities[where])
+    if last and where == 'all_reduce':
+        ranks.all_reduce = stop
     if last and where == 'finalize':
         ranks._mpi = argparse.Namespace(**dict(vars(ranks._mpi), Finalize=stop))
     if last and where == 'end':
@@ -199,11 +212,9 @@ def stopped(where, file):
     print('stopping at %f' % time.time(), flush=True)
     if where in ('end', 'finalize'):
         return
-    if where == 'broadcast_object':
-        network.step.checkpoint(file, 1)
-    if where == 'gather_object':
+    if where == 'share':
         network.step.save(file)
-    if where in ('broadcast', 'first_compiler'):
+    if where == 'compile':
         Network()
     x = T.matrix('x')
     if where in ('prediction', 'end of prediction'):

@@ -12,8 +12,8 @@ TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path[:0] = [TESTS] + [os.path.join(os.path.dirname(TESTS), name) for name in ('benchmarks', 'examples')]
 
 import theano_mgpu as mgpu
-from theano_mgpu.distributed.mpi import mpi_ranks
-from theano_mgpu.distributed.process_group import ADD
+from theano_mgpu.distributed.half_precision import all_reduce_in_half
+from theano_mgpu.distributed.mpi import mpi_communicator
 from theano_mgpu.program import buckets
 
 import numpy as np
@@ -21,9 +21,10 @@ import theano
 import theano.tensor as T
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 
+from support.communicator_cases import conformance  # noqa: F401  a job
 from support.rank_data_jobs import coupled_shards, refused, shard, sharded_slices  # noqa: F401  jobs
 from support.rank_fault_jobs import collect, compile_errors, disagree, fail, hang, late_failures, stopped  # noqa: F401
-from support.rank_network import PYTHON, SHARES, Network, arrays_of_rank, shared, shares_of_rank, write
+from support.rank_network import PYTHON, Network, arrays_of_rank, shared, write
 from support.rank_placement_jobs import placed  # noqa: F401  a job
 from support.rank_stage_jobs import early_sums, reshaped, two_functions  # noqa: F401  jobs
 
@@ -86,28 +87,8 @@ def sums_in_half(path, *sizes):
     """Sums over the ranks of arrays of some sizes, whose values are those of `arrays_of_rank`."""
     mgpu.init('a->cpu')
     sums = arrays_of_rank(mgpu.rank(), [int(size) for size in sizes])
-    mpi_ranks().all_reduce_in_half(sums)
+    all_reduce_in_half(mpi_communicator(), sums)
     np.savez('%s.%d.npz' % (path, mgpu.rank()), *sums)
-
-
-def shares(path):
-    """Sums, and values, of which each rank owns some: what `SHARES` begins with, in three rounds."""
-    mgpu.init('a->cpu')
-    ranks = mpi_ranks()
-    owners, found = [owner for _, _, owner in SHARES], []
-    for number in range(3):
-        given = shares_of_rank(ranks.rank, number)
-        ranks.meet((ADD,))
-        sums = ranks.reduce_scatter(given, owners)
-        np.testing.assert_equal(given, shares_of_rank(ranks.rank, number))
-        own = [i for i, owner in enumerate(owners) if owner == ranks.rank]
-        assert [i for i, value in enumerate(sums) if value is not None] == own
-        found += [sums[i] for i in own]
-        gathered = ranks.all_gather_owned([given[i] if value is None else 2 * value for i, value in enumerate(sums)],
-                                          owners)
-        assert [i for i, value in enumerate(gathered) if value is None] == own
-        found += [value for value in gathered if value is not None]
-    np.savez('%s.%d.npz' % (path, ranks.rank), *found)
 
 
 def script(path, name, *arguments):

@@ -63,17 +63,6 @@ def arrays_of_rank(rank, sizes):
     return arrays
 
 
-# Shape, dtype and the rank that owns it; rank 1 of three owns nothing.
-SHARES = [((3, 5), 'float32', 0), ((200, 100), 'float32', 2), ((70001,), 'float32', 0), ((), 'float64', 0),
-          ((2,), 'float16', 0), ((0,), 'float32', 2), ((40,), 'float64', 2)]
-
-
-def shares_of_rank(rank, number):
-    """Values of a rank in a round, of each of `SHARES`."""
-    rng = np.random.RandomState(10 * number + rank)
-    return [np.asarray(rng.randn(*shape), dtype) for shape, dtype, _ in SHARES]
-
-
 def write(path, arrays):
     if mgpu.rank() == 0:
         np.savez(path, *arrays)

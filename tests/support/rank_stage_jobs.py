@@ -3,7 +3,7 @@ import threading
 import time
 
 import theano_mgpu as mgpu
-from theano_mgpu.distributed.mpi import MpiRanks
+from theano_mgpu.distributed.mpi import MpiCommunicator
 
 import numpy as np
 import theano
@@ -34,13 +34,13 @@ def early_sums(path, kind):
 
 def slow_down_exchange_thread():
     """On rank 1, have a sum take longer that is added on another thread than the main one."""
-    add = MpiRanks.all_reduce
+    add = MpiCommunicator.all_reduce
 
     def all_reduce(self, arrays):
         if self.rank == 1 and threading.current_thread() is not threading.main_thread():
             time.sleep(0.2)
         add(self, arrays)
-    MpiRanks.all_reduce = all_reduce
+    MpiCommunicator.all_reduce = all_reduce
 
 
 def reshaped(path, update_on, *columns):

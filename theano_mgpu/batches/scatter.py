@@ -3,6 +3,7 @@ from typing import List, Tuple
 
 import numpy as np
 
+from ..distributed.collectives import all_gather_int, broadcast_object
 from ..program import Batch
 from .sub_batches import micro_batch_rounds, ranges, sub_batch_sizes
 
@@ -36,7 +37,7 @@ class Scatter:
         self._ranks, self._n_replicas_here = runner.ranks, len(runner.mesh.replicas)
         self._is_divided, self._sharded = is_divided, sharded
         self._micro_batches, self._least_samples = micro_batches, least_samples
-        self._replicas = self._ranks.everyones(self._n_replicas_here)
+        self._replicas = all_gather_int(self._ranks, self._n_replicas_here)
         self.n_replicas = sum(self._replicas) if is_divided else 1
         self._split = arguments.with_samples + list(rows.values())
         self._whole = [variable for variable, split in zip(arguments.inputs, arguments.split) if not split]
@@ -112,7 +113,7 @@ class Scatter:
         if min(lengths) == 0 and (self._example is None or not all(self._arguments.split)):
             # A rank whose first step has no samples has no example. Inputs without samples may change with each call.
             sample = None if values is None else self._arguments.first_sample(values)
-            self._example = self._ranks.broadcast_object(sample, int(np.argmax(lengths)))
+            self._example = broadcast_object(self._ranks, sample, int(np.argmax(lengths)))
         elif self._example is None:
             self._example = self._arguments.first_sample(values)
         return self._example if values is None else values

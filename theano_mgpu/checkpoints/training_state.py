@@ -6,6 +6,8 @@ import re
 
 import numpy as np
 
+from ..distributed.collectives import all_gather_int, all_gather_object
+from ..distributed.rank_0 import on_rank_0
 from ..errors import warn
 from ..replicas.copies import host_value
 from ..replicas.replicated import ReplicatedStream
@@ -31,7 +33,7 @@ def save(path, variables, contexts, ranks, extra=None, allow_nan=False):
     variables : list of Replicated
     contexts : list of Context
         The contexts of this process; their random streams are saved.
-    ranks : Ranks
+    ranks : Communicator
     extra : dict of str to ndarray, optional
         Further arrays for the file.
     allow_nan : bool
@@ -43,8 +45,8 @@ def save(path, variables, contexts, ranks, extra=None, allow_nan=False):
     OSError
         If the file cannot be written, on every rank.
     """
-    streams = ranks.gather_object(_streams(variables, contexts))
-    ranks.by_first(lambda: _write(path, variables, streams, extra or {}, allow_nan))
+    streams = all_gather_object(ranks, _streams(variables, contexts))
+    on_rank_0(ranks, lambda: _write(path, variables, streams, extra or {}, allow_nan))
 
 
 def _write(path, variables, streams, extra, allow_nan):
@@ -134,7 +136,7 @@ def read(path, ranks, n_contexts, check):
     ----------
     path : str
         If the file is damaged, the state before it is read instead, with a warning.
-    ranks : Ranks
+    ranks : Communicator
     n_contexts : int
         Number of contexts of this process.
     check : callable
@@ -145,8 +147,8 @@ def read(path, ranks, n_contexts, check):
     ValueError
         If the file is of another model, or damaged, and so is the one before it.
     """
-    path, arrays = ranks.by_first(lambda: _usable(path, check))
-    return Saved(path, arrays, sum(ranks.everyones(n_contexts)[:ranks.rank]))
+    path, arrays = on_rank_0(ranks, lambda: _usable(path, check))
+    return Saved(path, arrays, sum(all_gather_int(ranks, n_contexts)[:ranks.rank]))
 
 
 def _usable(path, check):

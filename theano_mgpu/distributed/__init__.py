@@ -1,1 +1,1 @@
-"""Several processes: the process group, and the checks that all of them do the same."""
+"""Several processes: communicators, functions over one, and checks that all processes do the same."""

@@ -1,66 +1,26 @@
-"""What the processes of a job exchange so that all do the same: which batch it is, sums over it, and results."""
+"""Checks that the processes of a job do the same: that they have the same batch, variables and results."""
 import functools
 import zlib
+from typing import Any, Callable, Iterable, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from ..errors import RankBatchError, RankError
 from ..jobs import rank_process
 from ..replicas.copies import give_value
-from ..replicas.transfers import FlatBuffers, describe
+from ..replicas.replicated import Replicated
 from ..utils.checksums import checksum, sampled_checksum
-from .process_group import ADD, CALL, COMPARE, SHARE, WIDTH
+from .activities import CALL, COMPARE, FEED, SHARE
+from .collectives import broadcast_object
+from .communicator import WIDTH, Communicator
+from .failures import raise_common
 
 COMPARED = 256  # calls of a function that each rank computes whole, after which the ranks compare its results
 
 
-def added(ranks, arrays):
-    """The sums over the ranks of small arrays, in one exchange a dtype.
-
-    Parameters
-    ----------
-    ranks : Ranks
-    arrays : list of ndarray
-        Of the same shapes and dtypes on each rank.
-
-    Returns
-    -------
-    list of ndarray
-    """
-    if ranks.size == 1 or not arrays:
-        return arrays
-    buffers = FlatBuffers(describe(arrays))
-    for view, array in zip(buffers.views, arrays):
-        view[...] = array
-    ranks.meet((ADD,))
-    ranks.all_reduce(buffers.flat)
-    return buffers.views
-
-
-def arrays_of_first(ranks, arrays, error=None):
-    """Arrays as rank 0 has them, on every rank; the others need not know how many there are.
-
-    Parameters
-    ----------
-    ranks : Ranks
-    arrays : list of ndarray
-        On rank 0.
-    error : Exception, optional
-        On rank 0, that there are none: raised on every rank.
-    """
-    def description():
-        if error is not None:
-            raise error
-        return describe(arrays)
-
-    described = ranks.by_first(description)
-    if ranks.rank:
-        arrays = [np.empty(shape, dtype) for shape, dtype in described]
-    return ranks.broadcast(arrays)
-
-
-def meet_for_batch(function, length, values):
-    """Make sure that every rank works on the same step, and learn how many samples each was given.
+def handshake_for_batch(function: Any, length: int,
+                        values: Optional[List[np.ndarray]]) -> Tuple[List[int], Optional[List[np.ndarray]]]:
+    """Make sure that every rank works on the same step, and return how many samples each was given.
 
     Parameters
     ----------
@@ -88,7 +48,7 @@ def meet_for_batch(function, length, values):
     touched = [variable for variable in function.replicated() if variable.touched]
     alike = [value for value, split in zip(values or [], function.arguments.split) if not (sharded and split)]
     ours = [length, checksum([variable.checksum() for variable in touched]), sampled_checksum(alike)]
-    found = ranks.meet((CALL, function.number, function.calls), ours)
+    found = ranks.handshake((CALL, function.number, function.calls), ours)
     lengths, of_variables, of_values = found.T
     if sharded:
         _check_equal(ranks, np.where(lengths, of_values, of_values[np.argmax(lengths)]), RankBatchError,
@@ -117,19 +77,19 @@ def meet_for_batch(function, length, values):
 def _differing(function, values):
     """Return the names of the inputs that have other values on other ranks."""
     inputs = function.arguments.inputs[:WIDTH]
-    found = function.ranks.meet((SHARE,), list(map(sampled_checksum, values[:WIDTH])))
+    found = function.ranks.handshake((SHARE,), list(map(sampled_checksum, values[:WIDTH])))
     return ', '.join(str(variable) for variable, column in zip(inputs, found.T) if (column != column[0]).any())
 
 
-def led_by_first(ranks, values, name):
-    """Return the arguments of rank 0 on every rank, and say so once: what the others were given is not used."""
+def led_by_first(ranks: Communicator, values: Any, name: Optional[str]) -> Any:
+    """Return the arguments of rank 0 on every rank, and say so once: those of the others are not used."""
     note_difference(name or 'a function')
-    return ranks.broadcast_arrays(values)
+    return broadcast_object(ranks, values, activity=FEED)
 
 
 @functools.lru_cache(maxsize=None)
-def note_difference(name):
-    """Tell the user, once for each function, that what rank 0 was given counts."""
+def note_difference(name: str) -> None:
+    """Tell the user, once for each function, that the data of rank 0 count."""
     rank_process.note('%s was given other data on rank 0 than on other ranks: those of rank 0 count, as in one '
                       'process. To send them takes time: draw the same random numbers on each rank, by one seed. If '
                       'each rank has its own part of the data, pass --sharded (flag mgpu.data=sharded)' % name)
@@ -146,7 +106,7 @@ class ComparedFunction:
     ----------
     function : callable
         ``function(inputs)`` returns a list whose first item is a number, such as a loss.
-    ranks : Ranks
+    ranks : Communicator
     number : int
         Of a function over these ranks, for messages.
     variables : callable
@@ -159,7 +119,8 @@ class ComparedFunction:
         batches by then; the next call begins with the values of rank 0.
     """
 
-    def __init__(self, function, ranks, number, variables):
+    def __init__(self, function: Callable[[Any], Sequence[Any]], ranks: Communicator, number: int,
+                 variables: Callable[[], Iterable[Replicated]]) -> None:
         self._function, self._ranks, self._number, self._variables = function, ranks, number, variables
         self._apart = self._failed = False
         self._begin()
@@ -167,7 +128,7 @@ class ComparedFunction:
     def _begin(self):
         self._calls = self._compared = self._checksum = 0
 
-    def __call__(self, inputs):
+    def __call__(self, inputs: Any) -> Sequence[Any]:
         try:
             if self._failed:
                 take_values_of_first(self._ranks, self._variables())
@@ -181,16 +142,16 @@ class ComparedFunction:
                 results = self.compare(results)
         except BaseException as error:
             self.restart()
-            self._ranks.raise_common(error)
+            raise_common(self._ranks, error)
         return results
 
-    def restart(self):
+    def restart(self) -> None:
         """Begin the next call with the values of rank 0, after an error. Every rank has to make the call."""
         self._failed = True
         self._begin()
 
-    def compare(self, results=None):
-        """Compare what has not been compared yet. Every rank has to make the call.
+    def compare(self, results: Any = None) -> Any:
+        """Compare the results that have not been compared yet. Every rank has to make the call.
 
         Returns
         -------
@@ -200,36 +161,38 @@ class ComparedFunction:
         if self._compared == self._calls:
             return results
         self._compared = self._calls
-        found = self._ranks.meet((COMPARE, self._number, self._calls), [self._checksum])[:, 0]
+        found = self._ranks.handshake((COMPARE, self._number, self._calls), [self._checksum])[:, 0]
         if (found == found[0]).all():
             return results
         self._begin()
         self._apart = True
         note_difference('a model of short batches, which each rank computes whole,')
         take_values_of_first(self._ranks, self._variables())
-        return self._ranks.broadcast_arrays(results)
+        return broadcast_object(self._ranks, results, activity=FEED)
 
     def _of_first(self, inputs):
-        found = self._ranks.meet((COMPARE, self._number, 0), [sampled_checksum(inputs)])[:, 0]
-        return inputs if (found == found[0]).all() else self._ranks.broadcast_arrays(inputs)
+        found = self._ranks.handshake((COMPARE, self._number, 0), [sampled_checksum(inputs)])[:, 0]
+        return inputs if (found == found[0]).all() else broadcast_object(self._ranks, inputs, activity=FEED)
 
 
-def take_values_of_first(ranks, variables):
+def take_values_of_first(ranks: Communicator, variables: Iterable[Replicated]) -> None:
     """Give variables the values that rank 0 has.
 
     Parameters
     ----------
-    ranks : Ranks
+    ranks : Communicator
     variables : iterable of Replicated
     """
     variables = list(variables)
-    for variable, value in zip(variables, ranks.broadcast([variable.value() for variable in variables])):
+    values = [variable.value() for variable in variables]  # on each rank, since a rank may have but a part of one
+    for variable, value in zip(variables, broadcast_object(ranks, values)):
         give_value(variable.variable, value)
         variable.after_write()
         variable.touched = False
 
 
 def _check_equal(ranks, numbers, error, text, form, remedy):
+    """Raise an error that names the number of each rank, unless all are equal."""
     if (numbers != numbers[0]).any():
         each = ', '.join('%s %s' % (ranks.name(rank), form % number) for rank, number in enumerate(numbers))
         raise error('%s: %s. %s' % (text, each, remedy))

@@ -1,12 +1,14 @@
 """Add arrays over the ranks in half precision: the ranks exchange float16."""
 import ctypes
 import functools
-from typing import Callable, List, Sequence
+from typing import List, Sequence
 
 import numpy as np
 import theano
 
 from ..utils import native
+from .communicator import Communicator
+from .messages import split
 
 # The processor converts eight numbers at a time; NumPy takes ten times as long. Both round to the nearest.
 SOURCE = r'''
@@ -49,22 +51,17 @@ SMALLEST = 1 << 12  # elements from which the call of compiled code pays
 EXPONENT = 15  # arrays are scaled to have their largest element below 2**15; float16 ends at 65504
 
 
-def add_in_half(arrays: Sequence[np.ndarray], size: int, to_each: Callable, to_all: Callable, rank: int) -> None:
-    """Add arrays over the ranks, in place; bitwise the same on each rank.
+def all_reduce_in_half(ranks: Communicator, arrays: Sequence[np.ndarray]) -> None:
+    """Add arrays over the ranks, in place, but exchange them as float16. Each rank gets the same bits.
 
-    Each rank adds a share of all elements, in float32 or what is wider among the arrays, and sends the sums to the
-    others: a reduce-scatter, and an all-gather.
+    The ranks have just had a handshake. Each rank adds a share of all elements, in float32 or what is wider among the
+    arrays, and sends the sums to the others: a reduce-scatter, and an all-gather.
 
     Parameters
     ----------
+    ranks : Communicator
     arrays : list of ndarray
-        C-contiguous, of floating dtypes, and of the same shapes on each rank.
-    size, rank : int
-    to_each : callable
-        ``to_each(messages, lengths)`` sends an array of int16 to each rank, and returns what each one has sent to this
-        rank, of the given lengths.
-    to_all : callable
-        ``to_all(message, lengths)`` sends one to all ranks, and returns those of all, of the given lengths.
+        C-contiguous, of any shape and floating dtypes; of the same ones on each rank.
 
     Notes
     -----
@@ -76,12 +73,16 @@ def add_in_half(arrays: Sequence[np.ndarray], size: int, to_each: Callable, to_a
     Horovod's ``Compression.fp16`` (Sergeev and Del Balso, 2018) sends float16, too. It does not scale, and adds in
     float16.
     """
-    shares = _shares([array.reshape(-1) for array in arrays], size)
+    if ranks.size == 1:
+        return
+    shares = _shares([array.reshape(-1) for array in arrays], ranks.size)
     lengths = [_length(share) for share in shares]
-    sums = [np.zeros(part.size, np.result_type(part.dtype, 'float32')) for part in shares[rank]]
-    for message in to_each([_packed(share) for share in shares], [lengths[rank]] * size):
+    sums = [np.zeros(part.size, np.result_type(part.dtype, 'float32')) for part in shares[ranks.rank]]
+    for message in ranks.all_to_all([_packed(share) for share in shares], [lengths[ranks.rank]] * ranks.size):
         _unpack(message, sums, add=True)
-    for share, message in zip(shares, to_all(_packed(sums), lengths)):
+    messages = np.empty(sum(lengths), 'int16')
+    ranks.all_gather(_packed(sums), messages, lengths)
+    for share, message in zip(shares, split(messages, lengths)):
         _unpack(message, share)
 
 
@@ -96,12 +97,12 @@ def _shares(arrays: Sequence[np.ndarray], n: int) -> List[List[np.ndarray]]:
 
 
 def _length(parts: Sequence[np.ndarray]) -> int:
-    """Of the message that `_packed` makes of them."""
+    """Return the length of the message that `_packed` makes of arrays."""
     return len(parts) + sum(part.size for part in parts)
 
 
 def _packed(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Arrays as one of int16: the exponent of each, then all elements as float16, scaled by it."""
+    """Return arrays as one of int16: the exponent of each, then all elements as float16, scaled by it."""
     message = np.empty(_length(parts), 'int16')
     at = len(parts)
     for i, part in enumerate(parts):

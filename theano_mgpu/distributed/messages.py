@@ -1,35 +1,45 @@
-"""Values as the bytes that MPI sends."""
+"""Values as the bytes that ranks send."""
 import pickle
+from typing import Any, List, Sequence
 
 import numpy as np
 
 LONGEST = 1 << 30        # bytes in one message: MPI counts up to 2**31
 
 
-def as_bytes(value, most):
-    """Return a value as arrays of bytes, at most `most`: a pickle, then the memory of the arrays in the value."""
-    buffers = []
+def as_bytes(value: Any) -> List[np.ndarray]:
+    """Return a value as arrays of bytes: a header, then the memory of each array in the value, uncopied."""
+    buffers: List[pickle.PickleBuffer] = []
     pickled = pickle.dumps(value, 5, buffer_callback=buffers.append)
-    if len(buffers) >= most or not all(len(buffer.raw()) for buffer in buffers):
-        return [np.frombuffer(pickle.dumps(value, 5), 'uint8')]
-    return [np.frombuffer(part, 'uint8') for part in [pickled] + [buffer.raw() for buffer in buffers]]
+    memory = [np.asarray(buffer.raw()) for buffer in buffers]
+    return [np.frombuffer(pickle.dumps((pickled, [part.size for part in memory]), 5), 'uint8')] + memory
 
 
-def from_bytes(parts):
-    """Return the value of which `as_bytes` has made these parts; its arrays use their memory."""
-    return pickle.loads(parts[0], buffers=parts[1:])
+def buffers_for(header: np.ndarray) -> List[np.ndarray]:
+    """Return empty arrays for what follows a header that `as_bytes` has made."""
+    return [np.empty(size, 'uint8') for size in pickle.loads(header)[1]]
 
 
-def bytes_of(array):
+def from_bytes(parts: Sequence[np.ndarray]) -> Any:
+    """Return the value that `as_bytes` has made these parts of; its arrays use their memory."""
+    return pickle.loads(pickle.loads(parts[0])[0], buffers=parts[1:])
+
+
+def bytes_of(array: np.ndarray) -> np.ndarray:
     """Return the bytes of a contiguous array, as a one-dimensional view."""
     return array.reshape(-1).view('uint8') if array.size else np.empty(0, 'uint8')
 
 
-def summable(array):
+def integers_of(array: np.ndarray) -> np.ndarray:
+    """Return the memory of a contiguous array as integers: MPI has no float16, and counts no more than 2**31 bytes."""
+    return array.reshape(-1).view('int%d' % (8 * min(array.itemsize, 8)))
+
+
+def summable(array: np.ndarray) -> np.ndarray:
     """Return the array, or a copy of a dtype that MPI can add: it has no float16."""
     return array.astype('float32') if array.dtype == 'float16' else array
 
 
-def split(array, lengths):
+def split(array: np.ndarray, lengths: Sequence[int]) -> List[np.ndarray]:
     """Return consecutive pieces of an array, of these lengths."""
     return np.split(array, np.cumsum(lengths)[:-1])

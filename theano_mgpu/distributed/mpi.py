@@ -1,38 +1,39 @@
-"""Several processes: the ranks of an MPI job. Each runs its own tasks; here is how they add, and share what they have.
+"""The communicator of an MPI job.
 
-Every rank makes the same calls in the same order. Before they exchange data they meet, see `meeting`.
+In a handshake a few integers go from each rank to each, so that all know that all do the same. A rank that does
+something else, has failed, or does not come is found at once, or in time, and by name.
 """
 import atexit
-import contextlib
 import functools
 import sys
+import threading
 import time
+from typing import Any, List, Optional, Sequence
 
 import numpy as np
 from theano import config
 
-from ..errors import BatchError, MgpuError, RankError
+from ..errors import MgpuError, RankError
 from ..jobs import mpi_environment, mpi_library, rank_process
-from .failures import packed, unpacked
-from .half_precision import add_in_half
-from .meeting import MAIL, SENT, TAG, WRITTEN, Meeting
-from .messages import LONGEST, as_bytes, bytes_of, from_bytes, split, summable
-from .owned_parts import OwnedParts
-from .process_group import ADD, COMPILE, END, FEED, GATHER, SHARE, WIDTH
-from .waiting import REMEDY, Watchdog, poll
-
-HOST = 64                # bytes of a host's name: Linux allows no more
+from ..replicas.collectives import all_reduce as sum_of_buffers
+from .activities import ADD, COMPARE, COMPILE, END, FAILED, PATIENT, SHARE, SLOW, describe
+from .collectives import all_gather_object
+from .communicator import WIDTH, Communicator
+from .failures import description, known_to_all, packed, unpacked
+from .mailbox import HANDSHAKE, PARTS, Mailbox
+from .messages import LONGEST, bytes_of, integers_of, split, summable
+from .waiting import REMEDY, Watchdog, poll, unanswered
 
 
 @functools.lru_cache(maxsize=None)
-def mpi_ranks():
-    """The ranks of this job; the same object for every function."""
+def mpi_communicator() -> 'MpiCommunicator':
+    """Return the communicator of all processes of this job; the same object for every function."""
     rank_process.note_joined()
-    return MpiRanks(import_mpi())
+    return MpiCommunicator(import_mpi())
 
 
-def import_mpi():
-    """mpi4py's MPI, initialised.
+def import_mpi() -> Any:
+    """Return mpi4py's MPI, initialised.
 
     Raises
     ------
@@ -48,7 +49,29 @@ def import_mpi():
     return mpi
 
 
-class MpiRanks(Meeting):
+class SingleThreadGuard:
+    """A ``with`` block for one thread at a time, as often within another as it likes: an MgpuError for a second one.
+
+    Parameters
+    ----------
+    ranks : Communicator
+    """
+
+    def __init__(self, ranks: Communicator) -> None:
+        self._ranks = ranks
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise MgpuError('two threads of %s use functions over the ranks of the job at the same time. Every rank '
+                            'has to make the same calls in the same order: call such functions from one thread, or '
+                            "keep them to this process by executor='serial'" % self._ranks.name(self._ranks.rank))
+
+    def __exit__(self, *error: Any) -> None:
+        self._lock.release()
+
+
+class MpiCommunicator(Communicator):
     """All processes of an MPI job.
 
     Parameters
@@ -58,37 +81,122 @@ class MpiRanks(Meeting):
 
     Notes
     -----
-    What the ranks exchange once they have met goes by collectives that block: Open MPI's non-blocking ones take 1.3 to
+    What the ranks exchange after a handshake goes by collectives that block: Open MPI's non-blocking ones take 1.3 to
     8 times as long from 64 KB on. A rank that stops at that very moment is left to a watchdog.
+
+    An array that one rank owns is a message of its own, from the memory that it is in to new memory of another rank. On
+    one host MPI copies it once where the system lets a process read another one's memory. Open MPI's collectives for
+    parts of different lengths take twice as long, and need all arrays in one piece of memory before.
     """
 
-    def __init__(self, mpi):
-        super().__init__(mpi)
-        self._unsent, self._incoming = [], {}  # the latter by tag
+    def __init__(self, mpi: Any) -> None:
+        self._mpi, self._comm = mpi, mpi.COMM_WORLD
+        super().__init__(self._comm.rank, self._comm.size, [''] * self._comm.size)
+        self.hosts[self.rank] = rank_process.host()
+        self.single_thread = SingleThreadGuard(self)
+        self.mailbox = Mailbox(mpi, self.single_thread)
+        self._others = [rank for rank in range(self.size) if rank != self.rank]
+        self._activity: Sequence[int] = (SHARE,)
+        self._sent = np.zeros(3 + WIDTH, 'int64')
+        self._received = np.zeros((self.size, 3 + WIDTH), 'int64')
+        self._senders = {rank: self._comm.Recv_init(self._received[rank], rank, HANDSHAKE) for rank in self._others}
+        self._requests = [self._comm.Send_init(self._sent, rank, HANDSHAKE) for rank in self._others]
+        self._requests += self._senders.values()
         self._watchdog = Watchdog(self._abort)
-        self.meet((SHARE,))  # which waits for longer than a gather does: ranks do not start all at once
-        own = np.frombuffer(rank_process.host().encode()[:HOST].ljust(HOST), 'uint8')
-        names = self.all_gather(own.reshape(1, -1), [1] * self.size)
-        self.hosts = {rank: name.tobytes().decode().rstrip() for rank, name in enumerate(names)}
-        self.on_one_host = len(set(self.hosts.values())) == 1
-        self._owned = OwnedParts(mpi)
+        self.hosts = all_gather_object(self, rank_process.host())
         atexit.register(self._end)
 
-    def check_threads(self):
+    # ------------------------------------------------------------------------------------------------- handshakes
+
+    def handshake(self, activity: Sequence[int], integers: Sequence[int] = ()) -> np.ndarray:
+        with self.single_thread:
+            self._send_to_each(activity, integers)
+            if (self._received[:, :3] != self._sent[:3]).any():
+                if (self._received[:, 0] == FAILED).any():
+                    raise self._error_of_first(None)
+                self._raise_difference()
+            self._activity = activity
+            return self._received[:, 3:3 + len(integers)].copy()
+
+    def announce_failure(self, error: BaseException, of_step: bool) -> BaseException:
+        with self.single_thread:
+            self._send_to_each((FAILED, of_step))
+            return self._error_of_first(error)
+
+    def _send_to_each(self, activity, integers=()):
+        """Send this rank's integers, and wait for those of the others."""
+        self.n_handshakes += 1
+        if self.lost:
+            raise RankError('this process has lost the other ranks of its job (%s). End it, and start the job '
+                            'again from its last checkpoint' % self.lost)
+        self._sent[:] = 0
+        self._sent[:len(activity)] = activity
+        self._sent[3:3 + len(integers)] = integers
+        self._received[self.rank] = self._sent
+        self._mpi.Prequest.Startall(self._requests)
+        self._wait(activity)
+
+    def _wait(self, activity):
+        """Wait for the integers of the others; after an error their messages are left over, and the ranks are lost."""
+        reported = 0.0
+        try:
+            for waited in poll(functools.partial(self._mpi.Request.Testall, self._requests)):
+                limit = config.mgpu.timeout
+                if limit and waited - reported > limit:
+                    reported = waited
+                    self._tell_who_is_missing(activity, waited, limit * (PATIENT if activity[0] in SLOW else 1))
+        except BaseException as error:
+            self.lose(self.lost or str(error) or type(error).__name__)
+            raise
+
+    def _tell_who_is_missing(self, activity, waited, limit):
+        """Say which ranks have not come, or raise a RankError if they have had time enough."""
+        missing = [rank for rank, request in self._senders.items() if not request.Get_status()]
+        if activity[0] == END and missing == [0]:
+            return  # what a script does on rank 0 alone, once all is trained, may take any time
+        text = '%s, %s, has waited %.0f s for %s' % (self.name(self.rank), describe(activity, self.functions), waited,
+                                                     ', '.join(map(self.name, missing)))
+        if waited < limit:
+            rank_process.say(text + ', and goes on waiting')
+            return
+        text += ', which did not come'
+        self.lose(text)
+        raise unanswered(text)
+
+    def _raise_difference(self):
+        """Raise a RankError that says which rank does what."""
+        doing = ['%s: %s' % (self.name(rank), describe(row[:3], self.functions))
+                 for rank, row in enumerate(self._received)]
+        ended = [self.name(rank) for rank, row in enumerate(self._received) if row[0] == END]
+        if ended:
+            raise RankError('%s ended while others go on (%s). Every rank has to make the same calls: look for an '
+                            'exit on some ranks only; where each feeds its own data, call join() once they end'
+                            % (', '.join(ended), '; '.join(doing)))
+        raise RankError('the ranks do different things. %s. Every rank has to make the same calls in the same order, '
+                        'from one thread: do on one rank (mgpu.rank() == 0) only what calls no function over several '
+                        'contexts' % '; '.join(doing))
+
+    def _error_of_first(self, error):
+        """Return the error of the first rank that has failed, after a handshake; `error` is this rank's own."""
+        first = int(np.flatnonzero(self._received[:, 0] == FAILED)[0])
+        with self._watchdog((FAILED,)):
+            package = self._comm.bcast(packed(error) if first == self.rank else None, first)
+        if first != self.rank and (error is None or description(error) != package[:2]):
+            where = {COMPILE: 'to compile this function, which was therefore given up on every rank',
+                     COMPARE: 'in one of the last batches. Each rank computes them whole, and this one has done so'}
+            error = unpacked(package, '%s failed %s' % (
+                self.name(first), where.get(self._sent[0], 'here, which was therefore given up on every rank')))
+        return known_to_all(error, bool(self._received[first, 1]))
+
+    # ------------------------------------------------------------------------------------------------ collectives
+
+    def check_threads(self) -> None:
         if self._mpi.Query_thread() < self._mpi.THREAD_MULTIPLE:
             raise MgpuError('mgpu.overlap=True exchanges gradients on a thread of its own, and MPI was started without '
                             'MPI_THREAD_MULTIPLE, which this needs. Leave out mpi4py.rc.thread_level and '
                             'mpi4py.rc.threads, or set mgpu.overlap=False')
 
-    @contextlib.contextmanager
-    def _exchange(self, what, values=()):
-        """A ``with`` block for a collective that begins once all ranks are there; gives the integers of each."""
-        with self.one_thread():
-            found = self.meet(what, values)
-            with self._watchdog(what):
-                yield found
-
-    def all_reduce(self, arrays):
+    def all_reduce(self, arrays: Sequence[np.ndarray]) -> None:
         for array in arrays:
             total = summable(array)
             with self._watchdog((ADD,)):
@@ -96,174 +204,69 @@ class MpiRanks(Meeting):
             if total is not array:
                 array[...] = total
 
-    def reduce_scatter(self, arrays, owners):
+    def reduce_scatter(self, arrays: Sequence[np.ndarray], owners: Sequence[int]) -> List[Optional[np.ndarray]]:
+        received = {i: [np.empty(array.shape, array.dtype) for _ in self._others]
+                    for i, (array, owner) in enumerate(zip(arrays, owners)) if owner == self.rank}
         with self._watchdog((ADD,)):
-            return self._owned.add(arrays, owners)
+            requests = []
+            for i, (array, owner) in enumerate(zip(arrays, owners)):
+                requests += [self._receive(part, rank) for part, rank in zip(received[i], self._others)] \
+                    if i in received else [self._send(array, owner)]
+            self._mpi.Request.Waitall(requests)
+        return [_sum(array, received[i]) if i in received else None for i, array in enumerate(arrays)]
 
-    def all_reduce_in_half(self, arrays):
-        kind = self._mpi.INT16_T
+    def all_gather(self, rows: np.ndarray, out: np.ndarray, lengths: Sequence[int]) -> None:
+        row = self._bytes(out[:1].nbytes)
+        with self._watchdog(self._activity):
+            self._comm.Allgatherv([bytes_of(rows), lengths[self.rank], row], [bytes_of(out), lengths, None, row])
+        row.Free()
 
-        def to_each(messages, lengths):
-            received = np.empty(sum(lengths), 'int16')
-            self._comm.Alltoallv([np.concatenate(messages), [message.size for message in messages], None, kind],
-                                 [received, lengths, None, kind])
-            return split(received, lengths)
+    def all_gather_owned(self, arrays: Sequence[np.ndarray], owners: Sequence[int]) -> List[Optional[np.ndarray]]:
+        gathered = [None if owner == self.rank else np.empty(array.shape, array.dtype)
+                    for array, owner in zip(arrays, owners)]
+        with self._watchdog(self._activity):
+            requests = []
+            for array, owner, received in zip(arrays, owners, gathered):
+                requests += [self._send(array, rank) for rank in self._others] if received is None \
+                    else [self._receive(received, owner)]
+            self._mpi.Request.Waitall(requests)
+        return gathered
 
-        def to_all(message, lengths):
-            received = np.empty(sum(lengths), 'int16')
-            self._comm.Allgatherv([message, kind], [received, lengths, None, kind])
-            return split(received, lengths)
-        with self._watchdog((ADD,)):
-            add_in_half(arrays, self.size, to_each, to_all, self.rank)
+    def all_to_all(self, messages: Sequence[np.ndarray], lengths: Sequence[int]) -> List[np.ndarray]:
+        received = np.empty(sum(lengths), messages[0].dtype)
+        element = self._bytes(received.itemsize)
+        with self._watchdog(self._activity):
+            self._comm.Alltoallv(
+                [bytes_of(np.concatenate(messages)), [message.size for message in messages], None, element],
+                [bytes_of(received), lengths, None, element])
+        element.Free()
+        return split(received, lengths)
 
-    def all_gather(self, rows, lengths):
-        mine = np.ascontiguousarray(rows[:lengths[self.rank]])
-        whole = np.empty((sum(lengths),) + rows.shape[1:], rows.dtype)  # before the others rely on this rank
-        with self._exchange((GATHER,), [rows.ndim - 1] + list(rows.shape[1:]) + [0] * (WIDTH - rows.ndim)) as found:
-            shapes = {tuple(row[1:1 + row[0]]) for row, length in zip(found, lengths) if length}
-            if len(shapes) > 1:
-                raise BatchError('the rows that the ranks have of one output have different shapes, %s, and cannot be '
-                                 'put together: reduce this output, or pad its rows to one shape'
-                                 % ' and '.join(map(str, sorted(shapes))))
-            if shapes and shapes != {rows.shape[1:]}:  # those of a rank without samples mean nothing
-                whole = np.empty((sum(lengths),) + shapes.pop(), rows.dtype)
-            row = self._mpi.BYTE.Create_contiguous(whole[:1].nbytes).Commit()  # MPI counts no more than 2**31 of a type
-            self._comm.Allgatherv([bytes_of(mine), lengths[self.rank], row], [bytes_of(whole), lengths, None, row])
-            row.Free()
-        return whole
+    def broadcast(self, arrays: Sequence[np.ndarray], root: int = 0) -> None:
+        with self._watchdog(self._activity):
+            for array in arrays:
+                flat = bytes_of(array)
+                for start in range(0, flat.size, LONGEST):
+                    self._comm.Bcast([flat[start:start + LONGEST], self._mpi.BYTE], root)
 
-    def all_gather_owned(self, arrays, owners):
-        with self._exchange((GATHER,)):
-            return self._owned.gather(arrays, owners)
+    def _bytes(self, size):
+        """Return MPI's type of some bytes; MPI counts no more than 2**31 of a type."""
+        return self._mpi.BYTE.Create_contiguous(size).Commit()
 
-    def broadcast(self, values):
-        with self._exchange((SHARE,)):
-            return [self._broadcast(value) for value in values]
+    def _send(self, array, rank):
+        return self._comm.Isend(integers_of(np.ascontiguousarray(array)), rank, PARTS)
 
-    def _broadcast(self, value):
-        if not isinstance(value, np.ndarray) or value.dtype.hasobject:
-            return self._comm.bcast(value, 0)
-        value = np.array(value, order='C')
-        self._broadcast_bytes(bytes_of(value))
-        return value
+    def _receive(self, array, rank):
+        return self._comm.Irecv(integers_of(array), rank, PARTS)
 
-    def _broadcast_bytes(self, flat):
-        for start in range(0, flat.size, LONGEST):
-            self._comm.Bcast([flat[start:start + LONGEST], self._mpi.BYTE], 0)
+    # ---------------------------------------------------------------------------------------- the end of a process
 
-    def broadcast_object(self, value, root=0):
-        with self._exchange((SHARE,)):
-            return self._comm.bcast(value, root)
-
-    def broadcast_arrays(self, value=None):
-        parts = []
-        if self.rank == 0:
-            parts = as_bytes(value, WIDTH)
-        with self._exchange((FEED,), [len(part) for part in parts] + [0] * (WIDTH - len(parts))) as found:
-            lengths = np.trim_zeros(found[0], 'b').tolist()
-            parts = parts or [np.empty(length, 'uint8') for length in lengths]
-            for part in parts:
-                self._broadcast_bytes(part)
-        return value if self.rank == 0 else from_bytes(parts)
-
-    def gather_object(self, value):
-        with self._exchange((SHARE,)):
-            return self._comm.gather(value, 0)
-
-    def post(self, rank, message, tag=MAIL):
-        """Send a picklable message to a rank, without waiting for it to be taken."""
-        with self.one_thread():
-            self._unsent = [request for request in self._unsent if not request.Test()]
-            self._unsent.append(self._comm.isend(message, rank, tag))
-
-    def take(self, tag=MAIL):
-        """The next message that was posted to this rank: ``(rank, message)``, or None if none has come yet."""
-        with self.one_thread():
-            if tag not in self._incoming:
-                status = self._mpi.Status()
-                found = self._comm.improbe(tag=tag, status=status)
-                if found is None:
-                    return None
-                self._incoming[tag] = status.source, found.irecv()
-            source, request = self._incoming[tag]
-            came, message = request.test()
-            if not came:
-                return None
-            del self._incoming[tag]
-            return source, message
-
-    def sent_by_first(self, act):
-        if self.rank == 0:
-            return self._act_and_post(act, None, SENT)
-        found = self._posted_by_first(None, SENT, 'send a value')
-        if found is None:
-            self.meet((FEED,))  # rank 0 does something else: an error
-        return found[0]
-
-    def _act_and_post(self, act, what, tag):
-        """Act on rank 0, and send the other ranks the result, or the error."""
-        result = package = None
-        try:
-            result = act()
-        except BaseException as error:
-            package = packed(error)
-            error.known_to_all, error.of_step = True, False
-            raise
-        finally:
-            for rank in range(1, self.size):
-                self.post(rank, (what, self._meetings, result, package), tag)
-        return result
-
-    def write_by_first(self, path, write):
-        self.whole()
-        if self.rank == 0:
-            self._act_and_post(write, path, WRITTEN)
-        elif self._posted_by_first(path, WRITTEN, 'write %s' % path) is None:
-            write()
-
-    def _posted_by_first(self, what, tag, deed):
-        """Wait for rank 0's result, and return it in a tuple; None if rank 0 has gone on without it."""
-        for waited in poll(lambda: False):
-            # Rank 0's messages come in the order in which it sent them: once it is at the next meeting, what it has
-            # not written here before it will not write.
-            gone_on = self._comm.iprobe(0, TAG)
-            found = self.take(tag)
-            if found:
-                sent, meetings, result, package = found[1]
-                if (sent, meetings) == (what, self._meetings):
-                    if package is not None:
-                        error = unpacked(package, '%s failed to %s' % (self.name(0), deed))
-                        error.known_to_all, error.of_step = True, False
-                        raise error
-                    return (result,)
-            elif gone_on:
-                return None
-            elif config.mgpu.timeout and waited > config.mgpu.timeout:
-                raise RankError('%s has waited %.0f s for %s to %s. Make the call on every rank, or on rank 0 '
-                                'alone; %s' % (self.name(self.rank), waited, self.name(0), deed, REMEDY))
-
-    @contextlib.contextmanager
-    def first_compiler(self):
-        """Local rank 0 compiles first: Theano locks its folder, and a rank that finds its code there need not wait."""
-        first = mpi_environment.local_rank() == 0
-        if not first:
-            self.meet((COMPILE,))
-        try:
-            try:
-                yield
-            finally:
-                if first:
-                    self.meet((COMPILE,))
-            self.meet((COMPILE, 1))
-        except BaseException as error:
-            self.raise_common(error)
-
-    def _abort(self, what, waited):
+    def _abort(self, activity, waited):
         """End the job: called by the watchdog."""
         rank_process.show_output()
-        others = ' or '.join(map(self.name, self._senders))
+        others = ' or '.join(map(self.name, self._others))
         rank_process.say('%s, %s, has waited %.0f s for data from %s, and ends the job; %s'
-                         % (self.name(self.rank), self.describe(what), waited, others, REMEDY))
+                         % (self.name(self.rank), describe(activity, self.functions), waited, others, REMEDY))
         rank_process.abort(1)
 
     def _end(self):
@@ -275,7 +278,7 @@ class MpiRanks(Meeting):
             rank_process.abort(1)
         try:
             if not self.lost:
-                self.meet((END,))
+                self.handshake((END,))
         except Exception:  # a RankError, or that of a rank that has failed
             rank_process.show_output()
             if not self.lost:
@@ -289,3 +292,8 @@ class MpiRanks(Meeting):
         for request in self._requests:
             request.Free()
         self._mpi.Finalize()
+
+
+def _sum(own, received):
+    """Return the sum of an array and those of the other ranks, in the memory of the first of these."""
+    return sum_of_buffers([own] + received[1:], received[0], accumulate=True) if received else own

@@ -2,8 +2,11 @@
 import os
 import threading
 import time
+from typing import Any, Callable, Iterator, Sequence
 
 from theano import config
+
+from ..errors import RankError
 
 SPIN = 0.02   # seconds of waiting before a rank begins to sleep in between
 NAP = 0.005   # the longest of these sleeps
@@ -11,7 +14,7 @@ LOOK = 0.05   # seconds from one look at the limit to the next
 REMEDY = 'a longer time to wait is set by the flag mgpu.timeout, in seconds (0: for ever)'
 
 
-def poll(done):
+def poll(done: Callable[[], bool]) -> Iterator[float]:
     """Wait until ``done()`` is true.
 
     Parameters
@@ -37,30 +40,35 @@ def poll(done):
             yield waited
 
 
+def unanswered(text: str) -> RankError:
+    """Return the error to raise where a rank does not answer, after a text that says which one."""
+    return RankError('%s. Look at what it does; %s' % (text, REMEDY))
+
+
 class Watchdog:
     """A thread that looks after a wait inside MPI, where no Python code can end it.
 
     Parameters
     ----------
     expired : callable
-        Called with what a ``with`` block was given, and the seconds, once it has lasted longer than the flag
+        Called with the activity of a ``with`` block, and the seconds, once the block has lasted longer than the flag
         ``mgpu.timeout`` says.
     """
 
-    def __init__(self, expired):
+    def __init__(self, expired: Callable[[Sequence[int], float], None]) -> None:
         self._expired = expired
         self._block = None
         threading.Thread(target=self._look, name='theano_mgpu watchdog', daemon=True).start()
 
-    def __call__(self, what):
-        """A context manager for a ``with`` block that is looked after."""
-        self._next = [what]
+    def __call__(self, activity: Sequence[int]) -> 'Watchdog':
+        """Return a context manager for a ``with`` block that is looked after."""
+        self._next = [activity]
         return self
 
-    def __enter__(self):
+    def __enter__(self) -> None:
         self._block = self._next
 
-    def __exit__(self, *error):
+    def __exit__(self, *error: Any) -> None:
         self._block = None
 
     def _look(self):

@@ -4,7 +4,7 @@ import math
 import statistics
 import time
 
-from ..distributed.process_group import SHARE
+from ..distributed.activities import SHARE
 
 WARM_UP = 3        # calls before those that count: kernels are built, buffers are allocated
 COUNTED = 5        # calls that count, in each way
@@ -69,7 +69,7 @@ class Chooser:
     ----------
     state : State
         The one to begin with. Whoever begins with `RESTS` or a state that times nothing has chosen already.
-    ranks : Ranks
+    ranks : Communicator
         The processes that make the same calls. The time of the slowest one counts.
     together : bool
         Whether every rank makes every timed call, so that they compare its time at once. Else they compare the times of
@@ -200,7 +200,7 @@ class Timing:
 
     Parameters
     ----------
-    ranks : Ranks
+    ranks : Communicator
     together : bool
         Whether the ranks compare the time of each call at once, see `Chooser`.
     warm_up : int
@@ -242,7 +242,7 @@ class Timing:
         """Return the seconds of all calls, as all ranks know them; ranks compare those that are new."""
         if self._own:
             nanoseconds = [round(seconds * 1e9) for seconds in self._own]
-            slowest = self._ranks.meet((SHARE,), nanoseconds).max(axis=0)
+            slowest = self._ranks.handshake((SHARE,), nanoseconds).max(axis=0)
             self._agreed += (slowest * 1e-9).tolist()
             self._own = []
         return self._agreed
@@ -256,7 +256,7 @@ class LengthChooser:
 
     Parameters
     ----------
-    ranks : Ranks
+    ranks : Communicator
         The processes that compute the same batches.
     note_short : callable
         ``note_short(samples)`` is called when it is known that batches of fewer samples are faster on one device.

@@ -2,6 +2,8 @@
 
 Its own error, if it has one, is that of one device. Without one, the error over the contexts was one of dividing.
 """
+from ..distributed.activities import AGREE
+from ..distributed.failures import failing_together
 from ..errors import RankError, is_of_call, noting
 
 FAILED = 'it failed over the contexts: %s'  # why plain Theano or Keras has computed a call
@@ -21,7 +23,7 @@ def by_plain(compute, failure, ranks):
         Computes the call whole, without arguments.
     failure : Exception
         The error over the contexts. The error of `compute` gets its notes, such as the name of the replica.
-    ranks : Ranks
+    ranks : Communicator
         The processes that make the same call: all have failed if one has.
 
     Returns
@@ -29,7 +31,7 @@ def by_plain(compute, failure, ranks):
     object
         What ``compute()`` returns.
     """
-    with ranks.failing_together(), noting(getattr(failure, '__notes__', ())):
+    with failing_together(ranks), noting(getattr(failure, '__notes__', ())):
         results = compute()
-        ranks.agree()
+        ranks.handshake((AGREE,))
     return results

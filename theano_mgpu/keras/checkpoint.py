@@ -7,6 +7,8 @@ import keras
 
 from ..checkpoints import training_state
 from ..checkpoints.lock import lock_checkpoint
+from ..distributed.collectives import broadcast_object
+from ..distributed.rank_0 import on_rank_0
 from ..errors import MgpuError, warn
 from .callback_states import restore_states, states_of
 from .fit_record import FitRecord, random_states, set_random_states
@@ -113,10 +115,10 @@ class Checkpoint(keras.callbacks.Callback):
         self._run = _runs.setdefault(os.path.abspath(self.path), Run())
         self._file = file_of_fit(self.path, self._run.finished + 1)
         self._done, self._in_batch = FitRecord(self.params), False
-        if ranks.by_first(self._keep_file):
+        if on_rank_0(ranks, self._keep_file):
             self._read()
         if self._run.id is None:
-            self._run.id = ranks.broadcast_object(uuid.uuid4().hex)
+            self._run.id = broadcast_object(ranks, uuid.uuid4().hex)
         self._done.run = self._run.id
         for function in self._functions:
             function.begin_fit(functools.partial(self.replay_or_compute, function))

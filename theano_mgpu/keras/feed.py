@@ -9,7 +9,10 @@ import threading
 import keras
 from keras.engine.training_utils import is_sequence, iter_sequence_infinite
 
-from ..distributed.failures import packed, unpacked
+from ..distributed.activities import FEED
+from ..distributed.collectives import broadcast_object
+from ..distributed.failures import known_to_all, packed, unpacked
+from ..distributed.rank_0 import sent_by_rank_0
 from ..patches import keras_loops
 
 ITEM, ANNOUNCED, ERROR = range(3)  # what a message has: a batch, that the batch came with the last message, or an error
@@ -20,7 +23,7 @@ class Feed:
 
     Parameters
     ----------
-    ranks : Ranks
+    ranks : Communicator
     source : iterator or keras.utils.Sequence
         The user's. Only that of rank 0 is asked.
     in_thread : bool
@@ -46,20 +49,18 @@ class Feed:
         try:
             item = following()
         except BaseException as error:  # also SystemExit, and Ctrl-C, which is one of all ranks
-            self._ranks.broadcast_arrays((ERROR, packed(error), []))
-            error.known_to_all, error.of_step = True, False
+            broadcast_object(self._ranks, (ERROR, packed(error), []), activity=FEED)
+            known_to_all(error)
             raise
         kind = ANNOUNCED if self._ahead and self._ahead[0] is item else ITEM
         self._ahead = self._next_in_queue()
-        self._ranks.broadcast_arrays((kind, None if kind == ANNOUNCED else item, self._ahead))
+        broadcast_object(self._ranks, (kind, None if kind == ANNOUNCED else item, self._ahead), activity=FEED)
         return item
 
     def _receive(self):
-        kind, item, following = self._ranks.broadcast_arrays()
+        kind, item, following = broadcast_object(self._ranks, activity=FEED)
         if kind == ERROR:
-            error = unpacked(item, 'rank 0, which makes the batches of all ranks, raised it')
-            error.known_to_all, error.of_step = True, False
-            raise error
+            raise known_to_all(unpacked(item, 'rank 0, which makes the batches of all ranks, raised it'))
         if kind == ANNOUNCED:
             item, = self._ahead
         self._ahead = following
@@ -118,7 +119,7 @@ class FedSequence(Feed, keras.utils.Sequence):
     def __len__(self):
         if threading.get_ident() != self._thread:  # one of Keras's, on rank 0
             return len(self._source)
-        return self._ranks.sent_by_first(lambda: len(self._source))  # Keras's thread begins an epoch meanwhile
+        return sent_by_rank_0(self._ranks, lambda: len(self._source))  # Keras's thread begins an epoch meanwhile
 
     def __getitem__(self, index):
         return self._source[index]
@@ -137,7 +138,7 @@ def fed(ranks, source, workers):
 
     Parameters
     ----------
-    ranks : Ranks
+    ranks : Communicator
     source : object
         What the user has passed: arrays are returned as they are.
     workers : int

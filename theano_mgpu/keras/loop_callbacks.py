@@ -4,6 +4,8 @@ import os
 import numpy as np
 from keras import callbacks as keras_callbacks
 
+from ..distributed.collectives import all_gather_int, broadcast_object
+from ..distributed.rank_0 import on_rank_0
 from .checkpoint import Checkpoint
 
 HOOKS = [name for name in dir(keras_callbacks.Callback) if name.startswith('on_')]
@@ -42,9 +44,9 @@ class LoopCallbacks:
         """The positions of the callbacks whose files have different names on the ranks."""
         ours = [[os.path.abspath(str(getattr(callback, name))) for name in PATHS if getattr(callback, name, None)]
                 for callback in self._others]
-        theirs = self._ranks.broadcast_object(ours)
+        theirs = broadcast_object(self._ranks, ours)
         different = sum(1 << i for i, (one, other) in enumerate(zip(ours, theirs), 1) if one != other)
-        masks = self._ranks.everyones(different)
+        masks = all_gather_int(self._ranks, different)
         return {i for i in range(1, len(ours) + 1) if any(mask >> i & 1 for mask in masks)}
 
     def set_params(self, params):
@@ -82,7 +84,7 @@ class LoopCallbacks:
             return {name: value for name, value in vars(callback).items() if isinstance(value, (int, float, np.number))}
         if hook in ('on_epoch_end', 'on_train_end'):
             # A script may look at ModelCheckpoint.best, and has to find the same on every rank.
-            vars(callback).update(self._ranks.by_first(act))
+            vars(callback).update(on_rank_0(self._ranks, act))
         elif self._ranks.rank == 0:
             act()
 

@@ -11,7 +11,9 @@ import numpy as np
 import theano
 from keras import callbacks as keras_callbacks
 
-from ..distributed.mpi import mpi_ranks
+from ..distributed.collectives import broadcast_object
+from ..distributed.failures import failing_together
+from ..distributed.mpi import mpi_communicator
 from ..jobs import mpi_environment
 from .feed import fed
 from .loop_callbacks import LoopCallbacks, checkpoint_among
@@ -67,7 +69,7 @@ def with_feeds(names, args, kwargs):
     args : tuple
     kwargs : dict
     """
-    ranks = mpi_ranks()
+    ranks = mpi_communicator()
     given = dict(zip(names, args), **kwargs)
     if 'nb_worker' in given:  # its name before Keras 2
         given['workers'] = given.pop('nb_worker')
@@ -86,7 +88,7 @@ def run_on_each_rank(model, run, callbacks, checkpoint):
     sync.share_random_states()
     quiet = {'verbose': 0} if sync.ranks.rank else {}
     try:
-        with sync.ranks.failing_together():
+        with failing_together(sync.ranks):
             returned = run(callbacks=[LoopCallbacks(callbacks, checkpoint, sync)], **quiet)
     except Exception as error:
         if getattr(error, 'known_to_all', False):  # each rank is here: the script may go on
@@ -104,12 +106,12 @@ class RankSync(keras.callbacks.Callback):
 
     Attributes
     ----------
-    ranks : MpiRanks
+    ranks : MpiCommunicator
     """
 
     def __init__(self):
         super().__init__()
-        self.ranks = mpi_ranks()
+        self.ranks = mpi_communicator()
         self._tested = None
 
     def share_random_states(self):
@@ -120,7 +122,7 @@ class RankSync(keras.callbacks.Callback):
         """
         if theano.config.mgpu.data == 'sharded':
             return
-        states = self.ranks.broadcast_object((random.getstate(), np.random.get_state()))
+        states = broadcast_object(self.ranks, (random.getstate(), np.random.get_state()))
         if self.ranks.rank:
             random.setstate(states[0])
             np.random.set_state(states[1])
@@ -149,7 +151,7 @@ class RankSync(keras.callbacks.Callback):
         self._tested = self._join('test')
 
     def on_train_end(self, logs=None):
-        self.ranks.whole()  # a script may save the model on rank 0 alone
+        self.ranks.divided.consolidate()  # a script may save the model on rank 0 alone
 
     def on_predict_end(self, logs=None):
         self._join('predict')

@@ -14,8 +14,9 @@ from keras import backend as K
 from keras.backend import theano_backend
 from keras.engine import saving
 
-from ..distributed.mpi import mpi_ranks
-from ..distributed.process_group import Ranks
+from ..distributed.alone import Alone
+from ..distributed.mpi import mpi_communicator
+from ..distributed.rank_0 import write_on_rank_0
 from ..jobs import mpi_environment
 from ..patches import keras_loops, keras_models
 from ..patches.theano_functions import plain_functions
@@ -115,8 +116,8 @@ def _save_whole(write, filepath, overwrite):
         if overwrite or not os.path.isfile(path) or saving.ask_to_proceed_with_overwrite(path):
             with whole_file(path) as unfinished:
                 write(unfinished)
-    ranks = mpi_ranks() if mpi_environment.trains_together() else Ranks()
-    ranks.write_by_first(path, replace)
+    ranks = mpi_communicator() if mpi_environment.trains_together() else Alone()
+    write_on_rank_0(ranks, path, replace)
 
 
 def _training_loop(original):

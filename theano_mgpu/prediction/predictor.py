@@ -9,8 +9,9 @@ import theano
 from ..batches.sub_batches import Rows, batch_length
 from ..devices.context_map import HOST
 from ..devices.contexts import borrow, check_process, give_back
-from ..distributed.consistency import arrays_of_first
-from ..distributed.process_group import CALL
+from ..distributed.activities import CALL
+from ..distributed.compilation import first_compiler
+from ..distributed.rank_0 import on_rank_0
 from ..errors import MgpuError, MgpuWarning, PredictionError
 from ..jobs import mpi_environment, rank_process
 from ..program.parallel_graph import check_same_graph, choose_ranks, compiling, resolve_contexts
@@ -94,7 +95,7 @@ class Predictor:
         self.inputs = self._graph.inputs
         sharded = theano.config.mgpu.data == 'sharded'
         self._ranks = choose_ranks('threads' if sharded and mpi_environment.size() > 1 else executor)
-        self._number = self._ranks.function_number(name or 'predict')
+        self._number = self._ranks.functions.add(name or 'predict')
         self._variables = list(map(replicated, self._graph.variables))
         self._states = [getattr(stream.tag, 'stands_for', stream).get_value() for stream in self._graph.streams]
         self.refresh()
@@ -105,7 +106,7 @@ class Predictor:
         graph, wanted = self._graph, mesh.replicas * replicas_per_context
         n_replicas = check_same_graph(self._ranks, graph.inputs, graph.outputs, graph.shared, len(wanted))
         try:
-            with compiling(graph.name, graph.inputs, mesh.contexts), self._ranks.first_compiler():
+            with compiling(graph.name, graph.inputs, mesh.contexts), first_compiler(self._ranks):
                 for row in wanted:
                     own = {place: self._own(context) for place, context in zip(mesh.places, row)}
                     self.replicas.append(InferenceReplica(own, graph, self._weights, self._states, self.replicas))
@@ -231,7 +232,7 @@ class Predictor:
             if self._active:
                 raise MgpuError('several ranks run one map at a time: exhaust the first one, or close() it')
             self._active = True
-            self._ranks.meet((CALL, self._number, self._calls))
+            self._ranks.handshake((CALL, self._number, self._calls))
         self._calls += 1
 
     def _check_open(self):
@@ -285,7 +286,12 @@ class Predictor:
                 rows = self._collect(batches, length, verbose, n_batches, pool or self._pool)
             except Exception as failure:  # raised on every rank
                 error = failure
-        return arrays_of_first(self._ranks, rows, error)
+
+        def result():
+            if error is not None:
+                raise error
+            return rows
+        return on_rank_0(self._ranks, result)
 
     def _collect(self, batches, length, verbose, n_batches, pool):
         rows = Rows(length)

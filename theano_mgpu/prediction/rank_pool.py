@@ -9,6 +9,7 @@ from concurrent.futures import Future
 
 from theano import config
 
+from ..distributed.waiting import unanswered
 from ..errors import RankError
 from ..jobs import rank_process
 
@@ -24,7 +25,7 @@ class RankPool:
     ----------
     own : ReplicaPool
         The pool of this process.
-    ranks : MpiRanks
+    ranks : Communicator
     replicas : list of int
         Number of replicas of each rank.
     prefetch : int
@@ -55,9 +56,9 @@ class RankPool:
             self._mine.append(future)
             return future
         if job.weights is not self._weights[rank]:
-            self._ranks.post(rank, (WEIGHTS, job.weights))
+            self._ranks.mailbox.post(rank, (WEIGHTS, job.weights))
             self._weights[rank] = job.weights
-        self._ranks.post(rank, (RUN, job._replace(weights=None)))
+        self._ranks.mailbox.post(rank, (RUN, job._replace(weights=None)))
         future = Future()
         future.set_running_or_notify_cancel()  # a posted job cannot be cancelled
         self._futures[job.index] = rank, future
@@ -86,7 +87,7 @@ class RankPool:
 
     def _receive(self):
         """Take the messages of other ranks."""
-        message = self._ranks.take()
+        message = self._ranks.mailbox.take()
         while message is not None:
             self._heard = time.monotonic()
             kind, index, content = message[1]
@@ -100,21 +101,23 @@ class RankPool:
                     error, text = content
                     error.__cause__ = RankError('on %s:\n%s' % (self._ranks.name(message[0]), text))
                     future.set_exception(error)
-            message = self._ranks.take()
+            message = self._ranks.mailbox.take()
 
     def _check_patience(self, owing, what):
         """Raise a RankError if ranks owe an answer, and no rank has sent anything for too long."""
         waited, limit = time.monotonic() - self._heard, config.mgpu.timeout
         if limit and waited > limit and owing:
-            raise self._ranks.lose('%s has had %s for %.0f s and does not answer'
-                                   % (', '.join(map(self._ranks.name, owing)), what, waited))
+            names = ', '.join(map(self._ranks.name, owing))
+            text = '%s has had %s for %.0f s and does not answer' % (names, what, waited)
+            self._ranks.lose(text)
+            raise unanswered(text)
 
     def end(self, pending):
         """As for a `ReplicaPool`; returns once every rank has ended."""
         self._own.end(pending)
         self._ended = set()
         for rank in range(1, self._ranks.size):
-            self._ranks.post(rank, (END, None))
+            self._ranks.mailbox.post(rank, (END, None))
         self._heard = time.monotonic()
         while len(self._ended) < self._ranks.size - 1 and not self._ranks.lost:
             self._receive()
@@ -129,7 +132,7 @@ def serve(pool, ranks, weights):
     ----------
     pool : ReplicaPool
         The pool of this process.
-    ranks : MpiRanks
+    ranks : Communicator
     weights : list of ndarray
         The weights of the first batches.
 
@@ -140,9 +143,9 @@ def serve(pool, ranks, weights):
     """
     futures, heard, noted = {}, time.monotonic(), 0.0
     while True:
-        message = ranks.take()
+        message = ranks.mailbox.take()
         for index in [index for index, future in futures.items() if future.done()]:
-            ranks.post(0, outcome(index, futures.pop(index)))
+            ranks.mailbox.post(0, outcome(index, futures.pop(index)))
         if message is None:
             waited = time.monotonic() - heard
             if config.mgpu.timeout and waited - noted > config.mgpu.timeout:  # no error: reading batches may take long
@@ -160,7 +163,7 @@ def serve(pool, ranks, weights):
         else:
             futures[content.index] = pool.submit(content._replace(weights=weights))
     pool.end(futures.values())
-    ranks.post(0, (END, None, None))
+    ranks.mailbox.post(0, (END, None, None))
     return weights
 
 

@@ -8,7 +8,7 @@ from theano.gof.graph import ancestors
 from ..graphs.output_order import by_depth
 
 LEAST = 1 << 20  # bytes of gradients: less is exchanged about as fast together with the next ones
-MOST = 8         # buckets: each costs a call of a compiled function, and a meeting of the ranks
+MOST = 8         # buckets: each costs a call of a compiled function, and a handshake of the ranks
 
 
 def buckets(outputs: Sequence[theano.Variable], sizes: Mapping[theano.Variable, float]) -> List[List[theano.Variable]]:

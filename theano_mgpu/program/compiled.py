@@ -9,7 +9,9 @@ from theano.gof.graph import ancestors
 
 from ..devices.context_map import HOST, Context
 from ..devices.mesh import CPU, Mesh
-from ..distributed.process_group import Ranks
+from ..distributed.alone import Alone
+from ..distributed.collectives import all_gather_int
+from ..distributed.communicator import Communicator
 from ..graphs.graph import shared_variables
 from ..graphs.output_order import by_depth
 from ..replicas.random_streams import is_random_state
@@ -58,7 +60,7 @@ class CompiledProgram:
     mesh : Mesh
     placement : dict of SharedVariable to str
         The place of each; empty for a graph that is not placed.
-    ranks : Ranks
+    ranks : Communicator
     options : Options
         Its `mode`, `name` and `params`, and `recompute`, see `pieces.cut`.
 
@@ -84,7 +86,8 @@ class CompiledProgram:
     """
 
     def __init__(self, program: Program, inputs: Sequence[theano.Variable], updated: Sequence[SharedVariable],
-                 update_on: str, mesh: Mesh, placement: Dict[SharedVariable, str], ranks: Ranks, options: Any):
+                 update_on: str, mesh: Mesh, placement: Dict[SharedVariable, str], ranks: Communicator,
+                 options: Any):
         self.program, self.mesh = program, mesh
         self._places, self._ranks, self._options = Places(mesh, placement), ranks, options
         self.overlaps = bool(options.params and not options.recompute and ranks.size * len(mesh.replicas) > 1
@@ -135,7 +138,7 @@ class CompiledProgram:
 
     def _all_ranks(self, flag, value):
         """Whether a flag of the package has a value on every rank."""
-        return all(self._ranks.everyones(getattr(theano.config.mgpu, flag) == value))
+        return all(all_gather_int(self._ranks, getattr(theano.config.mgpu, flag) == value))
 
     @property
     def graphs(self) -> List[ParallelGraph]:
@@ -234,7 +237,7 @@ class CompiledProgram:
 
     def _shares(self, variables, new, contexts):
         """Variables that each context computes new values of, and those of each of this process's contexts."""
-        counts = self._ranks.everyones(len(contexts))
+        counts = all_gather_int(self._ranks, len(contexts))
         common, shares = update_shares(variables, new, sum(counts))
         of_ranks = shares_of_ranks(shares, counts)
         if self._ranks.size > 1:
@@ -259,7 +262,7 @@ class CompiledProgram:
         given = [variable for variable in dict.fromkeys(given) if variable in reads]
         graph = None
         if outputs or updates:
-            ranks = Ranks() if is_share else self._ranks  # other ranks compile other shares
+            ranks = Alone() if is_share else self._ranks  # other ranks compile other shares
             graph = self._graph(given, outputs, updates, contexts, self._options.name, ranks)
         return Part(given, outputs, list(updates), graph, copied_to=copied_to, is_share=is_share)
 

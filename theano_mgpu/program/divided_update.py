@@ -4,7 +4,8 @@ from typing import Any, Collection, Dict, List, Sequence
 import numpy as np
 from theano.compile.sharedvalue import SharedVariable
 
-from ..distributed.process_group import READ, Ranks
+from ..distributed.activities import GATHER, READ
+from ..distributed.communicator import Communicator
 from ..errors import GraphError
 from ..replicas.replicated import Replicated, replicated
 from ..replicas.transfers import fetch
@@ -18,14 +19,15 @@ class DividedUpdate:
 
     Parameters
     ----------
-    ranks : Ranks
+    ranks : Communicator
     shares : list of list of SharedVariable
         Those of each process.
     needed : collection of SharedVariable
         What a step needs on every process.
     """
 
-    def __init__(self, ranks: Ranks, shares: Sequence[Sequence[SharedVariable]], needed: Collection[SharedVariable]):
+    def __init__(self, ranks: Communicator, shares: Sequence[Sequence[SharedVariable]],
+                 needed: Collection[SharedVariable]):
         self._ranks = ranks
         owned = [(replicated(v), owner) for owner, share in enumerate(shares) for v in share]
         self._sent = [(variable, owner) for variable, owner in owned if variable.variable in needed]
@@ -39,22 +41,24 @@ class DividedUpdate:
         """A step is committed: each process alone has the latest values of its share."""
         for variable, owner in self._kept:
             variable.divide(self.gather, owner == self._ranks.rank)
-        self._ranks.note_divided(self.gather)
+        self._ranks.divided.add(self.gather)
 
     def gather(self) -> None:
         """Give every process the latest values of all shares. All processes have to call it at the same place."""
-        self._ranks.meet((READ,))
+        self._ranks.handshake((READ,))
         values = {variable: variable.latest() for variable, owner in self._kept if owner == self._ranks.rank}
         found = self._gathered(self._kept, values)
         for variable, _ in self._kept:
             variable.give(found.get(variable))
-        self._ranks.note_whole(self.gather)
+        self._ranks.divided.remove(self.gather)
 
     def _gathered(self, owned, values):
         """The values of the variables of other processes."""
         arrays = [_checked(variable, values[variable]) if owner == self._ranks.rank else _value(variable)
                   for variable, owner in owned]
-        found = self._ranks.all_gather_owned(arrays, [owner for _, owner in owned])
+        with self._ranks.single_thread:
+            self._ranks.handshake((GATHER,))
+            found = self._ranks.all_gather_owned(arrays, [owner for _, owner in owned])
         return {variable: value for (variable, owner), value in zip(owned, found) if owner != self._ranks.rank}
 
 

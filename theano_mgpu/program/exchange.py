@@ -4,7 +4,8 @@ from collections import namedtuple
 
 import numpy as np
 
-from ..distributed.consistency import added
+from ..distributed.collectives import all_gather_int, all_gather_object, all_gather_rows, all_reduce_small
+from ..distributed.half_precision import all_reduce_in_half
 from ..profiling.timeline import span
 from ..replicas.collectives import all_reduce, bucket_ranges
 from ..replicas.transfers import Fetcher, FlatBuffers, concatenated, describe
@@ -35,7 +36,7 @@ class Sums:
         Whether one replica has all samples: the sums of its micro-batches stay on its device.
     over_ranks : {'all', 'half'} or list of int
         How ranks add: each gets all sums ('all'), and they send each other float16 ('half', see
-        `half_precision.add_in_half`); or each sum goes to one rank, the only one that reads it.
+        `half_precision.all_reduce_in_half`); or each sum goes to one rank, the only one that reads it.
 
     Attributes
     ----------
@@ -153,11 +154,11 @@ class Sums:
         return self._fetchers[key]
 
     def add_over(self, ranks):
-        """Add the sums over the ranks, which have just met."""
+        """Add the sums over the ranks, which have just had a handshake."""
         if self._owners:
             self.views = ranks.reduce_scatter(self.views, self._owners)
         elif self._in_half:
-            ranks.all_reduce_in_half(self.views)
+            all_reduce_in_half(ranks, self.views)
         else:
             ranks.all_reduce(self._buffers.flat)
 
@@ -186,7 +187,7 @@ def _add_up(arrays, targets, accumulate):
     """Add each replica's arrays to `targets`, or put their sums there."""
     with span('all_reduce', 'all_reduce'):
         for each, out in zip(zip(*arrays), targets):
-            all_reduce(each, [1.0] * len(each), out, accumulate)
+            all_reduce(each, out, accumulate)
 
 
 class Sum(namedtuple('Sum', 'sums index sent')):
@@ -248,7 +249,7 @@ def exchanged(parts, hows, lengths, ranks):
         what each has alike.
     lengths : list of int
         Samples of each rank. What one without samples has does not count.
-    ranks : Ranks
+    ranks : Communicator
 
     Returns
     -------
@@ -259,7 +260,7 @@ def exchanged(parts, hows, lengths, ranks):
         return values
     sums = [i for i, how in enumerate(hows) if how == 'sum']
     counts = lengths[ranks.rank] > 0
-    totals = added(ranks, [values[i] if counts else np.zeros_like(values[i]) for i in sums])
+    totals = all_reduce_small(ranks, [values[i] if counts else np.zeros_like(values[i]) for i in sums])
     for i, total in zip(sums, totals):
         values[i] = total
     for i, how in enumerate(hows):
@@ -281,13 +282,13 @@ def _of_ranks(value, how, lengths, ranks):
     if how == SAME:
         return value
     if how == 'stack':
-        return ranks.all_gather(value, [count * n for count, n in zip(counts, ranks.everyones(len(value)))])
+        return all_gather_rows(ranks, value, [count * n for count, n in zip(counts, all_gather_int(ranks, len(value)))])
     if isinstance(how, tuple) and not isinstance(value, np.ndarray):
-        found = ranks.gather_object(value if lengths[ranks.rank] else None)
-        return ranks.broadcast_object(found and concatenated([part for part in found if part is not None], how[1]))
+        found = all_gather_object(ranks, value if lengths[ranks.rank] else None)
+        return concatenated([part for part in found if part is not None], how[1])
     if isinstance(how, tuple):
         rows = np.ascontiguousarray(np.moveaxis(value, how[1], 0))
         each = rows.shape[0] // max(1, lengths[ranks.rank])  # a sample may own several rows
-        return np.moveaxis(ranks.all_gather(rows, [each * length for length in lengths]), 0, how[1])
-    every = ranks.all_gather(np.ascontiguousarray(value[np.newaxis]), counts)
+        return np.moveaxis(all_gather_rows(ranks, rows, [each * length for length in lengths]), 0, how[1])
+    every = all_gather_rows(ranks, np.ascontiguousarray(value[np.newaxis]), counts)
     return np.asarray(REDUCE[how].reduce(every), value.dtype)

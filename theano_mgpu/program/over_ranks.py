@@ -2,7 +2,8 @@
 import threading
 from typing import Dict, Sequence
 
-from ..distributed.process_group import ADD, Ranks
+from ..distributed.activities import ADD
+from ..distributed.communicator import Communicator
 from ..profiling.timeline import Timings, span
 from ..utils.worker_threads import Task, WorkerThreads
 from .exchange import Sums
@@ -15,14 +16,14 @@ class OverRanks:
 
     Parameters
     ----------
-    ranks : Ranks
+    ranks : Communicator
     timings : Timings
     overlaps : bool
         Whether `start` adds on a thread of its own. The ranks meet before in the thread that calls, so an error on one
         of them is found as in a step without overlap.
     """
 
-    def __init__(self, ranks: Ranks, timings: Timings, overlaps: bool):
+    def __init__(self, ranks: Communicator, timings: Timings, overlaps: bool):
         self._ranks, self._timings = ranks, timings
         self._thread = None
         if overlaps and ranks.size > 1:
@@ -71,7 +72,7 @@ class OverRanks:
         for sums in every_sums if idle else ():
             sums.clear()
         with self._timings.span('wait'):
-            self._ranks.meet((ADD,))
+            self._ranks.handshake((ADD,))
 
 
 def _add(sums, ranks, begun):

@@ -11,9 +11,13 @@ from ..devices.context_map import Context, describe
 from ..devices.contexts import contexts as active_contexts
 from ..devices.contexts import get as get_context
 from ..devices.mesh import rows_of
+from ..distributed.activities import BUILD
+from ..distributed.alone import Alone
+from ..distributed.collectives import all_gather_int
+from ..distributed.communicator import Communicator
+from ..distributed.compilation import first_compiler
 from ..distributed.consistency import take_values_of_first
-from ..distributed.mpi import mpi_ranks
-from ..distributed.process_group import BUILD, Ranks
+from ..distributed.mpi import mpi_communicator
 from ..errors import ContextError, RankError
 from ..executors import TaskError, make_executor
 from ..graphs import graph
@@ -77,7 +81,7 @@ class ParallelGraph:
     updates : dict of SharedVariable to theano.Variable
         New values, returned after the outputs.
     contexts : list of Context
-    ranks : Ranks
+    ranks : Communicator
         The processes that do the same.
     program : Program
         What the graph is a part of: its `streams` are one a context, its `own` data one a process.
@@ -95,7 +99,7 @@ class ParallelGraph:
     """
 
     def __init__(self, inputs: List[theano.Variable], outputs: List[theano.Variable],
-                 updates: Dict[SharedVariable, theano.Variable], contexts: List[Context], ranks: Ranks,
+                 updates: Dict[SharedVariable, theano.Variable], contexts: List[Context], ranks: Communicator,
                  program: Program, mode: Any = None, name: Optional[str] = None):
         graph.check_inputs(inputs, outputs + list(updates.values()))
         self.contexts = contexts
@@ -110,7 +114,7 @@ class ParallelGraph:
         share_first_values(ranks, [each for each in self.variables if each.variable not in own])
         first = sum(self.replicas[:ranks.rank])
         indices = {context: i for i, context in enumerate(active_contexts())}
-        with compiling(name, inputs, contexts), ranks.first_compiler():
+        with compiling(name, inputs, contexts), first_compiler(ranks):
             made = {}
             for i, context in enumerate(dict.fromkeys(contexts)):  # the host may be a place of every replica
                 with memory_explained(i, context, 'copies of shared variables'):
@@ -165,7 +169,7 @@ def check_same_graph(ranks, inputs, outputs, shared, n_contexts):
     """Contexts of each rank; a RankError unless all ranks have the same graph."""
     if ranks.size == 1:
         return [n_contexts]
-    found = ranks.meet((BUILD,), [graph.checksum(inputs, outputs, shared), n_contexts])
+    found = ranks.handshake((BUILD,), [graph.checksum(inputs, outputs, shared), n_contexts])
     others = np.flatnonzero(found[:, 0] != found[0, 0])
     if len(others):
         raise RankError('the ranks have different models: what is computed on rank %s is not what rank 0 computes. Its '
@@ -189,7 +193,7 @@ def _new_on_a_rank(ranks, variables):
     found = []
     for start in range(0, len(variables), 60):  # as many as an integer has bits
         some = variables[start:start + 60]
-        masks = ranks.everyones(sum((not variable.shared) << i for i, variable in enumerate(some)))
+        masks = all_gather_int(ranks, sum((not variable.shared) << i for i, variable in enumerate(some)))
         found += [variable for i, variable in enumerate(some) if any(mask >> i & 1 for mask in masks)]
     return found
 
@@ -198,10 +202,10 @@ def choose_ranks(name):
     """The processes that a function runs over, for the name of an executor."""
     name = name or theano.config.mgpu.executor
     if mpi_environment.started_by_rank():
-        return Ranks()
+        return Alone()
     if name == 'mpi' or (name == 'auto' and mpi_environment.size() > 1):
-        return mpi_ranks()
-    return Ranks()
+        return mpi_communicator()
+    return Alone()
 
 
 def choose_executor(name, compiled, n_replicas):

@@ -5,7 +5,8 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ..distributed.process_group import Ranks
+from ..distributed.alone import Alone
+from ..distributed.communicator import Communicator
 from ..profiling.timeline import Timings, on_track
 from ..replicas.transfers import DeviceBuffers, copy_to, fetch, own_copy, wait
 from .advice import memory_explained
@@ -25,7 +26,7 @@ class Runner:
     Parameters
     ----------
     compiled : CompiledProgram
-    ranks : Ranks
+    ranks : Communicator
     executor : str or None
     timings : Timings
 
@@ -35,7 +36,7 @@ class Runner:
         Those of the results with a row a sample, each once.
     """
 
-    def __init__(self, compiled: CompiledProgram, ranks: Ranks, executor: Optional[str], timings: Timings):
+    def __init__(self, compiled: CompiledProgram, ranks: Communicator, executor: Optional[str], timings: Timings):
         self.compiled, self.mesh, self.ranks, self.timings = compiled, compiled.mesh, ranks, timings
         self._independent = set(compiled.program.streams)
         self.executor = choose_executor(executor, [f for graph in compiled.graphs for f in graph.compiled],
@@ -290,7 +291,7 @@ class Runner:
         if not outputs:
             return {}
         found = self._together(batch, [output.variable for output in outputs], [output.how for output in outputs],
-                               Ranks() if sharded else self.ranks)
+                               Alone() if sharded else self.ranks)
         if sharded and batch.idle:
             found = [np.moveaxis(np.moveaxis(value, output.how[1], 0)[:0], 0, output.how[1])
                      for output, value in zip(outputs, found)]

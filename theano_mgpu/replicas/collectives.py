@@ -1,5 +1,6 @@
-"""The host side of all_reduce: a weighted mean of the replicas' buffers in one pass."""
+"""The host side of all_reduce: the sum of the replicas' buffers in one pass."""
 import threading
+from typing import Iterator, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -12,15 +13,13 @@ BUCKET = 1 << 22
 _LOCAL = threading.local()
 
 
-def all_reduce(buffers, weights, out=None, accumulate=False):
-    """Weighted sum of equal-shaped buffers, in one pass over memory.
+def all_reduce(buffers: Sequence[np.ndarray], out: Optional[np.ndarray] = None, accumulate: bool = False) -> np.ndarray:
+    """Return the sum of equal-shaped buffers, made in one pass over memory.
 
     Parameters
     ----------
-    buffers : list of ndarray
+    buffers : sequence of ndarray
         One a replica, of one shape and floating dtype.
-    weights : list of float
-        One a buffer; for a mean over samples, the sub-batch's share of the batch.
     out : ndarray, optional
         Where the result goes; reused from step to step. Made like the first buffer if absent. It is one piece
         of memory that no buffer shares.
@@ -30,12 +29,12 @@ def all_reduce(buffers, weights, out=None, accumulate=False):
     Returns
     -------
     ndarray
-        `out`; without one, for one buffer of weight 1, that buffer itself, uncopied.
+        `out`; without one, for one buffer, that buffer itself, uncopied.
 
     Raises
     ------
     ValueError
-        If the shapes differ, if there is not one weight a buffer, or if `out` is not one piece of memory.
+        If the shapes differ, if there is no buffer, or if `out` is not one piece of memory.
 
     Notes
     -----
@@ -45,13 +44,13 @@ def all_reduce(buffers, weights, out=None, accumulate=False):
 
     Examples
     --------
-    >>> all_reduce([np.array([1., 2.]), np.array([3., 6.])], [0.5, 0.5])
-    array([2., 4.])
+    >>> all_reduce([np.array([1., 2.]), np.array([3., 6.])])
+    array([4., 8.])
     """
-    if not buffers or len(buffers) != len(weights):
-        raise ValueError('%d buffers need one weight each; there are %d' % (len(buffers), len(weights)))
+    if not buffers:
+        raise ValueError('there is nothing to add: give one buffer or more')
     if out is None:
-        if len(buffers) == 1 and weights[0] == 1:
+        if len(buffers) == 1:
             return buffers[0]
         out = np.empty_like(buffers[0])
     shapes = [out.shape] + [buffer.shape for buffer in buffers]
@@ -62,55 +61,49 @@ def all_reduce(buffers, weights, out=None, accumulate=False):
         raise ValueError('out must be one piece of memory; its shape is %s, its strides %s' % (out.shape, out.strides))
     flat = [_flat(buffer, out) for buffer in buffers]
     if host_reduce.applies(flat_out, flat):
-        host_reduce.weighted_sum(flat_out, flat, weights, accumulate)
+        host_reduce.add(flat_out, flat, accumulate)
     else:
-        sum_blocks(flat_out, flat, weights, accumulate)
+        add_blocks(flat_out, flat, accumulate)
     return out
 
 
-def sum_blocks(out, buffers, weights, accumulate):
-    """Write a weighted sum by NumPy, block by block, so that the partial sums stay in the cache.
+def add_blocks(out: np.ndarray, buffers: Sequence[np.ndarray], accumulate: bool) -> None:
+    """Write a sum by NumPy, block by block, so that the partial sums stay in the cache.
 
     Parameters
     ----------
     out : ndarray, shape (size,)
-    buffers : list of ndarray, shape (size,)
-    weights : list of float
-        One a buffer.
+    buffers : sequence of ndarray, shape (size,)
     accumulate : bool
         Add to what `out` holds.
     """
     sum_dtype = np.promote_types(out.dtype, 'float32')
-    scratch = _scratch('product', sum_dtype)
-    total = _scratch('total', sum_dtype) if sum_dtype != out.dtype else None
+    scratch = _scratch(sum_dtype) if sum_dtype != out.dtype else None
     for start in range(0, out.size, BLOCK):
         block = slice(start, start + BLOCK)
         target = out[block]
-        product = scratch[:target.size]
-        partial = target if total is None else total[:target.size]
-        if accumulate and total is not None:
-            partial[...] = target
-        for i, (buffer, weight) in enumerate(zip(buffers, weights)):
-            if i == 0 and not accumulate:
-                np.multiply(buffer[block], weight, out=partial, dtype=sum_dtype)
-            else:
-                np.multiply(buffer[block], weight, out=product, dtype=sum_dtype)
-                np.add(partial, product, out=partial)
-        if total is not None:
-            target[...] = partial
+        total = target if scratch is None else scratch[:target.size]
+        first, *others = buffers
+        if accumulate:
+            np.add(target, first[block], out=total, dtype=sum_dtype)
+        else:
+            np.copyto(total, first[block], casting='same_kind')
+        for buffer in others:
+            np.add(total, buffer[block], out=total, dtype=sum_dtype)
+        if scratch is not None:
+            target[...] = total
 
 
-def _scratch(name, dtype):
-    """This thread's block for intermediate results."""
+def _scratch(dtype):
+    """Return this thread's block for partial sums of a dtype."""
     blocks = vars(_LOCAL)
-    key = name + dtype.str
-    if key not in blocks:
-        blocks[key] = np.empty(BLOCK, dtype)
-    return blocks[key]
+    if dtype.str not in blocks:
+        blocks[dtype.str] = np.empty(BLOCK, dtype)
+    return blocks[dtype.str]
 
 
 def _flat(buffer, like):
-    """One-dimensional view of a buffer in the memory order of `like`; a copy where they differ."""
+    """Return a one-dimensional view of a buffer in the memory order of `like`; a copy where they differ."""
     if buffer.strides != like.strides and buffer.size > 1:
         ordered = np.empty_like(like)
         ordered[...] = buffer
@@ -118,8 +111,8 @@ def _flat(buffer, like):
     return buffer.ravel(order='K')
 
 
-def bucket_ranges(sizes, bucket=BUCKET):
-    """First and one-past-last of consecutive arrays that are fetched, and then added, together.
+def bucket_ranges(sizes: Sequence[int], bucket: int = BUCKET) -> Iterator[Tuple[int, int]]:
+    """Yield the first and one-past-last of consecutive arrays that are fetched, and then added, together.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""A weighted sum of host buffers in compiled code: several threads, each buffer read once, the sum written once.
+"""The sum of host buffers in compiled code: several threads, each buffer read once, the sum written once.
 
 The code is C++, built at first use by Theano's compiler into Theano's folder of compiled code, and called through
 ctypes, which lets go of Python's lock. It keeps nothing from call to call, so several threads may call it at once.
@@ -6,14 +6,14 @@ ctypes, which lets go of Python's lock. It keeps nothing from call to call, so s
 import ctypes
 import functools
 import os
+from typing import Sequence
 
 import numpy as np
 import theano
 
 from ..utils import native
 
-# Without contraction into one rounding, each product is rounded as NumPy rounds it: both give the same bits.
-FLAGS = ['-O3', '-ffp-contract=off', '-pthread']
+FLAGS = ['-O3', '-pthread']
 # From this many elements on the call is cheaper than NumPy's loop over blocks.
 SMALLEST = 1 << 14
 # Bytes read and written for which one more thread is worth its start. Above two shares, which no cache is
@@ -44,7 +44,7 @@ const size_t VECTOR = 16;
 #endif
 
 template <typename T>
-struct WeightedSum {
+struct Sum {
     // The partial sums stay in registers while all buffers are read side by side: the processor then prefetches many
     // streams at once, and a core reads twice as fast as when it sums block after block in its cache.
     typedef T Vector __attribute__((vector_size(VECTOR)));
@@ -53,7 +53,6 @@ struct WeightedSum {
 
     T *out;
     const T *const *buffers;
-    const T *weights;
     int count;
     size_t size;
     bool accumulate, stream;
@@ -62,12 +61,12 @@ struct WeightedSum {
     void group(size_t at) {
         Vector sum[VECTORS];
         for (size_t v = 0; v < VECTORS; ++v) {
-            Vector first = weights[0] * *(const Unaligned *)(buffers[0] + at + v * WIDTH);
+            Vector first = *(const Unaligned *)(buffers[0] + at + v * WIDTH);
             sum[v] = accumulate ? *(const Unaligned *)(out + at + v * WIDTH) + first : first;
         }
         for (int i = 1; i < count; ++i)
             for (size_t v = 0; v < VECTORS; ++v)
-                sum[v] += weights[i] * *(const Unaligned *)(buffers[i] + at + v * WIDTH);
+                sum[v] += *(const Unaligned *)(buffers[i] + at + v * WIDTH);
 #ifdef __SSE2__
         if (stream) {
             for (size_t j = 0; j < sizeof(sum) / 16; ++j)
@@ -87,11 +86,11 @@ struct WeightedSum {
             for (; at + GROUP <= end; at += GROUP)
                 group(at);
             for (; at < end; ++at) {
-                T sum = weights[0] * buffers[0][at];
+                T sum = buffers[0][at];
                 if (accumulate)
                     sum = out[at] + sum;
                 for (int i = 1; i < count; ++i)
-                    sum += weights[i] * buffers[i][at];
+                    sum += buffers[i][at];
                 out[at] = sum;
             }
 #ifdef __SSE2__
@@ -103,12 +102,11 @@ struct WeightedSum {
 };
 
 template <typename T>
-void weighted_sum(T *out, const T *const *buffers, const T *weights, int count, size_t size, int accumulate,
-                  int stream, int threads) {
+void add(T *out, const T *const *buffers, int count, size_t size, int accumulate, int stream, int threads) {
     // There is no wait for a helper that got no core until the work was done: it finds nothing left, and lets go
     // of what is shared.
-    std::shared_ptr<WeightedSum<T>> sum(new WeightedSum<T>{
-        out, buffers, weights, count, size, accumulate != 0, stream && (uintptr_t)out % 16 == 0, {0}, {0}});
+    std::shared_ptr<Sum<T>> sum(new Sum<T>{
+        out, buffers, count, size, accumulate != 0, stream && (uintptr_t)out % 16 == 0, {0}, {0}});
     try {
         for (int i = 1; i < threads; ++i)
             std::thread([sum] { sum->work(); }).detach();
@@ -122,20 +120,20 @@ void weighted_sum(T *out, const T *const *buffers, const T *weights, int count, 
 
 }
 
-extern "C" void sum_float32(float *out, const float *const *buffers, const float *weights, int count, size_t size,
-                            int accumulate, int stream, int threads) {
-    weighted_sum(out, buffers, weights, count, size, accumulate, stream, threads);
+extern "C" void sum_float32(float *out, const float *const *buffers, int count, size_t size, int accumulate,
+                            int stream, int threads) {
+    add(out, buffers, count, size, accumulate, stream, threads);
 }
 
-extern "C" void sum_float64(double *out, const double *const *buffers, const double *weights, int count, size_t size,
-                            int accumulate, int stream, int threads) {
-    weighted_sum(out, buffers, weights, count, size, accumulate, stream, threads);
+extern "C" void sum_float64(double *out, const double *const *buffers, int count, size_t size, int accumulate,
+                            int stream, int threads) {
+    add(out, buffers, count, size, accumulate, stream, threads);
 }
 '''
 
 
-def applies(out, buffers):
-    """Whether the compiled code can sum these buffers, and faster than NumPy.
+def applies(out: np.ndarray, buffers: Sequence[np.ndarray]) -> bool:
+    """Return whether the compiled code can sum these buffers, and faster than NumPy.
 
     Parameters
     ----------
@@ -152,8 +150,8 @@ def applies(out, buffers):
             and all(array.dtype == out.dtype and array.flags.aligned for array in [out] + buffers))
 
 
-def weighted_sum(out, buffers, weights, accumulate):
-    """Write the weighted sum of buffers for which `applies` holds.
+def add(out: np.ndarray, buffers: Sequence[np.ndarray], accumulate: bool) -> None:
+    """Write the sum of buffers for which `applies` holds.
 
     Parameters
     ----------
@@ -161,8 +159,6 @@ def weighted_sum(out, buffers, weights, accumulate):
         float32 or float64.
     buffers : list of ndarray, shape (size,)
         At least one.
-    weights : list of float
-        One a buffer.
     accumulate : bool
         Add to what `out` holds.
 
@@ -170,16 +166,16 @@ def weighted_sum(out, buffers, weights, accumulate):
     -----
     Each element is summed in the order of the buffers, whatever the number of threads.
     """
-    function, scalar = _functions(theano.config.cxx)[out.dtype]
+    function = _functions(theano.config.cxx)[out.dtype]
     count = len(buffers)
     shares = (count + 1 + bool(accumulate)) * out.nbytes // SHARE
     function(out.ctypes.data, (ctypes.c_void_p * count)(*[buffer.ctypes.data for buffer in buffers]),
-             (scalar * count)(*weights), count, out.size, accumulate, not accumulate and shares > 1,
+             count, out.size, accumulate, not accumulate and shares > 1,
              max(1, min(threads(), shares)))
 
 
-def threads():
-    """How many threads may sum: the cores of this process, or OMP_NUM_THREADS where that is less."""
+def threads() -> int:
+    """Return how many threads may sum: the cores of this process, or OMP_NUM_THREADS where that is less."""
     cores = len(os.sched_getaffinity(0))
     wished = os.environ.get('OMP_NUM_THREADS', '').split(',')[0].strip()
     return max(1, min(cores, int(wished))) if wished.isdigit() else cores
@@ -187,16 +183,16 @@ def threads():
 
 @functools.lru_cache(maxsize=None)
 def _functions(compiler):
-    """The compiled function and the C type of each dtype; none where the code cannot be built."""
-    library = native.load('host_reduce', SOURCE, FLAGS, 'averages gradients on the host',
-                          'NumPy averages them, on one core.')
+    """Return the compiled function of each dtype; none where the code cannot be built."""
+    library = native.load('host_reduce', SOURCE, FLAGS, 'adds gradients on the host',
+                          'NumPy adds them, on one core.')
     if library is None:
         return {}
     functions = {}
-    for name, scalar in (('float32', ctypes.c_float), ('float64', ctypes.c_double)):
+    for name in ('float32', 'float64'):
         function = getattr(library, 'sum_' + name)
-        function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t,
-                             ctypes.c_int, ctypes.c_int, ctypes.c_int]
+        function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_int,
+                             ctypes.c_int, ctypes.c_int]
         function.restype = None
-        functions[np.dtype(name)] = function, scalar
+        functions[np.dtype(name)] = function
     return functions

@@ -12,8 +12,8 @@ import numpy as np
 from theano.configparser import change_flags
 
 from ...devices.contexts import init
-from ...distributed.mpi import import_mpi, mpi_ranks
-from ...distributed.process_group import SHARE
+from ...distributed.activities import SHARE
+from ...distributed.mpi import import_mpi, mpi_communicator
 from .measure import Block, Trainee, cold_buffers, means, reduce_rate
 from .models import Recipe
 
@@ -68,7 +68,7 @@ class Together:
     """
 
     def __init__(self, recipe, comm, args):
-        self._comm, self._args, self._ranks = comm, args, mpi_ranks()
+        self._comm, self._args, self._ranks = comm, args, mpi_communicator()
         self._joint = Trainee(recipe.replicate(1), recipe, args.batch_size)
         with change_flags(**{'mgpu.executor': 'serial'}):  # keeps a function to its rank
             self._apart = Trainee(recipe.replicate(1), recipe, max(args.sizes))
@@ -92,7 +92,7 @@ class Together:
 
     def _block_apart(self, size):
         # They begin each step together, and wait as in a common step, which slows others down where cores are scarce.
-        seconds, phases = self._apart.steps(size, self._args.steps, before=lambda: self._ranks.meet((SHARE,)))
+        seconds, phases = self._apart.steps(size, self._args.steps, before=lambda: self._ranks.handshake((SHARE,)))
         phases = [dict(each, other=max(0.0, step - sum(each.values()))) for step, each in zip(seconds, phases)]
         # In a common step each phase lasts until the slowest rank has finished it.
         slowest = means([{name: max(each[name] for each in step) for name in step[0]}

@@ -1,0 +1,47 @@
+"""What a rank may be doing when it comes to a handshake, as numbers, and in words for messages."""
+from typing import List, Optional, Sequence
+
+# The first number of an activity. In CALL and COMPARE the number of a function follows, and how many calls went before.
+END, BUILD, COMPILE, SHARE, CALL, ADD, GATHER, AGREE, FAILED, READ, COMPARE, FEED = range(12)
+
+# While one rank compiles, or reads a file, the others wait for longer than in a step: PATIENT times the limit.
+SLOW = (END, BUILD, COMPILE, SHARE, COMPARE, FEED)
+PATIENT = 10
+
+
+class FunctionNames:
+    """The functions over some ranks, numbered in the order in which they are made, which is the same on all ranks."""
+
+    def __init__(self) -> None:
+        self._names: List[str] = []
+
+    def add(self, name: Optional[str]) -> int:
+        """Return the number of a new function."""
+        self._names.append(name or 'a function')
+        return len(self._names) - 1
+
+    def of(self, number: int) -> str:
+        """Return the name and the number of a function, for messages."""
+        name = self._names[number] if number < len(self._names) else 'a function unknown here'
+        return '%s (number %d)' % (name, number)
+
+
+def describe(activity: Sequence[int], functions: FunctionNames) -> str:
+    """Return in words what a rank is doing.
+
+    Parameters
+    ----------
+    activity : sequence of int
+        At most three numbers, see `END`.
+    functions : FunctionNames
+        The functions that the second number may refer to.
+    """
+    kind, number, calls = (*map(int, activity), 0, 0)[:3]
+    function = functions.of(number)
+    return {END: 'at its end', BUILD: 'building a function', COMPILE: 'compiling in turn', SHARE: 'sharing values',
+            CALL: 'in call %d of %s' % (calls + 1, function), ADD: 'adding up what each rank has computed',
+            GATHER: 'gathering the rows of a batch', AGREE: 'at the end of a step',
+            FAILED: 'in a step that has failed', FEED: 'at a batch that rank 0 makes for all',
+            COMPARE: 'comparing the results of %s that each rank has computed whole, after call %d'
+                     % (function, calls),
+            READ: "reading a value of which each rank has a part (update_on='sharded')"}[kind]

@@ -1,0 +1,114 @@
+"""Collectives that begin with a handshake, over any communicator: of integers, rows, arrays and objects.
+
+Every rank has to make the same call. A rank that does something else, or has failed, is an error on every rank, see
+`Communicator.handshake`.
+"""
+import pickle
+from typing import Any, List, Sequence
+
+import numpy as np
+
+from ..errors import BatchError
+from ..replicas.transfers import FlatBuffers, describe
+from .activities import ADD, GATHER, SHARE
+from .communicator import WIDTH, Communicator
+from .messages import as_bytes, buffers_for, from_bytes, split
+
+
+def all_gather_int(ranks: Communicator, number: int) -> List[int]:
+    """Return an integer, or a bool as one, of each rank."""
+    return ranks.handshake((SHARE,), [number])[:, 0].tolist()
+
+
+def all_gather_rows(ranks: Communicator, rows: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
+    """Return the rows of all ranks, in the order of the ranks.
+
+    Parameters
+    ----------
+    ranks : Communicator
+    rows : ndarray, shape (n, ...)
+        Of this rank; of any dtype without objects, the same on each rank.
+    lengths : sequence of int
+        How many of its first rows each rank gives, the same on each rank. Where that is 0, shapes of rows may differ.
+
+    Returns
+    -------
+    ndarray, shape (sum(lengths), ...)
+
+    Raises
+    ------
+    BatchError
+        If the ranks have rows of different shapes.
+    """
+    if ranks.size == 1:
+        return rows
+    own = np.ascontiguousarray(rows[:lengths[ranks.rank]])
+    whole = np.empty((sum(lengths),) + rows.shape[1:], rows.dtype)  # before the others rely on this rank
+    shape = [rows.ndim - 1, *rows.shape[1:]] + [0] * (WIDTH - rows.ndim)
+    with ranks.single_thread:
+        described = ranks.handshake((GATHER,), shape)
+        shapes = {tuple(row[1:1 + row[0]]) for row, length in zip(described, lengths) if length}
+        if len(shapes) > 1:
+            raise BatchError('the rows that the ranks have of one output have different shapes, %s, and cannot be '
+                             'put together: reduce this output, or pad its rows to one shape'
+                             % ' and '.join(map(str, sorted(shapes))))
+        if shapes and shapes != {rows.shape[1:]}:  # those of a rank without samples mean nothing
+            whole = np.empty((sum(lengths),) + shapes.pop(), rows.dtype)
+        ranks.all_gather(own, whole, lengths)
+    return whole
+
+
+def all_gather_object(ranks: Communicator, value: Any) -> List[Any]:
+    """Return a picklable value of each rank, on each rank."""
+    if ranks.size == 1:
+        return [value]
+    pickled = np.frombuffer(pickle.dumps(value, 5), 'uint8')
+    with ranks.single_thread:
+        lengths = ranks.handshake((SHARE,), [len(pickled)])[:, 0].tolist()
+        every = np.empty(sum(lengths), 'uint8')
+        ranks.all_gather(pickled, every, lengths)
+    return [value if rank == ranks.rank else pickle.loads(part) for rank, part in enumerate(split(every, lengths))]
+
+
+def broadcast_object(ranks: Communicator, value: Any = None, root: int = 0, activity: int = SHARE) -> Any:
+    """Return a picklable value as the root has it.
+
+    Parameters
+    ----------
+    ranks : Communicator
+    value : object
+        On the root. The arrays in it are sent from their memory.
+    root : int
+    activity : int
+        That of the handshake, see `activities.END`.
+    """
+    if ranks.size == 1:
+        return value
+    parts = as_bytes(value) if ranks.rank == root else []
+    with ranks.single_thread:
+        length = ranks.handshake((activity,), [parts[0].size if parts else 0])[root, 0]
+        header = parts[0] if parts else np.empty(length, 'uint8')
+        ranks.broadcast([header], root)
+        if not parts:
+            parts = [header] + buffers_for(header)
+        ranks.broadcast(parts[1:], root)
+    return value if ranks.rank == root else from_bytes(parts)
+
+
+def all_reduce_small(ranks: Communicator, arrays: Sequence[np.ndarray]) -> List[np.ndarray]:
+    """Return the sums over the ranks of small arrays, exchanged in one piece for each dtype.
+
+    Parameters
+    ----------
+    ranks : Communicator
+    arrays : sequence of ndarray
+        Of any shape, and dtypes as for `Communicator.all_reduce`; the same ones on each rank.
+    """
+    if ranks.size == 1 or not arrays:
+        return list(arrays)
+    buffers = FlatBuffers(describe(arrays))
+    for view, array in zip(buffers.views, arrays):
+        view[...] = array
+    ranks.handshake((ADD,))
+    ranks.all_reduce(buffers.flat)
+    return buffers.views
