@@ -19,7 +19,7 @@ if 'floatX' not in os.environ.get('THEANO_FLAGS', ''):
 import theano_mgpu as mgpu
 from theano_mgpu.distributed.choice import choose_ranks
 from theano_mgpu.distributed.collectives import all_gather_int
-from theano_mgpu.enabling.dispatch import COUNTED, WARM_UP
+from theano_mgpu.enabling.chooser import COUNTED, WARM_UP
 from theano_mgpu.keras import disable, enable
 from theano_mgpu.profiling.turns import ratio, seconds, take_turns
 

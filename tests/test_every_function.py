@@ -2,17 +2,19 @@
 from collections import OrderedDict
 
 import theano_mgpu as mgpu
-from theano_mgpu.enabling import enabled_function
+from theano_mgpu.enabling.chooser import COUNTED, WARM_UP
 from theano_mgpu.keras import enable as enable_keras
 
 import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from support.dispatch_clock import Clock
 from support.modes import PYTHON
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
 
+CALLS = WARM_UP + COUNTED
 X = np.random.RandomState(0).randn(43, 6)
 Y = np.random.RandomState(1).randint(0, 3, 43).astype('int32')
 
@@ -237,7 +239,7 @@ def test_what_stays_plain_theano_and_why(cpu2, enabled):
     once = theano.function([x], x * 3, mode=PYTHON, name='once')
     checked = theano.function([x], x * 3, mode='DebugMode', name='checked')
     np.testing.assert_array_equal(once(X), 3 * X)
-    for _ in range(8):
+    for _ in range(CALLS):
         assert alone(2.0) == 4 and (empty() == 0).all()
         np.testing.assert_array_equal(short(X), 2 * X)
     why = {usage.name: usage.why for usage in report.usages}
@@ -275,26 +277,22 @@ def test_strict_refuses_flags_that_change_results(enable, name, value, enabled):
 @pytest.mark.parametrize('faster', ['divided', 'one device'])
 def test_what_is_faster_is_what_goes_on(faster, cpu2, enabled, monkeypatch):
     report = enabled(always=False)
-    monkeypatch.setattr(enabled_function, 'SHORTEST', 0)
-    # Private, since real timings differ from run to run.
-    ran, original = [], enabled_function.EnabledFunction._timed
-
-    def timed(self, run, args, kwargs):
-        results, seconds = original(self, run, args, kwargs)
-        ran.append('divided' if run == self._over_contexts else 'one device')
-        return results, seconds and (1 if ran[-1] == faster else 2)
-    monkeypatch.setattr(enabled_function.EnabledFunction, '_timed', timed)
+    clock = Clock(divided=1 if faster == 'divided' else 2, whole=2 if faster == 'divided' else 1)
+    clock.install(monkeypatch.setattr)
     x, w = T.dmatrix('x'), shared(np.ones(6), 'w')
     f = theano.function([x], T.dot(x, w).sum(), updates=[(w, w + x.sum(axis=0))], mode=PYTHON)
     expected = np.ones(6)
-    for n in list(range(5, 20)):
+    for n in range(5, 2 * CALLS + 10):
         np.testing.assert_allclose(f(X[:n]), X[:n].dot(expected).sum())
         expected += X[:n].sum(axis=0)
     np.testing.assert_allclose(w.get_value(), expected)
     usage, = report.usages
-    assert ran == ['one device'] * 5 + ['divided'] * 5 and 'ms a call on one device' in usage.why
+    # Those that are slower are given up after the warm-up.
+    assert clock.calls[:CALLS + WARM_UP + 1] == ['whole'] * CALLS + ['divided'] * WARM_UP + [
+        'divided' if faster == 'divided' else 'whole']
+    assert 'ms a call on one device' in usage.why
     assert bool(usage.contexts) == (faster == 'divided') == (f.mgpu_divided.step is not None)
-    assert usage.calls == (10 if faster == 'divided' else 5)
+    assert usage.calls == (CALLS + 5 if faster == 'divided' else WARM_UP)
 
 
 def test_arguments_at_fault_are_errors_of_plain_theano(cpu2, enabled):

@@ -1,11 +1,13 @@
 """What the first calls of a function show is not held for ever: later ones may show a batch, or another one."""
 import theano_mgpu as mgpu
 from theano_mgpu.enabling import enabled_function
+from theano_mgpu.enabling.chooser import Way
 
 import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from support.dispatch_clock import Clock
 from support.modes import PYTHON
 
 
@@ -177,20 +179,16 @@ def test_batches_that_fail_by_their_data_do_not_end_the_division(enabled):
 def test_calls_that_grow_are_timed_anew(enabled, monkeypatch):
     """A function stayed on one device for ever, since its first calls were short."""
     report = enabled(always=False)
-    seconds, original = [1e-4], enabled_function.EnabledFunction._timed
-
-    def timed(self, run, args, kwargs):  # private, since real timings differ from run to run
-        results, found = original(self, run, args, kwargs)
-        return results, found and (seconds[0] if run == self._plain else seconds[0] / 2)
-    monkeypatch.setattr(enabled_function.EnabledFunction, '_timed', timed)
+    clock = Clock(divided=5e-5, whole=1e-4)
+    clock.install(monkeypatch.setattr)
     inputs, output, _ = sum_of_rows()
     f = theano.function(inputs, output, mode=PYTHON)
     for _ in range(20):
         f(rows(1, 3))
     usage, = report.usages
     assert 'too short' in usage.why and not usage.contexts
-    seconds[0] = 1.
-    for _ in range(30):
+    clock.seconds.update({Way.ONE: 1., Way.SEVERAL: .5})
+    for _ in range(50):
         np.testing.assert_allclose(f(rows(9, 3)), rows(9, 3).sum(axis=1))
     assert usage.why == '1e+03 ms a call on one device, 500 ms divided' and usage.contexts and usage.samples >= 9
 

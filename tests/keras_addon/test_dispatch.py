@@ -4,10 +4,10 @@ import json
 import os
 
 import theano_mgpu as mgpu
-from theano_mgpu.devices.context_map import HOST, Context
+from theano_mgpu.devices.context_map import HOST
 from theano_mgpu.distributed.alone import Alone
-from theano_mgpu.enabling import dispatch as module
-from theano_mgpu.enabling.dispatch import COUNTED, LONGEST, TRIED, WARM_UP, Dispatch
+from theano_mgpu.enabling import chooser as module
+from theano_mgpu.enabling.chooser import COUNTED, LONGEST, WARM_UP, LengthChooser
 from theano_mgpu.errors import GraphError
 from theano_mgpu.keras import Checkpoint, disable, enable
 
@@ -35,38 +35,35 @@ def disabled_after():
 
 
 @pytest.fixture
-def dispatching(monkeypatch):
-    """A function that makes a Clock, and a Dispatch over two devices."""
+def choosing(monkeypatch):
+    """A function that makes a Clock, and a LengthChooser."""
     def make(divided, whole):
         clock = Clock(divided, whole)
         monkeypatch.setattr(module, 'time', clock)
-        contexts = [Context('dev%d' % i, 'cuda', 'cuda') for i in range(2)]
-        return clock, Dispatch(lambda inputs: clock.call('divided', inputs),
-                               lambda: lambda inputs: clock.call('whole', inputs), contexts, Alone(),
-                               clock.noted.append)
+        return clock, LengthChooser(Alone(), clock.noted.append)
     return make
 
 
 # --- The choice ----------------------------------------------------------------------------------
 
-def test_short_batches_that_plain_keras_computes_faster_are_left_to_it(dispatching):
-    clock, dispatch = dispatching(divided=1e-3, whole=1e-4)
-    assert clock.run(dispatch, 32, 2 * CALLS + 3) == ['divided'] * CALLS + ['whole'] * (CALLS + 3)
-    assert dispatch.ran_on == [HOST] and clock.noted == [64]
-    assert clock.run(dispatch, 5, 2) == clock.run(dispatch, 63, 2) == ['whole'] * 2
-    assert clock.run(dispatch, 64, 2) == ['divided'] * 2 and dispatch.ran_on is None  # that length is not known yet
+def test_short_batches_that_plain_keras_computes_faster_are_left_to_it(choosing):
+    clock, chooser = choosing(divided=1e-3, whole=1e-4)
+    assert clock.run(chooser, 32, 2 * CALLS + 3) == ['divided'] * CALLS + ['whole'] * (CALLS + 3)
+    assert clock.noted == [64]
+    assert clock.run(chooser, 5, 2) == clock.run(chooser, 63, 2) == ['whole'] * 2
+    assert clock.run(chooser, 64, 2) == ['divided'] * 2  # that length is not known yet
 
 
-def test_short_batches_that_the_contexts_compute_faster_are_divided(dispatching):
-    clock, dispatch = dispatching(divided=1e-3, whole=1.1e-3)
-    assert clock.run(dispatch, 32, CALLS + TRIED + 9) == ['divided'] * CALLS + ['whole'] * TRIED + ['divided'] * 9
-    assert clock.run(dispatch, 500, 2) == ['divided'] * 2 and not clock.noted
-    assert clock.run(dispatch, 31, CALLS + 1)[-1] == 'whole'  # a shorter batch may be another matter
+def test_short_batches_that_the_contexts_compute_faster_are_divided(choosing):
+    clock, chooser = choosing(divided=1e-3, whole=1.1e-3)
+    assert clock.run(chooser, 32, CALLS + WARM_UP + 9) == ['divided'] * CALLS + ['whole'] * WARM_UP + ['divided'] * 9
+    assert clock.run(chooser, 500, 2) == ['divided'] * 2 and not clock.noted
+    assert clock.run(chooser, 31, CALLS + 1)[-1] == 'whole'  # a shorter batch may be another matter
 
 
-def test_plain_keras_is_not_compiled_for_batches_that_take_long(dispatching):
-    clock, dispatch = dispatching(divided=1.5 * LONGEST, whole=1e-6)
-    assert set(clock.run(dispatch, 32, 3 * CALLS)) == {'divided'}
+def test_plain_keras_is_not_compiled_for_batches_that_take_long(choosing):
+    clock, chooser = choosing(divided=1.5 * LONGEST, whole=1e-6)
+    assert set(clock.run(chooser, 32, 3 * CALLS)) == {'divided'}
 
 
 # --- Models --------------------------------------------------------------------------------------

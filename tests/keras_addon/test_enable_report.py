@@ -5,13 +5,14 @@ from types import SimpleNamespace
 import theano_mgpu as mgpu
 from theano_mgpu.devices.mesh import mesh_of
 from theano_mgpu.distributed.alone import Alone
+from theano_mgpu.enabling.chooser import COUNTED, MARGIN, WARM_UP
 from theano_mgpu.enabling.summary import SHOWN
+from theano_mgpu.enabling.trial import Trial, seconds_alone
 from theano_mgpu.keras import Checkpoint, Predictor, disable, enable, multi_gpu_model, verify
 from theano_mgpu.keras import report as report_module
 from theano_mgpu.keras.parallel_state import parallel_state_of
 from theano_mgpu.keras.report import Report
 from theano_mgpu.verification.certificate import TOLERANCE
-from theano_mgpu.verification.trial import MARGIN, ROUNDS, WARM_UP, Trial, seconds_alone
 
 import keras
 import numpy as np
@@ -200,9 +201,9 @@ def test_one_context_is_faster(monkeypatch, divided_without_measuring):
     def half_as_long(step, args):
         seconds_alone(step, args)
         return step.seconds / 2
-    monkeypatch.setattr('theano_mgpu.verification.trial.seconds_alone', half_as_long)  # as it is on an idle machine
+    monkeypatch.setattr('theano_mgpu.enabling.trial.seconds_alone', half_as_long)  # as it is on an idle machine
     report = enable()
-    text = 'trains on 2 contexts, but one context is faster: .* ms a batch, not .* ms.*theano-mgpu launch'
+    text = 'trains on 2 contexts, but one context is faster: .* ms a call on one device, .* ms divided.*launch'
     model = compiled(built(dense), mode=COMPILED)
     with pytest.warns(mgpu.MgpuWarning, match=text) as caught:
         model.fit(X, Y, batch_size=10, epochs=3, shuffle=False, verbose=0)
@@ -219,7 +220,7 @@ def test_one_context_is_faster(monkeypatch, divided_without_measuring):
 
 def test_whoever_divides_always_is_not_told_what_is_faster(monkeypatch):
     """Under --always a note advised to use one context."""
-    monkeypatch.setattr('theano_mgpu.verification.trial.seconds_alone', lambda step, args: step.seconds / 2)
+    monkeypatch.setattr('theano_mgpu.enabling.trial.seconds_alone', lambda step, args: step.seconds / 2)
     with warnings.catch_warnings():
         warnings.simplefilter('error', mgpu.MgpuWarning)
         report = enable(always=True)
@@ -254,8 +255,8 @@ def test_the_trial_draws_nothing_and_leaves_the_next_batch_alone(kind, contexts,
                                                                   divided_without_measuring):
     contexts(kind, 2)
     found = []
-    for rounds in (ROUNDS, 0):
-        monkeypatch.setattr('theano_mgpu.verification.trial.WARM_UP', 0 if rounds else 10 ** 6)
+    for rounds in (COUNTED, 0):
+        monkeypatch.setattr('theano_mgpu.enabling.trial.WARM_UP', 0 if rounds else 10 ** 6)
         enable(tell=lambda text: None)
         np.random.seed(3)
         model = Sequential([L.Dense(5, input_shape=(6,)), L.Dropout(0.5), head()])
@@ -273,32 +274,35 @@ class Step:
         self.inputs, self.ranks = SimpleNamespace(rows={}), Alone()
 
 
-@pytest.mark.parametrize('one,rounds', [(0.2, ROUNDS), (1.1, 2), (3.0, 1)])
+@pytest.mark.parametrize('one,rounds', [(0.2, COUNTED), (1.1, 2), (3.0, 1)])
 @pytest.mark.parametrize('ratio,faster', [(MARGIN - 0.01, False), (MARGIN + 0.01, True)])
 def test_the_verdict(ratio, faster, one, rounds, monkeypatch):
     """Medians of the first batches, without the very first ones; of fewer if they take long."""
     taken = iter([one] * rounds)
     step = Step(mgpu.contexts(), one * ratio)
-    monkeypatch.setattr('theano_mgpu.verification.trial.seconds_alone', lambda step, args: next(taken))
+    monkeypatch.setattr('theano_mgpu.enabling.trial.seconds_alone', lambda step, args: next(taken))
     trial = Trial(step)
     found = [trial.after([X, Y]) for _ in range(WARM_UP + rounds)]
-    assert found == [None] * (WARM_UP + rounds - 1) + [(one, one * ratio) if faster else None]
-    assert not trial.open and not list(taken)
+    assert found[:-1] == [None] * (WARM_UP + rounds - 1)
+    text = '%.3g ms a call on one device, %.3g ms divided' % (one * 1e3, one * ratio * 1e3)
+    assert text in found[-1][0] and not found[-1][1] if faster else found[-1] is None
+    assert not trial.is_open and not list(taken)
 
 
 def test_a_batch_that_one_context_cannot_take(monkeypatch):
-    """A model that is too large for one device trains on, without a note."""
+    """A model that is too large for one device trains on, and a note says so."""
     def fail(step, args):
         raise MemoryError('no room')
     step = Step(mgpu.contexts(), 1.0)
-    monkeypatch.setattr('theano_mgpu.verification.trial.seconds_alone', fail)
+    monkeypatch.setattr('theano_mgpu.enabling.trial.seconds_alone', fail)
     trial = Trial(step)
-    assert [trial.after([X, Y]) for _ in range(WARM_UP + 2)] == [None] * (WARM_UP + 2)
-    assert not trial.open and str(trial.error) == 'no room'
+    *before, (text, is_noted), after = [trial.after([X, Y]) for _ in range(WARM_UP + 2)]
+    assert before == [None] * WARM_UP and after is None
+    assert not trial.is_open and is_noted and text.endswith('failed on a whole batch: no room')
 
 
 def test_no_trial_on_one_context():
-    assert not Trial(Step(mgpu.contexts()[:1], 1.0)).open
+    assert not Trial(Step(mgpu.contexts()[:1], 1.0)).is_open
 
 
 # --- Certificates --------------------------------------------------------------------------------

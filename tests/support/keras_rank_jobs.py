@@ -9,7 +9,7 @@ import time
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import theano_mgpu as mgpu
-from theano_mgpu.enabling.dispatch import COUNTED, WARM_UP
+from theano_mgpu.enabling.chooser import COUNTED, WARM_UP
 from theano_mgpu.keras import Checkpoint, enable, multi_gpu_model
 
 import keras
@@ -98,7 +98,7 @@ def short_batches(path):
 
     def fail(inputs):
         raise MemoryError('no memory left')
-    compared = model.train_function.compared
+    compared = model.train_function.plain.compared
     whole, compared._function = compared._function, fail if mgpu.rank() else compared._function
     try:
         for _ in range(300):

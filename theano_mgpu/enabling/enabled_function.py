@@ -1,25 +1,19 @@
 """A `theano.function` of `enable`, and what runs in its place."""
 import functools
 import threading
-import time
 
-from ..distributed.activities import AGREE
 from ..distributed.choice import choose_ranks
-from ..distributed.collectives import all_gather_int
-from ..distributed.failures import failing_together
-from ..errors import GraphError, LengthError, MgpuError, RankError, in_one_line, is_of_call, noting
+from ..errors import GraphError, LengthError, MgpuError, in_one_line
 from ..parallel_function import ParallelFunction
 from ..patches.theano_functions import shown
+from .chooser import Chooser, State, Way
 from .definition import Definition, Refusal
+from .fallback import FAILED, by_plain, is_for_plain
 from .function_call import FunctionCall, LeftToPlain
 from .in_place import InPlaceUpdates
 from .programs import Programs
 
-WARM_UP = 2        # calls before those that count
-COUNTED = 3        # calls that count, on one device and over the contexts
-SHORTEST = 0.5e-3  # seconds; a shorter call is not divided, since a step over contexts costs about as much
-GROWN = 4          # times the seconds of a call, after which it is timed anew
-FAILURES = 3       # calls that may fail over the contexts and not in plain Theano
+FAILURES = 3  # calls that may fail over the contexts and not in plain Theano
 
 NO_BATCH = 'no batch enters it'
 NO_BATCH_YET = 'no call has shown a batch of more than one sample'
@@ -44,9 +38,7 @@ class OtherBatch(LeftToPlain):
 
 
 class EnabledFunction:
-    """Runs in place of a `theano.function`: plain Theano or a ParallelFunction, whichever is faster.
-
-    Where calls take much longer than those that were timed, they are timed anew.
+    """What runs in place of a `theano.function`: plain Theano or a ParallelFunction, whichever is faster.
 
     Parameters
     ----------
@@ -65,9 +57,8 @@ class EnabledFunction:
         self._ranks, self._lock = choose_ranks(None), threading.RLock()
         self._programs = {}  # for each text of a list of outputs that was asked for, None for all
         self._refusal, self._failures, self._failed = None, 0, False
-        self._seconds, self._one = [], 0
-        self._calls = self._timed_next = 0
-        self._run = self._first_call
+        self._chooser = Chooser(State.SEVERAL if enabled.always else State.TIMES_ONE, self._ranks)
+        self._is_called = False
 
     @property
     def step(self):
@@ -75,7 +66,12 @@ class EnabledFunction:
         return next((programs.step for programs in self._programs.values()), None)
 
     def __call__(self, args, kwargs):
-        return self._run(args, kwargs)
+        if not self._is_called:
+            self._is_called = True
+            self._usage.run_on([], NOT_COMPUTED)
+        if self._chooser.state is State.SEVERAL:
+            return self._over_contexts(args, kwargs)
+        return self._by_chosen_way(args, kwargs)
 
     def copied(self, function, swap, delete_updates):
         """Have a copy of the function run over the contexts, too."""
@@ -83,27 +79,32 @@ class EnabledFunction:
         function.mgpu_divided = type(self)(self._enabled, function, usage,
                                            self._definition.copied(swap, delete_updates))
 
-    def _first_call(self, args, kwargs):
-        self._usage.run_on([], NOT_COMPUTED)
-        self._run = self._over_contexts if self._enabled.always else self._measure_plain
-        return self._run(args, kwargs)
+    # ------------------------------------------------------------------------------- one device or several contexts
 
-    # ------------------------------------------------------------------------------------------- on one device
+    def _by_chosen_way(self, args, kwargs):
+        chooser, before = self._chooser, self._chooser.state
+        results = chooser.run(functools.partial(self._in_way, args, kwargs))
+        if chooser.state is before:
+            if before is State.TIMES_ONE:
+                self._usage.run_on([], NOT_TIMED)
+        elif chooser.state is State.SEVERAL:
+            self._usage.run_on(self.step.contexts, chooser.reason())
+        elif chooser.state is State.ONE:
+            self._stay(chooser.reason(), may_grow=True)
+        return results
+
+    def _in_way(self, args, kwargs, way):
+        """Compute a call; return the results, and whether its time counts.
+
+        The time of a call of some outputs does not count, nor that of a call over the contexts that plain Theano
+        computes in their place.
+        """
+        before = self._usage.calls
+        results = self._plain(args, kwargs) if way is Way.ONE else self._over_contexts(args, kwargs)
+        return results, kwargs.get('output_subset') is None and (way is Way.ONE or self._usage.calls > before)
 
     def _plain(self, args, kwargs):
         return self._function.plain_call(*args, **kwargs)
-
-    def _measure_plain(self, args, kwargs):
-        results, seconds = self._timed(self._plain, args, kwargs)
-        if seconds is None:
-            self._usage.run_on([], NOT_TIMED)
-            return results
-        self._one = seconds
-        if seconds < SHORTEST:
-            self._stay('a call takes %.2g ms, too short to divide' % (seconds * 1e3), may_grow=True)
-        else:
-            self._run = self._measure_several
-        return results
 
     def _stay(self, why, may_grow=False):
         """Run on one device from now on; if calls may take longer later, time some of them now and then."""
@@ -112,10 +113,9 @@ class EnabledFunction:
         may_grow = may_grow and self._ranks.size == 1 and self._may_divide()
         self._programs = {}
         if may_grow:
-            self._calls, self._timed_next = 0, 2 * (WARM_UP + COUNTED)
-            self._run = self._time_now_and_then
+            self._chooser.rest()
         else:
-            self._run = None
+            self._chooser = Chooser(State.ONE, self._ranks)
             del self._function.mgpu_divided
 
     def _may_divide(self):
@@ -124,45 +124,7 @@ class EnabledFunction:
         except CannotRun:
             return False
 
-    def _time_now_and_then(self, args, kwargs):
-        self._calls += 1
-        if self._calls < self._timed_next:
-            return self._plain(args, kwargs)
-        results, seconds = self._timed(self._plain, args, kwargs)
-        if seconds is not None:
-            self._timed_next *= 2
-            if seconds > max(SHORTEST, GROWN * self._one):
-                self._one, self._run = seconds, self._measure_several
-        return results
-
-    def _timed(self, run, args, kwargs):
-        """Call, and return results, and after enough calls the seconds that one takes, the same number on every rank.
-
-        Before, the seconds are None. Calls that plain Theano computes in place of the contexts do not count, nor do
-        those of some outputs.
-        """
-        before, began = self._usage.calls, time.perf_counter()
-        results = run(args, kwargs)
-        seconds = time.perf_counter() - began
-        if kwargs.get('output_subset') is None and (run == self._plain or self._usage.calls > before):
-            self._seconds.append(seconds)
-        if len(self._seconds) < WARM_UP + COUNTED:
-            return results, None
-        seconds, self._seconds = min(self._seconds[WARM_UP:]), []
-        return results, max(all_gather_int(self._ranks, int(seconds * 1e9))) / 1e9
-
-    # --------------------------------------------------------------------------------------- over the contexts
-
-    def _measure_several(self, args, kwargs):
-        results, seconds = self._timed(self._over_contexts, args, kwargs)
-        if seconds is not None and self._run == self._measure_several:
-            text = '%.3g ms a call on one device, %.3g ms divided' % (self._one * 1e3, seconds * 1e3)
-            if seconds < self._one:
-                self._usage.run_on(self.step.contexts, text)
-                self._run = self._over_contexts
-            else:
-                self._stay(text, may_grow=True)
-        return results
+    # --------------------------------------------------------------------------------------------- over the contexts
 
     def _over_contexts(self, args, kwargs):
         # One line, because Ctrl-C may raise between two lines, after the lock is taken and before `with` can free it.
@@ -183,12 +145,8 @@ class EnabledFunction:
             if failure is None or not self._is_for_plain(failure):
                 raise
         call.undo()
-        if isinstance(failure, LeftToPlain):
-            results = self._plain(args, kwargs)
-        else:  # plain Theano raises its own error if the values are at fault; all ranks have failed if one has
-            with failing_together(self._ranks), noting(getattr(failure, '__notes__', ())):
-                results = self._plain(args, kwargs)
-                self._ranks.handshake((AGREE,))
+        compute = functools.partial(self._plain, args, kwargs)
+        results = compute() if isinstance(failure, LeftToPlain) else by_plain(compute, failure, self._ranks)
         self._go_on_after(failure, self._programs.get(key))
         return results
 
@@ -211,7 +169,7 @@ class EnabledFunction:
     def _is_for_plain(self, failure):
         """Return whether plain Theano is to compute a call that has failed over the contexts."""
         return isinstance(failure, LeftToPlain) or (
-            not self._enabled.strict and not isinstance(failure, RankError) and is_of_call(failure))
+            not self._enabled.strict and is_for_plain(failure))
 
     def _go_on_after(self, failure, programs):
         """Note why plain Theano has computed a call, and decide how to go on."""
@@ -233,10 +191,10 @@ class EnabledFunction:
         if self._failures == 1:
             self._enabled.tell('%s continues on one device: %s' % (self._usage.name, text))
         if self._failures < FAILURES:
-            self._usage.run_on([], 'it failed over the contexts: %s' % text)
+            self._usage.run_on([], FAILED % text)
             self._failed = True
         else:
-            self._stay('it failed over the contexts: %s' % text)
+            self._stay(FAILED % text)
 
     def _compute(self, key, news, values, subset):
         """Compute the outputs, and the new values of inputs that have an update, over the contexts."""

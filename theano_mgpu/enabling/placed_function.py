@@ -2,6 +2,7 @@
 from ..errors import GraphError, MgpuError
 from ..options import Options
 from ..placement.layout import mesh_for
+from .chooser import Way
 from .enabled_function import EnabledFunction, NotDivided, OtherBatch
 
 NOT_PLACED = '%s is placed on devices, but plain Theano runs it on one: %s'
@@ -24,7 +25,7 @@ class PlacedFunction(EnabledFunction):
         super().__init__(enabled, function, usage, definition)
         self._whole = {}  # Programs -> the ParallelFunction that divides no batch
         self._several = None  # whether there are several replicas, or micro-batches
-        self._run = self._over_contexts
+        self._chooser.settle(Way.SEVERAL)
 
     def _is_plain(self, programs, news):
         return False

@@ -1,4 +1,5 @@
 """`theano_mgpu.keras.Checkpoint`: a crash or kill costs a training a few batches only."""
+import functools
 import os
 import uuid
 
@@ -12,6 +13,7 @@ from ..errors import MgpuError, warn
 from .callback_states import restore_states, states_of
 from .fit_record import FitRecord, random_states, set_random_states
 from .parallel_state import parallel_state_of
+from .steps import Computed
 
 
 class Run:
@@ -92,7 +94,7 @@ class Checkpoint(keras.callbacks.Callback):
                 self._restore()
         finally:
             for function in self._functions:
-                function.checkpoint = None
+                function.end_fit()
             self._functions, self._lock = [], None
         if trained and kind is None:
             self._run.finished += 1
@@ -119,22 +121,22 @@ class Checkpoint(keras.callbacks.Callback):
             self._run.id = broadcast_object(ranks, uuid.uuid4().hex)
         self._done.run = self._run.id
         for function in self._functions:
-            function.checkpoint = self
+            function.begin_fit(functools.partial(self.replay_or_compute, function))
 
-    def replay_or_compute(self, function, inputs, compute):
-        """The results of a call of the train or test function, saved or computed.
+    def replay_or_compute(self, function, inputs, proceed):
+        """Return the Computed of a call of the train or test function, which is replayed or goes on to the next step.
 
         The first call of the train function in a batch is Keras's; any other comes from a callback.
         """
         if function is not self._functions[0]:
-            return self._logged('val_') if self.replaying else compute(inputs)
+            return Computed(self._logged('val_'), 0) if self.replaying else proceed(inputs)
         if not self._in_batch:
-            return compute(inputs)
+            return proceed(inputs)
         self._in_batch = False
         self._done.add_inputs(inputs)
-        results = self._replayed() if self.replaying else compute(inputs)
-        self._done.batches.append(results)
-        return list(results)
+        computed = Computed(self._replayed(), 0) if self.replaying else proceed(inputs)
+        self._done.batches.append(computed.outputs)
+        return computed._replace(outputs=list(computed.outputs))
 
     def on_epoch_begin(self, epoch, logs=None):
         if 'initial_epoch' not in self._done.fit:

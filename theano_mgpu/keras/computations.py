@@ -65,13 +65,11 @@ class Computation:
 
     def over_contexts(self, state, inputs):
         """Return the same over the contexts of a ParallelState; variables have their new values afterwards."""
-        def make(contexts, free):
-            found = free(self._expressions)
-            outputs, new = found[:len(self._outputs)], found[len(self._outputs):]
+        def make(contexts, expressions):
+            outputs, new = expressions[:len(self._outputs)], expressions[len(self._outputs):]
             return ParallelFunction(self._inputs, outputs, dict(zip(self._updated, new)), contexts=contexts,
                                     name=self._name, **self._options)
-        variants = Variants(make, self._inputs, state)
-        _, found = variants.run(variants.of(inputs), inputs)
+        found = Variants(self._expressions, make, self._inputs, state).of(inputs)(*inputs)
         values = {key: np.array(value) for key, value in zip(self._outputs, found)}
         values.update((key, K.get_value(variable)) for key, variable in self._states.items())
         return values

@@ -2,23 +2,21 @@
 import functools
 import re
 import weakref
-from time import perf_counter
 
 import theano
 
 from ..distributed.choice import choose_ranks
-from ..distributed.consistency import ComparedFunction
-from ..enabling.dispatch import Dispatch, on_devices
+from ..enabling.chooser import LengthChooser
 from ..errors import GraphError, warn
 from ..options import check_exact_flags
 from ..patches import keras_models
 from ..placement.propagation import is_placed
-from ..verification.trial import Trial
-from .functions import MAKERS, BatchFunction, check_compile
+from .functions import MAKERS, check_compile
 from .methods import LOOPS, switch_methods_once
 from .multi_gpu import check_built, chosen_contexts, multi_gpu_model
 from .parallel_state import ParallelState, parallel_state_of, set_parallel_state
 from .report import Report
+from .steps import Advice, Choice, on_devices
 from .verification import check_alone, verify_batch, verify_evaluation, verify_prediction
 
 ON_CPU = ('the contexts are on the CPU, where dividing a batch gains nothing, since Python computes one part at a '
@@ -115,7 +113,7 @@ def _patch_keras_once():
     keras_models.switch_keras_methods(LOOPS, applies=lambda model: _enabled and not model.built)
     keras_models.switch_keras_methods({'compile': _compile, '_make_predict_function': _make_predict_function},
                                       applies=lambda model: not hasattr(model, 'template'))
-    counted = {'_make_%s_function' % kind: functools.partial(_counted, kind) for kind in MAKERS}
+    counted = {'_make_%s_function' % kind: _counted for kind in MAKERS}
     keras_models.switch_keras_methods(counted, applies=lambda model: _enabled and hasattr(model, 'template'))
     keras_models.replace_multi_gpu_model(multi_gpu_model, applies=lambda: _enabled)
 
@@ -140,12 +138,12 @@ def _make_predict_function(original):
     return _make_predict_function
 
 
-def _counted(kind, original):
+def _counted(original):
     """Have the batches of a model that `multi_gpu_model` has made be counted, too."""
     @functools.wraps(original)
     def make(self):
+        _enabled.count(self)
         original(self)
-        _enabled.count(self, kind)
     return make
 
 
@@ -163,12 +161,12 @@ class Enabled:
         self._told = set()
         self._parallel = weakref.WeakKeyDictionary()  # model of multi_gpu_model -> Usage
 
-    def count(self, model, kind):
-        """Have the batches of a parallel model be counted."""
-        function = parallel_state_of(model).functions.get(kind)
-        if function is not None and function.observer is None:
+    def count(self, model):
+        """Have the batches of a parallel model be counted, by functions that are made from now on."""
+        state = parallel_state_of(model)
+        if state.usage is None:
             usage = self._parallel.get(model) or self._parallel.setdefault(model, self.report.usage(model.name))
-            function.observer = functools.partial(timed, usage, kind)
+            state.count_in(usage)
 
     def attach(self, model, before=None):
         """Have a model run over the contexts; `before` is its state from an earlier `compile`, if any."""
@@ -209,28 +207,20 @@ def _obstacle(model):
     return None
 
 
-def timed(usage, kind, function, inputs, compute):
-    """Compute a batch, and add it to what is known of the model's usage, a Usage."""
-    began = perf_counter()
-    results = compute(inputs)
-    usage.add(kind, function.samples, perf_counter() - began, function.contexts)
-    return results
-
-
 class EnabledState(ParallelState):
     """How a model that `enable` has found runs over contexts."""
 
     def __init__(self, enabled, model, usage, contexts):
         super().__init__(model.name, contexts)
-        self.enabled, self.usage, self.strict = enabled, usage, enabled.strict
+        self.enabled, self.strict = enabled, enabled.strict
         self._model = weakref.ref(model)
         self._verified = set()
-        self._trial = None
+        self.count_in(usage)
 
     def notify(self, text):
         self.enabled.notify(self.name, text)
 
-    def leave_all(self):
+    def leaves_all(self):
         ranks = choose_ranks(None)
         if ranks.size > 1 or on_devices(self.contexts) or not self._may_leave_batches(ranks):
             return False
@@ -238,15 +228,16 @@ class EnabledState(ParallelState):
             self.enabled.notify_all(ON_CPU)
         return True
 
-    def observe(self, kind, function):
-        super().observe(kind, function)
-        is_divided, ranks = isinstance(function, BatchFunction), choose_ranks(None)
-        tries = kind == 'train' and is_divided and not self.enabled.always
-        function.observer = functools.partial(self._train if tries else self._timed, kind)
-        if is_divided and self._may_leave_batches(ranks):
-            make_plain = functools.partial(self._plain, kind, function, ranks)
-            function.dispatch = Dispatch(function.run_over_contexts, make_plain, self.contexts, ranks,
-                                         functools.partial(self.usage.whole_below.__setitem__, kind))
+    def steps(self, kind, plain=None):
+        steps, ranks = super().steps(kind), choose_ranks(None)
+        if self.enabled.verifies:
+            steps.insert(0, functools.partial(self._verify, kind))
+        if kind == 'train' and plain is not None and not self.enabled.always:
+            steps.insert(0, Advice(functools.partial(self.enabled.notify, self.name)))
+        if plain is not None and self._may_leave_batches(ranks):
+            chooser = LengthChooser(ranks, functools.partial(self.usage.whole_below.__setitem__, kind))
+            steps.append(Choice(chooser, plain, self.contexts))
+        return steps
 
     def _may_leave_batches(self, ranks):
         """Whether plain Keras may compute a batch.
@@ -263,42 +254,15 @@ class EnabledState(ParallelState):
         return stays_alike and not (self.enabled.always or is_placed(outputs) or flags.micro_batches > 1 or
                                     flags.executor in ('serial', 'threads'))
 
-    def _plain(self, kind, function, ranks):
-        """Return the function of plain Keras; it trains the same variables."""
-        plain = function.plain()
-        if ranks.size == 1 or kind == 'predict':  # which ranks may do apart
-            return plain
-        function.compared = ComparedFunction(plain, ranks, function.function.built.number,
-                                              lambda: function.function.built.alike)
-        return function.compared
-
-    def _timed(self, kind, function, inputs, compute):
-        if self.enabled.verifies:
-            self._verify(kind, inputs)
-        return timed(self.usage, kind, function, inputs, compute)
-
-    def _train(self, kind, function, inputs, compute):
-        results = self._timed(kind, function, inputs, compute)
-        if function.dispatch is not None and function.dispatch.ran_on:
-            return results
-        if self._trial is None or self._trial.step is not function.function:
-            self._trial = Trial(function.function)
-        trial = self._trial
-        if trial.open:
-            verdict = trial.after(inputs)
-            if verdict:
-                self.enabled.notify(self.name, trial.text(*verdict), noted=False)
-            if trial.error:
-                self.enabled.notify(self.name, 'trains on %d contexts; whether one is faster is not known, because it '
-                                    'failed on a whole batch: %s' % (len(self.contexts), trial.error))
-        return results
-
-    def _verify(self, kind, inputs):
-        """Show a certificate of the first batch of a kind, unless one of a later kind in `VERIFY` covers it."""
+    def _verify(self, kind, inputs, proceed):
+        """Show a certificate before the first batch of a kind, unless one of a later kind in `VERIFY` covers it."""
         kinds = list(VERIFY)
-        if self._verified.intersection(kinds[kinds.index(kind):]):
-            return
-        self._verified.add(kind)
+        if self._verified.isdisjoint(kinds[kinds.index(kind):]):
+            self._verified.add(kind)
+            self._show_certificate(kind, inputs)
+        return proceed(inputs)
+
+    def _show_certificate(self, kind, inputs):
         try:
             certificate = VERIFY[kind](self._model(), inputs, self.contexts)
         except Exception as error:  # of any class: ops raise their own. The run goes on, as without a certificate

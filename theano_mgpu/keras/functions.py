@@ -6,9 +6,9 @@ import theano
 from keras import backend as K
 from keras.backend import theano_backend
 
-from ..distributed.activities import AGREE
-from ..distributed.failures import failing_together
-from ..errors import BatchError, MgpuError, RankError, in_one_line, is_of_call, noting
+from ..distributed.consistency import ComparedFunction
+from ..enabling.fallback import by_plain, is_for_plain
+from ..errors import BatchError, MgpuError
 from ..graphs import graph
 from ..parallel_function import ParallelFunction
 from ..patches import keras_loops, theano_functions
@@ -16,34 +16,36 @@ from ..training import TrainingFunction
 from .batch import batch_inputs, first_of_each, metric_values, test_updates, training_updates
 from .optimizer import optimizer_updates
 from .parallel_state import parallel_state_of
+from .steps import Choice, Computed, chained
 from .variants import Variants, length_of
 
 OPTIONS = ('mode', 'givens')  # those of theano.function that compile() takes
 
 
 class ModelFunction:
-    """What a model calls for each batch, which an observer and a checkpoint may take part in.
+    """What a model calls for each batch: steps that each batch goes through, of which the last one computes it.
 
-    Attributes
+    Parameters
     ----------
-    checkpoint : keras.Checkpoint or None
-        That of a fit, while the fit lasts.
-    observer : callable or None
-        ``observer(function, inputs, compute)`` returns what ``compute(inputs)`` does.
-    samples : int
-        Size of the last batch, on all ranks.
+    steps : list of callable
+        See `steps`.
     """
 
-    checkpoint = observer = None
-    samples = 0
+    def __init__(self, steps):
+        self._steps, self._run = steps, chained(steps)
 
     def __call__(self, inputs):
-        if self.checkpoint:
-            return self.checkpoint.replay_or_compute(self, inputs, self._compute)
-        return self._compute(inputs)
+        return self._run(inputs).outputs
 
-    def _compute(self, inputs):
-        return self._run(inputs) if self.observer is None else self.observer(self, inputs, self._run)
+    def begin_fit(self, step):
+        """Put the step of a checkpoint before the others, and divide each batch: a restart must not depend on what was
+        measured.
+        """
+        self._run = chained([step] + [each for each in self._steps if not isinstance(each, Choice)])
+
+    def end_fit(self):
+        """Take the step of a checkpoint out again."""
+        self._run = chained(self._steps)
 
 
 class WholeFunction(ModelFunction, theano_backend.Function):
@@ -53,53 +55,150 @@ class WholeFunction(ModelFunction, theano_backend.Function):
     ----------
     plain : keras.backend.Function
         Keras's. What it has is here, too, such as `function`, that of Theano.
+    divided : DividedBatches
+        What would compute the batches over contexts.
     contexts : list of Context
         What it runs on.
-    divided : BatchFunction
-        What would run the batches over contexts.
+    steps : list of callable
+        Those before the last one.
     """
 
-    def __init__(self, plain, contexts, divided):
+    def __init__(self, plain, divided, contexts, steps):
         vars(self).update(vars(plain))
         self.contexts, self._divided = contexts, divided
+        ModelFunction.__init__(self, steps + [self._compute])
 
     @property
     def step(self):
         """The TrainingFunction over the same variables, whose training state a checkpoint holds."""
-        return self._divided.step
+        return self._divided.function
 
-    def _run(self, inputs):
-        self.samples = length_of(inputs)
-        return theano_backend.Function.__call__(self, inputs)
+    def _compute(self, inputs):
+        return Computed(theano_backend.Function.__call__(self, inputs), length_of(inputs), self.contexts)
 
 
 class BatchFunction(ModelFunction):
-    """Runs a function over a batch, then reads values that it has updated.
+    """The function of a model whose batches are divided, but for those that are left to plain Keras.
+
+    Parameters
+    ----------
+    divided : DividedBatches
+    plain : PlainKeras
+    steps : list of callable
+        Those before the last one.
+
+    Attributes
+    ----------
+    divided : DividedBatches
+    plain : PlainKeras
+    """
+
+    def __init__(self, divided, plain, steps):
+        super().__init__(steps + [divided])
+        self.divided, self.plain = divided, plain
+
+    @property
+    def function(self):
+        """The ParallelFunction or TrainingFunction that runs batches over the contexts."""
+        return self.divided.function
+
+    step = function
+
+    @property
+    def contexts(self):
+        """The list of Context that divided batches run over."""
+        return self.function.contexts
+
+    @property
+    def optimizer_updates(self):
+        """The updates that a train function asked the optimizer for; None for other functions."""
+        return self.divided.optimizer_updates
+
+    def forget_prepared(self):
+        """Drop a batch that was sent ahead and that does not come."""
+        self.divided.forget_prepared()
+
+    def restart(self):
+        """Begin anew with the values of rank 0, after an error that every rank has met."""
+        self.plain.restart()
+
+    def begin(self):
+        """Begin an epoch."""
+        self.divided.begin()
+
+    def join(self):
+        """Come to the end of an epoch with the other processes, and compare what each has computed by itself.
+
+        Returns
+        -------
+        list of float, or None
+            See `DividedBatches.join`.
+        """
+        self.plain.compare()
+        return self.divided.join()
+
+
+class PlainKeras:
+    """The function of plain Keras for a model, which is made when it is first needed.
+
+    Parameters
+    ----------
+    divided : DividedBatches
+        What trains the same variables.
+    is_compared : bool
+        Whether processes that compute the same batches compare the results. Predictions change no variable.
+
+    Attributes
+    ----------
+    compared : ComparedFunction or None
+    """
+
+    def __init__(self, divided, is_compared):
+        self._divided, self._is_compared = divided, is_compared
+        self._function = self.compared = None
+
+    def __call__(self, inputs):
+        """Compute a batch in each process, and compare the results now and then; one that was sent ahead is dropped."""
+        if self._function is None:
+            self._function, step = self._divided.make_plain(), self._divided.function
+            if self._is_compared and step.ranks.size > 1:
+                self._function = self.compared = ComparedFunction(self._function, step.ranks, step.built.number,
+                                                                  lambda: step.built.alike)
+        results = self._function(inputs)
+        self._divided.forget_prepared()
+        return results
+
+    def compare(self):
+        """Compare the results that have not been compared yet."""
+        if self.compared is not None:
+            self.compared.compare()
+
+    def restart(self):
+        """Begin anew with the values of rank 0."""
+        if self.compared is not None:
+            self.compared.restart()
+
+
+class DividedBatches:
+    """The last step: a function over a batch, then values that it has updated.
 
     Parameters
     ----------
     variants : Variants
-        Of a ParallelFunction or TrainingFunction.
+        Those of a ParallelFunction or TrainingFunction.
     values : list of theano.Variable
         Functions of shared variables that are read after the batch, as further outputs.
     mode : str or theano.Mode, optional
-    prepares_next : bool
-        Whether the next batch is sent while one is computed, within Keras's loops (see `prefetch`).
+    make_plain : callable, optional
+        Returns the function of plain Keras, which computes a batch that has failed over the contexts.
     optimizer_updates : list of (SharedVariable, theano.Variable), optional
-        Of a train function: what all its variants train by, and plain Keras where it computes a batch.
-
-    Attributes
-    ----------
-    plain : callable or None
-        ``plain()`` returns the function of plain Keras, see `methods.plain_maker`.
+        Updates of a train function: all its variants train by them, and plain Keras where it computes a batch. The next
+        batch of a train function is sent while one is computed, within Keras's loops (see `prefetch`).
     """
 
-    def __init__(self, variants, values=(), mode=None, prepares_next=False, optimizer_updates=None):
-        self._variants, self._values, self._mode = variants, list(values), mode
-        self._prepares_next, self.optimizer_updates = prepares_next, optimizer_updates
-        self.dispatch = None  # a Dispatch, where some batches are left to plain Keras
-        self.compared = None  # a ComparedFunction, where each process may compute such batches
-        self.plain = None
+    def __init__(self, variants, values=(), mode=None, make_plain=None, optimizer_updates=None):
+        self._variants, self._values, self._mode, self.make_plain = variants, list(values), mode, make_plain
+        self._trains, self.optimizer_updates = optimizer_updates is not None, optimizer_updates
         self.begin()
 
     @property
@@ -107,80 +206,55 @@ class BatchFunction(ModelFunction):
         """The ParallelFunction or TrainingFunction that runs batches over the contexts."""
         return self._variants.function
 
-    step = function
-
-    @property
-    def contexts(self):
-        """The list of Context that ran the last batch."""
-        return self.dispatch and self.dispatch.ran_on or self.function.contexts
-
     def compile(self):
         """Compile what runs batches over the contexts."""
         self._variants.compile()
 
     @functools.cached_property
     def _read(self):
-        """Reads the values, once per batch."""
+        """The function that reads the values, once per batch."""
         mode = theano.compile.get_mode(self._mode).excluding('gpuarray_opt')
         return theano_functions.plain_function([], graph.host_graph(self._values), mode=mode) if self._values else list
 
-    def _run(self, inputs):
-        if self.dispatch is None:
-            return self.run_over_contexts(inputs)
-        if self.checkpoint is not None:  # a restart must not depend on what was measured
-            return self.dispatch.run_divided(inputs)
-        self.samples = length_of(inputs)
-        results = self.dispatch.run(inputs, self.samples)
-        if self._prepares_next and self.dispatch.ran_on:
-            self.forget_prepared()
-        return results
+    def __call__(self, inputs):
+        """Compute a batch over the contexts, or by plain Keras if that ends in an error of the graph or of the batch.
 
-    def run_over_contexts(self, inputs):
-        """Run a batch over the contexts; returns the outputs and the values.
-
-        Where that ends in an error of the graph or of the batch, plain Keras computes the batch: its own error, if it
-        has one, is that of one device.
+        Returns
+        -------
+        Computed
         """
         try:
-            return self._run_divided(inputs)
+            return self._over_contexts(inputs)
         except Exception as error:
-            nothing = self.optimizer_updates is not None and not length_of(inputs)  # a step on it makes all weights NaN
-            if nothing or not self._may_be_of_plain_keras(error):
+            if not self._is_for_plain(error, inputs):
                 raise
             failure = error
         try:
-            return self._run_plain(inputs, failure)
+            outputs = by_plain(lambda: self.make_plain()(inputs), failure, self.function.ranks)
+            self._variants.note_failure(inputs, failure)
         finally:
             del failure  # its traceback has this frame, which would keep it
+        return Computed(outputs, length_of(inputs))
 
-    def _may_be_of_plain_keras(self, error):
-        """Return whether plain Keras can say what an error is, as it is neither that of a device nor of the ranks."""
-        ours = isinstance(error, MgpuError) and (isinstance(error, RankError) or not isinstance(error, BatchError))
-        return self.plain is not None and is_of_call(error) and not (
-            ours or self._variants.state.strict or self.function.sharded)
+    def _is_for_plain(self, error, inputs):
+        """Return whether plain Keras can say what an error is, since it is neither one of a device nor of the ranks."""
+        is_ours = isinstance(error, MgpuError) and not isinstance(error, BatchError)
+        is_empty = self._trains and not length_of(inputs)  # a step on it makes all weights NaN
+        return self.make_plain is not None and is_for_plain(error) and not (
+            is_ours or is_empty or self._variants.state.strict or self.function.sharded)
 
-    def _run_plain(self, inputs, failure):
-        """Compute a batch that has failed over the contexts, and changed nothing."""
-        ranks = self.function.ranks
-        with failing_together(ranks), noting(getattr(failure, '__notes__', ())):
-            results = self.plain()(inputs)
-            ranks.handshake((AGREE,))
-        self.samples = length_of(inputs)
-        self._variants.state.notify('has left a batch to plain Keras, on one device, since it failed when divided: %s'
-                                    % in_one_line(failure))
-        return results
-
-    def _run_divided(self, inputs):
+    def _over_contexts(self, inputs):
         function = self._variants.of(inputs)
         loop = keras_loops.keras_batches
-        if self._prepares_next and function.executable.on_devices and loop is not None and loop.calls(self):
+        if self._trains and function.executable.on_devices and loop is not None and loop.calls(self):
             function.look_ahead.next_batch = functools.partial(loop.after, inputs)
         try:
-            ran, outputs = self._variants.run(function, inputs)
+            outputs = function(*inputs)
         finally:
             function.look_ahead.next_batch = None  # it holds the data of the loop
-        self.samples = ran.samples
-        return self._reported(outputs if isinstance(outputs, list) else [outputs], self.samples)
+        self._variants.note_success(function, inputs)
+        outputs = self._reported(outputs if isinstance(outputs, list) else [outputs], function.samples)
+        return Computed(outputs, function.samples, function.contexts, function)
 
     def _reported(self, outputs, samples):
         outputs = outputs + self._read()
@@ -199,9 +273,7 @@ class BatchFunction(ModelFunction):
         self._loss, self._samples = 0.0, 0
 
     def join(self):
-        """Come to the end of an epoch with the other processes, and compare what each has computed by itself.
-
-        Where each process feeds its own data, wait until the others have come to the end of theirs.
+        """Where each process feeds its own data, wait until the others have come to the end of theirs.
 
         Returns
         -------
@@ -209,8 +281,6 @@ class BatchFunction(ModelFunction):
             The loss and metrics of all the data since `begin`. None with one process, or where each process gets
             whole batches: the caller knows them then.
         """
-        if self.compared is not None:
-            self.compared.compare()
         if not self._variants.compiled or not self.function.sharded:
             return None
         for outputs, samples in self.function.joined():
@@ -218,45 +288,52 @@ class BatchFunction(ModelFunction):
         return [self._loss / self._samples] + self._read() if self._samples else None
 
 
-def train_function(model):
-    """The train function of a compiled model."""
+def train_function(model, plain_of=None):
+    """Return the last step of the train function of a compiled model.
+
+    Parameters
+    ----------
+    model : keras.Model
+    plain_of : callable, optional
+        ``plain_of(optimizer_updates)`` returns what makes the function of plain Keras, see `methods.plain_maker`.
+    """
     state = parallel_state_of(model)
     pairs = optimizer_updates(model, state)
     updates = training_updates(model, pairs)
 
     # What the model is now, as in Keras: a variant may be made after the model has changed.
-    inputs, total, options = batch_inputs(model), model.total_loss, _over_contexts(model)
-    params = model._collected_trainable_weights
+    inputs, options, params = batch_inputs(model), _over_contexts(model), model._collected_trainable_weights
 
-    def make(contexts, free):
-        loss, *new = free([total] + list(updates.values()))
+    def make(contexts, outputs):
+        loss, *new = outputs
         return TrainingFunction(inputs, loss, params, dict(zip(updates, new)), contexts=contexts, name='train_function',
                                 **options)
-    return BatchFunction(Variants(make, inputs, state), metric_values(model), options.get('mode'), True, pairs)
+    variants = Variants([model.total_loss] + list(updates.values()), make, inputs, state)
+    return DividedBatches(variants, metric_values(model), options.get('mode'), plain_of and plain_of(pairs), pairs)
 
 
-def test_function(model):
-    """The test function of a compiled model: its loss and metrics."""
-    updates, inputs = test_updates(model), batch_inputs(model)
-    total, options = model.total_loss, _over_contexts(model)
+def test_function(model, plain_of=None):
+    """Return the last step of the test function of a compiled model: its loss and metrics; see `train_function`."""
+    updates, inputs, options = test_updates(model), batch_inputs(model), _over_contexts(model)
 
-    def make(contexts, free):
-        loss, *new = free([total] + list(updates.values()))
+    def make(contexts, outputs):
+        loss, *new = outputs
         return ParallelFunction(inputs, [loss], dict(zip(updates, new)), contexts=contexts, name='test_function',
                                 **options)
-    return BatchFunction(Variants(make, inputs, parallel_state_of(model)), metric_values(model), options.get('mode'))
+    variants = Variants([model.total_loss] + list(updates.values()), make, inputs, parallel_state_of(model))
+    return DividedBatches(variants, metric_values(model), options.get('mode'), plain_of and plain_of(None))
 
 
-def predict_function(model):
-    """The predict function of a model: its outputs."""
+def predict_function(model, plain_of=None):
+    """Return the last step of the predict function of a model: its outputs; see `train_function`."""
     updates, inputs = first_of_each(model.state_updates), batch_inputs(model, targets=False)
-    outputs, options = list(model.outputs), _over_contexts(model)
+    n, options = len(model.outputs), _over_contexts(model)
 
-    def make(contexts, free):
-        new = free(outputs + list(updates.values()))
-        return ParallelFunction(inputs, new[:len(outputs)], updates=dict(zip(updates, new[len(outputs):])),
-                                contexts=contexts, name='predict_function', **options)
-    return BatchFunction(Variants(make, inputs, parallel_state_of(model)))
+    def make(contexts, outputs):
+        return ParallelFunction(inputs, outputs[:n], updates=dict(zip(updates, outputs[n:])), contexts=contexts,
+                                name='predict_function', **options)
+    variants = Variants(model.outputs + list(updates.values()), make, inputs, parallel_state_of(model))
+    return DividedBatches(variants, make_plain=plain_of and plain_of(None))
 
 
 MAKERS = {'train': train_function, 'test': test_function, 'predict': predict_function}

@@ -93,8 +93,8 @@ def run_on_each_rank(model, run, callbacks, checkpoint):
     except Exception as error:
         if getattr(error, 'known_to_all', False):  # each rank is here: the script may go on
             for function in (getattr(model, name, None) for name in ('train_function', 'test_function')):
-                if getattr(function, 'compared', None) is not None:
-                    function.compared.restart()
+                if hasattr(function, 'restart'):
+                    function.restart()
             sync.share_random_states()
         raise
     sync.share_random_states()

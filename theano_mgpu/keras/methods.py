@@ -22,7 +22,7 @@ from ..patches import keras_loops, keras_models
 from ..patches.theano_functions import plain_functions
 from ..utils.files import whole_file
 from .batch import batch_inputs, members
-from .functions import MAKERS, WholeFunction
+from .functions import MAKERS, BatchFunction, PlainKeras, WholeFunction
 from .loops import loop_of
 from .optimizer import Given
 from .parallel_state import parallel_state_of
@@ -39,23 +39,22 @@ def _function_maker(kind):
             state = parallel_state_of(self)
             if getattr(self, name, None) is not None or kind != 'predict' and not hasattr(self, name):
                 original(self)  # which checks the model
-            elif state.leave_all():
+            elif state.leaves_all():
                 divided = MAKERS[kind](self)
                 with plain_functions(), _updates_given(self, divided.optimizer_updates):
                     original(self)
                 plain = getattr(self, name)
                 if isinstance(plain, theano_backend.Function):  # else the user has replaced K.function
-                    function = WholeFunction(plain, state.contexts[:1], divided)
-                    state.observe(kind, function)
-                    setattr(self, name, function)
+                    state.functions[kind] = WholeFunction(plain, divided, state.contexts[:1], state.steps(kind))
+                    setattr(self, name, state.functions[kind])
             else:
                 if kind == 'train':
                     self._check_trainable_weights_consistency()
-                function = MAKERS[kind](self)
-                function.plain = plain_maker(kind, self, function.optimizer_updates)
-                state.observe(kind, function)
-                function.compile()
-                setattr(self, name, function)
+                divided = MAKERS[kind](self, functools.partial(plain_maker, kind, self))
+                plain = PlainKeras(divided, is_compared=kind != 'predict')
+                state.functions[kind] = BatchFunction(divided, plain, state.steps(kind, plain))
+                divided.compile()
+                setattr(self, name, state.functions[kind])
         return make
     return wrap
 

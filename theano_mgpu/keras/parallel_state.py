@@ -5,7 +5,9 @@ A model that has a ParallelState runs over contexts; any other model is plain Ke
 import weakref
 
 from ..devices.context_map import describe
+from ..enabling.fallback import FAILED
 from ..errors import in_one_line, warn
+from .steps import Count
 
 _models = weakref.WeakSet()  # those that have had a ParallelState
 
@@ -25,7 +27,9 @@ class ParallelState:
         Whether a difference from one device is an error.
     continued : bool
         Whether the optimizer has a state to continue with.
-    functions : dict of str to BatchFunction
+    usage : Usage or None
+        What counts the batches of functions that are made for the model.
+    functions : dict of str to ModelFunction
         What the package has made for the model, by kind: 'train', 'test', 'predict'. The model's own attributes may be
         functions of the user's that call these.
     """
@@ -33,7 +37,7 @@ class ParallelState:
     strict = False
 
     def __init__(self, name, contexts):
-        self.name, self.contexts = name, contexts
+        self.name, self.contexts, self.usage = name, contexts, None
         self.continued = False
         self.functions = {}
         self._refusals = set()  # reasons that the user knows
@@ -54,17 +58,28 @@ class ParallelState:
         """Have functions that are made from now on run on the contexts of one replica, since a batch is not divisible.
         """
         several, self.contexts = self.contexts, contexts
-        self.notify('runs on %s (%s): its batch succeeds there, and fails when divided among %d contexts: %s'
+        self.notify('runs on %s (%s): its batch succeeds as a whole, and with %d contexts %s'
                     % ('one context' if len(contexts) == 1 else 'one replica', describe(self.contexts), len(several),
-                       in_one_line(error)))
+                       FAILED % in_one_line(error)))
 
-    def leave_all(self):
-        """Leave all batches to plain Keras where dividing them gains nothing; return whether that is so."""
+    def count_in(self, usage):
+        """Have the batches of functions that are made from now on be counted in a Usage."""
+        self.usage = usage
+
+    def leaves_all(self):
+        """Return whether all batches are left to plain Keras, since dividing them gains nothing."""
         return False
 
-    def observe(self, kind, function):
-        """Take note of each function that is made for the model; `kind` is 'train', 'test' or 'predict'."""
-        self.functions[kind] = function
+    def steps(self, kind, plain=None):
+        """Return the steps of a function that is made for the model, but for the last one, which computes a batch.
+
+        Parameters
+        ----------
+        kind : {'train', 'test', 'predict'}
+        plain : PlainKeras, optional
+            What may compute some batches in place of the last step; none where this is plain Keras itself.
+        """
+        return [] if self.usage is None else [Count(self.usage, kind)]
 
 
 def parallel_state_of(model):

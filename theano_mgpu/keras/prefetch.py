@@ -23,9 +23,9 @@ class LoopObserver:
         self._standard = None   # (item of a generator, its standardised arrays) of the next one
         self._class_weight = None
 
-    def calls(self, function):
-        """Return whether the loop calls a function itself: one of the user's in between may change the arrays."""
-        return self._model.train_function is function
+    def calls(self, divided):
+        """Return whether the loop calls the function of a step itself: one of the user's may change the arrays."""
+        return getattr(self._model.train_function, 'divided', None) is divided
 
     def slice(self, original, arrays, rows):
         """Called by `fit` in place of Keras's slice_arrays."""
