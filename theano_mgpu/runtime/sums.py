@@ -107,7 +107,7 @@ class HostSums:
     def send(self, context: Context) -> Dict[int, Any]:
         """Return the sums that are read on a context, by number, on its device; they are sent in one copy a dtype."""
         wanted = self._wanted[context]
-        here = self._buffers if len(wanted) == len(self.views) else self._together(wanted)
+        here = self._together(wanted)
         there = FlatBuffers(here.like, context)
         for to, flat in zip(there.flat, here.flat):
             to.write(flat)
@@ -115,6 +115,9 @@ class HostSums:
 
     def _together(self, wanted):
         """Return some of the sums in one piece of memory."""
+        return self._buffers if len(wanted) == len(self.views) else self._copied(wanted)
+
+    def _copied(self, wanted):
         buffers = FlatBuffers(describe([self.views[i] for i in wanted]))
         for i, view in zip(wanted, buffers.views):
             view[...] = self.views[i]
@@ -194,12 +197,8 @@ class OwnedSums(HostSums):
     def clear(self):
         self.views = [np.zeros(view.shape, view.dtype) for view in self.views]
 
-    def send(self, context):
-        buffers, wanted = self._together(self._wanted[context]), self._wanted[context]
-        there = FlatBuffers(buffers.like, context)
-        for to, flat in zip(there.flat, buffers.flat):
-            to.write(flat)
-        return dict(zip(wanted, there.views))
+    def _together(self, wanted):
+        return self._copied(wanted)
 
 
 def sums_of(group: SumGroup, *arguments: Any) -> HostSums:
