@@ -133,7 +133,7 @@ def plan_of(divided: Divided, options: Options, machine: Machine) -> StepPlan:
     shares = Shares(machine, divided.program.is_divided, options.is_sharded(machine.size), options.micro_batches,
                     options.least(divided.definition.whole))
     with placed_on(None):
-        return plan(divided.program, divided.mesh, options, machine, shares)
+        return plan(divided.program, divided.mesh, options, machine, shares, divided.refusal)
 
 
 @builds_graphs

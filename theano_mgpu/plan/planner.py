@@ -21,10 +21,9 @@ from .shares import Shares
 from .step_plan import AllReduce, Boundary, Choice, DividedUpdate, Part, ReduceScatter, StagePlan, StepPlan, SumGroup
 from .update_shares import update_shares
 
-NewValues = Dict[SharedVariable, theano.Variable]
 
-
-def plan(program: Program, mesh: Mesh, options: Options, machine: Machine, shares: Optional[Shares] = None) -> StepPlan:
+def plan(program: Program, mesh: Mesh, options: Options, machine: Machine, shares: Optional[Shares] = None,
+         refusal: Optional[str] = None) -> StepPlan:
     """Plan the step of a program. Nothing is compiled, opened or exchanged.
 
     Parameters
@@ -37,12 +36,14 @@ def plan(program: Program, mesh: Mesh, options: Options, machine: Machine, share
     machine : Machine
     shares : Shares, optional
         By default, batches are divided among all replicas.
+    refusal : str, optional
+        Why the program is not divided, although there are several replicas.
 
     Returns
     -------
     StepPlan
     """
-    return _Planner(program, mesh, options, machine).plan(shares or Shares(machine))
+    return _Planner(program, mesh, options, machine).plan(shares or Shares(machine), refusal)
 
 
 class _Planner:
@@ -61,7 +62,9 @@ class _Planner:
         self._given = list(program.given) + program.numbers
         self._choices: List[Choice] = []
 
-    def plan(self, shares: Shares) -> StepPlan:
+    def plan(self, shares: Shares, refusal: Optional[str]) -> StepPlan:
+        self._choose('division', 'in %d parts' % shares.n_replicas if shares.n_replicas > 1 else 'whole batches',
+                     refusal or ('the graph is exact in parts' if shares.n_replicas > 1 else 'there is one replica'))
         overlaps, where = self._overlaps(), self._where()
         stages = self._stages(overlaps)
         update, divided = self._update(where)
