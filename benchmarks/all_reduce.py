@@ -28,13 +28,13 @@ import os
 import sys
 import tempfile
 
-from theano_mgpu.profiling.turns import seconds, spread, take_turns
 from theano_mgpu.replicas import host_reduce
 from theano_mgpu.replicas.collectives import all_reduce, sum_blocks
 
 import numpy as np
 import theano
 from theano.gof.cmodule import GCC_compiler
+from turns import seconds, spread, take_turns
 
 MIB = 1 << 20
 BANDWIDTH_BYTES = 100 * MIB

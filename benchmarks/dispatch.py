@@ -19,12 +19,12 @@ if 'floatX' not in os.environ.get('THEANO_FLAGS', ''):
 import theano_mgpu as mgpu
 from theano_mgpu.enabling.dispatch import COUNTED, WARM_UP
 from theano_mgpu.keras import disable, enable
-from theano_mgpu.profiling.turns import ratio, seconds, take_turns
 from theano_mgpu.program.parallel_graph import choose_ranks
 
 import keras
 import numpy as np
 from keras.layers import Dense
+from turns import ratio, seconds, take_turns
 
 BLOCK = 0.03  # seconds that a side has in its turn, about
 

@@ -12,11 +12,11 @@ import theano_mgpu as mgpu
 from theano_mgpu.cli import main
 from theano_mgpu.cli.bench import costs as bench_costs
 from theano_mgpu.cli.bench import report
+from theano_mgpu.cli.bench.links import MEMORY
 from theano_mgpu.cli.bench.measure import Block
 from theano_mgpu.cli.bench.rank_group import RankGroup
 from theano_mgpu.jobs import mpi_environment
 from theano_mgpu.options import Options
-from theano_mgpu.profiling.links import MEMORY
 
 import matplotlib.pyplot as plt
 import pytest

@@ -1,9 +1,9 @@
 """The model of scaling: against values computed by hand, at its limits, and where it has no answer."""
 import math
 
-from theano_mgpu.profiling import links, scaling
-from theano_mgpu.profiling.links import LINKS, MEMORY, Link, Network, ScalingError, parse_network
-from theano_mgpu.profiling.scaling import Costs
+from theano_mgpu.cli.bench import links, scaling
+from theano_mgpu.cli.bench.links import LINKS, MEMORY, Link, Network, ScalingError, parse_network
+from theano_mgpu.cli.bench.scaling import Costs
 
 import pytest
 

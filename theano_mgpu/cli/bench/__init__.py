@@ -14,7 +14,6 @@ from ...devices import discovery
 from ...devices.contexts import init
 from ...errors import MgpuError
 from ...jobs import mpi_environment
-from ...profiling.links import LINKS, in_half, parse_network
 from ...utils import progress
 from ...utils.files import check_writable, whole_text
 from ...utils.tables import counted
@@ -22,6 +21,7 @@ from ..config import devices, positive
 from ..output import human_bytes, note, quietly
 from . import plot, report
 from .costs import Findings, predictions
+from .links import LINKS, in_half, parse_network
 from .measure import (
     Contestant,
     Trainee,
@@ -48,7 +48,7 @@ time of Python and Keras.
 
 Then it reports whether the model scales, what limits it, and from which batch size on N devices pay: their efficiency,
 speedup / N, is then at least 70 %%. The prediction for 2 to 1024 devices comes from a cost model (described in
-theano_mgpu/profiling/scaling.py and links.py): the measured costs of a step, on devices that share no hardware, and
+theano_mgpu/cli/bench/scaling.py and links.py): the measured costs of a step, on devices that share no hardware, and
 the latency and bandwidth of --link. Its columns are three ways to add gradients: through the host, as this package
 does; a ring of all devices; hierarchical, within a host, then between hosts. Measurement and prediction follow the
 flags mgpu.update_on, mgpu.exchange and mgpu.overlap, which is predicted to hide as much as it can; of a placed model,

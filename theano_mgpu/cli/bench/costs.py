@@ -1,8 +1,9 @@
 """From the measurements of `theano-mgpu bench` to the model of scaling.py: costs, predictions and their errors."""
 import numpy as np
 
-from ...profiling.links import EVERY_DEVICE, MEMORY, SCHEMES, Link, Network, in_half
-from ...profiling.scaling import (
+from .links import EVERY_DEVICE, MEMORY, SCHEMES, Link, Network, in_half
+from .measure import median_block
+from .scaling import (
     PAYS,
     Costs,
     batch_that_pays,
@@ -12,7 +13,6 @@ from ...profiling.scaling import (
     speedup,
     step_parts,
 )
-from .measure import median_block
 
 # The part of the model that each phase of a step belongs to. Time outside all phases is the host's own work.
 PART_OF = {'scatter': 'input', 'host_to_device': 'input', 'launch': 'compute', 'run': 'compute',

@@ -1,5 +1,4 @@
 """What `theano-mgpu bench` measures: blocks of training steps of several contestants, which take turns."""
-import itertools
 import time
 from collections import namedtuple
 
@@ -7,8 +6,7 @@ import numpy as np
 
 from ...devices.contexts import gpu_context
 from ...devices.discovery import status
-from ...profiling import turns
-from ...profiling.links import MEMORY, Link
+from .links import MEMORY, Link
 
 SETTLE = 0.05        # seconds before each turn: idle threads of OpenBLAS and OpenMP spin for some milliseconds
 BLOCK_SECONDS = 0.08  # of a block: other programs slow this machine down for seconds, and then for all contestants
@@ -161,10 +159,12 @@ def take_turns(contestants, rounds, bar):
     dict of (kind, n, batch) to list of Block
     """
     found = {}
-    sides = {number: contestant.turn for number, contestant in enumerate(contestants)}
-    for blocks in turns.take_turns(sides, rounds, bar=bar).values():
-        for block in itertools.chain.from_iterable(blocks):
-            found.setdefault(block.key, []).append(block)
+    for number in range(rounds):
+        start = number // 2 % len(contestants)  # a later one begins in each pair of rounds; odd rounds run backwards
+        for contestant in (contestants[start:] + contestants[:start])[::-1 if number % 2 else 1]:
+            for block in contestant.turn():
+                found.setdefault(block.key, []).append(block)
+            bar.update(1)
     return found
 
 

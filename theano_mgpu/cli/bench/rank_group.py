@@ -9,9 +9,9 @@ from ...errors import MissingError
 from ...jobs import mpi_library
 from ...jobs.allocation import allocation
 from ...utils.tables import counted
-from ...utils.worker import Worker
 from ..job_command import THREADS, choose_start
 from .measure import SETTLE, Block
+from .worker import Worker
 
 SCRIPT = Path(__file__).resolve().parent / 'rank.py'
 PACKAGES = SCRIPT.parents[3]  # the folder that theano_mgpu is in

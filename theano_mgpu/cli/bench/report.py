@@ -1,9 +1,9 @@
 """What `theano-mgpu bench` prints: the table, the phases of a step, the answer, the prediction."""
-from ...profiling.links import EVERY_DEVICE, MEMORY, Network
-from ...profiling.scaling import PAYS, batch_that_pays, limit, speedup
 from ...utils.tables import counted, table
 from ..output import human_bytes
 from .costs import NUMBERS, outlook
+from .links import EVERY_DEVICE, MEMORY, Network
+from .scaling import PAYS, batch_that_pays, limit, speedup
 
 SCHEME_TITLES = {'host': 'through the host', 'ring': 'ring', 'hierarchical': 'hierarchical'}
 REMEDIES = {

@@ -16,8 +16,8 @@ second, and sends the mean to each device; hosts, or processes, exchange by MPI.
 import math
 from collections import namedtuple
 
-from ..errors import MgpuError
-from ..parsing import shown
+from ...errors import MgpuError
+from ...parsing import shown
 
 EVERY_DEVICE = 1 << 30  # devices on a host if there is only one host
 

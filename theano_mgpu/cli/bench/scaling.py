@@ -125,7 +125,7 @@ def step_parts(costs, n, batch, network=None, scheme='host', sharing=1):
 
     Examples
     --------
-    >>> from theano_mgpu.profiling.links import parse_network
+    >>> from theano_mgpu.cli.bench.links import parse_network
     >>> parts = step_parts(Costs(0.001, 0.0001, 0.002, 4e6), 2, 100, parse_network('0:8'))
     >>> [(part, round(seconds, 6)) for part, seconds in parts.items()]
     [('input', 0.0), ('dispatch', 0.001), ('compute', 0.005), ('exchange', 0.002), ('update', 0.002)]
