@@ -47,7 +47,7 @@ class Worker:
             self._process.stdin.flush()
 
     def answer(self, is_answer):
-        """The next line that it prints for which ``is_answer(line)`` is true: libraries print lines of their own.
+        """Return the next line that it prints for which ``is_answer(line)`` is true: libraries print others, too.
 
         Raises
         ------
