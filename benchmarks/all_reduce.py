@@ -27,13 +27,13 @@ import os
 import sys
 import tempfile
 
-from theano_mgpu.profiling.turns import seconds, spread, take_turns
 from theano_mgpu.replicas import host_reduce
 from theano_mgpu.replicas.collectives import add_blocks, all_reduce
 
 import numpy as np
 import theano
 from theano.gof.cmodule import GCC_compiler
+from turns import seconds, spread, take_turns
 
 MIB = 1 << 20
 BANDWIDTH_BYTES = 100 * MIB

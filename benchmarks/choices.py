@@ -22,12 +22,12 @@ import theano_mgpu as mgpu
 from theano_mgpu import config
 from theano_mgpu.devices import discovery
 from theano_mgpu.devices.context_map import default_map
-from theano_mgpu.profiling.turns import compare, show
 from theano_mgpu.replicas import transfers
 
 import numpy as np
 from models import Classifier, adam, mlp
 from step_overhead import MODELS
+from turns import compare, show
 
 CHOICES = {}
 

@@ -13,9 +13,8 @@ import os
 import subprocess
 import sys
 
-from theano_mgpu.profiling.turns import ratio, take_turns
-
 import numpy as np
+from turns import ratio, take_turns
 
 BLOCKS = ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512))
 

@@ -4,8 +4,9 @@ import os
 import sys
 import time
 
-from theano_mgpu.profiling import turns
-from theano_mgpu.utils.worker import Worker
+from theano_mgpu.cli.bench.worker import Worker
+
+import turns
 
 SETTLE = 0.1      # seconds before each epoch: idle threads of OpenBLAS and OpenMP spin for some milliseconds
 PATIENCE = 900    # seconds that an answer may take, compilation included

@@ -9,8 +9,8 @@ import shutil
 import subprocess
 import sys
 
+from theano_mgpu.cli.bench.worker import WorkerError
 from theano_mgpu.utils.tables import counted
-from theano_mgpu.utils.worker import WorkerError
 
 import numpy as np
 from contest import environment_of

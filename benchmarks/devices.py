@@ -21,10 +21,10 @@ if 'floatX' not in os.environ.get('THEANO_FLAGS', ''):
 import theano_mgpu as mgpu
 from theano_mgpu.devices import discovery
 from theano_mgpu.executors import make_executor
-from theano_mgpu.profiling.turns import compare, show
 
 import numpy as np
 from models import adam, cnn, lstm, mlp, sgd
+from turns import compare, show
 
 STAND_IN = os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, 'tests', 'cuda_on_cpu')
 MODELS = {'cnn': (cnn, (1, 28, 28), adam),

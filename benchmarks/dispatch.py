@@ -21,11 +21,11 @@ from theano_mgpu.distributed.choice import choose_ranks
 from theano_mgpu.distributed.collectives import all_gather_int
 from theano_mgpu.enabling.chooser import COUNTED, WARM_UP
 from theano_mgpu.keras import disable, enable
-from theano_mgpu.profiling.turns import ratio, seconds, take_turns
 
 import keras
 import numpy as np
 from keras.layers import Dense
+from turns import ratio, seconds, take_turns
 
 BLOCK = 0.03  # seconds that a side has in its turn, about
 

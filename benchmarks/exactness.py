@@ -23,12 +23,12 @@ if 'floatX' not in os.environ.get('THEANO_FLAGS', ''):
 
 import theano_mgpu as mgpu
 from theano_mgpu.keras import multi_gpu_model
-from theano_mgpu.profiling.turns import ratio, seconds, take_turns
 
 import keras
 import numpy as np
 from keras import layers
 from theano.configparser import change_flags
+from turns import ratio, seconds, take_turns
 
 
 def parse_arguments():

@@ -15,10 +15,10 @@ import functools
 import theano_mgpu as mgpu
 from theano_mgpu.distributed.half_precision import all_reduce_in_half
 from theano_mgpu.distributed.mpi import import_mpi, mpi_communicator
-from theano_mgpu.profiling.turns import WARM_UP, ratio, seconds, spread, take_turns
 from theano_mgpu.utils.tables import table
 
 import numpy as np
+from turns import WARM_UP, ratio, seconds, spread, take_turns
 
 
 def main():

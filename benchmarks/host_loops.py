@@ -26,7 +26,6 @@ if 'floatX' not in os.environ.get('THEANO_FLAGS', ''):
 
 import theano_mgpu  # noqa: F401  Keras and Theano as it patches them
 from theano_mgpu.patches.theano_loops import LOOPING, POOLING
-from theano_mgpu.profiling.turns import WARM_UP, ratio, seconds, spread, take_turns
 from theano_mgpu.utils.tables import table
 
 import keras.backend as K
@@ -35,6 +34,7 @@ import theano
 from keras import optimizers
 from theano.tensor.elemwise import CAReduce, Elemwise
 from theano.tensor.signal.pool import MaxPoolGrad
+from turns import WARM_UP, ratio, seconds, spread, take_turns
 
 OPTIMIZERS = {'SGD': optimizers.SGD, 'momentum': functools.partial(optimizers.SGD, momentum=0.9),
               'RMSprop': optimizers.RMSprop, 'Adagrad': optimizers.Adagrad, 'Adadelta': optimizers.Adadelta,

@@ -18,11 +18,11 @@ if 'floatX' not in os.environ.get('THEANO_FLAGS', ''):
 
 import theano_mgpu as mgpu
 from theano_mgpu.keras import Predictor, disable, enable, multi_gpu_model
-from theano_mgpu.profiling.turns import ratio, seconds, take_turns
 
 import keras
 import numpy as np
 from keras.layers import LSTM, Conv2D, Dense, Flatten, MaxPooling2D
+from turns import ratio, seconds, take_turns
 
 
 def cnn():

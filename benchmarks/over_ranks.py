@@ -21,7 +21,6 @@ os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', 
 
 import theano_mgpu as mgpu
 from theano_mgpu.distributed.mpi import import_mpi
-from theano_mgpu.profiling.turns import WARM_UP, ratio, seconds, spread, take_turns
 from theano_mgpu.utils.tables import table
 
 import numpy as np
@@ -29,6 +28,7 @@ import theano
 import theano.tensor as T
 from models import Classifier, adam, mlp, shared, uniform
 from theano.tensor.signal.pool import pool_2d
+from turns import WARM_UP, ratio, seconds, spread, take_turns
 
 
 def published_cnn():

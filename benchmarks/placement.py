@@ -40,13 +40,13 @@ if 'floatX' not in os.environ.get('THEANO_FLAGS', ''):
 import theano_mgpu as mgpu
 from theano_mgpu.devices import discovery
 from theano_mgpu.devices.context_map import default_map
-from theano_mgpu.profiling.turns import WARM_UP, ratio, seconds, spread, take_turns
 from theano_mgpu.utils.tables import table
 
 import numpy as np
 import theano.tensor as T
 from models import sgd, shared, uniform
 from theano.tensor.signal.pool import pool_2d
+from turns import WARM_UP, ratio, seconds, spread, take_turns
 
 STAND_IN = os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, 'tests', 'cuda_on_cpu')
 COPIES = ('host_to_device', 'device_to_host', 'broadcast')

@@ -6,11 +6,11 @@
 import functools
 
 import theano_mgpu as mgpu
-from theano_mgpu.profiling.turns import compare, show
 
 import numpy as np
 import theano
 import theano.tensor as T
+from turns import compare, show
 
 
 def functions():

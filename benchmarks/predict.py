@@ -38,13 +38,13 @@ import os
 import sys
 import tempfile
 
-from theano_mgpu.profiling.turns import spread
+from theano_mgpu.cli.bench.worker import WorkerError
 from theano_mgpu.utils.tables import counted
-from theano_mgpu.utils.worker import WorkerError
 
 import numpy as np
 from contest import epochs_in_turns, launch, next_number, start_worker, started
 from contest_command import add_options, announce, bars, check_common, cores, keep, positive, probe, tables_of
+from turns import spread
 
 TOLERANCES = {False: 1e-6, True: 1e-5}  # differences from plain Keras, relative to the largest value; True: on OpenCL
 VERSIONS = ('import theano_mgpu, keras, mpi4py, theano; print("Theano %s, Keras %s, theano_mgpu %s, mpi4py %s" % '

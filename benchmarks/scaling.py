@@ -24,12 +24,12 @@ import contextlib
 import os
 import sys
 
-from theano_mgpu.profiling.turns import spread
 from theano_mgpu.utils.tables import counted
 
 from contest import epochs_in_turns, launch, start_worker, started
 from contest_command import add_options, announce, bars, check_common, keep, positive, probe, tables_of
 from scaling_workers import SAMPLES, SHAPES
+from turns import spread
 
 WORKERS = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'scaling_workers.py')
 OURS = 'mgpu', 'sharded'

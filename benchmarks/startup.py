@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 
-from theano_mgpu.profiling.turns import ratio, spread, take_turns
+from turns import ratio, spread, take_turns
 
 PROGRAM = '''
 import sys

@@ -22,13 +22,13 @@ if 'floatX' not in os.environ.get('THEANO_FLAGS', ''):
 import theano_mgpu as mgpu
 from theano_mgpu.devices import discovery
 from theano_mgpu.graphs import graph
-from theano_mgpu.profiling.turns import compare, show
 from theano_mgpu.replicas.replicated import copy_on
 from theano_mgpu.replicas.transfers import Sender
 
 import numpy as np
 import theano
 from models import adam, cnn, lstm, mlp, plain_step
+from turns import compare, show
 
 MODELS = {'cnn': (cnn, (1, 28, 28)), 'mlp': (mlp, (784,)), 'lstm': (lstm, (20, 32)),
           'small': (lambda: mlp(sizes=(16, 16, 10)), (16,))}

@@ -16,9 +16,8 @@ import subprocess
 import sys
 import time
 
-from theano_mgpu.profiling.turns import ratio, take_turns
-
 import numpy as np
+from turns import ratio, take_turns
 
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 LENET = 'tests/theano_scripts/convolutional_mlp.py --size 28 --filters 20 50 --batch 500 --train 2000 --hidden 500'

@@ -20,6 +20,7 @@ import tempfile
 import time
 
 import numpy as np
+from turns import WARM_UP, ratio, take_turns
 
 MODELS = ('cnn', 'mlp', 'lstm', 'small')
 FUNCTION = 'import theano_mgpu, theano, theano.tensor as T; x = T.vector(); theano.function([x], T.tanh(x) + 1)([0])'
@@ -106,7 +107,6 @@ def seconds_of_start(folder, command):
 
 
 def compare_starts(arguments):
-    from theano_mgpu.profiling.turns import WARM_UP, ratio, take_turns
     with tempfile.NamedTemporaryFile(suffix='.py') as nothing:
         for name, command in STARTS.items():
             command = command + [nothing.name] * (name == 'launch of two')
@@ -124,7 +124,6 @@ def main():
         return worker(arguments)
     if arguments.start:
         return compare_starts(arguments)
-    from theano_mgpu.profiling.turns import ratio, take_turns  # not in a worker: it imports the other checkout's
     print('%s of %s, batch %d, %d rounds: this checkout / the other, median (lowest to highest)'
           % ('compilation' if arguments.compile else 'steps', arguments.contexts, arguments.batch_size,
              arguments.rounds))

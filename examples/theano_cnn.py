@@ -98,7 +98,7 @@ class Run:
         self.model, self.seconds = cnn(), []
         begin = time.perf_counter()
         self.step = mgpu.training_function(self.model.inputs, self.model.loss, self.model.params, adam, contexts=names)
-        self.accuracy = mgpu.function(self.model.inputs, self.model.accuracy, reduce='mean', contexts=names)
+        self.accuracy = mgpu.function(self.model.inputs, self.model.accuracy, contexts=names)
         self.n = self.step.n_replicas  # of all processes
         print('%d context%s: compiled in %.0f s' % (self.n, 's' * (self.n > 1), time.perf_counter() - begin))
 

@@ -6,12 +6,12 @@ import sys
 import time
 from types import SimpleNamespace
 
-from theano_mgpu.profiling import turns
-from theano_mgpu.utils.worker import Worker, WorkerError
+from theano_mgpu.cli.bench.worker import Worker, WorkerError
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+import turns
 from models import handwritten_digits
 from placement import parts
 from predict import Contender, contenders, difference, peak_memory, with_ratios

@@ -12,11 +12,12 @@ import theano_mgpu as mgpu
 from theano_mgpu.cli import main
 from theano_mgpu.cli.bench import costs as bench_costs
 from theano_mgpu.cli.bench import report
+from theano_mgpu.cli.bench.links import EVERY_DEVICE, MEMORY, Network
 from theano_mgpu.cli.bench.measure import Block
 from theano_mgpu.cli.bench.rank_group import RankGroup
+from theano_mgpu.cli.bench.scaling import Costs
 from theano_mgpu.jobs import mpi_environment
 from theano_mgpu.options import Options
-from theano_mgpu.profiling.links import MEMORY
 
 import matplotlib.pyplot as plt
 import pytest
@@ -148,7 +149,8 @@ def test_ranks(folder):
 def test_ranks_that_fail(folder):
     recipe = SimpleNamespace(name='nowhere.h5', optimizer='adam', input_shape=None)
     with pytest.raises(mgpu.MgpuError, match='(?s)1 rank ended without an answer, with exit code 1. .*nowhere'):
-        RankGroup(1, [2, 1], 1, recipe, 2, 1)
+        with RankGroup(1, 1, recipe, batch_size=2, sizes=[2, 1], steps=1) as group:
+            group.wait()
 
 
 # --- what cannot be ------------------------------------------------------------------------------
@@ -217,26 +219,34 @@ def test_only_contexts_on_the_host_update_once(contexts):
 
 
 def test_two_contexts_are_predicted_from_one():
-    blocks = {(kind, n, batch): [block(batch, run, kind=kind, n=n, **figures)] for kind, n, batch, run, figures in [
+    blocks = {(kind, n, batch): block(batch, run, kind=kind, n=n, **figures) for kind, n, batch, run, figures in [
         ('contexts', 1, 64, 0.0164, {}), ('contexts', 1, 128, 0.0228, {}),
         ('contexts', 2, 128, 0.0328, {'reduce_bytes_per_s': 1e6})]}
-    findings = bench_costs.Findings(blocks, 128, 1000, sharing=[1, 2], link=MEMORY)
-    parts = findings.predicted('contexts', 2)
+    findings = bench_costs.Findings([blocks], 128, 1000, sharing=[1, 2], link=MEMORY)
+    parts = findings.predicted(blocks, 'contexts', 2)
     assert parts['compute'] + parts['dispatch'] == pytest.approx(0.0328 + 0.003)
     assert parts['exchange'] == pytest.approx(0.002) and parts['update'] == pytest.approx(0.008)
     for updates_on in 'host', 'sharded':  # once on the host, or each context half of it, one after the other
-        others = bench_costs.Findings(blocks, 128, 1000, sharing=[1, 2], link=MEMORY, updates_on=updates_on)
-        assert others.predicted('contexts', 2)['update'] == pytest.approx(0.004)
-        assert others.predicted('contexts', 2)['exchange'] == parts['exchange']
+        others = findings._replace(updates_on=updates_on).predicted(blocks, 'contexts', 2)
+        assert others['update'] == pytest.approx(0.004) and others['exchange'] == parts['exchange']
     n_bytes = 4 << 20  # of gradients: four pieces
-    exchanges = [bench_costs.Findings(blocks, 128, n_bytes, sharing=[1, 1], overlaps=overlaps)
-                 .predicted('contexts', 2)['exchange'] for overlaps in (False, True)]
+    exchanges = [findings._replace(n_bytes=n_bytes, sharing=[1, 1], overlaps=overlaps)
+                 .predicted(blocks, 'contexts', 2)['exchange'] for overlaps in (False, True)]
     assert exchanges[0] - exchanges[1] == pytest.approx(3 / 4 * 2 / 3 * parts['compute'] / 2)
     check, = findings.checks()
-    assert check['measured'] == findings.median('contexts', 2).seconds
+    assert check['measured'] == blocks['contexts', 2, 128].seconds
     assert check['predicted'] == pytest.approx(sum(parts.values()))
     sentence = report.measured_limit(findings, findings.rows()[-1])
     assert sentence.startswith('What limits 2 contexts is compute') and '--ranks 2' in sentence
+
+
+def test_how_many_devices_pay():
+    networks = {'free': Network(MEMORY, None, EVERY_DEVICE)}
+    for costs, strong, weak in ((Costs(0, 0.001, 0.0064, 0), 'up to 4 pay', 'all 1,024 pay'),
+                                (Costs(0, 0, 1, 0), 'no number of them pays', 'all 1,024 pay')):
+        sentence, = report.predicted_answer(64, networks, bench_costs.predictions(costs, 64, networks))
+        assert sentence.endswith('With the same whole batch, %s; with 64 samples for each device, %s.'
+                                 % (strong, weak)), sentence
 
 
 # --- the model and the clock ---------------------------------------------------------------------

@@ -30,11 +30,10 @@ def test_outputs_are_gathered_in_order(contexts, kind, weights):
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize('reduce', [None, ['mean', 'sum', 'gather', 'sum', 'gather', None]])
-def test_outputs_are_those_of_the_whole_batch(contexts, kind, reduce):
+def test_outputs_are_those_of_the_whole_batch(contexts, kind):
     contexts(kind, 3)
     x = T.fmatrix('x')
-    f = mgpu.function([x], [x.mean(), x.sum(axis=0), x, T.gt(x, 0).sum(axis=0), x.T, x.max()], reduce=reduce)
+    f = mgpu.function([x], [x.mean(), x.sum(axis=0), x, T.gt(x, 0).sum(axis=0), x.T, x.max()])
     mean, total, same, positive, transposed, largest = f(X)
     np.testing.assert_array_equal(transposed, X.T)
     assert largest == X.max()
@@ -122,10 +121,6 @@ def test_graphs_that_cannot_be_run(cpu2, make, message):
 
 def test_wrong_options(cpu2):
     x = T.fmatrix('x')
-    with pytest.raises(GraphError, match='is none of gather, mean, sum'):
-        mgpu.function([x], x, reduce='max')
-    with pytest.raises(GraphError, match='2 entries for 1 outputs'):
-        mgpu.function([x], [x], reduce=['mean', 'mean'])
     with pytest.raises(GraphError, match='broadcast names .* no inputs'):
         mgpu.function([x], x, broadcast=[T.fvector('y')])
     with pytest.raises(mgpu.MgpuError, match='none of auto, serial, threads'):
@@ -150,14 +145,6 @@ def test_wrong_arguments(cpu2):
     with pytest.raises(TypeError, match='2 arguments were given'):
         f(X, X)
     np.testing.assert_array_equal(f(X), X)
-
-
-@pytest.mark.parametrize('make,reduce', [(lambda x: x.mean(), 'gather'), (lambda x: x * 1, 'mean'),
-                                         (lambda x: x.T, 'sum')])
-def test_a_reduction_that_the_graph_contradicts(cpu2, make, reduce):
-    x = T.fmatrix('x')
-    with pytest.raises(GraphError, match='rows of single samples, and cannot be reduced by %r' % reduce):
-        mgpu.function([x], make(x), reduce=reduce, mode='FAST_COMPILE')
 
 
 @pytest.mark.parametrize('kind,executor', [('cpu', 'serial'), ('cpu', 'threads'), ('gpu', 'threads')])

@@ -3,17 +3,15 @@ import theano
 from theano.compile.function_module import UnusedInputError
 from theano.gof.graph import ancestors
 
-from .errors import GraphError, warn
-from .graphs.training_graph import check_reductions
+from .errors import warn
 from .graphs.updates import as_dict, pairs
 from .options import Options
 from .verification.self_checked import SelfChecked
 
 
-def function(inputs, outputs=None, reduce=None, updates=None, samples=None, broadcast=(), givens=None,
-             no_default_updates=False, contexts=None, executor=None, mode=None, name=None, allow_input_downcast=None,
-             on_unused_input='ignore', profile=None, sharded=None, micro_batches=None, update_on=None,
-             recompute=None):
+def function(inputs, outputs=None, updates=None, samples=None, broadcast=(), givens=None, no_default_updates=False,
+             contexts=None, executor=None, mode=None, name=None, allow_input_downcast=None, on_unused_input='ignore',
+             profile=None, sharded=None, micro_batches=None, update_on=None, recompute=None):
     """Compile a Theano graph into a callable that runs it over sub-batches on every context.
 
     A call splits its arguments into sub-batches whose sizes differ by at most one, runs each context's own compiled
@@ -26,9 +24,7 @@ def function(inputs, outputs=None, reduce=None, updates=None, samples=None, broa
         batch is what the graph slices from shared data sets by an input, such as ``X[index * 20:(index + 1) * 20]``;
         each context has a copy of the data set, and slices its own part.
     outputs : theano.Variable or theano.Out, list of these, dict of str to these, or None
-    reduce : {None, 'gather', 'mean', 'sum'} or list of these
-        Not needed: each output is that of the whole batch, by what the graph says. 'gather' is an error for an output
-        without rows of single samples; 'mean' and 'sum' for one that has them. A list has one entry an output.
+        Each is that of the whole batch.
     updates : dict of SharedVariable to theano.Variable, or list of pairs
         New values of shared variables, of any dependence on the batch: as for `theano.function`.
     samples : dict of theano.Variable to int, optional
@@ -92,15 +88,11 @@ def function(inputs, outputs=None, reduce=None, updates=None, samples=None, broa
     """
     packing = Packing(outputs)
     output_list = packing.variables
-    reductions = reduce if isinstance(reduce, (list, tuple)) else [reduce] * len(output_list)
-    if len(reductions) != len(output_list):
-        raise GraphError('reduce=%r has %d entries for %d outputs' % (reduce, len(reductions), len(output_list)))
     check_used(inputs, output_list, updates, givens, on_unused_input)
     made = ParallelFunction(inputs, output_list, updates, packing, samples=samples, broadcast=broadcast, givens=givens,
                             no_default_updates=no_default_updates, contexts=contexts, executor=executor, mode=mode,
                             name=name, allow_input_downcast=allow_input_downcast, profile=profile, sharded=sharded,
                             micro_batches=micro_batches, update_on=update_on, recompute=recompute)
-    check_reductions(made.results, reductions, output_list)
     made.warn_of_refusals()
     return made
 

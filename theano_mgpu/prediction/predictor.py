@@ -133,11 +133,6 @@ class Predictor:
         self._resources.callback(give_back, self.contexts[-1])
         return self.contexts[-1]
 
-    @property
-    def residents(self):
-        """The former name of `replicas`."""
-        return self.replicas
-
     def __enter__(self):
         return self
 

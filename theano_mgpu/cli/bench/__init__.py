@@ -14,7 +14,6 @@ from ...devices import discovery
 from ...devices.contexts import init
 from ...errors import MgpuError
 from ...jobs import mpi_environment
-from ...profiling.links import LINKS, in_half, parse_network
 from ...utils import progress
 from ...utils.files import check_writable, whole_text
 from ...utils.tables import counted
@@ -22,18 +21,10 @@ from ..config import devices, positive
 from ..output import human_bytes, note, quietly
 from . import plot, report
 from .costs import Findings, predictions
-from .measure import (
-    Contestant,
-    Trainee,
-    busiest,
-    copy_rate,
-    is_cpu,
-    link_to,
-    reduce_rate,
-    take_turns,
-)
+from .links import LINKS, in_half, parse_network
+from .measure import Trainee, busiest, copy_rate, is_cpu, link_to, reduce_rate, take_turns
 from .models import MODELS, Recipe, check_name
-from .rank_group import RankGroup, check_mpi, sizes_apart
+from .rank_group import RankGroup, check_mpi
 
 WIDTH = 118  # of lines of the answer
 
@@ -48,7 +39,7 @@ time of Python and Keras.
 
 Then it reports whether the model scales, what limits it, and from which batch size on N devices pay: their efficiency,
 speedup / N, is then at least 70 %%. The prediction for 2 to 1024 devices comes from a cost model (described in
-theano_mgpu/profiling/scaling.py and links.py): the measured costs of a step, on devices that share no hardware, and
+theano_mgpu/cli/bench/scaling.py and links.py): the measured costs of a step, on devices that share no hardware, and
 the latency and bandwidth of --link. Its columns are three ways to add gradients: through the host, as this package
 does; a ring of all devices; hierarchical, within a host, then between hosts. Measurement and prediction follow the
 flags mgpu.update_on, mgpu.exchange and mgpu.overlap, which is predicted to hide as much as it can; of a placed model,
@@ -102,19 +93,18 @@ def run(args):
     check(args)
     os.environ['KERAS_BACKEND'] = 'theano'
     with quietly():
-        chosen = init(args.contexts)
-    if exchanges_in_half():
-        networks = {text: in_half(network) for text, network in networks.items()}
-    recipe = Recipe(args.model, args.input_shape, args.optimizer, gpu=not any(map(is_cpu, chosen)))
+        contexts = init(args.contexts)
+    recipe = Recipe(args.model, args.input_shape, args.optimizer, gpu=not any(map(is_cpu, contexts)))
     batch_size = args.batch_size or recipe.batch_size
-    check_batch(batch_size, len(chosen), args.ranks)
-    check_memory(batch_size, recipe.input_shape)
-    setting = describe(args, recipe, chosen, batch_size)
+    check_batch(batch_size, max(len(contexts), args.ranks or 1), recipe.input_shape)
+    setting = describe(args, recipe, contexts, batch_size)
     try:
-        findings = measure_all(args, recipe, chosen, batch_size)
+        findings = measure_all(args, recipe, contexts, batch_size)
     except KeyboardInterrupt:  # the processes that were started have ended
         note('interrupted')
         return 130
+    if findings.in_half:
+        networks = {text: in_half(network) for text, network in networks.items()}
     show(args, setting, findings, networks)
     return 0
 
@@ -126,18 +116,7 @@ def check(args):
                         % mpi_environment.size())
     check_name(args.model)
     for path in filter(None, (args.json, args.plot)):
-        folder = os.path.dirname(os.path.abspath(path))
-        if os.path.isdir(path):
-            raise MgpuError('%s is a folder: give the name of a file' % path)
-        if not os.access(folder, os.W_OK):
-            raise MgpuError('%s cannot be written: there is no folder %s, or no permission to write there'
-                            % (path, folder))
-        try:
-            check_writable(path)
-        except OSError as error:
-            raise MgpuError(error.strerror or str(error)) from error
-        if os.path.exists(args.model) and os.path.exists(path) and os.path.samefile(path, args.model):
-            raise MgpuError('%s is the model itself: choose another name' % path)
+        check_file(path, args.model)
     if args.plot:
         if not args.plot.endswith('.png'):
             raise MgpuError('--plot %s: the picture is a PNG; give a name that ends with .png' % args.plot)
@@ -146,23 +125,33 @@ def check(args):
         check_mpi(args.ranks)
 
 
-def check_batch(batch_size, contexts, ranks):
-    """Raise a MgpuError for a batch that has too few samples."""
-    most = max(contexts, ranks or 1)
+def check_file(path, model):
+    """Raise a MgpuError for a file that cannot be written, or is the model."""
+    folder = os.path.dirname(os.path.abspath(path))
+    if os.path.isdir(path):
+        raise MgpuError('%s is a folder: give the name of a file' % path)
+    if not os.access(folder, os.W_OK):
+        raise MgpuError('%s cannot be written: there is no folder %s, or no permission to write there' % (path, folder))
+    try:
+        check_writable(path)
+    except OSError as error:
+        raise MgpuError(error.strerror or str(error)) from error
+    if os.path.exists(model) and os.path.exists(path) and os.path.samefile(path, model):
+        raise MgpuError('%s is the model itself: choose another name' % path)
+
+
+def check_batch(batch_size, most, shape):
+    """Raise a MgpuError for a batch with too few samples for `most` devices, or with too many for the memory here."""
     if batch_size < max(2, most):
         raise MgpuError('--batch-size %d: steps are timed on the whole batch and on its half, and each of %d devices '
                         'needs a sample; give %d or more' % (batch_size, most, max(2, most)))
-
-
-def check_memory(batch_size, shape):
-    """Raise a MgpuError for a batch of known shape that does not fit into the memory of this machine."""
     n_bytes, free = 8 * batch_size * math.prod(shape or ()), discovery.status('cpu', None).free_bytes
     if free is not None and n_bytes > free:
         raise MgpuError('--batch-size %d with samples of shape %s takes %s, and %s of memory are free: give less'
                         % (batch_size, tuple(shape), human_bytes(n_bytes), human_bytes(free)))
 
 
-def describe(args, recipe, chosen, batch_size):
+def describe(args, recipe, contexts, batch_size):
     """Print what is measured, and where; return the same as a dict for --json."""
     import keras
     import theano
@@ -173,8 +162,8 @@ def describe(args, recipe, chosen, batch_size):
     print('%s (load %.1f before the start); %s' % (machine, load, versions))
     print('%s%s, batch %d, %s; contexts: %s' % (
         recipe.name, ' on inputs of ' + ' x '.join(map(str, recipe.input_shape)) if recipe.input_shape else '',
-        batch_size, theano.config.floatX, ', '.join('%s (%s)' % (each.name, each.device) for each in chosen)))
-    sys.stdout.flush()
+        batch_size, theano.config.floatX, ', '.join('%s (%s)' % (each.name, each.device) for each in contexts)),
+        flush=True)
     if recipe.shrunk:
         note('%s on inputs of %s is slow on a CPU: smaller inputs are used; --input-shape sets their shape'
              % (recipe.name, ' x '.join(map(str, recipe.known.shape))))
@@ -184,78 +173,69 @@ def describe(args, recipe, chosen, batch_size):
         note('%d ranks share %s' % (args.ranks, counted(cores(), 'core')))
     return dict(machine=machine, cores=cores(), load=load, versions=versions, model=recipe.name,
                 input_shape=recipe.input_shape, batch_size=batch_size, floatX=theano.config.floatX,
-                contexts=[each._asdict() for each in chosen], rounds=args.rounds)
-
-
-def exchanges_in_half():
-    """Whether the flags have processes exchange gradients in half precision."""
-    import theano
-    return theano.config.mgpu.exchange == 'float16'
-
-
-def overlaps():
-    """Whether the flags have gradients exchanged while others are computed."""
-    import theano
-    return theano.config.mgpu.overlap == 'True'
+                contexts=[each._asdict() for each in contexts], rounds=args.rounds)
 
 
 def cores():
-    """The number of cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
-def measure_all(args, recipe, chosen, batch_size):
-    """Measure all contestants; return Findings."""
+def measure_all(args, recipe, contexts, batch_size):
+    """Let one context at several batch sizes, more contexts, plain Keras and ranks take turns; return Findings."""
+    import theano
+
     from ...options import Options
-    names = [context.name for context in chosen]
-    sizes = sorted({batch_size, -(-batch_size // 2), -(-batch_size // 4), -(-batch_size // len(names))}, reverse=True)
+    names = [context.name for context in contexts]
+
+    def share(n):
+        return -(-batch_size // n)
+    sizes = sorted({batch_size, share(2), share(4), share(len(names))}, reverse=True)
+
+    def trainee(model, title):
+        note('compiling for %s' % title)
+        compiled = Trainee(model, recipe, batch_size)
+        compiled.steps(batch_size, 1)
+        return compiled
+
+    trainees = [trainee(recipe.replicate(names[:n]), counted(n, 'context')) for n in range(1, len(names) + 1)]
+    steps = args.steps or trainees[0].steps_in(batch_size)
+
+    def contestant(kind, n, size, trainee):
+        return lambda: [trainee.block(kind, n, size, steps)]
+
+    contestants = [contestant('contexts', 1, size, trainees[0]) for size in sizes]
+    contestants += [contestant('contexts', n, batch_size, each) for n, each in enumerate(trainees[1:], 2)]
+    if contexts[0].kind == 'cpu':
+        contestants.append(contestant('plain', 1, batch_size, trainee(recipe.build(), 'plain Keras')))
     with contextlib.ExitStack() as stack:
-        trainees = [trainee(recipe, recipe.replicate(names[:n]), batch_size, counted(n, 'context'))
-                    for n in range(1, len(names) + 1)]
-        steps = args.steps or trainees[0].steps_in(batch_size)
-        contestants = [Contestant('contexts', 1, size, trainees[0], steps) for size in sizes]
-        contestants += [Contestant('contexts', n, batch_size, trainees[n - 1], steps)
-                        for n in range(2, len(names) + 1)]
-        if chosen[0].kind == 'cpu':
-            plain = trainee(recipe, recipe.build(), batch_size, 'plain Keras')
-            contestants.append(Contestant('plain', 1, batch_size, plain, steps))
-        contestants += [stack.enter_context(start_ranks(n, args.ranks, sizes, recipe, batch_size, steps))
-                        for n in range(1, (args.ranks or 0) + 1)]
+        for n in range(1, (args.ranks or 0) + 1):
+            note('starting %s' % counted(n, 'rank'))
+            group = stack.enter_context(RankGroup(  # each rank has as many threads as there are for each of the most
+                n, max(1, cores() // args.ranks), recipe, batch_size=batch_size, steps=steps,
+                sizes=sizes if n == 1 else [share(n), 2 * share(n)]))
+            group.wait()
+            contestants.append(group.turn)
         with progress.bar(args.rounds * len(contestants), sys.stderr.isatty()) as bar:
-            blocks = take_turns(contestants, args.rounds, bar)
-    return Findings(blocks, batch_size, trainees[0].n_bytes, [busiest(chosen[:n + 1]) for n in range(len(chosen))],
-                    link_to(chosen[0], trainees[0].n_bytes), Options().updates_on(chosen), exchanges_in_half(),
-                    overlaps())
-
-
-def trainee(recipe, model, batch_size, name):
-    """A Trainee with compiled functions."""
-    note('compiling for %s' % name)
-    made = Trainee(model, recipe, batch_size)
-    made.steps(batch_size, 1)
-    return made
-
-
-def start_ranks(n, most, sizes, recipe, batch_size, steps):
-    """A RankGroup of n ranks; each has as many threads as there are for each of `most` ranks."""
-    note('starting %s' % counted(n, 'rank'))
-    return RankGroup(n, sizes if n == 1 else sizes_apart(batch_size, n), max(1, cores() // most), recipe, batch_size,
-                     steps)
+            rounds = take_turns(contestants, args.rounds, bar)
+    n_bytes, flags = trainees[0].n_bytes, theano.config.mgpu
+    return Findings(rounds, batch_size, n_bytes, [busiest(contexts[:n + 1]) for n in range(len(contexts))],
+                    link_to(contexts[0], n_bytes), Options().updates_on(contexts), flags.exchange == 'float16',
+                    flags.overlap == 'True')
 
 
 def show(args, setting, findings, networks):
     """Print the tables and the answer; write --json and draw --plot."""
     rows, checks = findings.rows(), findings.checks()
     host = dict(copy_bytes_per_s=copy_rate(), reduce_bytes_per_s=reduce_rate(findings.n_bytes, 2))
-    costs = findings.costs(host)
+    costs = findings.costs(findings.medians, reduce_bytes_per_s=host['reduce_bytes_per_s'])
     predicted = predictions(costs, findings.batch_size, networks)
-    answer = (report.measured_answer(findings, rows, checks) + report.batch_answer(findings, costs)
-              + report.predicted_answer(costs, findings.batch_size, networks, predicted))
+    answer = (report.measured_answer(findings, rows, checks) + report.batch_answer(findings)
+              + report.predicted_answer(findings.batch_size, networks, predicted))
     print('\nmedians of %s in turns; speedup over 1 context, or 1 rank, with the same whole batch'
-          % counted(findings.rounds, 'round'))
+          % counted(args.rounds, 'round'))
     print(report.scaling_table(rows))
-    print('\n' + report.phase_table(rows))
-    print()
+    print('\n' + report.phase_table(rows) + '\n')
     for sentence in answer + [report.costs_line(costs, findings.link, host['copy_bytes_per_s'])]:
         print(textwrap.fill(sentence, WIDTH, initial_indent='- ', subsequent_indent='  '))
     print('\npredicted speedup and what limits it, %s scaling: devices that share no hardware, %d on a host'
@@ -264,21 +244,10 @@ def show(args, setting, findings, networks):
     if args.json:
         figures = dict(setting, rows=rows, checks=checks, costs=costs._asdict(), host=host,
                        link=findings.link._asdict(), n_bytes=findings.n_bytes, predictions=predicted, answer=answer,
-                       blocks=[block._asdict() for blocks in findings.blocks.values() for block in blocks])
-        write(args.json, figures)
+                       blocks=[block._asdict() for key in findings.rounds[0] for block in findings.each(key)])
+        with whole_text(args.json) as file:  # infinity, which JSON cannot express, becomes null
+            json.dump(json.loads(json.dumps(figures), parse_constant=lambda _: None), file, indent=1)
     if args.plot:
         title = '%s, batch %d, %s scaling predicted\n%s' % (
             os.path.basename(args.model), findings.batch_size, args.scaling, setting['machine'])
         plot.draw(args.plot, title, rows, costs, findings.batch_size, networks, args.scaling == 'weak')
-
-
-def write(path, figures):
-    """Write figures as JSON; infinity, which JSON cannot express, becomes null."""
-    def finite(value):
-        if isinstance(value, dict):
-            return {key: finite(each) for key, each in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [finite(each) for each in value]
-        return None if isinstance(value, float) and not np.isfinite(value) else value
-    with whole_text(path) as file:
-        json.dump(finite(figures), file, indent=1, allow_nan=False)

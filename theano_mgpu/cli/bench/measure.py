@@ -1,5 +1,4 @@
 """What `theano-mgpu bench` measures: blocks of training steps of several contestants, which take turns."""
-import itertools
 import time
 from collections import namedtuple
 
@@ -7,8 +6,7 @@ import numpy as np
 
 from ...devices.contexts import gpu_context
 from ...devices.discovery import status
-from ...profiling import turns
-from ...profiling.links import MEMORY, Link
+from .links import MEMORY, Link
 
 SETTLE = 0.05        # seconds before each turn: idle threads of OpenBLAS and OpenMP spin for some milliseconds
 BLOCK_SECONDS = 0.08  # of a block: other programs slow this machine down for seconds, and then for all contestants
@@ -39,7 +37,8 @@ class Block(namedtuple('Block', 'kind n batch seconds phases figures', defaults=
 
     @property
     def key(self):
-        return self.kind, self.n, self.batch
+        """Return the kind, n and batch, which together name a measurement."""
+        return self[:3]
 
 
 class Trainee:
@@ -61,12 +60,12 @@ class Trainee:
 
     @property
     def timings(self):
-        """Of a parallel model that has trained; else None."""
+        """Return the timings of a parallel model that has trained; else None."""
         return getattr(getattr(self.model.train_function, 'function', None), 'timings', None)
 
     @property
     def n_bytes(self):
-        """Bytes of all gradients."""
+        """Return the bytes of all gradients."""
         return sum(weight.get_value(borrow=True).nbytes for weight in self.model._collected_trainable_weights)
 
     def steps(self, batch, n, before=lambda: None):
@@ -100,17 +99,18 @@ class Trainee:
         return seconds, phases
 
     def block(self, kind, n, batch, n_steps):
-        """A Block of `n_steps` steps."""
+        """Train for `n_steps` steps, and have the host add gradients if there are several contexts; return a Block."""
         seconds, phases = self.steps(batch, n_steps)
-        return Block(kind, n, batch, float(np.mean(seconds)), means(phases))
+        rate = {'reduce_bytes_per_s': reduce_rate(self.n_bytes, n)} if kind == 'contexts' and n > 1 else {}
+        return Block(kind, n, batch, float(np.mean(seconds)), means(phases), rate)
 
     def steps_in(self, batch):
-        """The number of steps for a block of `BLOCK_SECONDS`."""
+        """Return the number of steps for a block of `BLOCK_SECONDS`."""
         return int(np.clip(BLOCK_SECONDS / np.mean(self.steps(batch, 2)[0]), FEWEST, MOST))
 
 
 def means(dicts, mean=np.mean):
-    """The mean, or median, of each entry of several dicts with the same keys.
+    """Return the mean, or median, of each entry of several dicts with the same keys.
 
     Examples
     --------
@@ -120,56 +120,36 @@ def means(dicts, mean=np.mean):
     return {name: float(mean([each[name] for each in dicts])) for name in dicts[0]}
 
 
-class Contestant:
-    """A number of contexts of this process with a model, which takes turns with others; see `take_turns`.
-
-    Parameters
-    ----------
-    kind, n, batch
-        As of a Block.
-    trainee : Trainee
-    steps : int
-        In a block.
-    """
-
-    def __init__(self, kind, n, batch, trainee, steps):
-        self.kind, self.n, self.batch = kind, n, batch
-        self._trainee, self._steps = trainee, steps
-
-    def turn(self):
-        """Train for a block; a list with that Block."""
-        time.sleep(SETTLE)
-        block = self._trainee.block(self.kind, self.n, self.batch, self._steps)
-        if self.n > 1:
-            block = block._replace(figures={'reduce_bytes_per_s': reduce_rate(self._trainee.n_bytes, self.n)})
-        return [block]
-
-
 def take_turns(contestants, rounds, bar):
-    """Let contestants take turns; the blocks of each key, one a round.
+    """Let contestants take turns.
 
     Parameters
     ----------
-    contestants : list
-        Each has a method ``turn() -> list of Block``.
+    contestants : list of callable
+        Each trains for a block, and returns a list of Blocks.
     rounds : int
     bar : progress bar
         It advances by one after each turn.
 
     Returns
     -------
-    dict of (kind, n, batch) to list of Block
+    list of dict of (kind, n, batch) to Block
+        The blocks of each round.
     """
-    found = {}
-    sides = {number: contestant.turn for number, contestant in enumerate(contestants)}
-    for blocks in turns.take_turns(sides, rounds, bar=bar).values():
-        for block in itertools.chain.from_iterable(blocks):
-            found.setdefault(block.key, []).append(block)
-    return found
+    measured = []
+    for number in range(rounds):
+        start = number // 2 % len(contestants)  # a later one begins in each pair of rounds; odd rounds run backwards
+        blocks = {}
+        for contestant in (contestants[start:] + contestants[:start])[::-1 if number % 2 else 1]:
+            time.sleep(SETTLE)
+            blocks.update((block.key, block) for block in contestant())
+            bar.update(1)
+        measured.append(blocks)
+    return measured
 
 
 def median_block(blocks):
-    """The medians of several blocks of one key, as a Block.
+    """Return the medians of several blocks of one key, as a Block.
 
     Examples
     --------
@@ -182,25 +162,23 @@ def median_block(blocks):
 
 
 def median_seconds(action, arguments=((),)):
-    """Median seconds of a call, over several calls with each of some arguments in turn; each is called once before."""
-    for each in arguments:
-        action(*each)
+    """Return the median seconds of calls with each of some arguments in turn; a first call of each does not count."""
     seconds = []
-    for number in range(max(REPEATS, len(arguments))):
+    for number in range(len(arguments) + max(REPEATS, len(arguments))):
         start = time.perf_counter()
         action(*arguments[number % len(arguments)])
         seconds.append(time.perf_counter() - start)
-    return float(np.median(seconds))
+    return float(np.median(seconds[len(arguments):]))
 
 
 def cold_buffers(n_bytes, n=1):
-    """Lists of n float32 buffers: enough lists for the first one to have left the caches when the last one is used."""
+    """Return so many lists of n float32 buffers that the first has left the caches when the last is used."""
     size = max(1, n_bytes // 4)
     return [[np.ones(size, 'float32') for _ in range(n)] for _ in range(int(np.clip(COLD // (4 * size * n), 2, 64)))]
 
 
 def reduce_rate(n_bytes, n):
-    """Bytes of gradients a second that the host adds: n buffers into another one, as in a step."""
+    """Return the bytes of gradients a second that the host adds: n buffers into another one, as in a step."""
     from ...replicas.collectives import all_reduce
 
     def add(*buffers):
@@ -209,33 +187,33 @@ def reduce_rate(n_bytes, n):
 
 
 def copy_rate():
-    """Bytes a second that NumPy copies in this host's memory."""
+    """Return the bytes a second that NumPy copies in this host's memory."""
     return COLD / 2 / median_seconds(np.copyto, cold_buffers(COLD // 2, 2))
 
 
 def link_to(context, n_bytes):
-    """The Link between the host and a context's device, from messages of 4 and of `n_bytes` bytes there and back."""
+    """Measure the Link between the host and a context's device: messages of 4 and of `n_bytes` bytes there and back."""
     if context.kind == 'cpu':
         return MEMORY
     from pygpu import gpuarray
     device = gpu_context(context)
 
-    def there_and_back(size):
+    def one_way(size):
         array = np.ones(size, 'float32')
         return median_seconds(lambda: np.asarray(gpuarray.array(array, context=device))) / 2
 
-    small, large = there_and_back(1), there_and_back(max(2, n_bytes // 4))
+    small, large = one_way(1), one_way(max(2, n_bytes // 4))
     return Link('link to %s' % context.device, small, max(n_bytes, 8) / max(large - small, 1e-9))
 
 
 def is_cpu(context):
-    """Whether a context's device is a CPU, also through OpenCL (PoCL)."""
+    """Return whether a context's device is a CPU, also through OpenCL (PoCL)."""
     return context.kind == 'cpu' or (context.kind == 'opencl' and status(
         context.device, gpu_context(context)).name.startswith(('pthread', 'cpu')))
 
 
 def busiest(chosen):
-    """The largest number of contexts that share one piece of hardware.
+    """Return the largest number of contexts that share one piece of hardware.
 
     Parameters
     ----------

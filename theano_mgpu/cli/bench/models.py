@@ -1,4 +1,5 @@
 """The models that `theano-mgpu bench` trains, and synthetic data for them."""
+import importlib
 import os
 import sys
 import warnings
@@ -9,7 +10,7 @@ import numpy as np
 from ...errors import MgpuError, MgpuWarning
 
 # build(layers, shape) makes the layers; `small` is the shape of an input on devices other than GPUs.
-Known = namedtuple('Known', 'build shape small batch_size loss')
+Known = namedtuple('Known', 'build shape batch_size small loss', defaults=(None, 'categorical_crossentropy'))
 CLASSES = 10
 DEEPEST = 10000  # Theano traverses graphs by recursion, and resnet50's is deeper than Python's limit of 1000
 
@@ -39,26 +40,20 @@ def autoencoder(layers, shape):
             layers.Conv2DTranspose(shape[-1], 3, strides=2, padding='same', activation='sigmoid')]
 
 
-def vgg16(layers, shape):
-    """Keras's model, with random weights."""
-    from keras.applications.vgg16 import VGG16
-    return VGG16(weights=None, input_shape=shape)
+def application(module, name):
+    """Return a function that builds a model of keras.applications, with random weights."""
+    def build(layers, shape):
+        return getattr(importlib.import_module('keras.applications.' + module), name)(weights=None, input_shape=shape)
+    return build
 
 
-def resnet50(layers, shape):
-    """Keras's model, with random weights."""
-    from keras.applications.resnet50 import ResNet50
-    return ResNet50(weights=None, input_shape=shape)
-
-
-CROSS_ENTROPY = 'categorical_crossentropy'
 MODELS = {
-    'cnn': Known(cnn, (28, 28, 1), None, 128, CROSS_ENTROPY),
-    'mlp': Known(mlp, (784,), None, 128, CROSS_ENTROPY),
-    'vgg16': Known(vgg16, (224, 224, 3), (64, 64, 3), 16, CROSS_ENTROPY),
-    'resnet50': Known(resnet50, (224, 224, 3), (64, 64, 3), 16, CROSS_ENTROPY),
-    'lstm': Known(lstm, (50, 32), None, 64, CROSS_ENTROPY),
-    'autoencoder': Known(autoencoder, (32, 32, 1), None, 64, 'mse'),
+    'cnn': Known(cnn, (28, 28, 1), 128),
+    'mlp': Known(mlp, (784,), 128),
+    'vgg16': Known(application('vgg16', 'VGG16'), (224, 224, 3), 16, (64, 64, 3)),
+    'resnet50': Known(application('resnet50', 'ResNet50'), (224, 224, 3), 16, (64, 64, 3)),
+    'lstm': Known(lstm, (50, 32), 64),
+    'autoencoder': Known(autoencoder, (32, 32, 1), 64, loss='mse'),
 }
 
 
@@ -87,17 +82,13 @@ class Recipe:
         self.name, self.optimizer = name, optimizer
         self.known = MODELS.get(name)
         self.shrunk = bool(self.known and self.known.small and not gpu and not input_shape)
-        self.input_shape = input_shape
         if self.known:
-            self.input_shape = tuple(input_shape or (self.known.small if self.shrunk else self.known.shape))
-
-    @property
-    def batch_size(self):
-        """The default batch size."""
-        return self.known.batch_size if self.known else 32
+            input_shape = tuple(input_shape or (self.known.small if self.shrunk else self.known.shape))
+        self.input_shape = input_shape
+        self.batch_size = self.known.batch_size if self.known else 32
 
     def build(self):
-        """A new compiled keras.Model; a MgpuError if it cannot be made."""
+        """Return a new compiled keras.Model; raise a MgpuError if it cannot be made."""
         sys.setrecursionlimit(max(DEEPEST, sys.getrecursionlimit()))
         model = self._from_layers() if self.known else self._from_file()
         if not model.optimizer:
@@ -108,6 +99,7 @@ class Recipe:
         return model
 
     def _from_layers(self):
+        """Return a new model of `MODELS`."""
         import keras
         try:
             made = self.known.build(keras.layers, self.input_shape)
@@ -118,6 +110,7 @@ class Recipe:
                                ' '.join(map(str, self.known.shape)))) from error
 
     def _from_file(self):
+        """Return the model of a file."""
         import keras
         try:
             with warnings.catch_warnings():
@@ -130,7 +123,7 @@ class Recipe:
                             % (self.name, type(error).__name__, error)) from error
 
     def replicate(self, gpus):
-        """A new parallel model over contexts; see `multi_gpu_model`."""
+        """Return a new parallel model over contexts; see `multi_gpu_model`."""
         from ...keras import multi_gpu_model
         try:
             with warnings.catch_warnings():
@@ -140,7 +133,7 @@ class Recipe:
             raise MgpuError(str(error)) from error
 
     def data(self, model, n):
-        """Inputs and targets of n samples; the same in every process.
+        """Return inputs and targets of n samples; the same in every process.
 
         Parameters
         ----------
@@ -155,18 +148,19 @@ class Recipe:
         rng = np.random.RandomState(0)
         shapes = [self._fed_shape(tensor) for tensor in model.inputs]
         inputs = [synthetic(rng, (n,) + shape, words_of(tensor)) for shape, tensor in zip(shapes, model.inputs)]
-        losses = [getattr(function, '__name__', '') or getattr(function, 'name', '') for function in
-                  model.loss_functions]
         if self.known and self.known.loss == 'mse':
             return inputs, inputs
-        return inputs, [targets_of(rng, n, model_shape(tensor), loss) for tensor, loss in zip(model.outputs, losses)]
+        losses = [getattr(each, '__name__', '') or getattr(each, 'name', '') for each in model.loss_functions]
+        # Dimensions of an output that depend on the data are 1.
+        return inputs, [targets_of(rng, n, tuple(size or 1 for size in tensor._keras_shape[1:]), loss)
+                        for tensor, loss in zip(model.outputs, losses)]
 
     def _fed_shape(self, tensor):
+        """Return the shape of the samples that an input is given, without their number."""
         shape = tensor._keras_shape[1:]
         if self.input_shape and not self.known:
-            fits = len(self.input_shape) == len(shape) and all(
-                size in (None, given) for size, given in zip(shape, self.input_shape))
-            if not fits:
+            if len(self.input_shape) != len(shape) or any(
+                    size not in (None, asked) for size, asked in zip(shape, self.input_shape)):
                 raise MgpuError('--input-shape %s does not fit the input %s of %s, which has shape %s without the '
                                 'samples' % (' '.join(map(str, self.input_shape)), tensor.name, self.name, shape))
             shape = self.input_shape
@@ -185,25 +179,18 @@ def check_name(name):
 
 
 def words_of(tensor):
-    """The number of words if an input goes to an Embedding; else None."""
-    layer = tensor._keras_history[0]
-    following = [node.outbound_layer for node in layer._outbound_nodes]
-    sizes = [each.input_dim for each in following if type(each).__name__ == 'Embedding']
-    return min(sizes) if sizes else None
+    """Return the number of words if an input goes to an Embedding; else None."""
+    following = [node.outbound_layer for node in tensor._keras_history[0]._outbound_nodes]
+    return min((layer.input_dim for layer in following if type(layer).__name__ == 'Embedding'), default=None)
 
 
-def model_shape(tensor):
-    """An output's shape without the samples; dimensions that depend on the data are 1."""
-    return tuple(size or 1 for size in tensor._keras_shape[1:])
-
-
-def synthetic(rng, shape, words=None):
-    """Random numbers between 0 and 1, or random words."""
+def synthetic(rng, shape, words):
+    """Return random numbers between 0 and 1, or random words."""
     return rng.randint(0, words, shape) if words else rng.rand(*shape).astype('float32')
 
 
 def targets_of(rng, n, shape, loss):
-    """Random targets that suit a loss: class numbers, one-hot rows, or numbers between 0 and 1.
+    """Return random targets that suit a loss: class numbers, one-hot rows, or numbers between 0 and 1.
 
     Examples
     --------

@@ -1,133 +1,93 @@
-"""A rank that `theano-mgpu bench` measures.
+"""A process that takes commands on its stdin and prints answers: one side of a measurement."""
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
+import threading
 
-After the warm-up of all ranks, rank 0 prints ``ready`` and the bytes of all gradients. For each line ``go`` of its
-stdin it prints a line of JSON, a list of Blocks.
-"""
-import argparse
-import json
-import sys
-import time
+from ...errors import MgpuError
 
-import numpy as np
-from theano.configparser import change_flags
-
-from ...devices.contexts import init
-from ...distributed.activities import SHARE
-from ...distributed.mpi import import_mpi, mpi_communicator
-from .measure import Block, Trainee, cold_buffers, means, reduce_rate
-from .models import Recipe
-
-NAP = 0.005  # seconds between two polls of an idle rank, which must leave its core to the process that is timed
-MESSAGES = 20  # of each size, for a link's latency and bandwidth
+TAIL = 3000  # characters of a failed worker's stderr that are shown
 
 
-def work(arguments):
-    """Follow the commands on the first rank's stdin until it ends."""
-    args = parse(arguments)
-    init()
-    comm = import_mpi().COMM_WORLD.Dup()  # apart from the messages of what is measured
-    recipe = Recipe(args.model, args.input_shape, args.optimizer)
-    measured = (Together if comm.size > 1 else Alone)(recipe, comm, args)
-    if comm.rank == 0:
-        print('ready', measured.n_bytes, flush=True)
-    while broadcast(comm, comm.rank == 0 and sys.stdin.readline().strip() == 'go'):
-        blocks = measured.turn()
-        if comm.rank == 0:
-            print(json.dumps([block._asdict() for block in blocks]), flush=True)
+class WorkerError(MgpuError):
+    """A worker ended, or did not answer in time."""
 
 
-def broadcast(comm, go):
-    """Rank 0's value of `go`, on each rank; ranks sleep while they wait."""
-    flag = np.array([go], 'int32')
-    request = comm.Ibcast(flag, 0)
-    while not request.Test():
-        time.sleep(NAP)
-    return bool(flag[0])
+class Worker:
+    """A process, and those that it starts; a context manager that ends them.
 
+    Parameters
+    ----------
+    label : str
+        Its name in error messages.
+    command : list of str
+    environment : dict of str to str
+    patience : float, optional
+        Seconds that an answer may take; any number by default.
 
-class Alone:
-    """One rank: its step at each batch size."""
-
-    def __init__(self, recipe, comm, args):
-        self._args = args
-        self._trainee = Trainee(recipe.replicate(1), recipe, max(args.sizes))
-        self.n_bytes = self._trainee.n_bytes
-        for size in args.sizes:
-            self._trainee.steps(size, 1)
-
-    def turn(self):
-        """A Block of each size."""
-        return [self._trainee.block('ranks', 1, size, self._args.steps) for size in self._args.sizes]
-
-
-class Together:
-    """Several ranks: their common step; a step of each by itself, all at the same time; and the link between them.
-
-    The model predicts the common step from the time of the separate steps, in which the ranks of a host share its
-    memory and perhaps its cores, and from the time of an exchange.
+    Attributes
+    ----------
+    pid : int
     """
 
-    def __init__(self, recipe, comm, args):
-        self._comm, self._args, self._ranks = comm, args, mpi_communicator()
-        self._joint = Trainee(recipe.replicate(1), recipe, args.batch_size)
-        with change_flags(**{'mgpu.executor': 'serial'}):  # keeps a function to its rank
-            self._apart = Trainee(recipe.replicate(1), recipe, max(args.sizes))
-            for size in args.sizes:
-                self._apart.steps(size, 1)
-        self._joint_first = True
-        self._joint.steps(args.batch_size, 1)
-        self.n_bytes = self._joint.n_bytes
+    def __init__(self, label, command, environment, patience=None):
+        self._label, self._patience = label, patience
+        self._stderr = tempfile.TemporaryFile('w+', errors='replace')
+        # A session of its own: Ctrl-C reaches this process only, which ends the worker in order.
+        self._process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                         stderr=self._stderr, universal_newlines=True, start_new_session=True)
+        self.pid = self._process.pid
 
-    def turn(self):
-        """Blocks of the ranks together, and of each apart."""
-        parts = [self._block_together] + [lambda size=size: self._block_apart(size) for size in self._args.sizes]
-        self._joint_first = not self._joint_first
-        blocks = [part() for part in (parts if self._joint_first else parts[::-1])]
-        figures = self._figures()
-        return [block._replace(figures=figures) for block in blocks]
+    def send(self, line):
+        """Write a line to its stdin."""
+        with contextlib.suppress(BrokenPipeError):  # `answer` then reports why it has ended
+            self._process.stdin.write(line + '\n')
+            self._process.stdin.flush()
 
-    def _block_together(self):
-        self._comm.Barrier()
-        return self._joint.block('ranks', self._comm.size, self._args.batch_size, self._args.steps)
+    def answer(self, is_answer):
+        """Return the next line that it prints for which ``is_answer(line)`` is true: libraries print others, too.
 
-    def _block_apart(self, size):
-        # They begin each step together, and wait as in a common step, which slows others down where cores are scarce.
-        seconds, phases = self._apart.steps(size, self._args.steps, before=lambda: self._ranks.handshake((SHARE,)))
-        phases = [dict(each, other=max(0.0, step - sum(each.values()))) for step, each in zip(seconds, phases)]
-        # In a common step each phase lasts until the slowest rank has finished it.
-        slowest = means([{name: max(each[name] for each in step) for name in step[0]}
-                         for step in zip(*self._comm.allgather(phases))])
-        return Block('apart', self._comm.size, size, sum(slowest.values()), slowest)
+        Raises
+        ------
+        WorkerError
+            If the process ends, or `patience` is over, before such a line.
+        """
+        late = threading.Event()
+        timer = threading.Timer(self._patience or 0, lambda: (late.set(), os.killpg(self.pid, signal.SIGTERM)))
+        if self._patience:
+            timer.start()
+        try:
+            for line in iter(self._process.stdout.readline, ''):
+                if is_answer(line.strip()):
+                    return line.strip()
+        finally:
+            timer.cancel()
+        self.kill()
+        self._stderr.seek(0)
+        raise WorkerError('%s %s. The end of its stderr:\n%s' % (
+            self._label, 'did not answer within %g s' % self._patience if late.is_set() else
+            'ended without an answer, with exit code %s' % self._process.returncode,
+            self._stderr.read()[-TAIL:].strip() or '(nothing)'))
 
-    def _figures(self):
-        self._comm.Barrier()
-        rate = reduce_rate(self.n_bytes, 1)
-        chunk = max(1024, self.n_bytes // self._comm.size)
-        latency = self._ring_step(8)
-        return {'reduce_bytes_per_s': rate, 'latency_s': latency,
-                'bytes_per_s': chunk / max(self._ring_step(chunk) - latency, 1e-9)}
+    def kill(self):
+        """End it and the processes that it has started; mpirun ends its ranks when it is terminated."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(10)
 
-    def _ring_step(self, n_bytes):
-        """Median seconds in which each rank sends to the next one and receives from the one before."""
-        rank, size = self._comm.rank, self._comm.size
-        pool = cold_buffers(n_bytes, 2)
-        seconds = []
-        for number in range(MESSAGES):
-            sent, received = pool[number % len(pool)]
-            self._comm.Barrier()
-            start = time.perf_counter()
-            self._comm.Sendrecv(sent, (rank + 1) % size, 0, received, (rank - 1) % size, 0)
-            seconds.append(time.perf_counter() - start)
-        return float(np.median(seconds))
+    def __enter__(self):
+        return self
 
-
-def parse(arguments):
-    """The command line, which `rank_group` writes."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('model')
-    parser.add_argument('--batch-size', type=int, required=True, help='samples in the whole batch')
-    parser.add_argument('--sizes', type=int, nargs='+', required=True, help='batch sizes of one rank by itself')
-    parser.add_argument('--steps', type=int, required=True)
-    parser.add_argument('--optimizer', required=True)
-    parser.add_argument('--input-shape', type=int, nargs='+')
-    return parser.parse_args(arguments)
+    def __exit__(self, kind, *_):
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()  # the end of its commands
+        if kind is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(30)
+        self.kill()
+        self._process.stdout.close()
+        self._stderr.close()

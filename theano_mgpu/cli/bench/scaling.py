@@ -23,7 +23,9 @@ samples in a step change the training.
 import math
 from collections import namedtuple
 
-from .links import SCHEMES, ScalingError
+import numpy as np
+
+from .links import SCHEMES
 
 PARTS = ('input', 'dispatch', 'compute', 'exchange', 'update')
 BACKWARD = 2 / 3  # of compute
@@ -69,11 +71,7 @@ def fit_line(sizes, seconds):
     sizes : list of int
         At least two different ones.
     seconds : list of float
-
-    Raises
-    ------
-    ScalingError
-        If there are not two different sizes, or a time is not positive.
+        Positive.
 
     Examples
     --------
@@ -81,24 +79,16 @@ def fit_line(sizes, seconds):
     >>> round(fixed, 9), round(each * 64, 9)
     (0.001, 0.01)
     """
-    if len(sizes) != len(seconds) or len(set(sizes)) < 2 or min(seconds) <= 0:
-        raise ScalingError('a line needs positive times of two different batch sizes at least; given: sizes %s, '
-                           'seconds %s' % (list(sizes), list(seconds)))
-    weights = [1 / value ** 2 for value in seconds]
-    total = sum(weights)
-    x = sum(w * size for w, size in zip(weights, sizes)) / total
-    y = sum(w * value for w, value in zip(weights, seconds)) / total
-    slope = (sum(w * (size - x) * (value - y) for w, size, value in zip(weights, sizes, seconds))
-             / sum(w * (size - x) ** 2 for w, size in zip(weights, sizes)))
-    if slope < 0:
-        return y, 0.0
+    weights = 1 / np.square(seconds)
+    x, y = np.average([sizes, seconds], axis=1, weights=weights)
+    slope = float(np.sum(weights * (sizes - x) * (seconds - y)) / np.sum(weights * (sizes - x) ** 2))
     if y - slope * x < 0:
-        return 0.0, y / x
-    return y - slope * x, slope
+        return 0.0, float(y / x)
+    return float(y - max(slope, 0.0) * x), max(slope, 0.0)
 
 
 def step_parts(costs, n, batch, network=None, scheme='host', sharing=1):
-    """Seconds of each part of a step.
+    """Return the seconds of each part of a step.
 
     Parameters
     ----------
@@ -118,19 +108,14 @@ def step_parts(costs, n, batch, network=None, scheme='host', sharing=1):
     dict of str to float
         A value for each of `PARTS`.
 
-    Raises
-    ------
-    ScalingError
-        If there is no device or no sample, or the network's host is too small for the devices.
-
     Examples
     --------
-    >>> from theano_mgpu.profiling.links import parse_network
+    >>> from theano_mgpu.cli.bench.links import parse_network
     >>> parts = step_parts(Costs(0.001, 0.0001, 0.002, 4e6), 2, 100, parse_network('0:8'))
     >>> [(part, round(seconds, 6)) for part, seconds in parts.items()]
     [('input', 0.0), ('dispatch', 0.001), ('compute', 0.005), ('exchange', 0.002), ('update', 0.002)]
     """
-    hosts, devices = _checked(n, batch, network)
+    hosts, devices = network.divided(n) if network else (1, n)
     compute = sharing * costs.sample_s * -(-batch // n)
     exchange = SCHEMES[scheme](n, costs.n_bytes, network, costs.reduce_bytes_per_s) if network else 0.0
     if sharing == 1:
@@ -142,23 +127,13 @@ def step_parts(costs, n, batch, network=None, scheme='host', sharing=1):
             'update': sharing * costs.update_s / (n if costs.divides_update else 1)}
 
 
-def _checked(n, batch, network):
-    if n < 1 or batch < 1:
-        raise ScalingError('%r devices and a batch of %r samples: give at least one of each' % (n, batch))
-    hosts, devices = network.divided(n) if network else (1, n)
-    if hosts > 1 and network.outer is None:
-        raise ScalingError('%d devices are on %d hosts, but no link between hosts was given: e.g. pcie4+10gbe'
-                           % (n, hosts))
-    return hosts, devices
-
-
 def step_seconds(costs, n, batch, network=None, scheme='host', sharing=1):
-    """Seconds of a step; arguments as for `step_parts`."""
+    """Return the seconds of a step; arguments as for `step_parts`."""
     return sum(step_parts(costs, n, batch, network, scheme, sharing).values())
 
 
 def speedup(costs, n, batch, network=None, scheme='host', sharing=1, weak=False):
-    """Speedup: samples a second of n devices / samples a second of one device.
+    """Return the speedup: samples a second of n devices / samples a second of one device.
 
     Parameters
     ----------
@@ -170,28 +145,25 @@ def speedup(costs, n, batch, network=None, scheme='host', sharing=1, weak=False)
     >>> speedup(Costs(0, 0.001, 0.1, 0), 4, 100), speedup(Costs(0, 0.001, 0.1, 0), 4, 100, weak=True)
     (1.6, 4.0)
     """
-    alone = step_seconds(costs, 1, batch)
-    if weak:
-        return n * alone / step_seconds(costs, n, n * batch, network, scheme, sharing)
-    return alone / step_seconds(costs, n, batch, network, scheme, sharing)
+    growth = n if weak else 1
+    return growth * step_seconds(costs, 1, batch) / step_seconds(costs, n, growth * batch, network, scheme, sharing)
 
 
 def limit(parts):
-    """The part that limits a step: compute if it is half of the step or more, else the largest other part.
+    """Return the part that limits a step: compute if it is half of the step or more, else the largest other part.
 
     Examples
     --------
     >>> limit({'compute': 8, 'exchange': 3, 'update': 1}), limit({'compute': 4, 'exchange': 3, 'update': 2})
     ('compute', 'exchange')
     """
-    others = {part: seconds for part, seconds in parts.items() if part != 'compute'}
     if parts['compute'] >= 0.5 * sum(parts.values()):
         return 'compute'
-    return max(others, key=others.get)
+    return max((part for part in parts if part != 'compute'), key=parts.get)
 
 
 def batch_that_pays(costs, n, network=None, scheme='host', sharing=1, efficiency=PAYS):
-    """The smallest batch with which n devices reach an efficiency.
+    """Return the smallest batch with which n devices reach an efficiency.
 
     Parameters
     ----------
@@ -223,14 +195,3 @@ def batch_that_pays(costs, n, network=None, scheme='host', sharing=1, efficiency
         middle = (low + high) // 2
         low, high = (low, middle) if pays(middle) else (middle, high)
     return n * high
-
-
-def most_devices_that_pay(costs, batch, network, scheme='host', weak=False, numbers=()):
-    """The largest of some numbers of devices that reach the efficiency `PAYS`; 1 if none does.
-
-    Parameters
-    ----------
-    numbers : iterable of int
-    """
-    return max([1] + [n for n in numbers
-                      if speedup(costs, n, batch, network, scheme, weak=weak) >= PAYS * n])

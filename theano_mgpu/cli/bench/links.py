@@ -16,14 +16,10 @@ second, and sends the mean to each device; hosts, or processes, exchange by MPI.
 import math
 from collections import namedtuple
 
-from ..errors import MgpuError
-from ..parsing import shown
+from ...errors import MgpuError
+from ...parsing import shown
 
 EVERY_DEVICE = 1 << 30  # devices on a host if there is only one host
-
-
-class ScalingError(MgpuError, ValueError):
-    """Numbers that the model of scaling cannot use."""
 
 
 class Link(namedtuple('Link', 'name latency_s bytes_per_s')):
@@ -39,7 +35,7 @@ class Link(namedtuple('Link', 'name latency_s bytes_per_s')):
     """
 
     def seconds(self, n_bytes):
-        """Seconds that a message takes.
+        """Return the seconds that a message takes.
 
         Examples
         --------
@@ -77,15 +73,16 @@ class Network(namedtuple('Network', 'inner outer per_host')):
 
     @property
     def name(self):
+        """Return the names of both links."""
         return self.inner.name + (' + ' + self.outer.name if self.outer else '')
 
     @property
     def to_host(self):
-        """The link between a device and its host."""
+        """Return the link between a device and its host."""
         return TO_HOST.get(self.inner, self.inner)
 
     def divided(self, n):
-        """The number of hosts for n devices, and of devices on each.
+        """Return the number of hosts for n devices, and of devices on each.
 
         Examples
         --------
@@ -108,7 +105,7 @@ def parse_network(text, per_host=8):
 
     Raises
     ------
-    ScalingError
+    MgpuError
         If a link is unknown or malformed.
 
     Examples
@@ -117,13 +114,11 @@ def parse_network(text, per_host=8):
     Link(name='2000 us, 3 GB/s', latency_s=0.002, bytes_per_s=3000000000.0)
     """
     inner, plus, outer = text.partition('+')
-    if per_host < 1:
-        raise ScalingError('%r devices on a host: give 1 or more' % (per_host,))
     return Network(_link(inner, text), _link(outer, text) if plus else None, per_host if plus else EVERY_DEVICE)
 
 
 def in_half(network):
-    """The Network for gradients that hosts exchange in half precision, as with ``mgpu.exchange=float16``.
+    """Return the Network for gradients that hosts exchange in half precision, as with ``mgpu.exchange=float16``.
 
     The time of the conversion is left out.
 
@@ -137,6 +132,7 @@ def in_half(network):
 
 
 def _link(text, whole):
+    """Return the Link that a part of ``INNER+OUTER`` names."""
     if text in LINKS:
         return LINKS[text]
     try:
@@ -144,14 +140,14 @@ def _link(text, whole):
         if not (0 <= latency < math.inf and 0 < gigabytes < math.inf):
             raise ValueError
     except ValueError as error:
-        raise ScalingError('%s in %s is not a link: give one of %s, or microseconds of latency and gigabytes a second, '
+        raise MgpuError('%s in %s is not a link: give one of %s, or microseconds of latency and gigabytes a second, '
                            'e.g. 5:12; within a host + between hosts, e.g. pcie4+10gbe'
                            % (shown(text), shown(whole), ', '.join(LINKS))) from error
     return Link('%g us, %g GB/s' % (latency, gigabytes), latency * 1e-6, gigabytes * 1e9)
 
 
 def ring_all_reduce(n, n_bytes, link, reduce_bytes_per_s=math.inf):
-    """Seconds of a ring all_reduce.
+    """Return the seconds of a ring all_reduce.
 
     Parameters
     ----------
@@ -171,14 +167,14 @@ def ring_all_reduce(n, n_bytes, link, reduce_bytes_per_s=math.inf):
 
 
 def flat_ring(n, n_bytes, network, reduce_bytes_per_s=math.inf):
-    """Seconds of one ring through all devices of all hosts, determined by its slowest link."""
+    """Return the seconds of one ring through all devices of all hosts, determined by its slowest link."""
     used = [network.inner] + [network.outer] * (network.divided(n)[0] > 1)
     slowest = Link('', max(link.latency_s for link in used), min(link.bytes_per_s for link in used))
     return ring_all_reduce(n, n_bytes, slowest)
 
 
 def hierarchical(n, n_bytes, network, reduce_bytes_per_s=math.inf):
-    """Seconds to reduce on each host, all_reduce over a ring of hosts, and broadcast on each host.
+    """Return the seconds to reduce on each host, all_reduce over a ring of hosts, and broadcast on each host.
 
     Reduce and broadcast are pipelined chains.
     """
@@ -188,7 +184,7 @@ def hierarchical(n, n_bytes, network, reduce_bytes_per_s=math.inf):
 
 
 def through_host(n, n_bytes, network, reduce_bytes_per_s=math.inf):
-    """Seconds of this package's own scheme: each host fetches, adds and sends back; hosts form a ring."""
+    """Return the seconds of this package's own scheme: each host fetches, adds and sends back; hosts form a ring."""
     hosts, devices = network.divided(n)
     adding = devices * n_bytes / reduce_bytes_per_s if n > 1 else 0.0
     return (2 * devices * network.to_host.seconds(n_bytes) + adding
@@ -196,6 +192,7 @@ def through_host(n, n_bytes, network, reduce_bytes_per_s=math.inf):
 
 
 def _ring_of_hosts(hosts, n_bytes, network, reduce_bytes_per_s=math.inf):
+    """Return the seconds of a ring between hosts; none for a single host."""
     return ring_all_reduce(hosts, n_bytes, network.outer, reduce_bytes_per_s) if hosts > 1 else 0.0
 
 
