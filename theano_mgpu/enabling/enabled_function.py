@@ -3,7 +3,7 @@ import functools
 import threading
 
 from ..distributed.choice import choose_ranks
-from ..errors import GraphError, LengthError, MgpuError, in_one_line
+from ..errors import LengthError, MgpuError, in_one_line
 from ..parallel_function import ParallelFunction
 from ..patches.theano_functions import shown
 from .chooser import Chooser, State, Way
@@ -42,7 +42,7 @@ class EnabledFunction:
 
     Parameters
     ----------
-    enabled : Enabled
+    enabled : EnabledFunctions
     function : theano.compile.function_module.Function
     usage : FunctionUsage
     definition : Definition, optional
@@ -168,8 +168,7 @@ class EnabledFunction:
 
     def _is_for_plain(self, failure):
         """Return whether plain Theano is to compute a call that has failed over the contexts."""
-        return isinstance(failure, LeftToPlain) or (
-            not self._enabled.strict and is_for_plain(failure))
+        return isinstance(failure, LeftToPlain) or not self._enabled.strict and is_for_plain(failure)
 
     def _go_on_after(self, failure, programs):
         """Note why plain Theano has computed a call, and decide how to go on."""
@@ -254,18 +253,9 @@ class EnabledFunction:
         self._refusal = str(refusal)
 
     def _verify(self, step, values):
-        """Show a certificate of the first call, if it is asked for; the run goes on if there can be none."""
-        if not self._enabled.verifies:
-            return
-        try:
-            certificate = step.verify(*values)
-        except Exception as error:  # of any class: ops raise their own
-            text = '%s cannot be verified: %s' % (self._usage.name, in_one_line(error))
-            if self._enabled.strict:
-                raise GraphError(text) from error
-            self._enabled.tell(text)
-            return
-        certificate.show(self._usage.name, self._enabled.strict)
+        """Show a certificate of the first call, if it is asked for."""
+        if self._enabled.verifies:
+            self._enabled.show_certificate(self._usage.name, functools.partial(step.verify, *values))
 
     def _compiled(self, inputs, outputs, updates, **options):
         return ParallelFunction(inputs, outputs, updates, no_default_updates=True, contexts=self._enabled.contexts(),

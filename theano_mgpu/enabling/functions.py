@@ -6,9 +6,10 @@ import theano
 from ..devices.choice import resolve_contexts
 from ..distributed.choice import choose_ranks
 from ..errors import warn
-from ..options import Options, check_exact_flags
+from ..options import Options
 from ..patches import theano_functions
 from ..placement.propagation import is_placed
+from .enabled import Enabled
 from .enabled_function import NO_BATCH, EnabledFunction
 from .placed_function import NOT_PLACED, PlacedFunction
 from .report import FunctionReport
@@ -17,9 +18,6 @@ OWN_SAMPLES = 'each process has samples of its own: use mgpu.function, which add
 ONE_CPU = 'there is one context, on the CPU'
 NOTHING_DIVIDED = ONE_CPU + (': nothing is divided. To use several cores, start processes: theano-mgpu launch -n 2 run '
                              'SCRIPT. To use other devices, map contexts to them; theano-mgpu devices lists them')
-
-_enabled = None  # the Enabled in force
-
 
 def enable(contexts=None, strict=False, verify=False, always=False, tell=warn):
     """Have every `theano.function` that is made from now on run over several contexts, where that is exact and faster.
@@ -71,23 +69,19 @@ def enable(contexts=None, strict=False, verify=False, always=False, tell=warn):
     (7, ['dev0', 'dev1'])
     >>> disable()
     """
-    global _enabled
-    if strict:
-        check_exact_flags()
     if not callable(contexts):
         resolved = resolve_contexts(contexts)  # an error now, not with the first function
         if contexts is None and has_one_cpu(resolved) and not always:
             tell(NOTHING_DIVIDED)
         contexts = functools.partial(resolve_contexts, contexts)
+    enabled = EnabledFunctions(functools.lru_cache(None)(contexts), FunctionReport(), strict, verify, always, tell)
     _attach_once()
-    _enabled = Enabled(functools.lru_cache(None)(contexts), strict, verify, always, tell)
-    return _enabled.report
+    return enabled.begin()
 
 
 def disable():
     """Leave functions that are made from now on to plain Theano; those that were made before stay as they are."""
-    global _enabled
-    _enabled = None
+    EnabledFunctions.end()
 
 
 @functools.lru_cache(None)
@@ -97,23 +91,26 @@ def _attach_once():
 
 
 def _attach(function, given):
-    if _enabled:
-        _enabled.attach(function, given)
-    return bool(_enabled)
+    enabled = EnabledFunctions.in_force
+    if enabled is not None:
+        enabled.attach(function, given)
+    return enabled is not None
 
 
-class Enabled:
-    """The arguments of an `enable`, and its report.
+class EnabledFunctions(Enabled):
+    """The Enabled of Theano functions.
 
-    Attributes
+    Parameters
     ----------
-    report : FunctionReport
+    contexts : callable
+        Returns the list of Context to run over.
+    *arguments
+        Those of an Enabled.
     """
 
-    def __init__(self, contexts, strict, verify, always, tell):
-        self.contexts, self.strict, self.verifies, self.always, self.tell = contexts, strict, verify, always, tell
-        self.report = FunctionReport()
-        self._tell_once = functools.lru_cache(None)(tell)
+    def __init__(self, contexts, *arguments):
+        super().__init__(*arguments)
+        self.contexts, self._tell_once = contexts, functools.lru_cache(None)(self.tell)
 
     def attach(self, function, given):
         """Have a new function run over the contexts, if it may have a batch."""

@@ -1,5 +1,6 @@
 """What the functions of a process did: the summary of `enable`."""
-from .summary import UsageSummary, cell, counted, on_contexts
+from ..utils.tables import counted
+from .summary import UsageSummary, cell, on_contexts
 
 
 class FunctionUsage:

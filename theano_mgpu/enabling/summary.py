@@ -1,7 +1,7 @@
 """A summary of what ran where: a title, a line for each function or model."""
 from ..devices.context_map import HOST, describe
 from ..jobs import mpi_environment
-from ..utils.tables import Printed, table
+from ..utils.tables import Printed, counted, table
 
 SHOWN = 20  # lines of a table
 
@@ -23,7 +23,7 @@ class UsageSummary(Printed):
         self.usages = []
 
     def usage(self, name):
-        """The usage of one more function or model."""
+        """Return the usage of one more function or model."""
         self.usages.append(self.usage_class(name))
         return self.usages[-1]
 
@@ -32,24 +32,13 @@ class UsageSummary(Printed):
         return str(self)
 
     def _lines(self, title, header, rows, right):
-        """The lines of the summary; `right` has the columns that are aligned to the right."""
+        """Return the lines of the summary; `right` has the columns that are aligned to the right."""
         lines = [title, table([header] + rows[:SHOWN], right)]
         return lines + ['and %s' % counted(len(rows) - SHOWN, 'more ' + self.noun)] * (len(rows) > SHOWN)
 
 
-def counted(n, noun):
-    """A number of things.
-
-    Examples
-    --------
-    >>> counted(1, 'model'), counted(2, 'model')
-    ('1 model', '2 models')
-    """
-    return '%d %s%s' % (n, noun, 's' * (n != 1))
-
-
 def on_contexts(usages):
-    """The contexts that usages have, in words."""
+    """Return the contexts that usages have, in words."""
     contexts = dict.fromkeys(context for usage in usages for context in usage.contexts if context != HOST)
     if not contexts:
         return 'on the host'
@@ -58,5 +47,5 @@ def on_contexts(usages):
 
 
 def cell(number):
-    """A number in a table; ``-`` for None."""
+    """Return a number for a table; ``-`` for None."""
     return '-' if number is None else '{:,.0f}'.format(number)

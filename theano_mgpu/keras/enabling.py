@@ -7,8 +7,8 @@ import theano
 
 from ..distributed.choice import choose_ranks
 from ..enabling.chooser import LengthChooser
+from ..enabling.enabled import Enabled
 from ..errors import GraphError, warn
-from ..options import check_exact_flags
 from ..patches import keras_models
 from ..placement.propagation import is_placed
 from .functions import MAKERS, check_compile
@@ -24,9 +24,6 @@ ON_CPU = ('the contexts are on the CPU, where dividing a batch gains nothing, si
           'same, pass always=True (theano-mgpu run --always)')
 
 VERIFY = {'predict': verify_prediction, 'test': verify_evaluation, 'train': verify_batch}  # each covers those before it
-
-_enabled = None  # the Enabled in force
-
 
 def enable(gpus=None, strict=False, verify=False, always=False, tell=warn):
     """Have every Keras model that is compiled from now on run over several contexts.
@@ -89,33 +86,29 @@ def enable(gpus=None, strict=False, verify=False, always=False, tell=warn):
     ({'train': 20}, ['dev0', 'dev1'])
     >>> disable()
     """
-    global _enabled
     if verify:
         check_alone()
-    if strict:
-        check_exact_flags()
+    enabled = EnabledModels(gpus, Report(), strict, verify, always, tell)
     chosen_contexts(gpus)
     _patch_keras_once()
-    _enabled = Enabled(gpus, strict, verify, always, tell)
-    return _enabled.report
+    return enabled.begin()
 
 
 def disable():
     """Leave models that are compiled from now on to plain Keras; those that were compiled before stay as they are."""
-    global _enabled
-    _enabled = None
+    EnabledModels.end()
 
 
 @functools.lru_cache(None)
 def _patch_keras_once():
     switch_methods_once()
     # A model that is not built yet is compiled by its first batch, within the loop.
-    keras_models.switch_keras_methods(LOOPS, applies=lambda model: _enabled and not model.built)
+    keras_models.switch_keras_methods(LOOPS, applies=lambda model: EnabledModels.in_force and not model.built)
     keras_models.switch_keras_methods({'compile': _compile, '_make_predict_function': _make_predict_function},
                                       applies=lambda model: not hasattr(model, 'template'))
     counted = {'_make_%s_function' % kind: _counted for kind in MAKERS}
-    keras_models.switch_keras_methods(counted, applies=lambda model: _enabled and hasattr(model, 'template'))
-    keras_models.replace_multi_gpu_model(multi_gpu_model, applies=lambda: _enabled)
+    keras_models.switch_keras_methods(counted, applies=_is_counted)
+    keras_models.replace_multi_gpu_model(multi_gpu_model, applies=lambda: EnabledModels.in_force)
 
 
 def _compile(original):
@@ -124,41 +117,47 @@ def _compile(original):
         before = parallel_state_of(self)
         set_parallel_state(self, None)
         original(self, *args, **kwargs)
-        if _enabled and self.built:
-            _enabled.attach(self, before)
+        if EnabledModels.in_force and self.built:
+            EnabledModels.in_force.attach(self, before)
     return compile
 
 
 def _make_predict_function(original):
     @functools.wraps(original)
     def _make_predict_function(self):
-        if _enabled and not self._is_compiled and not parallel_state_of(self):
-            _enabled.attach(self)
+        if EnabledModels.in_force and not self._is_compiled and not parallel_state_of(self):
+            EnabledModels.in_force.attach(self)
         original(self)
     return _make_predict_function
+
+
+def _is_counted(model):
+    return EnabledModels.in_force and hasattr(model, 'template')
 
 
 def _counted(original):
     """Have the batches of a model that `multi_gpu_model` has made be counted, too."""
     @functools.wraps(original)
     def make(self):
-        _enabled.count(self)
+        EnabledModels.in_force.count(self)
         original(self)
     return make
 
 
-class Enabled:
-    """The arguments of an `enable`, and its report.
+class EnabledModels(Enabled):
+    """The Enabled of Keras models.
 
-    Attributes
+    Parameters
     ----------
-    report : Report
+    gpus
+        As for `enable`.
+    *arguments
+        Those of an Enabled.
     """
 
-    def __init__(self, gpus, strict, verify, always, tell):
-        self.gpus, self.strict, self.verifies, self.always, self._tell = gpus, strict, verify, always, tell
-        self.report = Report()
-        self._told = set()
+    def __init__(self, gpus, *arguments):
+        super().__init__(*arguments)
+        self.gpus, self._told = gpus, set()
         self._parallel = weakref.WeakKeyDictionary()  # model of multi_gpu_model -> Usage
 
     def count(self, model):
@@ -193,7 +192,7 @@ class Enabled:
             self._told.add(key)
             if noted:
                 self.report.notes.append(whole)
-            self._tell(whole)
+            self.tell(whole)
 
 
 def _obstacle(model):
@@ -259,13 +258,5 @@ class EnabledState(ParallelState):
         kinds = list(VERIFY)
         if self._verified.isdisjoint(kinds[kinds.index(kind):]):
             self._verified.add(kind)
-            self._show_certificate(kind, inputs)
+            self.enabled.show_certificate(self.name, lambda: VERIFY[kind](self._model(), inputs, self.contexts))
         return proceed(inputs)
-
-    def _show_certificate(self, kind, inputs):
-        try:
-            certificate = VERIFY[kind](self._model(), inputs, self.contexts)
-        except Exception as error:  # of any class: ops raise their own. The run goes on, as without a certificate
-            self.enabled.notify(self.name, 'cannot be verified: %s: %s' % (type(error).__name__, error))
-            return
-        certificate.show(self.name, self.enabled.strict)

@@ -1,6 +1,7 @@
 """What the models of a process did on their contexts: the summary of `enable`."""
-from ..enabling.summary import UsageSummary, cell, counted, on_contexts
+from ..enabling.summary import UsageSummary, cell, on_contexts
 from ..jobs import mpi_environment
+from ..utils.tables import counted
 
 KINDS = {'train': 'TRAINED', 'test': 'TESTED', 'predict': 'PREDICTED'}
 

@@ -1,13 +1,13 @@
 """`theano_mgpu.keras.verify`: compares one step on one device with one on several contexts."""
 import contextlib
+import functools
 
-import numpy as np
 from keras import backend as K
 
 from ..errors import MgpuError
 from ..jobs import mpi_environment
-from ..utils.progress import passing_bar
-from ..verification.certificate import TOLERANCE, Certificate, Row, largest, relative_difference
+from ..verification.certificate import TOLERANCE, Certificate, largest
+from ..verification.comparison import on_both_sides, rows_of
 from .computations import evaluation, prediction, training_step
 from .fit_record import random_states, set_random_states
 from .multi_gpu import chosen_contexts
@@ -106,13 +106,13 @@ def _compared(model, computation, arrays, contexts, tolerance):
     if before is not None:
         state.notify, state.strict = before.notify, before.strict
     inputs = arrays + [computation.learning_phase] * model._uses_dynamic_learning_phase()
-    with passing_bar(2, 'sides', 'verify %s' % model.name) as bar, _restored(model, computation):
-        one = computation.on_one_device(inputs)
-        bar.update(1)
-        many = computation.over_contexts(state, inputs)
+    with _restored(model, computation):
+        one, many = on_both_sides('verify %s' % model.name, functools.partial(computation.on_one_device, inputs),
+                                  functools.partial(computation.over_contexts, state, inputs))
     tolerance = tolerance or TOLERANCE[K.floatx()]
     left_out = _without_gradient(one, tolerance)
-    rows = [row for row in _rows(one, many) if (row.kind, row.name) not in left_out]
+    rows = rows_of(list(one), list(one.values()), [many[key] for key in one])
+    rows = [row for row in rows if (row.kind, row.name) not in left_out]
     arbitrary = [name for kind, name in left_out if kind == 'weight']
     return Certificate(rows, state.contexts, tolerance, arbitrary)
 
@@ -133,20 +133,8 @@ def _restored(model, computation):
         set_random_states(states)
 
 
-def _rows(one, many):
-    """The Rows that compare the values of one device and of many contexts, two dicts by kind and name.
-
-    A gradient that is zero in theory, such as that of a bias before a batch normalisation, is pure rounding. So
-    differences of gradients are relative to the largest gradient of the model.
-    """
-    gradient = max([largest(value) for (kind, _), value in one.items() if kind == 'gradient'], default=0)
-    return [Row(kind, name, np.size(value),
-                relative_difference(many[kind, name], value, gradient if kind == 'gradient' else 0))
-            for (kind, name), value in one.items()]
-
-
 def _without_gradient(one, tolerance):
-    """Kinds and names of the weights, and of the optimizer's states, whose gradient is zero except for rounding.
+    """Return kinds and names of weights, and of their optimizer's states, whose gradient is zero except for rounding.
 
     Optimizers such as Adam make full steps from it, in any direction.
     """

@@ -8,7 +8,7 @@ from ..patches.theano_functions import plain_function
 from ..replicas.random_streams import is_random_state
 from ..utils.checksums import checksum
 from ..utils.progress import passing_bar
-from .certificate import TOLERANCE, Certificate, Row, relative_difference
+from .certificate import TOLERANCE, Certificate, Row, largest, relative_difference
 
 ROUNDING = 'a change of the inputs in their last digit changes it as much'
 
@@ -37,7 +37,7 @@ class Verification:
                                       no_default_updates=True, on_unused_input='ignore', allow_input_downcast=True)
 
     def certificate(self, values, compute, contexts, tolerance=None):
-        """The Certificate of a batch.
+        """Return the Certificate of a batch.
 
         Parameters
         ----------
@@ -50,25 +50,21 @@ class Verification:
             By default that of the coarsest dtype in the graph.
         """
         tolerance = tolerance or self._tolerance
-        with passing_bar(2, 'sides', 'verify') as bar:
-            one = self._plain(*values)
-            bar.update(1)
-            rows = self._rows(compute(), one)
+        one, many = on_both_sides('verify', lambda: self._plain(*values), compute)
+        rows = self._rows(one, many)
         arbitrary = []
         if any(row.difference > tolerance for row in rows):
-            nudged = [self._rows(self._nudged(values, seed), one) for seed in range(3)]
+            nudged = [self._rows(one, self._nudged(values, seed)) for seed in range(3)]
             arbitrary = [row for row, *others in zip(rows, *nudged)
                          if tolerance < row.difference < 10 * max(other.difference for other in others)]
         return Certificate([row for row in rows if row not in arbitrary], contexts, tolerance,
                            [row.name for row in arbitrary], ROUNDING)
 
-    def _rows(self, values, reference):
-        pairs = zip(map(_numbers, values), map(_numbers, reference))
-        return [Row(kind, name, np.size(one), relative_difference(value, one))
-                for (kind, name), (value, one) in zip(self._names, pairs)]
+    def _rows(self, one, many):
+        return rows_of(self._names, list(map(_numbers, one)), map(_numbers, many))
 
     def _nudged(self, values, seed):
-        """The results of one device when inputs and shared variables differ in their last digit."""
+        """Return the results of one device when inputs and shared variables differ in their last digit."""
         before = [(variable, variable.get_value()) for variable in self._shared if not is_random_state(variable)]
         random = np.random.RandomState(seed)
         try:
@@ -80,8 +76,35 @@ class Verification:
                 variable.set_value(value)
 
 
+def on_both_sides(title, on_one_device, over_contexts):
+    """Return what a computation on one device and the same one over contexts return; they run under a progress bar."""
+    with passing_bar(2, 'sides', title) as bar:
+        one = on_one_device()
+        bar.update(1)
+        return one, over_contexts()
+
+
+def rows_of(names, one, many):
+    """Return the Rows of a Certificate.
+
+    A gradient that is zero in theory, such as that of a bias before a batch normalisation, is pure rounding. So
+    differences of gradients are relative to the largest gradient of all.
+
+    Parameters
+    ----------
+    names : list of (str, str)
+        The kind and the name of each value.
+    one : list of ndarray
+    many : iterable of ndarray
+        The values of one device, and of several contexts.
+    """
+    gradient = max([largest(value) for (kind, _), value in zip(names, one) if kind == 'gradient'], default=0)
+    return [Row(kind, name, np.size(value), relative_difference(other, value, gradient if kind == 'gradient' else 0))
+            for (kind, name), value, other in zip(names, one, many)]
+
+
 def _nudge(value, random):
-    """An array with its numbers changed by one in the last digit, except whole ones, such as labels and masks."""
+    """Return an array with its numbers changed in the last digit, except whole ones, such as labels and masks."""
     if not isinstance(value, np.ndarray) or value.dtype.kind != 'f':
         return value
     other = np.nextafter(value, random.choice([-np.inf, np.inf], value.shape).astype(value.dtype))
