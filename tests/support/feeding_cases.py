@@ -1,7 +1,7 @@
 """Ways of feeding a Keras model, with random batches; the results of each, and what the script draws afterwards.
 
-Usage: feeding_cases.py FILE few|all|unseeded. Each process appends its rank to the name. With `unseeded`, each process
-draws numbers of its own, but for the initial weights.
+Usage: feeding_cases.py FILE few|all|few,unseeded|all,unseeded. Each process appends its rank to the name. With
+`unseeded`, each process draws numbers of its own, but for the initial weights.
 """
 import itertools
 import json
@@ -18,7 +18,7 @@ from keras.layers import Dense, Dropout, Flatten
 from keras.preprocessing.image import ImageDataGenerator
 
 RANK = int(os.environ.get('OMPI_COMM_WORLD_RANK', 0))
-UNSEEDED = sys.argv[2] == 'unseeded'
+UNSEEDED = 'unseeded' in sys.argv[2]
 FEW = 'callbacks that draw', 'loop', 'generator, 0 workers', 'images, 1 workers', 'fit of a sequence'
 fixed = np.random.RandomState(0)
 X, Y = fixed.rand(22, 4, 4, 1), fixed.randn(22, 1)
@@ -73,7 +73,7 @@ def images(**options):
 
 
 def fed_by(name, train, model=model, draws=True):
-    if sys.argv[2] == 'few' and name not in FEW:
+    if 'few' in sys.argv[2] and name not in FEW:
         return
     begin(model)
     if UNSEEDED:
@@ -124,7 +124,8 @@ def main():
            model=compiled(dropout=.3))
     fed_by('class weights', lambda m: m.fit(X, Y > 0, 6, 2, verbose=0, class_weight={0: 1, 1: 3}, shuffle='batch'))
     fed_by('callbacks that draw', lambda m: m.fit(X, Y, 6, 4, verbose=0, callbacks=steering(), validation_data=(X, Y)))
-    fed_by('loop', in_a_loop)
+    # Of a model that is not measured yet: later, ranks compare what they compute whole now and then only.
+    fed_by('loop', in_a_loop, model=compiled(), draws=not UNSEEDED)
     by_generators(0)
     by_generators(1)
     fed_by('fit of a sequence', lambda m: m.fit(Growing(), epochs=3, verbose=0, workers=3, validation_data=Growing()),

@@ -1,11 +1,12 @@
 """What a rank may be doing when it comes to a handshake, as numbers, and in words for messages."""
 from typing import List, Optional, Sequence
 
-# The first number of an activity. In CALL and COMPARE the number of a function follows, and how many calls went before.
-END, BUILD, COMPILE, SHARE, CALL, ADD, GATHER, AGREE, FAILED, READ, COMPARE, FEED = range(12)
+# The first number of an activity. In CALL, COMPARE and INPUTS the number of a function follows, then that of the calls
+# before.
+END, BUILD, COMPILE, SHARE, CALL, ADD, GATHER, AGREE, FAILED, READ, COMPARE, FEED, INPUTS = range(13)
 
 # While one rank compiles, or reads a file, the others wait for longer than in a step: PATIENT times the limit.
-SLOW = (END, BUILD, COMPILE, SHARE, COMPARE, FEED)
+SLOW = (END, BUILD, COMPILE, SHARE, COMPARE, FEED, INPUTS)
 PATIENT = 10
 
 
@@ -44,4 +45,5 @@ def describe(activity: Sequence[int], functions: FunctionNames) -> str:
             FAILED: 'in a step that has failed', FEED: 'at a batch that rank 0 makes for all',
             COMPARE: 'comparing the results of %s that each rank has computed whole, after call %d'
                      % (function, calls),
+            INPUTS: 'comparing the inputs of call %d of %s' % (calls + 1, function),
             READ: "reading a value of which each rank has a part (update_on='sharded')"}[kind]

@@ -35,6 +35,8 @@ class Communicator(abc.ABC):
         Name of the host of each rank; empty where it is not known yet.
     n_handshakes : int
         Handshakes so far: equal on all ranks at the same place of a script.
+    n_failures : int
+        Errors so far that a rank has announced, and all ranks have raised.
     lost : str or None
         Why nothing can be exchanged any more, see `lose`.
     single_thread : context manager
@@ -51,7 +53,7 @@ class Communicator(abc.ABC):
 
     def __init__(self, rank: int, size: int, hosts: List[str]) -> None:
         self.rank, self.size, self.hosts = rank, size, hosts
-        self.n_handshakes = 0
+        self.n_handshakes = self.n_failures = 0
         self.lost: Optional[str] = None
         self.single_thread: ContextManager = contextlib.nullcontext()
         self.mailbox = None

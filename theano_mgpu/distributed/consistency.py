@@ -10,7 +10,7 @@ from ..jobs import rank_process
 from ..replicas.copies import give_value
 from ..replicas.replicated import Replicated
 from ..utils.checksums import checksum, sampled_checksum
-from .activities import CALL, COMPARE, FEED, SHARE
+from .activities import CALL, COMPARE, FEED, INPUTS, SHARE
 from .collectives import broadcast_object
 from .communicator import WIDTH, Communicator
 from .failures import raise_common
@@ -121,12 +121,54 @@ def note_difference(name: str) -> None:
                       'each rank has its own part of the data, pass --sharded (flag mgpu.data=sharded)' % name)
 
 
+class LeadingInputs:
+    """The inputs of one function: those of rank 0, on every rank, once the ranks have been given different ones.
+
+    Parameters
+    ----------
+    ranks : Communicator
+    name : str
+        Of the function, for messages.
+
+    Attributes
+    ----------
+    differ : bool
+        Whether the ranks have been given different inputs, or have computed different results. They compare the inputs
+        of each call from then on.
+    """
+
+    def __init__(self, ranks: Communicator, name: str) -> None:
+        self._ranks, self._name, self._number = ranks, name, ranks.functions.add(name)
+        self._calls = 0
+        self.differ = False
+
+    def agree(self, inputs: Any, samples: int) -> Any:
+        """Return the inputs that every rank computes. Every rank has to make the call.
+
+        Parameters
+        ----------
+        inputs : list
+            Of this rank.
+        samples : int
+            How many this rank was given: a few elements, which are compared, do not tell the length of large arrays.
+        """
+        if self._ranks.size == 1:
+            return inputs
+        ours = [samples, sampled_checksum(inputs)]
+        of_ranks = self._ranks.handshake((INPUTS, self._number, self._calls), ours)
+        self._calls += 1
+        if (of_ranks == of_ranks[0]).all():
+            return inputs
+        self.differ = True
+        return led_by_first(self._ranks, inputs, self._name)
+
+
 class ComparedFunction:
     """A function that each rank calls by itself with the same arguments. The ranks compare its results now and then.
 
     They do so after 1, 2, 4, ..., `COMPARED` calls, after each `COMPARED` further ones, and by `compare`. Where they
     have computed different numbers, all go on from what rank 0 has computed, which is what one process computes, and
-    compare their arguments before each further call: where these differ, all take those of rank 0.
+    take its inputs from then on.
 
     Parameters
     ----------
@@ -137,6 +179,8 @@ class ComparedFunction:
         Of a function over these ranks, for messages.
     variables : callable
         ``variables()`` lists the Replicated of all that the function reads or updates.
+    leading : LeadingInputs
+        Is told where the ranks have computed different numbers.
 
     Raises
     ------
@@ -146,35 +190,32 @@ class ComparedFunction:
     """
 
     def __init__(self, function: Callable[[Any], Sequence[Any]], ranks: Communicator, number: int,
-                 variables: Callable[[], Iterable[Replicated]]) -> None:
+                 variables: Callable[[], Iterable[Replicated]], leading: LeadingInputs) -> None:
         self._function, self._ranks, self._number, self._variables = function, ranks, number, variables
-        self._apart = self._failed = False
+        self._leading = leading
         self._begin()
 
     def _begin(self):
         self._calls = self._compared = self._checksum = 0
+        self._failures = self._ranks.n_failures
 
     def __call__(self, inputs: Any) -> Sequence[Any]:
         try:
-            if self._failed:
-                take_values_of_first(self._ranks, self._variables())
-                self._failed = False
-            if self._apart:
-                inputs = self._of_first(inputs)
+            self._catch_up()
             self._calls += 1
             results = self._function(inputs)
             self._checksum = zlib.crc32(np.asarray(results[0]).tobytes(), self._checksum)
             if self._calls % COMPARED == 0 or self._calls < COMPARED and not self._calls & (self._calls - 1):
                 results = self.compare(results)
         except BaseException as error:
-            self.restart()
             raise_common(self._ranks, error)
         return results
 
-    def restart(self) -> None:
-        """Begin the next call with the values of rank 0, after an error. Every rank has to make the call."""
-        self._failed = True
-        self._begin()
+    def _catch_up(self):
+        """Go on from the values of rank 0 after an error: the ranks may have computed different numbers of batches."""
+        if self._failures != self._ranks.n_failures:
+            self._begin()
+            take_values_of_first(self._ranks, self._variables())
 
     def compare(self, results: Any = None) -> Any:
         """Compare the results that have not been compared yet. Every rank has to make the call.
@@ -184,21 +225,18 @@ class ComparedFunction:
         object
             The `results` of the last call; those of rank 0, if the ranks had computed different numbers.
         """
+        self._catch_up()
         if self._compared == self._calls:
             return results
         self._compared = self._calls
-        found = self._ranks.handshake((COMPARE, self._number, self._calls), [self._checksum])[:, 0]
-        if (found == found[0]).all():
+        checksums = self._ranks.handshake((COMPARE, self._number, self._calls), [self._checksum])[:, 0]
+        if (checksums == checksums[0]).all():
             return results
         self._begin()
-        self._apart = True
+        self._leading.differ = True
         note_difference('a model of short batches, which each rank computes whole,')
         take_values_of_first(self._ranks, self._variables())
         return broadcast_object(self._ranks, results, activity=FEED)
-
-    def _of_first(self, inputs):
-        found = self._ranks.handshake((COMPARE, self._number, 0), [sampled_checksum(inputs)])[:, 0]
-        return inputs if (found == found[0]).all() else broadcast_object(self._ranks, inputs, activity=FEED)
 
 
 def take_values_of_first(ranks: Communicator, variables: Iterable[Replicated]) -> None:

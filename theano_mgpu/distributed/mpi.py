@@ -178,6 +178,7 @@ class MpiCommunicator(Communicator):
 
     def _error_of_first(self, error):
         """Return the error of the first rank that has failed, after a handshake; `error` is this rank's own."""
+        self.n_failures += 1
         first = int(np.flatnonzero(self._received[:, 0] == FAILED)[0])
         with self._watchdog((FAILED,)):
             package = self._comm.bcast(packed(error) if first == self.rank else None, first)

@@ -267,6 +267,10 @@ class LengthChooser:
         self._one, self._several = Chooser(State.ONE, ranks), Chooser(State.SEVERAL, ranks)
         self._one_below, self._several_from = 0, math.inf
 
+    def is_open(self, samples):
+        """Return whether it is not known yet what is faster for a number of samples."""
+        return self._one_below <= samples < self._several_from
+
     def run(self, samples, compute):
         """Compute a batch of a number of samples; see `Chooser.run`."""
         if samples < self._one_below:

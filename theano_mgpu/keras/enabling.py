@@ -72,7 +72,7 @@ def enable(gpus=None, strict=False, verify=False, always=False, tell=warn):
     micro-batches, with mgpu.executor=serial or threads, and where processes on several hosts train together, or each
     with data, random numbers or a part of the update of its own. Processes of one host compute a batch that is not
     divided each by itself, and compare their losses after 1, 2, 4, ..., 256 such batches, after each 256 further ones,
-    and at the end of an epoch. If the losses differ, all go on from the state of the first one.
+    and at the end of an epoch. If the losses differ, all go on from the state of the first one, and take its batches.
 
     Examples
     --------

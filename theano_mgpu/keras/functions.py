@@ -6,7 +6,8 @@ import theano
 from keras import backend as K
 from keras.backend import theano_backend
 
-from ..distributed.consistency import ComparedFunction
+from ..distributed.choice import choose_ranks
+from ..distributed.consistency import ComparedFunction, LeadingInputs
 from ..enabling.fallback import by_plain, is_for_plain
 from ..errors import BatchError, MgpuError
 from ..graphs import graph
@@ -46,6 +47,9 @@ class ModelFunction:
     def end_fit(self):
         """Take the step of a checkpoint out again."""
         self._run = chained(self._steps)
+
+    def compare(self):
+        """Compare what each process has computed by itself: all go on from what rank 0 has computed."""
 
 
 class WholeFunction(ModelFunction, theano_backend.Function):
@@ -118,9 +122,8 @@ class BatchFunction(ModelFunction):
         """Drop a batch that was sent ahead and that does not come."""
         self.divided.forget_prepared()
 
-    def restart(self):
-        """Begin anew with the values of rank 0, after an error that every rank has met."""
-        self.plain.restart()
+    def compare(self):
+        self.plain.compare()
 
     def begin(self):
         """Begin an epoch."""
@@ -134,7 +137,7 @@ class BatchFunction(ModelFunction):
         list of float, or None
             See `DividedBatches.join`.
         """
-        self.plain.compare()
+        self.compare()
         return self.divided.join()
 
 
@@ -145,16 +148,19 @@ class PlainKeras:
     ----------
     divided : DividedBatches
         What trains the same variables.
-    is_compared : bool
-        Whether processes that compute the same batches compare the results. Predictions change no variable.
+    kind : {'train', 'test', 'predict'}
+        Processes that compute the same batches compare the results, but for predictions: these change no variable.
 
     Attributes
     ----------
+    leading : LeadingInputs
+        The inputs of the function, the same on every rank where ranks have to choose alike.
     compared : ComparedFunction or None
     """
 
-    def __init__(self, divided, is_compared):
-        self._divided, self._is_compared = divided, is_compared
+    def __init__(self, divided, kind):
+        self._divided, self._is_compared = divided, kind != 'predict'
+        self.leading = LeadingInputs(choose_ranks(None), '%s_function' % kind)
         self._function = self.compared = None
 
     def __call__(self, inputs):
@@ -163,7 +169,7 @@ class PlainKeras:
             self._function, step = self._divided.make_plain(), self._divided.function
             if self._is_compared and step.ranks.size > 1:
                 self._function = self.compared = ComparedFunction(self._function, step.ranks, step.built.number,
-                                                                  lambda: step.built.alike)
+                                                                  lambda: step.built.alike, self.leading)
         results = self._function(inputs)
         self._divided.forget_prepared()
         return results
@@ -172,11 +178,6 @@ class PlainKeras:
         """Compare the results that have not been compared yet."""
         if self.compared is not None:
             self.compared.compare()
-
-    def restart(self):
-        """Begin anew with the values of rank 0."""
-        if self.compared is not None:
-            self.compared.restart()
 
 
 class DividedBatches:
@@ -223,6 +224,7 @@ class DividedBatches:
         -------
         Computed
         """
+        self._variants.state.compare()
         try:
             return self._over_contexts(inputs)
         except Exception as error:

@@ -92,9 +92,9 @@ def run_on_each_rank(model, run, callbacks, checkpoint):
             returned = run(callbacks=[LoopCallbacks(callbacks, checkpoint, sync)], **quiet)
     except Exception as error:
         if getattr(error, 'known_to_all', False):  # each rank is here: the script may go on
-            for function in (getattr(model, name, None) for name in ('train_function', 'test_function')):
-                if hasattr(function, 'restart'):
-                    function.restart()
+            state = parallel_state_of(model)
+            if state is not None:
+                state.compare()
             sync.share_random_states()
         raise
     sync.share_random_states()

@@ -51,7 +51,7 @@ def _function_maker(kind):
                 if kind == 'train':
                     self._check_trainable_weights_consistency()
                 divided = MAKERS[kind](self, functools.partial(plain_maker, kind, self))
-                plain = PlainKeras(divided, is_compared=kind != 'predict')
+                plain = PlainKeras(divided, kind)
                 state.functions[kind] = BatchFunction(divided, plain, state.steps(kind, plain))
                 divided.compile()
                 setattr(self, name, state.functions[kind])

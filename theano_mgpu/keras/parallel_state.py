@@ -62,6 +62,11 @@ class ParallelState:
                     % ('one context' if len(contexts) == 1 else 'one replica', describe(self.contexts), len(several),
                        FAILED % in_one_line(error)))
 
+    def compare(self):
+        """Compare what each process has computed by itself, before all compute a batch together."""
+        for function in self.functions.values():
+            function.compare()
+
     def count_in(self, usage):
         """Have the batches of functions that are made from now on be counted in a Usage."""
         self.usage = usage

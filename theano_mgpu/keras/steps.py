@@ -61,6 +61,8 @@ class Count:
 class Choice:
     """A step that leaves some batches to plain Keras, by what is faster for their length.
 
+    Ranks have to choose alike. So they compare their inputs while calls are timed, and once the inputs have differed.
+
     Parameters
     ----------
     chooser : LengthChooser
@@ -74,7 +76,10 @@ class Choice:
         self._host = [HOST] if on_devices(contexts) else contexts[:1]
 
     def __call__(self, inputs, proceed):
-        samples = length_of(inputs)
+        samples, leading = length_of(inputs), self._plain.leading
+        if leading.differ or self._chooser.is_open(samples):
+            inputs = leading.agree(inputs, samples)
+            samples = length_of(inputs)
 
         def compute(way):
             if way is Way.SEVERAL:
