@@ -93,6 +93,7 @@ def test_a_loss_in_which_samples_meet_on_devices(gpu2, name, options):
     assert_all_close(model.train(model.over_contexts('gpu', **options)), expected, 2e-4)
 
 
+@pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=[pytest.mark.opencl, pytest.mark.slow])])
 @pytest.mark.parametrize('dim', [0, 1])
 @pytest.mark.parametrize('options', [{}, {'micro_batches': 2}])
 def test_a_state_of_each_sample(contexts, kind, options, dim):

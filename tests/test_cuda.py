@@ -68,6 +68,7 @@ print('taken', taken, np.asarray(array)[-1])
 '''
 
 
+@pytest.mark.slow
 def test_a_kernel_that_is_made_twice_leaves_no_context_current():
     """libgpuarray did: what was done on cuda0 then used cuda1's memory, "CUDA_ERROR_INVALID_HANDLE"."""
     shipped, patched, taken = run(LEFT, sources='')  # `make test-nvrtc` must not see its wrong kernel

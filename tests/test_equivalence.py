@@ -47,7 +47,7 @@ def plain():
     return get
 
 
-@pytest.mark.parametrize('n', [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3)), 4])
+@pytest.mark.parametrize('n', [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 3)), 4])
 def test_dense_with_adam(contexts, n, dtype, plain):
     check_dense(contexts, 'cpu', n, dtype, plain)
 
@@ -84,6 +84,8 @@ def check_dense(contexts, kind, n, dtype, plain):
     assert not mgpu.audit(step).wrong
 
 
+@pytest.mark.parametrize('kind', [pytest.param('cpu', marks=pytest.mark.slow),
+                                  pytest.param('gpu', marks=pytest.mark.opencl)])
 @pytest.mark.cuda
 @pytest.mark.needs_compiler
 @FLOAT64_SLOW

@@ -144,7 +144,8 @@ def test_on_contexts_of_one_process(case, contexts, dtype, reference):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize('dtype', ['float64', pytest.param('float32', marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('dtype', ['float64', 'float32'])
 @each_case(QUICK)
 def test_in_two_processes(case, dtype, reference):
     words = ['-m', 'theano_mgpu', 'launch', '-n', '2', 'run', '--contexts', 'host->cpu'] + DIVIDE

@@ -56,6 +56,7 @@ def test_an_edit_of_a_borrowed_buffer_reached_some_replicas_only(contexts, kind,
     same(functions)
 
 
+@pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=[pytest.mark.opencl, pytest.mark.slow])])
 def test_a_buffer_that_set_value_borrows(contexts, kind):
     contexts(kind, 2)
     weights, array = theano.shared(np.zeros((6, 3), 'float32')), np.ones((6, 3), 'float32')

@@ -141,6 +141,7 @@ def test_frozen_layers(dtype, contexts):
     check(build, compiling(), VECTORS, dtype, contexts)
 
 
+@pytest.mark.slow
 @DTYPES
 def test_stateful_rnn(dtype, contexts):
     """Each sample's state stays with it from batch to batch, in training and in prediction."""

@@ -87,6 +87,7 @@ def test_the_same_with_and_without(gpu2, monkeypatch, loop):
             np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_batches_of_a_generator_are_sent_ahead_once_they_are_there(gpu2, monkeypatch):
     model, sent = model_of(gpu2, True, monkeypatch)
     model.fit_generator(generator(), 12, epochs=2, verbose=0)
