@@ -71,12 +71,11 @@ class Splitter:
             for variable, number in zip(self._of_shard, (stop - start, before + start, before)):
                 own[variable] = np.array(number, 'int64')
             return Shard(replica, span, own, self._outbox(replica, self._turns or len(rounds) + 1))
-        if self.shapes is None:
-            first = shard(0, (rounds or [[(0, 1)]])[0][0]).values
-            self.shapes = {v: np.shape(value) for v, value in {**common, **first}.items()}
         # A process without samples takes part with one sample that does not count.
-        return Batch([[shard(replica, span) for replica, span in enumerate(spans)] for spans in rounds or [[(0, 1)]]],
-                     common, total, lengths, not rounds, alone)
+        shards = [[shard(replica, span) for replica, span in enumerate(spans)] for spans in rounds or [[(0, 1)]]]
+        if self.shapes is None:
+            self.shapes = {v: np.shape(value) for v, value in {**common, **shards[0][0].values}.items()}
+        return Batch(shards, common, total, lengths, not rounds, alone)
 
     def rounds(self, length: int) -> List[List[Tuple[int, int]]]:
         """Return the samples of each replica, one list a micro-batch; see `Shares.rounds`."""

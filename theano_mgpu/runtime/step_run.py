@@ -147,7 +147,7 @@ class StepRun:
         work = [(part, shard) for part, number in cycle for shard in self._batch.rounds[number]]
         contexts = [part.part.contexts[shard.replica] for part, shard in work]
         shards = [shard for _, shard in work]
-        arguments = self._arguments(work, contexts, shards)
+        arguments = arguments_on_devices(self._executable, work, contexts, shards, self._batch.common)
         name = 'launch' if self._executable.on_devices else 'run'
         with self._timings.span(name):
             tasks = [functools.partial(part.run, shard.replica, given) for (part, shard), given in zip(work, arguments)]
@@ -157,10 +157,6 @@ class StepRun:
         results = iter(results)
         return [Launched(part, number, self._batch.rounds[number], [next(results) for _ in self._batch.rounds[number]])
                 for part, number in cycle]
-
-    def _arguments(self, work, contexts, shards):
-        """Return the arguments of each part for its shard, on its device."""
-        return arguments_on_devices(self._executable, work, contexts, shards, self._batch.common)
 
     def _complete(self, launched: Sequence[Launched]) -> None:
         """Wait for what was launched, add up its sums, and note the new values of the first round."""
