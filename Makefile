@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 ARGS ?=
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-cuda test-keras test-theano test-nvrtc test-slurm test-pythons test-packages test-docker test-scripts bench clean
+.PHONY: help setup demo test one cover test-slow test-cuda test-keras test-theano test-nvrtc test-slurm test-pythons test-packages test-docker test-scripts bench clean
 
 help: ## list the targets
 	@echo 'make demo and make test install what they need: no other command has to run first.'
@@ -18,6 +18,13 @@ test: setup ## lint, then the tests and doctests
 	@$(PY) -m ruff check .
 	@$(PY) .ci/quickly $(PY) -m pytest -n 2 -m 'not slow' $(ARGS)
 	$(if $(ARGS),@echo 'ARGS is given: the part on the CUDA stand-in is left out (make test-cuda runs it)',@$(PY) .ci/quickly .ci/test-cuda core)
+
+one: setup ## one test, or one file: make one T=tests/test_plan.py::test_demo_cnn
+	@$(PY) .ci/quickly $(PY) -m pytest -q -n 0 $(or $(T),$(error T=tests/file.py::test is missing)) $(ARGS)
+
+cover: setup ## make test's main part, with the branches of the package that it runs through: build/coverage/index.html
+	@$(PY) .ci/quickly $(PY) -m pytest -n 2 -m 'not slow' --cov=theano_mgpu --cov-branch --cov-report=term:skip-covered \
+	    --cov-report=html:build/coverage $(ARGS)
 
 test-slow: setup ## the tests that make test leaves out: more models, more contexts on OpenCL, kernels optimised by PoCL
 	@POCL_EXTRA_BUILD_FLAGS= $(PY) .ci/quickly $(PY) -m pytest -n 2 -m slow $(ARGS)
