@@ -1,14 +1,26 @@
-"""A process that takes commands on its stdin and prints answers: one side of a measurement."""
+"""Processes that take commands on stdin and print answers: the sides of a measurement, such as ranks."""
+from __future__ import annotations
+
 import contextlib
+import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
+from pathlib import Path
+from typing import Any, Callable
 
-from ...errors import MgpuError
+from ...errors import MgpuError, MissingError
+from ...jobs import mpi_library
+from ...jobs.allocation import allocation
+from ...utils.tables import counted
+from ..job_command import THREADS, choose_start
+from .scaling import Block
 
 TAIL = 3000  # characters of a failed worker's stderr that are shown
+PACKAGES = str(Path(__file__).resolve().parents[3])  # the folder that theano_mgpu is in
 
 
 class WorkerError(MgpuError):
@@ -16,7 +28,7 @@ class WorkerError(MgpuError):
 
 
 class Worker:
-    """A process, and those that it starts; a context manager that ends them.
+    """A process, and its child processes; a context manager that ends them.
 
     Parameters
     ----------
@@ -32,7 +44,8 @@ class Worker:
     pid : int
     """
 
-    def __init__(self, label, command, environment, patience=None):
+    def __init__(self, label: str, command: list[str], environment: dict[str, str], patience: float | None = None
+                 ) -> None:
         self._label, self._patience = label, patience
         self._stderr = tempfile.TemporaryFile('w+', errors='replace')
         # A session of its own: Ctrl-C reaches this process only, which ends the worker in order.
@@ -40,13 +53,13 @@ class Worker:
                                          stderr=self._stderr, universal_newlines=True, start_new_session=True)
         self.pid = self._process.pid
 
-    def send(self, line):
+    def send(self, line: str) -> None:
         """Write a line to its stdin."""
         with contextlib.suppress(BrokenPipeError):  # `answer` then reports why it has ended
             self._process.stdin.write(line + '\n')
             self._process.stdin.flush()
 
-    def answer(self, is_answer):
+    def answer(self, is_answer: Callable[[str], bool]) -> str:
         """Return the next line that it prints for which ``is_answer(line)`` is true: libraries print others, too.
 
         Raises
@@ -59,9 +72,9 @@ class Worker:
         if self._patience:
             timer.start()
         try:
-            for line in iter(self._process.stdout.readline, ''):
-                if is_answer(line.strip()):
-                    return line.strip()
+            for line in map(str.strip, self._process.stdout):
+                if is_answer(line):
+                    return line
         finally:
             timer.cancel()
         self.kill()
@@ -71,7 +84,7 @@ class Worker:
             'ended without an answer, with exit code %s' % self._process.returncode,
             self._stderr.read()[-TAIL:].strip() or '(nothing)'))
 
-    def kill(self):
+    def kill(self) -> None:
         """End it and the processes that it has started; mpirun ends its ranks when it is terminated."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
@@ -79,10 +92,10 @@ class Worker:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(10)
 
-    def __enter__(self):
+    def __enter__(self) -> Worker:
         return self
 
-    def __exit__(self, kind, *_):
+    def __exit__(self, kind: Any, *_: Any) -> None:
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()  # the end of its commands
         if kind is None:
@@ -91,3 +104,26 @@ class Worker:
         self.kill()
         self._process.stdout.close()
         self._stderr.close()
+
+
+def check_mpi(n: int) -> None:
+    """Raise a MissingError unless n ranks can be started."""
+    choose_start(n, None, allocation())
+    probe = mpi_library.probe()
+    if probe.returncode:
+        raise MissingError(mpi_library.missing(probe.stderr.strip().rpartition('\n')[2]))
+
+
+def start_ranks(n: int, threads: int, settings: dict[str, Any]) -> Worker:
+    """Start n ranks with some threads each, which print a line ``ready``; rank_work.py names the settings."""
+    environment = dict({name: str(threads) for name in THREADS}, **os.environ)
+    environment['PYTHONPATH'] = os.pathsep.join(filter(None, [PACKAGES, os.environ.get('PYTHONPATH')]))
+    return Worker('a job of %s' % counted(n, 'rank'), [
+        sys.executable, '-m', 'theano_mgpu', 'launch', '-n', str(n), '--gpus-per-process', '1',
+        '-m', 'theano_mgpu.cli.bench.rank_work', json.dumps(settings)], environment)
+
+
+def turn_of_ranks(ranks: Worker) -> list[Block]:
+    """Have ranks run each of their measurements once; return the Blocks."""
+    ranks.send('go')
+    return [Block(**entries) for entries in json.loads(ranks.answer(lambda line: line.startswith('[')))]
