@@ -38,7 +38,7 @@ def choice(function):
 
 
 def regression(seed=0, sizes=(784, 1024, 1024, 10)):
-    """The MLP with a squared error: no op of it falls to the host on OpenCL, so that no launch waits for the device."""
+    """Return the MLP with a squared error: all its ops run on OpenCL, so that no launch waits for the device."""
     model = mlp(seed, sizes)
     model.loss = ((model.probabilities - 0.1) ** 2).mean() + 0 * model.inputs[1].sum()
     return model
@@ -56,7 +56,7 @@ def training(make_model, **options):
 
 
 def waiting(step):
-    """A step that has computed its new values when it returns: devices would do so in the time of the other side."""
+    """Return a step that waits for its new values: devices would compute them in the time of the other side."""
     def run(*batch):
         step(*batch)
         transfers.wait(copy.container.storage[0] for each in step.updated for copy in each.copies.values())
@@ -70,7 +70,7 @@ def pair(first, second, shape, arguments, title):
 
 @choice
 def dispatch(arguments, maps):
-    """Threads against serial."""
+    """Compare threads with serial."""
     models = dict(MODELS, regression=(regression, (784,)))
     for mapped in maps:
         contexts = mgpu.init(mapped)
@@ -84,7 +84,7 @@ def dispatch(arguments, maps):
 
 @choice
 def update(arguments, maps):
-    """On the host, or divided among the contexts, against on each context."""
+    """Compare an update on the host, or divided among the contexts, with one on each context."""
     for mapped in maps:
         contexts = mgpu.init(mapped)
         for name in ('mlp', 'cnn'):
@@ -101,7 +101,7 @@ SHAPES = {'4 small arrays': [(16, 16), (16,), (16, 10), (10,)], '40 arrays of 16
 
 @choice
 def transfers_(arguments, maps):
-    """One by one, and all through one, against small ones through one."""
+    """Compare copies one by one, and all through one buffer, with small ones through one."""
     from pygpu import gpuarray
     for mapped in maps:
         context = mgpu.init(mapped)[0]
@@ -125,7 +125,7 @@ CHOICES['transfers'] = CHOICES.pop('transfers_')
 
 @choice
 def input(arguments, maps):
-    """In turn against ahead: each batch is gathered from its rows, as Keras's fit does."""
+    """Compare batches in turn and ahead: each batch is gathered from its rows, as Keras's fit does."""
     for mapped in maps:
         contexts = mgpu.init(mapped)
         for size in (84, 168):
@@ -162,8 +162,8 @@ def parse_arguments():
 
 def main():
     arguments = parse_arguments()
-    found = (discovery.discover('cuda')[0] or discovery.discover('opencl')[0])[:2]
-    maps = ['host0->cpu;host1->cpu'] + ([default_map((found * 2)[:2])] if found else [])
+    devices = (discovery.discover('cuda')[0] or discovery.discover('opencl')[0])[:2]
+    maps = ['host0->cpu;host1->cpu'] + ([default_map((devices * 2)[:2])] if devices else [])
     if config.flag('contexts'):
         maps = [config.flag('contexts')]
     print('batch %d, %d rounds, median (lowest to highest)' % (arguments.batch_size, arguments.rounds))

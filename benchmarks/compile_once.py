@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""What further contexts add to the time that it takes to compile Keras's training function of a VGG-16.
+"""The time that further contexts add to the compilation of Keras's training function of a VGG-16.
 
 Each compilation runs in a process of its own, as when a script starts; Theano's compiled code is on disk by then. One
 context and all of them take turns. Examples:
@@ -30,7 +30,7 @@ def parse_arguments():
 
 
 def vgg16(width):
-    """VGG-16 (Simonyan and Zisserman, 2014) for images of 32x32."""
+    """Return VGG-16 (Simonyan and Zisserman, 2014) for images of 32x32."""
     import keras
     from keras import layers
     model = keras.Sequential([layers.InputLayer((32, 32, 3))])
@@ -77,10 +77,10 @@ def main():
     sides = {'one': lambda: seconds(devices[:1], arguments), 'all': lambda: seconds(devices, arguments)}
     for side in sides.values():
         side()  # fills Theano's folder of compiled code
-    found = take_turns(sides, arguments.rounds, 'compiling')
+    measured = take_turns(sides, arguments.rounds, 'compiling')
     print('%d contexts (%s) %.2f s / one %.2f s = %.2f (%.2f to %.2f), %d rounds'
-          % (len(devices), devices[0], np.median(found['all']), np.median(found['one']),
-             *ratio(found['all'], found['one']), arguments.rounds))
+          % (len(devices), devices[0], np.median(measured['all']), np.median(measured['one']),
+             *ratio(measured['all'], measured['one']), arguments.rounds))
     return 0
 
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python
-"""What a batch costs a model that enable() has found, against plain Keras, for batches of 1 to 4,096 samples, in turns.
+"""The cost of a batch for a model that enable() divides, against plain Keras, for 1 to 4,096 samples, in turns.
 
-Each takes a batch by predict_on_batch, and by train_on_batch with Adam. The contexts are those of the flag `contexts`,
-or two on the CPU; one in each of several processes. There, plain Keras computes the same batch in each. Examples:
+Each takes a batch by predict_on_batch, and by train_on_batch with Adam. The contexts come from the flag `contexts`, or
+are two on the CPU; one in each of several processes. There, plain Keras computes the same batch in each. Examples:
 
   python benchmarks/dispatch.py
   python benchmarks/dispatch.py --always                                   every batch is divided
@@ -31,7 +31,7 @@ BLOCK = 0.03  # seconds that a side has in its turn, about
 
 
 def compiled():
-    """A model of 20 features, 32 units and 10 classes."""
+    """Return a compiled model of 20 features, 32 units and 10 classes."""
     model = keras.Sequential([Dense(32, activation='relu', input_shape=(20,)), Dense(10, activation='softmax')])
     model.compile('adam', 'sparse_categorical_crossentropy', metrics=['accuracy'])
     return model
@@ -63,14 +63,14 @@ def main():
             sides = {name: functools.partial(getattr(model, method), *batch)
                      for name, model in (('enabled', enabled), ('plain', plain))}
             for call in sides.values():
-                for _ in range(2 * (WARM_UP + COUNTED) + 1):  # compiles, and measures what is faster
+                for _ in range(2 * (WARM_UP + COUNTED) + 1):  # compiles, and measures which side is faster
                     call()
             repeats = max(all_gather_int(ranks, max(1, int(BLOCK / seconds(sides['plain'], 3)))))
-            found = take_turns({name: functools.partial(turn, call, repeats) for name, call in sides.items()},
+            measured = take_turns({name: functools.partial(turn, call, repeats) for name, call in sides.items()},
                                arguments.rounds, '%s %d' % (method, size))
             print('%s, %d samples: enabled %.3f ms, plain Keras %.3f ms; ratio %s'
-                  % (method, size, np.median(found['enabled']) * 1e3, np.median(found['plain']) * 1e3,
-                     ratio(found['enabled'], found['plain'])))
+                  % (method, size, np.median(measured['enabled']) * 1e3, np.median(measured['plain']) * 1e3,
+                     ratio(measured['enabled'], measured['plain'])))
 
 
 if __name__ == '__main__':

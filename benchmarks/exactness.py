@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""What exactness costs: training steps with the results of one device, against steps with a flag that gives them up.
+"""The cost of exactness: training steps with the results of one device, against steps with a flag that gives them up.
 
   resnet   a ResNet-20: batch normalisation by the whole batch, against mgpu.batch_statistics=local
   dropout  784-1024-1024-10: each replica draws for the whole batch, against mgpu.random=independent
@@ -44,7 +44,7 @@ def parse_arguments():
 
 
 def resnet(size, filters, channels=3, blocks=3):
-    """ResNet-20 for small images (He et al., "Deep residual learning for image recognition", 2015, section 4.2)."""
+    """Return ResNet-20 for small images (He et al., Deep residual learning for image recognition, 2015, 4.2)."""
     def normalised(x, n, strides=1, width=3):
         return layers.BatchNormalization()(layers.Conv2D(n, width, strides=strides, padding='same', use_bias=False)(x))
     image = layers.Input((size, size, channels))
@@ -69,7 +69,7 @@ MODELS = {'resnet': (resnet, {'mgpu.batch_statistics': 'local'}), 'dropout': (dr
 
 
 def trained(arguments, flags, gpus=None):
-    """A model, and the seconds that it took to compile its train function."""
+    """Return a model, and the seconds that its train function took to compile."""
     with change_flags(**flags):
         np.random.seed(0)
         model = multi_gpu_model(MODELS[arguments.model][0](arguments.size, arguments.filters), gpus=gpus)
@@ -92,7 +92,7 @@ def main():
     steps = {name: functools.partial(model.train_on_batch, x, y) for name, (model, _) in sides.items()}
     for step in steps.values():
         seconds(step, arguments.steps)  # builds kernels
-    found = take_turns({name: functools.partial(seconds, step, arguments.steps) for name, step in steps.items()},
+    measured = take_turns({name: functools.partial(seconds, step, arguments.steps) for name, step in steps.items()},
                        arguments.rounds)
     if mgpu.rank():
         return 0
@@ -101,10 +101,10 @@ def main():
              arguments.rounds))
     for name, (model, compiled_in) in sides.items():
         stages = len(model.train_function.function.plan.stages)
-        print('%-12s %8.1f ms a step, %2d stages, compiled in %.1f s' % (name, 1e3 * np.median(found[name]), stages,
+        print('%-12s %8.1f ms a step, %2d stages, compiled in %.1f s' % (name, 1e3 * np.median(measured[name]), stages,
                                                                        compiled_in))
     for name in list(sides)[1:]:
-        print('exact / %-12s %s' % (name, ratio(found['exact'], found[name])))
+        print('exact / %-12s %s' % (name, ratio(measured['exact'], measured[name])))
     return 0
 
 

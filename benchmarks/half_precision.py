@@ -44,9 +44,9 @@ def main():
         sides = {'float32': functools.partial(turn, ranks.all_reduce),
                  'float16': functools.partial(turn, functools.partial(all_reduce_in_half, ranks))}
         take_turns(sides, WARM_UP)
-        found = take_turns(sides, arguments.rounds)
-        rows.append(['%g' % size] + ['%.2f' % (1e3 * spread(found[name]).median) for name in sides] +
-                    [str(ratio(found['float16'], found['float32']))])
+        measured = take_turns(sides, arguments.rounds)
+        rows.append(['%g' % size] + ['%.2f' % (1e3 * spread(measured[name]).median) for name in sides] +
+                    [str(ratio(measured['float16'], measured['float32']))])
     if mgpu.rank() == 0:
         print(table(rows, right={0, 1, 2, 3}))
 

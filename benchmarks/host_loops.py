@@ -58,7 +58,7 @@ def parse_arguments():
 
 @contextlib.contextmanager
 def theanos_own_loops():
-    """A block in which Theano's C code is that of Theano 1.0.5."""
+    """Use the C code of Theano 1.0.5 in the ``with`` block."""
     patched = [(op, name, getattr(op, name)) for op, names in REPLACED for name in names]
     for op, name, method in patched:
         setattr(op, name, method.__wrapped__)
@@ -70,7 +70,7 @@ def theanos_own_loops():
 
 
 def function_of(loop, n):
-    """A function that runs a loop for n parameters, or pools or adds up n values."""
+    """Return a function that runs a loop for n parameters, or pools or adds up n values."""
     if loop == 'pooling':
         return pooling_gradient(n)
     if loop == 'sum':
@@ -82,17 +82,17 @@ def function_of(loop, n):
 
 
 def pooling_gradient(n):
-    """A function that computes the gradient of max pooling over images of 28x28, about n values in all."""
+    """Return a function that computes the gradient of max pooling over images of 28x28, about n values in all."""
     random = np.random.RandomState(0)
     values = random.randn(-(-n // 784), 1, 28, 28)
     maxima = values.reshape(-1, 1, 14, 2, 14, 2).max((3, 5))
-    found = K.variable(values)
-    given = [K.variable(each) for each in (values, maxima, random.randn(*maxima.shape))]
-    return theano.function([], [], updates=[(found, MaxPoolGrad(ignore_border=True)(*given, (2, 2)))])
+    gradient = K.variable(values)
+    inputs = [K.variable(each) for each in (values, maxima, random.randn(*maxima.shape))]
+    return theano.function([], [], updates=[(gradient, MaxPoolGrad(ignore_border=True)(*inputs, (2, 2)))])
 
 
 def bytes_of(function, n):
-    """What the ops of a function read and write of arrays: of n elements, or of n / 4, the results of pooling."""
+    """Return the bytes of arrays that a function's ops read and write: n elements, or n / 4 for results of pooling."""
     def elements(node, variable):
         if isinstance(node.op, CAReduce) and variable in node.outputs:
             return 32
@@ -114,12 +114,12 @@ def main():
         for each in sides.values():
             seconds(each, WARM_UP)
         repeats = max(1, int(arguments.block / max(seconds(each) for each in sides.values())))
-        found = take_turns({side: functools.partial(seconds, each, repeats) for side, each in sides.items()},
+        measured = take_turns({side: functools.partial(seconds, each, repeats) for side, each in sides.items()},
                            arguments.rounds, name)
         moved = bytes_of(sides['ours'], n) / (source.nbytes + target.nbytes)
-        rows.append([name, '%.2f' % (1e3 * spread(found['ours']).median),
-                     '%.2f (%.2f to %.2f)' % tuple(ratio(found['ours'], found['own'])),
-                     '%.2f (%.2f to %.2f)' % tuple(moved * each for each in ratio(found['copy'], found['ours']))])
+        rows.append([name, '%.2f' % (1e3 * spread(measured['ours']).median),
+                     '%.2f (%.2f to %.2f)' % tuple(ratio(measured['ours'], measured['own'])),
+                     '%.2f (%.2f to %.2f)' % tuple(moved * each for each in ratio(measured['copy'], measured['ours']))])
     print('%d parameters, %d rounds' % (n, arguments.rounds))
     print(table([['LOOP', 'ms', "of Theano's", 'bandwidth']] + rows, right={1}))
     return 0

@@ -40,7 +40,7 @@ def build(filters):
 
 
 def picture(path, images, reconstructions, title):
-    """Images in the upper row, what became of each below."""
+    """Return a picture: images in the upper row, the reconstruction of each below."""
     figure, axes = plt.subplots(2, len(images), figsize=(len(images), 2.6), squeeze=False)
     for row, name, values in zip(axes, ('input', 'output'), (images, reconstructions)):
         for axis, value in zip(row, values):

@@ -26,19 +26,19 @@ from turns import ratio, seconds, take_turns
 
 
 def cnn():
-    """Convolution 32 3x3 with ReLU, max-pooling, dense 10."""
+    """Return a convolution 32 3x3 with ReLU, max-pooling, dense 10."""
     return keras.Sequential([Conv2D(32, (3, 3), activation='relu', input_shape=(28, 28, 1)), MaxPooling2D((2, 2)),
                              Flatten(), Dense(10, activation='softmax')])
 
 
 def mlp():
-    """784-1024-1024-10."""
+    """Return the layers of 784-1024-1024-10."""
     return keras.Sequential([Dense(1024, activation='relu', input_shape=(784,)), Dense(1024, activation='relu'),
                              Dense(10, activation='softmax')])
 
 
 def lstm():
-    """One LSTM layer of 64 units, dense 10; 20 steps of 32 values."""
+    """Return one LSTM layer of 64 units, dense 10; 20 steps of 32 values."""
     return keras.Sequential([LSTM(64, input_shape=(20, 32)), Dense(10, activation='softmax')])
 
 
@@ -51,7 +51,7 @@ def compiled(model):
 
 
 def fits(build, x, y, batch_size, enables):
-    """An epoch through the add-on, and one of plain Keras, as callables."""
+    """Return an epoch through the add-on, and one of plain Keras, as callables."""
     if enables:
         enable(gpus=1, always=True)
         ours = compiled(build())
@@ -63,7 +63,7 @@ def fits(build, x, y, batch_size, enables):
 
 
 def predictions(build, x, batch_size):
-    """A prediction by a Predictor, and by plain Keras, as callables."""
+    """Return a prediction by a Predictor, and one by plain Keras, as callables."""
     model = build()
     return [lambda what=what: what.predict(x, batch_size=batch_size) for what in (Predictor(model, gpus=1), model)]
 
@@ -85,11 +85,11 @@ def main():
             else fits(build, x, y, arguments.batch_size, arguments.enable)
         for side in sides:
             side()  # compiles
-        found = take_turns({kind: functools.partial(seconds, side) for kind, side in zip(('ours', 'plain'), sides)},
+        measured = take_turns({kind: functools.partial(seconds, side) for kind, side in zip(('ours', 'plain'), sides)},
                            arguments.rounds, name)
         print('%s, batch %d: %s of %d samples through the add-on %.3f s, plain Keras %.3f s; ratio %s'
-              % (name, arguments.batch_size, 'predict' if arguments.predict else 'fit', n, np.median(found['ours']),
-                 np.median(found['plain']), ratio(found['ours'], found['plain'])))
+              % (name, arguments.batch_size, 'predict' if arguments.predict else 'fit', n, np.median(measured['ours']),
+                 np.median(measured['plain']), ratio(measured['ours'], measured['plain'])))
 
 
 if __name__ == '__main__':

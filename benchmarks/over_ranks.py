@@ -32,7 +32,7 @@ from turns import WARM_UP, ratio, seconds, spread, take_turns
 
 
 def published_cnn():
-    """Keras's examples/mnist_cnn.py, without dropout; input shape (batch, 1, 28, 28)."""
+    """Return Keras's examples/mnist_cnn.py, without dropout; input shape (batch, 1, 28, 28)."""
     rng = np.random.RandomState(0)
     shapes = [(32, 1, 3, 3), (64, 32, 3, 3), (9216, 128), (128, 10)]
     params = [shared(value, name) for i, shape in enumerate(shapes)
@@ -83,12 +83,12 @@ def main():
             return seconds(lambda: step(*batch), arguments.repeats)
         sides = {side: lambda step=step: turn(step) for side, step in steps.items()}
         take_turns(sides, WARM_UP)
-        found = take_turns(sides, arguments.rounds)
+        measured = take_turns(sides, arguments.rounds)
         pieces, = [stage.parts for stage in steps['overlap'].plan.stages]
         megabytes = sum(param.get_value(borrow=True).nbytes for param in steps['overlap'].params) / 1e6
         rows.append([name, '%.1f' % megabytes, str(len(pieces))] +
-                    ['%.1f' % (1e3 * spread(found['neither']).median)] +
-                    [str(ratio(found[side], found['neither'])) for side in SIDES])
+                    ['%.1f' % (1e3 * spread(measured['neither']).median)] +
+                    [str(ratio(measured[side], measured['neither'])) for side in SIDES])
     if mgpu.rank() == 0:
         print(table(rows, right={1, 2, 3, 4, 5}))
 

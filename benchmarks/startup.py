@@ -41,7 +41,7 @@ SIDES = {'one at a time': ('plain', 1), 'plain': ('plain', 0), 'two contexts': (
 
 
 def seconds(model, side):
-    """Seconds that one process takes. They are also printed at once, since all processes together take minutes."""
+    """Return the seconds that one process takes; print them at once, since all processes together take minutes."""
     kind, jobs = SIDES[side]
     with tempfile.TemporaryDirectory() as folder:
         flags = 'floatX=float32,base_compiledir=%s,mgpu.compile_jobs=%d' % (folder, jobs)
@@ -54,7 +54,7 @@ def seconds(model, side):
 
 
 def seconds_of_import(folder, kept):
-    """Seconds of a process that imports theano_mgpu, with g++'s flags kept in the folder of compiled code or not."""
+    """Return the seconds of a process that imports theano_mgpu, with g++'s flags kept with compiled code or not."""
     if not kept:
         for path in glob.glob(os.path.join(folder, '*', 'processor_*.flags')):
             os.remove(path)
@@ -69,9 +69,9 @@ def compare_imports(rounds):
         sides = {'kept': functools.partial(seconds_of_import, folder, True),
                  'found': functools.partial(seconds_of_import, folder, False)}
         sides['found']()  # Theano compiles what it needs itself
-        found = take_turns(sides, rounds)
+        measured = take_turns(sides, rounds)
     print('import theano_mgpu: g++\'s flags kept: %s s; found anew: %s s; kept / found: %s'
-          % (spread(found['kept']), spread(found['found']), ratio(found['kept'], found['found'])))
+          % (spread(measured['kept']), spread(measured['found']), ratio(measured['kept'], measured['found'])))
 
 
 def main():
@@ -85,12 +85,12 @@ def main():
         compare_imports(arguments.rounds)
         return
     for model in arguments.models:
-        found = take_turns({side: functools.partial(seconds, model, side) for side in arguments.sides},
+        measured = take_turns({side: functools.partial(seconds, model, side) for side in arguments.sides},
                            arguments.rounds)
         first = arguments.sides[0]
         for side in arguments.sides:
-            print('%s: %s: %s s; / %s: %s' % (model, side, spread(found[side]), first,
-                                              ratio(found[side], found[first])))
+            print('%s: %s: %s s; / %s: %s' % (model, side, spread(measured[side]), first,
+                                              ratio(measured[side], measured[first])))
 
 
 if __name__ == '__main__':

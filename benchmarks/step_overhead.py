@@ -46,7 +46,7 @@ def parse_arguments():
 
 
 def step_on(make_model, contexts):
-    """A training step over contexts; over none, the plain function."""
+    """Return a training step over contexts; over none, the plain function."""
     model = make_model()
     if contexts is None:
         return plain_step(model)
@@ -54,7 +54,7 @@ def step_on(make_model, contexts):
 
 
 def one_function_on(context, make_model):
-    """A step as one Theano function on a device, which is what plain Theano does there."""
+    """Return a step as one Theano function on a device, as plain Theano computes it there."""
     model = make_model()
     updates = adam(theano.grad(model.loss, model.params), model.params)
     variables = graph.shared_variables([model.loss] + list(updates.values()))
@@ -63,8 +63,8 @@ def one_function_on(context, make_model):
     sender = Sender(function)
 
     def step(*batch):
-        made = dict(zip(function.mgpu_order, function(*sender.send(list(batch)))))
-        loss, *values = [made[i] for i in range(len(made))]
+        outputs = dict(zip(function.mgpu_order, function(*sender.send(list(batch)))))
+        loss, *values = [outputs[i] for i in range(len(outputs))]
         for variable, value in zip(updates, values):
             replicas[variable].container.storage[0] = value
         return np.asarray(loss)

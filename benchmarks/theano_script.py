@@ -38,7 +38,7 @@ def parse_arguments():
 
 
 def command(side, arguments):
-    """The words after ``python`` that run the script on one side."""
+    """Return the words after ``python`` that run the script on one side."""
     kind, _, what = side.partition(':')
     always = [] if arguments.measure else ['--always']
     words = {'plain': ['-c', PLAIN], 'run': ['-m', 'theano_mgpu', 'run', '-q', '--contexts', what] + always,
@@ -47,7 +47,7 @@ def command(side, arguments):
 
 
 def seconds_of_epochs(words):
-    """Seconds of each epoch of one run."""
+    """Return the seconds of each epoch of one run."""
     env = dict(os.environ, PYTHONUNBUFFERED='1', PYTHONPATH=HERE,
                THEANO_FLAGS='floatX=float32,' + os.environ.get('THEANO_FLAGS', ''))
     process = subprocess.Popen([sys.executable] + words, cwd=HERE, env=env, stdout=subprocess.PIPE, text=True)
@@ -58,7 +58,7 @@ def seconds_of_epochs(words):
 
 
 def measure(side, arguments):
-    """Median seconds of an epoch of one run."""
+    """Return the median seconds of an epoch of one run."""
     seconds = np.median(seconds_of_epochs(command(side, arguments))[arguments.warm_up - 1:])
     print('%s: %.3f s an epoch' % (side, seconds), flush=True)
     return seconds
@@ -67,10 +67,10 @@ def measure(side, arguments):
 def main():
     arguments = parse_arguments()
     sides = {side: functools.partial(measure, side, arguments) for side in arguments.sides}
-    found = take_turns(sides, arguments.rounds)
+    measured = take_turns(sides, arguments.rounds)
     for side in sides:
-        print('%-30s %.3f s an epoch, ratio %s' % (side, np.median(found[side]),
-                                                   ratio(found[side], found[arguments.sides[0]])))
+        print('%-30s %.3f s an epoch, ratio %s' % (side, np.median(measured[side]),
+                                                   ratio(measured[side], measured[arguments.sides[0]])))
 
 
 if __name__ == '__main__':

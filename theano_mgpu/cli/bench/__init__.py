@@ -28,6 +28,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import importlib.util
 import json
 import math
 import os
@@ -41,18 +42,20 @@ import numpy as np
 from ...devices import discovery
 from ...devices.context_map import Context
 from ...devices.contexts import init
-from ...errors import MgpuError
-from ...jobs import mpi_environment
+from ...errors import MgpuError, MissingError
+from ...jobs import mpi_environment, mpi_library
+from ...jobs.allocation import allocation
 from ...utils import progress
 from ...utils.files import check_writable, whole_text
 from ...utils.tables import counted
 from ..config import devices, positive
+from ..job_command import choose_start
 from ..output import human_bytes, note, quietly
 from . import report
 from .measure import Trainee, copy_rate, is_cpu, link_to, most_sharing, reduce_rate, take_turns
 from .models import MODELS, Recipe
 from .scaling import LINKS, Block, Findings, Network, in_half, parse_network, predictions
-from .worker import check_mpi, start_ranks, turn_of_ranks
+from .worker import start_ranks, turn_of_ranks
 
 WIDTH = 118  # of lines of the answer
 CORES = len(os.sched_getaffinity(0))  # that this process may use
@@ -137,10 +140,14 @@ def check(args: argparse.Namespace) -> None:
         list(map(check_writable, files))
     except OSError as error:
         raise MgpuError(error.strerror or str(error)) from error
-    if args.plot:
-        report.check_matplotlib()
+    if args.plot and importlib.util.find_spec('matplotlib') is None:
+        raise MissingError('--plot needs matplotlib, which is not installed: pip install "theano_mgpu[bench]", or omit '
+                           '--plot')
     if args.ranks:
-        check_mpi(args.ranks)
+        choose_start(args.ranks, None, allocation())
+        probe = mpi_library.probe()
+        if probe.returncode:
+            raise MissingError(mpi_library.missing(probe.stderr.strip().rpartition('\n')[2]))
 
 
 def check_batch(batch_size: int, most: int, shape: Sequence[int] | None) -> None:

@@ -93,7 +93,7 @@ def take_turns(contestants: Sequence[Callable[[], Sequence[Block]]], rounds: int
     measured = []
     for number in range(rounds):
         start = number // 2 % len(contestants)  # a later one begins in each pair of rounds; odd rounds run backwards
-        blocks = {}
+        blocks: dict[Key, Block] = {}
         for contestant in [*contestants[start:], *contestants[:start]][::-1 if number % 2 else 1]:
             time.sleep(SETTLE)
             blocks.update((block[:3], block) for block in contestant())

@@ -1,7 +1,6 @@
 """The models that `theano-mgpu bench` trains, and synthetic data for them."""
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from typing import Any, Callable, NamedTuple, Optional, Sequence, Tuple
@@ -21,7 +20,7 @@ class Known(NamedTuple):
 
     shape: Shape
     batch_size: int
-    layers: Callable[[Any, Shape], Any]  # by keras.layers and a shape: all layers after the input, or a whole model
+    layers: Callable[[Any, Any], Any]  # by keras.layers and a shape: all layers after the input, or a whole model
     small: Optional[Shape] = None
     loss: str = 'categorical_crossentropy'
 
@@ -65,58 +64,43 @@ class Recipe:
         For a model that is not compiled yet.
     gpu : bool
         Whether it is for GPUs: otherwise images are smaller, unless `input_shape` is given.
-
-    Raises
-    ------
-    MgpuError
-        If there is no such model, or it cannot be loaded.
     """
 
     def __init__(self, name: str, input_shape: Sequence[int] | None = None, optimizer: str = 'adam',
                  gpu: bool = True) -> None:
-        check_name(name)
         self.name, self.optimizer, self.known = name, optimizer, MODELS.get(name)
         self.shrunk = bool(self.known and self.known.small and not gpu and not input_shape)
-        if self.known:
-            input_shape = tuple(input_shape or (self.shrunk and self.known.small) or self.known.shape)
-        self.input_shape = input_shape
+        if self.known and not input_shape:
+            input_shape = self.known.small if self.shrunk else self.known.shape
+        self.input_shape = tuple(input_shape) if input_shape else None
         self.batch_size = self.known.batch_size if self.known else 32
 
     def build(self) -> Any:
         """Return a new compiled keras.Model; raise a MgpuError if it cannot be made."""
         import keras
         sys.setrecursionlimit(max(DEEPEST, sys.getrecursionlimit()))
-        model = self._known_model(keras) if self.known else self._load(keras)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter('ignore', UserWarning)  # that a file was saved without an optimizer
+                model = (self.known.layers(keras.layers, self.input_shape) if self.known else
+                         keras.models.load_model(self.name))
+                if isinstance(model, list):
+                    model = keras.Sequential([keras.layers.InputLayer(self.input_shape), *model])
+        except (OSError, ValueError, TypeError, LookupError, AttributeError, ImportError, AssertionError) as error:
+            if self.known:
+                raise MgpuError('the model %s cannot be made for inputs of shape %s: %s. Its usual shape: '
+                                '--input-shape %s' % (self.name, self.input_shape, str(error).partition('\n')[0],
+                                                      ' '.join(map(str, self.known.shape)))) from error
+            raise MgpuError('Keras cannot load the model %s: %s: %s. A model with custom layers or losses '
+                            'cannot be measured from its file: measure training in your script, where '
+                            'parallel.train_function.function.timings.per_call() returns the phases of a step'
+                            % (self.name, type(error).__name__, error)) from error
         if not model.optimizer:
             try:
                 model.compile(self.optimizer, self.known.loss if self.known else 'mse')
             except ValueError as error:
                 raise MgpuError('the model %s cannot be compiled: %s' % (self.name, error)) from error
         return model
-
-    def _known_model(self, keras: Any) -> Any:
-        """Return a new model of `MODELS`."""
-        try:
-            model = self.known.layers(keras.layers, self.input_shape)
-            if isinstance(model, list):
-                model = keras.Sequential([keras.layers.InputLayer(self.input_shape), *model])
-            return model
-        except (ValueError, IndexError, AssertionError) as error:
-            raise MgpuError('the model %s cannot be made for inputs of shape %s: %s. Its usual shape: --input-shape %s'
-                            % (self.name, self.input_shape, str(error).partition('\n')[0],
-                               ' '.join(map(str, self.known.shape)))) from error
-
-    def _load(self, keras: Any) -> Any:
-        """Return the model of a file."""
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter('ignore', UserWarning)  # that it was saved without an optimizer
-                return keras.models.load_model(self.name)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, ImportError) as error:
-            raise MgpuError('Keras cannot load the model %s: %s: %s. A model with custom layers or losses '
-                            'cannot be measured from its file: measure training in your script, where '
-                            'parallel.train_function.function.timings.per_call() returns the phases of a step'
-                            % (self.name, type(error).__name__, error)) from error
 
     def replicate(self, gpus: int | Sequence[str]) -> Any:
         """Return a new parallel model over contexts; see `multi_gpu_model`."""
@@ -131,7 +115,10 @@ class Recipe:
     def data(self, model: Any, n: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Return inputs and targets of n samples of a compiled keras.Model; the same in every process."""
         rng = np.random.RandomState(0)
-        inputs = [synthetic(rng, (n,) + self._fed_shape(tensor), words_of(tensor)) for tensor in model.inputs]
+        inputs = []
+        for tensor in model.inputs:
+            shape, words = (n, *self._fed_shape(tensor)), words_of(tensor)
+            inputs.append(rng.randint(0, words, shape) if words else rng.rand(*shape).astype('float32'))
         if self.known and self.known.loss == 'mse':
             return inputs, inputs
         losses = [getattr(each, '__name__', '') or getattr(each, 'name', '') for each in model.loss_functions]
@@ -142,35 +129,21 @@ class Recipe:
     def _fed_shape(self, tensor: Any) -> Shape:
         """Return the shape of the samples that an input is given, without their number."""
         shape = tensor._keras_shape[1:]
-        if self.input_shape and not self.known:
-            if len(self.input_shape) != len(shape) or any(
-                    size not in (None, asked) for size, asked in zip(shape, self.input_shape)):
-                raise MgpuError('--input-shape %s does not fit the input %s of %s, which has shape %s without the '
-                                'samples' % (' '.join(map(str, self.input_shape)), tensor.name, self.name, shape))
-            shape = self.input_shape
-        if None in shape:
+        fed = self.input_shape or shape
+        if len(fed) != len(shape) or any(size not in (None, asked) for size, asked in zip(shape, fed)):
+            raise MgpuError('--input-shape %s does not fit the input %s of %s, which has shape %s without the samples'
+                            % (' '.join(map(str, fed)), tensor.name, self.name, shape))
+        if None in fed:
             raise MgpuError('the input %s of %s has shape %s without the samples, and None is unknown: give '
                             '--input-shape, e.g. --input-shape %s'
                             % (tensor.name, self.name, shape, ' '.join(str(size or 32) for size in shape)))
-        return tuple(shape)
-
-
-def check_name(name: str) -> None:
-    """Raise a MgpuError unless there is such a model or file."""
-    if name not in MODELS and not os.path.isfile(name):
-        raise MgpuError('--model %s: there is no such file, and no model of that name; give a file written by '
-                        'keras.Model.save, or one of %s' % (name, ', '.join(MODELS)))
+        return fed
 
 
 def words_of(tensor: Any) -> int | None:
     """Return the number of words if an input goes to an Embedding; else None."""
     following = [node.outbound_layer for node in tensor._keras_history[0]._outbound_nodes]
     return min((layer.input_dim for layer in following if type(layer).__name__ == 'Embedding'), default=None)
-
-
-def synthetic(rng: np.random.RandomState, shape: Shape, words: int | None) -> np.ndarray:
-    """Return random numbers between 0 and 1, or random words."""
-    return rng.randint(0, words, shape) if words else rng.rand(*shape).astype('float32')
 
 
 def targets_of(rng: np.random.RandomState, n: int, shape: Shape, loss: str) -> np.ndarray:

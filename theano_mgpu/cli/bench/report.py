@@ -1,10 +1,8 @@
 """The answers of `theano-mgpu bench`: tables, sentences and a picture."""
 from __future__ import annotations
 
-import importlib.util
 from typing import Any, Sequence
 
-from ...errors import MissingError
 from ...utils.files import whole_file
 from ...utils.tables import counted, table
 from ..output import human_bytes
@@ -126,13 +124,6 @@ def costs_line(model: CostModel, copy_bytes_per_s: float) -> str:
                    link.name, 1e6 * link.latency_s, link.bytes_per_s / 1e9)))
 
 
-def check_matplotlib() -> None:
-    """Raise a MissingError unless matplotlib is installed."""
-    if importlib.util.find_spec('matplotlib') is None:
-        raise MissingError('--plot needs matplotlib, which is not installed: pip install "theano_mgpu[bench]", or omit '
-                           '--plot')
-
-
 def draw(path: str, title: str, rows: Sequence[Row], predicted: dict[Any, Row], networks: dict[str, Network],
          scaling: str) -> None:
     """Draw measured points, predicted curves of strong or weak scaling, and the ideal, as a PNG."""
@@ -142,10 +133,10 @@ def draw(path: str, title: str, rows: Sequence[Row], predicted: dict[Any, Row], 
     numbers = [1, *NUMBERS]
     figure, axis = plt.subplots(figsize=(9.5, 5.2), constrained_layout=True)
     axis.loglog(numbers, numbers, base=2, color='grey', linewidth=1, label='ideal')
-    for colour, (name, network) in zip(plt.get_cmap('tab10').colors, networks.items()):
+    for number, (name, network) in enumerate(networks.items()):
         for style, (scheme, scheme_title) in zip(('-', '--', ':'), SCHEMES.items()):
             axis.plot(NUMBERS, [predicted[name, scheme, scaling, n]['speedup'] for n in NUMBERS], style,
-                      color=colour, label='predicted: %s, %s' % (network.name, scheme_title))
+                      color='C%d' % number, label='predicted: %s, %s' % (network.name, scheme_title))
     for kind, style, legend in ('contexts', 'ok', 'contexts of a process'), ('ranks', 'sr', 'ranks, one context each'):
         points = [(row['n'], row['speedup']) for row in rows if row['kind'] == kind]
         if points:

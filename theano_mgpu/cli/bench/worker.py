@@ -9,14 +9,13 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Sequence
 
-from ...errors import MgpuError, MissingError
-from ...jobs import mpi_library
-from ...jobs.allocation import allocation
+from ...errors import MgpuError
 from ...utils.tables import counted
-from ..job_command import THREADS, choose_start
+from ..job_command import THREADS
 from .scaling import Block
 
 TAIL = 3000  # characters of a failed worker's stderr that are shown
@@ -44,13 +43,13 @@ class Worker:
     pid : int
     """
 
-    def __init__(self, label: str, command: list[str], environment: dict[str, str], patience: float | None = None
-                 ) -> None:
+    def __init__(self, label: str, command: Sequence[str], environment: dict[str, str],
+                 patience: float = threading.TIMEOUT_MAX) -> None:
         self._label, self._patience = label, patience
         self._stderr = tempfile.TemporaryFile('w+', errors='replace')
         # A session of its own: Ctrl-C reaches this process only, which ends the worker in order.
-        self._process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                         stderr=self._stderr, universal_newlines=True, start_new_session=True)
+        self._process: Any = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                              stderr=self._stderr, universal_newlines=True, start_new_session=True)
         self.pid = self._process.pid
 
     def send(self, line: str) -> None:
@@ -67,20 +66,20 @@ class Worker:
         WorkerError
             If the process ends, or `patience` is over, before such a line.
         """
-        late = threading.Event()
-        timer = threading.Timer(self._patience or 0, lambda: (late.set(), os.killpg(self.pid, signal.SIGTERM)))
-        if self._patience:
-            timer.start()
+        start = time.monotonic()
+        timer = threading.Timer(self._patience, self.kill)
+        timer.start()
         try:
             for line in map(str.strip, self._process.stdout):
                 if is_answer(line):
                     return line
         finally:
             timer.cancel()
+        late = time.monotonic() - start >= self._patience
         self.kill()
         self._stderr.seek(0)
         raise WorkerError('%s %s. The end of its stderr:\n%s' % (
-            self._label, 'did not answer within %g s' % self._patience if late.is_set() else
+            self._label, 'did not answer within %g s' % self._patience if late else
             'ended without an answer, with exit code %s' % self._process.returncode,
             self._stderr.read()[-TAIL:].strip() or '(nothing)'))
 
@@ -104,14 +103,6 @@ class Worker:
         self.kill()
         self._process.stdout.close()
         self._stderr.close()
-
-
-def check_mpi(n: int) -> None:
-    """Raise a MissingError unless n ranks can be started."""
-    choose_start(n, None, allocation())
-    probe = mpi_library.probe()
-    if probe.returncode:
-        raise MissingError(mpi_library.missing(probe.stderr.strip().rpartition('\n')[2]))
 
 
 def start_ranks(n: int, threads: int, settings: dict[str, Any]) -> Worker:
