@@ -19,7 +19,6 @@ disturb least. Examples:
   python benchmarks/all_reduce.py
   python benchmarks/all_reduce.py --sizes 1 100 --buffers 2 --rounds 21 --dtype float64
 """
-import argparse
 import ctypes
 import functools
 import json
@@ -33,7 +32,7 @@ from theano_mgpu.replicas.collectives import add_blocks, all_reduce
 import numpy as np
 import theano
 from theano.gof.cmodule import GCC_compiler
-from turns import seconds, spread, take_turns
+from turns import make_parser, seconds, spread, take_turns
 
 MIB = 1 << 20
 BANDWIDTH_BYTES = 100 * MIB
@@ -75,13 +74,12 @@ KERNELS = [('sum', 0, 0), ('copy', 1, 0), ('copy', 1, 1), ('triad', 2, 0), ('tri
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, rounds=9)
     parser.add_argument('--sizes', nargs='+', type=float, default=[1, 10, 100, 500], metavar='MB',
                         help='size of a buffer in units of 2**20 bytes (default 1 10 100 500)')
     parser.add_argument('--buffers', nargs='+', type=int, default=[2, 4, 8], metavar='N',
                         help='how many buffers (default 2 4 8)')
     parser.add_argument('--dtype', choices=['float16', 'float32', 'float64'], default='float32')
-    parser.add_argument('--rounds', type=int, default=9, help='rounds that count (default %(default)s)')
     parser.add_argument('--block', type=float, default=0.02, metavar='SECONDS',
                         help='a contender repeats its call for about this long in a round (default %(default)s)')
     parser.add_argument('--json', metavar='FILE')

@@ -11,12 +11,10 @@ A ratio below 1 means that the first way of a pair is faster. Examples:
   python benchmarks/choices.py dispatch update
   THEANO_FLAGS='contexts=a->cuda0;b->cuda1' python benchmarks/choices.py
 """
-import argparse
 import os
 import sys
 
-if 'floatX' not in os.environ.get('THEANO_FLAGS', ''):
-    os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
+os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
 
 import theano_mgpu as mgpu
 from theano_mgpu import config
@@ -27,7 +25,7 @@ from theano_mgpu.replicas import transfers
 import numpy as np
 from models import Classifier, adam, mlp
 from step_overhead import MODELS
-from turns import compare, show
+from turns import compare, make_parser, show
 
 CHOICES = {}
 
@@ -148,10 +146,9 @@ def regression_on(size):
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, rounds=9)
     parser.add_argument('choices', nargs='*', metavar='CHOICE', help='of: %s (default: all)' % ', '.join(CHOICES))
     parser.add_argument('--batch-size', type=int, default=128)
-    parser.add_argument('--rounds', type=int, default=9, help='rounds that count (default %(default)s)')
     parser.add_argument('--block', type=float, default=0.5, metavar='SECONDS', help='length of one side of a round')
     arguments = parser.parse_args()
     unknown = [name for name in arguments.choices if name not in CHOICES]

@@ -14,15 +14,14 @@ import subprocess
 import sys
 
 import numpy as np
-from turns import ratio, take_turns
+from turns import make_parser, ratio, take_turns
 
 BLOCKS = ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512))
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, rounds=7)
     parser.add_argument('--device', action='append', help='of a context; give it once for each (default: 8 times cpu)')
-    parser.add_argument('--rounds', type=int, default=7, help='(default %(default)s)')
     parser.add_argument('--width', type=float, default=0.125, help="the layers' filters and units, in relation to "
                         'VGG-16 (default %(default)s; the graph is the same)')
     parser.add_argument('--worker', help=argparse.SUPPRESS)

@@ -9,14 +9,12 @@ of steps each; the ratio is the median over the rounds of the ratio within a rou
   python benchmarks/devices.py --models mlp --executors threads --timeline mlp.json
   python benchmarks/devices.py --device cuda0 --device cuda2 --batch-size 512
 """
-import argparse
 import functools
 import json
 import os
 import sys
 
-if 'floatX' not in os.environ.get('THEANO_FLAGS', ''):
-    os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
+os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
 
 import theano_mgpu as mgpu
 from theano_mgpu.devices import discovery
@@ -24,7 +22,7 @@ from theano_mgpu.executors import make_executor
 
 import numpy as np
 from models import adam, cnn, lstm, mlp, sgd
-from turns import compare, show
+from turns import compare, make_parser, show
 
 STAND_IN = os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, 'tests', 'cuda_on_cpu')
 MODELS = {'cnn': (cnn, (1, 28, 28), adam),
@@ -33,11 +31,10 @@ MODELS = {'cnn': (cnn, (1, 28, 28), adam),
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, rounds=11)
     parser.add_argument('--models', nargs='+', choices=sorted(MODELS), default=['cnn', 'mlp', 'lstm'])
     parser.add_argument('--executors', nargs='+', choices=['serial', 'threads'], default=['serial', 'threads'])
     parser.add_argument('--batch-size', type=int, default=128)
-    parser.add_argument('--rounds', type=int, default=11, help='rounds that count (default %(default)s)')
     parser.add_argument('--block', type=float, default=1.0, metavar='SECONDS', help='length of one side of a round')
     parser.add_argument('--device', action='append', help='one of the two devices; give it twice')
     parser.add_argument('--timeline', metavar='FILE', help='record 20 steps of the last model on two devices')

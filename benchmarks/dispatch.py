@@ -9,12 +9,10 @@ are two on the CPU; one in each of several processes. There, plain Keras compute
   theano-mgpu launch -n 2 benchmarks/dispatch.py                           over two processes
   python tests/cuda_on_cpu run --devices 2 python benchmarks/dispatch.py --map 'dev0->cuda0;dev1->cuda1'
 """
-import argparse
 import functools
 import os
 
-if 'floatX' not in os.environ.get('THEANO_FLAGS', ''):
-    os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
+os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
 
 import theano_mgpu as mgpu
 from theano_mgpu.distributed.choice import choose_ranks
@@ -25,7 +23,7 @@ from theano_mgpu.keras import disable, enable
 import keras
 import numpy as np
 from keras.layers import Dense
-from turns import ratio, seconds, take_turns
+from turns import make_parser, ratio, seconds, take_turns
 
 BLOCK = 0.03  # seconds that a side has in its turn, about
 
@@ -38,10 +36,9 @@ def compiled():
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, rounds=9)
     parser.add_argument('--map', help="contexts, e.g. 'dev0->cuda0;dev1->cuda1' (default: the flag, or two on the CPU)")
     parser.add_argument('--batch-sizes', type=int, nargs='+', default=[1, 8, 32, 128, 512, 2048, 4096])
-    parser.add_argument('--rounds', type=int, default=9, help='turns of each (default %(default)s)')
     parser.add_argument('--always', action='store_true', help='divide every batch')
     arguments = parser.parse_args()
     on_cpu = 'a->cpu' if mgpu.size() > 1 else 'a->cpu;b->cpu'

@@ -12,14 +12,12 @@ Examples:
   python tests/cuda_on_cpu run python benchmarks/exactness.py resnet --contexts 'a->cuda0;b->cuda1'
   theano-mgpu launch -n 2 benchmarks/exactness.py dropout
 """
-import argparse
 import functools
 import os
 import sys
 import time
 
-if 'floatX' not in os.environ.get('THEANO_FLAGS', ''):
-    os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
+os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
 
 import theano_mgpu as mgpu
 from theano_mgpu.keras import multi_gpu_model
@@ -28,17 +26,16 @@ import keras
 import numpy as np
 from keras import layers
 from theano.configparser import change_flags
-from turns import ratio, seconds, take_turns
+from turns import make_parser, ratio, seconds, take_turns
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, rounds=7)
     parser.add_argument('model', choices=sorted(MODELS))
     parser.add_argument('--contexts', default='a->cpu;b->cpu', help='(default %(default)s)')
     parser.add_argument('--batch-size', type=int, default=64)
     parser.add_argument('--size', type=int, default=16, help='pixels of an image, across (default %(default)s)')
     parser.add_argument('--filters', type=int, default=16, help='of the first layers (default %(default)s)')
-    parser.add_argument('--rounds', type=int, default=7, help='(default %(default)s)')
     parser.add_argument('--steps', type=int, default=2, help='of each side in a round (default %(default)s)')
     return parser.parse_args()
 

@@ -15,14 +15,12 @@ Examples:
   python benchmarks/host_loops.py
   python benchmarks/host_loops.py --parameters 20000000 --loops Adam SGD
 """
-import argparse
 import contextlib
 import functools
 import os
 import sys
 
-if 'floatX' not in os.environ.get('THEANO_FLAGS', ''):
-    os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
+os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
 
 import theano_mgpu  # noqa: F401  Keras and Theano as it patches them
 from theano_mgpu.patches.theano_loops import LOOPING, POOLING
@@ -34,7 +32,7 @@ import theano
 from keras import optimizers
 from theano.tensor.elemwise import CAReduce, Elemwise
 from theano.tensor.signal.pool import MaxPoolGrad
-from turns import WARM_UP, ratio, seconds, spread, take_turns
+from turns import WARM_UP, make_parser, ratio, seconds, spread, take_turns
 
 OPTIMIZERS = {'SGD': optimizers.SGD, 'momentum': functools.partial(optimizers.SGD, momentum=0.9),
               'RMSprop': optimizers.RMSprop, 'Adagrad': optimizers.Adagrad, 'Adadelta': optimizers.Adadelta,
@@ -44,11 +42,10 @@ REPLACED = [(Elemwise, LOOPING), (MaxPoolGrad, POOLING), (CAReduce, LOOPING)]
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, rounds=9)
     parser.add_argument('--loops', nargs='+', choices=LOOPS, default=LOOPS, metavar='NAME',
                         help='of: %s (default: all)' % ', '.join(LOOPS))
     parser.add_argument('--parameters', type=int, default=1900000, metavar='N', help='(default %(default)s)')
-    parser.add_argument('--rounds', type=int, default=9, help='rounds that count (default %(default)s)')
     parser.add_argument('--block', type=float, default=0.2, metavar='SECONDS', help='length of one side of a round')
     arguments = parser.parse_args()
     if min(arguments.parameters, arguments.rounds) < 1:

@@ -9,12 +9,10 @@ With --enable, the model is enabled by enable(always=True), as in a script under
   python benchmarks/keras_overhead.py --enable
   python benchmarks/keras_overhead.py --predict
 """
-import argparse
 import functools
 import os
 
-if 'floatX' not in os.environ.get('THEANO_FLAGS', ''):
-    os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
+os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
 
 import theano_mgpu as mgpu
 from theano_mgpu.keras import Predictor, disable, enable, multi_gpu_model
@@ -22,7 +20,7 @@ from theano_mgpu.keras import Predictor, disable, enable, multi_gpu_model
 import keras
 import numpy as np
 from keras.layers import LSTM, Conv2D, Dense, Flatten, MaxPooling2D
-from turns import ratio, seconds, take_turns
+from turns import make_parser, ratio, seconds, take_turns
 
 
 def cnn():
@@ -69,9 +67,8 @@ def predictions(build, x, batch_size):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, rounds=11)
     parser.add_argument('--models', nargs='+', choices=list(MODELS), default=list(MODELS))
-    parser.add_argument('--rounds', type=int, default=11, help='epochs of each, in turns (default %(default)s)')
     parser.add_argument('--batch-size', type=int, default=128, help='(default %(default)s)')
     parser.add_argument('--enable', action='store_true', help='with enable() instead of multi_gpu_model')
     parser.add_argument('--predict', action='store_true', help='predict instead of fit')

@@ -14,7 +14,6 @@ Examples:
     theano-mgpu launch -n 2 benchmarks/over_ranks.py
   tc qdisc del dev lo root
 """
-import argparse
 import os
 
 os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
@@ -28,7 +27,7 @@ import theano
 import theano.tensor as T
 from models import Classifier, adam, mlp, shared, uniform
 from theano.tensor.signal.pool import pool_2d
-from turns import WARM_UP, ratio, seconds, spread, take_turns
+from turns import WARM_UP, make_parser, ratio, seconds, spread, take_turns
 
 
 def published_cnn():
@@ -60,10 +59,9 @@ def training(make, flags):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, rounds=9)
     parser.add_argument('--models', nargs='+', choices=list(MODELS), default=list(MODELS))
     parser.add_argument('--batch-size', type=int, default=128, help='samples of all processes (default %(default)s)')
-    parser.add_argument('--rounds', type=int, default=9, help='rounds that count (default %(default)s)')
     parser.add_argument('--repeats', type=int, default=5, help='steps in a turn (default %(default)s)')
     arguments = parser.parse_args()
     mgpu.init('host->cpu')

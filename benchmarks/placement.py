@@ -34,8 +34,7 @@ import os
 import subprocess
 import sys
 
-if 'floatX' not in os.environ.get('THEANO_FLAGS', ''):
-    os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
+os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
 
 import theano_mgpu as mgpu
 from theano_mgpu.devices import discovery
@@ -46,7 +45,7 @@ import numpy as np
 import theano.tensor as T
 from models import sgd, shared, uniform
 from theano.tensor.signal.pool import pool_2d
-from turns import WARM_UP, ratio, seconds, spread, take_turns
+from turns import WARM_UP, make_parser, ratio, seconds, spread, take_turns
 
 STAND_IN = os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, 'tests', 'cuda_on_cpu')
 COPIES = ('host_to_device', 'device_to_host', 'broadcast')
@@ -57,7 +56,7 @@ HEADER = ['MODEL', 'DEVICES', 'MICRO-BATCHES', 'MiB', 'ms', 'copies', 'compute',
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, rounds=7)
     parser.add_argument('--models', nargs='+', choices=sorted(MODELS), default=['mlp', 'cnn', 'unet'])
     parser.add_argument('--devices', type=int, default=2, metavar='N',
                         help='place the models on N CUDA devices (default %(default)s)')
@@ -71,7 +70,6 @@ def parse_arguments():
                         'devices can gain on this machine at all')
     parser.add_argument('--executor', choices=['serial', 'threads'], help='how the devices are driven')
     parser.add_argument('--batch-size', type=int, default=128, help='(default %(default)s)')
-    parser.add_argument('--rounds', type=int, default=7, help='rounds that count (default %(default)s)')
     parser.add_argument('--block', type=float, default=1.0, metavar='SECONDS', help='length of one side of a round')
     parser.add_argument('--units', type=int, default=1024, help='of a layer of mlp (default %(default)s)')
     parser.add_argument('--channels', type=int, default=16, help='of cnn and unet (default %(default)s)')

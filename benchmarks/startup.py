@@ -9,7 +9,6 @@ processes that only import theano_mgpu are compared, with g++'s flags for the pr
   python benchmarks/startup.py --models cnn --sides 'one at a time' 'two contexts'
   python benchmarks/startup.py --imports
 """
-import argparse
 import functools
 import glob
 import os
@@ -18,7 +17,7 @@ import sys
 import tempfile
 import time
 
-from turns import ratio, spread, take_turns
+from turns import make_parser, ratio, spread, take_turns
 
 PROGRAM = '''
 import sys
@@ -75,10 +74,9 @@ def compare_imports(rounds):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, rounds=7)
     parser.add_argument('--models', nargs='+', choices=['mlp', 'cnn'], default=['mlp', 'cnn'])
     parser.add_argument('--sides', nargs='+', choices=list(SIDES), default=list(SIDES), help='(default: all)')
-    parser.add_argument('--rounds', type=int, default=7, help='processes of each side, in turns (default %(default)s)')
     parser.add_argument('--imports', action='store_true', help='time imports alone, with code on disk')
     arguments = parser.parse_args()
     if arguments.imports:

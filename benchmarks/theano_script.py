@@ -9,7 +9,6 @@ not count. Examples:
   python benchmarks/theano_script.py 'run:a->cpu' 'run:a->cpu;b->cpu'
   tests/cuda_on_cpu run .venv/bin/python benchmarks/theano_script.py 'run:a->cuda0' 'run:a->cuda0;b->cuda1'
 """
-import argparse
 import functools
 import os
 import subprocess
@@ -17,7 +16,7 @@ import sys
 import time
 
 import numpy as np
-from turns import ratio, take_turns
+from turns import make_parser, ratio, take_turns
 
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 LENET = 'tests/theano_scripts/convolutional_mlp.py --size 28 --filters 20 50 --batch 500 --train 2000 --hidden 500'
@@ -27,12 +26,11 @@ PLAIN = 'import theano_mgpu, os, runpy, sys; sys.argv = sys.argv[1:]; ' \
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, rounds=7)
     parser.add_argument('sides', nargs='+', help="'plain', 'run:MAP' or 'launch:RANKS'; ratios are to the first one")
     parser.add_argument('--script', default=LENET, help='with its arguments (default: the LeNet of the tests)')
     parser.add_argument('--epochs', type=int, default=8, help='of a process (default %(default)s)')
     parser.add_argument('--warm-up', type=int, default=4, help='epochs that do not count (default %(default)s)')
-    parser.add_argument('--rounds', type=int, default=7, help='(default %(default)s)')
     parser.add_argument('--measure', action='store_true', help='without --always: functions are measured first')
     return parser.parse_args()
 

@@ -3,6 +3,7 @@
 Other programs slow a machine down for seconds at a time. Within a round all sides meet the same machine, so ratios are
 taken within rounds, and their median over the rounds is reported.
 """
+import argparse
 import contextlib
 import time
 from collections import namedtuple
@@ -52,6 +53,13 @@ def ratio(ours, theirs):
     Spread(median=2.0, lowest=1.0, highest=3.0)
     """
     return spread([a / b for a, b in zip(ours, theirs)])
+
+
+def make_parser(doc, rounds):
+    """Return an ArgumentParser that shows a docstring as it is, with an option ``--rounds``."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--rounds', type=int, default=rounds, help='rounds that count (default %(default)s)')
+    return parser
 
 
 def order(sides, number):

@@ -20,7 +20,7 @@ import tempfile
 import time
 
 import numpy as np
-from turns import WARM_UP, ratio, take_turns
+from turns import WARM_UP, make_parser, ratio, take_turns
 
 MODELS = ('cnn', 'mlp', 'lstm', 'small')
 FUNCTION = 'import theano_mgpu, theano, theano.tensor as T; x = T.vector(); theano.function([x], T.tanh(x) + 1)([0])'
@@ -30,12 +30,11 @@ HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, rounds=11)
     parser.add_argument('other', help='a checkout to compare with')
     parser.add_argument('--models', nargs='+', choices=MODELS, default=MODELS)
     parser.add_argument('--contexts', default='dev0->cpu;dev1->cpu', help='(default %(default)s)')
     parser.add_argument('--batch-size', type=int, default=128)
-    parser.add_argument('--rounds', type=int, default=11, help='rounds that count (default %(default)s)')
     parser.add_argument('--block', type=float, default=0.5, metavar='SECONDS', help='length of one side of a round')
     parser.add_argument('--compile', action='store_true',
                         help='compare the time to compile a training function, with the C code on disk')
