@@ -36,11 +36,7 @@ def work(model: str, input_shape: list[int] | None, optimizer: str, batch_size: 
     comm = import_mpi().COMM_WORLD.Dup()  # apart from the messages of what is measured
     recipe = Recipe(model, input_shape, optimizer)
     joint = Trainee(recipe.replicate(1), recipe, [batch_size])
-
-    def common() -> list[Block]:
-        comm.Barrier()
-        return joint.turn('ranks', comm.size, batch_size, steps)
-    parts = [common]
+    parts = [functools.partial(joint.turn, 'ranks', comm.size, batch_size, steps)]
     if comm.size > 1:
         with change_flags(**{'mgpu.executor': 'serial'}):  # keeps a function to its rank
             apart = Trainee(recipe.replicate(1), recipe, sizes)
@@ -49,7 +45,10 @@ def work(model: str, input_shape: list[int] | None, optimizer: str, batch_size: 
         print('ready', flush=True)
     while broadcast(comm, comm.rank == 0 and sys.stdin.readline().strip() == 'go'):
         parts.reverse()  # by turns the common step is the first or the last
-        blocks = [block for part in parts for block in part()]
+        blocks = []
+        for part in parts:
+            comm.Barrier()
+            blocks += part()
         figures = link_figures(comm, joint.n_bytes) if comm.size > 1 else {}
         if comm.rank == 0:
             print(json.dumps([block._replace(figures=figures)._asdict() for block in blocks]), flush=True)

@@ -168,14 +168,14 @@ def check_blas(setup: Setup) -> Finding:
 
 def check_map(setup: Setup) -> Finding:
     """Check the context map."""
-    if isinstance(getattr(setup.map_error, '__cause__', None), configparser.Error):
-        return Finding(FAIL, first_line(setup.map_error).partition('. Fix')[0],
-                       'Fix this file; `theano-mgpu config` prints a valid one')
-    if isinstance(setup.map_error, MgpuError):
-        return Finding(FAIL, first_line(setup.map_error), 'Fix the flag `contexts` in THEANO_FLAGS or .theanorc')
-    if setup.map_error is not None:
-        return Finding(FAIL, first_line(setup.map_error), "This machine's devices cannot be listed: see pygpu below")
-    return Finding(OK, '%s, %s' % (describe(setup.contexts), source_of_map()))
+    error = setup.map_error
+    if error is None:
+        return Finding(OK, '%s, %s' % (describe(setup.contexts), source_of_map()))
+    unreadable = isinstance(error.__cause__, configparser.Error)
+    remedy = ('Fix this file; `theano-mgpu config` prints a valid one' if unreadable else
+              'Fix the flag `contexts` in THEANO_FLAGS or .theanorc' if isinstance(error, MgpuError) else
+              "This machine's devices cannot be listed: see pygpu below")
+    return Finding(FAIL, first_line(error).partition('. Fix')[0], remedy)
 
 
 def source_of_map() -> str:
