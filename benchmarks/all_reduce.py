@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""The sum of N host buffers: how near it comes to the memory's bandwidth, and NumPy beside it.
+"""The sum of N host buffers, compared with the memory's bandwidth and with NumPy.
 
   ours    theano_mgpu.replicas.collectives.all_reduce into an existing buffer
   blocks  its way without a C++ compiler: NumPy, block by block
@@ -8,9 +8,9 @@
 Bytes are those that the task itself reads and writes: N buffers and one result. A processor may move more: a store
 that does not bypass the cache reads the line first. The memory's bandwidth is counted alike. Each round measures it by
 compiled kernels on buffers of 100 MB: a sum that only reads, a copy, and a triad a = b + 3 * c; each with one thread
-and with one thread a core; copy and triad with plain stores and with stores that bypass the cache. The bandwidth is
-that of the kernel with the highest median. Buffers that fit into a cache can therefore reach more than 1. MB are 2**20
-bytes.
+and with one thread a core; copy and triad with plain stores and with stores that bypass the cache. The bandwidth
+belongs to the kernel with the highest median. Buffers that fit into a cache can therefore reach more than 1. MB are
+2**20 bytes.
 
 All take turns, some calls each. Ratios are taken within a round; the table shows their median over the rounds (lowest
 to highest). "best" is the best round of ours against the best of the memory, which other programs on the machine
@@ -19,7 +19,6 @@ disturb least. Examples:
   python benchmarks/all_reduce.py
   python benchmarks/all_reduce.py --sizes 1 100 --buffers 2 --rounds 21 --dtype float64
 """
-import argparse
 import ctypes
 import functools
 import json
@@ -33,7 +32,7 @@ from theano_mgpu.replicas.collectives import add_blocks, all_reduce
 import numpy as np
 import theano
 from theano.gof.cmodule import GCC_compiler
-from turns import seconds, spread, take_turns
+from turns import make_parser, seconds, spread, take_turns
 
 MIB = 1 << 20
 BANDWIDTH_BYTES = 100 * MIB
@@ -75,13 +74,12 @@ KERNELS = [('sum', 0, 0), ('copy', 1, 0), ('copy', 1, 1), ('triad', 2, 0), ('tri
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, rounds=9)
     parser.add_argument('--sizes', nargs='+', type=float, default=[1, 10, 100, 500], metavar='MB',
                         help='size of a buffer in units of 2**20 bytes (default 1 10 100 500)')
     parser.add_argument('--buffers', nargs='+', type=int, default=[2, 4, 8], metavar='N',
                         help='how many buffers (default 2 4 8)')
     parser.add_argument('--dtype', choices=['float16', 'float32', 'float64'], default='float32')
-    parser.add_argument('--rounds', type=int, default=9, help='rounds that count (default %(default)s)')
     parser.add_argument('--block', type=float, default=0.02, metavar='SECONDS',
                         help='a contender repeats its call for about this long in a round (default %(default)s)')
     parser.add_argument('--json', metavar='FILE')
@@ -94,7 +92,7 @@ def parse_arguments():
 
 
 def free_bytes():
-    """Memory that programs may still take, as Linux estimates it."""
+    """Return the bytes that programs may still take, as Linux estimates them."""
     with open('/proc/meminfo') as file:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith('MemAvailable'))
 
@@ -117,7 +115,7 @@ class Bandwidth:
         self.arrays = [aligned_ones(BANDWIDTH_BYTES) for _ in range(3)]
 
     def calls(self):
-        """The kernels by name, each with the bytes that it moves."""
+        """Return the kernels by name, each with the bytes that it moves."""
         pointers = [array.ctypes.data for array in self.arrays]
         return {'%s%s, %d threads' % (name, ' past the cache' * stream, threads): (
                     functools.partial(self.run, *pointers, BANDWIDTH_BYTES // 32, kind, stream, threads),
@@ -133,14 +131,14 @@ def contenders(stacked, out):
 
 
 def rate(call, nbytes, block):
-    """A function that repeats a call for about `block` seconds, and returns the bytes a second that it moves."""
+    """Return a function that repeats a call for about `block` seconds, and returns the bytes a second that it moves."""
     call()
     repeats = max(1, int(block / seconds(call)))
     return lambda: nbytes / seconds(call, repeats)
 
 
 def compare(n, size, bandwidth, arguments):
-    """One row of the table: bytes a second of each contender and of the memory, round by round."""
+    """Return a row of the table: bytes a second of each contender and of the memory, round by round."""
     items = int(size * MIB) // np.dtype(arguments.dtype).itemsize
     stacked = np.random.RandomState(0).rand(n, 1024).astype(arguments.dtype)
     stacked = np.tile(stacked, (1, -(-items // 1024)))[:, :items].copy()
@@ -158,7 +156,7 @@ def compare(n, size, bandwidth, arguments):
 
 
 def cells(row):
-    """The row as texts: GB/s of all, and ours against the memory and against NumPy's sum."""
+    """Return the row as texts: GB/s of all, and ours against the memory and against NumPy's sum."""
     rounds = {name: np.array(values) / 1e9 for name, values in row['rounds'].items()}
     ours, memory = rounds['ours'], np.array(row['memory']) / 1e9
     numpy_ways = [rounds[name] for name in ('blocks', 'sum')]

@@ -11,12 +11,10 @@ A ratio below 1 means that the first way of a pair is faster. Examples:
   python benchmarks/choices.py dispatch update
   THEANO_FLAGS='contexts=a->cuda0;b->cuda1' python benchmarks/choices.py
 """
-import argparse
 import os
 import sys
 
-if 'floatX' not in os.environ.get('THEANO_FLAGS', ''):
-    os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
+os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
 
 import theano_mgpu as mgpu
 from theano_mgpu import config
@@ -27,7 +25,7 @@ from theano_mgpu.replicas import transfers
 import numpy as np
 from models import Classifier, adam, mlp
 from step_overhead import MODELS
-from turns import compare, show
+from turns import compare, make_parser, show
 
 CHOICES = {}
 
@@ -38,7 +36,7 @@ def choice(function):
 
 
 def regression(seed=0, sizes=(784, 1024, 1024, 10)):
-    """The MLP with a squared error: no op of it falls to the host on OpenCL, so that no launch waits for the device."""
+    """Return the MLP with a squared error: all its ops run on OpenCL, so that no launch waits for the device."""
     model = mlp(seed, sizes)
     model.loss = ((model.probabilities - 0.1) ** 2).mean() + 0 * model.inputs[1].sum()
     return model
@@ -56,7 +54,7 @@ def training(make_model, **options):
 
 
 def waiting(step):
-    """A step that has computed its new values when it returns: devices would do so in the time of the other side."""
+    """Return a step that waits for its new values: devices would compute them in the time of the other side."""
     def run(*batch):
         step(*batch)
         transfers.wait(copy.container.storage[0] for each in step.updated for copy in each.copies.values())
@@ -70,7 +68,7 @@ def pair(first, second, shape, arguments, title):
 
 @choice
 def dispatch(arguments, maps):
-    """Threads against serial."""
+    """Compare threads with serial."""
     models = dict(MODELS, regression=(regression, (784,)))
     for mapped in maps:
         contexts = mgpu.init(mapped)
@@ -84,7 +82,7 @@ def dispatch(arguments, maps):
 
 @choice
 def update(arguments, maps):
-    """On the host, or divided among the contexts, against on each context."""
+    """Compare an update on the host, or divided among the contexts, with one on each context."""
     for mapped in maps:
         contexts = mgpu.init(mapped)
         for name in ('mlp', 'cnn'):
@@ -101,7 +99,7 @@ SHAPES = {'4 small arrays': [(16, 16), (16,), (16, 10), (10,)], '40 arrays of 16
 
 @choice
 def transfers_(arguments, maps):
-    """One by one, and all through one, against small ones through one."""
+    """Compare copies one by one, and all through one buffer, with small ones through one."""
     from pygpu import gpuarray
     for mapped in maps:
         context = mgpu.init(mapped)[0]
@@ -125,7 +123,7 @@ CHOICES['transfers'] = CHOICES.pop('transfers_')
 
 @choice
 def input(arguments, maps):
-    """In turn against ahead: each batch is gathered from its rows, as Keras's fit does."""
+    """Compare batches in turn and ahead: each batch is gathered from its rows, as Keras's fit does."""
     for mapped in maps:
         contexts = mgpu.init(mapped)
         for size in (84, 168):
@@ -148,10 +146,9 @@ def regression_on(size):
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, rounds=9)
     parser.add_argument('choices', nargs='*', metavar='CHOICE', help='of: %s (default: all)' % ', '.join(CHOICES))
     parser.add_argument('--batch-size', type=int, default=128)
-    parser.add_argument('--rounds', type=int, default=9, help='rounds that count (default %(default)s)')
     parser.add_argument('--block', type=float, default=0.5, metavar='SECONDS', help='length of one side of a round')
     arguments = parser.parse_args()
     unknown = [name for name in arguments.choices if name not in CHOICES]
@@ -162,8 +159,8 @@ def parse_arguments():
 
 def main():
     arguments = parse_arguments()
-    found = (discovery.discover('cuda')[0] or discovery.discover('opencl')[0])[:2]
-    maps = ['host0->cpu;host1->cpu'] + ([default_map((found * 2)[:2])] if found else [])
+    devices = (discovery.discover('cuda')[0] or discovery.discover('opencl')[0])[:2]
+    maps = ['host0->cpu;host1->cpu'] + ([default_map((devices * 2)[:2])] if devices else [])
     if config.flag('contexts'):
         maps = [config.flag('contexts')]
     print('batch %d, %d rounds, median (lowest to highest)' % (arguments.batch_size, arguments.rounds))

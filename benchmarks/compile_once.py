@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""What further contexts add to the time that it takes to compile Keras's training function of a VGG-16.
+"""The time that further contexts add to the compilation of Keras's training function of a VGG-16.
 
 Each compilation runs in a process of its own, as when a script starts; Theano's compiled code is on disk by then. One
 context and all of them take turns. Examples:
@@ -14,15 +14,14 @@ import subprocess
 import sys
 
 import numpy as np
-from turns import ratio, take_turns
+from turns import make_parser, ratio, take_turns
 
 BLOCKS = ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512))
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, rounds=7)
     parser.add_argument('--device', action='append', help='of a context; give it once for each (default: 8 times cpu)')
-    parser.add_argument('--rounds', type=int, default=7, help='(default %(default)s)')
     parser.add_argument('--width', type=float, default=0.125, help="the layers' filters and units, in relation to "
                         'VGG-16 (default %(default)s; the graph is the same)')
     parser.add_argument('--worker', help=argparse.SUPPRESS)
@@ -30,7 +29,7 @@ def parse_arguments():
 
 
 def vgg16(width):
-    """VGG-16 (Simonyan and Zisserman, 2014) for images of 32x32."""
+    """Return VGG-16 (Simonyan and Zisserman, 2014) for images of 32x32."""
     import keras
     from keras import layers
     model = keras.Sequential([layers.InputLayer((32, 32, 3))])
@@ -77,10 +76,10 @@ def main():
     sides = {'one': lambda: seconds(devices[:1], arguments), 'all': lambda: seconds(devices, arguments)}
     for side in sides.values():
         side()  # fills Theano's folder of compiled code
-    found = take_turns(sides, arguments.rounds, 'compiling')
+    measured = take_turns(sides, arguments.rounds, 'compiling')
     print('%d contexts (%s) %.2f s / one %.2f s = %.2f (%.2f to %.2f), %d rounds'
-          % (len(devices), devices[0], np.median(found['all']), np.median(found['one']),
-             *ratio(found['all'], found['one']), arguments.rounds))
+          % (len(devices), devices[0], np.median(measured['all']), np.median(measured['one']),
+             *ratio(measured['all'], measured['one']), arguments.rounds))
     return 0
 
 

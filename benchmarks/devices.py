@@ -1,7 +1,7 @@
 #!/usr/bin/env python
-"""One CUDA device against two, with the same batch: the gain of a second device in one process.
+"""One CUDA device against two in one process, with the same batch.
 
-Without an NVIDIA GPU the devices are those of tests/cuda_on_cpu, each with a thread of its own for its kernels. This
+Without an NVIDIA GPU tests/cuda_on_cpu stands in, and each device has a thread of its own for kernels. This
 measures how well the package keeps two devices busy, not the speed of GPUs. Both sides of a ratio take turns, a block
 of steps each; the ratio is the median over the rounds of the ratio within a round. Examples:
 
@@ -9,14 +9,12 @@ of steps each; the ratio is the median over the rounds of the ratio within a rou
   python benchmarks/devices.py --models mlp --executors threads --timeline mlp.json
   python benchmarks/devices.py --device cuda0 --device cuda2 --batch-size 512
 """
-import argparse
 import functools
 import json
 import os
 import sys
 
-if 'floatX' not in os.environ.get('THEANO_FLAGS', ''):
-    os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
+os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
 
 import theano_mgpu as mgpu
 from theano_mgpu.devices import discovery
@@ -24,7 +22,7 @@ from theano_mgpu.executors import make_executor
 
 import numpy as np
 from models import adam, cnn, lstm, mlp, sgd
-from turns import compare, show
+from turns import compare, make_parser, show
 
 STAND_IN = os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, 'tests', 'cuda_on_cpu')
 MODELS = {'cnn': (cnn, (1, 28, 28), adam),
@@ -33,11 +31,10 @@ MODELS = {'cnn': (cnn, (1, 28, 28), adam),
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, rounds=11)
     parser.add_argument('--models', nargs='+', choices=sorted(MODELS), default=['cnn', 'mlp', 'lstm'])
     parser.add_argument('--executors', nargs='+', choices=['serial', 'threads'], default=['serial', 'threads'])
     parser.add_argument('--batch-size', type=int, default=128)
-    parser.add_argument('--rounds', type=int, default=11, help='rounds that count (default %(default)s)')
     parser.add_argument('--block', type=float, default=1.0, metavar='SECONDS', help='length of one side of a round')
     parser.add_argument('--device', action='append', help='one of the two devices; give it twice')
     parser.add_argument('--timeline', metavar='FILE', help='record 20 steps of the last model on two devices')
@@ -51,7 +48,7 @@ def step_on(contexts, make_model, updates):
 
 
 def phases(step, batch, calls=20):
-    """Milliseconds a step of each phase."""
+    """Return the milliseconds a step of each phase."""
     step.timings.reset()
     for _ in range(calls):
         step(*batch)
@@ -59,17 +56,17 @@ def phases(step, batch, calls=20):
 
 
 def without_exchange(make_model, updates, batch):
-    """A step of two models, one on each device, on half the batch each."""
+    """Return a step of two models, one on each device, on half the batch each."""
     half = [array[:len(array) // 2] for array in batch]
     steps = [functools.partial(step_on([name], make_model, updates), *half) for name in ('dev0', 'dev1')]
     return functools.partial(make_executor('threads', 2).run, steps)
 
 
 def measure(arguments):
-    """A row for each model and executor; two devices are printed with the time of their phases."""
+    """Return a row for each model and executor; print two devices with the time of their phases."""
     rng = np.random.RandomState(0)
-    found = arguments.device or discovery.discover('cuda')[0]
-    mgpu.init('dev0->%s;dev1->%s' % tuple((found * 2)[:2]))
+    devices = arguments.device or discovery.discover('cuda')[0]
+    mgpu.init('dev0->%s;dev1->%s' % tuple((devices * 2)[:2]))
     for name in arguments.models:
         make_model, shape, updates = MODELS[name]
         batch = (rng.rand(arguments.batch_size, *shape).astype('float32'),

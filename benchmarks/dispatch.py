@@ -1,20 +1,18 @@
 #!/usr/bin/env python
-"""What a batch costs a model that enable() has found, against plain Keras, for batches of 1 to 4,096 samples, in turns.
+"""The cost of a batch for a model that enable() divides, against plain Keras, for 1 to 4,096 samples, in turns.
 
-Each takes a batch by predict_on_batch, and by train_on_batch with Adam. The contexts are those of the flag `contexts`,
-or two on the CPU; one in each of several processes. There, plain Keras computes the same batch in each. Examples:
+Each takes a batch by predict_on_batch, and by train_on_batch with Adam. The contexts come from the flag `contexts`, or
+are two on the CPU; one in each of several processes. There, plain Keras computes the same batch in each. Examples:
 
   python benchmarks/dispatch.py
   python benchmarks/dispatch.py --always                                   every batch is divided
   theano-mgpu launch -n 2 benchmarks/dispatch.py                           over two processes
   python tests/cuda_on_cpu run --devices 2 python benchmarks/dispatch.py --map 'dev0->cuda0;dev1->cuda1'
 """
-import argparse
 import functools
 import os
 
-if 'floatX' not in os.environ.get('THEANO_FLAGS', ''):
-    os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
+os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
 
 import theano_mgpu as mgpu
 from theano_mgpu.distributed.choice import choose_ranks
@@ -25,23 +23,22 @@ from theano_mgpu.keras import disable, enable
 import keras
 import numpy as np
 from keras.layers import Dense
-from turns import ratio, seconds, take_turns
+from turns import make_parser, ratio, seconds, take_turns
 
 BLOCK = 0.03  # seconds that a side has in its turn, about
 
 
 def compiled():
-    """A model of 20 features, 32 units and 10 classes."""
+    """Return a compiled model of 20 features, 32 units and 10 classes."""
     model = keras.Sequential([Dense(32, activation='relu', input_shape=(20,)), Dense(10, activation='softmax')])
     model.compile('adam', 'sparse_categorical_crossentropy', metrics=['accuracy'])
     return model
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, rounds=9)
     parser.add_argument('--map', help="contexts, e.g. 'dev0->cuda0;dev1->cuda1' (default: the flag, or two on the CPU)")
     parser.add_argument('--batch-sizes', type=int, nargs='+', default=[1, 8, 32, 128, 512, 2048, 4096])
-    parser.add_argument('--rounds', type=int, default=9, help='turns of each (default %(default)s)')
     parser.add_argument('--always', action='store_true', help='divide every batch')
     arguments = parser.parse_args()
     on_cpu = 'a->cpu' if mgpu.size() > 1 else 'a->cpu;b->cpu'
@@ -63,14 +60,14 @@ def main():
             sides = {name: functools.partial(getattr(model, method), *batch)
                      for name, model in (('enabled', enabled), ('plain', plain))}
             for call in sides.values():
-                for _ in range(2 * (WARM_UP + COUNTED) + 1):  # compiles, and measures what is faster
+                for _ in range(2 * (WARM_UP + COUNTED) + 1):  # compiles, and measures which side is faster
                     call()
             repeats = max(all_gather_int(ranks, max(1, int(BLOCK / seconds(sides['plain'], 3)))))
-            found = take_turns({name: functools.partial(turn, call, repeats) for name, call in sides.items()},
+            measured = take_turns({name: functools.partial(turn, call, repeats) for name, call in sides.items()},
                                arguments.rounds, '%s %d' % (method, size))
             print('%s, %d samples: enabled %.3f ms, plain Keras %.3f ms; ratio %s'
-                  % (method, size, np.median(found['enabled']) * 1e3, np.median(found['plain']) * 1e3,
-                     ratio(found['enabled'], found['plain'])))
+                  % (method, size, np.median(measured['enabled']) * 1e3, np.median(measured['plain']) * 1e3,
+                     ratio(measured['enabled'], measured['plain'])))
 
 
 if __name__ == '__main__':

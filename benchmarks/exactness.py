@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""What exactness costs: training steps with the results of one device, against steps with a flag that gives them up.
+"""The cost of exactness: training steps with the results of one device, against steps with a flag that gives them up.
 
   resnet   a ResNet-20: batch normalisation by the whole batch, against mgpu.batch_statistics=local
   dropout  784-1024-1024-10: each replica draws for the whole batch, against mgpu.random=independent
@@ -12,14 +12,12 @@ Examples:
   python tests/cuda_on_cpu run python benchmarks/exactness.py resnet --contexts 'a->cuda0;b->cuda1'
   theano-mgpu launch -n 2 benchmarks/exactness.py dropout
 """
-import argparse
 import functools
 import os
 import sys
 import time
 
-if 'floatX' not in os.environ.get('THEANO_FLAGS', ''):
-    os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
+os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
 
 import theano_mgpu as mgpu
 from theano_mgpu.keras import multi_gpu_model
@@ -28,23 +26,22 @@ import keras
 import numpy as np
 from keras import layers
 from theano.configparser import change_flags
-from turns import ratio, seconds, take_turns
+from turns import make_parser, ratio, seconds, take_turns
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, rounds=7)
     parser.add_argument('model', choices=sorted(MODELS))
     parser.add_argument('--contexts', default='a->cpu;b->cpu', help='(default %(default)s)')
     parser.add_argument('--batch-size', type=int, default=64)
     parser.add_argument('--size', type=int, default=16, help='pixels of an image, across (default %(default)s)')
     parser.add_argument('--filters', type=int, default=16, help='of the first layers (default %(default)s)')
-    parser.add_argument('--rounds', type=int, default=7, help='(default %(default)s)')
     parser.add_argument('--steps', type=int, default=2, help='of each side in a round (default %(default)s)')
     return parser.parse_args()
 
 
 def resnet(size, filters, channels=3, blocks=3):
-    """ResNet-20 for small images (He et al., "Deep residual learning for image recognition", 2015, section 4.2)."""
+    """Return ResNet-20 for small images (He et al., Deep residual learning for image recognition, 2015, 4.2)."""
     def normalised(x, n, strides=1, width=3):
         return layers.BatchNormalization()(layers.Conv2D(n, width, strides=strides, padding='same', use_bias=False)(x))
     image = layers.Input((size, size, channels))
@@ -69,7 +66,7 @@ MODELS = {'resnet': (resnet, {'mgpu.batch_statistics': 'local'}), 'dropout': (dr
 
 
 def trained(arguments, flags, gpus=None):
-    """A model, and the seconds that it took to compile its train function."""
+    """Return a model, and the seconds that its train function took to compile."""
     with change_flags(**flags):
         np.random.seed(0)
         model = multi_gpu_model(MODELS[arguments.model][0](arguments.size, arguments.filters), gpus=gpus)
@@ -92,7 +89,7 @@ def main():
     steps = {name: functools.partial(model.train_on_batch, x, y) for name, (model, _) in sides.items()}
     for step in steps.values():
         seconds(step, arguments.steps)  # builds kernels
-    found = take_turns({name: functools.partial(seconds, step, arguments.steps) for name, step in steps.items()},
+    measured = take_turns({name: functools.partial(seconds, step, arguments.steps) for name, step in steps.items()},
                        arguments.rounds)
     if mgpu.rank():
         return 0
@@ -101,10 +98,10 @@ def main():
              arguments.rounds))
     for name, (model, compiled_in) in sides.items():
         stages = len(model.train_function.function.plan.stages)
-        print('%-12s %8.1f ms a step, %2d stages, compiled in %.1f s' % (name, 1e3 * np.median(found[name]), stages,
+        print('%-12s %8.1f ms a step, %2d stages, compiled in %.1f s' % (name, 1e3 * np.median(measured[name]), stages,
                                                                        compiled_in))
     for name in list(sides)[1:]:
-        print('exact / %-12s %s' % (name, ratio(found['exact'], found[name])))
+        print('exact / %-12s %s' % (name, ratio(measured['exact'], measured[name])))
     return 0
 
 

@@ -9,7 +9,6 @@ the last three commands do. Examples:
   OMPI_MCA_btl=tcp,self OMPI_MCA_btl_tcp_if_include=lo theano-mgpu launch -n 2 benchmarks/half_precision.py
   tc qdisc del dev lo root
 """
-import argparse
 import functools
 
 import theano_mgpu as mgpu
@@ -18,15 +17,14 @@ from theano_mgpu.distributed.mpi import import_mpi, mpi_communicator
 from theano_mgpu.utils.tables import table
 
 import numpy as np
-from turns import WARM_UP, ratio, seconds, spread, take_turns
+from turns import WARM_UP, make_parser, ratio, seconds, spread, take_turns
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, rounds=9)
     parser.add_argument('--mb', type=float, nargs='+', default=[0.1, 1, 7.6, 50], metavar='N',
                         help='sizes of the gradients in float32 (default: 0.1 1 7.6 50)')
     parser.add_argument('--arrays', type=int, default=6, help='that they are divided into (default %(default)s)')
-    parser.add_argument('--rounds', type=int, default=9, help='rounds that count (default %(default)s)')
     parser.add_argument('--repeats', type=int, default=3, help='calls in a turn (default %(default)s)')
     arguments = parser.parse_args()
     mgpu.init('host->cpu')
@@ -44,9 +42,9 @@ def main():
         sides = {'float32': functools.partial(turn, ranks.all_reduce),
                  'float16': functools.partial(turn, functools.partial(all_reduce_in_half, ranks))}
         take_turns(sides, WARM_UP)
-        found = take_turns(sides, arguments.rounds)
-        rows.append(['%g' % size] + ['%.2f' % (1e3 * spread(found[name]).median) for name in sides] +
-                    [str(ratio(found['float16'], found['float32']))])
+        measured = take_turns(sides, arguments.rounds)
+        rows.append(['%g' % size] + ['%.2f' % (1e3 * spread(measured[name]).median) for name in sides] +
+                    [str(ratio(measured['float16'], measured['float32']))])
     if mgpu.rank() == 0:
         print(table(rows, right={0, 1, 2, 3}))
 

@@ -15,14 +15,12 @@ Examples:
   python benchmarks/host_loops.py
   python benchmarks/host_loops.py --parameters 20000000 --loops Adam SGD
 """
-import argparse
 import contextlib
 import functools
 import os
 import sys
 
-if 'floatX' not in os.environ.get('THEANO_FLAGS', ''):
-    os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
+os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
 
 import theano_mgpu  # noqa: F401  Keras and Theano as it patches them
 from theano_mgpu.patches.theano_loops import LOOPING, POOLING
@@ -34,7 +32,7 @@ import theano
 from keras import optimizers
 from theano.tensor.elemwise import CAReduce, Elemwise
 from theano.tensor.signal.pool import MaxPoolGrad
-from turns import WARM_UP, ratio, seconds, spread, take_turns
+from turns import WARM_UP, make_parser, ratio, seconds, spread, take_turns
 
 OPTIMIZERS = {'SGD': optimizers.SGD, 'momentum': functools.partial(optimizers.SGD, momentum=0.9),
               'RMSprop': optimizers.RMSprop, 'Adagrad': optimizers.Adagrad, 'Adadelta': optimizers.Adadelta,
@@ -44,11 +42,10 @@ REPLACED = [(Elemwise, LOOPING), (MaxPoolGrad, POOLING), (CAReduce, LOOPING)]
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, rounds=9)
     parser.add_argument('--loops', nargs='+', choices=LOOPS, default=LOOPS, metavar='NAME',
                         help='of: %s (default: all)' % ', '.join(LOOPS))
     parser.add_argument('--parameters', type=int, default=1900000, metavar='N', help='(default %(default)s)')
-    parser.add_argument('--rounds', type=int, default=9, help='rounds that count (default %(default)s)')
     parser.add_argument('--block', type=float, default=0.2, metavar='SECONDS', help='length of one side of a round')
     arguments = parser.parse_args()
     if min(arguments.parameters, arguments.rounds) < 1:
@@ -58,7 +55,7 @@ def parse_arguments():
 
 @contextlib.contextmanager
 def theanos_own_loops():
-    """A block in which Theano's C code is that of Theano 1.0.5."""
+    """Use the C code of Theano 1.0.5 in the ``with`` block."""
     patched = [(op, name, getattr(op, name)) for op, names in REPLACED for name in names]
     for op, name, method in patched:
         setattr(op, name, method.__wrapped__)
@@ -70,7 +67,7 @@ def theanos_own_loops():
 
 
 def function_of(loop, n):
-    """A function that runs a loop for n parameters, or pools or adds up n values."""
+    """Return a function that runs a loop for n parameters, or pools or adds up n values."""
     if loop == 'pooling':
         return pooling_gradient(n)
     if loop == 'sum':
@@ -82,17 +79,17 @@ def function_of(loop, n):
 
 
 def pooling_gradient(n):
-    """A function that computes the gradient of max pooling over images of 28x28, about n values in all."""
+    """Return a function that computes the gradient of max pooling over images of 28x28, about n values in all."""
     random = np.random.RandomState(0)
     values = random.randn(-(-n // 784), 1, 28, 28)
     maxima = values.reshape(-1, 1, 14, 2, 14, 2).max((3, 5))
-    found = K.variable(values)
-    given = [K.variable(each) for each in (values, maxima, random.randn(*maxima.shape))]
-    return theano.function([], [], updates=[(found, MaxPoolGrad(ignore_border=True)(*given, (2, 2)))])
+    gradient = K.variable(values)
+    inputs = [K.variable(each) for each in (values, maxima, random.randn(*maxima.shape))]
+    return theano.function([], [], updates=[(gradient, MaxPoolGrad(ignore_border=True)(*inputs, (2, 2)))])
 
 
 def bytes_of(function, n):
-    """What the ops of a function read and write of arrays: of n elements, or of n / 4, the results of pooling."""
+    """Return the bytes of arrays that a function's ops read and write: n elements, or n / 4 for results of pooling."""
     def elements(node, variable):
         if isinstance(node.op, CAReduce) and variable in node.outputs:
             return 32
@@ -114,12 +111,12 @@ def main():
         for each in sides.values():
             seconds(each, WARM_UP)
         repeats = max(1, int(arguments.block / max(seconds(each) for each in sides.values())))
-        found = take_turns({side: functools.partial(seconds, each, repeats) for side, each in sides.items()},
+        measured = take_turns({side: functools.partial(seconds, each, repeats) for side, each in sides.items()},
                            arguments.rounds, name)
         moved = bytes_of(sides['ours'], n) / (source.nbytes + target.nbytes)
-        rows.append([name, '%.2f' % (1e3 * spread(found['ours']).median),
-                     '%.2f (%.2f to %.2f)' % tuple(ratio(found['ours'], found['own'])),
-                     '%.2f (%.2f to %.2f)' % tuple(moved * each for each in ratio(found['copy'], found['ours']))])
+        rows.append([name, '%.2f' % (1e3 * spread(measured['ours']).median),
+                     '%.2f (%.2f to %.2f)' % tuple(ratio(measured['ours'], measured['own'])),
+                     '%.2f (%.2f to %.2f)' % tuple(moved * each for each in ratio(measured['copy'], measured['ours']))])
     print('%d parameters, %d rounds' % (n, arguments.rounds))
     print(table([['LOOP', 'ms', "of Theano's", 'bandwidth']] + rows, right={1}))
     return 0

@@ -11,8 +11,7 @@ Adam. The digits are padded to 32x32, so that they can be halved four times. Exa
 import argparse
 import os
 
-if 'floatX' not in os.environ.get('THEANO_FLAGS', ''):
-    os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
+os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
 
 import theano_mgpu as mgpu
 from theano_mgpu.keras import multi_gpu_model
@@ -40,7 +39,7 @@ def build(filters):
 
 
 def picture(path, images, reconstructions, title):
-    """Images in the upper row, what became of each below."""
+    """Return a picture: images in the upper row, the reconstruction of each below."""
     figure, axes = plt.subplots(2, len(images), figsize=(len(images), 2.6), squeeze=False)
     for row, name, values in zip(axes, ('input', 'output'), (images, reconstructions)):
         for axis, value in zip(row, values):

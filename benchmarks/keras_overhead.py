@@ -9,12 +9,10 @@ With --enable, the model is enabled by enable(always=True), as in a script under
   python benchmarks/keras_overhead.py --enable
   python benchmarks/keras_overhead.py --predict
 """
-import argparse
 import functools
 import os
 
-if 'floatX' not in os.environ.get('THEANO_FLAGS', ''):
-    os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
+os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
 
 import theano_mgpu as mgpu
 from theano_mgpu.keras import Predictor, disable, enable, multi_gpu_model
@@ -22,23 +20,23 @@ from theano_mgpu.keras import Predictor, disable, enable, multi_gpu_model
 import keras
 import numpy as np
 from keras.layers import LSTM, Conv2D, Dense, Flatten, MaxPooling2D
-from turns import ratio, seconds, take_turns
+from turns import make_parser, ratio, seconds, take_turns
 
 
 def cnn():
-    """Convolution 32 3x3 with ReLU, max-pooling, dense 10."""
+    """Return a convolution 32 3x3 with ReLU, max-pooling, dense 10."""
     return keras.Sequential([Conv2D(32, (3, 3), activation='relu', input_shape=(28, 28, 1)), MaxPooling2D((2, 2)),
                              Flatten(), Dense(10, activation='softmax')])
 
 
 def mlp():
-    """784-1024-1024-10."""
+    """Return the layers of 784-1024-1024-10."""
     return keras.Sequential([Dense(1024, activation='relu', input_shape=(784,)), Dense(1024, activation='relu'),
                              Dense(10, activation='softmax')])
 
 
 def lstm():
-    """One LSTM layer of 64 units, dense 10; 20 steps of 32 values."""
+    """Return one LSTM layer of 64 units, dense 10; 20 steps of 32 values."""
     return keras.Sequential([LSTM(64, input_shape=(20, 32)), Dense(10, activation='softmax')])
 
 
@@ -51,7 +49,7 @@ def compiled(model):
 
 
 def fits(build, x, y, batch_size, enables):
-    """An epoch through the add-on, and one of plain Keras, as callables."""
+    """Return an epoch through the add-on, and one of plain Keras, as callables."""
     if enables:
         enable(gpus=1, always=True)
         ours = compiled(build())
@@ -63,15 +61,14 @@ def fits(build, x, y, batch_size, enables):
 
 
 def predictions(build, x, batch_size):
-    """A prediction by a Predictor, and by plain Keras, as callables."""
+    """Return a prediction by a Predictor, and one by plain Keras, as callables."""
     model = build()
     return [lambda what=what: what.predict(x, batch_size=batch_size) for what in (Predictor(model, gpus=1), model)]
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, rounds=11)
     parser.add_argument('--models', nargs='+', choices=list(MODELS), default=list(MODELS))
-    parser.add_argument('--rounds', type=int, default=11, help='epochs of each, in turns (default %(default)s)')
     parser.add_argument('--batch-size', type=int, default=128, help='(default %(default)s)')
     parser.add_argument('--enable', action='store_true', help='with enable() instead of multi_gpu_model')
     parser.add_argument('--predict', action='store_true', help='predict instead of fit')
@@ -85,11 +82,11 @@ def main():
             else fits(build, x, y, arguments.batch_size, arguments.enable)
         for side in sides:
             side()  # compiles
-        found = take_turns({kind: functools.partial(seconds, side) for kind, side in zip(('ours', 'plain'), sides)},
+        measured = take_turns({kind: functools.partial(seconds, side) for kind, side in zip(('ours', 'plain'), sides)},
                            arguments.rounds, name)
         print('%s, batch %d: %s of %d samples through the add-on %.3f s, plain Keras %.3f s; ratio %s'
-              % (name, arguments.batch_size, 'predict' if arguments.predict else 'fit', n, np.median(found['ours']),
-                 np.median(found['plain']), ratio(found['ours'], found['plain'])))
+              % (name, arguments.batch_size, 'predict' if arguments.predict else 'fit', n, np.median(measured['ours']),
+                 np.median(measured['plain']), ratio(measured['ours'], measured['plain'])))
 
 
 if __name__ == '__main__':

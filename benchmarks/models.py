@@ -13,19 +13,19 @@ MNIST_FILE = os.path.expanduser('~/.keras/datasets/mnist.npz')
 
 
 def uniform(rng, *shape):
-    """Glorot's uniform initial weights: shape (inputs, units), or (filters, channels, rows, columns)."""
+    """Return Glorot's uniform initial weights: shape (inputs, units), or (filters, channels, rows, columns)."""
     receptive = int(np.prod(shape[2:]))
     limit = np.sqrt(6.0 / ((shape[0] + shape[1]) * receptive))
     return rng.uniform(-limit, limit, shape).astype(theano.config.floatX)
 
 
 def shared(value, name):
-    """A shared variable on the host."""
+    """Return a shared variable on the host."""
     return theano.shared(np.asarray(value, theano.config.floatX), name=name, borrow=True)
 
 
 class Classifier:
-    """A model and what is needed to train it.
+    """A model, its inputs and its loss.
 
     Attributes
     ----------
@@ -46,7 +46,7 @@ class Classifier:
 
 
 def cnn(seed=0, filters=32, size=28, classes=10):
-    """Convolution 3x3 with ReLU, max-pooling 2x2, dense softmax; input shape (batch, 1, size, size)."""
+    """Return a convolution 3x3 with ReLU, max-pooling 2x2, dense softmax; input shape (batch, 1, size, size)."""
     rng = np.random.RandomState(seed)
     pooled = (size - 2) // 2
     w1, b1 = shared(uniform(rng, filters, 1, 3, 3), 'conv.W'), shared(np.zeros(filters), 'conv.b')
@@ -59,7 +59,7 @@ def cnn(seed=0, filters=32, size=28, classes=10):
 
 
 def mlp(seed=0, sizes=(784, 1024, 1024, 10)):
-    """Dense layers with ReLU, dense softmax; input shape (batch, sizes[0])."""
+    """Return dense layers with ReLU, dense softmax; input shape (batch, sizes[0])."""
     rng = np.random.RandomState(seed)
     x = T.matrix('x')
     hidden, params = x, []
@@ -71,7 +71,7 @@ def mlp(seed=0, sizes=(784, 1024, 1024, 10)):
 
 
 def lstm(seed=0, n_in=32, units=64, classes=10):
-    """One LSTM layer (Hochreiter and Schmidhuber, 1997), dense softmax; input shape (batch, steps, n_in)."""
+    """Return one LSTM layer (Hochreiter and Schmidhuber, 1997), dense softmax; input shape (batch, steps, n_in)."""
     rng = np.random.RandomState(seed)
     w, u = shared(uniform(rng, n_in, 4 * units), 'lstm.W'), shared(uniform(rng, units, 4 * units), 'lstm.U')
     b, w2, b2 = shared(np.zeros(4 * units), 'lstm.b'), shared(uniform(rng, units, classes), 'W'), \
@@ -91,7 +91,7 @@ def lstm(seed=0, n_in=32, units=64, classes=10):
 
 
 def adam(gradients, params, learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-8):
-    """Adam (Kingma and Ba, 2014) as a Theano updates dict.
+    """Return Adam (Kingma and Ba, 2014) as a Theano updates dict.
 
     Parameters
     ----------
@@ -116,13 +116,13 @@ def adam(gradients, params, learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon
 
 
 def sgd(gradients, params, learning_rate=0.1):
-    """Stochastic gradient descent as a Theano updates dict; as `adam`."""
+    """Return stochastic gradient descent as a Theano updates dict; as `adam`."""
     return {param: param - np.asarray(learning_rate, param.dtype) * gradient
             for param, gradient in zip(params, gradients)}
 
 
 def plain_step(model, updates=adam):
-    """One training step of plain Theano: ``step(x, labels) -> loss``."""
+    """Return a training step of plain Theano: ``step(x, labels) -> loss``."""
     pairs = updates(theano.grad(model.loss, model.params), model.params)
     return theano.function(model.inputs, model.loss, updates=list(pairs.items()))
 
@@ -134,15 +134,15 @@ def open_contexts(asked):
     -------
     list of Context
     """
-    found = [context.device for context in mgpu.init()]
-    if asked <= len(found):
+    devices = [context.device for context in mgpu.init()]
+    if asked <= len(devices):
         return mgpu.init(asked)
-    print('%d contexts on %d device%s' % (asked, len(found), 's' if len(found) > 1 else ''))
-    return mgpu.init(default_map([found[i % len(found)] for i in range(asked)]))
+    print('%d contexts on %d device%s' % (asked, len(devices), 's' if len(devices) > 1 else ''))
+    return mgpu.init(default_map([devices[i % len(devices)] for i in range(asked)]))
 
 
 def add_keras_arguments(parser, epochs):
-    """What the Keras scripts have in common."""
+    """Add the options that the Keras scripts share."""
     parser.add_argument('--gpus', type=int, default=2, metavar='N', help='contexts to train on; devices are taken in '
                         'turn where there are fewer (default %(default)s)')
     parser.add_argument('--epochs', type=int, default=epochs, help='(default %(default)s)')
@@ -150,7 +150,7 @@ def add_keras_arguments(parser, epochs):
 
 
 def handwritten_digits(path=None):
-    """Real handwritten digits: MNIST where its file is there, else scikit-learn's scanned digits.
+    """Return real handwritten digits: MNIST where its file is there, else scikit-learn's scanned digits.
 
     Parameters
     ----------

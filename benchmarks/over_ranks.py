@@ -14,7 +14,6 @@ Examples:
     theano-mgpu launch -n 2 benchmarks/over_ranks.py
   tc qdisc del dev lo root
 """
-import argparse
 import os
 
 os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
@@ -28,11 +27,11 @@ import theano
 import theano.tensor as T
 from models import Classifier, adam, mlp, shared, uniform
 from theano.tensor.signal.pool import pool_2d
-from turns import WARM_UP, ratio, seconds, spread, take_turns
+from turns import WARM_UP, make_parser, ratio, seconds, spread, take_turns
 
 
 def published_cnn():
-    """Keras's examples/mnist_cnn.py, without dropout; input shape (batch, 1, 28, 28)."""
+    """Return Keras's examples/mnist_cnn.py, without dropout; input shape (batch, 1, 28, 28)."""
     rng = np.random.RandomState(0)
     shapes = [(32, 1, 3, 3), (64, 32, 3, 3), (9216, 128), (128, 10)]
     params = [shared(value, name) for i, shape in enumerate(shapes)
@@ -60,10 +59,9 @@ def training(make, flags):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, rounds=9)
     parser.add_argument('--models', nargs='+', choices=list(MODELS), default=list(MODELS))
     parser.add_argument('--batch-size', type=int, default=128, help='samples of all processes (default %(default)s)')
-    parser.add_argument('--rounds', type=int, default=9, help='rounds that count (default %(default)s)')
     parser.add_argument('--repeats', type=int, default=5, help='steps in a turn (default %(default)s)')
     arguments = parser.parse_args()
     mgpu.init('host->cpu')
@@ -83,12 +81,12 @@ def main():
             return seconds(lambda: step(*batch), arguments.repeats)
         sides = {side: lambda step=step: turn(step) for side, step in steps.items()}
         take_turns(sides, WARM_UP)
-        found = take_turns(sides, arguments.rounds)
+        measured = take_turns(sides, arguments.rounds)
         pieces, = [stage.parts for stage in steps['overlap'].plan.stages]
         megabytes = sum(param.get_value(borrow=True).nbytes for param in steps['overlap'].params) / 1e6
         rows.append([name, '%.1f' % megabytes, str(len(pieces))] +
-                    ['%.1f' % (1e3 * spread(found['neither']).median)] +
-                    [str(ratio(found[side], found['neither'])) for side in SIDES])
+                    ['%.1f' % (1e3 * spread(measured['neither']).median)] +
+                    [str(ratio(measured[side], measured['neither'])) for side in SIDES])
     if mgpu.rank() == 0:
         print(table(rows, right={1, 2, 3, 4, 5}))
 

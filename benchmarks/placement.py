@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""One model placed on several devices, as a pipeline, against one device: memory, and the time of a training step.
+"""One model placed on several devices, as a pipeline, against one device, in memory and in seconds a training step.
 
 The models are a dense network of 8 wide layers (mlp), a network of 9 convolutions (cnn) and a small U-Net (unet:
 Ronneberger et al., 2015), whose skip connections cross the cuts. Each is cut into as many parts as there are devices,
@@ -9,9 +9,9 @@ All placements of a model and one device take turns, a block of steps each; a sp
 the ratio within a round (lowest to highest). The columns:
 
   MiB       the most memory on each device in a step, without what libgpuarray keeps for later; measured in a process
-            of its own, where the devices are those of the CUDA stand-in (tests/cuda_on_cpu)
-  ms        the median time of a step, and of that: copies to, from and between devices (with the wait for what is
-            copied), compute, and update (gradients added, new values)
+            of its own, where the devices are the CUDA stand-in's (tests/cuda_on_cpu)
+  ms        the median time of a step, and of it: copies to, from and between devices (with the wait for
+            copies), compute, and update (gradients added, new values)
   bubble    the part of the time in which a device of a pipeline of n devices and m micro-batches has nothing to do, by
             theory: (n - 1) / (m + n - 1), see GPipe (Huang et al., 2019)
   at most   the speed-up that the bubble leaves: n * (1 - bubble)
@@ -19,7 +19,7 @@ the ratio within a round (lowest to highest). The columns:
 For comparison: the speed-up of U-Net on 1, 2, 4 and 8 GPUs in torchgpipe's table (Kim et al., 2020), with recomputation
 in all of them and against one GPU without it, is 0.86, 1.25, 2.35 and 3.1.
 
-Without an NVIDIA GPU the devices are those of tests/cuda_on_cpu, each with a thread of its own for its kernels: that
+Without an NVIDIA GPU tests/cuda_on_cpu has the devices, each with a thread of its own for its kernels: that
 shows how well devices are kept busy where there are as many cores, not the speed of GPUs. Examples:
 
   python benchmarks/placement.py
@@ -34,8 +34,7 @@ import os
 import subprocess
 import sys
 
-if 'floatX' not in os.environ.get('THEANO_FLAGS', ''):
-    os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
+os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
 
 import theano_mgpu as mgpu
 from theano_mgpu.devices import discovery
@@ -46,7 +45,7 @@ import numpy as np
 import theano.tensor as T
 from models import sgd, shared, uniform
 from theano.tensor.signal.pool import pool_2d
-from turns import WARM_UP, ratio, seconds, spread, take_turns
+from turns import WARM_UP, make_parser, ratio, seconds, spread, take_turns
 
 STAND_IN = os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, 'tests', 'cuda_on_cpu')
 COPIES = ('host_to_device', 'device_to_host', 'broadcast')
@@ -57,7 +56,7 @@ HEADER = ['MODEL', 'DEVICES', 'MICRO-BATCHES', 'MiB', 'ms', 'copies', 'compute',
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, rounds=7)
     parser.add_argument('--models', nargs='+', choices=sorted(MODELS), default=['mlp', 'cnn', 'unet'])
     parser.add_argument('--devices', type=int, default=2, metavar='N',
                         help='place the models on N CUDA devices (default %(default)s)')
@@ -71,7 +70,6 @@ def parse_arguments():
                         'devices can gain on this machine at all')
     parser.add_argument('--executor', choices=['serial', 'threads'], help='how the devices are driven')
     parser.add_argument('--batch-size', type=int, default=128, help='(default %(default)s)')
-    parser.add_argument('--rounds', type=int, default=7, help='rounds that count (default %(default)s)')
     parser.add_argument('--block', type=float, default=1.0, metavar='SECONDS', help='length of one side of a round')
     parser.add_argument('--units', type=int, default=1024, help='of a layer of mlp (default %(default)s)')
     parser.add_argument('--channels', type=int, default=16, help='of cnn and unet (default %(default)s)')
@@ -105,32 +103,32 @@ class Network:
         self._places = [names[part] for part in parts(costs, len(names))] if len(names) > 1 else None
 
     def layer(self, number, apply, *shape):
-        """The output of a layer: ``apply(w)`` for its weights, and a bias along axis 1."""
+        """Return the output of a layer: ``apply(w)`` for its weights, and a bias along axis 1."""
         rng = np.random.RandomState(number)
 
-        def made():
+        def value():
             w, b = shared(uniform(rng, *shape), 'w%d' % number), shared(np.zeros(shape[-1 if len(shape) == 2 else 0]),
                                                                         'b%d' % number)
             self.params += [w, b]
             return T.nnet.relu(apply(w) + (b if len(shape) == 2 else b.dimshuffle('x', 0, 'x', 'x')))
         if self._places is None:
-            return made()
+            return value()
         with mgpu.device(self._places[number]):
-            return made()
+            return value()
 
     def begins_part(self, number):
-        """Whether a layer is the first one of a further device."""
+        """Return whether a layer is the first one of a further device."""
         return self._places is not None and number > 0 and self._places[number] != self._places[number - 1]
 
 
 def parts(costs, n):
-    """The part of each layer, of n in a row with about equal costs."""
+    """Return the part of each layer, of n in a row with about equal costs."""
     middles = np.cumsum(costs) - np.asarray(costs) / 2
     return [int(n * middle / sum(costs)) for middle in middles]
 
 
 def mlp(arguments, names):
-    """8 dense layers; a row a sample."""
+    """Return 8 dense layers; a row is a sample."""
     units, x = arguments.units, T.matrix('x')
     network, hidden, ends = Network([1] * 8, names), x, []
     for i in range(8):
@@ -146,7 +144,7 @@ def convolved(x):
 
 
 def cnn(arguments, names):
-    """9 convolutions of 3x3, the first of images of one channel."""
+    """Return 9 convolutions of 3x3, the first of images of one channel."""
     channels, x = arguments.channels, T.tensor4('x')
     network, hidden = Network([1 / channels] + [1] * 8, names), x
     for i in range(9):
@@ -155,25 +153,25 @@ def cnn(arguments, names):
 
 
 def unet(arguments, names):
-    """A U-Net of three levels, with two convolutions in each; images of one channel."""
+    """Return a U-Net of three levels, with two convolutions in each; images of one channel."""
     c, x = arguments.channels, T.tensor4('x')
     # Channels in and out of each convolution, and what its images are smaller by.
     layers = [(1, c, 1), (c, c, 1), (c, 2 * c, 2), (2 * c, 2 * c, 2), (2 * c, 4 * c, 4), (4 * c, 4 * c, 4),
               (6 * c, 2 * c, 2), (2 * c, 2 * c, 2), (3 * c, c, 1), (c, c, 1)]
     network = Network([n_in * n_out / scale ** 2 for n_in, n_out, scale in layers], names)
-    hidden, kept = x, []
+    hidden, skipped = x, []
     for i, (n_in, n_out, _) in enumerate(layers):
         if i in (2, 4):
-            kept.append(hidden)
+            skipped.append(hidden)
             hidden = pool_2d(hidden, (2, 2), ignore_border=True)
         if i in (6, 8):
-            hidden = T.concatenate([twice_as_large(hidden), kept.pop()], axis=1)
+            hidden = T.concatenate([twice_as_large(hidden), skipped.pop()], axis=1)
         hidden = network.layer(i, convolved(hidden), n_out, n_in, 3, 3)
     return x, [hidden], network.params, (1,) + (arguments.size,) * 2, (c,) + (arguments.size,) * 2
 
 
 def twice_as_large(x):
-    """Images with each pixel four times."""
+    """Return images with each pixel four times."""
     for axis in (2, 3):
         x = T.stack([x, x], axis=axis + 1).reshape([x.shape[i] * (1 + (i == axis)) for i in range(4)])
     return x
@@ -183,7 +181,7 @@ MODELS = {'mlp': mlp, 'cnn': cnn, 'unet': unet}
 
 
 def step_on(name, names, micro_batches, arguments):
-    """A training step of a model on contexts, and a batch for it."""
+    """Return a training step of a model on contexts, and a batch for it."""
     x, outputs, params, shape, target_shape = MODELS[name](arguments, names)
     target = outputs[0].type('target')
     loss = sum(T.sqr(output - target).mean() for output in outputs)
@@ -196,24 +194,24 @@ def step_on(name, names, micro_batches, arguments):
 
 
 def sides(names, arguments):
-    """What takes turns: contexts and micro-batches; one device first."""
+    """Return the sides that take turns: contexts and micro-batches; one device first."""
     return [(names[:1], 1)] + [(names, m) for m in arguments.micro_batches]
 
 
 def peak_memory(n):
-    """The most bytes of each of n devices since the last call; None where they are not of the stand-in."""
+    """Return the most bytes of each of n devices since the last call; None without the stand-in for CUDA."""
     try:
         count = ctypes.CDLL('libcuda.so').cudaOnCpuPeakMemory
     except (OSError, AttributeError):
         return None
-    found = [ctypes.c_size_t() for _ in range(n)]
-    for i, each in enumerate(found):
+    peaks = [ctypes.c_size_t() for _ in range(n)]
+    for i, each in enumerate(peaks):
         count(ctypes.byref(each), i)
-    return [each.value for each in found]
+    return [each.value for each in peaks]
 
 
 def print_memory(names, arguments):
-    """For each model and side, in a line of JSON: bytes on each device."""
+    """Print the bytes on each device for each model and side, in a line of JSON."""
     for name in arguments.models:
         for used, micro_batches in sides(names, arguments):
             gc.collect()
@@ -228,7 +226,7 @@ def print_memory(names, arguments):
 
 
 def memory(names, arguments):
-    """Bytes on each device, for each model and side; None where they cannot be counted."""
+    """Return the bytes on each device, for each model and side; None where they cannot be counted."""
     n = len(arguments.models) * len(sides(names, arguments))
     if peak_memory(len(names)) is None:
         return [None] * n
@@ -239,7 +237,7 @@ def memory(names, arguments):
 
 
 def measure(name, names, arguments):
-    """A row for each side of a model."""
+    """Return a row for each side of a model."""
     running = {}
     for used, m in sides(names, arguments):
         run, step = step_on(name, used, m, arguments)
@@ -249,19 +247,19 @@ def measure(name, names, arguments):
     repeats = max(1, int(arguments.block / slowest))
     for _, step in running.values():
         step.timings.reset()
-    found = take_turns({side: lambda run=run: seconds(run, repeats) for side, (run, _) in running.items()},
+    measured = take_turns({side: lambda run=run: seconds(run, repeats) for side, (run, _) in running.items()},
                        arguments.rounds, name)
     for n, m in running:
         per_call = running[n, m][1].timings.per_call()
         bubble = 0 if arguments.apart else (n - 1) / (m + n - 1)
-        yield dict(model=name, devices=n, micro_batches=m, seconds=found[n, m],
+        yield dict(model=name, devices=n, micro_batches=m, seconds=measured[n, m],
                    phases={title: sum(per_call.get(phase, 0) for phase in phases) for title, phases in
                            (('copies', COPIES), ('compute', COMPUTE), ('update', UPDATE))},
-                   bubble=bubble, at_most=n * (1 - bubble), speed_up=list(ratio(found[1, 1], found[n, m])))
+                   bubble=bubble, at_most=n * (1 - bubble), speed_up=list(ratio(measured[1, 1], measured[n, m])))
 
 
 def line(row):
-    """A row of the table."""
+    """Return a row of the table as text."""
     used = row['memory'] and ' + '.join('%.1f' % (each / 2 ** 20) for each in row['memory'][:row['devices']])
     return [row['model'], str(row['devices']), str(row['micro_batches']), used or '-',
             '%.1f' % (1e3 * spread(row['seconds']).median)] + \
@@ -271,14 +269,14 @@ def line(row):
 
 def main():
     arguments = parse_arguments()
-    found = discovery.discover('cuda')[0]
-    if not arguments.contexts and len(found) < arguments.devices:
+    devices = discovery.discover('cuda')[0]
+    if not arguments.contexts and len(devices) < arguments.devices:
         if 'CUDA_ON_CPU_DEVICES' in os.environ:
-            sys.exit('the CUDA stand-in shows %d devices: %s' % (len(found), discovery.discover('cuda')[1]))
-        print('%d CUDA devices here: taking %d of tests/cuda_on_cpu' % (len(found), arguments.devices), flush=True)
+            sys.exit('the CUDA stand-in shows %d devices: %s' % (len(devices), discovery.discover('cuda')[1]))
+        print('%d CUDA devices here: taking %d of tests/cuda_on_cpu' % (len(devices), arguments.devices), flush=True)
         os.execv(sys.executable, [sys.executable, STAND_IN, 'run', '--devices', str(arguments.devices), sys.executable]
                  + sys.argv)
-    names = [context.name for context in mgpu.init(arguments.contexts or default_map(found[:arguments.devices]))]
+    names = [context.name for context in mgpu.init(arguments.contexts or default_map(devices[:arguments.devices]))]
     if arguments.only_memory:
         print_memory(names, arguments)
         return 0

@@ -14,7 +14,7 @@ from turns import compare, show
 
 
 def functions():
-    """A function without a batch, and one whose samples cannot be divided, with the arguments of a call."""
+    """Return a function without a batch, and one whose samples cannot be divided, with the arguments of a call."""
     v = theano.shared(np.random.RandomState(0).rand(300).astype('float32'))
     a = theano.shared(np.random.RandomState(1).rand(300, 300).astype('float32'))
     s, x = T.fscalar('s'), T.fmatrix('x')

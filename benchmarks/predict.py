@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""How fast a Keras model predicts: this package's Predictor against plain Keras, and against a pool of processes.
+"""The speed of predictions: this package's Predictor against plain Keras, and against a pool of processes.
 
 The figure is samples per second, over 2,560 samples in batches of 128. In a round each contender predicts all of them
 in turn, and the order changes from round to round; the others sleep.
@@ -10,7 +10,7 @@ in turn, and the order changes from round to round; the others sleep.
 
 Who takes part: model.predict; a Predictor on one context, on several `cpu` contexts, with several replicas on one
 context, over several MPI ranks, and on OpenCL devices if there are any; a multiprocessing.Pool of plain Keras models.
-Before anything is timed, the predictions of each are compared with those of plain Keras, which also fills Theano's
+Before anything is timed, the predictions of each are compared with plain Keras's, which also fills Theano's
 folder of compiled code. Contexts, replicas, ranks and processes have one thread each; OpenCL devices
 on a CPU share its cores.
 
@@ -39,11 +39,11 @@ import sys
 import tempfile
 
 from theano_mgpu.cli.bench.worker import WorkerError
+from theano_mgpu.cli.config import positive
 from theano_mgpu.utils.tables import counted
 
+import contest
 import numpy as np
-from contest import epochs_in_turns, launch, next_number, start_worker, started
-from contest_command import add_options, announce, bars, check_common, cores, keep, positive, probe, tables_of
 from turns import spread
 
 TOLERANCES = {False: 1e-6, True: 1e-5}  # differences from plain Keras, relative to the largest value; True: on OpenCL
@@ -55,16 +55,16 @@ WORKERS = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'predict_work
 
 
 class Contender(collections.namedtuple('Contender', 'kind devices replicas workers threads')):
-    """Who predicts: a kind of worker, devices of a process, replicas on each, processes, threads of each."""
+    """A side of the contest: a kind of worker, devices of a process, replicas on each, processes, threads of each."""
 
     @property
     def opencl(self):
-        """Whether it is on OpenCL."""
+        """True for OpenCL devices."""
         return any(device.startswith('opencl') for device in self.devices)
 
     @property
     def label(self):
-        """What it is called in the table and the picture.
+        """The name in the table and the picture.
 
         Examples
         --------
@@ -86,7 +86,7 @@ class Contender(collections.namedtuple('Contender', 'kind devices replicas worke
 
 
 def contenders(arguments, opencl):
-    """Who takes part, in the order of the table.
+    """Return the contenders, in the order of the table.
 
     Parameters
     ----------
@@ -95,35 +95,35 @@ def contenders(arguments, opencl):
         The OpenCL devices.
     """
     several = [n for n in arguments.workers if n > 1]
-    found = [Contender('keras', (), 1, 1, threads) for threads in arguments.threads]
-    found += [Contender('predictor', ('cpu',), 1, 1, threads) for threads in arguments.threads]
-    found += [Contender('predictor', ('cpu',) * n, 1, 1, 1) for n in several]
-    found += [Contender('predictor', ('cpu',), n, 1, 1) for n in several]
-    found += [Contender('predictor', ('cpu',), 1, n, 1) for n in several]
-    found += [Contender('pool', (), 1, n, 1) for n in several]
-    return found + [Contender('predictor', tuple(opencl[:n]), 1, 1, cores())
+    sides = [Contender('keras', (), 1, 1, threads) for threads in arguments.threads]
+    sides += [Contender('predictor', ('cpu',), 1, 1, threads) for threads in arguments.threads]
+    sides += [Contender('predictor', ('cpu',) * n, 1, 1, 1) for n in several]
+    sides += [Contender('predictor', ('cpu',), n, 1, 1) for n in several]
+    sides += [Contender('predictor', ('cpu',), 1, n, 1) for n in several]
+    sides += [Contender('pool', (), 1, n, 1) for n in several]
+    return sides + [Contender('predictor', tuple(opencl[:n]), 1, 1, contest.CORES)
                     for n in [1] + several if n <= len(opencl)]
 
 
 def command_of(contender, model, folder, arguments):
-    """The command of a worker."""
+    """Return the command of a worker."""
     contexts = ';'.join('dev%d->%s' % pair for pair in enumerate(contender.devices))
     args = [contender.kind, '--model', model, '--contexts', contexts,
             '--replicas', str(contender.replicas), '--workers', str(contender.workers),
             '--batch-size', str(arguments.batch_size), '--samples', str(arguments.samples),
             '--file', os.path.join(folder, 'model.h5'), '--output', output_of(contender, folder)]
     if contender.kind == 'predictor' and contender.workers > 1:
-        return launch(contender.workers, WORKERS, args)
+        return contest.launch(contender.workers, WORKERS, args)
     return [sys.executable, WORKERS] + args
 
 
 def output_of(contender, folder):
-    """The file of a contender's predictions."""
+    """Return the file of a contender's predictions."""
     return os.path.join(folder, contender.label + '.npy')
 
 
 def difference(outputs, wanted, tolerance, label):
-    """The largest difference between predictions, relative to the largest value; a WorkerError if it is too large.
+    """Return the largest difference of predictions / the largest value; raise a WorkerError if it is too large.
 
     Examples
     --------
@@ -133,15 +133,15 @@ def difference(outputs, wanted, tolerance, label):
     if outputs.shape != wanted.shape:
         raise WorkerError('"%s" predicts an array of shape %s, plain Keras one of %s'
                           % (label, outputs.shape, wanted.shape))
-    found = float(np.abs(outputs - wanted).max() / np.abs(wanted).max())
-    if not found <= tolerance:  # NaN compares false
+    largest = float(np.abs(outputs - wanted).max() / np.abs(wanted).max())
+    if not largest <= tolerance:  # NaN compares false
         raise WorkerError('"%s" predicts differently from plain Keras: the largest difference is %.2g of the '
-                          'largest value, more than %g' % (label, found, tolerance))
-    return found
+                          'largest value, more than %g' % (label, largest, tolerance))
+    return largest
 
 
 def peak_memory(pid):
-    """MiB that a process and its descendants had resident, each at its peak."""
+    """Return the MiB that a process and its descendants had resident, each at its peak."""
     children, peaks = collections.defaultdict(list), {}
     for number in filter(str.isdecimal, os.listdir('/proc')):
         with contextlib.suppress(OSError), open('/proc/%s/status' % number) as file:  # it may have ended by now
@@ -154,13 +154,13 @@ def peak_memory(pid):
     return sum(peaks.get(member, 0) for member in tree) / 1024
 
 
-def measure(model, found, arguments):
-    """The rows of a model's table, without the ratios.
+def measure(model, sides, arguments):
+    """Return the rows of a model's table, without the ratios.
 
     Parameters
     ----------
     model : str
-    found : list of Contender
+    sides : list of Contender
     arguments : argparse.Namespace
 
     Returns
@@ -171,12 +171,12 @@ def measure(model, found, arguments):
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix='predict-'))
 
         def start(contender):
-            return start_worker(contender, command_of(contender, model, folder, arguments))
+            return contest.start_worker(contender, command_of(contender, model, folder, arguments))
 
-        differences = compare(start, found, folder, model)
-        workers = started(stack, found, start, model)
-        firsts = [next_number(worker) for worker in workers.values()]
-        seconds = epochs_in_turns(workers, arguments.rounds, model)
+        differences = compare(start, sides, folder, model)
+        workers = contest.started(stack, sides, start, model)
+        firsts = [contest.next_number(worker) for worker in workers.values()]
+        seconds = contest.epochs_in_turns(workers, arguments.rounds, model)
         peaks = [peak_memory(worker.pid) for worker in workers.values()]
     rates = {contender: spread([arguments.samples / each for each in values]) for contender, values in seconds.items()}
     return [dict(contender._asdict(), model=model, label=contender.label, **rates[contender]._asdict(), first=first,
@@ -184,13 +184,13 @@ def measure(model, found, arguments):
             for contender, first, peak in zip(workers, firsts, peaks)]
 
 
-def compare(start, found, folder, model):
-    """The difference of each contender's predictions from plain Keras's; afterwards everything is compiled."""
+def compare(start, sides, folder, model):
+    """Return the difference of each contender's predictions from plain Keras's; afterwards everything is compiled."""
     from tqdm import tqdm
     maker, differences = Contender('save', (), 1, 1, 1), {}
     with start(maker):
         wanted = np.load(output_of(maker, folder))
-    for contender in tqdm(found, desc='%s: comparing' % model, unit=' contenders', disable=None, leave=False):
+    for contender in tqdm(sides, desc='%s: comparing' % model, unit=' contenders', disable=None, leave=False):
         with start(contender):
             outputs = np.load(output_of(contender, folder))
         differences[contender] = difference(outputs, wanted, TOLERANCES[contender.opencl], contender.label)
@@ -198,23 +198,23 @@ def compare(start, found, folder, model):
 
 
 def plain(rows):
-    """The samples per second of plain Keras with one thread."""
+    """Return the samples per second of plain Keras with one thread."""
     return next(row['median'] for row in rows if row['kind'] == 'keras' and row['threads'] == 1)
 
 
 def on_opencl(row):
-    """Whether a row is of OpenCL devices."""
+    """Return whether a row is of OpenCL devices."""
     return Contender(*(row[field] for field in Contender._fields)).opencl
 
 
 def with_ratios(rows):
-    """Rows with their ratios: to plain Keras with one thread, or to one OpenCL device."""
+    """Return rows with their ratios: to plain Keras with one thread, or to one OpenCL device."""
     first = next((row['median'] for row in rows if on_opencl(row)), None)
     return [dict(row, ratio=row['median'] / (first if on_opencl(row) else plain(rows))) for row in rows]
 
 
 def print_table(model, rows, arguments):
-    """A model's table."""
+    """Print a model's table."""
     print('\n%s, batch %d: samples/s of prediction, %s samples, %s; ratio: to plain Keras with 1 thread (of OpenCL: to '
           '1 device);\nfirst: seconds until the first batch is there; memory: peak of all processes, MiB'
           % (model, arguments.batch_size, format(arguments.samples, ','), counted(arguments.rounds, 'round')))
@@ -225,9 +225,9 @@ def print_table(model, rows, arguments):
 
 
 def panel(axis, model, rows):
-    """One model's bars."""
-    bars(axis, rows, lambda row: row['kind'] == 'predictor', lambda median: format(round(median), ','), plain(rows),
-         'plain Keras, 1 thread')
+    """Draw one model's bars."""
+    contest.bars(axis, rows, lambda row: row['kind'] == 'predictor', lambda median: format(round(median), ','),
+                 plain(rows), 'plain Keras, 1 thread')
     axis.locator_params(axis='x', nbins=5)  # more of such long numbers would touch each other
     axis.xaxis.set_major_formatter('{x:,.0f}')
     axis.set_title(model, loc='left')
@@ -235,9 +235,9 @@ def panel(axis, model, rows):
 
 
 def make_parser():
-    """The command line."""
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_options(parser, ['cnn', 'mlp'], 'predict.png')
+    contest.add_options(parser, ['cnn', 'mlp'], 'predict.png')
     parser.add_argument('--workers', nargs='+', type=positive, default=[2], metavar='W', help='numbers of contexts, '
                         'replicas, ranks and processes, with one thread each (default 2)')
     parser.add_argument('--threads', nargs='+', type=positive, default=[1, 2], metavar='T', help='numbers of threads '
@@ -255,7 +255,7 @@ def check(parser, arguments):
         setattr(arguments, name, list(dict.fromkeys(getattr(arguments, name))))  # each one once
     if arguments.batch_size > arguments.samples:
         parser.error('--batch-size %d: there are %s' % (arguments.batch_size, counted(arguments.samples, 'sample')))
-    check_common(parser, arguments)
+    contest.check_common(parser, arguments)
 
 
 def main():
@@ -263,15 +263,15 @@ def main():
     arguments = parser.parse_args()
     check(parser, arguments)
     try:
-        versions = [probe(sys.executable, VERSIONS, 'Keras')]
-        opencl = [] if arguments.no_opencl else json.loads(probe(sys.executable, OPENCL, 'OpenCL'))
+        versions = [contest.probe(sys.executable, VERSIONS, 'Keras')]
+        opencl = [] if arguments.no_opencl else json.loads(contest.probe(sys.executable, OPENCL, 'OpenCL'))
     except ValueError as error:
         parser.error(str(error))
-    environment = announce(versions, max(arguments.workers))
-    found = contenders(arguments, opencl)
-    tables = tables_of(arguments.models, lambda model: with_ratios(measure(model, found, arguments)),
+    environment = contest.announce(versions, max(arguments.workers))
+    sides = contenders(arguments, opencl)
+    tables = contest.tables_of(arguments.models, lambda model: with_ratios(measure(model, sides, arguments)),
                        lambda model, rows: print_table(model, rows, arguments))
-    keep(arguments, tables, environment, 'Prediction', panel, samples=arguments.samples)
+    contest.keep(arguments, tables, environment, 'Prediction', panel, samples=arguments.samples)
 
 
 if __name__ == '__main__':

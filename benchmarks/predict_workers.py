@@ -12,7 +12,7 @@ from scaling_workers import Alone, crew_of_ranks, data, layers_of, serve
 
 
 def batches(x, size):
-    """The batches of an array.
+    """Return the batches of an array.
 
     Examples
     --------
@@ -23,13 +23,13 @@ def batches(x, size):
 
 
 def compete(start, arguments, crew):
-    """Measure the first result, keep all, and serve.
+    """Measure the first result, save all results, and serve.
 
     Parameters
     ----------
     start : callable
         ``start(stack)`` returns the function that predicts, and one that warms up what the first batch does not
-        reach. It puts what has to be closed on the ExitStack. Its time counts: import everything before it is called.
+        reach. It puts objects that have to be closed on the ExitStack. Its time counts: import everything before.
     arguments : argparse.Namespace
     crew : Alone or Ranks
     """
@@ -48,7 +48,7 @@ def compete(start, arguments, crew):
 
 
 def work_save(arguments):
-    """Not a contender: save the model, and plain Keras's predictions, the reference for all contenders."""
+    """Save the model, and plain Keras's predictions, the reference for all contenders."""
     import theano_mgpu  # noqa: F401  Theano and Keras import on Python 3.11 thanks to it; nothing else is used
 
     import keras
@@ -61,7 +61,7 @@ def work_save(arguments):
 
 
 def work_keras(arguments):
-    """Plain Keras on Theano."""
+    """Run plain Keras on Theano."""
     import theano_mgpu  # noqa: F401  as above
 
     import keras
@@ -74,7 +74,7 @@ def work_keras(arguments):
 
 
 def work_predictor(arguments):
-    """This package: on the contexts of this process, or on those of all ranks."""
+    """Run this package on the contexts of this process, or of all ranks."""
     import theano_mgpu as mgpu
     from theano_mgpu.keras import Predictor
 
@@ -90,7 +90,7 @@ def work_predictor(arguments):
 
 
 def work_pool(arguments):
-    """A multiprocessing.Pool with plain Keras, as in many scripts."""
+    """Run a multiprocessing.Pool with plain Keras, as in many scripts."""
     context, n = multiprocessing.get_context('spawn'), arguments.workers
 
     def start(stack):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""How training scales over processes: this package over MPI ranks, against plain Keras on Theano, PyTorch, TensorFlow.
+"""Training over processes: this package over MPI ranks, against plain Keras on Theano, PyTorch, TensorFlow.
 
 The figure is the seconds that 1,280 samples take, ten batches of 128: training only, after warm-up. In a round each
 contender trains an epoch in turn, and the order changes from round to round; the others sleep.
@@ -24,10 +24,10 @@ import contextlib
 import os
 import sys
 
+from theano_mgpu.cli.config import positive
 from theano_mgpu.utils.tables import counted
 
-from contest import epochs_in_turns, launch, start_worker, started
-from contest_command import add_options, announce, bars, check_common, keep, positive, probe, tables_of
+import contest
 from scaling_workers import SAMPLES, SHAPES
 from turns import spread
 
@@ -45,39 +45,39 @@ PROBES = {  # what has to be importable for a kind, and the versions that it pri
 
 
 class Contender(collections.namedtuple('Contender', 'kind workers threads')):
-    """Who trains: a kind of `TITLES`, the number of workers, and the threads of each."""
+    """A side of the contest: a kind of `TITLES`, the number of workers, and the threads of each."""
 
     @property
     def label(self):
-        """What it is called in the picture."""
+        """The name in the picture."""
         return '%s, %s' % (TITLES[self.kind], counted(self.workers, 'rank' if self.kind in OURS else 'worker')
                            if self.workers > 1 or self.kind in OURS else counted(self.threads, 'thread'))
 
 
 def command_of(contender, model, arguments):
-    """The command of a worker."""
+    """Return the command of a worker."""
     args = [contender.kind, '--model', model, '--workers', str(contender.workers),
             '--threads', str(contender.threads), '--batch-size', str(arguments.batch_size)]
     if contender.kind in OURS:
-        return launch(contender.workers, WORKERS, args)
+        return contest.launch(contender.workers, WORKERS, args)
     return [{'torch': arguments.torch, 'tensorflow': arguments.tensorflow}.get(contender.kind) or sys.executable,
             WORKERS] + args
 
 
 def contenders(arguments):
-    """Who takes part, in the order of the table."""
+    """Return the contenders, in the order of the table."""
     one = [(1, threads) for threads in arguments.threads]
     several = [(ranks, 1) for ranks in arguments.ranks]
-    found = [Contender('keras', *pair) for pair in one] + [Contender('mgpu', *pair) for pair in several]
-    found += [Contender('sharded', *pair) for pair in several if pair[0] > 1]
+    sides = [Contender('keras', *pair) for pair in one] + [Contender('mgpu', *pair) for pair in several]
+    sides += [Contender('sharded', *pair) for pair in several if pair[0] > 1]
     for kind in ('torch', 'tensorflow'):
         if getattr(arguments, kind):
-            found += [Contender(kind, *pair) for pair in one + several]
-    return list(dict.fromkeys(found))
+            sides += [Contender(kind, *pair) for pair in one + several]
+    return list(dict.fromkeys(sides))
 
 
 def measure(model, arguments):
-    """Seconds of each contender, a list of one a round.
+    """Return the seconds of each contender, a list of one a round.
 
     Parameters
     ----------
@@ -89,19 +89,20 @@ def measure(model, arguments):
     dict of Contender to list of float
     """
     def start(contender):
-        return start_worker(contender, command_of(contender, model, arguments))
+        return contest.start_worker(contender, command_of(contender, model, arguments))
 
     with contextlib.ExitStack() as stack:
-        return epochs_in_turns(started(stack, contenders(arguments), start, model), arguments.rounds, model)
+        workers = contest.started(stack, contenders(arguments), start, model)
+        return contest.epochs_in_turns(workers, arguments.rounds, model)
 
 
 def best_plain(rows):
-    """The time of plain Keras, with as many threads as suit it best."""
+    """Return the time of plain Keras, with as many threads as suit it best."""
     return min(row['median'] for row in rows if row['kind'] == 'keras')
 
 
 def table(model, seconds):
-    """The rows of a model's table.
+    """Return the rows of a model's table.
 
     Parameters
     ----------
@@ -119,7 +120,7 @@ def table(model, seconds):
 
 
 def print_table(model, rows, arguments):
-    """A model's table."""
+    """Print a model's table."""
     print('\n%s, batch %d: seconds per %s samples of training, %s; ratio: to the best time of plain Keras'
           % (model, arguments.batch_size, format(SAMPLES, ','), counted(arguments.rounds, 'round')))
     print('%-16s %8s %8s %8s %8s %8s %8s' % ('', 'workers', 'threads', 'median', 'lowest', 'highest', 'ratio'))
@@ -129,17 +130,17 @@ def print_table(model, rows, arguments):
 
 
 def panel(axis, model, rows):
-    """One model's bars."""
-    bars(axis, rows, lambda row: row['kind'] in OURS, lambda median: '%.2f' % median, best_plain(rows),
-         'best plain Keras')
+    """Draw one model's bars."""
+    contest.bars(axis, rows, lambda row: row['kind'] in OURS, lambda median: '%.2f' % median, best_plain(rows),
+                 'best plain Keras')
     axis.set_title(model)
     axis.set_xlabel('seconds per %s samples (less is better)' % format(SAMPLES, ','))
 
 
 def make_parser():
-    """The command line."""
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_options(parser, SHAPES, 'scaling.png')
+    contest.add_options(parser, SHAPES, 'scaling.png')
     parser.add_argument('--ranks', nargs='+', type=positive, default=[1, 2], metavar='R', help='numbers of workers, '
                         'with one thread each (default 1 2)')
     parser.add_argument('--threads', nargs='+', type=positive, default=[1, 2], metavar='T', help='numbers of threads '
@@ -152,7 +153,7 @@ def make_parser():
 
 
 def check(parser, arguments):
-    """End with a message, before anything long is started, if something that was asked for is missing."""
+    """End with a message, before anything long is contest.started, if something that was asked for is missing."""
     for name in ('models', 'ranks', 'threads'):
         setattr(arguments, name, list(dict.fromkeys(getattr(arguments, name))))  # each one once
     if arguments.batch_size > SAMPLES:
@@ -161,14 +162,14 @@ def check(parser, arguments):
     if last < max(arguments.ranks):
         parser.error('--batch-size %d --ranks %d: the last batch has %d samples, fewer than workers'
                      % (arguments.batch_size, max(arguments.ranks), last))
-    check_common(parser, arguments)
+    contest.check_common(parser, arguments)
 
 
 def versions(parser, arguments):
-    """Versions of everything that takes part; ends with a message if something is missing."""
+    """Return the versions of everything that takes part; end with a message if something is missing."""
     pythons = {'mgpu': sys.executable, 'torch': arguments.torch, 'tensorflow': arguments.tensorflow}
     try:
-        return [probe(python, PROBES[kind], TITLES[kind]) for kind, python in pythons.items() if python]
+        return [contest.probe(python, PROBES[kind], TITLES[kind]) for kind, python in pythons.items() if python]
     except ValueError as error:
         parser.error(str(error))
 
@@ -177,10 +178,10 @@ def main():
     parser = make_parser()
     arguments = parser.parse_args()
     check(parser, arguments)
-    environment = announce(versions(parser, arguments), max(arguments.ranks))
-    tables = tables_of(arguments.models, lambda model: table(model, measure(model, arguments)),
+    environment = contest.announce(versions(parser, arguments), max(arguments.ranks))
+    tables = contest.tables_of(arguments.models, lambda model: table(model, measure(model, arguments)),
                        lambda model, rows: print_table(model, rows, arguments))
-    keep(arguments, tables, environment, 'Training over processes', panel, samples=SAMPLES)
+    contest.keep(arguments, tables, environment, 'Training over processes', panel, samples=SAMPLES)
 
 
 if __name__ == '__main__':

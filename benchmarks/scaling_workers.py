@@ -21,7 +21,7 @@ FILTERS = (16, 32, 64)  # of the autoencoder's encoder
 
 
 def data(model, samples=SAMPLES):
-    """Samples, and labels, or what an autoencoder is to reproduce; the same in every process."""
+    """Return samples, and labels, or the images that an autoencoder has to reproduce; the same in every process."""
     rng = np.random.RandomState(0)
     x = rng.rand(samples, *SHAPES[model]).astype('float32')
     return x, x if model == 'autoencoder' else rng.randint(0, 10, (samples, 1))
@@ -33,7 +33,7 @@ class Alone:
     first = True  # whether this process reads the commands and answers
 
     def broadcast(self, go):
-        """What the first process has read, on each process."""
+        """Return the first process's value, on each process."""
         return go
 
     def barrier(self):
@@ -76,7 +76,7 @@ class Gloo:
 
 
 def crew_of_ranks():
-    """The ranks of this job; an Alone where there is one process."""
+    """Return the ranks of this job; an Alone where there is one process."""
     return Ranks() if int(os.environ.get('OMPI_COMM_WORLD_SIZE', '1')) > 1 else Alone()
 
 
@@ -97,7 +97,7 @@ def serve(epoch, crew, *figures):
 
 
 def layers_of(keras, model):
-    """The model in Keras: 2.3.1's, or TensorFlow's."""
+    """Return the model in Keras: 2.3.1's, or TensorFlow's."""
     layers = keras.layers
     if model == 'mlp':
         return keras.Sequential([layers.Dense(1024, activation='relu', input_shape=SHAPES[model]),
@@ -116,19 +116,19 @@ def layers_of(keras, model):
 
 
 def loss_of(model):
-    """The loss of the model, by Keras's name."""
+    """Return the loss of the model, by Keras's name."""
     return 'mse' if model == 'autoencoder' else 'sparse_categorical_crossentropy'
 
 
 def fit(model, name, batch_size):
-    """One epoch of a Keras model on Theano, as a callable."""
+    """Return one epoch of a Keras model on Theano, as a callable."""
     model.compile('adam', loss_of(name))
     x, y = data(name)
     return lambda: model.fit(x, y, batch_size=batch_size, epochs=1, verbose=0)
 
 
 def work_keras(arguments):
-    """Plain Keras on Theano."""
+    """Run plain Keras on Theano."""
     import theano_mgpu  # noqa: F401  Theano and Keras import on Python 3.11 thanks to it; nothing else is used
 
     import keras
@@ -137,13 +137,13 @@ def work_keras(arguments):
 
 
 def work_sharded(arguments):
-    """This package, with the update divided among the ranks."""
+    """Run this package, with the update divided among the ranks."""
     os.environ['THEANO_FLAGS'] += ',mgpu.update_on=sharded'
     work_mgpu(arguments)
 
 
 def work_mgpu(arguments):
-    """This package: the same call of fit on each rank."""
+    """Run this package: the same call of fit on each rank."""
     import theano_mgpu as mgpu
     from theano_mgpu.keras import multi_gpu_model
 
@@ -155,7 +155,7 @@ def work_mgpu(arguments):
 
 
 def work_torch(arguments):
-    """PyTorch; several workers are processes that the first one starts."""
+    """Run PyTorch; several workers are processes that the first one starts."""
     import torch
     torch.set_num_threads(arguments.threads)
     torch.set_num_interop_threads(1)
@@ -180,7 +180,7 @@ def work_torch(arguments):
 
 
 def torch_model(torch, model):
-    """The model in PyTorch; the softmax is in the loss."""
+    """Return the model in PyTorch; the softmax is in the loss."""
     nn = torch.nn
     if model == 'lstm':
         class LastState(nn.LSTM):
@@ -191,16 +191,16 @@ def torch_model(torch, model):
         halve, double = dict(stride=2, padding=1), dict(stride=2, padding=1, output_padding=1)
         down = zip((1,) + FILTERS, FILTERS)
         up = zip(FILTERS[::-1], FILTERS[-2::-1] + (1,))
-        made = [layer for a, b in down for layer in (nn.Conv2d(a, b, 3, **halve), nn.ReLU())]
-        made += [layer for a, b in up for layer in (nn.ConvTranspose2d(a, b, 3, **double), nn.ReLU())]
-        return nn.Sequential(*made[:-1], nn.Sigmoid())
+        stack = [layer for a, b in down for layer in (nn.Conv2d(a, b, 3, **halve), nn.ReLU())]
+        stack += [layer for a, b in up for layer in (nn.ConvTranspose2d(a, b, 3, **double), nn.ReLU())]
+        return nn.Sequential(*stack[:-1], nn.Sigmoid())
     if model == 'mlp':
         return nn.Sequential(nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10))
     return nn.Sequential(nn.Conv2d(1, 32, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(32 * 13 * 13, 10))
 
 
 def torch_epoch(torch, model, arguments):
-    """One epoch of PyTorch over this worker's part of each batch, as a callable."""
+    """Return one epoch of PyTorch over this worker's part of each batch, as a callable."""
     x, y = map(torch.from_numpy, data(arguments.model))
     x = x.movedim(-1, 1).contiguous() if x.ndim == 4 else x
     y = x if arguments.model == 'autoencoder' else y[:, 0]
@@ -218,7 +218,7 @@ def torch_epoch(torch, model, arguments):
 
 
 def work_tensorflow(arguments):
-    """TensorFlow's Keras; several workers are logical CPU devices of one process."""
+    """Run TensorFlow's Keras; several workers are logical CPU devices of one process."""
     import tensorflow as tf
     workers, threads = arguments.workers, arguments.threads
     tf.config.set_visible_devices([], 'GPU')

@@ -9,7 +9,6 @@ processes that only import theano_mgpu are compared, with g++'s flags for the pr
   python benchmarks/startup.py --models cnn --sides 'one at a time' 'two contexts'
   python benchmarks/startup.py --imports
 """
-import argparse
 import functools
 import glob
 import os
@@ -18,7 +17,7 @@ import sys
 import tempfile
 import time
 
-from turns import ratio, spread, take_turns
+from turns import make_parser, ratio, spread, take_turns
 
 PROGRAM = '''
 import sys
@@ -41,7 +40,7 @@ SIDES = {'one at a time': ('plain', 1), 'plain': ('plain', 0), 'two contexts': (
 
 
 def seconds(model, side):
-    """Seconds that one process takes. They are also printed at once, since all processes together take minutes."""
+    """Return the seconds that one process takes; print them at once, since all processes together take minutes."""
     kind, jobs = SIDES[side]
     with tempfile.TemporaryDirectory() as folder:
         flags = 'floatX=float32,base_compiledir=%s,mgpu.compile_jobs=%d' % (folder, jobs)
@@ -54,7 +53,7 @@ def seconds(model, side):
 
 
 def seconds_of_import(folder, kept):
-    """Seconds of a process that imports theano_mgpu, with g++'s flags kept in the folder of compiled code or not."""
+    """Return the seconds of a process that imports theano_mgpu, with g++'s flags kept with compiled code or not."""
     if not kept:
         for path in glob.glob(os.path.join(folder, '*', 'processor_*.flags')):
             os.remove(path)
@@ -69,28 +68,27 @@ def compare_imports(rounds):
         sides = {'kept': functools.partial(seconds_of_import, folder, True),
                  'found': functools.partial(seconds_of_import, folder, False)}
         sides['found']()  # Theano compiles what it needs itself
-        found = take_turns(sides, rounds)
+        measured = take_turns(sides, rounds)
     print('import theano_mgpu: g++\'s flags kept: %s s; found anew: %s s; kept / found: %s'
-          % (spread(found['kept']), spread(found['found']), ratio(found['kept'], found['found'])))
+          % (spread(measured['kept']), spread(measured['found']), ratio(measured['kept'], measured['found'])))
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, rounds=7)
     parser.add_argument('--models', nargs='+', choices=['mlp', 'cnn'], default=['mlp', 'cnn'])
     parser.add_argument('--sides', nargs='+', choices=list(SIDES), default=list(SIDES), help='(default: all)')
-    parser.add_argument('--rounds', type=int, default=7, help='processes of each side, in turns (default %(default)s)')
     parser.add_argument('--imports', action='store_true', help='time imports alone, with code on disk')
     arguments = parser.parse_args()
     if arguments.imports:
         compare_imports(arguments.rounds)
         return
     for model in arguments.models:
-        found = take_turns({side: functools.partial(seconds, model, side) for side in arguments.sides},
+        measured = take_turns({side: functools.partial(seconds, model, side) for side in arguments.sides},
                            arguments.rounds)
         first = arguments.sides[0]
         for side in arguments.sides:
-            print('%s: %s: %s s; / %s: %s' % (model, side, spread(found[side]), first,
-                                              ratio(found[side], found[first])))
+            print('%s: %s: %s s; / %s: %s' % (model, side, spread(measured[side]), first,
+                                              ratio(measured[side], measured[first])))
 
 
 if __name__ == '__main__':

@@ -11,13 +11,11 @@ ratio within a round. Examples:
   python benchmarks/step_overhead.py
   python benchmarks/step_overhead.py --device opencl0:0 --device opencl0:1 --models cnn --rounds 15
 """
-import argparse
 import json
 import os
 import sys
 
-if 'floatX' not in os.environ.get('THEANO_FLAGS', ''):
-    os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
+os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
 
 import theano_mgpu as mgpu
 from theano_mgpu.devices import discovery
@@ -28,17 +26,16 @@ from theano_mgpu.replicas.transfers import Sender
 import numpy as np
 import theano
 from models import adam, cnn, lstm, mlp, plain_step
-from turns import compare, show
+from turns import compare, make_parser, show
 
 MODELS = {'cnn': (cnn, (1, 28, 28)), 'mlp': (mlp, (784,)), 'lstm': (lstm, (20, 32)),
           'small': (lambda: mlp(sizes=(16, 16, 10)), (16,))}
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, rounds=11)
     parser.add_argument('--models', nargs='+', choices=sorted(MODELS), default=['cnn', 'mlp', 'lstm'])
     parser.add_argument('--batch-size', type=int, default=128)
-    parser.add_argument('--rounds', type=int, default=11, help='rounds that count (default %(default)s)')
     parser.add_argument('--block', type=float, default=1.0, metavar='SECONDS', help='length of one side of a round')
     parser.add_argument('--device', action='append', help='one of the two devices of "shared"; give it twice')
     parser.add_argument('--json', metavar='FILE')
@@ -46,7 +43,7 @@ def parse_arguments():
 
 
 def step_on(make_model, contexts):
-    """A training step over contexts; over none, the plain function."""
+    """Return a training step over contexts; over none, the plain function."""
     model = make_model()
     if contexts is None:
         return plain_step(model)
@@ -54,7 +51,7 @@ def step_on(make_model, contexts):
 
 
 def one_function_on(context, make_model):
-    """A step as one Theano function on a device, which is what plain Theano does there."""
+    """Return a step as one Theano function on a device, as plain Theano computes it there."""
     model = make_model()
     updates = adam(theano.grad(model.loss, model.params), model.params)
     variables = graph.shared_variables([model.loss] + list(updates.values()))
@@ -63,8 +60,8 @@ def one_function_on(context, make_model):
     sender = Sender(function)
 
     def step(*batch):
-        made = dict(zip(function.mgpu_order, function(*sender.send(list(batch)))))
-        loss, *values = [made[i] for i in range(len(made))]
+        outputs = dict(zip(function.mgpu_order, function(*sender.send(list(batch)))))
+        loss, *values = [outputs[i] for i in range(len(outputs))]
         for variable, value in zip(updates, values):
             replicas[variable].container.storage[0] = value
         return np.asarray(loss)

@@ -9,7 +9,6 @@ not count. Examples:
   python benchmarks/theano_script.py 'run:a->cpu' 'run:a->cpu;b->cpu'
   tests/cuda_on_cpu run .venv/bin/python benchmarks/theano_script.py 'run:a->cuda0' 'run:a->cuda0;b->cuda1'
 """
-import argparse
 import functools
 import os
 import subprocess
@@ -17,7 +16,7 @@ import sys
 import time
 
 import numpy as np
-from turns import ratio, take_turns
+from turns import make_parser, ratio, take_turns
 
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 LENET = 'tests/theano_scripts/convolutional_mlp.py --size 28 --filters 20 50 --batch 500 --train 2000 --hidden 500'
@@ -27,18 +26,17 @@ PLAIN = 'import theano_mgpu, os, runpy, sys; sys.argv = sys.argv[1:]; ' \
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, rounds=7)
     parser.add_argument('sides', nargs='+', help="'plain', 'run:MAP' or 'launch:RANKS'; ratios are to the first one")
     parser.add_argument('--script', default=LENET, help='with its arguments (default: the LeNet of the tests)')
     parser.add_argument('--epochs', type=int, default=8, help='of a process (default %(default)s)')
     parser.add_argument('--warm-up', type=int, default=4, help='epochs that do not count (default %(default)s)')
-    parser.add_argument('--rounds', type=int, default=7, help='(default %(default)s)')
     parser.add_argument('--measure', action='store_true', help='without --always: functions are measured first')
     return parser.parse_args()
 
 
 def command(side, arguments):
-    """The words after ``python`` that run the script on one side."""
+    """Return the words after ``python`` that run the script on one side."""
     kind, _, what = side.partition(':')
     always = [] if arguments.measure else ['--always']
     words = {'plain': ['-c', PLAIN], 'run': ['-m', 'theano_mgpu', 'run', '-q', '--contexts', what] + always,
@@ -47,7 +45,7 @@ def command(side, arguments):
 
 
 def seconds_of_epochs(words):
-    """Seconds of each epoch of one run."""
+    """Return the seconds of each epoch of one run."""
     env = dict(os.environ, PYTHONUNBUFFERED='1', PYTHONPATH=HERE,
                THEANO_FLAGS='floatX=float32,' + os.environ.get('THEANO_FLAGS', ''))
     process = subprocess.Popen([sys.executable] + words, cwd=HERE, env=env, stdout=subprocess.PIPE, text=True)
@@ -58,7 +56,7 @@ def seconds_of_epochs(words):
 
 
 def measure(side, arguments):
-    """Median seconds of an epoch of one run."""
+    """Return the median seconds of an epoch of one run."""
     seconds = np.median(seconds_of_epochs(command(side, arguments))[arguments.warm_up - 1:])
     print('%s: %.3f s an epoch' % (side, seconds), flush=True)
     return seconds
@@ -67,10 +65,10 @@ def measure(side, arguments):
 def main():
     arguments = parse_arguments()
     sides = {side: functools.partial(measure, side, arguments) for side in arguments.sides}
-    found = take_turns(sides, arguments.rounds)
+    measured = take_turns(sides, arguments.rounds)
     for side in sides:
-        print('%-30s %.3f s an epoch, ratio %s' % (side, np.median(found[side]),
-                                                   ratio(found[side], found[arguments.sides[0]])))
+        print('%-30s %.3f s an epoch, ratio %s' % (side, np.median(measured[side]),
+                                                   ratio(measured[side], measured[arguments.sides[0]])))
 
 
 if __name__ == '__main__':

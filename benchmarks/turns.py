@@ -3,6 +3,7 @@
 Other programs slow a machine down for seconds at a time. Within a round all sides meet the same machine, so ratios are
 taken within rounds, and their median over the rounds is reported.
 """
+import argparse
 import contextlib
 import time
 from collections import namedtuple
@@ -28,7 +29,7 @@ class Spread(namedtuple('Spread', 'median lowest highest')):
 
 
 def spread(values):
-    """The Spread of a sequence of float.
+    """Return the Spread of a sequence of float.
 
     Examples
     --------
@@ -39,7 +40,7 @@ def spread(values):
 
 
 def ratio(ours, theirs):
-    """The Spread of the ratios ours / theirs within each round.
+    """Return the Spread of the ratios ours / theirs within each round.
 
     Parameters
     ----------
@@ -54,8 +55,15 @@ def ratio(ours, theirs):
     return spread([a / b for a, b in zip(ours, theirs)])
 
 
+def make_parser(doc, rounds):
+    """Return an ArgumentParser that shows a docstring as it is, with an option ``--rounds``."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--rounds', type=int, default=rounds, help='rounds that count (default %(default)s)')
+    return parser
+
+
 def order(sides, number):
-    """The order of the sides in a round: a later one begins in each pair of rounds, and odd rounds run backwards.
+    """Return the order of the sides in a round: a later one begins in each pair of rounds; odd rounds run backwards.
 
     Parameters
     ----------
@@ -75,12 +83,12 @@ def order(sides, number):
 
 
 def take_turns(sides, rounds, title=None, bar=None):
-    """Call each side once a round.
+    """Call each side once in each round.
 
     Parameters
     ----------
     sides : dict of str to callable
-        ``side()`` does what is measured, and returns what it has measured.
+        ``side()`` does the measured work, and returns its measurement.
     rounds : int
     title : str, optional
         Show a progress bar of this name on a terminal; it needs tqdm.
@@ -90,21 +98,21 @@ def take_turns(sides, rounds, title=None, bar=None):
     Returns
     -------
     dict of str to list
-        What each side has returned, one entry a round.
+        The measurements of each side, one entry a round.
 
     Examples
     --------
     >>> take_turns({'a': lambda: 1, 'b': lambda: 2}, rounds=3)
     {'a': [1, 1, 1], 'b': [2, 2, 2]}
     """
-    found = {name: [] for name in sides}
+    measured = {name: [] for name in sides}
     with _titled(title, rounds * len(sides)) if title else contextlib.nullcontext(bar) as shown:
         for number in range(rounds):
             for name in order(list(sides), number):
-                found[name].append(sides[name]())
+                measured[name].append(sides[name]())
                 if shown is not None:
                     shown.update(1)
-    return found
+    return measured
 
 
 def _titled(title, turns):
@@ -113,7 +121,7 @@ def _titled(title, turns):
 
 
 def seconds(call, repeats=1):
-    """Seconds that one call takes: the mean of `repeats` calls in a row."""
+    """Return the seconds that one call takes: the mean of `repeats` calls in a row."""
     start = time.perf_counter()
     for _ in range(repeats):
         call()
@@ -140,10 +148,10 @@ def compare(ours, theirs, title, rounds=11, block=1.0):
     for side in (ours, theirs):
         seconds(side, WARM_UP)
     repeats = max(1, int(block / seconds(theirs, WARM_UP)))
-    found = take_turns({'ours': lambda: seconds(ours, repeats), 'theirs': lambda: seconds(theirs, repeats)}, rounds,
+    measured = take_turns({'ours': lambda: seconds(ours, repeats), 'theirs': lambda: seconds(theirs, repeats)}, rounds,
                        title)
-    ratios = ratio(found['ours'], found['theirs'])
-    return dict(title=title, ours=float(np.median(found['ours'])), theirs=float(np.median(found['theirs'])),
+    ratios = ratio(measured['ours'], measured['theirs'])
+    return dict(title=title, ours=float(np.median(measured['ours'])), theirs=float(np.median(measured['theirs'])),
                 ratio=ratios.median, lowest=ratios.lowest, highest=ratios.highest, rounds=rounds,
                 calls_per_block=repeats)
 

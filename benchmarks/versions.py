@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Steps, compilation, or starts, of this checkout against those of another one, in turns: is a change faster or slower?
+"""Steps, compilation, or starts, of this checkout against another one, in turns: is a change faster or slower?
 
 Each checkout has a process of its own, which trains a block of steps when it is its turn; the ratio is the median over
 the rounds of the ratio within a round. Examples:
@@ -20,7 +20,7 @@ import tempfile
 import time
 
 import numpy as np
-from turns import WARM_UP, ratio, take_turns
+from turns import WARM_UP, make_parser, ratio, take_turns
 
 MODELS = ('cnn', 'mlp', 'lstm', 'small')
 FUNCTION = 'import theano_mgpu, theano, theano.tensor as T; x = T.vector(); theano.function([x], T.tanh(x) + 1)([0])'
@@ -30,12 +30,11 @@ HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, rounds=11)
     parser.add_argument('other', help='a checkout to compare with')
     parser.add_argument('--models', nargs='+', choices=MODELS, default=MODELS)
     parser.add_argument('--contexts', default='dev0->cpu;dev1->cpu', help='(default %(default)s)')
     parser.add_argument('--batch-size', type=int, default=128)
-    parser.add_argument('--rounds', type=int, default=11, help='rounds that count (default %(default)s)')
     parser.add_argument('--block', type=float, default=0.5, metavar='SECONDS', help='length of one side of a round')
     parser.add_argument('--compile', action='store_true',
                         help='compare the time to compile a training function, with the C code on disk')
@@ -45,8 +44,8 @@ def parse_arguments():
     return parser.parse_args()
 
 
-def worker(arguments):
-    """For each line of stdin, a number, train that many steps or compile that often; print the seconds of one."""
+def work(arguments):
+    """Train as many steps, or compile as often, as each line of stdin says; print the seconds of one."""
     sys.path[:0] = [arguments.other, os.path.join(arguments.other, 'benchmarks')]  # models.py fits its own checkout
     os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
     import theano_mgpu as mgpu
@@ -72,34 +71,23 @@ def worker(arguments):
         print(json.dumps((time.perf_counter() - began) / int(line)), flush=True)
 
 
-class Side:
-    """A checkout's process."""
+def start(folder, name, arguments):
+    """Return the Worker of a checkout."""
+    from theano_mgpu.cli.bench.worker import Worker  # not above: a worker imports the package of its own checkout
+    command = [sys.executable, os.path.abspath(__file__), os.path.abspath(folder), '--worker', '--models', name,
+               '--contexts', arguments.contexts, '--batch-size', str(arguments.batch_size)]
+    return Worker(folder, command + ['--compile'] * arguments.compile, dict(os.environ))
 
-    def __init__(self, folder, name, arguments):
-        command = [sys.executable, os.path.abspath(__file__), os.path.abspath(folder), '--worker', '--models', name,
-                   '--contexts', arguments.contexts, '--batch-size', str(arguments.batch_size)]
-        command += ['--compile'] if arguments.compile else []
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self._process.stdin.close()
-        self._process.wait()
-
-    def seconds(self, repeats):
-        """Seconds of a step, the mean of some."""
-        self._process.stdin.write('%d\n' % repeats)
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            sys.exit('a process has ended: see its error above')
-        return json.loads(line)
+def seconds(worker, repeats):
+    """Return a worker's seconds of a step, the mean of some."""
+    from contest import next_number
+    worker.send(str(repeats))
+    return next_number(worker)
 
 
 def seconds_of_start(folder, command):
-    """Seconds of a process that has the package of a checkout."""
+    """Return the seconds of a process that has the package of a checkout."""
     began = time.perf_counter()
     subprocess.run([sys.executable] + command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                    cwd=folder, env=dict(os.environ, PYTHONPATH=os.path.abspath(folder), KERAS_BACKEND='theano'))
@@ -113,31 +101,31 @@ def compare_starts(arguments):
             sides = {'ours': functools.partial(seconds_of_start, HERE, command),
                      'theirs': functools.partial(seconds_of_start, arguments.other, command)}
             take_turns(sides, WARM_UP)
-            found = take_turns(sides, arguments.rounds)
-            print('%-14s %5.2f s / %5.2f s = %s' % (name, np.median(found['ours']), np.median(found['theirs']),
-                                                    ratio(found['ours'], found['theirs'])), flush=True)
+            measured = take_turns(sides, arguments.rounds)
+            print('%-14s %5.2f s / %5.2f s = %s' % (name, np.median(measured['ours']), np.median(measured['theirs']),
+                                                    ratio(measured['ours'], measured['theirs'])), flush=True)
 
 
 def main():
     arguments = parse_arguments()
     if arguments.worker:
-        return worker(arguments)
+        return work(arguments)
     if arguments.start:
         return compare_starts(arguments)
     print('%s of %s, batch %d, %d rounds: this checkout / the other, median (lowest to highest)'
           % ('compilation' if arguments.compile else 'steps', arguments.contexts, arguments.batch_size,
              arguments.rounds))
     for name in arguments.models:
-        with Side(HERE, name, arguments) as ours, Side(arguments.other, name, arguments) as theirs:
+        with start(HERE, name, arguments) as ours, start(arguments.other, name, arguments) as theirs:
             warm_up = 1 if arguments.compile else 5
-            for side in (ours, theirs):
-                side.seconds(warm_up)
-            repeats = max(1, int(arguments.block / theirs.seconds(warm_up)))
-            found = take_turns({'ours': functools.partial(ours.seconds, repeats),
-                                'theirs': functools.partial(theirs.seconds, repeats)}, arguments.rounds)
+            for worker in (ours, theirs):
+                seconds(worker, warm_up)
+            repeats = max(1, int(arguments.block / seconds(theirs, warm_up)))
+            measured = take_turns({'ours': functools.partial(seconds, ours, repeats),
+                                'theirs': functools.partial(seconds, theirs, repeats)}, arguments.rounds)
         print('%-6s %8.3f ms / %8.3f ms = %s'
-              % (name, 1e3 * np.median(found['ours']), 1e3 * np.median(found['theirs']),
-                 ratio(found['ours'], found['theirs'])), flush=True)
+              % (name, 1e3 * np.median(measured['ours']), 1e3 * np.median(measured['theirs']),
+                 ratio(measured['ours'], measured['theirs'])), flush=True)
 
 
 if __name__ == '__main__':

@@ -1,6 +1,6 @@
 """Fixtures of the tests of commands."""
 import theano_mgpu as mgpu
-from theano_mgpu.cli.doctor import libraries
+from theano_mgpu.cli.doctor import device_checks
 from theano_mgpu.devices import cuda_libraries, discovery
 
 import pytest
@@ -19,7 +19,7 @@ def own_contexts():
 def cpu_only(monkeypatch):
     """THEANO_FLAGS with `cpu` contexts, on a machine without an NVIDIA GPU."""
     monkeypatch.setenv('THEANO_FLAGS', 'contexts=cli_a->cpu;cli_b->cpu')
-    monkeypatch.setattr(libraries, 'nvidia_gpu_present', lambda: False)
+    monkeypatch.setattr(device_checks, 'nvidia_gpu_present', lambda: False)
     monkeypatch.setattr(cuda_libraries, 'survey', lambda: cuda_libraries.Survey([], (), {}))
     monkeypatch.setattr(discovery, 'discover', lambda kind: (['cpu'], '') if kind == 'cpu' else ([], 'none here'))
 

@@ -6,16 +6,12 @@ import json
 import os
 import re
 import time
-from types import SimpleNamespace
 
 import theano_mgpu as mgpu
 from theano_mgpu.cli import main
-from theano_mgpu.cli.bench import costs as bench_costs
 from theano_mgpu.cli.bench import report
-from theano_mgpu.cli.bench.links import EVERY_DEVICE, MEMORY, Network
-from theano_mgpu.cli.bench.measure import Block
-from theano_mgpu.cli.bench.rank_group import RankGroup
-from theano_mgpu.cli.bench.scaling import Costs
+from theano_mgpu.cli.bench.scaling import ONE_HOST, Block, CostModel, Findings, costs_of, predictions
+from theano_mgpu.cli.bench.worker import start_ranks
 from theano_mgpu.jobs import mpi_environment
 from theano_mgpu.options import Options
 
@@ -147,10 +143,10 @@ def test_ranks(folder):
 
 @pytest.mark.mpi
 def test_ranks_that_fail(folder):
-    recipe = SimpleNamespace(name='nowhere.h5', optimizer='adam', input_shape=None)
+    settings = dict(model='nowhere.h5', optimizer='adam', input_shape=None, batch_size=2, sizes=[2, 1], steps=1)
     with pytest.raises(mgpu.MgpuError, match='(?s)1 rank ended without an answer, with exit code 1. .*nowhere'):
-        with RankGroup(1, 1, recipe, batch_size=2, sizes=[2, 1], steps=1) as group:
-            group.wait()
+        with start_ranks(1, 1, settings) as ranks:
+            ranks.answer('ready'.__eq__)
 
 
 # --- what cannot be ------------------------------------------------------------------------------
@@ -196,12 +192,13 @@ def test_within_a_job(folder, monkeypatch):
 # --- from blocks to costs ------------------------------------------------------------------------
 
 def block(batch, run, launched=0.0, kind='contexts', n=1, **figures):
-    phases = dict(scatter=1e-6 * batch, launch=launched, run=run, all_reduce=0.0, update=0.004, unknown=0.001)
-    return Block(kind, n, batch, sum(phases.values()) + 0.002, phases, figures)
+    phases = dict(scatter=1e-6 * batch, launch=launched, run=run, all_reduce=0.0, update=0.004, unknown=0.001,
+                  other=0.002)
+    return Block(kind, n, batch, sum(phases.values()), phases, figures)
 
 
 def test_costs_are_those_of_the_phases():
-    costs = bench_costs.costs_of([block(n, 0.01 + 0.0001 * n) for n in (32, 64, 128)], 1000)
+    costs = costs_of([block(n, 0.01 + 0.0001 * n) for n in (32, 64, 128)], 1000)
     assert costs.fixed_s == pytest.approx(0.01) and costs.sample_s == pytest.approx(0.0001)
     assert costs.update_s == pytest.approx(0.004) and costs.input_s == pytest.approx(1e-6)
     assert costs.host_s == pytest.approx(0.003)  # what is in no phase, and in one that has no name here
@@ -209,7 +206,7 @@ def test_costs_are_those_of_the_phases():
 
 
 def test_costs_of_a_device_that_works_while_the_host_goes_on():
-    costs = bench_costs.costs_of([block(n, 0.01 + 0.0001 * n, launched=0.002) for n in (64, 128)], 1000)
+    costs = costs_of([block(n, 0.01 + 0.0001 * n, launched=0.002) for n in (64, 128)], 1000)
     assert costs.launch_s == 0.002
     assert costs.fixed_s == pytest.approx(0.012) and costs.sample_s == pytest.approx(0.0001)
 
@@ -222,18 +219,18 @@ def test_two_contexts_are_predicted_from_one():
     blocks = {(kind, n, batch): block(batch, run, kind=kind, n=n, **figures) for kind, n, batch, run, figures in [
         ('contexts', 1, 64, 0.0164, {}), ('contexts', 1, 128, 0.0228, {}),
         ('contexts', 2, 128, 0.0328, {'reduce_bytes_per_s': 1e6})]}
-    findings = bench_costs.Findings([blocks], 128, 1000, sharing=[1, 2], link=MEMORY)
-    parts = findings.predicted(blocks, 'contexts', 2)
+    findings = Findings([blocks], 128, 1000, sharing=[1, 2])
+    parts = findings.model(blocks, n=2).parts(2, 128)
     assert parts['compute'] + parts['dispatch'] == pytest.approx(0.0328 + 0.003)
     assert parts['exchange'] == pytest.approx(0.002) and parts['update'] == pytest.approx(0.008)
     for updates_on in 'host', 'sharded':  # once on the host, or each context half of it, one after the other
-        others = findings._replace(updates_on=updates_on).predicted(blocks, 'contexts', 2)
+        others = findings._replace(updates_on=updates_on).model(blocks, n=2).parts(2, 128)
         assert others['update'] == pytest.approx(0.004) and others['exchange'] == parts['exchange']
     n_bytes = 4 << 20  # of gradients: four pieces
     exchanges = [findings._replace(n_bytes=n_bytes, sharing=[1, 1], overlaps=overlaps)
-                 .predicted(blocks, 'contexts', 2)['exchange'] for overlaps in (False, True)]
+                 .model(blocks, n=2).parts(2, 128)['exchange'] for overlaps in (False, True)]
     assert exchanges[0] - exchanges[1] == pytest.approx(3 / 4 * 2 / 3 * parts['compute'] / 2)
-    check, = findings.checks()
+    check = findings.rows()[-1]['check']
     assert check['measured'] == blocks['contexts', 2, 128].seconds
     assert check['predicted'] == pytest.approx(sum(parts.values()))
     sentence = report.measured_limit(findings, findings.rows()[-1])
@@ -241,10 +238,10 @@ def test_two_contexts_are_predicted_from_one():
 
 
 def test_how_many_devices_pay():
-    networks = {'free': Network(MEMORY, None, EVERY_DEVICE)}
-    for costs, strong, weak in ((Costs(0, 0.001, 0.0064, 0), 'up to 4 pay', 'all 1,024 pay'),
-                                (Costs(0, 0, 1, 0), 'no number of them pays', 'all 1,024 pay')):
-        sentence, = report.predicted_answer(64, networks, bench_costs.predictions(costs, 64, networks))
+    networks = {'free': ONE_HOST}
+    for model, strong, weak in ((CostModel(0, 0.001, 0.0064, 0), 'up to 4 pay', 'all 1,024 pay'),
+                                (CostModel(0, 0, 1, 0), 'no number of them pays', 'all 1,024 pay')):
+        sentence, = report.predicted_answer(64, networks, predictions(model, 64, networks))
         assert sentence.endswith('With the same whole batch, %s; with 64 samples for each device, %s.'
                                  % (strong, weak)), sentence
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import theano_mgpu as mgpu
 from theano_mgpu.cli import main
-from theano_mgpu.cli.doctor import device_checks, host_checks, libraries
+from theano_mgpu.cli.doctor import device_checks, host_checks
 from theano_mgpu.devices import cuda_libraries, discovery
 from theano_mgpu.devices.context_map import parse_context_map
 
@@ -56,7 +56,7 @@ def test_a_machine_without_gpu_is_healthy(capsys, cpu_only):
                                               'context cli_b')} == dict.fromkeys(
         ['Python', 'NumPy', 'Theano', 'contexts', 'context cli_a', 'context cli_b'], 'ok')
     assert {statuses[name] for name in ('OpenCL devices', 'libclblast.so', 'CUDA devices')} == {'skip'}
-    assert not set(libraries.CUDA_LIBRARIES) & set(found)
+    assert not set(device_checks.CUDA_LIBRARIES) & set(found)
     assert found['NumPy']['text'] == np.__version__
     assert found['contexts']['text'] == 'cli_a->cpu;cli_b->cpu, from THEANO_FLAGS'
     assert all(check['remedy'] for check in found.values() if check['status'] in ('fail', 'warn'))
@@ -138,9 +138,9 @@ def test_theano_that_cannot_be_imported(capsys, cpu_only, monkeypatch):
 
 
 def test_cuda_is_checked_where_there_is_an_nvidia_gpu(capsys, cpu_only, monkeypatch):
-    if libraries.load_error('libcuda.so') is None:
+    if device_checks.load_error('libcuda.so') is None:
         pytest.skip("NVIDIA's driver is here")
-    monkeypatch.setattr(libraries, 'nvidia_gpu_present', lambda: True)
+    monkeypatch.setattr(device_checks, 'nvidia_gpu_present', lambda: True)
     monkeypatch.setattr(cuda_libraries, 'candidates', lambda name: [])
     code, found = run_doctor(capsys)
     assert code == 0  # no context is mapped to the GPU

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import theano_mgpu as mgpu
 from theano_mgpu.cli import main
-from theano_mgpu.cli.doctor import advice, host_checks, libraries
+from theano_mgpu.cli.doctor import advice, device_checks, host_checks
 from theano_mgpu.devices import discovery
 from theano_mgpu.jobs import mpi_environment
 
@@ -25,7 +25,7 @@ def machine(monkeypatch, tmp_path):
             monkeypatch.delenv(name)
     monkeypatch.setenv('THEANO_FLAGS', '')
     monkeypatch.setenv('THEANORC', str(tmp_path / 'theanorc'))
-    monkeypatch.setattr(libraries, 'nvidia_gpu_present', lambda: False)
+    monkeypatch.setattr(device_checks, 'nvidia_gpu_present', lambda: False)
 
     def have(*devices):
         def discover(kind):
@@ -101,7 +101,8 @@ def test_in_an_allocation_a_script_runs_on_its_hosts(machine, overview, monkeypa
     (lambda patch: patch.setattr(mgpu, 'theano_error', ValueError('no'), raising=False), 'Theano cannot be imported'),
     (lambda patch: patch.setenv('THEANO_FLAGS', 'contexts=a-cpu'), 'the contexts cannot be read'),
     (lambda patch: Path(os.environ['THEANORC']).write_text('contexts = a->cpu'), 'the contexts cannot be read'),
-    (lambda patch: patch.setattr(libraries, 'nvidia_gpu_present', lambda: True), "NVIDIA's GPUs cannot be used yet"),
+    (lambda patch: patch.setattr(device_checks, 'nvidia_gpu_present', lambda: True),
+     "NVIDIA's GPUs cannot be used yet"),
 ])
 def test_what_is_wrong_comes_first(break_it, purpose, machine, overview, monkeypatch):
     machine('cpu')

@@ -5,7 +5,7 @@ import tempfile
 
 from theano_mgpu import config
 from theano_mgpu.cli import job_command
-from theano_mgpu.cli.bench.links import parse_network
+from theano_mgpu.cli.bench.scaling import parse_network
 from theano_mgpu.cli.config import devices, positive
 from theano_mgpu.devices.context_map import parse_context_map
 from theano_mgpu.errors import MgpuError

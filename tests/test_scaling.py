@@ -1,74 +1,80 @@
 """The model of scaling: against values computed by hand, at its limits, and where it has no answer."""
 import math
 
-from theano_mgpu.cli.bench import links, scaling
-from theano_mgpu.cli.bench.links import LINKS, MEMORY, Link, Network, parse_network
-from theano_mgpu.cli.bench.scaling import Costs
+from theano_mgpu.cli.bench import scaling
+from theano_mgpu.cli.bench.scaling import LINKS, MEMORY, CostModel, Link, Network, parse_network
 from theano_mgpu.errors import MgpuError
 
 import pytest
 
 SLOW, FAST = Link('slow', 1e-3, 1e9), Link('fast', 1e-6, 1e11)
 HOSTS = Network(FAST, SLOW, 4)
-COSTS = Costs(fixed_s=0.002, sample_s=0.001, update_s=0.003, n_bytes=8e6, input_s=1e-6, host_s=0.0005, launch_s=1e-4,
-              reduce_bytes_per_s=1e10)
+COSTS = CostModel(fixed_s=0.002, sample_s=0.001, update_s=0.003, n_bytes=8e6, input_s=1e-6, host_s=0.0005,
+                  launch_s=1e-4, reduce_bytes_per_s=1e10)
+
+
+def all_reduce(scheme, n, n_bytes, network, rate=math.inf):
+    return CostModel(0, 0, 0, n_bytes, reduce_bytes_per_s=rate, network=network, scheme=scheme).all_reduce(n)
+
+
+def over_hosts(model=COSTS, **others):
+    return model._replace(network=HOSTS, **others)
 
 
 # --- all_reduce ----------------------------------------------------------------------------------
 
 def test_ring_by_hand():
     # 4 devices: 6 messages of a quarter of 8 MB: 6 * (1 ms + 2 ms)
-    assert links.ring_all_reduce(4, 8e6, SLOW) == pytest.approx(0.018)
+    assert scaling.ring_all_reduce(4, 8e6, SLOW) == pytest.approx(0.018)
     # and three quarters of 8 MB are added at 1 GB/s
-    assert links.ring_all_reduce(4, 8e6, SLOW, 1e9) == pytest.approx(0.024)
-    assert links.ring_all_reduce(1, 8e6, SLOW) == 0
+    assert scaling.ring_all_reduce(4, 8e6, SLOW, 1e9) == pytest.approx(0.024)
+    assert scaling.ring_all_reduce(1, 8e6, SLOW) == 0
 
 
 def test_flat_ring_goes_at_the_speed_of_its_slowest_link():
-    assert links.flat_ring(4, 8e6, HOSTS) == links.ring_all_reduce(4, 8e6, FAST)
-    assert links.flat_ring(8, 8e6, HOSTS) == links.ring_all_reduce(8, 8e6, SLOW)
+    assert all_reduce('ring', 4, 8e6, HOSTS) == scaling.ring_all_reduce(4, 8e6, FAST)
+    assert all_reduce('ring', 8, 8e6, HOSTS) == scaling.ring_all_reduce(8, 8e6, SLOW)
 
 
 def test_hierarchical_by_hand():
     # On each host 3 hops and 8 MB at 100 GB/s, twice; between 2 hosts 2 ms and 8 MB at 1 GB/s.
-    assert links.hierarchical(8, 8e6, HOSTS) == pytest.approx(2 * (3e-6 + 8e-5) + 0.002 + 0.008)
-    assert links.hierarchical(1, 8e6, HOSTS) == 0
+    assert all_reduce('hierarchical', 8, 8e6, HOSTS) == pytest.approx(2 * (3e-6 + 8e-5) + 0.002 + 0.008)
+    assert all_reduce('hierarchical', 1, 8e6, HOSTS) == 0
     one_each = Network(FAST, SLOW, 1)
-    assert links.hierarchical(8, 8e6, one_each) == links.ring_all_reduce(8, 8e6, SLOW)
+    assert all_reduce('hierarchical', 8, 8e6, one_each) == scaling.ring_all_reduce(8, 8e6, SLOW)
 
 
 def test_through_the_host_by_hand():
     # Two devices: fetch and send back 8 MB each, and read 16 MB at 10 GB/s.
-    assert links.through_host(2, 8e6, HOSTS, 1e10) == pytest.approx(2 * 2 * (1e-6 + 8e-5) + 0.0016)
+    assert all_reduce('host', 2, 8e6, HOSTS, 1e10) == pytest.approx(2 * 2 * (1e-6 + 8e-5) + 0.0016)
     # One device's gradients go to the host and back, too; nothing is added.
-    assert links.through_host(1, 8e6, HOSTS, 1e10) == pytest.approx(2 * (1e-6 + 8e-5))
+    assert all_reduce('host', 1, 8e6, HOSTS, 1e10) == pytest.approx(2 * (1e-6 + 8e-5))
     # Eight on two hosts: as four on each, and a ring of two, which adds half of what it has.
-    assert links.through_host(8, 8e6, HOSTS, 1e10) == pytest.approx(
+    assert all_reduce('host', 8, 8e6, HOSTS, 1e10) == pytest.approx(
         4 * 2 * (1e-6 + 8e-5) + 0.0032 + 0.002 + 0.008 + 0.0004)
-    assert links.through_host(2, 8e6, Network(MEMORY, None, 8), math.inf) == 0
+    assert all_reduce('host', 2, 8e6, Network(MEMORY, None, 8), math.inf) == 0
 
 
 def test_nvlink_does_not_reach_the_host():
     nvlink, pcie = parse_network('nvlink3'), parse_network('pcie4')
-    assert links.through_host(4, 8e6, nvlink) == links.through_host(4, 8e6, pcie)
-    assert links.flat_ring(4, 8e6, nvlink) < links.flat_ring(4, 8e6, pcie)
+    assert all_reduce('host', 4, 8e6, nvlink) == all_reduce('host', 4, 8e6, pcie)
+    assert all_reduce('ring', 4, 8e6, nvlink) < all_reduce('ring', 4, 8e6, pcie)
 
 
-@pytest.mark.parametrize('scheme', sorted(links.SCHEMES))
+@pytest.mark.parametrize('scheme', sorted(scaling.SCHEMES))
 def test_more_devices_or_bytes_never_exchange_faster(scheme):
-    all_reduce = links.SCHEMES[scheme]
     numbers = [2 ** power for power in range(11)]
     for sizes in ([1e3] * 11, [1e8] * 11, [10.0 ** power for power in range(11)]):
         for n in (numbers, [16] * 11):
-            seconds = [all_reduce(devices, size, HOSTS, 1e10) for devices, size in zip(n, sizes)]
+            seconds = [all_reduce(scheme, devices, size, HOSTS, 1e10) for devices, size in zip(n, sizes)]
             assert seconds == sorted(seconds)
 
 
 def test_many_devices_are_bound_by_bandwidth_or_latency():
     """Of a ring's two terms one stays below twice the buffer, the other grows with the devices."""
     ideal = Link('no latency', 0, 1e9)
-    assert links.ring_all_reduce(10 ** 6, 8e6, ideal) == pytest.approx(2 * 8e6 / 1e9, rel=1e-5)
-    assert links.ring_all_reduce(1024, 8, SLOW) == pytest.approx(2 * 1023 * 1e-3, rel=1e-5)
+    assert scaling.ring_all_reduce(10 ** 6, 8e6, ideal) == pytest.approx(2 * 8e6 / 1e9, rel=1e-5)
+    assert scaling.ring_all_reduce(1024, 8, SLOW) == pytest.approx(2 * 1023 * 1e-3, rel=1e-5)
 
 
 # --- links as text -------------------------------------------------------------------------------
@@ -106,101 +112,100 @@ def test_a_line_has_no_negative_part(seconds, expected):
 # --- a step --------------------------------------------------------------------------------------
 
 def test_step_by_hand():
-    parts = scaling.step_parts(COSTS, 2, 101, HOSTS)
+    parts = over_hosts(COSTS).parts(2, 101)
     assert parts == {'input': pytest.approx(101e-6), 'dispatch': pytest.approx(0.0005 + 0.0001 + 0.002),
                      'compute': pytest.approx(0.051),  # the larger sub-batch has 51 samples
-                     'exchange': links.through_host(2, 8e6, HOSTS, 1e10), 'update': 0.003}
+                     'exchange': all_reduce('host', 2, 8e6, HOSTS, 1e10), 'update': 0.003}
     assert tuple(parts) == scaling.PARTS
-    assert scaling.step_seconds(COSTS, 2, 101, HOSTS) == sum(parts.values())
-    eight = scaling.step_parts(COSTS, 8, 800, HOSTS)
+    eight = over_hosts(COSTS).parts(8, 800)
     assert eight['input'] == pytest.approx(400e-6)         # each of two hosts cuts up its own half
     assert eight['dispatch'] == pytest.approx(0.0028)      # four launches on each
 
 
 def test_devices_that_share_hardware_take_turns():
-    own, shared = scaling.step_parts(COSTS, 2, 100), scaling.step_parts(COSTS, 2, 100, sharing=2)
+    own, shared = COSTS.parts(2, 100), COSTS._replace(sharing=2).parts(2, 100)
     assert shared['compute'] == 2 * own['compute'] and shared['update'] == 2 * own['update']
     assert shared['dispatch'] == pytest.approx(own['dispatch'] + COSTS.fixed_s)
-    assert scaling.speedup(COSTS, 2, 100, sharing=2) < 1
+    assert COSTS._replace(sharing=2).speedup(2, 100) < 1
 
 
 def test_an_update_is_divided_among_all_devices():
     divided = COSTS._replace(divides_update=True)
     for n in (1, 2, 8):
-        assert scaling.step_parts(divided, n, 800, HOSTS) == dict(
-            scaling.step_parts(COSTS, n, 800, HOSTS), update=pytest.approx(COSTS.update_s / n))
+        assert over_hosts(divided).parts(n, 800) == dict(
+            over_hosts(COSTS).parts(n, 800), update=pytest.approx(COSTS.update_s / n))
 
 
 def test_half_precision_halves_what_goes_between_hosts():
-    within, between = [links.through_host(n, 8e6, HOSTS) for n in (HOSTS.per_host, 2 * HOSTS.per_host)]
-    network = links.in_half(HOSTS)
-    assert links.through_host(HOSTS.per_host, 8e6, network) == within
+    within, between = [all_reduce('host', n, 8e6, HOSTS) for n in (HOSTS.per_host, 2 * HOSTS.per_host)]
+    network = scaling.in_half(HOSTS)
+    assert all_reduce('host', HOSTS.per_host, 8e6, network) == within
     ring = 2 * HOSTS.outer.latency_s
-    assert links.through_host(2 * HOSTS.per_host, 8e6, network) - within - ring == pytest.approx(
+    assert all_reduce('host', 2 * HOSTS.per_host, 8e6, network) - within - ring == pytest.approx(
         (between - within - ring) / 2)
-    assert links.in_half(links.parse_network('pcie4')) == links.parse_network('pcie4')
+    assert scaling.in_half(parse_network('pcie4')) == parse_network('pcie4')
 
 
 def test_overlap_hides_what_the_backward_pass_can_hide():
     pieces = COSTS._replace(pieces=4)
     for batch in (8, 80, 8000):  # the exchange is longer than the backward pass, or shorter
-        expected = scaling.step_parts(COSTS, 8, batch, HOSTS)
+        expected = over_hosts(COSTS).parts(8, batch)
         hidden = .75 * min(expected['exchange'], 2 / 3 * expected['compute'])
-        assert scaling.step_parts(pieces, 8, batch, HOSTS) == dict(
+        assert over_hosts(pieces).parts(8, batch) == dict(
             expected, exchange=pytest.approx(expected['exchange'] - hidden))
-    shared = scaling.step_parts(COSTS, 8, 80, HOSTS, sharing=2)
-    assert scaling.step_parts(pieces, 8, 80, HOSTS, sharing=2) == shared
+    shared = over_hosts(COSTS, sharing=2).parts(8, 80)
+    assert over_hosts(pieces, sharing=2).parts(8, 80) == shared
 
 
 def test_speedup():
-    assert scaling.speedup(COSTS, 1, 100) == scaling.speedup(COSTS, 1, 100, weak=True) == 1
-    only_compute = Costs(0, 0.001, 0, 1e9)
-    assert scaling.speedup(only_compute, 8, 64) == pytest.approx(8)
-    assert scaling.speedup(only_compute, 8, 64, weak=True) == pytest.approx(8)
+    assert COSTS.speedup(1, 100) == COSTS.speedup(1, 100, weak=True) == 1
+    only_compute = CostModel(0, 0.001, 0, 1e9)
+    assert only_compute.speedup(8, 64) == pytest.approx(8)
+    assert only_compute.speedup(8, 64, weak=True) == pytest.approx(8)
     # An update of half of one device's step: never more than twice as fast.
-    amdahl = Costs(0, 0.001, 0.064, 0)
-    assert scaling.speedup(amdahl, 64, 64) == pytest.approx(0.128 / 0.065)
-    assert scaling.speedup(amdahl, 1024, 64, weak=True) == pytest.approx(1024)
+    amdahl = CostModel(0, 0.001, 0.064, 0)
+    assert amdahl.speedup(64, 64) == pytest.approx(0.128 / 0.065)
+    assert amdahl.speedup(1024, 64, weak=True) == pytest.approx(1024)
     # 4 samples feed 4 devices.
-    assert scaling.speedup(only_compute, 1024, 4) == pytest.approx(4)
+    assert only_compute.speedup(1024, 4) == pytest.approx(4)
 
 
-@pytest.mark.parametrize('scheme', sorted(links.SCHEMES))
+@pytest.mark.parametrize('scheme', sorted(scaling.SCHEMES))
 def test_a_better_link_is_never_slower(scheme):
     better = Network(FAST, Link('better', 1e-4, 1e10), 4)
     for n in (1, 2, 8, 64, 1024):
-        assert (scaling.step_seconds(COSTS, n, 128, better, scheme)
-                <= scaling.step_seconds(COSTS, n, 128, HOSTS, scheme))
-        assert scaling.speedup(COSTS, n, 128, better, scheme) <= n
+        model = COSTS._replace(network=better, scheme=scheme)
+        assert sum(model.parts(n, 128).values()) <= sum(over_hosts(model).parts(n, 128).values())
+        assert model.speedup(n, 128) <= n
 
 
 def test_what_limits():
-    assert scaling.limit(scaling.step_parts(COSTS, 1, 100)) == 'compute'
-    assert scaling.limit(scaling.step_parts(COSTS, 1024, 100, HOSTS)) == 'exchange'
-    assert scaling.limit(scaling.step_parts(COSTS._replace(update_s=1), 4, 100)) == 'update'
-    assert scaling.limit(scaling.step_parts(COSTS._replace(host_s=1), 4, 100)) == 'dispatch'
-    assert scaling.limit(scaling.step_parts(COSTS._replace(input_s=1), 4, 100)) == 'input'
+    assert scaling.limit(COSTS.parts(1, 100)) == 'compute'
+    assert scaling.limit(over_hosts(COSTS).parts(1024, 100)) == 'exchange'
+    assert scaling.limit(COSTS._replace(update_s=1).parts(4, 100)) == 'update'
+    assert scaling.limit(COSTS._replace(host_s=1).parts(4, 100)) == 'dispatch'
+    assert scaling.limit(COSTS._replace(input_s=1).parts(4, 100)) == 'input'
 
 
 @pytest.mark.parametrize('n', [2, 4, 64])
 @pytest.mark.parametrize('efficiency', [0.5, scaling.PAYS])
 @pytest.mark.parametrize('costs', [COSTS, COSTS._replace(pieces=4)])
 def test_the_batch_that_pays_is_the_smallest(n, efficiency, costs):
-    batch = scaling.batch_that_pays(costs, n, HOSTS, efficiency=efficiency)
+    batch = over_hosts(costs).batch_that_pays(n, efficiency=efficiency)
     assert batch % n == 0
-    assert scaling.speedup(costs, n, batch, HOSTS) >= efficiency * n
-    assert batch == n or scaling.speedup(costs, n, batch - n, HOSTS) < efficiency * n
+    assert over_hosts(costs).speedup(n, batch) >= efficiency * n
+    assert batch == n or over_hosts(costs).speedup(n, batch - n) < efficiency * n
 
 
 def test_no_batch_pays_where_hardware_is_shared():
-    assert scaling.batch_that_pays(COSTS, 2, sharing=2) is None
-    assert scaling.batch_that_pays(Costs(0, 0.001, 0, 0), 8) == 8
+    assert COSTS._replace(sharing=2).batch_that_pays(2) is None
+    assert CostModel(0, 0.001, 0, 0).batch_that_pays(8) == 8
     # Samples that the host cuts up for all devices are a limit that no batch lifts.
-    assert scaling.batch_that_pays(Costs(0, 0.001, 0, 0, input_s=0.001), 8) is None
+    assert CostModel(0, 0.001, 0, 0, input_s=0.001).batch_that_pays(8) is None
 
 
 def test_as_fast_as_one():
     """Efficiency 1/n asks for a batch from which n devices are not slower than one."""
-    batch = scaling.batch_that_pays(COSTS, 8, HOSTS, efficiency=1 / 8)
-    assert scaling.speedup(COSTS, 8, batch, HOSTS) >= 1
-    assert batch < scaling.batch_that_pays(COSTS, 8, HOSTS)
+    batch = over_hosts(COSTS).batch_that_pays(8, efficiency=1 / 8)
+    assert over_hosts(COSTS).speedup(8, batch) >= 1
+    assert batch < over_hosts(COSTS).batch_that_pays(8)

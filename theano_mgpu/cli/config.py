@@ -1,5 +1,18 @@
-"""`theano-mgpu config`: print a .theanorc for a number of contexts."""
+"""`theano-mgpu config`: a .theanorc for a number of contexts, printed.
+
+The devices are this machine's; with --kind the file can be for another machine. If there are
+more contexts than devices, the others get the next numbers (cuda2, cuda3), with a note on stderr;
+`cpu` contexts all share the host.
+
+examples:
+  theano-mgpu config > ~/.theanorc         a new file; add the lines to one that you have
+  theano-mgpu config -n 4 --kind cuda > theanorc.cluster
+  THEANORC=theanorc.cluster theano-mgpu doctor
+"""
+from __future__ import annotations
+
 import argparse
+from typing import Any, Sequence
 
 from .. import config
 from ..devices import discovery
@@ -9,21 +22,11 @@ from .output import note
 
 EXECUTORS = config.OWN_FLAGS['mgpu.executor'][1]
 
-EPILOG = """\
-The devices are those of this machine; with --kind the file can be for another machine. If there are
-more contexts than devices, the others get the next numbers (cuda2, cuda3), with a note on stderr;
-`cpu` contexts all share the host.
 
-examples:
-  theano-mgpu config > ~/.theanorc         a new file; add the lines to one that you have
-  theano-mgpu config -n 4 --kind cuda > theanorc.cluster
-  THEANORC=theanorc.cluster theano-mgpu doctor
-"""
-
-
-def add_parser(sub):
+def add_parser(sub: Any) -> None:
     """Add the command to argparse's sub-parsers."""
-    parser = sub.add_parser('config', help='print a .theanorc for a number of contexts', epilog=EPILOG,
+    parser = sub.add_parser('config', help='print a .theanorc for a number of contexts',
+                            epilog=(__doc__ or '').partition('\n\n')[2],
                             description='Print a .theanorc that maps contexts dev0, dev1, ... to devices.',
                             formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('-n', '--contexts', dest='n', type=devices, metavar='N',
@@ -38,7 +41,7 @@ def add_parser(sub):
     parser.set_defaults(run=run, works_without_theano=True)
 
 
-def positive(text, most=MOST):
+def positive(text: str, most: int = MOST) -> int:
     """Return a whole number of at least 1 that is an argument.
 
     Examples
@@ -52,7 +55,7 @@ def positive(text, most=MOST):
     return number
 
 
-def devices(text):
+def devices(text: str) -> int:
     """Return a number of contexts or processes that is an argument.
 
     Examples
@@ -63,20 +66,19 @@ def devices(text):
     return positive(text, MOST_DEVICES)
 
 
-def run(args):
+def run(args: argparse.Namespace) -> int:
     """Print the .theanorc to stdout; a note on stderr names devices that are not on this machine."""
-    found = discovery.discover(args.kind)[0] if args.kind else discovery.discover_best()
-    kind = args.kind or discovery.kind_of(found[0])
-    chosen = choose_devices(kind, found, args.n or len(found) or 1)
-    absent = [device for device in chosen if device not in found]
+    existing = discovery.discover(args.kind)[0] if args.kind else discovery.discover_best()
+    chosen = choose_devices(args.kind or discovery.kind_of(existing[0]), existing, args.n or len(existing) or 1)
+    absent = [device for device in chosen if device not in existing]
     if absent:
         note('not on this machine: %s' % ', '.join(absent))
     print(config.theanorc_text(default_map(chosen), args.floatx, args.executor), end='')
     return 0
 
 
-def choose_devices(kind, found, n):
-    """Devices for `n` contexts: those found, then the next numbers; ``cpu`` for all of that kind.
+def choose_devices(kind: str, existing: Sequence[str], n: int) -> list[str]:
+    """Return devices for `n` contexts: the existing ones, then the next numbers; ``cpu`` is shared by all contexts.
 
     Examples
     --------
@@ -89,6 +91,5 @@ def choose_devices(kind, found, n):
     """
     if kind == 'cpu':
         return ['cpu'] * n
-    spelling = {'cuda': 'cuda%d', 'opencl': 'opencl0:%d'}[kind]
-    numbered = [spelling % i for i in range(n)]
-    return (found + [device for device in numbered if device not in found])[:n]
+    numbered = [{'cuda': 'cuda%d', 'opencl': 'opencl0:%d'}[kind] % i for i in range(n)]
+    return [*existing, *(device for device in numbered if device not in existing)][:n]

@@ -1,6 +1,20 @@
-"""`theano-mgpu devices`: list the contexts and their devices, with memory and utilisation."""
+"""`theano-mgpu devices`: a list of the contexts and their devices, with memory and utilisation.
+
+BUSY is an NVIDIA device's utilisation, if nvidia-ml-py is installed. OpenCL does not report free
+memory: for its devices FREE is the largest single array that fits. A device without a context is a
+CPU that OpenCL offers: `cpu` is faster, so it is used only if a context is mapped to it.
+The exit code is 1 if a device cannot be opened.
+
+examples:
+  theano-mgpu devices
+  theano-mgpu devices --contexts 'dev0->cuda0;dev1->cuda1'
+  THEANO_FLAGS='contexts=dev0->opencl0:0' theano-mgpu devices --json
+"""
+from __future__ import annotations
+
 import argparse
 import sys
+from typing import Any
 
 from ..devices import discovery as hardware
 from ..devices.context_map import Context, describe, parse_context_map
@@ -12,22 +26,11 @@ from .output import human_bytes, print_json, quietly
 HEADER = ['CONTEXT', 'DEVICE', 'KIND', 'TYPE', 'NAME', 'FREE', 'TOTAL', 'BUSY']
 NUMBERS = {HEADER.index(title) for title in ('FREE', 'TOTAL', 'BUSY')}
 
-EPILOG = """\
-BUSY is an NVIDIA device's utilisation, if nvidia-ml-py is installed. OpenCL does not report free
-memory: for its devices FREE is the largest single array that fits. A device without a context is a
-CPU that OpenCL offers: `cpu` is faster, so it is used only if a context is mapped to it.
-The exit code is 1 if a device cannot be opened.
 
-examples:
-  theano-mgpu devices
-  theano-mgpu devices --contexts 'dev0->cuda0;dev1->cuda1'
-  THEANO_FLAGS='contexts=dev0->opencl0:0' theano-mgpu devices --json
-"""
-
-
-def add_parser(sub):
+def add_parser(sub: Any) -> None:
     """Add the command to argparse's sub-parsers."""
-    parser = sub.add_parser('devices', help='list contexts: device, name, memory, utilisation', epilog=EPILOG,
+    parser = sub.add_parser('devices', help='list contexts: device, name, memory, utilisation',
+                            epilog=(__doc__ or '').partition('\n\n')[2],
                             description='List the contexts of THEANO_FLAGS or .theanorc; if there are none, '
                                         "this machine's devices.",
                             formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -37,15 +40,15 @@ def add_parser(sub):
     parser.set_defaults(run=run)
 
 
-def context_map(text):
-    """A context map as an argument of a command; argparse needs an error of its own type for a malformed one."""
+def context_map(text: str) -> list[Context]:
+    """Parse a context map that is an argument; argparse needs an error of its own type for a malformed one."""
     try:
         return parse_context_map(text)
     except MgpuError as error:
         raise argparse.ArgumentTypeError(error) from error
 
 
-def run(args):
+def run(args: argparse.Namespace) -> int:
     """Print the table, or JSON; return 1 if a device could not be opened, else 0."""
     entries = [look_at(context) for context in args.contexts or configured()]
     if not args.contexts and not flagged():
@@ -62,7 +65,7 @@ def run(args):
     return 1 if failed else 0
 
 
-def look_at(context):
+def look_at(context: Context) -> dict[str, Any]:
     """Open a context and read its device's status.
 
     Returns
@@ -86,8 +89,8 @@ def look_at(context):
     return entry
 
 
-def row(entry):
-    """One line of the table, as cells."""
+def row(entry: dict[str, Any]) -> list[str]:
+    """Return one line of the table, as cells."""
     cells = [entry['context'] or '-', entry['device'], entry['kind'], entry['type'] or '-']
     if entry['error']:
         return cells + ['cannot be opened: %s' % entry['reason']]

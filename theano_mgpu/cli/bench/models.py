@@ -1,96 +1,100 @@
 """The models that `theano-mgpu bench` trains, and synthetic data for them."""
-import importlib
-import os
+from __future__ import annotations
+
 import sys
 import warnings
-from collections import namedtuple
+from typing import Any, Callable, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from ...errors import MgpuError, MgpuWarning
 
-# build(layers, shape) makes the layers; `small` is the shape of an input on devices other than GPUs.
-Known = namedtuple('Known', 'build shape batch_size small loss', defaults=(None, 'categorical_crossentropy'))
 CLASSES = 10
 DEEPEST = 10000  # Theano traverses graphs by recursion, and resnet50's is deeper than Python's limit of 1000
 
-
-def cnn(layers, shape):
-    """Convolution, pooling, dense, as in benchmarks/keras_overhead.py."""
-    return [layers.Conv2D(32, (3, 3), activation='relu', input_shape=shape), layers.MaxPooling2D((2, 2)),
-            layers.Flatten(), layers.Dense(CLASSES, activation='softmax')]
+Shape = Tuple[int, ...]  # of a sample
 
 
-def mlp(layers, shape):
-    """Two wide layers: many parameters, little computation."""
-    return [layers.Dense(1024, activation='relu', input_shape=shape), layers.Dense(1024, activation='relu'),
-            layers.Dense(CLASSES, activation='softmax')]
+class Known(NamedTuple):
+    """A model that has a name; `small` is the shape of its samples on devices other than GPUs."""
+
+    shape: Shape
+    batch_size: int
+    layers: Callable[[Any, Any], Any]  # by keras.layers and a shape: all layers after the input, or a whole model
+    small: Optional[Shape] = None
+    loss: str = 'categorical_crossentropy'
 
 
-def lstm(layers, shape):
-    """One recurrent layer over all steps of a sequence."""
-    return [layers.LSTM(128, input_shape=shape), layers.Dense(CLASSES, activation='softmax')]
-
-
-def autoencoder(layers, shape):
-    """Two convolutions that halve an image, and two transposed ones that double it."""
-    same = dict(strides=2, padding='same', activation='relu')
-    return [layers.Conv2D(16, 3, input_shape=shape, **same), layers.Conv2D(32, 3, **same),
-            layers.Conv2DTranspose(16, 3, **same),
-            layers.Conv2DTranspose(shape[-1], 3, strides=2, padding='same', activation='sigmoid')]
-
-
-def application(module, name):
-    """Return a function that builds a model of keras.applications, with random weights."""
-    def build(layers, shape):
-        return getattr(importlib.import_module('keras.applications.' + module), name)(weights=None, input_shape=shape)
-    return build
+def _application(name: str) -> Callable[[Any, Shape], Any]:
+    """Return a function that makes a model of keras.applications, with random weights."""
+    def make(layers: Any, shape: Shape) -> Any:
+        from keras import applications
+        return getattr(applications, name)(weights=None, input_shape=shape)
+    return make
 
 
 MODELS = {
-    'cnn': Known(cnn, (28, 28, 1), 128),
-    'mlp': Known(mlp, (784,), 128),
-    'vgg16': Known(application('vgg16', 'VGG16'), (224, 224, 3), 16, (64, 64, 3)),
-    'resnet50': Known(application('resnet50', 'ResNet50'), (224, 224, 3), 16, (64, 64, 3)),
-    'lstm': Known(lstm, (50, 32), 64),
-    'autoencoder': Known(autoencoder, (32, 32, 1), 64, loss='mse'),
+    'cnn': Known((28, 28, 1), 128, lambda layers, shape: [  # as in benchmarks/keras_overhead.py
+        layers.Conv2D(32, 3, activation='relu'), layers.MaxPooling2D(), layers.Flatten(),
+        layers.Dense(CLASSES, activation='softmax')]),
+    'mlp': Known((784,), 128, lambda layers, shape: [  # many parameters, little computation
+        layers.Dense(1024, activation='relu'), layers.Dense(1024, activation='relu'),
+        layers.Dense(CLASSES, activation='softmax')]),
+    'vgg16': Known((224, 224, 3), 16, _application('VGG16'), (64, 64, 3)),
+    'resnet50': Known((224, 224, 3), 16, _application('ResNet50'), (64, 64, 3)),
+    'lstm': Known((50, 32), 64, lambda layers, shape: [layers.LSTM(128), layers.Dense(CLASSES, activation='softmax')]),
+    'autoencoder': Known((32, 32, 1), 64, lambda layers, shape: [
+        layers.Conv2D(16, 3, strides=2, padding='same', activation='relu'),
+        layers.Conv2D(32, 3, strides=2, padding='same', activation='relu'),
+        layers.Conv2DTranspose(16, 3, strides=2, padding='same', activation='relu'),
+        layers.Conv2DTranspose(shape[-1], 3, strides=2, padding='same', activation='sigmoid')], loss='mse'),
 }
 
 
 class Recipe:
-    """Builds the model that is measured, a new one for each measurement, and its data.
+    """The recipe of a measured model and its data, which makes a new one for each measurement.
 
     Parameters
     ----------
     name : str
         One of `MODELS`, or a file that keras.Model.save wrote.
-    input_shape : tuple of int, optional
+    input_shape : sequence of int, optional
         Without the samples.
     optimizer : str
         For a model that is not compiled yet.
     gpu : bool
         Whether it is for GPUs: otherwise images are smaller, unless `input_shape` is given.
-
-    Raises
-    ------
-    MgpuError
-        If there is no such model, or it cannot be loaded.
     """
 
-    def __init__(self, name, input_shape=None, optimizer='adam', gpu=True):
-        check_name(name)
-        self.name, self.optimizer = name, optimizer
-        self.known = MODELS.get(name)
+    def __init__(self, name: str, input_shape: Sequence[int] | None = None, optimizer: str = 'adam',
+                 gpu: bool = True) -> None:
+        self.name, self.optimizer, self.known = name, optimizer, MODELS.get(name)
         self.shrunk = bool(self.known and self.known.small and not gpu and not input_shape)
-        if self.known:
-            input_shape = tuple(input_shape or (self.known.small if self.shrunk else self.known.shape))
-        self.input_shape = input_shape
+        if self.known and not input_shape:
+            input_shape = self.known.small if self.shrunk else self.known.shape
+        self.input_shape = tuple(input_shape) if input_shape else None
         self.batch_size = self.known.batch_size if self.known else 32
 
-    def build(self):
+    def build(self) -> Any:
         """Return a new compiled keras.Model; raise a MgpuError if it cannot be made."""
+        import keras
         sys.setrecursionlimit(max(DEEPEST, sys.getrecursionlimit()))
-        model = self._from_layers() if self.known else self._from_file()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter('ignore', UserWarning)  # that a file was saved without an optimizer
+                model = (self.known.layers(keras.layers, self.input_shape) if self.known else
+                         keras.models.load_model(self.name))
+                if isinstance(model, list):
+                    model = keras.Sequential([keras.layers.InputLayer(self.input_shape), *model])
+        except (OSError, ValueError, TypeError, LookupError, AttributeError, ImportError, AssertionError) as error:
+            if self.known:
+                raise MgpuError('the model %s cannot be made for inputs of shape %s: %s. Its usual shape: '
+                                '--input-shape %s' % (self.name, self.input_shape, str(error).partition('\n')[0],
+                                                      ' '.join(map(str, self.known.shape)))) from error
+            raise MgpuError('Keras cannot load the model %s: %s: %s. A model with custom layers or losses '
+                            'cannot be measured from its file: measure training in your script, where '
+                            'parallel.train_function.function.timings.per_call() returns the phases of a step'
+                            % (self.name, type(error).__name__, error)) from error
         if not model.optimizer:
             try:
                 model.compile(self.optimizer, self.known.loss if self.known else 'mse')
@@ -98,31 +102,7 @@ class Recipe:
                 raise MgpuError('the model %s cannot be compiled: %s' % (self.name, error)) from error
         return model
 
-    def _from_layers(self):
-        """Return a new model of `MODELS`."""
-        import keras
-        try:
-            made = self.known.build(keras.layers, self.input_shape)
-            return keras.Sequential(made) if isinstance(made, list) else made
-        except (ValueError, IndexError, AssertionError) as error:
-            raise MgpuError('the model %s cannot be made for inputs of shape %s: %s. Its usual shape: --input-shape %s'
-                            % (self.name, self.input_shape, str(error).partition('\n')[0],
-                               ' '.join(map(str, self.known.shape)))) from error
-
-    def _from_file(self):
-        """Return the model of a file."""
-        import keras
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter('ignore', UserWarning)  # that it was saved without an optimizer
-                return keras.models.load_model(self.name)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, ImportError) as error:
-            raise MgpuError('Keras cannot load the model %s: %s: %s. A model with custom layers or losses '
-                            'cannot be measured from its file: measure training in your script, where '
-                            'parallel.train_function.function.timings.per_call() returns the phases of a step'
-                            % (self.name, type(error).__name__, error)) from error
-
-    def replicate(self, gpus):
+    def replicate(self, gpus: int | Sequence[str]) -> Any:
         """Return a new parallel model over contexts; see `multi_gpu_model`."""
         from ...keras import multi_gpu_model
         try:
@@ -132,22 +112,13 @@ class Recipe:
         except ValueError as error:
             raise MgpuError(str(error)) from error
 
-    def data(self, model, n):
-        """Return inputs and targets of n samples; the same in every process.
-
-        Parameters
-        ----------
-        model : keras.Model
-            Compiled.
-        n : int
-
-        Returns
-        -------
-        inputs, targets : list of ndarray
-        """
+    def data(self, model: Any, n: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Return inputs and targets of n samples of a compiled keras.Model; the same in every process."""
         rng = np.random.RandomState(0)
-        shapes = [self._fed_shape(tensor) for tensor in model.inputs]
-        inputs = [synthetic(rng, (n,) + shape, words_of(tensor)) for shape, tensor in zip(shapes, model.inputs)]
+        inputs = []
+        for tensor in model.inputs:
+            shape, words = (n, *self._fed_shape(tensor)), words_of(tensor)
+            inputs.append(rng.randint(0, words, shape) if words else rng.rand(*shape).astype('float32'))
         if self.known and self.known.loss == 'mse':
             return inputs, inputs
         losses = [getattr(each, '__name__', '') or getattr(each, 'name', '') for each in model.loss_functions]
@@ -155,41 +126,27 @@ class Recipe:
         return inputs, [targets_of(rng, n, tuple(size or 1 for size in tensor._keras_shape[1:]), loss)
                         for tensor, loss in zip(model.outputs, losses)]
 
-    def _fed_shape(self, tensor):
+    def _fed_shape(self, tensor: Any) -> Shape:
         """Return the shape of the samples that an input is given, without their number."""
         shape = tensor._keras_shape[1:]
-        if self.input_shape and not self.known:
-            if len(self.input_shape) != len(shape) or any(
-                    size not in (None, asked) for size, asked in zip(shape, self.input_shape)):
-                raise MgpuError('--input-shape %s does not fit the input %s of %s, which has shape %s without the '
-                                'samples' % (' '.join(map(str, self.input_shape)), tensor.name, self.name, shape))
-            shape = self.input_shape
-        if None in shape:
+        fed = self.input_shape or shape
+        if len(fed) != len(shape) or any(size not in (None, asked) for size, asked in zip(shape, fed)):
+            raise MgpuError('--input-shape %s does not fit the input %s of %s, which has shape %s without the samples'
+                            % (' '.join(map(str, fed)), tensor.name, self.name, shape))
+        if None in fed:
             raise MgpuError('the input %s of %s has shape %s without the samples, and None is unknown: give '
                             '--input-shape, e.g. --input-shape %s'
                             % (tensor.name, self.name, shape, ' '.join(str(size or 32) for size in shape)))
-        return tuple(shape)
+        return fed
 
 
-def check_name(name):
-    """Raise a MgpuError unless there is such a model or file."""
-    if name not in MODELS and not os.path.isfile(name):
-        raise MgpuError('--model %s: there is no such file, and no model of that name; give a file written by '
-                        'keras.Model.save, or one of %s' % (name, ', '.join(MODELS)))
-
-
-def words_of(tensor):
+def words_of(tensor: Any) -> int | None:
     """Return the number of words if an input goes to an Embedding; else None."""
     following = [node.outbound_layer for node in tensor._keras_history[0]._outbound_nodes]
     return min((layer.input_dim for layer in following if type(layer).__name__ == 'Embedding'), default=None)
 
 
-def synthetic(rng, shape, words):
-    """Return random numbers between 0 and 1, or random words."""
-    return rng.randint(0, words, shape) if words else rng.rand(*shape).astype('float32')
-
-
-def targets_of(rng, n, shape, loss):
+def targets_of(rng: np.random.RandomState, n: int, shape: Shape, loss: str) -> np.ndarray:
     """Return random targets that suit a loss: class numbers, one-hot rows, or numbers between 0 and 1.
 
     Examples

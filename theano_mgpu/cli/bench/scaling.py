@@ -5,37 +5,181 @@ A step of n devices on b samples takes the sum of
     input     i b / h                each of h hosts divides its own samples
     dispatch  o + (d-1) l + s f      a process's own work; each further launch; a device's time without samples
     compute   s c ceil(b / n)        the only part that shrinks with n
-    exchange  an all_reduce          see links.py; nothing for a single device; less what overlap hides, see below
+    exchange  an all_reduce          see below; less the part that overlap hides
     update    s u                    each device does the whole update; s u / n if it is divided among them
 
 with d devices on a host, and s devices that share one piece of hardware: `cpu` contexts of one process run one after
 the other, so s = n for them.
+
+A message of B bytes takes ``alpha + B / beta`` seconds, with a latency alpha and a bandwidth beta (Hockney, The
+communication challenge for MPP, 1994). An all_reduce of gradients of B bytes takes
+
+    ring              2 (n-1) alpha + 2 (n-1)/n B / beta
+    hierarchical      2 ((d-1) alpha_in + B / beta_in) + a ring over the h hosts
+    through the host  2 d (alpha_host + B / beta_host) + d B / gamma + a ring over the h hosts
+
+The ring is the one of Patarasuk and Yuan (Bandwidth optimal all-reduce algorithms, 2009); its slowest link counts. The
+hierarchical scheme reduces on each host, uses a ring of the hosts, and broadcasts on each host. This package works
+through the host: the host fetches the buffers of its devices one after the other, adds them, reading gamma bytes a
+second, and sends the sum to each device; hosts, or processes, exchange by MPI.
 
 With overlap the backward pass is computed in p pieces, and the gradients of each but the last one are exchanged while
 the next ones are computed. That hides (p - 1) / p of the exchange at most, and no more than (p - 1) / p of the backward
 pass, which is 2/3 of compute: it takes twice the operations of the forward pass (Kaplan et al., 2020,
 arXiv:2001.08361). Devices that share hardware hide nothing.
 
-*Strong* scaling keeps the size of the whole batch, *weak* scaling that of each device's sub-batch. Strong is the
-default: it applies when a script changes only the number of devices, and the result stays that of one device. More
+*Strong* scaling keeps the size of the whole batch, *weak* scaling the size of each device's sub-batch. Strong is the
+default: it applies when a script changes only the number of devices, and the result is the one-device result. More
 samples in a step change the training.
 """
+from __future__ import annotations
+
+import itertools
 import math
-from collections import namedtuple
+from typing import Any, Callable, Dict, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
-from .links import SCHEMES
+from ...errors import MgpuError
+from ...parsing import shown
 
 PARTS = ('input', 'dispatch', 'compute', 'exchange', 'update')
+SCHEMES = {'host': 'through the host', 'ring': 'ring', 'hierarchical': 'hierarchical'}  # and their titles
+# The part that each phase of a measured step belongs to; the time outside all phases is the host's own work.
+PART_OF = {'scatter': 'input', 'host_to_device': 'input', 'launch': 'compute', 'run': 'compute',
+           'device_to_host': 'exchange', 'wait': 'exchange', 'all_reduce': 'exchange', 'exchange': 'exchange',
+           'update': 'update', 'broadcast': 'exchange'}
+NUMBERS = [2 ** power for power in range(1, 11)]  # of devices, for which there is a prediction
 BACKWARD = 2 / 3  # of compute
 MOST_SAMPLES = 1 << 30  # in a batch that is looked for
 PAYS = 0.7  # n devices pay where their efficiency, speedup / n, is at least this
+EVERY_DEVICE = 1 << 30  # devices on a host if there is only one host
+SHORTEST = 1e-9  # seconds; lines are fitted to times above zero
+
+Key = Tuple[str, int, int]  # kind, n and batch of a Block
+Row = Dict[str, Any]
 
 
-class Costs(namedtuple('Costs', 'fixed_s sample_s update_s n_bytes input_s host_s launch_s reduce_bytes_per_s '
-                       'divides_update pieces', defaults=(0.0, 0.0, 0.0, math.inf, False, 1))):
-    """The costs of a step, as measured on one device.
+class Link(NamedTuple):
+    """A connection of devices, or of hosts: its name, the seconds of an empty message, and bytes a second one way."""
+
+    name: str
+    latency_s: float
+    bytes_per_s: float
+
+
+class Network(NamedTuple):
+    """Links within a host and between hosts, and the number of devices on each host."""
+
+    inner: Link
+    outer: Link | None
+    per_host: int
+
+    @property
+    def name(self) -> str:
+        """The names of both links."""
+        return ' + '.join(link.name for link in (self.inner, self.outer) if link)
+
+    def divided(self, n: int) -> tuple[int, int]:
+        """Return the number of hosts for n devices, and of devices on each.
+
+        Examples
+        --------
+        >>> Network(LINKS['pcie4'], LINKS['10gbe'], 8).divided(20)
+        (3, 8)
+        """
+        return -(-n // self.per_host), min(n, self.per_host)
+
+
+MEMORY = Link('memory', 0.0, math.inf)  # no transfer: the buffer is already where it is needed
+ONE_HOST = Network(MEMORY, None, EVERY_DEVICE)
+
+# Values that programs reach, not peak values.
+LINKS = {
+    # 15.75 GB/s by the standard; NVIDIA's bandwidthTest reaches about 12 from pinned memory, and copies of a few bytes
+    # that are waited for take about 10 microseconds.
+    'pcie3': Link('PCIe 3.0 x16', 10e-6, 12e9),
+    'pcie4': Link('PCIe 4.0 x16', 10e-6, 25e9),        # 31.5 GB/s by the standard, likewise
+    # A100: 12 links of 25 GB/s each way by the data sheet; nccl-tests, issues 149 and 178, report an all_reduce's bus
+    # bandwidth of 200 GB/s, and issue 331 10 microseconds for one of 8 bytes, which is 2 alpha.
+    'nvlink3': Link('NVLink 3', 5e-6, 200e9),
+    'nvlink2': Link('NVLink 2', 5e-6, 100e9),          # V100: 6 such links; the same share of them
+    # TCP: 1,448 of a frame's 1,538 bytes are content, 94 % of 1.25 GB/s; half a ping-pong through a switch.
+    '10gbe': Link('10 Gb Ethernet', 30e-6, 1.17e9),
+    # RDMA (RoCE): 4,096 of 4,178 bytes are content, 98 % of 12.5 GB/s less acknowledgements; half a ping-pong.
+    '100gbe': Link('100 Gb Ethernet', 5e-6, 11.5e9),
+}
+# NVLink connects devices with each other; they reach an x86 host by the PCIe version of their generation.
+TO_HOST = {LINKS['nvlink2']: LINKS['pcie3'], LINKS['nvlink3']: LINKS['pcie4']}
+
+
+def parse_network(text: str, per_host: int = 8) -> Network:
+    """Parse a Network as written on the command line.
+
+    Parameters
+    ----------
+    text : str
+        ``INNER+OUTER``, or ``INNER`` for one host with all devices. A link is a name in `LINKS`, or
+        ``MICROSECONDS:GIGABYTES_PER_SECOND``.
+    per_host : int
+        Devices on each host.
+
+    Raises
+    ------
+    MgpuError
+        If a link is unknown or malformed.
+
+    Examples
+    --------
+    >>> parse_network('pcie4+2000:3').outer
+    Link(name='2000 us, 3 GB/s', latency_s=0.002, bytes_per_s=3000000000.0)
+    """
+    inner, *outer = [_parse_link(part, text) for part in text.split('+', 1)]
+    return Network(inner, outer[0], per_host) if outer else Network(inner, None, EVERY_DEVICE)
+
+
+def _parse_link(text: str, whole: str) -> Link:
+    """Return the Link that a part of ``INNER+OUTER`` names."""
+    if text in LINKS:
+        return LINKS[text]
+    try:
+        latency, gigabytes = map(float, text.split(':'))
+        if not (0 <= latency < math.inf and 0 < gigabytes < math.inf):
+            raise ValueError
+    except ValueError as error:
+        raise MgpuError('%s in %s is not a link: give one of %s, or microseconds of latency and gigabytes a second, '
+                        'e.g. 5:12; within a host + between hosts, e.g. pcie4+10gbe'
+                        % (shown(text), shown(whole), ', '.join(LINKS))) from error
+    return Link('%g us, %g GB/s' % (latency, gigabytes), latency * 1e-6, gigabytes * 1e9)
+
+
+def in_half(network: Network) -> Network:
+    """Return the Network for gradients that hosts exchange in half precision, as with ``mgpu.exchange=float16``.
+
+    The time of the conversion is left out.
+
+    Examples
+    --------
+    >>> in_half(parse_network('pcie4+2000:3')).outer.bytes_per_s
+    6000000000.0
+    """
+    outer = network.outer
+    return network._replace(outer=outer and outer._replace(bytes_per_s=2 * outer.bytes_per_s))
+
+
+def ring_all_reduce(n: int, n_bytes: float, link: Link, reduce_bytes_per_s: float = math.inf) -> float:
+    """Return the seconds of a ring all_reduce of n devices or hosts, which add incoming buffers at some rate.
+
+    Examples
+    --------
+    >>> round(ring_all_reduce(4, 8e6, Link('a', 1e-3, 1e9)), 9)
+    0.018
+    """
+    return 2 * (n - 1) * link.latency_s + (n - 1) / n * n_bytes * (2 / link.bytes_per_s + 1 / reduce_bytes_per_s)
+
+
+class CostModel(NamedTuple):
+    """The time of a step on n devices like a measured one, each with hardware of its own or not.
 
     Attributes
     ----------
@@ -45,8 +189,8 @@ class Costs(namedtuple('Costs', 'fixed_s sample_s update_s n_bytes input_s host_
         Seconds a sample (c).
     update_s : float
         Seconds of the update (u).
-    n_bytes : int
-        Of all gradients (B).
+    n_bytes : float
+        Bytes of all gradients (B).
     input_s : float
         Seconds of the host a sample (i).
     host_s : float
@@ -56,21 +200,109 @@ class Costs(namedtuple('Costs', 'fixed_s sample_s update_s n_bytes input_s host_
     reduce_bytes_per_s : float
         Bytes of gradients that the host adds a second (gamma).
     divides_update : bool
-        Whether each device computes a part of the update, as with ``update_on='sharded'``. What is exchanged
-        has as many bytes then: each device gets its part of the gradients, and the new parameters of all parts.
+        Whether each device computes a part of the update, as with ``update_on='sharded'``. As many bytes are exchanged
+        then: each device gets its part of the gradients, and the new parameters of all parts.
     pieces : int
         Pieces of the backward pass (p); 1 without overlap.
+    sharing : float
+        How many devices share one piece of hardware (s): 1 if each has its own.
+    network : Network
+        By default devices share the host's memory.
+    scheme : {'host', 'ring', 'hierarchical'}
+        The way in which gradients are added.
+
+    Examples
+    --------
+    >>> model = CostModel(0.001, 0.0001, 0.002, 4e6, network=parse_network('0:8'))
+    >>> [(part, round(seconds, 6)) for part, seconds in model.parts(2, 100).items()]
+    [('input', 0.0), ('dispatch', 0.001), ('compute', 0.005), ('exchange', 0.002), ('update', 0.002)]
+    >>> model = CostModel(fixed_s=0, sample_s=0.001, update_s=0.1, n_bytes=0)
+    >>> model.speedup(4, 100), model.speedup(4, 100, weak=True)
+    (1.6, 4.0)
+    >>> model.batch_that_pays(2, efficiency=0.7), model.batch_that_pays(4, efficiency=1)
+    (134, None)
     """
 
+    fixed_s: float
+    sample_s: float
+    update_s: float
+    n_bytes: float
+    input_s: float = 0.0
+    host_s: float = 0.0
+    launch_s: float = 0.0
+    reduce_bytes_per_s: float = math.inf
+    divides_update: bool = False
+    pieces: int = 1
+    sharing: float = 1
+    network: Network = ONE_HOST
+    scheme: str = 'host'
 
-def fit_line(sizes, seconds):
+    def all_reduce(self, n: int) -> float:
+        """Return the seconds of an all_reduce over n devices; only hosts take time to add."""
+        hosts, devices = self.network.divided(n)
+        inner, outer = self.network.inner, self.network.outer or self.network.inner
+        if self.scheme == 'ring':
+            used = [inner, outer] if hosts > 1 else [inner]
+            slowest = Link('', max(link.latency_s for link in used), min(link.bytes_per_s for link in used))
+            return ring_all_reduce(n, self.n_bytes, slowest)
+        if self.scheme == 'hierarchical':  # reduce and broadcast are pipelined chains
+            chain = (devices - 1) * inner.latency_s + self.n_bytes / inner.bytes_per_s if devices > 1 else 0.0
+            return 2 * chain + ring_all_reduce(hosts, self.n_bytes, outer)
+        to_host = TO_HOST.get(inner, inner)
+        adding = devices * self.n_bytes / self.reduce_bytes_per_s if n > 1 else 0.0
+        return (2 * devices * (to_host.latency_s + self.n_bytes / to_host.bytes_per_s) + adding
+                + ring_all_reduce(hosts, self.n_bytes, outer, self.reduce_bytes_per_s))
+
+    def parts(self, n: int, batch: int) -> dict[str, float]:
+        """Return the seconds of each of `PARTS` of a step of n devices; `batch` has the samples of all."""
+        hosts, devices = self.network.divided(n)
+        compute = self.sharing * self.sample_s * -(-batch // n)
+        exchange = self.all_reduce(n)
+        if self.sharing == 1:
+            exchange -= (1 - 1 / self.pieces) * min(exchange, BACKWARD * compute)
+        return {'input': self.input_s * batch / hosts,
+                'dispatch': self.host_s + (devices - 1) * self.launch_s + self.sharing * self.fixed_s,
+                'compute': compute,
+                'exchange': exchange,
+                'update': self.sharing * self.update_s / (n if self.divides_update else 1)}
+
+    def speedup(self, n: int, batch: int, weak: bool = False) -> float:
+        """Return samples a second of n devices / samples a second of one device, which exchanges nothing.
+
+        With `weak`, `batch` is the size of each device's sub-batch, else of the whole batch.
+        """
+        growth = n if weak else 1
+        one = self._replace(network=ONE_HOST, sharing=1).parts(1, batch)
+        return growth * sum(one.values()) / sum(self.parts(n, growth * batch).values())
+
+    def batch_that_pays(self, n: int, efficiency: float = PAYS) -> int | None:
+        """Return the smallest batch with which n devices reach an efficiency, speedup / n.
+
+        Returns
+        -------
+        int or None
+            Samples in the whole batch, a multiple of n; None if no batch of up to `MOST_SAMPLES` is enough.
+        """
+        # Over multiples of n one device's step is a straight line, and the step of n devices is convex.
+        low, high = 0, 1
+        while self.speedup(n, n * high) < efficiency * n:
+            low, high = high, 2 * high
+            if n * high > MOST_SAMPLES:
+                return None
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.speedup(n, n * middle) < efficiency * n else (low, middle)
+        return n * high
+
+
+def fit_line(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
     """Fit seconds for no samples and seconds a sample, neither negative, by least squares of the relative errors.
 
     Parameters
     ----------
-    sizes : list of int
+    sizes : sequence of int
         At least two different ones.
-    seconds : list of float
+    seconds : sequence of float
         Positive.
 
     Examples
@@ -79,77 +311,12 @@ def fit_line(sizes, seconds):
     >>> round(fixed, 9), round(each * 64, 9)
     (0.001, 0.01)
     """
-    weights = 1 / np.square(seconds)
-    x, y = np.average([sizes, seconds], axis=1, weights=weights)
-    slope = float(np.sum(weights * (sizes - x) * (seconds - y)) / np.sum(weights * (sizes - x) ** 2))
-    if y - slope * x < 0:
-        return 0.0, float(y / x)
-    return float(y - max(slope, 0.0) * x), max(slope, 0.0)
+    from scipy.optimize import nnls  # not above: commands do not wait for it
+    fixed, each = nnls(np.transpose([np.ones(len(sizes)), sizes]) / np.transpose([seconds]), np.ones(len(sizes)))[0]
+    return float(fixed), float(each)
 
 
-def step_parts(costs, n, batch, network=None, scheme='host', sharing=1):
-    """Return the seconds of each part of a step.
-
-    Parameters
-    ----------
-    costs : Costs
-    n : int
-        Devices.
-    batch : int
-        Samples in the whole batch.
-    network : Network, optional
-        None for devices that exchange nothing.
-    scheme : {'host', 'ring', 'hierarchical'}
-    sharing : float
-        How many devices share one piece of hardware: 1 if each has its own.
-
-    Returns
-    -------
-    dict of str to float
-        A value for each of `PARTS`.
-
-    Examples
-    --------
-    >>> from theano_mgpu.cli.bench.links import parse_network
-    >>> parts = step_parts(Costs(0.001, 0.0001, 0.002, 4e6), 2, 100, parse_network('0:8'))
-    >>> [(part, round(seconds, 6)) for part, seconds in parts.items()]
-    [('input', 0.0), ('dispatch', 0.001), ('compute', 0.005), ('exchange', 0.002), ('update', 0.002)]
-    """
-    hosts, devices = network.divided(n) if network else (1, n)
-    compute = sharing * costs.sample_s * -(-batch // n)
-    exchange = SCHEMES[scheme](n, costs.n_bytes, network, costs.reduce_bytes_per_s) if network else 0.0
-    if sharing == 1:
-        exchange -= (1 - 1 / costs.pieces) * min(exchange, BACKWARD * compute)
-    return {'input': costs.input_s * batch / hosts,
-            'dispatch': costs.host_s + (devices - 1) * costs.launch_s + sharing * costs.fixed_s,
-            'compute': compute,
-            'exchange': exchange,
-            'update': sharing * costs.update_s / (n if costs.divides_update else 1)}
-
-
-def step_seconds(costs, n, batch, network=None, scheme='host', sharing=1):
-    """Return the seconds of a step; arguments as for `step_parts`."""
-    return sum(step_parts(costs, n, batch, network, scheme, sharing).values())
-
-
-def speedup(costs, n, batch, network=None, scheme='host', sharing=1, weak=False):
-    """Return the speedup: samples a second of n devices / samples a second of one device.
-
-    Parameters
-    ----------
-    weak : bool
-        Whether `batch` is the size of each device's sub-batch, not that of the whole batch.
-
-    Examples
-    --------
-    >>> speedup(Costs(0, 0.001, 0.1, 0), 4, 100), speedup(Costs(0, 0.001, 0.1, 0), 4, 100, weak=True)
-    (1.6, 4.0)
-    """
-    growth = n if weak else 1
-    return growth * step_seconds(costs, 1, batch) / step_seconds(costs, n, growth * batch, network, scheme, sharing)
-
-
-def limit(parts):
+def limit(parts: dict[str, float]) -> str:
     """Return the part that limits a step: compute if it is half of the step or more, else the largest other part.
 
     Examples
@@ -159,39 +326,188 @@ def limit(parts):
     """
     if parts['compute'] >= 0.5 * sum(parts.values()):
         return 'compute'
-    return max((part for part in parts if part != 'compute'), key=parts.get)
+    return max((part for part in parts if part != 'compute'), key=parts.__getitem__)
 
 
-def batch_that_pays(costs, n, network=None, scheme='host', sharing=1, efficiency=PAYS):
-    """Return the smallest batch with which n devices reach an efficiency.
+def predictions(model: CostModel, batch_size: int, networks: dict[str, Network]) -> dict[Any, Row]:
+    """Predict steps and speedups of devices like the measured one, each with hardware of its own.
 
     Parameters
     ----------
-    efficiency : float
-        Speedup over one device / n; ``1 / n`` means as fast as one device.
+    model : CostModel
+    batch_size : int
+        Samples in the whole batch (strong scaling), or of each device (weak).
+    networks : dict of str to Network
 
     Returns
     -------
-    int or None
-        Samples in the whole batch, a multiple of n; None if no batch of up to `MOST_SAMPLES` is enough.
+    dict of (network, scheme, scaling, devices) to dict
+        The key's entries by name; seconds of a step, its parts and its limit; speedup and efficiency; the batch that
+        pays, in samples.
+    """
+    predicted = {}
+    for key in itertools.product(networks, SCHEMES, ('strong', 'weak'), NUMBERS):
+        name, scheme, scaling, n = key
+        model = model._replace(network=networks[name], scheme=scheme)
+        parts = model.parts(n, batch_size * (n if scaling == 'weak' else 1))
+        gain = model.speedup(n, batch_size, scaling == 'weak')
+        predicted[key] = dict(zip(('network', 'scheme', 'scaling', 'devices'), key), seconds=sum(parts.values()),
+                              speedup=gain, efficiency=gain / n, limit=limit(parts), parts=parts,
+                              batch_that_pays=model.batch_that_pays(n))
+    return predicted
+
+
+class Block(NamedTuple):
+    """Some steps in a row.
+
+    Attributes
+    ----------
+    kind : {'plain', 'contexts', 'ranks', 'apart'}
+        Plain Keras, contexts of one process, or one context in each of several processes: together, or each by
+        itself at the same time.
+    n : int
+        Contexts or processes.
+    batch : int
+        Samples a step.
+    seconds : float
+        Of a step.
+    phases : dict of str to float
+        Seconds of a step in each phase, and outside all phases (other).
+    figures : dict of str to float
+        Further measurements: how fast the host adds, and the link between ranks.
+    """
+
+    kind: str
+    n: int
+    batch: int
+    seconds: float
+    phases: Dict[str, float]
+    figures: Dict[str, float] = {}
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """The seconds in each part of the model."""
+        parts = dict.fromkeys(PARTS, 0.0)
+        for phase, seconds in self.phases.items():
+            parts[PART_OF.get(phase, 'dispatch')] += seconds
+        return parts
+
+
+def means(dicts: Sequence[dict[str, float]], mean: Callable[..., Any] = np.mean) -> dict[str, float]:
+    """Return the mean, or median, of each entry of several dicts with the same keys.
 
     Examples
     --------
-    >>> costs = Costs(fixed_s=0, sample_s=0.001, update_s=0.1, n_bytes=0)
-    >>> batch_that_pays(costs, 2, efficiency=0.7), batch_that_pays(costs, 4, efficiency=1)
-    (134, None)
+    >>> means([{'run': 1.0}, {'run': 2.0}])
+    {'run': 1.5}
     """
-    def pays(multiple):
-        return (efficiency * n * step_seconds(costs, n, n * multiple, network, scheme, sharing)
-                <= step_seconds(costs, 1, n * multiple))
+    return {name: float(mean([each[name] for each in dicts])) for name in dicts[0]}
 
-    # Over multiples of n one device's step is a straight line, and that of n devices is convex.
-    low, high = 0, 1
-    while not pays(high):
-        low, high = high, 2 * high
-        if n * high > MOST_SAMPLES:
-            return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if pays(middle) else (middle, high)
-    return n * high
+
+def costs_of(blocks: Sequence[Block], n_bytes: float, reduce_bytes_per_s: float = math.inf) -> CostModel:
+    """Return the CostModel of a step on one device.
+
+    Parameters
+    ----------
+    blocks : sequence of Block
+        Of one context at two batch sizes or more.
+    n_bytes : float
+        Of all gradients.
+    reduce_bytes_per_s : float
+        Rate at which the host adds gradients.
+    """
+    sizes = [block.batch for block in blocks]
+    seconds = {part: [max(block.parts[part], SHORTEST) for block in blocks] for part in PARTS}
+    input_fixed_s, input_s = fit_line(sizes, seconds['input'])
+    return CostModel(*fit_line(sizes, seconds['compute']), float(np.median(seconds['update'])), n_bytes, input_s,
+                     input_fixed_s + float(np.median(seconds['dispatch'])),
+                     min(block.phases.get('launch', 0.0) for block in blocks), reduce_bytes_per_s)
+
+
+class Findings(NamedTuple):
+    """All blocks of a measurement, and the table, costs and predictions derived from them.
+
+    Attributes
+    ----------
+    rounds : list of dict of (kind, n, batch) to Block
+        One measurement of each key a round.
+    batch_size : int
+        Samples in the whole batch.
+    n_bytes : int
+        Of all gradients.
+    sharing : list of int
+        For 1, 2, ... contexts: the largest number of them that share one piece of hardware.
+    link : Link
+        To the contexts' devices.
+    updates_on : {'device', 'sharded', 'host'}
+        Where the update is computed: by each context, each a part of it, or once for all contexts.
+    in_half : bool
+        Whether ranks exchange gradients in half precision.
+    overlaps : bool
+        Whether gradients are exchanged while others are computed.
+    """
+
+    rounds: Sequence[Dict[Key, Block]]
+    batch_size: int
+    n_bytes: int
+    sharing: Sequence[int]
+    link: Link = MEMORY
+    updates_on: str = 'device'
+    in_half: bool = False
+    overlaps: bool = False
+
+    @property
+    def medians(self) -> dict[Key, Block]:
+        """The median Block of each key."""
+        return {key: block._replace(seconds=float(np.median([each[key].seconds for each in self.rounds])),
+                                    phases=means([each[key].phases for each in self.rounds], np.median),
+                                    figures=means([each[key].figures for each in self.rounds], np.median))
+                for key, block in self.rounds[0].items()}
+
+    def model(self, blocks: dict[Key, Block], kind: str = 'contexts', n: int = 1) -> CostModel:
+        """Return the CostModel of n contexts or ranks here.
+
+        Parameters
+        ----------
+        blocks : dict of (kind, n, batch) to Block
+            The measurements of one round, or the medians.
+        kind : {'contexts', 'ranks'}
+        n : int
+        """
+        from ...plan.buckets import most_buckets  # not above: it imports Theano, which commands do not wait for
+        single = ('contexts', 1) if kind == 'contexts' else ('apart', n)
+        figures = blocks[kind, n, self.batch_size].figures
+        model = costs_of([block for block in blocks.values() if block[:2] == single], self.n_bytes,
+                         figures.get('reduce_bytes_per_s', math.inf))._replace(
+            divides_update=self.updates_on == 'sharded', pieces=most_buckets(self.n_bytes) if self.overlaps else 1)
+        if kind == 'ranks':
+            network = Network(MEMORY, Link('between ranks', figures['latency_s'], figures['bytes_per_s']), 1)
+            return model._replace(network=in_half(network) if self.in_half else network)
+        sharing = self.sharing[n - 1]
+        return model._replace(network=Network(self.link, None, EVERY_DEVICE), sharing=sharing,
+                              update_s=model.update_s / (sharing if self.updates_on == 'host' else 1))
+
+    def rows(self) -> list[Row]:
+        """Return the rows of the table: a dict for plain Keras, for each number of contexts and of ranks.
+
+        A row of several has a check of the model: seconds predicted and measured, and predicted / measured - 1 (error).
+        Each round is predicted from its own measurements, so that a slow period of the machine affects both sides; the
+        error is the median over the rounds.
+        """
+        rows, medians = [], self.medians
+        for (kind, n, batch), block in medians.items():
+            if kind == 'apart' or batch != self.batch_size:
+                continue
+            seconds = [blocks[kind, n, batch].seconds for blocks in self.rounds]
+            gain = medians['ranks' if kind == 'ranks' else 'contexts', 1, batch].seconds / block.seconds
+            row = dict(kind=kind, n=n, samples_per_s=batch / block.seconds, seconds=block.seconds, lowest=min(seconds),
+                       highest=max(seconds), speedup=gain, efficiency=gain / n, phases=block.phases, parts=block.parts,
+                       figures=block.figures, rounds=seconds)
+            if n > 1:
+                ratios = [sum(self.model(blocks, kind, n).parts(n, batch).values()) / measured
+                          for blocks, measured in zip(self.rounds, seconds)]
+                error = float(np.median(ratios)) - 1
+                row['check'] = dict(kind=kind, n=n, predicted=block.seconds * (1 + error), measured=block.seconds,
+                                    error=error, parts=self.model(medians, kind, n).parts(n, batch))
+            rows.append(row)
+        return rows

@@ -1,14 +1,25 @@
-"""A process that takes commands on its stdin and prints answers: one side of a measurement."""
+"""Processes that take commands on stdin and print answers: the sides of a measurement, such as ranks."""
+from __future__ import annotations
+
 import contextlib
+import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
+import time
+from pathlib import Path
+from typing import Any, Callable, Sequence
 
 from ...errors import MgpuError
+from ...utils.tables import counted
+from ..job_command import THREADS
+from .scaling import Block
 
 TAIL = 3000  # characters of a failed worker's stderr that are shown
+PACKAGES = str(Path(__file__).resolve().parents[3])  # the folder that theano_mgpu is in
 
 
 class WorkerError(MgpuError):
@@ -16,7 +27,7 @@ class WorkerError(MgpuError):
 
 
 class Worker:
-    """A process, and those that it starts; a context manager that ends them.
+    """A process, and its child processes; a context manager that ends them.
 
     Parameters
     ----------
@@ -32,21 +43,22 @@ class Worker:
     pid : int
     """
 
-    def __init__(self, label, command, environment, patience=None):
+    def __init__(self, label: str, command: Sequence[str], environment: dict[str, str],
+                 patience: float = threading.TIMEOUT_MAX) -> None:
         self._label, self._patience = label, patience
         self._stderr = tempfile.TemporaryFile('w+', errors='replace')
         # A session of its own: Ctrl-C reaches this process only, which ends the worker in order.
-        self._process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                         stderr=self._stderr, universal_newlines=True, start_new_session=True)
+        self._process: Any = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                              stderr=self._stderr, universal_newlines=True, start_new_session=True)
         self.pid = self._process.pid
 
-    def send(self, line):
+    def send(self, line: str) -> None:
         """Write a line to its stdin."""
         with contextlib.suppress(BrokenPipeError):  # `answer` then reports why it has ended
             self._process.stdin.write(line + '\n')
             self._process.stdin.flush()
 
-    def answer(self, is_answer):
+    def answer(self, is_answer: Callable[[str], bool]) -> str:
         """Return the next line that it prints for which ``is_answer(line)`` is true: libraries print others, too.
 
         Raises
@@ -54,24 +66,24 @@ class Worker:
         WorkerError
             If the process ends, or `patience` is over, before such a line.
         """
-        late = threading.Event()
-        timer = threading.Timer(self._patience or 0, lambda: (late.set(), os.killpg(self.pid, signal.SIGTERM)))
-        if self._patience:
-            timer.start()
+        start = time.monotonic()
+        timer = threading.Timer(self._patience, self.kill)
+        timer.start()
         try:
-            for line in iter(self._process.stdout.readline, ''):
-                if is_answer(line.strip()):
-                    return line.strip()
+            for line in map(str.strip, self._process.stdout):
+                if is_answer(line):
+                    return line
         finally:
             timer.cancel()
+        late = time.monotonic() - start >= self._patience
         self.kill()
         self._stderr.seek(0)
         raise WorkerError('%s %s. The end of its stderr:\n%s' % (
-            self._label, 'did not answer within %g s' % self._patience if late.is_set() else
+            self._label, 'did not answer within %g s' % self._patience if late else
             'ended without an answer, with exit code %s' % self._process.returncode,
             self._stderr.read()[-TAIL:].strip() or '(nothing)'))
 
-    def kill(self):
+    def kill(self) -> None:
         """End it and the processes that it has started; mpirun ends its ranks when it is terminated."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
@@ -79,10 +91,10 @@ class Worker:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(10)
 
-    def __enter__(self):
+    def __enter__(self) -> Worker:
         return self
 
-    def __exit__(self, kind, *_):
+    def __exit__(self, kind: Any, *_: Any) -> None:
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()  # the end of its commands
         if kind is None:
@@ -91,3 +103,18 @@ class Worker:
         self.kill()
         self._process.stdout.close()
         self._stderr.close()
+
+
+def start_ranks(n: int, threads: int, settings: dict[str, Any]) -> Worker:
+    """Start n ranks with some threads each, which print a line ``ready``; rank_work.py names the settings."""
+    environment = dict({name: str(threads) for name in THREADS}, **os.environ)
+    environment['PYTHONPATH'] = os.pathsep.join(filter(None, [PACKAGES, os.environ.get('PYTHONPATH')]))
+    return Worker('a job of %s' % counted(n, 'rank'), [
+        sys.executable, '-m', 'theano_mgpu', 'launch', '-n', str(n), '--gpus-per-process', '1',
+        '-m', 'theano_mgpu.cli.bench.rank_work', json.dumps(settings)], environment)
+
+
+def turn_of_ranks(ranks: Worker) -> list[Block]:
+    """Have ranks run each of their measurements once; return the Blocks."""
+    ranks.send('go')
+    return [Block(**entries) for entries in json.loads(ranks.answer(lambda line: line.startswith('[')))]

@@ -1,14 +1,5 @@
-"""`theano-mgpu doctor`: check the set-up, and print a remedy for each problem."""
-import argparse
-import functools
-import sys
-import textwrap
+"""`theano-mgpu doctor`: checks of the set-up, and a remedy for each problem.
 
-from ...jobs import mpi_environment, rank_process
-from ..output import print_json
-from . import advice, cuda_checks, device_checks, host_checks, libraries, mpi_checks
-
-EPILOG = """\
 Each check is ok, FAIL (needed but broken: the exit code is 1), warn (works, but slowly or in part) or
 skip (absent, and not needed). Needed are Python, NumPy, Theano, and everything that the configured
 contexts use; each of these contexts has to compute something. In an allocation of a cluster, processes are
@@ -19,28 +10,40 @@ examples:
   srun --mpi=pmix -n 2 theano-mgpu doctor
   THEANO_FLAGS='contexts=dev0->cuda0;dev1->cuda1' theano-mgpu doctor
 """
+from __future__ import annotations
+
+import argparse
+import functools
+import textwrap
+from typing import Any, Callable, Iterator
+
+from ...jobs import mpi_environment, rank_process
+from ..output import print_json
+from . import advice, device_checks, host_checks, mpi_checks
+from .host_checks import FAIL, SKIP, Finding, Setup
+
 NAME_WIDTH = 14
 
 
-def add_parser(sub):
+def add_parser(sub: Any) -> None:
     """Add the command to argparse's sub-parsers."""
-    parser = sub.add_parser('doctor', help='check the set-up; failures come with a remedy', epilog=EPILOG,
+    parser = sub.add_parser('doctor', help='check the set-up; failures come with a remedy',
+                            epilog=(__doc__ or '').partition('\n\n')[2],
                             description='Check the compiler, the libraries, and every context by a real computation.',
                             formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--json', action='store_true', help='print JSON')
     parser.set_defaults(run=run, works_without_theano=True)
 
 
-def run(args):
+def run(args: argparse.Namespace) -> int:
     """Run the checks and print each result at once; return 1 if one failed, else 0."""
     rank_process.note_joined()  # in a job, the checks of each rank are its own
-    setup, findings = host_checks.Setup(), []
+    setup, findings = Setup(), []
     for name, finding in diagnose(setup):
         findings.append((name, finding))
         if not args.json:
-            print(as_text(name, finding))
-            sys.stdout.flush()
-    failed = [name for name, finding in findings if finding.status == host_checks.FAIL]
+            print(as_text(name, finding), flush=True)
+    failed = [name for name, finding in findings if finding.status == FAIL]
     last_line = advice.last_line(findings, setup)
     if args.json:
         print_json({'healthy': not failed, 'advice': last_line,
@@ -51,16 +54,12 @@ def run(args):
     return 1 if failed else 0
 
 
-def plan(setup):
-    """The checks to run, in order: pairs of a name and a function of the set-up."""
-    def if_theano(check):
-        return check if setup.theano_error is None else needs_theano
+def plan(setup: Setup) -> list[tuple[str, Callable[[Setup], Finding]]]:
+    """Return the checks to run, in order: pairs of a name and a function of the set-up."""
+    def if_theano(check: Callable[[Setup], Finding]) -> Callable[[Setup], Finding]:
+        return check if setup.theano_error is None else lambda setup: Finding(SKIP, 'needs Theano')
 
-    library_checks = [(name, functools.partial(device_checks.check_library, name=name))
-                      for name in libraries.CUDA_LIBRARIES]
-    library_checks += [('architecture', device_checks.check_nvrtc),
-                       ('libgpuarray', if_theano(cuda_checks.check_libgpuarray))]
-    return [
+    checks = [
         ('Python', host_checks.check_python),
         ('NumPy', host_checks.check_numpy),
         ('Theano', host_checks.check_theano),
@@ -68,43 +67,35 @@ def plan(setup):
         ('BLAS', if_theano(host_checks.check_blas)),
         ('Keras', if_theano(host_checks.check_keras)),
         ('mpi4py', host_checks.check_mpi),
-        *([('job', if_theano(mpi_checks.check_job))] if mpi_environment.size() > 1 else
-          [('mpirun', mpi_checks.check_mpirun)]),
+        ('job', if_theano(mpi_checks.check_job)) if mpi_environment.size() > 1 else ('mpirun', mpi_checks.check_mpirun),
         ('contexts', host_checks.check_map),
         ('pygpu', device_checks.check_pygpu),
         ('OpenCL devices', device_checks.check_opencl),
         ('libclblast.so', device_checks.check_clblast),
-        ('CUDA devices', device_checks.check_cuda),
-    ] + (library_checks if device_checks.cuda_is_wanted(setup) else []) + [
-        ('context ' + context.name, if_theano(functools.partial(device_checks.check_context, context=context)))
-        for context in setup.contexts]
+        ('CUDA devices', device_checks.check_cuda)]
+    if device_checks.cuda_is_wanted(setup):
+        checks += [(name, functools.partial(device_checks.check_library, name=name))
+                   for name in device_checks.CUDA_LIBRARIES]
+        checks += [('architecture', device_checks.check_nvrtc),
+                   ('libgpuarray', if_theano(device_checks.check_libgpuarray))]
+    return checks + [('context ' + context.name, if_theano(functools.partial(device_checks.check_context,
+                                                                            context=context)))
+                     for context in setup.contexts]
 
 
-def needs_theano(setup):
-    return host_checks.Finding(host_checks.SKIP, 'needs Theano')
-
-
-def diagnose(setup):
-    """Run the checks; an exception in a check is a finding, too.
-
-    Yields
-    ------
-    (str, Finding)
-        Name of the check and what it found.
-    """
+def diagnose(setup: Setup) -> Iterator[tuple[str, Finding]]:
+    """Run the checks and yield each name and finding; an exception in a check is a finding, too."""
     for name, check in plan(setup):
         try:
-            yield name, check(setup)
+            finding = check(setup)
         except Exception as error:  # the remaining checks must run
-            yield name, host_checks.Finding(
-                host_checks.FAIL, '%s: %s' % (type(error).__name__, host_checks.first_line(error)),
-                'This check itself failed: please report it')
+            finding = Finding(FAIL, '%s: %s' % (type(error).__name__, host_checks.first_line(error)),
+                              'This check itself failed: please report it')
+        yield name, finding
 
 
-def as_text(name, finding):
-    """A finding as one line, and its remedy below, indented."""
-    status = finding.status.upper() if finding.status == host_checks.FAIL else finding.status
+def as_text(name: str, finding: Finding) -> str:
+    """Return a finding as one line, and its remedy below, indented."""
+    status = finding.status.upper() if finding.status == FAIL else finding.status
     line = '%-*s  %-4s  %s' % (NAME_WIDTH, name, status, finding.text)
-    if not finding.remedy:
-        return line
-    return line + '\n' + textwrap.indent('remedy: ' + finding.remedy, ' ' * (NAME_WIDTH + 8))
+    return line + textwrap.indent('\nremedy: ' + finding.remedy, ' ' * (NAME_WIDTH + 8)) if finding.remedy else line

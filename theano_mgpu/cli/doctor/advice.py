@@ -1,31 +1,38 @@
-"""What to do next on this machine: the last line of `theano-mgpu doctor`, and the commands of `theano-mgpu` alone."""
+"""Advice on the next steps: the last line of `theano-mgpu doctor`, and the commands of `theano-mgpu` alone."""
+from __future__ import annotations
+
 import os
-from collections import namedtuple
+from typing import NamedTuple, Sequence
 
 from ... import config
 from ...devices import discovery
 from ...devices.contexts import flagged
 from ...jobs import mpi_environment
 from ...jobs.allocation import allocation
-from . import libraries
-from .host_checks import FAIL, WARN
-
-Step = namedtuple('Step', 'command purpose')
+from . import device_checks
+from .host_checks import FAIL, WARN, Finding, Setup
 
 
-def problem(setup):
-    """What keeps this machine from being used as it is set up; the empty string if nothing is known."""
+class Step(NamedTuple):
+    """A command to type next, and its purpose."""
+
+    command: str
+    purpose: str
+
+
+def problem(setup: Setup) -> str:
+    """Return the known problem of this machine as it is set up; the empty string if there is none."""
     if setup.theano_error is not None:
         return 'Theano cannot be imported'
     if setup.map_error is not None:
         return 'the contexts cannot be read'
-    if libraries.nvidia_gpu_present() and not discovery.discover('cuda')[0]:
+    if device_checks.nvidia_gpu_present() and not discovery.discover('cuda')[0]:
         return "NVIDIA's GPUs cannot be used yet"
     return ''
 
 
-def first_script(setup):
-    """The command that runs a script on all that this machine, or this job, has, as a Step."""
+def first_script(setup: Setup) -> Step:
+    """Return the command that runs a script on all that this machine, or this job, has, as a Step."""
     script = 'a Keras or Theano script, unchanged, '
     processes = mpi_environment.size()
     if processes > 1:
@@ -40,8 +47,8 @@ def first_script(setup):
     return Step('theano-mgpu launch -n 2 run train.py', script + 'in two processes on the CPU')
 
 
-def next_steps(setup):
-    """Three commands that make sense next, as a list of Step."""
+def next_steps(setup: Setup) -> list[Step]:
+    """Return three commands that make sense next."""
     wrong = problem(setup)
     check = Step('theano-mgpu doctor', 'begin here: ' + wrong if wrong else 'check that each context computes')
     if setup.needs('cuda', 'opencl') and not flagged():
@@ -53,18 +60,8 @@ def next_steps(setup):
     return [check, first_script(setup), last]
 
 
-def last_line(findings, setup):
-    """One line of advice, after all checks.
-
-    Parameters
-    ----------
-    findings : list of (str, Finding)
-    setup : Setup
-
-    Returns
-    -------
-    str
-    """
+def last_line(findings: Sequence[tuple[str, Finding]], setup: Setup) -> str:
+    """Return one line of advice, after all checks; `findings` are pairs of a name and a Finding."""
     for status, text in (FAIL, 'apply the remedy of %s first, then run theano-mgpu doctor again'), (
             WARN, 'apply the remedy of %s, unless you do not need it'):
         names = [name for name, finding in findings if finding.status == status]

@@ -1,15 +1,41 @@
 """Checks of `theano-mgpu doctor`: devices, the libraries that they need, and the contexts on them."""
+from __future__ import annotations
+
+import ctypes
+import glob
 import re
+from typing import Any
 
 from ...devices import cuda_libraries, discovery
-from ...devices.context_map import describe
+from ...devices.context_map import Context, describe
 from ...devices.contexts import init
+from ...patches import cuda_contexts
 from ..output import quietly
-from . import libraries
-from .host_checks import FAIL, OK, SKIP, Finding, broken, first_line, random_matrices, version_tuple
+from .host_checks import FAIL, OK, SKIP, Finding, Setup, broken, first_line, random_matrices, version_tuple
+
+# The shared libraries that libgpuarray opens by name, and the purpose of each.
+CUDA_LIBRARIES = {'libcuda.so': 'every CUDA call', 'libnvrtc.so': 'every GPU kernel', 'libcublas.so': 'gemm',
+                  'libnccl.so': 'pygpu.collectives'}
+OPTIONAL = {'libnccl.so'}
 
 
-def check_pygpu(setup):
+def load_error(name: str) -> str | None:
+    """Return why the dynamic linker cannot open a library by this name, as text; None if it can."""
+    try:
+        ctypes.CDLL(name)
+    except OSError as error:
+        return str(error)
+    return None
+
+
+def nvidia_gpu_present() -> bool:
+    """Return whether this machine has an NVIDIA GPU with its driver (Linux, or WSL)."""
+    return any(glob.glob(pattern) for pattern in ('/dev/nvidia[0-9]*', '/proc/driver/nvidia/gpus/*',
+                                                  '/usr/lib/wsl/lib/libcuda.so*'))
+
+
+def check_pygpu(setup: Setup) -> Finding:
+    """Check that pygpu can be imported, in a version for Theano 1.0.5."""
     gpu = setup.needs('cuda', 'opencl')
     remedy = ("Debian: apt-get install python3-pygpu, and a virtual environment that sees it: "
               '/usr/bin/python3 -m venv --system-site-packages .venv')
@@ -17,24 +43,24 @@ def check_pygpu(setup):
         import pygpu
         from pygpu.gpuarray import api_version
     except Exception as error:  # ImportError; ValueError where it was built for another NumPy
-        if gpu:
-            return Finding(FAIL, 'cannot be imported: ' + first_line(error), remedy)
-        return Finding(SKIP, 'not available; needed for GPUs only (%s)' % first_line(error))
+        return (Finding(FAIL, 'cannot be imported: ' + first_line(error), remedy) if gpu else
+                Finding(SKIP, 'not available; needed for GPUs only (%s)' % first_line(error)))
+    version = '%s, API %d' % (pygpu.__version__, api_version()[0])
     if version_tuple(pygpu.__version__) != (0, 7) or api_version()[0] != 2:
-        return broken(gpu, '%s, API %d; Theano 1.0.5 works with 0.7, API 2'
-                      % (pygpu.__version__, api_version()[0]), remedy)
-    return Finding(OK, '%s, API %d' % (pygpu.__version__, api_version()[0]))
+        return broken(gpu, version + '; Theano 1.0.5 works with 0.7, API 2', remedy)
+    return Finding(OK, version)
 
 
-def with_type(device):
-    """An OpenCL device and its type, as text."""
+def with_type(device: str) -> str:
+    """Return an OpenCL device and its type, as text."""
     return '%s (%s)' % (device, discovery.type_of(device) or 'of unknown type')
 
 
-def check_opencl(setup):
-    found, why_none = discovery.discover('opencl')
-    if found:
-        listed = ', '.join(map(with_type, found))
+def check_opencl(setup: Setup) -> Finding:
+    """Check that there is an OpenCL device."""
+    devices, why_none = discovery.discover('opencl')
+    if devices:
+        listed = ', '.join(map(with_type, devices))
         if discovery.opencl_cpus():
             listed += '; a CPU is used through OpenCL only if a context is mapped to it'
         return Finding(OK, listed)
@@ -44,63 +70,57 @@ def check_opencl(setup):
     return Finding(SKIP, 'none: ' + why_none)
 
 
-def check_clblast(setup):
+def check_clblast(setup: Setup) -> Finding:
+    """Check that gemm on OpenCL has its library."""
     if not (setup.needs('opencl') or discovery.discover('opencl')[0]):
         return Finding(SKIP, 'no OpenCL device here')
-    error = libraries.load_error('libclblast.so')
+    error = load_error('libclblast.so')
     if error:
         return broken(setup.needs('opencl'), 'gemm on OpenCL ends with "Missing Blas library": ' + error,
                       'Debian: apt-get install libclblast-dev (libclblast1 alone lacks this name)')
     return Finding(OK, 'gemm on OpenCL has its library')
 
 
-def cuda_is_wanted(setup):
-    """Whether to check CUDA: there is an NVIDIA GPU or its driver, or a context is mapped to one."""
-    return setup.needs('cuda') or libraries.nvidia_gpu_present() or bool(cuda_libraries.survey().libraries)
+def cuda_is_wanted(setup: Setup) -> bool:
+    """Return whether to check CUDA: there is an NVIDIA GPU or its driver, or a context is mapped to one."""
+    return setup.needs('cuda') or nvidia_gpu_present() or bool(cuda_libraries.survey().libraries)
 
 
-def check_cuda(setup):
-    found, why_none = discovery.discover('cuda')
-    if found:
-        return Finding(OK, ', '.join(found))
+def check_cuda(setup: Setup) -> Finding:
+    """Check that there is a CUDA device, if that is wanted."""
+    devices, why_none = discovery.discover('cuda')
+    if devices:
+        return Finding(OK, ', '.join(devices))
     if cuda_is_wanted(setup):
         return broken(setup.needs('cuda'), why_none, 'See the libraries below; does nvidia-smi list a GPU?')
     return Finding(SKIP, 'none: no NVIDIA GPU here')
 
 
-def check_library(setup, name):
-    """The file used for a CUDA library, its version, and the name by which libgpuarray loads it."""
-    survey, purpose = cuda_libraries.survey(), libraries.CUDA_LIBRARIES[name]
-    library = survey.libraries.get(name)
-    if library is None:
-        return check_unused_library(setup, name)
-    if library.problem:
-        if name in libraries.OPTIONAL:
-            return Finding(SKIP, 'optional; ' + library.problem)
-        return broken(setup.needs('cuda'), '%s needs it: %s' % (purpose, library.problem), library.remedy)
-    version = cuda_libraries.dotted(library.version) or 'unknown version'
-    if name == 'libcuda.so':
-        version = 'the driver, for CUDA ' + version
-    return Finding(OK, '%s: %s%s' % (version, library.path, ', through ' + library.shim if library.shim else ''))
+def check_library(setup: Setup, name: str) -> Finding:
+    """Check a CUDA library: its file, its version, and the name by which libgpuarray loads it."""
+    library = cuda_libraries.survey().libraries.get(name)
+    if library and not library.problem:
+        version = cuda_libraries.dotted(library.version) or 'unknown version'
+        if name == 'libcuda.so':
+            version = 'the driver, for CUDA ' + version
+        return Finding(OK, '%s: %s%s' % (version, library.path, ', through ' + library.shim if library.shim else ''))
+    if library:
+        problem, remedy = library.problem, library.remedy
+    # The driver is missing or has no device: then no other library is opened.
+    elif name == 'libcuda.so':
+        problem, remedy = "NVIDIA's driver is not installed", "Install NVIDIA's driver, which it comes with"
+    elif cuda_libraries.candidates(name):
+        return Finding(SKIP, '%s; not tried: no CUDA device can be used' % cuda_libraries.candidates(name)[0].path)
+    else:
+        problem = 'not found' if name in OPTIONAL else 'it is not installed'
+        remedy = "python -m pip install 'theano_mgpu[cuda12]'"
+    if name in OPTIONAL:
+        return Finding(SKIP, 'optional; ' + problem)
+    return broken(setup.needs('cuda'), '%s needs it: %s' % (CUDA_LIBRARIES[name], problem), remedy)
 
 
-def check_unused_library(setup, name):
-    """`check_library` if the driver is missing or has no device: then no other library is opened."""
-    purpose = libraries.CUDA_LIBRARIES[name]
-    if name == 'libcuda.so':
-        return broken(setup.needs('cuda'), "%s needs it: NVIDIA's driver is not installed" % purpose,
-                      "Install NVIDIA's driver, which it comes with")
-    found = cuda_libraries.candidates(name)
-    if found:
-        return Finding(SKIP, '%s; not tried: no CUDA device can be used' % found[0].path)
-    if name in libraries.OPTIONAL:
-        return Finding(SKIP, 'optional; not found')
-    return broken(setup.needs('cuda'), '%s needs it: it is not installed' % purpose,
-                  "python -m pip install 'theano_mgpu[cuda12]'")
-
-
-def check_nvrtc(setup):
-    """Whether the driver loads code that NVRTC compiles, and NVRTC supports the architecture of every device."""
+def check_nvrtc(setup: Setup) -> Finding:
+    """Check that the driver loads code of NVRTC, and that NVRTC supports the architecture of every device."""
     survey = cuda_libraries.survey()
     nvrtc, driver = survey.libraries.get('libnvrtc.so'), survey.libraries.get('libcuda.so')
     if nvrtc is None or nvrtc.problem or not survey.architectures:
@@ -116,7 +136,30 @@ def check_nvrtc(setup):
         cuda_libraries.dotted(nvrtc.version), ', '.join(compiled), cuda_libraries.dotted(driver.version)))
 
 
-def check_context(setup, context):
+def check_libgpuarray(setup: Setup) -> Finding:
+    """Check that libgpuarray leaves no CUDA context current, or that the patch prevents it on two of them."""
+    import pygpu
+    devices = discovery.discover('cuda')[0]
+    if not devices:
+        return Finding(SKIP, 'no CUDA device here')
+    used = (devices * 2)[:2]
+    with quietly():
+        contexts = [pygpu.init(device) for device in used]
+        leaked = cuda_contexts.entries_left(contexts[0])
+        for context in contexts:
+            cuda_contexts.protect(context)
+        left = sum(cuda_contexts.entries_left(context) for context in contexts)
+    version = 'libgpuarray of pygpu ' + pygpu.__version__
+    if left:
+        return Finding(FAIL, '%s leaves a context current, and the patch does not help: several CUDA contexts in one '
+                       'process will fail' % version, 'Use one process for each device: theano-mgpu launch')
+    if leaked:
+        return Finding(OK, '%s leaves a context current when it has a kernel already; with the patch of theano_mgpu '
+                       'it does not, on %s and %s' % (version, *used))
+    return Finding(OK, '%s leaves contexts as they were, on %s and %s' % (version, *used))
+
+
+def check_context(setup: Setup, context: Context) -> Finding:
     """Compare a gemm, an elementwise op and a sum on one context with NumPy."""
     import numpy as np
     import theano
@@ -145,14 +188,14 @@ def check_context(setup, context):
     return Finding(OK, "%s: gemm, elementwise and sum agree with NumPy's" % context.device)
 
 
-def missing_gpu_ops(compiled):
-    """The GPU ops that the graph of `check_context` should have, but has not."""
+def missing_gpu_ops(compiled: Any) -> list[str]:
+    """Return the GPU ops that are missing in the graph of `check_context`."""
     ops = ' '.join(type(node.op).__name__ for node in compiled.maker.fgraph.toposort())
     return [name for name in ('GpuDot22|GpuGemm', 'GpuElemwise', 'GpuCAReduce') if not re.search(name, ops)]
 
 
-def remedy_of(context):
-    """The remedy for a context that does not compute."""
+def remedy_of(context: Context) -> str:
+    """Return the remedy for a context that does not compute."""
     if context.kind == 'cpu':
         return 'See Theano, compiler and BLAS above'
     others = [device for device in discovery.discover(context.kind)[0] if device != context.device] or ['cpu']

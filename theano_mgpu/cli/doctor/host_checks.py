@@ -3,26 +3,25 @@
 A finding is a failure only if something that is needed is broken; for anything that the configured contexts do not use
 it is at most a warning. Theano is imported by the checks, not here: it may be broken itself.
 """
+from __future__ import annotations
+
 import configparser
 import re
 import sys
 import tempfile
-from collections import namedtuple
 from importlib import metadata
+from typing import Any, NamedTuple
 
 import theano_mgpu
 
 from ... import config
-from ...devices.context_map import describe
+from ...devices.context_map import Context, describe
 from ...devices.contexts import configured
 from ...errors import MgpuError, ReplicaError
 from ...jobs import mpi_library
 from ..output import quietly
 
 OK, WARN, FAIL, SKIP = 'ok', 'warn', 'fail', 'skip'
-
-Finding = namedtuple('Finding', 'status text remedy')
-Finding.__new__.__defaults__ = ('',)
 
 PIP = 'python -m pip install '
 LONGEST = 400  # characters of an exception's text; a linker may print thousands
@@ -39,6 +38,14 @@ PyMODINIT_FUNC PyInit_mgpu_probe(void) { return PyModule_Create(&module); }
 """
 
 
+class Finding(NamedTuple):
+    """The result of a check: one of the statuses above, a text, and a remedy unless all is well."""
+
+    status: str
+    text: str
+    remedy: str = ''
+
+
 class Setup:
     """The configuration, read without opening a device.
 
@@ -52,26 +59,27 @@ class Setup:
         Why Theano could not be imported.
     """
 
-    def __init__(self):
-        self.theano_error = getattr(theano_mgpu, 'theano_error', None)
-        self.contexts, self.map_error = [], None
+    def __init__(self) -> None:
+        self.theano_error: Exception | None = getattr(theano_mgpu, 'theano_error', None)
+        self.contexts: list[Context] = []
+        self.map_error: Exception | None = None
         try:
             self.contexts = configured()
         except Exception as error:  # ContextError; configparser's for a broken .theanorc
             self.map_error = error
 
-    def needs(self, *kinds):
-        """Whether a context of one of these kinds is configured."""
+    def needs(self, *kinds: str) -> bool:
+        """Return whether a context of one of these kinds is configured."""
         return any(context.kind in kinds for context in self.contexts)
 
 
-def broken(needed, text, remedy):
-    """A failure if what is broken is needed, else a warning."""
+def broken(needed: bool, text: str, remedy: str) -> Finding:
+    """Return a failure if the broken thing is needed, else a warning."""
     return Finding(FAIL if needed else WARN, text, remedy)
 
 
-def version_tuple(text):
-    """First two numbers of a version.
+def version_tuple(text: str) -> tuple[int, ...]:
+    """Return the first two numbers of a version.
 
     Examples
     --------
@@ -81,7 +89,8 @@ def version_tuple(text):
     return tuple(int(number) for number in re.findall(r'\d+', text)[:2])
 
 
-def check_python(setup):
+def check_python(setup: Setup) -> Finding:
+    """Check that Theano 1.0.5 works with this Python."""
     version = '%d.%d.%d' % sys.version_info[:3]
     if not (3, 8) <= sys.version_info[:2] <= (3, 11):
         return Finding(FAIL, version + '; Theano 1.0.5 works with 3.8 to 3.11',
@@ -89,7 +98,8 @@ def check_python(setup):
     return Finding(OK, version)
 
 
-def check_numpy(setup):
+def check_numpy(setup: Setup) -> Finding:
+    """Check that Theano 1.0.5 works with this NumPy."""
     import numpy
     if not (1, 17) <= version_tuple(numpy.__version__) < (1, 25):
         return Finding(FAIL, numpy.__version__ + '; Theano 1.0.5 works with 1.17 to 1.24',
@@ -97,7 +107,8 @@ def check_numpy(setup):
     return Finding(OK, numpy.__version__)
 
 
-def check_theano(setup):
+def check_theano(setup: Setup) -> Finding:
+    """Check that Theano 1.0.5 can be imported."""
     if setup.theano_error is not None:
         return Finding(FAIL, 'cannot be imported: ' + first_line(setup.theano_error),
                        'See Python, NumPy and mpi4py here, and THEANO_FLAGS and .theanorc; or else: '
@@ -108,7 +119,8 @@ def check_theano(setup):
     return Finding(OK, '%s, floatX=%s' % (theano.__version__, theano.config.floatX))
 
 
-def check_compiler(setup):
+def check_compiler(setup: Setup) -> Finding:
+    """Check that the compiler builds a module, which loads and runs."""
     import theano
     from theano.gof.cmodule import GCC_compiler
     gpu = setup.needs('cuda', 'opencl')
@@ -130,7 +142,8 @@ def check_compiler(setup):
     return Finding(OK, '%s: a small module builds, loads and runs' % theano.config.cxx)
 
 
-def check_blas(setup):
+def check_blas(setup: Setup) -> Finding:
+    """Check that gemm through BLAS agrees with NumPy."""
     import numpy as np
     import theano
     import theano.tensor as T
@@ -153,19 +166,20 @@ def check_blas(setup):
     return Finding(OK, "%s: gemm agrees with NumPy's" % flags)
 
 
-def check_map(setup):
-    if isinstance(getattr(setup.map_error, '__cause__', None), configparser.Error):
-        return Finding(FAIL, first_line(setup.map_error).partition('. Fix')[0],
-                       'Fix this file; `theano-mgpu config` prints a valid one')
-    if isinstance(setup.map_error, MgpuError):
-        return Finding(FAIL, first_line(setup.map_error), 'Fix the flag `contexts` in THEANO_FLAGS or .theanorc')
-    if setup.map_error is not None:
-        return Finding(FAIL, first_line(setup.map_error), "This machine's devices cannot be listed: see pygpu below")
-    return Finding(OK, '%s, %s' % (describe(setup.contexts), source_of_map()))
+def check_map(setup: Setup) -> Finding:
+    """Check the context map."""
+    error = setup.map_error
+    if error is None:
+        return Finding(OK, '%s, %s' % (describe(setup.contexts), source_of_map()))
+    unreadable = isinstance(error.__cause__, configparser.Error)
+    remedy = ('Fix this file; `theano-mgpu config` prints a valid one' if unreadable else
+              'Fix the flag `contexts` in THEANO_FLAGS or .theanorc' if isinstance(error, MgpuError) else
+              "This machine's devices cannot be listed: see pygpu below")
+    return Finding(FAIL, first_line(error).partition('. Fix')[0], remedy)
 
 
-def source_of_map():
-    """Where the context map comes from, as text."""
+def source_of_map() -> str:
+    """Return the source of the context map, as text."""
     flags = config.environment_flags()
     if flags.get('contexts', '').strip():
         return 'from THEANO_FLAGS'
@@ -174,7 +188,8 @@ def source_of_map():
     return "this machine's devices: THEANO_FLAGS and .theanorc map no contexts"
 
 
-def check_keras(setup):
+def check_keras(setup: Setup) -> Finding:
+    """Check that Keras 2.3.1 runs on Theano."""
     remedy = PIP + "Keras==2.3.1 'h5py<3.12', and KERAS_BACKEND=theano"
     try:
         version = metadata.version('keras')
@@ -193,7 +208,8 @@ def check_keras(setup):
     return Finding(OK, version + ', on Theano')
 
 
-def check_mpi(setup):
+def check_mpi(setup: Setup) -> Finding:
+    """Check that mpi4py can be imported."""
     try:
         metadata.version('mpi4py')
     except metadata.PackageNotFoundError:
@@ -209,15 +225,15 @@ def check_mpi(setup):
     return Finding(OK, '%s, %s' % (version, library.partition('\n')[0]))
 
 
-def random_matrices():
-    """Two float32 arrays of shape (64, 64) with values in [-0.5, 0.5); the same ones each time."""
+def random_matrices() -> list[Any]:
+    """Return two float32 arrays of shape (64, 64) with values in [-0.5, 0.5); the same ones each time."""
     import numpy as np
     rng = np.random.RandomState(0)
     return [(rng.rand(64, 64) - 0.5).astype('float32') for _ in range(2)]
 
 
-def first_line(error):
-    """The first line of an exception's message: Theano's are pages long.
+def first_line(error: Any) -> str:
+    """Return the first line of an exception's message: Theano's are pages long.
 
     Examples
     --------
@@ -227,7 +243,7 @@ def first_line(error):
     'Device ID out of range'
     """
     if isinstance(error, ReplicaError):
-        error = error.__cause__
+        error = error.__cause__ or error
     if isinstance(error, (OSError, configparser.Error)):
         return ' '.join(str(error).split())  # their message has more than the arguments
     texts = [arg.decode('utf8', 'replace') if isinstance(arg, bytes) else arg for arg in error.args]

@@ -1,12 +1,14 @@
 """Checks of `theano-mgpu doctor`: MPI processes add a number, and find each other on the hosts that they are to use."""
+from __future__ import annotations
+
 import subprocess
 from importlib import metadata
 
 from ...errors import MgpuError
 from ...jobs import mpi_environment, mpi_library
-from ...jobs.allocation import allocation
+from ...jobs.allocation import Allocation, allocation
 from ..job_command import choose_start, starting_environment
-from .host_checks import FAIL, OK, SKIP, WARN, Finding
+from .host_checks import FAIL, OK, SKIP, WARN, Finding, Setup
 
 # Two nodes of a test's Slurm have one host name.
 PROBE = """
@@ -21,15 +23,15 @@ if ranks.rank == 0:
 SPREAD = 'Start them with theano-mgpu launch; or see srun --ntasks-per-node, and leave out --host of mpirun'
 
 
-def check_mpirun(setup):
-    """Start ranks: two on this host, or those of the allocation; at most a warning, since nothing else needs them."""
+def check_mpirun(setup: Setup) -> Finding:
+    """Start two ranks on this host, or all ranks of the allocation; at most a warning: nothing else needs them."""
     try:
         metadata.version('mpi4py')
-        found = allocation()
-        ranks = sum(found.tasks) if found else 2
+        job = allocation()
+        ranks = sum(job.tasks) if job else 2
         if ranks == 1:
             return Finding(SKIP, 'this allocation has one task')
-        start = choose_start(ranks, None, found)
+        start = choose_start(ranks, None, job)
     except metadata.PackageNotFoundError:
         return Finding(SKIP, 'needs mpi4py; optional, for several processes')
     except MgpuError as error:
@@ -52,19 +54,20 @@ def check_mpirun(setup):
                        % (ranks, start.words[0], mpi_library.first_line(mpi_library.loaded()), messages[-1]),
                        "mpirun and mpi4py must belong to the same MPI. Debian's: apt-get install openmpi-bin "
                        'python3-mpi4py')
-    if found and hosts == '1' and found.nodes > 1:
-        return all_on_one(ranks, found)
+    if job and hosts == '1' and job.nodes > 1:
+        return all_on_one(ranks, job)
     return Finding(OK, '%s: %s processes start and add a number%s'
-                   % (start.words[0], 'two' if ranks == 2 else ranks, ', on %s hosts' % hosts if found else ''))
+                   % (start.words[0], 'two' if ranks == 2 else ranks, ', on %s hosts' % hosts if job else ''))
 
 
-def all_on_one(ranks, found):
+def all_on_one(ranks: int, job: Allocation) -> Finding:
+    """Return the finding that all ranks of a job on several hosts are on one of them."""
     return Finding(WARN, 'all %d processes are on one host; the allocation has %d (%s)'
-                   % (ranks, found.nodes, found.hosts), SPREAD)
+                   % (ranks, job.nodes, job.hosts), SPREAD)
 
 
-def check_job(setup):
-    """Whether MPI finds the other processes of the job of which this process is a rank, and where they are."""
+def check_job(setup: Setup) -> Finding:
+    """Check that MPI finds the other processes of this process's job, on all hosts of the allocation."""
     from ...distributed.mpi import import_mpi
     ranks = mpi_environment.size()
     try:
@@ -72,8 +75,8 @@ def check_job(setup):
     except MgpuError as error:
         text, _, remedy = str(error).partition('. ')
         return Finding(FAIL, text, remedy)
-    found = allocation()
-    if found and mpi_environment.local_size() == ranks and found.nodes > 1:
-        return all_on_one(ranks, found)
+    job = allocation()
+    if job and mpi_environment.local_size() == ranks and job.nodes > 1:
+        return all_on_one(ranks, job)
     return Finding(OK, 'rank %d of %d: %s has started them, and %s finds them'
                    % (mpi_environment.rank(), ranks, mpi_environment.launcher().name, mpi_library.first_line(library)))
