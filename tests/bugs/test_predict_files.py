@@ -7,9 +7,8 @@ import zipfile
 import theano_mgpu as mgpu
 from theano_mgpu.cli import main
 from theano_mgpu.cli.array_input import open_inputs
-from theano_mgpu.cli.array_output import UnfinishedOutput
+from theano_mgpu.cli.array_output import MARKER, TEXT, UnfinishedOutput
 from theano_mgpu.cli.predict import rows_of
-from theano_mgpu.cli.unfinished_folder import MARKER, TEXT
 from theano_mgpu.errors import MgpuError
 
 import h5py

@@ -1,8 +1,11 @@
 """The hosts that a scheduler has given to this job, from the environment variables that it sets."""
+from __future__ import annotations
+
 import os
 import re
 import stat
-from collections import Counter, namedtuple
+from collections import Counter
+from typing import NamedTuple
 
 from ..errors import MgpuError
 from ..parsing import bare, is_host, shown, whole_number
@@ -13,8 +16,8 @@ LONGEST_LIST = 1 << 24  # bytes of a list of hosts
 DEFAULT_HOSTFILE = 'OMPI_MCA_orte_default_hostfile'  # set in the launcher of a Kubernetes MPIJob
 
 
-class Allocation(namedtuple('Allocation', 'scheduler hosts nodes tasks cpus cpus_per_task')):
-    """Hosts, and the number of processes for each.
+class Allocation(NamedTuple):
+    """The hosts of a job, and the number of processes for each.
 
     Attributes
     ----------
@@ -29,14 +32,21 @@ class Allocation(namedtuple('Allocation', 'scheduler hosts nodes tasks cpus cpus
     cpus : list of int
         For each host; empty where the scheduler does not tell.
     cpus_per_task : int
-        What the user has asked for; 0 if nothing, or where the scheduler does not tell.
+        As the user has asked for; 0 if nothing, or where the scheduler does not tell.
     """
 
-    def __str__(self):
+    scheduler: str
+    hosts: str
+    nodes: int
+    tasks: list[int]
+    cpus: list[int] = []
+    cpus_per_task: int = 0
+
+    def __str__(self) -> str:
         return '%s: %d tasks on %s' % (self.scheduler, sum(self.tasks), bare(self.hosts))
 
 
-def allocation():
+def allocation() -> Allocation | None:
     """Return the allocation in which this process runs, or None.
 
     Raises
@@ -52,12 +62,10 @@ def allocation():
     if get('LSB_JOBID') and get('LSB_DJOB_HOSTFILE'):
         return _listed(LSF, 'LSB_DJOB_HOSTFILE', _lines('LSB_DJOB_HOSTFILE'))
     if get('LSB_JOBID') and get('LSB_MCPU_HOSTS'):
-        words = get('LSB_MCPU_HOSTS').split()
+        words = get('LSB_MCPU_HOSTS', '').split()
         return _listed(LSF, 'LSB_MCPU_HOSTS', map(' slots='.join, zip(words[::2], words[1::2] + [''])))
-    if get(DEFAULT_HOSTFILE):
-        lines = _lines(DEFAULT_HOSTFILE)
-        return _listed(HOSTFILE, DEFAULT_HOSTFILE, lines) if lines else None  # that of Open MPI itself has no hosts
-    return None
+    lines = _lines(DEFAULT_HOSTFILE) if get(DEFAULT_HOSTFILE) else []
+    return _listed(HOSTFILE, DEFAULT_HOSTFILE, lines) if lines else None  # the file of Open MPI itself has no hosts
 
 
 def _of_slurm():
@@ -93,7 +101,7 @@ def _listed(scheduler, variable, lines):
     if not tasks:
         raise MgpuError('the list of the hosts of this job (%s=%s) is empty: %s'
                         % (variable, shown(os.environ[variable]), REMEDY))
-    return Allocation(scheduler, ','.join(tasks), len(tasks), list(tasks.values()), [], 0)
+    return Allocation(scheduler, ','.join(tasks), len(tasks), list(tasks.values()))
 
 
 def _lines(variable):
