@@ -1,17 +1,29 @@
 """A replica for inference: a graph compiled for its contexts, with its own copies of the shared variables."""
-import threading
-from collections import namedtuple
+from __future__ import annotations
 
-from ..devices.context_map import describe
+import threading
+from dataclasses import dataclass
+from typing import Any, Sequence
+
+import numpy as np
+
+from ..devices.context_map import Context, describe
 from ..devices.discovery import reason
 from ..errors import PredictionError
-from ..graphs.graph import shared_variables
+from ..graphs.graph import compile_for, shared_variables
 from ..replicas.copies import copy_on
 from ..replicas.transfers import Sender, fetch
+from .inference_graph import InferenceGraph
 
-Job = namedtuple('Job', 'index arrays weights states')
-Job.__doc__ = """One batch: its `index`; its `arrays`, one for each input; the `weights` to compute it with, and the
-`states` of random streams, as `InferenceReplica` takes them."""
+
+@dataclass(frozen=True)
+class Job:
+    """A batch, one array for each input, with the weights and the states of random streams to compute it with."""
+
+    index: int
+    arrays: list[Any]
+    weights: list[np.ndarray] | None
+    states: list[np.ndarray]
 
 
 class InferenceReplica:
@@ -35,18 +47,20 @@ class InferenceReplica:
     functions : list of theano.compile.function_module.Function
         One a piece of the graph.
     calls : int
-        Batches computed.
+        Number of batches computed.
     """
 
-    def __init__(self, contexts, graph, weights, states, like=()):
+    def __init__(self, contexts: dict[str, Context], graph: InferenceGraph, weights: list[np.ndarray],
+                 states: list[np.ndarray], like: Sequence[InferenceReplica] = ()) -> None:
         self.contexts = list(contexts.values())
         self.calls = 0
         self._graph = graph
         self._lock = threading.Lock()  # no compiled function runs in two threads at once
         self._weights = weights
-        self._copies = [{} for _ in graph.variables]  # for each variable, its copy on each context that reads it
-        self._streams = [{} for _ in graph.streams]
-        self.functions = []
+        # For each variable, its copy on each context that reads it.
+        self._copies: list[dict[Context, Any]] = [{} for _ in graph.variables]
+        self._streams: list[dict[Context, Any]] = [{} for _ in graph.streams]
+        self.functions: list[Any] = []
         for i, piece in enumerate(graph.pieces):
             context, copies = contexts[piece.place], {}
             read = shared_variables(piece.graphs)
@@ -56,10 +70,11 @@ class InferenceReplica:
                     if context not in on:
                         on[context] = copy_on(context, variable, value)
                     copies[variable] = on[context]
-            self.functions.append(graph.compile(piece, context, copies, [other.functions[i] for other in like]))
+            self.functions.append(compile_for(context, piece.stand_ins, piece.graphs, {}, copies, graph.mode,
+                                              graph.name, [other.functions[i] for other in like]))
         self._senders = [Sender(function) for function in self.functions]
 
-    def run(self, job):
+    def run(self, job: Job) -> list[np.ndarray]:
         """Compute a batch.
 
         Parameters
@@ -73,7 +88,7 @@ class InferenceReplica:
         Raises
         ------
         PredictionError
-            For any error; its cause is the error.
+            In place of any error, which is its cause.
         """
         try:
             with self._lock:
@@ -97,11 +112,10 @@ class InferenceReplica:
         self.calls += 1
         return outputs
 
-    def draws(self):
-        """For each random stream, whether anything is drawn from it; draws that only training uses are optimised away.
-        """
-        read = [given.value for maker in (function.maker for function in self.functions)
-                for given, variable in zip(maker.inputs, maker.fgraph.inputs) if variable.clients]
+    def draws(self) -> list[bool]:
+        """Return whether anything is drawn, for each random stream; draws of training alone are optimised away."""
+        read = [source.value for maker in (function.maker for function in self.functions)
+                for source, variable in zip(maker.inputs, maker.fgraph.inputs) if variable.clients]
         return [any(copy.container is value for copy in copies.values() for value in read) for copies in self._streams]
 
 

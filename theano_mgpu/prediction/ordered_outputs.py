@@ -1,12 +1,17 @@
 """The outputs of batches in their order, whichever replica computes them, and however long each takes."""
-import collections
+from __future__ import annotations
+
+from collections import deque
 from concurrent.futures import Future
+from typing import Any, Callable, Iterable, Iterator
 
 from ..errors import PredictionError
+from .inference_replica import Job
 
 
-def ordered_outputs(pool, batches, make_job, on_error):
-    """Have batches computed.
+def ordered_outputs(pool: Any, batches: Iterable[Any], make_job: Callable[[int, Any], Job],
+                    on_error: str) -> Iterator[Any]:
+    """Yield the outputs of batches that a pool computes.
 
     Parameters
     ----------
@@ -30,7 +35,17 @@ def ordered_outputs(pool, batches, make_job, on_error):
     Exception
         An error in reading `batches`, after the outputs of the batches before it.
     """
-    pending, failure = collections.deque(), None
+    pending: deque[Any] = deque()
+    failure = None
+
+    def first_outcome():
+        try:
+            return pool.result(pending.popleft())
+        except PredictionError as error:
+            if on_error == 'raise':
+                raise
+            return error
+
     pool.begin()
     try:
         numbered = enumerate(batches)
@@ -42,19 +57,19 @@ def ordered_outputs(pool, batches, make_job, on_error):
             except Exception as error:  # raised below, after the outputs of the batches before it
                 failure = error
                 break
-            pending.append(submitted(pool, make_job, index, batch))
+            pending.append(_submitted(pool, make_job, index, batch))
             while pending and (len(pending) >= pool.capacity or pool.is_done(pending[0])):
-                yield outcome(pool, pending.popleft(), on_error)
+                yield first_outcome()
         while pending:
-            yield outcome(pool, pending.popleft(), on_error)
+            yield first_outcome()
         if failure is not None:
             raise failure
     finally:
         pool.end(pending)
 
 
-def submitted(pool, make_job, index, batch):
-    """The Future of a batch; if no job can be made of it, the Future has the error."""
+def _submitted(pool, make_job, index, batch):
+    """Submit a batch; return its Future, which has the error if no job can be made of the batch."""
     try:
         job = make_job(index, batch)
     except Exception as cause:
@@ -64,13 +79,3 @@ def submitted(pool, make_job, index, batch):
         failed.set_exception(error)
         return failed
     return pool.submit(job)
-
-
-def outcome(pool, future, on_error):
-    """The outputs of a batch, or its error."""
-    try:
-        return pool.result(future)
-    except PredictionError as error:
-        if on_error == 'raise':
-            raise
-        return error
