@@ -14,18 +14,18 @@ from ..errors import MgpuError
 from .hdf5_check import check_hdf5
 
 KINDS = ('.npy', '.npz', '.h5', '.hdf5')
-CHUNK = 1 << 24  # bytes that are skipped at a time
+CHUNK = 1 << 24  # bytes that are read at a time
 
 
 class InputError(MgpuError):
     """An input file cannot be read."""
 
 
-def kind_of(path: str, what: str) -> str:
+def kind_of(path: str, role: str) -> str:
     """Return the extension of a file name; raise a MgpuError unless it is one of `KINDS`."""
     kind = os.path.splitext(path)[1].lower()
     if kind not in KINDS:
-        raise MgpuError('%s: the name of the %s must end with one of %s' % (path, what, ', '.join(KINDS)))
+        raise MgpuError('%s: the name of the %s must end with one of %s' % (path, role, ', '.join(KINDS)))
     return kind
 
 
@@ -42,7 +42,7 @@ def open_inputs(path: str, names: list[str]) -> Iterator[list[Any]]:
     Yields
     ------
     list of array_like
-        In the order of the names. Each has a shape and can be sliced along axis 0, in increasing order.
+        In the order of the names. Each has a shape and can be sliced along axis 0.
 
     Raises
     ------
@@ -50,8 +50,6 @@ def open_inputs(path: str, names: list[str]) -> Iterator[list[Any]]:
         If the file is missing or cannot be read, if its arrays do not match the inputs, or if they differ in length.
     """
     kind = kind_of(path, 'input')
-    if not os.path.isfile(path):
-        raise MgpuError('there is no input file %s' % path)
     with contextlib.ExitStack() as stack:
         with reading(path):
             arrays = in_order(path, OPENERS[kind](path, stack), names)
@@ -176,7 +174,7 @@ def data_offset(path: str, info: zipfile.ZipInfo) -> int:
 
 
 class Stream:
-    """Rows of a compressed array, which can be read only once and in increasing order.
+    """Rows of a compressed array; to read rows before the last ones that were read begins at the first row again.
 
     Parameters
     ----------
@@ -188,28 +186,18 @@ class Stream:
 
     def __init__(self, stream: IO[bytes], shape: tuple[int, ...], dtype: np.dtype) -> None:
         self.shape, self.dtype = shape, dtype
-        self._stream = stream
-        self._row = 0
-        self._row_bytes = n_bytes(shape[1:], dtype)
+        self._stream, self._begin = stream, stream.tell()
 
     def __getitem__(self, rows: slice) -> np.ndarray:
         start, stop, _ = rows.indices(self.shape[0])
-        if start < self._row:
-            raise ValueError('row %d has been read already' % start)
-        skipped = (start - self._row) * self._row_bytes
-        while skipped:
-            skipped -= len(self._read(min(skipped, CHUNK)))
-        data = self._read((stop - start) * self._row_bytes)
-        self._row = stop
+        row_bytes = n_bytes(self.shape[1:], self.dtype)
+        self._stream.seek(self._begin + start * row_bytes)
+        data = self._stream.read((stop - start) * row_bytes)
+        if len(data) < (stop - start) * row_bytes:
+            raise EOFError('it ends before row %d of %d' % (stop, self.shape[0]))
         if stop == self.shape[0]:
             self._stream.read(1)  # at the end zipfile compares the checksum
         return np.frombuffer(data, self.dtype).reshape((stop - start,) + self.shape[1:])
-
-    def _read(self, n):
-        data = self._stream.read(n)
-        if len(data) < n:
-            raise EOFError('it ends after row %d of %d' % (self._row, self.shape[0]))
-        return data
 
 
 def open_h5(path: str, stack: contextlib.ExitStack) -> dict[str, Any]:

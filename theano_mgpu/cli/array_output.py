@@ -29,7 +29,6 @@ MARKER = 'theano-mgpu-predict.txt'
 TEXT = 'theano-mgpu predict keeps the rows of a file here until that is complete. To begin anew, remove this folder.\n'
 JOB = 'job.json'
 NAMES = re.compile(r'%s|job\.json(\.new)?|\d+\.npy(\.new)?|whole\.(npz|h5|hdf5)' % re.escape(MARKER), re.ASCII)
-JOB_KEYS = {'format', 'outputs'}  # of each job, so that the folders of earlier versions, without a marker, are known
 
 
 class UnfinishedOutput:
@@ -64,11 +63,11 @@ class UnfinishedOutput:
         self._is_finished = False
 
     def __enter__(self) -> UnfinishedOutput:
-        self._own = UnfinishedFolder(self.folder, self.path, self._job)
+        self._own = UnfinishedFolder(self.folder, self.path)
         try:
             with writing(self.path, self.folder):
                 if self._is_of_another_job():
-                    self._own.begin()
+                    self._own.begin(self._job)
                 self.rows = min(self.length, *[whole_rows(part, self.length) for part in self._parts()])
         except BaseException:
             self._own.close()
@@ -160,8 +159,6 @@ class UnfinishedFolder:
     path : str
     output : str
         The output file, for messages.
-    job : dict
-        The job that the folder is for, as JSON can hold it.
 
     Raises
     ------
@@ -169,9 +166,8 @@ class UnfinishedFolder:
         If the folder cannot be made, is in use, or has anything in it that the package did not write.
     """
 
-    def __init__(self, path: str, output: str, job: dict[str, Any]) -> None:
+    def __init__(self, path: str, output: str) -> None:
         self.path, self._output = path, output
-        self._job = json.dumps(job, indent=1)
         with writing(output, path):
             self._open()
             try:
@@ -192,12 +188,12 @@ class UnfinishedFolder:
             return None
         return job if isinstance(job, dict) else None
 
-    def begin(self) -> None:
-        """Remove all rows, and note the job that new ones belong to."""
+    def begin(self, job: dict[str, Any]) -> None:
+        """Remove all rows, and note the job that new ones belong to, as JSON can hold it."""
         for name in os.listdir(self.path):
             if name != MARKER:
                 os.remove(self.at(name))
-        self._write(JOB + '.new', self._job)
+        self._write(JOB + '.new', json.dumps(job, indent=1))
         os.replace(self.at(JOB + '.new'), self.at(JOB))
 
     def remove(self) -> None:
@@ -239,18 +235,10 @@ class UnfinishedFolder:
         foreign = sorted(name for name in names if not self._is_own(name))
         if foreign:
             self._refuse('has files in it that theano-mgpu did not write (%s)' % ', '.join(foreign[:5]))
-        if not TEXT.startswith(marker or '') or MARKER not in names and not self._is_known(names):
+        if names and (marker is None or not TEXT.startswith(marker)):  # a machine that stopped may have cut it short
             self._refuse('was not made by theano-mgpu (%s)' % ', '.join(sorted(names)[:5]))
         if marker != TEXT:
             self._write(MARKER, TEXT)
-
-    def _is_known(self, names):
-        """Return whether a folder without a marker is of this package: an empty one, or one with a job of its own."""
-        if JOB_KEYS <= (self.job() or {}).keys():
-            return True
-        # Where the machine has stopped, a file may be cut short.
-        return names <= {JOB, JOB + '.new'} and all(self._job.startswith(self._content(name) or 'none')
-                                                    for name in names if os.path.getsize(self.at(name)))
 
     def _is_own(self, name):
         """Return whether a file has a name of the package's own, and no other one, and is no link and no folder."""
@@ -323,6 +311,6 @@ def whole_rows(path: str, length: int) -> int:
 
 
 def cut_after(path: str, rows: int) -> None:
-    """Remove what follows the first rows in an .npy file, such as a part of a row."""
+    """Remove all that follows the first rows in an .npy file, such as a part of a row."""
     shape, dtype, start = layout(path)
     os.truncate(path, start + rows * n_bytes(shape[1:], dtype))

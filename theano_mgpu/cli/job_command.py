@@ -48,7 +48,7 @@ class Start(NamedTuple):
         return self.words + carry(environment) * self.by_mpirun + [sys.executable] + program
 
 
-def choose_start(ranks: int | None, hosts: str | None, found: Allocation | None) -> Start:
+def choose_start(ranks: int | None, hosts: str | None, allocation: Allocation | None) -> Start:
     """Choose how the ranks of a job are started.
 
     Parameters
@@ -57,7 +57,7 @@ def choose_start(ranks: int | None, hosts: str | None, found: Allocation | None)
         None for the number of tasks of the allocation.
     hosts : str or None
         The option ``--hosts``.
-    found : Allocation or None
+    allocation : Allocation or None
 
     Returns
     -------
@@ -68,16 +68,16 @@ def choose_start(ranks: int | None, hosts: str | None, found: Allocation | None)
     MgpuError
         If there is no way, or the allocation has fewer processors or slots than ranks.
     """
-    if found is None:
+    if allocation is None:
         return _without_scheduler(ranks, hosts)
     if hosts:
         raise MgpuError('--hosts %s: the hosts of this job are those of its allocation (%s). Leave --hosts out; to use '
-                        'some of them, ask the scheduler for fewer' % (hosts, found))
-    ranks = ranks or sum(found.tasks)
-    kind = slurm_type() if found.scheduler == SLURM else None
+                        'some of them, ask the scheduler for fewer' % (hosts, allocation))
+    ranks = ranks or sum(allocation.tasks)
+    kind = slurm_type() if allocation.scheduler == SLURM else None
     if kind:
-        return _by_srun(ranks, found, kind)
-    return _by_scheduled_mpirun(ranks, found)
+        return _by_srun(ranks, allocation, kind)
+    return _by_scheduled_mpirun(ranks, allocation)
 
 
 def _without_scheduler(ranks, text):
@@ -93,10 +93,10 @@ def _without_scheduler(ranks, text):
     return Start(words, max(1, usable // per_host), True, text is None)
 
 
-def _check_room(ranks, room, found):
+def _check_room(ranks, room, allocation):
     if ranks > room:
         raise MgpuError('-n %d: the allocation (%s) has room for %d processes. Ask the scheduler for more tasks (in '
-                        'Slurm --ntasks=%d), or leave -n out' % (ranks, found, room, ranks))
+                        'Slurm --ntasks=%d), or leave -n out' % (ranks, allocation, room, ranks))
 
 
 def slurm_type() -> str | None:
@@ -106,34 +106,34 @@ def slurm_type() -> str | None:
     return mpi_library.type_for_srun(mpi_library.loaded(), mpi_library.output_of('srun', '--mpi=list'))
 
 
-def _by_srun(ranks, found, kind):
-    _check_room(ranks, max(sum(found.tasks), sum(found.cpus)), found)
-    nodes = min(ranks, len(found.tasks))
-    per_host = max(found.tasks) if ranks == sum(found.tasks) else -(-ranks // nodes)
-    threads = _threads(ranks, found, per_host, 1)
+def _by_srun(ranks, allocation, kind):
+    _check_room(ranks, max(sum(allocation.tasks), sum(allocation.cpus)), allocation)
+    nodes = min(ranks, len(allocation.tasks))
+    per_host = max(allocation.tasks) if ranks == sum(allocation.tasks) else -(-ranks // nodes)
+    threads = _threads(ranks, allocation, per_host, 1)
     # --unbuffered: else srun passes on whole lines only, and progress bars stand still. --quiet: only its errors.
     return Start([shutil.which('srun'), '--mpi=' + kind, '--nodes=%d' % nodes, '--ntasks=%d' % ranks,
                   '--cpus-per-task=%d' % threads, '--export=ALL', '--kill-on-bad-exit=1', '--quit-on-interrupt',
                   '--unbuffered', '--quiet'], threads, False, False)
 
 
-def _by_scheduled_mpirun(ranks, found):
+def _by_scheduled_mpirun(ranks, allocation):
     """Return the start by mpirun, which starts its daemons through the scheduler, not by ssh."""
-    _check_room(ranks, sum(found.tasks), found)
-    per_host = min(ranks, max(found.tasks))
+    _check_room(ranks, sum(allocation.tasks), allocation)
+    per_host = min(ranks, max(allocation.tasks))
     mpirun = find_mpirun()
     # The cores of this host say nothing about those of the others, and a host may be shared with other jobs.
-    daemons = _daemons(found, mpirun)
+    daemons = _daemons(allocation, mpirun)
     words = [mpirun] + ranks_option(ranks) + daemons + KEEPALIVE + ['--bind-to', 'none']
-    threads = _threads(ranks, found, per_host, len(os.sched_getaffinity(0)))
+    threads = _threads(ranks, allocation, per_host, len(os.sched_getaffinity(0)))
     return Start(words, threads, True, any(word.startswith('localhost:') for word in daemons))
 
 
-def _threads(ranks, found, per_host, cores):
+def _threads(ranks, allocation, per_host, cores):
     """Return the threads of a rank: those that the scheduler was asked for, or a share of a host's processors."""
-    if found.cpus_per_task and ranks == sum(found.tasks):
-        return found.cpus_per_task
-    return max(1, min(found.cpus or [cores]) // per_host)
+    if allocation.cpus_per_task and ranks == sum(allocation.tasks):
+        return allocation.cpus_per_task
+    return max(1, min(allocation.cpus or [cores]) // per_host)
 
 
 def _slots(hosts):
@@ -141,30 +141,31 @@ def _slots(hosts):
     return ','.join('%s:%d' % pair for pair in hosts.items())
 
 
-def _daemons(found, mpirun):
+def _daemons(allocation, mpirun):
     """Return the options by which mpirun finds the hosts and starts its daemons there."""
-    if found.scheduler == HOSTFILE:
+    if allocation.scheduler == HOSTFILE:
         return []  # it reads the file; who wrote it has set up ssh
-    if found.scheduler == SLURM:
+    if allocation.scheduler == SLURM:
         if shutil.which('srun'):
             return ['--mca', 'plm', 'slurm']
         agent, lacks = None, 'srun is not on PATH'
         advice = 'In a container, have srun start the container: srun --mpi=pmix CONTAINER python SCRIPT'
     else:
-        component, agent = REMOTE_STARTS[found.scheduler]
+        component, agent = REMOTE_STARTS[allocation.scheduler]
         if mpi_library.has_component(mpi_library.components(mpirun), 'plm', component):
             return ['--mca', 'plm', component]
         lacks = "this Open MPI was built without %s's component %s, and %s is not on PATH" \
-            % (found.scheduler, component, agent)
-        advice = 'Load an Open MPI that was built for ' + found.scheduler
-    if len(found.tasks) == 1:
+            % (allocation.scheduler, component, agent)
+        advice = 'Load an Open MPI that was built for ' + allocation.scheduler
+    if len(allocation.tasks) == 1:
         # Slurm's name of this host may be another one, and mpirun would find no room on localhost.
-        return ['--host', 'localhost:%d' % found.tasks[0]] + ['--mca', 'ras', '^slurm'] * (found.scheduler == SLURM)
+        ras = ['--mca', 'ras', '^slurm'] if allocation.scheduler == SLURM else []
+        return ['--host', 'localhost:%d' % allocation.tasks[0]] + ras
     if agent and shutil.which(agent):
-        slots = dict(zip(found.hosts.split(','), found.tasks))
+        slots = dict(zip(allocation.hosts.split(','), allocation.tasks))
         return ['--host', _slots(slots), '--mca', 'plm', 'rsh', '--mca', 'plm_rsh_agent', agent]
     raise MissingError('%s cannot start processes on the hosts of this allocation (%s): %s. %s, or take one host'
-                    % (mpirun, found, lacks, advice))
+                    % (mpirun, allocation, lacks, advice))
 
 
 def starting_environment() -> dict[str, str]:

@@ -53,7 +53,7 @@ class Output:
 class Errors(Output):
     """The stderr of a job, without the report of rank 0 that a step is done.
 
-    Only what may be the beginning of the report is held back.
+    Only bytes that may be the beginning of the report are held back.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ class Errors(Output):
 
 
 class OwnMessages(Output):
-    """mpirun's own messages, except for those that repeat what a rank has reported already.
+    """mpirun's own messages, except for repetitions of a report of a rank.
 
     Attributes
     ----------
@@ -144,6 +144,8 @@ class JobOutput:
 
     Attributes
     ----------
+    errors : Errors
+        Tells whether rank 0 has reported a step.
     environment : dict of str to str
         Variables for the launcher.
     descriptors : list of int
@@ -151,7 +153,7 @@ class JobOutput:
     """
 
     def __init__(self, report: bytes, by_mpirun: bool, failed: Callable[[], object]) -> None:
-        self._errors, self._messages = Errors(report), OwnMessages()
+        self.errors, self._messages = Errors(report), OwnMessages()
         self._failed, self._is_silent = failed, True
         self._failures: list[OSError] = []
         self._threads: list[threading.Thread] = []
@@ -162,16 +164,11 @@ class JobOutput:
             self._of_messages, descriptor = os.pipe()
             self.environment, self.descriptors = {OWN_DESCRIPTOR: str(descriptor)}, [descriptor]
 
-    @property
-    def stepped(self) -> bool:
-        """Whether rank 0 has reported a step."""
-        return self._errors.stepped
-
     def copy(self, process: Any) -> None:
         """Start to copy the output of the launcher, a Popen with pipes."""
-        for stream in (sys.stdout, sys.stderr):  # what this process has printed comes first
+        for stream in (sys.stdout, sys.stderr):  # the own output of this process comes first
             stream.flush()
-        sources = [(process.stdout.fileno(), STDOUT, Output()), (process.stderr.fileno(), STDERR, self._errors)]
+        sources = [(process.stdout.fileno(), STDOUT, Output()), (process.stderr.fileno(), STDERR, self.errors)]
         if self.descriptors:
             os.close(self.descriptors[0])  # the launcher has it
             sources.append((self._of_messages, STDERR, self._messages))

@@ -76,7 +76,7 @@ def run_once(start: Start, environment: dict[str, str], program: list[str], sign
                 status = process.wait()
             output.finish(status, GRACE if signals.received else None)
     ended_by = signals.received or -status
-    return 128 + ended_by if ended_by > 0 else status, output.stepped
+    return 128 + ended_by if ended_by > 0 else status, output.errors.stepped
 
 
 class Signals:
@@ -124,9 +124,7 @@ class Signals:
     def end(self, number: int) -> None:
         """End the job as if this process had received a signal."""
         if not self.received:
-            self.received = number
-            if self._process is not None:
-                self._process.terminate()
+            self._receive(number, None)
 
     def _pass_on(self, number, frame):
         process = self._process
@@ -161,7 +159,7 @@ def ranks_of(mpirun: int) -> list[int]:
 
 
 def _texts(paths: Iterable[Path]) -> Iterator[bytes]:
-    """Yield the contents of files under /proc, without those of processes that have ended."""
+    """Yield the contents of files under /proc, but for processes that have ended."""
     for path in paths:
         with contextlib.suppress(OSError):
             yield path.read_bytes()

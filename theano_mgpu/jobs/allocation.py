@@ -26,7 +26,7 @@ class Allocation(NamedTuple):
     hosts : str
         Their names, as the scheduler writes them.
     nodes : int
-        Number of hosts. Within a step of Slurm, `tasks` are those of the step, which may have fewer.
+        Number of hosts. Within a step of Slurm, `tasks` are for the hosts of the step, which may be fewer.
     tasks : list of int
         For each host.
     cpus : list of int
@@ -90,10 +90,14 @@ def _number(name, least, default):
 
 
 def _listed(scheduler, variable, lines):
-    """Return the allocation of a list of hosts, in lines as `_slots` reads them; a host may be listed repeatedly."""
+    """Return the allocation of a list of hosts; a host may be listed repeatedly."""
     tasks = Counter()
     for line in lines:
-        host, slots = _slots(line)
+        # As Open MPI's: ``a slots=4``, ``a:4`` or ``a``.
+        words = re.sub(r'\s*=\s*', '=', line).split()
+        host, colon, number = words[0].partition(':')
+        settings = dict(word.partition('=')[::2] for word in words[1:])
+        slots = whole_number(number if colon else settings.get('slots', '1'), 1, MOST_NODES)
         if slots is None or not is_host(host):
             raise MgpuError('%s in the list of the hosts of this job (%s=%s) is no host and a number of processes: %s'
                             % (shown(line), variable, shown(os.environ[variable]), REMEDY))
@@ -116,16 +120,3 @@ def _lines(variable):
         raise MgpuError('the list of the hosts of this job cannot be read (%s=%s): %s. Start on its first host, where '
                         'the scheduler writes it' % (variable, shown(path), error)) from error
     return [line for line in lines if line]
-
-
-def _slots(line):
-    """Return the host and the number of processes in a line as Open MPI's: ``a slots=4``, ``a:4`` or ``a``.
-
-    The number is None if it is malformed.
-    """
-    words = re.sub(r'\s*=\s*', '=', line).split()
-    host, colon, number = words[0].partition(':')
-    settings = dict(word.partition('=')[::2] for word in words[1:])
-    if not colon:
-        number = settings.get('slots', '1')
-    return host, whole_number(number, 1, MOST_NODES)

@@ -1,4 +1,4 @@
-"""The rank of this process, from the environment variables of what started it. MPI is not started here."""
+"""The rank of this process, from the environment variables of its launcher. MPI is not started here."""
 from __future__ import annotations
 
 import os
@@ -31,7 +31,7 @@ PMI = Launcher('an mpiexec that speaks PMI', ('PMI_RANK', 'PMI_SIZE', None, None
 # In this order: an mpirun in an allocation counts, not the srun or jsrun with which it starts its daemons. srun sets
 # PMI's variables, too, but none for the rank on a host.
 LAUNCHERS = MPIRUN, HYDRA, PALS, JSRUN, SRUN, PMI
-MPI_OF_SRUN = 'SLURM_MPI_TYPE'  # in a task of srun: what --mpi named
+MPI_OF_SRUN = 'SLURM_MPI_TYPE'  # in a task of srun: the value of its --mpi
 QUIET = 'MGPU_QUIET'  # set by `theano-mgpu launch`, to a number of the job: only rank 0 prints
 SEED = 'MGPU_SEED'  # set by `theano-mgpu launch`: the random numbers that a script draws without a seed
 RANK_PROCESS = 'MGPU_RANK_PROCESS'  # process id of a rank, which it sets for the processes that it starts

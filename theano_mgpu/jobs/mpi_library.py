@@ -136,20 +136,20 @@ def missing(reason: str) -> str:
             'each process trains by itself' % reason)
 
 
-def mismatch(library: str, found: int | None) -> str:
+def mismatch(library: str, size: int | None) -> str:
     """Return the error of processes that the launcher and MPI count differently.
 
     Parameters
     ----------
     library : str
         The library's description of itself.
-    found : int or None
+    size : int or None
         The number of processes that it finds; None if it is not started, since it could not.
     """
     launcher, count = mpi_environment.launcher(), mpi_environment.size()
     if launcher is None:
         return ('MPI (%s) finds %s processes, but no variable gives the rank of this one. Known are %s. Use another '
-                'launcher, or set these variables for each process' % (first_line(library), found, ', '.join(
+                'launcher, or set these variables for each process' % (first_line(library), size, ', '.join(
                     sorted({name for known in mpi_environment.LAUNCHERS for name in known.variables[:3] if name}))))
     option = ''
     if launcher is SRUN:
@@ -158,8 +158,8 @@ def mismatch(library: str, found: int | None) -> str:
     return ('%s%s started %d processes, but the MPI library of mpi4py, %s, %s%s. %s. If the processes are to be '
             'independent, set THEANO_FLAGS=mgpu.executor=threads'
             % (launcher.name, option, count, first_line(library),
-               'cannot connect them' if found is None else 'finds %d' % found,
-               ': each would train by itself' if found in (None, 1) else '', remedy(launcher, library)))
+               'cannot connect them' if size is None else 'finds %d' % size,
+               ': each would train by itself' if size in (None, 1) else '', remedy(launcher, library)))
 
 
 def remedy(launcher: Launcher, library: str) -> str:

@@ -1,4 +1,4 @@
-"""Pools of replicas that compute batches: those of this process, or of all ranks of an MPI job.
+"""Pools of replicas that compute batches, in this process or on all ranks of an MPI job; outputs come in order.
 
 A batch goes to the replica that is free first. Over ranks, rank 0 posts a batch to a rank that has room, and the rank
 posts the outputs back. Each has a queue, so that neither waits for the other. Weights are sent in the same way, before
@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections import Counter
+from collections import Counter, deque
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, Iterable, Sequence
+from typing import Any, Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 from theano import config
 
 from ..distributed.communicator import Communicator
 from ..distributed.waiting import unanswered
-from ..errors import RankError
+from ..errors import PredictionError, RankError
 from ..jobs import rank_process
 from ..utils.worker_threads import Task, WorkerThreads
 from .inference_replica import InferenceReplica, Job
@@ -242,3 +242,75 @@ def outcome(index: int, future: Any) -> tuple[str, int, Any]:
     if error is None:
         return DONE, index, future.result()
     return FAILED, index, (error, ''.join(traceback.format_exception(type(error), error, error.__traceback__)))
+
+
+def ordered_outputs(pool: Any, batches: Iterable[Any], make_job: Callable[[int, Any], Job],
+                    on_error: str) -> Iterator[Any]:
+    """Yield the outputs of batches that a pool computes.
+
+    Parameters
+    ----------
+    pool : InlinePool, ReplicaPool or RankPool
+        Its capacity limits how many batches are read before the outputs of the first one are yielded.
+    batches : iterable
+    make_job : callable
+        ``make_job(index, batch)`` returns a Job.
+    on_error : {'raise', 'yield'}
+        What to do with the error of a batch.
+
+    Yields
+    ------
+    list of ndarray, or PredictionError
+        As soon as they are there, and before further batches are read.
+
+    Raises
+    ------
+    PredictionError
+        The error of a batch, in place of its outputs.
+    Exception
+        An error in reading `batches`, after the outputs of the batches before it.
+    """
+    pending: deque[Any] = deque()
+    failure = None
+
+    def first_outcome():
+        try:
+            return pool.result(pending.popleft())
+        except PredictionError as error:
+            if on_error == 'raise':
+                raise
+            return error
+
+    pool.begin()
+    try:
+        numbered = enumerate(batches)
+        while True:
+            try:
+                index, batch = next(numbered)
+            except StopIteration:
+                break
+            except Exception as error:  # raised below, after the outputs of the batches before it
+                failure = error
+                break
+            pending.append(_submitted(pool, make_job, index, batch))
+            while pending and (len(pending) >= pool.capacity or pool.is_done(pending[0])):
+                yield first_outcome()
+        while pending:
+            yield first_outcome()
+        if failure is not None:
+            raise failure
+    finally:
+        pool.end(pending)
+
+
+def _submitted(pool, make_job, index, batch):
+    """Submit a batch; return its Future, which has the error if no job can be made of the batch."""
+    try:
+        job = make_job(index, batch)
+    except Exception as cause:
+        error = PredictionError('batch %d failed: %s: %s' % (index, type(cause).__name__, cause), index)
+        error.__cause__ = cause
+        failed = Future()
+        failed.set_exception(error)
+        return failed
+    return pool.submit(job)

@@ -25,10 +25,8 @@ from ..replicas.replicated import replicated
 from ..runtime.consensus import check_same_graph
 from ..runtime.executable import compiling
 from ..utils import progress
-from .inference_graph import InferenceGraph
-from .inference_replica import InferenceReplica, Job
-from .ordered_outputs import ordered_outputs
-from .pools import InlinePool, RankPool, ReplicaPool, serve
+from .inference_replica import InferenceGraph, InferenceReplica, Job
+from .pools import InlinePool, RankPool, ReplicaPool, ordered_outputs, serve
 
 BATCH_SIZE = 32
 
@@ -184,8 +182,8 @@ class Predictor:
         self._check_use()
         batch_size = chosen_batch_size(batch_size)
         values = self._graph.by_input(arrays)
-        having = [(len(value), str(v)) for value, v, split in zip(values, self.inputs, self._graph.split) if split]
-        length = batch_length([length for length, _ in having], [name for _, name in having], least=0)
+        sampled = [(len(value), str(v)) for value, v, split in zip(values, self.inputs, self._graph.split) if split]
+        length = batch_length([length for length, _ in sampled], [name for _, name in sampled], least=0)
         rows = self._rows_of(values, length, batch_size, verbose)
         return rows[0] if self._single else rows
 
@@ -256,14 +254,10 @@ class Predictor:
                           'using the old ones until refresh() is called', MgpuWarning, stacklevel=3)
 
     def _job(self, index, batch):
-        return Job(index, self._graph.by_input(self._members(batch)), self._weights, self._next_states())
-
-    def _next_states(self):
-        """Return the states of the random streams for one batch; each batch draws from its own part of a stream."""
-        states = self._states
-        if any(self._draws):
-            self._states = [replica_state(state, 1) if draws else state for state, draws in zip(states, self._draws)]
-        return states
+        arrays, states = self._graph.by_input(self._members(batch)), self._states
+        # Each batch draws from its own part of a random stream.
+        self._states = [replica_state(state, 1) if draws else state for state, draws in zip(states, self._draws)]
+        return Job(index, arrays, self._weights, states)
 
     def _members(self, batch):
         """Return the arrays of one batch; Keras's Predictor has a method of its own."""
