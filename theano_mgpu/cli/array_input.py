@@ -174,7 +174,7 @@ def data_offset(path: str, info: zipfile.ZipInfo) -> int:
 
 
 class Stream:
-    """Rows of a compressed array; to read rows before the last ones that were read begins at the first row again.
+    """Rows of a compressed array, best read in increasing order: each step back begins at the first row again.
 
     Parameters
     ----------

@@ -80,7 +80,7 @@ def run_once(start: Start, environment: dict[str, str], program: list[str], sign
 
 
 class Signals:
-    """Redirects the signals that would end this process to mpirun, which then ends the ranks, and passes others on.
+    """A redirection to mpirun of the signals that would end this process, and that the ranks are to get.
 
     Attributes
     ----------
