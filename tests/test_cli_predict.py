@@ -1,4 +1,5 @@
 """`theano-mgpu predict`: files of any size, outputs that are complete or absent, and resuming after a kill."""
+import dataclasses
 import fcntl
 import json
 import os
@@ -211,7 +212,7 @@ def test_a_bad_sample_in_the_middle(files, capfd, monkeypatch):
 
     def failing(self, job):
         if job.index >= 2:
-            job = job._replace(arrays=[array[:, :5] for array in job.arrays])
+            job = dataclasses.replace(job, arrays=[array[:, :5] for array in job.arrays])
         return run(self, job)
 
     monkeypatch.setattr(InferenceReplica, 'run', failing)

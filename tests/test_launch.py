@@ -207,7 +207,7 @@ def test_the_report_of_a_step_is_taken_out_of_what_is_printed():
     printed = b'progress 10%%\r%sprogress 20%%\r\0end\0' % report
     assert list(in_parts(lambda: Errors(report), printed)) == [printed.replace(report, b'')] * 3
     errors = Errors(report)
-    assert errors.passed(report[:9]) == b'' and errors.holds and not errors.stepped
+    assert errors.passed(report[:9]) == b'' and errors.tail and not errors.stepped
     assert errors.passed(report[9:] + b'text\0') == b'text' and errors.stepped and errors.rest() == b'\0'
 
 

@@ -1,13 +1,15 @@
 """Numbers and names of hosts in what users and schedulers give as text: options, flags, variables and files."""
+from __future__ import annotations
+
 import re
 
-MOST = 10 ** 9          # of anything that is counted
+MOST = 10 ** 9          # of all things that are counted
 MOST_DEVICES = 4096     # of contexts, and of processes
 LONGEST = 60            # characters of a text in an error
-HOST = re.compile(r'[A-Za-z0-9_][A-Za-z0-9_.@%-]{0,254}')  # what begins with - would be an option of ssh
+HOST = re.compile(r'[A-Za-z0-9_][A-Za-z0-9_.@%-]{0,254}')  # a name that begins with - would be an option of ssh
 
 
-def whole_number(text, least=0, most=MOST):
+def whole_number(text: str, least: int = 0, most: int = MOST) -> int | None:
     """Return the whole number that a text has, or None if it has none, or one out of range.
 
     Examples
@@ -17,11 +19,11 @@ def whole_number(text, least=0, most=MOST):
     """
     if not re.fullmatch('0*[0-9]{1,18}', text):
         return None
-    value = int(text.lstrip('0') or '0')
+    value = int(text[-18:])
     return value if least <= value <= most else None
 
 
-def shown(text):
+def shown(text: str) -> str:
     """Return a text for an error: shortened, on one line, in quotes.
 
     Examples
@@ -32,12 +34,12 @@ def shown(text):
     return repr(text if len(text) <= LONGEST else text[:LONGEST] + '...')
 
 
-def bare(text):
+def bare(text: str) -> str:
     """Return a text for an error as `shown` does, without the quotes."""
     return shown(text)[1:-1]
 
 
-def is_host(name):
+def is_host(name: str) -> bool:
     """Return whether a text can be the name of a host.
 
     Examples

@@ -7,9 +7,8 @@ import zipfile
 import theano_mgpu as mgpu
 from theano_mgpu.cli import main
 from theano_mgpu.cli.array_input import open_inputs
-from theano_mgpu.cli.array_output import UnfinishedOutput
+from theano_mgpu.cli.array_output import MARKER, TEXT, UnfinishedOutput
 from theano_mgpu.cli.predict import rows_of
-from theano_mgpu.cli.unfinished_folder import MARKER, TEXT
 from theano_mgpu.errors import MgpuError
 
 import h5py
@@ -123,6 +122,7 @@ FOREIGN = {
     "a folder of the user's": lambda: in_folder(thesis_tex=b'x'), 'a job of another program': lambda: in_folder(
         job_json=b'{"format": "PDF"}'), 'a job that is no JSON': lambda: in_folder(job_json=b'// my job\n{}'),
     'a binary job': lambda: in_folder(job_json=b'\xff\xfe'), 'an array': lambda: in_folder(**{'0_npy': b'precious'}),
+    'rows without a marker': lambda: (interrupted(), os.remove('y.npy.unfinished/' + MARKER)),
     'an array and an empty job': lambda: in_folder(**{'0_npy': b'precious', 'job_json': b''}),
     'an array and a marker of another program': lambda: in_folder(**{'0_npy': b'x', MARKER.replace('.', '_'): b'mine'}),
     'a link to a folder': link_to_folder, 'a dangling link': lambda: os.symlink('none', 'y.npy.unfinished'),
@@ -179,10 +179,8 @@ def test_damaged_rows_start_again(content, files, capfd):
 
 
 def test_folders_that_are_the_package_s_own(files):
-    """Left by a machine that stopped, or by an earlier version, which wrote no marker."""
-    for make in (lambda: os.mkdir('y.npy.unfinished'), lambda: in_folder(job_json=b''),
-                 lambda: in_folder(job_json=b'{\n'),
-                 lambda: (interrupted(), os.remove('y.npy.unfinished/' + MARKER)),
+    """Left by a machine that stopped."""
+    for make in (lambda: os.mkdir('y.npy.unfinished'),
                  lambda: in_folder(**{MARKER.replace('.', '_'): TEXT[:9].encode()}),
                  lambda: (interrupted(), open('y.npy.unfinished/job.json.new', 'w').close())):
         make()
@@ -438,6 +436,5 @@ def test_an_array_that_is_shorter_than_the_archive_says(tmp_path):
         file.write(content.replace(*lengths))
     with open_inputs(path, ['x']) as (x,):
         for start in (40, 70):
-            with pytest.raises(MgpuError, match='x.npz cannot be read at samples %d to 79: .*ends after row 0' % start):
+            with pytest.raises(MgpuError, match='x.npz cannot be read at samples %d to 79: .*before row 80' % start):
                 rows_of([x], start, 80, path)
-            x._stream.seek(128)

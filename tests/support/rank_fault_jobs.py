@@ -12,7 +12,7 @@ import time
 import theano_mgpu as mgpu
 from theano_mgpu.distributed.activities import AGREE, CALL, COMPILE, GATHER, SHARE
 from theano_mgpu.graphs import graph
-from theano_mgpu.prediction import rank_pool
+from theano_mgpu.prediction import pools
 
 import numpy as np
 import theano
@@ -209,7 +209,7 @@ def stopped(where, file):
     if last and where == 'end':
         atexit.register(stop)
     if last and where == 'prediction':
-        rank_pool.outcome = stop
+        pools.outcome = stop
     print('stopping at %f' % time.time(), flush=True)
     if where in ('end', 'finalize'):
         return

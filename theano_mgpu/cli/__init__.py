@@ -1,4 +1,21 @@
-"""The command line, ``theano-mgpu``: one module for each command."""
+"""The command line, ``theano-mgpu``: one module for each command.
+
+A context is Theano's name for a device. THEANO_FLAGS or .theanorc map them:
+  THEANO_FLAGS='contexts=dev0->cuda0;dev1->cuda1' theano-mgpu devices
+
+examples:
+  theano-mgpu                                show the devices here, and the next commands
+  theano-mgpu devices                        list contexts and devices
+  theano-mgpu doctor                         check the set-up, and print remedies
+  theano-mgpu config -n 2 > ~/.theanorc      use two devices from now on
+  theano-mgpu run train.py                   a Keras or Theano script, unchanged, on all devices
+  theano-mgpu launch -n 2 run train.py       a Keras or Theano script in two processes
+  theano-mgpu predict model.h5 x.npy y.npy   predict, from file to file
+  theano-mgpu bench --model cnn --plot s.png measure how a model scales, and predict
+  theano-mgpu COMMAND --help                 more on a command
+"""
+from __future__ import annotations
+
 import argparse
 import os
 import signal
@@ -9,34 +26,17 @@ import theano_mgpu
 from ..errors import MgpuError, MissingError, exit_code_of
 from ..jobs import rank_process
 from . import bench, config, devices, doctor, launch, overview, predict, run
+from .output import help_of
 
 COMMANDS = (devices, doctor, config, run, launch, predict, bench)
 
-DESCRIPTION = """\
-Run one Theano or Keras model on several devices: list them, check the set-up, configure it, run a script,
-start several processes, predict, measure how a model scales.
-"""
-EPILOG = """\
-A context is Theano's name for a device. THEANO_FLAGS or .theanorc map them:
-  THEANO_FLAGS='contexts=dev0->cuda0;dev1->cuda1' theano-mgpu devices
 
-examples:
-  theano-mgpu                                what is here, and what to do next
-  theano-mgpu devices                        list contexts and devices
-  theano-mgpu doctor                         check the set-up, and print remedies
-  theano-mgpu config -n 2 > ~/.theanorc      use two devices from now on
-  theano-mgpu run train.py                   a Keras or Theano script, unchanged, on all devices
-  theano-mgpu launch -n 2 run train.py       a Keras or Theano script in two processes
-  theano-mgpu predict model.h5 x.npy y.npy   predict, from file to file
-  theano-mgpu bench --model cnn --plot s.png measure how a model scales, and predict
-  theano-mgpu COMMAND --help                 more on a command
-"""
-
-
-def make_parser():
+def make_parser() -> argparse.ArgumentParser:
     """Build the argparse parser of all commands."""
-    parser = argparse.ArgumentParser(prog='theano-mgpu', description=DESCRIPTION, epilog=EPILOG,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog='theano-mgpu', **help_of(__doc__),
+        description='Run one Theano or Keras model on several devices: list them, check the set-up, configure it, run '
+                    'a script,\nstart several processes, predict, measure how a model scales.')
     parser.add_argument('--version', action='version', version='theano-mgpu ' + theano_mgpu.__version__)
     sub = parser.add_subparsers(title='commands', metavar='COMMAND')
     for command in COMMANDS:
@@ -44,7 +44,7 @@ def make_parser():
     return parser
 
 
-def check_theano():
+def check_theano() -> None:
     """Raise the error that kept Theano from being imported: some commands start without it."""
     error = getattr(theano_mgpu, 'theano_error', None)
     if isinstance(error, MgpuError):
@@ -55,7 +55,7 @@ def check_theano():
 
 
 def _prepared(args):
-    """What a command returns: its exit code, or a function that runs a script."""
+    """Run a command; return its exit code, or a function that runs a script."""
     try:
         if not hasattr(args, 'works_without_theano'):
             check_theano()
@@ -65,13 +65,13 @@ def _prepared(args):
         raise
 
 
-def main(argv=None):
+def main(argv: list[str] | None = None) -> int:
     """Run the command line.
 
     Parameters
     ----------
     argv : list of str, optional
-        Arguments after the program's name; those of the process by default.
+        Arguments after the program's name; by default the arguments of the process.
 
     Returns
     -------
@@ -106,10 +106,10 @@ def main(argv=None):
     return code() or 0
 
 
-def open_closed_streams():
-    """Open the null device for each of stdin, stdout and stderr that is closed, as by ``>&-`` of a shell.
+def open_closed_streams() -> None:
+    """Open the null device in place of stdin, stdout and stderr where they are closed, as by ``>&-`` of a shell.
 
-    Else a file that is opened later would take its number, and what is printed would be written into that file.
+    Else a file that is opened later would take the number of the stream, and all output would be written into it.
     """
     for descriptor in range(3):
         try:

@@ -1,10 +1,12 @@
 """Arrays in .npy, .npz and .h5 files, read a few rows at a time."""
+from __future__ import annotations
+
 import contextlib
-import functools
-import operator
+import math
 import os
 import struct
 import zipfile
+from typing import IO, Any, Iterator
 
 import numpy as np
 
@@ -12,35 +14,35 @@ from ..errors import MgpuError
 from .hdf5_check import check_hdf5
 
 KINDS = ('.npy', '.npz', '.h5', '.hdf5')
-CHUNK = 1 << 24  # bytes that are skipped at a time
+CHUNK = 1 << 24  # bytes that are read at a time
 
 
 class InputError(MgpuError):
     """An input file cannot be read."""
 
 
-def kind_of(path, what):
-    """The extension of a file name; a MgpuError unless it is one of `KINDS`."""
+def kind_of(path: str, role: str) -> str:
+    """Return the extension of a file name; raise a MgpuError unless it is one of `KINDS`."""
     kind = os.path.splitext(path)[1].lower()
     if kind not in KINDS:
-        raise MgpuError('%s: the name of the %s must end with one of %s' % (path, what, ', '.join(KINDS)))
+        raise MgpuError('%s: the name of the %s must end with one of %s' % (path, role, ', '.join(KINDS)))
     return kind
 
 
 @contextlib.contextmanager
-def open_inputs(path, names):
+def open_inputs(path: str, names: list[str]) -> Iterator[list[Any]]:
     """Open the arrays of a file for a model's inputs.
 
     Parameters
     ----------
     path : str
     names : list of str
-        Of the inputs. Arrays in an .npz or .h5 file have these names; a single array may have any name.
+        Names of the inputs. Arrays in an .npz or .h5 file have these names; a single array may have any name.
 
     Yields
     ------
     list of array_like
-        In the order of the names. Each has a shape and can be sliced along axis 0, in increasing order.
+        In the order of the names. Each has a shape and can be sliced along axis 0.
 
     Raises
     ------
@@ -48,37 +50,35 @@ def open_inputs(path, names):
         If the file is missing or cannot be read, if its arrays do not match the inputs, or if they differ in length.
     """
     kind = kind_of(path, 'input')
-    if not os.path.isfile(path):
-        raise MgpuError('there is no input file %s' % path)
     with contextlib.ExitStack() as stack:
         with reading(path):
-            found = in_order(path, OPENERS[kind](path, stack), names)
-            for name, array in zip(names, found):
+            arrays = in_order(path, OPENERS[kind](path, stack), names)
+            for name, array in zip(names, arrays):
                 if array.dtype.kind not in 'biuf':
                     raise ValueError('the array for %s has dtype %s, not numbers' % (name, array.dtype))
-        lengths = [array.shape[0] if array.shape else None for array in found]
-        if None in lengths or len(set(lengths)) > 1:
+        lengths = {array.shape[:1] for array in arrays}
+        if () in lengths or len(lengths) > 1:
             raise MgpuError('%s: all inputs need the same number of samples along their first axis: %s'
                             % (path, ', '.join('%s has shape %s' % (name, tuple(array.shape))
-                                               for name, array in zip(names, found))))
-        yield found
+                                               for name, array in zip(names, arrays))))
+        yield arrays
 
 
 @contextlib.contextmanager
-def reading(path, what=''):
+def reading(path: str, where: str = '') -> Iterator[None]:
     """Make any error of the ``with`` block an InputError: libraries raise errors of many classes for damaged files."""
     try:
         yield
     except MgpuError:
         raise
     except Exception as error:
-        # Not the cause: what is wrong is the file.
+        # Not the cause: the file is wrong, not the code.
         raise InputError('the input %s cannot be read%s: %s'
-                         % (path, what, ' '.join(str(error).split()) or type(error).__name__)) from None
+                         % (path, where, ' '.join(str(error).split()) or type(error).__name__)) from None
 
 
-def in_order(path, arrays, names):
-    """Arrays of a file in the order of the inputs.
+def in_order(path: str, arrays: dict[str, Any], names: list[str]) -> list[Any]:
+    """Return the arrays of a file in the order of the inputs.
 
     Examples
     --------
@@ -87,31 +87,32 @@ def in_order(path, arrays, names):
     """
     if len(names) == 1 and len(arrays) == 1:
         return list(arrays.values())
-    missing = [name for name in names if name not in arrays]
-    if missing:
-        raise MgpuError('%s has the arrays %s, but the model has the inputs %s: give each array the name of its input'
-                        % (path, ', '.join(sorted(arrays)) or '(none)', ', '.join(names))
-                        if not path.endswith('.npy') else
-                        '%s is one array, but the model has the inputs %s: give an .npz or .h5 file with arrays of '
+    if arrays.keys() >= set(names):
+        return [arrays[name] for name in names]
+    if path.endswith('.npy'):
+        raise MgpuError('%s is one array, but the model has the inputs %s: give an .npz or .h5 file with arrays of '
                         'these names' % (path, ', '.join(names)))
-    return [arrays[name] for name in names]
+    raise MgpuError('%s has the arrays %s, but the model has the inputs %s: give each array the name of its input'
+                    % (path, ', '.join(sorted(arrays)) or '(none)', ', '.join(names)))
 
 
-def open_npy(path, stack):
+def open_npy(path: str, stack: contextlib.ExitStack) -> dict[str, np.ndarray]:
+    """Map the array of an .npy file into memory."""
     with open(path, 'rb') as file:
         shape, fortran_order, dtype = read_header(file)
         check_size(os.path.getsize(path) - file.tell(), shape, dtype)
         return {'array': mapped(path, file.tell(), shape, fortran_order, dtype)}
 
 
-def open_npz(path, stack):
+def open_npz(path: str, stack: contextlib.ExitStack) -> dict[str, Any]:
+    """Open the arrays of an .npz file."""
     archive = stack.enter_context(zipfile.ZipFile(path))
-    members = {info.filename[:-len('.npy')]: info for info in archive.infolist() if info.filename.endswith('.npy')}
-    return {name: member_of(path, archive, info, stack) for name, info in members.items()}
+    return {info.filename[:-len('.npy')]: member_of(path, archive, info, stack)
+            for info in archive.infolist() if info.filename.endswith('.npy')}
 
 
-def member_of(path, archive, info, stack):
-    """One array of an .npz file: memory-mapped, if it is not compressed."""
+def member_of(path: str, archive: zipfile.ZipFile, info: zipfile.ZipInfo, stack: contextlib.ExitStack) -> Any:
+    """Open one array of an .npz file: memory-mapped, if it is not compressed."""
     stream = stack.enter_context(archive.open(info))
     shape, fortran_order, dtype = read_header(stream)
     check_size(info.file_size - stream.tell(), shape, dtype)
@@ -128,33 +129,33 @@ def member_of(path, archive, info, stack):
     return Stream(stream, shape, dtype)
 
 
-def mapped(path, offset, shape, fortran_order, dtype):
-    """A part of a file as an array."""
+def mapped(path: str, offset: int, shape: tuple[int, ...], fortran_order: bool, dtype: np.dtype) -> np.ndarray:
+    """Map a part of a file into memory as an array."""
     if 0 in shape:
         return np.empty(shape, dtype)
     return np.memmap(path, dtype, 'r', offset, shape, order='F' if fortran_order else 'C')
 
 
-def check_size(size, shape, dtype):
+def check_size(size: int, shape: tuple[int, ...], dtype: np.dtype) -> None:
     """Raise a ValueError unless an array has so many bytes."""
     if size != n_bytes(shape, dtype):
         raise ValueError('by its header it has the shape %s and dtype %s, which are %d bytes, but there are %d'
                          % (shape, dtype, n_bytes(shape, dtype), size))
 
 
-def n_bytes(shape, dtype):
-    """Bytes of an array, however large.
+def n_bytes(shape: tuple[int, ...], dtype: np.dtype) -> int:
+    """Return the bytes of an array, however large.
 
     Examples
     --------
     >>> n_bytes((10 ** 30, 2), np.dtype('float32'))
     8000000000000000000000000000000
     """
-    return functools.reduce(operator.mul, shape, dtype.itemsize)
+    return math.prod(shape, start=dtype.itemsize)
 
 
-def read_header(stream):
-    """Shape, Fortran order (bool) and dtype of an .npy file or member; leave the stream at its data."""
+def read_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Return shape, Fortran order and dtype of an .npy file or member; leave the stream at its data."""
     version = np.lib.format.read_magic(stream)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, fortran_order, dtype = read(stream)
@@ -165,16 +166,15 @@ def read_header(stream):
     return shape, fortran_order, dtype
 
 
-def data_offset(path, info):
-    """Where a member's data begin: after its local header, whose lengths may differ from those in the directory."""
+def data_offset(path: str, info: zipfile.ZipInfo) -> int:
+    """Return the offset of a member's data: after its local header, whose lengths may differ from the directory's."""
     with open(path, 'rb') as file:
         file.seek(info.header_offset + 26)
-        name_length, extra_length = struct.unpack('<HH', file.read(4))
-    return info.header_offset + 30 + name_length + extra_length
+        return info.header_offset + 30 + sum(struct.unpack('<HH', file.read(4)))
 
 
 class Stream:
-    """Rows of a compressed array, which can be read only once and in increasing order.
+    """Rows of a compressed array, best read in increasing order: each step back begins at the first row again.
 
     Parameters
     ----------
@@ -184,42 +184,33 @@ class Stream:
     dtype : numpy.dtype
     """
 
-    def __init__(self, stream, shape, dtype):
+    def __init__(self, stream: IO[bytes], shape: tuple[int, ...], dtype: np.dtype) -> None:
         self.shape, self.dtype = shape, dtype
-        self._stream = stream
-        self._row = 0
-        self._row_bytes = n_bytes(shape[1:], dtype)
+        self._stream, self._begin = stream, stream.tell()
 
-    def __getitem__(self, rows):
+    def __getitem__(self, rows: slice) -> np.ndarray:
         start, stop, _ = rows.indices(self.shape[0])
-        if start < self._row:
-            raise ValueError('row %d has been read already' % start)
-        skipped = (start - self._row) * self._row_bytes
-        while skipped:
-            skipped -= len(self._read(min(skipped, CHUNK)))
-        data = self._read((stop - start) * self._row_bytes)
-        self._row = stop
+        row_bytes = n_bytes(self.shape[1:], self.dtype)
+        self._stream.seek(self._begin + start * row_bytes)
+        data = self._stream.read((stop - start) * row_bytes)
+        if len(data) < (stop - start) * row_bytes:
+            raise EOFError('it ends before row %d of %d' % (stop, self.shape[0]))
         if stop == self.shape[0]:
             self._stream.read(1)  # at the end zipfile compares the checksum
-        return np.frombuffer(data, self.dtype).reshape((stop - start,) + tuple(self.shape[1:]))
-
-    def _read(self, n):
-        data = self._stream.read(n)
-        if len(data) < n:
-            raise EOFError('it ends after row %d of %d' % (self._row, self.shape[0]))
-        return data
+        return np.frombuffer(data, self.dtype).reshape((stop - start,) + self.shape[1:])
 
 
-def open_h5(path, stack):
+def open_h5(path: str, stack: contextlib.ExitStack) -> dict[str, Any]:
+    """Open the arrays of an HDF5 file."""
     import h5py
     check_hdf5(path)
     file = stack.enter_context(h5py.File(path, 'r'))
-    found = {name: item for name, item in file.items() if isinstance(item, h5py.Dataset) and item.shape is not None}
-    for array in found.values():
+    arrays = {name: item for name, item in file.items() if isinstance(item, h5py.Dataset) and item.shape is not None}
+    for array in arrays.values():
         stored = array.id.get_storage_size()
         if array.id.get_create_plist().get_layout() == h5py.h5d.CONTIGUOUS and stored:  # 0 if it was never written to
             check_size(stored, array.shape, array.dtype)
-    return found
+    return arrays
 
 
 OPENERS = {'.npy': open_npy, '.npz': open_npz, '.h5': open_h5, '.hdf5': open_h5}

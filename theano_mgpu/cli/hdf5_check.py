@@ -1,4 +1,6 @@
-"""Find HDF5 files that are so damaged that libhdf5 ends the process which reads them."""
+"""A search for HDF5 files that are so damaged that libhdf5 ends the process which reads them."""
+from __future__ import annotations
+
 import contextlib
 import faulthandler
 import os
@@ -9,7 +11,7 @@ from ..jobs import mpi_environment
 LONGEST = 10  # seconds of the processor; in a damaged file libhdf5 may go in circles
 
 
-def check_hdf5(path):
+def check_hdf5(path: str) -> None:
     """Raise a ValueError if libhdf5 ends the process that reads the structure of a file.
 
     A child process reads the file first: a crash cannot be caught otherwise. Other faults of the file raise errors in
@@ -35,8 +37,8 @@ def _read(path):
     import h5py
     faulthandler.disable()  # it would print the traceback of the child
     null = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (1, 2):
-        os.dup2(null, descriptor)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, LONGEST)
     with h5py.File(path, 'r') as file:
@@ -45,14 +47,14 @@ def _read(path):
 
 def _visit(item, seen):
     import h5py
-    for name in _all(item.attrs):
+    for name in _readable(item.attrs):
         with contextlib.suppress(Exception):
             item.attrs[name]
     if isinstance(item, h5py.Dataset):
         with contextlib.suppress(Exception):
             repr((item.shape, item.dtype, item.chunks))
     elif hasattr(item, 'keys'):
-        for name in _all(item):
+        for name in _readable(item):
             with contextlib.suppress(Exception):
                 member = item[name]
                 address = h5py.h5o.get_info(member.id).addr
@@ -61,9 +63,7 @@ def _visit(item, seen):
                     _visit(member, seen)
 
 
-def _all(names):
-    """Return the names in a group, as far as they can be read."""
-    found = []
+def _readable(names):
+    """Yield the names in a group, as far as they can be read."""
     with contextlib.suppress(Exception):
-        found.extend(names)
-    return found
+        yield from names

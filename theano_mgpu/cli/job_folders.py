@@ -1,15 +1,19 @@
 """The folders of a job on this host, for mpirun's files and for shared memory; a launch that was killed leaves them."""
+from __future__ import annotations
+
 import contextlib
 import fcntl
+import glob
 import os
 import shutil
 import stat
 import tempfile
+from typing import Iterator
 
 # Without these, all jobs of a user share one folder for temporary files. Open MPI removes it with the last job in it,
 # even if the next one is about to use it, which then ends with an error (open-mpi/ompi#8510).
 TEMPORARY = ['OMPI_MCA_orte_%stmpdir_base' % where for where in ('', 'local_', 'remote_')]
-# Folders of what the ranks of a host share; a killed job leaves 4 MB a rank there.
+# Folders of the memory that the ranks of a host share; a killed job leaves 4 MB a rank there.
 SHARED = ['OMPI_MCA_%s_backing_directory' % component for component in ('btl_vader', 'btl_sm', 'osc_sm', 'osc_rdma')]
 MEMORY = '/dev/shm'
 
@@ -19,10 +23,10 @@ MARK = b'theano-mgpu launch made this folder, and locks this file; its process i
 
 
 @contextlib.contextmanager
-def job_folders(environment):
-    """Give mpirun folders of its own, unless the environment names them already; remove them at the end.
+def job_folders(environment: dict[str, str]) -> Iterator[tuple[dict[str, str], list[int]]]:
+    """Make folders for mpirun, unless the environment names some already; remove them at the end.
 
-    The folders of killed jobs are removed, too: those of this user that no live process has a lock on.
+    The folders of killed jobs are removed, too: folders of this user that no live process has a lock on.
 
     Parameters
     ----------
@@ -49,7 +53,7 @@ def job_folders(environment):
 
 
 @contextlib.contextmanager
-def locked_folder(parent):
+def locked_folder(parent: str) -> Iterator[tuple[str, int]]:
     """Make a folder and lock it, see `remove_abandoned`; yield its path and the lock's descriptor."""
     folder = tempfile.mkdtemp(prefix=PREFIX, dir=parent)
     try:
@@ -61,19 +65,14 @@ def locked_folder(parent):
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def remove_abandoned(parent):
-    """Remove folders of killed jobs of this user: those in which `LOCK` has the `MARK`, and nobody locks it."""
-    try:
-        names = [entry.name for entry in os.scandir(parent) if entry.name.startswith(PREFIX)]
-    except OSError:  # such as no /dev/shm: then there are none
-        return
-    for name in names:
-        folder = os.path.join(parent, name)
+def remove_abandoned(parent: str) -> None:
+    """Remove folders of killed jobs of this user, in which `LOCK` has the `MARK`, and nobody locks it."""
+    for folder in glob.glob(os.path.join(glob.escape(parent), PREFIX + '*')):  # none without a /dev/shm
         if is_abandoned(folder):
             shutil.rmtree(folder, ignore_errors=True)  # another launch may be removing it as well
 
 
-def is_abandoned(folder):
+def is_abandoned(folder: str) -> bool:
     """Return whether `locked_folder` made a folder for this user, and no process has its lock any more."""
     try:
         if not _is_own(os.lstat(folder), stat.S_ISDIR):

@@ -1,25 +1,8 @@
-"""`theano-mgpu launch`: run a script as several processes with Open MPI's mpirun, or with Slurm's srun."""
-import argparse
-import os
-import shlex
-import sys
+"""`theano-mgpu launch`: run a script as several processes with Open MPI's mpirun, or with Slurm's srun.
 
-from .. import config
-from ..errors import MgpuError
-from ..jobs import mpi_environment
-from ..jobs.allocation import allocation
-from . import run as run_command
-from .config import devices, positive
-from .job_command import THREADS, choose_start, starting_environment
-from .program import add_program, check_program
-from .supervise import run_with_restarts
-
-COMMAND = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'rank_program.py')
-
-EPILOG = """\
 Each process (a rank) takes its share of the contexts in THEANO_FLAGS or .theanorc, or of the host's GPUs in
 order; `cpu` ranks share the cores. A script that uses theano_mgpu needs no change: every rank is given the same
-batches and computes its part, and the result is that of one process. For a plain Keras or Theano script put the
+batches and computes its part, and the result is as from one process. For a plain Keras or Theano script put the
 word run before its name. Only rank 0 prints, saves and shows progress; other ranks print only when they fail. A
 failure on one rank ends all of them.
 
@@ -45,88 +28,103 @@ examples:
   theano-mgpu launch -n 4 --gpus-per-process 2 train.py
   theano-mgpu launch -n 2 --restarts 3 train.py
   sbatch --nodes 2 --ntasks-per-node 4 --wrap "theano-mgpu launch train.py"
-  theano-mgpu launch --dry-run train.py           print the command, here with that of srun or mpirun
+  theano-mgpu launch --dry-run train.py           print the command, which begins with srun or mpirun
 """
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from typing import Any
+
+from .. import config
+from ..errors import MgpuError
+from ..jobs import mpi_environment
+from ..jobs.allocation import allocation
+from . import run as run_command
+from .config import devices, positive
+from .job_command import THREADS, choose_start, starting_environment
+from .output import help_of
+from .program import add_program, check_program
+from .supervise import run_with_restarts
+
+COMMAND = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'rank_program.py')
 
 
-def add_parser(sub):
+def add_parser(sub: Any) -> None:
     """Add the command to argparse's sub-parsers."""
-    parser = sub.add_parser('launch', help='run a script as several processes, on one or more hosts', epilog=EPILOG,
+    parser = sub.add_parser('launch', help='run a script as several processes, on one or more hosts',
                             usage='theano-mgpu launch [-n N] [options] SCRIPT|-m MODULE [ARGS]',
                             description='Run a Python script as several processes that train one model.',
-                            formatter_class=argparse.RawDescriptionHelpFormatter)
+                            **help_of(__doc__))
     parser.add_argument('-n', '--ranks', type=devices, metavar='N',
                         help='number of processes (in an allocation by default its number of tasks)')
     parser.add_argument('--hosts', metavar='A,B', help='hosts to divide them among, in equal parts, or as in A:3,B:1 '
                         '(default: this host; in an allocation its hosts, always)')
     parser.add_argument('--gpus-per-process', type=devices, metavar='K',
                         help="contexts that each process takes (default: an equal share of its host's)")
-    parser.add_argument('--sharded', action='store_true', help='each process feeds its own part of the data')
+    parser.add_argument('--sharded', action='store_const', dest='data', const='sharded',
+                        help='each process feeds its own part of the data')
     parser.add_argument('--timeout', type=positive, metavar='S', help='seconds that a process waits for another one '
-                        'in a step before that is an error (default: %d)' % config.OWN_FLAGS['mgpu.timeout'][0])
+                        'in a step before that is an error (default: %s)' % config.OWN_FLAGS['mgpu.timeout'][0])
     parser.add_argument('--restarts', type=int, default=0, metavar='R',
                         help='how many times to start again after an error (default: %(default)s)')
     parser.add_argument('--dry-run', action='store_true', help='print the command without running it')
-    add_program(parser, 'a Python script; or the word run, then what "theano-mgpu run" takes')
+    add_program(parser, 'a Python script; or the word run, then the arguments of "theano-mgpu run"')
     parser.set_defaults(run=run, works_without_theano=True)
 
 
-def run(args):
+def run(args: argparse.Namespace) -> int:
     """Run the script, with restarts if asked for; return the exit code of the job."""
     program = program_of(args)
     for name in config.OWN_FLAGS:  # an error of one is said once, not by each process
         config.own_flag(name)
     if args.restarts < 0:
         raise MgpuError('--restarts %d: give 0 or more' % args.restarts)
-    if mpi_environment.size() > 1:
+    launcher, size = mpi_environment.launcher(), mpi_environment.size()
+    if launcher and size > 1:
         raise MgpuError('this is one of %d processes that %s has started, and launch starts processes itself. Call it '
                         'once, such as in the batch script; or have %s start python %s'
-                        % (mpi_environment.size(), mpi_environment.launcher().name, mpi_environment.launcher().name,
-                           ' '.join(program)))
+                        % (size, launcher.name, launcher.name, ' '.join(program)))
     start = choose_start(args.ranks, args.hosts, allocation())
     environment = rank_environment(args, start.threads)
-    if not args.dry_run:
-        environment[mpi_environment.SEED] = str(int.from_bytes(os.urandom(4), 'big'))
     if args.dry_run:
-        print(' '.join('%s=%s' % (name, environment[name]) for name in changed(environment)))
+        print(' '.join('%s=%s' % (name, value) for name, value in sorted(environment.items())
+                       if os.environ.get(name) != value))
         print(shlex.join(start.command(environment, program)))
         return 0
+    environment[mpi_environment.SEED] = str(int.from_bytes(os.urandom(4), 'big'))
     return run_with_restarts(start, environment, program, args.restarts)
 
 
-def program_of(args):
-    """Python's arguments in each process: a module, a script, or a script under `theano-mgpu run`."""
+def program_of(args: argparse.Namespace) -> list[str]:
+    """Return Python's arguments in each process: a module, a script, or a script under `theano-mgpu run`."""
     check_program(args)
     if args.module:
         return ['-m'] + args.module
-    if os.path.isfile(args.script):
-        return [args.script] + args.args
-    if args.script == 'run':
+    if args.script == 'run' and not os.path.isfile('run'):
         check_run(args.args)
         return [COMMAND, 'run'] + args.args
-    if os.path.isfile(os.path.join(args.script, '__main__.py')):
+    if os.path.isfile(args.script) or os.path.isfile(os.path.join(args.script, '__main__.py')):
         return [args.script] + args.args
     raise MgpuError('there is no script %s; give the path of a Python file, then its arguments' % args.script)
 
 
-def check_run(words):
+def check_run(words: list[str]) -> None:
     """End with a usage error for arguments that `theano-mgpu run` does not take, rather than in each process."""
     parser = argparse.ArgumentParser(prog='theano-mgpu launch')
     run_command.add_parser(parser.add_subparsers())
     run_command.check(parser.parse_args(['run'] + words))
 
 
-def rank_environment(args, threads):
-    """The environment of the ranks: flags of theano_mgpu, numbers of threads, and settings that keep them alike."""
+def rank_environment(args: argparse.Namespace, threads: int) -> dict[str, str]:
+    """Return the environment of the ranks: own flags, numbers of threads, and settings that keep the ranks alike."""
     environment = starting_environment()
-    flags = config.environment_flags()
-    flags['mgpu.executor'] = 'mpi'
-    if args.gpus_per_process:
-        flags['mgpu.gpus_per_process'] = str(args.gpus_per_process)
-    if args.sharded:
-        flags['mgpu.data'] = 'sharded'
-    if args.timeout:
-        flags['mgpu.timeout'] = str(args.timeout)
+    flags = dict(config.environment_flags(), **{'mgpu.executor': 'mpi'})
+    for option in ('gpus_per_process', 'data', 'timeout'):
+        if getattr(args, option):
+            flags['mgpu.' + option] = str(getattr(args, option))
     environment['THEANO_FLAGS'] = config.join_flags(flags)
     if config.own_flag('mgpu.overlap') == 'True':
         # The thread that exchanges gradients would take half of the core that computes the next ones.
@@ -138,8 +136,3 @@ def rank_environment(args, threads):
     environment.setdefault('PYTHONHASHSEED', '0')  # the same order of sets, hence of ops, and the same rounding
     environment[mpi_environment.QUIET] = '1'
     return environment
-
-
-def changed(environment):
-    """Names of the variables that differ from this process's environment."""
-    return sorted(name for name, value in environment.items() if os.environ.get(name) != value)

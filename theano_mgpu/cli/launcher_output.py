@@ -1,8 +1,10 @@
 """The output of a job, on its way from mpirun or srun to this process's own stdout and stderr.
 
-What the job prints is passed on as it arrives, whatever it looks like. mpirun is given a pipe of its own for its own
-messages: only what comes from there may be left out.
+All output of the ranks is passed on as it arrives. mpirun is given a pipe of its own for its own messages: only lines
+from there may be left out.
 """
+from __future__ import annotations
+
 import array
 import fcntl
 import os
@@ -10,6 +12,7 @@ import select
 import sys
 import termios
 import threading
+from typing import Any, Callable
 
 from ..errors import MgpuError
 
@@ -22,37 +25,35 @@ HELD = 50   # milliseconds in which the rest of the report of a step arrives
 
 
 class OutputError(MgpuError, RuntimeError):
-    """What a job prints cannot be written."""
+    """The output of a job cannot be written."""
 
 
 class Output:
-    """What a process prints, passed on as it arrives.
+    """The output of a process, passed on as it arrives.
 
     Attributes
     ----------
-    any_passed : bool
-        Whether it has printed anything.
+    tail : bytes
+        Bytes that are held back until `HELD` has passed.
     """
 
-    holds = False  # whether bytes are held back
+    def __init__(self) -> None:
+        self.tail = b''
 
-    def __init__(self):
-        self.any_passed = False
-
-    def passed(self, data):
+    def passed(self, data: bytes) -> bytes:
         """Return the bytes to print after `data` has arrived."""
-        self.any_passed = True
         return data
 
-    def rest(self):
+    def rest(self) -> bytes:
         """Return the bytes that were held back."""
-        return b''
+        tail, self.tail = self.tail, b''
+        return tail
 
 
 class Errors(Output):
     """The stderr of a job, without the report of rank 0 that a step is done.
 
-    Only what may be the beginning of the report is held back, and no longer than `HELD`.
+    Only bytes that may be the beginning of the report are held back.
 
     Parameters
     ----------
@@ -70,34 +71,24 @@ class Errors(Output):
     (b'onetwo', True)
     """
 
-    def __init__(self, report):
+    def __init__(self, report: bytes) -> None:
         super().__init__()
         self.stepped = False
-        self._report, self._tail = report, b''
+        self._report = report
 
-    @property
-    def holds(self):
-        return bool(self._tail)
-
-    def passed(self, data):
-        data, self._tail = self._tail + data, b''
+    def passed(self, data: bytes) -> bytes:
+        data = self.rest() + data
         if self._report in data:
             self.stepped = True
             data = data.replace(self._report, b'')
         start = data.rfind(self._report[:1])
         if start >= 0 and self._report.startswith(data[start:]):
-            data, self._tail = data[:start], data[start:]
-        self.any_passed = self.any_passed or bool(data)
+            data, self.tail = data[:start], data[start:]
         return data
-
-    def rest(self):
-        tail, self._tail = self._tail, b''
-        self.any_passed = self.any_passed or bool(tail)
-        return tail
 
 
 class OwnMessages(Output):
-    """mpirun's own messages, except for those that repeat what a rank has reported already.
+    """mpirun's own messages, except for repetitions of a report of a rank.
 
     Attributes
     ----------
@@ -111,32 +102,27 @@ class OwnMessages(Output):
     b'mpirun: Forwarding signal 10 to job\\n'
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.internal = b''
-        self._line = b''     # the beginning of a line
-        self._block = None   # lines of an unfinished message
+        self._line = b''   # the beginning of a line
+        self._block = b''  # lines of an unfinished message
 
-    def passed(self, data):
+    def passed(self, data: bytes) -> bytes:
         *lines, self._line = (self._line + data).split(b'\n')
-        shown = b''.join(self._shown(line + b'\n') for line in lines)
-        self.any_passed = self.any_passed or bool(shown)
-        return shown
+        return b''.join(self._shown(line + b'\n') for line in lines)
 
-    def rest(self):
-        shown = b''.join((self._block or []) + [self._line])
-        self._line, self._block = b'', None
-        self.any_passed = self.any_passed or bool(shown)
-        return shown
+    def rest(self) -> bytes:
+        rest, self._block, self._line = self._block + self._line, b'', b''
+        return rest
 
     def _shown(self, line):
-        if self._block is not None:
-            self._block.append(line)
-            if line.startswith(RULE):
-                block, self._block = b''.join(self._block), None
+        is_rule, is_in_block = line.startswith(RULE), bool(self._block)
+        if is_rule or is_in_block:
+            self._block += line
+            if is_rule and is_in_block:
+                block, self._block = self._block, b''
                 return b'' if any(noise in block for noise in NOISE) else block
-        elif line.startswith(RULE):
-            self._block = [line]
         elif NOISE[-1] in line:
             self.internal += line
         else:
@@ -145,7 +131,7 @@ class OwnMessages(Output):
 
 
 class JobOutput:
-    """Threads that copy what a launcher and its ranks print to stdout and stderr.
+    """Threads that copy the output of a launcher and its ranks to stdout and stderr.
 
     Parameters
     ----------
@@ -158,31 +144,31 @@ class JobOutput:
 
     Attributes
     ----------
+    errors : Errors
+        Tells whether rank 0 has reported a step.
     environment : dict of str to str
         Variables for the launcher.
     descriptors : list of int
         Descriptors to pass on to the launcher.
     """
 
-    def __init__(self, report, by_mpirun, failed):
-        self._errors, self._messages = Errors(report), OwnMessages()
-        self._failed, self._failures, self._threads = failed, [], []
+    def __init__(self, report: bytes, by_mpirun: bool, failed: Callable[[], object]) -> None:
+        self.errors, self._messages = Errors(report), OwnMessages()
+        self._failed, self._is_silent = failed, True
+        self._failures: list[OSError] = []
+        self._threads: list[threading.Thread] = []
         self._ended, self._still_runs = os.pipe()  # the first one is readable as soon as the other one is closed
-        self.environment, self.descriptors, self._of_messages = {}, [], None
+        self.environment: dict[str, str] = {}
+        self.descriptors: list[int] = []
         if by_mpirun:
             self._of_messages, descriptor = os.pipe()
             self.environment, self.descriptors = {OWN_DESCRIPTOR: str(descriptor)}, [descriptor]
 
-    @property
-    def stepped(self):
-        """Whether rank 0 has reported a step."""
-        return self._errors.stepped
-
-    def copy(self, process):
+    def copy(self, process: Any) -> None:
         """Start to copy the output of the launcher, a Popen with pipes."""
-        for stream in (sys.stdout, sys.stderr):  # what this process has printed comes first
+        for stream in (sys.stdout, sys.stderr):  # the own output of this process comes first
             stream.flush()
-        sources = [(process.stdout.fileno(), STDOUT, Output()), (process.stderr.fileno(), STDERR, self._errors)]
+        sources = [(process.stdout.fileno(), STDOUT, Output()), (process.stderr.fileno(), STDERR, self.errors)]
         if self.descriptors:
             os.close(self.descriptors[0])  # the launcher has it
             sources.append((self._of_messages, STDERR, self._messages))
@@ -191,7 +177,7 @@ class JobOutput:
             thread.start()
             self._threads.append(thread)
 
-    def finish(self, status, seconds=None):
+    def finish(self, status: int, seconds: float | None = None) -> None:
         """Wait until all is written that the launcher printed.
 
         Parameters
@@ -210,12 +196,12 @@ class JobOutput:
         for thread in self._threads:
             thread.join(seconds)
         os.close(self._ended)
-        if self._of_messages is not None:
+        if self.descriptors:
             os.close(self._of_messages)
         for error in self._failures:
             if not isinstance(error, BrokenPipeError):
                 raise OutputError('the output of the job cannot be written: %s. The job was ended' % error)
-        if status and not (self._failures or self._errors.any_passed or self._messages.any_passed):
+        if status and self._is_silent and not self._failures:
             write_all(STDERR, self._messages.internal)
 
     def _copy(self, source, target, output):
@@ -223,7 +209,7 @@ class JobOutput:
         poll.register(source, select.POLLIN)
         poll.register(self._ended, select.POLLIN)
         while True:
-            ready = [descriptor for descriptor, _ in poll.poll(HELD if output.holds else None)]
+            ready = [descriptor for descriptor, _ in poll.poll(HELD if output.tail else None)]
             if self._ended in ready:
                 # All that the launcher printed is in the pipe. What outlives it, as ssh's master, may go on writing.
                 left = array.array('i', [0])
@@ -240,6 +226,8 @@ class JobOutput:
         self._write(target, output.rest())
 
     def _write(self, target, data):
+        if data and target == STDERR:
+            self._is_silent = False
         try:
             write_all(target, data)
         except OSError as error:  # go on reading, so that the launcher can end
@@ -247,7 +235,7 @@ class JobOutput:
             self._failed()
 
 
-def write_all(descriptor, data):
+def write_all(descriptor: int, data: bytes) -> None:
     """Write bytes to a descriptor, also where another program that shares it has made it non-blocking."""
     view = memoryview(data)
     while view:

@@ -1,15 +1,18 @@
-"""Load the Keras model of a file; with `safe`, only one that has no code in it."""
+"""The loading of a Keras model from a file, and the refusal of a file that has code in it."""
+from __future__ import annotations
+
 import functools
 import inspect
 import json
+from typing import Any
 
 from ..errors import MgpuError
 from .hdf5_check import check_hdf5
 
-LAMBDA_KEYS = {'function_type', 'output_shape_type', 'mode_type'}  # of what Keras makes functions of
+LAMBDA_KEYS = {'function_type', 'output_shape_type', 'mode_type'}  # of a configuration with functions in it
 
 
-def load_model(path, safe):
+def load_model(path: str, safe: bool) -> Any:
     """Load a model, without its optimizer.
 
     Parameters
@@ -43,18 +46,18 @@ def load_model(path, safe):
     except MgpuError:
         raise
     except Exception as error:  # of many classes: h5py's, and those of layers
-        # Not the cause: what is wrong is the file.
+        # Not the cause: the file is wrong, not the code.
         raise MgpuError('Keras cannot load the model %s: %s: %s. If the model has custom layers, load it in a script '
                         'and use theano_mgpu.keras.Predictor(model)'
                         % (path, type(error).__name__, ' '.join(str(error).split()))) from None
 
 
-def check_safe(path, config):
+def check_safe(path: str, config: Any) -> None:
     """Raise a MgpuError if a model's configuration, as JSON, has Lambda layers, or classes that are not Keras's own."""
-    found = list(dict.fromkeys(_unsafe(config, 'the model')))
-    if found:
+    reasons = list(dict.fromkeys(_unsafe(config, 'the model')))
+    if reasons:
         raise MgpuError('the model %s is refused by --safe: %s. Without --safe, code in the file would be run: leave '
-                        'the option out only if you trust the file' % (path, ', '.join(found)))
+                        'the option out only if you trust the file' % (path, ', '.join(reasons)))
 
 
 def _unsafe(config, name):
@@ -69,19 +72,17 @@ def _unsafe(config, name):
             yield '%s has the class %s, which is not of Keras' % (name, kind)
         elif LAMBDA_KEYS & config.keys():
             yield '%s has code in the file' % name
-        config = list(config.values())
-    if isinstance(config, list):
-        for each in config:
-            yield from _unsafe(each, name)
+    for each in config.values() if isinstance(config, dict) else config if isinstance(config, list) else ():
+        yield from _unsafe(each, name)
 
 
 @functools.lru_cache(None)
 def _own_classes():
-    """Return the names of the classes that Keras makes parts of a model of, but for Lambda."""
+    """Return the names of Keras's own classes for the parts of a model, but for Lambda."""
     from keras import Model, Sequential, constraints, initializers, layers, regularizers
     bases = layers.Layer, initializers.Initializer, regularizers.Regularizer, constraints.Constraint
-    found = {'Model': Model, 'Sequential': Sequential}
+    names = {'Model': Model, 'Sequential': Sequential}
     for module in (layers, initializers, regularizers, constraints):
-        found.update(vars(module))
-    return {name for name, each in found.items() if inspect.isclass(each) and issubclass(each, bases)
+        names.update(vars(module))
+    return {name for name, each in names.items() if inspect.isclass(each) and issubclass(each, bases)
             and each.__module__.partition('.')[0] == 'keras' and not issubclass(each, layers.Lambda)}

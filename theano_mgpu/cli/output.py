@@ -1,15 +1,25 @@
-"""Output of the commands: notes, JSON, readable units, and silence while a device opens."""
+"""Output of the commands: help, notes, JSON, readable units, and silence while a device opens."""
+from __future__ import annotations
+
+import argparse
 import contextlib
 import io
 import json
 import sys
+from typing import Any, Iterator
 
-UNITS = ('B', 'KiB', 'MiB', 'GiB', 'TiB')
+UNITS = ('KiB', 'MiB', 'GiB', 'TiB')
+
+
+def help_of(doc: str | None) -> dict[str, Any]:
+    """Return the settings of an argparse parser whose help ends with a module's docstring, after its first paragraph.
+    """
+    return dict(epilog=(doc or '').partition('\n\n')[2], formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 @contextlib.contextmanager
-def quietly():
-    """A context manager that discards what is printed to stdout and stderr.
+def quietly() -> Iterator[None]:
+    """Discard all that is printed to stdout and stderr during the ``with`` block.
 
     Theano 1.0.5 prints "Mapped name dev0 to device ..." and lines about cuDNN whenever it opens a device; its flag
     ``print_active_device`` cannot be changed after the import.
@@ -18,14 +28,14 @@ def quietly():
         yield
 
 
-def note(text):
+def note(text: str) -> None:
     """Print a line for the user to stderr, unless that is closed."""
     if sys.stderr is not None:  # else Python would print to stdout
         print('theano-mgpu: note: ' + text, file=sys.stderr)
 
 
-def human_bytes(count):
-    """A number of bytes in binary units; ``-`` for None.
+def human_bytes(count: int | None) -> str:
+    """Return a number of bytes in binary units; ``-`` for None.
 
     Examples
     --------
@@ -34,13 +44,10 @@ def human_bytes(count):
     """
     if count is None:
         return '-'
-    scaled = float(count)
-    for unit in UNITS:
-        if scaled < 1024 or unit == UNITS[-1]:
-            return '%d B' % count if unit == 'B' else '%.1f %s' % (scaled, unit)
-        scaled /= 1024
+    power = min(len(UNITS), (int(count).bit_length() - 1) // 10)
+    return '%.1f %s' % (count / 1024 ** power, UNITS[power - 1]) if power > 0 else '%d B' % count
 
 
-def print_json(value):
+def print_json(value: Any) -> None:
     """Print a value as indented JSON."""
     print(json.dumps(value, indent=2))

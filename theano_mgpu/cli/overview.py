@@ -1,4 +1,6 @@
-"""`theano-mgpu` without arguments: what there is on this machine, and three commands that make sense next."""
+"""`theano-mgpu` without arguments: the devices and packages of this machine, and three commands to run next."""
+from __future__ import annotations
+
 import os
 import sys
 from importlib import metadata
@@ -12,10 +14,9 @@ from .doctor import advice, host_checks
 from .doctor.device_checks import with_type
 
 PACKAGES = ('Theano', 'pygpu', 'Keras', 'mpi4py')
-LINE = '  %-10s  %s'
 
 
-def show():
+def show() -> None:
     """Print the overview; nothing is opened or computed, so that it takes no longer than importing Theano."""
     rank_process.note_joined()  # in a job, each rank prints its own
     setup = host_checks.Setup()
@@ -24,7 +25,7 @@ def show():
     if job:
         lines.append(('job', str(job)))
     print('theano-mgpu %s: one Theano or Keras model on several devices\n' % theano_mgpu.__version__)
-    print('\n'.join(LINE % line for line in lines))
+    print('\n'.join('  %-10s  %s' % line for line in lines))
     steps = advice.next_steps(setup)
     width = max(len(step.command) for step in steps)
     print('\nnext:')
@@ -32,14 +33,14 @@ def show():
     print('\ntheano-mgpu --help lists all commands.')
 
 
-def devices():
-    """The devices of this machine, as text."""
+def devices() -> str:
+    """Return the devices of this machine, as text."""
     texts = discovery.discover('cuda')[0] + [with_type(device) for device in discovery.discover('opencl')[0]]
     return ', '.join(texts + ['cpu (%d cores)' % len(os.sched_getaffinity(0))])
 
 
-def installed():
-    """Python and the packages that this one works with, as text."""
+def installed() -> str:
+    """Return Python and the packages that this one works with, as text."""
     texts = ['Python %d.%d.%d' % sys.version_info[:3]]
     for package in PACKAGES:
         try:

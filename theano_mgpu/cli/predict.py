@@ -1,21 +1,5 @@
-"""`theano-mgpu predict`: a Keras model's outputs for the samples in a file."""
-import argparse
-import os
-import sys
-import time
+"""`theano-mgpu predict`: a Keras model's outputs for the samples in a file.
 
-import numpy as np
-
-from ..errors import MgpuError, PredictionError
-from ..jobs import mpi_environment
-from ..utils import progress
-from .array_input import KINDS, InputError, kind_of, open_inputs, reading
-from .array_output import UNFINISHED, UnfinishedOutput, output_target
-from .config import positive
-from .model_file import load_model
-from .output import note, quietly
-
-EPILOG = """\
 Input and output are .npy files, or .npz or .h5 files: their arrays are named like the model's inputs and outputs.
 A model with several inputs or outputs needs these names. Files are read and written batch by batch, so their size does
 not matter.
@@ -35,13 +19,31 @@ examples:
   theano-mgpu predict model.h5 pairs.npz answers.h5 --gpus dev0,dev2
   theano-mgpu launch -n 4 "$(command -v theano-mgpu)" predict model.h5 images.npy classes.npy
 """
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from ..errors import MgpuError, PredictionError
+from ..jobs import mpi_environment
+from ..utils import progress
+from .array_input import KINDS, InputError, kind_of, open_inputs, reading
+from .array_output import UNFINISHED, UnfinishedOutput, output_target
+from .config import positive
+from .model_file import load_model
+from .output import help_of, note, quietly
 
 
-def add_parser(sub):
+def add_parser(sub: Any) -> None:
     """Add the command to argparse's sub-parsers."""
-    parser = sub.add_parser('predict', help="a Keras model's outputs for the samples in a file", epilog=EPILOG,
+    parser = sub.add_parser('predict', help="a Keras model's outputs for the samples in a file",
                             description='Predict with a Keras model, over all contexts, from file to file.',
-                            formatter_class=argparse.RawDescriptionHelpFormatter)
+                            **help_of(__doc__))
     parser.add_argument('model', help='a file that keras.Model.save wrote')
     parser.add_argument('input', help='samples: %s' % ', '.join(KINDS))
     parser.add_argument('output', help='file for the outputs: %s' % ', '.join(KINDS))
@@ -57,8 +59,8 @@ def add_parser(sub):
     parser.set_defaults(run=run)
 
 
-def gpus(text):
-    """The argument of --gpus: a number, or a list of numbers and names.
+def gpus(text: str) -> int | list[int | str]:
+    """Return the argument of --gpus: a number, or a list of numbers and names.
 
     Examples
     --------
@@ -70,7 +72,7 @@ def gpus(text):
     return [int(part) if part.isdecimal() else part for part in text.split(',')]
 
 
-def run(args):
+def run(args: argparse.Namespace) -> int:
     """Predict; return the exit code, 130 after Ctrl-C."""
     check_paths(args)
     began = time.monotonic()
@@ -80,8 +82,9 @@ def run(args):
         if mpi_environment.trains_together() and mpi_environment.rank():
             list(predictor.map(()))  # computes the batches that rank 0 dispatches
             return 0
+        job = {'model': identity(args.model), 'input': identity(args.input)}
         with open_inputs(args.input, model.input_names) as inputs, \
-                UnfinishedOutput(args.output, model.output_names, inputs[0].shape[0], job_of(args)) as output:
+                UnfinishedOutput(args.output, model.output_names, inputs[0].shape[0], job) as output:
             check_shapes(model, inputs, output, args)
             first = output.rows
             if first:
@@ -101,13 +104,12 @@ def run(args):
                 note('interrupted. ' + output.state())
                 return 130
             if not args.quiet:
-                seconds = time.monotonic() - began
                 note('%s: %d samples, %d of them computed now, in %.1f s including the loading of the model'
-                     % (args.output, output.length, output.length - first, seconds))
+                     % (args.output, output.length, output.length - first, time.monotonic() - began))
     return 0
 
 
-def compute(predictor, inputs, output, args):
+def compute(predictor: Any, inputs: list[Any], output: UnfinishedOutput, args: argparse.Namespace) -> None:
     """Compute and write the remaining rows, and finish the file."""
     if output.length == 0:
         output.append(no_rows(predictor.model))
@@ -121,18 +123,18 @@ def compute(predictor, inputs, output, args):
     output.finish()
 
 
-def check_shapes(model, inputs, output, args):
+def check_shapes(model: Any, inputs: list[Any], output: UnfinishedOutput, args: argparse.Namespace) -> None:
     """Raise a MgpuError if the model does not take samples of these shapes, before any is read."""
     # Arrays of one sample, which takes no memory however large a damaged header says that it is.
     samples = [np.broadcast_to(np.zeros((), array.dtype), (1,) + tuple(array.shape[1:])) for array in inputs]
     try:
         model._standardize_user_data(samples)
     except ValueError as error:
-        # Not the cause: what is wrong is the file.
+        # Not the cause: the file is wrong, not the code.
         raise failure('batch 0 failed: ValueError: %s' % error, 0, 0, output, args) from None
 
 
-def failure(text, batch, first, output, args):
+def failure(text: object, batch: int, first: int, output: UnfinishedOutput, args: argparse.Namespace) -> MgpuError:
     """Return the MgpuError for a batch, counted from 0 after the first samples."""
     start = first + batch * args.batch_size
     last = min(start + args.batch_size, output.length) - 1
@@ -140,20 +142,19 @@ def failure(text, batch, first, output, args):
                      % (start, last, ' '.join(str(text).split()), args.input, output.state()))
 
 
-def rows_of(inputs, start, stop, path):
+def rows_of(inputs: list[Any], start: int, stop: int, path: str) -> list[np.ndarray]:
     """Read a batch: a list of arrays as Theano's C code requires them, aligned and in the machine's order of bytes."""
     with reading(path, ' at samples %d to %d' % (start, stop - 1)):
         return [np.require(array[start:stop], array.dtype.newbyteorder('='), 'A') for array in inputs]
 
 
-def no_rows(model):
-    """The outputs for no samples."""
-    shapes = [tensor._keras_shape for tensor in model.outputs]
-    return [np.empty((0,) + tuple(size or 0 for size in shape[1:]), tensor.dtype)
-            for shape, tensor in zip(shapes, model.outputs)]
+def no_rows(model: Any) -> list[np.ndarray]:
+    """Return the outputs for no samples."""
+    return [np.empty((0,) + tuple(size or 0 for size in tensor._keras_shape[1:]), tensor.dtype)
+            for tensor in model.outputs]
 
 
-def check_paths(args):
+def check_paths(args: argparse.Namespace) -> None:
     """Raise a MgpuError for files that cannot be used, before anything that takes time."""
     kind_of(args.input, 'input')
     kind_of(args.output, 'output')
@@ -163,8 +164,7 @@ def check_paths(args):
             raise MgpuError('%s is no file' % path if os.path.exists(path) else 'there is no file %s' % path)
         if not os.access(path, os.R_OK):
             raise MgpuError('no permission to read %s' % path)
-        if os.path.realpath(path) == os.path.realpath(target) or os.path.exists(target) and \
-                os.path.samefile(path, target):
+        if os.path.exists(target) and os.path.samefile(path, target):
             raise MgpuError('the output %s is the input or the model itself: choose another name' % args.output)
         if os.path.dirname(os.path.realpath(path)) == os.path.realpath(target + UNFINISHED):
             raise MgpuError('%s is in the folder for the rows of %s: choose another name for the output'
@@ -175,8 +175,8 @@ def check_paths(args):
                         % (args.output, folder))
 
 
-def load(args):
-    """The model and its Predictor."""
+def load(args: argparse.Namespace) -> tuple[Any, Any]:
+    """Return the model and its Predictor."""
     os.environ['KERAS_BACKEND'] = 'theano'
     from ..keras import Predictor
     model = load_model(args.model, args.safe)
@@ -189,12 +189,7 @@ def load(args):
         raise MgpuError(str(error)) from error
 
 
-def job_of(args):
-    """What the output depends on: a changed model or input makes a new job."""
-    return {'model': identity(args.model), 'input': identity(args.input)}
-
-
-def identity(path):
-    """Size and modification time of a file, which change with its content."""
+def identity(path: str) -> list[int]:
+    """Return the size and modification time of a file, which change with its content."""
     status = os.stat(path)
     return [status.st_size, status.st_mtime_ns]

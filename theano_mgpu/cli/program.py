@@ -1,4 +1,6 @@
-"""Run a script or a module in this process, as ``python SCRIPT`` and ``python -m MODULE`` do."""
+"""Runs of a script or a module in this process, as ``python SCRIPT`` and ``python -m MODULE`` do them."""
+from __future__ import annotations
+
 import argparse
 import importlib.machinery
 import os
@@ -6,6 +8,8 @@ import runpy
 import sys
 import types
 import zipfile
+from contextlib import AbstractContextManager
+from typing import Any
 
 import theano_mgpu
 
@@ -14,7 +18,7 @@ from ..errors import MgpuError
 PACKAGE = os.path.dirname(os.path.abspath(theano_mgpu.__file__)) + os.sep
 
 
-def add_program(parser, script_help):
+def add_program(parser: argparse.ArgumentParser, script_help: str) -> None:
     """Add ``SCRIPT|-m MODULE [ARGS]`` to a command's parser: `module`, a list, or `script` and `args`."""
     parser.add_argument('-m', dest='module', nargs=argparse.REMAINDER, metavar='MODULE [ARGS]',
                         help='run a module, as python -m does')
@@ -23,7 +27,7 @@ def add_program(parser, script_help):
     parser.set_defaults(parser=parser)
 
 
-def check_program(args):
+def check_program(args: argparse.Namespace) -> None:
     """End with a usage error unless a script or a module was given."""
     if args.module is not None and not args.module:
         args.parser.error('-m needs the name of a module')
@@ -31,7 +35,7 @@ def check_program(args):
         args.parser.error('give the path of a Python script, then its arguments; or -m MODULE')
 
 
-def run_script(path, args):
+def run_script(path: str, args: list[str]) -> None:
     """Run a script as ``python path args`` does.
 
     Parameters
@@ -45,7 +49,7 @@ def run_script(path, args):
     if os.path.isdir(path) or zipfile.is_zipfile(path):
         set_first_path(os.path.abspath(path), always=True)
         with own_traceback():
-            runpy._run_module_as_main('__main__', alter_argv=False)
+            runpy._run_module_as_main('__main__', alter_argv=False)  # type: ignore[attr-defined]  # as python does
         return
     set_first_path(os.path.dirname(os.path.realpath(path)))
     file = path if sys.version_info < (3, 9) else os.path.abspath(path)
@@ -57,24 +61,24 @@ def run_script(path, args):
         exec(code, main.__dict__)
 
 
-def run_module(name, args):
+def run_module(name: str, args: list[str]) -> None:
     """Run a module as ``python -m name args`` does."""
     sys.argv[:] = ['-m'] + args
     new_main()
     set_first_path(os.getcwd())
     with own_traceback():
-        runpy._run_module_as_main(name)
+        runpy._run_module_as_main(name)  # type: ignore[attr-defined]
 
 
-def new_main():
-    """A new module ``__main__``, as in a new interpreter."""
+def new_main() -> types.ModuleType:
+    """Make a new module ``__main__``, as in a new interpreter."""
     main = types.ModuleType('__main__')
     main.__dict__.update(__builtins__=sys.modules['builtins'], __annotations__={})
     sys.modules['__main__'] = main
     return main
 
 
-def set_first_path(folder, always=False):
+def set_first_path(folder: str, always: bool = False) -> None:
     """Set the first entry of sys.path as Python does for a script; with its option -P, only if `always`."""
     if not getattr(sys.flags, 'safe_path', False):
         sys.path[0] = folder
@@ -82,16 +86,13 @@ def set_first_path(folder, always=False):
         sys.path.insert(0, folder)
 
 
-class own_traceback:
+class own_traceback(AbstractContextManager):
     """A context manager: exceptions that leave it are shown by the current sys.excepthook, without frames of ours.
 
     The exception itself is not caught: Python also sets the exit code, and sends a signal after a KeyboardInterrupt.
     """
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, error, traceback):
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if error is None or isinstance(error, SystemExit):
             return
         hook = sys.excepthook
@@ -102,7 +103,7 @@ class own_traceback:
         sys.excepthook = show
 
 
-def hide_frames(error):
+def hide_frames(error: BaseException | None) -> None:
     """Remove frames of this package from the tracebacks of an exception and of its causes.
 
     Frames below the script's stay where the error arose in this package's own code and is not a MgpuError.
@@ -120,15 +121,15 @@ def hide_frames(error):
             del frames[:starts[0] + 1]
         if frames and (not is_ours(frames[-1]) or isinstance(error, MgpuError)):
             frames = [frame for frame in frames if not is_ours(frame)]
-        kept = None
+        trace = None
         for frame in reversed(frames):
-            kept = types.TracebackType(kept, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
-        error.__traceback__ = kept
+            trace = types.TracebackType(trace, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+        error.__traceback__ = trace
         error = error.__cause__ or error.__context__
 
 
-def is_ours(trace):
-    """Whether an entry of a traceback is a frame of this package."""
+def is_ours(trace: types.TracebackType) -> bool:
+    """Return whether an entry of a traceback is a frame of this package."""
     return trace.tb_frame.f_code.co_filename.startswith(PACKAGE)
 
 

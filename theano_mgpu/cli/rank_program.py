@@ -3,7 +3,7 @@ import os
 import sys
 
 
-def start():
+def start() -> None:
     """Run the command line as `theano-mgpu` does."""
     if not getattr(sys.flags, 'safe_path', False):
         sys.path[0] = __file__  # no folder: the modules of this one must not hide others of the same names

@@ -1,27 +1,8 @@
-"""`theano-mgpu run`: run a Keras or Theano script, unchanged, on several contexts."""
-import argparse
-import atexit
-import functools
-import os
-import random
-import sys
+"""`theano-mgpu run`: run a Keras or Theano script, unchanged, on several contexts.
 
-from .. import config
-from ..devices.context_map import describe
-from ..devices.contexts import chosen, init
-from ..errors import MgpuError, exit_code_of
-from ..jobs import mpi_environment
-from ..patches import import_hooks
-from . import explain
-from .config import devices
-from .devices import context_map
-from .output import note
-from .program import add_program, check_program, run_module, run_script
-
-EPILOG = """\
 Every Keras model that the script compiles trains, tests and predicts on the contexts, and so does every
-theano.function that takes a batch, where the result is exact and it is faster. The contexts are those of
---contexts, or of THEANO_FLAGS or .theanorc, or every GPU. The script needs no change. Its arguments, its standard
+theano.function that takes a batch, where the result is exact and it is faster. The contexts come from
+--contexts, or from THEANO_FLAGS or .theanorc, or are every GPU. The script needs no change. Its arguments, its standard
 input, its exit code and its tracebacks are the same as under python.
 
 The summary (on stderr, at exit) lists each model and each function: where it ran, for how many samples, and why.
@@ -40,14 +21,36 @@ examples:
   theano-mgpu run -m package.train --epochs 5
   theano-mgpu launch -n 2 run train.py      in two processes
 """
+from __future__ import annotations
+
+import argparse
+import atexit
+import functools
+import json
+import os
+import random
+import sys
+from typing import Any, Callable
+
+from .. import config
+from ..devices.context_map import Context, describe
+from ..devices.contexts import chosen, init
+from ..errors import MgpuError, exit_code_of
+from ..jobs import mpi_environment
+from ..patches import import_hooks
+from ..utils.files import whole_text
+from .config import devices
+from .devices import context_map
+from .output import help_of, note
+from .program import add_program, check_program, run_module, run_script
 
 
-def add_parser(sub):
+def add_parser(sub: Any) -> None:
     """Add the command to argparse's sub-parsers."""
-    parser = sub.add_parser('run', help='run a Keras or Theano script, unchanged, on several contexts', epilog=EPILOG,
+    parser = sub.add_parser('run', help='run a Keras or Theano script, unchanged, on several contexts',
                             usage='theano-mgpu run [options] SCRIPT|-m MODULE [ARGS]',
                             description='Run a script whose Keras models and Theano functions run on several devices.',
-                            formatter_class=argparse.RawDescriptionHelpFormatter)
+                            **help_of(__doc__))
     which = parser.add_mutually_exclusive_group()
     which.add_argument('--gpus', type=devices, metavar='N', help='use the first N contexts (default: all); '
                        'without a GPU and a map, N contexts on the CPU')
@@ -60,12 +63,14 @@ def add_parser(sub):
                         help='divide every model and function that can be divided, without measuring what is faster')
     parser.add_argument('-q', '--quiet', action='store_true',
                         help='no summary at exit, and no note if nothing is divided')
-    explain.add_arguments(parser)
+    parser.add_argument('--explain', action='store_true',
+                        help='at exit, show the plan of each function and model: stages, exchanges, memory, and why')
+    parser.add_argument('--json', metavar='FILE', help='write the plans to a file, for programs')
     add_program(parser, 'a Python script')
     parser.set_defaults(run=run)
 
 
-def run(args):
+def run(args: argparse.Namespace) -> Callable[[], None]:
     """Prepare the run; return a function that runs the script, so that `main` does not handle the script's errors."""
     check(args)
     if args.verify and mpi_environment.trains_together():
@@ -83,33 +88,38 @@ def run(args):
     reports = [enable(opened, args.strict, args.verify, args.always, note)]
     if args.explain or args.json:
         from ..plan.record import record
-        atexit.register(explain.explain, record(), args, os.getpid())
+        at_exit(explain, record(), args)
     if not args.quiet:
-        atexit.register(print_summary, reports, os.getpid())
+        at_exit(print_summary, reports)
     import_hooks.after_import('keras', lambda keras: reports.append(enable_in(keras, args, opened)))
     if args.module:
         return functools.partial(run_module, args.module[0], args.module[1:])
     return functools.partial(run_script, args.script, args.args)
 
 
-def draw_alike():
-    """Have the processes of a job draw the same numbers where the script sets no seed, unless each has its own data."""
-    if mpi_environment.trains_together() and config.own_flag('mgpu.data') != 'sharded':
+def at_exit(function: Callable[..., None], *arguments: Any) -> None:
+    """Call a function at the exit of this process, but not of processes that the script forks."""
+    process = os.getpid()
+    atexit.register(lambda: function(*arguments) if os.getpid() == process else None)
+
+
+def draw_alike() -> None:
+    """Seed the processes of a job alike, for a script that sets no seed, unless each process has its own data."""
+    seed = os.environ.get(mpi_environment.SEED)
+    if seed is not None and mpi_environment.trains_together() and config.own_flag('mgpu.data') != 'sharded':
         import numpy as np
-        seed = os.environ.get(mpi_environment.SEED)
-        if seed is not None:
-            random.seed(int(seed))
-            np.random.seed(int(seed))
+        random.seed(int(seed))
+        np.random.seed(int(seed))
 
 
-def check(args):
+def check(args: argparse.Namespace) -> None:
     """End with a usage error unless there is a script or a module to run."""
     check_program(args)
     if not args.module and not os.path.exists(args.script):
         args.parser.error("can't open file %r: no such file" % args.script)
 
 
-def open_contexts(args, flags):
+def open_contexts(args: argparse.Namespace, flags: dict[str, str]) -> list[Context]:
     """Open the contexts that options and flags name; an error ends the script.
 
     Parameters
@@ -135,18 +145,18 @@ def open_contexts(args, flags):
              % (describe(before), describe(opened)))
     if has_one_cpu(opened) and not (args.always or args.quiet):
         note(NOTHING_DIVIDED)
-    atexit.register(note_other_contexts, opened, os.getpid())
+    at_exit(note_other_contexts, opened)
     return opened
 
 
-def note_other_contexts(opened, process):
-    """At the end of the script, note that it has chosen other contexts than those that `run` had opened for it."""
-    if os.getpid() == process and sys.stderr is not None and chosen() != opened:
+def note_other_contexts(opened: list[Context]) -> None:
+    """Note at the end of the script that it has chosen other contexts than those that `run` had opened for it."""
+    if chosen() != opened:
         note('"theano-mgpu run" opened the contexts %s; later the script replaced them with %s: leave mgpu.init out of '
              'it, or run it with python' % (describe(opened), describe(chosen())))
 
 
-def enable_in(keras, args, opened):
+def enable_in(keras: Any, args: argparse.Namespace, opened: Callable[[], list[Context]]) -> Any:
     """Run the models of the Keras that was just imported on the contexts.
 
     Returns
@@ -163,7 +173,7 @@ def enable_in(keras, args, opened):
     return enable_keras(strict=args.strict, verify=args.verify, always=args.always, tell=note)
 
 
-def take_flags(before):
+def take_flags(before: dict[str, str]) -> None:
     """Apply the flags that the script has set in THEANO_FLAGS, as many scripts do before they import Keras.
 
     Theano has been imported already, so some of them come too late; a note names these. Flags from outside that the
@@ -183,7 +193,7 @@ def take_flags(before):
             continue
         *sections, option = name.split('.')
         try:
-            section = functools.reduce(getattr, sections, theano.config)
+            section: Any = functools.reduce(getattr, sections, theano.config)
             getattr(section, option)  # raises if there is no such flag
             setattr(section, option, value)
         except Exception as error:  # Theano raises many kinds
@@ -193,19 +203,40 @@ def take_flags(before):
              'by the flag contexts' % '; '.join(late))
 
 
-def print_summary(reports, process):
-    """Print what models and functions did, or that there were none; processes forked by the script print nothing.
+def print_summary(reports: list[Any]) -> None:
+    """Print the reports of functions and models, or that there were none.
 
     Parameters
     ----------
     reports : list of (Report, FunctionReport or None)
-    process : int
-        Process id of the script.
     """
-    if os.getpid() != process or sys.stderr is None or None in reports:
+    if sys.stderr is None or None in reports:
         return
-    found = [report for report in reversed(reports) if report]  # models first
-    for report in found:
-        print('theano-mgpu: %s' % report.without_notes(), file=sys.stderr)  # notes were printed as they came
-    if not found:
+    for report in reversed(reports):  # models first
+        if report:
+            print('theano-mgpu: %s' % report.without_notes(), file=sys.stderr)  # notes were printed as they came
+    if not any(reports):
         note('no Keras model ran, and no Theano function was compiled: nothing was divided')
+
+
+def explain(recorded: list[Any], args: argparse.Namespace) -> None:
+    """Show the plans that were recorded, or write them to a file; only rank 0 does.
+
+    Parameters
+    ----------
+    recorded : list of plan.record.Recorded
+    args : argparse.Namespace
+    """
+    if mpi_environment.rank() > 0:
+        return
+    from ..plan.explain import as_text, explanation  # imports Theano, which the command itself does without
+    explanations = [explanation(each.plan, each.splitter.shapes) for each in recorded]
+    if args.json:
+        try:
+            with whole_text(args.json) as file:
+                json.dump(explanations, file, indent=1)
+        except OSError as error:
+            raise MgpuError('--json %s cannot be written: %s' % (args.json, error.strerror)) from error
+    if args.explain and sys.stderr is not None:
+        texts = list(map(as_text, explanations)) or ['nothing was divided, so there is no plan: the summary says why']
+        print('\n' + '\n\n'.join(texts), file=sys.stderr)

@@ -1,4 +1,6 @@
-"""Run mpirun or srun: restart it after errors, and end it with this process."""
+"""Runs of mpirun or srun, which start again after errors, and end with this process."""
+from __future__ import annotations
+
 import contextlib
 import functools
 import os
@@ -8,8 +10,10 @@ import subprocess
 import threading
 import time
 from pathlib import Path
+from typing import Iterable, Iterator
 
 from ..jobs import mpi_environment, rank_process
+from .job_command import Start
 from .job_folders import job_folders
 from .launcher_output import JobOutput
 from .output import note
@@ -17,7 +21,7 @@ from .output import note
 GRACE = 3  # seconds in which mpirun may end by itself after a signal that a terminal may have sent to it, too
 
 
-def run_with_restarts(start, environment, program, restarts):
+def run_with_restarts(start: Start, environment: dict[str, str], program: list[str], restarts: int) -> int:
     """Run a job until it succeeds, with at most `restarts` more attempts; return the last exit code.
 
     It is not restarted after a signal to this process, nor if it has failed twice without a step in between.
@@ -36,16 +40,17 @@ def run_with_restarts(start, environment, program, restarts):
             code, stepped = run_once(start, environment, program, signals)
             if code == 0 or signals.received:
                 return code
-            left, hopeless = restarts - restart, restart and not stepped
-            note('the job ended with exit code %d after %.0f s%s'
-                 % (code, time.monotonic() - began, '' if not left else ', again before the first step was done: it is '
-                    'not started once more' if hopeless else ': restart %d of %d' % (restart + 1, restarts)))
-            if hopeless:
-                return code
+            is_hopeless, next_step = restart and not stepped, ''
+            if restart < restarts:
+                next_step = (', again before the first step was done: it is not started once more' if is_hopeless
+                             else ': restart %d of %d' % (restart + 1, restarts))
+            note('the job ended with exit code %d after %.0f s%s' % (code, time.monotonic() - began, next_step))
+            if is_hopeless:
+                break
     return code
 
 
-def run_once(start, environment, program, signals):
+def run_once(start: Start, environment: dict[str, str], program: list[str], signals: Signals) -> tuple[int, bool]:
     """Run a job; return its exit code, and whether a step was done.
 
     Raises
@@ -70,11 +75,12 @@ def run_once(start, environment, program, signals):
                 output.copy(process)
                 status = process.wait()
             output.finish(status, GRACE if signals.received else None)
-    return 128 + signals.received if signals.received else exit_code(status), output.stepped
+    ended_by = signals.received or -status
+    return 128 + ended_by if ended_by > 0 else status, output.errors.stepped
 
 
 class Signals:
-    """Redirects the signals that would end this process to mpirun, which then ends the ranks, and passes others on.
+    """A redirection to mpirun of the signals that would end this process, and that the ranks are to get.
 
     Attributes
     ----------
@@ -86,25 +92,25 @@ class Signals:
     ENDING = FROM_A_TERMINAL + (signal.SIGTERM, signal.SIGABRT)
     PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)  # mpirun and srun send these to the ranks
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.received = 0
-        self._process = None
-        self._early = []  # to be passed on once there is a process
+        self._process: subprocess.Popen | None = None
+        self._early: list[int] = []  # to be passed on once there is a process
 
-    def __enter__(self):
+    def __enter__(self) -> Signals:
         # Ignored signals stay ignored: SIGHUP under nohup, SIGINT of a background process.
         handlers = {**dict.fromkeys(self.ENDING, self._receive), **dict.fromkeys(self.PASSED_ON, self._pass_on)}
         self._before = {number: signal.signal(number, handler) for number, handler in handlers.items()
                         if signal.getsignal(number) != signal.SIG_IGN}
         return self
 
-    def __exit__(self, *error):
+    def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
     @contextlib.contextmanager
-    def sent_on_to(self, process):
-        """A context manager: signals end this process while it is open."""
+    def sent_on_to(self, process: subprocess.Popen) -> Iterator[None]:
+        """Send signals on to a process during the ``with`` block."""
         self._process = process
         if self.received:
             process.terminate()
@@ -115,12 +121,10 @@ class Signals:
         finally:
             self._process = None
 
-    def end(self, number):
+    def end(self, number: int) -> None:
         """End the job as if this process had received a signal."""
         if not self.received:
-            self.received = number
-            if self._process is not None:
-                self._process.terminate()
+            self._receive(number, None)
 
     def _pass_on(self, number, frame):
         process = self._process
@@ -146,7 +150,7 @@ class Signals:
             timer.start()
 
 
-def ranks_of(mpirun):
+def ranks_of(mpirun: int) -> list[int]:
     """Return the ids of the processes on this host that are ranks of an mpirun; none on other systems than Linux."""
     lists = _texts(Path('/proc').glob('%d/task/*/children' % mpirun))
     children = [int(child) for children in lists for child in children.split()]
@@ -154,21 +158,8 @@ def ranks_of(mpirun):
             if any(b'\0OMPI_COMM_WORLD_RANK=' in text for text in _texts([Path('/proc/%d/environ' % child)]))]
 
 
-def _texts(paths):
-    """Read files under /proc, without those of processes that have ended."""
+def _texts(paths: Iterable[Path]) -> Iterator[bytes]:
+    """Yield the contents of files under /proc, but for processes that have ended."""
     for path in paths:
-        try:
+        with contextlib.suppress(OSError):
             yield path.read_bytes()
-        except OSError:
-            continue
-
-
-def exit_code(status):
-    """The exit code that a shell would show.
-
-    Examples
-    --------
-    >>> exit_code(3), exit_code(-9)
-    (3, 137)
-    """
-    return status if status >= 0 else 128 - status

@@ -1,8 +1,11 @@
 """The hosts that a scheduler has given to this job, from the environment variables that it sets."""
+from __future__ import annotations
+
 import os
 import re
 import stat
-from collections import Counter, namedtuple
+from collections import Counter
+from typing import NamedTuple
 
 from ..errors import MgpuError
 from ..parsing import bare, is_host, shown, whole_number
@@ -13,8 +16,8 @@ LONGEST_LIST = 1 << 24  # bytes of a list of hosts
 DEFAULT_HOSTFILE = 'OMPI_MCA_orte_default_hostfile'  # set in the launcher of a Kubernetes MPIJob
 
 
-class Allocation(namedtuple('Allocation', 'scheduler hosts nodes tasks cpus cpus_per_task')):
-    """Hosts, and the number of processes for each.
+class Allocation(NamedTuple):
+    """The hosts of a job, and the number of processes for each.
 
     Attributes
     ----------
@@ -23,20 +26,27 @@ class Allocation(namedtuple('Allocation', 'scheduler hosts nodes tasks cpus cpus
     hosts : str
         Their names, as the scheduler writes them.
     nodes : int
-        Number of hosts. Within a step of Slurm, `tasks` are those of the step, which may have fewer.
+        Number of hosts. Within a step of Slurm, `tasks` are for the hosts of the step, which may be fewer.
     tasks : list of int
         For each host.
     cpus : list of int
         For each host; empty where the scheduler does not tell.
     cpus_per_task : int
-        What the user has asked for; 0 if nothing, or where the scheduler does not tell.
+        As the user has asked for; 0 if nothing, or where the scheduler does not tell.
     """
 
-    def __str__(self):
+    scheduler: str
+    hosts: str
+    nodes: int
+    tasks: list[int]
+    cpus: list[int] = []
+    cpus_per_task: int = 0
+
+    def __str__(self) -> str:
         return '%s: %d tasks on %s' % (self.scheduler, sum(self.tasks), bare(self.hosts))
 
 
-def allocation():
+def allocation() -> Allocation | None:
     """Return the allocation in which this process runs, or None.
 
     Raises
@@ -52,12 +62,10 @@ def allocation():
     if get('LSB_JOBID') and get('LSB_DJOB_HOSTFILE'):
         return _listed(LSF, 'LSB_DJOB_HOSTFILE', _lines('LSB_DJOB_HOSTFILE'))
     if get('LSB_JOBID') and get('LSB_MCPU_HOSTS'):
-        words = get('LSB_MCPU_HOSTS').split()
+        words = get('LSB_MCPU_HOSTS', '').split()
         return _listed(LSF, 'LSB_MCPU_HOSTS', map(' slots='.join, zip(words[::2], words[1::2] + [''])))
-    if get(DEFAULT_HOSTFILE):
-        lines = _lines(DEFAULT_HOSTFILE)
-        return _listed(HOSTFILE, DEFAULT_HOSTFILE, lines) if lines else None  # that of Open MPI itself has no hosts
-    return None
+    lines = _lines(DEFAULT_HOSTFILE) if get(DEFAULT_HOSTFILE) else []
+    return _listed(HOSTFILE, DEFAULT_HOSTFILE, lines) if lines else None  # the file of Open MPI itself has no hosts
 
 
 def _of_slurm():
@@ -82,10 +90,14 @@ def _number(name, least, default):
 
 
 def _listed(scheduler, variable, lines):
-    """Return the allocation of a list of hosts, in lines as `_slots` reads them; a host may be listed repeatedly."""
+    """Return the allocation of a list of hosts; a host may be listed repeatedly."""
     tasks = Counter()
     for line in lines:
-        host, slots = _slots(line)
+        # As Open MPI's: ``a slots=4``, ``a:4`` or ``a``.
+        words = re.sub(r'\s*=\s*', '=', line).split()
+        host, colon, number = words[0].partition(':')
+        settings = dict(word.partition('=')[::2] for word in words[1:])
+        slots = whole_number(number if colon else settings.get('slots', '1'), 1, MOST_NODES)
         if slots is None or not is_host(host):
             raise MgpuError('%s in the list of the hosts of this job (%s=%s) is no host and a number of processes: %s'
                             % (shown(line), variable, shown(os.environ[variable]), REMEDY))
@@ -93,7 +105,7 @@ def _listed(scheduler, variable, lines):
     if not tasks:
         raise MgpuError('the list of the hosts of this job (%s=%s) is empty: %s'
                         % (variable, shown(os.environ[variable]), REMEDY))
-    return Allocation(scheduler, ','.join(tasks), len(tasks), list(tasks.values()), [], 0)
+    return Allocation(scheduler, ','.join(tasks), len(tasks), list(tasks.values()))
 
 
 def _lines(variable):
@@ -108,16 +120,3 @@ def _lines(variable):
         raise MgpuError('the list of the hosts of this job cannot be read (%s=%s): %s. Start on its first host, where '
                         'the scheduler writes it' % (variable, shown(path), error)) from error
     return [line for line in lines if line]
-
-
-def _slots(line):
-    """Return the host and the number of processes in a line as Open MPI's: ``a slots=4``, ``a:4`` or ``a``.
-
-    The number is None if it is malformed.
-    """
-    words = re.sub(r'\s*=\s*', '=', line).split()
-    host, colon, number = words[0].partition(':')
-    settings = dict(word.partition('=')[::2] for word in words[1:])
-    if not colon:
-        number = settings.get('slots', '1')
-    return host, whole_number(number, 1, MOST_NODES)

@@ -1,7 +1,9 @@
-"""The rank of this process, from the environment variables of what started it. MPI is not started here."""
+"""The rank of this process, from the environment variables of its launcher. MPI is not started here."""
+from __future__ import annotations
+
 import os
 import re
-from collections import namedtuple
+from typing import Mapping, NamedTuple
 
 from .. import config
 from ..errors import MgpuError
@@ -10,8 +12,13 @@ from ..parsing import shown, whole_number
 MOST_NODES = 100000
 REMEDY = 'unset it and the other variables of the scheduler if this is no job of it, or start a new one'
 
-# What starts ranks, and the variables with (rank, ranks, rank on this host, ranks on this host).
-Launcher = namedtuple('Launcher', 'name variables')
+
+class Launcher(NamedTuple):
+    """A program that starts ranks, and its variables for (rank, ranks, rank on this host, ranks on this host)."""
+
+    name: str
+    variables: tuple[str | None, ...]
+
 
 MPIRUN = Launcher("Open MPI's mpirun", ('OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_SIZE', 'OMPI_COMM_WORLD_LOCAL_RANK',
                                         'OMPI_COMM_WORLD_LOCAL_SIZE'))
@@ -24,7 +31,7 @@ PMI = Launcher('an mpiexec that speaks PMI', ('PMI_RANK', 'PMI_SIZE', None, None
 # In this order: an mpirun in an allocation counts, not the srun or jsrun with which it starts its daemons. srun sets
 # PMI's variables, too, but none for the rank on a host.
 LAUNCHERS = MPIRUN, HYDRA, PALS, JSRUN, SRUN, PMI
-MPI_OF_SRUN = 'SLURM_MPI_TYPE'  # in a task of srun: what --mpi named
+MPI_OF_SRUN = 'SLURM_MPI_TYPE'  # in a task of srun: the value of its --mpi
 QUIET = 'MGPU_QUIET'  # set by `theano-mgpu launch`, to a number of the job: only rank 0 prints
 SEED = 'MGPU_SEED'  # set by `theano-mgpu launch`: the random numbers that a script draws without a seed
 RANK_PROCESS = 'MGPU_RANK_PROCESS'  # process id of a rank, which it sets for the processes that it starts
@@ -32,17 +39,17 @@ RANK_PROCESS = 'MGPU_RANK_PROCESS'  # process id of a rank, which it sets for th
 _started_by_rank = os.environ.get(RANK_PROCESS, str(os.getpid())) != str(os.getpid())
 
 
-def report_of_step(environment):
+def report_of_step(environment: Mapping[str, str]) -> bytes:
     """Return the bytes that rank 0 writes to stderr once, after its first step; `theano-mgpu launch` removes them."""
     return b'\0theano_mgpu: a step of job %s is done\0' % environment[QUIET].encode()
 
 
 def _value(name):
-    """The number that a variable has, or None."""
+    """Return the number that a variable has, or None."""
     return whole_number(os.environ.get(name or '', ''), most=2 ** 32)
 
 
-def per_node(name):
+def per_node(name: str) -> list[int]:
     """Return Slurm's numbers for each node in a variable, as a list; an empty list if the variable is not set.
 
     Raises
@@ -59,45 +66,48 @@ def per_node(name):
     text = os.environ.get(name, '')
     if not text:
         return []
-    found = [re.fullmatch(r'([0-9]{1,9})(?:\(x([0-9]{1,5})\))?', entry) for entry in text.split(',')]
-    if not all(found) or sum(int(entry[2] or 1) for entry in found) > MOST_NODES:
+    entries = [re.fullmatch(r'([0-9]{1,9})(?:\(x([0-9]{1,5})\))?', entry) for entry in text.split(',')]
+    numbers = [(int(entry[1]), int(entry[2] or 1)) for entry in entries if entry]
+    if len(numbers) < len(entries) or sum(nodes for _, nodes in numbers) > MOST_NODES:
         raise MgpuError('the variable %s=%s is not what Slurm sets, numbers for each node as in 2(x3),1: %s'
                         % (name, shown(text), REMEDY))
-    return [int(entry[1]) for entry in found for _ in range(int(entry[2] or 1))]
+    return [number for number, nodes in numbers for _ in range(nodes)]
 
 
-def in_slurm_step():
-    """Whether srun started this process. A batch script, and salloc's shell, have most of Slurm's variables, too.
+def in_slurm_step() -> bool:
+    """Return whether srun started this process: a batch script and salloc's shell have most of Slurm's variables, too.
 
-    A batch script that was submitted from within a step has even those of that step. But it is the only task of its
-    node, and SLURM_GTIDS lists the tasks of the node.
+    A batch script that was submitted from within a step has even the variables of that step. But it is the only task of
+    its node, and SLURM_GTIDS lists the tasks of the node.
     """
     step, node = _value('SLURM_STEP_ID'), _value('SLURM_NODEID')
-    if step is None or step >= 0xfffffff0 or node is None:  # the latter number no srun
+    if step is None or step >= 0xfffffff0 or node is None:  # such a number is of a step without srun
         return False
     tasks = per_node('SLURM_STEP_TASKS_PER_NODE')
-    if node >= len(tasks):
-        return False
-    return len(os.environ.get('SLURM_GTIDS', '').split(',')) == tasks[node]
+    return node < len(tasks) and _gtids() == tasks[node]
 
 
-def launcher():
-    """What started this process as a rank: one of `LAUNCHERS`, or None outside of a job."""
-    for found in LAUNCHERS:
-        if all(_value(name) is not None for name in found.variables[:3] if name) and _value(found.variables[1]) \
-                and (found is not SRUN or in_slurm_step()):
-            return found
+def _gtids():
+    return len(os.environ.get('SLURM_GTIDS', '').split(','))
+
+
+def launcher() -> Launcher | None:
+    """Return the launcher that started this process as a rank, one of `LAUNCHERS`; None outside of a job."""
+    for known in LAUNCHERS:
+        if all(_value(name) is not None for name in known.variables[:3] if name) and _value(known.variables[1]) \
+                and (known is not SRUN or in_slurm_step()):
+            return known
     return None
 
 
 def _number(position, default):
-    found = launcher()
-    value = _value(found.variables[position]) if found else None
+    known = launcher()
+    value = _value(known.variables[position]) if known else None
     return default if value is None else value
 
 
-def rank():
-    """Number of this process in its MPI job.
+def rank() -> int:
+    """Return the number of this process in its MPI job.
 
     Returns
     -------
@@ -107,8 +117,8 @@ def rank():
     return _number(0, 0)
 
 
-def size():
-    """Number of processes in the MPI job of this process.
+def size() -> int:
+    """Return the number of processes in the MPI job of this process.
 
     Returns
     -------
@@ -118,31 +128,30 @@ def size():
     return _number(1, 1)
 
 
-def started_by_rank():
-    """Whether a rank started this process, as multiprocessing's spawn does.
+def started_by_rank() -> bool:
+    """Return whether a rank started this process, as multiprocessing's spawn does.
 
     Such a process inherits the environment of a rank but is not a rank: MPI can be started only once for each rank.
     """
     return _started_by_rank
 
 
-def is_rank():
-    """Whether this process is a rank of an MPI job with several processes."""
+def is_rank() -> bool:
+    """Return whether this process is a rank of an MPI job with several processes."""
     return size() > 1 and not _started_by_rank
 
 
-def trains_together():
-    """Whether this process trains one model together with others; mgpu.executor=serial or threads prevents that."""
+def trains_together() -> bool:
+    """Return whether this process trains one model together with others, as mgpu.executor=serial or threads prevents.
+    """
     return is_rank() and config.own_flag('mgpu.executor') not in ('serial', 'threads')
 
 
-def local_rank():
-    """Number of this process among those of its job on this host."""
+def local_rank() -> int:
+    """Return the number of this process among the processes of its job on this host."""
     return _number(2, rank())
 
 
-def local_size():
-    """Number of processes of the job on this host."""
-    if launcher() is SRUN:
-        return len(os.environ['SLURM_GTIDS'].split(','))
-    return _number(3, size())
+def local_size() -> int:
+    """Return the number of processes of the job on this host."""
+    return _gtids() if launcher() is SRUN else _number(3, size())

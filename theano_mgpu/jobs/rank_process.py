@@ -1,5 +1,8 @@
 """This process as a rank of an MPI job: only rank 0 prints, and a failure on one rank ends all of them."""
+from __future__ import annotations
+
 import atexit
+import contextlib
 import ctypes
 import faulthandler
 import functools
@@ -11,6 +14,7 @@ import tempfile
 import threading
 import time
 import traceback
+from typing import IO
 
 from ..errors import MgpuError
 from . import mpi_environment
@@ -22,19 +26,19 @@ PR_SET_PDEATHSIG = 1
 STARTERS = ('mpirun', 'orterun', 'orted', 'prterun', 'prted')  # programs with which Open MPI starts ranks
 
 _libc = ctypes.CDLL(None) if sys.platform == 'linux' else None  # loaded now: loading may fail after a fork
-_terminal = None  # the stderr that the process was started with
-_output = None    # file with the output of a quiet rank
+_terminal: IO[str] | None = None  # the stderr that the process was started with
+_output: IO[str] | None = None    # file with the output of a quiet rank
 _thread_hook = threading.excepthook  # Python's own
 _stepped = False  # whether a step was reported
 _joined = False   # whether this process exchanges values with other ranks
 
 
-def host():
-    """Name of this host."""
+def host() -> str:
+    """Return the name of this host."""
     return socket.gethostname()
 
 
-def end_with(parent, number):
+def end_with(parent: int, number: int) -> None:
     """Ask the kernel to send a signal to this process when its parent ends, by SIGKILL too. Linux only.
 
     Parameters
@@ -58,8 +62,8 @@ def _is_started_by_mpi(parent):
         return False
 
 
-def install():
-    """Let an uncaught exception end the whole job; capture the output of ranks above 0 if the launcher asks for it."""
+def install() -> None:
+    """Make an uncaught exception end the whole job; capture the output of ranks above 0 if the launcher asks for it."""
     global _terminal, _output
     if _is_started_by_mpi(os.getppid()):
         end_with(os.getppid(), signal.SIGKILL)  # a killed mpirun would leave its ranks running
@@ -78,7 +82,7 @@ def install():
     threading.excepthook = _fail_in_thread
 
 
-def say(text):
+def say(text: str) -> None:
     """Print a line to the original stderr of the process, also on a quiet rank; nothing where that is closed."""
     stream = _terminal or sys.stderr
     if stream is not None:  # else Python would print to stdout
@@ -86,13 +90,13 @@ def say(text):
 
 
 @functools.lru_cache(maxsize=None)
-def note(text):
+def note(text: str) -> None:
     """Print a line for the user to stderr, on rank 0 only; the same line only once."""
     if mpi_environment.rank() == 0:
         say('note: ' + text)
 
 
-def show_output():
+def show_output() -> None:
     """Print the end of a quiet rank's output."""
     if _output is None:
         return
@@ -103,7 +107,7 @@ def show_output():
         say('rank %d (%s) had printed:\n%s' % (mpi_environment.rank(), host(), text))
 
 
-def note_step():
+def note_step() -> None:
     """Report to the launcher, once, that a step is done: a job that fails later is worth a restart."""
     global _stepped
     if not _stepped:
@@ -113,7 +117,7 @@ def note_step():
 
 
 def _note_if_alone():
-    """At the end of a rank, note if it has exchanged nothing with the others, as in a plain Keras script."""
+    """Note at the end of a rank if it has exchanged nothing with the others, as in a plain Keras script."""
     if mpi_environment.size() > 1 and os.environ.get(mpi_environment.RANK_PROCESS) == str(os.getpid()) \
             and 'theano' in sys.modules and not _joined:
         note('the %d processes did not work together: each ran the whole script by itself. They share the functions of '
@@ -122,14 +126,14 @@ def _note_if_alone():
              % (mpi_environment.size(), mpi_environment.size()))
 
 
-def note_joined():
+def note_joined() -> None:
     """Record that this process exchanges values with other ranks, or has no script that could."""
     global _joined
     _joined = True
 
 
 def _fail(kind, error, trace):
-    """The excepthook of a rank: print one message and end all ranks, even if printing fails."""
+    """Print one message and end all ranks, even if printing fails: the excepthook of a rank."""
     try:
         if issubclass(kind, KeyboardInterrupt):
             abort(130)
@@ -154,7 +158,7 @@ def _report(kind, error, trace):
 
 
 def _fail_in_thread(arguments):
-    """The excepthook of threads: an error of this package ends the job there, too, since other ranks would wait."""
+    """End the job if the error of a thread is of this package, since other ranks would wait: the hook of threads."""
     if issubclass(arguments.exc_type, MgpuError):
         _fail(arguments.exc_type, arguments.exc_value, arguments.exc_traceback)
     _thread_hook(arguments)
@@ -162,23 +166,23 @@ def _fail_in_thread(arguments):
 
 def _flush():
     for stream in (sys.stdout, sys.stderr, _terminal):
-        try:
+        with contextlib.suppress(Exception):  # a script may have closed or replaced it; the rest must still run
             stream.flush()
-        except Exception:  # a script may have closed or replaced it; the rest must still run
-            pass
 
 
-def exit_after(seconds):
+def exit_after(seconds: float) -> None:
     """End this process, and with it the job, after a number of seconds; 0 means never."""
     if seconds:
-        faulthandler.dump_traceback_later(seconds, exit=True, file=_terminal or sys.__stderr__)
+        faulthandler.dump_traceback_later(seconds, exit=True, file=_terminal or 2)
 
 
-def abort(code):
+def abort(code: int) -> None:
     """End every rank of the job."""
     _flush()
     # If MPI cannot end the other ranks, mpirun does when this process has ended.
-    threading.Thread(target=lambda: (time.sleep(5), os._exit(code)), daemon=True).start()
+    timer = threading.Timer(5, os._exit, (code,))
+    timer.daemon = True
+    timer.start()
     mpi = sys.modules.get('mpi4py.MPI')
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
         mpi.COMM_WORLD.Abort(code)

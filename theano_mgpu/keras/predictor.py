@@ -8,7 +8,6 @@ from scipy.sparse import issparse
 from theano import Variable
 
 from ..prediction import predictor
-from ..prediction.options import chosen_batch_size
 from .multi_gpu import check_built, chosen_contexts
 
 
@@ -102,7 +101,7 @@ class Predictor(predictor.Predictor):
             raise ValueError('predict takes arrays, or a keras.utils.Sequence; the outputs of a generator come batch '
                              'by batch from map(generator)')
         else:
-            batch_size = chosen_batch_size(batch_size)
+            batch_size = predictor.chosen_batch_size(batch_size)
             arrays = self._members(x)
             if not arrays[0].shape[0]:
                 return []

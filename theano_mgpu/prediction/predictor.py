@@ -1,14 +1,17 @@
 """`mgpu.Predictor`: inference with one graph on several devices, each with a replica of it."""
+from __future__ import annotations
+
 import contextlib
 import warnings
 import weakref
+from typing import Any, Iterable, Iterator, Sequence
 
 import numpy as np
 import theano
 
 from ..batches.sub_batches import Rows, batch_length
 from ..devices.choice import resolve_contexts
-from ..devices.context_map import HOST
+from ..devices.context_map import HOST, Context
 from ..devices.contexts import borrow, check_process, give_back
 from ..distributed.activities import CALL
 from ..distributed.choice import choose_ranks
@@ -22,12 +25,10 @@ from ..replicas.replicated import replicated
 from ..runtime.consensus import check_same_graph
 from ..runtime.executable import compiling
 from ..utils import progress
-from .inference_graph import InferenceGraph
-from .inference_replica import InferenceReplica, Job
-from .options import check_numbers, chosen_batch_size
-from .ordered_outputs import ordered_outputs
-from .rank_pool import RankPool, serve
-from .replica_pool import InlinePool, ReplicaPool
+from .inference_replica import InferenceGraph, InferenceReplica, Job
+from .pools import InlinePool, RankPool, ReplicaPool, ordered_outputs, serve
+
+BATCH_SIZE = 32
 
 
 class Predictor:
@@ -86,10 +87,14 @@ class Predictor:
     [array([2.]), array([2., 2.])]
     """
 
-    def __init__(self, inputs, outputs, contexts=None, replicas_per_context=1, prefetch=2, broadcast=(), givens=None,
-                 executor=None, mode=None, name=None, allow_input_downcast=None):
-        self._pool, self._inline, self._active, self._calls = None, None, False, 0
-        self.contexts, self.replicas = [], []
+    def __init__(self, inputs: Sequence[theano.Variable], outputs: theano.Variable | Sequence[theano.Variable],
+                 contexts: Sequence[Any] | None = None, replicas_per_context: int = 1, prefetch: int = 2,
+                 broadcast: Sequence[theano.Variable | str] = (), givens: Any = None, executor: str | None = None,
+                 mode: Any = None, name: str | None = None, allow_input_downcast: bool | None = None) -> None:
+        self._pool: Any = None
+        self._is_active, self._calls = False, 0
+        self.contexts: list[Context] = []
+        self.replicas: list[InferenceReplica] = []
         self._resources = contextlib.ExitStack()
         self._release = weakref.finalize(self, self._resources.close)
         check_numbers(replicas_per_context=replicas_per_context, prefetch=prefetch)
@@ -106,7 +111,7 @@ class Predictor:
         self._make_replicas(self._graph.lay_out(resolve_contexts(contexts)), replicas_per_context, prefetch)
 
     def _make_replicas(self, mesh, replicas_per_context, prefetch):
-        """Make the replicas of a mesh, several of each, and what dispatches batches to them."""
+        """Make the replicas of a mesh, several of each, and the pool that dispatches batches to them."""
         graph, wanted = self._graph, mesh.replicas * replicas_per_context
         check_same_graph(self._ranks, graph.inputs, graph.outputs, graph.shared)
         n_replicas = all_gather_int(self._ranks, len(wanted))
@@ -120,38 +125,37 @@ class Predictor:
             raise
         self._draws = self.replicas[0].draws()
         self._pool = ReplicaPool(self.replicas, prefetch)
-        self._inline = InlinePool(self.replicas[0])
         self._resources.callback(self._pool.close)
         if self._ranks.size > 1 and self._ranks.rank == 0:
             self._pool = RankPool(self._pool, self._ranks, n_replicas, prefetch)
 
     def _own(self, context):
-        """A context like another one, which this Predictor alone uses; the host itself."""
+        """Return a context like another one, which this Predictor alone uses; for the host, the host itself."""
         if context == HOST:
             return context
         self.contexts.append(borrow(context))
         self._resources.callback(give_back, self.contexts[-1])
         return self.contexts[-1]
 
-    def __enter__(self):
+    def __enter__(self) -> Predictor:
         return self
 
-    def __exit__(self, *error):
+    def __exit__(self, *error: object) -> None:
         self.close()
 
-    def close(self):
+    def close(self) -> None:
         """End its threads, and free its memory and contexts."""
         self._release()
-        self._pool = self._inline = None
+        self._pool = None
         self.contexts, self.replicas = [], []
 
-    def refresh(self):
+    def refresh(self) -> None:
         """Take over the values that the shared variables have now, for batches that are read from now on."""
         self._versions = [variable.version for variable in self._variables]
         self._weights = [variable.value() for variable in self._variables]
         self._has_warned = False
 
-    def predict(self, *arrays, batch_size=None, verbose=0):
+    def predict(self, *arrays: Any, batch_size: int | None = None, verbose: int = 0) -> Any:
         """Compute the outputs of all samples.
 
         Parameters
@@ -177,19 +181,19 @@ class Predictor:
         """
         self._check_use()
         batch_size = chosen_batch_size(batch_size)
-        arrays = self._graph.by_input(arrays)
-        named = [(len(array), str(v)) for array, v, split in zip(arrays, self.inputs, self._graph.split) if split]
-        length = batch_length(*map(list, zip(*named)), least=0)
-        rows = self._rows_of(arrays, length, batch_size, verbose)
+        values = self._graph.by_input(arrays)
+        sampled = [(len(value), str(v)) for value, v, split in zip(values, self.inputs, self._graph.split) if split]
+        length = batch_length([length for length, _ in sampled], [name for _, name in sampled], least=0)
+        rows = self._rows_of(values, length, batch_size, verbose)
         return rows[0] if self._single else rows
 
-    def map(self, batches, on_error='raise'):
+    def map(self, batches: Iterable[Any], on_error: str = 'raise') -> Iterator[Any]:
         """Compute one batch after the other.
 
         Parameters
         ----------
         batches : iterable
-            Of arrays; for several inputs of lists or tuples of arrays, or dicts by the inputs' names. May be endless.
+            Arrays; for several inputs lists or tuples of arrays, or dicts by the inputs' names. May be endless.
         on_error : {'raise', 'yield'}
             What to do with the error of a batch: raise it, or yield it in place of the outputs, and continue.
 
@@ -217,21 +221,21 @@ class Predictor:
             if self._ranks.rank:
                 self._weights = serve(self._pool, self._ranks, self._weights)
                 return
-            with contextlib.closing(ordered_outputs(pool, batches, self._job, on_error)) as found:
-                for outputs in found:
+            with contextlib.closing(ordered_outputs(pool, batches, self._job, on_error)) as in_order:
+                for outputs in in_order:
                     rank_process.note_step()
                     yield outputs if isinstance(outputs, PredictionError) or not self._single else outputs[0]
                     self._check_open()  # the caller may have closed it meanwhile: no thread would take another batch
         finally:
-            self._active = False
+            self._is_active = False
 
     def _begin(self):
-        """With several ranks, wait until each has made the call."""
+        """Begin a call; with several ranks, wait until each has made the call."""
         self._check_open()
         if self._ranks.size > 1:
-            if self._active:
+            if self._is_active:
                 raise MgpuError('several ranks run one map at a time: exhaust the first one, or close() it')
-            self._active = True
+            self._is_active = True
             self._ranks.handshake((CALL, self._number, self._calls))
         self._calls += 1
 
@@ -242,7 +246,7 @@ class Predictor:
             check_process()
 
     def _check_use(self):
-        """As `_check_open`; and warn the caller of the caller, once, if shared variables have changed."""
+        """Check as `_check_open`; and warn the caller of the caller, once, if shared variables have changed."""
         self._check_open()
         if not self._has_warned and self._versions != [variable.version for variable in self._variables]:
             self._has_warned = True
@@ -250,34 +254,31 @@ class Predictor:
                           'using the old ones until refresh() is called', MgpuWarning, stacklevel=3)
 
     def _job(self, index, batch):
-        return Job(index, self._graph.by_input(self._members(batch)), self._weights, self._next_states())
-
-    def _next_states(self):
-        """States of the random streams for one batch; each batch draws from its own part of a stream."""
-        states = self._states
-        if any(self._draws):
-            self._states = [replica_state(state, 1) if draws else state for state, draws in zip(states, self._draws)]
-        return states
+        arrays, states = self._graph.by_input(self._members(batch)), self._states
+        # Each batch draws from its own part of a random stream.
+        self._states = [replica_state(state, 1) if draws else state for state, draws in zip(states, self._draws)]
+        return Job(index, arrays, self._weights, states)
 
     def _members(self, batch):
-        """The arrays of one batch; Keras's Predictor has a method of its own."""
+        """Return the arrays of one batch; Keras's Predictor has a method of its own."""
         return batch if isinstance(batch, (list, tuple, dict)) else [batch]
 
     def _rows_of(self, arrays, length, batch_size, verbose):
-        """Outputs for arrays with `length` samples, which may be 0."""
+        """Return the outputs for arrays with `length` samples, which may be 0."""
         if length == 0:  # BLAS and convolutions refuse an empty batch: compute one of zeros, and keep no row of it
             zeros = [np.zeros((1,) + tuple(array.shape[1:]), array.dtype) if split else array
                      for array, split in zip(arrays, self._graph.split)]
             return [rows[:0] for rows in self._rows([zeros], 1, 0)]
         # Theano's C code keeps Python's lock: on the CPU, a thread beside the only replica could only read ahead, and
         # arrays need no reading. Passing each batch from thread to thread takes up to 5 % of the time of a small one.
-        alone = len(self.replicas) == 1 == self._ranks.size and all(context.kind == 'cpu' for context in self.contexts)
-        inline = alone and all(type(array) is np.ndarray for array in arrays)
+        inline = len(self.replicas) == 1 == self._ranks.size \
+            and all(context.kind == 'cpu' for context in self.contexts) \
+            and all(type(array) is np.ndarray for array in arrays)
         return self._rows(self._graph.slices(arrays, length, batch_size), length, verbose,
-                          pool=self._inline if inline else None)
+                          pool=InlinePool(self.replicas[0]) if inline else None)
 
     def _rows(self, batches, length, verbose, n_batches=None, pool=None):
-        """Outputs of all batches together: one array for each output; the same on each rank."""
+        """Return the outputs of all batches together, one array for each output; the same on each rank."""
         rows, error = [], None
         if self._ranks.rank:
             list(self.map(()))
@@ -304,3 +305,18 @@ class Predictor:
             bar.total = len(rows)
             bar.refresh()
         return rows.arrays()
+
+
+def check_numbers(**numbers: Any) -> None:
+    """Raise a ValueError for an argument that is too small, or not a whole number."""
+    for name, number in numbers.items():
+        least = 0 if name == 'prefetch' else 1
+        if isinstance(number, bool) or not hasattr(number, '__index__') or number < least:
+            raise ValueError('%s=%r: give a whole number, at least %d' % (name, number, least))
+
+
+def chosen_batch_size(batch_size: int | None) -> int:
+    """Return the `batch_size` of `predict`, or its default; raise a ValueError if it is not a number of samples."""
+    batch_size = BATCH_SIZE if batch_size is None else batch_size
+    check_numbers(batch_size=batch_size)
+    return batch_size
