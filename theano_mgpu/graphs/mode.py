@@ -1,6 +1,12 @@
-"""Which of Theano's optimisations a context may use."""
+"""The optimisations of Theano that a context may use."""
+from __future__ import annotations
+
+from typing import Sequence
+
 import theano
 from theano.gof.graph import ancestors
+
+from ..devices.context_map import Context
 
 # The kernel of top-k uses __ballot, which devices from compute capability 7.0 on do not have: it stays on the host.
 NOT_ON_GPU = ('local_gpua_topkop',)
@@ -16,8 +22,9 @@ NOT_IN_HALF = ('local_gpua_dot22', 'local_gpua_dot22scalar', 'local_gpua_gemm', 
                'local_gpua_lift_abstractconv_graph')
 
 
-def compile_mode(context, outputs, mode=None):
-    """A Theano Mode for a graph on one context.
+def compile_mode(context: Context, outputs: Sequence[theano.Variable],
+                 mode: str | theano.Mode | None = None) -> theano.Mode:
+    """Return a Theano Mode for a graph on one context.
 
     Parameters
     ----------

@@ -1,16 +1,24 @@
 """Copies of graphs in which something is replaced or left out."""
-from theano.gof.graph import ancestors, clone_get_equiv
+from __future__ import annotations
+
+from typing import Callable, Sequence
+
+import theano
+from theano.gof.graph import ancestors, clone_get_equiv, io_toposort
 from theano.gpuarray.basic_ops import GpuFromHost, HostFromGpu
 
+from ..patches.placement_tags import place_of_node, placed_on
 
-def substitute(outputs, replacements):
+
+def substitute(outputs: Sequence[theano.Variable],
+               replacements: dict[theano.Variable, theano.Variable]) -> list[theano.Variable]:
     """Copy a graph with some of its variables replaced.
 
     Parameters
     ----------
     outputs : list of theano.Variable
     replacements : dict of theano.Variable to theano.Variable
-        Each replacement has the type of what it replaces.
+        Each replacement has the type of the variable that it replaces.
 
     Returns
     -------
@@ -22,7 +30,33 @@ def substitute(outputs, replacements):
     return [memo[output] for output in outputs]
 
 
-def without_default_device(outputs):
+def rebuilt(outputs: Sequence[theano.Variable],
+            change: Callable[[theano.Apply, list[theano.Variable]], list[theano.Variable] | None],
+            ) -> list[theano.Variable]:
+    """Copy a graph node by node; nodes above which nothing changes stay in it.
+
+    Parameters
+    ----------
+    outputs : list of theano.Variable
+    change : callable
+        Takes a node and its new inputs. Returns its new outputs, or None to apply the same op.
+
+    Returns
+    -------
+    list of theano.Variable
+    """
+    new: dict[theano.Variable, theano.Variable] = {}
+    for node in io_toposort([], outputs):
+        inputs = [new.get(variable, variable) for variable in node.inputs]
+        with placed_on(place_of_node(node)):
+            results = change(node, inputs)
+            if results is None and inputs != node.inputs:
+                results = node.clone_with_new_inputs(inputs).outputs
+        new.update(zip(node.outputs, results or ()))
+    return [new.get(output, output) for output in outputs]
+
+
+def without_default_device(outputs: list[theano.Variable]) -> list[theano.Variable]:
     """Return a graph without transfers to the GPU of the flag ``device`` and back, which gradients of parameters have.
 
     Such a graph names no context, in contrast to one in which a context was named by its user.

@@ -1,18 +1,23 @@
 """Several batches one after the other along one axis, such as real and generated samples: blocks of samples."""
+from __future__ import annotations
+
+from typing import Any
+
 import theano
 import theano.tensor as T
 
 from ..shard_graph import split_axis
+from ..shards import Shards
 from ..sizes import elements
-from ..states import CONSTANT, COUNT, ROWS, rows
-from .counts import rows_of_each
-from .rows import has_row_each, is_made_for_each
+from ..states import CONSTANT, COUNT, ROWS, Value, rows
+from .base import entry_at, is_whole, sliced_axes
+from .counts import has_row_each, is_made_for_each, rows_of_each, takes_all
 
 BLOCKS = 'it takes samples of several blocks, or not all of one'
 
 
-def joined(shards, node, values):
-    """What has a row for each sample, or as many as the others, one after the other; None of something else."""
+def joined(shards: Shards, node: theano.Apply, values: list[Value]) -> list[Value] | None:
+    """Join values that all have as many rows of each sample along the axis; None where they may have not."""
     axis = next(value.axis for value in values if value.kind == ROWS)
     alike, parts = len({rows_of_each(shards, v, axis) for v in node.inputs[1:]}) == 1, []
     for value, variable in zip(values[1:], node.inputs[1:]):
@@ -25,81 +30,67 @@ def joined(shards, node, values):
     return shards.apply(node, values[:1] + parts, rows(axis, T.constant(len(parts), dtype='int64')))
 
 
-def is_block(shards, x, entry):
-    """Whether an entry of an index may take one block of rows, of which each has the samples in their order."""
-    if x.kind != ROWS or x.state.outer is None or not isinstance(entry, slice) or entry.step not in (None, 1):
-        return False
-    return all(bound in (None, 0) or isinstance(bound, theano.Variable) and shards.value(bound).state.size == COUNT
-               for bound in (entry.start, entry.stop))
+def takes_block(shards: Shards, node: theano.Apply, x: Value, entries: list[Any], axis: int) -> bool:
+    """Return whether an index may take one of several blocks of samples along an axis, and is known otherwise."""
+    entry = entry_at(entries, axis)
+    return x.kind == ROWS and x.state.outer is not None and isinstance(entry, slice) and not is_whole(entry) \
+        and entry.step in (None, 1) \
+        and all(bound in (None, 0) or isinstance(bound, theano.Variable) and shards.value(bound).state.size == COUNT
+                for bound in (entry.start, entry.stop)) \
+        and are_numbers(entries[:axis] + entries[axis + 1:]) \
+        and not (entry.start in (None, 0) and takes_all(node.inputs[0], axis, entry.stop))
 
 
-def block(shards, node, x, entries):
-    """The Value of a basic index that takes one block of rows."""
-    entry = entries[x.axis]
-
-    def local(variable, blocks, *bounds):
-        return variable[_index(entries, x.axis, _place(shards, node, variable, x.axis, blocks, entry, bounds))]
-    return [shards.make(local, _given(shards, x, entry), rows(_axis_after(entries, x.axis)), like=node.outputs[0])]
+def block(shards: Shards, node: theano.Apply, x: Value, entries: list[Any]) -> list[Value]:
+    """Return the Value of a basic index that takes one block of rows."""
+    axis = sliced_axes(entries, node.inputs[0].ndim).index(x.axis)
+    return [_of_block(shards, node, x, entries, lambda part: part, [], rows(axis))]
 
 
-def write_block(shards, node, x, y, entries):
-    """The Value of what is written into one block of rows."""
-    entry = entries[x.axis]
+def write_block(shards: Shards, node: theano.Apply, x: Value, y: Value, entries: list[Any]) -> list[Value]:
+    """Return the Value of rows of which one block is written."""
     write = T.set_subtensor if node.op.set_instead_of_inc else T.inc_subtensor
-
-    def local(y, variable, blocks, *bounds):
-        place = _place(shards, node, variable, x.axis, blocks, entry, bounds)
-        return write(variable[_index(entries, x.axis, place)], y)
-    return [shards.make(local, [y] + _given(shards, x, entry), x.state, like=node.outputs[0])]
+    return [_of_block(shards, node, x, entries, write, [y], x.state)]
 
 
-def split(shards, node, x, lengths):
-    """The Values of a Split of which each part is a block; None where they may be others."""
-    found = elements(node.inputs[2], lengths.state.size)
-    if x.state.outer is None or found is None or COUNT not in found:
+def _of_block(shards, node, x, entries, function, others, state):
+    """Return the Value of a function of the block that an index takes, and of other values."""
+    axis, entry = x.axis, entries[x.axis]
+
+    def local(variable, blocks, *more):
+        own = variable.shape[axis] // blocks
+        whole, bounds = own // shards.own * shards.total, iter(more[len(others):])
+
+        def bound(part, default):
+            if not isinstance(part, theano.Variable):
+                return T.constant(0, dtype='int64') if part == 0 else default
+            number = T.cast(T.as_tensor_variable(next(bounds)), 'int64')
+            return T.switch(T.lt(number, 0), number + whole * blocks, T.minimum(number, whole * blocks))
+        start, stop = bound(entry.start, T.constant(0, dtype='int64')), bound(entry.stop, whole * blocks)
+        right = [T.ge(start, 0), T.eq(start % whole, 0), T.eq(stop - start, whole)]
+        first = shards.check(node, BLOCKS, start // whole * own, *right)
+        index = entries[:axis] + [slice(first, first + own)] + entries[axis + 1:]
+        return function(variable[tuple(index)], *more[:len(others)])
+    bounds = [shards.value(bound) for bound in (entry.start, entry.stop) if isinstance(bound, theano.Variable)]
+    return shards.make(local, [x] + shards.outer(x) + others + bounds, state, like=node.outputs[0])
+
+
+def split(shards: Shards, node: theano.Apply, x: Value, lengths: Value) -> list[Value] | None:
+    """Return the Values of a Split into blocks; None where its parts may be others."""
+    sizes = elements(node.inputs[2], lengths.state.size)
+    if x.state.outer is None or sizes is None or COUNT not in sizes:
         return None
 
-    def part(i):
-        def local(variable, blocks, lengths):
-            apart = split_axis(variable, x.axis, blocks)
-            whole = apart.shape[x.axis + 1] // shards.own * shards.total
-            apart = shards.check(node, BLOCKS, apart, T.all(T.eq(lengths, whole)), T.eq(blocks, len(node.outputs)))
-            return apart[(slice(None),) * x.axis + (i,)]
-        return shards.make(local, [x, shards.length(x.state.outer), lengths], rows(x.axis), like=node.outputs[i])
-    return [part(i) for i in range(len(node.outputs))]
+    def parts(variable, blocks, lengths):
+        apart = split_axis(variable, x.axis, blocks)
+        whole = apart.shape[x.axis + 1] // shards.own * shards.total
+        apart = shards.check(node, BLOCKS, apart, T.all(T.eq(lengths, whole)), T.eq(blocks, len(node.outputs)))
+        return [T.patternbroadcast(apart[(slice(None),) * x.axis + (i,)], output.broadcastable)
+                for i, output in enumerate(node.outputs)]
+    return shards.make_all(parts, [x] + shards.outer(x) + [lengths], [rows(x.axis)] * len(node.outputs))
 
 
-def _given(shards, x, entry):
-    bounds = [shards.value(bound) for bound in (entry.start, entry.stop) if isinstance(bound, theano.Variable)]
-    return [x, shards.length(x.state.outer)] + bounds
-
-
-def _place(shards, node, variable, axis, blocks, entry, bounds):
-    """The replica's part of the block that a slice takes, as a slice."""
-    bounds, own = iter(bounds), variable.shape[axis] // blocks
-    whole = own // shards.own * shards.total
-
-    def bound(given, default):
-        if not isinstance(given, theano.Variable):
-            return T.constant(0, dtype='int64') if given == 0 else default
-        number = T.cast(T.as_tensor_variable(next(bounds)), 'int64')
-        return T.switch(T.lt(number, 0), number + whole * blocks, T.minimum(number, whole * blocks))
-    start, stop = bound(entry.start, T.constant(0, dtype='int64')), bound(entry.stop, whole * blocks)
-    right = [T.ge(start, 0), T.eq(start % whole, 0), T.eq(stop - start, whole)]
-    first = shards.check(node, BLOCKS, start // whole * own, *right)
-    return slice(first, first + own)
-
-
-def _index(entries, axis, place):
-    return tuple(place if i == axis else entry for i, entry in enumerate(entries))
-
-
-def _axis_after(entries, axis):
-    return axis - sum(not isinstance(entry, slice) for entry in entries[:axis])
-
-
-def are_numbers(entries):
-    """Whether all of an index is known."""
-    parts = [part for entry in entries for part in
-             ((entry.start, entry.stop, entry.step) if isinstance(entry, slice) else (entry,))]
-    return not any(isinstance(part, theano.Variable) for part in parts)
+def are_numbers(entries: list[Any]) -> bool:
+    """Return whether all of an index is known."""
+    return not any(isinstance(part, theano.Variable) for entry in entries for part in
+                   ((entry.start, entry.stop, entry.step) if isinstance(entry, slice) else (entry,)))

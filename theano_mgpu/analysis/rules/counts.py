@@ -1,20 +1,32 @@
-"""How many rows each sample has along an axis, where a graph says so."""
+"""The number of rows that each sample has along an axis, where a graph shows it."""
+from __future__ import annotations
+
+from typing import Any
+
 import theano
+from theano.compile import ops as compile_ops
 from theano.gof.graph import io_toposort
 from theano.ifelse import IfElse
 from theano.scalar import basic as scalar
 from theano.scan_module.scan_utils import equal_computations
 from theano.tensor import basic, blas, elemwise, extra_ops, opt, subtensor
+from theano.tensor.nnet import abstract_conv, nnet
+from theano.tensor.signal.pool import Pool
 
-from ..sizes import length_of, number
-from ..states import COUNT, ROWS
-from .base import known
-from .rows import OF_IMAGES, OF_THE_FIRST, size_source
+from ...replicas.random_streams import DRAWS
+from ..shards import Shards
+from ..sizes import CASTS, element, number
+from ..states import COUNT, ROWS, rows
+from .base import entries_of, entry_at, is_scalar_op, is_whole, sliced_axes
 
-CASTS = scalar.Cast, scalar.Identity
+# Ops whose output has the rows of their first input.
+OF_THE_FIRST = (nnet.Softmax, nnet.SoftmaxWithBias, nnet.LogSoftmax, compile_ops.Rebroadcast, compile_ops.ViewOp,
+                opt.Assert, compile_ops.SpecifyShape, subtensor.IncSubtensor, extra_ops.CumOp)
+OF_IMAGES = (abstract_conv.BaseAbstractConv, Pool)  # along axis 0
+OF_SCALARS = basic.ScalarFromTensor, basic.TensorFromScalar
 
 
-def rows_of_each(shards, variable, axis):
+def rows_of_each(shards: Shards, variable: theano.Variable, axis: int) -> tuple[Any, ...] | None:
     """Return the rows that each sample has along an axis, as a tuple of factors; None where it has no samples.
 
     Parameters
@@ -39,12 +51,25 @@ def rows_of_each(shards, variable, axis):
     return shards.rows_of_each[variable, axis]
 
 
+def has_row_each(shards: Shards, variable: theano.Variable, axis: int) -> bool:
+    """Return whether it is certain that a variable of the given graph has one row a sample along an axis."""
+    return shards.value(variable).state == rows(axis) and _is_one(rows_of_each(shards, variable, axis))
+
+
+def is_total(shards: Shards, size: theano.Variable) -> bool:
+    """Return whether a variable of the given graph is certain to be the number of samples."""
+    return _is_one(rows_of_size(shards, size))
+
+
+def _is_one(factors):
+    return factors is not None and all(factor == 1 for factor in factors)
+
+
 def _find_out(shards, variable):
-    value = shards.value(variable)
-    key = variable, value.axis
-    if value.kind == ROWS and key not in shards.rows_of_each:
-        found = _rows_of_each(shards, *key)
-        shards.rows_of_each[key] = (key,) if found is None else found
+    key = variable, shards.value(variable).axis
+    if shards.value(variable).kind == ROWS and key not in shards.rows_of_each:
+        factors = _rows_of_each(shards, *key)
+        shards.rows_of_each[key] = (key,) if factors is None else factors
 
 
 def _rows_of_each(shards, variable, axis):
@@ -60,92 +85,108 @@ def _rows_of_each(shards, variable, axis):
     if node is None:
         return None
     if isinstance(node.op, basic.Reshape):
-        return rows_of_size(shards, _element(node.inputs[1], axis))
+        return rows_of_size(shards, element(node.inputs[1], axis))
     if isinstance(node.op, basic.Alloc):
         return rows_of_size(shards, node.inputs[1 + axis])
-    if isinstance(node.op, basic.Join) and number(node.inputs[0]) in (axis, axis - variable.ndim):
-        found = rows_of_each(shards, node.inputs[1], axis)
-        return None if found is None else found + (len(node.inputs) - 1,)
-    found = [rows_of_each(shards, *each) for each in _with_the_rows(shards, variable, axis)]
-    return min((rows for rows in found if rows is not None), key=_n_unknown, default=None)
+    factors = [rows_of_each(shards, *each) for each in _with_the_rows(node, variable, axis)]
+    known = min((each for each in factors if each is not None), key=_n_unknown, default=None)
+    if known is not None and isinstance(node.op, basic.Join) and number(node.inputs[0]) in (axis, axis - variable.ndim):
+        return None if factors[0] is None else factors[0] + (len(node.inputs) - 1,)
+    if known is not None and isinstance(node.op, (basic.Split, subtensor.Subtensor)):
+        outer = shards.value(node.inputs[0]).state.outer
+        if outer is not None and shards.value(variable).state.outer is None:  # one of several blocks of samples
+            return _quotient(known, outer)
+    return known
 
 
 def _n_unknown(factors):
     return sum(isinstance(each, tuple) for each in factors)
 
 
-def rows_of_size(shards, size):
+def rows_of_size(shards: Shards, size: theano.Variable | None) -> tuple[Any, ...] | None:
     """Return the factors of a size but for the number of samples, as `rows_of_each`; None where they are not known."""
     if size is None or number(size) is not None or shards.value(size).state.size not in (COUNT, None):
         return None
     node = size.owner
-    if node and isinstance(node.op, (basic.ScalarFromTensor, basic.TensorFromScalar, opt.Assert)):
+    if node and isinstance(node.op, OF_SCALARS + (opt.Assert,)) or is_scalar_op(node, *CASTS):
         return rows_of_size(shards, node.inputs[0])
-    if node and isinstance(node.op, elemwise.Elemwise):
-        op = node.op.scalar_op
-        if isinstance(op, CASTS):
-            return rows_of_size(shards, node.inputs[0])
-        if isinstance(op, scalar.IntDiv):
-            found = rows_of_size(shards, node.inputs[0])
-            return None if found is None else _quotient(found, node.inputs[1])
-        if isinstance(op, scalar.Mul):
-            counts = [v for v in node.inputs if shards.value(v).state.size == COUNT]
-            found = rows_of_size(shards, counts[0]) if len(counts) == 1 else None
-            return None if found is None else found + tuple(_factor(v) for v in node.inputs if v is not counts[0])
-        return None
-    variable, axis = size_source(size)
+    if is_scalar_op(node, scalar.IntDiv):
+        factors = rows_of_size(shards, node.inputs[0])
+        return None if factors is None else _quotient(factors, node.inputs[1])
+    if is_scalar_op(node, scalar.Mul):
+        counts = [v for v in node.inputs if shards.value(v).state.size == COUNT]
+        factors = rows_of_size(shards, counts[0]) if len(counts) == 1 else None
+        return None if factors is None else factors + tuple(_factor(v) for v in node.inputs if v is not counts[0])
+    variable, axis = _measured(size)
     return None if variable is None else rows_of_each(shards, variable, axis)
 
 
-def takes_all(variable, axis, stop):
+def is_made_for_each(shards: Shards, variable: theano.Variable, axis: int) -> bool:
+    """Return whether a CONSTANT has been made with a row a sample along an axis, as far as its graph shows."""
+    node = variable.owner
+    if node is None or isinstance(node.op, basic.Split):
+        return False
+    if isinstance(node.op, basic.Alloc):
+        return is_total(shards, node.inputs[1 + axis])
+    if isinstance(node.op, DRAWS):
+        return is_total(shards, element(node.inputs[1], axis))
+    if isinstance(node.op, basic.Reshape):
+        size = element(node.inputs[1], axis)
+        measured, place = _measured(size)
+        return is_total(shards, size) or measured is not None and is_made_for_each(shards, measured, place)
+    if isinstance(node.op, subtensor.Subtensor):
+        entries = entries_of(node)
+        entry = entry_at(entries, sliced_axes(entries, node.inputs[0].ndim)[axis])
+        if entry.stop is not None:
+            return entry.start in (None, 0) and isinstance(entry.stop, theano.Variable) and is_total(shards, entry.stop)
+    return any(is_made_for_each(shards, *each) for each in _with_the_rows(node, variable, axis)[:1])
+
+
+def takes_all(variable: theano.Variable, axis: int, stop: Any) -> bool:
     """Return whether a slice stops at the length of an axis, or at the least of several lengths, as a loop has it."""
     if not isinstance(stop, theano.Variable):
         return False
-    node = stop.owner
-    while node and isinstance(node.op, (basic.ScalarFromTensor, basic.TensorFromScalar)):
-        stop, node = node.inputs[0], node.inputs[0].owner
-    if node and isinstance(node.op, elemwise.Elemwise) and isinstance(node.op.scalar_op, scalar.Minimum):
-        return any(takes_all(variable, axis, v) for v in node.inputs)
-    return size_source(stop) == (variable, axis)
+    stop = _without_scalars(stop)
+    if is_scalar_op(stop.owner, scalar.Minimum):
+        return any(takes_all(variable, axis, v) for v in stop.owner.inputs)
+    return _measured(stop) == (variable, axis)
 
 
-def is_least_count(shards, node):
+def is_least_count(shards: Shards, node: theano.Apply) -> bool:
     """Return whether a minimum is one of multiples of the number of samples: lengths, also of ``arange(n)``."""
     return all(shards.value(v).state.size == COUNT or _counts_places(shards, v) for v in node.inputs)
 
 
 def _counts_places(shards, size):
-    variable, axis = size_source(size)
+    variable, axis = _measured(size)
     node = variable.owner if axis == 0 and variable.ndim == 1 else None
-    while node and isinstance(node.op, (subtensor.Subtensor, elemwise.Elemwise)) and len(node.inputs) < 3 \
-            and (isinstance(node.op, elemwise.Elemwise) or _indexed(node, 0)):
+    while node and len(node.inputs) < 3 and (
+            isinstance(node.op, elemwise.Elemwise)
+            or isinstance(node.op, subtensor.Subtensor) and is_whole(entry_at(entries_of(node), 0))):
         node = node.inputs[0].owner
     return bool(node) and isinstance(node.op, basic.ARange) and number(node.inputs[0]) == 0 \
         and number(node.inputs[2]) == 1 and shards.value(node.inputs[1]).state.size == COUNT
 
 
-def is_quotient_of_rows(shards, node):
+def is_quotient_of_rows(shards: Shards, node: theano.Apply) -> bool:
     """Return whether a division of a multiple of the number of samples leaves one, whatever their number."""
-    found = rows_of_size(shards, node.inputs[0])
-    return found is not None and _quotient(found, node.inputs[1]) is not None
+    factors = rows_of_size(shards, node.inputs[0])
+    return factors is not None and _quotient(factors, node.inputs[1]) is not None
 
 
 def _factor(variable):
-    """A number where it is known, else the variable without changes of its type."""
-    found = number(variable)
-    if found is not None:
-        return int(found)
+    """Return a number where it is known, else the variable without changes of its type."""
+    value = number(variable)
+    if value is not None:
+        return int(value)
     node = variable.owner
-    if node and (isinstance(node.op, (basic.ScalarFromTensor, basic.TensorFromScalar)) or isinstance(
-            node.op, elemwise.Elemwise) and isinstance(node.op.scalar_op, CASTS)):
-        return _factor(node.inputs[0])
-    return variable
+    return _factor(node.inputs[0]) if node and isinstance(node.op, OF_SCALARS) or is_scalar_op(node, *CASTS) \
+        else variable
 
 
 def _quotient(factors, divisor):
-    """The factors without a divisor; None where it is not known that they have it."""
-    divisor = divisor if isinstance(divisor, int) else _factor(divisor)
-    whole = 1
+    """Return the factors without a divisor; None where it is not known that they have it."""
+    divisor, whole = _factor(divisor), 1
     for each in factors:
         whole *= each if isinstance(each, int) else 1
     others = [each for each in factors if not isinstance(each, int)]
@@ -157,59 +198,54 @@ def _quotient(factors, divisor):
     return None
 
 
-def _element(vector, place):
-    """An element of a vector of sizes as a variable of the given graph; None where it is not known."""
-    node = vector.owner
-    if node and isinstance(node.op, opt.MakeVector):
-        return node.inputs[place]
-    if node and isinstance(node.op, basic.Join):
-        for piece in node.inputs[1:]:
-            length = length_of(piece)
-            if length is None:
-                return None
-            if place < length:
-                return _element(piece, place)
-            place -= length
-        return None
-    if node and isinstance(node.op, elemwise.DimShuffle) and node.op.new_order == ('x',):
-        return node.inputs[0]
-    if node and isinstance(node.op, elemwise.Elemwise) and isinstance(node.op.scalar_op, CASTS):
-        return _element(node.inputs[0], place)
-    return vector[place] if node else None
-
-
-def _with_the_rows(shards, variable, axis):
-    """The inputs of a node that its output has the rows of, and along which axis; none where that is not known."""
-    node = variable.owner
+def _with_the_rows(node, variable, axis):
+    """List the inputs whose rows an output has, and along which axis; none where that is not known."""
     op, first = node.op, node.inputs[0]
     if isinstance(op, elemwise.Elemwise):
-        return [(v, axis) for v in node.inputs if shards.value(v).kind == ROWS and not v.broadcastable[axis]]
+        return [(v, axis) for v in node.inputs if not v.broadcastable[axis]]
     if isinstance(op, elemwise.DimShuffle):
         return [(first, op.new_order[axis])] if op.new_order[axis] != 'x' else []
     if isinstance(op, elemwise.CAReduce):
         dropped = range(first.ndim) if op.axis is None else [each % first.ndim for each in op.axis]
         return [(first, [i for i in range(first.ndim) if i not in dropped][axis])]
-    if isinstance(op, basic.Dot) and axis == first.ndim - 2 or isinstance(op, OF_THE_FIRST) \
-            or isinstance(op, OF_IMAGES) and axis == 0:
+    if isinstance(op, basic.Dot) and axis == first.ndim - 2 or isinstance(op, OF_IMAGES) and axis == 0 \
+            or isinstance(op, OF_THE_FIRST + (basic.Split,)):
         return [(first, axis)]
     if isinstance(op, (blas.BatchedDot, subtensor.AdvancedSubtensor1)) and axis == 0:
-        return [(v, 0) for v in node.inputs if shards.value(v).kind == ROWS]
+        return [(v, 0) for v in node.inputs]
     if isinstance(op, basic.Join):
-        return [(v, axis) for v in node.inputs[1:] if shards.value(v).kind == ROWS]
+        return [(v, axis) for v in node.inputs[1:]]
     if isinstance(op, IfElse):
-        branches = node.inputs[1 + node.outputs.index(variable)::len(node.outputs)]
-        return [(v, axis) for v in branches if shards.value(v).kind == ROWS]
+        return [(v, axis) for v in node.inputs[1 + node.outputs.index(variable)::len(node.outputs)]]
     if isinstance(op, subtensor.Subtensor):
-        return _indexed(node, axis)
-    if isinstance(op, (subtensor.IncSubtensor, extra_ops.CumOp)):
-        return [(first, axis)]
+        return [(first, sliced_axes(entries_of(node), first.ndim)[axis])]
     return []
 
 
-def _indexed(node, axis):
-    """The input of a basic index, and the axis of it that is whole and lies there in the output; none of another."""
-    entries = subtensor.get_idx_list(node.inputs, node.op.idx_list)
-    kept = [i for i in range(node.inputs[0].ndim) if i >= len(entries) or isinstance(entries[i], slice)]
-    entry = entries[kept[axis]] if kept[axis] < len(entries) else slice(None)
-    is_all = known(entry.start) in (None, 0) and known(entry.stop) is None and known(entry.step) in (None, 1)
-    return [(node.inputs[0], kept[axis])] if is_all else []
+def _without_scalars(variable):
+    while variable.owner and isinstance(variable.owner.op, OF_SCALARS):
+        variable, = variable.owner.inputs
+    return variable
+
+
+def _measured(size):
+    """Return the variable and the axis whose length a size is."""
+    node = _without_scalars(size).owner
+    if node and isinstance(node.op, compile_ops.Shape_i):
+        return node.inputs[0], node.op.i
+    place, vector = _entry(node)
+    while place is not None and not isinstance(place, slice) and place >= 0:
+        if vector.owner and isinstance(vector.owner.op, compile_ops.Shape):
+            return vector.owner.inputs[0], int(place)
+        part, vector = _entry(vector.owner)  # the first sizes of a shape
+        if not isinstance(part, slice) or part.start not in (None, 0) or part.step not in (None, 1):
+            break
+    return None, None
+
+
+def _entry(node):
+    """Return the entry of the basic index of a vector, a place, None if it is not known, or a slice; and the vector."""
+    if not node or not isinstance(node.op, subtensor.Subtensor):
+        return None, None
+    entry, = entries_of(node)
+    return None if isinstance(entry, theano.Variable) else entry, node.inputs[0]

@@ -1,17 +1,21 @@
 """Rows that are the same for all samples, such as the number of a step that a loop counts for each sample."""
+from __future__ import annotations
+
 import numpy as np
 import theano
 from theano.compile import ops as compile_ops
 from theano.scalar import basic as scalar
 from theano.tensor import basic, elemwise, opt, subtensor
 
-from .base import number_everywhere
+from ..shards import Shards
+from .base import entries_of, is_scalar_op, number_everywhere, sliced_axes
 
 DEEPEST = 100  # ops that are looked through
 SAME = compile_ops.Rebroadcast, compile_ops.ViewOp, opt.Assert
 
 
-def is_uniform(shards, variable, axis, assumed=frozenset(), depth=0):
+def is_uniform(shards: Shards, variable: theano.Variable, axis: int,
+               assumed: frozenset[tuple[theano.Variable, int]] = frozenset(), depth: int = 0) -> bool:
     """Return whether a variable is known to be the same all along an axis.
 
     Parameters
@@ -21,7 +25,7 @@ def is_uniform(shards, variable, axis, assumed=frozenset(), depth=0):
         Of the given graph.
     axis : int
     assumed : frozenset of (theano.Variable, int)
-        States of a loop that are so if their next values are.
+        States of a loop that are taken to be the same while their next values are looked at.
     depth : int
         Ops that have been looked through.
     """
@@ -48,16 +52,15 @@ def _is_uniform(shards, variable, axis, assumed, depth):
         inside, result, first = shards.loops[variable]
         return axis > 0 and is_uniform(inside, result, axis - 1, depth=depth) \
             and (first is None or is_uniform(shards, first, axis, depth=depth))
-    found = _made_of(variable.owner, axis) if variable.owner else None
-    return found is not None and all(is_uniform(shards, v, each, assumed, depth) for v, each in found)
+    sources = _sources(variable.owner, axis) if variable.owner else None
+    return sources is not None and all(is_uniform(shards, v, each, assumed, depth) for v, each in sources)
 
 
-def _made_of(node, axis):
-    """What must be the same along which axis, if an output is to be so; None where that is not known."""
+def _sources(node, axis):
+    """List the variables that must be the same along which axis, if an output is to be; None where not known."""
     op, first = node.op, node.inputs[0] if node.inputs else None
     if isinstance(op, elemwise.Elemwise):
-        inputs = node.inputs[1:] if isinstance(op.scalar_op, scalar.Second) else node.inputs
-        return [(v, axis) for v in inputs]
+        return [(v, axis) for v in node.inputs[is_scalar_op(node, scalar.Second):]]
     if isinstance(op, elemwise.DimShuffle):
         return [(first, op.new_order[axis])]
     if isinstance(op, SAME):
@@ -66,9 +69,7 @@ def _made_of(node, axis):
         own = axis - (node.outputs[0].ndim - first.ndim)
         return [(first, own)] if own >= 0 else []
     if isinstance(op, subtensor.Subtensor):
-        entries = subtensor.get_idx_list(node.inputs, op.idx_list)
-        kept = [i for i in range(first.ndim) if i >= len(entries) or isinstance(entries[i], slice)]
-        return [(first, kept[axis])]
+        return [(first, sliced_axes(entries_of(node), first.ndim)[axis])]
     if isinstance(op, subtensor.IncSubtensor) and op.set_instead_of_inc and first.owner \
             and isinstance(first.owner.op, basic.AllocEmpty) and len(op.idx_list) <= axis \
             and node.inputs[1].ndim == first.ndim:
