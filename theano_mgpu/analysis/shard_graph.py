@@ -118,13 +118,9 @@ class ShardGraph:
             return min(alike + [variable], key=lambda v: self.stages.get(v, FREE if v.owner is None else 0))
         return variable
 
-    def stacked(self, value: Value) -> Value:
-        """Return the values of all shards along a new axis 0, in the order of the samples, as a CONSTANT."""
-        return self.exchange(value, STACK)
-
     def portions(self) -> Value:
         """Return the portion of the whole batch that each shard has: a vector of float64, as a CONSTANT."""
-        return self.stacked(self._own_portion)
+        return self.exchange(self._own_portion, STACK)
 
     @functools.cached_property
     def _own_portion(self):

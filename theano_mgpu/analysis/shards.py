@@ -8,17 +8,19 @@ import theano
 import theano.tensor as T
 from theano.compile.ops import Shape, Shape_i
 from theano.gof.graph import io_toposort
+from theano.scalar.basic import EQ, GE, GT, LE, LT, NEQ
 from theano.scan_module.scan_op import Scan
 from theano.tensor.elemwise import DimShuffle, Elemwise
 from theano.tensor.opt import Assert
+from theano.tensor.signal.pool import DownsampleFactorMaxGradGrad, MaxPoolGrad, MaxPoolRop
 from theano.tensor.subtensor import Subtensor
 
 from ..patches.placement_tags import place_of_node, placed_on
-from .comparisons import compares
 from .reductions import Gather
 from .shard_graph import NOT_DIVISIBLE, CannotCut, ShardGraph, merge_axis, split_axis
 from .states import BACKWARDS, CONSTANT, FREE, LAST, PARTIAL, REFUSED, ROWS, WHOLE, State, Value, has_rows, rows
 
+COMPARISONS = EQ, NEQ, LT, GT, LE, GE
 ALLOWED = {BACKWARDS: (Scan, Subtensor, Shape, Shape_i), LAST: (Subtensor,)}
 
 
@@ -106,7 +108,7 @@ class Shards(ShardGraph):
         self._at_once = set(exchanged)
         self.compared = set()     # variables of the new graph that are looked for in other ones, bit by bit
         self._values = {}
-        self.kept_partial, self.given_whole = set(), set()  # variables of the given graph
+        self._used_partial, self._used_whole = set(), set()  # variables of the given graph
         self._copied = {}         # scaled or reshaped copies of shares, to the shares
         self._copies = {}         # shares, to those of their copies that are exchanged
         self.statistics, self.streams = statistics, streams
@@ -118,7 +120,7 @@ class Shards(ShardGraph):
         self._known, self.inputs = list(known), set()
         self.around, self.sources, self.recurrences = None, {}, {}  # of the graph inside of a loop, see `of_loop`
         self.loops = {}           # outputs of loops, to the Shards inside, the variable there, and its first value
-        self.rows_of_each, self.uniform = {}, {}  # results of `rules.counts` and `rules.uniform`
+        self.rows_of_each, self.uniform = {}, {}  # results of `rules.rows`
         for variable, value in known.items():
             self.keep(variable, value)
 
@@ -161,7 +163,7 @@ class Shards(ShardGraph):
     def _note_shares(self, node):
         """Record which inputs remain shares of a sum, and which variable the output is a scaled or reshaped copy of."""
         shares = {variable for variable in node.inputs if self.value(variable).kind == PARTIAL}
-        self.kept_partial |= shares
+        self._used_partial |= shares
         if len(shares) == 1 and isinstance(node.op, (Elemwise, DimShuffle)):
             share, = shares
             self._copied[node.outputs[0]] = self._copied.get(share, share)
@@ -172,7 +174,7 @@ class Shards(ShardGraph):
         These are variables that are needed whole while their shares are used further, and variables of which several
         copies are exchanged.
         """
-        return self.kept_partial & self.given_whole | {v for v, copies in self._copies.items() if len(copies) > 1}
+        return self._used_partial & self._used_whole | {v for v, copies in self._copies.items() if len(copies) > 1}
 
     def converted(self, expression: theano.Variable) -> Value:
         """Return the Value of an expression of variables of the given graph."""
@@ -185,7 +187,7 @@ class Shards(ShardGraph):
         check_limits(node.op, values)
         if getattr(node.op, 'destroy_map', None):
             self.refuse(node, 'it writes into what it is given')
-        if compares(node):
+        if _compares(node):
             self.compared.update(value.variable for value in values)
         function, of, reads_averages = next(
             (RULES[cls] for cls in type(node.op).__mro__ if cls in RULES), Rule(_unknown, PARTIAL, False))
@@ -226,10 +228,10 @@ class Shards(ShardGraph):
             return value
         if value.kind != PARTIAL:
             raise AssertionError('rows are not exchanged')
-        given = self._given.get(value.variable)
-        if given is not None:
-            self.given_whole.add(given)
-            self._copies.setdefault(self._copied.get(given, given), set()).add(given)
+        variable = self._given.get(value.variable)
+        if variable is not None:
+            self._used_whole.add(variable)
+            self._copies.setdefault(self._copied.get(variable, variable), set()).add(variable)
         return self.exchange(value, value.state.reduction)
 
     def gathered(self, value: Value) -> Value:
@@ -271,3 +273,23 @@ def _line_of(node):
         return ''
     file, line, _, text = trace[-1][-1] if isinstance(trace[-1], list) else trace[-1]
     return ' (%s, line %s: %s)' % (file, line, text)
+
+
+def _compares(node):
+    """Return whether an op gives another result where an input is computed a second time, and rounded differently.
+
+    The gradient of max-pooling goes to those pixels that are equal to the largest one, the gradient of ``max`` to the
+    elements that are equal to the largest one. A comparison with a constant, as of a ReLU with 0, does not count: its
+    kink is the one that it has on one device.
+    """
+    if isinstance(node.op, (MaxPoolGrad, DownsampleFactorMaxGradGrad, MaxPoolRop)):
+        return True
+    return isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, COMPARISONS) and \
+        all(v.dtype.startswith('float') and not _is_number(v) for v in node.inputs)
+
+
+def _is_number(variable):
+    """Return whether a variable is a constant, in whatever shape."""
+    while variable.owner and len(variable.owner.inputs) == 1:
+        variable, = variable.owner.inputs
+    return isinstance(variable, theano.Constant)

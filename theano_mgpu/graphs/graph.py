@@ -20,12 +20,24 @@ from ..errors import GraphError
 from ..patches.theano_contexts import compiling_for
 from ..patches.theano_functions import plain_functions
 from ..utils.collector import collector_paused
-from .mode import compile_mode
 from .output_order import by_depth
 from .retarget import CannotRetarget, link, optimise
 from .rewrites import substitute, without_default_device
 
 _logger = logging.getLogger('theano_mgpu')
+
+# The kernel of top-k uses __ballot, which devices from compute capability 7.0 on do not have: it stays on the host.
+NOT_ON_GPU = ('local_gpua_topkop',)
+# Optimisations that must not be used on OpenCL. Theano 1.0.5 registers them for any GPU, but:
+#   the first one's kernel does not build there (clBuildProgram error);
+#   scan's pure-Python loop reads CUDA's own attributes ("This is for CUDA arrays");
+#   the last one's kernel is CUDA source.
+NOT_ON_OPENCL = ('local_gpua_crossentropysoftmaxargmax1hotwithbias', 'local_gpua_scan_to_gpua', 'local_gpua_cumop')
+# CLBlast refuses float16 on devices without half arithmetic ("float16 is not supported on this
+# device"), and pygpu cannot ask a device whether it has it: products with float16 stay on the host.
+NOT_IN_HALF = ('local_gpua_dot22', 'local_gpua_dot22scalar', 'local_gpua_gemm', 'local_gpua_gemv',
+               'local_gpua_ger', 'local_gpua_gemmbatch', 'local_gpua_abstractconv',
+               'local_gpua_lift_abstractconv_graph')
 
 
 def shared_variables(outputs: Sequence[theano.Variable]) -> list[SharedVariable]:
@@ -249,7 +261,7 @@ def _compile(context, inputs, outputs, updates, replicas, order, mode, name):
             results.append(as_gpuarray_variable(value, kind.context_name) if isinstance(kind, GpuArrayType) else
                            on_host(value))
         results = [results[i] for i in order]
-        mode = compile_mode(context, whole, mode)
+        mode = _compile_mode(context, whole, mode)
         if type(mode) is theano.Mode:
             return link(optimise(context, local_inputs, results, replicas, mode, name), context, replicas, name)
         # Modes that check have makers and linkers of their own.
@@ -268,3 +280,17 @@ def _local_input(variable, context):
             local.tag.target = context.name if fits_gpu(variable) else 'cpu'
         return local
     return GpuArrayType(variable.dtype, variable.broadcastable, context_name=context.name)(variable.name)
+
+
+def _compile_mode(context, outputs, mode):
+    """Return a Theano Mode for a graph on one context."""
+    mode = theano.compile.get_mode(mode)
+    if not theano.config.cxx:
+        # Fused elementwise ops are interpreted element by element; single ones are NumPy's.
+        mode = mode.excluding('fusion')
+    if context.kind == 'cpu':
+        return mode.excluding('gpuarray_opt')
+    if context.kind == 'opencl':
+        has_half = any(getattr(v.type, 'dtype', None) == 'float16' for v in ancestors(outputs))
+        return mode.excluding(*NOT_ON_GPU + NOT_ON_OPENCL + (NOT_IN_HALF if has_half else ()))
+    return mode.excluding(*NOT_ON_GPU)

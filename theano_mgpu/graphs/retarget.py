@@ -61,8 +61,8 @@ def link(optimised: Optimised, context: Context, replicas: dict[SharedVariable, 
     """Link a graph on a context; it was optimised for a context on a device of the same type.
 
     The graph is built anew with the same ops on variables of the context, and linked; nothing is optimised a second
-    time, which is most of what a compilation costs. The same ops run on the same values, so that results are
-    bitwise those of compiling for that context.
+    time, which is most of the cost of a compilation. The same ops run on the same values, so that results are bitwise
+    the same as after a compilation for that context.
 
     Parameters
     ----------

@@ -1,9 +1,10 @@
 """Copies of graphs in which something is replaced or left out."""
 from __future__ import annotations
 
-from typing import Callable, Sequence
+from typing import Any, Callable, Sequence
 
 import theano
+from theano.compile.builders import OpFromGraph
 from theano.gof.graph import ancestors, clone_get_equiv, io_toposort
 from theano.gpuarray.basic_ops import GpuFromHost, HostFromGpu
 
@@ -68,3 +69,43 @@ def without_default_device(outputs: list[theano.Variable]) -> list[theano.Variab
         if not back:
             return outputs
         outputs = substitute(outputs, back)
+
+
+def inlined(outputs: Sequence[theano.Variable]) -> list[theano.Variable]:
+    """Replace each OpFromGraph, and with it its gradient, by its inner graph."""
+    while any(isinstance(node.op, OpFromGraph) for node in io_toposort([], outputs)):  # inner graphs may have some, too
+        outputs = rebuilt(outputs, lambda node, inputs:
+                          inner_graph(node, inputs) if isinstance(node.op, OpFromGraph) else None)
+    return list(outputs)
+
+
+def inner_graph(node: theano.Apply, inputs: list[theano.Variable]) -> list[theano.Variable]:
+    """Return the outputs of an OpFromGraph, or of its gradient, as expressions of inputs."""
+    return theano.clone(node.op.local_outputs, dict(zip(node.op.local_inputs, inputs)))
+
+
+def merged(outputs: Sequence[theano.Variable]) -> list[theano.Variable]:
+    """Copy a graph so that no op is computed twice on a place.
+
+    A duplicate would be exchanged, and carried from stage to stage, a second time. Gradients have ops of their own for
+    values of the forward pass, such as the tanh in ``1 - tanh(x) ** 2``.
+
+    Parameters
+    ----------
+    outputs : list of theano.Variable
+
+    Returns
+    -------
+    list of theano.Variable
+        Nodes without duplicates above them are reused, not copied.
+    """
+    constants: dict[Any, theano.Variable] = {}
+    firsts: dict[Any, list[theano.Variable]] = {}
+
+    def once(node, inputs):
+        inputs = [constants.setdefault(v.signature(), v) if isinstance(v, theano.Constant) else v for v in inputs]
+        key = node.op, place_of_node(node), tuple(inputs), tuple(v.type for v in node.outputs)
+        if key not in firsts:
+            firsts[key] = node.outputs if inputs == node.inputs else node.clone_with_new_inputs(inputs).outputs
+        return firsts[key]
+    return rebuilt(outputs, once)

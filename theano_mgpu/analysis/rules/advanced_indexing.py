@@ -7,9 +7,9 @@ from theano.tensor.type_other import NoneTypeT, SliceType
 from ..shards import rule
 from ..sizes import number
 from ..states import CONSTANT, COUNT, ROWS, has_rows, partial, rows
-from .base import DIFFERENT_AXES, in_order, is_scalar_op, is_whole, is_zero, own_rows, same_order, same_rows, slice_of
-from .counts import has_row_each, is_total
+from .base import beside, is_scalar_op, is_whole, is_zero, own_rows, same_order, same_rows, slice_of
 from .indexing import PLACES, adds_to_zero
+from .rows import has_row_each, is_total
 
 ALIKE = elemwise.DimShuffle, basic.Reshape, basic.Flatten, extra_ops.RepeatOp  # the numbers are those of the input
 
@@ -68,15 +68,12 @@ class _Indexed:
 
     def beside(self, y, state):
         """Return the replica's rows of a value that is written into x[index], which has this state."""
-        axis = state.axis - (self.ndim - y.variable.ndim)
-        if y.kind == ROWS and (y.axis != axis or (y.state.outer is None) != (state.outer is None)):
-            self.shards.refuse(self.node, DIFFERENT_AXES)
-        return own_rows(self.shards, in_order(self.shards, self.node, y, state.outer), axis, state.outer)
+        return beside(self.shards, self.node, y, state.axis - (self.ndim - y.variable.ndim), state.outer)
 
     def axis_of_places(self):
         """Return the axis of x that is indexed by the places of all samples, None if there is none."""
-        ends = {i: _places(self.index[i]) for i in self.arrays}
-        return next((i for i, found in ends.items() if found and self.shards.value(found[0]).state.size == COUNT), None)
+        places = [(i, _places(self.index[i])) for i in self.arrays]
+        return next((i for i, each in places if each and self.shards.value(each[0]).state.size == COUNT), None)
 
     def as_many_as_places(self, x, axis):
         """Return the replica's rows of a CONSTANT that is indexed by sample numbers along an axis."""
@@ -92,36 +89,36 @@ class _Indexed:
         shards, node = self.shards, self.node
         if x.axis not in self.arrays:
             self._refuse()
-        found, outer = _places(self.index[x.axis]), shards.outer(x)
-        if found is None or outer:
+        places, outer = _places(self.index[x.axis]), shards.outer(x)
+        if places is None or outer:
             values, state = self.rows(self._with_own_rows(x, values, outer))
         else:
-            axis = found[1] + self._shift(x.axis)
-            if shards.value(found[0]).state.size != COUNT or any(
+            axis = places[1] + self._shift(x.axis)
+            if shards.value(places[0]).state.size != COUNT or any(
                     values[i].kind == ROWS and values[i].state != rows(axis - self._shift(i)) for i in self.arrays):
                 self._refuse()
             values = [own_rows(shards, value, axis - self._shift(i)) if i in self.arrays else value
                       for i, value in enumerate(values)]
             state = rows(self.first + axis)
-            if self._is_plain(x.axis, found[0]):
+            if self._is_plain(x.axis, places[0]):
                 labels = [values[i] for i in self.arrays if i != x.axis and values[i].variable.ndim == 1]
                 values[x.axis] = shards.make(lambda v: T.arange(v.shape[0 if labels else x.axis]), labels[:1] or [x],
                                              rows(axis), like=self.index[x.axis])
                 return values, state
 
-        def places(indices, variable, blocks=1):
+        def local(indices, variable, blocks=1):
             each = variable.shape[x.axis] // blocks // shards.own
             numbers = T.cast(indices, 'int64')
             block, place = numbers // (each * shards.total), numbers % (each * shards.total) - shards.first * each
             right = [T.ge(block, 0), T.lt(block, blocks), T.ge(place, 0), T.lt(place, shards.own * each)]
             own = shards.check(node, PLACES, block * shards.own * each + place, *map(T.all, right))
             return T.cast(own, indices.dtype)
-        values[x.axis] = shards.make(places, [values[x.axis], x] + outer, values[x.axis].state,
+        values[x.axis] = shards.make(local, [values[x.axis], x] + outer, values[x.axis].state,
                                      like=self.index[x.axis])
         return values, state
 
     def _with_own_rows(self, x, values, outer):
-        """Return the arrays, of which one has the replica's rows."""
+        """Return the arrays, at least one of them with the replica's rows."""
         shards = self.shards
         if not _begins_with_places(shards, self.index[x.axis]):
             self._refuse()

@@ -14,8 +14,6 @@ from ..shards import Shards
 from ..sizes import number
 from ..states import CONSTANT, PARTIAL, ROWS, State, Value, partial, rows
 
-DIFFERENT_AXES = 'samples lie along different axes of its inputs'
-
 
 def share(shards: Shards, value: Value) -> Value:
     """Return a CONSTANT as a share of a sum: the replica of the first sample has all of it."""
@@ -115,8 +113,13 @@ def same_rows(shards: Shards, node: theano.Apply, values: list[Value]) -> State:
     if not states:
         shards.refuse(node, 'samples are where none are expected')
     if len({(state.axis, state.outer is not None) for state in states}) > 1:
-        shards.refuse(node, DIFFERENT_AXES)
+        refuse_axes(shards, node)
     return states[0]
+
+
+def refuse_axes(shards: Shards, node: theano.Apply) -> NoReturn:
+    """Refuse a node whose inputs have samples along different axes."""
+    shards.refuse(node, 'samples lie along different axes of its inputs')
 
 
 def in_order(shards: Shards, node: theano.Apply, value: Value, outer: theano.Variable | None) -> Value:
@@ -140,6 +143,14 @@ def own_rows(shards: Shards, value: Value, axis: int, outer: theano.Variable | N
     if value.kind == CONSTANT and 0 <= axis < value.variable.ndim and not value.variable.type.broadcastable[axis]:
         return shards.cut(value, axis, outer, widens)
     return value
+
+
+def beside(shards: Shards, node: theano.Apply, y: Value, axis: int, outer: theano.Variable | None,
+           widens: bool = True) -> Value:
+    """Return the replica's rows of a value that is written into rows, which lie along this axis of the value."""
+    if y.kind == ROWS and (y.axis != axis or (y.state.outer is None) != (outer is None)):
+        refuse_axes(shards, node)
+    return own_rows(shards, in_order(shards, node, y, outer), axis, outer, widens)
 
 
 def all_rows(shards: Shards, values: list[Value], axis: int, outer: theano.Variable | None = None) -> list[Value]:

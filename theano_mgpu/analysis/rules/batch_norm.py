@@ -9,6 +9,7 @@ from theano.gof.graph import variables
 from theano.gof.opt import copy_stack_trace
 from theano.tensor.nnet import bn
 
+from ..reductions import STACK
 from ..shards import rule
 from ..states import CONSTANT, DEPENDENT, ROWS, WHOLE, State, has_rows, partial
 from .base import aligned
@@ -103,7 +104,7 @@ def _moments(shards, node, values):
     x, axes = values[0], node.op.axes
     if x.kind != ROWS or x.axis not in axes:
         return [shards.converted(expression) for expression in moments(node.inputs[0], axes)]
-    parts = shards.stacked(shards.make(lambda v: T.stack(_of_shard(v, axes)), [x], State(ROWS)))
+    parts = shards.exchange(shards.make(lambda v: T.stack(_of_shard(v, axes)), [x], State(ROWS)), STACK)
 
     def merged(parts, portions):
         return [T.patternbroadcast(new, old.broadcastable) for new, old in zip(_merged(parts, portions), node.outputs)]
@@ -153,9 +154,9 @@ def _train(shards, node, values):
         return T.maximum(variance, 0) * T.cast(shards.portion, variance.dtype)
     shards.keep(mean, shards.make(lambda v: v * T.cast(shards.portion, v.dtype), own[:1], partial(), like=mean))
     shards.keep(variance, shards.make(share_of_variance, [own[1], values[3]], partial(), like=variance))
-    kept = [T.inv(T.sqrt(variance + _epsilon(epsilon, variance)))] \
+    statistics = [T.inv(T.sqrt(variance + _epsilon(epsilon, variance)))] \
         + _running(node.inputs[0], scale, factor, mean, variance, *node.inputs[5:])
-    return [y, shards.value(mean)] + [shards.converted(T.cast(new, mean.dtype)) for new in kept]
+    return [y, shards.value(mean)] + [shards.converted(T.cast(new, mean.dtype)) for new in statistics]
 
 
 @rule(bn.AbstractBatchNormTrainGrad, reads_averages=True)

@@ -1,18 +1,27 @@
 """Branches, loops and ops that are made of graphs."""
-from theano import clone
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+import theano
+import theano.tensor as T
 from theano.compile.builders import OpFromGraph
 from theano.gof.graph import ancestors
 from theano.ifelse import IfElse
+from theano.scalar import basic as scalar
 from theano.scan_module.scan_op import Scan
 from theano.tensor.basic import AllocEmpty
 from theano.tensor.subtensor import IncSubtensor
 
-from ...graphs.inlined import inner_graph
-from ..shards import Shards, check_limits, rule
-from ..states import CONSTANT, DEPENDENT, PARTIAL, ROWS, WHOLE, Value, has_rows, partial, rows
-from .base import aligned, is_zero, refuse_rows, share
-from .maps import is_map, mapped
+from ...graphs.rewrites import inner_graph
+from ..shards import Shards, check_limits, refusal_of, rule
+from ..states import BACKWARDS, CONSTANT, DEPENDENT, LAST, PARTIAL, ROWS, WHOLE, Value, has_rows, partial, rows
+from .base import aligned, is_scalar_op, is_zero, refuse_rows, same_order, same_rows, share
+from .shapes import whole_length
 
+LOOPS = 'it loops over samples, and '
+OTHER_TURNS = LOOPS + 'each turn needs what the turns before have come to'
 EACH_TURN = 'each turn of the loop needs what other samples have come to'
 
 
@@ -40,8 +49,8 @@ def _op_from_graph(shards, node, values):
 def _scan(shards, node, values):
     """A loop, whose graph is analysed like the one around it: slices and states have one axis less, the time."""
     refuse_rows(shards, node, values[:1], 'it loops over samples')
-    if is_map(node, values):
-        return mapped(shards, node, values)
+    if _is_map(node, values):
+        return _mapped(shards, node, values)
     check_limits(None, values)
     return _Loop(shards, node, dict(zip(node.inputs, values))).outputs()
 
@@ -128,14 +137,14 @@ class _Loop:
 
     def _made_of_samples(self):
         """Return the positions of states that are no rows and depend on rows, be it by other such states."""
-        found, made = set(), {v for v in self.op.inputs if self.inside.value(v).kind == ROWS}
+        positions, of_samples = set(), {v for v in self.op.inputs if self.inside.value(v).kind == ROWS}
         while True:
             new = {i for i, group in enumerate(self.results) if self.states[i].kind == CONSTANT
-                   and not made.isdisjoint(ancestors([self.op.outputs[j] for j in group]))} - found
+                   and not of_samples.isdisjoint(ancestors([self.op.outputs[j] for j in group]))} - positions
             if not new:
-                return found
-            found |= new
-            made.update(v for i in new for v in self.taken[i])
+                return positions
+            positions |= new
+            of_samples.update(v for i in new for v in self.taken[i])
 
     def outputs(self):
         """Return the Values of the outputs of the loop."""
@@ -158,7 +167,7 @@ class _Loop:
             return shards.apply(self.node, values, states)
         # The loop counts samples, too.
         counting = [number.type() for number in shards.numbers]
-        inner = clone(inner, replace=dict(zip(shards.numbers, counting)))
+        inner = theano.clone(inner, replace=dict(zip(shards.numbers, counting)))
         new = Scan(list(op.inputs) + counting, inner, op.info)
         return shards.make_all(lambda *inputs: new(*list(inputs) + shards.numbers, return_list=True), values, states)
 
@@ -180,3 +189,91 @@ def _begins_at_zero(variable):
             and node.inputs[0].owner and isinstance(node.inputs[0].owner.op, AllocEmpty):
         return is_zero(node.inputs[1])  # nothing reads what the loop has not written yet
     return is_zero(variable)
+
+
+# --- Loops over the samples of a batch: each replica loops over its own, if turns need nothing of each other ---------
+
+def _is_map(node, values):
+    """Return whether a loop, whose inputs have these Values, takes samples one after the other."""
+    return any(value.kind == ROWS and value.axis == 0 for value in values[1:1 + node.op.n_seqs])
+
+
+def _mapped(shards, node, values):
+    """Return the Values of a loop over samples.
+
+    In a gradient, a loop may also add up a result of each turn, such as the gradients of weights.
+    """
+    op = node.op
+    _check_turns(shards, node)
+    # By place: the number of turns may also be something that a turn reads.
+    inputs = iter(values)
+    turns, sequences, sums, ends, others = (
+        list(islice(inputs, n)) for n in (1, op.n_seqs, op.n_sit_sot, op.n_nit_sot, len(values)))
+    if any(value.kind != CONSTANT for value in turns + sums + ends + others):
+        shards.refuse(node, LOOPS + 'each turn reads all of them')
+    samples = [value for value in sequences if value.kind == ROWS]
+    state = same_rows(shards, node, samples)
+    if state.axis != 0 or len({value.state.only for value in samples}) > 1:
+        shards.refuse(node, LOOPS + 'its sequences have them along different axes, or in different orders')
+    sequences = same_order(shards, node, [_own_part(shards, value, state) for value in sequences])
+
+    def own_turns(variable, *numbers):
+        right = [T.eq(n, whole_length(shards, variable, 0)) for n in numbers]
+        return shards.check(node, LOOPS + 'not over all of them', variable.shape[0], *right)
+    own = shards.make(own_turns, samples[:1] + turns + ends, WHOLE)
+    sums = [shards.make(lambda zeros, n: zeros[:n + 1], [value, own], WHOLE, like=value.variable) for value in sums]
+    running = partial()._replace(only=LAST, reason=refusal_of(node, OTHER_TURNS))
+    return shards.make_all(lambda *inputs: op(*inputs, return_list=True),
+                           [own] + sequences + sums + [own] * len(ends) + others,
+                           [running] * len(sums) + [state] * len(ends))
+
+
+def _check_turns(shards, node):
+    op = node.op
+    if op.as_while:
+        shards.refuse(node, LOOPS + 'one of them may end it')
+    if op.n_shared_outs:
+        shards.refuse(node, LOOPS + 'draws random numbers, or changes a variable, in their order')
+    if op.n_mit_mot or op.n_mit_sot or not all(is_zero(v) for v in op.outer_sitsot(node)) or not _only_adds(op):
+        shards.refuse(node, OTHER_TURNS)
+
+
+def _only_adds(op):
+    """Return whether each state of a loop has something added in each turn, and is not read otherwise."""
+    states, sums = op.inner_sitsot(op.inputs), op.inner_sitsot_outs(op.outputs)
+    added = []
+    for state, output in zip(states, sums):
+        node = output.owner
+        if output is state:
+            continue
+        if not is_scalar_op(node, scalar.Add) or node.inputs.count(state) != 1 or state.type != output.type:
+            return False
+        added += [v for v in node.inputs if v is not state]
+    return set(states).isdisjoint(ancestors(added + op.inner_nitsot_outs(op.outputs)))
+
+
+def _own_part(shards, value, state):
+    """Return the replica's part of a sequence."""
+    if value.kind == ROWS:
+        return value
+    if state.only != BACKWARDS:
+        return shards.cut(value, 0, state.outer)
+    turned = shards.cut(shards.make(_turn, [value], value.state), 0, state.outer)
+    return shards.make(_turn, [turned], state, like=value.variable)
+
+
+def _turn(variable):
+    return variable[::-1]
+
+
+def turned(shards: Shards, node: theano.Apply, x: Value, reason: str) -> Value:
+    """Return rows whose samples an index turns round, as a value that still has their first order."""
+    only = None if x.state.only == BACKWARDS else BACKWARDS
+    return x._replace(state=x.state._replace(only=only, reason=only and refusal_of(node, reason)))
+
+
+def last(shards: Shards, node: theano.Apply, x: Value, numbers: list[Value], entries: list[Any]) -> list[Value]:
+    """Return the Value of the last of the sums that grow with each sample: a share of the sum over all of them."""
+    if entries[:1] != [-1]:
+        check_limits(None, [x])
+    return shards.apply(node, [x] + numbers, partial())

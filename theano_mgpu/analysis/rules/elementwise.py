@@ -11,7 +11,7 @@ from ..reductions import MAX, MIN, SUM
 from ..shards import rule
 from ..states import CONSTANT, COUNT, NUMBER, PARTIAL, ROWS, State, has_rows, partial
 from .base import aligned, is_scalar_op, is_zero, refuse_rows, shares_of, widens
-from .counts import is_least_count, is_quotient_of_rows
+from .rows import is_least_count, is_quotient_of_rows
 
 LINEAR = scalar.Add, scalar.Sub, scalar.Neg, scalar.Identity, scalar.Cast
 OPPOSITE = {MAX: MIN, MIN: MAX}

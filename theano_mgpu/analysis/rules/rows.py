@@ -1,8 +1,9 @@
-"""The number of rows that each sample has along an axis, where a graph shows it."""
+"""Facts about rows that a graph shows: how many each sample has along an axis, and whether all of them are the same."""
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import theano
 from theano.compile import ops as compile_ops
 from theano.gof.graph import io_toposort
@@ -17,13 +18,17 @@ from ...replicas.random_streams import DRAWS
 from ..shards import Shards
 from ..sizes import CASTS, element, number
 from ..states import COUNT, ROWS, rows
-from .base import entries_of, entry_at, is_scalar_op, is_whole, sliced_axes
+from .base import entries_of, entry_at, is_scalar_op, is_whole, number_everywhere, sliced_axes
 
 # Ops whose output has the rows of their first input.
 OF_THE_FIRST = (nnet.Softmax, nnet.SoftmaxWithBias, nnet.LogSoftmax, compile_ops.Rebroadcast, compile_ops.ViewOp,
                 opt.Assert, compile_ops.SpecifyShape, subtensor.IncSubtensor, extra_ops.CumOp)
 OF_IMAGES = (abstract_conv.BaseAbstractConv, Pool)  # along axis 0
+# Ops whose output may have other rows than their first input.
+OF_OTHER_LENGTH = basic.Split, basic.Join, subtensor.AdvancedSubtensor1, IfElse
 OF_SCALARS = basic.ScalarFromTensor, basic.TensorFromScalar
+SAME = compile_ops.Rebroadcast, compile_ops.ViewOp, opt.Assert
+DEEPEST = 100  # ops that are looked through for rows that are the same
 
 
 def rows_of_each(shards: Shards, variable: theano.Variable, axis: int) -> tuple[Any, ...] | None:
@@ -124,7 +129,7 @@ def rows_of_size(shards: Shards, size: theano.Variable | None) -> tuple[Any, ...
 def is_made_for_each(shards: Shards, variable: theano.Variable, axis: int) -> bool:
     """Return whether a CONSTANT has been made with a row a sample along an axis, as far as its graph shows."""
     node = variable.owner
-    if node is None or isinstance(node.op, basic.Split):
+    if node is None or isinstance(node.op, OF_OTHER_LENGTH):
         return False
     if isinstance(node.op, basic.Alloc):
         return is_total(shards, node.inputs[1 + axis])
@@ -211,8 +216,10 @@ def _with_the_rows(node, variable, axis):
     if isinstance(op, basic.Dot) and axis == first.ndim - 2 or isinstance(op, OF_IMAGES) and axis == 0 \
             or isinstance(op, OF_THE_FIRST + (basic.Split,)):
         return [(first, axis)]
-    if isinstance(op, (blas.BatchedDot, subtensor.AdvancedSubtensor1)) and axis == 0:
+    if isinstance(op, blas.BatchedDot) and axis == 0:
         return [(v, 0) for v in node.inputs]
+    if isinstance(op, subtensor.AdvancedSubtensor1) and axis == 0:
+        return [(node.inputs[1], 0)]
     if isinstance(op, basic.Join):
         return [(v, axis) for v in node.inputs[1:]]
     if isinstance(op, IfElse):
@@ -249,3 +256,68 @@ def _entry(node):
         return None, None
     entry, = entries_of(node)
     return None if isinstance(entry, theano.Variable) else entry, node.inputs[0]
+
+
+# --- Rows that are the same for all samples, such as the number of a step that a loop counts for each -----------
+
+def is_uniform(shards: Shards, variable: theano.Variable, axis: int,
+               assumed: frozenset[tuple[theano.Variable, int]] = frozenset(), depth: int = 0) -> bool:
+    """Return whether a variable is known to be the same all along an axis.
+
+    Parameters
+    ----------
+    shards : Shards
+    variable : theano.Variable
+        Of the given graph.
+    axis : int
+    assumed : frozenset of (theano.Variable, int)
+        States of a loop that are taken to be the same while their next values are looked at.
+    depth : int
+        Ops that have been looked through.
+    """
+    key = variable, axis, assumed
+    if key not in shards.uniform:
+        shards.uniform[key] = depth < DEEPEST and _is_uniform(shards, variable, axis, assumed, depth + 1)
+    return shards.uniform[key]
+
+
+def _is_uniform(shards, variable, axis, assumed, depth):
+    if (variable, axis) in assumed or variable.broadcastable[axis] or number_everywhere(variable) is not None:
+        return True
+    if isinstance(variable, theano.Constant):
+        return bool(np.all(variable.data == np.take(variable.data, [0], axis)))
+    if variable in shards.sources:
+        outer, shift = shards.sources[variable]
+        return is_uniform(shards.around, outer, axis + shift, depth=depth)
+    if variable in shards.recurrences:
+        first, following = shards.recurrences[variable]
+        assumed = assumed.union([(variable, axis)])
+        return is_uniform(shards.around, first, axis + 1, depth=depth) and \
+            all(is_uniform(shards, v, axis, assumed, depth) for v in following)
+    if variable in shards.loops:
+        inside, result, first = shards.loops[variable]
+        return axis > 0 and is_uniform(inside, result, axis - 1, depth=depth) \
+            and (first is None or is_uniform(shards, first, axis, depth=depth))
+    sources = _sources(variable.owner, axis) if variable.owner else None
+    return sources is not None and all(is_uniform(shards, v, each, assumed, depth) for v, each in sources)
+
+
+def _sources(node, axis):
+    """List the variables that must be the same along which axis, if an output is to be; None where not known."""
+    op, first = node.op, node.inputs[0] if node.inputs else None
+    if isinstance(op, elemwise.Elemwise):
+        return [(v, axis) for v in node.inputs[is_scalar_op(node, scalar.Second):]]
+    if isinstance(op, elemwise.DimShuffle):
+        return [(first, op.new_order[axis])]
+    if isinstance(op, SAME):
+        return [(first, axis)]
+    if isinstance(op, basic.Alloc):
+        own = axis - (node.outputs[0].ndim - first.ndim)
+        return [(first, own)] if own >= 0 else []
+    if isinstance(op, subtensor.Subtensor):
+        return [(first, sliced_axes(entries_of(node), first.ndim)[axis])]
+    if isinstance(op, subtensor.IncSubtensor) and op.set_instead_of_inc and first.owner \
+            and isinstance(first.owner.op, basic.AllocEmpty) and len(op.idx_list) <= axis \
+            and node.inputs[1].ndim == first.ndim:
+        return [(node.inputs[1], axis)]  # the first values of a loop, ahead of memory that it writes into
+    return None
