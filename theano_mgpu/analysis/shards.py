@@ -158,7 +158,7 @@ class Shards(ShardGraph):
         if any(value.kind == PARTIAL for value in values):
             self._note_shares(node)
         for variable, value in zip(node.outputs, values):
-            self.keep(variable, self.whole(value) if value.kind == PARTIAL and variable in self._at_once else value)
+            self.keep(variable, self.whole(value) if variable in self._at_once else value)
 
     def _note_shares(self, node):
         """Record which inputs remain shares of a sum, and which variable the output is a scaled or reshaped copy of."""
@@ -220,14 +220,12 @@ class Shards(ShardGraph):
 
     def wholes(self, values: list[Value]) -> list[Value]:
         """Return the values with the partial ones exchanged."""
-        return [self.whole(value) if value.kind == PARTIAL else value for value in values]
+        return list(map(self.whole, values))
 
     def whole(self, value: Value) -> Value:
-        """Return the value as a CONSTANT: a partial one is reduced over all replicas."""
-        if value.kind == CONSTANT:
-            return value
+        """Return a partial value as a CONSTANT, reduced over all replicas. Any other value stays as it is."""
         if value.kind != PARTIAL:
-            raise AssertionError('rows are not exchanged')
+            return value
         variable = self._given.get(value.variable)
         if variable is not None:
             self._used_whole.add(variable)

@@ -57,10 +57,12 @@ DEPENDENT = State(CONSTANT, size=NUMBER)
 
 
 def rows(axis: int = 0, outer: theano.Variable | None = None) -> State:
+    """Return the state of rows."""
     return State(ROWS, axis=axis, outer=outer)
 
 
 def partial(reduction: Reduction = SUM) -> State:
+    """Return the state of a share of a sum, or of another reduction."""
     return State(PARTIAL, reduction=reduction)
 
 
@@ -73,10 +75,12 @@ class Value(NamedTuple):
 
     @property
     def kind(self) -> str:
+        """The kind of the state."""
         return self.state.kind
 
     @property
     def axis(self) -> Any:
+        """The axis of the state."""
         return self.state.axis
 
 

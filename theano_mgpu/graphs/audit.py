@@ -23,21 +23,16 @@ class OpPlacement(NamedTuple):
 
 
 class Audit(Printed, list):
-    """A list of OpPlacement (`op`, `where`, `context`); printed, a table with counts.
-
-    Attributes
-    ----------
-    host, wrong : list of OpPlacement
-        Ops that run on the host though the context of their function is a GPU, and ops that run
-        on another context than their function.
-    """
+    """A list of OpPlacement (`op`, `where`, `context`); printed, a table with counts."""
 
     @property
     def host(self) -> list[OpPlacement]:
+        """Ops that run on the host, though the context is a GPU."""
         return [entry for entry in self if entry.where == ON_HOST]
 
     @property
     def wrong(self) -> list[OpPlacement]:
+        """Ops that run on another context than the one of their function."""
         return [entry for entry in self if entry.where == ON_WRONG_CONTEXT]
 
     def __str__(self) -> str:

@@ -1,7 +1,7 @@
 """Batch normalisation: by the statistics of the whole batch, or of each replica's own samples."""
 from __future__ import annotations
 
-from typing import Callable
+from typing import Any, Callable, Iterable
 
 import theano
 import theano.tensor as T
@@ -20,13 +20,13 @@ class Moments(theano.Op):
 
     __props__ = ('axes',)
 
-    def __init__(self, axes):
+    def __init__(self, axes: Iterable[int]) -> None:
         self.axes = tuple(axes)
 
-    def make_node(self, x):
+    def make_node(self, x: theano.Variable) -> theano.Apply:
         return theano.Apply(self, [x], [v.type() for v in moments(x, self.axes)])
 
-    def perform(self, node, inputs, storage):
+    def perform(self, node: theano.Apply, inputs: Any, storage: Any) -> None:
         raise NotImplementedError('Moments is expanded by its rule')
 
 

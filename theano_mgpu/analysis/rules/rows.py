@@ -1,6 +1,7 @@
 """Facts about rows that a graph shows: how many each sample has along an axis, and whether all of them are the same."""
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -94,7 +95,8 @@ def _rows_of_each(shards, variable, axis):
     if isinstance(node.op, basic.Alloc):
         return rows_of_size(shards, node.inputs[1 + axis])
     factors = [rows_of_each(shards, *each) for each in _with_the_rows(node, variable, axis)]
-    known = min((each for each in factors if each is not None), key=_n_unknown, default=None)
+    known = min((each for each in factors if each is not None), default=None,
+                key=lambda each: sum(isinstance(factor, tuple) for factor in each))  # the fewest unknown ones
     if known is not None and isinstance(node.op, basic.Join) and number(node.inputs[0]) in (axis, axis - variable.ndim):
         return None if factors[0] is None else factors[0] + (len(node.inputs) - 1,)
     if known is not None and isinstance(node.op, (basic.Split, subtensor.Subtensor)):
@@ -102,10 +104,6 @@ def _rows_of_each(shards, variable, axis):
         if outer is not None and shards.value(variable).state.outer is None:  # one of several blocks of samples
             return _quotient(known, outer)
     return known
-
-
-def _n_unknown(factors):
-    return sum(isinstance(each, tuple) for each in factors)
 
 
 def rows_of_size(shards: Shards, size: theano.Variable | None) -> tuple[Any, ...] | None:
@@ -191,9 +189,7 @@ def _factor(variable):
 
 def _quotient(factors, divisor):
     """Return the factors without a divisor; None where it is not known that they have it."""
-    divisor, whole = _factor(divisor), 1
-    for each in factors:
-        whole *= each if isinstance(each, int) else 1
+    divisor, whole = _factor(divisor), math.prod(each for each in factors if isinstance(each, int))
     others = [each for each in factors if not isinstance(each, int)]
     if isinstance(divisor, int):
         return tuple(others) + (whole // divisor,) if divisor > 0 and whole % divisor == 0 else None

@@ -1,9 +1,12 @@
 """Shapes, arrays that are made by a shape, and ops that change it."""
+from __future__ import annotations
+
+import theano
 import theano.tensor as T
 from theano.compile import ops as compile_ops
 from theano.tensor import basic, elemwise, opt
 
-from ..shards import rule
+from ..shards import Shards, rule
 from ..sizes import elements, number
 from ..states import CONSTANT, COUNT, PARTIAL, ROWS, WHOLE, State, rows
 from .base import constants, refuse_rows
@@ -33,7 +36,7 @@ def _shape_i(shards, node, values):
     return [shards.make(lambda x: whole_length(shards, x, value.axis), values, State(CONSTANT, size=COUNT))]
 
 
-def whole_length(shards, x, axis):
+def whole_length(shards: Shards, x: theano.Variable, axis: int) -> theano.Variable:
     """Return the length of the axis of the samples of rows for the whole batch."""
     return x.shape[axis] // shards.own * shards.total
 
@@ -75,8 +78,7 @@ def _reshape(shards, node, values):
         return shards.apply(node, [x, shape], x.state)
     if x.kind == CONSTANT:
         return shards.constant(node, [x, shape])
-    if shape.kind != CONSTANT:
-        shards.refuse(node, MADE_OF_SAMPLES)
+    refuse_rows(shards, node, [shape], MADE_OF_SAMPLES)
     axis, merges = _place_of_samples(shards, node, x, shape)
     layout = shards.make_all(lambda v, *outer: _layout(shards, v, x.axis, *outer), [x] + shards.outer(x), [WHOLE] * 2)
 
