@@ -278,7 +278,8 @@ def refused():
         'set some of more': (T.set_subtensor(table[:n], x), place),
         'set from one on': (T.set_subtensor(T.zeros((n + 1, 4))[1:], x), place),
         'joined parts of two lengths': (T.concatenate([s.reshape((-1, 4)), x]), 'it joins along'),
-        'joined with a row': (T.concatenate([T.zeros((1, 4)), x]), 'it joins along'),
+        'joined with a row': (T.concatenate([T.zeros((1, 4)), x]), 'it joins along'), 'joined with picked ones': (
+            T.concatenate([v[(T.arange(n).dimshuffle(0, 'x') + 0 * words).flatten()], v]), 'it joins along'),
         'joined with others': (T.concatenate([x, table]), 'it joins along'), 'rolled': (T.roll(x, 1, axis=0), place),
         'three quarters': (TWICE[:n + 1], place), 'every other of joined': (TWICE[::2], place),
         'a trace in a loop': (loop(lambda a, h: h + T.nlinalg.trace(T.dot(a.T, a)), T.constant(np.float64(1)),

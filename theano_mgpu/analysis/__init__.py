@@ -1,7 +1,7 @@
-"""How each variable of a graph depends on the samples of a batch, and the graph that replicas compute instead of it."""
+"""The states of the variables of a graph over a batch, and the graph that replicas compute instead of it."""
 from . import rules  # noqa: F401  they register themselves
-from .convolutions import of_any_number_of_images  # noqa: F401
+from .convolutions import any_number_of_images, of_any_number_of_images  # noqa: F401
 from .reductions import MAX, MIN, PROD, SAME, STACK, SUM, Elementwise, Gather, Reduction  # noqa: F401
 from .shards import NOT_DIVISIBLE, CannotCut, Shards  # noqa: F401
-from .sizes import any_number_of_images, number  # noqa: F401
+from .sizes import number  # noqa: F401
 from .states import CONSTANT, FREE, PARTIAL, ROWS, Value  # noqa: F401

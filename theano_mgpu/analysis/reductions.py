@@ -1,4 +1,6 @@
-"""How one value, the same on every replica, is made of what each replica has."""
+"""Reductions: the ways in which the values of all replicas become one value, the same on every replica."""
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -7,7 +9,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Reduction:
-    """A way to make one value of those of all replicas."""
+    """A way to make one value of the values of all replicas."""
 
     def __str__(self) -> str:
         return type(self).__name__.lower()

@@ -1,23 +1,25 @@
-"""How whole numbers that are computed from shapes depend on the number of samples."""
-import copy
+"""Whole numbers that are computed from shapes: how they depend on the number of samples, and which are known."""
+from __future__ import annotations
+
+from typing import Any, Iterable
 
 import numpy as np
 import theano
 import theano.tensor as T
 from theano.compile import ops as compile_ops
-from theano.gof.graph import Apply
 from theano.scalar import basic as scalar
 from theano.tensor import basic, elemwise, opt, subtensor
 
 from .states import COUNT, NUMBER
 
+CASTS = scalar.Cast, scalar.Identity
 # What is computed of integers that are known.
-ARITHMETIC = (scalar.Add, scalar.Sub, scalar.Mul, scalar.Neg, scalar.Identity, scalar.Cast, scalar.Maximum,
-              scalar.Minimum, scalar.EQ, scalar.NEQ, scalar.LT, scalar.GT, scalar.LE, scalar.GE)
+ARITHMETIC = CASTS + (scalar.Add, scalar.Sub, scalar.Mul, scalar.Neg, scalar.Maximum, scalar.Minimum, scalar.EQ,
+                      scalar.NEQ, scalar.LT, scalar.GT, scalar.LE, scalar.GE)
 
 
-def size_of(node, sizes):
-    """What the outputs of a node are, if its inputs are constants of these sizes.
+def size_of(node: theano.Apply, sizes: list[Any]) -> Any:
+    """Return the size of the outputs of a node, if its inputs are constants of these sizes.
 
     Parameters
     ----------
@@ -35,25 +37,22 @@ def size_of(node, sizes):
     if isinstance(op, (basic.ScalarFromTensor, basic.TensorFromScalar, compile_ops.Rebroadcast, compile_ops.ViewOp,
                        elemwise.DimShuffle, opt.Assert)):
         return sizes[0] if node.outputs[0].ndim <= 1 or not isinstance(sizes[0], tuple) else NUMBER
-    if isinstance(op, compile_ops.Shape) or isinstance(op, compile_ops.Shape_i):
-        return NUMBER  # the shape of what has as many elements as a size says; see rules.shapes
     if isinstance(op, subtensor.Subtensor):
         return _picked(node, sizes)
     if isinstance(op, basic.Join):
         pieces = [elements(v, s) for v, s in zip(node.inputs[1:], sizes[1:])]
         return NUMBER if None in pieces else _vector(sum(pieces, ()))
-    if isinstance(op, elemwise.CAReduce):
-        found = elements(node.inputs[0], sizes[0])
-        if found is None or not isinstance(op.scalar_op, (scalar.Add, scalar.Mul)):
-            return NUMBER
-        return _sum(found) if isinstance(op.scalar_op, scalar.Add) else _product(found)
+    if isinstance(op, elemwise.CAReduce) and isinstance(op.scalar_op, (scalar.Add, scalar.Mul)):
+        parts = elements(node.inputs[0], sizes[0])
+        if parts is not None:
+            return _sum(parts) if isinstance(op.scalar_op, scalar.Add) else _product(parts)
     if isinstance(op, elemwise.Elemwise):
         return _elementwise(node, sizes)
-    return NUMBER
+    return NUMBER  # of a shape, too: that of a variable which has as many elements as a size says; see rules.shapes
 
 
-def elements(variable, size):
-    """The sizes of a vector's elements, a tuple; None if its length is not known."""
+def elements(variable: theano.Variable, size: Any) -> tuple[Any, ...] | None:
+    """Return the sizes of a vector's elements; None if its length is not known."""
     if isinstance(size, tuple):
         return size
     length = length_of(variable)
@@ -70,14 +69,12 @@ def _picked(node, sizes):
     if not isinstance(sizes[0], tuple) or any(size is not None for size in sizes[1:]):
         return sizes[0] if sizes[0] == COUNT and node.inputs[0].ndim == 1 else NUMBER
     entry, = subtensor.get_idx_list(node.inputs, node.op.idx_list)
-    if isinstance(entry, slice):
-        parts = [part if part is None else number(part) for part in (entry.start, entry.stop, entry.step)]
-        if any(part is None and given is not None for part, given in
-               zip(parts, (entry.start, entry.stop, entry.step))):
-            return NUMBER
-        return _vector(sizes[0][slice(*[None if part is None else int(part) for part in parts])])
-    place = number(entry)
-    return NUMBER if place is None else sizes[0][int(place)]
+    bounds = (entry.start, entry.stop, entry.step) if isinstance(entry, slice) else (entry,)
+    numbers = [bound if bound is None else number(bound) for bound in bounds]
+    if any(known is None and bound is not None for known, bound in zip(numbers, bounds)):
+        return NUMBER
+    numbers = [known if known is None else int(known) for known in numbers]
+    return _vector(sizes[0][slice(*numbers)]) if isinstance(entry, slice) else sizes[0][numbers[0]]
 
 
 def _elementwise(node, sizes):
@@ -96,38 +93,39 @@ def _scalar(node, sizes):
     op = node.op.scalar_op
     if all(size is None for size in sizes):
         return None
-    whole = all(np.dtype(v.dtype).kind in 'iu' for v in node.outputs)
     if isinstance(op, scalar.Second):
         return sizes[1]
-    if not whole:
+    if not all(_is_whole(v) for v in node.outputs):
         return NUMBER
-    if isinstance(op, (scalar.Identity, scalar.Cast)):
-        return sizes[0] if np.dtype(node.inputs[0].dtype).kind in 'iu' else NUMBER
+    if isinstance(op, CASTS):
+        return sizes[0] if _is_whole(node.inputs[0]) else NUMBER
     if isinstance(op, (scalar.Minimum, scalar.Maximum)) and set(sizes) == {COUNT}:
         return COUNT
     if isinstance(op, (scalar.Add, scalar.Sub, scalar.Neg)):
         return _sum(size for size, v in zip(sizes, node.inputs) if size is not None or number(v) != 0)
     if isinstance(op, scalar.Mul):
         return _product(sizes)
-    if isinstance(op, scalar.IntDiv):
-        return None if sizes == [COUNT, COUNT] else NUMBER
-    if isinstance(op, scalar.Switch) and sizes[0] is None:
-        return sizes[1] if sizes[1] == sizes[2] else NUMBER
-    return NUMBER
+    if isinstance(op, scalar.IntDiv) and sizes == [COUNT, COUNT]:
+        return None
+    return sizes[1] if isinstance(op, scalar.Switch) and sizes[0] is None and sizes[1] == sizes[2] else NUMBER
 
 
-def _sum(sizes):
-    found = set(sizes)
-    return COUNT if found == {COUNT} else None if found <= {None} else NUMBER
+def _is_whole(variable):
+    return np.dtype(variable.dtype).kind in 'iu'
+
+
+def _sum(sizes: Iterable[Any]) -> str | None:
+    kinds = set(sizes)
+    return COUNT if kinds == {COUNT} else None if kinds <= {None} else NUMBER
 
 
 def _product(sizes):
-    found = [size for size in sizes if size is not None]
-    return COUNT if found == [COUNT] else NUMBER if found else None
+    factors = [size for size in sizes if size is not None]
+    return COUNT if factors == [COUNT] else NUMBER if factors else None
 
 
-def length_of(vector):
-    """The length that a vector is known to have, else None."""
+def length_of(vector: theano.Variable) -> int | None:
+    """Return the length that a vector is known to have, else None."""
     try:
         return T.get_vector_length(vector)
     except (ValueError, TypeError, IndexError):  # the last: of x[()]
@@ -135,14 +133,14 @@ def length_of(vector):
     node = vector.owner
     if not node or not isinstance(node.op, (elemwise.Elemwise, basic.Join)):
         return None
-    lengths = [length_of(v) for v in node.inputs if v.ndim == 1]
+    lengths: list[Any] = [length_of(v) for v in node.inputs if v.ndim == 1]
     if not lengths or None in lengths:
         return None
     return max(lengths) if isinstance(node.op, elemwise.Elemwise) else sum(lengths)
 
 
-def number(variable):
-    """The number that a scalar is known to be, else None."""
+def number(variable: Any) -> Any:
+    """Return the number that a scalar is known to be, else None. A number is returned as it is."""
     if not isinstance(variable, theano.Variable):
         return variable
     try:
@@ -152,50 +150,55 @@ def number(variable):
 
 
 def _whole_number(variable):
-    """The integer that a scalar is known to be, from lengths and their sums and choices, else None."""
+    """Return the integer that a scalar is known to be, from lengths and their sums and choices, else None."""
     node = variable.owner
     if isinstance(node.op, (opt.Assert, basic.ScalarFromTensor, basic.TensorFromScalar)):
         return number(node.inputs[0])
     if isinstance(node.op, subtensor.Subtensor) and node.inputs[0].ndim == 1 and node.inputs[0].owner:
         place = number(subtensor.get_idx_list(node.inputs, node.op.idx_list)[0])
-        return None if place is None else _element(node.inputs[0], int(place))
+        return None if place is None else _known_element(node.inputs[0], int(place))
     if not isinstance(node.op, elemwise.Elemwise) or np.dtype(variable.dtype).kind not in 'biu':
         return None
     if isinstance(node.op.scalar_op, scalar.Switch):
-        chosen = number(node.inputs[0])
-        return None if chosen is None else number(node.inputs[1 if chosen else 2])
+        condition = number(node.inputs[0])
+        return None if condition is None else number(node.inputs[1 if condition else 2])
     if not isinstance(node.op.scalar_op, ARITHMETIC):
         return None
     numbers = [number(v) for v in node.inputs]
     return None if any(n is None for n in numbers) else np.asarray(node.op.scalar_op.impl(*numbers), variable.dtype)
 
 
-def _element(vector, place):
-    """The integer that an element of a vector is known to be, else None."""
-    node = vector.owner
+def _known_element(vector, place):
+    """Return the integer that an element of a vector is known to be, else None."""
+    node, length = vector.owner, length_of(vector)
     if isinstance(node.op, compile_ops.Shape):
         x = node.inputs[0]
         return 1 if x.broadcastable[place] else length_of(x) if x.ndim == 1 else None
     if isinstance(node.op, elemwise.DimShuffle):
         return number(node.inputs[0] if node.op.new_order == ('x',) else node.inputs[0][place])
-    length = length_of(vector)
     if length is None or not -length <= place < length:
         return None
-    place %= length
     if isinstance(node.op, elemwise.Elemwise):
-        inputs = [v[place if length_of(v) == length else 0] for v in node.inputs]
+        inputs = [v[place % length if length_of(v) == length else 0] for v in node.inputs]
         return number(node.op(*inputs))
-    if not isinstance(node.op, basic.Join):
-        return None
+    return number(element(vector, place % length)) if isinstance(node.op, basic.Join) else None
+
+
+def element(vector: theano.Variable, place: int) -> theano.Variable | None:
+    """Return an element of a vector of whole numbers as a variable; None in a join of vectors of unknown lengths."""
+    node = vector.owner
+    if node and isinstance(node.op, opt.MakeVector):
+        return node.inputs[place]
+    if node and isinstance(node.op, elemwise.DimShuffle) and node.op.new_order == ('x',):
+        return node.inputs[0]
+    if node and isinstance(node.op, elemwise.Elemwise) and isinstance(node.op.scalar_op, CASTS):
+        before = element(node.inputs[0], place)
+        return None if before is None else node.op(before)
+    if not node or not isinstance(node.op, basic.Join):
+        return vector[place]
     for piece in node.inputs[1:]:
-        if place < length_of(piece):
-            return number(piece[place])
-        place -= length_of(piece)
+        length = length_of(piece)
+        if length is None or place < length:
+            return None if length is None else element(piece, place)
+        place -= length
     return None
-
-
-def any_number_of_images(node, inputs):
-    """A convolution whose op does not know the number of images."""
-    op = copy.copy(node.op)
-    op.imshp = (None,) + tuple(op.imshp[1:])
-    return Apply(op, inputs, [output.type(output.name) for output in node.outputs])

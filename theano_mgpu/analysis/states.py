@@ -1,7 +1,11 @@
-"""What a replica has of a variable that one device would compute from the whole batch."""
-from collections import namedtuple
+"""The states of a variable that one device computes from the whole batch: which part of it a replica has."""
+from __future__ import annotations
 
-from .reductions import SUM
+from typing import Any, NamedTuple
+
+import theano
+
+from .reductions import SUM, Reduction
 
 ROWS = 'rows'          # the part of it that belongs to the replica's own samples, which lie along `axis`
 PARTIAL = 'partial'    # its share of a sum, maximum or minimum over the replicas, see `reduction`
@@ -12,55 +16,74 @@ REFUSED = 'refused'    # nothing: it cannot be computed from shards, and is an e
 COUNT = 'count'        # a multiple of N
 NUMBER = 'number'      # any other function of N
 
-# What alone may be done with a value, but for asking for its shape.
+# The only use of a value, beside asking for its shape.
 BACKWARDS = 'backwards'  # rows, the last sample first: to loop over them in any order, and to turn them round again
 LAST = 'last'            # a sum that grows with each sample: to take the last one, which is a share of the sum
 
-FREE = -1              # the stage of what needs neither samples nor an exchange: every stage computes it for itself
+FREE = -1              # the stage of a value that needs neither samples nor an exchange: every stage computes it
 
 
-class State(namedtuple('State', 'kind axis outer reduction size reason only')):
-    """One of the three states.
+class State(NamedTuple):
+    """The part of a variable that a replica has.
 
     Attributes
     ----------
     kind : {ROWS, PARTIAL, CONSTANT, REFUSED}
     axis : int or None
-        Of ROWS: where the samples lie. Each sample may own several rows in succession.
+        For ROWS: where the samples lie. Each sample may own several rows in succession.
     outer : integer scalar theano.Variable or None
-        Of ROWS: the length of what was merged into the axis ahead of the samples, such as the time of a time-major
-        tensor that was flattened. Then the rows of one sample lie apart.
+        For ROWS: the length of the axes that were merged into the axis ahead of the samples, such as the time of a
+        time-major tensor that was flattened. Then the rows of one sample lie apart.
     reduction : Elementwise or None
-        Of PARTIAL.
+        For PARTIAL.
     size : {COUNT, NUMBER, None} or tuple of these
-        Of CONSTANT.
+        For CONSTANT.
     reason : str or None
-        Of REFUSED, and of what something else is done with than `only`.
+        Why a REFUSED variable, or another use than `only`, is an error.
     only : {BACKWARDS, LAST, None}
     """
 
-    def __new__(cls, kind, axis=None, outer=None, reduction=None, size=None, reason=None, only=None):
-        return super().__new__(cls, kind, axis, outer, reduction, size, reason, only)
+    kind: str
+    axis: Any = None
+    outer: theano.Variable | None = None
+    reduction: Reduction | None = None
+    size: Any = None
+    reason: str | None = None
+    only: str | None = None
 
 
 WHOLE = State(CONSTANT)
+DEPENDENT = State(CONSTANT, size=NUMBER)
 
 
-def rows(axis=0, outer=None):
+def rows(axis: int = 0, outer: theano.Variable | None = None) -> State:
+    """Return the state of rows."""
     return State(ROWS, axis=axis, outer=outer)
 
 
-def partial(reduction=SUM):
+def partial(reduction: Reduction = SUM) -> State:
+    """Return the state of a share of a sum, or of another reduction."""
     return State(PARTIAL, reduction=reduction)
 
 
-class Value(namedtuple('Value', 'variable state stage')):
+class Value(NamedTuple):
     """A variable of the graph that replicas compute, its state, and the number of its stage."""
 
+    variable: Any
+    state: Any
+    stage: int
+
     @property
-    def kind(self):
+    def kind(self) -> str:
+        """The kind of the state."""
         return self.state.kind
 
     @property
-    def axis(self):
+    def axis(self) -> Any:
+        """The axis of the state."""
         return self.state.axis
+
+
+def has_rows(values: list[Value]) -> bool:
+    """Return whether any of these values is ROWS."""
+    return any(value.kind == ROWS for value in values)

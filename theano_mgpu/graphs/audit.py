@@ -1,6 +1,10 @@
-"""Where each op of a compiled function runs: on its context, on the host, or on a wrong context."""
-from collections import Counter, namedtuple
+"""An audit of where each op of a compiled function runs: on its context, on the host, or on a wrong context."""
+from __future__ import annotations
 
+from collections import Counter
+from typing import Any, Callable, Iterable, Iterator, NamedTuple
+
+import theano
 from theano.gpuarray.type import GpuArrayType
 from theano.scan_module.scan_op import Scan
 
@@ -9,29 +13,29 @@ from ..utils.tables import Printed
 
 ON_CONTEXT, ON_HOST, ON_WRONG_CONTEXT = 'context', 'host', 'wrong context'
 
-OpPlacement = namedtuple('OpPlacement', 'op where context')
-OpPlacement.__doc__ = """One Theano `op`, `where` it runs (see `audit`), and the name of its `context`."""
+
+class OpPlacement(NamedTuple):
+    """One Theano `op`, `where` it runs (see `audit`), and the name of its `context`."""
+
+    op: theano.Op
+    where: str
+    context: str
 
 
 class Audit(Printed, list):
-    """List of OpPlacement (`op`, `where`, `context`); printed, a table with counts.
-
-    Attributes
-    ----------
-    host, wrong : list of OpPlacement
-        Those that run on the host though their function's context is a GPU, and those that run
-        on another context than their function's.
-    """
+    """A list of OpPlacement (`op`, `where`, `context`); printed, a table with counts."""
 
     @property
-    def host(self):
+    def host(self) -> list[OpPlacement]:
+        """Ops that run on the host, though the context is a GPU."""
         return [entry for entry in self if entry.where == ON_HOST]
 
     @property
-    def wrong(self):
+    def wrong(self) -> list[OpPlacement]:
+        """Ops that run on another context than the one of their function."""
         return [entry for entry in self if entry.where == ON_WRONG_CONTEXT]
 
-    def __str__(self):
+    def __str__(self) -> str:
         counts = Counter((entry.context, entry.where, str(entry.op)) for entry in self)
         rows = ['%-10s %-14s %5s  %s' % ('context', 'runs on', 'count', 'op')]
         rows += ['%-10s %-14s %5d  %s' % (context, where, count, op)
@@ -39,13 +43,13 @@ class Audit(Printed, list):
         return '\n'.join(rows)
 
 
-def audit(function):
-    """List each op of a compiled function with where it runs.
+def audit(function: Callable[..., Any]) -> Audit:
+    """List each op of a compiled function, and where it runs.
 
     Parameters
     ----------
     function : callable
-        What `mgpu.function` or `mgpu.training_function` returned; or the train, test or predict function of a
+        A function of `mgpu.function` or `mgpu.training_function`; or the train, test or predict function of a
         Keras model over contexts: ``model.train_function``.
 
     Returns
@@ -64,11 +68,10 @@ def audit(function):
     if not all(hasattr(f, 'mgpu_context') for f in compiled):
         raise GraphError('%r was not compiled for a context; audit takes what mgpu.function or '
                          'mgpu.training_function returned' % (function,))
-    return Audit(entry for f in compiled
-                 for entry in _placements(f.maker.fgraph.toposort(), f.mgpu_context))
+    return Audit(entry for f in compiled for entry in _placements(f.maker.fgraph.toposort(), f.mgpu_context))
 
 
-def _placements(nodes, context):
+def _placements(nodes: Iterable[theano.Apply], context: Any) -> Iterator[OpPlacement]:
     for node in nodes:
         yield OpPlacement(node.op, _where(node, context), context.name)
         if isinstance(node.op, Scan):

@@ -1,8 +1,11 @@
-"""Clone a Theano graph and compile it for one context."""
+"""Theano graphs: their variables, their copies on the host, and their compilation for one context."""
+from __future__ import annotations
+
 import copy
 import logging
 import re
 import zlib
+from typing import Any, Sequence
 
 import theano
 from theano.compile.sharedvalue import SharedVariable
@@ -11,21 +14,34 @@ from theano.gpuarray.basic_ops import GpuFromHost, HostFromGpu, as_gpuarray_vari
 from theano.gpuarray.type import GpuArrayType, gpu_supported
 from theano.tensor.sharedvar import TensorSharedVariable
 
+from ..devices.context_map import Context
 from ..devices.contexts import alike
 from ..errors import GraphError
 from ..patches.theano_contexts import compiling_for
 from ..patches.theano_functions import plain_functions
 from ..utils.collector import collector_paused
-from .mode import compile_mode
 from .output_order import by_depth
 from .retarget import CannotRetarget, link, optimise
 from .rewrites import substitute, without_default_device
 
 _logger = logging.getLogger('theano_mgpu')
 
+# The kernel of top-k uses __ballot, which devices from compute capability 7.0 on do not have: it stays on the host.
+NOT_ON_GPU = ('local_gpua_topkop',)
+# Optimisations that must not be used on OpenCL. Theano 1.0.5 registers them for any GPU, but:
+#   the first one's kernel does not build there (clBuildProgram error);
+#   scan's pure-Python loop reads CUDA's own attributes ("This is for CUDA arrays");
+#   the last one's kernel is CUDA source.
+NOT_ON_OPENCL = ('local_gpua_crossentropysoftmaxargmax1hotwithbias', 'local_gpua_scan_to_gpua', 'local_gpua_cumop')
+# CLBlast refuses float16 on devices without half arithmetic ("float16 is not supported on this
+# device"), and pygpu cannot ask a device whether it has it: products with float16 stay on the host.
+NOT_IN_HALF = ('local_gpua_dot22', 'local_gpua_dot22scalar', 'local_gpua_gemm', 'local_gpua_gemv',
+               'local_gpua_ger', 'local_gpua_gemmbatch', 'local_gpua_abstractconv',
+               'local_gpua_lift_abstractconv_graph')
 
-def shared_variables(outputs):
-    """Shared variables that a graph reads, those in their default updates included.
+
+def shared_variables(outputs: Sequence[theano.Variable]) -> list[SharedVariable]:
+    """Return the shared variables that a graph reads, also in their default updates.
 
     Parameters
     ----------
@@ -36,22 +52,23 @@ def shared_variables(outputs):
     list of theano.compile.SharedVariable
         Each one once, in the order in which the graph meets them.
     """
-    found, pending = {}, list(outputs)
+    shared: dict[SharedVariable, None] = {}
+    pending = list(outputs)
     while pending:
-        met = [v for v in ancestors(pending) if isinstance(v, SharedVariable) and v not in found]
-        found.update(dict.fromkeys(met))
-        pending = [v.default_update for v in met if getattr(v, 'default_update', None) is not None]
-    return list(found)
+        new = [v for v in ancestors(pending) if isinstance(v, SharedVariable) and v not in shared]
+        shared.update(dict.fromkeys(new))
+        pending = [v.default_update for v in new if getattr(v, 'default_update', None) is not None]
+    return list(shared)
 
 
-def free_inputs(outputs):
-    """Variables of a graph that a caller must give: no owner, neither shared nor constant."""
+def free_inputs(outputs: Sequence[theano.Variable]) -> list[theano.Variable]:
+    """Return the variables of a graph that a caller must give: no owner, neither shared nor constant."""
     return [v for v in ancestors(outputs)
             if v.owner is None and not isinstance(v, (SharedVariable, theano.Constant))]
 
 
-def check_inputs(inputs, outputs):
-    """Raise a GraphError where `inputs` are not what `outputs` need."""
+def check_inputs(inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variable]) -> None:
+    """Raise a GraphError where `inputs` are not the ones that `outputs` need."""
     for variable in inputs:
         if not isinstance(variable, theano.Variable) or isinstance(variable, SharedVariable):
             raise GraphError('input %r is no plain Theano variable. Shared variables are found in the '
@@ -65,8 +82,9 @@ def check_inputs(inputs, outputs):
                             'them' if len(missing) > 1 else 'it'))
 
 
-def checksum(inputs, outputs, shared):
-    """A number that tells graphs apart: their ops, constants, and the shapes of their shared variables.
+def checksum(inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variable],
+             shared: Sequence[SharedVariable]) -> int:
+    """Return a number that tells graphs apart: their ops, constants, and the shapes of their shared variables.
 
     Parameters
     ----------
@@ -85,7 +103,7 @@ def checksum(inputs, outputs, shared):
             if variable not in numbers:
                 numbers[variable] = len(numbers)
                 lines.append(_signature(variable))
-        # What has no text of its own shows its address.
+        # An op without a text of its own shows its address.
         lines.append('%s %s' % (re.sub('0x[0-9a-f]+', '', str(node.op)), [numbers[v] for v in node.inputs]))
     lines.append(str([numbers.get(output) for output in outputs]))
     return zlib.crc32('\n'.join(lines).encode())
@@ -100,19 +118,19 @@ def _signature(variable):
     return text
 
 
-def listing(shared, at_most=8):
-    """Names, dtypes and shapes of shared variables, for messages."""
+def listing(shared: Sequence[SharedVariable], at_most: int = 8) -> str:
+    """Return the names, dtypes and shapes of shared variables, for messages."""
     texts = ['%s %s%s' % (v, getattr(v.type, 'dtype', ''), tuple(getattr(v.container.storage[0], 'shape', ())))
              for v in shared]
     return ', '.join(texts[:at_most]) + (', and %d more' % (len(texts) - at_most) if len(texts) > at_most else '')
 
 
-def on_host(variable):
-    """The value of a variable as a host expression: itself, or its transfer from a GPU."""
+def on_host(variable: theano.Variable) -> theano.Variable:
+    """Return a variable as a host expression: itself, or its transfer from a GPU."""
     return host_from_gpu(variable) if isinstance(variable.type, GpuArrayType) else variable
 
 
-def from_gpu(variable):
+def from_gpu(variable: theano.Variable) -> theano.Variable:
     """Return the host expression whose transfer to a GPU a variable is; `on_host` of any other variable.
 
     The gradient of a parameter on a GPU is such a transfer.
@@ -122,18 +140,18 @@ def from_gpu(variable):
     return on_host(variable)
 
 
-def fits_gpu(variable):
-    """Whether a variable's values can lie on a GPU: tensors of any dtype but complex."""
+def fits_gpu(variable: theano.Variable) -> bool:
+    """Return whether a variable's values can lie on a GPU: tensors of any dtype but complex."""
     return isinstance(variable.type, theano.tensor.TensorType) and gpu_supported(variable.type)
 
 
-def is_sparse(variable):
+def is_sparse(variable: theano.Variable) -> bool:
     """Return whether the values of a variable are matrices of scipy.sparse."""
     return hasattr(variable.type, 'format')
 
 
-def host_view(variable):
-    """A shared variable as the host sees it: itself, or for one on a GPU a stand-in over its container."""
+def host_view(variable: SharedVariable) -> SharedVariable:
+    """Return a shared variable as the host sees it: itself, or for one on a GPU a stand-in over its container."""
     if not isinstance(variable.type, GpuArrayType):
         return variable
     if not hasattr(variable.tag, 'host_view'):
@@ -144,13 +162,13 @@ def host_view(variable):
     return variable.tag.host_view
 
 
-def host_type(variable):
-    """The type of a tensor's values on the host."""
+def host_type(variable: theano.Variable) -> theano.tensor.TensorType:
+    """Return the type of a tensor's values on the host."""
     return theano.tensor.TensorType(variable.type.dtype, variable.type.broadcastable)
 
 
-def host_graph(outputs):
-    """The same graph, with each shared variable that lies on a GPU replaced by its `host_view`.
+def host_graph(outputs: Sequence[theano.Variable]) -> list[theano.Variable]:
+    """Return the same graph, with each shared variable that lies on a GPU replaced by its `host_view`.
 
     Raises
     ------
@@ -160,8 +178,7 @@ def host_graph(outputs):
     outputs = [on_host(output) for output in outputs]
     views = {v: host_view(v.owner.inputs[0]) for v in ancestors(outputs)
              if v.owner and isinstance(v.owner.op, HostFromGpu) and isinstance(v.owner.inputs[0], SharedVariable)}
-    outputs = substitute(outputs, views) if views else list(outputs)
-    outputs = without_default_device(outputs)
+    outputs = without_default_device(substitute(outputs, views) if views else outputs)
     for variable in ancestors(outputs):
         if isinstance(variable.type, GpuArrayType):
             raise GraphError('mixed devices: %s is bound to context %r by the graph itself, which has to run on '
@@ -171,7 +188,9 @@ def host_graph(outputs):
     return outputs
 
 
-def compile_for(context, inputs, outputs, updates, replicas, mode=None, name=None, like=()):
+def compile_for(context: Context, inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variable],
+                updates: dict[SharedVariable, theano.Variable], replicas: dict[SharedVariable, SharedVariable],
+                mode: str | theano.Mode | None = None, name: str | None = None, like: Sequence[Any] = ()) -> Any:
     """Compile a graph for one context; its shared variables are replaced by that context's replicas.
 
     The function changes nothing: the new values of its updates are further outputs, and it is for
@@ -189,15 +208,15 @@ def compile_for(context, inputs, outputs, updates, replicas, mode=None, name=Non
     name : str, optional
         For profiles and error messages.
     like : list of theano.compile.function_module.Function
-        What this returned for other contexts, given the same graph. If one of them is for a device of the same type,
-        its optimised graph serves this context, too; see `retarget.link`.
+        Functions of the same graph that were compiled for other contexts. If one of them is for a device of the same
+        type, its optimised graph serves this context, too; see `retarget.link`.
 
     Returns
     -------
     theano.compile.function_module.Function
         Takes host arrays, and arrays on the device for inputs that are used there alone (`mgpu_takes` says
         which, see `transfers.send`); trusts its caller that they have the inputs' types. Returns the outputs, and
-        the updates' new values where the updated replicas lie: `mgpu_order` has the positions of what it returns in
+        the updates' new values where the updated replicas lie: `mgpu_order` has the positions of these results in
         the list of both. Without updates, the outputs are returned in their order.
     """
     whole = list(outputs) + list(updates.values())
@@ -216,22 +235,16 @@ def compile_for(context, inputs, outputs, updates, replicas, mode=None, name=Non
 
 
 def _linked(context, replicas, name, like):
-    """A function of a graph that one of the others has; None if none is for this type of device, or can be moved."""
+    """Return a function from the graph of another one; None if none is for this type of device, or can be moved."""
     for function in like:
         if function.mgpu_optimised and alike(function.mgpu_context, context):
             try:
-                return _link(function.mgpu_optimised, context, replicas, name)
+                return link(function.mgpu_optimised, context, replicas, name)
             except CannotRetarget as error:
                 _logger.warning('%s is compiled once more for context %s: %s', name or 'a function', context.name,
                                 error)
                 return None
     return None
-
-
-def _link(optimised, context, replicas, name):
-    function = link(optimised, context, replicas, name)
-    function.mgpu_optimised = optimised
-    return function
 
 
 def _compile(context, inputs, outputs, updates, replicas, order, mode, name):
@@ -241,21 +254,25 @@ def _compile(context, inputs, outputs, updates, replicas, order, mode, name):
         replacements = dict(zip(inputs, map(on_host, local_inputs)))
         replacements.update((variable, on_host(replica)) for variable, replica in replicas.items())
         local = substitute(whole, replacements)
-        kept = [_keep(output, context) for output in local[:len(outputs)]]
-        kept += [_like(replicas[variable], value) for variable, value in zip(updates, local[len(outputs):])]
-        kept = [kept[i] for i in order]
-        mode = compile_mode(context, whole, mode)
+        results = [as_gpuarray_variable(output, context.name) if context.kind != 'cpu' and fits_gpu(output) else output
+                   for output in local[:len(outputs)]]
+        for variable, value in zip(updates, local[len(outputs):]):  # each new value where its replica lies
+            kind = replicas[variable].type
+            results.append(as_gpuarray_variable(value, kind.context_name) if isinstance(kind, GpuArrayType) else
+                           on_host(value))
+        results = [results[i] for i in order]
+        mode = _compile_mode(context, whole, mode)
         if type(mode) is theano.Mode:
-            return _link(optimise(context, local_inputs, kept, replicas, mode, name), context, replicas, name)
+            return link(optimise(context, local_inputs, results, replicas, mode, name), context, replicas, name)
         # Modes that check have makers and linkers of their own.
-        function = theano.function(local_inputs, kept, mode=mode, no_default_updates=True, on_unused_input='ignore',
+        function = theano.function(local_inputs, results, mode=mode, no_default_updates=True, on_unused_input='ignore',
                                    name=name)
     function.mgpu_optimised = None
     return function
 
 
 def _local_input(variable, context):
-    """The input on a context: floating arrays are given on its device, indices and labels on the host."""
+    """Return the input on a context: floating arrays are given on its device, indices and labels on the host."""
     if context.kind == 'cpu' or not fits_gpu(variable) or not variable.ndim or variable.dtype[:5] != 'float':
         local = variable.type(variable.name)
         local.tag = copy.copy(variable.tag)
@@ -265,14 +282,15 @@ def _local_input(variable, context):
     return GpuArrayType(variable.dtype, variable.broadcastable, context_name=context.name)(variable.name)
 
 
-def _like(replica, value):
-    """A new value where its replica lies."""
-    if isinstance(replica.type, GpuArrayType):
-        return as_gpuarray_variable(value, replica.type.context_name)
-    return on_host(value)
-
-
-def _keep(output, context):
-    if context.kind == 'cpu' or not fits_gpu(output):
-        return output
-    return as_gpuarray_variable(output, context.name)
+def _compile_mode(context, outputs, mode):
+    """Return a Theano Mode for a graph on one context."""
+    mode = theano.compile.get_mode(mode)
+    if not theano.config.cxx:
+        # Fused elementwise ops are interpreted element by element; single ones are NumPy's.
+        mode = mode.excluding('fusion')
+    if context.kind == 'cpu':
+        return mode.excluding('gpuarray_opt')
+    if context.kind == 'opencl':
+        has_half = any(getattr(v.type, 'dtype', None) == 'float16' for v in ancestors(outputs))
+        return mode.excluding(*NOT_ON_GPU + NOT_ON_OPENCL + (NOT_IN_HALF if has_half else ()))
+    return mode.excluding(*NOT_ON_GPU)

@@ -1,9 +1,17 @@
 """Values that a graph prints, taken out of the graph: over several contexts they are printed whole, and once."""
-from theano.gof.graph import io_toposort
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+import theano
+from theano.compile import SharedVariable
 from theano.printing import Print
 
+from .rewrites import rebuilt
 
-def take_prints(outputs, updates):
+
+def take_prints(outputs: Sequence[theano.Variable], updates: dict[SharedVariable, theano.Variable],
+                ) -> tuple[list[Print], list[theano.Variable], dict[SharedVariable, theano.Variable]]:
     """Replace each `theano.printing.Print` of a graph by its input.
 
     A replica would print its part of a value. The whole value becomes a further output, for `print_values`.
@@ -21,26 +29,24 @@ def take_prints(outputs, updates):
         The outputs, and after them the input of each Print.
     dict of SharedVariable to theano.Variable
     """
-    ops, values, replaced = [], [], {}
-    whole = list(outputs) + list(updates.values())
-    for node in io_toposort([], whole):
-        inputs = [replaced.get(variable, variable) for variable in node.inputs]
+    prints: list[tuple[Print, theano.Variable]] = []
+
+    def taken(node, inputs):
         if isinstance(node.op, Print):
-            ops.append(node.op)
-            values += inputs
-            replaced[node.outputs[0]] = inputs[0]
-        elif inputs != node.inputs:
-            replaced.update(zip(node.outputs, node.clone_with_new_inputs(inputs).outputs))
-    whole = [replaced.get(variable, variable) for variable in whole]
-    return ops, whole[:len(outputs)] + values, dict(zip(updates, whole[len(outputs):]))
+            prints.append((node.op, inputs[0]))
+            return inputs
+        return None
+    whole = rebuilt(list(outputs) + list(updates.values()), taken)
+    values = [value for _, value in prints]
+    return [op for op, _ in prints], whole[:len(outputs)] + values, dict(zip(updates, whole[len(outputs):]))
 
 
-def print_values(prints, values):
+def print_values(prints: Sequence[Print], values: Sequence[Any]) -> None:
     """Print values as these ops do, by the function that each of them calls."""
     for op, value in zip(prints, values):
         op.global_fn(op, value)
 
 
-def without_prints(outputs):
+def without_prints(outputs: Sequence[theano.Variable]) -> list[theano.Variable]:
     """Return a graph without the ops that print."""
     return take_prints(outputs, {})[1][:len(outputs)]

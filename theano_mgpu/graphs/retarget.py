@@ -1,6 +1,8 @@
 """One optimised graph for all contexts on devices of one type: optimised once, linked for each context."""
+from __future__ import annotations
+
 import copy
-from collections import namedtuple
+from typing import Any, NamedTuple
 
 import theano
 from theano.compile.builders import OpFromGraph
@@ -12,18 +14,25 @@ from theano.gpuarray.basic_ops import HostFromGpu, as_gpuarray_variable
 from theano.gpuarray.type import GpuArrayConstant, GpuArrayType
 from theano.scan_module.scan_op import Scan
 
+from ..devices.context_map import Context
 from ..devices.contexts import gpu_context
 from ..patches.theano_contexts import compiling_for
 
-Optimised = namedtuple('Optimised', 'maker context replicas')
-Optimised.__doc__ = """What Theano has made of a graph for one context, with that context's replicas."""
+
+class Optimised(NamedTuple):
+    """A graph as Theano has optimised it for one context, with the replicas of that context."""
+
+    maker: FunctionMaker
+    context: Context
+    replicas: dict[SharedVariable, SharedVariable]
 
 
 class CannotRetarget(Exception):
     """A graph cannot be moved to another context; the text says why."""
 
 
-def optimise(context, inputs, outputs, replicas, mode, name=None):
+def optimise(context: Context, inputs: list[theano.Variable], outputs: list[theano.Variable],
+             replicas: dict[SharedVariable, SharedVariable], mode: theano.Mode, name: str | None = None) -> Optimised:
     """Optimise a graph on one context.
 
     Parameters
@@ -32,7 +41,7 @@ def optimise(context, inputs, outputs, replicas, mode, name=None):
     inputs, outputs : list of theano.Variable
         On that context.
     replicas : dict of SharedVariable to SharedVariable
-        What the user's shared variables are on it.
+        The user's shared variables, and their replicas on that context.
     mode : theano.Mode
     name : str, optional
 
@@ -40,19 +49,20 @@ def optimise(context, inputs, outputs, replicas, mode, name=None):
     -------
     Optimised
     """
-    given = [theano.In(variable) for variable in inputs]
-    given += [_shared_input(variable) for variable in dict.fromkeys(ancestors(outputs))
+    specs = [theano.In(variable) for variable in inputs]
+    specs += [_shared_input(variable) for variable in dict.fromkeys(ancestors(outputs))
               if isinstance(variable, SharedVariable)]
-    maker = FunctionMaker(given, [theano.Out(output) for output in outputs], mode, on_unused_input='ignore', name=name)
+    maker = FunctionMaker(specs, [theano.Out(output) for output in outputs], mode, on_unused_input='ignore', name=name)
     return Optimised(maker, context, replicas)
 
 
-def link(optimised, context, replicas, name=None):
-    """A function on a context, of a graph that was optimised for a context on a device of the same type.
+def link(optimised: Optimised, context: Context, replicas: dict[SharedVariable, SharedVariable],
+         name: str | None = None) -> Any:
+    """Link a graph on a context; it was optimised for a context on a device of the same type.
 
     The graph is built anew with the same ops on variables of the context, and linked; nothing is optimised a second
-    time, which is most of what a compilation costs. The same ops run on the same values, so that results are
-    bitwise those of compiling for that context.
+    time, which is most of the cost of a compilation. The same ops run on the same values, so that results are bitwise
+    the same as after a compilation for that context.
 
     Parameters
     ----------
@@ -60,13 +70,14 @@ def link(optimised, context, replicas, name=None):
     context : Context
         See `contexts.alike`.
     replicas : dict of SharedVariable to SharedVariable
-        As for `optimise`: those on `context`.
+        As for `optimise`, but on `context`.
     name : str, optional
 
     Returns
     -------
     theano.compile.function_module.Function
-        An input on the device that ops of the host need is an input on the host instead.
+        With `optimised` in ``mgpu_optimised``. An input on the device that ops of the host need is an input on the host
+        instead.
 
     Raises
     ------
@@ -77,35 +88,34 @@ def link(optimised, context, replicas, name=None):
     others = {own.container: replicas[variable] for variable, own in optimised.replicas.items()}
     move = _Move(optimised.context, context)
     inputs = []
-    for given, variable in zip(maker.inputs, maker.fgraph.inputs):
-        if given.value is None:
+    for spec, variable in zip(maker.inputs, maker.fgraph.inputs):
+        if spec.value is None:
             inputs.append(theano.In(move.input(maker.fgraph, variable)))
         else:
-            inputs.append(_shared_input(others.get(given.value, given.variable)))
+            inputs.append(_shared_input(others.get(spec.value, spec.variable)))
         move.variables.setdefault(variable, inputs[-1].variable)
     outputs = [theano.Out(output, borrow=spec.borrow)
-               for output, spec in zip(move.outputs(maker.fgraph), maker.outputs)]
+               for output, spec in zip(move.build(maker.fgraph.toposort(), maker.fgraph.outputs), maker.outputs)]
+    profile = theano.compile.ProfileStats(message=name) if theano.config.profile else None
     with compiling_for(context):
-        return orig_function(inputs, outputs, mode=theano.Mode(linker=maker.mode.provided_linker, optimizer=None),
-                             accept_inplace=True, name=name, profile=_profile(name), on_unused_input='ignore')
+        function = orig_function(inputs, outputs, mode=theano.Mode(linker=maker.mode.provided_linker, optimizer=None),
+                                 accept_inplace=True, name=name, profile=profile, on_unused_input='ignore')
+    function.mgpu_optimised = optimised
+    return function
 
 
 def _shared_input(replica):
-    """As `theano.function` makes it of a shared variable."""
+    """Return an input as `theano.function` makes it of a shared variable."""
     return theano.In(replica, value=replica.container, borrow=True, implicit=True, shared=True)
 
 
-def _profile(name):
-    return theano.compile.ProfileStats(message=name) if theano.config.profile else None
-
-
 class _Move:
-    """Builds a graph anew, node by node, on another context.
+    """A move of a graph to another context, node by node.
 
     Attributes
     ----------
     variables : dict of theano.Variable to theano.Variable
-        What each variable has become.
+        The variables that have been moved, to the new ones.
     """
 
     def __init__(self, source, target):
@@ -113,7 +123,7 @@ class _Move:
         self.variables = {}
 
     def input(self, fgraph, variable):
-        """An input of the function: where it was, but on the host if it is copied there from the device."""
+        """Return an input of the function: where it was, but on the host if it is copied there from the device."""
         to_host = [client.outputs[0] for client, _ in variable.clients
                    if client != 'output' and isinstance(client.op, HostFromGpu)]
         if not to_host:
@@ -126,11 +136,8 @@ class _Move:
                               for output in to_host)
         return here
 
-    def outputs(self, fgraph):
-        """Build all nodes; returns the outputs."""
-        return self._build(fgraph.toposort(), fgraph.outputs)
-
-    def _build(self, nodes, outputs):
+    def build(self, nodes, outputs):
+        """Move all nodes, and return the new outputs."""
         for node in nodes:
             if node.outputs[0] in self.variables:
                 continue
@@ -155,7 +162,7 @@ class _Move:
         return GpuArrayType(type_.dtype, type_.broadcastable, context_name=self.target.name, name=type_.name)
 
     def _op(self, op):
-        """The op itself, or a copy of it that names the other context."""
+        """Return the op itself, or a copy of it that names the other context."""
         if self.source == self.target:
             return op
         if isinstance(op, Scan) and self.source.kind != 'cpu':
@@ -174,12 +181,12 @@ class _Move:
         return moved
 
     def _scan(self, op):
-        """A scan whose inner graph is on the other context."""
+        """Return a scan whose inner graph is on the other context."""
         inner = _Move(self.source, self.target)
         moved = copy.copy(op)
         moved.inputs = [self._type(variable.type)(variable.name) for variable in op.inputs]
         inner.variables.update(zip(op.inputs, moved.inputs))
-        moved.outputs = inner._build(io_toposort(op.inputs, op.outputs), op.outputs)
+        moved.outputs = inner.build(io_toposort(op.inputs, op.outputs), op.outputs)
         moved.output_types = [self._type(type_) for type_ in op.output_types]
         return moved
 

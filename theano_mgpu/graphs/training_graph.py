@@ -1,14 +1,18 @@
 """The graph of a training step: the loss, its gradients, and the new values."""
+from __future__ import annotations
+
 import inspect
+from typing import Any, Callable, Sequence
 
 import theano
+from theano.compile import SharedVariable
 
 from ..errors import GraphError
 from . import graph
 from .updates import as_dict, of_type
 
 
-def loss_gradients(loss, params):
+def loss_gradients(loss: theano.Variable, params: Sequence[SharedVariable]) -> list[theano.Variable]:
     """Return the gradients of a scalar loss, as host variables of the same graph; errors name the remedy."""
     if getattr(loss, 'ndim', None) != 0:
         raise GraphError('the loss must be a scalar, not %s of type %s: take its mean over the samples, '
@@ -21,13 +25,14 @@ def loss_gradients(loss, params):
     return [graph.from_gpu(gradient) for gradient in theano.grad(graph.on_host(loss), params)]
 
 
-def output_reductions(outputs):
-    """Split ``outputs`` into variables and what becomes of each."""
+def output_reductions(outputs: Sequence[Any]) -> tuple[list[theano.Variable], list[str | None]]:
+    """Split ``outputs`` into variables and the reduction of each."""
     pairs = [output if isinstance(output, tuple) else (output, None) for output in outputs]
     return [variable for variable, _ in pairs], [how for _, how in pairs]
 
 
-def check_reductions(results, reductions, outputs):
+def check_reductions(results: Sequence[Any], reductions: Sequence[str | None],
+                     outputs: Sequence[theano.Variable]) -> None:
     """Raise a GraphError where outputs are not to be put together as they have to be.
 
     Parameters
@@ -45,18 +50,19 @@ def check_reductions(results, reductions, outputs):
                                                   'has no rows of single samples', how))
 
 
-def new_values(updates, gradients, params):
-    """Call the user's `updates`; return what it returns as a dict of SharedVariable to theano.Variable.
+def new_values(updates: Callable[..., Any], gradients: Sequence[theano.Variable],
+               params: Sequence[SharedVariable]) -> dict[SharedVariable, theano.Variable]:
+    """Call the user's `updates`; return its result as a dict of SharedVariable to theano.Variable.
 
     Raises
     ------
     GraphError
-        If what it returns are no updates of shared variables.
+        If its result has no updates of shared variables.
     """
     return as_dict(updates(*[gradients, params][:_takes(updates)]))
 
 
-def on_host(updates):
+def on_host(updates: dict[SharedVariable, theano.Variable]) -> dict[SharedVariable, theano.Variable]:
     """Return updates as new values, on the host, of the `host_view` of each shared variable, and of its type.
 
     Parameters
@@ -67,11 +73,11 @@ def on_host(updates):
     -------
     dict of SharedVariable to theano.Variable
     """
-    found = {graph.host_view(variable): of_type(variable, value) for variable, value in updates.items()}
-    return dict(zip(found, graph.host_graph(list(found.values()))))
+    new = {graph.host_view(variable): of_type(variable, value) for variable, value in updates.items()}
+    return dict(zip(new, graph.host_graph(list(new.values()))))
 
 
-def read_by_updates(updates, loss):
+def read_by_updates(updates: dict[SharedVariable, theano.Variable], loss: theano.Variable) -> list[SharedVariable]:
     """List the shared variables that new values are made of beside the loss, such as states and learning rates.
 
     The loss may read much more: whole data sets, weights that are not trained.
@@ -81,7 +87,7 @@ def read_by_updates(updates, loss):
 
 
 def _takes(updates):
-    """How many of (gradients, params) an updates callable wants: 1 or 2."""
+    """Return how many of (gradients, params) an updates callable wants: 1 or 2."""
     parameters = inspect.signature(updates).parameters.values()
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     required = [p.name for p in positional if p.default is p.empty]

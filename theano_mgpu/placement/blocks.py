@@ -1,21 +1,24 @@
-"""Say where ops run: `device`, a block, and `place`, for one expression."""
+"""Placement by the user: `device`, a block, and `place`, for one expression."""
+from __future__ import annotations
+
 import functools
+from typing import Any, ContextManager
 
 import theano
 from theano.gof.graph import ancestors
 
 from .. import patches
 from ..devices import contexts
+from ..devices.context_map import Context
 from ..devices.mesh import CPU
 from ..errors import GraphError, warn
 from ..patches import theano_functions
 from ..patches.placement_tags import placed_on
-from .inner_graphs import inner_outputs
-from .propagation import own_place
+from .propagation import inner_outputs, own_place
 
 
-def device(name):
-    """A block in which new ops and new shared variables are placed on a device.
+def device(name: str | Context | None) -> ContextManager[None]:
+    """Return a block in which new ops and new shared variables are placed on a device.
 
     It works around Theano code, Lasagne layers and Keras layers: each new Apply node and each new shared variable is
     placed. Blocks nest; the innermost one counts. Gradients run on the device of the op that they are derived from,
@@ -56,7 +59,7 @@ def device(name):
     return placed_on(None if name is None else place_name(name))
 
 
-def place(expression, name):
+def place(expression: theano.Variable, name: str | Context) -> theano.Variable:
     """Place one expression on a device: the op that computes it, or a shared variable, or an input.
 
     Place a model before its gradients are derived: these run where their forward ops are placed by then.
@@ -90,16 +93,16 @@ def place(expression, name):
     if not isinstance(expression, theano.Variable):
         raise GraphError('%r is no Theano variable: place takes an expression, a shared variable or an input. Use '
                          'mgpu.device(%r) around the code that makes several' % (expression, name))
-    found = place_name(name)
+    place = place_name(name)
     _prepare()
     if expression.owner is not None:
         for output in expression.owner.outputs:
-            output.tag.mgpu_place = found
+            output.tag.mgpu_place = place
         for inner in ancestors(inner_outputs(expression.owner.op)):  # made in the same block as a scan, say
             if isinstance(getattr(inner.tag, 'mgpu_place', None), str):
-                inner.tag.mgpu_place = found
+                inner.tag.mgpu_place = place
     elif not isinstance(expression, theano.Constant):
-        expression.tag.mgpu_place = found
+        expression.tag.mgpu_place = place
     return expression
 
 
@@ -109,9 +112,9 @@ def _prepare():
     theano_functions.after_each_function(_warn_if_placed)
 
 
-def _warn_if_placed(function, given):
+def _warn_if_placed(function, arguments):
     """Warn of a function of plain Theano that has placed ops; it may read variables that are placed."""
-    name = theano_functions.name_for_user(given)
+    name = theano_functions.name_for_user(arguments)
     if name is not None and any(variable.owner and isinstance(own_place(variable), str)
                                 for variable in ancestors(theano_functions.graph_of(function))):
         warn('%s is placed on devices, but plain Theano computes it on one. Make it with mgpu.function or '
@@ -119,7 +122,7 @@ def _warn_if_placed(function, given):
              % theano_functions.shown(name))
 
 
-def place_name(name):
-    """The place that a Context, or the name of one, stands for; a ContextError if it is neither mapped nor the host."""
+def place_name(name: Any) -> str:
+    """Return the place of a Context, or of its name; raise a ContextError if it is neither mapped nor the host."""
     name = getattr(name, 'name', name)
     return name if name == CPU else contexts.get(name).name

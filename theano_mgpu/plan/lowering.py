@@ -5,8 +5,7 @@ from theano.tensor.nnet import bn
 
 from ..analysis.rules.batch_norm import elementary
 from ..analysis.sizes import number
-from ..graphs.inlined import inlined
-from ..graphs.merge import merged
+from ..graphs.rewrites import inlined, merged
 from ..patches.placement_tags import place_of_node, placed_on
 
 BATCH_NORM = bn.AbstractBatchNormTrain, bn.AbstractBatchNormTrainGrad

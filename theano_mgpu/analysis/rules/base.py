@@ -1,77 +1,129 @@
-"""What several families share."""
+"""Helpers of several families of rules."""
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
 import numpy as np
 import theano
 import theano.tensor as T
 from theano.scalar import basic as scalar
-from theano.tensor import basic, elemwise
+from theano.tensor import basic, elemwise, subtensor
 from theano.tensor.type_other import NoneTypeT
 
+from ..shards import Shards
 from ..sizes import number
-from ..states import CONSTANT, PARTIAL, ROWS, partial, rows
+from ..states import CONSTANT, PARTIAL, ROWS, State, Value, partial, rows
 
 
-def share(shards, value):
+def share(shards: Shards, value: Value) -> Value:
     """Return a CONSTANT as a share of a sum: the replica of the first sample has all of it."""
     return shards.make(lambda variable: T.switch(T.eq(shards.first, 0), variable, T.zeros_like(variable)), [value],
                        partial(), like=value.variable)
 
 
-def is_zero(variable):
-    """Whether all elements of a variable are known to be 0."""
-    node = variable.owner
-    if node and isinstance(node.op, elemwise.Elemwise) and isinstance(node.op.scalar_op, scalar.Mul):
-        return any(map(is_zero, node.inputs))
+def shares_of(values: list[Value]) -> list[int]:
+    """Return the positions of the PARTIAL ones among values."""
+    return [i for i, value in enumerate(values) if value.kind == PARTIAL]
+
+
+def is_scalar_op(node: theano.Apply | None, *classes: type) -> bool:
+    """Return whether a node computes one of these scalar ops, element by element."""
+    return node is not None and isinstance(node.op, elemwise.Elemwise) and isinstance(node.op.scalar_op, classes)
+
+
+def is_zero(variable: theano.Variable) -> bool:
+    """Return whether all elements of a variable are known to be 0."""
+    if is_scalar_op(variable.owner, scalar.Mul):
+        return any(map(is_zero, variable.owner.inputs))
     return number_everywhere(variable) == 0
 
 
-def number_everywhere(variable):
-    """The number that all elements of a variable are known to be, else None."""
+def number_everywhere(variable: theano.Variable) -> float | None:
+    """Return the number that all elements of a variable are known to be, else None."""
     try:
         return float(basic.get_scalar_constant_value(variable, elemwise=True))
     except (basic.NotScalarConstantError, TypeError, ValueError):
         return None
 
 
-def known(part):
-    """A part of a slice: a number where it is known, else the variable."""
-    if part is None or isinstance(part, theano.Variable) and isinstance(part.type, NoneTypeT):
-        return None
-    found = number(part)
-    return part if found is None else found
-
-
-def widens(node, i=0):
-    """Whether an output can hold all that an input can, so that a sum over replicas stays what it is."""
+def widens(node: theano.Apply, i: int = 0) -> bool:
+    """Return whether an output can hold all numbers of an input, so that a sum over replicas stays right."""
     before, after = (np.dtype(v.dtype) for v in (node.inputs[i], node.outputs[0]))
     # A sum of small whole numbers begins anew where it is too large.
     return before == after or np.can_cast(before, after, 'safe') and (before.kind not in 'iu' or before.itemsize == 8)
 
 
-def wholes(shards, values):
-    """The values with the partial ones exchanged."""
-    return [shards.whole(value) if value.kind == PARTIAL else value for value in values]
+# --- Indices -------------------------------------------------------------------------------------
+
+def entries_of(node: theano.Apply, skip: int = 1) -> list[Any]:
+    """Return the entries of a basic index, numbers where they are known; `skip` inputs of the node are no entries."""
+    return [slice(*map(_known, (entry.start, entry.stop, entry.step))) if isinstance(entry, slice) else _known(entry)
+            for entry in subtensor.get_idx_list(node.inputs[skip - 1:], node.op.idx_list)]
 
 
-def constants(shards, node, values, reason):
-    """The values as CONSTANTS; a node that has rows among them is refused."""
-    values = wholes(shards, values)
+def slice_of(variable: theano.Variable) -> slice | None:
+    """Return a variable that is a slice as one, with numbers where they are known; None for other variables."""
+    if isinstance(variable, theano.Constant):
+        return variable.data
+    return slice(*map(_known, variable.owner.inputs)) if variable.owner else None
+
+
+def _known(part):
+    """Return a part of a slice: a number where it is known, else the variable."""
+    if part is None or isinstance(part, theano.Variable) and isinstance(part.type, NoneTypeT):
+        return None
+    value = number(part)
+    return part if value is None else value
+
+
+def is_whole(entry: Any) -> bool:
+    """Return whether an entry of an index takes a whole axis."""
+    return isinstance(entry, slice) and entry.start in (None, 0) and entry.stop is None and entry.step in (None, 1)
+
+
+def entry_at(entries: list[Any], axis: int) -> Any:
+    """Return the entry of an index for an axis."""
+    return entries[axis] if axis < len(entries) else slice(None)
+
+
+def sliced_axes(entries: list[Any], ndim: int) -> list[int]:
+    """Return the axes that an index does not drop: axis i of the result is axis ``sliced_axes(...)[i]`` before."""
+    return [i for i in range(ndim) if isinstance(entry_at(entries, i), slice)]
+
+
+# --- Values whose samples have to lie alike ------------------------------------------------------
+
+def constants(shards: Shards, node: theano.Apply, values: list[Value], reason: str) -> list[Value]:
+    """Return the values as CONSTANTS; a node that has rows among them is refused."""
+    values = shards.wholes(values)
     if any(value.kind != CONSTANT for value in values):
         shards.refuse(node, reason)
     return values
 
 
-def same_rows(shards, node, values):
-    """The state of the rows among the values, which must lie along one axis in one order."""
-    found = [value.state for value in values if value.kind == ROWS]
-    if not found:
+def refuse_rows(shards: Shards, node: theano.Apply, values: list[Value], reason: str) -> None:
+    """Refuse a node that has rows among these values."""
+    if any(value.kind == ROWS for value in values):
+        shards.refuse(node, reason)
+
+
+def same_rows(shards: Shards, node: theano.Apply, values: list[Value]) -> State:
+    """Return the state of the rows among the values, which must lie along one axis in one order."""
+    states = [value.state for value in values if value.kind == ROWS]
+    if not states:
         shards.refuse(node, 'samples are where none are expected')
-    if len({(state.axis, state.outer is not None) for state in found}) > 1:
-        shards.refuse(node, 'samples lie along different axes of its inputs')
-    return found[0]
+    if len({(state.axis, state.outer is not None) for state in states}) > 1:
+        refuse_axes(shards, node)
+    return states[0]
 
 
-def in_order(shards, node, value, outer):
-    """A value; if samples are merged into another axis of it, it is checked that they lie as in other such rows."""
+def refuse_axes(shards: Shards, node: theano.Apply) -> NoReturn:
+    """Refuse a node whose inputs have samples along different axes."""
+    shards.refuse(node, 'samples lie along different axes of its inputs')
+
+
+def in_order(shards: Shards, node: theano.Apply, value: Value, outer: theano.Variable | None) -> Value:
+    """Return a value; samples that are merged into another axis are checked to lie as in rows with this `outer`."""
     if value.kind != ROWS or value.state.outer is outer:
         return value
     both = [shards.length(value.state.outer), shards.length(outer)]
@@ -79,39 +131,62 @@ def in_order(shards, node, value, outer):
                        [value] + both, value.state._replace(outer=outer))
 
 
-def same_order(shards, node, values):
-    """The values, whose samples lie along one axis or are all merged into another one: in one order, too."""
+def same_order(shards: Shards, node: theano.Apply, values: list[Value]) -> list[Value]:
+    """Return the values, whose samples lie along one axis or are all merged into another one: in one order, too."""
     outers = [value.state.outer for value in values if value.kind == ROWS]
     return [in_order(shards, node, value, outers[0]) if outers else value for value in values]
 
 
-def aligned(shards, node, values):
-    """Values of as many dimensions as the output, with the replica's rows of each constant that has them all."""
+def own_rows(shards: Shards, value: Value, axis: int, outer: theano.Variable | None = None,
+             widens: bool = True) -> Value:
+    """Return the replica's rows of a CONSTANT that has an axis of more than one row there; any other value as it is."""
+    if value.kind == CONSTANT and 0 <= axis < value.variable.ndim and not value.variable.type.broadcastable[axis]:
+        return shards.cut(value, axis, outer, widens)
+    return value
+
+
+def beside(shards: Shards, node: theano.Apply, y: Value, axis: int, outer: theano.Variable | None,
+           widens: bool = True) -> Value:
+    """Return the replica's rows of a value that is written into rows, which lie along this axis of the value."""
+    if y.kind == ROWS and (y.axis != axis or (y.state.outer is None) != (outer is None)):
+        refuse_axes(shards, node)
+    return own_rows(shards, in_order(shards, node, y, outer), axis, outer, widens)
+
+
+def all_rows(shards: Shards, values: list[Value], axis: int, outer: theano.Variable | None = None) -> list[Value]:
+    """Return the values with each CONSTANT cut to the replica's rows."""
+    return [shards.cut(value, axis, outer) if value.kind == CONSTANT else value for value in values]
+
+
+def aligned(shards: Shards, node: theano.Apply, values: list[Value]) -> tuple[list[Value], State]:
+    """Return the values, with the replica's rows of each constant that has all rows, and the state of the rows.
+
+    The values have as many dimensions as the output.
+    """
     # Where each sample meets each other one, as in x - x.dimshuffle(1, 0), replicas get all of the other ones.
     first = min((value.axis for value in values if value.kind == ROWS), default=None)
-    values = [shards.gathered(value) if value.kind == ROWS and value.axis != first else value
-              for value in values]
+    values = [value if value.axis == first else shards.gathered(value) for value in values]
     state = same_rows(shards, node, values)
-    found = []
-    for value in same_order(shards, node, values):
-        if value.kind == CONSTANT and value.variable.ndim > state.axis \
-                and not value.variable.type.broadcastable[state.axis]:
-            value = shards.cut(value, state.axis, state.outer, widens=not isinstance(node.op, elemwise.Elemwise))
-        found.append(value)
-    return found, state
+    widens = not isinstance(node.op, elemwise.Elemwise)
+    return [own_rows(shards, value, state.axis, state.outer, widens)
+            for value in same_order(shards, node, values)], state
 
 
-def rows_along(shards, node, values, axis):
-    """The values, of which all that are rows must lie along one axis, in one order; and their state."""
+def rows_along(shards: Shards, node: theano.Apply, values: list[Value], axis: int) -> tuple[list[Value], State]:
+    """Return the values, whose rows must all lie along one axis in one order, and the state of the rows."""
     state = same_rows(shards, node, values)
     if state.axis != axis:
-        shards.refuse(node, 'the samples do not lie along axis %d' % axis)
+        refuse_axis(shards, node, axis)
     return same_order(shards, node, values), state
 
 
-def only_rows_on(shards, node, values, axis):
-    """Check that the samples of all rows lie along one axis, unmerged; returns the state."""
-    for value in values:
-        if value.kind == ROWS and (value.axis != axis or value.state.outer is not None):
-            shards.refuse(node, 'the samples do not lie along axis %d' % axis)
+def only_rows_on(shards: Shards, node: theano.Apply, values: list[Value], axis: int) -> State:
+    """Check that the samples of all rows lie along one axis, unmerged, and return the state."""
+    if any(value.kind == ROWS and (value.axis != axis or value.state.outer is not None) for value in values):
+        refuse_axis(shards, node, axis)
     return rows(axis)
+
+
+def refuse_axis(shards: Shards, node: theano.Apply, axis: int) -> NoReturn:
+    """Refuse a node whose samples do not lie along this axis."""
+    shards.refuse(node, 'the samples do not lie along axis %d' % axis)

@@ -1,45 +1,48 @@
 """Batch normalisation: by the statistics of the whole batch, or of each replica's own samples."""
+from __future__ import annotations
+
+from typing import Any, Callable, Iterable
+
 import theano
 import theano.tensor as T
 from theano.gof.graph import variables
 from theano.gof.opt import copy_stack_trace
 from theano.tensor.nnet import bn
 
+from ..reductions import STACK
 from ..shards import rule
-from ..states import CONSTANT, NUMBER, ROWS, WHOLE, State, partial
-from .base import aligned, wholes
+from ..states import CONSTANT, DEPENDENT, ROWS, WHOLE, State, has_rows, partial
+from .base import aligned
 
 
 class Moments(theano.Op):
-    """Mean and variance over axes, which are kept with a length of 1: for rules only, no function computes it."""
+    """The mean and variance over axes, which are kept with a length of 1: for rules only, no function computes it."""
 
     __props__ = ('axes',)
 
-    def __init__(self, axes):
+    def __init__(self, axes: Iterable[int]) -> None:
         self.axes = tuple(axes)
 
-    def make_node(self, x):
+    def make_node(self, x: theano.Variable) -> theano.Apply:
         return theano.Apply(self, [x], [v.type() for v in moments(x, self.axes)])
 
-    def perform(self, node, inputs, storage):
+    def perform(self, node: theano.Apply, inputs: Any, storage: Any) -> None:
         raise NotImplementedError('Moments is expanded by its rule')
 
 
-def elementary(node, inputs):
-    """The training of batch normalisation, or its gradient, by the statistics of the whole batch, as simpler ops."""
-    if isinstance(node.op, bn.AbstractBatchNormTrain):
-        made = _normalised
-    else:
-        made = _gradients if _are_statistics_of(node) else _gradients_at
+def elementary(node: theano.Apply, inputs: list[theano.Variable]) -> list[theano.Variable]:
+    """Return the outputs of batch normalisation in training, or its gradient, by the whole batch, as simpler ops."""
+    expand: Callable[..., list[theano.Variable]] = _normalised if isinstance(node.op, bn.AbstractBatchNormTrain) else \
+        _gradients if _are_statistics_of(node) else _gradients_at
     new = [T.patternbroadcast(T.cast(variable, old.dtype), old.broadcastable)
-           for variable, old in zip(made(node.op.axes, *inputs), node.outputs)]
+           for variable, old in zip(expand(node.op.axes, *inputs), node.outputs)]
     for variable in set(variables(inputs, new)).difference(inputs):
         copy_stack_trace(node.outputs[0], variable)  # the user's line, for errors
     return new
 
 
 def _are_statistics_of(node):
-    """Whether a gradient is taken by the statistics of that by which it is taken."""
+    """Return whether the mean and deviation in a gradient are the statistics of its own samples."""
     x, mean, inverse = [node.inputs[i] for i in (0, 3, 4)]
     train = mean.owner
     return bool(train) and isinstance(train.op, bn.AbstractBatchNormTrain) and train.op.axes == node.op.axes \
@@ -47,7 +50,7 @@ def _are_statistics_of(node):
 
 
 def _normalised(axes, x, scale, bias, epsilon, factor, *running):
-    """As in Theano's local_abstract_batch_norm_train, but what the samples have in common is computed at once."""
+    """Expand as Theano's local_abstract_batch_norm_train, but compute what the samples have in common at once."""
     mean, variance = Moments(axes)(x)
     inverse = T.inv(T.sqrt(variance + _epsilon(epsilon, variance)))
     return [(x - mean) * (scale * inverse) + bias, mean, inverse] \
@@ -59,7 +62,7 @@ def _epsilon(epsilon, variance):
 
 
 def _running(x, scale, factor, mean, variance, running_mean=None, running_variance=None):
-    """The new running averages, if any are kept."""
+    """Return the new running averages, if any are kept."""
     new = []
     if running_mean is not None:
         new.append(running_mean * (1.0 - factor) + mean * factor)
@@ -70,10 +73,10 @@ def _running(x, scale, factor, mean, variance, running_mean=None, running_varian
 
 
 def _gradients(axes, x, dy, scale, mean, inverse, epsilon):
-    """Gradients with regard to x, scale and bias.
+    """Return the gradients with regard to x, scale and bias.
 
-    In Theano's local_abstract_batch_norm_train_grad a mean is computed of what another mean is part of. But `mean` is
-    that of x, so the mean of ``x - mean`` is 0, and what remains are two sums of one stage.
+    In Theano's local_abstract_batch_norm_train_grad, one mean is part of the argument of another mean. But `mean` is
+    the mean of x, so the mean of ``x - mean`` is 0, and two sums of one stage remain.
     """
     centred = x - mean
     total, projected = dy.sum(axes, keepdims=True), (dy * centred).sum(axes, keepdims=True)
@@ -83,43 +86,40 @@ def _gradients(axes, x, dy, scale, mean, inverse, epsilon):
 
 
 def _gradients_at(axes, x, dy, scale, mean, inverse, epsilon):
-    """As in Theano's local_abstract_batch_norm_train_grad: with any mean."""
+    """Return the gradients as Theano's local_abstract_batch_norm_train_grad does: for any mean."""
     centred = x - mean
     c = dy * inverse - centred * ((dy * centred).mean(axes, keepdims=True) * inverse ** 3)
     return [scale * (c - c.mean(axes, keepdims=True)), (dy * inverse * centred).sum(axes, keepdims=True),
             dy.sum(axes, keepdims=True)]
 
 
-def moments(x, axes):
-    """Mean and variance as elementary ops."""
+def moments(x: theano.Variable, axes: tuple[int, ...]) -> list[theano.Variable]:
+    """Return mean and variance as elementary ops."""
     mean = x.mean(axes, keepdims=True)
     return [mean, T.sqr(x - mean).mean(axes, keepdims=True)]
 
 
-@rule(Moments)
+@rule(Moments, of=CONSTANT)
 def _moments(shards, node, values):
     x, axes = values[0], node.op.axes
     if x.kind != ROWS or x.axis not in axes:
         return [shards.converted(expression) for expression in moments(node.inputs[0], axes)]
-    parts = shards.stacked(shards.make(lambda v: T.stack(_of_shard(v, axes)), [x], State(ROWS)))
+    parts = shards.exchange(shards.make(lambda v: T.stack(_of_shard(v, axes)), [x], State(ROWS)), STACK)
 
-    def merged(*given):
-        return [T.patternbroadcast(new, old.broadcastable) for new, old in zip(_merged(*given), node.outputs)]
-    return shards.make_all(merged, [parts, shards.portions()], [State(CONSTANT, size=NUMBER)] * 2)
-
-
-_moments.for_constants = True
+    def merged(parts, portions):
+        return [T.patternbroadcast(new, old.broadcastable) for new, old in zip(_merged(parts, portions), node.outputs)]
+    return shards.make_all(merged, [parts, shards.portions()], [DEPENDENT] * 2)
 
 
 def _of_shard(x, axes):
-    """Of a shard: the mean, what its rounding has left, and the mean of the squares of the distances from it."""
+    """Return a shard's mean, the error of its rounding, and the mean of the squares of the distances from it."""
     mean = x.mean(axes, keepdims=True)
     centred = x - mean
     return mean, centred.mean(axes, keepdims=True), T.sqr(centred).mean(axes, keepdims=True)
 
 
 def _merged(parts, portions):
-    """The moments of the whole batch, from those of each shard and its portion of the samples.
+    """Return the moments of the whole batch, from the moments of each shard and its portion of the samples.
 
     Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979. The means
     may be large compared with their differences, which is why their rounding counts.
@@ -134,14 +134,14 @@ def _merged(parts, portions):
 
 @rule(bn.AbstractBatchNormTrain)
 def _train(shards, node, values):
-    """Each shard by its own statistics; what is kept of these is their average, as by tf.distribute.MirroredStrategy.
+    """Normalise each shard by its own statistics, and keep their average, as tf.distribute.MirroredStrategy does.
 
-    The average is that of means and of variances: of the inverse deviations it is the variances' that is averaged.
+    Means are averaged, and variances: the inverse deviation is made of the average of the variances.
     """
-    values = wholes(shards, values)
+    values = shards.wholes(values)
     x, scale, factor, epsilon = values[0], node.inputs[1], node.inputs[4], node.inputs[3]
     if shards.statistics != 'local' or x.kind != ROWS or x.axis not in node.op.axes \
-            or any(value.kind == ROWS for value in values[1:]):
+            or has_rows(values[1:]):
         return [shards.converted(new) for new in elementary(node, node.inputs)]
     y, *own = shards.make_all(node.op, values[:5], [x.state, WHOLE, WHOLE])
     shards.of_shard.update(zip(node.outputs[1:3], own))
@@ -150,26 +150,23 @@ def _train(shards, node, values):
     shards.keep(node.outputs[0], y)
 
     def share_of_variance(inverse, epsilon):
-        found = T.inv(T.sqr(inverse)) - _epsilon(epsilon, inverse)
-        return T.maximum(found, 0) * T.cast(shards.portion, found.dtype)
+        variance = T.inv(T.sqr(inverse)) - _epsilon(epsilon, inverse)
+        return T.maximum(variance, 0) * T.cast(shards.portion, variance.dtype)
     shards.keep(mean, shards.make(lambda v: v * T.cast(shards.portion, v.dtype), own[:1], partial(), like=mean))
     shards.keep(variance, shards.make(share_of_variance, [own[1], values[3]], partial(), like=variance))
-    kept = [T.inv(T.sqrt(variance + _epsilon(epsilon, variance)))] \
+    statistics = [T.inv(T.sqrt(variance + _epsilon(epsilon, variance)))] \
         + _running(node.inputs[0], scale, factor, mean, variance, *node.inputs[5:])
-    return [y, shards.value(mean)] + [shards.converted(T.cast(new, mean.dtype)) for new in kept]
+    return [y, shards.value(mean)] + [shards.converted(T.cast(new, mean.dtype)) for new in statistics]
 
 
-@rule(bn.AbstractBatchNormTrainGrad)
+@rule(bn.AbstractBatchNormTrainGrad, reads_averages=True)
 def _train_gradients(shards, node, values):
     own = [shards.of_shard.get(variable) for variable in node.inputs[3:5]]
     if None in own:
         shards.check_averages(node, values)
         return [shards.converted(new) for new in elementary(node, node.inputs)]
-    x, dy, scale, epsilon = wholes(shards, values[:3] + values[5:])
-    if not _are_statistics_of(node) or ROWS in (scale.kind, epsilon.kind):
+    x, dy, scale, epsilon = shards.wholes(values[:3] + values[5:])
+    if not _are_statistics_of(node) or has_rows([scale, epsilon]):
         shards.refuse(node, 'it is not the gradient of what each replica has normalised')
     (x, dy), state = aligned(shards, node, [x, dy])
     return shards.make_all(node.op, [x, dy, scale] + own + [epsilon], [state, partial(), partial()])
-
-
-_train_gradients.reads_averages = True

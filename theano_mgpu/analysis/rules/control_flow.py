@@ -1,62 +1,62 @@
 """Branches, loops and ops that are made of graphs."""
-from theano import clone
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+import theano
+import theano.tensor as T
 from theano.compile.builders import OpFromGraph
 from theano.gof.graph import ancestors
 from theano.ifelse import IfElse
+from theano.scalar import basic as scalar
 from theano.scan_module.scan_op import Scan
 from theano.tensor.basic import AllocEmpty
 from theano.tensor.subtensor import IncSubtensor
 
-from ...graphs.inlined import inner_graph
-from ..shards import check_limits, rule
-from ..states import CONSTANT, NUMBER, PARTIAL, ROWS, WHOLE, State, Value, partial, rows
-from .base import aligned, is_zero, share, wholes
-from .maps import is_map, mapped
+from ...graphs.rewrites import inner_graph
+from ..shards import Shards, check_limits, refusal_of, rule
+from ..states import BACKWARDS, CONSTANT, DEPENDENT, LAST, PARTIAL, ROWS, WHOLE, Value, has_rows, partial, rows
+from .base import aligned, is_scalar_op, is_zero, refuse_rows, same_order, same_rows, share
+from .shapes import whole_length
+
+LOOPS = 'it loops over samples, and '
+OTHER_TURNS = LOOPS + 'each turn needs what the turns before have come to'
+EACH_TURN = 'each turn of the loop needs what other samples have come to'
 
 
 @rule(IfElse)
 def _if_else(shards, node, values):
-    values = wholes(shards, values)
-    if values[0].kind != CONSTANT:
-        shards.refuse(node, 'it asks single samples')
+    values = shards.wholes(values)
+    refuse_rows(shards, node, values[:1], 'it asks single samples')
     n = len(node.outputs)
     pairs, states = [], []
     for pair in zip(values[1:n + 1], values[n + 1:]):
-        state = State(CONSTANT, size=NUMBER) if any(value.state.size is not None for value in pair) else WHOLE
-        if any(value.kind == ROWS for value in pair):
+        state = DEPENDENT if any(value.state.size is not None for value in pair) else WHOLE
+        if has_rows(pair):
             pair, state = aligned(shards, node, pair)
         pairs.append(pair)
         states.append(state)
-    chosen = [pair[0] for pair in pairs] + [pair[1] for pair in pairs]
-    return shards.apply(node, values[:1] + chosen, states)
+    return shards.apply(node, values[:1] + [branch for branches in zip(*pairs) for branch in branches], states)
 
 
 @rule(OpFromGraph)
 def _op_from_graph(shards, node, values):
-    """As the graph that the op is made of."""
     return [shards.converted(output) for output in inner_graph(node, node.inputs)]
 
 
-@rule(Scan)
+@rule(Scan, of=ROWS)
 def _scan(shards, node, values):
     """A loop, whose graph is analysed like the one around it: slices and states have one axis less, the time."""
-    values = wholes(shards, values)
-    if values[0].kind != CONSTANT:
-        shards.refuse(node, 'it loops over samples')
-    if is_map(node, values):
-        return mapped(shards, node, values)
+    refuse_rows(shards, node, values[:1], 'it loops over samples')
+    if _is_map(node, values):
+        return _mapped(shards, node, values)
     check_limits(None, values)
-    if all(value.kind == CONSTANT for value in values):
-        return shards.constant(node, values)
-    loop = _Loop(shards, node, dict(zip(node.inputs, values)))
-    return loop.outputs()
-
-
-EACH_TURN = 'each turn of the loop needs what other samples have come to'
+    return _Loop(shards, node, dict(zip(node.inputs, values))).outputs()
 
 
 class _Loop:
-    """What the states of a loop are, found by trying: rows that come in spread until nothing changes."""
+    """The states of a loop, found by trying: rows that come in spread until nothing changes."""
 
     def __init__(self, shards, node, values):
         op = node.op
@@ -64,92 +64,90 @@ class _Loop:
         self.outer = op.outer_mitmot(node) + op.outer_mitsot(node) + op.outer_sitsot(node)
         slices = iter(op.inner_mitmot(op.inputs) + op.inner_mitsot(op.inputs) + op.inner_sitsot(op.inputs))
         self.taken = [[next(slices) for _ in taps] for taps in op.info['tap_array']]
-        results = iter(range(len(op.outputs)))  # places in op.outputs
+        positions = iter(range(len(op.outputs)))
         counts = [len(taps) for taps in op.mit_mot_out_slices] + [1] * (len(self.outer) - op.n_mit_mot)
-        self.given = [[next(results) for _ in range(count)] for count in counts]
-        self.others = list(results)
+        self.results = [[next(positions) for _ in range(count)] for count in counts]  # positions in op.outputs
+        self.others = list(positions)
         self.states = [self._inside(values[variable]) for variable in self.outer]
         self._find_rows()
-        if self.inside.exchanges or any(state.kind == PARTIAL for state in self._new_states()):
+        if self.inside.exchanges or any(new.kind == PARTIAL for group in self._new_states() for new in group):
             self._find_shares()
         if self.inside.exchanges:
             shards.refuse(node, EACH_TURN)
-        if any(value.state.outer is not None for value in self.inside.outputs):
-            shards.refuse(node, 'its samples are merged into another axis')
-        if any(v.kind != CONSTANT for v in self.inside.outputs[len(op.outputs) - self._n_last():]):
+        self._refuse_merged(self.inside.outputs)
+        n_last = op.n_shared_outs + bool(op.as_while)
+        if any(value.kind != CONSTANT for value in self.inside.outputs[len(op.outputs) - n_last:]):
             shards.refuse(node, 'its end, or its random numbers, depend on single samples')
 
-    def _n_last(self):
-        return self.op.n_shared_outs + bool(self.op.as_while)
+    def _refuse_merged(self, values):
+        if any(value.state.outer is not None for value in values):
+            self.shards.refuse(self.node, 'its samples are merged into another axis')
 
     def _inside(self, value):
-        """The state of a slice of a value."""
+        """Return the state of a slice of a value."""
         if value.kind != ROWS:
             return WHOLE
         if value.axis == 0:
             self.shards.refuse(self.node, 'it loops over samples')
-        if value.state.outer is not None:
-            self.shards.refuse(self.node, 'its samples are merged into another axis')
+        self._refuse_merged([value])
         return rows(value.axis - 1)
+
+    def _new_states(self):
+        """Return the states of the next values of each state."""
+        return [[self.inside.outputs[i].state for i in group] for group in self.results]
 
     def _analyse(self):
         op, node = self.op, self.node
         sequences = list(zip(op.inner_seqs(op.inputs), op.outer_seqs(node)))
-        known = {v: Value(v, self._inside(self.values[o]), 0) for v, o in sequences}
-        sources = {v: (o, 1) for v, o in sequences}
-        for inner, outer in ((op.inner_non_seqs, op.outer_non_seqs), (op.inner_shared, op.outer_shared)):
-            known.update((v, Value(v, self.values[o].state, 0)) for v, o in zip(inner(op.inputs), outer(node)))
-            sources.update((v, (o, 0)) for v, o in zip(inner(op.inputs), outer(node)))
-        if any(value.state.outer is not None for value in known.values()):
-            self.shards.refuse(node, 'its samples are merged into another axis')
-        for group, state in zip(self.taken, self.states):
-            known.update((v, Value(v, state, 0)) for v in group)
-        recurrences = {v: (first, [op.outputs[i] for i in new])
-                       for first, group, new in zip(self.outer, self.taken, self.given) for v in group}
-        self.inside = type(self.shards).of_loop(self.shards, known, op.outputs, sources, recurrences)
-        return [[self.inside.outputs[i].state for i in group] for group in self.given]
-
-    def _new_states(self):
-        """The states of what the next turn reads."""
-        return [self.inside.outputs[i].state for group in self.given for i in group]
+        others = list(zip(op.inner_non_seqs(op.inputs) + op.inner_shared(op.inputs),
+                          op.outer_non_seqs(node) + op.outer_shared(node)))
+        known = {v: Value(v, self._inside(self.values[outer]), 0) for v, outer in sequences}
+        known.update((v, Value(v, self.values[outer].state, 0)) for v, outer in others)
+        self._refuse_merged(known.values())
+        sources = {v: (outer, 1) for v, outer in sequences}
+        sources.update((v, (outer, 0)) for v, outer in others)
+        recurrences = {}
+        for first, group, results, state in zip(self.outer, self.taken, self.results, self.states):
+            for v in group:
+                known[v] = Value(v, state, 0)
+                recurrences[v] = first, [op.outputs[i] for i in results]
+        self.inside = Shards.of_loop(self.shards, known, op.outputs, sources, recurrences)
+        return self._new_states()
 
     def _find_rows(self):
-        while True:
-            before = list(self.states)
-            for i, group in enumerate(self._analyse()):
-                for state in group:
-                    if state.kind == ROWS and self.states[i].kind == CONSTANT:
-                        self.states[i] = state
-            if self.states == before:
-                return
+        before = None
+        while self.states != before:
+            before = self.states
+            self.states = [next((new for new in group if new.kind == ROWS and state.kind == CONSTANT), state)
+                           for state, group in zip(before, self._analyse())]
 
     def _find_shares(self):
-        """What is no rows may add up shares of sums."""
-        for i in self._made_of_samples():
-            self.states[i] = partial()
+        """Find which states that are no rows add up shares of sums."""
+        of_samples = self._made_of_samples()
+        self.states = [partial() if i in of_samples else state for i, state in enumerate(self.states)]
         while True:
-            found = self._analyse()
-            others = [i for i, group in enumerate(found) if self.states[i].kind == PARTIAL
-                      and any(new != self.states[i] for new in group)]
-            if not others:
+            news = self._analyse()
+            others = [state.kind == PARTIAL and any(new != state for new in group)
+                      for state, group in zip(self.states, news)]
+            if not any(others):
                 break
-            for i in others:
-                self.states[i] = WHOLE
-        if any(new.kind == PARTIAL != state.kind for state, group in zip(self.states, found) for new in group):
+            self.states = [WHOLE if is_other else state for is_other, state in zip(others, self.states)]
+        if any(new.kind == PARTIAL != state.kind for state, group in zip(self.states, news) for new in group):
             self.shards.refuse(self.node, EACH_TURN)
 
     def _made_of_samples(self):
-        """Which of the states that are no rows depend on rows, be it by other such states."""
-        found, made = set(), {v for v in self.op.inputs if self.inside.value(v).kind == ROWS}
+        """Return the positions of states that are no rows and depend on rows, be it by other such states."""
+        positions, of_samples = set(), {v for v in self.op.inputs if self.inside.value(v).kind == ROWS}
         while True:
-            new = {i for i, group in enumerate(self.given) if self.states[i].kind == CONSTANT
-                   and not made.isdisjoint(ancestors([self.op.outputs[j] for j in group]))} - found
+            new = {i for i, group in enumerate(self.results) if self.states[i].kind == CONSTANT
+                   and not of_samples.isdisjoint(ancestors([self.op.outputs[j] for j in group]))} - positions
             if not new:
-                return found
-            found |= new
-            made.update(v for i in new for v in self.taken[i])
+                return positions
+            positions |= new
+            of_samples.update(v for i in new for v in self.taken[i])
 
     def outputs(self):
+        """Return the Values of the outputs of the loop."""
         shards, op = self.shards, self.op
         for variable, state in zip(self.outer, self.states):
             if state.kind == ROWS and self.values[variable].kind == CONSTANT:
@@ -161,7 +159,7 @@ class _Loop:
         states = [state._replace(axis=state.axis + 1) if state.kind == ROWS else state._replace(size=None)
                   for state in states] + [WHOLE] * op.n_shared_outs
         values = [self.values[v] for v in self.node.inputs]
-        results = [group[0] for group in self.given] + self.others
+        results = [group[0] for group in self.results] + self.others
         firsts = self.outer + [None] * len(self.others)
         shards.loops.update((v, (self.inside, op.outputs[i], first))
                             for v, i, first in zip(self.node.outputs, results, firsts))
@@ -169,20 +167,20 @@ class _Loop:
             return shards.apply(self.node, values, states)
         # The loop counts samples, too.
         counting = [number.type() for number in shards.numbers]
-        inner = clone(inner, replace=dict(zip(shards.numbers, counting)))
+        inner = theano.clone(inner, replace=dict(zip(shards.numbers, counting)))
         new = Scan(list(op.inputs) + counting, inner, op.info)
         return shards.make_all(lambda *inputs: new(*list(inputs) + shards.numbers, return_list=True), values, states)
 
     def _rows_of_constants(self):
-        """The new inner outputs; of a state that has rows, each new value has them."""
-        found = [value.variable for value in self.inside.outputs]
-        for state, group in zip(self.states, self.given):
+        """Return the new inner outputs, in which each new value of a state that has rows has them, too."""
+        variables = [value.variable for value in self.inside.outputs]
+        for state, group in zip(self.states, self.results):
             for i in group:
                 if state.kind == ROWS and self.inside.outputs[i].kind == CONSTANT:
-                    found[i] = self.inside.cut(self.inside.outputs[i], state.axis).variable
+                    variables[i] = self.inside.cut(self.inside.outputs[i], state.axis).variable
                 elif state.kind == ROWS and self.inside.outputs[i].state != state:
                     self.shards.refuse(self.node, 'samples change their axis from turn to turn')
-        return found
+        return variables
 
 
 def _begins_at_zero(variable):
@@ -191,3 +189,91 @@ def _begins_at_zero(variable):
             and node.inputs[0].owner and isinstance(node.inputs[0].owner.op, AllocEmpty):
         return is_zero(node.inputs[1])  # nothing reads what the loop has not written yet
     return is_zero(variable)
+
+
+# --- Loops over the samples of a batch: each replica loops over its own, if turns need nothing of each other ---------
+
+def _is_map(node, values):
+    """Return whether a loop, whose inputs have these Values, takes samples one after the other."""
+    return any(value.kind == ROWS and value.axis == 0 for value in values[1:1 + node.op.n_seqs])
+
+
+def _mapped(shards, node, values):
+    """Return the Values of a loop over samples.
+
+    In a gradient, a loop may also add up a result of each turn, such as the gradients of weights.
+    """
+    op = node.op
+    _check_turns(shards, node)
+    # By place: the number of turns may also be something that a turn reads.
+    inputs = iter(values)
+    turns, sequences, sums, ends, others = (
+        list(islice(inputs, n)) for n in (1, op.n_seqs, op.n_sit_sot, op.n_nit_sot, len(values)))
+    if any(value.kind != CONSTANT for value in turns + sums + ends + others):
+        shards.refuse(node, LOOPS + 'each turn reads all of them')
+    samples = [value for value in sequences if value.kind == ROWS]
+    state = same_rows(shards, node, samples)
+    if state.axis != 0 or len({value.state.only for value in samples}) > 1:
+        shards.refuse(node, LOOPS + 'its sequences have them along different axes, or in different orders')
+    sequences = same_order(shards, node, [_own_part(shards, value, state) for value in sequences])
+
+    def own_turns(variable, *numbers):
+        right = [T.eq(n, whole_length(shards, variable, 0)) for n in numbers]
+        return shards.check(node, LOOPS + 'not over all of them', variable.shape[0], *right)
+    own = shards.make(own_turns, samples[:1] + turns + ends, WHOLE)
+    sums = [shards.make(lambda zeros, n: zeros[:n + 1], [value, own], WHOLE, like=value.variable) for value in sums]
+    running = partial()._replace(only=LAST, reason=refusal_of(node, OTHER_TURNS))
+    return shards.make_all(lambda *inputs: op(*inputs, return_list=True),
+                           [own] + sequences + sums + [own] * len(ends) + others,
+                           [running] * len(sums) + [state] * len(ends))
+
+
+def _check_turns(shards, node):
+    op = node.op
+    if op.as_while:
+        shards.refuse(node, LOOPS + 'one of them may end it')
+    if op.n_shared_outs:
+        shards.refuse(node, LOOPS + 'draws random numbers, or changes a variable, in their order')
+    if op.n_mit_mot or op.n_mit_sot or not all(is_zero(v) for v in op.outer_sitsot(node)) or not _only_adds(op):
+        shards.refuse(node, OTHER_TURNS)
+
+
+def _only_adds(op):
+    """Return whether each state of a loop has something added in each turn, and is not read otherwise."""
+    states, sums = op.inner_sitsot(op.inputs), op.inner_sitsot_outs(op.outputs)
+    added = []
+    for state, output in zip(states, sums):
+        node = output.owner
+        if output is state:
+            continue
+        if not is_scalar_op(node, scalar.Add) or node.inputs.count(state) != 1 or state.type != output.type:
+            return False
+        added += [v for v in node.inputs if v is not state]
+    return set(states).isdisjoint(ancestors(added + op.inner_nitsot_outs(op.outputs)))
+
+
+def _own_part(shards, value, state):
+    """Return the replica's part of a sequence."""
+    if value.kind == ROWS:
+        return value
+    if state.only != BACKWARDS:
+        return shards.cut(value, 0, state.outer)
+    turned = shards.cut(shards.make(_turn, [value], value.state), 0, state.outer)
+    return shards.make(_turn, [turned], state, like=value.variable)
+
+
+def _turn(variable):
+    return variable[::-1]
+
+
+def turned(shards: Shards, node: theano.Apply, x: Value, reason: str) -> Value:
+    """Return rows whose samples an index turns round, as a value that still has their first order."""
+    only = None if x.state.only == BACKWARDS else BACKWARDS
+    return x._replace(state=x.state._replace(only=only, reason=only and refusal_of(node, reason)))
+
+
+def last(shards: Shards, node: theano.Apply, x: Value, numbers: list[Value], entries: list[Any]) -> list[Value]:
+    """Return the Value of the last of the sums that grow with each sample: a share of the sum over all of them."""
+    if entries[:1] != [-1]:
+        check_limits(None, [x])
+    return shards.apply(node, [x] + numbers, partial())

@@ -3,19 +3,16 @@ import theano.tensor as T
 from theano.tensor import basic, extra_ops, nlinalg
 
 from ..shards import rule
-from ..states import CONSTANT, rows
-from .base import wholes
+from ..states import ROWS, rows
 from .shapes import whole_length
 
 NOT_SQUARE = 'the matrix does not have as many rows as columns'
 SHIFTED = 'the diagonal is not the main one of all samples'
 
 
-@rule(basic.ExtractDiag)
+@rule(basic.ExtractDiag, of=ROWS)
 def _extract(shards, node, values):
-    x, = wholes(shards, values)
-    if x.kind == CONSTANT:
-        return shards.constant(node, [x])
+    x, = values
     axes = [axis % node.inputs[0].ndim for axis in (node.op.axis1, node.op.axis2)]
     if x.axis not in axes:
         return shards.apply(node, [x], x.state._replace(axis=x.axis - sum(axis < x.axis for axis in axes)))
@@ -24,15 +21,17 @@ def _extract(shards, node, values):
     other = axes[1 - axes.index(x.axis)]
 
     def local(variable):
-        return node.op(_own_square(shards, node, variable, x.axis, other))
+        """Return the diagonal of the columns of the replica's own samples."""
+        each = variable.shape[x.axis] // shards.own
+        variable = shards.check(node, NOT_SQUARE, variable, T.eq(variable.shape[other], each * shards.total))
+        columns = slice(shards.first * each, (shards.first + shards.own) * each)
+        return node.op(variable[(slice(None),) * other + (columns,)])
     return [shards.make(local, [x], rows(node.outputs[0].ndim - 1), like=node.outputs[0])]
 
 
-@rule(basic.AllocDiag, nlinalg.AllocDiag)
+@rule(basic.AllocDiag, nlinalg.AllocDiag, of=ROWS)
 def _alloc(shards, node, values):
-    x, = wholes(shards, values)
-    if x.kind == CONSTANT:
-        return shards.constant(node, [x])
+    x, = values
     if getattr(node.op, 'offset', 0) or x.state.outer is not None or node.inputs[0].ndim != 1:
         shards.refuse(node, SHIFTED)
 
@@ -42,11 +41,9 @@ def _alloc(shards, node, values):
     return [shards.make(local, [x], rows(), like=node.outputs[0])]
 
 
-@rule(extra_ops.FillDiagonal)
+@rule(extra_ops.FillDiagonal, of=ROWS)
 def _fill(shards, node, values):
-    x, number = wholes(shards, values)
-    if x.kind == CONSTANT:
-        return shards.constant(node, [x, number])
+    x = values[0]
     if node.inputs[0].ndim != 2 or x.state.outer is not None:
         shards.refuse(node, SHIFTED)
 
@@ -55,19 +52,11 @@ def _fill(shards, node, values):
         variable = shards.check(node, NOT_SQUARE, variable, square)
         on_diagonal = _is_on_diagonal(shards, variable.shape[x.axis], variable.shape[1 - x.axis], x.axis)
         return T.switch(on_diagonal, number, variable)
-    return [shards.make(local, [x, number], x.state, like=node.outputs[0])]
-
-
-def _own_square(shards, node, variable, axis, other):
-    """Of rows of a square matrix, the columns of the replica's own samples."""
-    each, length = variable.shape[axis] // shards.own, variable.shape[other]
-    right = T.eq(length, each * shards.total)
-    variable = shards.check(node, NOT_SQUARE, variable, right)
-    return variable[(slice(None),) * other + (slice(shards.first * each, (shards.first + shards.own) * each),)]
+    return [shards.make(local, values, x.state, like=node.outputs[0])]
 
 
 def _is_on_diagonal(shards, own, length, axis):
-    """Where the diagonal of a square matrix lies in the replica's rows, which lie along an axis."""
+    """Return where the diagonal of a square matrix lies in the replica's rows, which lie along an axis."""
     places = T.arange(own) + shards.first * (own // shards.own)
     across = T.arange(length)
     return T.eq(places.dimshuffle(0, 'x'), across.dimshuffle('x', 0)) if axis == 0 else \

@@ -1,40 +1,29 @@
-"""Indexing by numbers and slices, joining and splitting."""
+"""Indexing, joining and splitting."""
 import theano
 import theano.tensor as T
-from theano.tensor import basic, extra_ops, subtensor
+from theano.scalar import basic as scalar
+from theano.tensor import basic, elemwise, extra_ops, subtensor
+from theano.tensor.type_other import NoneTypeT, SliceType
 
 from ..reductions import SUM
+from ..shard_graph import split_axis
 from ..shards import rule
-from ..sizes import number
-from ..states import CONSTANT, COUNT, LAST, PARTIAL, ROWS, WHOLE, partial, rows
-from . import blocks, maps
-from .base import aligned, constants, is_zero, known, same_order, wholes
-from .counts import takes_all
+from ..sizes import elements, number
+from ..states import CONSTANT, COUNT, LAST, PARTIAL, ROWS, WHOLE, has_rows, partial, rows
+from . import base
+from .base import aligned, constants, entries_of, entry_at, is_scalar_op, is_whole, is_zero, own_rows, sliced_axes
+from .control_flow import last, turned
+from .rows import has_row_each, is_made_for_each, is_total, is_uniform, rows_of_each, takes_all
 from .shapes import whole_length
-from .uniform import is_uniform
 
 MADE_OF_SAMPLES = 'its index is made of samples'
 PLACES = 'it picks samples by their place in the batch'
+ALIKE = elemwise.DimShuffle, basic.Reshape, basic.Flatten, extra_ops.RepeatOp  # the numbers are those of the input
+BLOCKS = 'it takes samples of several blocks, or not all of one'
 
 
-def _entries(node, skip):
-    """Entries of a basic index, numbers where they are known."""
-    found = []
-    for entry in subtensor.get_idx_list(node.inputs[skip - 1:], node.op.idx_list):
-        if isinstance(entry, slice):
-            found.append(slice(*[known(part) for part in (entry.start, entry.stop, entry.step)]))
-        else:
-            found.append(known(entry))
-    return found
-
-
-def is_whole(entry):
-    return isinstance(entry, slice) and entry.start in (None, 0) and entry.stop is None and entry.step in (None, 1)
-
-
-def _all_along(shards, node, x, entries, axis):
-    """Rows of which an index takes all samples, as ``x[:y.shape[0]]`` may; this is then checked for each batch."""
-    entry = entries[axis] if axis < len(entries) else slice(None)
+def _all_along(shards, node, x, entry):
+    """Return rows if an entry takes all samples, as in ``x[:y.shape[0]]``, which is checked for each batch."""
     if is_whole(entry):
         return x
     if not isinstance(entry, slice) or not isinstance(entry.stop, theano.Variable) \
@@ -42,127 +31,399 @@ def _all_along(shards, node, x, entries, axis):
         shards.refuse(node, PLACES)
 
     def checked(variable, stop):
-        right = T.ge(T.as_tensor_variable(stop), whole_length(shards, variable, axis))
+        right = T.ge(T.as_tensor_variable(stop), whole_length(shards, variable, x.axis))
         return shards.check(node, PLACES, variable, right)
     return shards.make(checked, [x, shards.value(entry.stop)], x.state)
-
-
-def _takes_block(shards, node, x, entries, axis):
-    """Whether an index takes one of several blocks of samples, and otherwise is known."""
-    return axis < len(entries) and not is_whole(entries[axis]) and blocks.is_block(shards, x, entries[axis]) \
-        and blocks.are_numbers(entries[:axis] + entries[axis + 1:]) \
-        and not (entries[axis].start in (None, 0) and takes_all(node.inputs[0], axis, entries[axis].stop))
 
 
 @rule(subtensor.Subtensor)
 def _subtensor(shards, node, values):
     x, numbers = values[0], constants(shards, node, values[1:], MADE_OF_SAMPLES)
     if x.state.only == LAST:
-        return maps.last(shards, node, x, numbers, _entries(node, 1))
+        return last(shards, node, x, numbers, entries_of(node))
     if x.kind == PARTIAL:
         return shards.apply(node, [x] + numbers, x.state)
     if x.kind == CONSTANT:
         return shards.constant(node, [x] + numbers)
-    entries = _entries(node, 1)
+    entries = entries_of(node)
     if _takes_block(shards, node, x, entries, x.axis):
-        return blocks.block(shards, node, x, entries)
-    if entries[x.axis:x.axis + 1] in ([0], [-1]) and is_uniform(shards, node.inputs[0], x.axis):
+        return _block(shards, node, x, entries)
+    entry = entry_at(entries, x.axis)
+    if entry in (0, -1) and is_uniform(shards, node.inputs[0], x.axis):
         return shards.apply(node, [x] + numbers, WHOLE)
-    if entries[x.axis:x.axis + 1] == [slice(None, None, -1)]:
-        x = maps.turned(shards, node, x, PLACES)
-    else:
-        x = _all_along(shards, node, x, entries, x.axis)
-    axis = x.axis - sum(not isinstance(entry, slice) for entry in entries[:x.axis])
+    x = turned(shards, node, x, PLACES) if entry == slice(None, None, -1) else _all_along(shards, node, x, entry)
+    axis = sliced_axes(entries, node.inputs[0].ndim).index(x.axis)
     return shards.apply(node, [x] + numbers, x.state._replace(axis=axis))
 
 
 @rule(subtensor.IncSubtensor)
 def _inc_subtensor(shards, node, values):
     x, y, numbers = values[0], values[1], constants(shards, node, values[2:], MADE_OF_SAMPLES)
-    if adds_to_zero(node, x, y):
+    if _adds_to_zero(node, x, y):
         return shards.apply(node, [x, y] + numbers, y.state)
-    x, y = wholes(shards, [x, y])
+    x, y = shards.wholes([x, y])
     if x.kind == y.kind == CONSTANT:
         return shards.constant(node, [x, y] + numbers)
-    entries = _entries(node, 2)
-    kept = [i for i, entry in enumerate(entries) if isinstance(entry, slice)]
-    kept += range(len(entries), node.inputs[0].ndim)
-    shift = len(kept) - node.inputs[1].ndim
-    if x.kind == ROWS:
-        axis, outer = x.axis, x.state.outer
-    else:
-        axis, outer = kept[y.axis + shift], y.state.outer
-    if axis not in kept:
+    entries = entries_of(node, 2)
+    axes = sliced_axes(entries, node.inputs[0].ndim)
+    shift = len(axes) - node.inputs[1].ndim
+    axis, outer = (x.axis if x.kind == ROWS else axes[y.axis + shift]), (x if x.kind == ROWS else y).state.outer
+    if axis not in axes:
         shards.refuse(node, PLACES)
-    own = kept.index(axis) - shift  # of y
+    own, entry = axes.index(axis) - shift, entry_at(entries, axis)  # own: the axis of y
     if _takes_block(shards, node, x, entries, axis) and (y.kind == CONSTANT or y.state == rows(own)):
-        if y.kind == CONSTANT and own >= 0 and not node.inputs[1].type.broadcastable[own]:
-            y = shards.cut(y, own, widens=True)
-        return blocks.write_block(shards, node, x, y, entries)
-    if y.kind == ROWS and (y.axis != own or (y.state.outer is None) != (outer is None)):
-        shards.refuse(node, 'samples lie along different axes of its inputs')
-    if x.kind == CONSTANT and axis < len(entries) and not is_whole(entries[axis]):
+        return _write_block(shards, node, x, own_rows(shards, y, own), entries)
+    y = base.beside(shards, node, y, own, outer, widens=False)
+    if x.kind == CONSTANT and not is_whole(entry):
         return _written_into_zeros(shards, node, x, y, entries, axis)
-    x = shards.cut(x, axis, outer) if x.kind == CONSTANT else _all_along(shards, node, x, entries, axis)
-    x, y = same_order(shards, node, [x, y])
-    if y.kind == CONSTANT and own >= 0 and not node.inputs[1].type.broadcastable[own]:
-        y = shards.cut(y, own, outer)
+    x = shards.cut(x, axis, outer) if x.kind == CONSTANT else _all_along(shards, node, x, entry)
     return shards.apply(node, [x, y] + numbers, rows(axis, outer))
 
 
 def _written_into_zeros(shards, node, x, y, entries, axis):
-    """The gradient of ``weights[:n]``, which samples have rows of by their place: each replica has a share of it."""
+    """Return each replica's share of the gradient of ``weights[:n]``, which has a row of each sample at its place."""
     entry, others = entries[axis], entries[:axis] + entries[axis + 1:]
-    if not is_whole(entry if not isinstance(entry, slice) else slice(entry.start, None, entry.step)) \
-            or y.state.outer is not None or not is_zero(node.inputs[0]) or not blocks.are_numbers(others) \
+    if not is_whole(slice(entry.start, None, entry.step)) \
+            or y.state.outer is not None or not is_zero(node.inputs[0]) or not _are_numbers(others) \
             or node.outputs[0].dtype == 'bool':
         shards.refuse(node, PLACES)
-    given = [shards.value(entry.stop)] if isinstance(entry.stop, theano.Variable) else []
 
     def local(variable, y_own, *stop):
         end, length = T.as_tensor_variable(stop[0] if stop else entry.stop), variable.shape[axis]
         each = y_own.shape[y.axis] // shards.own
         right = T.eq(T.switch(T.lt(end, 0), end + length, T.minimum(end, length)), each * shards.total)
         first = shards.check(node, PLACES, shards.first * each, right)
-        index = [slice(first, first + each * shards.own) if i == axis else part for i, part in enumerate(entries)]
+        index = entries[:axis] + [slice(first, first + each * shards.own)] + entries[axis + 1:]
         return (T.set_subtensor if node.op.set_instead_of_inc else T.inc_subtensor)(variable[tuple(index)], y_own)
-    return [shards.make(local, [x, y] + given, partial(), like=node.outputs[0])]
+    stops = [shards.value(entry.stop)] if isinstance(entry.stop, theano.Variable) else []
+    return [shards.make(local, [x, y] + stops, partial(), like=node.outputs[0])]
 
 
-def adds_to_zero(node, x, y):
-    """Whether a share of a sum is written into zeros, so that the whole is a share, too."""
+def _adds_to_zero(node, x, y):
+    """Return whether a share of a sum is written into zeros, so that the output is a share, too."""
     return y.kind == PARTIAL and y.state.reduction == SUM and x.kind == CONSTANT and is_zero(node.inputs[0]) \
         and x.stage <= y.stage
 
 
-@rule(basic.Join)
+# --- Indexing by arrays ---------------------------------------------------------------------------
+
+class _Indexed:
+    """The layout of x[index]: which axes are indexed by arrays, and where the others come to lie.
+
+    As in NumPy, the dimensions of the arrays, broadcast together, replace the indexed axes. They come first where a
+    slice lies between the arrays.
+    """
+
+    def __init__(self, shards, node, index):
+        if any(isinstance(v.type, NoneTypeT) for v in index):
+            shards.refuse(node, PLACES)
+        x = node.inputs[0]
+        self.shards, self.node, self.index = shards, node, index
+        self.arrays = [i for i, v in enumerate(index) if not isinstance(v.type, SliceType)]
+        self.array_ndim = max(index[i].ndim for i in self.arrays)
+        self.first = self.arrays[0] if self.arrays[-1] - self.arrays[0] + 1 == len(self.arrays) else 0
+        self.others = [i for i in range(x.ndim) if i not in self.arrays]
+        self.ndim = len(self.others) + self.array_ndim
+
+    def _refuse(self):
+        self.shards.refuse(self.node, PLACES)
+
+    def _shift(self, i):
+        """Return how many dimensions the arrays together have ahead of the dimensions of one of them."""
+        return self.array_ndim - self.index[i].ndim
+
+    def _is_whole(self, axis):
+        return axis not in self.arrays and (axis >= len(self.index) or is_whole(base.slice_of(self.index[axis])))
+
+    def axis(self, axis):
+        """Return where an axis of x comes to lie, which must be whole."""
+        if not self._is_whole(axis):
+            self._refuse()
+        place = self.others.index(axis)
+        return place if place < self.first else place + self.array_ndim
+
+    def source(self, axis):
+        """Return the axis of x that comes to lie at this one."""
+        for each in self.others:
+            if self._is_whole(each) and self.axis(each) == axis:
+                return each
+        return self._refuse()
+
+    def rows(self, values):
+        """Return the arrays with the replica's rows, and the state of x[index]."""
+        moved = [values[i]._replace(state=values[i].state._replace(axis=values[i].axis + self._shift(i)))
+                 for i in self.arrays if values[i].kind == ROWS]
+        state = base.same_rows(self.shards, self.node, moved)
+        values = base.same_order(self.shards, self.node, values)
+        values = [own_rows(self.shards, value, state.axis - self._shift(i), state.outer) if i in self.arrays else value
+                  for i, value in enumerate(values)]
+        return values, state._replace(axis=self.first + state.axis)
+
+    def beside(self, y, state):
+        """Return the replica's rows of a value that is written into x[index], which has this state."""
+        return base.beside(self.shards, self.node, y, state.axis - (self.ndim - y.variable.ndim), state.outer)
+
+    def axis_of_places(self):
+        """Return the axis of x that is indexed by the places of all samples, None if there is none."""
+        places = [(i, _places(self.index[i])) for i in self.arrays]
+        return next((i for i, each in places if each and self.shards.value(each[0]).state.size == COUNT), None)
+
+    def as_many_as_places(self, x, axis):
+        """Return the replica's rows of a CONSTANT that is indexed by sample numbers along an axis."""
+        end = self.shards.value(_places(self.index[axis])[0])
+        return self.shards.cut(self.shards.make(lambda v, n: self.shards.check(
+            self.node, PLACES, v, T.eq(v.shape[axis], n)), [x, end], x.state), axis)
+
+    def own_places(self, x, values):
+        """Return the index of ``x[arange(n) * c + labels]``, in which samples pick of their own rows, and its state.
+
+        That each number is the place of a row of the same sample is checked for each batch, whatever `c` is.
+        """
+        shards, node = self.shards, self.node
+        if x.axis not in self.arrays:
+            self._refuse()
+        places, outer = _places(self.index[x.axis]), shards.outer(x)
+        if places is None or outer:
+            values, state = self.rows(self._with_own_rows(x, values, outer))
+        else:
+            axis = places[1] + self._shift(x.axis)
+            if shards.value(places[0]).state.size != COUNT or any(
+                    values[i].kind == ROWS and values[i].state != rows(axis - self._shift(i)) for i in self.arrays):
+                self._refuse()
+            values = [own_rows(shards, value, axis - self._shift(i)) if i in self.arrays else value
+                      for i, value in enumerate(values)]
+            state = rows(self.first + axis)
+            if self._is_plain(x.axis, places[0]):
+                labels = [values[i] for i in self.arrays if i != x.axis and values[i].variable.ndim == 1]
+                values[x.axis] = shards.make(lambda v: T.arange(v.shape[0 if labels else x.axis]), labels[:1] or [x],
+                                             rows(axis), like=self.index[x.axis])
+                return values, state
+
+        def local(indices, variable, blocks=1):
+            each = variable.shape[x.axis] // blocks // shards.own
+            numbers = T.cast(indices, 'int64')
+            block, place = numbers // (each * shards.total), numbers % (each * shards.total) - shards.first * each
+            right = [T.ge(block, 0), T.lt(block, blocks), T.ge(place, 0), T.lt(place, shards.own * each)]
+            own = shards.check(node, PLACES, block * shards.own * each + place, *map(T.all, right))
+            return T.cast(own, indices.dtype)
+        values[x.axis] = shards.make(local, [values[x.axis], x] + outer, values[x.axis].state,
+                                     like=self.index[x.axis])
+        return values, state
+
+    def _with_own_rows(self, x, values, outer):
+        """Return the arrays, at least one of them with the replica's rows."""
+        shards = self.shards
+        if not _begins_with_places(shards, self.index[x.axis]):
+            self._refuse()
+        if any(values[i].kind == ROWS for i in self.arrays):
+            return values
+        if any(self.index[i].ndim != 1 for i in self.arrays):
+            self._refuse()
+        # As many rows for each sample of each block.
+        checked = shards.make(lambda v, n=1: shards.check(
+            self.node, PLACES, v, T.eq(v.shape[0] % (n * shards.total), 0)), [values[x.axis]] + outer,
+            values[x.axis].state)
+        return values[:x.axis] + [shards.cut(checked, 0, x.state.outer)] + values[x.axis + 1:]
+
+    def _is_plain(self, axis, end):
+        """Return whether this is ``x[arange(N), labels]``, all with one row a sample.
+
+        The index then stays as it is, for Theano knows how to compute its log and gradient where x is a softmax: a
+        cross-entropy that does not overflow.
+        """
+        return isinstance(self.index[axis].owner.op, basic.ARange) and is_total(self.shards, end) \
+            and has_row_each(self.shards, self.node.inputs[0], axis) \
+            and all(i == axis or self.index[i].ndim == 1 and has_row_each(self.shards, self.index[i], 0)
+                    for i in self.arrays)
+
+
+def _begins_with_places(shards, variable):
+    """Return whether an index is a sum with the places of all samples, each times a number, in it."""
+    node = variable.owner
+    if not node:
+        return False
+    if isinstance(node.op, basic.ARange):
+        return number(node.inputs[0]) == 0 and shards.value(node.inputs[1]).state.size == COUNT
+    if is_scalar_op(node, scalar.Add, scalar.Mul):
+        return any(_begins_with_places(shards, v) for v in node.inputs)
+    return (isinstance(node.op, ALIKE) or is_scalar_op(node, scalar.Cast, scalar.Sub)) \
+        and _begins_with_places(shards, node.inputs[0])
+
+
+def _places(variable):
+    """Return the end n and the axis of an array whose elements are 0, 1, 2 … n - 1 along this axis; None of others."""
+    node = variable.owner
+    if not node:
+        return None
+    if isinstance(node.op, basic.ARange):
+        return (node.inputs[1], 0) if number(node.inputs[0]) == 0 and number(node.inputs[2]) == 1 else None
+    if is_scalar_op(node, scalar.Switch):
+        condition = node.inputs[0]
+        while condition.owner and isinstance(condition.owner.op, elemwise.DimShuffle):
+            condition, = condition.owner.inputs
+        chosen = None if condition.ndim else number(condition)
+        return None if chosen is None else _places(node.inputs[1 if chosen else 2])
+    if not isinstance(node.op, (elemwise.DimShuffle, basic.Reshape)):
+        return None
+    places, lengthy = _places(node.inputs[0]), [i for i, is_one in enumerate(variable.broadcastable) if not is_one]
+    alike = len(lengthy) == node.inputs[0].broadcastable.count(False) == 1
+    return (places[0], lengthy[0]) if places and alike else None
+
+
+@rule(subtensor.AdvancedSubtensor1, subtensor.AdvancedSubtensor, of=ROWS)
+def _advanced_subtensor(shards, node, values):
+    x, index = values[0], values[1:]
+    indexed = _Indexed(shards, node, node.inputs[1:])
+    if x.kind == CONSTANT:
+        index, state = indexed.rows(index)
+    elif x.axis not in indexed.arrays and not has_rows(index):
+        state = x.state._replace(axis=indexed.axis(x.axis))
+    else:
+        index, state = indexed.own_places(x, index)
+    return shards.apply(node, [x] + index, state)
+
+
+@rule(subtensor.AdvancedIncSubtensor1, subtensor.AdvancedIncSubtensor)
+def _advanced_inc_subtensor(shards, node, values):
+    x, y, index = values[0], values[1], shards.wholes(values[2:])
+    constant = not has_rows(index)
+    if constant and _adds_to_zero(node, x, y):
+        return shards.apply(node, [x, y] + index, y.state)
+    x, y = shards.wholes([x, y])
+    if constant and x.kind == y.kind == CONSTANT:
+        return shards.constant(node, [x, y] + index)
+    indexed = _Indexed(shards, node, node.inputs[2:])
+    own = x.axis if x.kind == ROWS else indexed.axis_of_places()
+    if own in indexed.arrays:
+        # One-hot codes, and the gradient of x[arange(n), labels]: each sample writes into its own row.
+        x = indexed.as_many_as_places(x, own) if x.kind == CONSTANT else x
+        index, state = indexed.own_places(x, index)
+        return shards.apply(node, [x, indexed.beside(y, state)] + index, x.state)
+    if constant:  # along other axes than that of the samples
+        state = x.state if x.kind == ROWS else y.state._replace(
+            axis=indexed.source(y.axis + indexed.ndim - node.inputs[1].ndim))
+        x = shards.cut(x, state.axis, state.outer) if x.kind == CONSTANT else x
+        return shards.apply(node, [x, indexed.beside(y, state._replace(axis=indexed.axis(state.axis)))] + index, state)
+    if x.kind == ROWS:
+        shards.refuse(node, PLACES)
+    if node.op.set_instead_of_inc or not is_zero(node.inputs[0]):
+        # Where samples may say the same place, their order counts, or what it had before.
+        output, = shards.constant(node, [x] + list(map(shards.gathered, [y] + index)))
+        # Its lengths are those of x, and its numbers no lengths.
+        return [output._replace(state=x.state) if node.outputs[0].dtype.startswith('float') else output]
+    # Rows that are added into zeros, wherever the samples say: a share of a sum, such as an embedding's gradient.
+    index, state = indexed.rows(index)
+    return shards.apply(node, [x, indexed.beside(y, state)] + index, partial())
+
+
+# --- Joining and splitting -----------------------------------------------------------------------
+
+@rule(basic.Join, of=ROWS)
 def _join(shards, node, values):
-    axis, values = number(node.inputs[0]), [values[0]] + wholes(shards, values[1:])
-    if not any(value.kind == ROWS for value in values):
-        return shards.constant(node, values)
+    axis = number(node.inputs[0])
     parts, state = aligned(shards, node, values[1:])
     if axis is None or int(axis) % node.outputs[0].ndim == state.axis:
-        found = blocks.joined(shards, node, values) if axis is not None else None
-        return found or shards.refuse(node, 'it joins along the samples')
+        joined = _joined_blocks(shards, node, values) if axis is not None else None
+        return joined or shards.refuse(node, 'it joins along the samples')
     return shards.apply(node, values[:1] + parts, state)
 
 
-@rule(basic.Split)
+@rule(basic.Split, of=ROWS)
 def _split(shards, node, values):
-    x, axis = wholes(shards, values[:1])[0], number(node.inputs[1])
-    if x.kind != ROWS:
-        return shards.constant(node, [x] + wholes(shards, values[1:]))
+    x, axis = values[0], number(node.inputs[1])
+    if has_rows(values[1:]):
+        shards.refuse(node, 'its lengths are made of samples')
     if axis is None or int(axis) % node.inputs[0].ndim == x.axis:
-        found = blocks.split(shards, node, x, shards.whole(values[2])) if axis is not None else None
-        return found or shards.refuse(node, 'it splits the samples')
-    return shards.apply(node, [x] + wholes(shards, values[1:]), x.state)
+        parts = _split_blocks(shards, node, x, values[2]) if axis is not None else None
+        return parts or shards.refuse(node, 'it splits the samples')
+    return shards.apply(node, values, x.state)
 
 
-@rule(extra_ops.RepeatOp)
+@rule(extra_ops.RepeatOp, of=ROWS)
 def _repeat(shards, node, values):
-    x, times = wholes(shards, values)
-    if x.kind == times.kind == CONSTANT:
-        return shards.constant(node, [x, times])
+    x, times = values
     if x.kind != ROWS or times.kind != CONSTANT or node.op.axis is None or node.inputs[1].ndim:
         shards.refuse(node, PLACES)
-    return shards.apply(node, [x, times], x.state)
+    return shards.apply(node, values, x.state)
+
+
+# --- Several batches one after the other along one axis, such as real and generated samples: blocks of samples -----
+
+def _joined_blocks(shards, node, values):
+    """Join values that all have as many rows of each sample along the axis; None where they may have not."""
+    axis = next(value.axis for value in values if value.kind == ROWS)
+    alike, parts = len({rows_of_each(shards, v, axis) for v in node.inputs[1:]}) == 1, []
+    for value, variable in zip(values[1:], node.inputs[1:]):
+        if value.kind == CONSTANT and is_made_for_each(shards, variable, axis):
+            value = shards.cut(shards.make(lambda v: shards.check(
+                node, BLOCKS, v, T.eq(v.shape[axis], shards.total)), [value], value.state), axis)
+        elif value.state != rows(axis) or not alike and not has_row_each(shards, variable, axis):
+            return None
+        parts.append(value)
+    return shards.apply(node, values[:1] + parts, rows(axis, T.constant(len(parts), dtype='int64')))
+
+
+def _takes_block(shards, node, x, entries, axis):
+    """Return whether an index may take one of several blocks of samples along an axis, and is known otherwise."""
+    entry = entry_at(entries, axis)
+    return x.kind == ROWS and x.state.outer is not None and isinstance(entry, slice) and not is_whole(entry) \
+        and entry.step in (None, 1) \
+        and all(bound in (None, 0) or isinstance(bound, theano.Variable) and shards.value(bound).state.size == COUNT
+                for bound in (entry.start, entry.stop)) \
+        and _are_numbers(entries[:axis] + entries[axis + 1:]) \
+        and not (entry.start in (None, 0) and takes_all(node.inputs[0], axis, entry.stop))
+
+
+def _block(shards, node, x, entries):
+    """Return the Value of a basic index that takes one block of rows."""
+    axis = sliced_axes(entries, node.inputs[0].ndim).index(x.axis)
+    return [_of_block(shards, node, x, entries, lambda part: part, [], rows(axis))]
+
+
+def _write_block(shards, node, x, y, entries):
+    """Return the Value of rows of which one block is written."""
+    write = T.set_subtensor if node.op.set_instead_of_inc else T.inc_subtensor
+    return [_of_block(shards, node, x, entries, write, [y], x.state)]
+
+
+def _of_block(shards, node, x, entries, function, others, state):
+    """Return the Value of a function of the block that an index takes, and of other values."""
+    axis, entry = x.axis, entries[x.axis]
+
+    def local(variable, blocks, *more):
+        own = variable.shape[axis] // blocks
+        whole, bounds = own // shards.own * shards.total, iter(more[len(others):])
+
+        def bound(part, default):
+            if not isinstance(part, theano.Variable):
+                return T.constant(0, dtype='int64') if part == 0 else default
+            number = T.cast(T.as_tensor_variable(next(bounds)), 'int64')
+            return T.switch(T.lt(number, 0), number + whole * blocks, T.minimum(number, whole * blocks))
+        start, stop = bound(entry.start, T.constant(0, dtype='int64')), bound(entry.stop, whole * blocks)
+        right = [T.ge(start, 0), T.eq(start % whole, 0), T.eq(stop - start, whole)]
+        first = shards.check(node, BLOCKS, start // whole * own, *right)
+        index = entries[:axis] + [slice(first, first + own)] + entries[axis + 1:]
+        return function(variable[tuple(index)], *more[:len(others)])
+    bounds = [shards.value(bound) for bound in (entry.start, entry.stop) if isinstance(bound, theano.Variable)]
+    return shards.make(local, [x] + shards.outer(x) + others + bounds, state, like=node.outputs[0])
+
+
+def _split_blocks(shards, node, x, lengths):
+    """Return the Values of a Split into blocks; None where its parts may be others."""
+    sizes = elements(node.inputs[2], lengths.state.size)
+    if x.state.outer is None or sizes is None or COUNT not in sizes:
+        return None
+
+    def parts(variable, blocks, lengths):
+        apart = split_axis(variable, x.axis, blocks)
+        whole = apart.shape[x.axis + 1] // shards.own * shards.total
+        apart = shards.check(node, BLOCKS, apart, T.all(T.eq(lengths, whole)), T.eq(blocks, len(node.outputs)))
+        return [T.patternbroadcast(apart[(slice(None),) * x.axis + (i,)], output.broadcastable)
+                for i, output in enumerate(node.outputs)]
+    return shards.make_all(parts, [x] + shards.outer(x) + [lengths], [rows(x.axis)] * len(node.outputs))
+
+
+def _are_numbers(entries):
+    """Return whether all of an index is known."""
+    return not any(isinstance(part, theano.Variable) for entry in entries for part in
+                   ((entry.start, entry.stop, entry.step) if isinstance(entry, slice) else (entry,)))

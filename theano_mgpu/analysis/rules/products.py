@@ -5,138 +5,110 @@ from theano.tensor import basic, blas
 from theano.tensor.nnet import abstract_conv, conv, neighbours
 from theano.tensor.signal import pool
 
-from ..convolutions import of_any_number_of_channels, of_any_number_of_images
+from ..convolutions import any_number_of_images, of_any_number_of_channels, of_any_number_of_images
 from ..reductions import SUM
 from ..shards import rule
-from ..sizes import any_number_of_images
-from ..states import CONSTANT, PARTIAL, ROWS, partial, rows
-from .base import constants, only_rows_on, rows_along, same_order, same_rows, wholes
+from ..states import CONSTANT, ROWS, has_rows, partial, rows
+from .base import all_rows, only_rows_on, refuse_rows, rows_along, same_order, same_rows, shares_of
 
 
 @rule(basic.Dot, sparse.Dot, sparse.StructuredDot)
 def _dot(shards, node, values):
     a, b = node.inputs
-    shares = [i for i, value in enumerate(values) if value.kind == PARTIAL]
-    if shares:
-        value, other = values[shares[0]], values[1 - shares[0]]
-        if len(shares) == 1 and other.kind == CONSTANT and value.state.reduction == SUM and other.stage <= value.stage \
+    shares = shares_of(values)
+    if len(shares) == 1:
+        share, other = values[shares[0]], values[1 - shares[0]]
+        if other.kind == CONSTANT and share.state.reduction == SUM and other.stage <= share.stage \
                 and node.outputs[0].ndim <= node.inputs[shares[0]].ndim:
             return shards.apply(node, values, partial())
-        values = wholes(shards, values)
-    if not any(value.kind == ROWS for value in values):
+    values = shards.wholes(values)
+    if not has_rows(values):
         return shards.constant(node, values)
-    over = [values[0].kind == ROWS and values[0].axis == a.ndim - 1,
-            values[1].kind == ROWS and values[1].axis == max(0, b.ndim - 2)]
-    if any(over):  # summed over samples: of what each replica has, the sum is its share
-        i = over.index(True)
-        other = values[1 - i]
-        if other.kind == CONSTANT:
-            other = shards.cut(other, max(0, b.ndim - 2) if i == 0 else a.ndim - 1, values[i].state.outer)
-        elif not all(over) or (values[0].state.outer is None) != (values[1].state.outer is None):
-            return _with_all_rows(shards, node, values, i)
-        both = [other if j != i else values[i] for j in (0, 1)]
-        return shards.apply(node, same_order(shards, node, both), partial())
-    if values[0].kind == values[1].kind == ROWS:
-        return _with_all_rows(shards, node, values, 1)
-    if values[0].kind == ROWS:
-        return shards.apply(node, values, values[0].state)
-    return shards.apply(node, values, values[1].state._replace(axis=a.ndim - 1))
+    summed = [a.ndim - 1, max(0, b.ndim - 2)]
+    if _have_to_meet(values, summed):  # as in ``dot(z, z.T)``: each replica gets all rows of one of them
+        i = 0 if values[0].axis == summed[0] else 1
+        return _dot(shards, node, [shards.gathered(value) if j == i else value for j, value in enumerate(values)])
+    return _product(shards, node, values, summed, a.ndim - 1)
 
 
-def _with_all_rows(shards, node, values, i):
-    """Each replica gets all rows of an input, as of ``dot(z, z.T)``; then the product goes its usual way."""
-    values = list(values)
-    values[i] = shards.gathered(values[i])
-    return _dot(shards, node, values)
-
-
-@rule(blas.BatchedDot)
+@rule(blas.BatchedDot, of=ROWS)
 def _batched_dot(shards, node, values):
-    values = wholes(shards, values)
     a, b = values
-    found = [value for value in values if value.kind == ROWS]
-    if not found:
-        return shards.constant(node, values)
-    if {value.axis for value in found} == {0}:
+    if all(value.kind != ROWS or value.axis == 0 for value in values):
         state = same_rows(shards, node, values)
-        values = [shards.cut(value, 0, state.outer) if value.kind == CONSTANT else value for value in values]
+        values = all_rows(shards, values, 0, state.outer)
         return shards.apply(node, same_order(shards, node, values), state)
-    summed = [a.variable.ndim - 1, 1]  # axes
-    over = [value.axis == axis for value, axis in zip(values, summed)]
-    if len(found) == 2 and not (all(over) and (a.state.outer is None) == (b.state.outer is None)):
+    summed = [a.variable.ndim - 1, 1]
+    if _have_to_meet(values, summed):
         return _batched_dot(shards, node, [a, shards.gathered(b)])
-    if any(over):
-        values = [shards.cut(value, axis, found[0].state.outer) if value.kind == CONSTANT else value
-                  for value, axis in zip(values, summed)]
+    return _product(shards, node, values, summed, node.outputs[0].ndim - 1)
+
+
+def _have_to_meet(values, summed):
+    """Return whether both factors are rows, but not along the axes that are summed over, and in one order."""
+    a, b = values
+    return a.kind == b.kind == ROWS and \
+        ([a.axis, b.axis] != summed or (a.state.outer is None) != (b.state.outer is None))
+
+
+def _product(shards, node, values, summed, axis):
+    """Return the Value of a product; rows of its second factor that are not summed over lie along `axis` of it."""
+    rows_summed = [value for value, i in zip(values, summed) if value.axis == i]
+    if rows_summed:  # of the sum over samples, each replica's sum over its own ones is a share
+        outer = rows_summed[0].state.outer
+        values = [shards.cut(value, i, outer) if value.kind == CONSTANT else value for value, i in zip(values, summed)]
         return shards.apply(node, same_order(shards, node, values), partial())
-    return shards.apply(node, values, a.state if a.kind == ROWS else
-                        b.state._replace(axis=node.outputs[0].ndim - 1))
+    a, b = values
+    return shards.apply(node, values, a.state if a.kind == ROWS else b.state._replace(axis=axis))
 
 
-@rule(abstract_conv.BaseAbstractConv)
+@rule(abstract_conv.BaseAbstractConv, of=ROWS)
 def _convolution(shards, node, values):
-    values = wholes(shards, values)
-    if not any(value.kind == ROWS for value in values):
-        return shards.constant(node, values)
-    if any(value.kind == ROWS for value in values[2:]):
-        shards.refuse(node, 'its sizes depend on single samples')
+    refuse_rows(shards, node, values[2:], 'its sizes depend on single samples')
+    anew = any_number_of_images(node, node.inputs)
     if isinstance(node.op, abstract_conv.AbstractConv_gradWeights):
         both, state = rows_along(shards, node, values[:2], 0)
-        both = [shards.cut(value, 0, state.outer) if value.kind == CONSTANT else value for value in both]
-        return shards.apply(any_number_of_images(node, node.inputs), both + values[2:], partial())
+        return shards.apply(anew, all_rows(shards, both, 0, state.outer) + values[2:], partial())
     image, kernel = (1, 0) if isinstance(node.op, abstract_conv.AbstractConv_gradInputs) else (0, 1)
-    if values[kernel].kind == ROWS:
-        shards.refuse(node, 'its kernel is made of samples')
+    refuse_rows(shards, node, [values[kernel]], 'its kernel is made of samples')
     _, state = rows_along(shards, node, [values[image]], 0)
-    return shards.apply(any_number_of_images(node, node.inputs), values, state)
+    return shards.apply(anew, values, state)
 
 
-@rule(conv.ConvOp)
+@rule(conv.ConvOp, of=ROWS)
 def _legacy_convolution(shards, node, values):
-    values = wholes(shards, values)
-    if not any(value.kind == ROWS for value in values):
-        return shards.constant(node, values)
     if node.op.imshp[1:] != node.op.imshp_logical[1:] or node.op.kshp != node.op.kshp_logical:
         shards.refuse(node, 'it is the gradient of one with steps')
     if values[0].axis == 0 and values[1].kind == CONSTANT:
         return shards.apply(of_any_number_of_images(node, node.inputs), values, values[0].state)
     # The gradient of kernels convolves images with gradients, over the samples in place of channels.
     values, state = rows_along(shards, node, values, 1)
-    values = [shards.cut(value, 1, state.outer) if value.kind == CONSTANT else value for value in values]
-    return shards.apply(of_any_number_of_channels(node, node.inputs), values, partial())
+    return shards.apply(of_any_number_of_channels(node, node.inputs), all_rows(shards, values, 1, state.outer),
+                        partial())
 
 
-@rule(pool.Pool, pool.PoolGrad, pool.DownsampleFactorMaxGradGrad, pool.MaxPoolRop)
+@rule(pool.Pool, pool.PoolGrad, pool.DownsampleFactorMaxGradGrad, pool.MaxPoolRop, of=ROWS)
 def _pool(shards, node, values):
-    """Pooling and its gradients take images first, and those of one shape; then sizes."""
-    values = wholes(shards, values)
-    found = [value for value in values if value.kind == ROWS]
-    if not found:
-        return shards.constant(node, values)
-    axis = found[0].axis
-    images = [i for i, v in enumerate(node.inputs) if v.ndim == node.outputs[0].ndim]
-    if axis >= node.outputs[0].ndim - node.op.ndim or any(values[i].kind == ROWS for i in range(len(values))
-                                                         if i not in images):
+    """Pooling and its gradients take images, and arrays of the shape of the output; then sizes."""
+    ndim = node.outputs[0].ndim
+    n = sum(v.ndim == ndim for v in node.inputs)
+    axis = next(value.axis for value in values if value.kind == ROWS)
+    if axis >= ndim - node.op.ndim or has_rows(values[n:]):
         shards.refuse(node, 'it pools over samples')
     values, state = rows_along(shards, node, values, axis)
-    values = [shards.cut(value, axis, state.outer) if i in images and value.kind == CONSTANT else value
-              for i, value in enumerate(values)]
-    return shards.apply(node, values, state)
+    return shards.apply(node, all_rows(shards, values[:n], axis, state.outer) + values[n:], state)
 
 
-@rule(neighbours.Images2Neibs)
+@rule(neighbours.Images2Neibs, of=ROWS)
 def _neighbours(shards, node, values):
-    x, *sizes = values[:1] + constants(shards, node, values[1:], 'its sizes are made of samples')
-    if x.kind == PARTIAL:
-        x = shards.whole(x)
-    if x.kind == CONSTANT:
-        return shards.constant(node, [x] + sizes)
+    x, *sizes = values
+    refuse_rows(shards, node, sizes, 'its sizes are made of samples')
     if x.axis == 2 and all(node.inputs[0].broadcastable[:2]) and node.op.mode in ('valid', 'ignore_borders'):
         # The gradient takes all neighbourhoods as one image, in which those of a sample lie above each other.
         def checked(variable, height, step):
             each = variable.shape[2] // shards.own
             return shards.check(node, 'it reaches over samples', variable, T.eq(each % height[0], 0),
                                 T.eq(height[0], step[0]), T.eq(variable.shape[2], each * shards.own))
-        x = shards.make(checked, [x] + sizes, only_rows_on(shards, node, [x], 2), like=node.inputs[0])
+        x = shards.make(checked, values, only_rows_on(shards, node, [x], 2), like=node.inputs[0])
         return shards.apply(node, [x] + sizes, rows(0))
-    return shards.apply(node, [x] + sizes, only_rows_on(shards, node, [x], 0))
+    return shards.apply(node, values, only_rows_on(shards, node, [x], 0))

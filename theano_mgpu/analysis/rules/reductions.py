@@ -1,14 +1,15 @@
-"""Reductions, and what goes along an axis."""
+"""Reductions, and ops that go along an axis."""
 import theano.tensor as T
 from theano.scalar import basic as scalar
 from theano.tensor import basic, elemwise, extra_ops
+from theano.tensor.nnet import nnet
 from theano.tensor.sort import ArgSortOp, SortOp, TopKOp
 
 from ..reductions import MAX, MIN, PROD, SUM
 from ..shards import rule
 from ..sizes import number
-from ..states import CONSTANT, FREE, NUMBER, PARTIAL, REFUSED, ROWS, State, Value, partial
-from .base import aligned, number_everywhere, rows_along, wholes, widens
+from ..states import DEPENDENT, FREE, PARTIAL, REFUSED, ROWS, State, Value, partial
+from .base import aligned, number_everywhere, refuse_rows, rows_along, widens
 from .shapes import whole_length
 
 REDUCTION = {scalar.Add: SUM, scalar.Mul: PROD, elemwise.MulWithoutZeros: PROD, scalar.Maximum: MAX,
@@ -33,7 +34,7 @@ def _reduce(shards, node, values):
     if value.kind == PARTIAL:
         if reduction == value.state.reduction == SUM and widens(node):
             return shards.apply(node, values, value.state)
-        return shards.constant(node, wholes(shards, values))
+        return shards.constant(node, shards.wholes(values))
     if value.axis not in axes:
         return shards.apply(node, values, _without(value.state, axes))
     if reduction is None:
@@ -44,70 +45,56 @@ def _reduce(shards, node, values):
 
 
 def _counted(shards, node, value, axes):
-    """A sum of one number over all samples, such as ``ones_like(x).sum()``: nothing need be exchanged for it."""
+    """Return the Value of a sum of one number over all samples, as of ``ones_like(x)``: it needs no exchange."""
     output = node.outputs[0]
 
     def counted(x):
         lengths = [whole_length(shards, x, i) if i == value.axis else x.shape[i] for i in range(x.ndim)]
         total = T.cast(T.mul(number_everywhere(node.inputs[0]), *[lengths[i] for i in axes]), output.dtype)
         return T.alloc(total, *[lengths[i] for i in range(x.ndim) if i not in axes]) if output.ndim else total
-    return [shards.make(counted, [shards.shaped_like(value)], State(CONSTANT, size=NUMBER), like=output)]
+    return [shards.make(counted, [shards.shaped_like(value)], DEPENDENT, like=output)]
 
 
-@rule(basic.MaxAndArgmax, basic.Argmax)
+@rule(basic.MaxAndArgmax, basic.Argmax, of=ROWS)
 def _argmax(shards, node, values):
     value, axes = values[0], _axes(node)
-    if value.kind == PARTIAL:
-        return shards.constant(node, wholes(shards, values))
     if value.axis not in axes:
         return shards.apply(node, values, _without(value.state, axes))
     place = State(REFUSED, reason='%s: the place of the maximum among all samples is not known to a replica' % node)
-    if isinstance(node.op, basic.Argmax):
-        return [Value(None, place, FREE)]
-    highest, _ = shards.apply(node, values, partial(MAX))
-    return [highest, Value(None, place, FREE)]
+    highest = [] if isinstance(node.op, basic.Argmax) else shards.apply(node, values, partial(MAX))[:1]
+    return highest + [Value(None, place, FREE)]
 
 
-@rule(extra_ops.CumOp, extra_ops.DiffOp, SortOp, ArgSortOp, TopKOp)
+@rule(extra_ops.CumOp, extra_ops.DiffOp, SortOp, ArgSortOp, TopKOp, of=ROWS)
 def _along_axis(shards, node, values):
-    values = wholes(shards, values)
     axis = getattr(node.op, 'axis', None)
     if axis is None and len(node.inputs) > 1:
         axis = number(node.inputs[1])
-    if values[0].kind != ROWS:
-        return shards.constant(node, values)
+    refuse_rows(shards, node, values[1:], 'it goes along the samples')
     if axis is None or int(axis) % node.inputs[0].ndim == values[0].axis:
         shards.refuse(node, 'it goes along the samples')
     return shards.apply(node, values, values[0].state)
 
 
-@rule(T.nnet.nnet.Softmax, T.nnet.nnet.LogSoftmax)
+@rule(nnet.Softmax, nnet.LogSoftmax, of=ROWS)
 def _softmax(shards, node, values):
-    values = wholes(shards, values)
-    value = values[0]
-    if value.kind != ROWS:
-        return shards.constant(node, values)
-    if value.axis < node.inputs[0].ndim - 1:
-        return shards.apply(node, values, value.state)
-    # Over the samples: as elementary ops, which have rules.
     x = node.inputs[0]
+    if values[0].axis < x.ndim - 1:
+        return shards.apply(node, values, values[0].state)
+    # Over the samples: as elementary ops, which have rules.
     shifted = x - basic.max(x, axis=-1, keepdims=True)
     total = T.exp(shifted).sum(axis=-1, keepdims=True)
-    logs = isinstance(node.op, T.nnet.nnet.LogSoftmax)
-    return [shards.converted(shifted - T.log(total) if logs else T.exp(shifted) / total)]
+    return [shards.converted(shifted - T.log(total) if isinstance(node.op, nnet.LogSoftmax) else
+                             T.exp(shifted) / total)]
 
 
-@rule(T.nnet.nnet.SoftmaxWithBias)
+@rule(nnet.SoftmaxWithBias)
 def _softmax_with_bias(shards, node, values):
-    x, bias = node.inputs
-    return [shards.converted(T.nnet.softmax(x + bias))]
+    return [shards.converted(T.nnet.softmax(node.inputs[0] + node.inputs[1]))]
 
 
-@rule(T.nnet.nnet.SoftmaxGrad)
+@rule(nnet.SoftmaxGrad, of=ROWS)
 def _softmax_gradient(shards, node, values):
-    values = wholes(shards, values)
-    if not any(value.kind == ROWS for value in values):
-        return shards.constant(node, values)
     if all(value.kind != ROWS or value.axis == 0 for value in values):
         values, state = aligned(shards, node, values)
         return shards.apply(node, values, state)  # Theano knows how to compute it with the cross-entropy
@@ -116,16 +103,12 @@ def _softmax_gradient(shards, node, values):
     return [shards.converted(product - product.sum(axis=-1, keepdims=True) * sm)]
 
 
-@rule(T.nnet.nnet.CrossentropyCategorical1Hot, T.nnet.nnet.CrossentropyCategorical1HotGrad,
-      T.nnet.nnet.CrossentropySoftmaxArgmax1HotWithBias)
+@rule(nnet.CrossentropyCategorical1Hot, nnet.CrossentropyCategorical1HotGrad,
+      nnet.CrossentropySoftmaxArgmax1HotWithBias, of=ROWS)
 def _crossentropy(shards, node, values):
-    values = wholes(shards, values)
-    if not any(value.kind == ROWS for value in values):
-        return shards.constant(node, values)
-    bias = isinstance(node.op, T.nnet.nnet.CrossentropySoftmaxArgmax1HotWithBias)
-    given = [values[0], values[2]] if bias else values  # a bias belongs to no sample
-    rows_along(shards, node, given, 0)
-    cut, state = aligned(shards, node, given)
-    if bias and values[1].kind == ROWS:
-        shards.refuse(node, 'its bias belongs to single samples')
-    return shards.apply(node, [cut[0], values[1], cut[1]] if bias else cut, state)
+    bias = values[1:2] if isinstance(node.op, nnet.CrossentropySoftmaxArgmax1HotWithBias) else []
+    others = values[:1] + values[1 + len(bias):]  # a bias belongs to no sample
+    rows_along(shards, node, others, 0)
+    others, state = aligned(shards, node, others)
+    refuse_rows(shards, node, bias, 'its bias belongs to single samples')
+    return shards.apply(node, others[:1] + bias + others[1:], state)

@@ -1,14 +1,18 @@
-"""Shapes, what is made by a shape, and what changes it."""
+"""Shapes, arrays that are made by a shape, and ops that change it."""
+from __future__ import annotations
+
+import theano
 import theano.tensor as T
 from theano.compile import ops as compile_ops
 from theano.tensor import basic, elemwise, opt
 
-from ..shards import rule
+from ..shards import Shards, rule
 from ..sizes import elements, number
 from ..states import CONSTANT, COUNT, PARTIAL, ROWS, WHOLE, State, rows
-from .base import constants, wholes
+from .base import constants, refuse_rows
 
 MADE_OF_SAMPLES = 'its shape is made of samples'
+UNKNOWN_AXIS = 'it is unknown which axis has the samples'
 UNKNOWN = 'it merges or splits the axis of the samples in a way that is not known'
 
 
@@ -32,8 +36,8 @@ def _shape_i(shards, node, values):
     return [shards.make(lambda x: whole_length(shards, x, value.axis), values, State(CONSTANT, size=COUNT))]
 
 
-def whole_length(shards, x, axis):
-    """The length of the axis of the samples of rows for the whole batch."""
+def whole_length(shards: Shards, x: theano.Variable, axis: int) -> theano.Variable:
+    """Return the length of the axis of the samples of rows for the whole batch."""
     return x.shape[axis] // shards.own * shards.total
 
 
@@ -54,7 +58,7 @@ def _specified(shards, node, values):
 
 @rule(opt.MakeVector)
 def _make_vector(shards, node, values):
-    return shards.constant(node, wholes(shards, values))
+    return shards.constant(node, shards.wholes(values))
 
 
 @rule(elemwise.DimShuffle)
@@ -74,11 +78,9 @@ def _reshape(shards, node, values):
         return shards.apply(node, [x, shape], x.state)
     if x.kind == CONSTANT:
         return shards.constant(node, [x, shape])
-    if shape.kind != CONSTANT:
-        shards.refuse(node, MADE_OF_SAMPLES)
+    refuse_rows(shards, node, [shape], MADE_OF_SAMPLES)
     axis, merges = _place_of_samples(shards, node, x, shape)
-    layout = shards.make_all(lambda v, *outer: _layout(shards, v, x.axis, *outer),
-                             [x] + [shards.length(v) for v in [x.state.outer] if v is not None], [WHOLE] * 2)
+    layout = shards.make_all(lambda v, *outer: _layout(shards, v, x.axis, *outer), [x] + shards.outer(x), [WHOLE] * 2)
 
     def place(before, after, sizes):
         return _resolved(shards, node, before, after, [sizes[i] for i in range(node.op.ndim)], axis, merges)
@@ -94,14 +96,14 @@ def _reshape(shards, node, values):
 
 
 def _layout(shards, variable, axis, outer=1):
-    """What lies outside of the samples of rows, and the elements of each inside."""
+    """Return the number of elements outside of the samples of rows, and inside of each sample."""
     lengths = [variable.shape[i] for i in range(variable.ndim)]
     return (_product(lengths[:axis] + [outer]),
             _product([lengths[axis] // outer // shards.own] + lengths[axis + 1:]))
 
 
 def _resolved(shards, node, before, after, sizes, axis, merges):
-    """The blocks of samples along an axis of new sizes, and the rows of each sample in a block, both checked."""
+    """Return the blocks of samples along an axis of new sizes, and the rows of each sample in a block, both checked."""
     rest = -_product(sizes)
     sizes = [T.switch(T.lt(size, 0), before * shards.total * after // rest, size) for size in sizes]
     outside, inside = _product(sizes[:axis]), _product(sizes[axis + 1:])
@@ -112,34 +114,31 @@ def _resolved(shards, node, before, after, sizes, axis, merges):
 
 
 def _place_of_samples(shards, node, x, shape):
-    """The axis of the samples after a reshape, and whether something else is merged into it from outside."""
-    found = elements(node.inputs[1], shape.state.size) or (shape.state.size,) * node.op.ndim
-    sizes = [(size, number(node.inputs[1][i]) if size is None else None) for i, size in enumerate(found)]
-    counts = [i for i, (size, _) in enumerate(sizes) if size == COUNT]
-    axes = counts or [i for i, (_, n) in enumerate(sizes) if n == -1]
-    kept = [sum(n != 1 for _, n in sizes[:i]) for i in range(len(sizes))]  # axes ahead of each
+    """Return the axis of the samples after a reshape, and whether something else is merged into it from outside."""
+    sizes = elements(node.inputs[1], shape.state.size) or (shape.state.size,) * node.op.ndim
+    if any(size not in (None, COUNT) for size in sizes):
+        shards.refuse(node, UNKNOWN_AXIS)
+    numbers = [number(node.inputs[1][i]) if size is None else None for i, size in enumerate(sizes)]
+    axes = [i for i, size in enumerate(sizes) if size == COUNT] or [i for i, n in enumerate(numbers) if n == -1]
+    ahead = [sum(n != 1 for n in numbers[:i]) for i in range(len(numbers))]  # axes ahead of each
     before = sum(not _is_single(node.inputs[0], i) for i in range(x.axis)) + (x.state.outer is not None)
     if len(axes) > 1:
-        axes = [i for i in axes if kept[i] == before]
-    if len(axes) != 1 or any(size not in (None, COUNT) for size, _ in sizes):
-        shards.refuse(node, 'it is unknown which axis has the samples')
+        axes = [i for i in axes if ahead[i] == before]
+    if len(axes) != 1:
+        shards.refuse(node, UNKNOWN_AXIS)
     axis, = axes
-    if kept[axis] and not before:
+    if ahead[axis] and not before:
         shards.refuse(node, UNKNOWN)
-    like = _has_shape_of(shards, node.inputs[1])
-    if 0 < kept[axis] < before and like.kind == ROWS:  # such as the gradient of another reshape
-        return axis, like.state.outer is not None
-    return axis, kept[axis] < before
-
-
-def _has_shape_of(shards, shape):
-    """The Value that a vector is the shape of, else that of the vector."""
-    return shards.value(shape.owner.inputs[0] if shape.owner and isinstance(shape.owner.op, compile_ops.Shape)
-                        else shape)
+    maker = node.inputs[1].owner
+    if 0 < ahead[axis] < before and maker and isinstance(maker.op, compile_ops.Shape):
+        like = shards.value(maker.inputs[0])  # such as the argument of another reshape, in its gradient
+        if like.kind == ROWS:
+            return axis, like.state.outer is not None
+    return axis, ahead[axis] < before
 
 
 def _is_single(variable, axis):
-    """Whether the length of an axis is known to be 1."""
+    """Return whether the length of an axis is known to be 1."""
     if variable.type.broadcastable[axis]:
         return True
     node = variable.owner
@@ -149,46 +148,26 @@ def _is_single(variable, axis):
     return bool(node) and isinstance(node.op, basic.Alloc) and number(node.inputs[1 + axis]) == 1
 
 
-def _merged(shards, x, axes):
-    """What lies outside of the samples of rows where axes ahead are merged into that of the samples."""
-    if not axes:
-        return x.state.outer
-    outer = [shards.length(x.state.outer)] if x.state.outer is not None else []
-    return shards.make(lambda v, *more: _product([v.shape[i] for i in axes] + list(more)), [x] + outer,
-                       WHOLE).variable
-
-
 def _product(lengths):
     return T.mul(1, *lengths) if lengths else T.constant(1, dtype='int64')
 
 
 @rule(basic.Flatten)
 def _flatten(shards, node, values):
-    x = values[0]
-    if x.kind == PARTIAL:
-        return shards.apply(node, values, x.state)
-    if x.axis < node.op.outdim - 1:
-        return shards.apply(node, values, x.state)
-    if node.op.outdim > 1 and x.axis > node.op.outdim - 1:
-        shards.refuse(node, 'it merges axes into that of the samples')
-    ahead = range(node.op.outdim - 1, x.axis)
-    return shards.apply(node, values, rows(node.op.outdim - 1, _merged(shards, x, ahead)))
+    return [shards.converted(T.flatten(node.inputs[0], node.op.outdim))]
 
 
-@rule(basic.Alloc)
+@rule(basic.Alloc, of=ROWS)
 def _alloc(shards, node, values):
-    value, sizes = values[0], constants(shards, node, values[1:], MADE_OF_SAMPLES)
-    if value.kind == PARTIAL:
-        value = shards.whole(value)
-    if value.kind == CONSTANT:
-        return shards.constant(node, [value] + sizes)
+    value = values[0]
+    refuse_rows(shards, node, values[1:], MADE_OF_SAMPLES)
     axis = value.axis + node.outputs[0].ndim - node.inputs[0].ndim
 
     def local(variable, *lengths):
         lengths = list(lengths)
         lengths[axis] = variable.shape[value.axis]
         return T.alloc(variable, *lengths)
-    return [shards.make(local, [value] + sizes, value.state._replace(axis=axis), like=node.outputs[0])]
+    return [shards.make(local, values, value.state._replace(axis=axis), like=node.outputs[0])]
 
 
 @rule(basic.AllocEmpty)
