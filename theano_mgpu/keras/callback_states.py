@@ -1,6 +1,10 @@
-"""The states, for a checkpoint, of the callbacks whose decisions depend on what they have seen."""
+"""The states, for a checkpoint, of the callbacks whose decisions depend on earlier batches."""
+from __future__ import annotations
+
+from typing import Any
+
 import numpy as np
-from keras.callbacks import EarlyStopping, ModelCheckpoint, ReduceLROnPlateau
+from keras.callbacks import Callback, EarlyStopping, ModelCheckpoint, ReduceLROnPlateau
 
 from .learning_rate import LearningRateWarmup
 
@@ -8,18 +12,16 @@ NAMES = {EarlyStopping: ('wait', 'best', 'stopped_epoch'), ReduceLROnPlateau: ('
          ModelCheckpoint: ('best', 'epochs_since_last_save'), LearningRateWarmup: ('first_batch',)}
 
 
-def states_of(callbacks):
-    """The states of callbacks: a dict of str to ndarray, whose names begin with ``callbacks/``."""
-    arrays = {}
-    for key, callback, name in _attributes(callbacks):
-        arrays[key] = np.array(getattr(callback, name))
+def states_of(callbacks: list[Callback]) -> dict[str, np.ndarray]:
+    """Return the states of callbacks, under names that begin with ``callbacks/``."""
+    arrays = {key: np.array(getattr(callback, name)) for key, callback, name in _attributes(callbacks)}
     for prefix, callback in _with_weights(callbacks):
         arrays.update((prefix + str(i), weights) for i, weights in enumerate(callback.best_weights or ()))
     return arrays
 
 
-def restore_states(callbacks, arrays):
-    """Set the states of callbacks, which are among `arrays` under the names of `states_of`."""
+def restore_states(callbacks: list[Callback], arrays: dict[str, Any]) -> None:
+    """Set the states of callbacks from arrays of `states_of`; other arrays may be among them."""
     for key, callback, name in _attributes(callbacks):
         if key in arrays:
             setattr(callback, name, arrays[key][()])

@@ -1,7 +1,10 @@
-"""What a checkpoint of a Keras `fit` holds beside the training state: the fit's arguments, and its results so far."""
+"""The part of a checkpoint of a Keras `fit` beside the training state: the fit's arguments, and its results so far."""
+from __future__ import annotations
+
 import json
 import random
 import zlib
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +22,7 @@ class FitRecord:
     Attributes
     ----------
     run : str
-        Identifies the run of the script; all files of one run have the same.
+        Identifies the run of the script; all files of a run have the same one.
     fit : dict
         The arguments that determine the batches.
     epochs : list of dict
@@ -37,49 +40,53 @@ class FitRecord:
         `random_states` when the fit began, and when it ended; the latter is empty before.
     """
 
-    def __init__(self, params):
-        self.run = None
+    def __init__(self, params: dict[str, Any]) -> None:
+        self.run: str | None = None
         self.fit = {name: params.get(name) for name in ARGUMENTS}
-        self.epochs, self.lengths, self.batches = [], [], []
-        self.first_batch, self.all_batches = None, 0
-        self.stopped = False
-        self.begin, self.end = random_states(), {}
+        self.epochs: list[dict[str, Any]] = []
+        self.lengths: list[int] = []
+        self.batches: list[list[Any]] = []
+        self.first_batch: int | None = None
+        self.all_batches, self.stopped = 0, False
+        self.begin: dict[str, np.ndarray] = random_states()
+        self.end: dict[str, np.ndarray] = {}
 
     @property
-    def n_batches(self):
+    def n_batches(self) -> int:
         return sum(self.lengths) + len(self.batches)
 
-    def arguments(self):
-        """The arguments of the fit, as text."""
+    def arguments(self) -> str:
+        """Return the arguments of the fit, as text."""
         return ', '.join('%s=%s' % (name, self.fit[name]) for name in sorted(self.fit))
 
-    def add_inputs(self, inputs):
+    def add_inputs(self, inputs: list[Any]) -> None:
         """Add a batch to the checksums."""
         number = sampled_checksum(list(inputs))
         if self.first_batch is None:
             self.first_batch = number
         self.all_batches = zlib.crc32(b'%d' % number, self.all_batches)
 
-    def end_epoch(self, logs):
-        self.epochs.append(logs)
+    def end_epoch(self) -> None:
+        self.epochs.append({})
         self.lengths.append(len(self.batches))
         self.batches = []
 
-    def add_logs(self, position, logs):
-        """Record what a callback has added to the logs of the epoch that has just ended."""
+    def add_logs(self, position: int, logs: dict[str, Any]) -> None:
+        """Record the values that a callback has added to the logs of the epoch that has just ended."""
         for name, value in logs.items():
             if np.ndim(value) or np.asarray(value).dtype.kind not in 'biufU':
                 warn('a checkpoint does not store logs[%r], which is neither a number nor text: %r' % (name, value))
             else:
                 self.epochs[-1]['%d/%s' % (position, name)] = value
 
-    def logs_of(self, epoch, position):
-        """What a callback added to the logs of an epoch, a number from 0; empty for an unfinished one."""
+    def logs_of(self, epoch: int, position: int) -> dict[str, Any]:
+        """Return the values that a callback added to the logs of an epoch, a number from 0; none if it is unfinished.
+        """
         prefix = '%d/' % position
         logs = self.epochs[epoch] if epoch < len(self.epochs) else {}
         return {key[len(prefix):]: value for key, value in logs.items() if key.startswith(prefix)}
 
-    def to_arrays(self):
+    def to_arrays(self) -> dict[str, np.ndarray]:
         arrays = {'run': np.array(self.run), 'fit': np.array(json.dumps(self.fit, default=int)),
                   'batches': np.array(self.n_batches),  # not read again: for users who look into the file
                   'lengths': np.array(self.lengths, 'int64'), 'stopped': np.array(bool(self.stopped)),
@@ -95,7 +102,8 @@ class FitRecord:
         return arrays
 
     @classmethod
-    def from_arrays(cls, arrays):
+    def from_arrays(cls, arrays: dict[str, np.ndarray]) -> FitRecord:
+        """Return the record of a file; raise a Damaged if it cannot be read."""
         def named(prefix):
             return {key[len(prefix):]: value for key, value in arrays.items() if key.startswith(prefix)}
 
@@ -118,15 +126,15 @@ class FitRecord:
         return record
 
 
-def random_states():
-    """States, as arrays, of the random generators that the order of samples is drawn from: NumPy's and Python's."""
+def random_states() -> dict[str, np.ndarray]:
+    """Return the states of NumPy's and Python's random generators, which the order of samples is drawn from."""
     generator = np.random.RandomState()
     generator.set_state(np.random.get_state())
     return {'numpy': training_state.to_array(generator), 'python': np.array(random.getstate()[1], 'uint64')}
 
 
-def set_random_states(states):
-    """Give NumPy's and Python's random generators the states that `random_states` returned."""
+def set_random_states(states: dict[str, np.ndarray]) -> None:
+    """Set the states of NumPy's and Python's random generators, as `random_states` returned them."""
     for_numpy, for_python = _generators(states)
     np.random.set_state(for_numpy)
     random.setstate(for_python.getstate())

@@ -1,6 +1,11 @@
 """The callbacks of a Keras loop: which of them are called, when, and on which process."""
-import os
+from __future__ import annotations
 
+import functools
+import os
+from typing import Any, Callable
+
+import keras
 import numpy as np
 from keras import callbacks as keras_callbacks
 
@@ -8,18 +13,17 @@ from ..distributed.collectives import all_gather_int, broadcast_object
 from ..distributed.rank_0 import on_rank_0
 from .checkpoint import Checkpoint
 
-HOOKS = [name for name in dir(keras_callbacks.Callback) if name.startswith('on_')]
 # Callbacks that only write. Those that steer (EarlyStopping, schedules) have to run, and agree, on every rank.
 WRITERS = (keras_callbacks.ModelCheckpoint, keras_callbacks.CSVLogger, keras_callbacks.RemoteMonitor,
            keras_callbacks.ProgbarLogger, keras_callbacks.TensorBoard)
-PATHS = ('filepath', 'filename', 'log_dir')  # attributes that name what they write
+PATHS = ('filepath', 'filename', 'log_dir')  # attributes that name the files which they write
 
 
 class LoopCallbacks:
-    """Stands for the callbacks of a loop: Keras calls it, and it calls each of them in turn.
+    """The callbacks of a loop as one callback: Keras calls its hooks, and these call each of them in turn.
 
-    While a Checkpoint replays finished batches, the other callbacks are not called; what they put into `logs` is there
-    all the same. With several processes, callbacks that only write are called on rank 0, and the other ranks wait; but
+    While a Checkpoint replays finished batches, the other callbacks are not called; their part of `logs` is there all
+    the same. With several processes, callbacks that only write are called on rank 0, and the other ranks wait; but
     where the ranks have different names for a file, such as one in a temporary folder, each writes its own.
 
     Parameters
@@ -27,21 +31,20 @@ class LoopCallbacks:
     callbacks : list of keras.callbacks.Callback
         The user's.
     checkpoint : Checkpoint, optional
-        The one among them; it is called first.
+        One of `callbacks`; it is called first.
     sync : RankSync, optional
         With several processes; it is called even before the checkpoint.
     """
 
-    def __init__(self, callbacks, checkpoint=None, sync=None):
+    def __init__(self, callbacks: list[keras_callbacks.Callback], checkpoint: Checkpoint | None = None,
+                 sync: Any = None) -> None:
         self._checkpoint, self._sync, self._ranks = checkpoint, sync, sync and sync.ranks
         self._first = [callback for callback in (sync, checkpoint) if callback is not None]
         self._others = [callback for callback in callbacks if callback is not checkpoint]
         self._own_files = self._find_own_files() if sync else set()
-        if checkpoint is not None:
-            checkpoint.others = self._others
 
     def _find_own_files(self):
-        """The positions of the callbacks whose files have different names on the ranks."""
+        """Return the positions of the callbacks whose files have different names on the ranks."""
         ours = [[os.path.abspath(str(getattr(callback, name))) for name in PATHS if getattr(callback, name, None)]
                 for callback in self._others]
         theirs = broadcast_object(self._ranks, ours)
@@ -49,11 +52,11 @@ class LoopCallbacks:
         masks = all_gather_int(self._ranks, different)
         return {i for i in range(1, len(ours) + 1) if any(mask >> i & 1 for mask in masks)}
 
-    def set_params(self, params):
+    def set_params(self, params: dict[str, Any]) -> None:
         for callback in self._first + self._others:
             callback.set_params(params)
 
-    def set_model(self, model):
+    def set_model(self, model: keras.Model) -> None:
         for callback in self._first + self._others:
             callback.set_model(model)
 
@@ -63,12 +66,13 @@ class LoopCallbacks:
 
     validation_data = property(fset=_set_validation_data)  # Keras sets it for each callback
 
-    def _call(self, hook, *args):
-        self._call_each(hook, args)
-        if hook == 'on_epoch_begin' and self._sync is not None:
-            self._sync.share_random_states()  # now, as callbacks may have drawn numbers on some ranks only
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        """Return a hook of Keras's, such as `on_batch_end`."""
+        if not name.startswith('on_'):
+            raise AttributeError(name)
+        return functools.partial(self._call, name)
 
-    def _call_each(self, hook, args):
+    def _call(self, hook, *args):
         for callback in self._first:
             getattr(callback, hook)(*args)
         for position, callback in enumerate(self._others, 1):
@@ -76,6 +80,8 @@ class LoopCallbacks:
                 self._call_on_first_rank(position, callback, hook, args)
             else:
                 self._call_unless_replaying(position, callback, hook, args)
+        if hook == 'on_epoch_begin' and self._sync is not None:
+            self._sync.share_random_states()  # now, as callbacks may have drawn numbers on some ranks only
 
     def _call_on_first_rank(self, position, callback, hook, args):
         """Call it on rank 0; at the end of an epoch or the training, other ranks wait until it has written."""
@@ -99,7 +105,7 @@ class LoopCallbacks:
             getattr(callback, hook)(*args)
 
     def _end_epoch(self, position, callback, epoch, logs):
-        """Have the checkpoint remember what the callback puts into the logs, or put it there again."""
+        """End an epoch: the checkpoint records the callback's part of the logs, or puts it there again."""
         if self._checkpoint.replaying:
             added = self._checkpoint.logs_after(position)
             logs.update(added)
@@ -110,19 +116,9 @@ class LoopCallbacks:
         self._checkpoint.note_logs(position, added)
 
 
-def _calling(hook):
-    def call(self, *args):
-        self._call(hook, *args)
-    return call
-
-
-for _hook in HOOKS:
-    setattr(LoopCallbacks, _hook, _calling(_hook))
-
-
-def checkpoint_among(callbacks):
-    """The Checkpoint among callbacks, or None; a ValueError if there are several."""
-    found = [callback for callback in callbacks if isinstance(callback, Checkpoint)]
-    if len(found) > 1:
-        raise ValueError('%d Checkpoints are among the callbacks: pass one' % len(found))
-    return found[0] if found else None
+def checkpoint_among(callbacks: list[keras_callbacks.Callback]) -> Checkpoint | None:
+    """Return the Checkpoint among callbacks, or None; raise a ValueError if there are several."""
+    checkpoints = [callback for callback in callbacks if isinstance(callback, Checkpoint)]
+    if len(checkpoints) > 1:
+        raise ValueError('%d Checkpoints are among the callbacks: pass one' % len(checkpoints))
+    return checkpoints[0] if checkpoints else None

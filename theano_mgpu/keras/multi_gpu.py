@@ -1,9 +1,14 @@
 """`multi_gpu_model`: Keras's own signature, for Theano's contexts."""
+from __future__ import annotations
+
+from typing import Any
+
+import keras
 import numpy as np
 from keras import backend as K
 
 from ..devices.choice import resolve_contexts
-from ..devices.context_map import describe
+from ..devices.context_map import Context, describe
 from ..devices.contexts import contexts as active_contexts
 from ..devices.contexts import host_contexts
 from ..errors import ContextError
@@ -11,12 +16,13 @@ from ..jobs import mpi_environment
 from .parallel_model import parallel_model
 
 
-def multi_gpu_model(model, gpus=None, cpu_merge=True, cpu_relocation=False):
+def multi_gpu_model(model: keras.Model, gpus: Any = None, cpu_merge: bool = True,
+                    cpu_relocation: bool = False) -> keras.Model:
     """Replicate a Keras model on several contexts.
 
     The new model is trained, evaluated and used like any Keras model. It splits each batch into sub-batches, runs each
-    on its context, averages the gradients, and applies one update to every replica, so that the results are those of
-    one device on the whole batch.
+    on its context, averages the gradients, and applies one update to every replica, so that the results equal the
+    results of one device on the whole batch.
 
     Parameters
     ----------
@@ -51,12 +57,18 @@ def multi_gpu_model(model, gpus=None, cpu_merge=True, cpu_relocation=False):
 
     The signature is that of ``keras.utils.multi_gpu_model`` (keras/utils/multi_gpu_utils.py, 2.3.1).
     """
-    _check_model(model)
+    if hasattr(model, 'template'):
+        raise ValueError('%s is already a parallel model: pass its template, model.template' % model.name)
+    check_built(model, 'multi_gpu_model')
+    if not model._is_graph_network:
+        raise ValueError('the model %s is a subclass that defines call(): its layers are not a graph, and cannot be '
+                         'replicated. Build it from inputs and outputs instead: keras.Model(inputs, outputs)'
+                         % model.name)
     return parallel_model(model, chosen_contexts(gpus))
 
 
-def chosen_contexts(gpus):
-    """The list of Context that `gpus` of `multi_gpu_model` stands for; a ContextError lists the existing ones."""
+def chosen_contexts(gpus: Any) -> list[Context]:
+    """Return the contexts that `gpus` of `multi_gpu_model` stands for; a ContextError lists the existing ones."""
     there = active_contexts()
     if gpus is None:
         return there
@@ -91,30 +103,17 @@ def _context(gpu, there):
 
 
 def _longer_map(there, n):
-    kind = there[-1].kind
-    device = {'cuda': 'cuda%d', 'opencl': 'opencl0:%d', 'cpu': 'cpu'}[kind]
-    more = ['dev%d->%s' % (i, device % i if '%' in device else device) for i in range(len(there), n)]
-    return ';'.join([describe(there)] + more)
+    device = {'cuda': 'dev{0}->cuda{0}', 'opencl': 'dev{0}->opencl0:{0}', 'cpu': 'dev{0}->cpu'}[there[-1].kind]
+    return ';'.join([describe(there)] + [device.format(i) for i in range(len(there), n)])
 
 
-def _check_model(model):
-    if hasattr(model, 'template'):
-        raise ValueError('%s is already a parallel model: pass its template, model.template' % model.name)
-    check_built(model, 'multi_gpu_model')
-    if not model._is_graph_network:
-        raise ValueError('the model %s is a subclass that defines call(): its layers are not a graph, and cannot be '
-                         'replicated. Build it from inputs and outputs instead: keras.Model(inputs, outputs)'
-                         % model.name)
-
-
-def check_built(model, user):
+def check_built(model: keras.Model, user: str) -> None:
     """Raise a ValueError unless a model has inputs that can be fed; `user` is the function or class that needs it."""
     if not hasattr(model, 'layers') or not hasattr(model, 'fit'):
         raise ValueError('%s takes a keras.Model or keras.Sequential, not %r' % (user, model))
     if not getattr(model, 'inputs', None) or not getattr(model, 'outputs', None):
         raise ValueError('the model %s is not built yet, so its inputs are unknown: give its first layer an '
                          'input_shape, or call model.build(input_shape), before %s' % (model.name, user))
-    fed = [tensor for tensor in model.inputs if K.is_placeholder(tensor)]
-    if len(fed) < len(model.inputs):
+    if not all(map(K.is_placeholder, model.inputs)):
         raise ValueError('the model %s reads its data from a tensor (Input(tensor=...)), which cannot be split into '
                          'sub-batches: use Input(shape=...), and pass arrays to fit' % model.name)

@@ -1,34 +1,44 @@
 """The Keras model that `multi_gpu_model` returns."""
+from __future__ import annotations
+
 import copy
+from typing import Any
 
 import keras
 from keras.engine import saving
 
+from ..devices.context_map import Context
 from .batch import members
 from .functions import check_compile
 from .methods import switch_methods_once
 from .parallel_state import ParallelState, parallel_state_of, set_parallel_state
 
 
-def parallel_model(template, contexts):
-    """A ParallelModel over a template; compiled like it, if it is.
+def parallel_model(template: keras.Model, contexts: list[Context]) -> ParallelModel:
+    """Return a ParallelModel over a template; compiled like it, if it is.
 
     Its class has the name of the template's class: Keras's files record a model's class by name, and plain Keras must
     be able to open them.
     """
-    bases = (ParallelSequential,) if isinstance(template, keras.Sequential) else (ParallelModel,)
-    name = 'Sequential' if isinstance(template, keras.Sequential) else 'Model'
-    cls = type(name, bases, {'__module__': __name__, '__doc__': ParallelModel.__doc__})
-    model = cls(template, contexts)
+    name, base = ('Sequential', ParallelSequential) if isinstance(template, keras.Sequential) else (
+        'Model', ParallelModel)
+    model = type(name, (base,), {'__module__': __name__, '__doc__': ParallelModel.__doc__})(template, contexts)
     if template._is_compiled:
-        model.compile_like_template()
+        compile_like(model, template)
+        parallel_state_of(model).continued = True  # with the state of the template's optimizer
     return model
+
+
+def compile_like(model: keras.Model, other: keras.Model) -> None:
+    """Compile a model like another one, with its optimizer."""
+    model.compile(other.optimizer, other.loss, fresh_metrics(other._compile_metrics), other.loss_weights,
+                  other.sample_weight_mode, fresh_metrics(other._compile_weighted_metrics), **other._function_kwargs)
 
 
 class ParallelModel(keras.Model):
     """A model that trains, evaluates and predicts on several contexts; made by `multi_gpu_model`.
 
-    It consists of the very layers of its template. It differs only in what Keras calls for each batch:
+    It consists of the very layers of its template. It differs only in the functions that Keras calls for each batch:
     ``train_function``, ``test_function`` and ``predict_function`` run over sub-batches.
 
     Attributes
@@ -36,34 +46,35 @@ class ParallelModel(keras.Model):
     template : keras.Model
     """
 
-    def __init__(self, template, contexts):
+    def __init__(self, template: keras.Model, contexts: list[Context]) -> None:
         switch_methods_once()
         # Not by setattr: Keras takes a model that is set as an attribute for a further layer.
         self.__dict__['template'] = template
         super().__init__(inputs=template.inputs, outputs=template.outputs, name=template.name)
         set_parallel_state(self, ParallelState(template.name, contexts))
         self._compiles_template = not template._is_compiled
-        # What was added to the template itself: the same lists, so that later additions count, too.
+        # The same lists as the template's, so that later additions to these count, too.
         for shared in ('_losses', '_updates', '_per_input_losses', '_per_input_updates', '_metrics'):
             self.__dict__[shared] = getattr(template, shared)
 
     @property
-    def contexts(self):
-        """The contexts that it runs on, a list of Context."""
+    def contexts(self) -> list[Context]:
+        """The contexts that the model runs on."""
         return parallel_state_of(self).contexts
 
     @property
-    def trainable(self):
+    def trainable(self) -> bool:
         return self.template.trainable
 
     @trainable.setter
-    def trainable(self, value):
+    def trainable(self, value: bool) -> None:
         # Keras's own constructor sets True, which is not meant for the template.
         if '_is_compiled' in self.__dict__:
             self.template.trainable = value
 
-    def compile(self, optimizer, loss=None, metrics=None, loss_weights=None, sample_weight_mode=None,
-                weighted_metrics=None, target_tensors=None, **kwargs):
+    def compile(self, optimizer: Any, loss: Any = None, metrics: Any = None, loss_weights: Any = None,
+                sample_weight_mode: Any = None, weighted_metrics: Any = None, target_tensors: Any = None,
+                **kwargs: Any) -> None:
         """Configure the model for training, as `keras.Model.compile` does.
 
         The template is compiled likewise, unless it was before, so that it can be evaluated and saved.
@@ -74,23 +85,14 @@ class ParallelModel(keras.Model):
                         **kwargs)
         set_parallel_state(self, ParallelState(self.name, self.contexts))
         if self._compiles_template:
-            self.template.compile(self.optimizer, loss, fresh_metrics(metrics), loss_weights, sample_weight_mode,
-                                  fresh_metrics(weighted_metrics), **kwargs)
-
-    def compile_like_template(self):
-        """Compile as the template is, and continue with the state of its optimizer."""
-        template = self.template
-        self.compile(template.optimizer, template.loss, fresh_metrics(template._compile_metrics), template.loss_weights,
-                     template.sample_weight_mode, fresh_metrics(template._compile_weighted_metrics),
-                     **template._function_kwargs)
-        parallel_state_of(self).continued = True
+            compile_like(self.template, self)
 
     def __reduce__(self):
         # A pickle has the content of a file, and also loads as plain Keras.
         return saving.unpickle_model, (saving.pickle_model(self),)
 
-    def get_config(self):
-        """The template's configuration."""
+    def get_config(self) -> Any:
+        """Return the template's configuration."""
         return self.template.get_config()
 
 
@@ -101,12 +103,12 @@ class ParallelSequential(ParallelModel):
     predict_classes = keras.Sequential.predict_classes
 
     @property
-    def layers(self):
+    def layers(self) -> list[keras.layers.Layer]:
         return self.template.layers
 
 
-def fresh_metrics(metrics):
-    """The same metrics for another model: a Metric keeps state and updates, and belongs to one model."""
+def fresh_metrics(metrics: Any) -> Any:
+    """Return the same metrics for another model: a Metric keeps state and updates, and belongs to one model."""
     if isinstance(metrics, keras.metrics.Metric):
         return type(metrics).from_config(metrics.get_config())
     if isinstance(metrics, dict):
