@@ -15,8 +15,7 @@ from ..checkpoints.lock import lock_checkpoint
 from ..distributed.collectives import broadcast_object
 from ..distributed.rank_0 import on_rank_0
 from ..errors import MgpuError, warn
-from .callback_states import restore_states, states_of
-from .fit_record import FitRecord, random_states, set_random_states
+from .fit_record import FitRecord, random_states, restore_states, set_random_states, states_of
 from .parallel_state import parallel_state_of
 from .steps import Computed
 
@@ -181,7 +180,7 @@ class Checkpoint(keras.callbacks.Callback):
             if saved.lengths[:len(done.lengths)] != done.lengths:
                 self._refuse('holds epochs of %s batches, but those of this fit have %s'
                              % (saved.lengths, done.lengths))
-            logs.update(self.logs_after(0))
+            logs.update(saved.logs_of(len(done.epochs) - 1, 0))
             if saved.stopped and done.n_batches == saved.n_batches:
                 self.model.stop_training = True
         done.add_logs(0, logs)
@@ -193,13 +192,16 @@ class Checkpoint(keras.callbacks.Callback):
             self._done.end = random_states()
             self._save()
 
-    def logs_after(self, position: int) -> dict[str, Any]:
-        """Return the values that a callback had put into the logs of the epoch that is replayed."""
-        return self._saved.logs_of(len(self._done.epochs) - 1, position)
-
-    def note_logs(self, position: int, logs: dict[str, Any]) -> None:
-        """Record the values that a callback has put into the logs of the epoch that has just ended."""
-        self._done.add_logs(position, logs)
+    def end_epoch_of(self, callback: keras.callbacks.Callback, position: int, epoch: int, logs: dict[str, Any]) -> None:
+        """End an epoch for another callback: record its part of the logs or, in a replay, put it there again."""
+        if self.replaying:
+            added = self._saved.logs_of(len(self._done.epochs) - 1, position)
+            logs.update(added)
+        else:
+            before = dict(logs)
+            callback.on_epoch_end(epoch, logs)
+            added = {name: value for name, value in logs.items() if name not in before or before[name] is not value}
+        self._done.add_logs(position, added)
 
     def _keep_file(self):
         """Lock the file for this process; return whether it exists."""

@@ -24,7 +24,7 @@ from .report import Report, Usage
 from .steps import Advice, Choice, Computed, on_devices
 from .verification import check_alone, verify_batch
 
-ON_CPU = ('the contexts are on the CPU, where dividing a batch gains nothing, since Python computes one part at a '
+ON_CPU = ('are on the CPU, where dividing a batch gains nothing, since Python computes one part at a '
           'time: models run whole. To use several cores, start processes (theano-mgpu launch). To divide all the '
           'same, pass always=True (theano-mgpu run --always)')
 
@@ -35,7 +35,7 @@ def enable(gpus: Any = None, strict: bool = False, verify: bool = False, always:
            tell: Callable[[str], None] = warn) -> Report:
     """Run every Keras model that is compiled from now on over several contexts.
 
-    Its train, test and predict functions then divide each batch, as those of `multi_gpu_model` do. The rest of the
+    Its train, test and predict functions then divide each batch, as in a model of `multi_gpu_model`. The rest of the
     model is Keras's own, so that a script needs no change. Batches that plain Keras computes faster are left to it:
     short ones, which is measured with the first batches, and all of them where one process has contexts on the CPU.
     Models that are not compiled predict over contexts, too. Models that were compiled before stay as they are.
@@ -48,7 +48,7 @@ def enable(gpus: Any = None, strict: bool = False, verify: bool = False, always:
     strict : bool
         Raise a GraphError where there is else one warning: for a model that cannot give exactly the results of one
         device, that cannot run over contexts, or for which one context is faster; and at once for flags with which
-        results are not those of one device.
+        results differ from one device.
     verify : bool
         On the first batch of each model, compare one step on one device with one on the contexts (see `verify`), and
         print the certificate to stderr. For a model that predicts first, the outputs are compared.
@@ -67,7 +67,7 @@ def enable(gpus: Any = None, strict: bool = False, verify: bool = False, always:
     ContextError
         If `gpus` asks for contexts that do not exist.
     GraphError
-        With `strict`, for a flag with which results are not those of one device.
+        With `strict`, for a flag with which results differ from one device.
 
     Notes
     -----
@@ -153,7 +153,7 @@ class EnabledModels(Enabled):
     def __init__(self, gpus: Any, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.gpus = gpus
-        self._told: set[Any] = set()
+        self._told: set[tuple[str, str]] = set()
         self._parallel: Any = weakref.WeakKeyDictionary()  # model of multi_gpu_model -> Usage
 
     def count(self, model: keras.Model) -> None:
@@ -164,10 +164,12 @@ class EnabledModels(Enabled):
 
     def attach(self, model: keras.Model, before: ParallelState | None = None) -> None:
         """Run a model over the contexts; `before` is its state from an earlier `compile`, if any."""
-        obstacle = _obstacle(model)
-        if obstacle:
+        try:
+            check_compile(getattr(model, '_function_kwargs', {}), model.targets if model._is_compiled else ())
+            check_built(model, 'enable')
+        except ValueError as error:
             self.notify(model.name, 'is left to plain Keras, on the host or the device of the flag "device": %s'
-                        % obstacle)
+                        % error)
             return
         usage = before.usage if isinstance(before, EnabledState) else self.report.usage(model.name)
         set_parallel_state(model, EnabledState(self, model, usage, chosen_contexts(self.gpus)))
@@ -177,10 +179,7 @@ class EnabledModels(Enabled):
 
         The report has it, too, if `noted`.
         """
-        self.notify_all('%s %s' % (name, text), (name, re.sub(r'\d', '', text)), noted)
-
-    def notify_all(self, whole: str, key: Any = None, noted: bool = True) -> None:
-        """Tell the user about all models, once for each key; see `notify`."""
+        whole, key = '%s %s' % (name, text), (name, re.sub(r'\d', '', text))
         if self.strict:
             raise GraphError(whole)
         if key not in self._told:
@@ -188,17 +187,6 @@ class EnabledModels(Enabled):
             if noted:
                 self.report.notes.append(whole)
             self.tell(whole)
-
-
-def _obstacle(model):
-    """Return why a model cannot run over contexts; None if it can."""
-    try:
-        check_compile(getattr(model, '_function_kwargs', {}))
-        check_built(model, 'enable')
-        check_compile({}, model.targets if model._is_compiled else ())
-    except ValueError as error:
-        return str(error)
-    return None
 
 
 class EnabledState(ParallelState):
@@ -215,7 +203,7 @@ class EnabledState(ParallelState):
         if ranks.size > 1 or on_devices(self.contexts) or not self._may_leave_batches(ranks):
             return False
         if len(self.contexts) > 1:
-            self.enabled.notify_all(ON_CPU)
+            self.enabled.notify('the contexts', ON_CPU)
         return True
 
     def steps(self, kind: str, function: Any = None) -> list[Callable[..., Computed]]:
@@ -245,7 +233,7 @@ class EnabledState(ParallelState):
                                     flags.executor in ('serial', 'threads'))
 
     def _verify(self, kind, inputs, proceed):
-        """Show a certificate before the first batch of a kind, unless that of another kind covers it."""
+        """Show a certificate before the first batch of a kind, unless the certificate of another kind covers it."""
         if self._verified.isdisjoint(VERIFIED_BY[kind]):
             self._verified.add(kind)
             self.enabled.show_certificate(self.name, lambda: verify_batch(self._model(), kind, inputs, self.contexts))

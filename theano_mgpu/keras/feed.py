@@ -77,7 +77,7 @@ class Feed:
         return Taken(self, items)
 
 
-class Taken:
+class Taken(Iterator[Any]):
     """An iterator over batches of a Feed, by the thread that trains.
 
     Parameters
@@ -90,24 +90,16 @@ class Taken:
     def __init__(self, feed: Feed, items: Iterator[Any]) -> None:
         self._feed, self._following = feed, functools.partial(next, items)
 
-    def __iter__(self):
-        return self
-
     def __next__(self):
         return self._feed.take(self._following)
 
 
-class FedIterator(Feed):
+class FedIterator(Feed, Iterator[Any]):
     """A Feed in place of an iterator or generator."""
-
-    def __iter__(self):
-        return self
 
     def __next__(self):
         following = functools.partial(next, self._source)
         return following() if self._in_thread else self.take(following)
-
-    next = __next__
 
 
 class FedSequence(Feed, keras.utils.Sequence):
@@ -146,7 +138,7 @@ def fed(ranks: Communicator, source: Any, workers: int) -> Any:
     in_thread = workers > 0 and ranks.rank == 0
     if is_sequence(source):
         return FedSequence(ranks, source, in_thread)
-    if hasattr(source, 'next') or hasattr(source, '__next__'):
+    if hasattr(source, '__next__'):
         return FedIterator(ranks, source, in_thread)
     return source
 

@@ -1,4 +1,7 @@
-"""The part of a checkpoint of a Keras `fit` beside the training state: the fit's arguments, and its results so far."""
+"""The part of a checkpoint of a Keras `fit` beside the training state.
+
+It has the fit's arguments, its results so far, and the states of callbacks whose decisions depend on earlier batches.
+"""
 from __future__ import annotations
 
 import json
@@ -7,13 +10,17 @@ import zlib
 from typing import Any
 
 import numpy as np
+from keras.callbacks import Callback, EarlyStopping, ModelCheckpoint, ReduceLROnPlateau
 
 from ..checkpoints import training_state
 from ..checkpoints.state_file import parsing
 from ..errors import warn
 from ..utils.checksums import sampled_checksum
+from .learning_rate import LearningRateWarmup
 
 ARGUMENTS = ('epochs', 'batch_size', 'steps', 'samples', 'do_validation')
+STATES = {EarlyStopping: ('wait', 'best', 'stopped_epoch'), ReduceLROnPlateau: ('wait', 'best', 'cooldown_counter'),
+         ModelCheckpoint: ('best', 'epochs_since_last_save'), LearningRateWarmup: ('first_batch',)}
 
 
 class FitRecord:
@@ -145,3 +152,34 @@ def _generators(states):
     for_python = random.Random()
     for_python.setstate((for_python.getstate()[0], tuple(map(int, states['python'])), None))
     return training_state.from_array(states['numpy']).get_state(), for_python
+
+
+def states_of(callbacks: list[Callback]) -> dict[str, np.ndarray]:
+    """Return the states of callbacks, under names that begin with ``callbacks/``."""
+    arrays = {key: np.array(getattr(callback, name)) for key, callback, name in _attributes(callbacks)}
+    for prefix, callback in _with_weights(callbacks):
+        arrays.update((prefix + str(i), weights) for i, weights in enumerate(callback.best_weights or ()))
+    return arrays
+
+
+def restore_states(callbacks: list[Callback], arrays: dict[str, Any]) -> None:
+    """Set the states of callbacks from arrays of `states_of`; other arrays may be among them."""
+    for key, callback, name in _attributes(callbacks):
+        if key in arrays:
+            setattr(callback, name, arrays[key][()])
+    for prefix, callback in _with_weights(callbacks):
+        n = sum(key.startswith(prefix) for key in arrays)
+        callback.best_weights = [arrays[prefix + str(i)] for i in range(n)] or None
+
+
+def _attributes(callbacks):
+    for position, callback in enumerate(callbacks):
+        for cls, names in STATES.items():
+            if isinstance(callback, cls):
+                yield from (('callbacks/%d/%s/%s' % (position, cls.__name__, name), callback, name) for name in names)
+
+
+def _with_weights(callbacks):
+    for position, callback in enumerate(callbacks):
+        if isinstance(callback, EarlyStopping):
+            yield 'callbacks/%d/best_weights/' % position, callback

@@ -26,7 +26,7 @@ from .parallel_state import parallel_state_of
 from .steps import Choice, Computed, chained
 from .variants import Variants
 
-OPTIONS = ('mode', 'givens')  # those of theano.function that compile() takes
+OPTIONS = ('mode', 'givens')  # keywords of theano.function that compile() takes
 KINDS = ('train', 'test', 'predict')
 _PLAIN = {kind: getattr(keras.Model, '_make_%s_function' % kind) for kind in KINDS}
 _READ = ('optimizer', 'total_loss', 'outputs', 'updates', 'state_updates', '_collected_trainable_weights',
@@ -58,7 +58,7 @@ class ModelFunction:
         self._run = chained(self._steps)
 
     def compare(self) -> None:
-        """Compare the results that each process has computed by itself: all go on from those of rank 0."""
+        """Compare the results that each process has computed by itself: all go on from rank 0's."""
 
 
 class WholeFunction(ModelFunction, theano_backend.Function):
@@ -92,7 +92,7 @@ class WholeFunction(ModelFunction, theano_backend.Function):
 
 
 class BatchFunction(ModelFunction):
-    """The function of a model whose batches are divided, but for those that are left to plain Keras.
+    """The function of a model whose batches are divided, unless a step leaves them to plain Keras.
 
     It keeps the model as it is now, as in Keras: a variant may be made after the model has changed.
 
@@ -107,7 +107,7 @@ class BatchFunction(ModelFunction):
     leading : LeadingInputs
         The inputs for plain Keras, the same on every rank where ranks have to choose alike.
     compared : ComparedFunction or None
-        Plain Keras in several processes, which compare its results; not those of predictions, which change no variable.
+        Plain Keras in several processes, which compare its results; None for predictions, as these change no variable.
     optimizer_updates : list of (SharedVariable, theano.Variable)
         The updates that a train function has asked the optimizer for: all its variants train by them, and so does plain
         Keras.
@@ -135,11 +135,6 @@ class BatchFunction(ModelFunction):
     def compile(self) -> None:
         """Compile the function over the contexts."""
         self._variants.compile()
-
-    @property
-    def contexts(self) -> list[Context]:
-        """The contexts that divided batches run over."""
-        return self.function.contexts
 
     def plain(self, inputs: list[Any]) -> list[Any]:
         """Compute a batch by plain Keras in each process, and compare the results now and then.
@@ -200,7 +195,7 @@ class BatchFunction(ModelFunction):
         return Computed(self._reported(outputs, function.samples), function.samples, function.contexts, function)
 
     def _reported(self, outputs, samples):
-        """Return outputs with the values of a batch, and add its loss to those of the epoch."""
+        """Return outputs with the values of a batch, and add its loss to the epoch's."""
         outputs = (outputs if isinstance(outputs, list) else [outputs]) + self._read()
         if outputs and np.ndim(outputs[0]) == 0:
             self._loss += float(outputs[0]) * samples

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import os
 import random
 from typing import Any, Callable
 
@@ -14,13 +15,20 @@ import numpy as np
 import theano
 from keras import callbacks as keras_callbacks
 
-from ..distributed.collectives import broadcast_object
+from ..distributed.collectives import all_gather_object, broadcast_object
 from ..distributed.failures import failing_together
 from ..distributed.mpi import mpi_communicator
+from ..distributed.rank_0 import on_rank_0
 from ..jobs import mpi_environment
+from .checkpoint import Checkpoint
 from .feed import fed
-from .loop_callbacks import LoopCallbacks, checkpoint_among
+from .functions import BatchFunction
 from .parallel_state import parallel_state_of
+
+# Callbacks that only write. Those that steer (EarlyStopping, schedules) have to run, and agree, on every rank.
+WRITERS = (keras_callbacks.ModelCheckpoint, keras_callbacks.CSVLogger, keras_callbacks.RemoteMonitor,
+           keras_callbacks.ProgbarLogger, keras_callbacks.TensorBoard)
+PATHS = ('filepath', 'filename', 'log_dir')  # attributes that name the files which they write
 
 
 def loop_of(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -34,10 +42,6 @@ def loop_of(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def loop(self, *args, **kwargs):
-        def run(**changed):
-            changed_args = [changed.pop(name, value) for name, value in zip(names, args)]
-            return method(self, *changed_args, **dict(kwargs, **changed))
-
         trains_together = mpi_environment.trains_together()
         callbacks = dict(zip(names, args), **kwargs).get('callbacks') or []
         # The validation of another loop, or `fit` with a Sequence, which calls fit_generator.
@@ -49,7 +53,10 @@ def loop_of(method: Callable[..., Any]) -> Callable[..., Any]:
         if is_nested or not (callbacks or trains_together):
             return method(self, *args, **kwargs)
         callbacks = list(callbacks)
-        checkpoint = checkpoint_among(callbacks)
+        checkpoint, *others = [callback for callback in callbacks if isinstance(callback, Checkpoint)] or [None]
+        if others:
+            raise ValueError('%d Checkpoints are among the callbacks: pass one' % (len(others) + 1))
+        run = functools.partial(method, self, **dict(zip(names, args), **kwargs))
         with checkpoint.among(callbacks) if checkpoint else contextlib.nullcontext():
             if trains_together:
                 return _run_on_each_rank(self, run, callbacks, checkpoint)
@@ -69,7 +76,7 @@ def with_feeds(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _run_on_each_rank(model, run, callbacks, checkpoint):
-    """Run a loop of a model on every rank: ``run(**changed)``, with changed arguments."""
+    """Run a loop of a model on every rank, by ``run(**changed)`` with changed arguments."""
     sync = RankSync()
     sync.share_random_states()
     quiet = {'verbose': 0} if sync.ranks.rank else {}
@@ -84,6 +91,90 @@ def _run_on_each_rank(model, run, callbacks, checkpoint):
         raise
     sync.share_random_states()
     return sync.results(returned)
+
+
+class LoopCallbacks:
+    """The callbacks of a loop as one callback: Keras calls its hooks, and these call each of them in turn.
+
+    While a Checkpoint replays finished batches, the other callbacks are not called; their part of `logs` is there all
+    the same. With several processes, callbacks that only write are called on rank 0, and the other ranks wait; but
+    where the ranks have different names for a file, such as one in a temporary folder, each writes its own.
+
+    Parameters
+    ----------
+    callbacks : list of keras.callbacks.Callback
+        The user's.
+    checkpoint : Checkpoint, optional
+        One of `callbacks`; it is called first.
+    sync : RankSync, optional
+        With several processes; it is called even before the checkpoint.
+    """
+
+    def __init__(self, callbacks: list[keras_callbacks.Callback], checkpoint: Checkpoint | None = None,
+                 sync: RankSync | None = None) -> None:
+        self._checkpoint, self._sync, self._ranks = checkpoint, sync, sync and sync.ranks
+        self._first = [callback for callback in (sync, checkpoint) if callback is not None]
+        self._others = [callback for callback in callbacks if callback is not checkpoint]
+        self._own_files = self._find_own_files() if sync else set()
+
+    def _find_own_files(self):
+        """Return the positions of the callbacks whose files have different names on the ranks."""
+        paths = all_gather_object(self._ranks, [
+            tuple(os.path.abspath(str(getattr(callback, name))) for name in PATHS if getattr(callback, name, None))
+            for callback in self._others])
+        return {position for position, of_ranks in enumerate(zip(*paths), 1) if len(set(of_ranks)) > 1}
+
+    def set_params(self, params: dict[str, Any]) -> None:
+        for callback in self._first + self._others:
+            callback.set_params(params)
+
+    def set_model(self, model: keras.Model) -> None:
+        for callback in self._first + self._others:
+            callback.set_model(model)
+
+    def _set_validation_data(self, value):
+        for callback in self._first + self._others:
+            callback.validation_data = value
+
+    validation_data = property(fset=_set_validation_data)  # Keras sets it for each callback
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        """Return a hook of Keras's, such as `on_batch_end`."""
+        if not name.startswith('on_'):
+            raise AttributeError(name)
+        return functools.partial(self._call, name)
+
+    def _call(self, hook, *args):
+        for callback in self._first:
+            getattr(callback, hook)(*args)
+        for position, callback in enumerate(self._others, 1):
+            if self._ranks is not None and isinstance(callback, WRITERS) and position not in self._own_files:
+                self._call_on_first_rank(position, callback, hook, args)
+            else:
+                self._call_unless_replaying(position, callback, hook, args)
+        if hook == 'on_epoch_begin' and self._sync is not None:
+            self._sync.share_random_states()  # now, as callbacks may have drawn numbers on some ranks only
+
+    def _call_on_first_rank(self, position, callback, hook, args):
+        """Call it on rank 0; at the end of an epoch or the training, other ranks wait until it has written."""
+        def act():
+            self._call_unless_replaying(position, callback, hook, args)
+            return {name: value for name, value in vars(callback).items() if isinstance(value, (int, float, np.number))}
+        if hook in ('on_epoch_end', 'on_train_end'):
+            # A script may look at ModelCheckpoint.best, and has to find the same on every rank.
+            vars(callback).update(on_rank_0(self._ranks, act))
+        elif self._ranks.rank == 0:
+            act()
+
+    def _call_unless_replaying(self, position, callback, hook, args):
+        checkpoint = self._checkpoint
+        begins_anew = isinstance(callback, keras_callbacks.CSVLogger) and not callback.append
+        if checkpoint is None or begins_anew or hook in ('on_train_begin', 'on_train_end'):
+            getattr(callback, hook)(*args)
+        elif hook == 'on_epoch_end':
+            checkpoint.end_epoch_of(callback, position, *args)
+        elif not checkpoint.replaying:
+            getattr(callback, hook)(*args)
 
 
 class RankSync(keras.callbacks.Callback):
@@ -115,7 +206,7 @@ class RankSync(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._trained = None
-        self._begin('train')
+        self._on('train', BatchFunction.begin)
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
         steps, samples, size = (self.params.get(name) for name in ('steps', 'samples', 'batch_size'))
@@ -132,16 +223,16 @@ class RankSync(keras.callbacks.Callback):
 
     def on_test_begin(self, logs: Any = None) -> None:
         self._tested = None
-        self._begin('test')
+        self._on('test', BatchFunction.begin)
 
     def on_test_end(self, logs: Any = None) -> None:
-        self._tested = self._join('test')
+        self._tested = self._on('test', BatchFunction.join)
 
     def on_train_end(self, logs: Any = None) -> None:
         self.ranks.divided.consolidate()  # a script may save the model on rank 0 alone
 
     def on_predict_end(self, logs: Any = None) -> None:
-        self._join('predict')
+        self._on('predict', BatchFunction.join)
 
     def results(self, returned: Any) -> Any:
         """Return the results of a loop: the loss and metrics of all the data, in place of this process's part."""
@@ -149,19 +240,11 @@ class RankSync(keras.callbacks.Callback):
             return returned
         return self._tested if isinstance(returned, list) else self._tested[0]
 
-    def _begin(self, kind):
-        function = self._function(kind)
-        if function is not None:
-            function.begin()
-
-    def _join(self, kind):
-        function = self._function(kind)
-        return None if function is None else function.join()
-
-    def _function(self, kind):
-        """Return the model's own function of a kind: not one of the user's that stands in its place, or calls it."""
-        return parallel_state_of(self.model).functions.get(kind)
+    def _on(self, kind, act):
+        """Act on the model's own function of a kind, if any: not on a user's in its place, or one that calls it."""
+        function = parallel_state_of(self.model).functions.get(kind)
+        return None if function is None else act(function)
 
     def _join_training(self):
         if self._trained is None:
-            self._trained = self._join('train') or ()
+            self._trained = self._on('train', BatchFunction.join) or ()

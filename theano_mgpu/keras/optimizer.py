@@ -42,7 +42,7 @@ def optimizer_updates(model: keras.Model, state: Any) -> list[tuple[Any, theano.
     Returns
     -------
     list of (SharedVariable, theano.Variable)
-        A variable may have several new values, of which the first counts.
+        A variable may have several new values: the first counts.
     """
     optimizer, params = model.optimizer, model._collected_trainable_weights
     before = _states(optimizer)

@@ -80,6 +80,11 @@ class ParallelState:
                     % ('one context' if len(contexts) == 1 else 'one replica', describe(contexts), len(several),
                        FAILED % in_one_line(error)))
 
+    def make_functions_again(self, continued: bool) -> None:
+        """Forget the functions; the next ones continue with the state of the optimizer, if it has one."""
+        self.functions.clear()
+        self.continued = self.continued or continued
+
     def compare(self) -> None:
         """Compare the results that each process has computed by itself, before all compute a batch together."""
         for function in self.functions.values():

@@ -28,7 +28,7 @@ def place(model: keras.Model, devices: dict[str, Any]) -> keras.Model:
     Parameters
     ----------
     model : keras.Model
-        Built. Its functions over contexts, and those of other models with its layers, such as one of
+        Built. Its functions over contexts, and the functions of other models with its layers, such as one of
         `multi_gpu_model`, are made again for the next batch; the state of the optimizer stays.
     devices : dict of str to str or Context
         Names of layers, or patterns as in `fnmatch`, and where they go, as for `device`: ``{'block1_*': 'dev0',
@@ -153,6 +153,4 @@ def _make_functions_again(layers):
             for name in ('%s_function' % kind for kind in KINDS):
                 if getattr(model, name, None) is not None:
                     setattr(model, name, None)
-            state = parallel_state_of(model)
-            state.functions.clear()
-            state.continued = state.continued or bool(model._is_compiled and model.optimizer.weights)
+            parallel_state_of(model).make_functions_again(bool(model._is_compiled and model.optimizer.weights))

@@ -45,7 +45,7 @@ class Variants:
 
     @property
     def compiled(self) -> bool:
-        """Whether the function is compiled."""
+        """True once the function is compiled."""
         return self._function is not None
 
     @property

@@ -123,24 +123,18 @@ class _Batch:
     """
 
     def __init__(self, model, kind, updates):
-        self._name, self._options, self._updated = kind + '_function', options_of(model), list(updates)
+        self._name, self._options, self.updated = kind + '_function', options_of(model), list(updates)
         self.inputs = batch_inputs(model, targets=kind != 'predict')
         self._outputs = _outputs(model, kind, updates)  # by kind and name, as in a Certificate
         self._states = _states(model) if kind == 'train' else {}  # values after the batch, by kind and name
         # A script's prints appear once.
-        self._expressions = without_prints([*self._outputs.values(), *updates.values()])
-
-    def changed(self):
-        """List the variables that the batch changes over contexts: those that it updates, and random states."""
-        drawn = [variable for variable in shared_variables(self._expressions)
-                 if getattr(variable, 'default_update', None) is not None]
-        return self._updated + [variable for variable in drawn if variable not in self._updated]
+        self.expressions = without_prints([*self._outputs.values(), *updates.values()])
 
     def on_one_device(self, inputs):
         """Return outputs and states, by kind and name, as plain Theano computes them. No variable changes."""
-        results = plain_function(self.inputs, self._expressions, no_default_updates=True, on_unused_input='ignore',
+        results = plain_function(self.inputs, self.expressions, no_default_updates=True, on_unused_input='ignore',
                                  **self._options)(*inputs)
-        new = dict(zip(self._updated, results[len(self._outputs):]))
+        new = dict(zip(self.updated, results[len(self._outputs):]))
         values = {key: np.array(value) for key, value in zip(self._outputs, results)}
         for key, variable in self._states.items():
             values[key] = np.array(new[variable]) if variable in new else K.get_value(variable)
@@ -150,9 +144,9 @@ class _Batch:
         """Return the same over the contexts of a ParallelState; variables have their new values afterwards."""
         def make(contexts, expressions):
             outputs, new = expressions[:len(self._outputs)], expressions[len(self._outputs):]
-            return ParallelFunction(self.inputs, outputs, dict(zip(self._updated, new)), contexts=contexts,
+            return ParallelFunction(self.inputs, outputs, dict(zip(self.updated, new)), contexts=contexts,
                                     name=self._name, **self._options)
-        results = Variants(self._expressions, make, self.inputs, state).of(inputs)(*inputs)
+        results = Variants(self.expressions, make, self.inputs, state).of(inputs)(*inputs)
         values = {key: np.array(value) for key, value in zip(self._outputs, results)}
         values.update((key, K.get_value(variable)) for key, variable in self._states.items())
         return values
@@ -202,8 +196,10 @@ def _updates_of_train_function(model):
 @contextlib.contextmanager
 def _restored(model, batch):
     """Set the metrics of a model to 0; restore them afterwards, and the variables that the batch changes."""
-    metrics = [weight for metric in getattr(model, 'metrics', ()) for weight in metric.weights]
-    before = [(variable, variable.get_value()) for variable in dict.fromkeys(batch.changed() + metrics)]
+    changed = batch.updated + [weight for metric in getattr(model, 'metrics', ()) for weight in metric.weights]
+    changed += [variable for variable in shared_variables(batch.expressions)
+                if getattr(variable, 'default_update', None) is not None]  # random states
+    before = [(variable, variable.get_value()) for variable in dict.fromkeys(changed)]
     states = random_states()
     try:
         if model._is_compiled:
