@@ -27,7 +27,7 @@ from .batch import members
 from .multi_gpu import check_built
 
 WARM_UP, REPEATS = 2, 5
-SAMPLES = 32     # of the batch that is made if none is given
+SAMPLES = 32     # of a random batch
 # Arrays of the size of the weights that an optimizer keeps; 2 for others, and for a model that is not compiled.
 STATES = {'SGD': 1, 'RMSprop': 1, 'Adagrad': 1, 'Adadelta': 2, 'Adam': 2, 'Adamax': 2, 'Nadam': 2}
 

@@ -99,6 +99,11 @@ class Checkpoint(keras.callbacks.Callback):
         """Take part in a fit with other callbacks, in a block.
 
         However the block ends, detach from the model's functions; after half a replay, restore the file's state.
+
+        Parameters
+        ----------
+        callbacks : list of keras.callbacks.Callback
+            All of the fit.
         """
         self._others = [callback for callback in callbacks if callback is not self]
         try:
@@ -193,7 +198,17 @@ class Checkpoint(keras.callbacks.Callback):
             self._save()
 
     def end_epoch_of(self, callback: keras.callbacks.Callback, position: int, epoch: int, logs: dict[str, Any]) -> None:
-        """End an epoch for another callback: record its part of the logs or, in a replay, put it there again."""
+        """End an epoch for another callback: record its part of the logs or, in a replay, put it there again.
+
+        Parameters
+        ----------
+        callback : keras.callbacks.Callback
+        position : int
+            Counts the other callbacks from 1.
+        epoch : int
+        logs : dict of str to float
+            It is changed.
+        """
         if self.replaying:
             added = self._saved.logs_of(len(self._done.epochs) - 1, position)
             logs.update(added)

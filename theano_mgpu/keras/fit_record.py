@@ -89,9 +89,7 @@ class FitRecord:
     def logs_of(self, epoch: int, position: int) -> dict[str, Any]:
         """Return the values that a callback added to the logs of an epoch, a number from 0; none if it is unfinished.
         """
-        prefix = '%d/' % position
-        logs = self.epochs[epoch] if epoch < len(self.epochs) else {}
-        return {key[len(prefix):]: value for key, value in logs.items() if key.startswith(prefix)}
+        return _under('%d/' % position, self.epochs[epoch] if epoch < len(self.epochs) else {})
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         arrays = {'run': np.array(self.run), 'fit': np.array(json.dumps(self.fit, default=int)),
@@ -111,9 +109,6 @@ class FitRecord:
     @classmethod
     def from_arrays(cls, arrays: dict[str, np.ndarray]) -> FitRecord:
         """Return the record of a file; raise a Damaged if it cannot be read."""
-        def named(prefix):
-            return {key[len(prefix):]: value for key, value in arrays.items() if key.startswith(prefix)}
-
         record = cls({})
         with parsing('the record of a fit'):
             record.run, fit = str(arrays['run']), json.loads(str(arrays['fit']))
@@ -121,16 +116,21 @@ class FitRecord:
             record.lengths, record.stopped = [int(n) for n in arrays['lengths']], bool(arrays['stopped'])
             record.first_batch, record.all_batches = arrays['checksums'].tolist()
             record.epochs = [{} for _ in record.lengths]
-            logs = named('logs/')
-            for key, having in named('having/').items():
+            logs = _under('logs/', arrays)
+            for key, having in _under('having/', arrays).items():
                 for i, value in zip(having, logs[key]):
                     record.epochs[i][key] = value
-            columns = named('results/')
+            columns = _under('results/', arrays)
             record.batches = list(map(list, zip(*(columns[str(i)] for i in range(len(columns))))))
-            record.begin, record.end = named('begin/'), named('end/')
+            record.begin, record.end = _under('begin/', arrays), _under('end/', arrays)
             for states in [record.begin] + [record.end] * bool(record.end):
                 _generators(states)
         return record
+
+
+def _under(prefix, values):
+    """Return the values whose names begin with a prefix, without the prefix."""
+    return {name[len(prefix):]: value for name, value in values.items() if name.startswith(prefix)}
 
 
 def random_states() -> dict[str, np.ndarray]:
@@ -168,8 +168,8 @@ def restore_states(callbacks: list[Callback], arrays: dict[str, Any]) -> None:
         if key in arrays:
             setattr(callback, name, arrays[key][()])
     for prefix, callback in _with_weights(callbacks):
-        n = sum(key.startswith(prefix) for key in arrays)
-        callback.best_weights = [arrays[prefix + str(i)] for i in range(n)] or None
+        weights = _under(prefix, arrays)
+        callback.best_weights = [weights[str(i)] for i in range(len(weights))] or None
 
 
 def _attributes(callbacks):

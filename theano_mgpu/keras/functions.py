@@ -30,7 +30,7 @@ OPTIONS = ('mode', 'givens')  # keywords of theano.function that compile() takes
 KINDS = ('train', 'test', 'predict')
 _PLAIN = {kind: getattr(keras.Model, '_make_%s_function' % kind) for kind in KINDS}
 _READ = ('optimizer', 'total_loss', 'outputs', 'updates', 'state_updates', '_collected_trainable_weights',
-         '_function_kwargs')  # what these methods read of a model, besides its inputs and metrics
+         '_function_kwargs')  # attributes of a model that these methods read, besides its inputs and metrics
 
 
 class ModelFunction:
@@ -66,19 +66,17 @@ class WholeFunction(ModelFunction, theano_backend.Function):
 
     Parameters
     ----------
-    plain : keras.backend.Function
-        Keras's. Its attributes are here, too, such as `function`, Theano's function.
     divided : BatchFunction
-        It would compute the batches over contexts.
+        It would compute the batches over contexts. The attributes of its function of plain Keras are here, too, such as
+        `function`, Theano's.
     contexts : list of Context
-        Where `plain` runs.
+        Where the function runs.
     steps : list of callable
         The steps before the last one.
     """
 
-    def __init__(self, plain: Any, divided: BatchFunction, contexts: list[Context],
-                 steps: list[Callable[..., Computed]]) -> None:
-        self.__dict__.update(vars(plain))
+    def __init__(self, divided: BatchFunction, contexts: list[Context], steps: list[Callable[..., Computed]]) -> None:
+        self.__dict__.update(vars(divided.make_plain()))
         self.contexts, self._divided = contexts, divided
         ModelFunction.__init__(self, steps + [self._compute])
 
@@ -108,6 +106,8 @@ class BatchFunction(ModelFunction):
         The inputs for plain Keras, the same on every rank where ranks have to choose alike.
     compared : ComparedFunction or None
         Plain Keras in several processes, which compare its results; None for predictions, as these change no variable.
+    make_plain : callable
+        Returns the function of plain Keras, the same one each time.
     optimizer_updates : list of (SharedVariable, theano.Variable)
         The updates that a train function has asked the optimizer for: all its variants train by them, and so does plain
         Keras.
@@ -119,7 +119,7 @@ class BatchFunction(ModelFunction):
         self._variants = _variants_of(model, kind, new_values(model, kind, self.optimizer_updates))
         self._values = [] if kind == 'predict' else metric_values(model)  # read after the batch, as further outputs
         self._kind, self._mode = kind, options_of(model).get('mode')
-        self._make_plain = _plain_maker(model, kind, self.optimizer_updates)
+        self.make_plain = _plain_maker(model, kind, self.optimizer_updates)
         self.leading = LeadingInputs(choose_ranks(None), '%s_function' % kind)
         self.compared: ComparedFunction | None = None
         super().__init__(self._state.steps(kind, self) + [self._compute])
@@ -148,7 +148,7 @@ class BatchFunction(ModelFunction):
     @functools.cached_property
     def _plain(self):
         """The function of plain Keras, which is made when it is first needed."""
-        plain, step = self._make_plain(), self.function
+        plain, step = self.make_plain(), self.function
         if self._kind == 'predict' or step.ranks.size == 1:
             return plain
         self.compared = ComparedFunction(plain, step.ranks, step.built.number, lambda: step.built.alike, self.leading)
@@ -170,7 +170,7 @@ class BatchFunction(ModelFunction):
                 raise
             failure = error
         try:
-            outputs = by_plain(lambda: self._make_plain()(inputs), failure, self.function.ranks)
+            outputs = by_plain(lambda: self.make_plain()(inputs), failure, self.function.ranks)
             self._variants.note_failure(inputs, failure)
         finally:
             del failure  # its traceback has this frame, which would keep it

@@ -167,13 +167,11 @@ class LoopCallbacks:
             act()
 
     def _call_unless_replaying(self, position, callback, hook, args):
-        checkpoint = self._checkpoint
         begins_anew = isinstance(callback, keras_callbacks.CSVLogger) and not callback.append
-        if checkpoint is None or begins_anew or hook in ('on_train_begin', 'on_train_end'):
-            getattr(callback, hook)(*args)
-        elif hook == 'on_epoch_end':
-            checkpoint.end_epoch_of(callback, position, *args)
-        elif not checkpoint.replaying:
+        may_replay = self._checkpoint and not begins_anew and hook not in ('on_train_begin', 'on_train_end')
+        if may_replay and hook == 'on_epoch_end':
+            self._checkpoint.end_epoch_of(callback, position, *args)
+        elif not (may_replay and self._checkpoint.replaying):
             getattr(callback, hook)(*args)
 
 

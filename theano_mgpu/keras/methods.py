@@ -5,7 +5,6 @@ ParallelState; `enable` gives one to each model that is compiled.
 """
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 
@@ -19,12 +18,10 @@ from ..distributed.mpi import mpi_communicator
 from ..distributed.rank_0 import write_on_rank_0
 from ..jobs import mpi_environment
 from ..patches import keras_loops, keras_models
-from ..patches.theano_functions import plain_functions
 from ..utils.files import whole_file
 from .batch import members
 from .functions import KINDS, BatchFunction, WholeFunction
 from .loops import loop_of
-from .optimizer import Given
 from .parallel_state import parallel_state_of
 from .prefetch import looking_ahead
 
@@ -36,35 +33,24 @@ def _function_maker(kind):
     def wrap(original):
         @functools.wraps(original)
         def make(self):
-            state = parallel_state_of(self)
             if getattr(self, name, None) is not None or kind != 'predict' and not hasattr(self, name):
                 original(self)  # which checks the model
-            elif state.leaves_all():
-                divided = BatchFunction(kind, self)
-                with plain_functions(), _given(self, divided) if kind == 'train' else contextlib.nullcontext():
-                    original(self)
-                plain = getattr(self, name)
-                if isinstance(plain, theano_backend.Function):  # else the user has replaced K.function
-                    state.functions[kind] = WholeFunction(plain, divided, state.contexts[:1], state.steps(kind))
-                    setattr(self, name, state.functions[kind])
-            else:
-                if kind == 'train':
-                    self._check_trainable_weights_consistency()
-                divided = state.functions[kind] = BatchFunction(kind, self)
-                divided.compile()
-                setattr(self, name, divided)
+                return
+            if kind == 'train':
+                self._check_trainable_weights_consistency()
+            state = parallel_state_of(self)
+            is_whole, function = state.leaves_all(), BatchFunction(kind, self)
+            if not is_whole:
+                function.compile()
+            elif isinstance(function.make_plain(), theano_backend.Function):
+                function = WholeFunction(function, state.contexts[:1], state.steps(kind))
+            else:  # the user has replaced K.function
+                setattr(self, name, function.make_plain())
+                return
+            state.functions[kind] = function
+            setattr(self, name, function)
         return make
     return wrap
-
-
-@contextlib.contextmanager
-def _given(model, function):
-    """Have Keras find the updates of a model's optimizer made already, by a BatchFunction, in a block."""
-    optimizer, model.optimizer = model.optimizer, Given(function.optimizer_updates)
-    try:
-        yield
-    finally:
-        model.optimizer = optimizer
 
 
 def _standardize_user_data(original):
@@ -113,5 +99,5 @@ METHODS = dict(LOOPS, _standardize_user_data=_standardize_user_data, save=_savin
 
 @functools.lru_cache(None)
 def switch_methods_once() -> None:
-    """Have the models that have a ParallelState use these methods."""
+    """Install these methods in `keras.Model`, for the models that have a ParallelState."""
     keras_models.switch_keras_methods(METHODS, applies=parallel_state_of)

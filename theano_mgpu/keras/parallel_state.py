@@ -16,7 +16,7 @@ from ..errors import in_one_line, warn
 from .report import Usage
 from .steps import Computed, count
 
-_models: weakref.WeakSet[keras.Model] = weakref.WeakSet()  # those that have had a ParallelState
+_models: weakref.WeakSet[keras.Model] = weakref.WeakSet()  # the models that have had a ParallelState
 
 
 def warn_of(name: str, text: str) -> None:
@@ -61,8 +61,7 @@ class ParallelState:
         return ParallelState(self.name, contexts, self._tell, self.strict)
 
     def notify(self, text: str) -> None:
-        """Tell the user how the model differs from one device: a sentence whose subject, the model's name, is left out.
-        """
+        """Tell the user how the model differs from one device, by a sentence without its subject, the model's name."""
         self._tell(self.name, text)
 
     def cannot_divide(self, function: Any) -> None:
@@ -73,8 +72,7 @@ class ParallelState:
                         % (describe(function.contexts), function.refused))
 
     def use_one_replica(self, contexts: list[Context], error: Exception) -> None:
-        """Have functions that are made from now on run on the contexts of one replica, since a batch is not divisible.
-        """
+        """Use the contexts of one replica for later functions, since a batch is not divisible."""
         several, self.contexts = self.contexts, contexts
         self.notify('runs on %s (%s): its batch succeeds as a whole, and with %d contexts %s'
                     % ('one context' if len(contexts) == 1 else 'one replica', describe(contexts), len(several),
@@ -91,7 +89,7 @@ class ParallelState:
             function.compare()
 
     def count_in(self, usage: Usage) -> None:
-        """Have the batches of functions that are made from now on be counted in a Usage."""
+        """Count the batches of later functions in a Usage."""
         self.usage = usage
 
     def leaves_all(self) -> bool:
@@ -116,7 +114,7 @@ def parallel_state_of(model: keras.Model) -> Any:
 
 
 def set_parallel_state(model: keras.Model, state: ParallelState | None) -> None:
-    """Have a model run over contexts, from its next function on; None for plain Keras."""
+    """Set the ParallelState of a model for its next functions; None for plain Keras."""
     _models.add(model)
     model.__dict__['_mgpu_parallel_state'] = state  # not by setattr: Keras keeps track of a model's attributes
 

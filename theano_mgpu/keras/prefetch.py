@@ -58,7 +58,7 @@ class LoopObserver:
         inputs : list
             Of the current batch, as the train function gets them.
         """
-        following = self._next_item() if self._source else self._next_slice()
+        following = self._next_slice() if self._source is None else self._next_item()
         return following + inputs[len(following):] if following else None
 
     def _next_slice(self):

@@ -130,7 +130,7 @@ class _Batch:
         # A script's prints appear once.
         self.expressions = without_prints([*self._outputs.values(), *updates.values()])
 
-    def on_one_device(self, inputs):
+    def on_one_device(self, inputs: list[Any]) -> dict[tuple[str, str], np.ndarray]:
         """Return outputs and states, by kind and name, as plain Theano computes them. No variable changes."""
         results = plain_function(self.inputs, self.expressions, no_default_updates=True, on_unused_input='ignore',
                                  **self._options)(*inputs)
@@ -140,7 +140,7 @@ class _Batch:
             values[key] = np.array(new[variable]) if variable in new else K.get_value(variable)
         return values
 
-    def over_contexts(self, state, inputs):
+    def over_contexts(self, state: ParallelState, inputs: list[Any]) -> dict[tuple[str, str], np.ndarray]:
         """Return the same over the contexts of a ParallelState; variables have their new values afterwards."""
         def make(contexts, expressions):
             outputs, new = expressions[:len(self._outputs)], expressions[len(self._outputs):]
@@ -178,12 +178,11 @@ def _states(model):
 def _updates_of_train_function(model):
     """Return the new values that the train function of a model gives, by variable; an MgpuError if they are not known.
     """
-    def function():
-        state = parallel_state_of(model)
-        return state and state.functions.get('train')
-    if function() is None:
+    state = parallel_state_of(model)
+    functions = state.functions if state else {}
+    if 'train' not in functions:
         model._make_train_function()
-    pairs = getattr(function(), 'optimizer_updates', None)
+    pairs = getattr(functions.get('train'), 'optimizer_updates', None)
     if pairs is not None:
         return new_values(model, 'train', pairs)
     if not isinstance(model.train_function, Function):
