@@ -137,4 +137,4 @@ def test_on_devices(name, contexts, enabled):
     enabled()
     found, model = everything(OPTIMIZERS[name], dense, mode=None)
     assert_equal(found, expected, 1e-9)
-    assert len(model.train_function.contexts) == 2
+    assert len(model.train_function.function.contexts) == 2

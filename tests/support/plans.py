@@ -71,14 +71,14 @@ def divided_update():
 
 def resnet():
     """Return the plan of a ResNet-20 in Keras, with exact batch normalisation."""
-    from theano_mgpu.keras.batch import batch_inputs, training_updates
+    from theano_mgpu.keras.batch import batch_inputs, new_values
     benchmarks = os.path.join(os.path.dirname(__file__), '..', '..', 'benchmarks')
     with on_path(benchmarks):
         import exactness
     model = exactness.resnet(16, 4)
     model.compile('sgd', 'categorical_crossentropy')
     params = model._collected_trainable_weights
-    updates = training_updates(model, model.optimizer.get_updates(params=params, loss=model.total_loss))
+    updates = new_values(model, 'train', model.optimizer.get_updates(params=params, loss=model.total_loss))
     return planned(batch_inputs(model), [model.total_loss], updates, params=params, name='ResNet-20')
 
 

@@ -1,8 +1,12 @@
 """`balance`: propose a cut of a Keras model over several devices, by measured time or by memory."""
+from __future__ import annotations
+
 import html
+import itertools
 import statistics
 import time
-from collections import namedtuple
+from collections import Counter
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -23,12 +27,17 @@ from .batch import members
 from .multi_gpu import check_built
 
 WARM_UP, REPEATS = 2, 5
-SAMPLES = 32     # of the batch that is made if none is given
+SAMPLES = 32     # of a random batch
 # Arrays of the size of the weights that an optimizer keeps; 2 for others, and for a model that is not compiled.
 STATES = {'SGD': 1, 'RMSprop': 1, 'Adagrad': 1, 'Adadelta': 2, 'Adam': 2, 'Adamax': 2, 'Nadam': 2}
 
-Cost = namedtuple('Cost', 'layer seconds bytes')
-Cost.__doc__ = """What a layer costs: its name, seconds of a forward and a backward pass, and bytes of memory."""
+
+class Cost(NamedTuple):
+    """The cost of a layer: its name, seconds of a forward and a backward pass, and bytes of memory."""
+
+    layer: str
+    seconds: float
+    bytes: float
 
 
 class Balance(dict):
@@ -37,12 +46,12 @@ class Balance(dict):
     Parameters
     ----------
     costs : list of Cost
-        What each layer costs, in their order.
+        In the order of the layers.
     devices : list of str
         The context of each layer.
     """
 
-    def __init__(self, costs, devices):
+    def __init__(self, costs: list[Cost], devices: list[str]) -> None:
         super().__init__((cost.layer, device) for cost, device in zip(costs, devices))
         self.costs = costs
 
@@ -67,7 +76,7 @@ def _row(name, costs, device):
             '%.2f' % (sum(cost.bytes for cost in costs) / 2 ** 20), device]
 
 
-def balance(model, n, x=None, by='time'):
+def balance(model: keras.Model, n: int, x: Any = None, by: str = 'time') -> Balance:
     """Propose a cut of a model over several devices, such that the slowest one, or the fullest one, has least.
 
     Each layer is measured by itself on the first context: a forward and a backward pass over a batch, the median of
@@ -77,19 +86,19 @@ def balance(model, n, x=None, by='time'):
     Parameters
     ----------
     model : keras.Model
-        Built. It is meant for a chain of layers; of one with branches, what is cut is the list ``model.layers``. A
-        nested model is one layer. If it is compiled, the memory of its optimizer's state counts.
+        Built. It is meant for a chain of layers; of one with branches, the list ``model.layers`` is cut. A nested model
+        is one layer. If it is compiled, the memory of its optimizer's state counts.
     n : int
         Devices: the first contexts.
     x : ndarray or list of ndarray, optional
         A batch for the model, of the size that it will be given. By default 32 random samples; zeros for integers.
     by : {'time', 'memory'}
-        What the pieces are equal in, as far as possible.
+        The quantity in which the pieces are equal, as far as possible.
 
     Returns
     -------
     Balance
-        A dict that `place` takes; printed, a table of the layers and devices. Memory is that of the weights, their
+        A dict that `place` takes; printed, a table of the layers and devices. Memory counts the weights, their
         gradients, the state of the optimizer, and the outputs of the layer for the batch.
 
     Raises
@@ -101,7 +110,7 @@ def balance(model, n, x=None, by='time'):
 
     Notes
     -----
-    The idea is that of ``torchgpipe.balance`` (Kim et al., 2020: torchgpipe, on-the-fly pipeline parallelism), which
+    The idea is from ``torchgpipe.balance`` (Kim et al., 2020: torchgpipe, on-the-fly pipeline parallelism), which
     measures in the same way, and cuts by the block partitions of Bárány and Grinberg (2015). Here the cut is found by
     dynamic programming, which is exact and fast enough for any model.
 
@@ -129,13 +138,13 @@ def balance(model, n, x=None, by='time'):
         raise ValueError('the model %s has %d layers, which cannot be cut into %d pieces: give a smaller number'
                          % (model.name, len(layers), n))
     with progress.note_if_long(lambda: 'measuring the %d layers of %s takes a while' % (len(layers), model.name)):
-        found = _measured(model, there[0], _values(model, x))
-    costs = [Cost(layer.name, found[layer][0], found[layer][1] + _bytes_of_weights(layer, model)) for layer in layers]
-    sizes = best_cut([cost.seconds if by == 'time' else cost.bytes for cost in costs], n)
-    return Balance(costs, [context.name for context, size in zip(there, sizes) for _ in range(size)])
+        seconds, sizes = _measured(model, there[0], _values(model, x))
+    costs = [Cost(layer.name, seconds[layer], sizes[layer] + _bytes_of_weights(layer, model)) for layer in layers]
+    lengths = best_cut([cost.seconds if by == 'time' else cost.bytes for cost in costs], n)
+    return Balance(costs, [context.name for context, length in zip(there, lengths) for _ in range(length)])
 
 
-def best_cut(costs, n):
+def best_cut(costs: list[float], n: int) -> list[int]:
     """Cut a list of costs into contiguous pieces, such that the largest sum of a piece is smallest.
 
     Parameters
@@ -156,31 +165,26 @@ def best_cut(costs, n):
     [3, 1, 2]
     """
     sums = np.concatenate([[0], np.cumsum(costs)])
-    # best[stop] is the largest sum, and where the last piece begins, of the best cut of costs[:stop] into k pieces.
-    best = [(total, 0) for total in sums]
-    begins = []
+    # best[stop]: of the best cut of costs[:stop] into k pieces, the largest sum, and where the pieces begin, last first
+    best: Any = [(total, [0]) for total in sums]
     for k in range(2, n + 1):
-        best = [min((max(best[start][0], sums[stop] - sums[start]), start) for start in range(k - 1, stop))
-                if stop >= k else None for stop in range(len(sums))]
-        begins.append([each and each[1] for each in best])
-    stops = [len(costs)]
-    for starts in reversed(begins):
-        stops.insert(0, starts[stops[0]])
-    return np.diff([0] + stops).tolist()
+        best = [min((max(best[start][0], sums[stop] - sums[start]), [start] + best[start][1])
+                    for start in range(k - 1, stop)) if stop >= k else None for stop in range(len(sums))]
+    return np.diff(best[-1][1][::-1] + [len(costs)]).tolist()
 
 
 def _values(model, x):
-    """A batch: values of the inputs, by tensor."""
+    """Return the values of a batch of inputs, by tensor."""
     if x is not None:
         return dict(zip(model._feed_inputs, model._standardize_user_data(x)[0]))
-    found, rng = {}, np.random.RandomState(0)
+    values, rng = {}, np.random.RandomState(0)
     for tensor, shape in zip(model._feed_inputs, model._feed_input_shapes):
         if None in shape[1:]:
             raise ValueError('the input %s of %s has the shape %s, of which a part is not known: give a batch, x'
                              % (tensor, model.name, shape))
-        made = rng.rand(*((shape[0] or SAMPLES,) + tuple(shape[1:])))
-        found[tensor] = made if K.dtype(tensor).startswith('float') and not _takes_integers(tensor, model) else made * 0
-    return found
+        is_real = K.dtype(tensor).startswith('float') and not _takes_integers(tensor, model)
+        values[tensor] = is_real * rng.rand(*((shape[0] or SAMPLES,) + tuple(shape[1:])))
+    return values
 
 
 def _takes_integers(tensor, model):
@@ -189,46 +193,45 @@ def _takes_integers(tensor, model):
 
 
 def _measured(model, context, values):
-    """Seconds, and bytes of the outputs, of each layer in all its calls."""
-    found = dict.fromkeys(model.layers, (0.0, 0))
+    """Return the seconds, and the bytes of the outputs, of each layer in all its calls."""
+    seconds, sizes = Counter(), Counter()
     mode = getattr(model, '_function_kwargs', {}).get('mode')
-    calls = [call for depth in sorted(model._nodes_by_depth, reverse=True) for call in model._nodes_by_depth[depth]]
-    for call in calls:
-        if not isinstance(call.outbound_layer, keras.layers.InputLayer):
-            seconds, results = _measure(call, context, values, mode)
+    for call in itertools.chain(*(calls for _, calls in sorted(model._nodes_by_depth.items(), reverse=True))):
+        layer = call.outbound_layer
+        if not isinstance(layer, keras.layers.InputLayer):
+            duration, results = _measure(call, context, values, mode)
             values.update(results)
-            before = found[call.outbound_layer]
-            found[call.outbound_layer] = (before[0] + seconds, before[1] + sum(v.nbytes for v in results.values()))
-    return found
+            seconds[layer] += duration
+            sizes[layer] += sum(value.nbytes for value in results.values())
+    return seconds, sizes
 
 
 def _measure(call, context, values, mode):
-    """Seconds of a call of a layer, and its results by tensor."""
-    given = [tensor for tensor in call.input_tensors + call.input_masks if tensor is not None]
-    given = list(dict.fromkeys(given))
-    made = [tensor for tensor in call.output_tensors + call.output_masks
-            if isinstance(tensor, Variable) and tensor not in given]
-    stand_ins = [tensor.type() for tensor in given]
-    outputs = graph.substitute(made, dict(zip(given, stand_ins)))
-    inner = [variable for variable, tensor in zip(stand_ins, given) if tensor.owner is not None]
+    """Return the seconds of a call of a layer, and its results by tensor."""
+    inputs = list(dict.fromkeys(tensor for tensor in call.input_tensors + call.input_masks if tensor is not None))
+    results = [tensor for tensor in call.output_tensors + call.output_masks
+               if isinstance(tensor, Variable) and tensor not in inputs]
+    stand_ins = [tensor.type() for tensor in inputs]
+    outputs = graph.substitute(results, dict(zip(inputs, stand_ins)))
+    inner = [variable for variable, tensor in zip(stand_ins, inputs) if tensor.owner is not None]
     whole = outputs + _gradients(outputs, call.outbound_layer.trainable_weights + inner)
     phase = [v for v in graph.free_inputs(whole) if v not in stand_ins]  # the learning phase: training
     copies = {v: copy_on(context, v, v.get_value()) for v in graph.shared_variables(whole)}
     function = graph.compile_for(context, stand_ins + phase, whole, {}, copies, mode, call.outbound_layer.name)
-    arguments = [np.asarray(values[tensor], tensor.dtype) for tensor in given]
+    arguments = [np.asarray(values[tensor], tensor.dtype) for tensor in inputs]
     arguments += [np.ones((), v.dtype) for v in phase]
     sender, seconds = Sender(function), []
     for _ in range(WARM_UP + REPEATS):
         sent = sender.send(arguments)
         began = time.perf_counter()
-        results = function.unwatched_call(*sent)
-        wait(results)
+        on_device = function.unwatched_call(*sent)
+        wait(on_device)
         seconds.append(time.perf_counter() - began)
-    return statistics.median(seconds[WARM_UP:]), dict(zip(made, map(fetch, results)))
+    return statistics.median(seconds[WARM_UP:]), dict(zip(results, map(fetch, on_device)))
 
 
 def _gradients(outputs, wrt):
-    """Those of the sum of all outputs; none where an op has none."""
+    """Return the gradients of the sum of all outputs; none where an op has no gradient."""
     wrt = [variable for variable in wrt if variable.dtype.startswith('float')]
     terms = [output.sum() for output in outputs if output.dtype.startswith('float')]
     try:

@@ -1,68 +1,65 @@
-"""What a compiled Keras model feeds, updates and reports for each batch."""
+"""The inputs, new values and metrics of the functions of a Keras model, and the arrays in a user's data."""
+from __future__ import annotations
+
+from typing import Any, Iterable
+
+import keras
+import numpy as np
+import theano
 from keras import backend as K
 
-from ..batches.any_length import AnyLength
 
-
-def batch_inputs(model, targets=True):
-    """Placeholders in the order in which Keras feeds them: inputs, targets, sample weights, learning phase."""
+def batch_inputs(model: keras.Model, targets: bool = True) -> list[theano.Variable]:
+    """List placeholders in the order in which Keras feeds them: inputs, targets, sample weights, learning phase."""
     inputs = list(model._feed_inputs)
     if targets:
         inputs += model._feed_targets + model._feed_sample_weights
     return inputs + ([K.learning_phase()] if model._uses_dynamic_learning_phase() else [])
 
 
-def any_length(inputs, length=None):
-    """An AnyLength for graphs over inputs of a model and batches of `length`, by default the `batch_input_shape`'s.
-
-    A length that is given is looked for in indices, too.
-    """
-    inputs = [variable for variable in inputs if variable.ndim > 0]
-    return AnyLength(inputs, length or K.int_shape(inputs[0])[0], in_indices=length is not None)
-
-
-def test_updates(model):
-    """New values of layer and metric states in a test, as a dict. If a variable has several, the first counts."""
-    return first_of_each(list(model.state_updates) + _metric_updates(model))
-
-
-def training_updates(model, optimizer_updates):
-    """New values of a training step, as a dict. If a variable has several, the first counts, in the order of Keras.
+def new_values(model: keras.Model, kind: str, optimizer_updates: Iterable[Any] = ()) -> dict[Any, theano.Variable]:
+    """Return the new values that a batch gives to variables, in the order of Keras.
 
     Parameters
     ----------
     model : keras.Model
+    kind : {'train', 'test', 'predict'}
     optimizer_updates : list of (SharedVariable, theano.Variable)
 
     Returns
     -------
     dict of SharedVariable to theano.Variable
-        Of layers, then of the optimizer, then of metrics.
+        Of layers, then of the optimizer, then of metrics. If a variable has several, the first counts.
     """
-    return first_of_each(list(model.updates) + list(optimizer_updates) + _metric_updates(model))
+    pairs = [*(model.updates if kind == 'train' else model.state_updates), *optimizer_updates]
+    if kind != 'predict':
+        pairs += [pair for metric in model._get_training_eval_metrics() for pair in metric.updates]
+    return first_of_each(pairs)
 
 
-def _metric_updates(model):
-    return [pair for metric in model._get_training_eval_metrics() for pair in metric.updates]
-
-
-def first_of_each(pairs):
-    """Pairs of updates as a dict, with the first new value of each variable."""
-    found = {}
+def first_of_each(pairs: Iterable[Any]) -> dict[Any, theano.Variable]:
+    """Return pairs of updates as a dict, with the first new value of each variable."""
+    updates: dict[Any, theano.Variable] = {}
     for variable, new in pairs:
-        found.setdefault(variable, new)
-    return found
+        updates.setdefault(variable, new)
+    return updates
 
 
-def metric_values(model):
-    """The results of the metrics, as functions of their states."""
+def metric_values(model: keras.Model) -> list[theano.Variable]:
+    """Return the results of the metrics, as functions of their states."""
     return [metric._call_result for metric in model._get_training_eval_metrics() if hasattr(metric, '_call_result')]
 
 
-def members(data):
-    """The arrays of data as Keras takes it: one array, a list, or a dict."""
-    if data is None:
-        return []
+def members(data: Any) -> list[Any]:
+    """List the arrays in data as Keras takes it: one array, a list, a dict, or None."""
     if isinstance(data, dict):
         return list(data.values())
-    return list(data) if isinstance(data, (list, tuple)) else [data]
+    if isinstance(data, (list, tuple)):
+        return list(data)
+    return [] if data is None else [data]
+
+
+def length_of(inputs: list[Any]) -> int:
+    """Return the number of samples of a batch; 0 if it has none."""
+    shape = np.shape(inputs[0]) if inputs else ()
+    return shape[0] if shape else 0

@@ -1,7 +1,12 @@
 """`theano_mgpu.keras.Checkpoint`: a crash or kill costs a training a few batches only."""
+from __future__ import annotations
+
+import contextlib
 import functools
 import os
 import uuid
+from dataclasses import dataclass
+from typing import Any, Callable, Iterator
 
 import keras
 
@@ -10,21 +15,27 @@ from ..checkpoints.lock import lock_checkpoint
 from ..distributed.collectives import broadcast_object
 from ..distributed.rank_0 import on_rank_0
 from ..errors import MgpuError, warn
-from .callback_states import restore_states, states_of
-from .fit_record import FitRecord, random_states, set_random_states
+from .fit_record import FitRecord, random_states, restore_states, set_random_states, states_of
 from .parallel_state import parallel_state_of
 from .steps import Computed
 
 
+@dataclass
 class Run:
-    """The fits of this process that had a Checkpoint with the same path."""
+    """The fits of this process that had a Checkpoint with the same path.
 
-    def __init__(self):
-        self.id = None      # identifies the run of the script; this process may be a restart of it
-        self.finished = 0
+    Attributes
+    ----------
+    id : str or None
+        Identifies the run of the script; this process may be a restart of it.
+    finished : int
+    """
+
+    id: str | None = None
+    finished: int = 0
 
 
-_runs = {}  # by absolute path
+_runs: dict[str, Run] = {}  # by absolute path
 
 
 class Checkpoint(keras.callbacks.Callback):
@@ -43,7 +54,7 @@ class Checkpoint(keras.callbacks.Callback):
         path has its own file, ``run-fit2.npz`` for ``run.npz``, and so on. If a fit is interrupted or ends with an
         error, the next one takes its file.
     every : int
-        Training batches between checkpoints, at least 1: what a crash can lose.
+        Training batches between checkpoints, at least 1: the most that a crash can lose.
     allow_nan : bool
         Also write values that are infinite or not a number. Otherwise a warning names them, and the file is not
         written.
@@ -58,24 +69,24 @@ class Checkpoint(keras.callbacks.Callback):
     Notes
     -----
     Other callbacks are not called during the replay, so that files which they wrote stay as they are; the exception is
-    a CSVLogger that begins its file anew. What callbacks put into `logs` is saved, and so are the states of
-    EarlyStopping, ReduceLROnPlateau, ModelCheckpoint and LearningRateWarmup. A callback of your own sees only what
-    comes after the restart. Remove the file to train from the beginning.
+    a CSVLogger that begins its file anew. The values that callbacks put into `logs` are saved, and so are the states of
+    EarlyStopping, ReduceLROnPlateau, ModelCheckpoint and LearningRateWarmup. A callback of your own sees only the
+    batches after the restart. Remove the file to train from the beginning.
     """
 
-    def __init__(self, path, every=100, allow_nan=False):
+    def __init__(self, path: str, every: int = 100, allow_nan: bool = False) -> None:
         super().__init__()
         if every < 1:
             raise ValueError('every=%r: give the number of batches between checkpoints, 1 or more' % (every,))
         self.path, self.every, self.allow_nan = path, every, allow_nan
-        self.others = []    # the other callbacks of the fit
-        self._functions = []  # only during a fit: compile() of the model makes new ones
-        self._lock = None
-        self._saved = None  # the FitRecord of the file, while it is replayed
+        self._others: list[keras.callbacks.Callback] = []  # of the fit
+        self._functions: list[Any] = []  # only during a fit: compile() of the model makes new ones
+        self._lock: Any = None
+        self._saved: Any = None  # the FitRecord of the file, while it is replayed
 
     @property
-    def replaying(self):
-        """Whether the next batch is replayed, not computed."""
+    def replaying(self) -> bool:
+        """True while batches are replayed, not computed."""
         return self._saved is not None
 
     @property
@@ -83,23 +94,32 @@ class Checkpoint(keras.callbacks.Callback):
         """The TrainingFunction of the fit."""
         return self._functions[0].step
 
-    def __enter__(self):
-        return self
+    @contextlib.contextmanager
+    def among(self, callbacks: list[keras.callbacks.Callback]) -> Iterator[None]:
+        """Take part in a fit with other callbacks, in a block.
 
-    def __exit__(self, kind, error, trace):
-        """Detach from the model's functions, however `fit` ended; after half a replay, restore the file's state."""
-        trained = bool(self._functions)
+        However the block ends, detach from the model's functions; after half a replay, restore the file's state.
+
+        Parameters
+        ----------
+        callbacks : list of keras.callbacks.Callback
+            All of the fit.
+        """
+        self._others = [callback for callback in callbacks if callback is not self]
         try:
-            if self.replaying:
-                self._restore()
+            yield
         finally:
-            for function in self._functions:
-                function.end_fit()
-            self._functions, self._lock = [], None
-        if trained and kind is None:
+            try:
+                if self.replaying:
+                    self._restore()
+            finally:
+                functions, self._functions, self._lock = self._functions, [], None
+                for function in functions:
+                    function.end_fit()
+        if functions:
             self._run.finished += 1
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: Any = None) -> None:
         state = parallel_state_of(self.model)
         functions = state.functions if state else {}
         if 'train' not in functions:
@@ -123,8 +143,8 @@ class Checkpoint(keras.callbacks.Callback):
         for function in self._functions:
             function.begin_fit(functools.partial(self.replay_or_compute, function))
 
-    def replay_or_compute(self, function, inputs, proceed):
-        """Return the Computed of a call of the train or test function, which is replayed or goes on to the next step.
+    def replay_or_compute(self, function: Any, inputs: list[Any], proceed: Callable[..., Computed]) -> Computed:
+        """Return the Computed of a call of the train or test function: replay it, or go on to the next step.
 
         The first call of the train function in a batch is Keras's; any other comes from a callback.
         """
@@ -138,53 +158,68 @@ class Checkpoint(keras.callbacks.Callback):
         self._done.batches.append(computed.outputs)
         return computed._replace(outputs=list(computed.outputs))
 
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         if 'initial_epoch' not in self._done.fit:
             self._done.fit['initial_epoch'] = epoch
             if self.replaying:
                 self._compare()
 
-    def on_batch_begin(self, batch, logs=None):
+    def on_batch_begin(self, batch: int, logs: Any = None) -> None:
         self._in_batch = True
 
-    def on_batch_end(self, batch, logs=None):
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
         done, saved = self._done, self._saved
         if not self.replaying:
             if done.n_batches % self.every == 0:
                 self._save()
-        elif saved.batches and done.n_batches == saved.n_batches:
-            self._continue()
-        elif saved.stopped and done.n_batches == saved.n_batches:
-            self.model.stop_training = True
+        elif done.n_batches == saved.n_batches:
+            if saved.batches:
+                self._continue()
+            elif saved.stopped:
+                self.model.stop_training = True
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         done, saved = self._done, self._saved
-        done.end_epoch({})
+        done.end_epoch()
         if self.replaying:
             if saved.lengths[:len(done.lengths)] != done.lengths:
                 self._refuse('holds epochs of %s batches, but those of this fit have %s'
                              % (saved.lengths, done.lengths))
-            logs.update(self.logs_after(0))
-            if done.n_batches == saved.n_batches and saved.stopped:
+            logs.update(saved.logs_of(len(done.epochs) - 1, 0))
+            if saved.stopped and done.n_batches == saved.n_batches:
                 self.model.stop_training = True
         done.add_logs(0, logs)
 
-    def on_train_end(self, logs=None):
+    def on_train_end(self, logs: Any = None) -> None:
         if self.replaying:
             self._continue()
         else:
             self._done.end = random_states()
             self._save()
 
-    def logs_after(self, position):
-        """What a callback had put into the logs of the epoch that is replayed."""
-        return self._saved.logs_of(len(self._done.epochs) - 1, position)
+    def end_epoch_of(self, callback: keras.callbacks.Callback, position: int, epoch: int, logs: dict[str, Any]) -> None:
+        """End an epoch for another callback: record its part of the logs or, in a replay, put it there again.
 
-    def note_logs(self, position, logs):
-        self._done.add_logs(position, logs)
+        Parameters
+        ----------
+        callback : keras.callbacks.Callback
+        position : int
+            Counts the other callbacks from 1.
+        epoch : int
+        logs : dict of str to float
+            It is changed.
+        """
+        if self.replaying:
+            added = self._saved.logs_of(len(self._done.epochs) - 1, position)
+            logs.update(added)
+        else:
+            before = dict(logs)
+            callback.on_epoch_end(epoch, logs)
+            added = {name: value for name, value in logs.items() if name not in before or before[name] is not value}
+        self._done.add_logs(position, added)
 
     def _keep_file(self):
-        """Lock the file for this process; returns whether it exists."""
+        """Lock the file for this process; return whether it exists."""
         self._lock = lock_checkpoint(self._file)
         return os.path.exists(self._file)
 
@@ -197,7 +232,6 @@ class Checkpoint(keras.callbacks.Callback):
             warn('%s is not of the run that %s is of: this fit begins anew, and replaces the file'
                  % (self._file, self.path))
             return
-        saved.check(self._step.variables())
         self._saved, self._state, self._before = record, saved, self._done.begin
         self._compare()
         self._done.begin = record.begin
@@ -213,8 +247,7 @@ class Checkpoint(keras.callbacks.Callback):
 
     def _save(self):
         self._done.stopped = self.model.stop_training
-        arrays = dict(self._done.to_arrays(), **states_of(self.others))
-        self._step.save_with(self._file, arrays, self.allow_nan)
+        self._step.save_with(self._file, dict(self._done.to_arrays(), **states_of(self._others)), self.allow_nan)
 
     def _compare(self):
         ours, theirs = self._done.fit, self._saved.fit
@@ -230,21 +263,21 @@ class Checkpoint(keras.callbacks.Callback):
                          'remove the file or name another one' % (self._file, text))
 
     def _replayed(self):
-        """Results of the replayed batch: its own or, if its epoch is finished, those of the epoch."""
+        """Return the results of the replayed batch: its own or, if its epoch is finished, the epoch's."""
         done, saved = self._done, self._saved
-        given = self.params.get('samples') is not None  # else a generator gives the data
-        if given and not done.n_batches and done.first_batch != saved.first_batch:
+        has_arrays = self.params.get('samples') is not None  # else a generator gives the data
+        if has_arrays and not done.n_batches and done.first_batch != saved.first_batch:
             self._refuse('was written by a fit whose first batch has the checksum %d, but that of this one has %d'
                          % (saved.first_batch, done.first_batch))
         return self._logged('') if len(done.epochs) < len(saved.epochs) else saved.batches[len(done.batches)]
 
     def _logged(self, prefix):
-        """The loss and metrics at the end of the replayed epoch."""
+        """Return the loss and metrics at the end of the replayed epoch."""
         logs = self._saved.logs_of(len(self._done.epochs), 0)
         return [logs.get(prefix + name, float('nan')) for name in self.model.metrics_names]
 
     def _continue(self):
-        """The replay is complete: give the model the state of the file."""
+        """Give the model the state of the file, now that the replay is complete."""
         if self._done.all_batches != self._saved.all_batches:
             warn('%s was written after other batches than those that were replayed now, which differ in order or data: '
                  'the training continues from its state, but the result is not that of an uninterrupted one. Do not '
@@ -255,14 +288,14 @@ class Checkpoint(keras.callbacks.Callback):
         saved, values = self._saved, self._state
         self._saved = self._state = None
         values.give(self._step.variables(), self._step.contexts)
-        restore_states(self.others, values.extra)
+        restore_states(self._others, values.extra)
         self.model.stop_training = saved.stopped
         if saved.end:
             set_random_states(saved.end)
 
 
-def file_of_fit(path, number):
-    """The file of a fit, counted from 1, among those with this path.
+def file_of_fit(path: str, number: int) -> str:
+    """Return the file of a fit, counted from 1, among the fits with this path.
 
     Examples
     --------

@@ -1,34 +1,41 @@
 """`enable` and `disable`: every Keras model of the process over several contexts."""
+from __future__ import annotations
+
 import functools
 import re
 import weakref
+from typing import Any, Callable
 
+import keras
 import theano
 
+from ..devices.context_map import Context
 from ..distributed.choice import choose_ranks
 from ..enabling.chooser import LengthChooser
 from ..enabling.enabled import Enabled
 from ..errors import GraphError, warn
 from ..patches import keras_models
 from ..placement.propagation import is_placed
-from .functions import MAKERS, check_compile
+from .functions import KINDS, check_compile
 from .methods import LOOPS, switch_methods_once
 from .multi_gpu import check_built, chosen_contexts, multi_gpu_model
 from .parallel_state import ParallelState, parallel_state_of, set_parallel_state
-from .report import Report
-from .steps import Advice, Choice, on_devices
-from .verification import check_alone, verify_batch, verify_evaluation, verify_prediction
+from .report import Report, Usage
+from .steps import Advice, Choice, Computed, on_devices
+from .verification import check_alone, verify_batch
 
-ON_CPU = ('the contexts are on the CPU, where dividing a batch gains nothing, since Python computes one part at a '
+ON_CPU = ('are on the CPU, where dividing a batch gains nothing, since Python computes one part at a '
           'time: models run whole. To use several cores, start processes (theano-mgpu launch). To divide all the '
           'same, pass always=True (theano-mgpu run --always)')
 
-VERIFY = {'predict': verify_prediction, 'test': verify_evaluation, 'train': verify_batch}  # each covers those before it
+VERIFIED_BY = {'predict': {'predict', 'test', 'train'}, 'test': {'test', 'train'}, 'train': {'train'}}
 
-def enable(gpus=None, strict=False, verify=False, always=False, tell=warn):
-    """Have every Keras model that is compiled from now on run over several contexts.
 
-    Its train, test and predict functions then divide each batch, as those of `multi_gpu_model` do. The rest of the
+def enable(gpus: Any = None, strict: bool = False, verify: bool = False, always: bool = False,
+           tell: Callable[[str], None] = warn) -> Report:
+    """Run every Keras model that is compiled from now on over several contexts.
+
+    Its train, test and predict functions then divide each batch, as in a model of `multi_gpu_model`. The rest of the
     model is Keras's own, so that a script needs no change. Batches that plain Keras computes faster are left to it:
     short ones, which is measured with the first batches, and all of them where one process has contexts on the CPU.
     Models that are not compiled predict over contexts, too. Models that were compiled before stay as they are.
@@ -41,7 +48,7 @@ def enable(gpus=None, strict=False, verify=False, always=False, tell=warn):
     strict : bool
         Raise a GraphError where there is else one warning: for a model that cannot give exactly the results of one
         device, that cannot run over contexts, or for which one context is faster; and at once for flags with which
-        results are not those of one device.
+        results differ from one device.
     verify : bool
         On the first batch of each model, compare one step on one device with one on the contexts (see `verify`), and
         print the certificate to stderr. For a model that predicts first, the outputs are compared.
@@ -53,14 +60,14 @@ def enable(gpus=None, strict=False, verify=False, always=False, tell=warn):
     Returns
     -------
     Report
-        What the models have done so far, and the messages about them. Print it.
+        The work of the models so far, and the messages about them. Print it.
 
     Raises
     ------
     ContextError
         If `gpus` asks for contexts that do not exist.
     GraphError
-        With `strict`, for a flag with which results are not those of one device.
+        With `strict`, for a flag with which results differ from one device.
 
     Notes
     -----
@@ -94,7 +101,7 @@ def enable(gpus=None, strict=False, verify=False, always=False, tell=warn):
     return enabled.begin()
 
 
-def disable():
+def disable() -> None:
     """Leave models that are compiled from now on to plain Keras; those that were compiled before stay as they are."""
     EnabledModels.end()
 
@@ -104,10 +111,9 @@ def _patch_keras_once():
     switch_methods_once()
     # A model that is not built yet is compiled by its first batch, within the loop.
     keras_models.switch_keras_methods(LOOPS, applies=lambda model: EnabledModels.in_force and not model.built)
-    keras_models.switch_keras_methods({'compile': _compile, '_make_predict_function': _make_predict_function},
-                                      applies=lambda model: not hasattr(model, 'template'))
-    counted = {'_make_%s_function' % kind: _counted for kind in MAKERS}
-    keras_models.switch_keras_methods(counted, applies=_is_counted)
+    keras_models.switch_keras_methods({'compile': _compile}, applies=lambda model: not hasattr(model, 'template'))
+    keras_models.switch_keras_methods({'_make_%s_function' % kind: _make_function for kind in KINDS},
+                                      applies=lambda model: EnabledModels.in_force)
     keras_models.replace_multi_gpu_model(multi_gpu_model, applies=lambda: EnabledModels.in_force)
 
 
@@ -122,70 +128,58 @@ def _compile(original):
     return compile
 
 
-def _make_predict_function(original):
-    @functools.wraps(original)
-    def _make_predict_function(self):
-        if EnabledModels.in_force and not self._is_compiled and not parallel_state_of(self):
-            EnabledModels.in_force.attach(self)
-        original(self)
-    return _make_predict_function
-
-
-def _is_counted(model):
-    return EnabledModels.in_force and hasattr(model, 'template')
-
-
-def _counted(original):
-    """Have the batches of a model that `multi_gpu_model` has made be counted, too."""
+def _make_function(original):
     @functools.wraps(original)
     def make(self):
-        EnabledModels.in_force.count(self)
+        if hasattr(self, 'template'):
+            EnabledModels.in_force.count(self)
+        elif not self._is_compiled and not parallel_state_of(self):
+            EnabledModels.in_force.attach(self)
         original(self)
     return make
 
 
 class EnabledModels(Enabled):
-    """The Enabled of Keras models.
+    """The Keras models that `enable` has found, and the arguments of `enable`.
 
     Parameters
     ----------
     gpus
         As for `enable`.
     *arguments
-        Those of an Enabled.
+        As for an Enabled.
     """
 
-    def __init__(self, gpus, *arguments):
+    def __init__(self, gpus: Any, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.gpus, self._told = gpus, set()
-        self._parallel = weakref.WeakKeyDictionary()  # model of multi_gpu_model -> Usage
+        self.gpus = gpus
+        self._told: set[tuple[str, str]] = set()
+        self._parallel: Any = weakref.WeakKeyDictionary()  # model of multi_gpu_model -> Usage
 
-    def count(self, model):
-        """Have the batches of a parallel model be counted, by functions that are made from now on."""
+    def count(self, model: keras.Model) -> None:
+        """Count the batches of a model of `multi_gpu_model`, by functions that are made from now on."""
         state = parallel_state_of(model)
-        if state.usage is None:
-            usage = self._parallel.get(model) or self._parallel.setdefault(model, self.report.usage(model.name))
-            state.count_in(usage)
+        if state is not None and state.usage is None:
+            state.count_in(self._parallel.get(model) or self._parallel.setdefault(model, self.report.usage(model.name)))
 
-    def attach(self, model, before=None):
-        """Have a model run over the contexts; `before` is its state from an earlier `compile`, if any."""
-        obstacle = _obstacle(model)
-        if obstacle:
+    def attach(self, model: keras.Model, before: ParallelState | None = None) -> None:
+        """Run a model over the contexts; `before` is its state from an earlier `compile`, if any."""
+        try:
+            check_compile(getattr(model, '_function_kwargs', {}), model.targets if model._is_compiled else ())
+            check_built(model, 'enable')
+        except ValueError as error:
             self.notify(model.name, 'is left to plain Keras, on the host or the device of the flag "device": %s'
-                        % obstacle)
+                        % error)
             return
         usage = before.usage if isinstance(before, EnabledState) else self.report.usage(model.name)
         set_parallel_state(model, EnabledState(self, model, usage, chosen_contexts(self.gpus)))
 
-    def notify(self, name, text, noted=True):
+    def notify(self, name: str, text: str, noted: bool = True) -> None:
         """Tell the user about a model once, whatever the numbers in the text; with `strict`, raise a GraphError.
 
         The report has it, too, if `noted`.
         """
-        self.notify_all('%s %s' % (name, text), (name, re.sub(r'\d', '', text)), noted)
-
-    def notify_all(self, whole, key=None, noted=True):
-        """As `notify`, about all models; it tells once what has the same key."""
+        whole, key = '%s %s' % (name, text), (name, re.sub(r'\d', '', text))
         if self.strict:
             raise GraphError(whole)
         if key not in self._told:
@@ -195,51 +189,36 @@ class EnabledModels(Enabled):
             self.tell(whole)
 
 
-def _obstacle(model):
-    """Why a model cannot run over contexts; None if it can."""
-    try:
-        check_compile(getattr(model, '_function_kwargs', {}))
-        check_built(model, 'enable')
-        check_compile({}, model.targets if model._is_compiled else ())
-    except ValueError as error:
-        return str(error)
-    return None
-
-
 class EnabledState(ParallelState):
-    """How a model that `enable` has found runs over contexts."""
+    """The ParallelState of a model that `enable` has found."""
 
-    def __init__(self, enabled, model, usage, contexts):
-        super().__init__(model.name, contexts)
-        self.enabled, self.strict = enabled, enabled.strict
+    def __init__(self, enabled: EnabledModels, model: keras.Model, usage: Usage, contexts: list[Context]) -> None:
+        super().__init__(model.name, contexts, enabled.notify, enabled.strict)
+        self.enabled, self.usage = enabled, usage
         self._model = weakref.ref(model)
-        self._verified = set()
-        self.count_in(usage)
+        self._verified: set[str] = set()
 
-    def notify(self, text):
-        self.enabled.notify(self.name, text)
-
-    def leaves_all(self):
+    def leaves_all(self) -> bool:
         ranks = choose_ranks(None)
         if ranks.size > 1 or on_devices(self.contexts) or not self._may_leave_batches(ranks):
             return False
         if len(self.contexts) > 1:
-            self.enabled.notify_all(ON_CPU)
+            self.enabled.notify('the contexts', ON_CPU)
         return True
 
-    def steps(self, kind, plain=None):
-        steps, ranks = super().steps(kind), choose_ranks(None)
+    def steps(self, kind: str, function: Any = None) -> list[Callable[..., Computed]]:
+        steps = super().steps(kind)
         if self.enabled.verifies:
             steps.insert(0, functools.partial(self._verify, kind))
-        if kind == 'train' and plain is not None and not self.enabled.always:
+        if kind == 'train' and function is not None and not self.enabled.always:
             steps.insert(0, Advice(functools.partial(self.enabled.notify, self.name)))
-        if plain is not None and self._may_leave_batches(ranks):
-            chooser = LengthChooser(ranks, functools.partial(self.usage.whole_below.__setitem__, kind))
-            steps.append(Choice(chooser, plain, self.contexts))
+        if function is not None and self._may_leave_batches(choose_ranks(None)):
+            chooser = LengthChooser(choose_ranks(None), functools.partial(self.usage.whole_below.__setitem__, kind))
+            steps.append(Choice(chooser, function, self.contexts))
         return steps
 
     def _may_leave_batches(self, ranks):
-        """Whether plain Keras may compute a batch.
+        """Return whether plain Keras may compute a batch.
 
         No, where something else was asked for, or where it could leave processes with different weights: hosts may
         round differently.
@@ -254,9 +233,8 @@ class EnabledState(ParallelState):
                                     flags.executor in ('serial', 'threads'))
 
     def _verify(self, kind, inputs, proceed):
-        """Show a certificate before the first batch of a kind, unless one of a later kind in `VERIFY` covers it."""
-        kinds = list(VERIFY)
-        if self._verified.isdisjoint(kinds[kinds.index(kind):]):
+        """Show a certificate before the first batch of a kind, unless the certificate of another kind covers it."""
+        if self._verified.isdisjoint(VERIFIED_BY[kind]):
             self._verified.add(kind)
-            self.enabled.show_certificate(self.name, lambda: VERIFY[kind](self._model(), inputs, self.contexts))
+            self.enabled.show_certificate(self.name, lambda: verify_batch(self._model(), kind, inputs, self.contexts))
         return proceed(inputs)

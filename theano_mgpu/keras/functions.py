@@ -1,11 +1,17 @@
-"""What Keras calls for each batch, a callable ``f(list) -> list``, over several contexts."""
-import functools
+"""The functions that Keras calls for each batch, callables ``f(list) -> list``, over several contexts."""
+from __future__ import annotations
 
+import functools
+from types import SimpleNamespace
+from typing import Any, Callable, Iterable
+
+import keras
 import numpy as np
 import theano
 from keras import backend as K
 from keras.backend import theano_backend
 
+from ..devices.context_map import Context
 from ..distributed.choice import choose_ranks
 from ..distributed.consistency import ComparedFunction, LeadingInputs
 from ..enabling.fallback import by_plain, is_for_plain
@@ -14,17 +20,21 @@ from ..graphs import graph
 from ..parallel_function import ParallelFunction
 from ..patches import keras_loops, theano_functions
 from ..training import TrainingFunction
-from .batch import batch_inputs, first_of_each, metric_values, test_updates, training_updates
-from .optimizer import optimizer_updates
+from .batch import batch_inputs, length_of, metric_values, new_values
+from .optimizer import Given, optimizer_updates
 from .parallel_state import parallel_state_of
 from .steps import Choice, Computed, chained
-from .variants import Variants, length_of
+from .variants import Variants
 
-OPTIONS = ('mode', 'givens')  # those of theano.function that compile() takes
+OPTIONS = ('mode', 'givens')  # keywords of theano.function that compile() takes
+KINDS = ('train', 'test', 'predict')
+_PLAIN = {kind: getattr(keras.Model, '_make_%s_function' % kind) for kind in KINDS}
+_READ = ('optimizer', 'total_loss', 'outputs', 'updates', 'state_updates', '_collected_trainable_weights',
+         '_function_kwargs')  # attributes of a model that these methods read, besides its inputs and metrics
 
 
 class ModelFunction:
-    """What a model calls for each batch: steps that each batch goes through, of which the last one computes it.
+    """A function that a model calls for each batch, as a list of steps of which the last one computes the batch.
 
     Parameters
     ----------
@@ -32,24 +42,23 @@ class ModelFunction:
         See `steps`.
     """
 
-    def __init__(self, steps):
+    def __init__(self, steps: list[Callable[..., Computed]]) -> None:
         self._steps, self._run = steps, chained(steps)
 
-    def __call__(self, inputs):
+    def __call__(self, inputs: list[Any]) -> list[Any]:
         return self._run(inputs).outputs
 
-    def begin_fit(self, step):
-        """Put the step of a checkpoint before the others, and divide each batch: a restart must not depend on what was
-        measured.
+    def begin_fit(self, replay: Callable[..., Computed]) -> None:
+        """Put the step of a checkpoint before the others, and divide each batch: a restart must not depend on timings.
         """
-        self._run = chained([step] + [each for each in self._steps if not isinstance(each, Choice)])
+        self._run = chained([replay] + [step for step in self._steps if not isinstance(step, Choice)])
 
-    def end_fit(self):
+    def end_fit(self) -> None:
         """Take the step of a checkpoint out again."""
         self._run = chained(self._steps)
 
-    def compare(self):
-        """Compare what each process has computed by itself: all go on from what rank 0 has computed."""
+    def compare(self) -> None:
+        """Compare the results that each process has computed by itself: all go on from rank 0's."""
 
 
 class WholeFunction(ModelFunction, theano_backend.Function):
@@ -57,23 +66,22 @@ class WholeFunction(ModelFunction, theano_backend.Function):
 
     Parameters
     ----------
-    plain : keras.backend.Function
-        Keras's. What it has is here, too, such as `function`, that of Theano.
-    divided : DividedBatches
-        What would compute the batches over contexts.
+    divided : BatchFunction
+        It would compute the batches over contexts. The attributes of its function of plain Keras are here, too, such as
+        `function`, Theano's.
     contexts : list of Context
-        What it runs on.
+        Where the function runs.
     steps : list of callable
-        Those before the last one.
+        The steps before the last one.
     """
 
-    def __init__(self, plain, divided, contexts, steps):
-        vars(self).update(vars(plain))
+    def __init__(self, divided: BatchFunction, contexts: list[Context], steps: list[Callable[..., Computed]]) -> None:
+        self.__dict__.update(vars(divided.make_plain()))
         self.contexts, self._divided = contexts, divided
         ModelFunction.__init__(self, steps + [self._compute])
 
     @property
-    def step(self):
+    def step(self) -> Any:
         """The TrainingFunction over the same variables, whose training state a checkpoint holds."""
         return self._divided.function
 
@@ -82,134 +90,69 @@ class WholeFunction(ModelFunction, theano_backend.Function):
 
 
 class BatchFunction(ModelFunction):
-    """The function of a model whose batches are divided, but for those that are left to plain Keras.
+    """The function of a model whose batches are divided, unless a step leaves them to plain Keras.
+
+    It keeps the model as it is now, as in Keras: a variant may be made after the model has changed.
 
     Parameters
     ----------
-    divided : DividedBatches
-    plain : PlainKeras
-    steps : list of callable
-        Those before the last one.
-
-    Attributes
-    ----------
-    divided : DividedBatches
-    plain : PlainKeras
-    """
-
-    def __init__(self, divided, plain, steps):
-        super().__init__(steps + [divided])
-        self.divided, self.plain = divided, plain
-
-    @property
-    def function(self):
-        """The ParallelFunction or TrainingFunction that runs batches over the contexts."""
-        return self.divided.function
-
-    step = function
-
-    @property
-    def contexts(self):
-        """The list of Context that divided batches run over."""
-        return self.function.contexts
-
-    @property
-    def optimizer_updates(self):
-        """The updates that a train function asked the optimizer for; None for other functions."""
-        return self.divided.optimizer_updates
-
-    def forget_prepared(self):
-        """Drop a batch that was sent ahead and that does not come."""
-        self.divided.forget_prepared()
-
-    def compare(self):
-        self.plain.compare()
-
-    def begin(self):
-        """Begin an epoch."""
-        self.divided.begin()
-
-    def join(self):
-        """Come to the end of an epoch with the other processes, and compare what each has computed by itself.
-
-        Returns
-        -------
-        list of float, or None
-            See `DividedBatches.join`.
-        """
-        self.compare()
-        return self.divided.join()
-
-
-class PlainKeras:
-    """The function of plain Keras for a model, which is made when it is first needed.
-
-    Parameters
-    ----------
-    divided : DividedBatches
-        What trains the same variables.
     kind : {'train', 'test', 'predict'}
-        Processes that compute the same batches compare the results, but for predictions: these change no variable.
+    model : keras.Model
+        Compiled, unless it predicts.
 
     Attributes
     ----------
     leading : LeadingInputs
-        The inputs of the function, the same on every rank where ranks have to choose alike.
+        The inputs for plain Keras, the same on every rank where ranks have to choose alike.
     compared : ComparedFunction or None
+        Plain Keras in several processes, which compare its results; None for predictions, as these change no variable.
+    make_plain : callable
+        Returns the function of plain Keras, the same one each time.
+    optimizer_updates : list of (SharedVariable, theano.Variable)
+        The updates that a train function has asked the optimizer for: all its variants train by them, and so does plain
+        Keras.
     """
 
-    def __init__(self, divided, kind):
-        self._divided, self._is_compared = divided, kind != 'predict'
+    def __init__(self, kind: str, model: keras.Model) -> None:
+        self._state = parallel_state_of(model)
+        self.optimizer_updates = optimizer_updates(model, self._state) if kind == 'train' else []
+        self._variants = _variants_of(model, kind, new_values(model, kind, self.optimizer_updates))
+        self._values = [] if kind == 'predict' else metric_values(model)  # read after the batch, as further outputs
+        self._kind, self._mode = kind, options_of(model).get('mode')
+        self.make_plain = _plain_maker(model, kind, self.optimizer_updates)
         self.leading = LeadingInputs(choose_ranks(None), '%s_function' % kind)
-        self._function = self.compared = None
-
-    def __call__(self, inputs):
-        """Compute a batch in each process, and compare the results now and then; one that was sent ahead is dropped."""
-        if self._function is None:
-            self._function, step = self._divided.make_plain(), self._divided.function
-            if self._is_compared and step.ranks.size > 1:
-                self._function = self.compared = ComparedFunction(self._function, step.ranks, step.built.number,
-                                                                  lambda: step.built.alike, self.leading)
-        results = self._function(inputs)
-        self._divided.forget_prepared()
-        return results
-
-    def compare(self):
-        """Compare the results that have not been compared yet."""
-        if self.compared is not None:
-            self.compared.compare()
-
-
-class DividedBatches:
-    """The last step: a function over a batch, then values that it has updated.
-
-    Parameters
-    ----------
-    variants : Variants
-        Those of a ParallelFunction or TrainingFunction.
-    values : list of theano.Variable
-        Functions of shared variables that are read after the batch, as further outputs.
-    mode : str or theano.Mode, optional
-    make_plain : callable, optional
-        Returns the function of plain Keras, which computes a batch that has failed over the contexts.
-    optimizer_updates : list of (SharedVariable, theano.Variable), optional
-        Updates of a train function: all its variants train by them, and plain Keras where it computes a batch. The next
-        batch of a train function is sent while one is computed, within Keras's loops (see `prefetch`).
-    """
-
-    def __init__(self, variants, values=(), mode=None, make_plain=None, optimizer_updates=None):
-        self._variants, self._values, self._mode, self.make_plain = variants, list(values), mode, make_plain
-        self._trains, self.optimizer_updates = optimizer_updates is not None, optimizer_updates
+        self.compared: ComparedFunction | None = None
+        super().__init__(self._state.steps(kind, self) + [self._compute])
         self.begin()
 
     @property
-    def function(self):
+    def function(self) -> Any:
         """The ParallelFunction or TrainingFunction that runs batches over the contexts."""
         return self._variants.function
 
-    def compile(self):
-        """Compile what runs batches over the contexts."""
+    step = function
+
+    def compile(self) -> None:
+        """Compile the function over the contexts."""
         self._variants.compile()
+
+    def plain(self, inputs: list[Any]) -> list[Any]:
+        """Compute a batch by plain Keras in each process, and compare the results now and then.
+
+        A batch that was sent ahead is dropped.
+        """
+        results = self._plain(inputs)
+        self.forget_prepared()
+        return results
+
+    @functools.cached_property
+    def _plain(self):
+        """The function of plain Keras, which is made when it is first needed."""
+        plain, step = self.make_plain(), self.function
+        if self._kind == 'predict' or step.ranks.size == 1:
+            return plain
+        self.compared = ComparedFunction(plain, step.ranks, step.built.number, lambda: step.built.alike, self.leading)
+        return self.compared
 
     @functools.cached_property
     def _read(self):
@@ -217,14 +160,9 @@ class DividedBatches:
         mode = theano.compile.get_mode(self._mode).excluding('gpuarray_opt')
         return theano_functions.plain_function([], graph.host_graph(self._values), mode=mode) if self._values else list
 
-    def __call__(self, inputs):
-        """Compute a batch over the contexts, or by plain Keras if that ends in an error of the graph or of the batch.
-
-        Returns
-        -------
-        Computed
-        """
-        self._variants.state.compare()
+    def _compute(self, inputs):
+        """Compute a batch over the contexts, or by plain Keras after an error of the graph or of the batch."""
+        self._state.compare()
         try:
             return self._over_contexts(inputs)
         except Exception as error:
@@ -241,41 +179,46 @@ class DividedBatches:
     def _is_for_plain(self, error, inputs):
         """Return whether plain Keras can say what an error is, since it is neither one of a device nor of the ranks."""
         is_ours = isinstance(error, MgpuError) and not isinstance(error, BatchError)
-        is_empty = self._trains and not length_of(inputs)  # a step on it makes all weights NaN
-        return self.make_plain is not None and is_for_plain(error) and not (
-            is_ours or is_empty or self._variants.state.strict or self.function.sharded)
+        is_empty = self._kind == 'train' and not length_of(inputs)  # a step on it makes all weights NaN
+        return is_for_plain(error) and not (is_ours or is_empty or self._state.strict or self.function.sharded)
 
     def _over_contexts(self, inputs):
         function = self._variants.of(inputs)
         loop = keras_loops.keras_batches
-        if self._trains and function.executable.on_devices and loop is not None and loop.calls(self):
+        if self._kind == 'train' and function.executable.on_devices and loop is not None and loop.calls(self):
             function.look_ahead.next_batch = functools.partial(loop.after, inputs)
         try:
             outputs = function(*inputs)
         finally:
             function.look_ahead.next_batch = None  # it holds the data of the loop
         self._variants.note_success(function, inputs)
-        outputs = self._reported(outputs if isinstance(outputs, list) else [outputs], function.samples)
-        return Computed(outputs, function.samples, function.contexts, function)
+        return Computed(self._reported(outputs, function.samples), function.samples, function.contexts, function)
 
     def _reported(self, outputs, samples):
-        outputs = outputs + self._read()
+        """Return outputs with the values of a batch, and add its loss to the epoch's."""
+        outputs = (outputs if isinstance(outputs, list) else [outputs]) + self._read()
         if outputs and np.ndim(outputs[0]) == 0:
             self._loss += float(outputs[0]) * samples
             self._samples += samples
         return outputs
 
-    def forget_prepared(self):
+    def forget_prepared(self) -> None:
         """Drop a batch that was sent ahead and that does not come."""
         if self._variants.compiled:
             self.function.look_ahead.forget()
 
-    def begin(self):
+    def compare(self) -> None:
+        if self.compared is not None:
+            self.compared.compare()
+
+    def begin(self) -> None:
         """Begin an epoch."""
         self._loss, self._samples = 0.0, 0
 
-    def join(self):
-        """Where each process feeds its own data, wait until the others have come to the end of theirs.
+    def join(self) -> list[float] | None:
+        """Come to the end of an epoch with the other processes.
+
+        Compare the results that each has computed by itself; where each feeds its own data, wait for the others.
 
         Returns
         -------
@@ -283,6 +226,7 @@ class DividedBatches:
             The loss and metrics of all the data since `begin`. None with one process, or where each process gets
             whole batches: the caller knows them then.
         """
+        self.compare()
         if not self._variants.compiled or not self.function.sharded:
             return None
         for outputs, samples in self.function.joined():
@@ -290,67 +234,45 @@ class DividedBatches:
         return [self._loss / self._samples] + self._read() if self._samples else None
 
 
-def train_function(model, plain_of=None):
-    """Return the last step of the train function of a compiled model.
-
-    Parameters
-    ----------
-    model : keras.Model
-    plain_of : callable, optional
-        ``plain_of(optimizer_updates)`` returns what makes the function of plain Keras, see `methods.plain_maker`.
-    """
-    state = parallel_state_of(model)
-    pairs = optimizer_updates(model, state)
-    updates = training_updates(model, pairs)
-
-    # What the model is now, as in Keras: a variant may be made after the model has changed.
-    inputs, options, params = batch_inputs(model), _over_contexts(model), model._collected_trainable_weights
+def _variants_of(model, kind, updates):
+    """Return the Variants of a model's function, which report the loss or outputs and make the new values."""
+    results = list(model.outputs) if kind == 'predict' else [model.total_loss]
+    inputs, name, n = batch_inputs(model, targets=kind != 'predict'), kind + '_function', len(results)
+    params, options = getattr(model, '_collected_trainable_weights', None), dict(options_of(model), led_by_first=True)
 
     def make(contexts, outputs):
-        loss, *new = outputs
-        return TrainingFunction(inputs, loss, params, dict(zip(updates, new)), contexts=contexts, name='train_function',
-                                **options)
-    variants = Variants([model.total_loss] + list(updates.values()), make, inputs, state)
-    return DividedBatches(variants, metric_values(model), options.get('mode'), plain_of and plain_of(pairs), pairs)
+        new = dict(zip(updates, outputs[n:]))
+        if kind == 'train':
+            return TrainingFunction(inputs, outputs[0], params, new, contexts=contexts, name=name, **options)
+        return ParallelFunction(inputs, outputs[:n], new, contexts=contexts, name=name, **options)
+    return Variants(results + list(updates.values()), make, inputs, parallel_state_of(model))
 
 
-def test_function(model, plain_of=None):
-    """Return the last step of the test function of a compiled model: its loss and metrics; see `train_function`."""
-    updates, inputs, options = test_updates(model), batch_inputs(model), _over_contexts(model)
+def _plain_maker(model, kind, optimizer_updates):
+    """Return a callable without arguments that makes, once, the function of plain Keras for a model as it is now."""
+    name, metrics = kind + '_function', model._get_training_eval_metrics() if model._is_compiled else []
+    now = SimpleNamespace(**{read: getattr(model, read) for read in _READ if hasattr(model, read)})
+    now._feed_inputs, now._feed_targets = batch_inputs(model, targets=kind != 'predict'), []
+    now._feed_sample_weights, now._uses_dynamic_learning_phase = [], lambda: False  # they are among the inputs
+    now._get_training_eval_metrics, now._check_trainable_weights_consistency = lambda: metrics, lambda: None
+    if kind == 'train':
+        now.optimizer = Given(optimizer_updates)
 
-    def make(contexts, outputs):
-        loss, *new = outputs
-        return ParallelFunction(inputs, [loss], dict(zip(updates, new)), contexts=contexts, name='test_function',
-                                **options)
-    variants = Variants([model.total_loss] + list(updates.values()), make, inputs, parallel_state_of(model))
-    return DividedBatches(variants, metric_values(model), options.get('mode'), plain_of and plain_of(None))
-
-
-def predict_function(model, plain_of=None):
-    """Return the last step of the predict function of a model: its outputs; see `train_function`."""
-    updates, inputs = first_of_each(model.state_updates), batch_inputs(model, targets=False)
-    n, options = len(model.outputs), _over_contexts(model)
-
-    def make(contexts, outputs):
-        return ParallelFunction(inputs, outputs[:n], updates=dict(zip(updates, outputs[n:])), contexts=contexts,
-                                name='predict_function', **options)
-    variants = Variants(model.outputs + list(updates.values()), make, inputs, parallel_state_of(model))
-    return DividedBatches(variants, make_plain=plain_of and plain_of(None))
+    @functools.lru_cache(None)
+    def make():
+        setattr(now, name, None)
+        with theano_functions.plain_functions():
+            _PLAIN[kind](now)
+        return getattr(now, name)
+    return make
 
 
-MAKERS = {'train': train_function, 'test': test_function, 'predict': predict_function}
-
-
-def options_of(model):
+def options_of(model: keras.Model) -> dict[str, Any]:
     """Return the keywords for `theano.function` that a model is compiled with."""
     return dict(getattr(model, '_function_kwargs', {}), allow_input_downcast=True)
 
 
-def _over_contexts(model):
-    return dict(options_of(model), led_by_first=True)
-
-
-def check_compile(options, targets=()):
+def check_compile(options: dict[str, Any], targets: Iterable[Any] = ()) -> None:
     """Raise a ValueError for arguments of `compile` that a model over contexts cannot take.
 
     Parameters

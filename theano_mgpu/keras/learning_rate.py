@@ -1,18 +1,22 @@
 """A learning rate that grows with the batch."""
+from __future__ import annotations
+
+from typing import Any
+
 import keras
 from keras import backend as K
 
 
 class LearningRateWarmup(keras.callbacks.Callback):
-    """Raise the learning rate, batch by batch, from that of the optimizer to a multiple of it.
+    """Raise the learning rate, batch by batch, from the optimizer's to a multiple of it.
 
     For a model that is trained with `factor` times larger batches than before, for instance because several devices
-    have room for them. Contexts alone are no reason: they divide a batch, and results are those of one device.
+    have room for them. Contexts alone are no reason: they divide a batch, and results equal those on one device.
 
     Parameters
     ----------
     factor : float
-        What the learning rate is multiplied by in the end: by the rule of linear scaling, how many times larger the
+        The multiple of the learning rate in the end: by the rule of linear scaling, how many times larger the
         batches are.
     epochs : int
         Epochs in which it grows, from the first one of the training (epoch 0) on.
@@ -41,12 +45,13 @@ class LearningRateWarmup(keras.callbacks.Callback):
     0.45
     """
 
-    def __init__(self, factor, epochs=5, momentum_correction=True, verbose=0):
+    def __init__(self, factor: float, epochs: int = 5, momentum_correction: bool = True, verbose: int = 0) -> None:
         super().__init__()
         if not factor > 0 or not epochs > 0:
             raise ValueError('factor=%r and epochs=%r have to be positive' % (factor, epochs))
         self.factor, self.epochs, self.momentum_correction, self.verbose = factor, epochs, momentum_correction, verbose
-        self._base = self._momentum = None  # of the optimizer, as the user has set them
+        self._base: Any = None  # learning rate and momentum of the optimizer, as the user has set them
+        self._momentum: Any = None
         self._is_corrected = False
         self.first_batch = 0  # of the epoch
 
@@ -54,8 +59,8 @@ class LearningRateWarmup(keras.callbacks.Callback):
     def _corrects(self):
         return self.momentum_correction and hasattr(self.model.optimizer, 'momentum')
 
-    def at(self, base, batch, n_batches):
-        """The learning rate in a batch.
+    def at(self, base: float, batch: int, n_batches: int) -> float:
+        """Return the learning rate in a batch.
 
         Parameters
         ----------
@@ -72,7 +77,7 @@ class LearningRateWarmup(keras.callbacks.Callback):
         """
         return base * (1 + (self.factor - 1) * min(1, batch / n_batches))
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: Any = None) -> None:
         optimizer = self.model.optimizer
         if not hasattr(optimizer, 'lr'):
             raise ValueError('%s has no learning rate "lr" that could grow' % type(optimizer).__name__)
@@ -87,10 +92,10 @@ class LearningRateWarmup(keras.callbacks.Callback):
             self._momentum = float(K.get_value(optimizer.momentum))
             self._is_corrected = True  # in the file of a Checkpoint, which saves before other callbacks end a batch
 
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self.first_batch = epoch * self._per_epoch
 
-    def on_batch_begin(self, batch, logs=None):
+    def on_batch_begin(self, batch: int, logs: Any = None) -> None:
         batch, n_batches = self.first_batch + batch, self.epochs * self._per_epoch
         if batch > n_batches:
             self._restore_momentum()
@@ -102,7 +107,7 @@ class LearningRateWarmup(keras.callbacks.Callback):
             K.set_value(optimizer.momentum, self._momentum * now / before)
             self._is_corrected = True
 
-    def on_batch_end(self, batch, logs=None):
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
         self._restore_momentum()
 
     def _restore_momentum(self):
@@ -110,7 +115,7 @@ class LearningRateWarmup(keras.callbacks.Callback):
             K.set_value(self.model.optimizer.momentum, self._momentum)
             self._is_corrected = False
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if logs is not None:
             logs['lr'] = float(K.get_value(self.model.optimizer.lr))
         if self.verbose and epoch < self.epochs:

@@ -1,4 +1,8 @@
 """The updates of a Keras model's optimizer, as plain Keras asks for them."""
+from __future__ import annotations
+
+from typing import Any
+
 import keras
 import theano
 from keras import backend as K
@@ -14,15 +18,15 @@ class Given(keras.optimizers.Optimizer):
     updates : list of (SharedVariable, theano.Variable)
     """
 
-    def __init__(self, updates):
+    def __init__(self, updates: list[Any]) -> None:
         super().__init__()
         self._updates = updates
 
-    def get_updates(self, loss, params):
+    def get_updates(self, loss: theano.Variable, params: list[Any]) -> list[Any]:
         return list(self._updates)
 
 
-def optimizer_updates(model, state):
+def optimizer_updates(model: keras.Model, state: Any) -> list[tuple[Any, theano.Variable]]:
     """Ask the optimizer of a compiled model for its updates of the model's loss.
 
     An optimizer may take more of the loss than the gradients: its value, its curvature, its gradients elsewhere. It
@@ -32,13 +36,13 @@ def optimizer_updates(model, state):
     ----------
     model : keras.Model
     state : ParallelState
-        If it is `continued`, the updates continue with the present state of the optimizer: its `weights`, and what its
-        `updates` were of.
+        If it is `continued`, the updates continue with the present state of the optimizer: its `weights`, and the
+        variables of its `updates`.
 
     Returns
     -------
     list of (SharedVariable, theano.Variable)
-        A variable may have several new values, of which the first counts.
+        A variable may have several new values: the first counts.
     """
     optimizer, params = model.optimizer, model._collected_trainable_weights
     before = _states(optimizer)
@@ -46,12 +50,12 @@ def optimizer_updates(model, state):
         updates = list(optimizer.get_updates(params=params, loss=model.total_loss))
     if not state.continued:
         return updates
-    kept = {}
+    earlier: dict[Any, Any] = {}
     for old, new in zip(before, _states(optimizer)):
-        kept.update(_pairs_of_states(old, new))
-    _replace(optimizer, kept)
-    new = graph.substitute([value for _, value in updates], kept)
-    return [(kept.get(variable, variable), value) for (variable, _), value in zip(updates, new)]
+        earlier.update(_pairs_of_states(old, new))
+    _replace(optimizer, earlier)
+    values = graph.substitute([value for _, value in updates], earlier)
+    return [(earlier.get(variable, variable), value) for (variable, _), value in zip(updates, values)]
 
 
 def _states(optimizer):
@@ -66,12 +70,12 @@ def _pairs_of_states(before, after):
     return dict(zip(after, before)) if alike else {}
 
 
-def _replace(optimizer, kept):
+def _replace(optimizer, earlier):
     """Have an optimizer, and those that it wraps, know earlier state variables in place of new ones."""
     for name, value in list(vars(optimizer).items()):
         if isinstance(value, keras.optimizers.Optimizer) and value is not optimizer:
-            _replace(value, kept)
+            _replace(value, earlier)
         elif isinstance(value, theano.Variable):
-            setattr(optimizer, name, kept.get(value, value))
+            setattr(optimizer, name, earlier.get(value, value))
         elif isinstance(value, list):
-            value[:] = [kept.get(each, each) if isinstance(each, theano.Variable) else each for each in value]
+            value[:] = [earlier.get(each, each) if isinstance(each, theano.Variable) else each for each in value]

@@ -1,5 +1,8 @@
 """`place`: put the layers of a Keras model that exists on devices."""
+from __future__ import annotations
+
 from fnmatch import fnmatchcase
+from typing import Any
 
 import keras
 import theano
@@ -9,24 +12,23 @@ from ..patches.placement_tags import place_of
 from ..placement.blocks import place as place_variable
 from ..placement.blocks import place_name
 from .batch import first_of_each
+from .functions import KINDS
 from .multi_gpu import check_built
 from .parallel_state import models_over_contexts, parallel_state_of
 
-FUNCTIONS = ('train_function', 'test_function', 'predict_function')
 
+def place(model: keras.Model, devices: dict[str, Any]) -> keras.Model:
+    """Put layers of a model that exists on devices.
 
-def place(model, devices):
-    """Place layers of a model that exists on devices.
-
-    It is for models that are not built within ``with mgpu.device(name):`` blocks: those of `keras.applications`, or
-    those that were loaded from a file. The weights, the ops and the regularisers of each named layer are placed. Layers
-    without a name here run where their neighbours do, as `device` says. Results do not change, and what `save` writes
+    It is for models that are not built within ``with mgpu.device(name):`` blocks: models of `keras.applications`, or
+    models from a file. The weights, the ops and the regularisers of each named layer are placed. Layers
+    without a name here run where their neighbours do, as `device` says. Results do not change, and a file of `save`
     does not say where layers are placed.
 
     Parameters
     ----------
     model : keras.Model
-        Built. Functions over contexts that it has, or that another model with its layers has, such as that of
+        Built. Its functions over contexts, and the functions of other models with its layers, such as one of
         `multi_gpu_model`, are made again for the next batch; the state of the optimizer stays.
     devices : dict of str to str or Context
         Names of layers, or patterns as in `fnmatch`, and where they go, as for `device`: ``{'block1_*': 'dev0',
@@ -67,8 +69,10 @@ def place(model, devices):
     for path in sorted(layers, key=lambda path: path.count('/')):  # nested models before their layers
         inner = [other for other in layers if other.startswith(path + '/')]
         if not chosen.keys().isdisjoint(inner):
-            # It is not known which ops of a call of this model are those of a layer: they run beside the weights.
-            _forget_ops(layers[path])
+            # It is not known which layer an op of a call of this model belongs to: they run beside the weights.
+            for variable in _ops_of(layers[path]):
+                for output in variable.owner.outputs if variable.owner else [variable]:
+                    output.tag.mgpu_place = None
         elif path in chosen:
             _place_layer(layers[path], chosen[path])
         if path in chosen:
@@ -78,22 +82,10 @@ def place(model, devices):
     return model
 
 
-def named_layers(model):
-    """The layers of a model.
+def named_layers(model: keras.Model) -> dict[str, keras.layers.Layer]:
+    """Return the layers of a model by name, in their order; raise a ValueError if the model is not built.
 
-    Parameters
-    ----------
-    model : keras.Model
-
-    Returns
-    -------
-    dict of str to keras.layers.Layer
-        By name, in their order. A nested model is among them; its layers follow, such as ``'model_1/dense_2'``.
-
-    Raises
-    ------
-    ValueError
-        If the model is not built.
+    A nested model is among them; its layers follow, such as ``'model_1/dense_2'``.
     """
     check_built(model, 'place')
     return dict(_with_inner(model, ''))
@@ -106,8 +98,8 @@ def _with_inner(model, prefix):
             yield from _with_inner(layer, prefix + layer.name + '/')
 
 
-def layer_places(model):
-    """Where the layers of a model are.
+def layer_places(model: keras.Model) -> dict[str, str | None]:
+    """Return the places of the layers of a model.
 
     Parameters
     ----------
@@ -117,7 +109,7 @@ def layer_places(model):
     Returns
     -------
     dict of str to (str or None)
-        The place of each layer, by its name as in `named_layers`: that of its weights, else of its ops; None for one
+        The place of each layer, by its name as in `named_layers`: where its weights are, else its ops; None for a layer
         that runs where its neighbours do.
     """
     return {path: _place_of_layer(layer) for path, layer in named_layers(model).items()}
@@ -132,14 +124,8 @@ def _place_layer(layer, device):
         place_variable(variable, device)
 
 
-def _forget_ops(layer):
-    for variable in _ops_of(layer):
-        for output in variable.owner.outputs if variable.owner else [variable]:
-            output.tag.mgpu_place = None
-
-
 def _place_of_layer(layer):
-    inner = {layer_place for each in getattr(layer, 'layers', ()) for layer_place in [_place_of_layer(each)]}
+    inner = set(map(_place_of_layer, getattr(layer, 'layers', ())))
     if inner:  # a nested model
         return inner.pop() if len(inner) == 1 else None
     places = [place_of(variable) for variable in layer.weights + _ops_of(layer)]
@@ -147,29 +133,24 @@ def _place_of_layer(layer):
 
 
 def _ops_of(layer):
-    """The inputs that a layer stands for, and an output of each op that it has made: between its tensors, of its
+    """Return the inputs that a layer stands for, and an output of each op that it has made: between its tensors, of its
     regularisers, and of its updates.
     """
     calls = layer._inbound_nodes
-    given = [tensor for call in calls for tensor in call.input_tensors + call.input_masks if tensor is not None]
-    made = [tensor for call in calls for tensor in call.output_tensors + call.output_masks if tensor is not None]
-    made += list(layer.losses) + list(first_of_each(layer.updates).values())
-    inputs = [tensor for tensor in made if tensor in given and tensor.owner is None]
-    return inputs + [node.outputs[0] for node in io_toposort(list(given), [v for v in made if _is_symbolic(v)])]
-
-
-def _is_symbolic(value):
-    return isinstance(value, theano.Variable)  # a regulariser of a weight of no size is a number
+    inputs = [tensor for call in calls for tensor in call.input_tensors + call.input_masks if tensor is not None]
+    outputs = [tensor for call in calls for tensor in call.output_tensors + call.output_masks if tensor is not None]
+    outputs += list(layer.losses) + list(first_of_each(layer.updates).values())
+    outputs = [v for v in outputs if isinstance(v, theano.Variable)]  # a regulariser of an empty weight is a number
+    passed_on = [tensor for tensor in outputs if tensor in inputs and tensor.owner is None]
+    return passed_on + [node.outputs[0] for node in io_toposort(inputs, outputs)]
 
 
 def _make_functions_again(layers):
-    """Have the functions over contexts of all models with some of these layers made again; optimizers keep their state.
+    """Let all models with some of these layers make their functions over contexts again; optimizers keep their state.
     """
     for model in models_over_contexts():  # plain Keras runs on one device, wherever layers are placed
         if not set(layers).isdisjoint(layer for _, layer in _with_inner(model, '')):
-            for name in FUNCTIONS:
+            for name in ('%s_function' % kind for kind in KINDS):
                 if getattr(model, name, None) is not None:
                     setattr(model, name, None)
-            state = parallel_state_of(model)
-            state.functions.clear()
-            state.continued = state.continued or bool(model._is_compiled and model.optimizer.weights)
+            parallel_state_of(model).make_functions_again(bool(model._is_compiled and model.optimizer.weights))

@@ -1,6 +1,9 @@
 """`plot_model`: a picture of a Keras model in the colours of its devices."""
+from __future__ import annotations
+
 import importlib.util
 import os
+from typing import Any
 
 import keras
 
@@ -18,14 +21,14 @@ LABEL = 1.6, 0.3           # inches of a device in the legend
 NO_DEVICE = 'white'        # inputs, and models that are not placed
 
 
-def plot_model(model, to_file='model.png'):
+def plot_model(model: keras.Model, to_file: str = 'model.png') -> None:
     """Draw a model: a box for each layer, in the colour of its device.
 
     Parameters
     ----------
     model : keras.Model
-        Built. Its layers are placed by blocks (see `mgpu.device`) or by `place`; those that are not are drawn where
-        they run. A nested model is one box.
+        Built. Its layers are placed by blocks (see `mgpu.device`) or by `place`; other layers are drawn where they
+        run. A nested model is one box.
     to_file : str
         A .png, .pdf or .svg file.
 
@@ -42,11 +45,13 @@ def plot_model(model, to_file='model.png'):
         raise MgpuError('plot_model needs matplotlib, which is not installed: pip install "theano_mgpu[bench]"')
     check_built(model, 'plot_model')
     model = getattr(model, 'template', model)
-    _draw(running_places(model), _inputs_of_layers(model), to_file)
+    inputs = {layer: list(dict.fromkeys(each for call in calls for each in call.inbound_layers))
+              for layer, calls in _calls(model).items()}
+    _draw(running_places(model), inputs, to_file)
 
 
-def running_places(model):
-    """Where each layer of a model runs.
+def running_places(model: keras.Model) -> dict[keras.layers.Layer, str | None]:
+    """Return the place where each layer of a model runs.
 
     Parameters
     ----------
@@ -56,44 +61,36 @@ def running_places(model):
     Returns
     -------
     dict of keras.layers.Layer to (str or None)
-        In the order of the layers: a place for each, found as for a function; None for inputs, and for all layers of a
-        model that is not placed.
+        In the order of the layers, the place of each as in a function; None for inputs, and for all layers of a model
+        that is not placed.
     """
-    calls = [(layer, call) for layer in _layers(model) for call in _calls(layer, model)]
-    tensors = [call.output_tensors[0] for _, call in calls]
-    outputs, _, _ = placed(tensors, {}, active_contexts())
-    found = dict.fromkeys(_layers(model))
+    calls = [(layer, call) for layer, calls in _calls(model).items() for call in calls]
+    outputs, _, _ = placed([call.output_tensors[0] for _, call in calls], {}, active_contexts())
+    places = dict.fromkeys(_calls(model))
     for (layer, _), output in zip(calls, outputs):
         if output.owner is not None and not isinstance(layer, keras.layers.InputLayer):
             place = getattr(output.tag, 'mgpu_place', None)
-            found[layer] = found[layer] or (place if isinstance(place, str) else None)
-    return found
+            places[layer] = places[layer] or (place if isinstance(place, str) else None)
+    return places
 
 
-def _layers(model):
-    """All layers, those that a Sequential leaves out included, in their order."""
-    return list(dict.fromkeys(list(getattr(model, '_layers', ())) + list(model.layers)))
+def _calls(model):
+    """Return the calls of each layer that belong to a model, in the order of the layers.
 
-
-def _calls(layer, model):
-    """The calls of a layer that belong to a model."""
+    Layers that a Sequential leaves out are among them.
+    """
     known = {call for calls in model._nodes_by_depth.values() for call in calls}
-    return [call for call in layer._inbound_nodes if call in known]
+    return {layer: [call for call in layer._inbound_nodes if call in known]
+            for layer in [*getattr(model, '_layers', ()), *model.layers]}
 
 
-def _inputs_of_layers(model):
-    """The layers that each layer takes its inputs from, each once."""
-    return {layer: list(dict.fromkeys(each for call in _calls(layer, model) for each in call.inbound_layers))
-            for layer in _layers(model)}
-
-
-def positions(inputs):
+def positions(inputs: dict[Any, list[Any]]) -> dict[Any, tuple[float, int]]:
     """Lay out a graph in rows: each layer is below all that it takes inputs from.
 
     Parameters
     ----------
     inputs : dict of object to list of object
-        For each layer, in topological order, those that it takes inputs from.
+        For each layer, in topological order, the layers that it takes inputs from.
 
     Returns
     -------
@@ -105,7 +102,8 @@ def positions(inputs):
     >>> positions({'a': [], 'b': ['a'], 'c': ['a'], 'd': ['b', 'c']})
     {'a': (0.0, 0), 'b': (-0.5, 1), 'c': (0.5, 1), 'd': (0.0, 2)}
     """
-    rows, found = {}, {}
+    rows: dict[Any, int] = {}
+    columns: dict[Any, float] = {}
     pending = list(inputs)
     while pending:
         layer = next((each for each in pending if all(i in rows for i in inputs[each])), pending[0])
@@ -113,13 +111,12 @@ def positions(inputs):
         rows[layer] = 1 + max((rows[each] for each in inputs[layer] if each in rows), default=-1)
     for row in range(max(rows.values()) + 1):
         here = [layer for layer in inputs if rows[layer] == row]
-        middle = {layer: sum(found[each][0] for each in inputs[layer] if each in found) /
-                  max(1, len(inputs[layer])) for layer in here}
-        if row:
-            here.sort(key=middle.get)
-        centre = sum(middle.values()) / len(here)
-        found.update((layer, (centre + i - (len(here) - 1) / 2, row)) for i, layer in enumerate(here))
-    return {layer: found[layer] for layer in inputs}
+        middle = {layer: sum(columns.get(each, 0) for each in inputs[layer]) / max(1, len(inputs[layer]))
+                  for layer in here}
+        here.sort(key=middle.__getitem__)
+        left = (sum(middle.values()) / len(here)) - (len(here) - 1) / 2
+        columns.update((layer, left + i) for i, layer in enumerate(here))
+    return {layer: (columns[layer], rows[layer]) for layer in inputs}
 
 
 def _draw(places, inputs, path):
@@ -157,7 +154,7 @@ def _draw(places, inputs, path):
 
 
 def _arrow(above, below):
-    """An arrow from one layer to another; it goes around the layers in the rows between them."""
+    """Return an arrow from one layer to another, around the layers in the rows between them."""
     from matplotlib.patches import FancyArrowPatch
     from matplotlib.path import Path
     (x0, y0), (x1, y1) = [(column * WIDTH, row * HEIGHT) for column, row in (above, below)]
@@ -174,13 +171,13 @@ def _arrow(above, below):
 
 
 def _names(places):
-    """The places that are in use, in the order of the contexts, and what the legend calls them."""
+    """Return the places that are in use, in the order of the contexts, and their names in the legend."""
     labels = {context.name: '%s (%s)' % (context.name, context.device) for context in active_contexts()}
     return {name: label for name, label in dict(labels, **{CPU: 'the host'}).items() if name in places.values()}
 
 
 def _light(colour):
-    """A colour on which black text can be read, from one as ``#1f77b4``."""
+    """Return a colour on which black text can be read, from one as ``#1f77b4``."""
     return tuple(0.45 * int(colour[i:i + 2], 16) / 255 + 0.55 for i in (1, 3, 5))
 
 

@@ -1,5 +1,8 @@
 """`Predictor`: prediction with one Keras model on several devices."""
+from __future__ import annotations
+
 import inspect
+from typing import Any
 
 import keras
 import numpy as np
@@ -12,9 +15,9 @@ from .multi_gpu import check_built, chosen_contexts
 
 
 class Predictor(predictor.Predictor):
-    """Predicts with a Keras model on several devices at a time, each batch on the replica that is free first.
+    """Prediction with a Keras model on several devices at a time, each batch on the replica that is free first.
 
-    The model is compiled once for each replica, with the weights that it has now; `refresh` takes over later ones. Use
+    The model is compiled once for each replica, with its present weights; `refresh` takes over later ones. Use
     it in a ``with`` block, or `close` it, to free its memory.
 
     Parameters
@@ -51,7 +54,7 @@ class Predictor(predictor.Predictor):
     [(5, 3), (2, 3)]
     """
 
-    def __init__(self, model, gpus=None, replicas_per_gpu=1, prefetch=2):
+    def __init__(self, model: keras.Model, gpus: Any = None, replicas_per_gpu: int = 1, prefetch: int = 2) -> None:
         self.model = model = getattr(model, 'template', model)
         check_built(model, 'Predictor')
         if model.stateful:
@@ -66,7 +69,7 @@ class Predictor(predictor.Predictor):
                          chosen_contexts(gpus), replicas_per_gpu, prefetch, givens=givens, mode=options.get('mode'),
                          name='predict_function', allow_input_downcast=True)
 
-    def predict(self, x, batch_size=None, verbose=0):
+    def predict(self, x: Any, batch_size: int | None = None, verbose: int = 0) -> Any:  # type: ignore[override]  # as in Keras
         """Predict the outputs of all samples, as `keras.Model.predict` does.
 
         Parameters
@@ -108,7 +111,7 @@ class Predictor(predictor.Predictor):
             rows = self._rows_of(arrays, arrays[0].shape[0], batch_size, verbose)
         return rows[0] if len(rows) == 1 else rows
 
-    def predict_proba(self, x, batch_size=None, verbose=0):
+    def predict_proba(self, x: Any, batch_size: int | None = None, verbose: int = 0) -> Any:
         """Predict as `predict` does, for a model that is Sequential, as in Keras.
 
         Parameters
@@ -129,7 +132,7 @@ class Predictor(predictor.Predictor):
         self._check_sequential('predict_proba')
         return self.predict(x, batch_size, verbose)
 
-    def predict_classes(self, x, batch_size=None, verbose=0):
+    def predict_classes(self, x: Any, batch_size: int | None = None, verbose: int = 0) -> Any:
         """Predict the class of each sample, for a model that is Sequential, as in Keras.
 
         Parameters
@@ -162,9 +165,7 @@ class Predictor(predictor.Predictor):
                                  % (method, self.model.name, type(self.model).__name__))
 
     def _members(self, batch):
-        """The arrays of a batch as Keras standardises them; a tuple ``(x, y)`` or ``(x, y, weights)`` stands for x."""
-        if isinstance(batch, tuple):
-            batch = batch[0]
-        arrays, _, _ = self.model._standardize_user_data(batch)
+        """List the arrays of a batch as Keras standardises them; a tuple ``(x, y)`` or ``(x, y, weights)`` gives x."""
+        arrays, _, _ = self.model._standardize_user_data(batch[0] if isinstance(batch, tuple) else batch)
         return [array.toarray() if issparse(array) and not K.is_sparse(fed) else array
                 for array, fed in zip(arrays, self.model._feed_inputs)]

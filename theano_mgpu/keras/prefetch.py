@@ -1,6 +1,10 @@
-"""Finds the next batch of `fit` and `fit_generator`: it is sliced and sent while the current one is computed."""
-import functools
+"""The next batch of `fit` and `fit_generator`, which is sliced and sent while the current one is computed."""
+from __future__ import annotations
 
+import functools
+from typing import Any, Callable
+
+import keras
 import numpy as np
 
 from ..patches import keras_loops
@@ -8,63 +12,57 @@ from .feed import Feed, next_of_queue
 
 
 class LoopObserver:
-    """Observes the batches that a loop of Keras takes; `keras_loops.keras_batches` is that of the running loop.
+    """An observer of the batches that a loop of Keras takes; `keras_loops.keras_batches` observes the running loop.
 
     Parameters
     ----------
     model : keras.Model
     """
 
-    def __init__(self, model):
+    def __init__(self, model: keras.Model) -> None:
         self._model = model
-        self._last = None       # (slicing function, arrays, rows) of the current batch
-        self._sliced = None     # (rows, arrays) of the next one
-        self._source = None     # the queue or Feed that batches come from
-        self._standard = None   # (item of a generator, its standardised arrays) of the next one
-        self._class_weight = None
+        self._last: Any = None      # (slicing function, arrays, rows) of the current batch
+        self._sliced: Any = None    # (rows, arrays) of the next one
+        self._source: Any = None    # the queue or Feed that batches come from
+        self._standard: Any = None  # (item of a generator, its standardised arrays) of the next one
+        self._class_weight: Any = None
 
-    def calls(self, divided):
-        """Return whether the loop calls the function of a step itself: one of the user's may change the arrays."""
-        return getattr(self._model.train_function, 'divided', None) is divided
+    def calls(self, function: Any) -> bool:
+        """Return whether the loop calls a function itself: one of the user's in its place may change the arrays."""
+        return self._model.train_function is function
 
-    def slice(self, original, arrays, rows):
-        """Called by `fit` in place of Keras's slice_arrays."""
+    def slice(self, original: Callable[..., Any], arrays: Any, rows: Any) -> Any:
+        """Slice a batch of `fit`, in place of Keras's slice_arrays."""
         sliced, self._sliced = self._sliced, None
         self._last = original, arrays, rows
         return sliced[1] if sliced and _is_same(sliced[0], rows) else original(arrays, rows)
 
-    def queue(self, source):
-        """Called as batches are taken from a queue of Keras's, or from a Feed."""
+    def queue(self, source: Any) -> None:
+        """Note that batches are taken from a queue of Keras's, or from a Feed."""
         self._source = source
 
-    def standardize(self, original, x, y=None, sample_weight=None, class_weight=None, **kwargs):
-        """Called in place of Keras's _standardize_user_data."""
+    def standardize(self, original: Callable[..., Any], x: Any, y: Any = None, sample_weight: Any = None,
+                    class_weight: Any = None, **kwargs: Any) -> Any:
+        """Standardise a batch, in place of Keras's _standardize_user_data."""
         self._class_weight = class_weight
         ready, self._standard = self._standard, None
         if ready and not kwargs and all(a is b for a, b in zip(ready[0], (x, y, sample_weight))):
             return ready[1]
         return original(x, y, sample_weight=sample_weight, class_weight=class_weight, **kwargs)
 
-    def after(self, inputs):
-        """The inputs of the next batch.
+    def after(self, inputs: list[Any]) -> list[Any] | None:
+        """Return the inputs of the next batch; None if it is not known, or not there yet.
 
         Parameters
         ----------
         inputs : list
             Of the current batch, as the train function gets them.
-
-        Returns
-        -------
-        list, or None
-            None if it is not known, or not there yet.
         """
-        following = self._next_item() if self._source else self._next_slice()
+        following = self._next_slice() if self._source is None else self._next_item()
         return following + inputs[len(following):] if following else None
 
     def _next_slice(self):
-        if self._last is None:
-            return None
-        original, arrays, rows = self._last
+        original, arrays, rows = self._last or (None, None, None)
         following = next_rows(rows)
         if following is None:
             return None
@@ -82,8 +80,8 @@ class LoopObserver:
         return sum(map(list, standard), [])
 
 
-def next_rows(rows):
-    """The next rows of the array that some rows are a slice of.
+def next_rows(rows: Any) -> np.ndarray | None:
+    """Return the next rows of the array that some rows are a slice of.
 
     Parameters
     ----------
@@ -93,7 +91,7 @@ def next_rows(rows):
     Returns
     -------
     ndarray, or None
-        The same number of rows, or those that are left; None at the end.
+        The same number of rows, or the rows that are left; None at the end.
 
     Examples
     --------
@@ -117,8 +115,8 @@ def _address(array):
     return array.__array_interface__['data'][0]
 
 
-def looking_ahead(method):
-    """A training loop of `keras.Model`, for a model over contexts, in which the next batch is known."""
+def looking_ahead(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a training loop of `keras.Model`, for a model over contexts, in which the next batch is known."""
     @functools.wraps(method)
     def loop(self, *args, **kwargs):
         before, keras_loops.keras_batches = keras_loops.keras_batches, LoopObserver(self)

@@ -1,4 +1,9 @@
-"""What the models of a process did on their contexts: the summary of `enable`."""
+"""The summary of `enable`: the work of the models of a process on their contexts."""
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+from ..devices.context_map import Context
 from ..enabling.summary import UsageSummary, cell, on_contexts
 from ..jobs import mpi_environment
 from ..utils.tables import counted
@@ -7,7 +12,7 @@ KINDS = {'train': 'TRAINED', 'test': 'TESTED', 'predict': 'PREDICTED'}
 
 
 class Usage:
-    """What one model did.
+    """The work of one model.
 
     Attributes
     ----------
@@ -20,15 +25,16 @@ class Usage:
         For each kind, the number of samples below which batches are not divided, since that is faster.
     """
 
-    def __init__(self, name):
+    def __init__(self, name: str) -> None:
         self.name = name
-        self.contexts = []
-        self._added = None
-        self.samples, self.whole_below = {}, {}
-        self._first = {}  # kind -> samples of the first call, which builds kernels
-        self._seconds = {}  # kind -> those of the other calls
+        self.contexts: list[Context] = []
+        self._added: Any = None
+        self.samples: dict[str, int] = {}
+        self.whole_below: dict[str, int] = {}
+        self._first: dict[str, int] = {}  # kind -> samples of the first call, which builds kernels
+        self._seconds: dict[str, float] = {}  # kind -> seconds of the other calls
 
-    def add(self, kind, samples, seconds, contexts=()):
+    def add(self, kind: str, samples: int, seconds: float, contexts: Sequence[Context] = ()) -> None:
         """Count a call of a function."""
         if contexts is not self._added:  # most often they are
             self.contexts += [context for context in contexts if context not in self.contexts]
@@ -40,8 +46,8 @@ class Usage:
             self._first[kind], self._seconds[kind] = samples, 0.0
             self.samples[kind] = samples  # last, since Ctrl-C may come between
 
-    def rate(self, kind):
-        """Samples per second; None before the second call."""
+    def rate(self, kind: str) -> float | None:
+        """Return samples per second; None before the second call."""
         samples = self.samples.get(kind, 0) - self._first.get(kind, 0)
         return samples / self._seconds[kind] if samples and self._seconds[kind] else None
 
@@ -58,9 +64,9 @@ class Report(UsageSummary):
 
     usage_class, noun = Usage, 'model'
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
-        self.notes = []
+        self.notes: list[str] = []
 
     def __bool__(self):
         return bool(self.notes or any(usage.samples for usage in self.usages))
@@ -68,7 +74,7 @@ class Report(UsageSummary):
     def __str__(self):
         return '\n'.join([self.without_notes()] + ['note: ' + note for note in self.notes])
 
-    def without_notes(self):
+    def without_notes(self) -> str:
         used = [usage for usage in self.usages if usage.samples]
         lines = ['no model ran on the contexts']
         if used:

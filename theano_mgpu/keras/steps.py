@@ -3,28 +3,31 @@
 A step is a callable ``step(inputs, proceed)`` that returns a Computed. So does ``proceed(inputs)``, which goes on with
 the next step. The last step, ``step(inputs)``, computes the batch.
 """
+from __future__ import annotations
+
 import functools
 from time import perf_counter
-from typing import Any, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence
 
 from ..devices.context_map import HOST, Context
-from ..enabling.chooser import Way
+from ..enabling.chooser import LengthChooser, Way
 from ..enabling.trial import Trial
-from .variants import length_of
+from .batch import length_of
+from .report import Usage
 
 
 class Computed(NamedTuple):
-    """What a batch has come to.
+    """The results of a batch.
 
     Attributes
     ----------
     outputs : list of ndarray
     samples : int
-        Those of the batch, on all ranks.
+        How many the batch has on all ranks.
     contexts : list of Context
-        What it ran on.
+        Where the batch ran.
     step : DataParallel or None
-        What ran it over contexts; None for plain Keras.
+        The function that ran the batch over contexts; None for plain Keras.
     """
 
     outputs: List[Any]
@@ -33,50 +36,40 @@ class Computed(NamedTuple):
     step: Optional[Any] = None
 
 
-def chained(steps):
+def chained(steps: Sequence[Callable[..., Computed]]) -> Callable[[list[Any]], Computed]:
     """Return a callable that takes a batch through a list of steps."""
     return functools.reduce(lambda proceed, step: functools.partial(step, proceed=proceed), reversed(steps[:-1]),
                             steps[-1])
 
 
-class Count:
-    """A step that counts batches for the summary.
-
-    Parameters
-    ----------
-    usage : Usage
-    kind : {'train', 'test', 'predict'}
-    """
-
-    def __init__(self, usage, kind):
-        self._usage, self._kind = usage, kind
-
-    def __call__(self, inputs, proceed):
-        began = perf_counter()
-        computed = proceed(inputs)
-        self._usage.add(self._kind, computed.samples, perf_counter() - began, computed.contexts)
-        return computed
+def count(usage: Usage, kind: str, inputs: list[Any], proceed: Callable[..., Computed]) -> Computed:
+    """Count a batch for the summary: a step, once the first two arguments are bound."""
+    began = perf_counter()
+    computed = proceed(inputs)
+    usage.add(kind, computed.samples, perf_counter() - began, computed.contexts)
+    return computed
 
 
 class Choice:
-    """A step that leaves some batches to plain Keras, by what is faster for their length.
+    """A step that leaves some batches to plain Keras, by the time that batches of their length take.
 
     Ranks have to choose alike. So they compare their inputs while calls are timed, and once the inputs have differed.
 
     Parameters
     ----------
     chooser : LengthChooser
-    plain : PlainKeras
+    function : BatchFunction
+        Its `plain` computes the other batches.
     contexts : list of Context
-        Those of the model. Plain Keras computes on the host.
+        The contexts of the model. Plain Keras computes on the host.
     """
 
-    def __init__(self, chooser, plain, contexts):
-        self._chooser, self._plain = chooser, plain
+    def __init__(self, chooser: LengthChooser, function: Any, contexts: list[Context]) -> None:
+        self._chooser, self._function = chooser, function
         self._host = [HOST] if on_devices(contexts) else contexts[:1]
 
-    def __call__(self, inputs, proceed):
-        samples, leading = length_of(inputs), self._plain.leading
+    def __call__(self, inputs: list[Any], proceed: Callable[..., Computed]) -> Computed:
+        samples, leading = length_of(inputs), self._function.leading
         if leading.differ or self._chooser.is_open(samples):
             inputs = leading.agree(inputs, samples)
             samples = length_of(inputs)
@@ -84,7 +77,7 @@ class Choice:
         def compute(way):
             if way is Way.SEVERAL:
                 return proceed(inputs), True
-            return Computed(self._plain(inputs), samples, self._host), True
+            return Computed(self._function.plain(inputs), samples, self._host), True
         return self._chooser.run(samples, compute)
 
 
@@ -97,10 +90,11 @@ class Advice:
         ``tell(text, noted)``: a sentence without the name of the model, and whether it belongs into the summary.
     """
 
-    def __init__(self, tell):
-        self._tell, self._trial = tell, None
+    def __init__(self, tell: Callable[[str, bool], None]) -> None:
+        self._tell = tell
+        self._trial: Trial | None = None
 
-    def __call__(self, inputs, proceed):
+    def __call__(self, inputs: list[Any], proceed: Callable[..., Computed]) -> Computed:
         computed = proceed(inputs)
         if computed.step is not None:
             if self._trial is None or self._trial.step is not computed.step:
@@ -111,6 +105,6 @@ class Advice:
         return computed
 
 
-def on_devices(contexts):
+def on_devices(contexts: Sequence[Context]) -> bool:
     """Return whether any of the contexts is on a device other than the CPU."""
     return any(context.kind != 'cpu' for context in contexts)

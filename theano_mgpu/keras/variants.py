@@ -1,12 +1,18 @@
 """Variants of a compiled function: over several contexts or, for batches that cannot be divided, over one."""
-import numpy as np
+from __future__ import annotations
 
-from ..batches.any_length import written_lengths
+from typing import Any, Callable
+
+import theano
+from keras import backend as K
+
+from ..batches.any_length import AnyLength, written_lengths
 from ..devices.context_map import HOST
 from ..enabling.fallback import FAILED
 from ..errors import in_one_line
 from ..graphs.own_flags import builds_graphs
-from .batch import any_length
+from .batch import length_of
+from .parallel_state import ParallelState
 
 
 class Variants:
@@ -23,61 +29,62 @@ class Variants:
     make : callable
         ``make(contexts, outputs)`` compiles expressions; it returns a ParallelFunction or TrainingFunction.
     inputs : list of theano.Variable
-        What it takes; see `batch.batch_inputs`.
+        See `batch.batch_inputs`.
     state : ParallelState
-        The model's.
     """
 
-    def __init__(self, outputs, make, inputs, state):
-        self._outputs, self._make, self._inputs, self.state = outputs, make, inputs, state
-        self._function = None  # the variant for the batches of the usual length
-        self._whole = None     # the variant on one replica, once it is needed
-        self._length = None    # the one length that the usual variant is for
-        self._of_length, self._numbers = {}, None
+    def __init__(self, outputs: list[theano.Variable], make: Callable[..., Any], inputs: list[theano.Variable],
+                 state: ParallelState) -> None:
+        self._outputs, self._make, self._inputs, self._state = outputs, make, inputs, state
+        self._function: Any = None  # the variant for the batches of the usual length
+        self._whole: Any = None     # the variant on one replica, once it is needed
+        self._length: int | None = None  # the one length that the usual variant is for
+        self._of_length: dict[int, Any] = {}
+        self._numbers: set[int] | None = None
         self._is_new, self._has_divided = True, False
 
     @property
-    def compiled(self):
-        """Whether there is a function yet."""
+    def compiled(self) -> bool:
+        """True once the function is compiled."""
         return self._function is not None
 
     @property
-    def function(self):
+    def function(self) -> Any:
         """The ParallelFunction or TrainingFunction that runs batches of the usual length; compiled if need be."""
-        self.compile()
+        if self._function is None:
+            self.compile()
         return self._function
 
     @builds_graphs
-    def compile(self):
-        """Make the function, unless it is there."""
-        if self._function is None:
-            free = any_length(self._inputs)
-            self._function = self._make(self.state.contexts, free(self._outputs))
-            self._length = free.length if free.found else None
+    def compile(self) -> None:
+        """Make the function for batches of the usual length."""
+        free = self._any_length()
+        self._function = self._make(self._state.contexts, free(self._outputs))
+        self._length = free.length if free.found else None
 
-    def of(self, inputs):
+    def of(self, inputs: list[Any]) -> Any:
         """Return the function for a batch."""
-        self.compile()
-        length = length_of(inputs)
+        function, length = self.function, length_of(inputs)
         if self._is_new:
             self._is_new = False
-            self._decide(length)
-        if self._length == length or self._function.ranks.size > 1:
-            return self._function
+            function = self._decide(length)
+        if self._length == length or function.ranks.size > 1:
+            return function
         if self._length is not None:  # the graph has another length: it computes, or fails, as plain Keras does
             return self._on_one_replica()
         if length not in self._of_length:
             self._of_length[length] = self._without(length) if self._has_number(length) else None
-        return self._of_length[length] or self._function
+        return self._of_length[length] or function
 
     def _decide(self, length):
         """If the graph cannot be divided, use one without the length of the first batch, or tell the user."""
         if self._function.refused:
             freed = None if self._length is not None else self._without(length)
             if freed is None:
-                self.state.cannot_divide(self._function)
+                self._state.cannot_divide(self._function)
             else:
                 self._function, self._length = freed, length
+        return self._function
 
     def _has_number(self, length):
         if self._function is self._whole or self._function.refused:
@@ -89,30 +96,35 @@ class Variants:
     @builds_graphs
     def _without(self, length):
         """Return the variant without a length in its graph; None if the graph does not have it, or is not divided."""
-        free = any_length(self._inputs, length)
+        free = self._any_length(length)
         outputs = free(self._outputs)
-        function = self._make(self.state.contexts, outputs) if free.found else None
+        function = self._make(self._state.contexts, outputs) if free.found else None
         return function if function is not None and not function.refused else None
+
+    def _any_length(self, length=None):
+        """Return an AnyLength for batches of a length, also in indices; by default for the `batch_input_shape`'s."""
+        inputs = [variable for variable in self._inputs if variable.ndim > 0]
+        return AnyLength(inputs, length or K.int_shape(inputs[0])[0], in_indices=length is not None)
 
     def _divides(self, function, inputs):
         """Return whether a batch is divided among the contexts of this process alone."""
         samples = length_of(inputs)
         return bool(samples) and function.ranks.size == 1 and len(function.built.splitter.rounds(samples)[0]) > 1
 
-    def note_success(self, function, inputs):
+    def note_success(self, function: Any, inputs: list[Any]) -> None:
         """Note that a function has computed a batch."""
         self._has_divided = self._has_divided or self._divides(function, inputs)
 
-    def note_failure(self, inputs, error):
+    def note_failure(self, inputs: list[Any], error: Exception) -> None:
         """Note that a batch has failed over the contexts, and that plain Keras has computed it.
 
         If no batch was divided so far, go on with one replica.
         """
         if self._has_divided or not self._divides(self._function, inputs):
-            self.state.notify('has left a batch to plain Keras, on one device: %s' % FAILED % in_one_line(error))
+            self._state.notify('has left a batch to plain Keras, on one device: %s' % FAILED % in_one_line(error))
             return
         self._function, self._length, self._of_length = self._on_one_replica(), None, {}
-        self.state.use_one_replica(self._first(), error)
+        self._state.use_one_replica(self._first(), error)
 
     def _on_one_replica(self):
         if self._whole is None:
@@ -121,12 +133,4 @@ class Variants:
 
     def _first(self):
         """Return the contexts of the first replica: several, if the model is placed."""
-        return [context for context in self._function.mesh.replicas[0] if context != HOST] or self.state.contexts[:1]
-
-
-def length_of(inputs):
-    """Return the number of samples of a batch; 0 if it has none."""
-    shape = getattr(inputs[0], 'shape', None) if inputs else ()
-    if shape is None:
-        shape = np.shape(inputs[0])
-    return shape[0] if shape else 0
+        return [context for context in self._function.mesh.replicas[0] if context != HOST] or self._state.contexts[:1]
