@@ -11,9 +11,10 @@ from theano.tensor.nnet.bn import AbstractBatchNormTrain
 
 from .errors import GraphError
 
-# Flags with which results are not those of one device.
+# Flags with which results differ from one device's.
 INEXACT = {'batch_statistics': 'local', 'random': 'independent', 'exchange': 'float16'}
 UPDATE_ON = 'device', 'sharded', 'host'  # where new values are computed
+OF_FLAG: Any = None                      # the default of an option that has a flag of the same name
 
 
 @dataclass(frozen=True)
@@ -91,16 +92,16 @@ class Options:
     givens: Any = None
     no_default_updates: bool = False
     contexts: Any = None
-    executor: str = None  # type: ignore[assignment]  # these four: see __post_init__
+    executor: str = OF_FLAG
     mode: Any = None
     name: str | None = None
     allow_input_downcast: bool | None = None
     profile: bool | None = None
-    micro_batches: int = None  # type: ignore[assignment]
+    micro_batches: int = OF_FLAG
     least_samples: int = 1
     sharded: bool | None = None
-    update_on: str = None  # type: ignore[assignment]
-    recompute: bool = None  # type: ignore[assignment]
+    update_on: str = OF_FLAG
+    recompute: bool = OF_FLAG
     flags: Flags = field(default_factory=Flags.read)
     internal: Internal = Internal()
 

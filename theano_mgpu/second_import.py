@@ -1,6 +1,6 @@
 """A second import of the package, after it was removed from sys.modules: its modules are used again.
 
-What it has changed of Theano and Keras refers to them, and cannot be changed twice.
+Its changes of Theano and Keras refer to them, and cannot be made twice.
 """
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def resolve_contexts(contexts: Any) -> list[Any]:
                            % (list(contexts), describe(active_contexts())))
     own = [context for context in chosen if context in active_contexts()]
     if not own:
-        raise ContextError('the contexts %s are those of other processes; this one has %s'
+        raise ContextError('the contexts %s belong to other processes; this one has %s'
                            % (describe(chosen), describe(active_contexts())))
     if rows:
         return [[chosen.pop(0) for _ in row] for row in rows]

@@ -14,7 +14,7 @@ def keep_freed_memory() -> bool:
 
     Theano frees each intermediate array as soon as it is used up. By default glibc returns an array of megabytes to
     the system at once and asks for it again in the next step, when each of its pages is cleared and mapped anew: in
-    the small CNN of the benchmarks that is two fifths of the time. The process then keeps what it needed at its peak.
+    the small CNN of the benchmarks that is two fifths of the time. The process then keeps the memory of its peak.
 
     Does nothing without glibc, or where the user has settings of malloc in the environment.
 

@@ -11,7 +11,7 @@ from .import_hooks import refuse_import
 MAP = "THEANO_FLAGS='contexts=dev0->cuda0;dev1->cuda1', or theano_mgpu.init('dev0->cuda0;dev1->cuda1')"
 SHARED = "theano.shared(value, target='dev0')"
 BLOCK = "the block `with theano_mgpu.device('dev1'):`"
-# Attributes of theano.gpuarray that old scripts and tutorials use -> what to write instead.
+# Attributes of theano.gpuarray that old scripts and tutorials use -> their replacements.
 REPLACED = {'shared_constructor': SHARED, 'float32_shared_constructor': SHARED,
             'change_flags': BLOCK, 'set_device': BLOCK, 'gpu_from_host': "x.transfer('dev0')",
             'CudaNdarrayType': 'theano.gpuarray.GpuArrayType', 'CudaNdarray': 'pygpu.gpuarray.GpuArray'}

@@ -35,7 +35,7 @@ class Beside:
         return self
 
     def __reduce__(self):
-        return Beside, ()  # for all protocols of pickle; one pickle keeps what was one object
+        return Beside, ()  # for all protocols of pickle; one object stays one within a pickle
 
 
 @contextlib.contextmanager

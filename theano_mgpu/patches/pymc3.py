@@ -51,7 +51,7 @@ def add_modules_of_theano_pymc() -> None:
     package.basic = _alias('theano.graph.basic', dict(vars(graph), graph_inputs=graph.inputs, walk=walk))
     package.fg = _alias('theano.graph.fg', vars(fg))
     package.op = _alias('theano.graph.op', dict(vars(op), Op=_make_op_of_theano_pymc(op.Op)))
-    package.utils = _alias('theano.graph.utils', {'TestValueError': AttributeError})  # what get_test_value raises
+    package.utils = _alias('theano.graph.utils', {'TestValueError': AttributeError})  # get_test_value raises it
     theano.graph = package
     _alias('theano.scan', vars(scan_module))  # the attribute `scan` of Theano stays the function
     rng_mrg.MRG_RandomStream = rng_mrg.MRG_RandomStreams

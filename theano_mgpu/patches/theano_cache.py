@@ -30,7 +30,7 @@ def wait_briefly_for_compile_lock() -> None:
     """
     from theano.gof import compilelock
     compilelock.random = random.Random()
-    if compilelock._logger.level == logging.INFO:  # Theano's own choice; what it logs there are waits and refreshes
+    if compilelock._logger.level == logging.INFO:  # Theano's own choice: it logs waits and refreshes there
         compilelock._logger.setLevel(logging.WARNING)
 
     @wrap(compilelock)

@@ -54,7 +54,7 @@ def infer_context_name(*variables: Any) -> Any:
                  if parent not in seen]
     if _pinned[-1] is not None and _pinned[-1].kind != 'cpu':
         return _pinned[-1].name
-    return infer_context_name.original(*variables)  # type: ignore[attr-defined]
+    return infer_context_name.original(*variables)  # type: ignore[attr-defined]  # the patch has set it
 
 
 def keep_optimizers_from_host_nodes() -> None:

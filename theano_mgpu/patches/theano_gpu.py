@@ -62,7 +62,7 @@ def name_the_type_of_contexts(module: Any) -> None:
 def report_kernels_that_cannot_be_made() -> None:
     """Raise an error with the driver's reason where the kernel of an elementwise op cannot be made.
 
-    Without this, Theano's code frees what it could not make, and the process ends in a segmentation fault.
+    Without this, Theano's code frees a kernel that it could not make, and the process ends in a segmentation fault.
     """
     from theano.gpuarray.elemwise import GpuElemwise
     plain = 'PyErr_SetString(PyExc_RuntimeError, "Could not initialize elemwise support");'

@@ -6,7 +6,7 @@ import re
 from .wrapping import wrap
 
 # g++ does not vectorise code that it expects to run less than once in 1,000 calls. Many checks come before these loops,
-# so g++ expects that of them. See --param in gcc.gnu.org/onlinedocs/gcc/Optimize-Options.html.
+# so g++ takes them for such code. See --param in gcc.gnu.org/onlinedocs/gcc/Optimize-Options.html.
 HOT = '--param=hot-bb-frequency-fraction=1000000000'
 LOOPING = '_c_all', 'c_code_cache_version_apply', 'c_compile_args'  # replaced methods of Elemwise and CAReduce
 _SCALAR = re.compile(r'(dtype_(\w+))& (\2_i = \(\(\1\*\) PyArray_DATA\(\2\)\)\[0\];)')

@@ -54,7 +54,7 @@ class Summary:
         self._flushed = time.monotonic()
         self._file: Any = None  # on ranks that do not write
         if mpi_environment.rank() == 0:
-            # Not tensorboardX's SummaryWriter: its thread loses an error of the disk, and its flush() what is queued.
+            # tensorboardX's SummaryWriter loses errors of the disk in its thread, and its flush() leaves events queued.
             events_writer = _events_writer()
             os.makedirs(self.folder, exist_ok=True)
             # The file's name has the time in whole seconds: a second file of that second would replace the first one.

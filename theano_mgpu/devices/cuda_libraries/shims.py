@@ -1,7 +1,7 @@
 """Small shared libraries, compiled on this machine, that stand in front of NVIDIA's under the names libgpuarray opens.
 
 ``dlopen('libcublas.so')`` returns a library that is already loaded if that is its SONAME, and ``dlsym`` also searches
-what it is linked with. So a library without any code, with the SONAME ``libcublas.so`` and linked with
+the libraries that it is linked with. So a library without any code, with the SONAME ``libcublas.so`` and linked with
 ``libcublas.so.12``, is all that libgpuarray needs. NVRTC's has code: it corrects the architecture option.
 """
 from __future__ import annotations
@@ -84,7 +84,7 @@ def build(name: str, text: str, linked_with: str | None = None) -> str:
 def _compile(path, name, text, linked_with):
     command = [compiler(), '-x', 'c', '-shared', '-fPIC', '-O1', '-Wl,-soname,' + name, '-o', path, '-']
     if linked_with:
-        # Distributions link only what is used by default, and nothing is used here.
+        # By default distributions link only libraries that are used, and none is used here.
         command += ['-x', 'none', '-Wl,--no-as-needed', linked_with]
     done = subprocess.run(command, input=text, universal_newlines=True, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT)
