@@ -65,7 +65,7 @@ setup(
     license_files=['LICENSE'],
     python_requires='>=3.8,<3.12',
     packages=find_packages(include=['theano_mgpu*']),
-    package_data={'theano_mgpu': ['py.typed'], 'theano_mgpu.patches': ['*.cpp']},
+    package_data={'': ['py.typed', '*.c', '*.cpp']},
     py_modules=['theano_mgpu_first'],
     cmdclass={'build_py': BuildPy},
     install_requires=['theano==1.0.5', 'numpy>=1.17,<1.25', 'scipy<1.11'],

@@ -1,17 +1,25 @@
 """Theano's flags as text: THEANO_FLAGS and .theanorc, read without importing Theano."""
+from __future__ import annotations
+
 import configparser
 import difflib
 import os
 import shlex
-from collections import namedtuple
+from typing import Any, Mapping, NamedTuple
 
 from .errors import MgpuError
 from .parsing import bare, shown, whole_number
 
-Number = namedtuple('Number', 'of least')  # what a flag is a number of
+
+class Number(NamedTuple):
+    """The values of a flag that is a number: the things that it counts, and its lowest value."""
+
+    of: str
+    least: int
+
 
 # Flags of theano_mgpu's own: name -> (default, allowed values or a Number, documentation).
-OWN_FLAGS = {
+OWN_FLAGS: dict[str, tuple[Any, Any, str]] = {
     'mgpu.executor': ('auto', ('auto', 'serial', 'threads', 'mpi'),
                       'How replicas run: one after the other in one thread (serial), each in a thread (threads), or in '
                       'the processes that mpirun started (mpi). auto chooses mpi if there are several processes, else '
@@ -64,7 +72,7 @@ OWN_FLAGS = {
 }
 
 
-def parse_flags(text):
+def parse_flags(text: str) -> dict[str, str]:
     """Parse a THEANO_FLAGS string, as ``theano.configparser.parse_config_string`` does.
 
     Parameters
@@ -97,7 +105,7 @@ def parse_flags(text):
     return dict(entry.split('=', 1) for entry in entries if '=' in entry)
 
 
-def join_flags(flags):
+def join_flags(flags: Mapping[str, str]) -> str:
     """Join a dict of flags into a THEANO_FLAGS string that `parse_flags` reads back.
 
     Examples
@@ -112,13 +120,12 @@ def _quote(value):
     return "'%s'" % value if any(c in value for c in ', \t') and "'" not in value else value
 
 
-def theanorc_files():
-    """Paths of the .theanorc files that Theano reads, later ones winning."""
-    given = os.environ.get('THEANORC')
-    return [os.path.expanduser(path) for path in (given or '~/.theanorc').split(os.pathsep)]
+def theanorc_files() -> list[str]:
+    """Return the paths of the .theanorc files that Theano reads, later ones winning."""
+    return [os.path.expanduser(path) for path in (os.environ.get('THEANORC') or '~/.theanorc').split(os.pathsep)]
 
 
-def read_theanorc():
+def read_theanorc() -> dict[str, str]:
     """Read the .theanorc files into a flat dict: ``[global] x`` is ``x``, ``[a] b`` is ``a.b``.
 
     Raises
@@ -130,25 +137,25 @@ def read_theanorc():
     for path in theanorc_files():
         try:
             parser.read(path)
-        except (OSError, configparser.Error, UnicodeDecodeError, ValueError) as error:
+        except (OSError, configparser.Error, ValueError) as error:
             raise MgpuError('%s cannot be read: %s. Fix this file; "theano-mgpu config" prints a valid one'
                             % (path, ' '.join(str(error).split()))) from error
     return {(key if section == 'global' else section + '.' + key): value
             for section in parser.sections() for key, value in parser.items(section)}
 
 
-def environment_flags():
-    """The flags of THEANO_FLAGS alone, as a dict of str to str."""
+def environment_flags() -> dict[str, str]:
+    """Return the flags of THEANO_FLAGS alone."""
     return parse_flags(os.environ.get('THEANO_FLAGS', ''))
 
 
-def set_environment_flags(flags):
-    """Set THEANO_FLAGS to a dict of flags, for this process and those that it starts."""
+def set_environment_flags(flags: Mapping[str, str]) -> None:
+    """Set THEANO_FLAGS to these flags, for this process and those that it starts."""
     os.environ['THEANO_FLAGS'] = join_flags(flags)
 
 
-def flag(name, default=None):
-    """Value of a flag: THEANO_FLAGS first, then .theanorc, else `default`."""
+def flag(name: str, default: Any = None) -> Any:
+    """Return the value of a flag: THEANO_FLAGS first, then .theanorc, else `default`."""
     flags = environment_flags()
     if name in flags:
         return flags[name]
@@ -157,7 +164,7 @@ def flag(name, default=None):
     return read_theanorc().get(section + dot + option.lower(), default)
 
 
-def check_own_names():
+def check_own_names() -> None:
     """Check that each flag that begins with ``mgpu.`` is one of theano_mgpu's own.
 
     Raises
@@ -165,18 +172,16 @@ def check_own_names():
     MgpuError
         With the nearest name, since Theano only warns of a flag that it does not know, and ignores one of .theanorc.
     """
-    given = [(environment_flags(), 'THEANO_FLAGS'), (read_theanorc(), ' or '.join(theanorc_files()))]
-    for flags, where in given:
-        for name in flags:
+    for flags, where in ((environment_flags(), 'THEANO_FLAGS'), (read_theanorc(), ' or '.join(theanorc_files()))):
+        for name, value in flags.items():
             if name.startswith('mgpu.') and name not in OWN_FLAGS:
                 nearest = difflib.get_close_matches(name, OWN_FLAGS, n=1)
-                raise MgpuError('there is no flag %s, which %s sets to %s. %s' % (
-                    name, where, flags[name], 'The nearest is %s' % nearest[0] if nearest else
-                    'The flags are: %s' % ', '.join(OWN_FLAGS)))
+                hint = 'The nearest is %s' % nearest[0] if nearest else 'The flags are: %s' % ', '.join(OWN_FLAGS)
+                raise MgpuError('there is no flag %s, which %s sets to %s. %s' % (name, where, value, hint))
 
 
-def own_flag(name):
-    """Value of one of theano_mgpu's own flags, checked against its allowed values.
+def own_flag(name: str) -> Any:
+    """Return the value of one of theano_mgpu's own flags, checked against its allowed values.
 
     Raises
     ------
@@ -197,8 +202,8 @@ def own_flag(name):
     return value
 
 
-def theanorc_text(contexts, floatx='float32', executor='auto'):
-    """Text of a .theanorc for a context map.
+def theanorc_text(contexts: str, floatx: str = 'float32', executor: str = 'auto') -> str:
+    """Return the text of a .theanorc for a context map.
 
     Parameters
     ----------
@@ -217,11 +222,6 @@ def theanorc_text(contexts, floatx='float32', executor='auto'):
     <BLANKLINE>
     <BLANKLINE>
     """
-    return ('[global]\n'
-            'device = cpu\n'
-            'floatX = %s\n'
-            'contexts = %s\n'
-            '\n'
-            '[mgpu]\n'
-            '# %s\n'
-            'executor = %s\n' % (floatx, contexts, OWN_FLAGS['mgpu.executor'][2], executor))
+    lines = ['[global]', 'device = cpu', 'floatX = ' + floatx, 'contexts = ' + contexts, '',
+             '[mgpu]', '# ' + OWN_FLAGS['mgpu.executor'][2], 'executor = ' + executor, '']
+    return '\n'.join(lines)

@@ -1,14 +1,19 @@
 """The errors of theano_mgpu: each says what was wrong, what was given, what exists, and the next step."""
+from __future__ import annotations
+
 import contextlib
 import sys
 import warnings
+from typing import Any, Iterable, Iterator, TypeVar
+
+AnyException = TypeVar('AnyException', bound=BaseException)
 
 
 class MgpuError(Exception):
     """Base of every error that theano_mgpu raises on purpose.
 
-    A command ends with exit code 2 where what the user has given cannot be used, and with 1 where something failed that
-    should have worked: the errors that are RuntimeErrors or ArithmeticErrors, or that such an error has caused.
+    A command ends with exit code 2 where the user's input cannot be used, and with 1 where something failed that should
+    have worked: the errors that are RuntimeErrors or ArithmeticErrors, or that such an error has caused.
     """
 
 
@@ -16,15 +21,16 @@ class MgpuWarning(UserWarning):
     """Something cannot be exactly as on one device; the message names it."""
 
 
-def warn(text):
+def warn(text: str) -> None:
     """Issue an MgpuWarning at the line of the user's code that led here, not at one of this package or of Keras."""
-    level, frame = 2, sys._getframe(1)
+    level = 2
+    frame: Any = sys._getframe(1)
     while frame.f_back and frame.f_globals.get('__name__', '').partition('.')[0] in ('theano_mgpu', 'keras'):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, MgpuWarning, stacklevel=level)
 
 
-def noted(error, text):
+def noted(error: AnyException, text: str) -> AnyException:
     """Return an exception with a note: after its text in a traceback or, before Python 3.11, at the end of its text.
 
     Parameters
@@ -44,12 +50,12 @@ def noted(error, text):
     return error
 
 
-def is_of_call(error):
-    """Return whether an exception is that of the call that raises it, not one of what another rank does meanwhile."""
+def is_of_call(error: Any) -> bool:
+    """Return whether an exception comes from the call that raises it, not from another rank's work meanwhile."""
     return not getattr(error, 'known_to_all', False) or error.of_step
 
 
-def in_one_line(error):
+def in_one_line(error: BaseException) -> str:
     """Return the class of an exception, the first line of its text, and its notes, for a message.
 
     Examples
@@ -62,8 +68,8 @@ def in_one_line(error):
 
 
 @contextlib.contextmanager
-def noting(notes):
-    """Give notes to the exception of a ``with`` block, where exceptions have notes."""
+def noting(notes: Iterable[str]) -> Iterator[None]:
+    """Add notes to the exception of a ``with`` block."""
     try:
         yield
     except Exception as error:
@@ -81,7 +87,7 @@ class ContextError(MgpuError, ValueError):
 
 
 class GraphError(MgpuError, ValueError):
-    """A Theano graph, or what was asked of it, cannot be run over several contexts."""
+    """A Theano graph cannot be run over several contexts, or not with these options."""
 
 
 class BatchError(MgpuError, ValueError):
@@ -110,24 +116,20 @@ class PredictionError(MgpuError, RuntimeError):
     Attributes
     ----------
     index : int
-        Which batch, from 0.
+        The number of the batch, from 0.
     context : theano_mgpu.Context or None
         The context that it ran on; None if it never got to one.
     """
 
-    def __init__(self, message, index, context=None):
+    def __init__(self, message: str, index: int = 0, context: Any = None):  # pickle passes the message alone
         super().__init__(message)
-        self.index = index
-        self.context = context
-
-    def __reduce__(self):
-        return type(self), (str(self), self.index, self.context)
+        self.index, self.context = index, context
 
 
 class ReplicaError(MgpuError, RuntimeError):
     """A device failed, or had too little memory; the original exception is its ``__cause__``.
 
-    An error of the graph, such as that of an `Assert` or a wrong shape, is raised as Theano raises it.
+    An error of the graph, such as a failed `Assert` or a wrong shape, is raised as Theano raises it.
 
     Attributes
     ----------
@@ -140,18 +142,13 @@ class ReplicaError(MgpuError, RuntimeError):
         works on no samples.
     """
 
-    def __init__(self, message, replica, context, samples=None):
-        super().__init__(message)
-        self.replica = replica
-        self.context = context
-        self.samples = samples
-
-    def __reduce__(self):
-        return type(self), (str(self), self.replica, self.context, self.samples)
+    def __init__(self, message: str, replica: int = 0, context: Any = None, samples: tuple[int, int] | None = None):
+        super().__init__(message)  # pickle passes the message alone
+        self.replica, self.context, self.samples = replica, context, samples
 
 
-def exit_code_of(error):
-    """Return 1 for the MgpuError of a failure, or 2 for that of what the user has given.
+def exit_code_of(error: BaseException) -> int:
+    """Return 1 for the MgpuError of a failure, or 2 for an error of the user's input.
 
     Examples
     --------

@@ -1,7 +1,9 @@
-"""How a function over a batch is compiled and run: what the user says, the flags, and what the package itself knows."""
+"""The options by which a function over a batch is compiled and run: the user's, the flags', and the package's own."""
+from __future__ import annotations
+
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any, Optional, Sequence
+from typing import Any, Sequence
 
 import theano
 from theano.gof.graph import ancestors
@@ -9,9 +11,10 @@ from theano.tensor.nnet.bn import AbstractBatchNormTrain
 
 from .errors import GraphError
 
-# Flags with which results are not those of one device.
+# Flags with which results differ from one device's.
 INEXACT = {'batch_statistics': 'local', 'random': 'independent', 'exchange': 'float16'}
 UPDATE_ON = 'device', 'sharded', 'host'  # where new values are computed
+OF_FLAG: Any = None                      # the default of an option that has a flag of the same name
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Flags:
     verify: bool = False
 
     @classmethod
-    def read(cls) -> 'Flags':
+    def read(cls) -> Flags:
         """Read the flags."""
         values = {each.name: getattr(theano.config.mgpu, each.name) for each in dataclasses.fields(cls)}
         return cls(**{name: value == 'True' if value in ('True', 'False') else value for name, value in values.items()})
@@ -41,26 +44,26 @@ class Flags:
 
 @dataclass(frozen=True)
 class Internal:
-    """What the package itself knows of a function.
+    """The facts about a function that the package itself adds.
 
     Attributes
     ----------
     example : list, optional
         The arguments of its first call, if they are known.
     length : int, optional
-        The samples that these have.
+        The number of samples in them.
     must_divide : bool
         Whether it is an error that the function cannot be divided.
     led_by_first : bool
-        Whether every process takes the arguments of rank 0 where those of others differ; else that is an error.
+        Whether every process takes the arguments of rank 0 where its own differ; else that is an error.
     whole : bool
         Whether the function has no batch: one replica computes it as it is.
     params : list of SharedVariable
         Trained parameters. Processes may exchange their gradients in half precision.
     """
 
-    example: Optional[Sequence[Any]] = None
-    length: Optional[int] = None
+    example: Sequence[Any] | None = None
+    length: int | None = None
     must_divide: bool = False
     led_by_first: bool = False
     whole: bool = False
@@ -71,7 +74,7 @@ class Internal:
 class Options:
     """The keywords that `mgpu.function` and `mgpu.training_function` share; they are documented there.
 
-    `executor`, `micro_batches`, `recompute` and `update_on` are those of the flags where they are None.
+    `executor`, `micro_batches`, `recompute` and `update_on` are never None: by default they are the flags'.
 
     Attributes
     ----------
@@ -89,16 +92,16 @@ class Options:
     givens: Any = None
     no_default_updates: bool = False
     contexts: Any = None
-    executor: Optional[str] = None
+    executor: str = OF_FLAG
     mode: Any = None
-    name: Optional[str] = None
-    allow_input_downcast: Optional[bool] = None
-    profile: Optional[bool] = None
-    micro_batches: Optional[int] = None
+    name: str | None = None
+    allow_input_downcast: bool | None = None
+    profile: bool | None = None
+    micro_batches: int = OF_FLAG
     least_samples: int = 1
-    sharded: Optional[bool] = None
-    update_on: Optional[str] = None
-    recompute: Optional[bool] = None
+    sharded: bool | None = None
+    update_on: str = OF_FLAG
+    recompute: bool = OF_FLAG
     flags: Flags = field(default_factory=Flags.read)
     internal: Internal = Internal()
 
@@ -112,11 +115,10 @@ class Options:
             raise GraphError("update_on is 'auto', 'device', 'sharded' or 'host', not %r" % (self.update_on,))
 
     @classmethod
-    def of(cls, **keywords: Any) -> 'Options':
-        """Return the options for keywords, among which those of `Internal` may be."""
-        names = {each.name for each in dataclasses.fields(Internal)}
-        internal = Internal(**{name: value for name, value in keywords.items() if name in names})
-        return cls(internal=internal, **{name: value for name, value in keywords.items() if name not in names})
+    def of(cls, **keywords: Any) -> Options:
+        """Return the options for keywords, which may include the attributes of `Internal`."""
+        names = {each.name for each in dataclasses.fields(Internal)} & keywords.keys()
+        return cls(internal=Internal(**{name: keywords.pop(name) for name in names}), **keywords)
 
     def updates_on(self, contexts: Sequence[Any]) -> str:
         """Return where new values are computed, one of `UPDATE_ON`."""
@@ -128,8 +130,8 @@ class Options:
         """Return the reason for what `updates_on` returns."""
         if self.update_on != 'auto':
             return 'update_on=%s, as it was asked for' % self.update_on
-        return 'the contexts are on the CPU, and share arrays without a copy' \
-            if self.updates_on(contexts) == 'host' else 'each device updates its own copies'
+        return ('the contexts are on the CPU, and share arrays without a copy' if self.updates_on(contexts) == 'host'
+                else 'each device updates its own copies')
 
     def least(self, outputs: Sequence[theano.Variable]) -> int:
         """Return the samples that a sub-batch has at least: two where each sub-batch is normalised by itself."""
@@ -143,7 +145,7 @@ class Options:
 
 
 def check_exact_flags() -> None:
-    """Raise a GraphError if a flag asks for other results than those of one device."""
+    """Raise a GraphError if a flag asks for results that one device would not compute."""
     for name, value in INEXACT.items():
         if getattr(theano.config.mgpu, name) == value:
             raise GraphError('mgpu.%s=%s gives other results than one device, which strict does not allow: leave out '

@@ -1,4 +1,8 @@
 """The contexts that a function is asked to run over."""
+from __future__ import annotations
+
+from typing import Any
+
 from ..errors import ContextError
 from .context_map import Context, describe
 from .contexts import contexts as active_contexts
@@ -6,7 +10,7 @@ from .contexts import get as get_context
 from .mesh import rows_of
 
 
-def resolve_contexts(contexts):
+def resolve_contexts(contexts: Any) -> list[Any]:
     """Return the Contexts that a function runs over.
 
     Parameters
@@ -17,8 +21,8 @@ def resolve_contexts(contexts):
     Returns
     -------
     list of Context, or list of list of Context
-        With several processes on a host, those of them that belong to this process; lists of contexts are complete, and
-        `mesh.mesh_of` selects those of this process.
+        With several processes on a host, only the contexts of this process; lists of contexts are complete, and
+        `mesh.mesh_of` selects the replicas of this process.
 
     Raises
     ------
@@ -27,8 +31,7 @@ def resolve_contexts(contexts):
     """
     if contexts is None:
         return active_contexts()
-    if isinstance(contexts, str):
-        contexts = [contexts]
+    contexts = [contexts] if isinstance(contexts, str) else contexts
     if not isinstance(contexts, (list, tuple)):
         raise ContextError('contexts=%r is not a list of contexts or their names, such as %r; mgpu.init(%r) maps them'
                            % (contexts, [context.name for context in active_contexts()], contexts))
@@ -42,7 +45,7 @@ def resolve_contexts(contexts):
                            % (list(contexts), describe(active_contexts())))
     own = [context for context in chosen if context in active_contexts()]
     if not own:
-        raise ContextError('the contexts %s are those of other processes; this one has %s'
+        raise ContextError('the contexts %s belong to other processes; this one has %s'
                            % (describe(chosen), describe(active_contexts())))
     if rows:
         return [[chosen.pop(0) for _ in row] for row in rows]

@@ -1,23 +1,37 @@
-"""Read and write context maps, such as ``dev0->cuda0;dev1->cuda1``."""
+"""Context maps, such as ``dev0->cuda0;dev1->cuda1``, as text and as lists."""
+from __future__ import annotations
+
 import re
-from collections import namedtuple
+from typing import Iterable, NamedTuple
 
 from ..errors import ContextError
 from ..parsing import bare, shown
 from . import discovery
 
-Context = namedtuple('Context', 'name device kind')
-Context.__doc__ = """One context: its `name`, its `device`, the device's `kind` (cuda, opencl, cpu)."""
-Context.name.__doc__ = "str: Theano's name for the device, such as ``'dev0'``."
-Context.device.__doc__ = "str: ``'cuda0'``, ``'opencl0:1'`` (platform and device) or ``'cpu'``."
-Context.kind.__doc__ = "str: ``'cuda'``, ``'opencl'`` or ``'cpu'``."
 
-HOST = Context('the host', 'cpu', 'cpu')  # what belongs to no replica is computed there
+class Context(NamedTuple):
+    """One context.
 
+    Attributes
+    ----------
+    name : str
+        Theano's name for the device, such as ``'dev0'``.
+    device : str
+        ``'cuda0'``, ``'opencl0:1'`` (platform and device) or ``'cpu'``.
+    kind : str
+        ``'cuda'``, ``'opencl'`` or ``'cpu'``.
+    """
+
+    name: str
+    device: str
+    kind: str
+
+
+HOST = Context('the host', 'cpu', 'cpu')  # values that belong to no replica are computed there
 EXAMPLE = 'contexts=dev0->cuda0;dev1->cuda1'
 
 
-def parse_context_map(text):
+def parse_context_map(text: str) -> list[Context]:
     """Parse a context map, more strictly than Theano does.
 
     Parameters
@@ -41,7 +55,7 @@ def parse_context_map(text):
     >>> parse_context_map('dev0->cuda0; dev1->cpu')
     [Context(name='dev0', device='cuda0', kind='cuda'), Context(name='dev1', device='cpu', kind='cpu')]
     """
-    contexts = []
+    contexts: list[Context] = []
     for entry in text.split(';'):
         name, arrow, device = (part.strip() for part in entry.partition('->'))
         if not (name and arrow and device):
@@ -51,8 +65,7 @@ def parse_context_map(text):
             raise ContextError("%s cannot name a context, since it looks like a device; "
                                "call it dev0, say: dev0->%s" % (shown(name), bare(device)))
         if not re.fullmatch(r'[\w.]+', name):
-            raise ContextError("%s cannot name a context: use letters, digits and _ only, e.g. dev0"
-                               % shown(name))
+            raise ContextError('%s cannot name a context: use letters, digits and _ only, e.g. dev0' % shown(name))
         if any(name == context.name for context in contexts):
             raise ContextError("context %s is mapped twice in %s: give each entry a name of its own"
                                % (shown(name), shown(text)))
@@ -64,17 +77,17 @@ def parse_context_map(text):
     return contexts
 
 
-def default_map(found):
-    """Context map for a list of devices: dev0, dev1, and so on.
+def default_map(devices: Iterable[str]) -> str:
+    """Return the context map for devices: dev0, dev1, and so on.
 
     Examples
     --------
     >>> default_map(['cuda0', 'cuda1'])
     'dev0->cuda0;dev1->cuda1'
     """
-    return ';'.join('dev%d->%s' % pair for pair in enumerate(found))
+    return ';'.join('dev%d->%s' % pair for pair in enumerate(devices))
 
 
-def describe(contexts):
-    """The contexts as a context map, for messages."""
+def describe(contexts: Iterable[Context]) -> str:
+    """Return contexts as a context map, for messages."""
     return ';'.join('%s->%s' % (context.name, context.device) for context in contexts)

@@ -1,33 +1,36 @@
-"""The registry of contexts, which are Theano's names for devices: choose them, open them, look them up."""
+"""The registry of contexts, which are Theano's names for devices."""
+from __future__ import annotations
+
 import contextlib
 import io
 import itertools
 import os
+from typing import Any, List, Sequence, Set
 
 from .. import config
 from ..errors import ContextError
 from ..jobs import mpi_environment, rank_process
 from ..parsing import MOST_DEVICES
 from . import discovery, opening
-from .context_map import EXAMPLE, default_map, describe, parse_context_map
+from .context_map import EXAMPLE, Context, default_map, describe, parse_context_map
 
-_active = []          # the contexts over which functions of this process run
-_host = []            # those of all processes of the job on this host
-_borrowed = set()     # names of further contexts that are in use
-_opened_in = []       # the number of the process that opened a GPU, if one is open
+_active: List[Context] = []   # the contexts over which functions of this process run
+_host: List[Context] = []     # the contexts of all processes of the job on this host
+_borrowed: Set[str] = set()   # names of further contexts that are in use
+_opened_in: List[int] = []    # the number of the process that opened a GPU, if one is open
 
 
-def flagged():
-    """The context map of THEANO_FLAGS or .theanorc; the empty string where they have none."""
+def flagged() -> str:
+    """Return the context map of THEANO_FLAGS or .theanorc; the empty string where they have none."""
     return config.flag('contexts', '').strip()
 
 
-def configured():
-    """Contexts of THEANO_FLAGS or .theanorc, else of this machine's devices: see `discovery.discover_best`."""
+def configured() -> list[Context]:
+    """Return the contexts of THEANO_FLAGS or .theanorc, else of the devices that `discovery.discover_best` finds."""
     return parse_context_map(flagged() or default_map(discovery.discover_best()))
 
 
-def init(contexts=None):
+def init(contexts: str | int | Sequence[str] | None = None) -> list[Context]:
     """Choose the contexts that functions run over, and open their devices.
 
     Parameters
@@ -54,22 +57,21 @@ def init(contexts=None):
     [Context(name='dev0', device='cpu', kind='cpu')]
     """
     chosen = _choose(contexts)
-    own = chosen
-    if mpi_environment.trains_together():
-        own = share(chosen, mpi_environment.local_rank(), mpi_environment.local_size())
+    own = share(chosen, mpi_environment.local_rank(), mpi_environment.local_size()) \
+        if mpi_environment.trains_together() else chosen
     for context in own:
         _open(context)
     _host[:], _active[:] = chosen, own
     return list(own)
 
 
-def share(contexts, rank, size):
-    """The share of a host's contexts that one of its processes takes.
+def share(contexts: list[Context], rank: int, size: int) -> list[Context]:
+    """Return the share of a host's contexts that one of its processes takes.
 
     Parameters
     ----------
     contexts : list of Context
-        The host's.
+        The contexts of the host.
     rank, size : int
         Number of the process on this host, and number of processes there.
 
@@ -116,15 +118,14 @@ def _choose(contexts):
         return known[:contexts]
     names = list(contexts)
     if not names:
-        raise ContextError('an empty list of contexts was given; name at least one of: %s'
-                           % describe(configured()))
+        raise ContextError('an empty list of contexts was given; name at least one of: %s' % describe(configured()))
     if len(set(names)) < len(names):
         raise ContextError('a context is named twice in %r; name each one once' % (names,))
     return [_lookup(name, configured()) for name in names]
 
 
 def _default_cpus(n):
-    """`n` contexts on the CPU, with a note, where none are mapped and there is no GPU; else an empty list."""
+    """Return `n` contexts on the CPU, with a note, where none are mapped and there is no GPU; else an empty list."""
     if n < 2 or flagged() or discovery.discover_best() != ['cpu']:
         return []
     chosen = parse_context_map(default_map(['cpu'] * n))
@@ -133,8 +134,8 @@ def _default_cpus(n):
     return chosen
 
 
-def contexts():
-    """The contexts over which functions run; opens the configured ones at the first call.
+def contexts() -> list[Context]:
+    """Return the contexts over which functions run; open the configured ones at the first call.
 
     Returns
     -------
@@ -148,23 +149,23 @@ def contexts():
     return list(_active) if _active else init()
 
 
-def chosen():
-    """The contexts that `init` has opened; unlike `contexts` it opens none, and may return an empty list."""
+def chosen() -> list[Context]:
+    """Return the contexts that `init` has opened; open none, so that the list may be empty."""
     return list(_active)
 
 
-def host_contexts():
-    """The contexts of all processes of this job on this host; `contexts` has those of this one."""
+def host_contexts() -> list[Context]:
+    """Return the contexts of all processes of this job on this host; `contexts` has the share of this process."""
     contexts()
     return list(_host)
 
 
-def get(name):
-    """The context of the host with this name; raises a ContextError that lists the known ones if there is none."""
+def get(name: str) -> Context:
+    """Return the context of the host with this name; raise a ContextError with the known ones if there is none."""
     return _lookup(name, host_contexts())
 
 
-def open_named(name):
+def open_named(name: str) -> bool:
     """Open the device of a context when Theano asks for the context by its name.
 
     Parameters
@@ -212,7 +213,7 @@ def _open(context, preallocated=True):
         opening.enable_gpuarray()
 
 
-def borrow(context):
+def borrow(context: Context) -> Context:
     """Open another context of the same device, for another thread: Theano and pygpu use a context from one thread only.
 
     Parameters
@@ -234,25 +235,25 @@ def borrow(context):
     return own
 
 
-def give_back(context):
+def give_back(context: Context) -> None:
     """Free a context that `borrow` returned, for the next call; its device stays open."""
     _borrowed.discard(context.name)
 
 
-def gpu_context(context):
-    """The open pygpu context of a Context; None for ``cpu``."""
+def gpu_context(context: Context) -> Any:
+    """Return the open pygpu context of a Context; None for ``cpu``."""
     if context.kind == 'cpu':
         return None
     from theano.gpuarray.type import get_context
     return get_context(context.name)
 
 
-def is_fork():
-    """Whether this process was forked after a GPU was opened, which neither CUDA nor OpenCL survives."""
+def is_fork() -> bool:
+    """Return whether this process was forked after a GPU was opened, which neither CUDA nor OpenCL survives."""
     return bool(_opened_in) and _opened_in[0] != os.getpid()
 
 
-def check_process():
+def check_process() -> None:
     """Raise a ContextError where `is_fork` holds: the driver would fail, or hang."""
     if is_fork():
         raise ContextError('process %d was forked from process %d, which had opened %s: neither CUDA nor OpenCL can be '
@@ -261,8 +262,8 @@ def check_process():
                            % (os.getpid(), _opened_in[0], describe(_host) or 'a GPU'))
 
 
-def is_lost(context):
-    """Whether a GPU has failed for good: every further call of this process on it is an error."""
+def is_lost(context: Context) -> bool:
+    """Return whether a GPU has failed for good: every further call of this process on it is an error."""
     if context.kind == 'cpu':
         return False
     try:
@@ -271,8 +272,6 @@ def is_lost(context):
         return True
 
 
-def alike(one, other):
-    """Whether two contexts have devices of one type, so that a graph optimised for one is right for the other."""
-    if one.kind != other.kind or one.kind == 'cpu':
-        return one.kind == other.kind
-    return gpu_context(one).devname == gpu_context(other).devname
+def alike(one: Context, other: Context) -> bool:
+    """Return whether the devices of two contexts are of one type, so that a graph optimised for one suits the other."""
+    return one.kind == other.kind and (one.kind == 'cpu' or gpu_context(one).devname == gpu_context(other).devname)

@@ -1,23 +1,33 @@
 """The devices of this machine, as pygpu sees them, and their status."""
+from __future__ import annotations
+
+import contextlib
 import ctypes
 import re
-from collections import namedtuple
+from typing import Any, NamedTuple, Optional
 
 from ..errors import ContextError, warn
 from ..patches import opencl_programs
 from . import cuda_libraries
 
-DEVICE_PATTERN = re.compile('cpu|cuda([0-9]{0,4})|opencl([0-9]{1,4}):([0-9]{1,4})')
+DEVICE_PATTERN = re.compile('cpu|cuda[0-9]{0,4}|opencl[0-9]{1,4}:[0-9]{1,4}')
 KINDS = ('cuda', 'opencl', 'cpu')
 # From cl.h.
 ALL_TYPES, DEVICE_TYPE = 0xFFFFFFFF, 0x1000
 OPENCL_TYPES = {2: 'CPU', 4: 'GPU', 8: 'accelerator'}
 
-DeviceStatus = namedtuple('DeviceStatus', 'name free_bytes total_bytes utilisation')
+
+class DeviceStatus(NamedTuple):
+    """The name, memory and utilisation (percent) of a device; None where they are unknown."""
+
+    name: str
+    free_bytes: Optional[int]
+    total_bytes: Optional[int]
+    utilisation: Optional[int]
 
 
-def kind_of(device):
-    """Kind of a device: ``'cuda'``, ``'opencl'`` or ``'cpu'``; None if it is spelled like no device.
+def kind_of(device: str) -> str | None:
+    """Return the kind of a device: ``'cuda'``, ``'opencl'`` or ``'cpu'``; None if it is spelled like no device.
 
     Examples
     --------
@@ -29,8 +39,8 @@ def kind_of(device):
     return next(kind for kind in KINDS if device.startswith(kind))
 
 
-def reason(error):
-    """Text of an exception; pygpu's carry bytes.
+def reason(error: BaseException) -> str:
+    """Return the text of an exception; pygpu's carry bytes.
 
     Examples
     --------
@@ -41,7 +51,7 @@ def reason(error):
     return text.decode('utf8', 'replace') if isinstance(text, bytes) else str(text)
 
 
-def discover(kind):
+def discover(kind: str) -> tuple[list[str], str]:
     """Find the devices of one kind with pygpu.
 
     Parameters
@@ -53,7 +63,7 @@ def discover(kind):
     devices : list of str
         For example ``['cuda0', 'cuda1']``; may be empty.
     why_none : str
-        If `devices` is empty, pygpu's own reason, or what is wrong with CUDA's libraries; else the empty string.
+        If `devices` is empty, pygpu's own reason, or the problem with CUDA's libraries; else the empty string.
     """
     if kind == 'cpu':
         return ['cpu'], ''
@@ -65,34 +75,32 @@ def discover(kind):
     try:
         if kind == 'cuda':
             cuda_libraries.provide()
-        counts = [gpuarray.count_devices(kind, platform)
-                  for platform in range(gpuarray.count_platforms(kind))]
+        counts = [gpuarray.count_devices(kind, platform) for platform in range(gpuarray.count_platforms(kind))]
     # An OpenCL loader without a driver is a "GpuArrayException" too: no device, and this is why.
     except (gpuarray.GpuArrayException, ContextError) as error:
         return [], reason(error)
-    if kind == 'cuda':
-        found = ['cuda%d' % i for i in range(sum(counts))]
-    else:
-        found = ['opencl%d:%d' % (p, d) for p, count in enumerate(counts) for d in range(count)]
-    return found, '' if found else 'pygpu finds no %s device' % kind
+    devices = ['cuda%d' % i for i in range(sum(counts))] if kind == 'cuda' else \
+        ['opencl%d:%d' % (p, d) for p, count in enumerate(counts) for d in range(count)]
+    return devices, '' if devices else 'pygpu finds no %s device' % kind
 
 
-def type_of(device):
-    """Type of a device: ``'GPU'``, ``'CPU'`` or ``'accelerator'``; None if OpenCL reports none of these.
+def type_of(device: str) -> str | None:
+    """Return the type of a device: ``'GPU'``, ``'CPU'`` or ``'accelerator'``; None if OpenCL reports none of these.
 
     Parameters
     ----------
     device : str
-        One that `discover` found.
+        A device that `discover` found.
 
     Examples
     --------
     >>> type_of('cuda0'), type_of('cpu')
     ('GPU', 'CPU')
     """
-    if kind_of(device) != 'opencl':
+    indices = re.fullmatch(r'opencl(\d+):(\d+)', device)
+    if indices is None:
         return 'CPU' if device == 'cpu' else 'GPU'
-    platform, number = (int(part) for part in DEVICE_PATTERN.fullmatch(device).groups()[1:])
+    platform, number = map(int, indices.groups())
     try:
         library = ctypes.CDLL(opencl_programs.LOADER)
     except OSError:  # pygpu found another loader
@@ -106,28 +114,24 @@ def type_of(device):
     return next((name for bit, name in OPENCL_TYPES.items() if bits.value & bit), None)
 
 
-def opencl_cpus():
-    """OpenCL devices that are CPUs: they are several times slower than ``cpu``, and used only where they are mapped."""
+def opencl_cpus() -> list[str]:
+    """Return the OpenCL devices that are CPUs, which are slower than ``cpu``, and used only where they are mapped."""
     return [device for device in discover('opencl')[0] if type_of(device) == 'CPU']
 
 
-def discover_best():
-    """Devices to use by default: every CUDA device, else every OpenCL device that is not a CPU, else ``cpu``.
+def discover_best() -> list[str]:
+    """Return the devices to use by default: all CUDA devices, else all OpenCL devices but CPUs, else ``cpu``.
 
     Warns about CUDA devices that cannot be used.
     """
-    for kind in KINDS:
-        found, why_none = discover(kind)
-        if kind == 'opencl':
-            found = [device for device in found if type_of(device) != 'CPU']
-        if found:
-            return found
-        if kind == 'cuda' and cuda_libraries.survey().capabilities:
-            warn("this machine's CUDA devices are not used: " + why_none)
+    devices, why_none = discover('cuda')
+    if not devices and cuda_libraries.survey().capabilities:
+        warn("this machine's CUDA devices are not used: " + why_none)
+    return devices or [device for device in discover('opencl')[0] if type_of(device) != 'CPU'] or ['cpu']
 
 
-def status(device, gpu_context):
-    """Name, memory and utilisation of a device.
+def status(device: str, gpu_context: Any) -> DeviceStatus:
+    """Return the name, memory and utilisation of a device.
 
     Parameters
     ----------
@@ -141,7 +145,10 @@ def status(device, gpu_context):
         Bytes; utilisation in percent for NVIDIA devices where nvidia-ml-py is installed, else None.
     """
     if gpu_context is None:
-        return DeviceStatus(_cpu_name(), *_cpu_memory(), None)
+        memory = _proc_fields('/proc/meminfo')
+        free, total = (int(memory[key].split()[0]) * 1024 if key in memory else None
+                       for key in ('MemAvailable', 'MemTotal'))
+        return DeviceStatus(_proc_fields('/proc/cpuinfo').get('model name', 'host'), free, total, None)
     name = gpu_context.devname
     name = name.decode('utf8', 'replace') if isinstance(name, bytes) else name
     utilisation = _nvidia_utilisation(gpu_context) if device.startswith('cuda') else None
@@ -149,7 +156,7 @@ def status(device, gpu_context):
 
 
 def _nvidia_utilisation(gpu_context):
-    """Utilisation in percent, found by PCI address: CUDA and NVML number devices differently.
+    """Return the utilisation in percent, found by PCI address: CUDA and NVML number devices differently.
 
     None where NVML is missing, as in some containers, or reports none, as for a slice of a device (MIG).
     """
@@ -157,37 +164,21 @@ def _nvidia_utilisation(gpu_context):
         import pynvml
     except ImportError:
         return None
-    try:
+    with contextlib.suppress(pynvml.NVMLError):
         pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
-    try:
-        handle = pynvml.nvmlDeviceGetHandleByPciBusId(gpu_context.unique_id)
-        return pynvml.nvmlDeviceGetUtilizationRates(handle).gpu
-    except pynvml.NVMLError:
-        return None
-    finally:
-        pynvml.nvmlShutdown()
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByPciBusId(gpu_context.unique_id)
+            return pynvml.nvmlDeviceGetUtilizationRates(handle).gpu
+        finally:
+            pynvml.nvmlShutdown()
+    return None
 
 
 def _proc_fields(path):
-    """First value of each ``key: value`` line of a file under /proc; empty where there is none."""
+    """Return the first value of each ``key: value`` line of a file under /proc; none where there is no such file."""
     fields = {}
-    try:
-        with open(path) as f:
-            for line in f:
-                key, _, value = line.partition(':')
-                fields.setdefault(key.strip(), value.strip())
-    except FileNotFoundError:  # not Linux: the name and memory of the host stay unknown
-        return {}
+    with contextlib.suppress(FileNotFoundError), open(path) as file:  # not Linux: all stays unknown
+        for line in file:
+            key, _, value = line.partition(':')
+            fields.setdefault(key.strip(), value.strip())
     return fields
-
-
-def _cpu_name():
-    return _proc_fields('/proc/cpuinfo').get('model name', 'host')
-
-
-def _cpu_memory():
-    fields = _proc_fields('/proc/meminfo')
-    return tuple(int(fields[key].split()[0]) * 1024 if key in fields else None
-                 for key in ('MemAvailable', 'MemTotal'))

@@ -1,4 +1,6 @@
-"""Memory of the host: what a computation frees stays with the process, for the next step to use again."""
+"""Memory of the host, which stays with the process when a computation frees it, for the next step to use again."""
+from __future__ import annotations
+
 import ctypes
 import os
 
@@ -7,19 +9,19 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 SETTINGS = ('MALLOC_TRIM_THRESHOLD_', 'MALLOC_TOP_PAD_', 'MALLOC_MMAP_MAX_', 'MALLOC_MMAP_THRESHOLD_', 'GLIBC_TUNABLES')
 
 
-def keep_freed_memory():
-    """Have glibc's malloc keep large blocks that are freed, instead of giving them back to the system.
+def keep_freed_memory() -> bool:
+    """Make glibc's malloc keep large blocks that are freed, instead of giving them back to the system.
 
     Theano frees each intermediate array as soon as it is used up. By default glibc returns an array of megabytes to
     the system at once and asks for it again in the next step, when each of its pages is cleared and mapped anew: in
-    the small CNN of the benchmarks that is two fifths of the time. The process then keeps what it needed at its peak.
+    the small CNN of the benchmarks that is two fifths of the time. The process then keeps the memory of its peak.
 
     Does nothing without glibc, or where the user has settings of malloc in the environment.
 
     Returns
     -------
     bool
-        Whether malloc was told so.
+        Whether malloc has accepted the settings.
     """
     mallopt = getattr(ctypes.CDLL(None), 'mallopt', None)
     if mallopt is None or any(name in os.environ for name in SETTINGS):

@@ -1,12 +1,14 @@
 """The contexts of a function as a mesh: a row for each replica, and a column for each place of a placed graph."""
-from typing import Any, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from __future__ import annotations
+
+from typing import Any, List, Mapping, NamedTuple, Sequence, Tuple
 
 from ..errors import ContextError
 from ..jobs import rank_process
 from .context_map import HOST, Context, describe
 
 UNPLACED = ''   # the place of a graph that is not placed
-CPU = 'cpu'     # the place of what is computed on the host
+CPU = 'cpu'     # the place of values that are computed on the host
 
 
 class Mesh(NamedTuple):
@@ -15,7 +17,7 @@ class Mesh(NamedTuple):
     Attributes
     ----------
     places : list of str
-        What the columns are called: the contexts of the first replica by which the graph is placed, or `UNPLACED`.
+        The names of the columns: the contexts of the first replica by which the graph is placed, or `UNPLACED`.
     replicas : list of tuple of Context
         For each replica, the context of each place.
     placement : dict of SharedVariable to str
@@ -27,31 +29,31 @@ class Mesh(NamedTuple):
     placement: Mapping[Any, str] = {}
 
     @property
-    def contexts(self) -> List[Context]:
+    def contexts(self) -> list[Context]:
         """All contexts, each once."""
         return list(dict.fromkeys(context for replica in self.replicas for context in replica))
 
-    def column(self, place: str) -> List[Context]:
-        """The context of a place on each replica."""
+    def column(self, place: str) -> list[Context]:
+        """Return the context of a place on each replica."""
         index = self.places.index(place)
         return [replica[index] for replica in self.replicas]
 
-    def first(self) -> 'Mesh':
-        """The mesh of the first replica alone."""
+    def first(self) -> Mesh:
+        """Return the mesh of the first replica alone."""
         return self._replace(replicas=self.replicas[:1])
 
 
-def mesh_of(contexts: Sequence[Context], places: Sequence[str] = (), own: Optional[Sequence[Context]] = None) -> Mesh:
+def mesh_of(contexts: Sequence[Any], places: Sequence[str] = (), own: Sequence[Context] | None = None) -> Mesh:
     """Lay out contexts for a graph.
 
     Parameters
     ----------
     contexts : list of Context, or list of list of Context
-        In lists of their own: the contexts of each replica.
+        Lists have the contexts of each replica.
     places : list of str
         Names of contexts by which the graph is placed, maybe with `CPU`; none for a graph that is not placed.
     own : list of Context, optional
-        Those of this process, if `places` or `contexts` may name those of other processes.
+        The contexts of this process, if `places` or `contexts` may name contexts of other processes.
 
     Returns
     -------
@@ -78,7 +80,7 @@ def mesh_of(contexts: Sequence[Context], places: Sequence[str] = (), own: Option
     if rows:
         names, rows = _rows(rows, on_devices, own)
     elif on_devices:
-        names, rows = on_devices, _grouped(list(contexts), on_devices, own)
+        names, rows = on_devices, _grouped(list(contexts), on_devices, own or ())
     elif places:
         return Mesh([CPU], [(HOST,)])
     else:
@@ -87,12 +89,12 @@ def mesh_of(contexts: Sequence[Context], places: Sequence[str] = (), own: Option
     return Mesh(names + [CPU] * len(here), [tuple(row + here) for row in rows])
 
 
-def rows_of(contexts: Sequence) -> List[list]:
-    """The lists among contexts, or their names: those of each replica."""
+def rows_of(contexts: Sequence[Any]) -> list[list[Any]]:
+    """Return the lists among contexts, or their names: one for each replica."""
     return [list(row) for row in contexts if isinstance(row, (list, tuple)) and not isinstance(row, Context)]
 
 
-def _rows(rows: List[List[Context]], places: Sequence[str], own) -> Tuple[List[str], List[List[Context]]]:
+def _rows(rows, places, own):
     names = [context.name for context in rows[0]]
     text = '[%s]' % ', '.join('[%s]' % ', '.join(context.name for context in row) for row in rows)
     if not places:
@@ -104,22 +106,22 @@ def _rows(rows: List[List[Context]], places: Sequence[str], own) -> Tuple[List[s
     if missing:
         raise ContextError('the graph is placed on %s, which is not among the contexts of the first replica, %s. Add '
                            'it there, or place the graph on these' % (', '.join(missing), ', '.join(names)))
-    found = [row for row in rows if own is None or set(row) <= set(own)]
-    if not found:
+    usable = [row for row in rows if own is None or set(row) <= set(own)]
+    if not usable:
         raise ContextError('contexts=%s: no replica has only contexts of this process, which are %s. Give each process '
                            'the contexts of a whole replica (launch --gpus-per-process %d)'
                            % (text, describe(own), len(names)))
-    return names, found
+    return names, usable
 
 
-def _grouped(contexts: List[Context], places: Sequence[str], own) -> List[List[Context]]:
+def _grouped(contexts, places, own):
     n = len(places)
     if len(contexts) < n:
         raise ContextError('the graph is placed on %d contexts (%s), but is to run on %d: %s. Leave out contexts= or '
                            'gpus=, or name all of them; with several processes, give each one %d contexts '
                            '(launch --gpus-per-process %d)'
                            % (n, ', '.join(places), len(contexts), describe(contexts), n, n))
-    missing = [context.name for context in own or () if context.name in places and context not in contexts]
+    missing = [context.name for context in own if context.name in places and context not in contexts]
     if missing:
         raise ContextError('the graph is placed on %s, which is not among the contexts that it is to run on: %s. Add '
                            'it there, or place the graph on these' % (', '.join(missing), describe(contexts)))

@@ -1,13 +1,15 @@
-"""Open the device of a context; an error says why it cannot be opened, and what to do."""
+"""Opening of devices; an error says why a device cannot be opened, and what to do."""
+from __future__ import annotations
+
 import os
 
 from .. import patches
 from ..errors import ContextError
 from . import cuda_libraries, discovery, host_memory
-from .context_map import describe
+from .context_map import Context, describe
 
 
-def open_device(context, preallocated=True):
+def open_device(context: Context, preallocated: bool = True) -> bool:
     """Open the device of a context and register its name with Theano; does nothing the second time.
 
     Parameters
@@ -32,7 +34,7 @@ def open_device(context, preallocated=True):
     import theano.gpuarray
     from theano.gpuarray.type import get_context, list_contexts
     if context.name in list_contexts():
-        opened = _opened_device(context.name)
+        opened = getattr(get_context(context.name), 'dev', 'an unknown device')  # which init_dev leaves there
         if opened != context.device:
             raise ContextError('context %r is open on %s already and cannot be mapped to %s in the same '
                                'process; use another name' % (context.name, opened, context.device))
@@ -81,32 +83,26 @@ def _pocl_note():
 
 
 def _forget_active_gpu():
-    """Theano 1.0.5 marks the environment of a process that opened a GPU, and children inherit the mark.
+    """Remove the mark of Theano 1.0.5 in the environment of a process that opened a GPU; children inherit it.
 
-    Without this, every child process, also one started afresh, refuses a GPU: "You can't initialize
+    With the mark, every child process, also one started afresh, refuses a GPU: "You can't initialize
     the GPU in a subprocess if the parent process already did it".
     """
     os.environ.pop('THEANO_GPU_IS_ALREADY_ACTIVE', None)
 
 
-def _opened_device(name):
-    """Device of a context that is registered with Theano; init_dev leaves it on the pygpu context."""
-    from theano.gpuarray.type import get_context
-    return getattr(get_context(name), 'dev', 'an unknown device')
-
-
 def _remedy(context, why):
-    found, why_none = discovery.discover(context.kind)
-    if not found:
+    devices, why_none = discovery.discover(context.kind)
+    if not devices:
         more = '' if why_none.rstrip('.') == why else ' (%s)' % why_none
         return 'There is no %s device%s; run "theano-mgpu doctor"' % (context.kind, more)
-    if context.device not in found:
-        return 'There is: %s%s' % (', '.join(found), _pocl_note() if context.kind == 'opencl' else '')
+    if context.device not in devices:
+        return 'There is: %s%s' % (', '.join(devices), _pocl_note() if context.kind == 'opencl' else '')
     return 'The device exists; run "theano-mgpu doctor" to see what is wrong with it'
 
 
-def enable_gpuarray():
-    """As Theano does for its ``contexts`` flag: ``shared(target=)`` works, graphs move to the GPU."""
+def enable_gpuarray() -> None:
+    """Make ``shared(target=)`` work, and graphs move to the GPU, as Theano does for its ``contexts`` flag."""
     import theano.compile.sharedvalue
     import theano.gpuarray
     if theano.gpuarray.gpuarray_shared_constructor not in theano.compile.sharedvalue.shared.constructors:

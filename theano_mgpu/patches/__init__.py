@@ -1,52 +1,73 @@
-"""Patches of libraries that get no more releases; see `table` for what each is for.
+"""Patches of libraries that get no more releases; `table` lists each with its reason.
 
 They are applied from here, once: `before_theano`, `import_theano` and `after_theano`, in this order, when theano_mgpu
-is imported; the others with `apply` when a context is opened, or at the first `enable` or
+is imported; the others with `apply` when a context is opened or a graph is placed, or at the first `enable` or
 `multi_gpu_model`.
 """
+from __future__ import annotations
+
 import contextlib
 import gc
 import os
 import sys
+import threading
+from typing import Any, List
 
 from .. import config
 from ..errors import MgpuError
 from ..utils.collector import collector_paused
-from . import import_hooks, theano_imports
-from .table import (
-    AFTER_THEANO,
-    AS_FLAGS,
-    BEFORE_THEANO,
-    DURING_IMPORT,
-    EACH_GPU,
-    FIRST_OPENCL,
-    FIRST_PLACEMENT,
-    PATCHES,
-    WITH_CONTEXTS,
-    AfterImport,
-    BeforeImport,
-)
+from . import import_hooks, table, theano_imports
+from .table import EACH_GPU, FIRST_OPENCL, FIRST_PLACEMENT, PATCHES, WITH_CONTEXTS
 
 __all__ = ['EACH_GPU', 'FIRST_OPENCL', 'FIRST_PLACEMENT', 'PATCHES', 'WITH_CONTEXTS', 'after_theano', 'apply',
            'before_theano', 'import_theano', 'theano_was_first']
 
-theano_was_first = False  # whether Theano was imported before theano_mgpu
-_applied = []             # patches that are applied once a process
+theano_was_first = False      # whether Theano was imported before theano_mgpu
+_applied: List[table.Patch] = []    # patches that are applied once a process
+_applying = threading.RLock()
 
 
-def apply(when, *arguments):
-    """Apply the patches that the table has for a time, with the arguments that it names."""
+def apply(when: str, *arguments: Any) -> None:
+    """Apply the patches that the table has for a time, with the arguments that it names.
+
+    The patches of `AS_FLAGS` and `EACH_GPU` are applied each time, the others once a process.
+    """
+    with _applying:
+        for patch in PATCHES:
+            if patch.when == when and patch not in _applied:
+                patch.apply(*arguments)
+                if when not in (table.AS_FLAGS, EACH_GPU):
+                    _applied.append(patch)
+
+
+def _apply_at_imports(kind, hook):
+    """Pass the patches for imports of a kind to a hook, each once a process."""
     for patch in PATCHES:
-        if patch.when == when:
-            patch.apply(*arguments)
+        if isinstance(patch.when, kind) and patch not in _applied:
+            for module in patch.when.modules:
+                hook(module, patch.apply)
+            _applied.append(patch)
 
 
-def before_theano():
+def before_theano() -> None:
     """Apply the patches that have to come before Theano and Keras are imported."""
-    _apply_once(BEFORE_THEANO, AfterImport, import_hooks.after_import)
+    apply(table.BEFORE_THEANO)
+    _apply_at_imports(table.AfterImport, import_hooks.after_import)
 
 
-def import_theano():
+def after_theano() -> None:
+    """Patch the imported Theano.
+
+    Raises
+    ------
+    MgpuError
+        If one of theano_mgpu's own flags has a value that it cannot have.
+    """
+    apply(table.AFTER_THEANO)
+    _apply_at_imports(table.BeforeImport, import_hooks.before_import)
+
+
+def import_theano() -> None:
     """Import Theano with flags that it can be imported with, and with the names hidden that it must not see.
 
     Where a script has imported Theano before theano_mgpu, Theano has read its flags by itself, and `theano_was_first`
@@ -61,56 +82,25 @@ def import_theano():
     theano_was_first = 'theano' in sys.modules
     if theano_was_first:
         return
-    given = os.environ.get('THEANO_FLAGS')
-    flags = config.parse_flags(given or '')
-    apply(AS_FLAGS, flags)
-    os.environ['THEANO_FLAGS'] = config.join_flags(flags)
+    users = os.environ.get('THEANO_FLAGS')
+    flags = config.parse_flags(users or '')
+    apply(table.AS_FLAGS, flags)
+    config.set_environment_flags(flags)
     try:
         with collector_paused(), contextlib.ExitStack() as hidden:
             for patch in PATCHES:
-                if patch.when == DURING_IMPORT:
+                if patch.when == table.DURING_IMPORT:
                     hidden.enter_context(patch.apply())
-            _import_theano()
-        if theano_imports.own_command() is not None:  # the user has no objects yet
-            gc.freeze()  # Theano's live as long as the process: Python need not look for garbage among them
-    finally:
-        if given is None:
-            del os.environ['THEANO_FLAGS']
-        else:
-            os.environ['THEANO_FLAGS'] = given
-
-
-def _import_theano():
-    try:
-        import theano  # noqa: F401
+            import theano  # noqa: F401
     except ValueError as error:  # of a home directory that cannot be written, for example
         if 'compiledir directory' not in str(error):
             raise
         raise MgpuError('Theano has no folder for compiled code: %s Name another one: '
                         'THEANO_FLAGS=base_compiledir=/path/to/folder' % error) from error
-
-
-def after_theano():
-    """Patch the imported Theano.
-
-    Raises
-    ------
-    MgpuError
-        If one of theano_mgpu's own flags has a value that it cannot have.
-    """
-    _apply_once(AFTER_THEANO, BeforeImport, import_hooks.before_import)
-
-
-def _apply_once(when, kind, hook):
-    """Apply the patches for a time, and have a hook apply those for imports of a kind; each once a process."""
-    for patch in PATCHES:
-        if patch in _applied:
-            continue
-        if patch.when == when:
-            patch.apply()
-        elif isinstance(patch.when, kind):
-            for module in patch.when.modules:
-                hook(module, patch.apply)
+    finally:
+        if users is None:
+            del os.environ['THEANO_FLAGS']
         else:
-            continue
-        _applied.append(patch)
+            os.environ['THEANO_FLAGS'] = users
+    if theano_imports.own_command() is not None:  # the user has no objects yet
+        gc.freeze()  # Theano's live as long as the process: Python need not look for garbage among them

@@ -253,7 +253,7 @@ const unsigned *count_of(Context *context) {
 
 }
 
-// How often libgpuarray has entered a context and not left it; -1 where its count was not found.
+// Returns how often libgpuarray has entered a context and not left it; -1 where its count was not found.
 extern "C" int entries(Context *context, void (*cuda_enter)(Context *), void (*cuda_exit)(Context *)) {
     if (Protected *found = find(context)) {  // other threads may use it: to look for the count would see their changes
         std::lock_guard<std::recursive_mutex> alone(found->alone);

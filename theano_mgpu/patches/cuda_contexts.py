@@ -19,18 +19,20 @@ points it to a table of functions, in cuda_contexts.cpp, that lock the context, 
 context as often as the original failed to. `free_within_context` adds a function that enters the context before it
 frees memory.
 """
+from __future__ import annotations
+
 import ctypes
 import functools
 from pathlib import Path
+from typing import Any
 
 from ..errors import ContextError
 
 LIBRARY = 'libgpuarray.so.3'
-
 SOURCE = Path(__file__).with_suffix('.cpp')
 
 
-def protect(gpu_context):
+def protect(gpu_context: Any) -> None:
     """Patch one context; does nothing for OpenCL, or for a context that is patched already.
 
     Call it on the thread that opened the context, before other threads use it.
@@ -55,20 +57,20 @@ def protect(gpu_context):
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(gpu_context))
 
 
-def free_within_context(gpu_context):
-    """Have memory freed within its context; does nothing for OpenCL.
+def free_within_context(gpu_context: Any) -> None:
+    """Free memory within its context; does nothing for OpenCL.
 
     Parameters
     ----------
     gpu_context : pygpu.gpuarray.GpuContext
-        One that is protected.
+        A context that is protected.
     """
     if gpu_context.kind == b'cuda':
         _library().free_within_context()
 
 
-def entries(gpu_context):
-    """How often libgpuarray has entered a CUDA context without leaving it: 0 between its calls, if it is right.
+def entries(gpu_context: Any) -> int:
+    """Return how often libgpuarray has entered a CUDA context without leaving it: 0 between its calls, if it is right.
 
     Parameters
     ----------
@@ -94,14 +96,14 @@ def _library():
 
 @functools.lru_cache(maxsize=None)
 def _enter_and_exit():
-    """Addresses of libgpuarray's functions cuda_enter and cuda_exit."""
+    """Return the addresses of libgpuarray's functions cuda_enter and cuda_exit."""
     find = ctypes.CDLL(LIBRARY).gpuarray_get_extension
     find.restype, find.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
     return find(b'cuda_enter'), find(b'cuda_exit')
 
 
-def entries_left(gpu_context):
-    """How many entries into a CUDA context two compilations of one kernel leave: 0, if libgpuarray is right.
+def entries_left(gpu_context: Any) -> int:
+    """Return the entries into a CUDA context that two compilations of one kernel leave: 0, if libgpuarray is right.
 
     Parameters
     ----------

@@ -1,10 +1,17 @@
 """Functions that run before or after a module is imported."""
+from __future__ import annotations
+
 import importlib.abc
 import importlib.machinery
 import sys
+from typing import Any, Callable, Dict, List
+
+_after: Dict[str, List[Callable[[Any], Any]]] = {}  # name of a module -> functions that are called with it
+_before: Dict[str, List[Callable[[], Any]]] = {}
+_refused: Dict[str, str] = {}                       # name of a module -> the message of its ImportError
 
 
-def after_import(name, function):
+def after_import(name: str, function: Callable[[Any], Any]) -> None:
     """Call ``function(module)`` each time that a module is executed; at once if it is imported already.
 
     Parameters
@@ -16,64 +23,41 @@ def after_import(name, function):
     """
     if name in sys.modules:
         function(sys.modules[name])
-        return
-    for finder in sys.meta_path:
-        if isinstance(finder, _AfterImport) and finder.name == name:
-            finder.functions.append(function)
-            return
-    sys.meta_path.insert(0, _AfterImport(name, function))
+    else:
+        _after.setdefault(name, []).append(function)
 
 
-class _AfterImport(importlib.abc.MetaPathFinder):
-    """Finds one module as Python does, and calls functions each time that it was executed."""
+def before_import(name: str, function: Callable[[], Any]) -> None:
+    """Call ``function()`` once, before a module is imported; at once if its import has begun."""
+    if name in sys.modules:
+        function()
+    else:
+        _before.setdefault(name, []).append(function)
 
-    def __init__(self, name, function):
-        self.name, self.functions = name, [function]
+
+def refuse_import(name: str, message: str) -> None:
+    """Raise an ImportError with this message when a module is imported."""
+    _refused[name] = message
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """The finder that looks for modules before Python's own finders, and calls the functions for them."""
 
     def find_spec(self, name, path, target=None):
-        if name != self.name:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
-        if spec is not None:
+        if name in _refused:
+            raise ImportError(_refused[name], name=name)
+        for function in _before.pop(name, ()):
+            function()
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target) if name in _after else None
+        if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
             def exec_module(module):
                 execute(module)
-                for function in self.functions:
+                for function in _after[name]:
                     function(module)
             spec.loader.exec_module = exec_module
         return spec
 
 
-def before_import(name, function):
-    """Call ``function()`` once, before a module is imported; at once if its import has begun."""
-    if name in sys.modules:
-        function()
-    else:
-        sys.meta_path.insert(0, _BeforeImport(name, function))
-
-
-class _BeforeImport(importlib.abc.MetaPathFinder):
-    """Finds no module, but calls a function at the first search for one."""
-
-    def __init__(self, name, function):
-        self.name, self.function = name, function
-
-    def find_spec(self, name, path, target=None):
-        if name == self.name and self in sys.meta_path:
-            sys.meta_path.remove(self)
-            self.function()
-
-
-def refuse_import(name, message):
-    """Raise an ImportError with a message of ours when a module is imported."""
-    sys.meta_path.insert(0, _Refused(name, message))
-
-
-class _Refused(importlib.abc.MetaPathFinder):
-    def __init__(self, name, message):
-        self.name, self.message = name, message
-
-    def find_spec(self, name, path, target=None):
-        if name == self.name:
-            raise ImportError(self.message, name=name)
+sys.meta_path.insert(0, _Finder())

@@ -3,40 +3,35 @@
 Keras 2.3.1's loops take a batch only after the step before it has ended. With these hooks a step can send the next
 batch to the devices while the current one is computed.
 """
-import functools
+from __future__ import annotations
 
-keras_batches = None  # receives the reports while a loop runs: a LoopObserver of theano_mgpu.keras.prefetch
+from typing import Any
+
+from .wrapping import wrap
+
+keras_batches: Any = None  # receives the reports while a loop runs: a LoopObserver of theano_mgpu.keras.prefetch
 
 
-def report_slices(training_arrays):
+def report_slices(training_arrays: Any) -> None:
     """Report each slice of the arrays that a loop takes as a batch."""
-    original = training_arrays.slice_arrays
-
-    @functools.wraps(original)
-    def slice_arrays(arrays, start=None, stop=None):
+    @wrap(training_arrays)
+    def slice_arrays(original, arrays, start=None, stop=None):
         if keras_batches is None or stop is not None:
             return original(arrays, start, stop)
         return keras_batches.slice(original, arrays, start)
 
-    training_arrays.slice_arrays = slice_arrays
 
-
-def report_queues(data_utils):
+def report_queues(data_utils: Any) -> None:
     """Report the queues from which loops over generators and Sequences take batches.
 
-    A Feed of theano_mgpu.keras.feed sends what is taken from its queue to other processes.
+    A Feed of theano_mgpu.keras.feed sends each batch that is taken from its queue to other processes.
     """
     for enqueuer in (data_utils.OrderedEnqueuer, data_utils.GeneratorEnqueuer):
-        enqueuer.get = _reporting(enqueuer.get)
-
-
-def _reporting(original):
-    @functools.wraps(original)
-    def get(self):
-        taken_from = getattr(self.sequence, 'taken_from', None)
-        if taken_from is not None:
-            return taken_from(self, original(self))
-        if keras_batches is not None:
-            keras_batches.queue(self)
-        return original(self)
-    return get
+        @wrap(enqueuer)
+        def get(original, self):
+            taken_from = getattr(self.sequence, 'taken_from', None)
+            if taken_from is not None:
+                return taken_from(self, original(self))
+            if keras_batches is not None:
+                keras_batches.queue(self)
+            return original(self)

@@ -1,9 +1,12 @@
 """Methods of Keras's models, which use one device in Keras 2.3.1: theano_mgpu's own take their place."""
+from __future__ import annotations
+
 import functools
+from typing import Any, Callable, Mapping
 
 
-def switch_keras_methods(methods, applies):
-    """Have Keras's models use other methods.
+def switch_keras_methods(methods: Mapping[str, Callable[..., Any]], applies: Callable[[Any], Any]) -> None:
+    """Replace methods of Keras's models.
 
     Parameters
     ----------
@@ -13,26 +16,24 @@ def switch_keras_methods(methods, applies):
         ``applies(model)``: whether a call on this model uses the other method.
     """
     import keras
-
-    def switched(original, other):
-        @functools.wraps(original)
-        def method(self, *args, **kwargs):
-            return (other if applies(self) else original)(self, *args, **kwargs)
-        return method
-    for name, wrap in methods.items():
+    for name, make in methods.items():
         original = getattr(keras.Model, name)
-        setattr(keras.Model, name, switched(original, wrap(original)))
+        setattr(keras.Model, name, _switched(original, make(original), lambda model, *args: applies(model)))
 
 
-def replace_multi_gpu_model(function, applies):
-    """Have ``keras.utils.multi_gpu_model`` call another function while ``applies()`` is true.
+def replace_multi_gpu_model(function: Callable[..., Any], applies: Callable[[], Any]) -> None:
+    """Replace ``keras.utils.multi_gpu_model`` by another function while ``applies()`` is true.
 
     Keras 2.3.1's own ends with "`multi_gpu_model` is only available with the TensorFlow backend".
     """
     import keras.utils.multi_gpu_utils
-    original = keras.utils.multi_gpu_utils.multi_gpu_model
+    module = keras.utils.multi_gpu_utils
+    keras.utils.multi_gpu_model = module.multi_gpu_model = _switched(
+        module.multi_gpu_model, function, lambda *args: applies())
 
+
+def _switched(original, other, applies):
     @functools.wraps(original)
-    def multi_gpu_model(*args, **kwargs):
-        return (function if applies() else original)(*args, **kwargs)
-    keras.utils.multi_gpu_model = keras.utils.multi_gpu_utils.multi_gpu_model = multi_gpu_model
+    def function(*args, **kwargs):
+        return (other if applies(*args) else original)(*args, **kwargs)
+    return function

@@ -2,70 +2,64 @@
 
 Each function patches the module ``keras.engine.saving``, which it takes as its argument.
 """
-import functools
+from __future__ import annotations
+
 import sys
+from typing import Any
+
+from .wrapping import wrap
+
+LOADERS = ('load_attributes_from_hdf5_group', 'load_weights_from_hdf5_group', 'load_weights_from_hdf5_group_by_name')
 
 
-def give_equal_names_as_bytes(saving):
+def give_equal_names_as_bytes(saving: Any) -> None:
     """Keep the names of weights as bytes where several weights have the same name.
 
     Keras 2.3.1 makes such names unique by ``str(name)``, which in Python 3 is the text "b'name'". Without this, saving
     ends with "No conversion path for dtype('<U12')" on h5py 3; on h5py 2, loading an optimizer's weights ends with
     "'str' object has no attribute 'decode'".
     """
-    original = saving._uniquify
-
-    @functools.wraps(original)
-    def _uniquify(names):
+    @wrap(saving)
+    def _uniquify(original, names):
         return [name.encode('utf-8') for name in original([name.decode('utf-8') for name in names])]
 
-    saving._uniquify = _uniquify
 
-
-def save_to_streams(saving):
+def save_to_streams(saving: Any) -> None:
     """Open in-memory files for writing: h5py 3 opens files for reading by default, and Keras 2.3.1 passes no mode.
 
     Without this, ``model.save`` to a BytesIO or an open file ends with "unable to open file".
     """
     if not _is_h5py_3(saving.h5py):
         return
-    original = saving.save_to_binary_h5py
 
-    @functools.wraps(original)
-    def save_to_binary_h5py(save_function, stream):
+    @wrap(saving)
+    def save_to_binary_h5py(original, save_function, stream):
         with saving.h5py.File('in-memory-h5py', 'w', driver='core', backing_store=False) as f:
             result = save_function(f)
             f.flush()
             stream.write(f.id.get_file_image())
         return result
 
-    saving.save_to_binary_h5py = sys.modules[original.__module__].save_to_binary_h5py = save_to_binary_h5py
+    vars(sys.modules[save_to_binary_h5py.__module__]).update(save_to_binary_h5py=save_to_binary_h5py)
 
 
-def read_attributes_as_bytes(saving):
+def read_attributes_as_bytes(saving: Any) -> None:
     """Return text attributes as bytes, as h5py 2 did: Keras 2.3.1 decodes them, and h5py 3 returns str.
 
     Without this, load_model and load_weights end with "'str' object has no attribute 'decode'".
     """
     if not _is_h5py_3(saving.h5py):
         return
-    original = saving.H5Dict.__getitem__
 
-    @functools.wraps(original)
-    def __getitem__(self, attr):
+    @wrap(saving.H5Dict)
+    def __getitem__(original, self, attr):
         value = original(self, attr)
         return value if isinstance(self.data, dict) else _as_bytes(value)
 
-    def takes_bytes(load):
-        @functools.wraps(load)
-        def wrapper(f, *args, **kwargs):
-            return load(_BytesGroup(f), *args, **kwargs)
-        return wrapper
-
-    saving.H5Dict.__getitem__ = __getitem__
-    for name in ('load_attributes_from_hdf5_group', 'load_weights_from_hdf5_group',
-                 'load_weights_from_hdf5_group_by_name'):
-        setattr(saving, name, takes_bytes(getattr(saving, name)))
+    for name in LOADERS:
+        @wrap(saving, name)
+        def load(original, f, *args, **kwargs):
+            return original(_BytesGroup(f), *args, **kwargs)
 
 
 def _is_h5py_3(h5py):
@@ -73,7 +67,7 @@ def _is_h5py_3(h5py):
 
 
 def _as_bytes(value):
-    """Text as h5py 2 returned it; any other value unchanged."""
+    """Return a text as h5py 2 returned it; any other value unchanged."""
     if isinstance(value, str):
         return value.encode('utf-8')
     if getattr(getattr(value, 'dtype', None), 'kind', None) == 'O':
@@ -82,7 +76,7 @@ def _as_bytes(value):
 
 
 class _BytesGroup:
-    """An h5py group whose attributes, and those of its members, are read as bytes."""
+    """An h5py group whose attributes, and the attributes of its members, are read as bytes."""
 
     def __init__(self, group):
         self._group = group

@@ -1,15 +1,18 @@
 """Keras's TensorBoard callback, which needs TensorFlow in Keras 2.3.1; here it writes through `Summary`."""
-import functools
+from __future__ import annotations
+
 import inspect
+from typing import Any
 
 import numpy as np
 
 from ..errors import MgpuError
 from ..jobs import rank_process
+from .wrapping import wrap
 
 
-def write_without_tensorflow(tensorboard):
-    """Let ``keras.callbacks.TensorBoard`` write scalars, histograms and images of weights, and the graph on Theano.
+def write_without_tensorflow(tensorboard: Any) -> None:
+    """Write the scalars, histograms, images and graph of ``keras.callbacks.TensorBoard`` without TensorFlow.
 
     The class stays Keras's: its arguments, when it writes, and under which steps. Without this, it ends with "You need
     the TensorFlow (v1) module installed to use TensorBoard".
@@ -17,28 +20,20 @@ def write_without_tensorflow(tensorboard):
     if tensorboard.K.backend() != 'theano':
         return
     callback = tensorboard.TensorBoard
-    callback.__init__ = _taking_arguments(callback)
     callback.set_model = _set_model
     callback.on_epoch_end = _on_epoch_end
     callback._write_logs = _write_logs
 
-
-def _taking_arguments(callback):
-    """The constructor, with the arguments of Keras's own."""
-    original = callback.__init__
-    signature = inspect.signature(original)
-
-    @functools.wraps(original)
-    def __init__(self, *args, **kwargs):
+    @wrap(callback)
+    def __init__(original, self, *args, **kwargs):
         super(callback, self).__init__()
-        bound = signature.bind(self, *args, **kwargs)
+        bound = inspect.signature(original).bind(self, *args, **kwargs)
         bound.apply_defaults()
-        given = {name: value for name, value in bound.arguments.items() if name != 'self'}
-        _check(**given)
-        vars(self).update(given, embeddings_metadata=given['embeddings_metadata'] or {},
-                          update_freq=1 if given['update_freq'] == 'batch' else given['update_freq'],
+        arguments = {name: value for name, value in bound.arguments.items() if name != 'self'}
+        _check(**arguments)
+        vars(self).update(arguments, embeddings_metadata=arguments['embeddings_metadata'] or {},
+                          update_freq=1 if arguments['update_freq'] == 'batch' else arguments['update_freq'],
                           samples_seen=0, samples_seen_at_last_write=0)
-    return __init__
 
 
 def _check(histogram_freq, write_grads, embeddings_freq, **others):
@@ -64,7 +59,7 @@ def _set_model(self, model):
 
 
 def _layers(model):
-    """The name of each layer, and its outputs that the model has."""
+    """Return the name of each layer, and its outputs that the model has."""
     from theano.gof.graph import ancestors
     own = set(ancestors(model.outputs))
     tensors = [(layer.name, sum((node.output_tensors for node in layer._inbound_nodes), [])) for layer in model.layers]
@@ -85,7 +80,7 @@ def _on_epoch_end(self, epoch, logs=None):
 
 
 def _images(weight):
-    """A weight as images from 0 to 1 of shape (images, rows, columns), or None if it has too many dimensions.
+    """Return a weight as images from 0 to 1 of shape (images, rows, columns), or None if it has too many dimensions.
 
     A matrix is lying, a bias is a column; of a kernel of shape (rows, columns, units) each unit is an image.
     """

@@ -1,20 +1,23 @@
 """Patches for names in scripts: contexts that are opened when Theano asks for them, and names of older Theanos."""
+from __future__ import annotations
+
 import dis
 import functools
 import sys
+from typing import Any, Callable
 
 from .import_hooks import refuse_import
 
 MAP = "THEANO_FLAGS='contexts=dev0->cuda0;dev1->cuda1', or theano_mgpu.init('dev0->cuda0;dev1->cuda1')"
 SHARED = "theano.shared(value, target='dev0')"
 BLOCK = "the block `with theano_mgpu.device('dev1'):`"
-# Attributes of theano.gpuarray that old scripts and tutorials use -> what to write instead.
+# Attributes of theano.gpuarray that old scripts and tutorials use -> their replacements.
 REPLACED = {'shared_constructor': SHARED, 'float32_shared_constructor': SHARED,
             'change_flags': BLOCK, 'set_device': BLOCK, 'gpu_from_host': "x.transfer('dev0')",
             'CudaNdarrayType': 'theano.gpuarray.GpuArrayType', 'CudaNdarray': 'pygpu.gpuarray.GpuArray'}
 
 
-def open_contexts_on_demand(open_context):
+def open_contexts_on_demand(open_context: Callable[[str], bool]) -> None:
     """Open the device of a mapped context when Theano first asks for the context by its name.
 
     Theano opens all devices of the flag ``contexts`` when it is imported; `theano_flags.hide_contexts` prevents that.
@@ -32,11 +35,9 @@ def open_contexts_on_demand(open_context):
     from theano.gpuarray import type as gpuarray_type
     from theano.gpuarray.type import ContextNotDefined
     original, registry = gpuarray_type.get_context, gpuarray_type._context_reg
-    if hasattr(original, '__wrapped__'):  # at a second import of theano_mgpu
-        return
 
     class OnTheHost(ContextNotDefined, TypeError):
-        """The error for an array of a GPU on a context of the CPU; `theano.shared` then tries other constructors."""
+        """The error of an array of a GPU on a context of the CPU; `theano.shared` then tries other constructors."""
 
     @functools.wraps(original)
     def get_context(name):
@@ -45,7 +46,7 @@ def open_contexts_on_demand(open_context):
         return original(name)
 
     def shared_on_context(value, name=None, strict=False, allow_downcast=None, borrow=False, *, target, **options):
-        """Make a shared variable for a target: on a context of the CPU it is one of the host."""
+        """Make a shared variable for a target: on a context of the CPU it is a variable of the host."""
         if target == 'cpu':
             raise TypeError('Theano has a constructor for this target')
         if open_context(target):
@@ -67,15 +68,15 @@ def open_contexts_on_demand(open_context):
     tensor.basic.register_transfer(transfer)
 
 
-def replace_in_gpuarray(name, original, replacement):
+def replace_in_gpuarray(name: str, original: Any, replacement: Any) -> None:
     """Replace a function of theano.gpuarray in each of its modules, since they import one another's functions."""
     for module_name, module in list(sys.modules.items()):
         if module_name.startswith('theano.gpuarray') and getattr(module, name, None) is original:
             setattr(module, name, replacement)
 
 
-def name_what_replaced_old_gpu_code():
-    """Say what replaced ``theano.sandbox.cuda``, ``theano.sandbox.gpuarray`` and what they had.
+def name_what_replaced_old_gpu_code() -> None:
+    """Name the replacement of ``theano.sandbox.cuda`` and ``theano.sandbox.gpuarray`` when they are imported.
 
     Theano 1.0.5 answers an import of the first with "No module named 'nose'", or as a skipped test.
     """
@@ -83,8 +84,8 @@ def name_what_replaced_old_gpu_code():
         refuse_import('theano.sandbox.' + name, _about('theano.sandbox.' + name, 'theano.gpuarray'))
 
 
-def name_what_replaced_old_gpu_names():
-    """Say what replaced names that old scripts read from ``theano.gpuarray`` and ``theano.sandbox``.
+def name_what_replaced_old_gpu_names() -> None:
+    """Name the replacement of names that old scripts read from ``theano.gpuarray`` and ``theano.sandbox``.
 
     Without this, "module 'theano.gpuarray' has no attribute 'shared_constructor'" is all that a reader learns.
     """

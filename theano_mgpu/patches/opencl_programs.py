@@ -8,11 +8,14 @@ The patch is applied only where the flag ``mgpu.opencl_cache`` is True, since it
 table: the table at the head of each platform object, in which the OpenCL loader finds the driver's functions, and whose
 layout the extension cl_khr_icd defines (Khronos, cl_icd.h).
 """
+from __future__ import annotations
+
 import ctypes
 import functools
 import hashlib
 import logging
 import os
+from typing import Any, Dict, List, Tuple
 
 from ..utils.files import whole_file
 
@@ -27,9 +30,9 @@ CONTEXT_DEVICES = 0x1081
 DEVICE_NAME, DRIVER_VERSION, DEVICE_VERSION = 0x102B, 0x102D, 0x102F
 PROGRAM_BINARY_SIZES, PROGRAM_BINARIES = 0x1165, 0x1166
 
-_pointer, _uint, _text, _int = ctypes.c_void_p, ctypes.c_uint, ctypes.c_char_p, ctypes.c_int
+_pointer, _uint, _text, _int, _size = ctypes.c_void_p, ctypes.c_uint, ctypes.c_char_p, ctypes.c_int, ctypes.c_size_t
 _pointers, _texts, _code = ctypes.POINTER(_pointer), ctypes.POINTER(_text), ctypes.POINTER(_int)
-_Create = ctypes.CFUNCTYPE(_pointer, _pointer, _uint, _pointers, ctypes.POINTER(ctypes.c_size_t), _code)
+_Create = ctypes.CFUNCTYPE(_pointer, _pointer, _uint, _pointers, ctypes.POINTER(_size), _code)
 _Compile = ctypes.CFUNCTYPE(_int, _pointer, _uint, _pointer, _text, _uint, _pointers, _texts, _pointer, _pointer)
 _Link = ctypes.CFUNCTYPE(_pointer, _pointer, _uint, _pointer, _text, _uint, _pointers, _pointer, _pointer, _code)
 
@@ -42,32 +45,32 @@ class ProgramCache:
     table : ctypes.POINTER(c_void_p)
         One of `driver_tables`.
     folder : str
-        Where binaries are kept.
+        The folder in which binaries are kept.
 
     Attributes
     ----------
     functions : dict of int to ctypes function
-        What to put into which place of the table.
+        The function for each place of the table that is replaced.
     built, loaded, shared : int
         Programs that were built from source, loaded as a binary, and used again.
     """
 
-    def __init__(self, table, folder):
+    def __init__(self, table: Any, folder: str):
         self._cl = ctypes.CDLL(LOADER)
         self._cl.clCreateProgramWithBinary.restype = _pointer
         self._create, self._compile, self._link = _Create(table[CREATE]), _Compile(table[COMPILE]), _Link(table[LINK])
         self.functions = {CREATE: _Create(self.create), COMPILE: _Compile(self.compile), LINK: _Link(self.link)}
         self._folder = folder
-        self._sources = {}     # program -> (context, source)
-        self._headers = {}     # (context, source) -> program that others include
-        self._keys = {}        # program -> (context, name of what it is compiled from)
-        self._programs = {}    # (context, name) -> linked program
-        self._binaries = {}    # path -> content
-        self._link_options = []  # the options of the first link, which may be NULL; all others should have the same
+        self._sources: Dict[int, Tuple[int, bytes]] = {}  # program -> (context, source)
+        self._headers: Dict[Tuple[int, bytes], int] = {}  # (context, source) -> program that others include
+        self._keys: Dict[int, Tuple[int, str]] = {}       # program -> (context, name of its sources)
+        self._programs: Dict[Any, int] = {}               # (context, name) -> linked program
+        self._binaries: Dict[str, bytes] = {}             # path -> content
+        self._link_options: List[Any] = []  # options of the first link, which may be NULL; others should be equal
         self.built = self.loaded = self.shared = 0
 
-    def create(self, context, count, strings, lengths, code):
-        """In place of clCreateProgramWithSource: remembers the source, and creates each header once.
+    def create(self, context: int, count: int, strings: Any, lengths: Any, code: Any) -> int:
+        """Replace clCreateProgramWithSource: remember the source, and create each header once.
 
         libgpuarray 0.7.6 creates its header again for every kernel, and never releases it: 24 KB a kernel.
         """
@@ -75,18 +78,23 @@ class ProgramCache:
                           ctypes.string_at(strings[i]) for i in range(count))
         header = self._headers.get((context, source))
         if header:
-            self._cl.clRetainProgram(_pointer(header))
-            if code:
-                code[0] = SUCCESS
-            return header
+            return self._again(header, code)
         program = self._create(context, count, strings, lengths, code)
         if program and self._device(context):
             self._sources[program] = context, source
             self._keys.pop(program, None)
         return program
 
-    def compile(self, program, n_devices, devices, options, n_headers, headers, names, *callback):
-        """In place of clCompileProgram: does nothing where the linked program is known."""
+    def _again(self, program, code):
+        """Return a program that exists, as a function of OpenCL that makes one."""
+        self._cl.clRetainProgram(_pointer(program))
+        if code:
+            code[0] = SUCCESS
+        return program
+
+    def compile(self, program: int, n_devices: int, devices: Any, options: bytes | None, n_headers: int, headers: Any,
+                names: Any, *callback: Any) -> int:
+        """Replace clCompileProgram: do nothing where the linked program is known."""
         key = self._key(program, options, n_headers, headers, names)
         if key:
             self._headers.update((self._sources[headers[i]], headers[i]) for i in range(n_headers))
@@ -95,17 +103,15 @@ class ProgramCache:
                 return SUCCESS
         return self._compile(program, n_devices, devices, options, n_headers, headers, names, *callback)
 
-    def link(self, context, n_devices, devices, options, n_programs, programs, *rest):
-        """In place of clLinkProgram: returns the linked program where it is known."""
+    def link(self, context: int, n_devices: int, devices: Any, options: bytes | None, n_programs: int, programs: Any,
+             *rest: Any) -> int:
+        """Replace clLinkProgram: return the linked program where it is known."""
         notify, _, code = rest
         key = self._keys.get(programs[0]) if n_programs == 1 and not notify else None
         known = self._programs.get(key)
         if known and [options] == self._link_options:
-            self._cl.clRetainProgram(_pointer(known))
-            if code:
-                code[0] = SUCCESS
             self.shared += 1
-            return known
+            return self._again(known, code)
         linked = self._link(context, n_devices, devices, options, n_programs, programs, *rest)
         if linked and key and self._link_options in ([], [options]):
             self._link_options = [options]
@@ -115,7 +121,7 @@ class ProgramCache:
         return linked
 
     def _key(self, program, options, n_headers, headers, names):
-        """Context and name of what a program is compiled from; None if a part of it is not known."""
+        """Return the context and the name of a program's sources; None if one of these is not known."""
         if program not in self._sources or any(headers[i] not in self._sources for i in range(n_headers)):
             return None
         context, source = self._sources[program]
@@ -125,16 +131,16 @@ class ProgramCache:
         return context, hashlib.sha256(b'\0'.join(parts)).hexdigest()
 
     def _keep(self, key, program):
-        """One more reference to a program: it lives as long as the process."""
+        """Add one more reference to a program: it lives as long as the process."""
         self._cl.clRetainProgram(_pointer(program))
         self._programs[key] = program
 
     def _load(self, context, name):
-        """Load the binary that another context, or process, has built; returns whether that worked."""
+        """Load the binary that another context, or process, has built; return whether that worked."""
         binary = self._read(self._path(context, name)) if self._link_options else None
         if not binary:
             return False
-        content, size = _text(binary), ctypes.c_size_t(len(binary))
+        content, size = _text(binary), _size(len(binary))
         device, code = _pointer(self._device(context)), _int()
         program = self._cl.clCreateProgramWithBinary(_pointer(context), 1, ctypes.byref(device), ctypes.byref(size),
                                                      ctypes.byref(content), None, ctypes.byref(code))
@@ -162,37 +168,37 @@ class ProgramCache:
             _logger.warning('a compiled OpenCL program could not be kept in %s: %s', self._folder, error)
 
     def _binary(self, program):
-        size = ctypes.c_size_t()
-        self._cl.clGetProgramInfo(_pointer(program), PROGRAM_BINARY_SIZES, ctypes.sizeof(size), ctypes.byref(size),
-                                  None)
+        size = _size()
+        self._info('Program', program, PROGRAM_BINARY_SIZES, size)
         content = ctypes.create_string_buffer(size.value)
-        place = _pointer(ctypes.addressof(content))
-        self._cl.clGetProgramInfo(_pointer(program), PROGRAM_BINARIES, ctypes.sizeof(place), ctypes.byref(place), None)
+        self._info('Program', program, PROGRAM_BINARIES, _pointer(ctypes.addressof(content)))
         return content.raw
 
     def _path(self, context, name):
-        """The file of a binary for the context's device type, version of driver, and what PoCL adds to all options."""
+        """Return the file of a binary for the context's device type, version of driver, and PoCL's further options."""
         device = self._device(context)
-        about = [self._about(device, what) for what in (DEVICE_NAME, DRIVER_VERSION, DEVICE_VERSION)]
-        about += filter(None, [os.environb.get(b'POCL_EXTRA_BUILD_FLAGS')])
-        about = hashlib.sha256(b'\0'.join(about)).hexdigest()
-        return os.path.join(self._folder, about[:16], name)
+        facts = [self._about(device, what) for what in (DEVICE_NAME, DRIVER_VERSION, DEVICE_VERSION)]
+        facts += filter(None, [os.environb.get(b'POCL_EXTRA_BUILD_FLAGS')])
+        return os.path.join(self._folder, hashlib.sha256(b'\0'.join(facts)).hexdigest()[:16], name)
 
     def _device(self, context):
-        """The device of a context; None if it has several."""
+        """Return the device of a context; None if it has several."""
         device = _pointer()
-        code = self._cl.clGetContextInfo(_pointer(context), CONTEXT_DEVICES, ctypes.sizeof(device),
-                                         ctypes.byref(device), None)
-        return device.value if code == SUCCESS else None
+        return device.value if self._info('Context', context, CONTEXT_DEVICES, device) == SUCCESS else None
 
     def _about(self, device, what):
         text = ctypes.create_string_buffer(1024)
-        self._cl.clGetDeviceInfo(_pointer(device), what, ctypes.c_size_t(len(text)), text, None)
+        self._info('Device', device, what, text)
         return text.value
 
+    def _info(self, kind, thing, what, result):
+        """Ask OpenCL for a fact about an object of a kind; return an error code, and the fact in `result`."""
+        return getattr(self._cl, 'clGet%sInfo' % kind)(_pointer(thing), what, _size(ctypes.sizeof(result)),
+                                                       ctypes.byref(result), None)
 
-def driver_tables():
-    """The dispatch table of each OpenCL driver of this process, as an array of addresses that can be written to.
+
+def driver_tables() -> list[Any]:
+    """Return the dispatch table of each OpenCL driver of this process, as an array of addresses that can be written to.
 
     Returns
     -------
@@ -205,7 +211,7 @@ def driver_tables():
         return []
     count = _uint()
     library.clGetPlatformIDs(0, None, ctypes.byref(count))
-    platforms = (_pointer * count.value)()
+    platforms: Any = (_pointer * count.value)()
     library.clGetPlatformIDs(count, platforms, None)
     addresses = {ctypes.cast(platform, _pointers)[0] for platform in platforms}
     return [ctypes.cast(address, _pointers) for address in addresses if _is_writable(address)]
@@ -222,8 +228,8 @@ def _is_writable(address):
 
 
 @functools.lru_cache(maxsize=None)
-def share_programs():
-    """Have OpenCL drivers build each program once, where the flag ``mgpu.opencl_cache`` is True.
+def share_programs() -> list[ProgramCache]:
+    """Make OpenCL drivers build each program once, where the flag ``mgpu.opencl_cache`` is True.
 
     Returns
     -------
@@ -231,12 +237,12 @@ def share_programs():
         One for each driver; the same list at each call. Empty where the flag is False.
     """
     import theano
-    caches = []
+    caches: list[ProgramCache] = []
     if theano.config.mgpu.opencl_cache == 'False':
         return caches
     for table in driver_tables():
         cache = ProgramCache(table, os.path.join(theano.config.base_compiledir, 'opencl_programs'))
         for place, function in cache.functions.items():
-            table[place] = ctypes.cast(function, ctypes.c_void_p).value
+            table[place] = ctypes.cast(function, _pointer).value
         caches.append(cache)
     return caches

@@ -3,19 +3,20 @@
 A place is the name of a context, ``'cpu'`` for the host, or a `Beside`. It is `variable.tag.mgpu_place`, the same for
 all outputs of a node. Theano copies tags when it clones.
 """
-import contextlib
-import functools
-import threading
+from __future__ import annotations
 
-_patched = []         # what is patched in this process
-_lock = threading.Lock()
+import contextlib
+import threading
+from typing import Any, Iterator, List
+
+from .wrapping import wrap
 
 
 class _Places(threading.local):
-    """The places of the blocks that a thread is in, innermost last; and whether it is deriving a placed gradient."""
+    """The places of the blocks that a thread is in, innermost last, and the state of a placed gradient."""
 
-    def __init__(self):
-        self.stack = [None]
+    def __init__(self) -> None:
+        self.stack: List[Any] = [None]
         self.deriving = False
 
 
@@ -34,14 +35,14 @@ class Beside:
         return self
 
     def __reduce__(self):
-        return Beside, ()  # for all protocols of pickle; one pickle keeps what was one object
+        return Beside, ()  # for all protocols of pickle; one object stays one within a pickle
 
 
 @contextlib.contextmanager
-def placed_on(place):
-    """A block in which new nodes and new shared variables get a place.
+def placed_on(place: str | Beside | None) -> Iterator[None]:
+    """Give a place to the nodes and shared variables that are made in the ``with`` block.
 
-    It only has an effect once the patches of `FIRST_PLACEMENT` are applied.
+    The block only has an effect once the patches of `FIRST_PLACEMENT` are applied.
 
     Parameters
     ----------
@@ -55,77 +56,64 @@ def placed_on(place):
         _places.stack.pop()
 
 
-def place_of(variable):
-    """The place that a variable is tagged with; None if it has none."""
+def place_of(variable: Any) -> str | Beside | None:
+    """Return the place that a variable is tagged with; None if it has none."""
     return getattr(variable.tag, 'mgpu_place', None)
 
 
-def place_of_node(node):
-    """The place that a node's outputs are tagged with; None if they have none."""
+def place_of_node(node: Any) -> str | Beside | None:
+    """Return the place that a node's outputs are tagged with; None if they have none."""
     return next((place for place in map(place_of, node.outputs) if place is not None), None)
 
 
-def _once(patch):
-    """A patch that does nothing the second time."""
-    @functools.wraps(patch)
-    def apply():
-        with _lock:
-            if patch not in _patched:
-                patch()
-                _patched.append(patch)
-    return apply
+def _tag(node, place):
+    for output in node.outputs:
+        output.tag.mgpu_place = place
 
 
-@_once
-def tag_new_nodes():
-    """Have Theano give each new node, and each new shared variable, the place of the block that it is made in.
+def tag_new_nodes() -> None:
+    """Give each new node, and each new shared variable, the place of the block that it is made in.
 
-    Clones keep the place of what they are clones of.
+    Clones keep the place of the original.
     """
     from theano.compile.sharedvalue import SharedVariable
     from theano.gof.graph import Apply
-    make_node, make_shared, clone = Apply.__init__, SharedVariable.__init__, Apply.clone_with_new_inputs
 
-    @functools.wraps(make_node)
-    def init_node(self, op, inputs, outputs):
-        make_node(self, op, inputs, outputs)
+    @wrap(Apply, '__init__')
+    def init_node(original, self, op, inputs, outputs):
+        original(self, op, inputs, outputs)
         place = _places.stack[-1]
         if place is not None:
             for output in self.outputs:
                 if place_of(output) is None:
                     output.tag.mgpu_place = place
 
-    @functools.wraps(make_shared)
-    def init_shared(self, *args, **kwargs):
-        make_shared(self, *args, **kwargs)
+    @wrap(SharedVariable, '__init__')
+    def init_shared(original, self, *args, **kwargs):
+        original(self, *args, **kwargs)
         if _places.stack[-1] is not None:
             self.tag.mgpu_place = _places.stack[-1]
 
-    @functools.wraps(clone)
-    def clone_with_new_inputs(self, inputs, strict=True):
-        node, place = clone(self, inputs, strict), place_of_node(self)
+    @wrap(Apply)
+    def clone_with_new_inputs(original, self, inputs, strict=True):
+        node, place = original(self, inputs, strict), place_of_node(self)
         if place is not None:  # a node that is made anew, for inputs of other types, has new outputs
-            for output in node.outputs:
-                output.tag.mgpu_place = place
+            _tag(node, place)
         return node
 
-    Apply.__init__, SharedVariable.__init__, Apply.clone_with_new_inputs = init_node, init_shared, clone_with_new_inputs
 
-
-@_once
-def place_gradients():
-    """Have `theano.grad` place what it derives from a node beside this node, if any variable of the graph has a place.
+def place_gradients() -> None:
+    """Place the nodes that `theano.grad` derives from a node beside this node, if the graph has any place.
 
     A node without a place gets a `Beside`, which its gradient shares. A sum of gradients is beside the node whose
-    output they are the gradient of; that of a shared variable or an input has the place of that variable. The gradient
-    of an inner graph is wholly beside the node that has it.
+    output they are the gradient of; the gradient of a shared variable or an input has the place of that variable. The
+    gradient of an inner graph is wholly beside the node that has it.
     """
     from theano import gradient
     from theano.gof.graph import ancestors
-    original = gradient._populate_grad_dict
 
-    @functools.wraps(original)
-    def populate(var_to_app_to_idx, grad_dict, wrt, cost_name=None):
+    @wrap(gradient)
+    def _populate_grad_dict(original, var_to_app_to_idx, grad_dict, wrt, cost_name=None):
         if _places.deriving or all(place_of(variable) is None for variable in ancestors(list(var_to_app_to_idx))):
             return original(var_to_app_to_idx, grad_dict, wrt, cost_name)
         consumers = {variable: _Consumers(variable, nodes) for variable, nodes in var_to_app_to_idx.items()}
@@ -136,15 +124,13 @@ def place_gradients():
         finally:
             _places.deriving = False
 
-    gradient._populate_grad_dict = populate
-
 
 class _Consumers(dict):
     """The nodes that read a variable, as `theano.grad` iterates over them, see `place_gradients`.
 
-    The place of the innermost block is that of the node while its gradient is derived, and that of the variable when
-    all nodes are done and their terms are added. In between, Theano may derive the gradients of the node's outputs: the
-    place is that of the node again when these are added.
+    The innermost block has the place of a node while its gradient is derived, and the place of the variable when all
+    nodes are done and their terms are added. In between, Theano may derive the gradients of the node's outputs: the
+    block has the place of the node again when these are added.
     """
 
     def __init__(self, variable, nodes):
@@ -160,10 +146,9 @@ class _Consumers(dict):
 
 
 def _place_beside(node):
-    """The place of a node; a new `Beside`, which it is tagged with, if it has none."""
+    """Return the place of a node; a new `Beside`, which it is tagged with, if it has none."""
     place = place_of_node(node)
     if place is None:
         place = Beside()
-        for output in node.outputs:
-            output.tag.mgpu_place = place
+        _tag(node, place)
     return place

@@ -1,11 +1,13 @@
 """PoCL's settings: it reads them from the environment at the first OpenCL call of the process."""
+from __future__ import annotations
+
 import os
 
 from ..jobs import mpi_environment
 
 
-def default_pocl_settings():
-    """Two devices, no warnings, and a cache of kernels for each process, unless the environment says otherwise.
+def default_pocl_settings() -> None:
+    """Choose two devices, no warnings, and a cache of kernels for each process, where the environment does not.
 
     PoCL shows one device by default, and prints "2 warnings generated." for kernels of pygpu.
 

@@ -1,15 +1,20 @@
-"""What PyMC3 3.11 needs of Theano and NumPy.
+"""Names and behaviour of Theano and NumPy that PyMC3 3.11 needs.
 
 PyMC3 3.11 is written for Theano-PyMC 1.1.2, a fork of Theano 1.0.5 that moved modules and renamed a few things.
 """
+from __future__ import annotations
+
 import collections
 import functools
 import inspect
 import sys
 import types
+from typing import Any
+
+from .wrapping import wrap
 
 
-def spell_flags_as_theano_pymc():
+def spell_flags_as_theano_pymc() -> None:
     """Add Theano-PyMC's names of flags: ``theano.config.gcc__cxxflags`` for ``theano.config.gcc.cxxflags``.
 
     Without this, ``import pymc3`` ends with "'TheanoConfigParser' object has no attribute 'gcc__cxxflags'", and each
@@ -27,7 +32,7 @@ def spell_flags_as_theano_pymc():
     configparser.TheanoConfigParser.change_flags = staticmethod(change_flags)
 
 
-def add_modules_of_theano_pymc():
+def add_modules_of_theano_pymc() -> None:
     """Add Theano-PyMC's modules: ``theano.graph`` for ``theano.gof``, ``theano.scan`` for ``theano.scan_module``.
 
     Without this, ``import pymc3`` ends with "No module named 'theano.graph'". They are added only for PyMC3: other
@@ -39,43 +44,39 @@ def add_modules_of_theano_pymc():
     from theano.sandbox import rng_mrg
 
     def walk(nodes, expand, bfs=True):
-        """Theano-PyMC's name for `stack_search`, which takes no list."""
+        """Walk as `stack_search`, which takes no list; Theano-PyMC has this name."""
         return iter(graph.stack_search(collections.deque(nodes), expand, 'bfs' if bfs else 'dfs'))
 
-    package = _alias('theano.graph', {'__path__': []})
+    package: Any = _alias('theano.graph', {'__path__': []})
     package.basic = _alias('theano.graph.basic', dict(vars(graph), graph_inputs=graph.inputs, walk=walk))
     package.fg = _alias('theano.graph.fg', vars(fg))
     package.op = _alias('theano.graph.op', dict(vars(op), Op=_make_op_of_theano_pymc(op.Op)))
-    package.utils = _alias('theano.graph.utils', {'TestValueError': AttributeError})  # what get_test_value raises
+    package.utils = _alias('theano.graph.utils', {'TestValueError': AttributeError})  # get_test_value raises it
     theano.graph = package
     _alias('theano.scan', vars(scan_module))  # the attribute `scan` of Theano stays the function
     rng_mrg.MRG_RandomStream = rng_mrg.MRG_RandomStreams
 
 
-def index_by_tuples(data):
-    """Have ``pm.Minibatch`` of PyMC3 3 index by a tuple of slices: NumPy 1.23 takes a list for an array of indices.
+def index_by_tuples(data: Any) -> None:
+    """Index by a tuple of slices in ``pm.Minibatch`` of PyMC3 3: NumPy 1.23 takes a list for an array of indices.
 
     Without this, it ends with "IndexError: only integers, slices (`:`), ellipsis (`...`) [...] are valid indices".
     """
-    original = data.Minibatch.make_static_slices
-
-    @functools.wraps(original)
-    def make_static_slices(user_size):
+    @wrap(data.Minibatch)
+    def make_static_slices(original, user_size):
         slices = original(user_size)
         return tuple(slices) if isinstance(slices, list) else slices
-
-    data.Minibatch.make_static_slices = staticmethod(make_static_slices)
 
 
 def _alias(name, names):
     """Add a module with these names to `sys.modules`, without the attributes that every module has of its own."""
-    module = sys.modules[name] = types.ModuleType(name, 'What Theano-PyMC has under this name.')
+    module = sys.modules[name] = types.ModuleType(name, 'The names that Theano-PyMC has here.')
     vars(module).update({key: value for key, value in names.items() if not key.startswith('__') or key == '__path__'})
     return module
 
 
 def _make_op_of_theano_pymc(op_class):
-    """An op class whose subclasses may have Theano-PyMC's ``infer_shape``, which takes the graph, too.
+    """Make an op class whose subclasses may have Theano-PyMC's ``infer_shape``, which takes the graph, too.
 
     Without this, functions over PyMC3's own ops log "Failed to infer_shape from Op", and compute values only for their
     shapes.

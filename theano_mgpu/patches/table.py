@@ -1,9 +1,11 @@
-"""The table of patches: what each is for, when it is applied, and the test that fails without it.
+"""The table of patches: for each its symptom, the time when it is applied, and the test that fails without it.
 
 `theano_mgpu.patches` applies them. To add one, write a function in the module of its subject, a test, and a row here.
 The function takes no arguments, or those that its `when` names.
 """
-from collections import namedtuple
+from __future__ import annotations
+
+from typing import Any, Callable, NamedTuple, Sequence
 
 from . import (
     cuda_contexts,
@@ -27,15 +29,43 @@ from . import (
     theano_gpu,
     theano_imports,
     theano_loops,
-    theano_opencl,
 )
 
-Patch = namedtuple('Patch', 'library versions symptom when apply test')
-Patch.__doc__ = """One patch: for these `versions` of a `library`; `symptom` is what happens without it.
 
-`apply` is its function, and `when` is one of the constants below, an `AfterImport` or a `BeforeImport`. `test` names a
-test that fails without it.
-"""
+class AfterImport(NamedTuple):
+    """The time of a patch whose ``apply(module)`` is called each time that one of these modules is executed."""
+
+    modules: Sequence[str]
+
+
+class BeforeImport(NamedTuple):
+    """The time of a patch whose ``apply()`` is called once, before one of these modules is imported."""
+
+    modules: Sequence[str]
+
+
+class Patch(NamedTuple):
+    """One patch of a library.
+
+    Attributes
+    ----------
+    library, versions : str
+    symptom : str
+        The behaviour without the patch.
+    when : str, AfterImport or BeforeImport
+        One of the constants below.
+    apply : callable
+    test : str
+        A test that fails without the patch.
+    """
+
+    library: str
+    versions: str
+    symptom: str
+    when: Any
+    apply: Callable[..., Any]
+    test: str
+
 
 BEFORE_THEANO = 'before Theano is imported'
 AS_FLAGS = 'as flags that Theano is imported with'    # apply(flags), see theano_flags.py
@@ -43,11 +73,9 @@ DURING_IMPORT = 'while Theano is imported'            # apply() is a context man
 AFTER_THEANO = 'after Theano was imported'
 WITH_CONTEXTS = 'after theano_mgpu.devices was imported'  # apply(open_context)
 AT_ENABLE = 'at the first enable()'                   # or multi_gpu_model; both call the function themselves
-FIRST_PLACEMENT = 'at the first mgpu.device() or mgpu.place()'  # does nothing the second time
-FIRST_OPENCL = 'before an OpenCL context is opened'   # does nothing the second time
+FIRST_PLACEMENT = 'at the first mgpu.device() or mgpu.place()'
+FIRST_OPENCL = 'before an OpenCL context is opened'
 EACH_GPU = 'for each GPU context that is opened'      # apply(gpu_context)
-AfterImport = namedtuple('AfterImport', 'modules')    # apply(module) each time that one of these modules is executed
-BeforeImport = namedtuple('BeforeImport', 'modules')  # apply() once, before one of these modules is imported
 
 # In the order in which they are applied.
 PATCHES = [
@@ -189,10 +217,10 @@ PATCHES = [
           AFTER_THEANO, theano_gpu.report_kernels_that_cannot_be_made,
           'tests/test_graph.py::test_a_kernel_that_cannot_be_made_is_an_error'),
     Patch('Theano', '1.0.5 on OpenCL', 'maximum, minimum, round, // and a float as a condition end the process',
-          AFTER_THEANO, theano_opencl.spell_for_opencl,
+          AFTER_THEANO, theano_gpu.spell_for_opencl,
           'tests/bugs/test_devices.py::test_kernels_that_ended_the_process_on_opencl_build'),
     Patch('Theano', '1.0.5 on OpenCL', 'a product of matrix and vector is NaN where its memory held NaN',
-          AFTER_THEANO, theano_opencl.clear_before_gemv,
+          AFTER_THEANO, theano_gpu.clear_before_gemv,
           'tests/bugs/test_devices.py::test_a_product_into_memory_that_holds_nan_is_not_nan'),
     Patch('Theano', '1.0.5', 'conv2d with filter_flip=True: Could not infer context from inputs',
           AFTER_THEANO, theano_contexts.infer_contexts_from_all_ancestors,

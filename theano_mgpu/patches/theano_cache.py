@@ -1,6 +1,7 @@
 """Theano's folder of compiled code, which all processes share: its lock, the keys of its entries, g++'s flags."""
+from __future__ import annotations
+
 import contextlib
-import functools
 import itertools
 import logging
 import os
@@ -11,38 +12,36 @@ import zlib
 
 from ..utils import files, progress
 from ..utils.collector import collector_paused
+from .wrapping import wrap
 
 CPUINFO = '/proc/cpuinfo'  # Linux has it
 FALLBACKS = {'-march=corei7-avx', '-march=corei7', '-march=core2'}  # Theano's, where its trial of g++ fails
 
 
-def wait_briefly_for_compile_lock():
+def wait_briefly_for_compile_lock() -> None:
     """Try to take Theano's lock on its compiled code several times a second while another process holds it.
 
     Theano 1.0.5 sleeps for 5 to 10 seconds between attempts, and draws the time from Python's own generator. Without
-    this, the ranks of a job on one host take minutes for what one of them compiles in seconds, and a script's random
-    numbers depend on what other processes compile.
+    this, the ranks of a job on one host take minutes for code that one of them compiles in seconds, and a script's
+    random numbers depend on the code that other processes compile.
 
     Theano also logs two lines each time that the lock changes hands, which is several times a second while two
     processes compile. With this, a long wait prints one note.
     """
     from theano.gof import compilelock
     compilelock.random = random.Random()
-    if compilelock._logger.level == logging.INFO:  # Theano's own choice; what it logs there are waits and refreshes
+    if compilelock._logger.level == logging.INFO:  # Theano's own choice: it logs waits and refreshes there
         compilelock._logger.setLevel(logging.WARNING)
-    original = functools.partial(compilelock.lock, min_wait=0.05, max_wait=0.2)
 
-    @functools.wraps(compilelock.lock)
-    def lock(folder, *args, **kwargs):
-        if not os.path.isdir(folder):  # no process holds it, most likely
-            return original(folder, *args, **kwargs)
-        with progress.note_if_long(lambda: _about_lock(folder)):
-            return original(folder, *args, **kwargs)
-    compilelock.lock = lock
+    @wrap(compilelock)
+    def lock(original, folder, *args, **kwargs):
+        # Without the folder, no process holds the lock, most likely.
+        with progress.note_if_long(lambda: _about_lock(folder)) if os.path.isdir(folder) else contextlib.nullcontext():
+            return original(folder, *args, **{'min_wait': 0.05, 'max_wait': 0.2, **kwargs})
 
 
 def _about_lock(folder):
-    """The note of a process that waits for Theano's lock."""
+    """Return the note of a process that waits for Theano's lock."""
     try:
         with open(os.path.join(folder, 'lock')) as f:
             pid, _, host = f.read().strip().split('_', 2)
@@ -53,7 +52,7 @@ def _about_lock(folder):
             'Only if that process hangs: end it, and remove the folder %s' % (owner, folder))
 
 
-def write_keys_whole():
+def write_keys_whole() -> None:
     """Write the keys of an entry under a temporary name first, so that no other process sees a part of them.
 
     Theano 1.0.5 empties the file before it writes. A process that starts at that moment takes the entry for a broken
@@ -61,35 +60,27 @@ def write_keys_whole():
     '.../key.pkl'", and an AssertionError at each further function with the same code.
     """
     from theano.gof.cmodule import KeyData
-    original = KeyData.save_pkl
 
-    @functools.wraps(original)
-    def save_pkl(self):
+    @wrap(KeyData)
+    def save_pkl(original, self):
         try:
             keys = pickle.dumps(self, protocol=pickle.HIGHEST_PROTOCOL)
         except pickle.PicklingError:
             return original(self)  # which warns, and removes the file
         with files.whole_file(self.key_pkl, flush=False) as unfinished, open(unfinished, 'wb') as file:
             file.write(keys)
-    KeyData.save_pkl = save_pkl
 
 
-def read_keys_without_the_collector():
+def read_keys_without_the_collector() -> None:
     """Pause Python's collector while the keys of all entries are read.
 
     Without this, each process takes more than twice as long for that, half a second for 750 entries.
     """
     from theano.gof.cmodule import ModuleCache
-    original = ModuleCache.refresh
-
-    @functools.wraps(original)
-    def refresh(self, *args, **kwargs):
-        with collector_paused():
-            return original(self, *args, **kwargs)
-    ModuleCache.refresh = refresh
+    ModuleCache.refresh = collector_paused()(ModuleCache.refresh)
 
 
-def read_keys_without_graphs():
+def read_keys_without_graphs() -> None:
     """Leave out the graphs of fused ops while the keys of all entries are read: keys are compared by C code.
 
     Theano makes each graph anew, and optimises it. Without this, each process takes more than twice as long for the
@@ -97,42 +88,38 @@ def read_keys_without_graphs():
     """
     from theano.gof.cmodule import ModuleCache
     from theano.scalar.basic import Composite
-    refresh_originally = ModuleCache.refresh
-    get_state_originally, set_state_originally = Composite.__getstate__, Composite.__setstate__
     reading = threading.local()
 
-    @functools.wraps(refresh_originally)
-    def refresh(self, *args, **kwargs):
+    @wrap(ModuleCache)
+    def refresh(original, *args, **kwargs):
         reading.keys = True
         try:
-            return refresh_originally(self, *args, **kwargs)
+            return original(*args, **kwargs)
         finally:
             reading.keys = False
 
-    @functools.wraps(set_state_originally)
-    def __setstate__(self, state):
+    @wrap(Composite)
+    def __setstate__(original, self, state):
         if getattr(reading, 'keys', False):
             self.__dict__.update(state)
         else:
-            set_state_originally(self, state)
+            original(self, state)
 
-    @functools.wraps(get_state_originally)
-    def __getstate__(self):  # the keys of a module are written again when it gets one more
-        return get_state_originally(self) if 'fgraph' in self.__dict__ else dict(self.__dict__)
-    ModuleCache.refresh, Composite.__getstate__, Composite.__setstate__ = refresh, __getstate__, __setstate__
+    @wrap(Composite)
+    def __getstate__(original, self):  # the keys of a module are written again when it gets one more
+        return original(self) if 'fgraph' in self.__dict__ else dict(self.__dict__)
 
 
-def keep_code_of_ops_without_props():
+def keep_code_of_ops_without_props() -> None:
     """Keep the compiled code of ops whose ``__props__`` is an empty tuple: to Theano 1.0.5 it has no version.
 
     Without this, each process compiles matrix products, softmax, random draws and others again, although they are
     in the cache: 4 of the 5 seconds that the first batch of a small Keras model takes.
     """
     from theano.gof.cc import CLinker
-    original = CLinker.cmodule_key_
 
-    @functools.wraps(original)
-    def cmodule_key_(self, fgraph, *args, **kwargs):
+    @wrap(CLinker)
+    def cmodule_key_(original, self, fgraph, *args, **kwargs):
         key = original(self, fgraph, *args, **kwargs)
         if key is None or key[0]:
             return key
@@ -143,10 +130,9 @@ def keep_code_of_ops_without_props():
             version += [props for props in [getattr(node.op, '__props__', ())] if props]
             version += [variable.type.c_code_cache_version() for variable in node.inputs + node.outputs]
         return (tuple(version) if all(version) else ()), key[1]
-    CLinker.cmodule_key_ = cmodule_key_
 
 
-def give_source_a_lasting_version():
+def give_source_a_lasting_version() -> None:
     """Derive the version of an op's source from its text by CRC-32.
 
     Theano 1.0.5 takes Python's hash of the text, which differs from process to process. Without this, each process
@@ -156,13 +142,11 @@ def give_source_a_lasting_version():
 
     def c_code_cache_version(self):
         version = (zlib.crc32('\n'.join(self.func_codes).encode()),)
-        if hasattr(self, 'params_type'):
-            version += (self.params_type.c_code_cache_version(),)
-        return version
+        return version + (self.params_type.c_code_cache_version(),) if hasattr(self, 'params_type') else version
     COp.c_code_cache_version = c_code_cache_version
 
 
-def keep_flags_of_the_processor():
+def keep_flags_of_the_processor() -> None:
     """Keep g++'s flags for this processor in the folder of compiled code, for the next process.
 
     Without this, each process that imports theano.gpuarray or needs compiled code runs g++ four times to find them: a
@@ -170,39 +154,32 @@ def keep_flags_of_the_processor():
     """
     from theano import config
     from theano.gof.cmodule import GCC_compiler, gcc_version_str
-    original = GCC_compiler.compile_args
 
-    @functools.wraps(original)
-    def compile_args(march_flags=True):
+    @wrap(GCC_compiler)
+    def compile_args(original, march_flags=True):
         if not march_flags or GCC_compiler.march_flags is not None or not os.path.exists(CPUINFO):
             return original(march_flags)
-        asked = '\n'.join([config.cxx, gcc_version_str, config.gcc.cxxflags, _processor()])
-        path = os.path.join(config.compiledir, 'processor_%08x.flags' % zlib.crc32(asked.encode()))
-        GCC_compiler.march_flags = kept = _read_flags(path)
+        machine = '\n'.join([config.cxx, gcc_version_str, config.gcc.cxxflags, _processor()])
+        path = os.path.join(config.compiledir, 'processor_%08x.flags' % zlib.crc32(machine.encode()))
+        GCC_compiler.march_flags = known = _read_flags(path)
         arguments = original(march_flags)
-        if kept is None:
-            _keep_flags(path, GCC_compiler.march_flags)
+        flags = GCC_compiler.march_flags
+        if known is None and flags and not FALLBACKS.intersection(flags):
+            # On a full disk, say, each process finds them.
+            with contextlib.suppress(OSError), files.whole_file(path) as unfinished, open(unfinished, 'w') as file:
+                file.write('\n'.join(flags))
         return arguments
-    GCC_compiler.compile_args = staticmethod(compile_args)
 
 
 def _read_flags(path):
-    """The flags that a file has; None without one, or where it cannot be read: then they are found."""
+    """Return the flags that a file has; None without one, or where it cannot be read: then g++ finds them."""
     with contextlib.suppress(OSError), open(path) as file:
         flags = file.read().split('\n')
         return flags if all(flags) else None
 
 
-def _keep_flags(path, flags):
-    """Write flags to a file, if g++ has passed Theano's trial with those that it found."""
-    if flags and not FALLBACKS.intersection(flags):
-        # On a full disk, say, each process finds them.
-        with contextlib.suppress(OSError), files.whole_file(path) as unfinished, open(unfinished, 'w') as file:
-            file.write('\n'.join(flags))
-
-
 def _processor():
-    """What Linux says of the first core, but for its speeds, which vary."""
+    """Return Linux's description of the first core, but for its speeds, which vary."""
     with open(CPUINFO) as file:
         lines = list(itertools.takewhile(str.strip, file))
     return ''.join(line for line in lines if not line.lower().startswith(('cpu mhz', 'bogomips')))

@@ -1,39 +1,41 @@
-"""Several modules of C code at a time: g++ compiles those of other processes, and those of one function."""
+"""Several modules of C code at a time: g++ compiles for several processes, and several modules of one function."""
+from __future__ import annotations
+
 import contextlib
 import fcntl
-import functools
 import os
 import shutil
 import tempfile
 import threading
+from typing import Any, Dict
 
 from ..jobs import mpi_environment
 from ..utils import progress
 from ..utils.worker_threads import Task, WorkerThreads
+from .wrapping import wrap
 
 LOCKS = 'modules.lock'  # in the folder of compiled code; a process locks the byte of the module that it compiles
 
-_lock_files = {}  # path to descriptor; never closed, since that would free all locks of the process
+_lock_files: Dict[str, int] = {}  # path to descriptor; never closed, since that would free all locks of the process
 
 
 class _Thread(threading.local):
-    has_lock = False  # of the module that it is about to compile
-    ahead = None      # the Ahead of the function that it makes
+    has_lock = False   # of the module that it is about to compile
+    ahead: Any = None  # the Ahead of the function that it makes
 
 
 _thread = _Thread()
 
 
-def compile_outside_the_lock():
+def compile_outside_the_lock() -> None:
     """Hold a lock on the one module that g++ compiles, instead of Theano's lock on the whole folder.
 
     Without this, one process compiles at a time: tests, and the ranks of different jobs, wait for each other.
     """
     from theano.gof import cmodule, compilelock
-    find, run = cmodule.ModuleCache.module_from_key, cmodule.output_subprocess_Popen
 
-    @functools.wraps(find)
-    def module_from_key(self, key, lnk=None, keep_lock=False):
+    @wrap(cmodule.ModuleCache)
+    def module_from_key(find, self, key, lnk=None, keep_lock=False):
         if key in self.entry_from_key or getattr(compilelock.get_lock, 'n_lock', 0):
             return find(self, key, lnk, keep_lock)
         if _thread.ahead is not None:
@@ -51,8 +53,8 @@ def compile_outside_the_lock():
             finally:
                 _thread.has_lock = False
 
-    @functools.wraps(run)
-    def output_subprocess_Popen(command, **params):
+    @wrap(cmodule)
+    def output_subprocess_Popen(run, command, **params):
         if not _thread.has_lock:
             return run(command, **params)
         # The folder of the module has a file now. An empty one would be removed by another process.
@@ -67,13 +69,10 @@ def compile_outside_the_lock():
             for _ in range(held):
                 compilelock.get_lock()
 
-    cmodule.ModuleCache.module_from_key = module_from_key
-    cmodule.output_subprocess_Popen = output_subprocess_Popen
-
 
 @contextlib.contextmanager
 def _module_locked(folder, module_hash):
-    """Lock a module for this process; yields False where the file system has no locks."""
+    """Lock a module for this process; yield False where the file system has no locks."""
     path, byte = os.path.join(folder, LOCKS), int(module_hash[-15:], 16)
     if path not in _lock_files:
         _lock_files[path] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666)
@@ -89,18 +88,17 @@ def _module_locked(folder, module_hash):
         fcntl.lockf(_lock_files[path], fcntl.LOCK_UN, 1, byte)
 
 
-def compile_ahead():
-    """Have g++ compile several modules of a function at the same time, as many as the flag mgpu.compile_jobs says.
+def compile_ahead() -> None:
+    """Compile several modules of a function at the same time, as many as the flag mgpu.compile_jobs says.
 
     Without this, one core compiles a function's modules one after the other. Of several ranks on a host, the first one
-    does so; the others load what it has compiled.
+    does so; the others load the compiled modules.
     """
     import theano
     from theano.gof.vm import VM_Linker
-    original = VM_Linker.make_all
 
-    @functools.wraps(original)
-    def make_all(self, *args, **kwargs):
+    @wrap(VM_Linker)
+    def make_all(original, self, *args, **kwargs):
         before = _thread.ahead
         jobs = theano.config.mgpu.compile_jobs or len(os.sched_getaffinity(0))
         is_on = jobs > 1 and self.c_thunks is not False and not mpi_environment.local_rank()
@@ -109,30 +107,29 @@ def compile_ahead():
                 return original(self, *args, **kwargs)
             finally:
                 _thread.ahead = before
-    VM_Linker.make_all = make_all
 
 
 class Ahead:
-    """Compiles the modules of a function before Theano asks for each of them.
+    """The threads that compile the modules of a function before Theano asks for each of them.
 
     Parameters
     ----------
     linker : theano.gof.vm.VM_Linker
-        Of the function.
+        The linker of the function.
     jobs : int
         Modules at a time.
 
     Attributes
     ----------
     bar : progress bar
-        Of the modules that were missing.
+        The bar of the modules that were missing.
     """
 
-    def __init__(self, linker, jobs):
+    def __init__(self, linker: Any, jobs: int):
         self._linker, self._jobs = linker, jobs
         self.bar = progress.Silent()
-        self._threads = None
-        self._compiled = {}  # source -> Task that returns the path
+        self._threads: WorkerThreads | None = None
+        self._compiled: dict[str, Task] = {}  # source -> Task that returns the path
 
     def __enter__(self):
         return self
@@ -145,8 +142,8 @@ class Ahead:
             self._threads.close()
             self._folder.cleanup()
 
-    def begin(self, cache, first):
-        """When a first module is missing in a cache, that of the key `first`, begin to compile all others."""
+    def begin(self, cache: Any, first: Any) -> None:
+        """Begin to compile all modules that are missing in a cache, but for the first one, whose key is `first`."""
         if self._threads is not None:
             return
         self._threads = WorkerThreads([_compile] * self._jobs, 'theano_mgpu compile')
@@ -170,8 +167,8 @@ class Ahead:
             except Exception:  # it has no C code; any other error comes again when Theano itself compiles it
                 continue
 
-    def take(self, command):
-        """Put a module that was compiled ahead where a command of g++ would; returns whether there was one."""
+    def take(self, command: list[str]) -> bool:
+        """Put a module that was compiled ahead where a command of g++ would; return whether there was one."""
         source, = [word for word in command if word.endswith('mod.cpp')]
         with open(source) as file:
             task = self._compiled.pop(file.read().rstrip('\n'), None)
@@ -182,7 +179,7 @@ class Ahead:
 
 
 def _compile(linker, source, folder):
-    """Have g++ compile the source of a CLinker into a new folder; returns the path of the result."""
+    """Compile the source of a CLinker into a new folder by g++; return the path of the result."""
     from theano.gof.cmodule import get_lib_extension
     os.mkdir(folder)
     name = linker.get_dynamic_module().code_hash

@@ -1,16 +1,19 @@
-"""How Theano 1.0.5 infers contexts, and what it shares between functions for several contexts."""
+"""Theano 1.0.5's inference of contexts, and the state that it shares between functions for several contexts."""
+from __future__ import annotations
+
 import contextlib
 import copy
-import functools
+from typing import Any, Iterator, List
 
 from .named_contexts import replace_in_gpuarray
+from .wrapping import wrap
 
-_pinned = [None]      # the context that a graph is being compiled for, innermost last
+_pinned: List[Any] = [None]  # the context that a graph is being compiled for, innermost last
 
 
 @contextlib.contextmanager
-def compiling_for(context):
-    """A block in which graphs are compiled for a context: it is the context of ops whose inputs imply none."""
+def compiling_for(context: Any) -> Iterator[None]:
+    """Pin a context in a ``with`` block in which graphs are compiled for it: ops whose inputs imply none are on it."""
     _pinned.append(context)
     try:
         yield
@@ -18,7 +21,7 @@ def compiling_for(context):
         _pinned.pop()
 
 
-def infer_contexts_from_all_ancestors():
+def infer_contexts_from_all_ancestors() -> None:
     """Replace Theano 1.0.5's ``infer_context_name``, which walks up through nodes of one input only.
 
     Without this, every conv2d with ``filter_flip=True`` fails on a named context: "Could not infer context from
@@ -26,12 +29,12 @@ def infer_contexts_from_all_ancestors():
     """
     from theano.gpuarray import basic_ops, dnn, opt, rng_mrg  # noqa: F401  patched below, too
     original = basic_ops.infer_context_name
-    infer_context_name.original = original
+    infer_context_name.original = original  # type: ignore[attr-defined]  # tests put it back
     replace_in_gpuarray('infer_context_name', original, infer_context_name)
 
 
-def infer_context_name(*variables):
-    """The context of an op with these inputs: that of the nearest GPU ancestor, else that of `compiling_for`.
+def infer_context_name(*variables: Any) -> Any:
+    """Return the name of an op's context: the nearest GPU ancestor of its inputs has it, or else `compiling_for` says.
 
     Takes the place of ``theano.gpuarray.basic_ops.infer_context_name``; breadth first over all ancestors.
     """
@@ -51,10 +54,10 @@ def infer_context_name(*variables):
                  if parent not in seen]
     if _pinned[-1] is not None and _pinned[-1].kind != 'cpu':
         return _pinned[-1].name
-    return infer_context_name.original(*variables)
+    return infer_context_name.original(*variables)  # type: ignore[attr-defined]  # the patch has set it
 
 
-def keep_optimizers_from_host_nodes():
+def keep_optimizers_from_host_nodes() -> None:
     """Apply some of Theano 1.0.5's optimisers to nodes on a GPU only.
 
     They infer the node's context first, and then do nothing unless the first input is on a GPU. Without this, where
@@ -62,23 +65,15 @@ def keep_optimizers_from_host_nodes():
     traceback: every Keras layer that initialises a weight does.
     """
     from theano.gpuarray import dnn, rng_mrg
+    from theano.gpuarray.type import GpuArrayType
     for optimizer in (rng_mrg.local_gpua_mrg, dnn.local_abstractconv_cudnn, dnn.local_abstractconv_gw_cudnn,
                       dnn.local_abstractconv_gi_cudnn):
-        _keep_from_host_nodes(optimizer)
+        @wrap(optimizer)
+        def transform(original, node):
+            return original(node) if isinstance(node.inputs[0].type, GpuArrayType) else None
 
 
-def _keep_from_host_nodes(optimizer):
-    original = optimizer.transform
-
-    @functools.wraps(original)
-    def transform(node):
-        from theano.gpuarray.type import GpuArrayType
-        return original(node) if isinstance(node.inputs[0].type, GpuArrayType) else None
-
-    optimizer.transform = transform
-
-
-def give_each_thunk_its_inner_function():
+def give_each_thunk_its_inner_function() -> None:
     """Give each compiled function an inner function of its own for each scan and OpFromGraph.
 
     Theano 1.0.5 keeps the compiled inner graph on the op, and functions compiled from one graph share the op. Without
@@ -88,24 +83,16 @@ def give_each_thunk_its_inner_function():
     from theano.compile.builders import OpFromGraph
     from theano.scan_module.scan_op import Scan
     for op_class in (Scan, OpFromGraph):
-        _give_each_thunk_its_inner_function(op_class)
+        @wrap(op_class)
+        def make_thunk(original, self, node, *args, **kwargs):
+            if _pinned[-1] is None:
+                return original(self, node, *args, **kwargs)
+            node.op = copy.copy(self)  # each compiled function has nodes of its own
+            node.op.__dict__.pop('fn', None)
+            return original(node.op, node, *args, **kwargs)
 
 
-def _give_each_thunk_its_inner_function(op_class):
-    original = op_class.make_thunk
-
-    @functools.wraps(original)
-    def make_thunk(self, node, *args, **kwargs):
-        if _pinned[-1] is None:
-            return original(self, node, *args, **kwargs)
-        node.op = copy.copy(self)  # each compiled function has nodes of its own
-        node.op.__dict__.pop('fn', None)
-        return original(node.op, node, *args, **kwargs)
-
-    op_class.make_thunk = make_thunk
-
-
-def lift_graphs_to_named_contexts():
+def lift_graphs_to_named_contexts() -> None:
     """Keep Theano 1.0.5's ``GraphToGPU`` from failing, and logging it, where there is no default context.
 
     It infers the context of a graph's inputs even if no variable of the graph is on a GPU, and lifts an Alloc that
@@ -113,11 +100,10 @@ def lift_graphs_to_named_contexts():
     a GPU variable stays on the host, and in any other graph None means the context of its first GPU variable.
     """
     from theano.gpuarray.opt import GraphToGPU
-    original = GraphToGPU.apply
+    from theano.gpuarray.type import GpuArrayType, list_contexts
 
-    @functools.wraps(original)
-    def apply(self, fgraph):
-        from theano.gpuarray.type import GpuArrayType, list_contexts
+    @wrap(GraphToGPU)
+    def apply(original, self, fgraph):
         if _pinned[-1] is not None and _pinned[-1].kind == 'cpu':
             return None
         if None in list_contexts():
@@ -126,22 +112,19 @@ def lift_graphs_to_named_contexts():
         if not placed:
             return None
         lifters = self.local_optimizers_map
-        self.local_optimizers_map = {key: [_LifterTo(placed[0], lifter) for lifter in found]
-                                     for key, found in lifters.items()}
+        self.local_optimizers_map = {key: [_LifterTo(placed[0], lifter) for lifter in those_of_op]
+                                     for key, those_of_op in lifters.items()}
         try:
             return original(self, fgraph)
         finally:
             self.local_optimizers_map = lifters
-
-    GraphToGPU.apply = apply
 
 
 class _LifterTo:
     """A local optimiser of GraphToGPU that lifts to a named context instead of to None."""
 
     def __init__(self, context_name, lifter):
-        self.context_name = context_name
-        self.lifter = lifter
+        self.context_name, self.lifter = context_name, lifter
 
     def transform(self, op, context_name, inputs, outputs):
         return self.lifter.transform(op, context_name or self.context_name, inputs, outputs)

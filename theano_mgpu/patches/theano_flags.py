@@ -1,7 +1,9 @@
-"""Theano's flags: those with which it can be imported, and theano_mgpu's own.
+"""Theano's flags: its own as it can be imported with them, and theano_mgpu's.
 
 The functions that take `flags` change what Theano reads as THEANO_FLAGS while it is imported, a dict of str to str.
 """
+from __future__ import annotations
+
 import os
 import shutil
 import sys
@@ -12,7 +14,7 @@ from .. import config
 from ..errors import MgpuError
 
 
-def hide_own_flags(flags):
+def hide_own_flags(flags: dict[str, str]) -> None:
     """Hide theano_mgpu's own flags, which Theano does not know before `register_own_flags`.
 
     Without this, Theano warns that it does not recognise them.
@@ -21,7 +23,7 @@ def hide_own_flags(flags):
         del flags[name]
 
 
-def hide_contexts(flags):
+def hide_contexts(flags: dict[str, str]) -> None:
     """Keep Theano from opening the devices of the flag ``contexts``: `theano_mgpu.devices` does so on demand.
 
     Theano opens them when it is imported, only logs an error where a device cannot be opened, and loses the second name
@@ -30,7 +32,7 @@ def hide_contexts(flags):
     flags['contexts'] = ''
 
 
-def show_contexts():
+def show_contexts() -> None:
     """Give ``theano.config.contexts`` the user's map, which `hide_contexts` hid: scripts read its names there."""
     import theano.gpuarray  # noqa: F401  which would open these contexts, if it was imported later
     from theano import configparser
@@ -38,8 +40,8 @@ def show_contexts():
     flag.val = config.flag('contexts', '')
 
 
-def refuse_old_devices(flags):
-    """Refuse ``device=gpu0``, a name of Theano's old back-end, with its new name and that of several devices.
+def refuse_old_devices(flags: dict[str, str]) -> None:
+    """Refuse ``device=gpu0``, a name of Theano's old back-end, and tell its new name and a map of several devices.
 
     Raises
     ------
@@ -51,11 +53,10 @@ def refuse_old_devices(flags):
         if value.startswith('gpu'):
             new = value.replace('gpu', 'cuda', 1)
             raise MgpuError('flag %s=%s: Theano 1.0 calls this device %s. For several devices map contexts, and leave '
-                            'out %s: THEANO_FLAGS=contexts=dev0->cuda0;dev1->cuda1'
-                            % (name, value, new, name))
+                            'out %s: THEANO_FLAGS=contexts=dev0->cuda0;dev1->cuda1' % (name, value, new, name))
 
 
-def default_blas_flags(flags):
+def default_blas_flags(flags: dict[str, str]) -> None:
     """Choose a BLAS unless the user did.
 
     Without a value, Theano 1.0.5 asks ``np.distutils.__config__.blas_opt_info``, which NumPy 1.22
@@ -65,17 +66,17 @@ def default_blas_flags(flags):
         flags['blas.ldflags'] = blas_ldflags()
 
 
-def blas_ldflags():
-    """Linker flags of a BLAS that links: ``-lopenblas`` where OpenBLAS's link is installed, else none."""
+def blas_ldflags() -> str:
+    """Return linker flags of a BLAS that links: ``-lopenblas`` where OpenBLAS's link is installed, else none."""
     multiarch = sysconfig.get_config_var('MULTIARCH') or ''
     folders = ['/usr/lib/' + multiarch, '/usr/local/lib', '/usr/lib64', '/usr/lib', '/lib64', '/lib',
                os.path.join(sys.prefix, 'lib')] + os.environ.get('LIBRARY_PATH', '').split(os.pathsep)
-    found = any(os.path.exists(os.path.join(folder, 'libopenblas.so')) for folder in folders if folder)
-    return '-lopenblas' if found else ''
+    installed = any(os.path.exists(os.path.join(folder, 'libopenblas.so')) for folder in folders if folder)
+    return '-lopenblas' if installed else ''
 
 
-def do_without_python_headers(flags):
-    """Have Theano interpret its graphs where Python.h is not installed; a warning says so.
+def do_without_python_headers(flags: dict[str, str]) -> None:
+    """Turn off Theano's compiler, so that it interprets graphs, where Python.h is not installed; a warning says so.
 
     Without this, Theano finds g++, and its import ends in a compiler's error: "Python.h: No such file".
     """
@@ -85,12 +86,12 @@ def do_without_python_headers(flags):
                       'has no convolutions. Debian: apt-get install python3-dev', RuntimeWarning, stacklevel=5)
 
 
-def lacks_python_headers():
-    """Whether C++ code for this Python cannot be compiled, since Python.h is not installed."""
+def lacks_python_headers() -> bool:
+    """Return whether C++ code for this Python cannot be compiled, since Python.h is not installed."""
     return not os.path.exists(os.path.join(sysconfig.get_paths()['include'], 'Python.h'))
 
 
-def register_own_flags():
+def register_own_flags() -> None:
     """Add theano_mgpu's own flags to ``theano.config``, with the values that `hide_own_flags` hid.
 
     Raises
@@ -103,8 +104,8 @@ def register_own_flags():
     config.check_own_names()
     for name in config.OWN_FLAGS:  # before the first one is added: a second import raises this error again, or none
         config.own_flag(name)
-    given = config.environment_flags()
-    configparser.THEANO_FLAGS_DICT.update({name: given[name] for name in config.OWN_FLAGS if name in given})
+    configparser.THEANO_FLAGS_DICT.update({name: value for name, value in config.environment_flags().items()
+                                           if name in config.OWN_FLAGS})
     for name, (default, allowed, doc) in config.OWN_FLAGS.items():
         if isinstance(allowed, tuple) and not isinstance(default, int):
             kind = EnumStr(default, *[value for value in allowed if value != default])

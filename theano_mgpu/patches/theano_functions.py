@@ -1,20 +1,24 @@
 """Hooks after each call of `theano.function`."""
+from __future__ import annotations
+
 import contextlib
 import functools
 import inspect
 import os
 import sys
 import threading
+from typing import Any, Callable, Iterator, List, Mapping
 
 from ..utils.collector import collector_paused
+from .wrapping import wrap
 
-_hooks = []
+_hooks: List[Callable[..., Any]] = []
 _making = threading.local()
 
 
 @contextlib.contextmanager
-def plain_functions():
-    """A block in which `theano.function` does not call the hook: for functions of our own, and nested ones.
+def plain_functions() -> Iterator[bool]:
+    """Keep `theano.function` from calling hooks within the ``with`` block: for functions of our own, and nested ones.
 
     Yields
     ------
@@ -29,14 +33,14 @@ def plain_functions():
         _making.plain = before
 
 
-def plain_function(*args, **kwargs):
+def plain_function(*args: Any, **kwargs: Any) -> Callable[..., Any]:
     """Make a function with `theano.function`, without the hook."""
     import theano
     with plain_functions():
         return theano.function(*args, **kwargs)
 
 
-def name_for_user(given):
+def name_for_user(arguments: Mapping[str, Any]) -> str | None:
     """Return the name under which a new function is listed for the user.
 
     Theano names a function that has no name after the line that has called `theano.function`. Where that line is in
@@ -44,7 +48,7 @@ def name_for_user(given):
 
     Parameters
     ----------
-    given : dict
+    arguments : dict
         The arguments of `theano.function`.
 
     Returns
@@ -53,11 +57,12 @@ def name_for_user(given):
         None for a function that Theano or Keras makes for its own use, such as `K.eval`, and for one that computes
         nothing.
     """
-    name = given['name'] or 'a function'
+    name = arguments['name'] or 'a function'
     if not name.startswith(_folders('theano', 'keras')):
-        return name if given['params'] or given['outputs'] or given['updates'] else None
-    if not (given['params'] and name.startswith(_folders(os.path.join('keras', 'backend')))):
+        return name if arguments['params'] or arguments['outputs'] or arguments['updates'] else None
+    if not (arguments['params'] and name.startswith(_folders(os.path.join('keras', 'backend')))):
         return None
+    frame: Any
     frame, others = sys._getframe(1), _folders('theano', 'keras', 'theano_mgpu')
     while frame.f_code.co_filename.startswith(others):
         frame = frame.f_back
@@ -73,34 +78,31 @@ def _folders(*packages):
                  for package in packages)
 
 
-def shown(name):
-    """A function's name for messages. If it has none, Theano gives the place of its making; its folder is left out."""
+def shown(name: str | None) -> str:
+    """Return a function's name for messages.
+
+    A function without a name has the file and line where it was made, without the folder.
+    """
     place, colon, line = (name or 'a function').rpartition(':')
     return os.path.basename(place) + colon + line if colon else line
 
 
-def graph_of(function):
-    """The outputs and new values of a function, before Theano's optimiser, and the shared variables that it updates."""
+def graph_of(function: Any) -> list[Any]:
+    """Return the outputs and new values of a function, before Theano's optimiser, and the variables that it updates."""
     updates = [(each.variable, each.update) for each in function.maker.inputs if each.update is not None]
     return [output.variable for output in function.maker.outputs] + [each for pair in updates for each in pair]
 
 
-def compile_without_the_collector():
+def compile_without_the_collector() -> None:
     """Pause Python's collector while a function is compiled.
 
     Without this, it takes more than a third of the time in which Theano optimises a graph.
     """
-    module = sys.modules['theano.compile.pfunc']
-    original = module.orig_function
-
-    @functools.wraps(original)
-    def orig_function(*args, **kwargs):
-        with collector_paused():
-            return original(*args, **kwargs)
-    module.orig_function = orig_function
+    module: Any = sys.modules['theano.compile.pfunc']
+    module.orig_function = collector_paused()(module.orig_function)
 
 
-def after_each_function(attach, first=False):
+def after_each_function(attach: Callable[[Any, Mapping[str, Any]], Any], first: bool = False) -> None:
     """Call a hook with each function that Theano makes from now on.
 
     Every `theano.function` calls `pfunc`, whatever name a script has imported it by.
@@ -115,42 +117,35 @@ def after_each_function(attach, first=False):
         Call it before the hooks that there are; after them by default.
     """
     if not _hooks:
-        _call_hooks()
+        @wrap(sys.modules['theano.compile.function'])
+        def pfunc(original, *args, **kwargs):
+            with plain_functions() as is_within:
+                function = original(*args, **kwargs)
+            if not is_within:
+                arguments = _arguments(original, *args, **kwargs)
+                any(attach(function, arguments) for attach in _hooks)
+            return function
     _hooks.insert(0 if first else len(_hooks), attach)
 
 
-def _call_hooks():
-    module = sys.modules['theano.compile.function']
-    original = module.pfunc
-    parameters = inspect.signature(original)
-
-    @functools.wraps(original)
-    def pfunc(*args, **kwargs):
-        with plain_functions() as is_within:
-            function = original(*args, **kwargs)
-        if not is_within:
-            given = parameters.bind(*args, **kwargs)
-            given.apply_defaults()
-            any(attach(function, given.arguments) for attach in _hooks)
-        return function
-    module.pfunc = pfunc
+def _arguments(function, *args, **kwargs):
+    """Return the arguments of a call by name, with the defaults of those that are left out."""
+    bound = inspect.signature(function).bind(*args, **kwargs)
+    bound.apply_defaults()
+    return bound.arguments
 
 
-def divide_copies():
-    """Have a copy of a function that runs over contexts run over them, too.
+def divide_copies() -> None:
+    """Divide the copy of a function that runs over contexts over the same contexts.
 
     Without this, `Function.copy` makes a function that runs on one device.
     """
     from theano.compile.function_module import Function
-    original = Function.copy
-    parameters = inspect.signature(original)
 
-    @functools.wraps(original)
-    def copy(self, *args, **kwargs):
+    @wrap(Function)
+    def copy(original, self, *args, **kwargs):
         function, divided = original(self, *args, **kwargs), self.mgpu_divided
         if divided is not None and not function.profile:
-            given = parameters.bind(self, *args, **kwargs)
-            given.apply_defaults()
-            divided.copied(function, given.arguments['swap'], given.arguments['delete_updates'])
+            arguments = _arguments(original, self, *args, **kwargs)
+            divided.copied(function, arguments['swap'], arguments['delete_updates'])
         return function
-    Function.copy = copy

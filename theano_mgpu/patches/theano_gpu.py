@@ -1,15 +1,26 @@
-"""Ops of theano.gpuarray that are wrong on a named context, or on any GPU."""
-import functools
+"""Ops of theano.gpuarray that are wrong on a named context, on OpenCL, or on any GPU."""
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from .wrapping import wrap
+
+OPENCL_SPELLING = (
+    (re.compile(r'nan\(""\)'), 'NAN'),                        # maximum, minimum
+    (re.compile(r'\b(floor|fmod)f\('), r'\1('),              # round, integer division
+    (re.compile(r'(?<![<>=!])= \(?(\w+)\)? \?'), r'= (\1 != 0) ?'),  # cast to bool, switch: a float is no condition
+)
 
 
-def give_mrg_its_context():
+def give_mrg_its_context() -> None:
     """Draw MRG random numbers on the context of their state; Theano 1.0.5 draws on the default context.
 
     Without this, on a named context: "context name None not defined", and all ops stay on the host.
     """
     from theano.gpuarray.rng_mrg import GPUA_mrg_uniform
 
-    @classmethod
+    @classmethod  # type: ignore[misc]  # outside of a class
     def new(cls, rstate, ndim, dtype, size):
         from theano.gpuarray.type import GpuArrayType
         from theano.tensor import as_tensor_variable, get_vector_length
@@ -20,7 +31,7 @@ def give_mrg_its_context():
     GPUA_mrg_uniform.original_new, GPUA_mrg_uniform.new = GPUA_mrg_uniform.new, new
 
 
-def cast_conv_shapes():
+def cast_conv_shapes() -> None:
     """Cast the image shape of a convolution's gradient to int64, as the CPU's op does.
 
     Theano 1.0.5 reads the shape as int64 on a GPU, whatever its dtype is. Without this, a transposed convolution to
@@ -29,23 +40,15 @@ def cast_conv_shapes():
     from theano.gpuarray import blas
     for op_class in (blas.GpuCorrMM_gradInputs, blas.GpuCorrMM_gradWeights,
                      blas.GpuCorr3dMM_gradInputs, blas.GpuCorr3dMM_gradWeights):
-        _cast_conv_shape(op_class)
+        @wrap(op_class)
+        def make_node(original, self, first, topgrad, shape=None):
+            from theano.tensor import as_tensor_variable
+            if shape is not None:
+                shape = [as_tensor_variable(shape[i]).astype('int64') for i in range(len(self.subsample))]
+            return original(self, first, topgrad, shape)
 
 
-def _cast_conv_shape(op_class):
-    original = op_class.make_node
-
-    @functools.wraps(original)
-    def make_node(self, first, topgrad, shape=None):
-        from theano.tensor import as_tensor_variable
-        if shape is not None:
-            shape = [as_tensor_variable(shape[i]).astype('int64') for i in range(len(self.subsample))]
-        return original(self, first, topgrad, shape)
-
-    op_class.make_node = make_node
-
-
-def name_the_type_of_contexts(module):
+def name_the_type_of_contexts(module: Any) -> None:
     """Name the type of contexts in C code; Theano 1.0.5 takes its address, which differs from process to process.
 
     `module` is ``theano.gpuarray.type``. Ops take the name when their modules are imported, which comes next.
@@ -56,29 +59,93 @@ def name_the_type_of_contexts(module):
     module.GpuContextType.__repr__ = lambda self: 'GpuContextType'
 
 
-def report_kernels_that_cannot_be_made():
-    """Have an elementwise op whose kernel cannot be made raise an error with the reason of the driver.
+def report_kernels_that_cannot_be_made() -> None:
+    """Raise an error with the driver's reason where the kernel of an elementwise op cannot be made.
 
-    Without this, Theano's code frees what it could not make, and the process ends in a segmentation fault.
+    Without this, Theano's code frees a kernel that it could not make, and the process ends in a segmentation fault.
     """
     from theano.gpuarray.elemwise import GpuElemwise
-    make, free, version = (
-        GpuElemwise.c_init_code_struct, GpuElemwise.c_cleanup_code_struct, GpuElemwise.c_code_cache_version)
     plain = 'PyErr_SetString(PyExc_RuntimeError, "Could not initialize elemwise support");'
 
-    @functools.wraps(make)
-    def c_init_code_struct(self, node, name, sub):
+    @wrap(GpuElemwise)
+    def c_init_code_struct(original, self, node, name, sub):
         reason = 'PyErr_Format(PyExc_RuntimeError, "%s cannot be made: %%s", gpucontext_error(%s->ctx, GA_IMPL_ERROR));'
-        return make(self, node, name, sub).replace(plain, reason % ('the kernel of an elementwise op', sub['params']))
+        return original(self, node, name, sub).replace(
+            plain, reason % ('the kernel of an elementwise op', sub['params']))
 
-    @functools.wraps(free)
-    def c_cleanup_code_struct(self, node, name):
-        return 'if (ge != NULL) {%s}' % free(self, node, name)
+    @wrap(GpuElemwise)
+    def c_cleanup_code_struct(original, self, node, name):
+        return 'if (ge != NULL) {%s}' % original(self, node, name)
 
-    @functools.wraps(version)
-    def c_code_cache_version(self):
-        found = version(self)
-        return found and found + (1,)
+    @wrap(GpuElemwise)
+    def c_code_cache_version(original, self):
+        version = original(self)
+        return version and version + (1,)
 
-    GpuElemwise.c_init_code_struct, GpuElemwise.c_cleanup_code_struct, GpuElemwise.c_code_cache_version = (
-        c_init_code_struct, c_cleanup_code_struct, c_code_cache_version)
+
+def spell_for_opencl() -> None:
+    """Write elementwise kernels in OpenCL's language; Theano 1.0.5 writes some that only CUDA and C++ understand.
+
+    Without this, maximum, minimum, round, // and a float as a condition end the whole process on OpenCL: the kernel
+    does not build ("1 error generated"), and Theano frees what was never allocated.
+    """
+    from theano.gpuarray.elemwise import GpuElemwise
+
+    @wrap(GpuElemwise)
+    def _generate_op_string(original, self, node):
+        support_code, code = original(self, node)
+        if _is_on_opencl(node):
+            for pattern, replacement in OPENCL_SPELLING:
+                code = pattern.sub(replacement, code)
+        return support_code, code
+
+    _keep_code_of_opencl_apart(GpuElemwise)
+
+
+def clear_before_gemv() -> None:
+    """Clear the output of a product of matrix and vector on OpenCL before it is computed.
+
+    Theano 1.0.5 computes y = 0 * y + A x into uninitialised memory, and CLBlast does multiply y by 0. Without this, the
+    product is NaN wherever the memory happened to hold NaN. CLBlast's gemm, its batched gemm and its dot do not read
+    their output where beta is 0; cuBLAS never does.
+    """
+    from theano.gpuarray.blas import GpuGemv
+
+    @wrap(GpuGemv)
+    def perform(original, self, node, inputs, out_storage, params):
+        y, alpha, A, x, beta = inputs
+        if _is_on_opencl(node) and beta == 0:
+            y = y.copy()
+            y[...] = 0
+        original(self, node, [y, alpha, A, x, beta], out_storage, params)
+
+    @wrap(GpuGemv)
+    def c_code(original, self, node, name, inputs, outputs, sub):
+        code = original(self, node, name, inputs, outputs, sub)
+        if not _is_on_opencl(node):
+            return code
+        before, test, after = code.partition('if (PyGpuArray_DIM(%s, 1) == 0)' % inputs[2])
+        clear = """
+        if (((dtype_%(beta)s *)PyArray_DATA(%(beta)s))[0] == 0 && GpuArray_memset(&%(y)s->ga, 0) != GA_NO_ERROR) {
+            PyErr_SetString(PyExc_RuntimeError, "Memset failed");
+            %(fail)s
+        }
+        """ % {'beta': inputs[4], 'y': outputs[0], 'fail': sub['fail']}
+        return before + clear + test + after
+
+    _keep_code_of_opencl_apart(GpuGemv)
+
+
+def _is_on_opencl(node):
+    return node.inputs[0].type.context.kind == b'opencl'
+
+
+def _keep_code_of_opencl_apart(op_class):
+    """Give an op's code on OpenCL a version of its own.
+
+    Theano keeps compiled code by the name of the context, which may have been on CUDA, or without the patch, before.
+    """
+    @wrap(op_class)
+    def c_code_cache_version_apply(original, self, node):
+        version = original(self, node)
+        return version and version + (1,) * _is_on_opencl(node)

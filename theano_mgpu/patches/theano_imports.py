@@ -1,9 +1,12 @@
-"""What Theano 1.0.5 imports, and what scripts import from it."""
+"""The imports of Theano 1.0.5, and a module that scripts import from it."""
+from __future__ import annotations
+
 import contextlib
 import os
 import re
 import sys
 import types
+from typing import Any, ContextManager, Iterator
 
 from ..errors import MgpuError
 from ..jobs import mpi_environment, mpi_library
@@ -11,38 +14,37 @@ from ..jobs import mpi_environment, mpi_library
 IMPORTED = 'MGPU_IMPORTED'  # in the environment of processes that this one starts, see theano_mgpu_first.py
 
 
-def have_child_processes_patched():
-    """Have processes that this one starts import theano_mgpu before Theano and Keras: see theano_mgpu_first.py.
+def have_child_processes_patched() -> None:
+    """Make processes that this one starts import theano_mgpu before Theano and Keras: see theano_mgpu_first.py.
 
     Without this, the workers of a script end with "module 'numpy' has no attribute 'bool'".
     """
     os.environ[IMPORTED] = '1'
 
 
-def disable_scan_extension():
+def disable_scan_extension() -> None:
     """Use scan's pure-Python loop: its C file is Cython 0.28's and does not build on Python 3.9+.
 
     Without this, a compiler's error (``tp_print``, ``longintrepr.h``) ends the first scan.
     """
     if sys.version_info >= (3, 9):
-        sys.modules.setdefault('theano.scan_module.scan_perform_ext', None)
+        modules: Any = sys.modules
+        modules.setdefault('theano.scan_module.scan_perform_ext', None)
 
 
-@contextlib.contextmanager
-def hidden_mpi():
+def hidden_mpi() -> ContextManager[None]:
     """Hide mpi4py from Theano 1.0.5 while it is imported, except in a process that mpirun started.
 
     Theano imports mpi4py wherever it is installed, for two Ops that send and receive. Without this, each
     process starts MPI, which takes half a second and a daemon; and PyPI's mpi4py on a machine without MPI's
     library ends ``import theano`` with "RuntimeError: cannot load MPI library".
     """
-    with _replaced('mpi4py.MPI', None, not mpi_environment.is_rank() or not _has_working_mpi()):
-        yield
+    return _replaced('mpi4py.MPI', None, not mpi_environment.is_rank() or not _has_working_mpi())
 
 
 @contextlib.contextmanager
-def _replaced(name, module, replaces=True):
-    """A block in which an import of a module gives another one, or an ImportError for None, unless it is imported."""
+def _replaced(name: str, module: Any, replaces: bool) -> Iterator[None]:
+    """Replace a module that is not imported yet by another one in the ``with`` block; by an ImportError for None."""
     replaces = replaces and name not in sys.modules
     if replaces:
         sys.modules[name] = module
@@ -61,32 +63,28 @@ def _has_working_mpi():
     return True
 
 
-@contextlib.contextmanager
-def scipy_stats_left_out():
+def scipy_stats_left_out() -> ContextManager[None]:
     """Leave out ``scipy.stats`` while Theano is imported: one op needs it, which then imports it by name.
 
     Without this, each process takes a quarter of a second longer to import Theano.
     """
     name = 'scipy.stats'
     # The attribute imports parts of SciPy by name.
-    with _replaced(name, types.ModuleType(name), hasattr(_scipy(), '__getattr__')):
-        yield
+    return _replaced(name, types.ModuleType(name), hasattr(_scipy(), '__getattr__'))
 
 
-@contextlib.contextmanager
-def scipy_signal_left_out():
+def scipy_signal_left_out() -> ContextManager[None]:
     """Leave out ``scipy.signal`` while Theano is imported, unless SciPy is older than 1.8.
 
     Theano imports all of it to find ``scipy.signal.sigtools``, which newer versions do not have; the slow convolutions
     in Python, for which it is meant, are then missing. Without this, each process takes a tenth of a second longer.
     """
     old = re.match(r'0|1\.[0-7]\.', getattr(_scipy(), '__version__', '0'))
-    with _replaced('scipy.signal', None, not old):
-        yield
+    return _replaced('scipy.signal', None, not old)
 
 
 def _scipy():
-    """SciPy, or None: Theano does without it."""
+    """Return SciPy, or None: Theano does without it."""
     try:
         import scipy
     except ImportError:
@@ -94,15 +92,14 @@ def _scipy():
     return scipy
 
 
-def is_command_line():
-    """Whether this is ``theano-mgpu`` or ``python -m theano_mgpu``, which run even where Theano cannot be imported."""
-    program = os.path.basename(sys.argv[0])
+def is_command_line() -> bool:
+    """Return whether this program is ``theano-mgpu``, which runs even where Theano cannot be imported."""
     # Python 3.8 and 3.9 do not show which module `-m` will run.
-    return program == 'theano-mgpu' or program == '-m' and 'theano_mgpu' in getattr(sys, 'orig_argv', ['theano_mgpu'])
+    return own_command() is not None or sys.argv[0] == '-m' and not hasattr(sys, 'orig_argv')
 
 
-def own_command():
-    """The command, such as 'launch', of ``theano-mgpu`` or ``python -m theano_mgpu``.
+def own_command() -> str | None:
+    """Return the command, such as 'launch', of ``theano-mgpu`` or ``python -m theano_mgpu``.
 
     Returns
     -------
@@ -114,7 +111,7 @@ def own_command():
     return ' '.join(sys.argv[1:2]) if by_module or os.path.basename(sys.argv[0]) == 'theano-mgpu' else None
 
 
-def restore_downsample():
+def restore_downsample() -> None:
     """Restore ``theano.tensor.signal.downsample``, which Theano 0.9 renamed, for Lasagne 0.1 and scripts of its time.
 
     Without this, ``import lasagne`` ends with "cannot import name 'downsample'".
@@ -125,6 +122,6 @@ def restore_downsample():
     def max_pool_2d(input, ds, ignore_border=None, st=None, padding=(0, 0), mode='max'):
         return pool.pool_2d(input, ds, ignore_border, st, padding, mode)
 
-    downsample = types.ModuleType(signal.__name__ + '.downsample', 'What Theano had before `pool`.')
-    downsample.max_pool_2d, downsample.max_pool_2d_same_size = max_pool_2d, pool.max_pool_2d_same_size
+    downsample = types.ModuleType(signal.__name__ + '.downsample', 'The names that Theano had before `pool`.')
+    vars(downsample).update(max_pool_2d=max_pool_2d, max_pool_2d_same_size=pool.max_pool_2d_same_size)
     signal.downsample = sys.modules[downsample.__name__] = downsample

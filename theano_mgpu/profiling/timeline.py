@@ -1,9 +1,12 @@
 """The time of a step: seconds in each phase, and a timeline with a span for each action."""
+from __future__ import annotations
+
 import atexit
 import contextlib
 import json
 import os
 import time
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from ..errors import MgpuError
 from ..jobs import mpi_environment
@@ -16,7 +19,7 @@ HOST = 'host'               # the track of actions for all contexts together
 LOCK = 'interpreter lock'   # the span in which a context waits because another one has the interpreter
 LONGEST = 1000000           # spans of one timeline: a file of about 200 MB
 
-_recorder = None
+_recorder: Optional[Recorder] = None
 
 
 class TimelineError(MgpuError, OSError):
@@ -48,26 +51,26 @@ class Timings:
     ['scatter']
     """
 
-    def __init__(self, phases=PHASES):
+    def __init__(self, phases: Sequence[str] = PHASES):
         self.phases = phases
         self.exact = False
         self.reset()
 
-    def reset(self):
+    def reset(self) -> None:
         """Start again from zero."""
         self.calls = 0
-        self.seconds = {}
+        self.seconds: Dict[str, float] = {}
 
-    def span(self, phase):
+    def span(self, phase: str) -> ContextManager[None]:
         """Add the time spent inside the ``with`` block to a phase."""
-        return _Span(self, phase)
+        return _Span(self.seconds, phase, HOST)
 
-    def waits(self):
-        """Whether phases wait for devices for the sake of the timings."""
+    def waits(self) -> bool:
+        """Return whether phases wait for devices for the sake of the timings."""
         return self.exact or _recorder is not None
 
-    def per_call(self):
-        """Mean duration of each phase.
+    def per_call(self) -> dict[str, float]:
+        """Return the mean duration of each phase.
 
         Returns
         -------
@@ -78,22 +81,21 @@ class Timings:
 
 
 class _Span:
-    """A ``with`` block of a phase; a class, since contextlib's generators take twice as long, ten times a step."""
+    """A ``with`` block of an action; a class, since contextlib's generators take twice as long, ten times a step."""
 
-    __slots__ = ('_timings', '_phase', '_start')
+    __slots__ = ('_seconds', '_name', '_track', '_start')
 
-    def __init__(self, timings, phase):
-        self._timings, self._phase = timings, phase
+    def __init__(self, seconds, name, track):
+        self._seconds, self._name, self._track = seconds, name, track
 
     def __enter__(self):
         self._start = time.perf_counter()
 
     def __exit__(self, *error):
         stop = time.perf_counter()
-        seconds = self._timings.seconds
-        seconds[self._phase] = seconds.get(self._phase, 0.0) + stop - self._start
+        self._seconds[self._name] = self._seconds.get(self._name, 0.0) + stop - self._start
         if _recorder is not None:
-            _recorder.add(self._phase, HOST, self._start, stop)
+            _recorder.add(self._name, self._track, self._start, stop)
 
 
 class Recorder:
@@ -106,14 +108,14 @@ class Recorder:
         Rank of this process; each rank writes its own file, see `timeline`.
     """
 
-    def __init__(self, path, rank=0):
+    def __init__(self, path: str, rank: int = 0):
         root, extension = os.path.splitext(path)
         self.path = '%s.rank%d%s' % (root, rank, extension) if rank else path
         self.rank = rank
-        self._spans = []
+        self._spans: List[Tuple[str, str, float, float]] = []
         self._left_out = 0
 
-    def add(self, name, track, start, stop):
+    def add(self, name: str, track: str, start: float, stop: float) -> None:
         """Add a span.
 
         Parameters
@@ -122,14 +124,14 @@ class Recorder:
         track : str
             The row that shows it: a context's name, or `HOST`.
         start, stop : float
-            Of `time.perf_counter`, seconds.
+            Seconds of `time.perf_counter`.
         """
         if len(self._spans) < LONGEST:
             self._spans.append((name, track, start, stop))
         else:
             self._left_out += 1
 
-    def write(self):
+    def write(self) -> None:
         """Write the file, in Chrome's trace event format (complete events, microseconds)."""
         tracks = {track: number for number, track in
                   enumerate(dict.fromkeys([HOST] + [track for _, track, _, _ in self._spans]))}
@@ -143,7 +145,7 @@ class Recorder:
 
 
 @contextlib.contextmanager
-def timeline(path, rank=None):
+def timeline(path: str, rank: int | None = None) -> Iterator[None]:
     """Record the actions of each context while the ``with`` block runs.
 
     Parameters
@@ -153,7 +155,7 @@ def timeline(path, rank=None):
         and each other rank writes one next to it: ``trace.json``, ``trace.rank1.json``. Processes of one host have a
         common clock.
     rank : int, optional
-        Number of this process, if it is not that of `mgpu.rank`.
+        The number of this process; `mgpu.rank` by default.
 
     Notes
     -----
@@ -186,12 +188,12 @@ def timeline(path, rank=None):
         stop(recorder)
 
 
-def records():
+def records() -> bool:
     """Return whether a timeline is being recorded."""
     return _recorder is not None
 
 
-def start(path, rank=None):
+def start(path: str, rank: int | None = None) -> Recorder:
     """Begin a timeline; `stop` ends it, and so does the end of the process."""
     global _recorder
     if _recorder is not None:
@@ -210,8 +212,8 @@ def start(path, rank=None):
     return recorder
 
 
-def stop(recorder):
-    """End a timeline and write its file; does nothing the second time."""
+def stop(recorder: Recorder) -> None:
+    """End a timeline and write its file; do nothing the second time."""
     global _recorder
     if _recorder is recorder:
         _recorder = None
@@ -219,25 +221,15 @@ def stop(recorder):
         recorder.write()
 
 
-def span(name, track=HOST):
-    """Record a ``with`` block in the timeline, if there is one."""
-    return _NOTHING if _recorder is None else _shown(name, track)
-
-
 _NOTHING = contextlib.nullcontext()
 
 
-@contextlib.contextmanager
-def _shown(name, track):
-    started = time.perf_counter()
-    try:
-        yield
-    finally:
-        if _recorder is not None:
-            _recorder.add(name, track, started, time.perf_counter())
+def span(name: str, track: str = HOST) -> ContextManager[None]:
+    """Record a ``with`` block in the timeline, if there is one."""
+    return _NOTHING if _recorder is None else _Span({}, name, track)
 
 
-def on_track(tasks, name, contexts):
+def on_track(tasks: Sequence[Callable[[], Any]], name: str, contexts: Sequence[Any]) -> Sequence[Callable[[], Any]]:
     """Wrap tasks so that they appear in the timeline; without a timeline return the same tasks.
 
     Parameters
@@ -253,13 +245,13 @@ def on_track(tasks, name, contexts):
     """
     if _recorder is None:
         return tasks
-    given = time.perf_counter()
+    submitted = time.perf_counter()
 
     def shown(task, track):
         def run():
             started = time.perf_counter()
             if _recorder is not None:
-                _recorder.add(LOCK, track, given, started)
+                _recorder.add(LOCK, track, submitted, started)
             with span(name, track):
                 return task()
         return run

@@ -1,7 +1,10 @@
-"""`mgpu.Summary`: writes what a training loop reports to a file for TensorBoard."""
+"""`mgpu.Summary`: a writer of the reports of a training loop to a file for TensorBoard."""
+from __future__ import annotations
+
 import itertools
 import os
 import time
+from typing import Any, Sequence
 
 import numpy as np
 
@@ -16,7 +19,7 @@ _numbers = itertools.count()  # of the files of this process
 
 
 class Summary:
-    """Writes scalars, histograms, images and graphs to a folder, for TensorBoard.
+    """A writer of scalars, histograms, images and graphs to a folder, for TensorBoard.
 
     With several processes only rank 0 writes. On other ranks every method does nothing, so that a script may call them
     on each rank. A context manager, which closes the file.
@@ -24,8 +27,8 @@ class Summary:
     Parameters
     ----------
     folder : str
-        Or a path. It is made if it does not exist. Each Summary adds a file of its own; TensorBoard shows those of a
-        folder as one run.
+        Or a path. It is made if it does not exist. Each Summary adds a file of its own; TensorBoard shows the files
+        of a folder as one run.
 
     Raises
     ------
@@ -45,19 +48,19 @@ class Summary:
     ``tensorboard --logdir logs``.
     """
 
-    def __init__(self, folder):
+    def __init__(self, folder: str | os.PathLike[str]):
         self.folder = os.fspath(folder)
         self._closed = False
         self._flushed = time.monotonic()
-        self._file = None  # on ranks that do not write
+        self._file: Any = None  # on ranks that do not write
         if mpi_environment.rank() == 0:
-            # Not tensorboardX's SummaryWriter: its thread loses an error of the disk, and its flush() what is queued.
+            # tensorboardX's SummaryWriter loses errors of the disk in its thread, and its flush() leaves events queued.
             events_writer = _events_writer()
             os.makedirs(self.folder, exist_ok=True)
             # The file's name has the time in whole seconds: a second file of that second would replace the first one.
             self._file = events_writer(os.path.join(self.folder, 'events'), '.%d.%d' % (os.getpid(), next(_numbers)))
 
-    def scalar(self, name, value, step):
+    def scalar(self, name: str, value: Any, step: int) -> None:
         """Write a number.
 
         Parameters
@@ -81,8 +84,8 @@ class Summary:
             from tensorboardX import summary
             self._write(step, summary=summary.scalar(name, float(value.reshape(()))))
 
-    def histogram(self, name, values, step):
-        """Write how values are distributed.
+    def histogram(self, name: str, values: Any, step: int) -> None:
+        """Write the distribution of values.
 
         Parameters
         ----------
@@ -106,7 +109,7 @@ class Summary:
             from tensorboardX import summary
             self._write(step, summary=summary.histogram(name, values, BUCKETS))
 
-    def image(self, name, array, step, max_images=6):
+    def image(self, name: str, array: np.ndarray, step: int, max_images: int = 6) -> None:
         """Write images, each under a name of its own: ``name/image/0``, ``name/image/1`` ...
 
         Parameters
@@ -114,10 +117,10 @@ class Summary:
         name : str
         array : ndarray
             Shape (images, rows, columns) or (images, rows, columns, channels), with 1, 3 or 4 channels: grey, RGB,
-            RGBA. Floats from 0 to 1; values outside are clipped, and those that are not a number are black. Or uint8.
+            RGBA. Floats from 0 to 1; values outside are clipped, and any that is not a number is black. Or uint8.
         step : int
         max_images : int
-            How many are written; later ones are left out.
+            The number of images that are written; later ones are left out.
 
         Raises
         ------
@@ -129,7 +132,7 @@ class Summary:
             for i, image in enumerate(_pixels(name, np.asarray(array))[:max_images]):
                 self._write(step, summary=summary.image('%s/image/%d' % (name, i), image, dataformats='HWC'))
 
-    def graph(self, graph, scopes=()):
+    def graph(self, graph: Any, scopes: Sequence[tuple[str, Any]] = ()) -> None:
         """Write a Theano graph: its nodes with names, ops, dtypes, known shapes, and devices.
 
         Parameters
@@ -146,13 +149,13 @@ class Summary:
             from .graph_def import graph_def
             self._write(0, graph_def=graph_def(graph, scopes).SerializeToString())
 
-    def flush(self):
-        """Write to the file what is still in memory. A call that comes ten seconds after the last time does so, too."""
+    def flush(self) -> None:
+        """Write all events in memory to the file; any call does so ten seconds after the last time."""
         if self._writes():
             self._file.flush()
             self._flushed = time.monotonic()
 
-    def close(self):
+    def close(self) -> None:
         """Close the file; later calls of other methods are errors."""
         if self._file is not None and not self._closed:
             self._file.close()
@@ -187,7 +190,7 @@ def _events_writer():
 
 
 def _pixels(name, array):
-    """Images as uint8, of shape (images, rows, columns, channels)."""
+    """Return images as uint8, of shape (images, rows, columns, channels)."""
     images = array[..., None] if array.ndim == 3 else array
     if images.ndim != 4 or images.shape[3] not in (1, 3, 4):
         raise MgpuError('image %s: an array of shape %s was given; give (images, rows, columns), or (images, rows, '

@@ -1,6 +1,9 @@
 """Theano graphs as TensorBoard draws them: a GraphDef of TensorFlow's format."""
+from __future__ import annotations
+
 import re
 from collections import Counter
+from typing import Any, Sequence
 
 import theano
 from tensorboardX.proto.attr_value_pb2 import AttrValue
@@ -15,8 +18,8 @@ from ..errors import MgpuError
 DATA_TYPES = {'float16': 'DT_HALF', 'float32': 'DT_FLOAT', 'float64': 'DT_DOUBLE'}  # others: DT_INT8, DT_BOOL ...
 
 
-def graph_def(graph, scopes=()):
-    """A GraphDef of an expression or a function; arguments as for `Summary.graph`.
+def graph_def(graph: Any, scopes: Sequence[tuple[str, Any]] = ()) -> GraphDef:
+    """Return a GraphDef of an expression or a function; arguments as for `Summary.graph`.
 
     Returns
     -------
@@ -33,37 +36,32 @@ def graph_def(graph, scopes=()):
         for function in _compiled(graph):
             context = getattr(function, 'mgpu_context', None)
             nodes.add(function.maker.fgraph.outputs, context and context.name, context and context.device)
-    return GraphDef(node=nodes.found)
+    return GraphDef(node=nodes.defs)
 
 
 def _compiled(function):
-    """The compiled functions that one consists of."""
-    found = getattr(function, 'functions', [function])
-    if not all(isinstance(each, theano.compile.function_module.Function) for each in found):
+    """Return the compiled functions that one consists of."""
+    functions = getattr(function, 'functions', [function])
+    if not all(isinstance(each, theano.compile.function_module.Function) for each in functions):
         raise MgpuError('graph: %r was given; give Theano variables, or what theano.function, mgpu.function or '
                         'mgpu.training_function returned' % (function,))
-    return found
+    return functions
 
 
 class _Nodes:
-    """Nodes of Theano graphs, under names that are unique.
-
-    Attributes
-    ----------
-    found : list of NodeDef
-    """
+    """Nodes of Theano graphs, under names that are unique."""
 
     def __init__(self):
-        self.found = []
-        self._of = {}           # variable -> the name of what makes it
+        self.defs = []
+        self._of = {}           # variable -> the name of the node that makes it
         self._names = Counter()
 
-    def add(self, outputs, scope=None, device=None):
+    def add(self, outputs: Any, scope: str | None = None, device: str | None = None) -> None:
         """Add the nodes that outputs need, and that are not there yet."""
         for variable in ancestors(outputs):
             if variable.owner is None and variable not in self._of:
-                kind = 'Const' if isinstance(variable, theano.Constant) else \
-                    'Variable' if hasattr(variable, 'container') else 'Placeholder'
+                kind = ('Const' if isinstance(variable, theano.Constant) else
+                        'Variable' if hasattr(variable, 'container') else 'Placeholder')
                 name = None if kind == 'Const' else variable.name
                 self._add([variable], name or kind, kind, scope, device)
         for node in io_toposort([], outputs):
@@ -77,17 +75,16 @@ class _Nodes:
         for i, variable in enumerate(outputs):
             self._of[variable] = name + ':%d' % i * bool(i)
         types = [variable.type for variable in outputs]
-        node = NodeDef(name=name, op=op, input=inputs,
-                       device=device or getattr(types[0], 'context_name', None) or '')
+        node = NodeDef(name=name, op=op, input=inputs, device=device or getattr(types[0], 'context_name', None) or '')
         dtype = getattr(types[0], 'dtype', '')
         dtype = DATA_TYPES.get(dtype, 'DT_' + dtype.upper())
         if dtype in DataType.keys():  # the format has no uint32 and no uint64
             node.attr['dtype'].CopyFrom(AttrValue(type=DataType.Value(dtype)))
         node.attr['_output_shapes'].CopyFrom(AttrValue(list=AttrValue.ListValue(shape=[_shape(t) for t in types])))
-        self.found.append(node)
+        self.defs.append(node)
 
     def _unique(self, name):
-        """The name, with a number if it is taken."""
+        """Return the name, with a number if it is taken."""
         unique = name
         while self._names[unique]:
             self._names[name] += 1
@@ -97,13 +94,13 @@ class _Nodes:
 
 
 def _short(op):
-    """A word for an op: that of the scalar op, if it is elementwise."""
+    """Return a word for an op: the name of the scalar op, if it is elementwise."""
     words = re.findall(r'\w+', str(op)) or [type(op).__name__]
     return words[1] if words[0] in ('Elemwise', 'GpuElemwise') and len(words) > 1 else words[0]
 
 
 def _shape(kind):
-    """The shape of a type; the length of an axis is known where it is broadcast."""
+    """Return the shape of a type; the length of an axis is known where it is broadcast."""
     broadcast = getattr(kind, 'broadcastable', None)
     if broadcast is None:
         return TensorShapeProto(unknown_rank=True)

@@ -1,20 +1,23 @@
 """Numbers that tell values apart: arrays, sparse matrices, random states, and whatever else Theano's types hold."""
+from __future__ import annotations
+
 import zlib
+from typing import Any
 
 import numpy as np
 
 SAMPLED = 8  # rows of an array, and elements along each of its other axes, that stand for all of them
 
 
-def checksum(value):
+def checksum(value: Any) -> int:
     """Return a number that tells values apart, the same in every process.
 
     Parameters
     ----------
     value : object
         An array on the host or on a device, a sparse matrix, a random state, a number, a text, None, or a slice, list,
-        tuple or dict of these. Any other object counts by its class alone: what tells two of them apart may differ
-        from process to process.
+        tuple or dict of these. Any other object counts by its class alone: two of them may differ by attributes
+        that are not the same in each process.
 
     Returns
     -------
@@ -30,16 +33,16 @@ def checksum(value):
     return _crc(_parts(value))
 
 
-def sampled_checksum(value):
-    """As `checksum`, from a few rows and elements of each large array."""
+def sampled_checksum(value: Any) -> int:
+    """Return a number as `checksum` does, from a few rows and elements of each large array."""
     return _crc(map(_sample, _parts(value)))
 
 
 def _crc(parts):
-    found = 0
+    number = 0
     for part in parts:
-        found = zlib.crc32(part if isinstance(part, bytes) else np.ascontiguousarray(part).view('uint8').data, found)
-    return found
+        number = zlib.crc32(part if isinstance(part, bytes) else np.ascontiguousarray(part).view('uint8').data, number)
+    return number
 
 
 def _sample(part):

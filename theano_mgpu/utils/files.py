@@ -4,6 +4,8 @@ The rules for each file that the package writes: a symbolic link is written thro
 target is replaced, in the target's folder. A folder or a device in the place of a file is an error. Nothing is removed
 or replaced beside the file itself, unless its name or its content shows that the package wrote it.
 """
+from __future__ import annotations
+
 import contextlib
 import errno
 import glob
@@ -11,12 +13,13 @@ import os
 import shutil
 import socket
 import stat
+from typing import Callable, Iterator, TextIO
 
 SUFFIX = '.unfinished'
 _STANDARD = {'/dev/stdout': 1, '/dev/stderr': 2}
 
 
-def target_of(path):
+def target_of(path: str) -> str:
     """Return the file that a path stands for: `path` itself or, of a symbolic link, the target, which may be missing.
 
     Raises
@@ -37,7 +40,8 @@ def target_of(path):
 
 
 @contextlib.contextmanager
-def whole_file(path, previous=None, flush=True, is_own=None):
+def whole_file(path: str, previous: str | None = None, flush: bool = True,
+               is_own: Callable[[str], bool] | None = None) -> Iterator[str]:
     """Write a file under a temporary name, which becomes `path` at the end of the ``with`` block unless that raises.
 
     An interrupted write leaves the old file intact: at every moment there is a complete file, the old one or the new
@@ -50,7 +54,7 @@ def whole_file(path, previous=None, flush=True, is_own=None):
     previous : str, optional
         A name for the old file, which is then kept.
     flush : bool
-        Wait until the file is on the disk. Without that, it may be empty after a power failure.
+        Whether to wait until the file is on the disk. Without that, it may be empty after a power failure.
     is_own : callable, optional
         Tells from a path whether the package wrote the file. A file of the name `previous` that it did not write
         stays as it is, and the old file is not kept.
@@ -60,52 +64,45 @@ def whole_file(path, previous=None, flush=True, is_own=None):
     OSError
         If the file cannot be written; the message names `path`.
     """
-    unfinished = None
-    try:
+    with _explained(path):
         target = target_of(path)
         _remove_leftovers(target)
         unfinished = _made(_unfinished(target))
-        yield unfinished
-        if flush:
-            _flush(unfinished)
-        if previous is not None:
-            _keep(target, previous, is_own)
-        os.replace(unfinished, target)
-    except OSError as error:
-        raise _explained(error, path) from error
-    finally:
-        if unfinished is not None and os.path.exists(unfinished):
-            os.remove(unfinished)
+        try:
+            yield unfinished
+            if flush:
+                _flush(unfinished)
+            if previous is not None:
+                _keep(target, previous, is_own)
+            os.replace(unfinished, target)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(unfinished)
     if flush:
         flush_folder(os.path.dirname(target))
 
 
 @contextlib.contextmanager
-def whole_text(path):
+def whole_text(path: str) -> Iterator[TextIO]:
     """Open a text file for writing, which is written as by `whole_file`.
 
     A device or a pipe, such as ``/dev/stdout``, is written to as it is.
     """
     if _is_stream(path):
         number = _STANDARD.get(os.path.abspath(path))
-        try:
-            # A file that stdout is redirected to goes on where stdout is.
-            with open(path if number is None else os.dup(number), 'w') as file:
-                yield file
-        except OSError as error:
-            raise _explained(error, path) from error
+        # A file that stdout is redirected to goes on where stdout is.
+        with _explained(path), open(path if number is None else os.dup(number), 'w') as file:
+            yield file
     else:
         with whole_file(path, flush=False) as unfinished, open(unfinished, 'w') as file:
             yield file
 
 
-def check_writable(path):
+def check_writable(path: str) -> None:
     """Raise an OSError if a file cannot be written; the file stays as it is."""
     if not _is_stream(path):
-        try:
+        with _explained(path):
             os.remove(_made(_unfinished(target_of(path))))
-        except OSError as error:
-            raise _explained(error, path) from error
 
 
 def _is_stream(path):
@@ -117,10 +114,14 @@ def _is_stream(path):
     return os.path.abspath(path) in _STANDARD or not (regular or os.path.isdir(path))
 
 
-def _explained(error, path):
-    """Return an OSError of the same number whose message names the file."""
-    text = '%s could not be written, and is as it was before: %s' % (path, error.strerror or error)
-    return OSError(error.errno, text) if error.errno else OSError(text)
+@contextlib.contextmanager
+def _explained(path):
+    """Name the file in an OSError of the ``with`` block."""
+    try:
+        yield
+    except OSError as error:
+        text = '%s could not be written, and is as it was before: %s' % (path, error.strerror or error)
+        raise (OSError(error.errno, text) if error.errno else OSError(text)) from error
 
 
 def _unfinished(path, pid=None):
@@ -153,19 +154,19 @@ def _keep(path, previous, is_own):
             _flush(second)
         os.replace(second, previous)
     finally:
-        if os.path.exists(second):
+        with contextlib.suppress(FileNotFoundError):
             os.remove(second)
 
 
 def _remove_leftovers(path):
     """Remove temporary files of dead processes of this host."""
     prefix, own = _unfinished(path, 'x')[:-len('x' + SUFFIX)], str(os.getpid())
-    for found in glob.glob(glob.escape(prefix) + '*' + SUFFIX):
-        pid = found[len(prefix):-len(SUFFIX)]
+    for leftover in glob.glob(glob.escape(prefix) + '*' + SUFFIX):
+        pid = leftover[len(prefix):-len(SUFFIX)]
         if pid.isdecimal() and pid != own and not _is_alive(int(pid)):
             with contextlib.suppress(FileNotFoundError):  # another process has removed it
-                if stat.S_ISREG(os.lstat(found).st_mode):
-                    os.remove(found)
+                if stat.S_ISREG(os.lstat(leftover).st_mode):
+                    os.remove(leftover)
 
 
 def _is_alive(pid):
@@ -187,9 +188,7 @@ def _flush(path):
         os.close(descriptor)
 
 
-def flush_folder(folder):
+def flush_folder(folder: str) -> None:
     """Wait until the entries of a folder are on the disk, where the file system can tell."""
-    try:
+    with contextlib.suppress(OSError):  # of file systems that cannot: they may show the old file after a power failure
         _flush(folder or os.curdir)
-    except OSError:
-        pass  # not supported by some file systems: after a power failure they may show the old file

@@ -1,9 +1,12 @@
 """C++ of this package, built at first use by Theano's compiler and kept in Theano's folder of compiled code."""
+from __future__ import annotations
+
 import ctypes
 import os
 import tempfile
 import warnings
 import zlib
+from typing import Sequence
 
 import theano
 from theano.gof.cmodule import GCC_compiler
@@ -11,7 +14,7 @@ from theano.gof.cmodule import GCC_compiler
 from ..errors import MgpuWarning
 
 
-def load(name, source, flags, what, instead):
+def load(name: str, source: str, flags: Sequence[str], what: str, instead: str) -> ctypes.CDLL | None:
     """Build a shared library and load it.
 
     Parameters
@@ -19,9 +22,9 @@ def load(name, source, flags, what, instead):
     name, source, flags
         As for `build`.
     what : str
-        What the code does, for a warning that it cannot be built.
+        A verb and its object that say what the code does, for a warning that it cannot be built.
     instead : str
-        A sentence that says what does it instead.
+        A sentence that names the code that does it instead.
 
     Returns
     -------
@@ -32,19 +35,19 @@ def load(name, source, flags, what, instead):
         return None
     try:
         return ctypes.CDLL(build(name, source, flags))
-    except Exception as error:  # Theano raises a bare Exception for what the compiler says.
+    except Exception as error:  # Theano raises a bare Exception for the errors of a compiler
         warnings.warn('the C++ code that %s cannot be built with %s: %s. %s `theano-mgpu doctor` tries the compiler.'
                       % (what, theano.config.cxx, error, instead), MgpuWarning, stacklevel=3)
         return None
 
 
-def build(name, source, flags=()):
+def build(name: str, source: str, flags: Sequence[str] = ()) -> str:
     """Build a shared library, unless an earlier process did so from the same text, compiler and flags.
 
     Parameters
     ----------
     name : str
-        Beginning of the file name.
+        The beginning of the file name.
     source : str
         C++11.
     flags : list of str

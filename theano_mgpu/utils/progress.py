@@ -1,18 +1,22 @@
 """Progress of long work: bars and notes."""
+from __future__ import annotations
+
 import contextlib
+import importlib
 import sys
 import threading
+from typing import Any, Callable, Iterator
 
 from ..errors import MgpuError
 from ..jobs import mpi_environment, rank_process
 
 PATIENCE = 5.0  # seconds
 
-_compiling = threading.local()  # title: what this thread compiles
+_compiling = threading.local()  # title: names the function that this thread compiles
 
 
 @contextlib.contextmanager
-def note_if_long(text):
+def note_if_long(text: Callable[[], str]) -> Iterator[None]:
     """Print a note, on rank 0 only, if the ``with`` block takes longer than `PATIENCE`.
 
     Parameters
@@ -30,8 +34,8 @@ def note_if_long(text):
 
 
 @contextlib.contextmanager
-def compiling(title):
-    """In the ``with`` block this thread compiles what the title names: bars show it, and after a while a note does."""
+def compiling(title: str) -> Iterator[None]:
+    """Show the title on bars while this thread compiles in the ``with`` block, and after a while in a note."""
     before, _compiling.title = getattr(_compiling, 'title', None), title
     try:
         with note_if_long(lambda: '%s takes a while; what is compiled is kept for the next time' % title):
@@ -40,8 +44,8 @@ def compiling(title):
         _compiling.title = before
 
 
-def modules_bar(total):
-    """A bar for modules of C code; silent if this thread compiles for Theano itself."""
+def modules_bar(total: int) -> Any:
+    """Return a bar for modules of C code; silent if this thread compiles for Theano itself."""
     title = getattr(_compiling, 'title', None)
     return passing_bar(total, 'modules', title) if title else Silent()
 
@@ -53,24 +57,24 @@ def _note(text):
         rank_process.note(text)
 
 
-def is_shown():
-    """Whether bars are shown: on rank 0, in a terminal or a notebook."""
+def is_shown() -> bool:
+    """Return whether bars are shown: on rank 0, in a terminal or a notebook."""
     # A script may have closed stderr, or put an object of its own there.
     return mpi_environment.rank() == 0 and (_in_notebook() or
                                             not getattr(sys.stderr, 'closed', True) and sys.stderr.isatty())
 
 
-def bar(total, shown, initial=0, unit='samples'):
-    """A tqdm bar with its rate; a context manager with ``update(n)``.
+def bar(total: int | None, shown: bool | str, initial: int = 0, unit: str = 'samples') -> Any:
+    """Return a tqdm bar with its rate; a context manager with ``update(n)``.
 
     Parameters
     ----------
     total : int or None
         None if unknown.
     shown : bool or str
-        True, or the title of the bar, is what a user has asked for: even so, it is shown only where `is_shown` says so.
+        Whether the user has asked for a bar, or its title: even so, it is shown only where `is_shown` says so.
     initial : int
-        How much is done already.
+        The units that are done already.
     unit : str
 
     Raises
@@ -91,8 +95,8 @@ def bar(total, shown, initial=0, unit='samples'):
     return tqdm(total=total, initial=initial, unit=' ' + unit, unit_scale=unit == 'samples', desc=title)
 
 
-def passing_bar(total, unit, title):
-    """A bar that nobody has asked for: it disappears at its end, and is not shown without tqdm."""
+def passing_bar(total: int, unit: str, title: str) -> Any:
+    """Return a bar that nobody has asked for: it disappears at its end, and is not shown without tqdm."""
     try:
         tqdm = _tqdm() if is_shown() else None
     except ImportError:
@@ -101,11 +105,7 @@ def passing_bar(total, unit, title):
 
 
 def _tqdm():
-    if _in_notebook():
-        from tqdm.auto import tqdm
-    else:
-        from tqdm import tqdm  # without asyncio, which tqdm.auto imports
-    return tqdm
+    return importlib.import_module('tqdm.auto' if _in_notebook() else 'tqdm').tqdm  # tqdm.auto imports asyncio
 
 
 def _in_notebook():
@@ -116,7 +116,7 @@ def _in_notebook():
 class Silent:
     """A bar that shows nothing."""
 
-    total = None
+    total: Any = None
 
     def __enter__(self):
         return self
@@ -124,10 +124,10 @@ class Silent:
     def __exit__(self, *error):
         pass
 
-    def update(self, n):
+    def update(self, n: int) -> None:
         """Do nothing."""
 
-    def set_postfix_str(self, text):
+    def set_postfix_str(self, text: str) -> None:
         """Do nothing."""
 
     refresh = close = __enter__

@@ -1,9 +1,12 @@
 """Text: tables, and numbers with their nouns."""
+from __future__ import annotations
+
 import html
+from typing import Collection, Sequence
 
 
 class Printed:
-    """What is made to be printed; a notebook shows the same text.
+    """An object that is made to be printed; a notebook shows the same text.
 
     Examples
     --------
@@ -18,8 +21,8 @@ class Printed:
         return '<pre>%s</pre>' % html.escape(str(self), quote=False)
 
 
-def counted(n, noun):
-    """A number and its noun.
+def counted(n: int, noun: str) -> str:
+    """Return a number and its noun.
 
     Examples
     --------
@@ -29,8 +32,8 @@ def counted(n, noun):
     return '%s %s%s' % (format(n, ','), noun, 's' if n != 1 else '')
 
 
-def table(rows, right=()):
-    """Rows of cells as aligned lines, with two spaces between columns and none at the end of a line.
+def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
+    """Return rows of cells as aligned lines, with two spaces between columns and none at the end of a line.
 
     The last cell of a shorter row (a long message) does not widen its column.
 

@@ -4,10 +4,13 @@ Where Ctrl-C comes while the main thread asks a `concurrent.futures.Future` whet
 a lock written in Python may stay locked, and the threads of a ThreadPoolExecutor wait for it forever. An interrupt does
 not come within a method of a `threading.Lock` or of a `queue.SimpleQueue`: these are written in C.
 """
+from __future__ import annotations
+
 import os
 import queue
 import threading
 import weakref
+from typing import Any, Callable, Iterable, Sequence
 
 
 class WorkerThreads:
@@ -20,15 +23,15 @@ class WorkerThreads:
     functions : list of callable
         One for each thread. They do not refer to this object.
     name : str
-        What the names of the threads begin with.
+        The beginning of the names of the threads.
     """
 
-    def __init__(self, functions, name):
+    def __init__(self, functions: Sequence[Callable[..., Any]], name: str):
         self._functions, self._name = functions, name
         self._start()
 
-    def _start(self):
-        self._tasks = queue.SimpleQueue()
+    def _start(self) -> None:
+        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._threads = [threading.Thread(target=_work, args=(function, self._tasks), daemon=True,
                                           name='%s_%d' % (self._name, i)) for i, function in enumerate(self._functions)]
         self._end = weakref.finalize(self, _end, self._tasks, len(self._threads))
@@ -37,14 +40,14 @@ class WorkerThreads:
             thread.start()
         self._process = os.getpid()
 
-    def submit(self, task):
-        """Have a Task run after those that were submitted before; returns it."""
+    def submit(self, task: Task) -> Task:
+        """Run a Task after the ones that were submitted before; return it."""
         if self._process != os.getpid():  # a fork takes no thread along but the one that calls it
             self._start()
         self._tasks.put(task)
         return task
 
-    def finish(self, tasks):
+    def finish(self, tasks: Iterable[Task]) -> None:
         """Wait until tasks have been run, whether or not an interrupt has kept them from being submitted.
 
         None of them may have been cancelled. Their errors are dropped.
@@ -55,7 +58,7 @@ class WorkerThreads:
         for task in underway:
             task.exception()
 
-    def close(self):
+    def close(self) -> None:
         """End the threads, once they have finished their tasks."""
         self._end()
         # The garbage collector may call this in one of the threads, which cannot wait for itself.
@@ -84,15 +87,16 @@ class Task:
     Parameters
     ----------
     *arguments
-        Of the thread's function.
+        The arguments of the thread's function.
     """
 
-    def __init__(self, *arguments):
-        self._arguments, self._result, self._error, self._is_done = arguments, None, None, False
+    def __init__(self, *arguments: Any):
+        self._arguments, self._result, self._is_done = arguments, None, False
+        self._error: Any = None
         self._begun, self._running = threading.Lock(), threading.Lock()
         self._running.acquire()
 
-    def run(self, function):
+    def run(self, function: Callable[..., Any]) -> None:
         """Call the function, unless the task was cancelled."""
         if not self._begun.acquire(blocking=False):
             return
@@ -100,26 +104,26 @@ class Task:
             self._result = function(*self._arguments)
         except BaseException as error:  # `result` raises it
             self._error = error
-        self._arguments, self._is_done = None, True
+        self._arguments, self._is_done = (), True
         self._running.release()
 
-    def cancel(self):
-        """Do not run it, if that has not begun."""
+    def cancel(self) -> None:
+        """Keep the call from being made, if it has not begun."""
         self._begun.acquire(blocking=False)
 
-    def done(self):
-        """Whether it has been run."""
+    def done(self) -> bool:
+        """Return whether the call has been made."""
         return self._is_done
 
-    def exception(self):
-        """Its error, once it has been run; None if there was none."""
+    def exception(self) -> BaseException | None:
+        """Wait for the call, and return its error; None if there was none."""
         while not self._is_done:
             with self._running:  # let the next waiting thread, or the frame below a signal handler, have it
                 pass
         return self._error
 
-    def result(self):
-        """What the function has returned, once it has been run; raises its error."""
+    def result(self) -> Any:
+        """Wait for the call, and return its result, or raise its error."""
         if self.exception() is not None:
             raise self._error
         return self._result

@@ -1,37 +1,43 @@
-"""Give NVIDIA's libraries, wherever they are installed, the names that libgpuarray opens.
+"""NVIDIA's libraries, wherever they are installed, under the names that libgpuarray opens.
 
 libgpuarray 0.7.6 opens ``libcuda.so``, ``libnvrtc.so``, ``libcublas.so`` and ``libnccl.so``. The drivers in containers
 and pip's wheels have ``libcuda.so.1``, ``libnvrtc.so.12`` and so on: `provide` closes the gap.
 """
+from __future__ import annotations
+
 import ctypes
 import functools
 import sys
-from collections import namedtuple
+from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 from ...errors import ContextError
 from . import nvrtc, search, shims
-from .library import Library
-from .search import candidates
+from .search import Library, candidates
 from .versions import architecture_for, as_number, cublas_problem, dotted, nvrtc_problem, remedy
 
 LIBRARIES = ('libcuda.so', 'libnvrtc.so', 'libcublas.so', 'libnccl.so')
 REQUIRED = LIBRARIES[:3]  # Theano opens no context without cuBLAS; nothing here uses NCCL
 
-Survey = namedtuple('Survey', 'capabilities architectures libraries')
-Survey.__doc__ = """What `survey` found.
 
-Attributes
-----------
-capabilities : list of tuple of int
-    Compute capability of each device, ``(8, 6)``, in CUDA's order.
-architectures : sequence of int
-    Those that NVRTC compiles for: 75, 80, ..., 120.
-libraries : dict
-    ``{'libcuda.so': Library}`` and so on. Empty without a driver; the driver alone if no device is there.
-"""
+class Survey(NamedTuple):
+    """The result of `survey`.
+
+    Attributes
+    ----------
+    capabilities : list of tuple of int
+        Compute capability of each device, ``(8, 6)``, in CUDA's order.
+    architectures : sequence of int
+        Those that NVRTC compiles for: 75, 80, ..., 120.
+    libraries : dict
+        ``{'libcuda.so': Library}`` and so on. Empty without a driver; the driver alone if no device is there.
+    """
+
+    capabilities: List[Tuple[int, int]]
+    architectures: Sequence[int]
+    libraries: Dict[str, Library]
 
 
-def provide():
+def provide() -> None:
     """Make NVIDIA's libraries known by the names that libgpuarray opens; call it before libgpuarray uses CUDA.
 
     Without a driver it does nothing, and libgpuarray gives its own reason. Only the first call does any work.
@@ -47,7 +53,7 @@ def provide():
             raise ContextError('%s. %s' % (library.problem, library.remedy))
 
 
-def require(device):
+def require(device: str) -> None:
     """Provide the libraries, and check that NVRTC supports a device.
 
     Parameters
@@ -61,25 +67,18 @@ def require(device):
         As `provide`, or if NVRTC does not support the device any more.
     """
     provide()
-    found = survey()
-    if 'libnvrtc.so' not in found.libraries:
-        return
-    compiler, number = found.libraries['libnvrtc.so'], int(device[len('cuda'):] or 0)
-    capabilities = found.capabilities[number:number + 1]
-    if capabilities and as_number(capabilities[0]) < min(found.architectures):
-        driver = found.libraries['libcuda.so'].version
-        raise ContextError('%s: %s. %s' % (device, nvrtc_problem(compiler.path, compiler.version, found.architectures,
-                                                                 driver, capabilities), remedy(driver)))
+    capabilities, architectures, libraries = survey()
+    number = int(device[len('cuda'):] or 0)
+    own = capabilities[number:number + 1]
+    if 'libnvrtc.so' in libraries and own and as_number(own[0]) < min(architectures):
+        driver, library = libraries['libcuda.so'].version, libraries['libnvrtc.so']
+        problem = nvrtc_problem(library.path, library.version, architectures, driver, own)
+        raise ContextError('%s: %s. %s' % (device, problem, remedy(driver)))
 
 
 @functools.lru_cache(maxsize=None)
-def survey():
-    """Find, choose and load NVIDIA's libraries, once in a process.
-
-    Returns
-    -------
-    Survey
-    """
+def survey() -> Survey:
+    """Find, choose and load NVIDIA's libraries, once in a process."""
     path, driver = _open_driver() if sys.platform.startswith('linux') else (None, None)
     if driver is None:
         return Survey([], (), {})
@@ -100,12 +99,9 @@ def survey():
 
 
 def _open_driver():
-    """The driver's path and library; None, None without a driver."""
-    def names():
-        yield from search.on_library_path('libcuda.so')
-        yield from ('libcuda.so', 'libcuda.so.1')  # as the dynamic linker finds them
-        yield from search.installed('libcuda.so')
-    for name in names():
+    """Return the driver's path and library; None, None without a driver."""
+    # The dynamic linker finds the names without a folder.
+    for name in search.on_library_path('libcuda.so') + ['libcuda.so', 'libcuda.so.1'] + search.installed('libcuda.so'):
         try:
             driver = ctypes.CDLL(name)
             return search.file_of(driver, 'cuInit') or name, driver
@@ -115,7 +111,7 @@ def _open_driver():
 
 
 def _devices(driver):
-    """The CUDA version that a driver supports, the compute capabilities of its devices, and why it has none."""
+    """Return the CUDA version that a driver supports, its devices' compute capabilities, and why it has none."""
     number, count, text = ctypes.c_int(), ctypes.c_int(), ctypes.c_char_p()
 
     def attribute(device, which):
@@ -133,7 +129,7 @@ def _devices(driver):
 
 
 def _provide_cublas(driver, capabilities):
-    """Choose, load and name cuBLAS: a Library."""
+    """Choose, load and name cuBLAS; return a Library."""
     def rank(candidate):
         return (not cublas_problem(candidate.path, driver, capabilities), candidate.by_user,
                 search.file_version(candidate.path))
@@ -165,7 +161,7 @@ def _cublas_version(cublas, path):
 
 
 def _provide_nccl():
-    """Load and name NCCL, which pygpu.collectives uses: a Library."""
+    """Load and name NCCL, which pygpu.collectives uses; return a Library."""
     problem, number = 'not found', ctypes.c_int()
     for candidate in candidates('libnccl.so'):
         try:
@@ -180,7 +176,7 @@ def _provide_nccl():
 
 
 def _named(name, path, version, library, function):
-    """Have ``dlopen(name)`` return a library that is loaded: a Library."""
+    """Make ``dlopen(name)`` return a library that is loaded; return a Library."""
     known, shim = search.loaded(name), None
     if known is None:
         shim = shims.build(name, shims.EMPTY, linked_with=path)

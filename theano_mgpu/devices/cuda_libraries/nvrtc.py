@@ -1,13 +1,17 @@
-"""Choose an NVRTC that suits the driver and the devices, and put a shim in front of it."""
+"""The choice of an NVRTC that suits the driver and the devices, with a shim in front of it."""
+from __future__ import annotations
+
 import ctypes
+from typing import Any, Sequence
 
 from . import search, shims
-from .library import Library
+from .search import Library
 from .versions import architectures_of, as_number, dotted, is_newer, nvrtc_problem, remedy
 
 
-def provide(driver, driver_version, capabilities):
-    """Choose and load NVRTC, and have ``dlopen('libnvrtc.so')`` return the shim.
+def provide(driver: Any, driver_version: tuple[int, ...],
+            capabilities: Sequence[tuple[int, int]]) -> tuple[Library, Sequence[int]]:
+    """Choose and load NVRTC, and make ``dlopen('libnvrtc.so')`` return the shim.
 
     Parameters
     ----------
@@ -21,7 +25,7 @@ def provide(driver, driver_version, capabilities):
     library : Library
         It has a problem if it suits the driver, or every device, not at all.
     architectures : sequence of int
-        What it compiles for; empty if there is none.
+        The architectures that it compiles for; empty if there is none.
     """
     there = search.loaded('libnvrtc.so')
     if there is not None and not hasattr(there, 'theano_mgpu_connect'):
@@ -31,7 +35,7 @@ def provide(driver, driver_version, capabilities):
         return Library(None, (), None, 'NVRTC, which compiles the kernels for CUDA devices, is not installed',
                        remedy(driver_version)), ()
     # The shim goes first: dlopen returns the first library of a name, and NVRTC's own SONAME may be this one.
-    shim_path = shims.build('libnvrtc.so', shims.NVRTC)
+    shim_path = shims.build('libnvrtc.so', shims.NVRTC.read_text(encoding='utf-8'))
     shim = ctypes.CDLL(shim_path)
     usable, errors = [], []
     for candidate in candidates:
@@ -56,7 +60,7 @@ def provide(driver, driver_version, capabilities):
 
 
 def _as_loaded(nvrtc, capabilities):
-    """Leave what this process has loaded under the name before: libgpuarray may have opened it already."""
+    """Leave the NVRTC that this process has loaded under the name before: libgpuarray may have opened it already."""
     path, version = search.file_of(nvrtc, 'nvrtcVersion'), version_of(nvrtc)
     if max(capabilities) < (10, 0):
         return Library(path, version), supported_by(nvrtc)
@@ -65,15 +69,15 @@ def _as_loaded(nvrtc, capabilities):
                    % (path, dotted(max(capabilities))), 'Import theano_mgpu before theano and pygpu'), ()
 
 
-def version_of(nvrtc):
-    """Version of a loaded NVRTC: ``(12, 9)``."""
+def version_of(nvrtc: Any) -> tuple[int, int]:
+    """Return the version of a loaded NVRTC: ``(12, 9)``."""
     major, minor = ctypes.c_int(), ctypes.c_int()
     nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
     return major.value, minor.value
 
 
-def supported_by(nvrtc):
-    """Architectures that a loaded NVRTC compiles for, ascending: ``[75, 80, ...]``."""
+def supported_by(nvrtc: Any) -> list[int]:
+    """Return the architectures that a loaded NVRTC compiles for, ascending: ``[75, 80, ...]``."""
     if not hasattr(nvrtc, 'nvrtcGetSupportedArchs'):  # before CUDA 11.2
         return architectures_of(version_of(nvrtc))
     count = ctypes.c_int()

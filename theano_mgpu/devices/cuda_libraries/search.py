@@ -1,4 +1,6 @@
-"""Where NVIDIA's libraries may be: what the user says, the dynamic linker, pip's wheels, conda, NVIDIA's installers."""
+"""Places of NVIDIA's libraries: LD_LIBRARY_PATH, the dynamic linker, pip's wheels, conda, NVIDIA's installers."""
+from __future__ import annotations
+
 import ctypes
 import glob
 import os
@@ -6,13 +8,42 @@ import re
 import subprocess
 import sys
 import sysconfig
-from collections import namedtuple
-
-Candidate = namedtuple('Candidate', 'path by_user')
+from typing import Any, NamedTuple, Optional, Tuple
 
 
-def candidates(name):
-    """Files that may be a library, in the order of preference.
+class Candidate(NamedTuple):
+    """A file that may be a library, and whether it was found on LD_LIBRARY_PATH."""
+
+    path: str
+    by_user: bool
+
+
+class Library(NamedTuple):
+    """One of NVIDIA's libraries, as this process uses it.
+
+    Attributes
+    ----------
+    path : str or None
+        The file; None if there is none.
+    version : tuple of int
+        ``(12, 9)``; empty if unknown. The version of a driver is the version of CUDA that it supports.
+    shim : str or None
+        The small library that libgpuarray gets when it opens the name; None if it gets the file itself.
+    problem : str
+        Why it cannot be used; else empty.
+    remedy : str
+        A cure of the problem.
+    """
+
+    path: Optional[str]
+    version: Tuple[int, ...]
+    shim: Optional[str] = None
+    problem: str = ''
+    remedy: str = ''
+
+
+def candidates(name: str) -> list[Candidate]:
+    """Return the files that may be a library, in the order of preference.
 
     Parameters
     ----------
@@ -22,39 +53,39 @@ def candidates(name):
     Returns
     -------
     list of Candidate
-        `by_user`: found on LD_LIBRARY_PATH. Each file is listed once, whatever links lead to it.
+        Each file is listed once, whatever links lead to it.
     """
-    found = [Candidate(path, True) for path in on_library_path(name)]
-    found += [Candidate(path, False) for path in _linker_cache(name) + installed(name)]
-    unique = {}
-    for candidate in found:
-        unique.setdefault(os.path.realpath(candidate.path), candidate)
+    unique: dict[str, Candidate] = {}
+    for path in on_library_path(name):
+        unique.setdefault(os.path.realpath(path), Candidate(path, True))
+    for path in _linker_cache(name) + installed(name):
+        unique.setdefault(os.path.realpath(path), Candidate(path, False))
     return list(unique.values())
 
 
-def on_library_path(name):
-    """Files of a library, of any version, in the folders of LD_LIBRARY_PATH."""
+def on_library_path(name: str) -> list[str]:
+    """Return the files of a library, of any version, in the folders of LD_LIBRARY_PATH."""
     folders = os.environ.get('LD_LIBRARY_PATH', '').split(':')
     return [path for folder in folders if folder for path in _files(os.path.abspath(folder), name)]
 
 
-def installed(name):
-    """Files of a library, of any version, where pip, conda, NVIDIA and distributions install it."""
+def installed(name: str) -> list[str]:
+    """Return the files of a library, of any version, where pip, conda, NVIDIA and distributions install it."""
     return [path for folder in _folders() for path in _files(folder, name)]
 
 
 def _files(folder, name):
-    """Files of a library in a folder, the unversioned name first.
+    """Return the files of a library in a folder, the unversioned name first.
 
     ``libnvrtc-builtins.so`` and ``libnvrtc.alt.so`` are other libraries.
     """
     pattern = re.compile(re.escape(name) + r'(\.\d+)*')
-    found = glob.glob(os.path.join(glob.escape(folder), name + '*'))
-    return sorted((path for path in found if pattern.fullmatch(os.path.basename(path))), key=len)
+    paths = glob.glob(os.path.join(glob.escape(folder), name + '*'))
+    return sorted((path for path in paths if pattern.fullmatch(os.path.basename(path))), key=len)
 
 
 def _linker_cache(name):
-    """Paths that the dynamic linker's cache has for a library, of any version."""
+    """Return the paths that the dynamic linker's cache has for a library, of any version."""
     for ldconfig in ('/sbin/ldconfig', '/usr/sbin/ldconfig'):
         if os.path.exists(ldconfig):
             text = subprocess.run([ldconfig, '-p'], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -66,41 +97,40 @@ def _linker_cache(name):
 def _folders():
     # A path entry that is '' is the current folder.
     patterns = [os.path.join(glob.escape(entry or os.curdir), 'nvidia', '*', 'lib') for entry in sys.path]
-    for root in filter(None, (sys.prefix, os.environ.get('CONDA_PREFIX'))):
-        patterns += [glob.escape(root) + '/lib', glob.escape(root) + '/targets/*/lib']
-    for root in filter(None, (os.environ.get('CUDA_HOME'), os.environ.get('CUDA_PATH'))):
-        patterns += [glob.escape(root) + '/lib64', glob.escape(root) + '/targets/*/lib']
+    for root, folder in ((sys.prefix, 'lib'), (os.environ.get('CONDA_PREFIX'), 'lib'),
+                         (os.environ.get('CUDA_HOME'), 'lib64'), (os.environ.get('CUDA_PATH'), 'lib64')):
+        patterns += ['%s/%s' % (glob.escape(root), below) for below in (folder, 'targets/*/lib') if root]
     patterns += ['/usr/local/cuda*/lib64', '/usr/local/cuda*/targets/*/lib', '/opt/cuda/lib64',
                  '/opt/cuda/targets/*/lib', '/usr/lib/wsl/lib', '/run/opengl-driver/lib',
                  '/usr/lib/' + (sysconfig.get_config_var('MULTIARCH') or ''), '/usr/lib64', '/usr/lib']
     return [os.path.abspath(folder) for pattern in patterns for folder in sorted(glob.glob(pattern))]
 
 
-def loaded(name):
-    """The library that ``dlopen(name)`` returns because it is loaded already; None if there is none."""
+def loaded(name: str) -> ctypes.CDLL | None:
+    """Return the library that ``dlopen(name)`` returns because it is loaded already; None if there is none."""
     try:
         return ctypes.CDLL(name, mode=ctypes.RTLD_LOCAL | os.RTLD_NOLOAD)
     except OSError:
         return None
 
 
-def address(library, function):
-    """Address of a function of a loaded library; an AttributeError if it has none of this name."""
+def address(library: Any, function: str) -> int | None:
+    """Return the address of a function of a loaded library; raise an AttributeError if there is none of this name."""
     return ctypes.cast(getattr(library, function), ctypes.c_void_p).value
 
 
-def file_of(library, function):
-    """Path of the file that a loaded library has a function from; None if the dynamic linker does not say."""
+def file_of(library: Any, function: str) -> str | None:
+    """Return the path of the file that a loaded library has a function from; None if that is not known."""
     class Info(ctypes.Structure):
         _fields_ = [('path', ctypes.c_char_p), ('base', ctypes.c_void_p), ('symbol', ctypes.c_char_p),
                     ('value', ctypes.c_void_p)]
     info = Info()
-    found = ctypes.CDLL(None).dladdr(ctypes.c_void_p(address(library, function)), ctypes.byref(info))
-    return os.path.abspath(os.fsdecode(info.path)) if found else None
+    known = ctypes.CDLL(None).dladdr(ctypes.c_void_p(address(library, function)), ctypes.byref(info))
+    return os.path.abspath(os.fsdecode(info.path)) if known else None
 
 
-def file_version(path):
-    """Version in the name of a file, or of the file that it is a link to; empty if neither has one.
+def file_version(path: str) -> tuple[int, ...]:
+    """Return the version in the name of a file, or of the file that it is a link to; empty if neither has one.
 
     Examples
     --------

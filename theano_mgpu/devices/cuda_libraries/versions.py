@@ -1,19 +1,26 @@
-"""Which versions of NVRTC and cuBLAS suit a driver and its devices, and what to install.
+"""The versions of NVRTC and cuBLAS that suit a driver and its devices, and the way to install them.
 
-A version is a tuple, ``(12, 9)``; that of a driver is the CUDA version that it supports. The figures are from NVIDIA's
-release notes of CUDA, of NVRTC and of the PTX ISA.
+A version is a tuple, ``(12, 9)``; the version of a driver is the CUDA version that it supports. The figures are from
+NVIDIA's release notes of CUDA, of NVRTC and of the PTX ISA.
 """
+from __future__ import annotations
+
+from typing import Dict, Sequence, Tuple
+
 from .search import file_version
+
+Version = Tuple[int, ...]
 
 LOWEST = {9: 30, 10: 30, 11: 35, 12: 50, 13: 75}  # first number of CUDA's version -> the oldest architecture left
 
 # NVRTC lists its architectures from CUDA 11.2 on. Before that: the newest one, and all.
-NEWEST = {(9, 0): 70, (9, 1): 70, (9, 2): 72, (10, 0): 75, (10, 1): 75, (10, 2): 75, (11, 0): 80, (11, 1): 86}
+NEWEST: Dict[Version, int] = {(9, 0): 70, (9, 1): 70, (9, 2): 72, (10, 0): 75, (10, 1): 75, (10, 2): 75,
+                              (11, 0): 80, (11, 1): 86}
 ARCHITECTURES = (30, 32, 35, 37, 50, 52, 53, 60, 61, 62, 70, 72, 75, 80, 86)
 
 
-def architectures_of(nvrtc):
-    """Architectures that an NVRTC before CUDA 11.2 compiles for.
+def architectures_of(nvrtc: Version) -> list[int]:
+    """Return the architectures that an NVRTC before CUDA 11.2 compiles for.
 
     Examples
     --------
@@ -24,10 +31,10 @@ def architectures_of(nvrtc):
             if LOWEST.get(nvrtc[0], 30) <= number <= NEWEST.get(nvrtc, ARCHITECTURES[-1])]
 
 
-def is_newer(nvrtc, driver):
-    """Whether NVRTC writes a version of PTX that a driver cannot load yet.
+def is_newer(nvrtc: Version, driver: Version) -> bool:
+    """Return whether NVRTC writes a version of PTX that a driver cannot load yet.
 
-    Each version of CUDA has a version of PTX of its own, but for 12.6, which has that of 12.5.
+    Each version of CUDA has a version of PTX of its own, but for 12.6, which has the one of 12.5.
 
     Examples
     --------
@@ -37,8 +44,9 @@ def is_newer(nvrtc, driver):
     return ((12, 5) if nvrtc == (12, 6) else nvrtc) > driver
 
 
-def nvrtc_problem(path, nvrtc, architectures, driver, capabilities):
-    """Why NVRTC does not suit the driver, or one of the devices; '' if it does.
+def nvrtc_problem(path: str | None, nvrtc: Version, architectures: Sequence[int], driver: Version,
+                  capabilities: Sequence[Version]) -> str:
+    """Return why NVRTC does not suit the driver, or one of the devices; '' if it does.
 
     Parameters
     ----------
@@ -46,7 +54,7 @@ def nvrtc_problem(path, nvrtc, architectures, driver, capabilities):
     nvrtc, driver : tuple of int
         Their versions.
     architectures : list of int
-        What NVRTC compiles for: 75, 80, ..., 120.
+        Those that NVRTC compiles for: 75, 80, ..., 120.
     capabilities : list of tuple of int
         Compute capability of each device.
 
@@ -72,8 +80,8 @@ def nvrtc_problem(path, nvrtc, architectures, driver, capabilities):
     return ''
 
 
-def architecture_for(capability, architectures):
-    """The newest architecture that a device of a compute capability runs, as the shim of NVRTC chooses it.
+def architecture_for(capability: Version, architectures: Sequence[int]) -> int:
+    """Return the newest architecture that a device of a compute capability runs, as the shim of NVRTC chooses it.
 
     Examples
     --------
@@ -83,8 +91,8 @@ def architecture_for(capability, architectures):
     return max((number for number in architectures if number <= as_number(capability)), default=as_number(capability))
 
 
-def cublas_problem(path, driver, capabilities):
-    """Why cuBLAS, by the version in its file name, does not suit the driver or one of the devices; '' if it does.
+def cublas_problem(path: str, driver: Version, capabilities: Sequence[Version]) -> str:
+    """Return why cuBLAS, by the version in its file name, does not suit the driver or a device; '' if it does.
 
     Examples
     --------
@@ -104,8 +112,8 @@ def cublas_problem(path, driver, capabilities):
     return ''
 
 
-def remedy(driver):
-    """What to do where NVRTC or cuBLAS is missing or does not suit.
+def remedy(driver: Version) -> str:
+    """Return a command that helps where NVRTC or cuBLAS is missing or does not suit.
 
     Examples
     --------
@@ -125,17 +133,16 @@ def remedy(driver):
         return ("python -m pip install 'theano_mgpu[cuda12]' 'nvidia-cuda-nvrtc-cu12<%s', or update the driver"
                 % following)
     if driver >= (11, 7):  # there are no wheels of older versions
-        return ("python -m pip install 'nvidia-cuda-nvrtc-cu11<%s' nvidia-cublas-cu11, or update the driver"
-                % following)
+        return "python -m pip install 'nvidia-cuda-nvrtc-cu11<%s' nvidia-cublas-cu11, or update the driver" % following
     return ("Update the driver, then: python -m pip install 'theano_mgpu[cuda12]'. Or install the CUDA toolkit %s"
             % dotted(driver))
 
 
-def dotted(version):
-    """``(12, 9)`` as ``'12.9'``."""
+def dotted(version: Version) -> str:
+    """Return ``(12, 9)`` as ``'12.9'``."""
     return '.'.join(str(number) for number in version)
 
 
-def as_number(capability):
-    """Compute capability ``(8, 6)`` as the number of its architecture, 86."""
+def as_number(capability: Version) -> int:
+    """Return compute capability ``(8, 6)`` as the number of its architecture, 86."""
     return 10 * capability[0] + capability[1]
