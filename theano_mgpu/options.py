@@ -89,12 +89,12 @@ class Options:
     givens: Any = None
     no_default_updates: bool = False
     contexts: Any = None
-    executor: Optional[str] = None
+    executor: Any = None
     mode: Any = None
     name: Optional[str] = None
     allow_input_downcast: Optional[bool] = None
     profile: Optional[bool] = None
-    micro_batches: Optional[int] = None
+    micro_batches: Any = None
     least_samples: int = 1
     sharded: Optional[bool] = None
     update_on: Optional[str] = None

@@ -21,30 +21,6 @@ def loss_gradients(loss, params):
     return [graph.from_gpu(gradient) for gradient in theano.grad(graph.on_host(loss), params)]
 
 
-def output_reductions(outputs):
-    """Split ``outputs`` into variables and what becomes of each."""
-    pairs = [output if isinstance(output, tuple) else (output, None) for output in outputs]
-    return [variable for variable, _ in pairs], [how for _, how in pairs]
-
-
-def check_reductions(results, reductions, outputs):
-    """Raise a GraphError where outputs are not to be put together as they have to be.
-
-    Parameters
-    ----------
-    results : list of program.Output
-    reductions : list of {None, 'gather', 'mean', 'sum'}
-    outputs : list of theano.Variable
-    """
-    for how, result, output in zip(reductions, results, outputs):
-        if how not in (None, 'gather', 'mean', 'sum'):
-            raise GraphError('output %s is to be reduced by %r, which is none of gather, mean, sum' % (output, how))
-        if how == 'gather' and result.reduction is None or how in ('mean', 'sum') and result.has_rows:
-            raise GraphError('output %s %s, and cannot be reduced by %r. Leave the reduction out: outputs are those of '
-                             'the whole batch' % (output, 'has rows of single samples' if result.reduction else
-                                                  'has no rows of single samples', how))
-
-
 def new_values(updates, gradients, params):
     """Call the user's `updates`; return what it returns as a dict of SharedVariable to theano.Variable.
 

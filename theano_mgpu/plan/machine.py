@@ -7,7 +7,7 @@ from typing import Tuple
 class Machine:
     """The processes of a job and what each one has: the same on every rank, but for `rank`.
 
-    It is gathered once for a function (`runtime.machine.gather`), so that planning exchanges nothing.
+    It is gathered once for a function (`runtime.consensus.gather_machine`), so that planning exchanges nothing.
 
     Attributes
     ----------

@@ -47,7 +47,7 @@ class ReduceScatter:
         return 'reduce_scatter'
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SumGroup:
     """Sums that replicas, and then ranks, add together once a part has computed its shares of them."""
 
