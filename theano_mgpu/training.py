@@ -71,8 +71,8 @@ def training_function(inputs: Sequence[Any], loss: theano.Variable, params: Iter
     update_on : {'auto', 'device', 'sharded', 'host'}, optional
         Where the new values are computed. 'device': on each context. 'sharded': of each parameter on one context of all
         processes, which alone has the state of its updates (moments) and sends the parameter to the others; the values
-        are those of 'device'. See `program.update_shares`. With several processes, all have to read such a state at
-        the same place. 'host': once on the host, from which each context gets the parameters. Both are for devices that
+        are those of 'device'. See `planner.update_shares`. With several processes, all have to read such a state at the
+        same place. 'host': once on the host, from which each context gets the parameters. Both are for devices that
         are short of memory. 'auto' is 'host' where all contexts are of kind ``cpu``, which share arrays without a copy,
         else 'device'. The flag ``mgpu.update_on`` by default.
     broadcast, givens, contexts, executor, mode, name, allow_input_downcast, sharded

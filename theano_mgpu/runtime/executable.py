@@ -142,10 +142,11 @@ class Executable:
         shared = list(dict.fromkeys(sum(read, [])))
         _check_same_program(communicator, program, shared)
         replicas = {variable: replicated(variable, variable in program.streams) for variable in shared}
+        first = sum(machine.replicas[:machine.rank])
         self.variables = list(dict.fromkeys(replicas.values()))
         share_first_values(communicator, [each for each in self.variables if each.variable not in program.own])
-        self.parts = {part: CompiledPart(part, replicas, machine.first_replica,
-                                         Alone() if part.is_share else communicator, mode) for part in plan.parts}
+        self.parts = {part: CompiledPart(part, replicas, first, Alone() if part.is_share else communicator, mode)
+                      for part in plan.parts}
         self.functions = list(dict.fromkeys(each for compiled in self.parts.values() for each in compiled.functions))
         self.on_devices = any(context.kind != 'cpu' for context in contexts)
         self.launcher = Launcher(choose_executor(executor, self.functions, len(contexts)))
