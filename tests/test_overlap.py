@@ -5,7 +5,7 @@ import types
 import theano_mgpu as mgpu
 from theano_mgpu.plan import buckets
 from theano_mgpu.profiling.timeline import Timings
-from theano_mgpu.runtime.over_ranks import OverRanks
+from theano_mgpu.runtime.sums import OverRanks
 
 import numpy as np
 import pytest
@@ -44,7 +44,7 @@ def test_the_backward_pass_is_cut(n, most, pieces, contexts, overlap, monkeypatc
     overlap(True)
     step = layers(n)
     assert n_pieces(step) == [pieces]
-    last = step.executable.stages[0].parts[-1]
+    last = step.executable.parts[step.plan.stages[0].parts[-1]]
     assert step.params[-1].name not in [str(v) for v in last.functions[0].get_shared()] or n == 1
 
 

@@ -1,6 +1,6 @@
 """`update_on='sharded'`: each context computes the update of a share of the parameters, with their state."""
 import theano_mgpu as mgpu
-from theano_mgpu.plan.update_shares import update_shares
+from theano_mgpu.plan.planner import update_shares
 
 import numpy as np
 import pytest

@@ -11,7 +11,7 @@ import weakref
 
 from theano_mgpu.executors import make_executor
 from theano_mgpu.profiling.timeline import Timings
-from theano_mgpu.runtime import over_ranks as over_ranks_module
+from theano_mgpu.runtime import sums as sums_module
 from theano_mgpu.utils import worker_threads as worker_threads_module
 from theano_mgpu.utils.worker_threads import Task, WorkerThreads
 
@@ -96,7 +96,7 @@ def test_ctrl_c_at_any_line_of_sums_over_ranks_leaves_none_under_way():
             added.append(self)
 
     ranks, sums = types.SimpleNamespace(size=2, handshake=lambda activity: None), [Sums(), Sums()]
-    over_ranks = over_ranks_module.OverRanks(ranks, Timings(), overlaps=True)
+    over_ranks = sums_module.OverRanks(ranks, Timings(), overlaps=True)
 
     def step():
         added.clear()
@@ -112,7 +112,7 @@ def test_ctrl_c_at_any_line_of_sums_over_ranks_leaves_none_under_way():
         before = list(added)
         time.sleep(0.003)
         assert added == before == sums[:len(added)], 'line event %d' % number
-    assert interrupted_at_each_line(step, [over_ranks_module, worker_threads_module], after) > 20
+    assert interrupted_at_each_line(step, [sums_module, worker_threads_module], after) > 20
     assert added == sums
 
 

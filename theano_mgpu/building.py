@@ -1,19 +1,25 @@
-"""Build a function over a batch: from a graph to a plan, and from the plan to what runs."""
-from dataclasses import dataclass
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+"""Build a function over a batch: from a graph to a plan, and from the plan to an executable."""
+from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any, Dict, Mapping, NamedTuple, Sequence
+
+import numpy as np
 import theano
 from theano.compile.sharedvalue import SharedVariable
+from theano.configparser import change_flags
 from theano.printing import Print
 
 from .batches.batch_inputs import BatchInputs, InputValues
+from .batches.example import Example
+from .batches.prefetch import LookAhead
 from .devices.choice import resolve_contexts
 from .devices.context_map import describe
 from .devices.mesh import Mesh
 from .distributed.choice import choose_ranks
 from .errors import warn
 from .graphs.own_flags import builds_graphs
-from .graphs.prints import take_prints
+from .graphs.prints import print_values, take_prints
 from .graphs.updates import with_givens
 from .options import Options
 from .patches.placement_tags import placed_on
@@ -21,10 +27,9 @@ from .placement.layout import placed
 from .plan import CannotCut, Machine, Program, Shares, StepPlan, plan, record, undivided
 from .profiling.timeline import PHASES, RANK_PHASES, Timings
 from .replicas.replicated import Replicated, replicated
-from .runtime import Executable, Splitter
-from .runtime.consensus import share_first_values
-from .runtime.executable import profiled
-from .runtime.machine import gather
+from .runtime import Executable, Splitter, send
+from .runtime.batch import Batch
+from .runtime.consensus import gather_machine, share_first_values
 
 Updates = Dict[SharedVariable, theano.Variable]
 
@@ -32,18 +37,18 @@ Updates = Dict[SharedVariable, theano.Variable]
 class Definition(NamedTuple):
     """A graph over a batch, as plain Theano would compute it: the outputs, values to print last, and the new values."""
 
-    outputs: List[theano.Variable]
+    outputs: list[theano.Variable]
     updates: Updates
 
     @property
-    def whole(self) -> List[theano.Variable]:
+    def whole(self) -> list[theano.Variable]:
         """The outputs, and the new values after them."""
         return self.outputs + list(self.updates.values())
 
 
 @dataclass(frozen=True)
-class Built:
-    """What a function over a batch consists of.
+class Divided:
+    """A graph over a batch as a program, before it is planned.
 
     Attributes
     ----------
@@ -52,10 +57,28 @@ class Built:
     definition : Definition
     prints : list of Print
         The ops that print the last outputs.
-    number : int
-        That of the function, the same on all ranks.
+    program : Program
+    mesh : Mesh
     refusal : str or None
         Why the graph cannot be divided.
+    """
+
+    inputs: BatchInputs
+    definition: Definition
+    prints: list[Print]
+    program: Program
+    mesh: Mesh
+    refusal: str | None
+
+
+@dataclass(frozen=True)
+class Built(Divided):
+    """A function over a batch that is planned and compiled.
+
+    Attributes
+    ----------
+    number : int
+        The number of the function, the same on all ranks.
     executable : Executable
         It has the plan.
     splitter : Splitter
@@ -63,17 +86,13 @@ class Built:
         The variables that get new values.
     """
 
-    inputs: BatchInputs
-    definition: Definition
-    prints: List[Print]
     number: int
-    refusal: Optional[str]
     executable: Executable
     splitter: Splitter
-    updated: List[Replicated]
+    updated: list[Replicated]
 
     @property
-    def alike(self) -> List[Replicated]:
+    def alike(self) -> list[Replicated]:
         """The variables that are the same on each replica and rank: those that are read, and those that a step changes.
         """
         plan = self.executable.plan
@@ -82,17 +101,6 @@ class Built:
         own = plan.rows if plan.shares.is_sharded else ()
         return list(dict.fromkeys(read + [each for each, variable in zip(self.updated, plan.program.updated)
                                           if variable not in own]))
-
-
-class Divided(NamedTuple):
-    """A graph over a batch as a program: what is known before it is planned."""
-
-    inputs: BatchInputs
-    definition: Definition
-    prints: List[Print]
-    program: Program
-    mesh: Mesh
-    refusal: Optional[str]
 
 
 @builds_graphs
@@ -156,22 +164,23 @@ def build(inputs: Sequence[Any], outputs: Sequence[theano.Variable], updates: Up
     contexts, ranks = resolve_contexts(options.contexts), choose_ranks(options.executor)
     number = ranks.functions.add(options.name)
     divided = divide(inputs, outputs, updates, options, contexts, ranks.size)
-    batch, program = divided.inputs, divided.program
+    program = divided.program
     ranks.divided.consolidate()
-    step_plan = plan_of(divided, options, gather(ranks, divided.mesh, options))
+    step_plan = plan_of(divided, options, gather_machine(ranks, divided.mesh, options))
     timings = Timings(RANK_PHASES if ranks.size > 1 else PHASES)
-    with profiled(options.profile), placed_on(None):
+    with change_flags(profile=theano.config.profile or bool(options.profile)), placed_on(None):
         executable = Executable(step_plan, ranks, options.executor, timings, options.mode)
-    updated = [replicated(variable, variable in program.streams) for variable in program.updated]
-    splitter = Splitter(step_plan, batch.arguments.with_samples + list(batch.rows.values()))
-    built = Built(batch, divided.definition, divided.prints, number, divided.refusal, executable, splitter, updated)
+    batch = divided.inputs
+    built = Built(**vars(divided), number=number, executable=executable,
+                  splitter=Splitter(step_plan, batch.arguments.with_samples + list(batch.rows.values())),
+                  updated=[replicated(variable, variable in program.streams) for variable in program.updated])
     share_first_values(ranks, built.alike)
-    record.note(step_plan, splitter)
+    record.note(step_plan, built.splitter)
     return built
 
 
 class BuiltFunction(InputValues):
-    """A base of functions over a batch, which shows what they consist of.
+    """A base of functions over a batch, which has their parts, and makes the batches of their calls.
 
     Attributes
     ----------
@@ -184,61 +193,80 @@ class BuiltFunction(InputValues):
         The processes that call it together.
     timings : Timings
         Seconds that the calls spent in each phase, see `timeline.PHASES`.
+    mesh : Mesh
+        The contexts of each replica; those of the first replica if the graph cannot be divided.
+    contexts : list of Context
+        The contexts that it runs on.
+    n_replicas : int
+        Replicas on all ranks.
+    sharded : bool
+        Whether each process is given samples of its own.
+    refused : str or None
+        Why the graph cannot be divided, if that is so.
+    updated : list of Replicated
+        The variables that get new values.
+    functions : list of theano.compile.function_module.Function
+        One per part and context.
+    look_ahead : LookAhead
+        The next batch, where it is known.
     """
 
     def __init__(self, built: Built, options: Options):
-        self.built, self.options = built, options
-        self.executable, self.plan = built.executable, built.executable.plan
+        self.built, self.options, self.inputs, self.arguments = built, options, built.inputs, built.inputs.arguments
+        self.executable, self.updated, self.refused = built.executable, built.updated, built.refusal
         self.ranks, self.timings = self.executable.communicator, self.executable.timings
-        self.inputs, self.arguments = built.inputs, built.inputs.arguments
+        self.plan, self.functions = self.executable.plan, self.executable.functions
+        self.mesh, self.contexts, self.n_replicas = self.plan.mesh, self.plan.mesh.contexts, self.plan.shares.n_replicas
+        self.sharded = self.plan.shares.is_sharded
+        self.look_ahead, self._example = LookAhead(self._prepare), Example(self.arguments, self.ranks)
 
     @property
-    def mesh(self):
-        """The contexts of each replica; those of the first replica if the graph cannot be divided."""
-        return self.plan.mesh
-
-    @property
-    def contexts(self):
-        """The contexts that it runs on."""
-        return self.plan.mesh.contexts
-
-    @property
-    def sharded(self):
-        """Whether each process is given samples of its own."""
-        return self.plan.shares.is_sharded
-
-    @property
-    def refused(self):
-        """Why the graph cannot be divided; None if it can be."""
-        return self.built.refusal
-
-    @property
-    def results(self):
-        """The Outputs of the program that a call returns."""
-        return self.plan.results[:len(self.plan.results) - len(self.built.prints)]
-
-    @property
-    def updated(self):
-        """The Replicated of the variables that get new values."""
-        return self.built.updated
-
-    @property
-    def functions(self):
-        """The compiled functions of Theano: one per part and context."""
-        return self.executable.functions
-
-    @property
-    def profiles(self):
+    def profiles(self) -> list[Any]:
         """The ProfileStats of the compiled functions, where they are profiled."""
         return [function.profile for function in self.functions if function.profile]
 
-    @property
-    def n_replicas(self):
-        """Replicas on all ranks."""
-        return self.plan.shares.n_replicas
+    def split(self, values: Any, states: Mapping[SharedVariable, np.ndarray] = {},
+              lengths: Sequence[int] | None = None, alone: bool = False) -> Batch:
+        """Return the batch of the arguments of a call.
+
+        Parameters
+        ----------
+        values : list of ndarray, or None
+            Of the inputs; None where the data of this process has ended.
+        states : dict of SharedVariable to ndarray
+            The values of states with a row a sample.
+        lengths : list of int, optional
+            Samples that each rank was given; those of `values` by default.
+        alone : bool
+            Whether the first replica is to have all of it.
+        """
+        lengths = [self.inputs.length(values)] if lengths is None else lengths
+        if self.sharded:
+            values = self._example.replacing(values, lengths)
+        rows = {self.inputs.rows[variable]: value for variable, value in states.items()}
+        return self.built.splitter.split({**dict(zip(self.arguments.inputs, values)), **rows}, lengths, alone)
+
+    def _prepare(self, args: Sequence[Any]) -> tuple[Sequence[Any], Batch] | None:
+        """Split and send a batch while the devices compute the one before; return its values and the Batch."""
+        if self.sharded or self.inputs.rows:
+            return None
+        with self.timings.span('scatter'):
+            values = self.arguments.bind(args, {})
+            batch = self.split(values)
+        send(self.executable, batch)
+        return values, batch
+
+    def print_last(self, outputs: list[np.ndarray] | None) -> list[np.ndarray] | None:
+        """Print the last outputs, if the graph has them printed, and return the others."""
+        prints = self.built.prints
+        if not prints or outputs is None:
+            return outputs
+        if self.sharded or self.ranks.rank == 0:
+            print_values(prints, outputs[-len(prints):])
+        return outputs[:-len(prints)]
 
     def warn_of_refusals(self) -> None:
-        """Warn, with the reason, of what was asked for and is not done, such as to run on several contexts."""
+        """Warn, with the reason, of requests that are not met, such as to run on several contexts."""
         name = self.options.name or 'a function'
         if self.refused:
             warn('%s runs whole on %s, since it cannot be computed in parts: %s'

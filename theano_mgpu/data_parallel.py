@@ -1,24 +1,23 @@
 """A graph over a batch, run over several contexts: bind, split, run, commit."""
+from __future__ import annotations
+
 import threading
 import time
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, NamedTuple, Sequence, Tuple
 
 import numpy as np
 import theano
 
-from .batches.example import Example
-from .batches.prefetch import LookAhead
 from .building import BuiltFunction, Updates, build
 from .devices.contexts import check_process
 from .distributed.activities import AGREE
 from .distributed.consistency import BatchCheck
 from .distributed.failures import raise_common
 from .errors import LengthError
-from .graphs.prints import print_values
 from .jobs import rank_process
 from .options import Options
 from .patches.shared_variables import add_step_lock
-from .runtime import StepResult, StepRun, send
+from .runtime import StepResult, StepRun
 from .runtime.batch import Batch
 
 Arguments = Tuple[Sequence[Any], Dict[str, Any]]
@@ -39,10 +38,10 @@ class Bound(NamedTuple):
         The batch that was made of the values during the step before.
     """
 
-    values: Optional[Sequence[Any]]
-    states: Dict[Any, np.ndarray]
+    values: Sequence[Any] | None
+    states: dict[Any, np.ndarray]
     length: int
-    batch: Optional[Batch] = None
+    batch: Any = None
 
 
 class DataParallel(BuiltFunction):
@@ -59,7 +58,7 @@ class DataParallel(BuiltFunction):
     Attributes
     ----------
     samples : int
-        Of the last batch, on all ranks.
+        Samples of the last batch, on all ranks.
     seconds : float
         Duration of the last step up to its new values; gathering outputs with one row per sample is not included.
     """
@@ -69,34 +68,32 @@ class DataParallel(BuiltFunction):
         self.lock = threading.RLock()
         self.samples = self.calls = 0
         self.seconds = 0.0
-        self.look_ahead = LookAhead(self._prepare)
-        self._example = Example(self.arguments, self.ranks)
         self._check_batch = BatchCheck(self.ranks, self.built.number, options.name, self.arguments, self.sharded,
                                        options.internal.led_by_first, self.built.alike)
-        for variable in self.executable.variables + self.built.updated:
+        for variable in self.executable.variables + self.updated:
             add_step_lock(variable, self.lock)
 
-    def step(self, args: Sequence[Any], kwargs: Dict[str, Any]) -> List[np.ndarray]:
+    def step(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Compute a batch on every rank, and return the outputs; on an error nothing changes on any rank."""
         try:
-            return self._printed(self.locked_step((args, kwargs)))
+            return self.print_last(self.locked_step((args, kwargs)))
         finally:
             self.arguments.forget_assigned()
 
-    def locked_step(self, arguments: Optional[Arguments]) -> Optional[List[np.ndarray]]:
+    def locked_step(self, arguments: Arguments | None) -> list[np.ndarray] | None:
         """Compute a batch, and return the outputs and the values to print.
 
         Parameters
         ----------
         arguments : tuple of args and kwargs, or None
-            None for a process whose data has ended; if that of all has, None is returned.
+            None for a process whose data has ended; once the data of all has, None is returned.
         """
         if self.executable.on_devices:
             check_process()
         # One line, because Ctrl-C may raise between two lines, after the lock is taken and before `with` can free it.
         with self.lock: return self._step(arguments)  # noqa: E701
 
-    def _step(self, arguments):
+    def _step(self, arguments: Arguments | None) -> list[np.ndarray] | None:
         with self.ranks.single_thread:
             began = time.perf_counter()
             with self.timings.span('scatter'):
@@ -112,8 +109,8 @@ class DataParallel(BuiltFunction):
                 raise LengthError('the batch is empty: no process has a sample of it')
             try:
                 with self.timings.span('scatter'):
-                    is_ahead = bound.batch is not None and values is bound.values  # else they are those of rank 0
-                    batch = bound.batch if is_ahead else self._split(values, bound.states, lengths)
+                    is_ahead = bound.batch and values is bound.values  # else they are those of rank 0
+                    batch = bound.batch if is_ahead else self.split(values, bound.states, lengths)
                     self.executable.refresh()
                 ready = time.perf_counter()
                 result = self._run(batch)
@@ -123,7 +120,15 @@ class DataParallel(BuiltFunction):
             rank_process.note_step()
             return result.outputs
 
-    def _run(self, batch) -> StepResult:
+    def _bind(self, arguments: Arguments | None) -> Bound:
+        states = self.inputs.states()
+        if arguments is None:
+            return Bound(None, states, 0)
+        ahead = self.look_ahead.take(*arguments)
+        values, batch = (ahead.values, ahead.batch) if ahead else (self.arguments.bind(*arguments), None)
+        return Bound(values, states, self.inputs.length(values, states), batch)
+
+    def _run(self, batch: Batch) -> StepResult:
         """Run a batch, and prepare the next one meanwhile; commit the new values once no rank has failed."""
         step = StepRun(self.executable, batch)
         try:
@@ -140,44 +145,8 @@ class DataParallel(BuiltFunction):
             step.undo()
             raise
 
-    def _check(self, outputs: List[np.ndarray]) -> None:
+    def _check(self, outputs: list[np.ndarray]) -> None:
         """Raise an error where outputs show that the new values are not to be stored."""
-
-    def _bind(self, arguments: Optional[Arguments]) -> Bound:
-        states = self.inputs.states()
-        if arguments is None:
-            return Bound(None, states, 0)
-        ahead = self.look_ahead.take(*arguments)
-        if ahead:
-            return Bound(ahead.values, {}, self.inputs.length(ahead.values), ahead.batch)
-        values = self.arguments.bind(*arguments)
-        return Bound(values, states, self.inputs.length(values, states))
-
-    def _split(self, values, states, lengths, alone=False):
-        """Return the batch of the arguments of a call, which are None where the data of this process has ended."""
-        if self.sharded:
-            values = self._example.replacing(values, lengths)
-        rows = {self.inputs.rows[variable]: value for variable, value in states.items()}
-        return self.built.splitter.split({**dict(zip(self.arguments.inputs, values)), **rows}, lengths, alone)
-
-    def _prepare(self, args):
-        """Split and send a batch while the devices compute the one before; return its values and the Batch."""
-        if self.sharded or self.inputs.rows:
-            return None
-        with self.timings.span('scatter'):
-            values = self.arguments.bind(args, {})
-            batch = self._split(values, {}, [self.inputs.length(values)])
-        send(self.executable, batch)
-        return values, batch
-
-    def _printed(self, outputs):
-        """Print what the graph prints, and return the outputs without it."""
-        prints = self.built.prints
-        if not prints or outputs is None:
-            return outputs
-        if self.sharded or self.ranks.rank == 0:
-            print_values(prints, outputs[-len(prints):])
-        return outputs[:-len(prints)]
 
     def join(self) -> None:
         """Wait for the other processes, where each feeds its own data, once the data of this one has ended.
@@ -187,10 +156,10 @@ class DataParallel(BuiltFunction):
         for _ in self.joined():
             pass
 
-    def joined(self) -> Iterator[Tuple[List[np.ndarray], int]]:
-        """As `join`; yields the outputs and the number of samples of each call."""
+    def joined(self) -> Iterator[tuple[list[np.ndarray], int]]:
+        """Do as `join`, and yield the outputs and the number of samples of each call."""
         while self.sharded:
-            outputs = self._printed(self.locked_step(None))
+            outputs = self.print_last(self.locked_step(None))
             if outputs is None:
                 return
             yield outputs, self.samples

@@ -1,4 +1,9 @@
 """`mgpu.function`: a `theano.function` that runs over sub-batches on several contexts."""
+from __future__ import annotations
+
+from typing import Any, Callable, Sequence
+
+import numpy as np
 import theano
 from theano.compile.function_module import UnusedInputError
 from theano.gof.graph import ancestors
@@ -9,9 +14,13 @@ from .options import Options
 from .verification.self_checked import SelfChecked
 
 
-def function(inputs, outputs=None, updates=None, samples=None, broadcast=(), givens=None, no_default_updates=False,
-             contexts=None, executor=None, mode=None, name=None, allow_input_downcast=None, on_unused_input='ignore',
-             profile=None, sharded=None, micro_batches=None, update_on=None, recompute=None):
+def function(inputs: Sequence[Any], outputs: Any = None, updates: Any = None,
+             samples: dict[theano.Variable, int] | None = None, broadcast: Sequence[theano.Variable] = (),
+             givens: Any = None, no_default_updates: bool = False, contexts: Any = None, executor: str | None = None,
+             mode: Any = None, name: str | None = None, allow_input_downcast: bool | None = None,
+             on_unused_input: str = 'ignore', profile: bool | None = None, sharded: bool | None = None,
+             micro_batches: int | None = None, update_on: str | None = None,
+             recompute: bool | None = None) -> ParallelFunction:
     """Compile a Theano graph into a callable that runs it over sub-batches on every context.
 
     A call splits its arguments into sub-batches whose sizes differ by at most one, runs each context's own compiled
@@ -20,11 +29,11 @@ def function(inputs, outputs=None, updates=None, samples=None, broadcast=(), giv
     Parameters
     ----------
     inputs : list of theano.Variable or theano.In
-        Each has samples along axis 0, but for scalars, and what `samples` and `broadcast` say. Where none has, the
-        batch is what the graph slices from shared data sets by an input, such as ``X[index * 20:(index + 1) * 20]``;
-        each context has a copy of the data set, and slices its own part.
+        Each has samples along axis 0, but for scalars, unless `samples` and `broadcast` say otherwise. Where none has,
+        the batch is a slice of shared data sets by an input, such as ``X[index * 20:(index + 1) * 20]``; each context
+        has a copy of the data set, and slices its own part.
     outputs : theano.Variable or theano.Out, list of these, dict of str to these, or None
-        Each is that of the whole batch.
+        Each is computed of the whole batch.
     updates : dict of SharedVariable to theano.Variable, or list of pairs
         New values of shared variables, of any dependence on the batch: as for `theano.function`.
     samples : dict of theano.Variable to int, optional
@@ -45,7 +54,7 @@ def function(inputs, outputs=None, updates=None, samples=None, broadcast=(), giv
     micro_batches, recompute, update_on
         As for `mgpu.training_function`.
     profile : bool, optional
-        Whether to profile what each context runs: ``f.profiles`` has a `theano.compile.ProfileStats` for each function.
+        Whether to profile the functions of each context: ``f.profiles`` has a `theano.compile.ProfileStats` for each.
     sharded : bool, optional
         With several processes: whether each gets its own part of the batch instead of the whole batch. Outputs
         with one row per sample are then those of this part. A data set that batches are sliced from then holds the
@@ -87,14 +96,13 @@ def function(inputs, outputs=None, updates=None, samples=None, broadcast=(), giv
     1.00 0.36 10
     """
     packing = Packing(outputs)
-    output_list = packing.variables
-    check_used(inputs, output_list, updates, givens, on_unused_input)
-    made = ParallelFunction(inputs, output_list, updates, packing, samples=samples, broadcast=broadcast, givens=givens,
-                            no_default_updates=no_default_updates, contexts=contexts, executor=executor, mode=mode,
-                            name=name, allow_input_downcast=allow_input_downcast, profile=profile, sharded=sharded,
-                            micro_batches=micro_batches, update_on=update_on, recompute=recompute)
-    made.warn_of_refusals()
-    return made
+    check_used(inputs, packing.variables, updates, givens, on_unused_input)
+    step = ParallelFunction(inputs, packing.variables, updates, packing, samples=samples, broadcast=broadcast,
+                            givens=givens, no_default_updates=no_default_updates, contexts=contexts, executor=executor,
+                            mode=mode, name=name, allow_input_downcast=allow_input_downcast, profile=profile,
+                            sharded=sharded, micro_batches=micro_batches, update_on=update_on, recompute=recompute)
+    step.warn_of_refusals()
+    return step
 
 
 class Packing:
@@ -103,33 +111,35 @@ class Packing:
     Attributes
     ----------
     variables : list of theano.Variable
+    keys : list of str or None
+        Of a dict.
     """
 
-    def __init__(self, outputs):
+    def __init__(self, outputs: Any):
         self.keys = sorted(outputs) if isinstance(outputs, dict) else None
         self._single = outputs is not None and not isinstance(outputs, (list, tuple, dict))
         listed = [] if outputs is None else [outputs] if self._single else \
             [outputs[key] for key in self.keys] if self.keys is not None else outputs
-        self.variables = [as_variable(each.variable if isinstance(each, theano.Out) else each) for each in listed]
+        variables = [each.variable if isinstance(each, theano.Out) else each for each in listed]
+        self.variables = [each if isinstance(each, theano.Variable) else theano.tensor.as_tensor_variable(each)
+                          for each in variables]  # numbers and arrays are constants
 
-    def numbers(self, subset):
-        """The numbers of the outputs in a list of numbers, or of the keys of a dict; an error for others."""
+    def numbers(self, subset: list[Any]) -> list[int]:
+        """Return the numbers of the outputs in a list of numbers, or of the keys of a dict; an error for others."""
         if self.keys is not None:
             return [self.keys.index(key) for key in subset]
         check_subset(subset, len(self.variables))
         return subset
 
-    def __call__(self, results, numbers=None):
-        """What a call returns, of all outputs or of those with certain numbers."""
-        if numbers is not None:
-            found = [results[number] for number in numbers]
-            return found if self.keys is None else dict(zip([self.keys[number] for number in numbers], found))
-        if self.keys is not None:
-            return dict(zip(self.keys, results))
-        return results[0] if self._single else results
+    def __call__(self, results: list[np.ndarray], numbers: list[int] | None = None) -> Any:
+        """Return the results as a call does: all of them, or those with certain numbers."""
+        if numbers is None:
+            return dict(zip(self.keys, results)) if self.keys is not None else results[0] if self._single else results
+        some = [results[number] for number in numbers]
+        return some if self.keys is None else dict(zip([self.keys[number] for number in numbers], some))
 
 
-def check_subset(subset, n_outputs):
+def check_subset(subset: Any, n_outputs: int) -> None:
     """Raise an error unless a list has the numbers of outputs; Theano's own code writes to foreign memory then."""
     if type(subset) is not list:
         raise RuntimeError('Output_subset is not a list')
@@ -140,28 +150,23 @@ def check_subset(subset, n_outputs):
                          % (subset, n_outputs))
 
 
-def as_variable(output):
-    """An output as a variable: numbers and arrays are constants."""
-    return output if isinstance(output, theano.Variable) else theano.tensor.as_tensor_variable(output)
-
-
-def check_used(inputs, outputs, updates, givens, on_unused_input):
+def check_used(inputs: Sequence[Any], outputs: list[theano.Variable], updates: Any, givens: Any,
+               on_unused_input: str) -> None:
     """Raise theano's UnusedInputError, or warn, where an input is not used."""
     if on_unused_input == 'ignore':
         return
     used = set(ancestors(outputs + [new for _, new in pairs(updates)] + [new for _, new in pairs(givens)]))
     variables = [each.variable if isinstance(each, theano.In) else each for each in inputs]
     unused = [variable for variable in variables if variable not in used]
+    text = 'the inputs %s are not used. Leave them out, or pass on_unused_input="ignore"' % unused
+    if unused and on_unused_input != 'warn':
+        raise UnusedInputError(text)
     if unused:
-        text = 'the inputs %s are not used. Leave them out, or pass on_unused_input="ignore"' % unused
-        if on_unused_input == 'warn':
-            warn(text)
-        else:
-            raise UnusedInputError(text)
+        warn(text)
 
 
 class ParallelFunction(SelfChecked):
-    """What `function` returns; its attributes are those of a `SelfChecked`.
+    """The result of `function`; its attributes are those of a `SelfChecked`.
 
     Parameters
     ----------
@@ -169,16 +174,17 @@ class ParallelFunction(SelfChecked):
     updates : dict of SharedVariable to theano.Variable, or list of pairs
         New values, besides the default updates of the graph.
     pack : callable, optional
-        What a call makes of the list of its results; by default a list.
+        ``pack(results, numbers=None)`` makes the result of a call; by default a list.
     **options
-        Those of `mgpu.function`.
+        The other keywords of `mgpu.function`.
     """
 
-    def __init__(self, inputs, outputs, updates=None, pack=None, **options):
+    def __init__(self, inputs: Sequence[Any], outputs: Sequence[theano.Variable], updates: Any = None,
+                 pack: Callable[..., Any] | None = None, **options: Any):
         super().__init__(inputs, outputs, as_dict(updates), Options.of(**options))
-        self._pack = pack or Packing(outputs)
+        self._pack: Any = pack or Packing(outputs)
 
-    def __call__(self, *args, output_subset=None, **kwargs):
+    def __call__(self, *args: Any, output_subset: list[Any] | None = None, **kwargs: Any) -> Any:
         """Run the function on a batch.
 
         Parameters

@@ -1,8 +1,13 @@
 """`mgpu.training_function`: one training step over several contexts."""
+from __future__ import annotations
+
 import functools
 import os
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence, Sized
 
 import numpy as np
+import theano
+from theano.compile.sharedvalue import SharedVariable
 
 from .batches.prefetch import PeekableBatches
 from .checkpoints import training_state
@@ -14,15 +19,18 @@ from .graphs.own_flags import builds_graphs
 from .graphs.updates import as_dict
 from .options import Options
 from .patches.shared_variables import watcher_of
-from .replicas.replicated import replicated
+from .replicas.replicated import Replicated, replicated
 from .utils.progress import bar
 from .verification.self_checked import SelfChecked
 
 
-def training_function(inputs, loss, params, updates, outputs=(), micro_batches=None, batch_updates=None,
-                      broadcast=(), givens=None, check_finite=False, contexts=None, executor=None, mode=None,
-                      name=None, allow_input_downcast=None, least_samples=1, sharded=None, update_on=None,
-                      recompute=None):
+def training_function(inputs: Sequence[Any], loss: theano.Variable, params: Iterable[SharedVariable],
+                      updates: Callable[..., Any], outputs: Sequence[theano.Variable] = (),
+                      micro_batches: int | None = None, batch_updates: Any = None,
+                      broadcast: Sequence[theano.Variable] = (), givens: Any = None, check_finite: bool = False,
+                      contexts: Any = None, executor: str | None = None, mode: Any = None, name: str | None = None,
+                      allow_input_downcast: bool | None = None, least_samples: int = 1, sharded: bool | None = None,
+                      update_on: str | None = None, recompute: bool | None = None) -> TrainingFunction:
     """Compile one training step of a model over every context.
 
     A call splits the batch into sub-batches, computes loss and gradients of each on its context, adds the gradients on
@@ -33,20 +41,19 @@ def training_function(inputs, loss, params, updates, outputs=(), micro_batches=N
     inputs : list of theano.Variable
         Each has samples along axis 0, but for scalars and those named in `broadcast`.
     loss : scalar theano.Variable
-        Any function of the batch. Where it needs what samples come to together, such as the statistics of batch
-        normalisation, replicas exchange that within the step. A loss that cannot be computed in parts is computed
-        whole on the first context, and a warning says why.
+        Any function of the batch. Where it needs batch-wide statistics, as batch normalisation does, replicas exchange
+        them within the step. A loss that cannot be computed in parts is computed whole on the first context, and a
+        warning says why.
     params : list of theano.compile.SharedVariable
-        What is trained. They stay the truth: `get_value` gives the trained value, `set_value` reaches every replica
-        before the next step, and other Theano functions over them see current values.
+        The trained variables. They stay the truth: `get_value` gives the trained value, `set_value` reaches every
+        replica before the next step, and other Theano functions over them see current values.
     updates : callable
         ``updates(gradients)`` or ``updates(gradients, params)``, given the gradients over the whole batch as Theano
         variables; returns the updates as for `theano.function`, a dict or list of pairs. Those of Lasagne fit:
         ``lasagne.updates.adam``, or ``functools.partial(lasagne.updates.sgd, learning_rate=0.1)``. They may depend on
         the loss, on other expressions of the batch, and on derivatives of all these, as in plain Theano.
-    outputs : list of theano.Variable or pairs
-        Further outputs, of the whole batch. ``(output, 'mean')`` and ``(output, 'sum')`` are the same, and an error
-        if the output has rows of single samples.
+    outputs : list of theano.Variable
+        Further outputs, of the whole batch.
     micro_batches : int, optional
         Slices that each sub-batch is computed in, one after the other, so that a batch that does not fit on a device
         trains. Gradients are accumulated exactly. On a model that `device` places on several contexts they are a
@@ -64,8 +71,8 @@ def training_function(inputs, loss, params, updates, outputs=(), micro_batches=N
     update_on : {'auto', 'device', 'sharded', 'host'}, optional
         Where the new values are computed. 'device': on each context. 'sharded': of each parameter on one context of all
         processes, which alone has the state of its updates (moments) and sends the parameter to the others; the values
-        are those of 'device'. See `program.update_shares`. With several processes, all have to read such a state at
-        the same place. 'host': once on the host, from which each context gets the parameters. Both are for devices that
+        are those of 'device'. See `planner.update_shares`. With several processes, all have to read such a state at the
+        same place. 'host': once on the host, from which each context gets the parameters. Both are for devices that
         are short of memory. 'auto' is 'host' where all contexts are of kind ``cpu``, which share arrays without a copy,
         else 'device'. The flag ``mgpu.update_on`` by default.
     broadcast, givens, contexts, executor, mode, name, allow_input_downcast, sharded
@@ -94,23 +101,21 @@ def training_function(inputs, loss, params, updates, outputs=(), micro_batches=N
     params = list(params)
     if not params:
         raise GraphError('params is empty: name the shared variables to train')
-    variables, reductions = training_graph.output_reductions(outputs)
     gradients = training_graph.loss_gradients(loss, params)
     new, of_batch = training_graph.new_values(updates, gradients, params), as_dict(batch_updates)
     twice = [variable for variable in of_batch if variable in new]
     if twice:
         raise GraphError('%s gets a new value by updates, and another one by batch_updates' % twice[0])
-    step = TrainingFunction(inputs, loss, params, {**new, **of_batch}, variables, gradients if check_finite else (),
+    step = TrainingFunction(inputs, loss, params, {**new, **of_batch}, outputs, gradients if check_finite else (),
                             micro_batches=micro_batches, broadcast=broadcast, givens=givens, contexts=contexts,
                             executor=executor, mode=mode, name=name, allow_input_downcast=allow_input_downcast,
                             least_samples=least_samples, sharded=sharded, update_on=update_on, recompute=recompute)
-    training_graph.check_reductions(step.results[1:], reductions, variables)
     step.warn_of_refusals()
     return step
 
 
 class TrainingFunction(SelfChecked):
-    """What `training_function` returns; its attributes are those of a `SelfChecked`, and `params`.
+    """The result of `training_function`; its attributes are those of a `SelfChecked`, and `params`.
 
     Parameters
     ----------
@@ -120,13 +125,14 @@ class TrainingFunction(SelfChecked):
         New values.
     outputs : list of theano.Variable
     gradients : list of theano.Variable
-        Those of the parameters, if they have to be finite.
+        The gradients of the parameters, if they have to be finite.
     **options
-        The others of `training_function`.
+        The other keywords of `training_function`.
     """
 
     @builds_graphs
-    def __init__(self, inputs, loss, params, updates, outputs=(), gradients=(), **options):
+    def __init__(self, inputs: Sequence[Any], loss: theano.Variable, params: Iterable[SharedVariable], updates: Any,
+                 outputs: Sequence[theano.Variable] = (), gradients: Sequence[theano.Variable] = (), **options: Any):
         self.params = list(params)
         self._n_outputs = 1 + len(outputs)
         updates = training_graph.on_host(as_dict(updates))
@@ -136,9 +142,10 @@ class TrainingFunction(SelfChecked):
                            for variable in self.params + training_graph.read_by_updates(updates, loss)]
         self._state = list(dict.fromkeys(state_variables + self.updated))
         self._completed = 0  # steps
-        self._checkpoint = self._checkpoint_lock = None
+        self._checkpoint: Any = None  # path, steps between checkpoints, steps before the first call, allow_nan
+        self._checkpoint_lock: Any = None
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Train on one batch.
 
         Parameters
@@ -160,7 +167,7 @@ class TrainingFunction(SelfChecked):
         self._note_completed()
         return outputs if len(outputs) > 1 else outputs[0]
 
-    def over(self, batches, ahead=None, progress=False):
+    def over(self, batches: Iterable[Any], ahead: bool | None = None, progress: bool | str = False) -> Iterator[Any]:
         """Train on one batch after the other, as ``for batch in batches: step(*batch)`` does.
 
         Parameters
@@ -168,22 +175,23 @@ class TrainingFunction(SelfChecked):
         batches : iterable of tuple of ndarray, or iterable of ndarray
             The arguments of each call; an array where there is one input.
         ahead : bool, optional
-            Take, split and send the next batch while the devices compute: the default for a list or tuple. An iterator
-            is asked in its turn, since it may read weights; with ``ahead=True``, when that is an MgpuError, earlier.
+            Whether to take, split and send the next batch while the devices compute: the default for a list or tuple.
+            An iterator is asked in its turn, since it may read weights. With ``ahead=True`` it is asked one step
+            earlier, and reading weights then raises an MgpuError.
         progress : bool or str
             Show a bar with the loss, under a title if one is given, in a terminal or a notebook. It needs tqdm.
 
         Yields
         ------
         ndarray or list
-            What the call returned.
+            The result of the call.
         """
         ahead = isinstance(batches, (list, tuple)) if ahead is None else ahead
-        total, batches = len(batches) if hasattr(batches, '__len__') else None, PeekableBatches(batches)
-        self.look_ahead.next_batch = batches.peek if ahead else None
+        total, source = len(batches) if isinstance(batches, Sized) else None, PeekableBatches(batches)
+        self.look_ahead.next_batch = source.peek if ahead else None
         try:
             with bar(total, progress, unit='batches') as shown:
-                for batch in batches:
+                for batch in source:
                     outputs = self(*batch)
                     shown.set_postfix_str('loss %.4g' % (outputs[0] if isinstance(outputs, list) else outputs))
                     shown.update(1)
@@ -191,33 +199,34 @@ class TrainingFunction(SelfChecked):
         finally:
             self.look_ahead.next_batch = None
 
-    def joined(self):
+    def joined(self) -> Iterator[tuple[list[np.ndarray], int]]:
         for outputs, length in super().joined():
             self._note_completed()
             yield outputs[:self._n_outputs], length
 
-    def _check(self, results):
-        for param, value in zip([None] + self.params, results[:1] + results[self._n_outputs:]):
-            if len(results) > self._n_outputs and not np.isfinite(value).all():
+    def _check(self, outputs: list[np.ndarray]) -> None:
+        for param, value in zip([None] + self.params, outputs[:1] + outputs[self._n_outputs:]):
+            if len(outputs) > self._n_outputs and not np.isfinite(value).all():
                 name = 'the loss' if param is None else 'the gradient of %s' % param
                 raise NonFiniteError('%s is not finite (loss %s): no parameter was changed. Lower the learning rate, '
                                      'clip the gradients, or look for a division by zero or a log of zero in the '
-                                     'model' % (name, results[0]))
+                                     'model' % (name, outputs[0]))
 
-    def variables(self):
-        """The Replicated variables that make up the training state, each once, in an order that the graph gives."""
+    def variables(self) -> list[Replicated]:
+        """Return the variables that make up the training state, each once, in an order that the graph gives."""
         return self._state
 
-    def save(self, path, allow_nan=False):
+    def save(self, path: str, allow_nan: bool = False) -> None:
         """Save the training state (parameters, update state, random streams) to an .npz file.
 
         Parameters
         ----------
         path : str
-            Written whole or not at all; what it held before stays as ``path + '.previous'``. With several processes,
-            all have to call it: the first one writes, and the others wait until it has.
+            The file is written whole or not at all; its former content stays as ``path + '.previous'``. With several
+            processes, all have to make the call: the first one writes, and the others wait until it has.
         allow_nan : bool
-            Write a state that is not finite, too. Otherwise a warning names what is not, and the file stays as it is.
+            Whether to write a state that is not finite, too. Otherwise a warning names the variables that are not, and
+            the file stays as it is.
 
         Raises
         ------
@@ -226,12 +235,12 @@ class TrainingFunction(SelfChecked):
         """
         self.save_with(path, allow_nan=allow_nan)
 
-    def save_with(self, path, extra=None, allow_nan=False):
-        """As `save`, with further arrays, a dict of str to ndarray."""
+    def save_with(self, path: str, extra: Mapping[str, np.ndarray] | None = None, allow_nan: bool = False) -> None:
+        """Save as `save` does, with further arrays."""
         training_state.save(path, self.variables(), self.contexts, self.ranks, extra, allow_nan)
 
-    def load(self, path):
-        """Load what `save` wrote, into a function of the same model; nothing is changed on an error.
+    def load(self, path: str) -> None:
+        """Load a file that `save` wrote, into a function of the same model; nothing is changed on an error.
 
         Parameters
         ----------
@@ -245,7 +254,7 @@ class TrainingFunction(SelfChecked):
         """
         training_state.load(path, self.variables(), self.contexts, self.ranks)
 
-    def checkpoint(self, path, every, allow_nan=False):
+    def checkpoint(self, path: str, every: int, allow_nan: bool = False) -> int:
         """Save the training state every `every` steps; if the file exists, resume from it first.
 
         Parameters
@@ -253,14 +262,14 @@ class TrainingFunction(SelfChecked):
         path : str
             An .npz file, always whole. The checkpoint before stays as ``path + '.previous'``, for a damaged file.
         every : int
-            Completed steps between checkpoints, at least 1: what a crash can lose. An error completes no step.
+            Completed steps between checkpoints, at least 1: a crash loses no more. An error completes no step.
         allow_nan : bool
             As for `save`.
 
         Returns
         -------
         int
-            Steps that are completed already: 0, or where the loop goes on, as in
+            Steps that are completed already: the loop goes on there, as in
             ``for i in range(step.checkpoint('run.npz', every=100), n_batches): step(*batch(i))``.
 
         Raises
@@ -280,16 +289,15 @@ class TrainingFunction(SelfChecked):
         return before
 
     def _begin_checkpoints(self, path):
-        """Keep a file to this process; whether it exists."""
+        """Keep a file to this process; return whether it exists."""
         self._checkpoint_lock = lock_checkpoint(path)
         return os.path.exists(path)
 
     def _note_completed(self):
-        """Called after each completed step, which a checkpoint counts."""
+        """Count a completed step, and save the state if a checkpoint is due."""
         self._completed += 1
-        if not self._checkpoint:
-            return
-        path, every, before, allow_nan = self._checkpoint
-        done = before + self._completed
-        if done % every == 0:
-            self.save_with(path, {'calls': np.array(done)}, allow_nan)
+        if self._checkpoint:
+            path, every, before, allow_nan = self._checkpoint
+            done = before + self._completed
+            if done % every == 0:
+                self.save_with(path, {'calls': np.array(done)}, allow_nan)

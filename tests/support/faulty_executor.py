@@ -29,7 +29,7 @@ class FaultyExecutor(Executor):
     >>> executor.run([lambda: 'second'])
     Traceback (most recent call last):
         ...
-    theano_mgpu.executors.base.TaskError: task 0 failed
+    theano_mgpu.executors.TaskError: task 0 failed
     """
 
     def __init__(self, executor):
@@ -53,12 +53,12 @@ class FaultyExecutor(Executor):
         self._fault, self._run, self._replica = fault, run if run >= 0 else self.runs + run, replica
         self.runs = 0
 
-    def run(self, tasks):
+    def run(self, tasks, keys=None):
         number, self.runs = self.runs, self.runs + 1
         if self._fault is not None and number == self._run:
             tasks = [self._faulty(task) if self._replica in (None, replica) else task
                      for replica, task in enumerate(tasks)]
-        return self.executor.run(tasks)
+        return self.executor.run(tasks, keys)
 
     def _faulty(self, task):
         def run():

@@ -64,7 +64,7 @@ def late_failures(path):
     step, last = disturbed.step, mgpu.rank() == mgpu.size() - 1
     executor = faulty(step)
     # No public hook runs between the runs of the executor, so there a fault replaces a method.
-    places = {'scatter': (step.executable.stages[0].parts[0], 'refresh'), 'stage': (executor, 0),
+    places = {'scatter': (step.executable.parts[step.plan.parts[0]], 'refresh'), 'stage': (executor, 0),
               'sum': (sums.HostSums, 'add'), 'exchange': (step_run, 'exchanged'),
               'broadcast': (step_run.StepRun, '_broadcast'), 'update': (executor, 1),
               'outputs': (step_run.StepRun, '_gathered'), 'store': (step_run.StepRun, '_store'),

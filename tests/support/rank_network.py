@@ -32,7 +32,7 @@ class Network:
         updates = {self.mean: T.cast(0.9 * self.mean + 0.1 * x.mean(axis=0), x.dtype),
                    self.count: self.count + x.shape[0]}
         right = T.eq(T.argmax(probabilities, axis=1), labels).sum(dtype='int64')
-        self.step = mgpu.training_function([x, labels], loss, self.params, adam, [(right, 'sum'), probabilities],
+        self.step = mgpu.training_function([x, labels], loss, self.params, adam, [right, probabilities],
                                            batch_updates=updates, mode=mode, name='train', **options)
         self.predict = mgpu.function([x], probabilities, mode=mode, name='predict')
 

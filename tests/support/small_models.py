@@ -58,7 +58,7 @@ def largest_relative_difference(model, reference):
 
 def update_of(step):
     """Return the compiled part in which a training function computes its parameters' new values."""
-    return step.executable.update[-1]
+    return step.executable.parts[step.plan.update[-1]]
 
 
 def batches(length, size):

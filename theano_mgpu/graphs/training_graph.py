@@ -25,31 +25,6 @@ def loss_gradients(loss: theano.Variable, params: Sequence[SharedVariable]) -> l
     return [graph.from_gpu(gradient) for gradient in theano.grad(graph.on_host(loss), params)]
 
 
-def output_reductions(outputs: Sequence[Any]) -> tuple[list[theano.Variable], list[str | None]]:
-    """Split ``outputs`` into variables and the reduction of each."""
-    pairs = [output if isinstance(output, tuple) else (output, None) for output in outputs]
-    return [variable for variable, _ in pairs], [how for _, how in pairs]
-
-
-def check_reductions(results: Sequence[Any], reductions: Sequence[str | None],
-                     outputs: Sequence[theano.Variable]) -> None:
-    """Raise a GraphError where outputs are not to be put together as they have to be.
-
-    Parameters
-    ----------
-    results : list of program.Output
-    reductions : list of {None, 'gather', 'mean', 'sum'}
-    outputs : list of theano.Variable
-    """
-    for how, result, output in zip(reductions, results, outputs):
-        if how not in (None, 'gather', 'mean', 'sum'):
-            raise GraphError('output %s is to be reduced by %r, which is none of gather, mean, sum' % (output, how))
-        if how == 'gather' and result.reduction is None or how in ('mean', 'sum') and result.has_rows:
-            raise GraphError('output %s %s, and cannot be reduced by %r. Leave the reduction out: outputs are those of '
-                             'the whole batch' % (output, 'has rows of single samples' if result.reduction else
-                                                  'has no rows of single samples', how))
-
-
 def new_values(updates: Callable[..., Any], gradients: Sequence[theano.Variable],
                params: Sequence[SharedVariable]) -> dict[SharedVariable, theano.Variable]:
     """Call the user's `updates`; return its result as a dict of SharedVariable to theano.Variable.

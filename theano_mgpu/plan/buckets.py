@@ -1,5 +1,7 @@
-"""Divide what a stage computes into buckets, so that the gradients of one are exchanged while the next is computed."""
-from typing import Dict, List, Mapping, Sequence
+"""Divide the outputs of a stage into buckets: the gradients of one are exchanged while the next one is computed."""
+from __future__ import annotations
+
+from typing import Mapping, Sequence
 
 import theano
 from theano.compile.sharedvalue import SharedVariable
@@ -7,12 +9,14 @@ from theano.gof.graph import ancestors
 
 from ..analysis import SUM
 from ..graphs.output_order import by_depth
+from .partition import Exchange
+from .sizes import bytes_of_shared
 
 LEAST = 1 << 20  # bytes of gradients: less is exchanged about as fast together with the next ones
 MOST = 8         # buckets: each costs a call of a compiled function, and a handshake of the ranks
 
 
-def buckets(outputs: Sequence[theano.Variable], sizes: Mapping[theano.Variable, float]) -> List[List[theano.Variable]]:
+def buckets(outputs: Sequence[theano.Variable], sizes: Mapping[theano.Variable, float]) -> list[list[theano.Variable]]:
     """Divide the outputs of a stage, in the order in which they are computed.
 
     Parameters
@@ -31,19 +35,19 @@ def buckets(outputs: Sequence[theano.Variable], sizes: Mapping[theano.Variable, 
     DistributedDataParallel of PyTorch does the same (Li et al., 2020), in the reverse order of the parameters.
     """
     limit = max(LEAST, sum(sizes.get(output, 0) for output in outputs) / MOST)
-    found: List[List[theano.Variable]] = [[]]
-    filled = 0.0
+    filled: list[list[theano.Variable]] = [[]]
+    n_bytes = 0.0
     for output in by_depth({output: output for output in outputs}):
-        if filled >= limit and len(found) < MOST:
-            found.append([])
-            filled = 0.0
-        found[-1].append(output)
-        filled += sizes.get(output, 0)
-    return found
+        if n_bytes >= limit and len(filled) < MOST:
+            filled.append([])
+            n_bytes = 0.0
+        filled[-1].append(output)
+        n_bytes += sizes.get(output, 0)
+    return filled
 
 
 def most_buckets(n_bytes: float) -> int:
-    """The most buckets of gradients with `n_bytes` in all.
+    """Return the most buckets of gradients with `n_bytes` in all.
 
     Examples
     --------
@@ -53,24 +57,24 @@ def most_buckets(n_bytes: float) -> int:
     return int(min(MOST, max(1, n_bytes // LEAST)))
 
 
-def bytes_of_gradients(exchanges: Sequence, params: Sequence[SharedVariable],
-                       new: Dict[SharedVariable, theano.Variable]) -> Dict[theano.Variable, float]:
-    """About how many bytes each of the sums of gradients has, by its source.
+def bytes_of_gradients(exchanges: Sequence[Exchange], params: Sequence[SharedVariable],
+                       new: Mapping[SharedVariable, theano.Variable]) -> dict[theano.Variable, float]:
+    """Return about how many bytes each of the sums of gradients has, by its source.
 
     Parameters
     ----------
     exchanges : list of Exchange
     params : list of SharedVariable
-        What is trained.
+        Trained parameters.
     new : dict of SharedVariable to theano.Variable
         Their new values. A sum has the size of the parameters that it changes, on average, of those with as many axes:
         a norm of all gradients makes each new value depend on each gradient.
     """
-    made = {param: set(ancestors([new[param]])) for param in params if param in new}
-    found = {}
+    read_for = {param: set(ancestors([new[param]])) for param in params if param in new}
+    sizes = {}
     for exchange in exchanges:
-        changed = [param.container.storage[0] for param, needs in made.items()
-                   if exchange.variable in needs and param.ndim == exchange.variable.ndim]
+        changed = [bytes_of_shared(param) for param, read in read_for.items()
+                   if exchange.variable in read and param.ndim == exchange.variable.ndim]
         if exchange.reduction == SUM and changed:
-            found[exchange.source] = sum(value.size * value.dtype.itemsize for value in changed) / len(changed)
-    return found
+            sizes[exchange.source] = sum(changed) / len(changed)
+    return sizes

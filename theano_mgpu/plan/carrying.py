@@ -1,10 +1,15 @@
-"""Compute again in a later stage what is cheaper to compute than to carry there."""
+"""Values that are cheaper to compute again in a later stage than to carry there."""
+from __future__ import annotations
+
+from typing import Any, Callable, Iterable, Mapping
+
+import theano
 from theano.compile import ops as compile_ops
-from theano.gof.graph import io_toposort
+from theano.gof.graph import Apply, io_toposort
 from theano.scalar import basic as scalar
 from theano.tensor import basic, elemwise, opt, subtensor
 
-from ..analysis import FREE, Value
+from ..analysis import FREE, Shards, Value
 
 CHEAP = (elemwise.DimShuffle, subtensor.Subtensor, compile_ops.Shape, compile_ops.Shape_i, opt.MakeVector, opt.Assert,
          basic.ScalarFromTensor, basic.TensorFromScalar, basic.Reshape, basic.Alloc, compile_ops.Rebroadcast)
@@ -15,15 +20,40 @@ CHEAP_SCALAR = (scalar.Add, scalar.Sub, scalar.Mul, scalar.TrueDiv, scalar.IntDi
 DEEPEST = 12  # ops in a row that are computed again
 
 
-def is_cheap(node):
-    """Whether a node is a view, a shape, or simple arithmetic of each element."""
+def is_cheap(node: Apply) -> bool:
+    """Return whether a node is a view, a shape, or simple arithmetic of each element."""
     if isinstance(node.op, elemwise.Elemwise):
         return isinstance(node.op.scalar_op, CHEAP_SCALAR)
     return isinstance(node.op, CHEAP)
 
 
+def missing_for(variable: theano.Variable, is_here: Callable[[theano.Variable], bool],
+                sources: Mapping[theano.Variable, theano.Variable] = {}) -> set[theano.Variable]:
+    """Return the variables that are missing to compute a variable by cheap ops: itself where that cannot be done.
+
+    Parameters
+    ----------
+    variable : theano.Variable
+    is_here : callable
+        Whether another variable is there.
+    sources : dict of theano.Variable to theano.Variable
+        Placeholders to the values that they stand for.
+    """
+    missing, seen, todo = set(), set(), [(variable, 0)]
+    while todo:
+        v, depth = todo.pop()
+        if v in seen or depth and is_here(v):
+            continue
+        seen.add(v)
+        if v.owner and is_cheap(v.owner) and depth < DEEPEST:
+            todo += [(sources.get(each, each), depth + 1) for each in v.owner.inputs]
+        else:
+            missing.add(v)
+    return missing
+
+
 class Carrying:
-    """What a stage computes again from what it has, and what else is carried into it.
+    """The values that a stage computes again, and the others, which are carried into it.
 
     Parameters
     ----------
@@ -37,71 +67,53 @@ class Carrying:
     carried : dict of theano.Variable to theano.Variable
         Those that remain, and maybe others that several values are made of.
     again : dict of theano.Variable to theano.Variable
-        The other placeholders to what the stage computes instead.
+        The other placeholders to the expressions that the stage computes instead.
     """
 
-    def __init__(self, shards, stage, carried):
-        self._shards, self._stage = shards, stage
-        self._places = {source: place for place, source in carried.items()}  # of what is carried
-        self._removed = []
-        order = {variable: i for i, node in enumerate(io_toposort([], list(self._places)))
+    def __init__(self, shards: Shards, stage: int, carried: Mapping[theano.Variable, theano.Variable]):
+        self._shards = shards
+        self._placeholders = {source: placeholder for placeholder, source in carried.items()}
+        order = {variable: i for i, node in enumerate(io_toposort([], list(self._placeholders)))
                  for variable in node.outputs}
-        self._latest_first = sorted(self._places, key=lambda v: (shards.stages.get(v, FREE), order.get(v, -1)),
-                                    reverse=True)
-        self._remove()
-        self._carry_what_several_are_made_of()
-        self._made = {}
-        self.again = {place: self._computed(source) for place, source in self._removed}
-        self.carried = {place: source for source, place in self._places.items()}
+        latest_first = sorted(self._placeholders, key=lambda v: (shards.stages.get(v, FREE), order.get(v, -1)),
+                              reverse=True)
+        removed = self._remove(latest_first)
+        self._carry_common_sources(stage)
+        removed += self._remove(latest_first)
+        self._computed: dict[theano.Variable, theano.Variable] = {}
+        self.again = {placeholder: self._compute(source) for placeholder, source in removed}
+        self.carried = {placeholder: source for source, placeholder in self._placeholders.items()}
 
-    def _remove(self):
-        for source in self._latest_first:
-            if source in self._places and not self._missing(source):
-                self._removed.append((self._places.pop(source), source))
+    def _remove(self, sources: Iterable[theano.Variable]) -> list[tuple[Any, Any]]:
+        """Remove the sources that can be computed of the others; return their placeholders with them."""
+        return [(self._placeholders.pop(source), source) for source in sources
+                if source in self._placeholders and not self._missing(source)]
 
-    def _carry_what_several_are_made_of(self):
-        made_of = {}
-        for source in self._places:
+    def _carry_common_sources(self, stage: int) -> None:
+        """Carry each variable that alone is missing to compute several values."""
+        needed_by: dict[theano.Variable, list[theano.Variable]] = {}
+        for source in self._placeholders:
             missing = self._missing(source)
             if len(missing) == 1:
-                made_of.setdefault(missing.pop(), []).append(source)
-        for variable, sources in made_of.items():
-            if len(sources) > 1 and variable in self._shards.stages and {v.ndim for v in sources} == {variable.ndim}:
-                value = Value(variable, None, self._shards.stages[variable])
-                self._places[variable] = self._shards.at(value, self._stage)
-        self._remove()
+                needed_by.setdefault(missing.pop(), []).append(source)
+        stages = self._shards.stages
+        for variable, sources in needed_by.items():
+            if len(sources) > 1 and variable in stages and {v.ndim for v in sources} == {variable.ndim}:
+                self._placeholders[variable] = self._shards.at(Value(variable, None, stages[variable]), stage)
 
-    def _missing(self, source):
-        """What would have to be carried for a value to be computed again, itself where that is not cheap."""
-        missing, seen = set(), set()
+    def _missing(self, source: theano.Variable) -> set[theano.Variable]:
         # What is looked for bit by bit is computed once: compiled with other ops it may round differently.
-        again = source.owner and is_cheap(source.owner) and source not in self._shards.compared
-        todo = [(v, 1) for v in source.owner.inputs] if again else []
-        if not todo:
-            return {source}
-        while todo:
-            variable, depth = todo.pop()
-            variable = self._shards.carried.get(variable, variable)
-            if variable in seen or self._is_here(variable):
-                continue
-            seen.add(variable)
-            if variable.owner and is_cheap(variable.owner) and depth < DEEPEST:
-                todo += [(v, depth + 1) for v in variable.owner.inputs]
-            else:
-                missing.add(variable)
-        return missing
+        return {source} if source in self._shards.compared else \
+            missing_for(source, self._is_here, self._shards.carried)
 
     def _is_here(self, variable):
-        return variable in self._places or self._shards.is_everywhere(variable)
+        return variable in self._placeholders or self._shards.is_everywhere(variable)
 
-    def _computed(self, variable):
+    def _compute(self, variable):
         variable = self._shards.carried.get(variable, variable)
-        if variable in self._places:
-            return self._places[variable]
-        if self._shards.is_everywhere(variable):
-            return variable
-        if variable not in self._made:
-            new = variable.owner.clone_with_new_inputs([self._computed(v) for v in variable.owner.inputs])
-            for old, made in zip(variable.owner.outputs, new.outputs):
-                self._made[old] = made
-        return self._made[variable]
+        if self._is_here(variable):
+            return self._placeholders.get(variable, variable)
+        if variable not in self._computed:
+            new = variable.owner.clone_with_new_inputs([self._compute(v) for v in variable.owner.inputs])
+            self._computed.update(zip(variable.owner.outputs, new.outputs))
+        return self._computed[variable]

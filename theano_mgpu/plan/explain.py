@@ -1,9 +1,10 @@
-"""A plan explained: what runs where, what is exchanged and by whom, how much memory it takes, and why."""
+"""A plan explained: what runs where, the exchanges and their collectives, how much memory it takes, and why."""
+from __future__ import annotations
+
 import itertools
 import shutil
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence
+from typing import Any, Dict, Iterable, Mapping, Sequence
 
-import numpy as np
 import theano
 from theano.gof.graph import io_toposort
 
@@ -11,64 +12,62 @@ from ..devices.context_map import describe
 from ..graphs.graph import shared_variables
 from ..utils.tables import counted, table
 from .buckets import bytes_of_gradients
-from .sizes import bytes_of, peak_of, shapes_of
+from .sizes import bytes_of, bytes_of_shared, peak_of, shapes_of
 
 UNKNOWN = '?'
 NOT_KNOWN = '?: depends on the shapes of a batch; theano-mgpu run --explain knows the first one'
-Shapes = Mapping[theano.Variable, Sequence[int]]
+# What the values of an exchange are called, where the name of the reduction does not say it.
+VALUES = {'gather': 'gathered value', 'prod': 'product', 'max': 'maximum', 'min': 'minimum', 'stack': 'stacked value'}
+Sizes = Dict[theano.Variable, Any]
 
 
-def explanation(plan: Any, shapes: Optional[Shapes] = None) -> Dict[str, Any]:
-    """Return what a plan says, as plain data for `json.dump`.
+def explanation(plan: Any, shapes: Mapping[theano.Variable, Sequence[int]] | None = None) -> dict[str, Any]:
+    """Return the content of a plan as plain data for `json.dump`.
 
     Parameters
     ----------
     plan : StepPlan
     shapes : dict of theano.Variable to tuple of int, optional
         The shapes of a replica's inputs, if a batch is known: then the values that a device holds at once are
-        estimated, and the bytes of all that is exchanged.
+        estimated, and the bytes of all exchanges.
 
     Returns
     -------
     dict
         Bytes are None where they are not known.
     """
-    known, sizes = shapes_of(plan, shapes) if shapes else {}, _sizes_of_gradients(plan)
-    sizes.update((variable, bytes_of(variable, shape)) for variable, shape in known.items())
-    stages = [{'ops': sum(_n_ops(part) for part in stage.parts),
-               'parts': [_part(part) for part in stage.parts],
-               'exchanges': _exchanges(plan, stage.boundary, sizes)} for stage in plan.stages]
+    known: Any = shapes_of(plan, shapes) if shapes else {}
+    sizes = _sizes_of_exchanges(plan, known)
     return {'name': plan.name, 'processes': plan.machine.size, 'replicas': plan.shares.n_replicas,
             'micro_batches': plan.shares.micro_batches, 'contexts': [each.name for each in plan.mesh.contexts],
-            'devices': [describe(row) for row in plan.mesh.replicas], 'stages': stages,
-            'update': {'ops': sum(map(_n_ops, plan.update)), 'parts': [_part(part) for part in plan.update],
-                       'exchanges': _exchanges(plan, plan.last, sizes)},
-            'memory': _memory(plan, known), 'choices': [vars(choice) for choice in plan.choices]}
+            'devices': [describe(row) for row in plan.mesh.replicas],
+            'stages': [_step(plan, stage.parts, stage.boundary, sizes) for stage in plan.stages],
+            'update': _step(plan, plan.update, plan.last, sizes), 'memory': _memory(plan, known),
+            'choices': [vars(choice) for choice in plan.choices]}
 
 
-def explained(plan: Any, shapes: Optional[Shapes] = None) -> str:
+def explained(plan: Any, shapes: Mapping[theano.Variable, Sequence[int]] | None = None) -> str:
     """Return a plan as text for a terminal; `shapes` as for `explanation`."""
     return as_text(explanation(plan, shapes))
 
 
-def as_text(found: Dict[str, Any]) -> str:
-    """Return what `explanation` has returned as text, as wide as the terminal."""
+def as_text(data: dict[str, Any]) -> str:
+    """Return the data of `explanation` as text, as wide as the terminal."""
     rows = [['STAGE', 'OPS', 'WHERE', 'EXCHANGED BEFORE IT', 'BYTES', 'ADDED BY', 'NAMES']]
-    steps = [(str(i + 1), stage) for i, stage in enumerate(found['stages'])] + [('update', found['update'])]
+    steps = [(str(i + 1), stage) for i, stage in enumerate(data['stages'])] + [('update', data['update'])]
     for name, stage in steps:
         exchanged = [[_counted_values(each), bytes_text(each['bytes']), each['by'],
                       ', '.join(filter(None, each['names']))] for each in stage['exchanges']]
-        parts = [[str(part['ops']), part['where']] for part in stage['parts']]
-        for part, cells in itertools.zip_longest(parts or [['0', '-']], exchanged, fillvalue=[]):
-            rows.append([name] + (part or ['', '']) + cells)
-            name = ''
+        parts = [[str(part['ops']), part['where']] for part in stage['parts']] or [['0', '-']]
+        for i, (part, cells) in enumerate(itertools.zip_longest(parts, exchanged, fillvalue=['', ''])):
+            rows.append([name * (not i), *part, *(cells if i < len(exchanged) else [])])
     memory = [['MEMORY (ESTIMATE)', 'PARAMETERS', 'STATE', 'OTHER VARIABLES', 'VALUES AT ONCE']]
     memory += [[each['context'], *[bytes_text(each[kind]) for kind in ('parameters', 'state', 'other', 'values')]]
-               for each in found['memory']]
+               for each in data['memory']]
     choices = [['CHOICE', 'CHOSEN', 'REASON']]
-    choices += [[each['what'], each['chosen'], each['reason']] for each in found['choices']]
-    unknown = [] if all(each['values'] is not None for each in found['memory']) else [NOT_KNOWN]
-    return '\n'.join([_title(found), '', _cut(table(rows, right={1, 4})), '', table(memory, right={1, 2, 3, 4}),
+    choices += [[each['what'], each['chosen'], each['reason']] for each in data['choices']]
+    unknown = [] if all(each['values'] is not None for each in data['memory']) else [NOT_KNOWN]
+    return '\n'.join([_title(data), '', _cut(table(rows, right={1, 4})), '', table(memory, right={1, 2, 3, 4}),
                       *unknown, '', table(choices)])
 
 
@@ -78,7 +77,7 @@ def _cut(text: str) -> str:
     return '\n'.join(line if len(line) <= width else line[:width - 3] + '...' for line in text.split('\n'))
 
 
-def bytes_text(n_bytes: Optional[int]) -> str:
+def bytes_text(n_bytes: int | None) -> str:
     """Return a number of bytes for people.
 
     Examples
@@ -94,53 +93,53 @@ def bytes_text(n_bytes: Optional[int]) -> str:
     return '%d B' % n_bytes
 
 
-def _title(found):
-    name = found['name'] or 'a function'
-    slices = ', each in %d micro-batches' % found['micro_batches'] if found['micro_batches'] > 1 else ''
-    if found['replicas'] == 1:
-        return '%s: whole batches%s, on %s' % (name, slices, ' and '.join(found['devices']))
-    processes = ' of %d processes' % found['processes'] if found['processes'] > 1 else ''
-    return '%s: each batch in %d parts%s%s; here on %s' % (name, found['replicas'], processes, slices,
-                                                           ' | '.join(found['devices']))
+def _title(data: dict[str, Any]) -> str:
+    name = data['name'] or 'a function'
+    slices = ', each in %d micro-batches' % data['micro_batches'] if data['micro_batches'] > 1 else ''
+    if data['replicas'] == 1:
+        return '%s: whole batches%s, on %s' % (name, slices, ' and '.join(data['devices']))
+    processes = ' of %d processes' % data['processes'] if data['processes'] > 1 else ''
+    return '%s: each batch in %d parts%s%s; here on %s' % (name, data['replicas'], processes, slices,
+                                                           ' | '.join(data['devices']))
 
 
-def _counted_values(each):
+def _counted_values(each: dict[str, Any]) -> str:
     if each['reduction'] == 'same':
         return counted(each['values'], 'value') + ' alike'
-    return counted(each['values'], {'gather': 'gathered value', 'prod': 'product', 'max': 'maximum', 'min': 'minimum',
-                                    'stack': 'stacked value'}.get(each['reduction'], each['reduction']))
+    return counted(each['values'], VALUES.get(each['reduction'], each['reduction']))
 
 
-def _n_ops(part) -> int:
-    outputs = list(part.graphs) + list(part.updates.values())
-    return len(io_toposort([], outputs)) if outputs else 0
+def _step(plan: Any, parts: Sequence[Any], boundary: Any, sizes: Sizes) -> dict[str, Any]:
+    """Return the parts of a stage or of the update, and the exchanges before it."""
+    data = [{'where': ', '.join(dict.fromkeys(context.name for context in part.contexts)),
+             'ops': len(io_toposort([], [*part.graphs, *part.updates.values()])),
+             'updates': [str(variable) for variable in part.updates],
+             'copied_to': [context.name for context in part.copied_to if context not in part.contexts]}
+            for part in parts]
+    return {'ops': sum(part['ops'] for part in data), 'parts': data, 'exchanges': _exchanges(plan, boundary, sizes)}
 
 
-def _part(part) -> Dict[str, Any]:
-    return {'where': ', '.join(dict.fromkeys(context.name for context in part.contexts)), 'ops': _n_ops(part),
-            'updates': [str(variable) for variable in part.updates],
-            'copied_to': [context.name for context in part.copied_to if context not in part.contexts]}
-
-
-def _exchanges(plan, boundary, sizes) -> List[Dict[str, Any]]:
-    """Return what is exchanged at a boundary, in groups of one reduction and one way."""
+def _exchanges(plan: Any, boundary: Any, sizes: Sizes) -> list[dict[str, Any]]:
+    """Return the exchanges at a boundary, in groups of one reduction and one way."""
     if plan.shares.n_replicas == 1:
         return []
     ranks = plan.machine.size > 1
-    groups = [(group.exchanges, 'sum', 'the host' + (', %s by MPI' % group.collective if ranks else ''))
-              for group in boundary.sums]
+    groups: dict[tuple[str, str], list[Any]] = {}
+    for group in boundary.sums:
+        by = 'the host' + (', %s by MPI' % group.collective if ranks else '')
+        groups.setdefault(('sum', by), []).extend(group.exchanges)
     for exchange in boundary.others:
-        groups.append(((exchange,), str(exchange.reduction), 'the host' + ', MPI' * ranks))
-    merged: Dict[Any, List[Any]] = {}
-    for exchanges, reduction, by in groups:
-        merged.setdefault((reduction, by), []).extend(exchanges)
-    return [{'values': len(exchanges), 'reduction': reduction, 'by': by,
-             'names': [exchange.source.name for exchange in exchanges],
-             'bytes': _total(sizes.get(exchange.variable, _static_size(exchange.variable)) for exchange in exchanges)}
-            for (reduction, by), exchanges in merged.items()]
+        groups.setdefault((str(exchange.reduction), 'the host' + ', MPI' * ranks), []).append(exchange)
+    merged = []
+    for (reduction, by), exchanges in groups.items():
+        each_size = [sizes[exchange.variable] for exchange in exchanges]
+        merged.append({'values': len(exchanges), 'reduction': reduction, 'by': by,
+                       'names': [exchange.source.name for exchange in exchanges],
+                       'bytes': None if None in each_size else sum(each_size)})
+    return merged
 
 
-def _memory(plan, known: Shapes) -> List[Dict[str, Any]]:
+def _memory(plan: Any, known: Any) -> list[dict[str, Any]]:
     """Return the bytes that each context of this process needs for variables, and for values that it holds at once."""
     params, rows = set(plan.params), []
     updated = {variable for part in plan.parts for variable in part.updates}
@@ -148,39 +147,27 @@ def _memory(plan, known: Shapes) -> List[Dict[str, Any]]:
     for context in contexts:
         parts = [part for part in plan.parts if context in part.contexts]
         read = dict.fromkeys(v for part in parts for v in shared_variables(
-            list(part.graphs) + list(part.updates.values()) + list(part.updates)))
-        peaks = [peak_of(part, known) for part in parts] if known else [None]
-        rows.append({'context': describe([context]), 'parameters': _bytes_of(v for v in read if v in params),
-                     'state': _bytes_of(v for v in read if v in updated and v not in params),
-                     'other': _bytes_of(v for v in read if v not in updated and v not in params),
+            [*part.graphs, *part.updates.values(), *part.updates]))
+        peaks: list[Any] = [peak_of(part, known) for part in parts] if known else [None]
+        rows.append({'context': describe([context]), 'parameters': _bytes(v for v in read if v in params),
+                     'state': _bytes(v for v in read if v in updated and v not in params),
+                     'other': _bytes(v for v in read if v not in updated and v not in params),
                      'values': None if None in peaks else max(peaks, default=0)})
     return rows
 
 
-def _bytes_of(variables: Iterable[Any]) -> int:
-    values = [variable.container.storage[0] for variable in variables]
-    return sum(value.size * np.dtype(value.dtype).itemsize for value in values
-               if hasattr(value, 'size') and hasattr(value, 'dtype'))
+def _bytes(variables: Iterable[Any]) -> int:
+    return sum(map(bytes_of_shared, variables))
 
 
-def _static_size(variable) -> Optional[int]:
-    """Return the bytes of a value whose size its type says."""
-    kind = variable.type
-    if not hasattr(kind, 'broadcastable') or not all(kind.broadcastable):
-        return None
-    return np.dtype(kind.dtype).itemsize
-
-
-def _total(sizes: Iterable[Optional[int]]) -> Optional[int]:
-    sizes = list(sizes)
-    return None if None in sizes else sum(sizes)
-
-
-def _sizes_of_gradients(plan) -> Dict[theano.Variable, int]:
-    """Return about how many bytes each sum of gradients has, by its placeholder."""
-    exchanges = [exchange for stage in plan.stages for exchange in stage.boundary.exchanges]
-    exchanges += plan.last.exchanges
+def _sizes_of_exchanges(plan: Any, known: Any) -> Sizes:
+    """Return about how many bytes each exchanged value has; None where its type, and its use, do not tell."""
     program = plan.program
     new = dict(zip(program.updated, (each.variable for each in program.outputs[-len(program.updated):])))
-    sizes = bytes_of_gradients(exchanges, plan.params, new)
-    return {each.variable: int(sizes[each.source]) for each in exchanges if each.source in sizes}
+    of_gradients = bytes_of_gradients(program.every_exchange, plan.params, new)
+    sizes: Sizes = {}
+    for variable, source, _ in program.every_exchange:
+        is_scalar = all(getattr(variable.type, 'broadcastable', [False]))
+        sizes[variable] = bytes_of(variable, known.get(variable, ())) if is_scalar or variable in known else \
+            int(of_gradients[source]) if source in of_gradients else None
+    return sizes

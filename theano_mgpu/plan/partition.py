@@ -1,21 +1,31 @@
 """Cut the graph of one device into stages, each of which a replica computes without hearing from another one."""
-from typing import Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from __future__ import annotations
+
+from typing import Collection, Iterable, Mapping, NamedTuple, Sequence
 
 import theano
 from theano.compile.sharedvalue import SharedVariable
-from theano.gof.graph import ancestors
+from theano.gof.graph import Apply, ancestors, io_toposort
+from theano.ifelse import IfElse
 from theano.tensor.basic import AllocEmpty
+from theano.tensor.nnet import bn
 
 from ..analysis import CONSTANT, FREE, PARTIAL, ROWS, SAME, CannotCut, Gather, Reduction, Shards
+from ..analysis.rules.batch_norm import elementary
 from ..analysis.rules.draws import streams_of_one_draw
+from ..analysis.sizes import number
 from ..graphs.graph import substitute
+from ..graphs.inlined import inlined
+from ..graphs.merge import merged
+from ..patches.placement_tags import place_of_node, placed_on
 from ..replicas.random_streams import DRAWS
 from .carrying import Carrying
-from .lowering import lowered
+
+BATCH_NORM = bn.AbstractBatchNormTrain, bn.AbstractBatchNormTrainGrad
 
 
 class Exchange(NamedTuple):
-    """A value that replicas exchange: its placeholder, the value that each one gives, and how these are reduced."""
+    """A value that replicas exchange: its placeholder, each one's contribution, and how these are reduced."""
 
     variable: theano.Variable
     source: theano.Variable
@@ -28,9 +38,9 @@ class Stage(NamedTuple):
     `carried` maps each placeholder of a value of an earlier stage to that value.
     """
 
-    exchanges: List[Exchange]
-    carried: Dict[theano.Variable, theano.Variable]
-    outputs: List[theano.Variable]
+    exchanges: list[Exchange]
+    carried: dict[theano.Variable, theano.Variable]
+    outputs: list[theano.Variable]
 
 
 class Output(NamedTuple):
@@ -41,7 +51,7 @@ class Output(NamedTuple):
     """
 
     variable: theano.Variable
-    reduction: Optional[Reduction]
+    reduction: Reduction | None
 
     @property
     def has_rows(self) -> bool:
@@ -50,15 +60,15 @@ class Output(NamedTuple):
 
 
 class Program(NamedTuple):
-    """What replicas compute and exchange for a graph over a batch.
+    """The stages and exchanges of a graph over a batch, for replicas.
 
     Attributes
     ----------
     inputs : list of theano.Variable
         Those with samples along axis 0.
     numbers : list of theano.Variable
-        Samples of the whole batch, samples of the replica, place of its first sample; and where each process has data
-        of its own, place of the first sample of the process.
+        Samples of the whole batch, samples of the replica, number of its first sample; and where each process has data
+        of its own, number of the first sample of the process.
     stages : list of Stage
     exchanges : list of Exchange
         After the last stage.
@@ -75,11 +85,11 @@ class Program(NamedTuple):
         The last of the outputs are their new values.
     """
 
-    inputs: List[theano.Variable]
-    numbers: List[theano.Variable]
-    stages: List[Stage]
-    exchanges: List[Exchange]
-    outputs: List[Output]
+    inputs: list[theano.Variable]
+    numbers: list[theano.Variable]
+    stages: list[Stage]
+    exchanges: list[Exchange]
+    outputs: list[Output]
     streams: Sequence[SharedVariable]
     own: Collection[SharedVariable] = ()
     given: Sequence[theano.Variable] = ()
@@ -90,33 +100,44 @@ class Program(NamedTuple):
         """Whether replicas compute it in parts; else one replica computes it as it is."""
         return bool(self.numbers)
 
+    @property
+    def in_stages(self) -> list[theano.Variable]:
+        """The outputs of all stages."""
+        return [variable for stage in self.stages for variable in stage.outputs]
+
+    @property
+    def every_exchange(self) -> list[Exchange]:
+        """The exchanges before each stage, and after the last one."""
+        return [each for stage in self.stages for each in stage.exchanges] + list(self.exchanges)
+
+    def renamed(self, new: Mapping[theano.Variable, theano.Variable]) -> Program:
+        """Return the program with other variables in place of the outputs of stages."""
+        def exchanges(each: Iterable[Exchange]) -> list[Exchange]:
+            return [exchange._replace(source=new.get(exchange.source, exchange.source)) for exchange in each]
+        stages = [Stage(exchanges(stage.exchanges), {v: new.get(source, source) for v, source in stage.carried.items()},
+                        [new.get(output, output) for output in stage.outputs]) for stage in self.stages]
+        return self._replace(stages=stages, exchanges=exchanges(self.exchanges), outputs=[
+            output._replace(variable=new.get(output.variable, output.variable)) for output in self.outputs])
+
 
 def undivided(outputs: Sequence[theano.Variable]) -> Program:
-    """The Program of a graph that one replica computes as it is, with the whole batch."""
+    """Return the Program of a graph that one replica computes as it is, with the whole batch."""
     return Program([], [], [Stage([], {}, list(dict.fromkeys(outputs)))], [],
                    [Output(output, SAME) for output in outputs], [])
 
 
 def expressed(program: Program, expressions: Mapping[theano.Variable, theano.Variable]) -> Program:
-    """A program in which replicas compute some of the inputs.
+    """Return a program in which replicas compute some of the inputs.
 
     Parameters
     ----------
     program : Program
     expressions : dict of theano.Variable to theano.Variable
-        Those inputs, as functions of what every replica has, and of the program's `numbers`.
-
-    Returns
-    -------
-    Program
+        Those inputs, as functions of values that every replica has, and of the program's `numbers`.
     """
-    sources = [source for stage in program.stages for source in stage.outputs]
-    new = dict(zip(sources, substitute(sources, expressions)))
-    stages = [_renamed(stage, new) for stage in program.stages]
-    return program._replace(
-        inputs=[variable for variable in program.inputs if variable not in expressions], stages=stages,
-        exchanges=_renamed(Stage(program.exchanges, {}, []), new).exchanges,
-        outputs=[output._replace(variable=new.get(output.variable, output.variable)) for output in program.outputs])
+    sources = program.in_stages
+    return program.renamed(dict(zip(sources, substitute(sources, expressions))))._replace(
+        inputs=[variable for variable in program.inputs if variable not in expressions])
 
 
 def partition(inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variable], statistics: str = 'exact',
@@ -130,8 +151,8 @@ def partition(inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variab
     outputs : list of theano.Variable
         Of host variables, not yet optimised.
     statistics : {'exact', 'local'}
-        What batch normalisation normalises by in training: the statistics of the whole batch, or of each shard. As by
-        torch.nn.DataParallel, tf.distribute.MirroredStrategy and Horovod, local ones need no exchange.
+        The statistics by which batch normalisation normalises in training: those of the whole batch, or of each shard.
+        As by torch.nn.DataParallel, tf.distribute.MirroredStrategy and Horovod, local ones need no exchange.
     random : {'exact', 'independent'}
         Whether each replica draws the numbers of the whole batch, or where that is possible those of its own samples
         only, from a random state of its own.
@@ -139,7 +160,7 @@ def partition(inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variab
     Returns
     -------
     Program
-        Its inputs are `inputs`; shared variables stay what they are.
+        Its inputs are `inputs`; shared variables stay as they are.
 
     Raises
     ------
@@ -162,114 +183,128 @@ def partition(inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variab
         return _partition(inputs, outputs, statistics, ())
 
 
-def _partition(inputs, outputs, statistics, streams):
-    given, exchanged = set(ancestors(outputs)), set()
+def lowered(outputs: Sequence[theano.Variable], statistics: str = 'exact') -> list[theano.Variable]:
+    """Return a copy of a graph in which the training of batch normalisation is simpler ops, and no node stands twice.
+
+    The graph inside of an OpFromGraph stands in its place. With `statistics` of 'local', each replica normalises by
+    those of its own samples, and these ops remain. Of a branch whose condition is a known number, nothing remains.
+    """
+    new: dict[theano.Variable, theano.Variable] = {}
+    outputs = inlined(outputs)
+    for node in io_toposort([], outputs):
+        with placed_on(place_of_node(node)):
+            new.update(zip(node.outputs, _simpler(node, [new.get(v, v) for v in node.inputs], statistics)))
+    return merged([new.get(output, output) for output in outputs])
+
+
+def _simpler(node: Apply, inputs: list[theano.Variable], statistics: str) -> Sequence[theano.Variable]:
+    if isinstance(node.op, IfElse) and number(inputs[0]) is not None:  # as Keras's learning phase may be
+        n = len(node.outputs)
+        return inputs[1:n + 1] if number(inputs[0]) else inputs[n + 1:]
+    if isinstance(node.op, BATCH_NORM) and statistics == 'exact':
+        return elementary(node, inputs)
+    return node.outputs if inputs == node.inputs else node.clone_with_new_inputs(inputs).outputs
+
+
+def _partition(inputs, outputs, statistics, streams) -> Program:
+    of_graph = set(ancestors(outputs))
+    exchanged: set[theano.Variable] = set()
     while True:
         shards = Shards(inputs, outputs, exchanged, statistics, streams)
-        twice = shards.exchanged_twice() & given - exchanged
+        twice = shards.exchanged_twice() & of_graph - exchanged
         if not twice:
             return _program(shards, inputs)
         exchanged |= twice
 
 
-def _program(shards, inputs):
-    """The Program of what is needed of some Shards."""
-    found, handed = _outputs(shards, inputs)
-    in_stages = [output.variable for output in found if output.reduction is not None]
-    met = set(ancestors([output.variable for output in found if output.reduction is None]))
-    last = [Exchange(v, *shards.exchanges[v]) for v in shards.exchanges if v in met] + handed
-    wanted = {}
-    for variable in in_stages + [exchange.source for exchange in last]:
-        wanted.setdefault(_place(shards, variable), []).append(variable)
-    stages, new = [], {}
-    for number in reversed(range(max(wanted, default=-1) + 1)):
-        outputs = list(dict.fromkeys(wanted.get(number, [])))
-        met = [v for v in ancestors(outputs) if v.owner is None]
-        exchanges = [Exchange(v, *shards.exchanges[v]) for v in met if v in shards.exchanges]
-        carried = {v: shards.carried[v] for v in met if v in shards.carried}
+def _program(shards: Shards, inputs: Sequence[theano.Variable]) -> Program:
+    """Return the Program of the needed part of some Shards."""
+    outputs, handed_over = _outputs(shards, inputs)
+    met = set(ancestors([output.variable for output in outputs if output.reduction is None]))
+    last = [Exchange(v, *shards.exchanges[v]) for v in shards.exchanges if v in met] + handed_over
+    wanted: dict[int, list[theano.Variable]] = {}
+
+    def want(variables: Iterable[theano.Variable]) -> None:
+        for variable in variables:
+            wanted.setdefault(max(0, shards.stages.get(variable, FREE)), []).append(variable)
+    want(output.variable for output in outputs if output.reduction is not None)
+    want(exchange.source for exchange in last)
+    stages: list[Stage] = []
+    new: dict[theano.Variable, theano.Variable] = {}
+    for i in reversed(range(max(wanted, default=-1) + 1)):
+        of_stage = list(dict.fromkeys(wanted.get(i, [])))
+        read = [v for v in ancestors(of_stage) if v.owner is None]
+        exchanges = [Exchange(v, *shards.exchanges[v]) for v in read if v in shards.exchanges]
+        carried = {v: shards.carried[v] for v in read if v in shards.carried}
         if carried:
-            carrying = Carrying(shards, number, carried)
+            carrying = Carrying(shards, i, carried)
             carried = carrying.carried
-            new.update(zip(outputs, substitute(outputs, carrying.again)))
-        for source in [exchange.source for exchange in exchanges] + list(carried.values()):
-            wanted.setdefault(_place(shards, source), []).append(source)
-        stages.insert(0, Stage(exchanges, carried, outputs))
+            new.update(zip(of_stage, substitute(of_stage, carrying.again)))
+        want([exchange.source for exchange in exchanges] + list(carried.values()))
+        stages.insert(0, Stage(exchanges, carried, of_stage))
     early = {exchange.variable for stage in stages for exchange in stage.exchanges}
-    last = [exchange for exchange in last if exchange.variable not in early]
-    return Program(list(inputs), shards.numbers, [_renamed(stage, new) for stage in stages],
-                   _renamed(Stage(last, {}, []), new).exchanges,
-                   [output._replace(variable=new.get(output.variable, output.variable)) for output in found],
-                   shards.independent)
+    return Program(list(inputs), shards.numbers, stages, [each for each in last if each.variable not in early], outputs,
+                   shards.independent).renamed(new)
 
 
-def _outputs(shards, inputs):
-    """The Outputs, and what a stage hands over to those that need no replica: exchanges."""
+def _outputs(shards: Shards, inputs: Sequence[theano.Variable]) -> tuple[list[Output], list[Exchange]]:
+    """Return the Outputs, and the exchanges by which a stage hands over values to those that need no replica."""
     values = list(shards.outputs)
     for i, value in enumerate(values):
         if value.kind == ROWS and value.state.outer is not None:
             values[i] = shards.gathered(value)
         elif value.kind == PARTIAL:
             values[i] = shards.exchange(value, value.state.reduction)
-    together = _Together(shards, inputs, [value.variable for value in values if value.kind == CONSTANT])
+    constants = _Constants(shards, inputs, [value.variable for value in values if value.kind == CONSTANT])
     outputs = []
     for value in values:
-        alone = together.found.get(value.variable)
-        reduction = Gather(value.axis) if value.kind == ROWS else SAME if alone is None else None
-        outputs.append(Output(alone if reduction is None else value.variable, reduction))
-    return outputs, together.exchanges
+        graph = constants.graphs.get(value.variable)
+        outputs.append(Output(value.variable, Gather(value.axis)) if value.kind == ROWS else
+                       Output(value.variable, SAME) if graph is None else Output(graph, None))
+    return outputs, constants.exchanges
 
 
-class _Together:
-    """Constants as functions of exchanged values, not of what a stage computes.
+class _Constants:
+    """Constants as functions of exchanged values, without the values that a stage computes.
 
     Attributes
     ----------
-    found : dict of theano.Variable to theano.Variable
-        Without those that a replica has to compute: what is drawn is drawn once, and a loop may have constant results
+    graphs : dict of theano.Variable to theano.Variable
+        Without those that a replica has to compute: random numbers are drawn once, and a loop may have constant results
         beside those that need samples.
     exchanges : list of Exchange
-        What a stage hands over: constants that need the samples, such as their number by the shape of an array.
+        The constants that a stage hands over since they need the samples, such as their number by the shape of an
+        array.
     """
 
     def __init__(self, shards, inputs, constants):
         self._shards, self._own = shards, set(inputs).union(shards.numbers[1:])
-        self._memo, self._inlined, self._handed = {}, {}, {}
-        fit = [variable for variable in constants if self._can_be(variable)]
-        variables = fit
-        while any(place in self._inlined for place in ancestors(variables)):
-            variables = substitute(variables, self._inlined)
-        self.found = dict(zip(fit, variables))
-        met = set(ancestors(variables))
-        self.exchanges = [Exchange(place, source, SAME) for place, source in self._handed.items() if place in met]
+        self._memo, self._inlined, self._handed_over = {}, {}, {}
+        fit = graphs = [variable for variable in constants if self._can_be(variable)]
+        while any(v in self._inlined for v in ancestors(graphs)):
+            graphs = substitute(graphs, self._inlined)
+        self.graphs = dict(zip(fit, graphs))
+        met = set(ancestors(graphs))
+        self.exchanges = [Exchange(v, source, SAME) for v, source in self._handed_over.items() if v in met]
 
     def _can_be(self, variable):
-        """Whether a constant can be computed of exchanged values, and what else is handed over."""
+        """Return whether a constant can be computed of exchanged values; note the further values that it needs."""
         met = ancestors([variable])
         if any(v in self._own or v.owner and isinstance(v.owner.op, DRAWS) for v in met):
             return False
-        carried = {place: self._shards.carried[place] for place in met if place in self._shards.carried}
-        for place, source in carried.items():
+        carried = {v: self._shards.carried[v] for v in met if v in self._shards.carried}
+        for placeholder, source in carried.items():
             if source not in self._memo:
                 self._memo[source] = self._can_be(source)
             if self._memo[source]:
-                self._inlined[place] = source
+                self._inlined[placeholder] = source
             elif source in self._shards.constants and not _is_half_empty(source):
-                self._handed[place] = source
+                self._handed_over[placeholder] = source
             else:
                 return False
         return True
 
 
 def _is_half_empty(variable):
-    """Whether a variable is made of memory that holds anything, such as what a loop writes into."""
+    """Return whether a variable is made of memory of any content, such as that into which a loop writes."""
     return any(v.owner and isinstance(v.owner.op, AllocEmpty) for v in ancestors([variable]))
-
-
-def _renamed(stage, new):
-    return Stage([exchange._replace(source=new.get(exchange.source, exchange.source)) for exchange in stage.exchanges],
-                 {place: new.get(source, source) for place, source in stage.carried.items()},
-                 [new.get(output, output) for output in stage.outputs])
-
-
-def _place(shards, variable):
-    return max(0, shards.stages.get(variable, FREE))

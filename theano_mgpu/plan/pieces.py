@@ -1,6 +1,8 @@
 """Cut a stage where the device changes: pieces, each of which one device computes."""
-from collections import namedtuple
-from typing import Callable, Dict, List, Mapping, Optional, Sequence, Set
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
 
 import theano
 from theano.compile.sharedvalue import SharedVariable
@@ -10,26 +12,34 @@ from theano.tensor.elemwise import DimShuffle
 from ..devices.mesh import Mesh
 from ..graphs.graph import substitute
 from ..patches.placement_tags import place_of
-from .carrying import DEEPEST, is_cheap
+from .carrying import missing_for
 
-Piece = namedtuple('Piece', 'place level given stand_ins outputs graphs')
-Piece.__doc__ = """The part of a stage that one device computes without values from another one.
 
-Attributes
-----------
-place : str
-    See `mesh.Mesh`.
-level : int
-    The longest chain of pieces that it waits for; pieces of one level can be computed at the same time.
-given : list of theano.Variable
-    What it takes: of the stage, and from other pieces.
-stand_ins : list of theano.Variable
-    What stands for each in `graphs`.
-outputs : list of theano.Variable
-    What the stage or other pieces take of it.
-graphs : list of theano.Variable
-    The graph of each output.
-"""
+class Piece(NamedTuple):
+    """The part of a stage that one device computes without values from another one.
+
+    Attributes
+    ----------
+    place : str
+        See `mesh.Mesh`.
+    level : int
+        The longest chain of pieces that it waits for; pieces of one level can be computed at the same time.
+    given : list of theano.Variable
+        The values that it takes: of the stage, and from other pieces.
+    stand_ins : list of theano.Variable
+        Inputs that stand for them in `graphs`.
+    outputs : list of theano.Variable
+        The values that the stage or other pieces take of it.
+    graphs : list of theano.Variable
+        The graph of each output.
+    """
+
+    place: str
+    level: int
+    given: list[theano.Variable]
+    stand_ins: list[theano.Variable]
+    outputs: list[theano.Variable]
+    graphs: list[theano.Variable]
 
 
 class Places:
@@ -44,15 +54,15 @@ class Places:
 
     def __init__(self, mesh: Mesh):
         self._default, self._names = mesh.places[0], set(mesh.places)
-        self._known: Dict[theano.Variable, Optional[str]] = dict(mesh.placement)
+        self._known: dict[theano.Variable, str | None] = dict(mesh.placement)
 
     def among(self, carried: Mapping[theano.Variable, theano.Variable]) -> Callable[[theano.Variable], str]:
-        """`of`, for the variables of a stage into which values are carried."""
-        self._known.update((stand_in, self.of(source)) for stand_in, source in carried.items())
+        """Return `of`, for the variables of a stage into which values are carried."""
+        self._known.update((placeholder, self.of(source)) for placeholder, source in carried.items())
         return self.of
 
     def of(self, variable: theano.Variable) -> str:
-        """The place of a variable whose ancestors have been asked for, or have places by tag."""
+        """Return the place of a variable whose ancestors have been asked for, or have places by tag."""
         if variable not in self._known:
             place = place_of(variable)
             if place not in self._names:
@@ -64,75 +74,70 @@ class Places:
 
 def cut(given: Sequence[theano.Variable], outputs: Sequence[theano.Variable],
         place_of: Callable[[theano.Variable], str], recompute: bool = False,
-        buckets: Sequence[Sequence[theano.Variable]] = ()) -> List[Piece]:
+        buckets: Sequence[Sequence[theano.Variable]] = ()) -> list[Piece]:
     """Cut a graph into pieces.
 
     Parameters
     ----------
     given : list of theano.Variable
-        Inputs of the graph, of which any device can be given the value.
+        Inputs of the graph, whose values any device can be given.
     outputs : list of theano.Variable
     place_of : callable
         The place of a variable.
     recompute : bool
-        Whether a piece computes again what an earlier piece of its place has computed, from what that one was given,
-        so that it need not be kept: the backward pass computes the forward pass again.
+        Whether a piece computes the values of an earlier piece of its place again, from the inputs of that one, so
+        that they need not be kept: the backward pass computes the forward pass again.
     buckets : list of list of theano.Variable, optional
-        Outputs of which those of each list are to be computed before those of the next one: the graph is also cut
-        between them, see `buckets`.
+        Outputs in lists: those of each list are computed before those of the next one. The graph is also cut between
+        them, see `buckets`.
 
     Returns
     -------
     list of Piece
-        By level. What takes little to compute, such as a view, is computed by each piece that needs it.
+        By level. Cheap values, such as a view, are computed by each piece that needs them.
 
     Notes
     -----
     A chain of n devices makes 2 n - 1 pieces: the forward and the backward pass of each device, which on the last one
     are one piece. `recompute` is what GPipe calls re-materialisation (Huang et al., 2019).
     """
-    pieces = _Pieces(given, outputs, place_of, recompute, buckets)
-    found = [piece for key in reversed(pieces.order) for piece in pieces.piece(*key)]
-    levels = {level: i for i, level in enumerate(sorted({piece.level for piece in found}))}
-    return [piece._replace(level=levels[piece.level]) for piece in reversed(found)]
+    cutter = _Cutter(given, outputs, place_of, recompute, buckets)
+    pieces = [piece for key in reversed(cutter.order) for piece in cutter.piece(*key)]
+    levels = {level: i for i, level in enumerate(sorted({piece.level for piece in pieces}))}
+    return [piece._replace(level=levels[piece.level]) for piece in reversed(pieces)]
 
 
-class _Pieces:
+class _Cutter:
+    """The level and place of the piece that computes each variable, and the outputs of each piece."""
 
     def __init__(self, given, outputs, place_of, recompute, buckets):
         self._given, self._place_of, self._recompute = list(dict.fromkeys(given)), place_of, recompute
-        self._keys = {}  # variable -> level and place of the piece that computes it
-        self._order = {}
-        self._constants = set()
+        self._keys: dict[theano.Variable, tuple[int, str]] = {}  # in an order that is the same on each rank
+        constants: set[theano.Variable] = set()  # any piece can compute them
         nodes = io_toposort(self._given, outputs)
         needed = _first_needed(nodes, buckets)
         for node in nodes:
-            if all(self._is_constant(variable) for variable in node.inputs):
-                self._constants.update(node.outputs)  # any piece can compute it
+            if all(isinstance(v, theano.Constant) or v in constants for v in node.inputs):
+                constants.update(node.outputs)
                 continue
             place = place_of(node.outputs[0])
             above = [self._keys[v] for v in node.inputs if v in self._keys]
             first = min(needed.get(v, 0) for v in node.outputs)
             key = max([level + (other != place) for level, other in above] + [first]), place
             self._keys.update((v, key) for v in node.outputs)
-            for v in node.outputs:  # no two alike: each rank has to take values in the same order
-                self._order[v] = len(self._order)
-        self._wanted: Dict[tuple, Dict[theano.Variable, None]] = {}
+        self._order = {v: i for i, v in enumerate(self._keys)}
+        self._wanted: dict[tuple[int, str], dict[theano.Variable, None]] = {}
         self._want(outputs)
-        places = list(dict.fromkeys(place for _, place in list(self._keys.values()) + list(self._wanted)))
-        self.order = sorted(set(self._keys.values()) | set(self._wanted),
-                            key=lambda key: (key[0], places.index(key[1])))
+        places = list(dict.fromkeys(place for _, place in [*self._keys.values(), *self._wanted]))
+        self.order = sorted({*self._keys.values(), *self._wanted}, key=lambda key: (key[0], places.index(key[1])))
 
-    def _is_constant(self, variable):
-        return isinstance(variable, theano.Constant) or variable in self._constants
-
-    def _want(self, variables):
+    def _want(self, variables: Iterable[theano.Variable]) -> None:
         for variable in variables:
             key = self._keys.get(variable) or (0, self._place_of(variable))
             self._wanted.setdefault(key, {})[variable] = None
 
-    def piece(self, level, place) -> List[Piece]:
-        """The piece of a level and place, in a list; none if nothing needs it. Those of higher levels come first."""
+    def piece(self, level: int, place: str) -> list[Piece]:
+        """Return the piece of a level and place, in a list; none if nothing needs it. Higher levels come first."""
         outputs = list(self._wanted.get((level, place), ()))
         if not outputs:
             return []
@@ -144,21 +149,19 @@ class _Pieces:
         graphs = substitute(outputs, {v: new for v, new in zip(taken, stand_ins) if new is not v})
         return [Piece(place, level, taken, stand_ins, outputs, graphs)]
 
-    def _taken(self, key, outputs) -> List[theano.Variable]:
-        """What a piece takes from other pieces, in the order in which it is computed."""
+    def _taken(self, key, outputs) -> list[theano.Variable]:
+        """Return the values that a piece takes from other pieces, in the order in which they are computed."""
         met = self._met(outputs, (), lambda v: self._is_here(v, key))
-        found = {self._viewed(v, key) for v in met if v in self._keys and not self._is_here(v, key)}
-        found = sorted(found, key=self._order.get)
-        for variable in reversed(found):
-            others = set(found) - {variable}
-            if self._can_be_made_of(variable, others, key[1]):
-                found.remove(variable)
+        taken = {self._viewed(v, key) for v in met if v in self._keys and not self._is_here(v, key)}
+        for variable in sorted(taken, key=self._order.__getitem__, reverse=True):
+            others = taken - {variable}
+            if not missing_for(variable, functools.partial(self._is_there, others, key[1])):
+                taken = others
         # What is made again may need less, and what nothing needs any more is not taken.
-        met = self._met(outputs, set(found))
-        return [variable for variable in found if variable in met]
+        return sorted(taken & self._met(outputs, taken), key=self._order.__getitem__)
 
     def _viewed(self, variable, key):
-        """What a variable is a view of: taken in its place, it serves all views."""
+        """Return the variable that another one is a view of: taken in its place, it serves all views."""
         while isinstance(variable.owner.op, DimShuffle):
             viewed, = variable.owner.inputs
             if viewed not in self._keys or self._is_here(viewed, key):
@@ -170,43 +173,27 @@ class _Pieces:
         level, place = self._keys[variable]
         return place == key[1] and (self._recompute or level == key[0])
 
-    def _can_be_made_of(self, variable, taken, place):
-        """Whether little is to be computed to make a variable of those that are taken, and what every piece has."""
-        todo, seen = [(variable, 0)], set()
-        while todo:
-            v, depth = todo.pop()
-            if v in seen or v in taken:
-                continue
-            seen.add(v)
-            if v not in self._keys:
-                if isinstance(v, SharedVariable) and self._place_of(v) != place:
-                    return False
-            elif depth < DEEPEST and is_cheap(v.owner):
-                todo += [(each, depth + 1) for each in v.owner.inputs]
-            else:
-                return False
-        return True
+    def _is_there(self, taken, place, variable):
+        """Return whether a piece takes a variable, or every piece of its place has it or can compute it."""
+        return variable in taken or variable not in self._keys and not (
+            isinstance(variable, SharedVariable) and self._place_of(variable) != place)
 
-    def _met(self, outputs, taken, enters=lambda variable: True) -> Set[theano.Variable]:
-        """The variables that outputs depend on, as far as what is taken, and as what is not entered."""
+    def _met(self, outputs, taken, enters=lambda variable: True) -> set[theano.Variable]:
+        """Return the variables that outputs depend on, down to those that are taken, or are not entered."""
         todo, seen = list(outputs), set()
         while todo:
             v = todo.pop()
-            if v in seen:
-                continue
-            seen.add(v)
-            if v in self._keys and v not in taken and enters(v):
-                todo += v.owner.inputs
+            if v not in seen:
+                seen.add(v)
+                todo += v.owner.inputs if v in self._keys and v not in taken and enters(v) else ()
         return seen
 
 
-def _first_needed(nodes, buckets):
-    """For each variable that is computed, the number of the first bucket that needs it."""
-    found = {}
-    for number, bucket in reversed(list(enumerate(buckets))):
-        found.update(dict.fromkeys(bucket, number))
+def _first_needed(nodes: Sequence[Any], buckets: Sequence[Sequence[theano.Variable]]) -> dict[theano.Variable, int]:
+    """Return the number of the first bucket that needs a variable, for each one that is computed."""
+    first = {variable: i for i, bucket in reversed(list(enumerate(buckets))) for variable in bucket}
     for node in reversed(nodes):
-        number = min((found[v] for v in node.outputs if v in found), default=0)
+        number = min((first[v] for v in node.outputs if v in first), default=0)
         for v in node.inputs:
-            found[v] = min(number, found.get(v, number))
-    return found
+            first[v] = min(number, first.get(v, number))
+    return first

@@ -1,5 +1,7 @@
 """The plans that a process makes, recorded for an explanation."""
-from typing import Any, List, NamedTuple, Optional
+from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 from .step_plan import StepPlan
 
@@ -11,10 +13,10 @@ class Recorded(NamedTuple):
     splitter: Any
 
 
-_recorded: Optional[List[Recorded]] = None
+_recorded: list[Recorded] | None = None
 
 
-def record() -> List[Recorded]:
+def record() -> list[Recorded]:
     """Begin to record, and return the list that grows."""
     global _recorded
     _recorded = []

@@ -1,8 +1,10 @@
 """The order in which the parts of a stage are computed for the micro-batches of a batch."""
-from typing import Any, List, Sequence, Tuple
+from __future__ import annotations
+
+from typing import Any, Sequence
 
 
-def schedule(parts: Sequence[Any], n_rounds: int) -> List[List[Tuple[Any, int]]]:
+def schedule(parts: Sequence[Any], n_rounds: int) -> list[list[tuple[Any, int]]]:
     """Return the clock cycles of a pipeline.
 
     Parameters

@@ -1,12 +1,49 @@
-"""The samples of a batch that each replica works on."""
+"""The ranks of a job, and the samples of a batch that each replica works on."""
+from __future__ import annotations
+
 from dataclasses import dataclass
-from typing import List, Tuple
+from typing import Sequence, Tuple
 
 import numpy as np
 
-from .machine import Machine
-
 Span = Tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The processes of a job with their devices and flags: the same on every rank, but for `rank`.
+
+    It is gathered once for a function (`runtime.consensus.gather_machine`), so that planning exchanges nothing.
+
+    Attributes
+    ----------
+    rank : int
+        The number of this process.
+    replicas : tuple of int
+        Replicas of each rank.
+    update_on : tuple of str
+        The place where each rank would compute new values, one of `options.UPDATE_ON`.
+    overlap : tuple of bool
+        Whether each rank has the flag ``mgpu.overlap=True``.
+    half : tuple of bool
+        Whether each rank has the flag ``mgpu.exchange=float16``.
+    """
+
+    rank: int = 0
+    replicas: tuple[int, ...] = (1,)
+    update_on: tuple[str, ...] = ('device',)
+    overlap: tuple[bool, ...] = (False,)
+    half: tuple[bool, ...] = (False,)
+
+    @property
+    def size(self) -> int:
+        """The number of processes."""
+        return len(self.replicas)
+
+    @property
+    def n_replicas(self) -> int:
+        """The number of replicas of all ranks."""
+        return sum(self.replicas)
 
 
 @dataclass(frozen=True)
@@ -40,18 +77,18 @@ class Shares:
 
     @property
     def n_replicas(self) -> int:
-        """Replicas of all ranks among which a batch is divided."""
+        """The number of replicas, on all ranks, among which a batch is divided."""
         return self.machine.n_replicas if self.is_divided else 1
 
-    def lengths(self, length: int) -> List[int]:
-        """Return the samples of a whole batch that each rank works on."""
+    def lengths(self, length: int) -> list[int]:
+        """Return the number of samples of a whole batch that each rank works on."""
         replicas = self.machine.replicas
         if not self.is_divided or len(replicas) == 1:
             return [length] * len(replicas)
         sizes = sub_batch_sizes(length, sum(replicas), self.least_samples)
         return [sum(sizes[start:stop]) for start, stop in ranges(replicas)]
 
-    def rounds(self, length: int) -> List[List[Span]]:
+    def rounds(self, length: int) -> list[list[Span]]:
         """Return the first and one-past-last sample of each replica of this rank, one list a micro-batch.
 
         Parameters
@@ -61,16 +98,14 @@ class Shares:
         """
         if not length or not self.is_divided:
             return [[(0, length)]] if length else []
-        machine = self.machine
-        n = machine.replicas[machine.rank] if self.is_sharded else machine.n_replicas
+        first, stop = ranges(self.machine.replicas)[self.machine.rank]
+        n = stop - first if self.is_sharded else self.machine.n_replicas
         rounds = micro_batch_rounds(length, n, self.micro_batches, self.least_samples)
-        if not self.is_sharded:
-            first = machine.first_replica
-            rounds = [spans[first:first + machine.replicas[machine.rank]] for spans in rounds]
+        rounds = rounds if self.is_sharded else [spans[first:stop] for spans in rounds]
         return [spans for spans in rounds if spans]
 
 
-def sub_batch_sizes(batch_size, n_replicas, least=1):
+def sub_batch_sizes(batch_size: int, n_replicas: int, least: int = 1) -> list[int]:
     """Split a batch size into near-equal sub-batch sizes, largest first.
 
     Parameters
@@ -110,8 +145,8 @@ def sub_batch_sizes(batch_size, n_replicas, least=1):
     return [share + 1] * extra + [share] * (n_parts - extra)
 
 
-def ranges(sizes, start=0):
-    """First and one-past-last sample of consecutive sizes.
+def ranges(sizes: Sequence[int], start: int = 0) -> list[Span]:
+    """Return the first and one-past-last sample of consecutive sizes.
 
     Examples
     --------
@@ -122,8 +157,8 @@ def ranges(sizes, start=0):
     return list(zip([start] + stops[:-1], stops))
 
 
-def micro_batch_rounds(batch_size, n_replicas, micro_batches, least=1):
-    """Which samples each replica works on, one round after the other.
+def micro_batch_rounds(batch_size: int, n_replicas: int, micro_batches: int, least: int = 1) -> list[list[Span]]:
+    """Return the samples that each replica works on, one round after the other.
 
     Parameters
     ----------

@@ -1,6 +1,8 @@
-"""The plan of a step: the one value between a program and what runs."""
-from dataclasses import dataclass, field
-from typing import Dict, FrozenSet, List, Optional, Tuple, Union
+"""The plan of a step: the one value between a program and its executable."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Tuple
 
 import theano
 from theano.compile.sharedvalue import SharedVariable
@@ -8,9 +10,8 @@ from theano.compile.sharedvalue import SharedVariable
 from ..devices.context_map import Context
 from ..devices.mesh import Mesh
 from .explain import explained
-from .machine import Machine
 from .partition import Exchange, Output, Program
-from .shares import Shares
+from .shares import Machine, Shares
 
 Variables = Tuple[theano.Variable, ...]
 
@@ -38,21 +39,21 @@ class ReduceScatter:
     Attributes
     ----------
     owners : tuple of int
-        That rank, for each sum.
+        The rank that gets each sum.
     """
 
-    owners: Tuple[int, ...]
+    owners: tuple[int, ...]
 
     def __str__(self) -> str:
         return 'reduce_scatter'
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SumGroup:
     """Sums that replicas, and then ranks, add together once a part has computed its shares of them."""
 
-    exchanges: Tuple[Exchange, ...]
-    collective: Union[AllReduce, ReduceScatter]
+    exchanges: tuple[Exchange, ...]
+    collective: AllReduce | ReduceScatter
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +65,7 @@ class Part:
     given, outputs : tuple of theano.Variable
         The values that it takes, and those that it makes.
     inputs, graphs : tuple of theano.Variable
-        What stands for each of `given` in its graph, and the graph of each output.
+        The input that stands for each of `given` in its graph, and the graph of each output.
     updates : dict of SharedVariable to theano.Variable
         The graphs of new values, which it makes, too.
     contexts : tuple of Context
@@ -85,19 +86,19 @@ class Part:
     inputs: Variables
     outputs: Variables
     graphs: Variables
-    updates: Dict[SharedVariable, theano.Variable]
-    contexts: Tuple[Context, ...]
-    name: Optional[str] = None
+    updates: dict[SharedVariable, theano.Variable]
+    contexts: tuple[Context, ...]
+    name: str | None = None
     level: int = 0
     last: Variables = ()
-    sums: Tuple[SumGroup, ...] = ()
-    copied_to: Tuple[Context, ...] = ()
+    sums: tuple[SumGroup, ...] = ()
+    copied_to: tuple[Context, ...] = ()
     is_share: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class Boundary:
-    """What is exchanged before a stage, or after the last one.
+    """The exchanges before a stage, or after the last one.
 
     Attributes
     ----------
@@ -108,21 +109,21 @@ class Boundary:
         Those that are not among the sums.
     """
 
-    exchanges: Tuple[Exchange, ...]
-    sums: Tuple[SumGroup, ...]
-    others: Tuple[Exchange, ...]
+    exchanges: tuple[Exchange, ...]
+    sums: tuple[SumGroup, ...]
+    others: tuple[Exchange, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class StagePlan:
-    """A stage: what is exchanged before it, the values of earlier stages that it takes, and its parts by level.
+    """A stage: the exchanges before it, the values of earlier stages that it takes, and its parts by level.
 
     `saved` maps each placeholder of a value of an earlier stage to that value.
     """
 
     boundary: Boundary
-    saved: Dict[theano.Variable, theano.Variable]
-    parts: Tuple[Part, ...]
+    saved: dict[theano.Variable, theano.Variable]
+    parts: tuple[Part, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,14 +141,14 @@ class DividedUpdate:
         All that the update reads, or makes new values of.
     """
 
-    shares: Tuple[Tuple[SharedVariable, ...], ...]
-    sent: FrozenSet[SharedVariable]
-    read: Tuple[SharedVariable, ...]
+    shares: tuple[tuple[SharedVariable, ...], ...]
+    sent: frozenset[SharedVariable]
+    read: tuple[SharedVariable, ...]
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen in a plan, and why."""
+    """A choice in a plan, and its reason."""
 
     what: str
     chosen: str
@@ -156,7 +157,7 @@ class Choice:
 
 @dataclass(frozen=True, eq=False)
 class StepPlan:
-    """What runs where in a step, what is exchanged, and why. ``print(plan)`` explains it.
+    """The parts of a step with their contexts, the exchanges, and the reasons. ``print(plan)`` explains it.
 
     Attributes
     ----------
@@ -170,7 +171,7 @@ class StepPlan:
     last : Boundary
         After the last stage.
     update : tuple of Part
-        What is computed of exchanged values: new values, most of all.
+        The graphs of exchanged values: new values, most of all.
     results : tuple of Output
         The program's outputs that are not new values.
     rows : dict of SharedVariable to Output
@@ -185,24 +186,24 @@ class StepPlan:
     choices : tuple of Choice
     """
 
-    name: Optional[str]
+    name: str | None
     program: Program
     mesh: Mesh
     machine: Machine
     shares: Shares
-    stages: Tuple[StagePlan, ...]
+    stages: tuple[StagePlan, ...]
     last: Boundary
-    update: Tuple[Part, ...]
-    results: Tuple[Output, ...]
-    rows: Dict[SharedVariable, Output]
-    kept: FrozenSet[theano.Variable]
-    params: Tuple[SharedVariable, ...] = ()
-    divided: Optional[DividedUpdate] = None
+    update: tuple[Part, ...]
+    results: tuple[Output, ...]
+    rows: dict[SharedVariable, Output]
+    kept: frozenset[theano.Variable]
+    params: tuple[SharedVariable, ...] = ()
+    divided: DividedUpdate | None = None
     overlaps: bool = False
-    choices: Tuple[Choice, ...] = field(default=())
+    choices: tuple[Choice, ...] = ()
 
     @property
-    def parts(self) -> List[Part]:
+    def parts(self) -> list[Part]:
         """All parts, in the order in which they are computed."""
         return [part for stage in self.stages for part in stage.parts] + list(self.update)
 

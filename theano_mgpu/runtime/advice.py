@@ -1,4 +1,6 @@
-"""The error of a replica: that of the graph, or a ReplicaError that says what to do about a device."""
+"""The error of a replica: an error of the graph, or a ReplicaError that says what to do about a device."""
+from __future__ import annotations
+
 from typing import Sequence
 
 from ..analysis import NOT_DIVISIBLE
@@ -13,13 +15,13 @@ OUT_OF_MEMORY = ('CUDA_ERROR_OUT_OF_MEMORY', 'CL_MEM_OBJECT_ALLOCATION_FAILURE',
                  'Invalid buffer size', 'failed to allocate', 'ould not allocate work')
 
 
-def error_of(cause: BaseException, replica: int, context: Context, where: str, samples=None,
-             contexts: Sequence[Context] = ()) -> BaseException:
+def error_of(cause: BaseException | None, replica: int, context: Context, where: str,
+             samples: tuple[int, int] | None = None, contexts: Sequence[Context] = ()) -> BaseException:
     """Return the error to raise for an exception of a replica.
 
     An error of the graph (an Assert, a wrong shape, an op of the user's) is raised as it is, as plain Theano does, with
-    a note that names the replica. One of the device becomes a ReplicaError, with advice. A check of the analysis, that
-    the batch can be divided, becomes a BatchError.
+    a note that names the replica. An error of the device becomes a ReplicaError, with advice. A check of the analysis,
+    that the batch can be divided, becomes a BatchError.
 
     Parameters
     ----------
@@ -33,23 +35,17 @@ def error_of(cause: BaseException, replica: int, context: Context, where: str, s
         Those that ran at the same time.
     """
     failed = 'replica %d (context %s, %s) failed, nothing was changed' % (replica, describe([context]), where)
+    error: BaseException
     if isinstance(cause, AssertionError) and str(cause).startswith(NOT_DIVISIBLE):
         error = BatchError('%s: %s' % (failed, str(cause).partition('\n')[0]))
-        error.__cause__ = cause
-        return error
-    if not is_of_device(cause, context):
+    elif context.kind != 'cpu' and (type(cause).__module__.partition('.')[0] == 'pygpu' or is_lost(context) or
+                                    type(cause) in (MemoryError, RuntimeError) or is_out_of_memory(cause, context)):
+        error = ReplicaError('%s: %s: %s%s' % (failed, type(cause).__name__, reason(cause).strip().partition('\n')[0],
+                                               advice(cause, context, contexts)), replica, context, samples)
+    else:
         return noted(cause, failed)
-    error = ReplicaError('%s: %s: %s%s' % (failed, type(cause).__name__, reason(cause).strip().partition('\n')[0],
-                                           advice(cause, context, contexts)), replica, context, samples)
     error.__cause__ = cause
     return error
-
-
-def is_of_device(cause: BaseException, context: Context) -> bool:
-    """Return whether an exception is that of a GPU: of its driver, or for lack of its memory, or since it is lost."""
-    return context.kind != 'cpu' and (type(cause).__module__.partition('.')[0] == 'pygpu' or
-                                      type(cause) in (MemoryError, RuntimeError) or is_out_of_memory(cause, context) or
-                                      is_lost(context))
 
 
 class MemoryExplained:
@@ -76,26 +72,21 @@ class MemoryExplained:
             raise error_of(cause, *self._arguments) from cause
 
 
-def is_out_of_memory(cause: BaseException, context: Context) -> bool:
-    """Whether an error of a device is that it has too little free memory."""
+def is_out_of_memory(cause: BaseException | None, context: Context) -> bool:
+    """Return whether a device has failed because it has too little free memory."""
     return context.kind != 'cpu' and any(text in reason(cause) for text in OUT_OF_MEMORY)
 
 
-def advice(cause: BaseException, context: Context, contexts: Sequence[Context] = ()) -> str:
-    """What to do where a device is lost, or out of memory: the end of a message, or nothing."""
+def advice(cause: BaseException | None, context: Context, contexts: Sequence[Context] = ()) -> str:
+    """Return advice for a device that is lost, or out of memory: the end of a message, or nothing."""
     if is_lost(context):
-        return _of_lost(context, [other for other in contexts if other is not context])
-    return _of_memory(context) if is_out_of_memory(cause, context) else ''
-
-
-def _of_lost(context, others):
-    return ('. %s has failed for good in this process%s. Start again from a checkpoint%s'
-            % (context.device,
-               '; the values on %s are those before this step, and can be saved' % describe(others) if others else '',
-               ', without it if it fails again: contexts=' + describe(others) if others else ''))
-
-
-def _of_memory(context):
+        others = describe([other for other in contexts if other is not context])
+        return ('. %s has failed for good in this process%s. Start again from a checkpoint%s'
+                % (context.device,
+                   '; the values on %s are those before this step, and can be saved' % others if others else '',
+                   ', without it if it fails again: contexts=' + others if others else ''))
+    if not is_out_of_memory(cause, context):
+        return ''
     other = next((each.name for each in active_contexts() if each.name != context.name), 'dev1')
     device = gpu_context(context)
     return ('. %s has %d MiB of memory, of which %d MiB are free now. To need less: give smaller batches; or have them '

@@ -1,9 +1,16 @@
-"""A batch that is split: the shard of each replica, and what is known of it in the course of a step."""
-from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+"""A batch that is split: the shard of each replica, and the values that are known in the course of a step."""
+from __future__ import annotations
 
+import collections
+import functools
+from typing import Any, Dict, Mapping, NamedTuple, Sequence
+
+import numpy as np
 import theano
 
 from ..devices.context_map import HOST, Context
+from ..plan import Part, StepPlan
+from ..plan.shares import Span
 from ..replicas.transfers import DeviceBuffers, copy_to, is_on
 
 Values = Dict[theano.Variable, Any]
@@ -12,14 +19,14 @@ Values = Dict[theano.Variable, Any]
 class Sum(NamedTuple):
     """A sum that lies on the host, and on the devices that it was sent to.
 
-    `sums` sends it to a device together with the others of its step; `on_devices` has what is on each device, the same
-    object for all of them.
+    `sums` sends it to a device together with the others of its step; `on_devices` has the copies on each device, by
+    their numbers, and is the same object for all of them.
     """
 
     value: Any
-    index: int
+    number: int
     sums: Any
-    on_devices: Dict[Context, Dict[int, Any]]
+    on_devices: dict[Context, dict[int, Any]]
 
     def on(self, context: Context) -> Any:
         """Return the sum where functions of a context take it."""
@@ -27,21 +34,21 @@ class Sum(NamedTuple):
             return self.value
         if context not in self.on_devices:
             self.on_devices[context] = self.sums.send(context)
-        return self.on_devices[context][self.index]
+        return self.on_devices[context][self.number]
 
 
 class Outbox:
-    """Sends values to the devices of one replica, each value once a step.
+    """The values that are sent to the devices of one replica, each value once a step.
 
     Parameters
     ----------
     buffers : dict of Context to DeviceBuffers
-        Where the values go.
+        The memory that the values are sent to.
     """
 
     def __init__(self, buffers: Mapping[Context, DeviceBuffers]):
         self._buffers = buffers
-        self._sent: Dict[Tuple[theano.Variable, Context], Any] = {}
+        self._sent: dict[tuple[theano.Variable, Context], Any] = {}
 
     def send(self, variable: theano.Variable, value: Any, context: Context) -> Any:
         """Return a value where functions of a context take it."""
@@ -56,22 +63,22 @@ class Outbox:
         return self._sent[key]
 
     def forget(self, variables: Sequence[theano.Variable]) -> None:
-        """Let go of what was sent of variables."""
+        """Let go of the values of variables."""
         self._sent = {key: value for key, value in self._sent.items() if key[0] not in variables}
 
     def arguments(self, given: Sequence[theano.Variable], takes: Sequence[bool], context: Context, values: Values,
-                  common: Values) -> List[Any]:
+                  common: Values) -> list[Any]:
         """Return the values of variables as a function takes them.
 
         Parameters
         ----------
         given : list of theano.Variable
         takes : list of bool
-            Which are taken on the device, see `graph.compile_for`.
+            Whether each of them is taken on the device, see `graph.compile_for`.
         context : Context
-            That of the function.
+            The context of the function.
         values, common : dict of theano.Variable to (ndarray or pygpu.gpuarray.GpuArray or Sum)
-            What the replica knows, and what every replica knows.
+            The values that the replica knows, and those that every replica knows.
         """
         return [self.send(variable, values[variable] if variable in values else common[variable],
                           context if on_device else HOST) for variable, on_device in zip(given, takes)]
@@ -86,17 +93,17 @@ class Shard:
     span : (int, int)
         Its samples, of those that this process has: the first, and the one after the last.
     values : dict of theano.Variable to (ndarray or pygpu.gpuarray.GpuArray)
-        Its inputs; what it computes is added.
+        Its inputs, to which computed values are added.
     outbox : Outbox
     """
 
     __slots__ = 'replica', 'span', 'values', 'outbox'
 
-    def __init__(self, replica: int, span: Tuple[int, int], values: Values, outbox: Outbox):
+    def __init__(self, replica: int, span: Span, values: Values, outbox: Outbox):
         self.replica, self.span, self.values, self.outbox = replica, span, values, outbox
 
-    def keep(self, part, outputs):
-        """Keep what a part has computed, and let go of what no later one needs."""
+    def keep(self, part: Part, outputs: Sequence[Any]) -> None:
+        """Keep the outputs of a part, and let go of the values that no later part needs."""
         self.values.update(zip(part.outputs, outputs))
         if part.last:
             for variable in part.last:
@@ -112,20 +119,95 @@ class Batch:
     rounds : list of list of Shard
         One list a micro-batch, each with a shard for each of the first replicas.
     common : dict of theano.Variable to ndarray
-        What is the same for every shard; exchanged values are added.
+        The values that are the same for every shard; exchanged values are added.
     samples : int
-        Those of all ranks together.
+        Samples of all ranks together.
     lengths : list of int
         Samples that each rank works on.
     idle : bool
         Whether this rank has none, and takes part with a sample that does not count.
     alone : bool
-        Whether one replica has the whole batch: what it computes stays on its device.
+        Whether one replica has the whole batch: its values stay on its device.
     """
 
-    def __init__(self, rounds: List[List[Shard]], common: Values, samples: int, lengths: List[int],
+    def __init__(self, rounds: Sequence[Sequence[Shard]], common: Values, samples: int, lengths: Sequence[int],
                  idle: bool = False, alone: bool = False):
         self.rounds, self.common, self.samples, self.lengths = rounds, common, samples, lengths
         self.idle, self.alone = idle, alone
         self.shards = rounds[0] if len(rounds) == 1 else \
             sorted((shard for round_ in rounds for shard in round_), key=lambda shard: shard.span)
+
+
+class Splitter:
+    """Splits batches as a plan says, and has the memory on the devices that their inputs are sent to.
+
+    Parameters
+    ----------
+    plan : StepPlan
+    split : list of theano.Variable
+        Inputs that have samples along axis 0; every replica gets the others whole.
+
+    Attributes
+    ----------
+    shapes : dict of theano.Variable to tuple of int, or None
+        The shapes of the first replica's inputs in the first batch.
+    rounds, lengths : callable
+        `Shares.rounds` and `Shares.lengths` of the plan, with a memory.
+    """
+
+    def __init__(self, plan: StepPlan, split: Sequence[theano.Variable]):
+        self._mesh, self._split, self._shares = plan.mesh, set(split), plan.shares
+        self._total, *self._of_shard = plan.program.numbers or [None]
+        self.rounds = functools.lru_cache(maxsize=None)(plan.shares.rounds)
+        self.lengths = functools.lru_cache(maxsize=None)(plan.shares.lengths)
+        self.shapes: dict[theano.Variable, tuple[int, ...]] | None = None
+        self._buffers: dict[int, Any] = collections.defaultdict(collections.deque)
+        # While a batch is computed, the next one is sent. The inputs of several parts are read in the whole step.
+        self._turns = 2 if sum(len(stage.parts) for stage in plan.stages) == 1 else None
+
+    def split(self, values: Values, lengths: Sequence[int], alone: bool = False) -> Batch:
+        """Split a batch.
+
+        Parameters
+        ----------
+        values : dict of theano.Variable to ndarray
+            The inputs of this process.
+        lengths : list of int
+            Samples that each rank was given: of its own, or the whole batch.
+        alone : bool
+            Whether the first replica is to have all of it.
+        """
+        shares, machine = self._shares, self._shares.machine
+        total, before, own = lengths[0], 0, lengths[0]
+        if shares.is_sharded:
+            total, before, own = sum(lengths), sum(lengths[:machine.rank]), lengths[machine.rank]
+        else:
+            lengths = self.lengths(total)
+        rounds = [[(0, own)]] if alone else self.rounds(own)
+        alone = alone or not shares.is_divided or \
+            machine.size == machine.n_replicas == len(rounds) == 1 and len(rounds[0]) == 1
+        common = {variable: value for variable, value in values.items() if variable not in self._split}
+        if self._total is not None:
+            common[self._total] = np.array(total, 'int64')
+        with_samples = [(variable, value) for variable, value in values.items() if variable in self._split]
+
+        def shard(replica: int, span: Span) -> Shard:
+            start, stop = span
+            of_shard = {variable: value[start:stop] for variable, value in with_samples}
+            for variable, number in zip(self._of_shard, (stop - start, before + start, before)):
+                of_shard[variable] = np.array(number, 'int64')
+            return Shard(replica, span, of_shard, self._outbox(replica, self._turns or len(rounds) + 1))
+        # A process without samples takes part with one sample that does not count.
+        shards = [[shard(replica, span) for replica, span in enumerate(spans)] for spans in rounds or [[(0, 1)]]]
+        if self.shapes is None:
+            self.shapes = {v: np.shape(value) for v, value in {**common, **shards[0][0].values}.items()}
+        return Batch(shards, common, total, lengths, not rounds, alone)
+
+    def _outbox(self, replica: int, turns: int) -> Outbox:
+        """Return an outbox with memory that the last `turns - 1` shards of the replica do not use."""
+        buffers = self._buffers[replica]
+        if len(buffers) < turns:
+            buffers.append({context: DeviceBuffers(context) for context in self._mesh.replicas[replica]})
+        else:
+            buffers.rotate(-1)
+        return Outbox(buffers[-1])

@@ -1,17 +1,32 @@
-"""What ranks make sure of before they compile: that they have the same graph, and the same first values."""
+"""What ranks tell each other before they compile: their devices and flags, their graph, and first values."""
+from __future__ import annotations
+
 from typing import Sequence
 
 import numpy as np
 import theano
 from theano.compile.sharedvalue import SharedVariable
 
-from ..distributed.activities import BUILD
+from ..devices.mesh import Mesh
+from ..distributed.activities import BUILD, SHARE
 from ..distributed.collectives import all_gather_int
 from ..distributed.communicator import Communicator
 from ..distributed.consistency import take_values_of_first
 from ..errors import RankError
 from ..graphs import graph
+from ..options import UPDATE_ON, Options
+from ..plan import Machine
 from ..replicas.replicated import Replicated
+
+
+def gather_machine(ranks: Communicator, mesh: Mesh, options: Options) -> Machine:
+    """Return the Machine of a function over some contexts of this process; all ranks have to make the call."""
+    flags = options.flags
+    own = [len(mesh.replicas), UPDATE_ON.index(options.updates_on(mesh.contexts)), flags.overlap,
+           flags.exchange == 'float16']
+    replicas, update_on, overlap, half = ranks.handshake((SHARE,), own).T.tolist()
+    return Machine(ranks.rank, tuple(replicas), tuple(UPDATE_ON[number] for number in update_on),
+                   tuple(map(bool, overlap)), tuple(map(bool, half)))
 
 
 def check_same_graph(ranks: Communicator, inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variable],
@@ -30,19 +45,12 @@ def check_same_graph(ranks: Communicator, inputs: Sequence[theano.Variable], out
 
 def share_first_values(ranks: Communicator, variables: Sequence[Replicated]) -> None:
     """Give variables that are new to the ranks the values that rank 0 has."""
-    new = _new_on_a_rank(ranks, variables)
-    if ranks.size > 1 and new:
-        take_values_of_first(ranks, new)
-    for variable in new:
-        variable.shared, variable.touched = True, False
-
-
-def _new_on_a_rank(ranks, variables):
-    """Return the variables that are new on any rank: each rank's garbage collector decides when an unused one is gone.
-    """
-    new = []
+    new: list[Replicated] = []  # on any rank: each one's garbage collector decides when an unused variable is gone
     for start in range(0, len(variables), 60):  # as many as an integer has bits
         some = variables[start:start + 60]
         masks = all_gather_int(ranks, sum((not variable.shared) << i for i, variable in enumerate(some)))
         new += [variable for i, variable in enumerate(some) if any(mask >> i & 1 for mask in masks)]
-    return new
+    if ranks.size > 1 and new:
+        take_values_of_first(ranks, new)
+    for variable in new:
+        variable.shared, variable.touched = True, False

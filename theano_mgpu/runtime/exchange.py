@@ -1,5 +1,7 @@
 """Values that replicas have, reduced or put together: over those of this process, then over the ranks."""
-from typing import Any, List, Sequence
+from __future__ import annotations
+
+from typing import Any, Sequence
 
 import numpy as np
 
@@ -10,16 +12,16 @@ from ..replicas.transfers import concatenated
 
 
 def exchanged(parts: Sequence[Sequence[Any]], reductions: Sequence[Reduction], lengths: Sequence[int],
-              ranks: Communicator) -> List[Any]:
+              ranks: Communicator) -> list[Any]:
     """Return the whole of each value, the same on every rank.
 
     Parameters
     ----------
     parts : list of list of ndarray
-        For each value, what the replicas of this process have, in the order of their samples.
+        For each value, the parts of the replicas of this process, in the order of their samples.
     reductions : list of Reduction
     lengths : list of int
-        Samples of each rank. What one without samples has does not count.
+        Samples of each rank. The parts of a rank without samples do not count.
     ranks : Communicator
     """
     values = [_of_process(each, reduction) for each, reduction in zip(parts, reductions)]
@@ -31,7 +33,7 @@ def exchanged(parts: Sequence[Sequence[Any]], reductions: Sequence[Reduction], l
     for i, total in zip(sums, totals):
         values[i] = total
     for i, reduction in enumerate(reductions):
-        if reduction != SUM:
+        if reduction not in (SUM, SAME):
             values[i] = _of_ranks(values[i], reduction, lengths, ranks)
     return values
 
@@ -39,16 +41,14 @@ def exchanged(parts: Sequence[Sequence[Any]], reductions: Sequence[Reduction], l
 def _of_process(parts, reduction):
     if reduction == STACK:
         return np.stack(parts)
-    if isinstance(reduction, Gather):
-        return parts[0] if len(parts) == 1 else concatenated(parts, reduction.axis)
-    return parts[0] if len(parts) == 1 or reduction == SAME else \
+    if len(parts) == 1 or reduction == SAME:
+        return parts[0]
+    return concatenated(parts, reduction.axis) if isinstance(reduction, Gather) else \
         np.asarray(reduction.ufunc.reduce(parts), parts[0].dtype)
 
 
 def _of_ranks(value, reduction, lengths, ranks):
     counts = [int(length > 0) for length in lengths]
-    if reduction == SAME:
-        return value
     if reduction == STACK:
         lengths_of_stacks = [count * n for count, n in zip(counts, all_gather_int(ranks, len(value)))]
         return all_gather_rows(ranks, value, lengths_of_stacks)

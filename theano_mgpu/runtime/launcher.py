@@ -1,11 +1,12 @@
-"""Runs tasks on contexts, and turns their failures into errors that name the replica."""
-import functools
-from typing import Any, Callable, Dict, List, Optional, Sequence
+"""A launcher: it runs tasks on contexts, and turns their failures into errors that name the replica."""
+from __future__ import annotations
+
+from typing import Any, Callable, Sequence
 
 from ..devices.context_map import Context
-from ..executors import Executor, SerialExecutor, TaskError, make_executor
+from ..executors import Executor, TaskError, make_executor
 from ..graphs.audit import audit
-from ..profiling.timeline import on_track, records
+from ..profiling.timeline import on_track
 from .advice import error_of
 from .batch import Shard
 
@@ -21,8 +22,8 @@ class Launcher:
     def __init__(self, executor: Executor):
         self.executor = executor
 
-    def run(self, name: str, tasks: Sequence[Callable], contexts: Sequence[Context],
-            shards: Optional[Sequence[Shard]] = None) -> List[Any]:
+    def run(self, name: str, tasks: Sequence[Callable[[], Any]], contexts: Sequence[Context],
+            shards: Sequence[Shard] | None = None) -> list[Any]:
         """Run tasks, shown in the timeline under a name.
 
         Parameters
@@ -30,28 +31,19 @@ class Launcher:
         name : str
         tasks : list of callable
         contexts : list of Context
-            That of each task. Tasks of one context run one after the other.
+            The context of each task. Tasks of one context run one after the other.
         shards : list of Shard, optional
             The shard that each task works on.
-
-        Returns
-        -------
-        list
 
         Raises
         ------
         Exception
-            The first one of a task, with a note of its replica, context and samples; a ReplicaError for that of a
-            device.
+            The first one of a task, with a note of its replica, context and samples; a ReplicaError if a device failed.
         """
-        if type(self.executor) is SerialExecutor and not records():
-            results, failure = _serially(tasks, contexts)
-        else:
-            results, failure = self._by_executor(on_track(tasks, name, contexts), contexts)
-        if failure is None:
-            return results
-        index, cause = failure
-        del failure  # its traceback has this frame, which would keep it
+        try:
+            return self.executor.run(on_track(tasks, name, contexts), contexts)
+        except TaskError as failed:
+            index, cause = failed.index, failed.__cause__
         shard = shards[index] if shards else None
         where = 'samples %d to %d' % (shard.span[0], shard.span[1] - 1) if shard else 'update'
         error = error_of(cause, shard.replica if shard else index, contexts[index], where,
@@ -59,46 +51,10 @@ class Launcher:
         try:
             raise error
         finally:
-            del error, cause  # as above
-
-    def _by_executor(self, tasks, contexts):
-        groups: Dict[Context, List[int]] = {}
-        for i, context in enumerate(contexts):
-            groups.setdefault(context, []).append(i)
-        done: Dict[Context, List[Any]] = {context: [] for context in groups}  # the task after these has failed
-
-        def run_on(context):
-            for i in groups[context]:
-                done[context].append(tasks[i]())
-        try:
-            self.executor.run([functools.partial(run_on, context) for context in groups])
-        except TaskError as failed:
-            context = list(groups)[failed.index]
-            return [], (groups[context][len(done[context])], failed.__cause__)
-        results = {i: result for context, indices in groups.items() for i, result in zip(indices, done[context])}
-        return [results[i] for i in range(len(tasks))], None
+            del error, cause  # its traceback has this frame, which would keep it
 
 
-def _serially(tasks, contexts):
-    """Run tasks one after the other, without an executor's bookkeeping; what a context has begun is not gone on with.
-
-    Returns
-    -------
-    results : list
-    failure : (int, Exception) or None
-        The first task that has failed, and why.
-    """
-    results, failure = [], None
-    for i, (task, context) in enumerate(zip(tasks, contexts)):
-        if failure is None or context != contexts[failure[0]]:
-            try:
-                results.append(task())
-            except Exception as error:
-                failure = failure or (i, error)
-    return results, failure
-
-
-def choose_executor(name: str, functions: Sequence[Callable], n_replicas: int) -> Executor:
+def choose_executor(name: str, functions: Sequence[Any], n_replicas: int) -> Executor:
     """Return an executor for compiled functions.
 
     Parameters
@@ -115,6 +71,6 @@ def choose_executor(name: str, functions: Sequence[Callable], n_replicas: int) -
     return make_executor(name, n_replicas)
 
 
-def _blocks(function):
+def _blocks(function: Any) -> bool:
     """Return whether a function waits for its device before it returns: it reads from the device on the way."""
     return any('HostFromGpu' in str(entry.op) for entry in audit(function))

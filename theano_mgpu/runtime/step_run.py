@@ -1,26 +1,33 @@
-"""Run a compiled plan on a batch: stage after stage, with an exchange before each, then the update."""
+"""A step: stage after stage of a compiled plan on a batch, with an exchange before each, then the update."""
+from __future__ import annotations
+
 import functools
 import time
-from typing import Any, Dict, List, NamedTuple, Sequence
+from typing import Any, NamedTuple, Sequence
 
 import numpy as np
+import theano
 
-from ..analysis import SAME, STACK
+from ..analysis import SAME, STACK, Reduction
 from ..devices.context_map import Context
 from ..distributed.alone import Alone
-from ..plan import Output
+from ..distributed.communicator import Communicator
+from ..plan import Output, Part
 from ..plan.schedule import schedule
+from ..plan.step_plan import Boundary
 from ..replicas.replicated import Replicated
 from ..replicas.transfers import copy_to, fetch, own_copy, wait
 from .advice import MemoryExplained
 from .batch import Batch, Outbox, Shard, Sum, Values
 from .exchange import exchanged
-from .executable import CompiledBoundary, CompiledPart, Executable
+from .executable import Executable
 from .transaction import Transaction
+
+Work = Sequence[Any]  # of (Part, Shard)
 
 
 class StepResult(NamedTuple):
-    """What a step has computed.
+    """The results of a step.
 
     Attributes
     ----------
@@ -34,7 +41,7 @@ class StepResult(NamedTuple):
         Duration up to the new values, without that of gathering outputs with a row a sample.
     """
 
-    outputs: List[np.ndarray]
+    outputs: list[np.ndarray]
     new_values: Transaction
     samples: int
     seconds: float
@@ -53,10 +60,10 @@ class NewValue(NamedTuple):
 class Launched(NamedTuple):
     """A part that was started: the number of its round, the shards, and the results of each."""
 
-    part: CompiledPart
+    part: Part
     number: int
-    shards: List[Shard]
-    results: List[Any]
+    shards: Sequence[Shard]
+    results: list[Any]
 
 
 def run(executable: Executable, batch: Batch) -> StepResult:
@@ -90,37 +97,35 @@ class StepRun:
     """
 
     def __init__(self, executable: Executable, batch: Batch):
-        self._executable, self._batch = executable, batch
+        self._executable, self._plan, self._batch = executable, executable.plan, batch
         self._launcher, self._timings = executable.launcher, executable.timings
         self._transaction = Transaction()
-        self._new: List[NewValue] = []
-        self._launched: List[Launched] = []
+        self._new: list[NewValue] = []
+        self._launched: list[Launched] = []
         self._began = time.perf_counter()
 
     def start(self) -> None:
-        """Compute all stages but what the last one has launched on the devices."""
+        """Compute all stages; the last one may still be under way on the devices."""
         self._executable.over_ranks.wait()  # a second Ctrl-C may have ended the wait of the last step
-        for stage in self._executable.stages:
-            self._complete(self._launched)
-            self._launched = []
+        for stage in self._plan.stages:
             self._exchange(stage.boundary)
-            if stage.saved:
-                for shard in self._batch.shards:
-                    shard.values.update([(variable, shard.values[source]) for variable, source in stage.saved])
+            for shard in self._batch.shards if stage.saved else ():
+                shard.values.update([(variable, shard.values[source]) for variable, source in stage.saved.items()])
             self._compute(stage.parts)
 
     def finish(self) -> StepResult:
         """Wait for the last stage, compute the update, store the new values, and gather the outputs."""
-        self._complete(self._launched)
-        self._launched = []
-        self._exchange(self._executable.last)
+        self._exchange(self._plan.last)
         self._executable.over_ranks.wait()
-        values = self._update()
-        outputs = self._results(values)
+        of_update = self._update()
+        results = list(dict.fromkeys(self._plan.results))
+        with self._timings.span('run'):  # results that stayed on the device may still be in progress
+            outputs = {each: self._on_host(each.variable, of_update) for each in results if not each.has_rows}
         seconds = time.perf_counter() - self._began
-        self._gather_rows(outputs)
-        results = [outputs[output] for output in self._executable.plan.results]
-        return StepResult(results, self._transaction, self._batch.samples, seconds)
+        outputs.update(self._gathered([each for each in results if each.has_rows]))
+        self._store_rows()
+        return StepResult([outputs[each] for each in self._plan.results], self._transaction, self._batch.samples,
+                          seconds)
 
     def undo(self) -> None:
         """Put every old value back, after an error."""
@@ -129,79 +134,83 @@ class StepRun:
 
     # --- stages
 
-    def _compute(self, parts: Sequence[CompiledPart]) -> None:
-        """Run the parts of a stage, cycle after cycle; what the last cycle has launched is not complete yet."""
+    def _compute(self, parts: Sequence[Part]) -> None:
+        """Run the parts of a stage, cycle after cycle; the results of the last cycle are not complete yet."""
         waits = len(parts) > 1 and self._executable.on_devices
         for cycle in schedule(parts, len(self._batch.rounds)):
             # The values of a micro-batch are released before the next one starts. The CPU computes at once.
             if not waits:
-                self._complete(self._launched)
-                self._launched = []
+                self._complete_all()
             before = self._launched  # not in one line with the next: that would keep the results of the cycle before
             self._launched = self._launch(cycle)
             if waits:
                 self._complete(before)
 
-    def _launch(self, cycle):
+    def _launch(self, cycle: Sequence[tuple[Part, int]]) -> list[Launched]:
         """Start the parts of a clock cycle, each on the shards of its round."""
-        work = [(part, shard) for part, number in cycle for shard in self._batch.rounds[number]]
-        contexts = [part.part.contexts[shard.replica] for part, shard in work]
-        shards = [shard for _, shard in work]
-        arguments = arguments_on_devices(self._executable, work, contexts, shards, self._batch.common)
+        compiled, rounds = self._executable.parts, self._batch.rounds
+        work = [(part, shard) for part, number in cycle for shard in rounds[number]]
+        contexts, arguments = arguments_on_devices(self._executable, work, self._batch.common)
         name = 'launch' if self._executable.on_devices else 'run'
         with self._timings.span(name):
-            tasks = [functools.partial(part.run, shard.replica, given) for (part, shard), given in zip(work, arguments)]
-            results = self._launcher.run(name, tasks, contexts, shards)
+            tasks = [functools.partial(compiled[part].run, shard.replica, given)
+                     for (part, shard), given in zip(work, arguments)]
+            results = self._launcher.run(name, tasks, contexts, [shard for _, shard in work])
         for (part, shard), (outputs, _) in zip(work, results):
-            shard.keep(part.part, outputs)
-        results = iter(results)
-        return [Launched(part, number, self._batch.rounds[number], [next(results) for _ in self._batch.rounds[number]])
+            shard.keep(part, outputs)
+        every_result = iter(results)
+        return [Launched(part, number, rounds[number], [next(every_result) for _ in rounds[number]])
                 for part, number in cycle]
 
-    def _complete(self, launched: Sequence[Launched]) -> None:
-        """Wait for what was launched, add up its sums, and note the new values of the first round."""
+    def _complete_all(self) -> None:
+        self._complete(self._launched)
+        self._launched = []
+
+    def _complete(self, every_launched: Sequence[Launched]) -> None:
+        """Wait for parts that were started, add up their sums, and note the new values of the first round."""
         executable, batch = self._executable, self._batch
-        if executable.on_devices and launched and (not batch.alone or self._timings.waits()):
+        if executable.on_devices and every_launched and (not batch.alone or self._timings.waits()):
             with self._timings.span('run'):
-                work = [(each.part.part.contexts[shard.replica], shard, outputs) for each in launched
-                        for shard, (outputs, _) in zip(each.shards, each.results)]
-                contexts, shards, every_outputs = zip(*work)
-                self._launcher.run('run', [functools.partial(wait, outputs) for outputs in every_outputs], contexts,
-                                   shards)
-        for compiled, number, shards, results in launched:
-            part = compiled.part
+                work = [(each.part.contexts[shard.replica], shard, functools.partial(wait, outputs))
+                        for each in every_launched for shard, (outputs, _) in zip(each.shards, each.results)]
+                contexts, shards, tasks = zip(*work)
+                self._launcher.run('run', tasks, contexts, shards)
+        for part, number, shards, results in every_launched:
             contexts = [part.contexts[shard.replica] for shard in shards]
-            if not batch.alone:
-                for group in part.sums:
-                    sums = executable.sums[group]
-                    sums.add(shards, contexts, number, len(batch.rounds))
-                    if number == len(batch.rounds) - 1:
-                        executable.over_ranks.start(sums, batch.idle)
-            for j, variable in enumerate(compiled.updated):
+            for group in () if batch.alone else part.sums:
+                sums = executable.sums[group]
+                sums.add(shards, contexts, number, len(batch.rounds))
+                if number == len(batch.rounds) - 1:
+                    executable.over_ranks.start(sums, batch.idle)
+            for j, variable in enumerate(executable.parts[part].updated):
                 new = NewValue(variable, contexts, [values[j] for _, values in results])
-                if variable.variable not in executable.streams:
+                if variable.variable not in self._plan.program.streams:
                     self._new += [new] if number == 0 else []
                 elif not batch.idle:
                     self._store([new])  # the next slice goes on there
 
-    def _exchange(self, boundary: CompiledBoundary) -> None:
-        """Add to what every shard knows what all of them have."""
+    def _exchange(self, boundary: Boundary) -> None:
+        """Complete the stage before, and add the exchanged values to those that every shard knows."""
+        self._complete_all()
         batch = self._batch
-        if batch.alone:  # what one shard has stays on its device
+        if batch.alone:  # the values of the only shard stay on its device
             shard, = batch.shards
             for variable, source, reduction in boundary.exchanges:
                 value = shard.values[source]
                 batch.common[variable] = value.reshape((1,) + value.shape) if reduction == STACK else value
             return
-        self._executable.over_ranks.finish(boundary.sums, batch.idle)
-        for sums in boundary.sums:
+        every_sums = [self._executable.sums[group] for group in boundary.sums]
+        self._executable.over_ranks.finish(every_sums, batch.idle)
+        for sums in every_sums:
             batch.common.update(sums.taken())
         if boundary.others:
             variables, sources, reductions = zip(*boundary.others)
             values = self._together(sources, reductions, self._executable.communicator)
             batch.common.update(zip(variables, values))
 
-    def _together(self, variables, reductions, communicator):
+    def _together(self, variables: Sequence[theano.Variable], reductions: Sequence[Reduction],
+                  communicator: Communicator) -> list[Any]:
+        """Return the whole of values that the shards have parts of."""
         batch = self._batch
         with self._timings.span('device_to_host'):
             parts = [[fetch(shard.values[variable])
@@ -213,38 +222,36 @@ class StepRun:
     # --- the update
 
     def _update(self) -> Values:
-        """Compute what is made of exchanged values, and store what is new; return what the parts have computed."""
+        """Compute the update, and store new values; return the outputs of its parts."""
         executable, batch = self._executable, self._batch
-        values: Values = {}
-        for compiled in executable.update:
-            part = compiled.part
-            contexts = part.contexts[:1] if batch.alone else part.contexts
-            arguments = self._broadcast(compiled, contexts)
+        of_update: Values = {}
+        for part in self._plan.update:
+            compiled, contexts = executable.parts[part], part.contexts[:1] if batch.alone else part.contexts
+            arguments = self._broadcast(part, contexts)
             with self._timings.span('update'):
                 tasks = [functools.partial(compiled.run, i, given) for i, given in enumerate(arguments)]
                 results = self._launcher.run('update', tasks, contexts)
                 if self._timings.waits():
                     wait(value for _, new in results for value in new)
-            values.update(zip(part.outputs, results[0][0]))
+            of_update.update(zip(part.outputs, results[0][0]))
             self._new += [NewValue(variable, contexts, each, part.copied_to)
                           for variable, each in zip(compiled.updated, zip(*[new for _, new in results]))]
         with self._timings.span('broadcast'):
             if executable.owners:
                 own = {new.variable: new.values[0] for new in self._new}
-                self._new += [NewValue(variable, [], [value], executable.plan.mesh.contexts)
+                self._new += [NewValue(variable, [], [value], self._plan.mesh.contexts)
                               for variable, value in executable.owners.exchange(own).items()]
             self._store(self._new)
             if executable.owners:
                 self._transaction.then(executable.owners.leave)
-        return values
+        return of_update
 
-    def _broadcast(self, compiled, contexts):
-        """Return what each context is given of exchanged values."""
-        executable, given = self._executable, compiled.part.given
-        tasks = [functools.partial(Outbox({context: executable.update_buffers(context)}).arguments, given,
-                                   compiled.takes[i], context, {}, self._batch.common)
-                 for i, context in enumerate(contexts)]
-        if not any(any(takes) for takes in compiled.takes):
+    def _broadcast(self, part: Part, contexts: Sequence[Context]) -> list[list[Any]]:
+        """Return the arguments of a part of the update on each context."""
+        takes = self._executable.parts[part].takes
+        tasks = [functools.partial(Outbox(self._executable.update_buffers).arguments, part.given, takes[i], context, {},
+                                   self._batch.common) for i, context in enumerate(contexts)]
+        if not any(map(any, takes)):
             return [task() for task in tasks]
         with self._timings.span('broadcast'):
             return self._launcher.run('broadcast', tasks, contexts)
@@ -254,82 +261,71 @@ class StepRun:
         transaction = self._transaction
         for variable, contexts, values, copied_to in every_new:
             copies = variable.copies
-            stored = {}
             for context, value in zip(contexts, values):
-                stored[copies[context]] = None
                 transaction.replace(copies[context], value)
+            stored = {copies[context] for context in contexts}
             others = [each for each in copied_to if each in copies and each not in contexts]
             for i, context in enumerate(others):
-                if copies[context] not in stored:  # contexts on the host share a copy
+                copy = copies[context]
+                if copy not in stored:  # contexts on the host share a copy
                     with MemoryExplained(i, context, 'update'):
-                        stored[copies[context]] = None
-                        transaction.convert(copies[context], copy_to(context, values[0]))
+                        stored.add(copy)
+                        transaction.replace(copy, copy.type.filter(copy_to(context, values[0])))
             transaction.then(variable.commit, [*contexts, *others])
 
     # --- outputs
 
-    def _results(self, values: Values) -> Dict[Output, np.ndarray]:
-        """Return the results that are the same on each replica, on the host."""
-        alike = [output for output in dict.fromkeys(self._executable.plan.results) if not output.has_rows]
-        with self._timings.span('run'):  # results that stayed on the device may still be in progress
-            return {output: self._on_host(output.variable, values) for output in alike}
-
-    def _on_host(self, variable, values):
-        for known in (values, self._batch.common, self._batch.shards[0].values):
+    def _on_host(self, variable: theano.Variable, of_update: Values) -> Any:
+        for known in (of_update, self._batch.common, self._batch.shards[0].values):
             if variable in known:
                 value = known[variable]
                 return own_copy(variable, value.value if isinstance(value, Sum) else value)
         raise AssertionError('nothing has computed %s' % variable)
 
-    def _gather_rows(self, outputs: Dict[Output, np.ndarray]) -> None:
-        """Add the results with rows of samples to the outputs, and store the states with a row a sample."""
-        plan, batch = self._executable.plan, self._batch
-        outputs.update(self._gathered([output for output in dict.fromkeys(plan.results) if output.has_rows]))
-        if plan.rows and not (plan.shares.is_sharded and batch.idle):
-            states = self._gathered(list(plan.rows.values()))
+    def _store_rows(self) -> None:
+        """Store the states with a row a sample."""
+        rows = self._plan.rows
+        if rows and not (self._plan.shares.is_sharded and self._batch.idle):
+            states = self._gathered(list(rows.values()))
             with self._timings.span('update'):
-                for variable, output in plan.rows.items():
+                for variable, output in rows.items():
                     self._transaction.store_rows(variable, states[output])
 
-    def _gathered(self, outputs):
+    def _gathered(self, outputs: Sequence[Output]) -> dict[Output, Any]:
         """Return outputs with rows of samples, put together on the host: those of all ranks, or of this rank's own.
         """
         if not outputs:
             return {}
-        is_sharded = self._executable.plan.shares.is_sharded
-        rows = self._together([output.variable for output in outputs], [output.reduction for output in outputs],
+        is_sharded = self._plan.shares.is_sharded
+        reductions: list[Any] = [output.reduction for output in outputs]
+        rows = self._together([output.variable for output in outputs], reductions,
                               Alone() if is_sharded else self._executable.communicator)
         if is_sharded and self._batch.idle:
-            rows = [np.moveaxis(np.moveaxis(value, output.reduction.axis, 0)[:0], 0, output.reduction.axis)
-                    for output, value in zip(outputs, rows)]
+            rows = [np.moveaxis(np.moveaxis(value, each.axis, 0)[:0], 0, each.axis)
+                    for each, value in zip(reductions, rows)]
         return dict(zip(outputs, rows))
 
 
-def arguments_on_devices(executable: Executable, work: Sequence[Any], contexts: Sequence[Context],
-                         shards: Sequence[Shard], common: Values) -> List[Any]:
-    """Return the arguments of parts for shards, on the devices of their contexts.
+def arguments_on_devices(executable: Executable, work: Work, common: Values) -> tuple[list[Context], list[list[Any]]]:
+    """Return the contexts of parts for shards, and the arguments on their devices.
 
     Parameters
     ----------
     executable : Executable
-    work : list of (CompiledPart, Shard)
-    contexts : list of Context
-    shards : list of Shard
-        Those of `work`.
+    work : list of (Part, Shard)
     common : dict of theano.Variable to ndarray
     """
-    tasks = [functools.partial(shard.outbox.arguments, part.part.given, part.takes[shard.replica], context,
+    contexts = [part.contexts[shard.replica] for part, shard in work]
+    tasks = [functools.partial(shard.outbox.arguments, part.given, executable.parts[part].takes[shard.replica], context,
                                shard.values, common) for (part, shard), context in zip(work, contexts)]
     if not executable.on_devices:
-        return [task() for task in tasks]
+        return contexts, [task() for task in tasks]
     with executable.timings.span('host_to_device'):
-        return executable.launcher.run('host_to_device', tasks, contexts, shards)
+        return contexts, executable.launcher.run('host_to_device', tasks, contexts, [shard for _, shard in work])
 
 
 def send(executable: Executable, batch: Batch) -> None:
     """Send the inputs that the first stage reads of a batch to the devices; the run of the batch finds them there."""
-    if executable.on_devices and executable.stages:
-        work = [(part, shard) for part in executable.stages[0].parts if part.part.level == 0
-                for shard in batch.rounds[0]]
-        contexts = [part.part.contexts[shard.replica] for part, shard in work]
-        arguments_on_devices(executable, work, contexts, [shard for _, shard in work], batch.common)
+    if executable.on_devices and executable.plan.stages:
+        arguments_on_devices(executable, [(part, shard) for part in executable.plan.stages[0].parts if part.level == 0
+                                          for shard in batch.rounds[0]], batch.common)

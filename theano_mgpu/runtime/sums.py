@@ -1,19 +1,23 @@
 """Sums over all samples, such as gradients, which are added on the host: over the replicas, then over the ranks."""
+from __future__ import annotations
+
 import functools
-from typing import Any, Collection, Dict, List, Mapping, Sequence
+import threading
+from typing import Any, Collection, Mapping, Sequence
 
 import numpy as np
 import theano
 
 from ..devices.context_map import Context
+from ..distributed.activities import ADD
 from ..distributed.communicator import Communicator
 from ..distributed.half_precision import all_reduce_in_half
-from ..plan import AllReduce, SumGroup
+from ..graphs.graph import compile_for
+from ..plan import ReduceScatter, SumGroup
 from ..profiling.timeline import Timings, span
 from ..replicas.collectives import all_reduce, bucket_ranges
-from ..replicas.transfers import Fetcher, FlatBuffers, describe
+from ..replicas.transfers import Fetcher, FlatBuffers, Sender, describe
 from ..utils.worker_threads import Task, WorkerThreads
-from .accumulate import Accumulator
 from .batch import Shard, Sum, Values
 from .launcher import Launcher
 
@@ -25,7 +29,7 @@ class HostSums:
     ----------
     group : SumGroup
     kept : collection of theano.Variable
-        Those of the sources that a shard needs itself, too.
+        The sources that a shard needs itself, too.
     read_on : dict of Context to (set of theano.Variable)
         The placeholders that are read on each context: their sums are sent there.
     launcher : Launcher
@@ -42,34 +46,37 @@ class HostSums:
     def __init__(self, group: SumGroup, kept: Collection[theano.Variable],
                  read_on: Mapping[Context, Collection[theano.Variable]], launcher: Launcher, timings: Timings,
                  one_replica: bool):
-        self._collective, self._launcher, self._timings = group.collective, launcher, timings
+        self._collective: Any = group.collective
+        self._launcher, self._timings = launcher, timings
         self._sources = [exchange.source for exchange in group.exchanges]
         self._placeholders = [exchange.variable for exchange in group.exchanges]
         self._kept, self._one_replica = set(self._sources).intersection(kept), one_replica
         self._on_devices = any(context.kind != 'cpu' for context in read_on)
         self._wanted = {context: [i for i, variable in enumerate(self._placeholders) if variable in read]
                         for context, read in read_on.items()}
-        self._buffers = self.views = None
-        self._fetchers: Dict[Any, Fetcher] = {}
-        self._accumulator, self._held = Accumulator(self._sources), {}
-        self._on_its_device = None  # the sums of the only replica
-        self._underway: List[Task] = []
+        self.views: list[Any] = []
+        self._buffers = FlatBuffers([])
+        self._fetchers: dict[Any, Fetcher] = {}
+        self._adders: dict[Context, Any] = {}  # a compiled function and its Sender
+        self._held: dict[int, Any] = {}
+        self._on_its_device: Any = None  # the sums of the only replica
+        self._underway: list[Task] = []
 
     def add(self, shards: Sequence[Shard], contexts: Sequence[Context], number: int = 0, n_rounds: int = 1) -> None:
-        """Add what shards have; large arrays are added on another thread while the next ones come from the devices.
+        """Add the parts of shards; large arrays are added on another thread while the next ones come from the devices.
 
         Parameters
         ----------
         shards : list of Shard
             They let go of their parts.
         contexts : list of Context
-            Where each of them has its part.
+            The context that each of them has its part on.
         number, n_rounds : int
             The round of the step, and the number of rounds. On devices, the parts of all rounds are added there.
         """
         kept = self._kept
-        parts = [[shard.values[source] if source in kept else shard.values.pop(source) for source in self._sources]
-                 for shard in shards]
+        parts: Sequence[Any] = [[shard.values[source] if source in kept else shard.values.pop(source)
+                                 for source in self._sources] for shard in shards]
         accumulate = number > 0
         if n_rounds > 1 and contexts[0].kind != 'cpu':
             self._hold(parts, shards, contexts, accumulate)
@@ -83,12 +90,12 @@ class HostSums:
         self._add(parts, shards, contexts, accumulate, number == n_rounds - 1)
 
     def taken(self) -> Values:
-        """Return the sums by placeholder, for one step: what is sent to a device is freed with them."""
+        """Return the sums by placeholder, for one step: copies on devices are freed with them."""
         values, self._on_its_device = self._on_its_device, None
         if values is None:
             values = self.views
             if self._on_devices:
-                sent: Dict[Context, Dict[int, Any]] = {}
+                sent: dict[Context, dict[int, Any]] = {}
                 values = [Sum(view, i, self, sent) for i, view in enumerate(self.views)]
         return dict(zip(self._placeholders, values))
 
@@ -104,7 +111,7 @@ class HostSums:
         for flat in self._buffers.flat:
             flat[...] = 0
 
-    def send(self, context: Context) -> Dict[int, Any]:
+    def send(self, context: Context) -> dict[int, Any]:
         """Return the sums that are read on a context, by number, on its device; they are sent in one copy a dtype."""
         wanted = self._wanted[context]
         here = self._together(wanted)
@@ -128,13 +135,27 @@ class HostSums:
         if not accumulate:
             self._held = {}
         else:
-            self._accumulator.prepare(contexts)
-            tasks = [functools.partial(self._accumulator.add, context, self._held[shard.replica][-1], part)
+            tasks = [functools.partial(self._added, context, self._held[shard.replica][-1], part)
                      for shard, context, part in zip(shards, contexts, parts)]
+            for context in contexts:
+                self._compile_adder(context)
             with self._timings.span('launch'):
                 parts = self._launcher.run('launch', tasks, contexts, shards)
         self._held.update((shard.replica, (shard, context, part))
                           for shard, context, part in zip(shards, contexts, parts))
+
+    def _added(self, context, totals, values):
+        """Return the totals with values added, in new arrays on a context's device."""
+        function, sender = self._adders[context]
+        return function.unwatched_call(*sender.send([*totals, *values]))
+
+    def _compile_adder(self, context):
+        if context not in self._adders:
+            totals, values = [[source.type() for source in self._sources] for _ in range(2)]
+            function = compile_for(context, totals + values, [total + value for total, value in zip(totals, values)],
+                                   {}, {}, name='sums of micro-batches',
+                                   like=[other for other, _ in self._adders.values()])
+            self._adders[context] = function, Sender(function)
 
     def _add(self, parts, shards, contexts, accumulate, is_last):
         """Add the parts of the replicas to the sums, or make the sums of them."""
@@ -142,7 +163,7 @@ class HostSums:
             self._thread.finish(self._underway)
             self._underway = []
         like = describe(parts[0])
-        if self._buffers is None or self._buffers.like != like:
+        if self._buffers.like != like:
             self._buffers = FlatBuffers(like)
         self.views = self._buffers.views
         sizes = [array.size * array.itemsize for array in self.views]
@@ -183,7 +204,7 @@ class HostSums:
 
 
 class OwnedSums(HostSums):
-    """Sums over the ranks each of which goes to one rank alone: each is a message of its own, from where it is."""
+    """Sums over the ranks, each of which goes to one rank alone: each is a message of its own, from where it lies."""
 
     def _add(self, parts, shards, contexts, accumulate, is_last):
         if len(parts) == 1 and is_last and not accumulate:
@@ -191,10 +212,10 @@ class OwnedSums(HostSums):
         else:
             super()._add(parts, shards, contexts, accumulate, is_last)
 
-    def add_over(self, ranks):
+    def add_over(self, ranks: Communicator) -> None:
         self.views = ranks.reduce_scatter(self.views, self._collective.owners)
 
-    def clear(self):
+    def clear(self) -> None:
         self.views = [np.zeros(view.shape, view.dtype) for view in self.views]
 
     def _together(self, wanted):
@@ -202,8 +223,8 @@ class OwnedSums(HostSums):
 
 
 def sums_of(group: SumGroup, *arguments: Any) -> HostSums:
-    """Return what adds a SumGroup; the other arguments are those of `HostSums`."""
-    return (HostSums if isinstance(group.collective, AllReduce) else OwnedSums)(group, *arguments)
+    """Return the sums of a SumGroup; the other arguments are those of `HostSums`."""
+    return (OwnedSums if isinstance(group.collective, ReduceScatter) else HostSums)(group, *arguments)
 
 
 def _add_up(arrays, targets, accumulate):
@@ -211,3 +232,68 @@ def _add_up(arrays, targets, accumulate):
     with span('all_reduce', 'all_reduce'):
         for each, out in zip(zip(*arrays), targets):
             all_reduce(each, out, accumulate)
+
+
+class OverRanks:
+    """Adds sums over the ranks, in place: after each other, or each while the next part of a stage is computed.
+
+    Those of an idle rank, which has no samples, are 0.
+
+    Parameters
+    ----------
+    ranks : Communicator
+    timings : Timings
+    overlaps : bool
+        Whether `start` adds on a thread of its own. The ranks meet before in the thread that calls, so an error of one
+        rank is found as in a step without overlap.
+    """
+
+    def __init__(self, ranks: Communicator, timings: Timings, overlaps: bool):
+        self._ranks, self._timings = ranks, timings
+        self._overlaps = overlaps and ranks.size > 1
+        self._threads = WorkerThreads([_add_over] * self._overlaps, 'theano_mgpu exchange')
+        self._underway: dict[HostSums, Task] = {}  # those of a later boundary may be added early
+
+    def wait(self) -> None:
+        """Wait for the sums under way; also after an error, since the other ranks add, too."""
+        if self._underway:
+            self._threads.finish(self._underway.values())
+            self._underway = {}
+
+    def start(self, sums: HostSums, idle: bool) -> None:
+        """Begin to add, if there is a thread for it."""
+        if not self._overlaps:
+            return
+        self._meet([sums], idle)
+        begun, busy = threading.Lock(), any(not each.done() for each in self._underway.values())
+        begun.acquire()
+        self._underway[sums] = task = Task(sums, self._ranks, begun)
+        self._threads.submit(task)
+        if not busy:
+            begun.acquire()  # Theano's compiled code keeps Python's lock: without this, the thread would start after it
+
+    def finish(self, every_sums: Sequence[HostSums], idle: bool) -> None:
+        """Add the rest of these sums, and end those under way: ranks have to exchange values in one order."""
+        if self._ranks.size == 1:
+            return
+        with self._timings.span('exchange'):
+            for each in self._underway.values():
+                each.result()
+        rest = [sums for sums in every_sums if sums not in self._underway]
+        if rest:
+            self._meet(rest, idle)
+            with self._timings.span('exchange'):
+                for sums in rest:
+                    sums.add_over(self._ranks)
+
+    def _meet(self, every_sums, idle):
+        for sums in every_sums if idle else ():
+            sums.clear()
+        with self._timings.span('wait'):
+            self._ranks.handshake((ADD,))
+
+
+def _add_over(sums, ranks, begun):
+    begun.release()
+    with span('exchange', 'exchange'):
+        sums.add_over(ranks)

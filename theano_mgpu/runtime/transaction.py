@@ -1,4 +1,6 @@
 """The new values of a step: all of them are stored, or none."""
+from __future__ import annotations
+
 from typing import Any, Callable
 
 import numpy as np
@@ -9,15 +11,15 @@ from ..replicas.transfers import own_copy, wait
 
 
 class Transaction:
-    """What shared storage held before a step, so that an error can put it back.
+    """The values that shared storage held before a step, so that an error can put them back.
 
     Compiled replicas never write to shared storage: they return new values, which replace old ones.
     Keeping a reference to each old one is all that it takes.
     """
 
-    def __init__(self):
-        self._old = []
-        self._actions = []
+    def __init__(self) -> None:
+        self._old: list[tuple[list[Any], Any]] = []
+        self._actions: list[tuple[Callable[..., Any], Any]] = []
 
     def replace(self, shared: SharedVariable, value: Any) -> None:
         """Give a shared variable a new value, of its internal type; remember the old one."""
@@ -25,20 +27,16 @@ class Transaction:
         self._old.append((storage, storage[0]))
         storage[0] = value
 
-    def convert(self, shared: SharedVariable, value: Any) -> None:
-        """As `replace`, with a value from the host."""
-        self.replace(shared, shared.type.filter(value))
-
     def wait(self) -> None:
         """Wait until devices have computed the new values."""
-        wait(storage[0] for storage, _ in self._old if hasattr(storage[0], 'sync'))
+        wait(storage[0] for storage, _ in self._old)
 
-    def then(self, action: Callable, *arguments: Any) -> None:
-        """Have something called once the new values are to stay."""
+    def then(self, action: Callable[..., Any], *arguments: Any) -> None:
+        """Add a call that is made once the new values are to stay."""
         self._actions.append((action, arguments))
 
     def commit(self) -> None:
-        """The new values stay: do what was to be done then, in order."""
+        """Let the new values stay: make the calls that were added, in order."""
         for action, arguments in self._actions:
             action(*arguments)
 
@@ -49,12 +47,13 @@ class Transaction:
         self._old.clear()
 
     def store_rows(self, variable: SharedVariable, value: np.ndarray) -> None:
-        """Give a shared variable with a row a sample, of the user's or what stands for it, its new value."""
+        """Give a shared variable with a row a sample, of the user's or its stand-in, its new value."""
         variable = getattr(variable.tag, 'stands_for', variable)
-        self.convert(variable, own_copy(variable, value))  # the caller may be given the same rows as an output
-        self.then(_written_by_step, watcher_of(variable))
+        value = own_copy(variable, value)  # the caller may be given the same rows as an output
+        self.replace(variable, variable.type.filter(value))
+        self.then(_note_written_by_step, watcher_of(variable))
 
 
-def _written_by_step(watcher):
+def _note_written_by_step(watcher):
     watcher.after_write()
     watcher.touched = False  # the same on every rank: made from what they have added

@@ -68,7 +68,7 @@ class SelfChecked(DataParallel):
             self.executable.refresh()
             began = time.perf_counter()
             values = self.arguments.bind(args, {})
-            batch = self._split(values, {}, [self.inputs.length(values)], alone=True)
+            batch = self.split(values, alone=True)
             ready = time.perf_counter()
             result = run(self.executable, batch)
             try:
