@@ -12,7 +12,7 @@ from theano_mgpu.keras import Checkpoint, Predictor, disable, enable, multi_gpu_
 from theano_mgpu.keras import report as report_module
 from theano_mgpu.keras.parallel_state import parallel_state_of
 from theano_mgpu.keras.report import Report
-from theano_mgpu.verification.certificate import TOLERANCE
+from theano_mgpu.verification.report import TOLERANCE
 
 import keras
 import numpy as np

@@ -26,7 +26,7 @@ class Computation:
         Of the function that computes them.
     inputs : list of theano.Variable
     outputs : dict of (str, str) to theano.Variable
-        By kind and name, as in a Certificate.
+        By kind and name, as in a VerificationReport.
     updates : dict of SharedVariable to theano.Variable
         New values.
     states : dict of (str, str) to SharedVariable

@@ -6,8 +6,8 @@ from keras import backend as K
 
 from ..errors import MgpuError
 from ..jobs import mpi_environment
-from ..verification.certificate import TOLERANCE, Certificate, largest
 from ..verification.comparison import on_both_sides, rows_of
+from ..verification.report import TOLERANCE, VerificationReport, largest
 from .computations import evaluation, prediction, training_step
 from .fit_record import random_states, set_random_states
 from .multi_gpu import chosen_contexts
@@ -33,7 +33,7 @@ def verify(model, x, y, gpus=None, sample_weight=None, tolerance=None):
 
     Returns
     -------
-    Certificate
+    VerificationReport
         Print it.
 
     Raises
@@ -72,7 +72,7 @@ def verify_batch(model, arrays, contexts, tolerance=None):
 
     Returns
     -------
-    Certificate
+    VerificationReport
     """
     return _compared(model, training_step(model), _fed(model, arrays), contexts, tolerance)
 
@@ -92,7 +92,7 @@ def verify_prediction(model, arrays, contexts, tolerance=None):
 
 
 def _compared(model, computation, arrays, contexts, tolerance):
-    """Return the Certificate of a computation on one device and on contexts; it changes nothing.
+    """Return the VerificationReport of a computation on one device and on contexts; it changes nothing.
 
     Parameters
     ----------
@@ -114,7 +114,7 @@ def _compared(model, computation, arrays, contexts, tolerance):
     rows = rows_of(list(one), list(one.values()), [many[key] for key in one])
     rows = [row for row in rows if (row.kind, row.name) not in left_out]
     arbitrary = [name for kind, name in left_out if kind == 'weight']
-    return Certificate(rows, state.contexts, tolerance, arbitrary)
+    return VerificationReport(rows, state.contexts, tolerance, arbitrary)
 
 
 @contextlib.contextmanager
