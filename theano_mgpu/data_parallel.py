@@ -72,7 +72,7 @@ class DataParallel(BuiltFunction):
         self.look_ahead = LookAhead(self._prepare)
         self._example = Example(self.arguments, self.ranks)
         self._check_batch = BatchCheck(self.ranks, self.built.number, options.name, self.arguments, self.sharded,
-                                       options.internal.led_by_first, self.built.alike)
+                                       options.internal.batch_of_rank_0, self.built.alike)
         for variable in self.executable.variables + self.built.updated:
             add_step_lock(variable, self.lock)
 

@@ -51,7 +51,7 @@ class Internal:
         The samples that these have.
     must_divide : bool
         Whether it is an error that the function cannot be divided.
-    led_by_first : bool
+    batch_of_rank_0 : bool
         Whether every process takes the arguments of rank 0 where those of others differ; else that is an error.
     whole : bool
         Whether the function has no batch: one replica computes it as it is.
@@ -62,7 +62,7 @@ class Internal:
     example: Optional[Sequence[Any]] = None
     length: Optional[int] = None
     must_divide: bool = False
-    led_by_first: bool = False
+    batch_of_rank_0: bool = False
     whole: bool = False
     params: Sequence[Any] = ()
 

@@ -1,5 +1,7 @@
-"""What carries the samples of a batch: arguments, slices of shared data sets, and states with a row a sample."""
-from typing import Dict, List, Mapping, Optional, Sequence
+"""The ways of a batch into a graph: arguments, slices of shared data sets, and states with a row a sample."""
+from __future__ import annotations
+
+from typing import Any, Mapping, Sequence
 
 import numpy as np
 import theano
@@ -7,6 +9,7 @@ from theano.compile.sharedvalue import SharedVariable
 
 from ..errors import GraphError, LengthError
 from ..graphs import graph
+from ..options import Options
 from ..plan import CannotCut, Program
 from .arguments import Arguments, no_samples, sample_axes
 from .data_sets import Slices
@@ -15,7 +18,7 @@ from .sub_batches import batch_length
 
 
 class BatchInputs:
-    """Where the samples of a batch enter a graph.
+    """The variables by which the samples of a batch enter a graph.
 
     Parameters
     ----------
@@ -29,39 +32,41 @@ class BatchInputs:
     arguments : Arguments
     slices : Slices
     rows : dict of SharedVariable to theano.Variable
-        States with a row a sample, and what stands for each in the divided graph.
+        States with a row a sample, and the variable that stands for each in the divided graph.
     only_length : int or None
         The one length that batches may have, since the graph has it as a number.
     """
 
-    def __init__(self, inputs, options, sharded):
+    def __init__(self, inputs: Sequence[Any], options: Options, sharded: bool) -> None:
         axes = sample_axes(inputs, options.samples, options.broadcast)
         self.arguments = Arguments(inputs, axes, options.allow_input_downcast)
-        self.rows = {}
-        self._options, self._sharded, self.only_length = options, sharded, None
+        self.rows: dict[SharedVariable, theano.Variable] = {}
+        self.only_length: int | None = None
+        self._options, self._sharded = options, sharded
 
-    def find_slices(self, outputs, updates):
-        """Find the slices of data sets that are the batch; the graph as one of inputs with samples along axis 0.
+    def find_slices(self, outputs: list[theano.Variable], updates: dict[SharedVariable, theano.Variable]
+                    ) -> tuple[list[theano.Variable], dict[SharedVariable, theano.Variable]]:
+        """Find the slices of data sets that are the batch, and return the graph with samples along axis 0 of inputs.
 
         Returns
         -------
         list of theano.Variable, dict of SharedVariable to theano.Variable
             The outputs and updates.
         """
-        given, options = self.arguments.inputs, self._options
+        inputs, options = self.arguments.inputs, self._options
         whole = graph.substitute(outputs + list(updates.values()), self.arguments.replacements)
-        graph.check_inputs(given, whole)
-        self.slices = Slices(given, whole, updates, self._sharded)
-        if options.internal.length is not None:
+        graph.check_inputs(inputs, whole)
+        self.slices = Slices(inputs, whole, updates, self._sharded)
+        if options.internal.example is not None:
             lengths = self.slices.lengths(self.arguments.bind(options.internal.example, {}))
             self.slices.keep({v for v, length in lengths.items() if length == options.internal.length})
         elif any(self.arguments.split) or options.internal.whole:
             self.slices.keep(())
         if not options.internal.whole and not any(self.arguments.split) and not self.slices:
-            raise no_samples(given)
+            raise no_samples(inputs)
         return whole[:len(outputs)], dict(zip(updates, whole[len(outputs):]))
 
-    def divide(self, outputs: List[theano.Variable], updated: List[SharedVariable]) -> Program:
+    def divide(self, outputs: list[theano.Variable], updated: list[SharedVariable]) -> Program:
         """Divide the graph, whose last outputs are new values.
 
         Returns
@@ -88,13 +93,13 @@ class BatchInputs:
         self.rows, self.only_length = division.rows, division.length
         return division.program
 
-    def states(self) -> Dict[SharedVariable, np.ndarray]:
-        """The values of the states with a row a sample, by variable."""
+    def states(self) -> dict[SharedVariable, np.ndarray]:
+        """Return the values of the states with a row a sample, by variable."""
         return {variable: variable.get_value(borrow=True) for variable in self.rows}
 
     def length(self, values: Sequence[np.ndarray],
-               states: Optional[Mapping[SharedVariable, np.ndarray]] = None) -> int:
-        """The number of samples of a batch.
+               states: Mapping[SharedVariable, np.ndarray] | None = None) -> int:
+        """Return the number of samples of a batch.
 
         Parameters
         ----------
@@ -112,8 +117,9 @@ class BatchInputs:
         if self._options.internal.whole:
             return 1
         # A process slices nothing once it is through its part of the data; the others may go on.
-        length = batch_length(*map(list, zip(*named)), least=0 if self._sharded and self.slices else 1)
-        if self.only_length not in (None, length):
+        lengths, names = zip(*named)
+        length = batch_length(lengths, names, 0 if self._sharded and self.slices else 1)
+        if self.only_length is not None and self.only_length != length:
             raise LengthError('a batch of %d samples was given, but the graph has the length of its batches, %d, as a '
                               'number' % (length, self.only_length))
         return length
@@ -127,14 +133,16 @@ class InputValues:
     arguments : Arguments
     """
 
-    def __contains__(self, item):
+    arguments: Arguments
+
+    def __contains__(self, item: Any) -> bool:
         """Return whether something is an input, by its position, its variable or its name."""
         try:
             return self.arguments.position(item) is not None
         except TypeError:
             return False
 
-    def __getitem__(self, item):
+    def __getitem__(self, item: Any) -> Any:
         """Return the value that an input has in the next call without it, as a `theano.function` does.
 
         Parameters
@@ -149,6 +157,6 @@ class InputValues:
         """
         return self.arguments[item]
 
-    def __setitem__(self, item, value):
-        """Give an input with a default, a ``theano.In(variable, value=...)``, another value for the next call."""
+    def __setitem__(self, item: Any, value: Any) -> None:
+        """Set another value for the next call, of an input with a default, a ``theano.In(variable, value=...)``."""
         self.arguments[item] = value

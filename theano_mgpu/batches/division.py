@@ -1,33 +1,50 @@
-"""Divide a graph among replicas: which states come in with the batch, and what has its length as a number."""
-from collections import namedtuple
+"""The division of a graph among replicas, with states that come in with the batch, and lengths that are numbers."""
+from __future__ import annotations
 
+from typing import NamedTuple, Sequence
+
+import theano
+from theano.compile.sharedvalue import SharedVariable
 from theano.gof.graph import ancestors
 
 from ..graphs.graph import host_type, is_sparse, substitute
 from ..options import Flags
-from ..plan import CannotCut, partition
+from ..plan import CannotCut, Program, partition
 from ..replicas.random_streams import is_random_state
-from .any_length import AnyLength
-
-DEFAULTS = Flags()
-
-Division = namedtuple('Division', 'program rows length')
-Division.__doc__ = """How a graph is divided: its Program; the shared variables with a row a sample, and what stands for
-each in the graph; the one length that batches may have, or None for any."""
+from .data_sets import Slices
+from .free_batch_size import FreeBatchSize
 
 
-def divided(inputs, slices, outputs, updated, length=None, sharded=False, flags=DEFAULTS):
+class Division(NamedTuple):
+    """The division of a graph.
+
+    Attributes
+    ----------
+    program : Program
+    rows : dict of SharedVariable to theano.Variable
+        States with a row a sample, and the variable that stands for each in the graph.
+    length : int or None
+        The one length that batches may have; None for any.
+    """
+
+    program: Program
+    rows: dict[SharedVariable, theano.Variable]
+    length: int | None
+
+
+def divided(inputs: list[theano.Variable], slices: Slices, outputs: Sequence[theano.Variable],
+            updated: Sequence[SharedVariable], length: int | None, sharded: bool, flags: Flags) -> Division:
     """Divide a graph.
 
     Parameters
     ----------
     inputs : list of theano.Variable
-        Those with samples along axis 0.
+        The inputs with samples along axis 0.
     slices : Slices
     outputs : list of theano.Variable
         The last of them are new values.
     updated : list of SharedVariable
-        What they are new values of.
+        The variables that they are new values of.
     length : int or None
         Samples of a batch, if they are known. Where the graph has that number, as in ``x.reshape((20, 1, 28, 28))``,
         it is replaced.
@@ -46,27 +63,28 @@ def divided(inputs, slices, outputs, updated, length=None, sharded=False, flags=
         If the graph cannot be computed exactly from shards.
     """
     inputs = inputs + list(slices.stand_ins.values())
-    outputs, refusal = substitute(outputs, slices.replacements), None
+    outputs = substitute(outputs, slices.replacements)
+    refusals: list[CannotCut] = []
     for in_indices in (False, True):
-        free = AnyLength(inputs, length, in_indices)
-        found = free(outputs)
-        if refusal and not free.found_in_indices:
+        free = FreeBatchSize(inputs, length, in_indices)
+        freed = free(outputs)
+        if refusals and not free.found_in_indices:
             break
         try:
-            program, rows = _with_states(inputs, found, updated, length, sharded, flags)
+            program, rows = _with_states(inputs, freed, updated, length, sharded, flags)
             return Division(slices.expressed(program), rows, free.length if free.found else None)
         except CannotCut as error:
-            refusal = refusal or error
-    raise refusal
+            refusals.append(error)
+    raise refusals[0]
 
 
 def _with_states(inputs, outputs, updated, length, sharded, flags):
-    """The Program, and the states that come in with the batch, since they have a row a sample."""
+    """Return the Program, and the states that come in with the batch, since they have a row a sample."""
     options = flags.batch_statistics, flags.random
     read, n_outputs = set(ancestors(outputs)), len(outputs) - len(updated)
 
     def states(program):
-        """States whose new values have samples along an axis; one that nothing reads is only stored."""
+        """Return states whose new values have samples, and the axis; a state that nothing reads is only stored."""
         new = zip(updated, program.outputs[n_outputs:])
         return {v: output.reduction.axis for v, output in new if output.has_rows and v in read}
 
@@ -85,13 +103,12 @@ def _with_states(inputs, outputs, updated, length, sharded, flags):
         except CannotCut:
             pass  # they have as many rows by chance
     first = program = partition(inputs, outputs, *options)
-    found, rows = states(program), {}
+    rows = {}
     try:
-        while not found.keys() <= rows.keys():
-            rows.update((v, _stand_in(v)) for v in found if v not in rows)
+        while not states(program).keys() <= rows.keys():
+            rows.update((v, _stand_in(v)) for v in states(program) if v not in rows)
             program = with_rows(rows)
-            found = states(program)
-        if found != dict.fromkeys(rows, 0):
+        if states(program) != dict.fromkeys(rows, 0):
             raise CannotCut('the states of samples, %s, do not have them along axis 0' % ', '.join(map(str, rows)))
     except CannotCut:
         if sharded:
@@ -106,6 +123,6 @@ def _stand_in(state):
 
 
 def _rows_of(variable):
-    """The length of a shared variable along axis 0; None for what has no axis."""
+    """Return the length of a shared variable along axis 0; None for a value without axes."""
     shape = getattr(variable.get_value(borrow=True), 'shape', ())
     return shape[0] if shape else None

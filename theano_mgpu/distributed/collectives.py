@@ -3,8 +3,10 @@
 Every rank has to make the same call. A rank that does something else, or has failed, is an error on every rank, see
 `Communicator.handshake`.
 """
+from __future__ import annotations
+
 import pickle
-from typing import Any, List, Sequence
+from typing import Any, Sequence
 
 import numpy as np
 
@@ -15,7 +17,7 @@ from .communicator import WIDTH, Communicator
 from .messages import as_bytes, buffers_for, from_bytes, split
 
 
-def all_gather_int(ranks: Communicator, number: int) -> List[int]:
+def all_gather_int(ranks: Communicator, number: int) -> list[int]:
     """Return an integer, or a bool as one, of each rank."""
     return ranks.handshake((SHARE,), [number])[:, 0].tolist()
 
@@ -27,9 +29,9 @@ def all_gather_rows(ranks: Communicator, rows: np.ndarray, lengths: Sequence[int
     ----------
     ranks : Communicator
     rows : ndarray, shape (n, ...)
-        Of this rank; of any dtype without objects, the same on each rank.
+        The rows of this rank, of any dtype without objects, the same on each rank.
     lengths : sequence of int
-        How many of its first rows each rank gives, the same on each rank. Where that is 0, shapes of rows may differ.
+        Count of the first rows that each rank gives, the same on each rank. For 0, shapes of rows may differ.
 
     Returns
     -------
@@ -46,8 +48,8 @@ def all_gather_rows(ranks: Communicator, rows: np.ndarray, lengths: Sequence[int
     whole = np.empty((sum(lengths),) + rows.shape[1:], rows.dtype)  # before the others rely on this rank
     shape = [rows.ndim - 1, *rows.shape[1:]] + [0] * (WIDTH - rows.ndim)
     with ranks.single_thread:
-        described = ranks.handshake((GATHER,), shape)
-        shapes = {tuple(row[1:1 + row[0]]) for row, length in zip(described, lengths) if length}
+        of_ranks = ranks.handshake((GATHER,), shape)
+        shapes = {tuple(row[1:1 + row[0]]) for row, length in zip(of_ranks, lengths) if length}
         if len(shapes) > 1:
             raise BatchError('the rows that the ranks have of one output have different shapes, %s, and cannot be '
                              'put together: reduce this output, or pad its rows to one shape'
@@ -58,7 +60,7 @@ def all_gather_rows(ranks: Communicator, rows: np.ndarray, lengths: Sequence[int
     return whole
 
 
-def all_gather_object(ranks: Communicator, value: Any) -> List[Any]:
+def all_gather_object(ranks: Communicator, value: Any) -> list[Any]:
     """Return a picklable value of each rank, on each rank."""
     if ranks.size == 1:
         return [value]
@@ -67,20 +69,20 @@ def all_gather_object(ranks: Communicator, value: Any) -> List[Any]:
         lengths = ranks.handshake((SHARE,), [len(pickled)])[:, 0].tolist()
         every = np.empty(sum(lengths), 'uint8')
         ranks.all_gather(pickled, every, lengths)
-    return [value if rank == ranks.rank else pickle.loads(part) for rank, part in enumerate(split(every, lengths))]
+    return [value if rank == ranks.rank else pickle.loads(part.data) for rank, part in enumerate(split(every, lengths))]
 
 
 def broadcast_object(ranks: Communicator, value: Any = None, root: int = 0, activity: int = SHARE) -> Any:
-    """Return a picklable value as the root has it.
+    """Return the picklable value of the root, on each rank.
 
     Parameters
     ----------
     ranks : Communicator
     value : object
-        On the root. The arrays in it are sent from their memory.
+        The value of the root. The arrays in it are sent from their memory.
     root : int
     activity : int
-        That of the handshake, see `activities.END`.
+        The activity of the handshake, see `activities.END`.
     """
     if ranks.size == 1:
         return value
@@ -95,7 +97,7 @@ def broadcast_object(ranks: Communicator, value: Any = None, root: int = 0, acti
     return value if ranks.rank == root else from_bytes(parts)
 
 
-def all_reduce_small(ranks: Communicator, arrays: Sequence[np.ndarray]) -> List[np.ndarray]:
+def all_reduce_small(ranks: Communicator, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Return the sums over the ranks of small arrays, exchanged in one piece for each dtype.
 
     Parameters

@@ -1,28 +1,30 @@
 """Values as the bytes that ranks send."""
+from __future__ import annotations
+
 import pickle
-from typing import Any, List, Sequence
+from typing import Any, Sequence
 
 import numpy as np
 
 LONGEST = 1 << 30        # bytes in one message: MPI counts up to 2**31
 
 
-def as_bytes(value: Any) -> List[np.ndarray]:
+def as_bytes(value: Any) -> list[np.ndarray]:
     """Return a value as arrays of bytes: a header, then the memory of each array in the value, uncopied."""
-    buffers: List[pickle.PickleBuffer] = []
+    buffers: list[pickle.PickleBuffer] = []
     pickled = pickle.dumps(value, 5, buffer_callback=buffers.append)
     memory = [np.asarray(buffer.raw()) for buffer in buffers]
     return [np.frombuffer(pickle.dumps((pickled, [part.size for part in memory]), 5), 'uint8')] + memory
 
 
-def buffers_for(header: np.ndarray) -> List[np.ndarray]:
-    """Return empty arrays for what follows a header that `as_bytes` has made."""
-    return [np.empty(size, 'uint8') for size in pickle.loads(header)[1]]
+def buffers_for(header: np.ndarray) -> list[np.ndarray]:
+    """Return empty arrays for the memory that follows a header of `as_bytes`."""
+    return [np.empty(size, 'uint8') for size in pickle.loads(header.data)[1]]
 
 
 def from_bytes(parts: Sequence[np.ndarray]) -> Any:
-    """Return the value that `as_bytes` has made these parts of; its arrays use their memory."""
-    return pickle.loads(pickle.loads(parts[0])[0], buffers=parts[1:])
+    """Return the value that `as_bytes` has divided into these parts; its arrays use their memory."""
+    return pickle.loads(pickle.loads(parts[0].data)[0], buffers=parts[1:])
 
 
 def bytes_of(array: np.ndarray) -> np.ndarray:
@@ -40,6 +42,6 @@ def summable(array: np.ndarray) -> np.ndarray:
     return array.astype('float32') if array.dtype == 'float16' else array
 
 
-def split(array: np.ndarray, lengths: Sequence[int]) -> List[np.ndarray]:
+def split(array: np.ndarray, lengths: Sequence[int]) -> list[np.ndarray]:
     """Return consecutive pieces of an array, of these lengths."""
     return np.split(array, np.cumsum(lengths)[:-1])

@@ -1,21 +1,39 @@
 """Finds the batch among the arguments of a function: which arguments have samples, and along which axis."""
-import itertools
-from collections import namedtuple
+from __future__ import annotations
 
-from ..batches.any_length import written_lengths
+import itertools
+from typing import Any, Collection, Iterator, Mapping, NamedTuple, Sequence
+
+import theano
+
 from ..batches.arguments import axes_for_samples
 from ..batches.data_sets import Slices
+from ..batches.free_batch_size import written_lengths
 
 PATTERNS = 1000  # of lengths that are told apart
 EACH = 64        # calls of which each may bring other slices; after them, calls 128, 256, 512, … may
 
-Way = namedtuple('Way', 'axes length key')
-Way.__doc__ = """A way to take arguments as a batch: the inputs that have samples, and along which axis; the number of
-samples; what tells it from other ways, each of which needs a program of its own."""
+
+class BatchWay(NamedTuple):
+    """A way to take arguments as a batch.
+
+    Attributes
+    ----------
+    axes : dict of theano.Variable to int
+        The inputs that have samples, and along which axis.
+    length : int
+        The number of samples.
+    key : hashable
+        A value that differs for each way that needs a program of its own.
+    """
+
+    axes: dict[theano.Variable, int]
+    length: int
+    key: Any
 
 
 class BatchFinder:
-    """Finds the arguments that have samples.
+    """The knowledge of which arguments of a function have samples.
 
     Parameters
     ----------
@@ -26,17 +44,21 @@ class BatchFinder:
         The shared variables that get new values.
     """
 
-    def __init__(self, inputs, outputs, updated):
+    def __init__(self, inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variable],
+                 updated: Collection[Any]) -> None:
         self._inputs = inputs
         self._slices = Slices(inputs, outputs, updated)
-        self._graph, self._updated, self._numbers = outputs, updated, None
-        self._patterns, self._calls, self._shapes = set(), 0, None
+        self._graph, self._updated = outputs, updated
+        self._numbers: set[int] | None = None
+        self._patterns: set[Any] = set()
+        self._calls = 0
+        self._shapes: list[Any] = []  # of the first call
 
-    def __bool__(self):
-        """Whether the function can have a batch at all."""
+    def __bool__(self) -> bool:
+        """Return whether the function can have a batch at all."""
         return bool(self._slices) or any(map(axes_for_samples, self._inputs))
 
-    def is_news(self, args, kwargs, of_slices=True):
+    def is_news(self, args: Sequence[Any], kwargs: Mapping[str, Any], of_slices: bool = True) -> bool:
         """Return whether a call may show a batch that no call before has shown, by the lengths of its arguments.
 
         The lengths of slices take longer to find out than a small function takes. So they are news of the first calls,
@@ -52,12 +74,12 @@ class BatchFinder:
         self._patterns.add(pattern)
         return True
 
-    def forget_calls(self):
-        """Have the lengths of each further call be news."""
+    def forget_calls(self) -> None:
+        """Take the lengths of each further call as news."""
         self._patterns.clear()
 
-    def ways(self, values):
-        """Ways to take arguments as a batch, the likeliest one first.
+    def ways(self, values: Sequence[Any]) -> Iterator[BatchWay]:
+        """Yield ways to take arguments as a batch, the likeliest one first.
 
         Each is exact if the graph can be divided that way; they differ in cost.
 
@@ -67,7 +89,7 @@ class BatchFinder:
 
         Yields
         ------
-        Way
+        BatchWay
         """
         shapes = [getattr(value, 'shape', ())[:axes_for_samples(variable)]
                   for variable, value in zip(self._inputs, values)]
@@ -79,14 +101,15 @@ class BatchFinder:
         seen = []
         for length in lengths:
             for preferred in (0, 1):
-                axes = [_axis(shape, length, preferred) for shape in shapes]
+                axes = [next((axis for axis in (preferred, 1 - preferred) if shape[axis:axis + 1] == (length,)), None)
+                        for shape in shapes]
                 key = tuple(axes), tuple(i for i, each in enumerate(sliced) if each == length), self._number(length)
                 if length > 1 and key not in seen:
                     seen.append(key)
-                    yield Way({v: axis for v, axis in zip(self._inputs, axes) if axis is not None}, length, key)
+                    yield BatchWay({v: axis for v, axis in zip(self._inputs, axes) if axis is not None}, length, key)
 
     def _number(self, length):
-        """The length, where the graph or a state may have it as a number, so that each batch has it; else None."""
+        """Return the length, where the graph or a state may have it as a number; else None, for any length."""
         if self._numbers is None:
             self._numbers = written_lengths(self._graph)
             self._numbers.update(v.container.unwatched.shape[0] for v in self._updated if axes_for_samples(v))
@@ -94,7 +117,7 @@ class BatchFinder:
 
 
 def _lengths(value):
-    """What there is to see of the lengths of an argument at once."""
+    """Return the lengths of an argument that are known at once."""
     shape = getattr(value, 'shape', None)
     if shape is not None:
         return shape[:2]
@@ -102,27 +125,21 @@ def _lengths(value):
 
 
 def _likeliest(shapes, before):
-    """The lengths that most arguments have along one of their first two axes; lengths of first axes come first.
+    """Return the lengths that most arguments have along one of their first two axes, first axes first.
 
-    After them come those of the first axes of other matrices: what most arguments share may be a number of features, as
-    in ``dot(x, w) + b``, where the samples are those of x alone. Where most share a length of 1, there may be one
+    Lengths of the first axes of other matrices come after them: the length that most arguments share may be a number of
+    features, as in ``dot(x, w) + b``, where x alone has samples. Where most share a length of 1, there may be one
     sample, unless the other length was another one `before`.
     """
     sizes = dict.fromkeys(itertools.chain(*[shape[:1] for shape in shapes], *[shape[1:2] for shape in shapes]))
     shared = {size: sum(size in shape[:2] for shape in shapes) for size in sizes}
-    found = [size for size in sizes if shared[size] == max(shared.values())]
-    found += [shape[0] for shape, other in zip(shapes, before)
-              if len(shape) > 1 and (max(found) > 1 or shape[0] != other[0])]
-    return [size for size in dict.fromkeys(found) if not _is_of_features(size, shapes)]
+    likely = [size for size in sizes if shared[size] == max(shared.values())]
+    likely += [shape[0] for shape, other in zip(shapes, before)
+               if len(shape) > 1 and (max(likely) > 1 or shape[0] != other[0])]
+    return [size for size in dict.fromkeys(likely) if not _is_of_features(size, shapes)]
 
 
 def _is_of_features(size, shapes):
-    """Whether only one matrix has rows of this length: it is most likely a number of features, not of samples."""
+    """Return whether only one matrix has rows of this length, which is then most likely a number of features."""
     return [shape[1] for shape in shapes if len(shape) == 2].count(size) == 1 and \
         not any(size in shape[:1] or len(shape) > 2 and size in shape[:2] for shape in shapes)
-
-
-def _axis(shape, length, preferred):
-    """The axis, one of the first two, along which an argument has samples; None if it has none."""
-    axes = [axis for axis, size in enumerate(shape[:2]) if size == length]
-    return preferred if preferred in axes else axes[0] if axes else None

@@ -1,6 +1,14 @@
 """The programs of a `theano.function` of `enable`: one for each way to take its arguments as a batch."""
-from ..errors import MgpuError, in_one_line
+from __future__ import annotations
+
+from typing import Any, Callable, Mapping, Sequence
+
+import theano
+from theano.compile.sharedvalue import SharedVariable
+
+from ..errors import GraphError
 from ..graphs.own_flags import builds_graphs
+from ..parallel_function import ParallelFunction
 from ..plan import CannotCut
 from .batch_finder import BatchFinder
 from .definition import Refusal
@@ -11,8 +19,8 @@ REFUSALS = 6  # ways to take the batch that are analysed
 class Programs:
     """The ParallelFunctions of a graph, and the one that computes the usual batch.
 
-    What the first calls show is not held for ever. Where a batch is along other axes than before, or where there is a
-    batch for the first time, another program is made for it.
+    A choice by the first calls does not hold for ever. Where a batch is along other axes than before, or where there is
+    a batch for the first time, another program is made for it.
 
     Parameters
     ----------
@@ -28,22 +36,24 @@ class Programs:
     """
 
     @builds_graphs
-    def __init__(self, inputs, outputs, updates, make):
+    def __init__(self, inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variable],
+                 updates: Mapping[SharedVariable, theano.Variable], make: Callable[..., ParallelFunction]) -> None:
         self._graph, self._make = (inputs, outputs, updates), make
-        self._finder = BatchFinder(inputs, outputs + list(updates.values()), updates)
-        self._made, self._refused = {}, set()  # by the key of a Way
-        self.step = None
+        self._finder = BatchFinder(inputs, [*outputs, *updates.values()], updates)
+        self._steps: dict[Any, ParallelFunction] = {}  # by the key of a BatchWay
+        self._refused: set[Any] = set()
+        self.step: ParallelFunction | None = None
 
     @property
-    def may_divide(self):
-        """Whether a later call may have a batch that is divided."""
+    def may_divide(self) -> bool:
+        """Return whether a later call may have a batch that is divided."""
         return bool(self._finder) and len(self._refused) < REFUSALS
 
-    def is_news(self, args, kwargs):
+    def is_news(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Return whether a call may show a batch that no call before has shown."""
         return self._finder.is_news(args, kwargs, of_slices=self.step is None)
 
-    def choose(self, values):
+    def choose(self, values: Sequence[Any]) -> bool:
         """Choose the step of the likeliest batch of a call; keep the present one if there is no other.
 
         Parameters
@@ -63,30 +73,31 @@ class Programs:
         """
         if self.step is not None:
             ways = list(self._finder.ways(values))
-            own = [way.length for way in ways if self._made.get(way.key) is self.step]
+            own = [way.length for way in ways if self._steps.get(way.key) is self.step]
             if not own or own[0] == ways[0].length:
                 return False
         return self.change(values)
 
-    def change(self, values):
+    def change(self, values: Sequence[Any]) -> bool:
         """Choose the step of a batch that the present one cannot compute, see `choose`."""
-        before = self.step
-        self.step = self._step_for(values) or before
-        return self.step is not before
+        return self._take(self._step_for(values))
 
-    def choose_made(self, values):
+    def choose_made(self, values: Sequence[Any]) -> bool:
         """Choose a step that was made for a batch such as this one; return whether it is another one."""
-        before = self.step
-        made = (self._made[way.key] for way in self._finder.ways(values) if way.key in self._made)
-        self.step = next(made, before)
+        return self._take(next((self._steps[way.key] for way in self._finder.ways(values) if way.key in self._steps),
+                               None))
+
+    def _take(self, step):
+        """Take a step, if there is one; return whether it is another one than before."""
+        before, self.step = self.step, step or self.step
         return self.step is not before
 
-    def whole(self):
+    def whole(self) -> ParallelFunction:
         """Make the ParallelFunction that divides no batch."""
         return self._make(*self._graph, samples={}, whole=True)
 
-    def forget_refusals(self):
-        """Have what was refused analysed, and refused, again."""
+    def forget_refusals(self) -> None:
+        """Have refused ways analysed, and refused, again."""
         self._refused.clear()
         self._finder.forget_calls()
 
@@ -97,15 +108,15 @@ class Programs:
             if key in self._refused or len(self._refused) >= REFUSALS:
                 continue
             try:
-                if key not in self._made:
-                    self._made[key] = self._make(*self._graph, samples=axes, length=length, example=values,
-                                                 must_divide=True)
-                return self._made[key]
-            except Exception as error:  # a GraphError; or Theano's, of a graph that the analysis does not expect
+                if key not in self._steps:
+                    self._steps[key] = self._make(*self._graph, samples=axes, length=length, example=values,
+                                                  must_divide=True)
+                return self._steps[key]
+            except GraphError as error:
                 refusal = refusal or error
                 self._refused.add(key)
         if refusal is None:
             return None
         if isinstance(refusal.__cause__, CannotCut):  # the text says all that the errors before this one do
             raise Refusal('it cannot be computed in parts: %s' % refusal.__cause__) from None
-        raise Refusal(str(refusal) if isinstance(refusal, MgpuError) else in_one_line(refusal)) from refusal
+        raise Refusal(str(refusal)) from refusal

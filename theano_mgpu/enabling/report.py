@@ -1,39 +1,44 @@
-"""What the functions of a process did: the summary of `enable`."""
+"""The summary of `enable` for Theano functions: where each one ran, and why."""
+from __future__ import annotations
+
+from typing import Sequence
+
+from ..devices.context_map import Context
 from ..utils.tables import counted
 from .summary import UsageSummary, cell, on_contexts
 
 
 class FunctionUsage:
-    """What one function did.
+    """The place of one function, and its calls.
 
     Attributes
     ----------
     name : str
     contexts : list of Context
-        On which it runs; none for plain Theano.
+        The contexts that it runs on; none for plain Theano.
     why : str
         Why it runs there.
     calls, samples : int
-        Those over the contexts.
+        Calls over the contexts, and their samples.
     """
 
-    def __init__(self, name):
+    def __init__(self, name: str) -> None:
         self.name, self.why = name, 'it was not called'
-        self.contexts = []
+        self.contexts: Sequence[Context] = []
         self.calls = self.samples = 0
 
-    def add(self, samples):
+    def add(self, samples: int) -> None:
         """Count a call over the contexts."""
         self.calls += 1
         self.samples += samples
 
-    def run_on(self, contexts, why):
+    def run_on(self, contexts: Sequence[Context], why: str) -> None:
         """Note where it runs from now on: on contexts, or on one device if there are none."""
         self.contexts, self.why = contexts, why
 
 
 class FunctionReport(UsageSummary):
-    """Where each function ran, and why. Print it.
+    """A table of where each function ran, and why. Print it.
 
     Attributes
     ----------
@@ -43,10 +48,10 @@ class FunctionReport(UsageSummary):
 
     usage_class, noun = FunctionUsage, 'function'
 
-    def __bool__(self):
+    def __bool__(self) -> bool:
         return bool(self.usages)
 
-    def __str__(self):
+    def __str__(self) -> str:
         if not self.usages:
             return 'no Theano function was made'
         divided = [usage for usage in self.usages if usage.contexts]

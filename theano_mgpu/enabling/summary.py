@@ -1,4 +1,8 @@
 """A summary of what ran where: a title, a line for each function or model."""
+from __future__ import annotations
+
+from typing import Any, Callable, Iterable
+
 from ..devices.context_map import HOST, describe
 from ..jobs import mpi_environment
 from ..utils.tables import Printed, counted, table
@@ -7,7 +11,7 @@ SHOWN = 20  # lines of a table
 
 
 class UsageSummary(Printed):
-    """What `enable` returns. Print it.
+    """The result of `enable`. Print it.
 
     Attributes
     ----------
@@ -16,18 +20,18 @@ class UsageSummary(Printed):
         the `contexts` that it runs on.
     """
 
-    usage_class = None
-    noun = None  # what has a line
+    usage_class: Callable[[str], Any]
+    noun: str  # of a line
 
-    def __init__(self):
-        self.usages = []
+    def __init__(self) -> None:
+        self.usages: list[Any] = []
 
-    def usage(self, name):
+    def usage(self, name: str) -> Any:
         """Return the usage of one more function or model."""
         self.usages.append(self.usage_class(name))
         return self.usages[-1]
 
-    def without_notes(self):
+    def without_notes(self) -> str:
         """Return the summary as text, without messages that the user has seen before."""
         return str(self)
 
@@ -37,7 +41,7 @@ class UsageSummary(Printed):
         return lines + ['and %s' % counted(len(rows) - SHOWN, 'more ' + self.noun)] * (len(rows) > SHOWN)
 
 
-def on_contexts(usages):
+def on_contexts(usages: Iterable[Any]) -> str:
     """Return the contexts that usages have, in words."""
     contexts = dict.fromkeys(context for usage in usages for context in usage.contexts if context != HOST)
     if not contexts:
@@ -46,6 +50,6 @@ def on_contexts(usages):
     return 'on %s (%s)%s' % (counted(len(contexts), 'context'), describe(contexts), each)
 
 
-def cell(number):
+def cell(number: float | None) -> str:
     """Return a number for a table; ``-`` for None."""
     return '-' if number is None else '{:,.0f}'.format(number)

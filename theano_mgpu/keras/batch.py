@@ -1,7 +1,7 @@
 """What a compiled Keras model feeds, updates and reports for each batch."""
 from keras import backend as K
 
-from ..batches.any_length import AnyLength
+from ..batches.free_batch_size import FreeBatchSize
 
 
 def batch_inputs(model, targets=True):
@@ -13,12 +13,12 @@ def batch_inputs(model, targets=True):
 
 
 def any_length(inputs, length=None):
-    """An AnyLength for graphs over inputs of a model and batches of `length`, by default the `batch_input_shape`'s.
+    """A FreeBatchSize for graphs over inputs of a model and batches of `length`, by default the `batch_input_shape`'s.
 
     A length that is given is looked for in indices, too.
     """
     inputs = [variable for variable in inputs if variable.ndim > 0]
-    return AnyLength(inputs, length or K.int_shape(inputs[0])[0], in_indices=length is not None)
+    return FreeBatchSize(inputs, length or K.int_shape(inputs[0])[0], in_indices=length is not None)
 
 
 def test_updates(model):

@@ -258,5 +258,5 @@ class EnabledState(ParallelState):
         kinds = list(VERIFY)
         if self._verified.isdisjoint(kinds[kinds.index(kind):]):
             self._verified.add(kind)
-            self.enabled.show_certificate(self.name, lambda: VERIFY[kind](self._model(), inputs, self.contexts))
+            self.enabled.show_report(self.name, lambda: VERIFY[kind](self._model(), inputs, self.contexts))
         return proceed(inputs)

@@ -347,7 +347,7 @@ def options_of(model):
 
 
 def _over_contexts(model):
-    return dict(options_of(model), led_by_first=True)
+    return dict(options_of(model), batch_of_rank_0=True)
 
 
 def check_compile(options, targets=()):

@@ -1,7 +1,7 @@
 """Variants of a compiled function: over several contexts or, for batches that cannot be divided, over one."""
 import numpy as np
 
-from ..batches.any_length import written_lengths
+from ..batches.free_batch_size import written_lengths
 from ..devices.context_map import HOST
 from ..enabling.fallback import FAILED
 from ..errors import in_one_line
