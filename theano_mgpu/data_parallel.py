@@ -149,7 +149,8 @@ class DataParallel(BuiltFunction):
             return Bound(None, states, 0)
         ahead = self.look_ahead.take(*arguments)
         if ahead:
-            return Bound(ahead.values, {}, self.inputs.length(ahead.values), ahead.batch)
+            values, batch = ahead
+            return Bound(values, {}, self.inputs.length(values), batch)
         values = self.arguments.bind(*arguments)
         return Bound(values, states, self.inputs.length(values, states))
 

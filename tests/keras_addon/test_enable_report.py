@@ -6,7 +6,7 @@ import theano_mgpu as mgpu
 from theano_mgpu.devices.mesh import mesh_of
 from theano_mgpu.distributed.alone import Alone
 from theano_mgpu.enabling.chooser import COUNTED, MARGIN, WARM_UP
-from theano_mgpu.enabling.summary import SHOWN
+from theano_mgpu.enabling.report import SHOWN
 from theano_mgpu.enabling.trial import Trial
 from theano_mgpu.keras import Checkpoint, Predictor, disable, enable, multi_gpu_model, verify
 from theano_mgpu.keras import report as report_module

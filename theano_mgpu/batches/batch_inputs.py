@@ -6,14 +6,16 @@ from typing import Any, Mapping, Sequence
 import numpy as np
 import theano
 from theano.compile.sharedvalue import SharedVariable
+from theano.gof.graph import ancestors
 
 from ..errors import GraphError, LengthError
-from ..graphs import graph
+from ..graphs.graph import check_inputs, host_type, is_sparse, substitute
 from ..options import Options
-from ..plan import CannotCut, Program
+from ..plan import CannotCut, Program, partition
+from ..replicas.random_streams import is_random_state
 from .arguments import Arguments, no_samples, sample_axes
 from .data_sets import Slices
-from .division import divided
+from .free_batch_size import FreeBatchSize
 from .sub_batches import batch_length
 
 
@@ -54,8 +56,8 @@ class BatchInputs:
             The outputs and updates.
         """
         inputs, options = self.arguments.inputs, self._options
-        whole = graph.substitute(outputs + list(updates.values()), self.arguments.replacements)
-        graph.check_inputs(inputs, whole)
+        whole = substitute(outputs + list(updates.values()), self.arguments.replacements)
+        check_inputs(inputs, whole)
         self.slices = Slices(inputs, whole, updates, self._sharded)
         if options.internal.example is not None:
             lengths = self.slices.lengths(self.arguments.bind(options.internal.example, {}))
@@ -80,18 +82,66 @@ class BatchInputs:
         GraphError
             If they cannot, and have to.
         """
-        options = self._options
+        inputs = self.arguments.with_samples + list(self.slices.stand_ins.values())
+        outputs = substitute(outputs, self.slices.replacements)
+        refusals: list[CannotCut] = []
+        for in_indices in (False, True):
+            free = FreeBatchSize(inputs, self._options.internal.length, in_indices)
+            freed = free(outputs)
+            if refusals and not free.found_in_indices:
+                break
+            try:
+                program, rows = self._with_states(inputs, freed, updated)
+                program = self.slices.expressed(program)
+            except CannotCut as error:
+                refusals.append(error)
+            else:
+                self.rows, self.only_length = rows, free.length if free.found else None
+                return program
+        if self._sharded or self._options.internal.must_divide:
+            raise GraphError('%s%s cannot be computed in parts: %s' % (
+                'each process has samples of its own, but ' * self._sharded, self._options.name or 'a function',
+                refusals[0])) from refusals[0]
+        raise refusals[0]
+
+    def _with_states(self, inputs, outputs, updated):
+        """Return the Program, and the states that come in with the batch, since they have a row a sample."""
+        options = self._options.flags.batch_statistics, self._options.flags.random
+        length = self._options.internal.length
+        read, n_outputs = set(ancestors(outputs)), len(outputs) - len(updated)
+
+        def states(program):
+            """Return states whose new values have samples, and the axis; a state that nothing reads is only stored."""
+            new = zip(updated, program.outputs[n_outputs:])
+            return {v: output.reduction.axis for v, output in new if output.has_rows and v in read}
+
+        def with_rows(rows):
+            return partition(inputs + list(rows.values()), substitute(outputs, rows), *options)
+
+        # Chains that go on without the batch, as in persistent contrastive divergence.
+        chains = {v: _stand_in(v) for v, new in zip(updated, outputs[n_outputs:])
+                  if v in read and not is_random_state(v) and length is not None and _rows_of(v) == length and
+                  set(inputs).isdisjoint(ancestors([new]))}
+        if chains:
+            try:
+                program = with_rows(chains)
+                if states(program) == dict.fromkeys(chains, 0):
+                    return program, chains
+            except CannotCut:
+                pass  # they have as many rows by chance
+        first = program = partition(inputs, outputs, *options)
+        rows = {}
         try:
-            division = divided(self.arguments.with_samples, self.slices, outputs, updated, options.internal.length,
-                               self._sharded, options.flags)
-        except CannotCut as error:
-            if self._sharded or options.internal.must_divide:
-                raise GraphError('%s%s cannot be computed in parts: %s' % (
-                    'each process has samples of its own, but ' * self._sharded, options.name or 'a function',
-                    error)) from error
-            raise
-        self.rows, self.only_length = division.rows, division.length
-        return division.program
+            while not states(program).keys() <= rows.keys():
+                rows.update((v, _stand_in(v)) for v in states(program) if v not in rows)
+                program = with_rows(rows)
+            if states(program) != dict.fromkeys(rows, 0):
+                raise CannotCut('the states of samples, %s, do not have them along axis 0' % ', '.join(map(str, rows)))
+        except CannotCut:
+            if self._sharded:
+                raise
+            return first, {}  # in which every replica has all of each state
+        return program, rows
 
     def states(self) -> dict[SharedVariable, np.ndarray]:
         """Return the values of the states with a row a sample, by variable."""
@@ -123,6 +173,17 @@ class BatchInputs:
             raise LengthError('a batch of %d samples was given, but the graph has the length of its batches, %d, as a '
                               'number' % (length, self.only_length))
         return length
+
+
+def _stand_in(state):
+    type_ = state.type if is_sparse(state) else host_type(state)
+    return type_('rows of %s' % state)
+
+
+def _rows_of(variable):
+    """Return the length of a shared variable along axis 0; None for a value without axes."""
+    shape = getattr(variable.get_value(borrow=True), 'shape', ())
+    return shape[0] if shape else None
 
 
 class InputValues:

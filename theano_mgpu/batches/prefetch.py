@@ -2,18 +2,10 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 from ..replicas.replicated import within_a_step
 from ..runtime.batch import Batch
-
-
-class Prepared(NamedTuple):
-    """A batch that is split and sent, with its arguments, and their values as the inputs have them."""
-
-    args: Sequence[Any]
-    values: Sequence[Any]
-    batch: Batch
 
 
 class LookAhead:
@@ -32,7 +24,7 @@ class LookAhead:
 
     def __init__(self, prepare: Callable[[Any], tuple[Any, Batch] | None]) -> None:
         self._prepare = prepare
-        self._prepared: Prepared | None = None
+        self._prepared: tuple[Any, Any] | None = None  # the arguments, and the result of `prepare`
         self.next_batch: Callable[[], Any] | None = None
 
     def prepare(self) -> None:
@@ -42,19 +34,18 @@ class LookAhead:
         try:
             with within_a_step():
                 args = self.next_batch()
-            values_and_batch = None if args is None else self._prepare(args)
-            self._prepared = None if values_and_batch is None else Prepared(args, *values_and_batch)
+            self._prepared = None if args is None else (args, self._prepare(args))
         except Exception:
             # An error of the next batch (its shape, no room for it on a device) must not undo the current step.
             # Nothing is prepared: the work is done again, and raises the error, when the batch is due.
             self._prepared = None
 
-    def take(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Prepared | None:
-        """Return the prepared batch, if it is of these arguments."""
-        prepared, self._prepared = self._prepared, None
-        if prepared and not kwargs and len(args) == len(prepared.args) and all(map(operator.is_, args, prepared.args)):
-            return prepared
-        return None
+    def take(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Batch] | None:
+        """Return the values and the batch that were prepared, if they are of these arguments."""
+        before, prepared = self._prepared or ((), None)
+        self._prepared = None
+        is_of_these = not kwargs and len(args) == len(before) and all(map(operator.is_, args, before))
+        return prepared if is_of_these else None
 
     def forget(self) -> None:
         """Drop the prepared batch, because it will not be used."""

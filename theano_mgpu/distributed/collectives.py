@@ -14,7 +14,6 @@ from ..errors import BatchError
 from ..replicas.transfers import FlatBuffers, describe
 from .activities import ADD, GATHER, SHARE
 from .communicator import WIDTH, Communicator
-from .messages import as_bytes, buffers_for, from_bytes, split
 
 
 def all_gather_int(ranks: Communicator, number: int) -> list[int]:
@@ -86,15 +85,15 @@ def broadcast_object(ranks: Communicator, value: Any = None, root: int = 0, acti
     """
     if ranks.size == 1:
         return value
-    parts = as_bytes(value) if ranks.rank == root else []
+    parts = _as_bytes(value) if ranks.rank == root else []
     with ranks.single_thread:
         length = ranks.handshake((activity,), [parts[0].size if parts else 0])[root, 0]
         header = parts[0] if parts else np.empty(length, 'uint8')
         ranks.broadcast([header], root)
         if not parts:
-            parts = [header] + buffers_for(header)
+            parts = [header] + _buffers_for(header)
         ranks.broadcast(parts[1:], root)
-    return value if ranks.rank == root else from_bytes(parts)
+    return value if ranks.rank == root else _from_bytes(parts)
 
 
 def all_reduce_small(ranks: Communicator, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -114,3 +113,26 @@ def all_reduce_small(ranks: Communicator, arrays: Sequence[np.ndarray]) -> list[
     ranks.handshake((ADD,))
     ranks.all_reduce(buffers.flat)
     return buffers.views
+
+
+def split(array: np.ndarray, lengths: Sequence[int]) -> list[np.ndarray]:
+    """Return consecutive pieces of an array, of these lengths."""
+    return np.split(array, np.cumsum(lengths)[:-1])
+
+
+def _as_bytes(value):
+    """Return a value as arrays of bytes: a header, then the memory of each array in the value, uncopied."""
+    buffers = []
+    pickled = pickle.dumps(value, 5, buffer_callback=buffers.append)
+    memory = [np.asarray(buffer.raw()) for buffer in buffers]
+    return [np.frombuffer(pickle.dumps((pickled, [part.size for part in memory]), 5), 'uint8')] + memory
+
+
+def _buffers_for(header):
+    """Return empty arrays for the memory that follows a header of `_as_bytes`."""
+    return [np.empty(size, 'uint8') for size in pickle.loads(header.data)[1]]
+
+
+def _from_bytes(parts):
+    """Return the value that `_as_bytes` has divided into these parts; its arrays use their memory."""
+    return pickle.loads(pickle.loads(parts[0].data)[0], buffers=parts[1:])

@@ -9,8 +9,8 @@ import numpy as np
 import theano
 
 from ..utils import native
+from .collectives import split
 from .communicator import Communicator
-from .messages import split
 
 # The processor converts eight numbers at a time; NumPy takes ten times as long. Both round to the nearest.
 SOURCE = r'''

@@ -19,12 +19,13 @@ from ..errors import MgpuError, RankError
 from ..jobs import mpi_environment, mpi_library, rank_process
 from ..replicas.collectives import all_reduce as sum_of_buffers
 from .activities import ADD, COMPARE, COMPILE, END, FAILED, PATIENT, SHARE, SLOW, describe
-from .collectives import all_gather_object
+from .collectives import all_gather_object, split
 from .communicator import WIDTH, Communicator
 from .failures import description, known_to_all, packed, unpacked
 from .mailbox import HANDSHAKE, PARTS, Mailbox
-from .messages import LONGEST, bytes_of, integers_of, split, summable
 from .waiting import REMEDY, Watchdog, poll, unanswered
+
+LONGEST = 1 << 30  # bytes in one message: MPI counts up to 2**31
 
 
 @functools.lru_cache(maxsize=None)
@@ -201,7 +202,7 @@ class MpiCommunicator(Communicator):
 
     def all_reduce(self, arrays: Sequence[np.ndarray]) -> None:
         for array in arrays:
-            total = summable(array)
+            total = _summable(array)
             with self._watchdog((ADD,)):
                 self._comm.Allreduce(self._mpi.IN_PLACE, total)
             if total is not array:
@@ -221,7 +222,7 @@ class MpiCommunicator(Communicator):
     def all_gather(self, rows: np.ndarray, out: np.ndarray, lengths: Sequence[int]) -> None:
         row = self._bytes(out[:1].nbytes)
         with self._watchdog(self._activity):
-            self._comm.Allgatherv([bytes_of(rows), lengths[self.rank], row], [bytes_of(out), lengths, None, row])
+            self._comm.Allgatherv([_bytes_of(rows), lengths[self.rank], row], [_bytes_of(out), lengths, None, row])
         row.Free()
 
     def all_gather_owned(self, arrays: Sequence[np.ndarray], owners: Sequence[int]) -> list[np.ndarray | None]:
@@ -240,15 +241,15 @@ class MpiCommunicator(Communicator):
         element = self._bytes(received.itemsize)
         with self._watchdog(self._activity):
             self._comm.Alltoallv(
-                [bytes_of(np.concatenate(messages)), [message.size for message in messages], None, element],
-                [bytes_of(received), lengths, None, element])
+                [_bytes_of(np.concatenate(messages)), [message.size for message in messages], None, element],
+                [_bytes_of(received), lengths, None, element])
         element.Free()
         return split(received, lengths)
 
     def broadcast(self, arrays: Sequence[np.ndarray], root: int = 0) -> None:
         with self._watchdog(self._activity):
             for array in arrays:
-                flat = bytes_of(array)
+                flat = _bytes_of(array)
                 for start in range(0, flat.size, LONGEST):
                     self._comm.Bcast([flat[start:start + LONGEST], self._mpi.BYTE], root)
 
@@ -257,10 +258,10 @@ class MpiCommunicator(Communicator):
         return self._mpi.BYTE.Create_contiguous(size).Commit()
 
     def _send(self, array, rank):
-        return self._comm.Isend(integers_of(np.ascontiguousarray(array)), rank, PARTS)
+        return self._comm.Isend(_integers_of(np.ascontiguousarray(array)), rank, PARTS)
 
     def _receive(self, array, rank):
-        return self._comm.Irecv(integers_of(array), rank, PARTS)
+        return self._comm.Irecv(_integers_of(array), rank, PARTS)
 
     # ---------------------------------------------------------------------------------------- the end of a process
 
@@ -300,3 +301,18 @@ class MpiCommunicator(Communicator):
 def _sum(own, received):
     """Return the sum of an array and its parts from other ranks, in the memory of the first of these."""
     return sum_of_buffers([own] + received[1:], received[0], accumulate=True) if received else own
+
+
+def _bytes_of(array):
+    """Return the bytes of a contiguous array, as a one-dimensional view."""
+    return array.reshape(-1).view('uint8') if array.size else np.empty(0, 'uint8')
+
+
+def _integers_of(array):
+    """Return the memory of a contiguous array as integers: MPI has no float16, and counts no more than 2**31 bytes."""
+    return array.reshape(-1).view('int%d' % (8 * min(array.itemsize, 8)))
+
+
+def _summable(array):
+    """Return the array, or a copy of a dtype that MPI can add: it has no float16."""
+    return array.astype('float32') if array.dtype == 'float16' else array

@@ -6,7 +6,7 @@ from typing import Callable
 from ..errors import GraphError, in_one_line
 from ..options import check_exact_flags
 from ..verification.report import VerificationReport
-from .summary import UsageSummary
+from .report import UsageSummary
 
 
 class Enabled:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..distributed.choice import choose_ranks
 from ..errors import LengthError, MgpuError, in_one_line
@@ -11,14 +11,12 @@ from ..parallel_function import ParallelFunction
 from ..patches.theano_functions import shown
 from .chooser import Chooser, State, Way
 from .definition import Definition, Refusal
+from .enabled import Enabled
 from .fallback import FAILED, by_plain, is_for_plain
 from .function_call import FunctionCall
 from .in_place import InPlaceUpdates
 from .programs import Programs
 from .report import FunctionUsage
-
-if TYPE_CHECKING:
-    from .functions import EnabledFunctions
 
 FAILURES = 3  # calls that may fail over the contexts and not in plain Theano
 
@@ -43,7 +41,7 @@ class EnabledFunction:
     _how = 'divided'  # in the summary
     _not_divided = '%s stays on one device: %s'
 
-    def __init__(self, enabled: EnabledFunctions, function: Any, usage: FunctionUsage,
+    def __init__(self, enabled: Enabled, function: Any, usage: FunctionUsage,
                  definition: Definition | None = None) -> None:
         self._enabled, self._function, self._usage = enabled, function, usage
         self._definition, self._in_place = definition or Definition(function), InPlaceUpdates(function)

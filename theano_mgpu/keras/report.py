@@ -1,5 +1,5 @@
 """What the models of a process did on their contexts: the summary of `enable`."""
-from ..enabling.summary import UsageSummary, cell, on_contexts
+from ..enabling.report import UsageSummary, cell, on_contexts
 from ..jobs import mpi_environment
 from ..utils.tables import counted
 
