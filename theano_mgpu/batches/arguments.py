@@ -30,7 +30,7 @@ class Arguments:
     split : list of bool
         Which inputs have samples.
     replacements : dict of theano.Variable to theano.Variable
-        Inputs as they were given, where samples are along another axis, as expressions of `inputs`.
+        Original inputs whose samples are along another axis, as expressions of `inputs`.
     """
 
     def __init__(self, inputs: Sequence[Any], axes: Mapping[theano.Variable, int],

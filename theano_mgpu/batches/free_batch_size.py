@@ -23,8 +23,8 @@ ADVANCED = (subtensor.AdvancedSubtensor, subtensor.AdvancedSubtensor1, subtensor
 class FreeBatchSize:
     """A rewrite that replaces the length of a batch, where a graph has it as a number, by the length of each batch.
 
-    The number is looked for where it is the first size: of the images of a convolution, of a shape that samples are
-    given, of an array that is filled, and of random numbers, whose first rows are then taken. Elsewhere it stays.
+    The number is looked for where it is the first size: of the images of a convolution, of a new shape of samples,
+    of an array that is filled, and of random numbers, whose first rows are then taken. Elsewhere it stays.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Save and load a training state as .npz, without pickle."""
+"""The saving and loading of a training state as .npz, without pickle."""
 from __future__ import annotations
 
 import itertools
@@ -222,7 +222,7 @@ class Saved:
 
 
 def _set(variable, value, states, contexts):
-    """Give a variable a value and, if it is a random stream, a state on each context as far as there are states."""
+    """Set the value of a variable and, of a random stream, the state on each context as far as there are states."""
     variable.variable.container.unwatched = value
     variable.after_write()
     if isinstance(variable, ReplicatedStream):
@@ -265,7 +265,7 @@ def to_array(value: Any) -> np.ndarray:
 
 
 def from_array(array: np.ndarray) -> Any:
-    """Return the value that `to_array` was given, for an array that it has returned; else raise a Damaged."""
+    """Return the value of an array that `to_array` has returned; raise a Damaged for another one."""
     if array.dtype.kind != 'U':
         return array
     random_state = np.random.RandomState()

@@ -13,7 +13,7 @@ PATIENT = 10
 
 
 class FunctionNames:
-    """The functions over some ranks, numbered in the order in which they are made, which is the same on all ranks."""
+    """The functions over some ranks, numbered in the order of their making, which is the same on all ranks."""
 
     def __init__(self) -> None:
         self._names: list[str] = []

@@ -12,7 +12,7 @@ from .failures import raise_common
 
 @contextlib.contextmanager
 def first_compiler(ranks: Communicator) -> Iterator[None]:
-    """Let one rank a host go first through a ``with`` block; the others then find its compiled code.
+    """Open a ``with`` block for one rank a host first; the others then find its compiled code.
 
     Theano locks its folder of compiled code, and a rank that finds its code there need not wait. An error in the block
     is one of all ranks.

@@ -243,7 +243,7 @@ class ComparedFunction:
 
 
 def take_values_of_first(ranks: Communicator, variables: Iterable[Replicated]) -> None:
-    """Give variables the values that rank 0 has.
+    """Set variables to the values that rank 0 has.
 
     Parameters
     ----------

@@ -100,7 +100,7 @@ def unpacked(package: tuple[str, str, list[bytes]], origin: str) -> BaseExceptio
     ----------
     package : tuple of (str, str, list of bytes)
     origin : str
-        A sentence for the note that the exception is given: where it was raised.
+        A sentence for a note of the exception: where it was raised.
     """
     name, _, pickles = package
     error = next(error for error in map(_read, pickles) if error is not None)

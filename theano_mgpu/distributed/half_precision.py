@@ -1,4 +1,4 @@
-"""Add arrays over the ranks in half precision: the ranks exchange float16."""
+"""Sums over the ranks in half precision: the ranks exchange float16."""
 from __future__ import annotations
 
 import ctypes

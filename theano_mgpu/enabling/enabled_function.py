@@ -67,7 +67,7 @@ class EnabledFunction:
         return self._by_chosen_way(args, kwargs)
 
     def copied(self, function: Any, swap: Any, delete_updates: bool) -> None:
-        """Have a copy of the function run over the contexts, too."""
+        """Run a copy of the function over the contexts, too."""
         usage = self._enabled.report.usage(shown(function.name))
         function.mgpu_divided = type(self)(self._enabled, function, usage,
                                            self._definition.copied(swap, delete_updates))

@@ -71,8 +71,8 @@ class FunctionCall:
         outputs = [None] * len(self._function.output_storage)
         values = [container.storage[0] for _, container in self._inputs]
         is_error = subset is not None and not isinstance(self._function.fn, COMPUTE_SOME)
-        if is_error or any(value is None and hasattr(given.variable.type, 'ndim')
-                           for value, (given, _) in zip(values, self._inputs)):
+        if is_error or any(value is None and hasattr(spec.variable.type, 'ndim')
+                           for value, (spec, _) in zip(values, self._inputs)):
             self.afterwards = _nothing
             return outputs
         subset = subset and list(dict.fromkeys(subset))
@@ -82,7 +82,7 @@ class FunctionCall:
             return outputs
         for i in range(self._function.n_returned_outputs) if subset is None else subset:
             outputs[i] = results.pop(0)
-        states = [container for given, container in self._inputs if given.update is not None]
+        states = [container for spec, container in self._inputs if spec.update is not None]
         for container, value in zip(states, results):
             container.storage[0] = value
         return outputs
@@ -102,5 +102,5 @@ def _nothing():
 
 def explicit_inputs(function: Function) -> list[tuple[theano.In, Any]]:
     """Return the inputs of a function that are no shared variables, each an `In` and its container."""
-    return [(given, container) for given, container in zip(function.maker.expanded_inputs, function.input_storage)
-            if not given.shared]
+    return [(spec, container) for spec, container in zip(function.maker.expanded_inputs, function.input_storage)
+            if not spec.shared]

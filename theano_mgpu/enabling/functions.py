@@ -96,9 +96,9 @@ def _attach_once():
     theano_functions.divide_copies()
 
 
-def _attach(function, given):
+def _attach(function, arguments):
     if EnabledFunctions.in_force is not None:
-        EnabledFunctions.in_force.attach(function, given)
+        EnabledFunctions.in_force.attach(function, arguments)
     return EnabledFunctions.in_force is not None
 
 
@@ -119,14 +119,21 @@ class EnabledFunctions(Enabled):
         super().__init__(*arguments)
         self.contexts, self._tell_once = contexts, functools.lru_cache(None)(self.tell)
 
-    def attach(self, function: Any, given: dict[str, Any]) -> None:
-        """Have a new function run over the contexts, if it may have a batch."""
-        name = theano_functions.name_for_user(given)
+    def attach(self, function: Any, arguments: dict[str, Any]) -> None:
+        """Run a new function over the contexts, if it may have a batch.
+
+        Parameters
+        ----------
+        function : theano.compile.function_module.Function
+        arguments : dict
+            The arguments of `theano.function`.
+        """
+        name = theano_functions.name_for_user(arguments)
         if name is None:
             return
         usage = self.report.usage(theano_functions.shown(name))
         placed = is_placed(theano_functions.graph_of(function))
-        obstacle = _obstacle(given, placed)
+        obstacle = _obstacle(arguments, placed)
         if obstacle == OWN_SAMPLES:
             self._tell_once('with --sharded (mgpu.data=sharded) each process has samples of its own: Theano functions '
                             'are not divided, and each process computes its own results. Use mgpu.function, or leave '
@@ -148,13 +155,13 @@ def has_one_cpu(contexts: Sequence[Any]) -> bool:
     return kinds == ['cpu'] and choose_ranks(None).size == 1
 
 
-def _obstacle(given, placed):
+def _obstacle(arguments, placed):
     """Return why the arguments of a `theano.function` exclude several contexts; None if they do not."""
-    if not given['params'] and not placed:
+    if not arguments['params'] and not placed:
         return NO_BATCH
-    if given['profile'] or theano.config.profile:
+    if arguments['profile'] or theano.config.profile:
         return 'it is profiled'
-    if type(theano.compile.get_mode(given['mode'])) is not theano.Mode:
+    if type(theano.compile.get_mode(arguments['mode'])) is not theano.Mode:
         return 'its mode checks each op'
     if Options().is_sharded(choose_ranks(None).size):
         return OWN_SAMPLES

@@ -233,7 +233,7 @@ class Programs:
         return self._make(*self._graph, samples={}, whole=True)
 
     def forget_refusals(self) -> None:
-        """Have refused ways analysed, and refused, again."""
+        """Forget the refused ways, so that they are analysed, and refused, again."""
         self._refused.clear()
         self._finder.forget_calls()
 

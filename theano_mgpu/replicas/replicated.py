@@ -156,9 +156,8 @@ class Replicated:
 
     def _watch_lent_memory(self):
         """Watch a value that was copied for edits in place, if somebody else refers to it."""
-        is_home = self._held.get(self.variable) == self.version
-        if is_home and self.lent is None and is_lent(self.variable.container.storage):
-            self.lent = Lent(self.variable)
+        if self._held.get(self.variable) == self.version and is_lent(self.variable.container.storage):
+            self.lend()
 
     def lend(self) -> None:
         """Watch the variable's value for edits in place: the user is about to refer to it."""

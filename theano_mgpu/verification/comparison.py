@@ -1,4 +1,4 @@
-"""Compares a batch on one device, by plain Theano, with the same batch over contexts, from the same state."""
+"""The comparison of a batch on one device, by plain Theano, with the same batch over contexts."""
 from __future__ import annotations
 
 from typing import Any, Callable, Iterable, Mapping, Sequence
