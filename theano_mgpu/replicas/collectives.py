@@ -1,6 +1,7 @@
 """The host side of all_reduce: the sum of the replicas' buffers in one pass."""
 from __future__ import annotations
 
+import threading
 from typing import Iterator, Sequence
 
 import numpy as np
@@ -13,6 +14,7 @@ BLOCK = 1 << 16
 SMALL = 1 << 10
 # Bytes of gradients that are fetched while the ones before are added.
 BUCKET = 1 << 22
+_LOCAL = threading.local()
 
 
 def all_reduce(buffers: Sequence[np.ndarray], out: np.ndarray | None = None, accumulate: bool = False) -> np.ndarray:
@@ -94,7 +96,7 @@ def add_blocks(out: np.ndarray, buffers: Sequence[np.ndarray], accumulate: bool)
         Add to what `out` holds.
     """
     sum_dtype = np.promote_types(out.dtype, 'float32')
-    scratch = np.empty(min(BLOCK, out.size), sum_dtype) if sum_dtype != out.dtype else None
+    scratch = _scratch(sum_dtype) if sum_dtype != out.dtype else None
     for start in range(0, out.size, BLOCK):
         block = slice(start, start + BLOCK)
         target = out[block]
@@ -102,6 +104,14 @@ def add_blocks(out: np.ndarray, buffers: Sequence[np.ndarray], accumulate: bool)
         _add(total, target, [buffer[block] for buffer in buffers], accumulate)
         if scratch is not None:
             target[...] = total
+
+
+def _scratch(dtype):
+    """Return this thread's block for partial sums of a dtype."""
+    blocks = vars(_LOCAL)
+    if dtype.str not in blocks:
+        blocks[dtype.str] = np.empty(BLOCK, dtype)
+    return blocks[dtype.str]
 
 
 def _flat(buffer, like):
