@@ -50,7 +50,7 @@ napoleon_type_aliases = {name.rpartition('.')[2]: ':py:class:`~%s`' % name for n
     numpy.ndarray theano_mgpu.Context
     theano_mgpu.training.TrainingFunction theano_mgpu.parallel_function.ParallelFunction
     theano_mgpu.profiling.timeline.Timings theano_mgpu.graphs.audit.Audit theano_mgpu.graphs.audit.OpPlacement
-    theano_mgpu.verification.certificate.Certificate theano_mgpu.verification.certificate.Row
+    theano_mgpu.verification.report.VerificationReport theano_mgpu.verification.report.Row
     theano_mgpu.enabling.report.FunctionReport theano_mgpu.enabling.report.FunctionUsage
     theano_mgpu.keras.report.Report theano_mgpu.keras.report.Usage
     theano_mgpu.keras.balancing.Balance theano_mgpu.keras.balancing.Cost""".split()}

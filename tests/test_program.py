@@ -1,7 +1,8 @@
 """Graphs that are cut where samples meet give what one device gives, whatever the shards."""
 from theano_mgpu.analysis import MAX, CannotCut
-from theano_mgpu.batches.data_sets import Slices
-from theano_mgpu.batches.division import divided
+from theano_mgpu.batches.batch_inputs import BatchInputs
+from theano_mgpu.errors import GraphError
+from theano_mgpu.options import Options
 from theano_mgpu.plan import partition
 
 import numpy as np
@@ -440,7 +441,12 @@ def test_a_state_of_samples_that_no_replica_can_have_all_of():
     """Where each process has samples of its own, a state with samples along axis 1 has no whole on any replica."""
     x, state = T.dmatrix('x'), theano.shared(np.zeros((4, 5)), name='state')
     new = x.T + T.extra_ops.cumsum(state, axis=0)
-    slices = Slices([x], [new], [state])
-    assert divided([x], slices, [new], [state]).rows == {}
-    with pytest.raises(CannotCut, match='CumOp'):
-        divided([x], slices, [new], [state], sharded=True)
+
+    def divided(sharded):
+        inputs = BatchInputs([x], Options.of(), sharded)
+        inputs.find_slices([], {state: new})
+        inputs.divide([new], [state])
+        return inputs.rows
+    assert divided(sharded=False) == {}
+    with pytest.raises(GraphError, match='CumOp'):
+        divided(sharded=True)

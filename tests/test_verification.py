@@ -70,8 +70,8 @@ def test_the_flag_makes_an_error_of_a_difference(flag, step, half_of_the_second)
 
 
 def test_the_flag_compares_the_first_divided_batch_alone(flag, step, monkeypatch):
-    made, original = [], comparison.Verification.certificate
-    monkeypatch.setattr(comparison.Verification, 'certificate',
+    made, original = [], comparison.Verification.report
+    monkeypatch.setattr(comparison.Verification, 'report',
                         lambda *args: made.append(original(*args)) or made[-1])
     for n in (1, 9, 8):
         step(*data(n, 7))

@@ -69,7 +69,7 @@ class DataParallel(BuiltFunction):
         self.samples = self.calls = 0
         self.seconds = 0.0
         self._check_batch = BatchCheck(self.ranks, self.built.number, options.name, self.arguments, self.sharded,
-                                       options.internal.led_by_first, self.built.alike)
+                                       options.internal.batch_of_rank_0, self.built.alike)
         for variable in self.executable.variables + self.updated:
             add_step_lock(variable, self.lock)
 
@@ -124,8 +124,7 @@ class DataParallel(BuiltFunction):
         states = self.inputs.states()
         if arguments is None:
             return Bound(None, states, 0)
-        ahead = self.look_ahead.take(*arguments)
-        values, batch = (ahead.values, ahead.batch) if ahead else (self.arguments.bind(*arguments), None)
+        values, batch = self.look_ahead.take(*arguments) or (self.arguments.bind(*arguments), None)
         return Bound(values, states, self.inputs.length(values, states), batch)
 
     def _run(self, batch: Batch) -> StepResult:

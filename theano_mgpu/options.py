@@ -54,7 +54,7 @@ class Internal:
         The number of samples in them.
     must_divide : bool
         Whether it is an error that the function cannot be divided.
-    led_by_first : bool
+    batch_of_rank_0 : bool
         Whether every process takes the arguments of rank 0 where its own differ; else that is an error.
     whole : bool
         Whether the function has no batch: one replica computes it as it is.
@@ -65,7 +65,7 @@ class Internal:
     example: Sequence[Any] | None = None
     length: int | None = None
     must_divide: bool = False
-    led_by_first: bool = False
+    batch_of_rank_0: bool = False
     whole: bool = False
     params: Sequence[Any] = ()
 

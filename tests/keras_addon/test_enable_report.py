@@ -6,13 +6,14 @@ import theano_mgpu as mgpu
 from theano_mgpu.devices.mesh import mesh_of
 from theano_mgpu.distributed.alone import Alone
 from theano_mgpu.enabling.chooser import COUNTED, MARGIN, WARM_UP
-from theano_mgpu.enabling.summary import SHOWN
-from theano_mgpu.enabling.trial import Trial, seconds_alone
+from theano_mgpu.enabling.report import SHOWN
+from theano_mgpu.enabling.trial import Trial
 from theano_mgpu.keras import Checkpoint, Predictor, disable, enable, multi_gpu_model, verify
 from theano_mgpu.keras import report as report_module
 from theano_mgpu.keras.parallel_state import parallel_state_of
 from theano_mgpu.keras.report import Report
-from theano_mgpu.verification.certificate import TOLERANCE
+from theano_mgpu.verification.report import TOLERANCE
+from theano_mgpu.verification.self_checked import SelfChecked
 
 import keras
 import numpy as np
@@ -198,10 +199,12 @@ def test_strict():
 @pytest.mark.slow
 def test_one_context_is_faster(monkeypatch, divided_without_measuring):
     """So small a model pays for each context; the trial leaves nothing behind."""
+    original = SelfChecked.seconds_alone
+
     def half_as_long(step, args):
-        seconds_alone(step, args)
+        original(step, args)
         return step.seconds / 2
-    monkeypatch.setattr('theano_mgpu.enabling.trial.seconds_alone', half_as_long)  # as it is on an idle machine
+    monkeypatch.setattr(SelfChecked, 'seconds_alone', half_as_long)  # as it is on an idle machine
     report = enable()
     text = 'trains on 2 contexts, but one context is faster: .* ms a call on one device, .* ms divided.*launch'
     model = compiled(built(dense), mode=COMPILED)
@@ -220,7 +223,7 @@ def test_one_context_is_faster(monkeypatch, divided_without_measuring):
 
 def test_whoever_divides_always_is_not_told_what_is_faster(monkeypatch):
     """Under --always a note advised to use one context."""
-    monkeypatch.setattr('theano_mgpu.enabling.trial.seconds_alone', lambda step, args: step.seconds / 2)
+    monkeypatch.setattr(SelfChecked, 'seconds_alone', lambda step, args: step.seconds / 2)
     with warnings.catch_warnings():
         warnings.simplefilter('error', mgpu.MgpuWarning)
         report = enable(always=True)
@@ -276,11 +279,11 @@ class Step:
 
 @pytest.mark.parametrize('one,rounds', [(0.2, COUNTED), (1.1, 2), (3.0, 1)])
 @pytest.mark.parametrize('ratio,faster', [(MARGIN - 0.01, False), (MARGIN + 0.01, True)])
-def test_the_verdict(ratio, faster, one, rounds, monkeypatch):
+def test_the_verdict(ratio, faster, one, rounds):
     """Medians of the first batches, without the very first ones; of fewer if they take long."""
     taken = iter([one] * rounds)
     step = Step(mgpu.contexts(), one * ratio)
-    monkeypatch.setattr('theano_mgpu.enabling.trial.seconds_alone', lambda step, args: next(taken))
+    step.seconds_alone = lambda args: next(taken)
     trial = Trial(step)
     found = [trial.after([X, Y]) for _ in range(WARM_UP + rounds)]
     assert found[:-1] == [None] * (WARM_UP + rounds - 1)
@@ -289,12 +292,12 @@ def test_the_verdict(ratio, faster, one, rounds, monkeypatch):
     assert not trial.is_open and not list(taken)
 
 
-def test_a_batch_that_one_context_cannot_take(monkeypatch):
+def test_a_batch_that_one_context_cannot_take():
     """A model that is too large for one device trains on, and a note says so."""
-    def fail(step, args):
+    def fail(args):
         raise MemoryError('no room')
     step = Step(mgpu.contexts(), 1.0)
-    monkeypatch.setattr('theano_mgpu.enabling.trial.seconds_alone', fail)
+    step.seconds_alone = fail
     trial = Trial(step)
     *before, (text, is_noted), after = [trial.after([X, Y]) for _ in range(WARM_UP + 2)]
     assert before == [None] * WARM_UP and after is None

@@ -1,4 +1,8 @@
 """Batches that are slices of shared data sets, such as ``X[index * 20:(index + 1) * 20]``."""
+from __future__ import annotations
+
+from typing import Any, Collection, Sequence
+
 import theano
 import theano.tensor as T
 from theano.gof.graph import ancestors
@@ -6,13 +10,13 @@ from theano.tensor.subtensor import Subtensor, get_idx_list
 
 from ..graphs.graph import host_type, substitute
 from ..patches.theano_functions import plain_function
-from ..plan import expressed
+from ..plan import Program, expressed
 from ..replicas.random_streams import DRAWS
 from .arguments import moved
 
 
 class Slices:
-    """The slices of shared data sets that a graph takes its batch from.
+    """The slices of shared data sets that are the batch of a graph.
 
     A replica takes its own part of the slice, on its device, where it has a copy of the data set: nothing is sent in
     a step but the numbers that the slice is made of.
@@ -23,43 +27,44 @@ class Slices:
     outputs : list of theano.Variable
         The graph, new values included.
     updated : collection of SharedVariable
-        Those that get new values.
+        The variables that get new values.
     sharded : bool
-        Whether each process has a part of the data sets, of which it slices its own samples.
+        Whether each process has a part of the data sets, and slices its own samples from that.
 
     Attributes
     ----------
     stand_ins : dict of theano.Variable to theano.Variable
-        For each slice what stands for it, with samples along axis 0.
+        For each slice, an input that stands for it, with samples along axis 0.
     replacements : dict of theano.Variable to theano.Variable
-        For each slice, the same as an expression of what stands for it.
+        For each slice, the same as an expression of its stand-in.
     """
 
-    def __init__(self, inputs, outputs, updated, sharded=False):
+    def __init__(self, inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variable], updated: Collection[Any],
+                 sharded: bool = False) -> None:
         self._inputs, self._sharded = list(inputs), sharded
-        found = _slices(inputs, outputs, updated)
+        slices = _slices(inputs, outputs, updated)
         self.stand_ins = {v: host_type(moved(v, axis, 0))('%s of the batch' % (v.owner.inputs[0].name or 'rows'))
-                          for v, (_, axis) in found.items()}
-        self.replacements = {v: moved(self.stand_ins[v], 0, axis) for v, (_, axis) in found.items()}
-        self._first = {v: moved(v, axis, 0) for v, (_, axis) in found.items()}
-        self._taken = {v: moved(_never_empty(v, index), axis, 0) for v, (index, axis) in found.items()} \
+                          for v, (_, axis) in slices.items()}
+        self.replacements = {v: moved(self.stand_ins[v], 0, axis) for v, (_, axis) in slices.items()}
+        self._first = {v: moved(v, axis, 0) for v, (_, axis) in slices.items()}
+        self._taken = {v: moved(_never_empty(v, index), axis, 0) for v, (index, axis) in slices.items()} \
             if sharded else self._first
-        # Of sharded data sets nothing else is read, or they are not that.
-        self._own = _shared([v.owner.inputs[0] for v in found]).difference(
+        # Variables that are read otherwise, too, are no sharded data sets.
+        self._own = _shared([v.owner.inputs[0] for v in slices]).difference(
             _shared(substitute(outputs, self.replacements)), updated) if sharded else ()
-        self._length_function = None
+        self._length_function: Any = None
 
-    def __bool__(self):
+    def __bool__(self) -> bool:
         return bool(self.stand_ins)
 
-    def keep(self, wanted):
+    def keep(self, wanted: Collection[theano.Variable]) -> None:
         """Leave out all other slices: each replica takes them whole."""
         for variable in [v for v in self.stand_ins if v not in wanted]:
             del self.stand_ins[variable], self.replacements[variable], self._first[variable]
         self._length_function = None
 
-    def lengths(self, values):
-        """The number of samples of each slice, by the slice.
+    def lengths(self, values: Sequence[Any]) -> dict[theano.Variable, int]:
+        """Return the number of samples of each slice.
 
         Parameters
         ----------
@@ -74,12 +79,12 @@ class Slices:
                 mode=theano.compile.get_default_mode().excluding('gpuarray_opt'))
         return dict(zip(self._first, map(int, self._length_function(*values))))
 
-    def named(self, values):
-        """The number of samples, and a name, of each slice."""
+    def named(self, values: Sequence[Any]) -> list[tuple[int, str]]:
+        """Return the number of samples, and a name, of each slice."""
         return [(length, str(self.stand_ins[v])) for v, length in self.lengths(values).items()]
 
-    def expressed(self, program):
-        """The Program, of which the stand-ins are inputs, as one whose replicas slice."""
+    def expressed(self, program: Program) -> Program:
+        """Return a Program whose replicas slice, for one that has the stand-ins as inputs."""
         if not self:
             return program
         _, own, first = program.numbers
@@ -92,15 +97,15 @@ class Slices:
 
 
 def _slices(inputs, outputs, updated):
-    """Slices that depend on an input, or on a variable that a step changes, of what is no input.
+    """Return slices of data sets that depend on an input, or on a variable that a step changes.
 
-    Of each, the number of the index that is such a slice, and the axis that is left of it.
+    Each has the number of its index that is such a slice, and the axis of the result along which it slices.
     """
     moving = set(inputs).union(updated)
-    found, of_inputs = {}, {}
+    slices, known = {}, {}
     for variable in ancestors(outputs):
         node = variable.owner
-        if node is None or not isinstance(node.op, Subtensor) or not _is_data_set(node.inputs[0], of_inputs, inputs):
+        if node is None or not isinstance(node.op, Subtensor) or not _is_data_set(node.inputs[0], known, inputs):
             continue
         axis = 0
         for number, index in enumerate(get_idx_list(node.inputs, node.op.idx_list)):
@@ -108,14 +113,14 @@ def _slices(inputs, outputs, updated):
                 continue  # an integer: this axis is gone
             bounds = [v for v in (index.start, index.stop) if isinstance(v, theano.Variable)]
             if getattr(index.step, 'data', index.step) in (None, 1) and not moving.isdisjoint(ancestors(bounds)):
-                found[variable] = number, axis
+                slices[variable] = number, axis
                 break
             axis += 1
-    return found
+    return slices
 
 
 def _never_empty(variable, number):
-    """A slice that has at least one row.
+    """Return a slice that has at least one row.
 
     A process whose part of the data has ended takes part with one sample that does not count.
     """
@@ -130,11 +135,12 @@ def _never_empty(variable, number):
 
 
 def _shared(variables):
+    """Return the shared variables that variables depend on."""
     return {v for v in ancestors(variables) if hasattr(v, 'container')}
 
 
 def _is_data_set(variable, known, inputs):
-    """Whether a variable is a function of shared variables alone, and not drawn."""
+    """Return whether a variable is a function of shared variables alone, and not drawn."""
     if variable not in known:
         met = ancestors([variable])
         known[variable] = set(inputs).isdisjoint(met) and any(hasattr(v, 'container') for v in met) and \

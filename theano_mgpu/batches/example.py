@@ -1,5 +1,7 @@
-"""The arguments of a process whose data has ended: those of one sample, which does not count."""
-from typing import List, Optional, Sequence
+"""The arguments of a process whose data has ended: one sample, which does not count."""
+from __future__ import annotations
+
+from typing import Any, Sequence
 
 import numpy as np
 
@@ -18,11 +20,11 @@ class Example:
         Each is given samples of its own.
     """
 
-    def __init__(self, arguments: Arguments, ranks: Communicator):
+    def __init__(self, arguments: Arguments, ranks: Communicator) -> None:
         self._arguments, self._ranks = arguments, ranks
-        self._values: Optional[List] = None
+        self._values: Any = None
 
-    def replacing(self, values: Optional[Sequence], lengths: Sequence[int]) -> Sequence:
+    def replacing(self, values: Sequence[Any] | None, lengths: Sequence[int]) -> Sequence[Any]:
         """Return the arguments of a call, or the example where they are None; all ranks have to make the call.
 
         Parameters
@@ -35,6 +37,6 @@ class Example:
             # A rank whose first step has no samples has no example. Inputs without samples may change with each call.
             sample = None if values is None else self._arguments.first_sample(values)
             self._values = broadcast_object(self._ranks, sample, int(np.argmax(lengths)))
-        elif self._values is None:
+        elif self._values is None and values is not None:
             self._values = self._arguments.first_sample(values)
         return self._values if values is None else values

@@ -1,11 +1,15 @@
 """The length of a batch, and the outputs of several batches put together."""
+from __future__ import annotations
+
+from typing import Sequence
+
 import numpy as np
 
 from ..errors import BatchError, LengthError
 
 
-def batch_length(lengths, names, least=1):
-    """Number of samples of a batch, which all arguments that are split must share.
+def batch_length(lengths: Sequence[int], names: Sequence[str], least: int = 1) -> int:
+    """Return the number of samples of a batch, which all arguments that are split must share.
 
     Parameters
     ----------
@@ -26,10 +30,10 @@ def batch_length(lengths, names, least=1):
     """
     if len(set(lengths)) > 1:
         odd = names[next(i for i, length in enumerate(lengths) if length != max(lengths))]
-        given = ', '.join('%s has %d' % pair for pair in zip(names, lengths))
+        each = ', '.join('%s has %d' % pair for pair in zip(names, lengths))
         raise LengthError('inputs of different lengths cannot be split into sub-batches: %s samples. If '
                           'one is not made of samples, every replica can get it whole: pass '
-                          'broadcast=[%s] to mgpu.function or mgpu.training_function' % (given, odd))
+                          'broadcast=[%s] to mgpu.function or mgpu.training_function' % (each, odd))
     if lengths[0] < least:
         raise LengthError('the batch is empty: %s 0 samples; give at least one'
                           % ', '.join('%s has' % name for name in names))
@@ -53,14 +57,14 @@ class Rows:
     [array([1, 2, 3])]
     """
 
-    def __init__(self, length=None):
+    def __init__(self, length: int | None = None) -> None:
         self._length = length
         self._rows = 0
-        self._parts = []   # a list of batches an output
-        self._whole = []   # an array an output
+        self._parts: list[list[np.ndarray]] = []  # a list of batches an output
+        self._whole: list[np.ndarray] = []        # an array an output
 
-    def add(self, outputs):
-        """Add a batch's outputs; returns their number of rows.
+    def add(self, outputs: Sequence[np.ndarray]) -> int:
+        """Add a batch's outputs; return their number of rows.
 
         Raises
         ------
@@ -81,14 +85,14 @@ class Rows:
                                           for output in outputs]
             for whole, output in zip(self._whole, outputs):
                 whole[self._rows:stop] = output
-        self._rows = stop
-        return numbers[0]
+        before, self._rows = self._rows, stop
+        return stop - before
 
-    def __len__(self):
+    def __len__(self) -> int:
         return self._rows
 
-    def arrays(self):
-        """The arrays, one an output; a BatchError if rows are missing."""
+    def arrays(self) -> list[np.ndarray]:
+        """Return the arrays, one an output; raise a BatchError if rows are missing."""
         if self._length is None:
             return [np.concatenate(parts) for parts in self._parts]
         if self._rows < self._length:

@@ -1,4 +1,6 @@
 """A lock on a checkpoint file: if two jobs wrote the same file, each would continue from the other's state."""
+from __future__ import annotations
+
 import contextlib
 import errno
 import fcntl
@@ -15,10 +17,11 @@ CONTENT = re.compile(r'(process \d+ on host .*)?')  # it is empty until it is lo
 LONGEST = 1000  # bytes of it
 NO_LOCK = '%s is no lock of theano_mgpu: move it, or name another file for the checkpoints'
 
-_held = weakref.WeakValueDictionary()  # (path, process id) to CheckpointLock: a process may lock a file several times
+# By path and process id: a process may lock a file several times.
+_locks: weakref.WeakValueDictionary[tuple[str, int], CheckpointLock] = weakref.WeakValueDictionary()
 
 
-def lock_checkpoint(path):
+def lock_checkpoint(path: str) -> CheckpointLock:
     """Lock a checkpoint file for this process, until the last reference to the CheckpointLock is gone.
 
     Parameters
@@ -37,9 +40,9 @@ def lock_checkpoint(path):
         If `path` cannot be a file, or the lock cannot be made.
     """
     path = os.path.realpath(target_of(path))
-    lock = _held.get((path, os.getpid()))
+    lock = _locks.get((path, os.getpid()))
     if lock is None:
-        lock = _held[path, os.getpid()] = CheckpointLock(path)
+        lock = _locks[path, os.getpid()] = CheckpointLock(path)
     return lock
 
 
@@ -54,37 +57,37 @@ class CheckpointLock:
         The checkpoint file.
     """
 
-    def __init__(self, path):
-        self._file = None
+    def __init__(self, path: str) -> None:
         name = path + '.lock'
-        while self._file is None:
+        while True:
             file = _opened(name)
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 with file:
-                    self._explain(path, file, error)
+                    _explain(path, file, error)
                 return
             if _is_at(file, name):
-                self._file = file
-            else:  # its former owner has just removed it
-                file.close()
+                break
+            file.close()  # its former owner has just removed it
         file.truncate(0)
         file.write('process %d on host %s' % (os.getpid(), socket.gethostname()))
         file.flush()
         self.release = weakref.finalize(self, _release, file, name, os.getpid())
 
-    def _explain(self, path, file, error):
-        if error.errno not in (errno.EACCES, errno.EAGAIN):
-            warn('%s cannot be locked (%s): make sure that no other job writes its checkpoints there' % (path, error))
-            return
-        file.seek(0)
-        raise MgpuError('%s is in use for the checkpoints of another job, %s: end that job, or name another file'
-                        % (path, file.read() or 'which has just begun')) from error
+
+def _explain(path, file, error):
+    """Raise an MgpuError if another process has locked a file; warn if the file cannot be locked."""
+    if error.errno not in (errno.EACCES, errno.EAGAIN):
+        warn('%s cannot be locked (%s): make sure that no other job writes its checkpoints there' % (path, error))
+        return
+    file.seek(0)
+    raise MgpuError('%s is in use for the checkpoints of another job, %s: end that job, or name another file'
+                    % (path, file.read() or 'which has just begun')) from error
 
 
 def _opened(name):
-    """Open a lock, which is made if there is none; raise a MgpuError for anything that the package did not make."""
+    """Open a lock, which is made if there is none; raise an MgpuError for a file that the package did not make."""
     try:
         descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
     except OSError as error:

@@ -1,28 +1,34 @@
-"""Save and load a training state as .npz, without pickle."""
+"""The saving and loading of a training state as .npz, without pickle."""
+from __future__ import annotations
+
 import itertools
 import json
 import os
 import re
+from typing import Any, Callable, Mapping, Sequence
 
 import numpy as np
 
+from ..devices.context_map import Context
 from ..distributed.collectives import all_gather_int, all_gather_object
+from ..distributed.communicator import Communicator
 from ..distributed.rank_0 import on_rank_0
 from ..errors import warn
 from ..replicas.copies import host_value
-from ..replicas.replicated import ReplicatedStream
+from ..replicas.replicated import Replicated, ReplicatedStream
 from ..utils.files import whole_file
 from . import state_file
-from .state_file import Damaged
+from .state_file import Damaged, parsing
 
 PREVIOUS = '.previous'
 
-_damaged = set()     # damaged files; they must not replace the intact ones before them
-_foreign = set()     # files that the user has been told that they are in the way of `PREVIOUS`
-_not_finite = set()  # files whose non-finite values the user has been warned about
+_damaged: set[str] = set()     # damaged files; they must not replace the intact ones before them
+_foreign: set[str] = set()     # files that the user has been told that they are in the way of `PREVIOUS`
+_not_finite: set[str] = set()  # files whose non-finite values the user has been warned about
 
 
-def save(path, variables, contexts, ranks, extra=None, allow_nan=False):
+def save(path: str, variables: Sequence[Replicated], contexts: Sequence[Context], ranks: Communicator,
+         extra: Mapping[str, np.ndarray] | None = None, allow_nan: bool = False) -> None:
     """Write variables to an .npz file. Every rank has to call it; rank 0 writes.
 
     An interrupted write leaves the old file intact. The old content stays as ``path + '.previous'``.
@@ -45,20 +51,20 @@ def save(path, variables, contexts, ranks, extra=None, allow_nan=False):
     OSError
         If the file cannot be written, on every rank.
     """
-    streams = all_gather_object(ranks, _streams(variables, contexts))
+    streams = all_gather_object(ranks, [list(map(to_array, _states(variable, contexts))) for variable in variables])
     on_rank_0(ranks, lambda: _write(path, variables, streams, extra or {}, allow_nan))
 
 
 def _write(path, variables, streams, extra, allow_nan):
     path = os.path.realpath(path)  # of a link, the target is the file that is written
-    names, values = [_name(variable) for variable in variables], [to_array(v.value()) for v in variables]
+    names, values = list(map(_name, variables)), [to_array(variable.value()) for variable in variables]
     if not allow_nan and not _all_finite(path, names, values):
         return
     arrays = {'extra/' + name: array for name, array in extra.items()}
-    arrays.update(names=np.array(names))
-    arrays.update(('value/%d' % i, value) for i, value in enumerate(values))
-    for i in streams[0]:
-        states = [state for of_rank in streams for state in of_rank[i]]
+    arrays['names'] = np.array(names)
+    for i, value in enumerate(values):
+        arrays['value/%d' % i] = value
+        states = itertools.chain.from_iterable(of_rank[i] for of_rank in streams)
         arrays.update(('stream/%d/%d' % (i, replica), state) for replica, state in enumerate(states))
     previous = None if path in _damaged else path + PREVIOUS
     if previous not in _foreign and previous and os.path.lexists(previous) and not state_file.is_own(previous):
@@ -71,22 +77,13 @@ def _write(path, variables, streams, extra, allow_nan):
 
 
 def _all_finite(path, names, values):
-    """Whether all values are finite; if not, warn the user, once until they are finite again."""
-    found = [name for name, value in zip(names, values) if value.dtype.kind in 'fc' and not np.isfinite(value).all()]
-    if found and path not in _not_finite:
+    """Return whether all values are finite; if not, warn the user, once until they are finite again."""
+    infinite = [name for name, value in zip(names, values) if value.dtype.kind in 'fc' and not np.isfinite(value).all()]
+    if infinite and path not in _not_finite:
         warn('%s: not a number, or infinite. %s is not written, and stays as it is. Look for the cause '
-             '(check_finite=True finds the first such step), or pass allow_nan=True' % (', '.join(found), path))
-    (_not_finite.add if found else _not_finite.discard)(path)
-    return not found
-
-
-def _streams(variables, contexts):
-    """States of the random streams among variables: position to a list with one state for each context."""
-    found = {}
-    for i, variable in enumerate(variables):
-        if isinstance(variable, ReplicatedStream):
-            found[i] = list(map(to_array, _states(variable, contexts)))
-    return found
+             '(check_finite=True finds the first such step), or pass allow_nan=True' % (', '.join(infinite), path))
+    (_not_finite.add if infinite else _not_finite.discard)(path)
+    return not infinite
 
 
 def _states(variable, contexts):
@@ -97,7 +94,8 @@ def _states(variable, contexts):
     return [host_value(variable.copies[context]) for context in contexts]
 
 
-def load(path, variables, contexts, ranks, check_extra=None):
+def load(path: str, variables: Sequence[Replicated], contexts: Sequence[Context], ranks: Communicator,
+         check_extra: Callable[[dict[str, np.ndarray]], Any] | None = None) -> dict[str, np.ndarray]:
     """Read variables from a file that `save` wrote. Every rank has to call it; rank 0 reads.
 
     Contexts that the file has no random streams for derive theirs from the master's.
@@ -107,7 +105,7 @@ def load(path, variables, contexts, ranks, check_extra=None):
     path, variables, contexts, ranks
         As for `save`; the contexts may differ.
     check_extra : callable, optional
-        Called with the file's `extra`; raises a ValueError if that is not as it has to be.
+        Called with the file's `extra`; raises a ValueError if the file cannot be used.
 
     Returns
     -------
@@ -129,8 +127,8 @@ def load(path, variables, contexts, ranks, check_extra=None):
     return saved.extra
 
 
-def read(path, ranks, n_contexts, check):
-    """Return a file as rank 0 reads it, a Saved; every rank has to make the call.
+def read(path: str, ranks: Communicator, n_contexts: int, check: Callable[[Saved], Any]) -> Saved:
+    """Return the content of a file as rank 0 reads it; every rank has to make the call.
 
     Parameters
     ----------
@@ -154,26 +152,19 @@ def read(path, ranks, n_contexts, check):
 def _usable(path, check):
     """Return the path and the arrays of a file or, if it is damaged, of the one before it."""
     path = os.path.realpath(path) if os.path.islink(path) else os.fspath(path)
-    arrays = None
     try:
         arrays = state_file.read(path)
         check(Saved(path, arrays))
         return path, arrays
-    except ValueError as error:
-        damaged = isinstance(error, Damaged)
-        if not damaged and state_file.has_checksum(arrays):
-            raise  # it is intact, and of another model
+    except Damaged as error:
         previous = path + PREVIOUS
         try:
             arrays = state_file.read(previous)
             check(Saved(previous, arrays))
         except (ValueError, OSError):  # it cannot be used either, or is missing
-            if not damaged:
-                raise error from None
             raise ValueError('%s is damaged, or no training state of theano_mgpu (%s), and there is no intact %s. Name '
                              'another file, or remove it to begin anew' % (path, error, previous)) from error
-        warn('%s: the state before it is taken, from %s'
-             % ('%s is damaged (%s)' % (path, error) if damaged else error, previous))
+        warn('%s is damaged (%s): the state before it is taken, from %s' % (path, error, previous))
     _damaged.add(os.path.realpath(path))
     return previous, arrays
 
@@ -193,12 +184,12 @@ class Saved:
     extra : dict of str to ndarray
     """
 
-    def __init__(self, path, arrays, first=0):
+    def __init__(self, path: str, arrays: dict[str, np.ndarray], first: int = 0) -> None:
         self.path = path
         self._arrays, self._first = arrays, first
         self.extra = {key[len('extra/'):]: value for key, value in arrays.items() if key.startswith('extra/')}
 
-    def give(self, variables, contexts):
+    def give(self, variables: Sequence[Replicated], contexts: Sequence[Context]) -> None:
         """Set the values of variables, all or none; if the file has other variables, raise a ValueError."""
         self.check(variables)
         new = [self._value(i) for i in range(len(variables))]
@@ -212,19 +203,17 @@ class Saved:
                 _set(variable, value, states, contexts)
             raise
 
-    def check(self, variables):
+    def check(self, variables: Sequence[Replicated]) -> None:
         """Raise a ValueError if the file has other variables."""
-        saved, wanted = list(self._arrays['names']), [_name(variable) for variable in variables]
+        saved, wanted = list(self._arrays['names']), list(map(_name, variables))
         if _unnumbered(saved) != _unnumbered(wanted):
             raise ValueError('%s holds the variables %s, but this function has %s: load it into a function of the '
                              'same model and updates' % (self.path, ', '.join(saved), ', '.join(wanted)))
         for i, variable in enumerate(variables):
-            ours = host_value(variable.variable)
-            value, states = self._value(i)
-            for theirs in [value] + states:
-                if _kind(ours) not in (None, _kind(theirs)):
-                    raise ValueError('%s holds %s with %s, but this function has %s'
-                                     % ((self.path, wanted[i]) + tuple(map(_described, (theirs, ours)))))
+            ours, theirs = host_value(variable.variable), self._value(i)[0]
+            if _kind(ours) not in (None, _kind(theirs)):
+                raise ValueError('%s holds %s with %s, but this function has %s'
+                                 % (self.path, wanted[i], _kind(theirs), _kind(ours)))
 
     def _value(self, i):
         """Return the value of a variable, and the states of its random streams, if it is one."""
@@ -233,7 +222,7 @@ class Saved:
 
 
 def _set(variable, value, states, contexts):
-    """Give a variable a value and, if it is a random stream, a state on each context as far as there are states."""
+    """Set the value of a variable and, of a random stream, the state on each context as far as there are states."""
     variable.variable.container.unwatched = value
     variable.after_write()
     if isinstance(variable, ReplicatedStream):
@@ -243,28 +232,22 @@ def _set(variable, value, states, contexts):
 
 
 def _kind(value):
-    """Return the properties that two values of one variable have in common; None for other values than those saved."""
+    """Return in words the properties that two values of one variable share; None for values that are not saved."""
     if isinstance(value, np.ndarray):
-        return value.shape, value.dtype
+        return 'shape %s and dtype %s' % (value.shape, value.dtype)
     return 'the state of a random stream' if isinstance(value, np.random.RandomState) else None
 
 
-def _described(value):
-    """Return `_kind` as text."""
-    return 'shape %s and dtype %s' % _kind(value) if isinstance(value, np.ndarray) else _kind(value)
-
-
-def completed_steps(path, extra):
+def completed_steps(path: str, extra: Mapping[str, np.ndarray]) -> int:
     """Return the number of steps after which `TrainingFunction.checkpoint` wrote a file, given its `extra`."""
     if 'calls' not in extra:
         raise ValueError('%s does not say how many steps it comes after; give a file that step.checkpoint wrote, or '
                          'load this one with step.load' % path)
-    with state_file.parsing('the number of steps'):
-        return int(extra['calls'])
+    return int(extra['calls'])
 
 
 def _unnumbered(names):
-    """Names without numbers: Keras counts them up from model to model (dense_1, dense_2)."""
+    """Return names without numbers: Keras counts them up from model to model (dense_1, dense_2)."""
     return [re.sub(r'\d+', '#', name) for name in names]
 
 
@@ -272,8 +255,8 @@ def _name(replicated):
     return str(replicated.variable.name or 'unnamed')
 
 
-def to_array(value):
-    """A value as an array without objects; a numpy.random.RandomState as JSON text of its state."""
+def to_array(value: Any) -> np.ndarray:
+    """Return a value as an array without objects; a numpy.random.RandomState as JSON text of its state."""
     if isinstance(value, np.random.RandomState):
         state = value.get_state(legacy=False)
         state['state']['key'] = state['state']['key'].tolist()
@@ -281,12 +264,12 @@ def to_array(value):
     return np.asarray(value)
 
 
-def from_array(array):
-    """Return the value that `to_array` was given; a Damaged if it cannot be that of one."""
+def from_array(array: np.ndarray) -> Any:
+    """Return the value of an array that `to_array` has returned; raise a Damaged for another one."""
     if array.dtype.kind != 'U':
         return array
     random_state = np.random.RandomState()
-    with state_file.parsing('the state of a random stream'):
+    with parsing('the state of a random stream'):
         state = json.loads(str(array))
         state['state']['key'] = np.array(state['state']['key'], 'uint32')
         random_state.set_state(state)

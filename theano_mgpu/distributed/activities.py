@@ -1,8 +1,10 @@
-"""What a rank may be doing when it comes to a handshake, as numbers, and in words for messages."""
-from typing import List, Optional, Sequence
+"""The activities of a rank that comes to a handshake, as numbers, and in words for messages."""
+from __future__ import annotations
 
-# The first number of an activity. In CALL, COMPARE and INPUTS the number of a function follows, then that of the calls
-# before.
+from typing import Sequence
+
+# The first number of an activity. In CALL, COMPARE and INPUTS the number of a function follows, then the number of its
+# calls before.
 END, BUILD, COMPILE, SHARE, CALL, ADD, GATHER, AGREE, FAILED, READ, COMPARE, FEED, INPUTS = range(13)
 
 # While one rank compiles, or reads a file, the others wait for longer than in a step: PATIENT times the limit.
@@ -11,12 +13,12 @@ PATIENT = 10
 
 
 class FunctionNames:
-    """The functions over some ranks, numbered in the order in which they are made, which is the same on all ranks."""
+    """The functions over some ranks, numbered in the order of their making, which is the same on all ranks."""
 
     def __init__(self) -> None:
-        self._names: List[str] = []
+        self._names: list[str] = []
 
-    def add(self, name: Optional[str]) -> int:
+    def add(self, name: str | None) -> int:
         """Return the number of a new function."""
         self._names.append(name or 'a function')
         return len(self._names) - 1
@@ -28,7 +30,7 @@ class FunctionNames:
 
 
 def describe(activity: Sequence[int], functions: FunctionNames) -> str:
-    """Return in words what a rank is doing.
+    """Return the activity of a rank in words.
 
     Parameters
     ----------

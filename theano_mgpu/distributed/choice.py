@@ -1,5 +1,5 @@
 """The processes that a function runs over."""
-from typing import Optional
+from __future__ import annotations
 
 import theano
 
@@ -9,7 +9,7 @@ from .communicator import Communicator
 from .mpi import mpi_communicator
 
 
-def choose_ranks(name: Optional[str]) -> Communicator:
+def choose_ranks(name: str | None) -> Communicator:
     """Return the processes that a function runs over, for the name of an executor."""
     name = name or theano.config.mgpu.executor
     if mpi_environment.started_by_rank():

@@ -1,24 +1,48 @@
 """The communicator: the ranks that compute together, and the collectives by which they exchange values."""
+from __future__ import annotations
+
 import abc
 import contextlib
-from typing import ContextManager, List, Optional, Sequence
+from typing import Any, Callable, ContextManager, Sequence
 
 import numpy as np
 
 from .activities import FunctionNames
-from .consolidation import DividedStates
 
 WIDTH = 32  # integers that a rank can give to a handshake: an array's shape, too
 
 
+class DividedStates:
+    """The states that are divided among ranks, so that each rank has the latest values of its share alone.
+
+    A state stands here as the function that gathers it. All ranks add and remove the same states in the same order.
+    """
+
+    def __init__(self) -> None:
+        self._gathers: dict[Callable[[], None], None] = {}  # a set in the order of insertion
+
+    def add(self, gather: Callable[[], None]) -> None:
+        """Note that a state is divided until all ranks call `gather`, a function that calls `remove`."""
+        self._gathers[gather] = None
+
+    def remove(self, gather: Callable[[], None]) -> None:
+        """Note that every rank has the latest values again."""
+        self._gathers.pop(gather, None)
+
+    def consolidate(self) -> None:
+        """Send the latest values of all states to every rank. Every rank has to make the call."""
+        for gather in list(self._gathers):
+            gather()
+
+
 class Communicator(abc.ABC):
-    """The ranks that compute together, as one of them sees them.
+    """The ranks that compute together, from the view of one of them.
 
     Every rank makes the same calls in the same order. A handshake checks that they do. The other collectives check
     nothing: each comes after a handshake, with the same number of buffers on each rank. A buffer has the same shape and
-    dtype on each rank unless its description says otherwise. Here buffers are NumPy arrays; those of a communicator
-    between devices may be arrays on the devices. Whatever is built from collectives is a function over a communicator,
-    see `collectives`, `failures`, `rank_0`, `compilation` and `half_precision`.
+    dtype on each rank unless its description says otherwise. Buffers are NumPy arrays here; a communicator between
+    devices may have buffers on the devices. Functions over a communicator build on the collectives, see `collectives`,
+    `failures`, `rank_0`, `compilation` and `half_precision`.
 
     `tests/support/communicator_cases.py` has the cases that any communicator passes.
 
@@ -51,17 +75,17 @@ class Communicator(abc.ABC):
         The variables of which each rank has a part.
     """
 
-    def __init__(self, rank: int, size: int, hosts: List[str]) -> None:
+    def __init__(self, rank: int, size: int, hosts: list[str]) -> None:
         self.rank, self.size, self.hosts = rank, size, hosts
         self.n_handshakes = self.n_failures = 0
-        self.lost: Optional[str] = None
+        self.lost: str | None = None
         self.single_thread: ContextManager = contextlib.nullcontext()
-        self.mailbox = None
+        self.mailbox: Any = None
         self.functions, self.divided = FunctionNames(), DividedStates()
 
     @property
     def on_one_host(self) -> bool:
-        """Whether all ranks are on one host."""
+        """Return whether all ranks are on one host."""
         return len(set(self.hosts)) == 1
 
     def name(self, rank: int) -> str:
@@ -75,7 +99,7 @@ class Communicator(abc.ABC):
         Parameters
         ----------
         activity : sequence of int
-            What this rank is doing, at most three numbers; see `activities.END`.
+            The activity of this rank, at most three numbers; see `activities.END`.
         integers : sequence of int
             At most `WIDTH`, each from -2**63 to 2**63 - 1; as many on each rank.
 
@@ -96,7 +120,7 @@ class Communicator(abc.ABC):
 
     @abc.abstractmethod
     def announce_failure(self, error: BaseException, of_step: bool) -> BaseException:
-        """Come to the handshake of the others as a rank that has failed: theirs raises this error.
+        """Come to the handshake of the others as a rank that has failed: their handshake raises this error.
 
         Several ranks may announce one at once. Callers use `failures.common_error`.
 
@@ -111,7 +135,7 @@ class Communicator(abc.ABC):
         -------
         BaseException
             The error of the first rank that has failed, of the same class and text on each rank. Where there are
-            several ranks, its attribute `known_to_all` is true, and `of_step` is that of the first rank.
+            several ranks, its attribute `known_to_all` is true, and `of_step` is as on the first rank.
 
         Raises
         ------
@@ -134,7 +158,7 @@ class Communicator(abc.ABC):
         """
 
     @abc.abstractmethod
-    def reduce_scatter(self, arrays: Sequence[np.ndarray], owners: Sequence[int]) -> List[Optional[np.ndarray]]:
+    def reduce_scatter(self, arrays: Sequence[np.ndarray], owners: Sequence[int]) -> list[np.ndarray | None]:
         """Add arrays over the ranks, each for the one rank that owns it.
 
         Parameters
@@ -165,25 +189,25 @@ class Communicator(abc.ABC):
         """
 
     @abc.abstractmethod
-    def all_gather_owned(self, arrays: Sequence[np.ndarray], owners: Sequence[int]) -> List[Optional[np.ndarray]]:
-        """Send arrays, each of which one rank owns, to all other ranks.
+    def all_gather_owned(self, arrays: Sequence[np.ndarray], owners: Sequence[int]) -> list[np.ndarray | None]:
+        """Send arrays that one rank owns each to all other ranks.
 
         Parameters
         ----------
         arrays : sequence of ndarray
-            Of any shape, and any dtype without objects. Those of this rank are sent; of the others shape and dtype
-            alone matter.
+            Of any shape, and any dtype without objects. The arrays of this rank are sent; only the shapes and dtypes
+            of the others matter.
         owners : sequence of int
             The rank that owns each array, the same on each rank.
 
         Returns
         -------
         list of (ndarray or None)
-            New arrays with what other ranks own; None for each array of this rank.
+            New arrays with the values of other ranks; None for each array of this rank.
         """
 
     @abc.abstractmethod
-    def all_to_all(self, messages: Sequence[np.ndarray], lengths: Sequence[int]) -> List[np.ndarray]:
+    def all_to_all(self, messages: Sequence[np.ndarray], lengths: Sequence[int]) -> list[np.ndarray]:
         """Send a message to each rank, and return the message of each rank for this one.
 
         Parameters
@@ -196,7 +220,7 @@ class Communicator(abc.ABC):
 
     @abc.abstractmethod
     def broadcast(self, arrays: Sequence[np.ndarray], root: int = 0) -> None:
-        """Fill arrays with what the root has in them, in place.
+        """Fill arrays with the values of the root, in place.
 
         Parameters
         ----------
@@ -206,5 +230,5 @@ class Communicator(abc.ABC):
         """
 
     def lose(self, reason: str) -> None:
-        """Have every later handshake raise a RankError, since the progress of the other ranks is not known any more."""
+        """Make every later handshake raise a RankError, since the progress of the other ranks is not known any more."""
         self.lost = reason

@@ -1,4 +1,6 @@
 """The order in which the ranks compile a function."""
+from __future__ import annotations
+
 import contextlib
 from typing import Iterator
 
@@ -10,7 +12,7 @@ from .failures import raise_common
 
 @contextlib.contextmanager
 def first_compiler(ranks: Communicator) -> Iterator[None]:
-    """Have one rank a host go first through a ``with`` block; the others then find what it has compiled.
+    """Open a ``with`` block for one rank a host first; the others then find its compiled code.
 
     Theano locks its folder of compiled code, and a rank that finds its code there need not wait. An error in the block
     is one of all ranks.

@@ -1,7 +1,9 @@
 """Checks that the processes of a job do the same: that they have the same batch, variables and results."""
+from __future__ import annotations
+
 import functools
 import zlib
-from typing import Any, Callable, Iterable, Optional, Sequence
+from typing import Any, Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -19,30 +21,31 @@ COMPARED = 256  # calls of a function that each rank computes whole, after which
 
 
 class BatchCheck:
-    """Makes sure that every rank works on the same step of a function, and tells how many samples each was given.
+    """A check that every rank works on the same step of a function.
 
     Parameters
     ----------
     ranks : Communicator
     number : int
-        That of the function, the same on all ranks.
+        The number of the function, the same on all ranks.
     name : str or None
     arguments : Arguments
     sharded : bool
         Whether each rank is given samples of its own.
-    led_by_first : bool
-        Whether all ranks take the arguments of rank 0 where those of others differ; else that is an error.
+    batch_of_rank_0 : bool
+        Whether all ranks take the arguments of rank 0 where others differ; else a difference is an error.
     variables : list of Replicated
-        Those that are the same on each rank.
+        The variables that are the same on each rank.
     """
 
-    def __init__(self, ranks, number, name, arguments, sharded, led_by_first, variables):
+    def __init__(self, ranks: Communicator, number: int, name: str | None, arguments: Any, sharded: bool,
+                 batch_of_rank_0: bool, variables: Sequence[Replicated]) -> None:
         self._ranks, self._number, self._name = ranks, number, name
         self._inputs, self._split = arguments.inputs, arguments.split
-        self._sharded, self._led_by_first, self._variables = sharded, led_by_first, variables
+        self._sharded, self._batch_of_rank_0, self._variables = sharded, batch_of_rank_0, variables
 
-    def __call__(self, calls, length, values):
-        """Compare one call with those of the other ranks.
+    def __call__(self, calls: int, length: int, values: Sequence[Any] | None) -> tuple[list[int], Sequence[Any] | None]:
+        """Compare one call with the calls of the other ranks.
 
         Parameters
         ----------
@@ -56,9 +59,9 @@ class BatchCheck:
         Returns
         -------
         lengths : list of int
-            One a rank; in a process alone, its own.
+            The samples of each rank.
         values : list of ndarray or None
-            The arguments to compute: those of rank 0, where `led_by_first` says so and others differ.
+            The arguments to compute: of rank 0, where `batch_of_rank_0` says so and others differ.
 
         Raises
         ------
@@ -77,9 +80,9 @@ class BatchCheck:
                          'the ranks were given different values of inputs that have no samples', 'checksum %d',
                          'Call with the same values on every rank, such as the index of a slice; a rank whose data has '
                          'ended calls join() of the function')
-        elif self._led_by_first:
+        elif self._batch_of_rank_0:
             if (lengths != lengths[0]).any() or (of_values != of_values[0]).any():
-                values, lengths = led_by_first(ranks, values, self._name), np.full_like(lengths, lengths[0])
+                values, lengths = arguments_of_rank_0(ranks, values, self._name), np.full_like(lengths, lengths[0])
         else:
             self._check_alike(lengths, of_values, length, values)
         _check_equal(ranks, of_variables, RankError, 'variables have different values on different ranks since the '
@@ -107,8 +110,8 @@ class BatchCheck:
                          if (column != column[0]).any())
 
 
-def led_by_first(ranks: Communicator, values: Any, name: Optional[str]) -> Any:
-    """Return the arguments of rank 0 on every rank, and say so once: those of the others are not used."""
+def arguments_of_rank_0(ranks: Communicator, values: Any, name: str | None) -> Any:
+    """Return the arguments of rank 0 on every rank, and say once that the others are not used."""
     note_difference(name or 'a function')
     return broadcast_object(ranks, values, activity=FEED)
 
@@ -122,7 +125,7 @@ def note_difference(name: str) -> None:
 
 
 class LeadingInputs:
-    """The inputs of one function: those of rank 0, on every rank, once the ranks have been given different ones.
+    """The inputs of one function: on every rank as on rank 0, once the ranks have been given different ones.
 
     Parameters
     ----------
@@ -148,9 +151,9 @@ class LeadingInputs:
         Parameters
         ----------
         inputs : list
-            Of this rank.
+            The inputs of this rank.
         samples : int
-            How many this rank was given: a few elements, which are compared, do not tell the length of large arrays.
+            Count of samples of this rank: the few elements that are compared do not tell the length of large arrays.
         """
         if self._ranks.size == 1:
             return inputs
@@ -160,15 +163,15 @@ class LeadingInputs:
         if (of_ranks == of_ranks[0]).all():
             return inputs
         self.differ = True
-        return led_by_first(self._ranks, inputs, self._name)
+        return arguments_of_rank_0(self._ranks, inputs, self._name)
 
 
 class ComparedFunction:
     """A function that each rank calls by itself with the same arguments. The ranks compare its results now and then.
 
     They do so after 1, 2, 4, ..., `COMPARED` calls, after each `COMPARED` further ones, and by `compare`. Where they
-    have computed different numbers, all go on from what rank 0 has computed, which is what one process computes, and
-    take its inputs from then on.
+    have computed different numbers, all go on from the numbers of rank 0, as one process would, and take its inputs
+    from then on.
 
     Parameters
     ----------
@@ -176,11 +179,11 @@ class ComparedFunction:
         ``function(inputs)`` returns a list whose first item is a number, such as a loss.
     ranks : Communicator
     number : int
-        Of a function over these ranks, for messages.
+        Number of a function over these ranks, for messages.
     variables : callable
-        ``variables()`` lists the Replicated of all that the function reads or updates.
+        ``variables()`` lists the Replicated of all variables that the function reads or updates.
     leading : LeadingInputs
-        Is told where the ranks have computed different numbers.
+        Its `differ` is set where the ranks have computed different numbers.
 
     Raises
     ------
@@ -223,7 +226,7 @@ class ComparedFunction:
         Returns
         -------
         object
-            The `results` of the last call; those of rank 0, if the ranks had computed different numbers.
+            The `results` of the last call, on rank 0 if the ranks had computed different numbers.
         """
         self._catch_up()
         if self._compared == self._calls:
@@ -240,7 +243,7 @@ class ComparedFunction:
 
 
 def take_values_of_first(ranks: Communicator, variables: Iterable[Replicated]) -> None:
-    """Give variables the values that rank 0 has.
+    """Set variables to the values that rank 0 has.
 
     Parameters
     ----------

@@ -1,14 +1,16 @@
 """Errors of one rank that all ranks raise: with the same class and text, or the nearest class that can be sent."""
+from __future__ import annotations
+
 import contextlib
 import pickle
-from typing import Iterator, List, NoReturn, Tuple
+from typing import Iterator, NoReturn
 
 from ..errors import MgpuError, RankError, noted
 from .communicator import Communicator
 
 
 def common_error(ranks: Communicator, error: BaseException, of_step: bool = False) -> BaseException:
-    """Have every rank raise one error, since this rank has met one: the others raise it at their next handshake.
+    """Announce an error of this rank, which the others raise at their next handshake; return the common one.
 
     Parameters
     ----------
@@ -20,8 +22,8 @@ def common_error(ranks: Communicator, error: BaseException, of_step: bool = Fals
     Returns
     -------
     BaseException
-        The exception to raise: that of the first rank that has failed, of the same class and text on each rank. An
-        error that all ranks know already, and an interruption such as Ctrl-C, is returned as it is.
+        The exception to raise: the error of the first rank that has failed, of the same class and text on each rank.
+        An error that all ranks know already, and an interruption such as Ctrl-C, is returned as it is.
     """
     if isinstance(error, RankError) or getattr(error, 'known_to_all', False):
         return error
@@ -44,9 +46,9 @@ def raise_common(ranks: Communicator, error: BaseException, of_step: bool = Fals
 
 @contextlib.contextmanager
 def failing_together(ranks: Communicator) -> Iterator[None]:
-    """Have every rank raise the error of a ``with`` block, see `common_error`; all ranks enter the block.
+    """Raise the error of a ``with`` block on every rank, see `common_error`; all ranks enter the block.
 
-    Ctrl-C is one of this rank alone: between two steps, it leaves the ranks where they are.
+    Ctrl-C ends this rank alone: between two steps, it leaves the ranks where they are.
     """
     try:
         yield
@@ -56,11 +58,11 @@ def failing_together(ranks: Communicator) -> Iterator[None]:
 
 def known_to_all(error: BaseException, of_step: bool = False) -> BaseException:
     """Return an error, marked as one that every rank raises; `of_step` as for `common_error`."""
-    error.known_to_all, error.of_step = True, of_step
+    vars(error).update(known_to_all=True, of_step=of_step)
     return error
 
 
-def packed(error: BaseException) -> Tuple[str, str, List[bytes]]:
+def packed(error: BaseException) -> tuple[str, str, list[bytes]]:
     """Return an exception as bytes: pickles of it, then of its base classes with its text, the nearest class first.
 
     Parameters
@@ -72,13 +74,18 @@ def packed(error: BaseException) -> Tuple[str, str, List[bytes]]:
     tuple of (str, str, list of bytes)
         Its name and text, see `description`, and pickles. `unpacked` takes the first readable one.
     """
-    bases = [base for base in type(error).__mro__[1:] if issubclass(base, Exception) and not base.__name__[0] == '_']
-    stand_ins = [_of_itself(error)] + [_of_class(base, error) for base in bases]
-    stand_ins.append(pickle.dumps((_called, Exception, (type(error).__name__,), {})))  # its text may be what fails
-    return description(error) + ([each for each in stand_ins if each is not None],)
+    cls = type(error)
+    state = {name: value for name, value in vars(error).items()
+             if name == '__notes__' or not name.startswith('__')}  # the others are Theano's, and refer to the graph
+    ways = [lambda: (_called, *error.__reduce__()[:2], state), lambda: (_filled, cls, error.args, state)]
+    pickles = [pickled for pickled in map(_pickled, ways) if description(_read(pickled)) == description(error)][:1]
+    bases = [base for base in cls.__mro__[1:] if issubclass(base, Exception) and not base.__name__[0] == '_']
+    pickles += [_pickled(lambda base=base: (_called, base, (str(error),), {})) for base in bases]
+    pickles.append(pickle.dumps((_called, Exception, (cls.__name__,), {})))  # its text may be what fails
+    return (*description(error), [pickled for pickled in pickles if _read(pickled) is not None])
 
 
-def description(error: BaseException) -> Tuple[str, str]:
+def description(error: BaseException) -> tuple[str, str]:
     """Return the name of an exception's class, and its text."""
     try:
         return type(error).__name__, str(error)
@@ -86,14 +93,14 @@ def description(error: BaseException) -> Tuple[str, str]:
         return type(error).__name__, ''
 
 
-def unpacked(package: Tuple[str, str, List[bytes]], origin: str) -> BaseException:
+def unpacked(package: tuple[str, str, list[bytes]], origin: str) -> BaseException:
     """Return the exception that `packed` has packed on another rank.
 
     Parameters
     ----------
     package : tuple of (str, str, list of bytes)
     origin : str
-        A sentence for the note that the exception is given: where it was raised.
+        A sentence for a note of the exception: where it was raised.
     """
     name, _, pickles = package
     error = next(error for error in map(_read, pickles) if error is not None)
@@ -103,19 +110,12 @@ def unpacked(package: Tuple[str, str, List[bytes]], origin: str) -> BaseExceptio
     return noted(error, origin)
 
 
-def _of_itself(error):
-    """Return a pickle of an exception, or of what makes it without its `__init__`, which may not take its `args`."""
-    kept = {name: value for name, value in vars(error).items()
-            if name == '__notes__' or not name.startswith('__')}  # the others are Theano's, and refer to the graph
-    for make in (_called, _filled):
-        try:
-            how = error.__reduce__()[:2] if make is _called else (type(error), error.args)
-            pickled = pickle.dumps((make, *how, kept))
-            if description(_read(pickled)) == description(error):
-                return pickled
-        except Exception:  # a class of the user's may raise anything here; its base classes stand in for it
-            continue
-    return None
+def _pickled(way):
+    """Return the pickle of a way to make an exception; an empty one if there is none."""
+    try:
+        return pickle.dumps(way())
+    except Exception:  # a class of the user's may raise anything here; its base classes stand in for it
+        return b''
 
 
 def _called(cls, arguments):
@@ -128,19 +128,12 @@ def _filled(cls, arguments):
     return error
 
 
-def _of_class(base, error):
-    try:
-        pickled = pickle.dumps((_called, base, (str(error),), {}))
-        return pickled if _read(pickled) is not None else None
-    except Exception:  # as above
-        return None
-
-
 def _read(pickled):
+    """Return the exception of a pickle; None if it cannot be made."""
     try:
-        make, cls, arguments, kept = pickle.loads(pickled)
+        make, cls, arguments, state = pickle.loads(pickled)
         error = make(cls, arguments)
-        vars(error).update(kept)
+        vars(error).update(state)
         return error
     except Exception:  # this process does not have the class, or it takes other arguments
         return None

@@ -1,14 +1,16 @@
-"""Add arrays over the ranks in half precision: the ranks exchange float16."""
+"""Sums over the ranks in half precision: the ranks exchange float16."""
+from __future__ import annotations
+
 import ctypes
 import functools
-from typing import List, Sequence
+from typing import Sequence
 
 import numpy as np
 import theano
 
 from ..utils import native
+from .collectives import split
 from .communicator import Communicator
-from .messages import split
 
 # The processor converts eight numbers at a time; NumPy takes ten times as long. Both round to the nearest.
 SOURCE = r'''
@@ -54,21 +56,21 @@ EXPONENT = 15  # arrays are scaled to have their largest element below 2**15; fl
 def all_reduce_in_half(ranks: Communicator, arrays: Sequence[np.ndarray]) -> None:
     """Add arrays over the ranks, in place, but exchange them as float16. Each rank gets the same bits.
 
-    The ranks have just had a handshake. Each rank adds a share of all elements, in float32 or what is wider among the
+    The ranks have just had a handshake. Each rank adds a share of all elements, in float32 or a wider dtype of the
     arrays, and sends the sums to the others: a reduce-scatter, and an all-gather.
 
     Parameters
     ----------
     ranks : Communicator
     arrays : list of ndarray
-        C-contiguous, of any shape and floating dtypes; of the same ones on each rank.
+        C-contiguous, of any shape and floating dtypes, the same on each rank.
 
     Notes
     -----
     Each part of an array is scaled by a power of 2, so that its largest element is between 2**14 and 2**15. So nothing
     overflows, and elements down to 2**-28 of the largest keep 11 bits. Hence the error of a sum is at most ``2**-11 *
     (s + abs(sum)) + 2**-39 * l``, beside rounding in float32. Here s is the sum of the absolute values that are added,
-    and l adds up the largest absolute value of the array on each rank, and that of the summed array.
+    and l adds up the largest absolute values of the array on each rank and of the summed array.
 
     Horovod's ``Compression.fp16`` (Sergeev and Del Balso, 2018) sends float16, too. It does not scale, and adds in
     float16.
@@ -76,9 +78,10 @@ def all_reduce_in_half(ranks: Communicator, arrays: Sequence[np.ndarray]) -> Non
     if ranks.size == 1:
         return
     shares = _shares([array.reshape(-1) for array in arrays], ranks.size)
-    lengths = [_length(share) for share in shares]
+    parts = [_packed(share) for share in shares]
+    lengths = [part.size for part in parts]
     sums = [np.zeros(part.size, np.result_type(part.dtype, 'float32')) for part in shares[ranks.rank]]
-    for message in ranks.all_to_all([_packed(share) for share in shares], [lengths[ranks.rank]] * ranks.size):
+    for message in ranks.all_to_all(parts, [lengths[ranks.rank]] * ranks.size):
         _unpack(message, sums, add=True)
     messages = np.empty(sum(lengths), 'int16')
     ranks.all_gather(_packed(sums), messages, lengths)
@@ -86,9 +89,8 @@ def all_reduce_in_half(ranks: Communicator, arrays: Sequence[np.ndarray]) -> Non
         _unpack(message, share)
 
 
-def _shares(arrays: Sequence[np.ndarray], n: int) -> List[List[np.ndarray]]:
-    """Divide the elements of arrays, in their order, into n shares that differ by one element at most: lists of views.
-    """
+def _shares(arrays, n):
+    """Divide the elements of arrays into n shares that differ by one element at most, each a list of views."""
     ends = np.cumsum([0] + [array.size for array in arrays]).tolist()
     bounds = [ends[-1] * k // n for k in range(n + 1)]
     return [[array[max(begin, first) - begin:min(end, last) - begin]
@@ -96,14 +98,9 @@ def _shares(arrays: Sequence[np.ndarray], n: int) -> List[List[np.ndarray]]:
             for first, last in zip(bounds, bounds[1:])]
 
 
-def _length(parts: Sequence[np.ndarray]) -> int:
-    """Return the length of the message that `_packed` makes of arrays."""
-    return len(parts) + sum(part.size for part in parts)
-
-
-def _packed(parts: Sequence[np.ndarray]) -> np.ndarray:
+def _packed(parts):
     """Return arrays as one of int16: the exponent of each, then all elements as float16, scaled by it."""
-    message = np.empty(_length(parts), 'int16')
+    message = np.empty(len(parts) + sum(part.size for part in parts), 'int16')
     at = len(parts)
     for i, part in enumerate(parts):
         message[i] = exponent = _exponent(part)
@@ -112,7 +109,7 @@ def _packed(parts: Sequence[np.ndarray]) -> np.ndarray:
     return message
 
 
-def _unpack(message: np.ndarray, arrays: Sequence[np.ndarray], add: bool = False) -> None:
+def _unpack(message, arrays, add=False):
     """Write a message of `_packed` to as many arrays, or add it to them."""
     at = len(arrays)
     for exponent, array in zip(message[:at].tolist(), arrays):
@@ -120,25 +117,23 @@ def _unpack(message: np.ndarray, arrays: Sequence[np.ndarray], add: bool = False
         at += array.size
 
 
-def _exponent(part: np.ndarray) -> int:
-    """Exponent of the next power of 2 above the largest absolute value; `EXPONENT`, so that nothing is scaled, if that
-    is 0 or not finite.
-    """
+def _exponent(part):
+    """Return the exponent of the next power of 2 above the largest absolute value; `EXPONENT` for 0 or infinity."""
     largest = max(part.max(initial=0), -part.min(initial=0))
     return int(np.frexp(largest)[1]) if np.isfinite(largest) and largest else EXPONENT
 
 
-def _to_half(out: np.ndarray, values: np.ndarray, exponent: int) -> None:
+def _to_half(out, values, exponent):
     """Write values * 2**exponent as float16 to an array of int16."""
     library = _library_for(values, exponent)
     if library is not None:
         library.to_half(out.ctypes.data, values.ctypes.data, 2.0 ** exponent, out.size)
         return
-    with np.errstate(over='ignore'):  # of an array that has infinities beside what is large
+    with np.errstate(over='ignore'):  # of an array that has infinities beside large numbers
         out.view('float16')[...] = np.ldexp(values, exponent)
 
 
-def _from_half(out: np.ndarray, message: np.ndarray, exponent: int, add: bool) -> None:
+def _from_half(out, message, exponent, add):
     """Write, or add, an array of int16 as float16, times 2**exponent."""
     library = _library_for(out, exponent)
     if library is not None:
@@ -149,14 +144,14 @@ def _from_half(out: np.ndarray, message: np.ndarray, exponent: int, add: bool) -
 
 
 def _library_for(array, exponent):
-    """The compiled code if it applies, else None. It multiplies by 2**exponent, which has to be a normal number."""
+    """Return the compiled code if it applies, else None; it multiplies by 2**exponent, which has to be normal."""
     applies = array.size >= SMALLEST and array.dtype == 'float32' and abs(exponent) < 126
     return _compiled(theano.config.cxx) if applies else None
 
 
 @functools.lru_cache(maxsize=None)
 def _compiled(compiler):
-    """The library of compiled code; None where it cannot be built, and on processors without these instructions."""
+    """Return the library; None where it cannot be built, and on processors without these instructions."""
     library = native.load('half_precision', SOURCE, ['-O3'], 'converts gradients to half precision',
                           'NumPy converts them, more slowly.')
     if library is None or not library.converts():

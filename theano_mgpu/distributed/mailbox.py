@@ -1,7 +1,9 @@
 """Messages from one rank of an MPI job to another one, beside the collectives."""
-from typing import Any, ContextManager, Dict, List, Optional, Tuple
+from __future__ import annotations
 
-# Of messages: those of a handshake; posted batches, files and values; parts of collectives.
+from typing import Any, ContextManager
+
+# Tags of messages: handshakes; posted batches, files and values; parts of collectives.
 HANDSHAKE = 0x6d67
 MAIL, WRITTEN, PARTS, SENT = range(HANDSHAKE + 1, HANDSHAKE + 5)
 
@@ -19,8 +21,8 @@ class Mailbox:
 
     def __init__(self, mpi: Any, single_thread: ContextManager) -> None:
         self._mpi, self._comm, self._single_thread = mpi, mpi.COMM_WORLD, single_thread
-        self._unsent: List[Any] = []
-        self._incoming: Dict[int, Tuple[int, Any]] = {}  # by tag: the sender, and MPI's request
+        self._unsent: list[Any] = []
+        self._incoming: dict[int, tuple[int, Any]] = {}  # by tag: the sender, and MPI's request
 
     def post(self, rank: int, message: Any, tag: int = MAIL) -> None:
         """Send a picklable message to a rank, without waiting for it to be taken."""
@@ -28,7 +30,7 @@ class Mailbox:
             self._unsent = [request for request in self._unsent if not request.Test()]
             self._unsent.append(self._comm.isend(message, rank, tag))
 
-    def take(self, tag: int = MAIL) -> Optional[Tuple[int, Any]]:
+    def take(self, tag: int = MAIL) -> tuple[int, Any] | None:
         """Return the next message for this rank, ``(sender, message)``, or None if none has come yet."""
         with self._single_thread:
             if tag not in self._incoming:
@@ -45,5 +47,5 @@ class Mailbox:
             return source, message
 
     def has_gone_on(self, rank: int) -> bool:
-        """Return whether a rank is at the next handshake already. What it posted before has come then, too."""
+        """Return whether a rank is at the next handshake already. Its messages from before have come then, too."""
         return self._comm.iprobe(rank, HANDSHAKE)

@@ -3,12 +3,14 @@
 In a handshake a few integers go from each rank to each, so that all know that all do the same. A rank that does
 something else, has failed, or does not come is found at once, or in time, and by name.
 """
+from __future__ import annotations
+
 import atexit
 import functools
 import sys
 import threading
 import time
-from typing import Any, List, Optional, Sequence
+from typing import Any, Sequence
 
 import numpy as np
 from theano import config
@@ -17,16 +19,17 @@ from ..errors import MgpuError, RankError
 from ..jobs import mpi_environment, mpi_library, rank_process
 from ..replicas.collectives import all_reduce as sum_of_buffers
 from .activities import ADD, COMPARE, COMPILE, END, FAILED, PATIENT, SHARE, SLOW, describe
-from .collectives import all_gather_object
+from .collectives import all_gather_object, split
 from .communicator import WIDTH, Communicator
 from .failures import description, known_to_all, packed, unpacked
 from .mailbox import HANDSHAKE, PARTS, Mailbox
-from .messages import LONGEST, bytes_of, integers_of, split, summable
 from .waiting import REMEDY, Watchdog, poll, unanswered
+
+LONGEST = 1 << 30  # bytes in one message: MPI counts up to 2**31
 
 
 @functools.lru_cache(maxsize=None)
-def mpi_communicator() -> 'MpiCommunicator':
+def mpi_communicator() -> MpiCommunicator:
     """Return the communicator of all processes of this job; the same object for every function."""
     rank_process.note_joined()
     return MpiCommunicator(import_mpi())
@@ -81,12 +84,12 @@ class MpiCommunicator(Communicator):
 
     Notes
     -----
-    What the ranks exchange after a handshake goes by collectives that block: Open MPI's non-blocking ones take 1.3 to
-    8 times as long from 64 KB on. A rank that stops at that very moment is left to a watchdog.
+    After a handshake the ranks exchange values by collectives that block: Open MPI's non-blocking ones take 1.3 to 8
+    times as long from 64 KB on. A watchdog looks after a rank that stops at that very moment.
 
-    An array that one rank owns is a message of its own, from the memory that it is in to new memory of another rank. On
-    one host MPI copies it once where the system lets a process read another one's memory. Open MPI's collectives for
-    parts of different lengths take twice as long, and need all arrays in one piece of memory before.
+    An array that one rank owns is a message of its own, from its present memory to new memory of another rank. On one
+    host MPI copies it once where the system lets a process read another one's memory. Open MPI's collectives for parts
+    of different lengths take twice as long, and need all arrays in one piece of memory before.
     """
 
     def __init__(self, mpi: Any) -> None:
@@ -124,7 +127,7 @@ class MpiCommunicator(Communicator):
             return self._error_of_first(error)
 
     def _send_to_each(self, activity, integers=()):
-        """Send this rank's integers, and wait for those of the others."""
+        """Send this rank's integers, and wait for the integers of the others."""
         self.n_handshakes += 1
         if self.lost:
             raise RankError('this process has lost the other ranks of its job (%s). End it, and start the job '
@@ -153,7 +156,7 @@ class MpiCommunicator(Communicator):
         """Say which ranks have not come, or raise a RankError if they have had time enough."""
         missing = [rank for rank, request in self._senders.items() if not request.Get_status()]
         if activity[0] == END and missing == [0]:
-            return  # what a script does on rank 0 alone, once all is trained, may take any time
+            return  # the actions of a script on rank 0 alone, once all is trained, may take any time
         text = '%s, %s, has waited %.0f s for %s' % (self.name(self.rank), describe(activity, self.functions), waited,
                                                      ', '.join(map(self.name, missing)))
         if waited < limit:
@@ -199,13 +202,13 @@ class MpiCommunicator(Communicator):
 
     def all_reduce(self, arrays: Sequence[np.ndarray]) -> None:
         for array in arrays:
-            total = summable(array)
+            total = _summable(array)
             with self._watchdog((ADD,)):
                 self._comm.Allreduce(self._mpi.IN_PLACE, total)
             if total is not array:
                 array[...] = total
 
-    def reduce_scatter(self, arrays: Sequence[np.ndarray], owners: Sequence[int]) -> List[Optional[np.ndarray]]:
+    def reduce_scatter(self, arrays: Sequence[np.ndarray], owners: Sequence[int]) -> list[np.ndarray | None]:
         received = {i: [np.empty(array.shape, array.dtype) for _ in self._others]
                     for i, (array, owner) in enumerate(zip(arrays, owners)) if owner == self.rank}
         with self._watchdog((ADD,)):
@@ -219,10 +222,10 @@ class MpiCommunicator(Communicator):
     def all_gather(self, rows: np.ndarray, out: np.ndarray, lengths: Sequence[int]) -> None:
         row = self._bytes(out[:1].nbytes)
         with self._watchdog(self._activity):
-            self._comm.Allgatherv([bytes_of(rows), lengths[self.rank], row], [bytes_of(out), lengths, None, row])
+            self._comm.Allgatherv([_bytes_of(rows), lengths[self.rank], row], [_bytes_of(out), lengths, None, row])
         row.Free()
 
-    def all_gather_owned(self, arrays: Sequence[np.ndarray], owners: Sequence[int]) -> List[Optional[np.ndarray]]:
+    def all_gather_owned(self, arrays: Sequence[np.ndarray], owners: Sequence[int]) -> list[np.ndarray | None]:
         gathered = [None if owner == self.rank else np.empty(array.shape, array.dtype)
                     for array, owner in zip(arrays, owners)]
         with self._watchdog(self._activity):
@@ -233,20 +236,20 @@ class MpiCommunicator(Communicator):
             self._mpi.Request.Waitall(requests)
         return gathered
 
-    def all_to_all(self, messages: Sequence[np.ndarray], lengths: Sequence[int]) -> List[np.ndarray]:
+    def all_to_all(self, messages: Sequence[np.ndarray], lengths: Sequence[int]) -> list[np.ndarray]:
         received = np.empty(sum(lengths), messages[0].dtype)
         element = self._bytes(received.itemsize)
         with self._watchdog(self._activity):
             self._comm.Alltoallv(
-                [bytes_of(np.concatenate(messages)), [message.size for message in messages], None, element],
-                [bytes_of(received), lengths, None, element])
+                [_bytes_of(np.concatenate(messages)), [message.size for message in messages], None, element],
+                [_bytes_of(received), lengths, None, element])
         element.Free()
         return split(received, lengths)
 
     def broadcast(self, arrays: Sequence[np.ndarray], root: int = 0) -> None:
         with self._watchdog(self._activity):
             for array in arrays:
-                flat = bytes_of(array)
+                flat = _bytes_of(array)
                 for start in range(0, flat.size, LONGEST):
                     self._comm.Bcast([flat[start:start + LONGEST], self._mpi.BYTE], root)
 
@@ -255,10 +258,10 @@ class MpiCommunicator(Communicator):
         return self._mpi.BYTE.Create_contiguous(size).Commit()
 
     def _send(self, array, rank):
-        return self._comm.Isend(integers_of(np.ascontiguousarray(array)), rank, PARTS)
+        return self._comm.Isend(_integers_of(np.ascontiguousarray(array)), rank, PARTS)
 
     def _receive(self, array, rank):
-        return self._comm.Irecv(integers_of(array), rank, PARTS)
+        return self._comm.Irecv(_integers_of(array), rank, PARTS)
 
     # ---------------------------------------------------------------------------------------- the end of a process
 
@@ -280,7 +283,7 @@ class MpiCommunicator(Communicator):
         try:
             if not self.lost:
                 self.handshake((END,))
-        except Exception:  # a RankError, or that of a rank that has failed
+        except Exception:  # a RankError, or the error of a rank that has failed
             rank_process.show_output()
             if not self.lost:
                 time.sleep(60)  # the other ranks end the job
@@ -296,5 +299,20 @@ class MpiCommunicator(Communicator):
 
 
 def _sum(own, received):
-    """Return the sum of an array and those of the other ranks, in the memory of the first of these."""
+    """Return the sum of an array and its parts from other ranks, in the memory of the first of these."""
     return sum_of_buffers([own] + received[1:], received[0], accumulate=True) if received else own
+
+
+def _bytes_of(array):
+    """Return the bytes of a contiguous array, as a one-dimensional view."""
+    return array.reshape(-1).view('uint8') if array.size else np.empty(0, 'uint8')
+
+
+def _integers_of(array):
+    """Return the memory of a contiguous array as integers: MPI has no float16, and counts no more than 2**31 bytes."""
+    return array.reshape(-1).view('int%d' % (8 * min(array.itemsize, 8)))
+
+
+def _summable(array):
+    """Return the array, or a copy of a dtype that MPI can add: it has no float16."""
+    return array.astype('float32') if array.dtype == 'float16' else array

@@ -1,5 +1,7 @@
 """Actions that rank 0 takes for all ranks."""
-from typing import Any, Callable, Optional, Tuple
+from __future__ import annotations
+
+from typing import Any, Callable
 
 from theano import config
 
@@ -13,7 +15,7 @@ from .waiting import REMEDY, poll
 
 
 def on_rank_0(ranks: Communicator, act: Callable[[], Any]) -> Any:
-    """Have rank 0 act alone; the other ranks wait for it, and every rank has to make the call.
+    """Act on rank 0 alone; the other ranks wait for it, and every rank has to make the call.
 
     Parameters
     ----------
@@ -24,7 +26,7 @@ def on_rank_0(ranks: Communicator, act: Callable[[], Any]) -> Any:
     Returns
     -------
     object
-        What ``act()`` returned on rank 0, which must be picklable.
+        The picklable result of ``act()`` on rank 0.
 
     Raises
     ------
@@ -32,7 +34,8 @@ def on_rank_0(ranks: Communicator, act: Callable[[], Any]) -> Any:
         The exception that ``act()`` raised, on every rank.
     """
     ranks.divided.consolidate()
-    result = error = None
+    result: Any = None
+    error: BaseException | None = None
     if ranks.rank == 0:
         try:
             result = act()
@@ -47,19 +50,19 @@ def on_rank_0(ranks: Communicator, act: Callable[[], Any]) -> Any:
 
 
 def sent_by_rank_0(ranks: Communicator, act: Callable[[], Any]) -> Any:
-    """Return what ``act()`` returns on rank 0, as `on_rank_0` does, but rank 0 does not wait for the others."""
+    """Return the result of ``act()`` on rank 0, as `on_rank_0` does, but rank 0 does not wait for the others."""
     if ranks.size == 1:
         return act()
     if ranks.rank == 0:
         return _act_and_post(ranks, act, None, SENT)
     posted = _posted_by_rank_0(ranks, None, SENT, 'send a value')
-    if posted is None:
-        ranks.handshake((FEED,))  # rank 0 does something else: an error
-    return posted[0]
+    if posted is not None:
+        return posted[0]
+    return ranks.handshake((FEED,))  # rank 0 does something else: an error
 
 
 def write_on_rank_0(ranks: Communicator, path: str, write: Callable[[], Any]) -> None:
-    """Have rank 0 write a file; another rank that makes the same call goes on once the file is written.
+    """Write a file on rank 0; another rank that makes the same call goes on once the file is written.
 
     Rank 0 does not wait, so that a script may call it on rank 0 alone. A rank whose file rank 0 does not write at the
     same place of the script writes it itself.
@@ -88,7 +91,7 @@ def write_on_rank_0(ranks: Communicator, path: str, write: Callable[[], Any]) ->
         write()
 
 
-def _act_and_post(ranks: Communicator, act: Callable[[], Any], subject: Optional[str], tag: int) -> Any:
+def _act_and_post(ranks, act, subject, tag):
     """Act on rank 0, and send the other ranks the result, or the error."""
     result = package = None
     try:
@@ -103,11 +106,11 @@ def _act_and_post(ranks: Communicator, act: Callable[[], Any], subject: Optional
     return result
 
 
-def _posted_by_rank_0(ranks: Communicator, subject: Optional[str], tag: int, deed: str) -> Optional[Tuple[Any]]:
+def _posted_by_rank_0(ranks, subject, tag, deed):
     """Wait for rank 0's result, and return it in a tuple; None if rank 0 has gone on without it."""
     for waited in poll(lambda: False):
-        # Rank 0's messages come in the order in which it sent them: once it is at the next handshake, what it has not
-        # posted before it will not post.
+        # Rank 0's messages come in the order in which it sent them: once it is at the next handshake, a message that it
+        # has not posted before will not come.
         has_gone_on = ranks.mailbox.has_gone_on(0)
         taken = ranks.mailbox.take(tag)
         if taken:

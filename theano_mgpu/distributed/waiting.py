@@ -1,4 +1,6 @@
-"""How a rank waits for others: cheaply, and not for ever."""
+"""The waiting of a rank for others: cheap, and not for ever."""
+from __future__ import annotations
+
 import os
 import threading
 import time
@@ -41,7 +43,7 @@ def poll(done: Callable[[], bool]) -> Iterator[float]:
 
 
 def unanswered(text: str) -> RankError:
-    """Return the error to raise where a rank does not answer, after a text that says which one."""
+    """Return the error to raise where a rank does not answer, for a text that names the rank."""
     return RankError('%s. Look at what it does; %s' % (text, REMEDY))
 
 
@@ -57,16 +59,17 @@ class Watchdog:
 
     def __init__(self, expired: Callable[[Sequence[int], float], None]) -> None:
         self._expired = expired
-        self._block = None
+        self._activity: Sequence[int] = ()
+        self._block: list[Sequence[int]] | None = None  # of the present ``with`` block: a new list for each
         threading.Thread(target=self._look, name='theano_mgpu watchdog', daemon=True).start()
 
-    def __call__(self, activity: Sequence[int]) -> 'Watchdog':
+    def __call__(self, activity: Sequence[int]) -> Watchdog:
         """Return a context manager for a ``with`` block that is looked after."""
-        self._next = [activity]
+        self._activity = activity
         return self
 
     def __enter__(self) -> None:
-        self._block = self._next
+        self._block = [self._activity]
 
     def __exit__(self, *error: Any) -> None:
         self._block = None
@@ -76,7 +79,7 @@ class Watchdog:
         while True:
             time.sleep(LOOK)
             block = self._block
-            waited = waited + LOOK if block is seen and block is not None else 0.0
+            waited = waited + LOOK if block is not None and block is seen else 0.0
             seen = block
-            if config.mgpu.timeout and waited > config.mgpu.timeout:
+            if block and config.mgpu.timeout and waited > config.mgpu.timeout:
                 self._expired(block[0], waited)

@@ -1,1 +1,1 @@
-"""`mgpu.enable`: runs every `theano.function` over the contexts."""
+"""`mgpu.enable`: every `theano.function` runs over the contexts."""

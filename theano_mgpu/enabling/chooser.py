@@ -1,10 +1,14 @@
 """The choice between one device and several: calls are timed in both ways, and the faster way goes on."""
+from __future__ import annotations
+
 import enum
 import math
 import statistics
 import time
+from typing import Any, Callable, Mapping
 
 from ..distributed.activities import SHARE
+from ..distributed.communicator import Communicator
 
 WARM_UP = 3        # calls before those that count: kernels are built, buffers are allocated
 COUNTED = 5        # calls that count, in each way
@@ -23,7 +27,7 @@ class Way(enum.Enum):
 
 
 class State(enum.Enum):
-    """What a Chooser does with the next call."""
+    """The treatment of the next call by a Chooser."""
 
     TIMES_ONE = 'computes it on one device, and times it'
     TIMES_SEVERAL = 'computes it over the contexts, and times it'
@@ -33,42 +37,16 @@ class State(enum.Enum):
     RESTS = 'computes it on one device, and times ever fewer calls, which may have grown'
 
 
-class Verdict(enum.Enum):
-    """What the seconds of the calls show."""
-
-    SHORT = 'a call is too short to divide'
-    LONG = 'a call is too long for one device'
-    OPEN = 'the other way has to be timed, too'
-    ONE_FASTER = 'one device is faster'
-    SEVERAL_FASTER = 'the contexts are faster'
-    SAME = 'calls are about as long as before'
-    GROWN = 'calls take much longer than before'
-
-
-NEXT = {
-    (State.TIMES_ONE, Verdict.SHORT): State.ONE,
-    (State.TIMES_ONE, Verdict.OPEN): State.TIMES_SEVERAL,
-    (State.TIMES_ONE, Verdict.ONE_FASTER): State.ONE,
-    (State.TIMES_ONE, Verdict.SEVERAL_FASTER): State.SEVERAL,
-    (State.TIMES_SEVERAL, Verdict.LONG): State.SEVERAL,
-    (State.TIMES_SEVERAL, Verdict.OPEN): State.TIMES_ONE,
-    (State.TIMES_SEVERAL, Verdict.ONE_FASTER): State.ONE,
-    (State.TIMES_SEVERAL, Verdict.SEVERAL_FASTER): State.SEVERAL,
-    (State.TIMES_BOTH, Verdict.ONE_FASTER): State.ONE,
-    (State.TIMES_BOTH, Verdict.SEVERAL_FASTER): State.SEVERAL,
-    (State.RESTS, Verdict.SAME): State.RESTS,
-    (State.RESTS, Verdict.GROWN): State.TIMES_SEVERAL,
-}
 OVER_CONTEXTS = State.TIMES_SEVERAL, State.TIMES_BOTH, State.SEVERAL
 
 
 class Chooser:
-    """Chooses between one device and several, for calls that take about the same time.
+    """The choice between one device and several, for calls that take about the same time.
 
     Parameters
     ----------
     state : State
-        The one to begin with. Whoever begins with `RESTS` or a state that times nothing has chosen already.
+        The first one.
     ranks : Communicator
         The processes that make the same calls. The time of the slowest one counts.
     together : bool
@@ -79,20 +57,22 @@ class Chooser:
     ----------
     state : State
     seconds : dict of Way to float
-        What a call takes, once that is known: the same number on every rank.
+        The seconds of a call, once they are known: the same number on every rank.
     """
 
-    def __init__(self, state, ranks, together=False):
-        self.state, self.seconds = state, {}
+    def __init__(self, state: State, ranks: Communicator, together: bool = False) -> None:
+        self.state = state
+        self.seconds: dict[Way, float] = {}
         self._ranks, self._together = ranks, together
-        self._timings, self._calls, self._next = {}, 0, 0
+        self._timings: dict[Way, Timing] = {}
+        self._calls = self._next = 0
 
     @property
-    def way(self):
+    def way(self) -> Way:
         """The Way to compute the next call."""
         return Way.SEVERAL if self.state in OVER_CONTEXTS else Way.ONE
 
-    def run(self, compute):
+    def run(self, compute: Callable[[Way], tuple[Any, bool]]) -> Any:
         """Compute a call, and time it if the choice is open.
 
         Parameters
@@ -118,25 +98,25 @@ class Chooser:
             return self._calls >= self._next
         return self.state not in (State.ONE, State.SEVERAL)
 
-    def add(self, seconds):
-        """Add the seconds of a call, a dict by Way, and go on to the state that the calls so far lead to."""
+    def add(self, seconds: Mapping[Way, float]) -> None:
+        """Add the seconds of a call, and go on to the state that the calls so far lead to."""
         for way, each in seconds.items():
             self._timing(way).add(each)
-        verdict = self._verdict([self._timing(way) for way in seconds])
-        if verdict is not None:
+        state = self._next_state([self._timing(way) for way in seconds])
+        if state is not None:
             self._timings.clear()
-            self.state = NEXT[self.state, verdict]
+            self.state = state
 
-    def settle(self, way):
+    def settle(self, way: Way) -> None:
         """Compute all calls in one way from now on."""
         self.state = State.SEVERAL if way is Way.SEVERAL else State.ONE
 
-    def rest(self):
+    def rest(self) -> None:
         """Compute calls on one device until some take much longer than those that were timed."""
         self.seconds.pop(Way.SEVERAL, None)
         self.state, self._calls, self._next = State.RESTS, 0, 2 * (WARM_UP + COUNTED)
 
-    def reason(self):
+    def reason(self) -> str:
         """Return why the way was chosen, as a text for the user."""
         one = self.seconds[Way.ONE] * 1e3
         if Way.SEVERAL not in self.seconds:
@@ -151,52 +131,49 @@ class Chooser:
                                         PATIENCE if is_trial and way is Way.ONE else math.inf)
         return self._timings[way]
 
-    def _verdict(self, timings):
-        """Return the Verdict of the calls so far; None while more are needed."""
+    def _next_state(self, timings):
+        """Return the State that the calls so far lead to; None while more are needed."""
         other = self.seconds.get(Way.ONE if self.way is Way.SEVERAL else Way.SEVERAL)
         if other is not None and timings[0].is_slower_than(other):
             self.seconds[self.way] = timings[0].fastest()
-            return verdict_of(self.seconds)
+            return state_after(self.seconds)
         if not any(timing.is_complete() for timing in timings):
             return None
         before = self.seconds.get(Way.ONE)
         self.seconds.update((way, timing.seconds()) for way, timing in self._timings.items())
-        if self.state is State.RESTS:
-            return self._verdict_at_rest(before)
-        return verdict_of(self.seconds, MARGIN if self.state is State.TIMES_BOTH else 1)
-
-    def _verdict_at_rest(self, before):
+        if self.state is not State.RESTS:
+            return state_after(self.seconds, MARGIN if self.state is State.TIMES_BOTH else 1)
         if self.seconds[Way.ONE] > max(SHORTEST, GROWN * before):
-            return Verdict.GROWN
+            return State.TIMES_SEVERAL
         self.seconds[Way.ONE] = before
         self._next *= 2
-        return Verdict.SAME
+        return State.RESTS
 
 
-def verdict_of(seconds, margin=1):
-    """Return the Verdict of what a call takes in one way or in both.
+def state_after(seconds: Mapping[Way, float], margin: float = 1) -> State:
+    """Return the State after calls were timed in one way or in both.
 
     Parameters
     ----------
     seconds : dict of Way to float
+        The seconds of a call.
     margin : float
         One device is faster if several take longer by this factor.
 
     Examples
     --------
-    >>> verdict_of({Way.ONE: 2e-3}).name, verdict_of({Way.ONE: 2e-3, Way.SEVERAL: 1e-3}).name
-    ('OPEN', 'SEVERAL_FASTER')
+    >>> state_after({Way.ONE: 2e-3}).name, state_after({Way.ONE: 2e-3, Way.SEVERAL: 1e-3}).name
+    ('TIMES_SEVERAL', 'SEVERAL')
     """
-    one, several = seconds.get(Way.ONE), seconds.get(Way.SEVERAL)
-    if several is None:
-        return Verdict.SHORT if one < SHORTEST else Verdict.OPEN
-    if one is None:
-        return Verdict.LONG if several > LONGEST else Verdict.OPEN
-    return Verdict.ONE_FASTER if several > margin * one else Verdict.SEVERAL_FASTER
+    if Way.SEVERAL not in seconds:
+        return State.ONE if seconds[Way.ONE] < SHORTEST else State.TIMES_SEVERAL
+    if Way.ONE not in seconds:
+        return State.SEVERAL if seconds[Way.SEVERAL] > LONGEST else State.TIMES_ONE
+    return State.ONE if seconds[Way.SEVERAL] > margin * seconds[Way.ONE] else State.SEVERAL
 
 
 class Timing:
-    """The seconds of calls in one way, those of the slowest rank.
+    """The seconds of calls in one way, on the slowest rank.
 
     Parameters
     ----------
@@ -209,32 +186,31 @@ class Timing:
         Seconds of all calls that count, after which fewer than `COUNTED` do.
     """
 
-    def __init__(self, ranks, together, warm_up, patience):
+    def __init__(self, ranks: Communicator, together: bool, warm_up: int, patience: float) -> None:
         self._ranks, self._together, self._warm_up, self._patience = ranks, together, warm_up, patience
-        self._own, self._agreed = [], []
+        self._own: list[float] = []
+        self._agreed: list[float] = []
 
-    def add(self, seconds):
+    def add(self, seconds: float) -> None:
         """Add the seconds of a call on this rank."""
         self._own.append(seconds)
         if self._together:
             self._agree()
 
-    def is_slower_than(self, seconds):
+    def is_slower_than(self, seconds: float) -> bool:
         """Return whether the warm-up is over, and all its calls but the first one, which compiles, took longer."""
-        if len(self._own) + len(self._agreed) != self._warm_up:
-            return False
-        return self.fastest() > seconds
+        return len(self._own) + len(self._agreed) == self._warm_up and self.fastest() > seconds
 
-    def fastest(self):
+    def fastest(self) -> float:
         """Return the seconds of the fastest call, without the first one."""
         return min(self._agree()[1:])
 
-    def is_complete(self):
+    def is_complete(self) -> bool:
         """Return whether enough calls were made."""
         times = (self._agreed + self._own)[self._warm_up:]
         return len(times) == COUNTED or sum(times) >= self._patience
 
-    def seconds(self):
+    def seconds(self) -> float:
         """Return the median of the calls that count."""
         return statistics.median(self._agree()[self._warm_up:])
 
@@ -249,10 +225,9 @@ class Timing:
 
 
 class LengthChooser:
-    """Chooses between one device and several for each batch, by its length.
+    """The choice between one device and several for each batch, by its length.
 
-    Each length has a Chooser, with lengths of as many binary digits. What it chooses counts for shorter, or longer,
-    batches, too.
+    Lengths of as many binary digits share a Chooser. Its choice counts for shorter, or longer, batches, too.
 
     Parameters
     ----------
@@ -262,16 +237,17 @@ class LengthChooser:
         ``note_short(samples)`` is called when it is known that batches of fewer samples are faster on one device.
     """
 
-    def __init__(self, ranks, note_short):
-        self._ranks, self._note_short, self._choosers = ranks, note_short, {}
+    def __init__(self, ranks: Communicator, note_short: Callable[[int], object]) -> None:
+        self._ranks, self._note_short = ranks, note_short
+        self._choosers: dict[int, Chooser] = {}
         self._one, self._several = Chooser(State.ONE, ranks), Chooser(State.SEVERAL, ranks)
         self._one_below, self._several_from = 0, math.inf
 
-    def is_open(self, samples):
-        """Return whether it is not known yet what is faster for a number of samples."""
+    def is_open(self, samples: int) -> bool:
+        """Return whether the faster way is not known yet for a number of samples."""
         return self._one_below <= samples < self._several_from
 
-    def run(self, samples, compute):
+    def run(self, samples: int, compute: Callable[[Way], tuple[Any, bool]]) -> Any:
         """Compute a batch of a number of samples; see `Chooser.run`."""
         if samples < self._one_below:
             return self._one.run(compute)

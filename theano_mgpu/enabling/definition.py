@@ -1,4 +1,8 @@
 """The graph of a `theano.function` that `enable` has found."""
+from __future__ import annotations
+
+from typing import Any, Mapping, Sequence
+
 import theano
 from theano.compile.sharedvalue import SharedVariable
 
@@ -23,37 +27,36 @@ class Definition:
     Attributes
     ----------
     inputs : list of theano.In
-        Those that a call may be given.
+        The inputs that a call may be given.
     outputs : list of theano.Variable
     states : list of theano.Variable
         New values of the inputs that have an update, see `theano.In`.
     updates : dict of SharedVariable to theano.Variable
     """
 
-    def __init__(self, function):
+    def __init__(self, function: Any) -> None:
         maker = function.maker
-        self.inputs = [given for given, _ in explicit_inputs(function)]
+        self.inputs = [each for each, _ in explicit_inputs(function)]
         self.outputs = [output.variable for output in maker.outputs]
-        self.states = [given.update for given in self.inputs if given.update is not None]
-        self.updates = {given.variable: given.update for given in maker.inputs
-                        if given.shared and given.update is not None}
-        self._held = [given.variable for given in maker.expanded_inputs if
-                      isinstance(given.value, theano.gof.Container) != isinstance(given.variable, SharedVariable)]
+        self.states = [each.update for each in self.inputs if each.update is not None]
+        self.updates = {each.variable: each.update for each in maker.inputs if each.shared and each.update is not None}
+        self._held = [each.variable for each in maker.expanded_inputs
+                      if isinstance(each.value, theano.gof.Container) != isinstance(each.variable, SharedVariable)]
 
     @builds_graphs
-    def copied(self, swap, delete_updates):
+    def copied(self, swap: Mapping[Any, Any] | None, delete_updates: bool) -> Definition:
         """Return the Definition of a copy, see `Function.copy`."""
         new, swap = object.__new__(Definition), swap or {}
         updates = {} if delete_updates else self.updates
         graph = substitute(self.outputs + self.states + list(updates.values()), swap)
-        n = len(self.outputs), len(self.outputs) + len(self.states)
-        new.inputs, new.outputs, new._held = self.inputs, graph[:n[0]], self._held
-        new.states = [] if delete_updates else graph[n[0]:n[1]]
-        new.updates = dict(zip([swap.get(variable, variable) for variable in updates], graph[n[1]:]))
+        first_state, first_update = len(self.outputs), len(self.outputs) + len(self.states)
+        new.inputs, new.outputs, new._held = self.inputs, graph[:first_state], self._held
+        new.states = [] if delete_updates else graph[first_state:first_update]
+        new.updates = dict(zip([swap.get(variable, variable) for variable in updates], graph[first_update:]))
         return new
 
     @builds_graphs
-    def on_host(self, subset=None):
+    def on_host(self, subset: Sequence[int] | None = None) -> tuple[list[Any], list[Any], dict[Any, Any]]:
         """Return the graph of all outputs, or of some, in variables of the host.
 
         Parameters
@@ -77,4 +80,4 @@ class Definition:
             raise Refusal('theano.In(%s) has the value of a container' % self._held[0])
         outputs = self.outputs if subset is None else [self.outputs[i] for i in subset]
         graph = with_givens(outputs + self.states, self.updates, None, no_default_updates=True)
-        return ([given.variable for given in self.inputs],) + graph
+        return ([each.variable for each in self.inputs], *graph)

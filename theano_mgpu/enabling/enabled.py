@@ -1,10 +1,16 @@
-"""What `enable` of Theano functions and of Keras models have in common."""
+"""The common part of `enable` for Theano functions and for Keras models."""
+from __future__ import annotations
+
+from typing import Callable
+
 from ..errors import GraphError, in_one_line
 from ..options import check_exact_flags
+from ..verification.report import VerificationReport
+from .report import UsageSummary
 
 
 class Enabled:
-    """The arguments of an `enable`, and its report. A subclass says what is made meanwhile, and takes part in it.
+    """The arguments of an `enable`, and its report. A subclass takes part in the making of functions or models.
 
     Parameters
     ----------
@@ -16,42 +22,43 @@ class Enabled:
     Attributes
     ----------
     in_force : Enabled or None
-        The one that takes part in what is made now. Each subclass has its own.
+        The one that takes part at present. Each subclass has its own.
 
     Raises
     ------
     GraphError
-        With `strict`, for a flag with which results are not those of one device.
+        With `strict`, for a flag with which results differ from one device.
     """
 
-    in_force = None
+    in_force: Enabled | None = None
 
-    def __init__(self, report, strict, verify, always, tell):
+    def __init__(self, report: UsageSummary, strict: bool, verify: bool, always: bool,
+                 tell: Callable[[str], object]) -> None:
         if strict:
             check_exact_flags()
         self.report, self.strict, self.verifies, self.always, self.tell = report, strict, verify, always, tell
 
-    def begin(self):
-        """Take part in what is made from now on, in place of the one before; return the report."""
+    def begin(self) -> UsageSummary:
+        """Take part from now on, in place of the one before; return the report."""
         type(self).in_force = self
         return self.report
 
     @classmethod
-    def end(cls):
-        """Leave what is made from now on alone."""
+    def end(cls) -> None:
+        """Leave new functions or models alone from now on."""
         cls.in_force = None
 
-    def notify(self, name, text):
+    def notify(self, name: str, text: str) -> None:
         """Tell the user about a function or a model; with `strict`, raise a GraphError."""
         if self.strict:
             raise GraphError('%s %s' % (name, text))
         self.tell('%s %s' % (name, text))
 
-    def show_certificate(self, name, verify):
-        """Show the Certificate that ``verify()`` returns; the run goes on if there can be none."""
+    def show_report(self, name: str, verify: Callable[[], VerificationReport]) -> None:
+        """Show the VerificationReport that ``verify()`` returns; the run goes on if there can be none."""
         try:
-            certificate = verify()
+            report = verify()
         except Exception as error:  # of any class: ops raise their own
             self.notify(name, 'cannot be verified: %s' % in_one_line(error))
             return
-        certificate.show(name, self.strict)
+        report.show(name, self.strict)

@@ -1,6 +1,9 @@
-"""A `theano.function` of `enable`, and what runs in its place."""
+"""A `theano.function` of `enable`: plain Theano or a ParallelFunction runs in its place."""
+from __future__ import annotations
+
 import functools
 import threading
+from typing import Any
 
 from ..distributed.choice import choose_ranks
 from ..errors import LengthError, MgpuError, in_one_line
@@ -8,10 +11,12 @@ from ..parallel_function import ParallelFunction
 from ..patches.theano_functions import shown
 from .chooser import Chooser, State, Way
 from .definition import Definition, Refusal
+from .enabled import Enabled
 from .fallback import FAILED, by_plain, is_for_plain
-from .function_call import FunctionCall, LeftToPlain
+from .function_call import FunctionCall
 from .in_place import InPlaceUpdates
 from .programs import Programs
+from .report import FunctionUsage
 
 FAILURES = 3  # calls that may fail over the contexts and not in plain Theano
 
@@ -21,24 +26,8 @@ NOT_TIMED = 'it was not called often enough to be timed'
 NOT_COMPUTED = 'no call of it has succeeded'
 
 
-class CannotRun(LeftToPlain):
-    """A call of a function whose graph contexts cannot run."""
-
-
-class NotDivided(LeftToPlain):
-    """A call without a batch that can be divided."""
-
-
-class OtherBatch(LeftToPlain):
-    """A call whose batch is along other axes than that of the program, or of another fixed length."""
-
-    def __init__(self, programs, values):
-        super().__init__()
-        self.programs, self.values = programs, values
-
-
 class EnabledFunction:
-    """What runs in place of a `theano.function`: plain Theano or a ParallelFunction, whichever is faster.
+    """A callable in place of a `theano.function`: plain Theano or a ParallelFunction, whichever is faster.
 
     Parameters
     ----------
@@ -46,26 +35,30 @@ class EnabledFunction:
     function : theano.compile.function_module.Function
     usage : FunctionUsage
     definition : Definition, optional
-        That of the function by default. Of a copy, Theano has kept the optimised graph alone.
+        By default the graph of the function. Of a copy, Theano has kept the optimised graph alone.
     """
 
     _how = 'divided'  # in the summary
+    _not_divided = '%s stays on one device: %s'
 
-    def __init__(self, enabled, function, usage, definition=None):
+    def __init__(self, enabled: Enabled, function: Any, usage: FunctionUsage,
+                 definition: Definition | None = None) -> None:
         self._enabled, self._function, self._usage = enabled, function, usage
         self._definition, self._in_place = definition or Definition(function), InPlaceUpdates(function)
         self._ranks, self._lock = choose_ranks(None), threading.RLock()
-        self._programs = {}  # for each text of a list of outputs that was asked for, None for all
-        self._refusal, self._failures, self._failed = None, 0, False
+        self._programs: dict[str | None, Programs] = {}  # by the text of the outputs that were asked for, None for all
+        self._refusal: str | None = None
+        self._n_failures, self._has_failed = 0, False
+        self._raises_refusals = enabled.strict
         self._chooser = Chooser(State.SEVERAL if enabled.always else State.TIMES_ONE, self._ranks)
         self._is_called = False
 
     @property
-    def step(self):
+    def step(self) -> ParallelFunction | None:
         """The ParallelFunction of all outputs, or of some where all were never asked for; None if there is none."""
         return next((programs.step for programs in self._programs.values()), None)
 
-    def __call__(self, args, kwargs):
+    def __call__(self, args: Any, kwargs: Any) -> Any:
         if not self._is_called:
             self._is_called = True
             self._usage.run_on([], NOT_COMPUTED)
@@ -73,8 +66,8 @@ class EnabledFunction:
             return self._over_contexts(args, kwargs)
         return self._by_chosen_way(args, kwargs)
 
-    def copied(self, function, swap, delete_updates):
-        """Have a copy of the function run over the contexts, too."""
+    def copied(self, function: Any, swap: Any, delete_updates: bool) -> None:
+        """Run a copy of the function over the contexts, too."""
         usage = self._enabled.report.usage(shown(function.name))
         function.mgpu_divided = type(self)(self._enabled, function, usage,
                                            self._definition.copied(swap, delete_updates))
@@ -96,8 +89,8 @@ class EnabledFunction:
     def _in_way(self, args, kwargs, way):
         """Compute a call; return the results, and whether its time counts.
 
-        The time of a call of some outputs does not count, nor that of a call over the contexts that plain Theano
-        computes in their place.
+        A call of some outputs does not count, nor does a call over the contexts that plain Theano computes in their
+        place.
         """
         before = self._usage.calls
         results = self._plain(args, kwargs) if way is Way.ONE else self._over_contexts(args, kwargs)
@@ -121,7 +114,7 @@ class EnabledFunction:
     def _may_divide(self):
         try:
             return self._programs_of(None, None).may_divide
-        except CannotRun:
+        except MgpuError:
             return False
 
     # --------------------------------------------------------------------------------------------- over the contexts
@@ -135,78 +128,68 @@ class EnabledFunction:
         key = None if subset is None else str(subset)
         programs = self._programs.get(key)
         news = programs is None or programs.is_news(args, kwargs)
-        if programs is not None and self._is_plain(programs, news):
+        if not news and self._is_plain(programs):
             return self._plain(args, kwargs)
         call = FunctionCall(self._function, functools.partial(self._compute, key, news))
         try:
-            return call.run(args, kwargs)
+            results = call.run(args, kwargs)
         except Exception:
-            failure = call.failure
-            if failure is None or not self._is_for_plain(failure):
+            if call.failure is None or self._enabled.strict or not is_for_plain(call.failure):
                 raise
-        call.undo()
-        compute = functools.partial(self._plain, args, kwargs)
-        results = compute() if isinstance(failure, LeftToPlain) else by_plain(compute, failure, self._ranks)
-        self._go_on_after(failure, self._programs.get(key))
+        if call.failure is not None:
+            call.undo()
+            results = by_plain(functools.partial(self._plain, args, kwargs), call.failure, self._ranks)
+            self._note_failure(call.failure)
+        elif call.afterwards is not None:
+            call.undo()
+            results = self._plain(args, kwargs)
+            call.afterwards()
         return results
 
     def _programs_of(self, key, subset):
+        """Return the Programs of some outputs; an MgpuError if contexts cannot run their graph."""
         if key not in self._programs:
-            try:
-                self._programs[key] = Programs(*self._definition.on_host(subset), self._compiled)
-            except MgpuError as error:
-                raise self._unable(error) from error
+            self._programs[key] = Programs(*self._definition.on_host(subset), self._compiled)
         return self._programs[key]
 
-    def _unable(self, error):
-        """Return the exception for a graph that contexts cannot run."""
-        return CannotRun(str(error))
+    def _is_plain(self, programs):
+        """Return whether plain Theano is to compute a call that shows no new batch."""
+        return programs.step is None
 
-    def _is_plain(self, programs, news):
-        """Return whether plain Theano is to compute a call: the lengths show no batch that may be divided."""
-        return programs.step is None and not news
-
-    def _is_for_plain(self, failure):
-        """Return whether plain Theano is to compute a call that has failed over the contexts."""
-        return isinstance(failure, LeftToPlain) or not self._enabled.strict and is_for_plain(failure)
-
-    def _go_on_after(self, failure, programs):
-        """Note why plain Theano has computed a call, and decide how to go on."""
-        if isinstance(failure, CannotRun):
-            self._stay(str(failure))
-        elif isinstance(failure, OtherBatch):
-            self._change_step(failure.programs, failure.values)
-        elif isinstance(failure, NotDivided):
-            if programs.may_divide:
-                self._usage.run_on([], self._refusal or NO_BATCH_YET)
-            else:
-                self._stay(self._refusal or NO_BATCH)
-        elif not isinstance(failure, LeftToPlain):
-            self._note_failure(in_one_line(failure))
-
-    def _note_failure(self, text):
+    def _note_failure(self, failure):
         """Go on with one device where calls fail over the contexts again and again; one alone may do so by its data."""
-        self._failures += 1
-        if self._failures == 1:
+        text = in_one_line(failure)
+        self._n_failures += 1
+        if self._n_failures == 1:
             self._enabled.tell('%s continues on one device: %s' % (self._usage.name, text))
-        if self._failures < FAILURES:
+        if self._n_failures < FAILURES:
             self._usage.run_on([], FAILED % text)
-            self._failed = True
+            self._has_failed = True
         else:
             self._stay(FAILED % text)
 
+    def _note_undivided(self, programs):
+        """Note why plain Theano has computed a call without a batch that can be divided."""
+        if programs.may_divide:
+            self._usage.run_on([], self._refusal or NO_BATCH_YET)
+        else:
+            self._stay(self._refusal or NO_BATCH)
+
     def _compute(self, key, news, values, subset):
-        """Compute the outputs, and the new values of inputs that have an update, over the contexts."""
-        programs = self._programs_of(key, subset)
-        if programs.step is None:
-            self._choose_first(programs, values)
-        elif news:
+        """Compute the outputs and new values over the contexts, see `FunctionCall`."""
+        try:
+            programs = self._programs_of(key, subset)
+        except MgpuError as error:
+            return functools.partial(self._stay, str(error))
+        if programs.step is None or news:
             self._choose(programs.choose, programs, values)
+        if programs.step is None:
+            return functools.partial(self._note_undivided, programs)
         try:
             return self._by(programs.step, values)
         except LengthError:
             if not programs.choose_made(values):
-                raise OtherBatch(programs, values) from None
+                return functools.partial(self._choose, programs.change, programs, values)
         return self._by(programs.step, values)
 
     def _by(self, step, values):
@@ -214,50 +197,34 @@ class EnabledFunction:
         results = step.step(values, {})
         self._in_place.write(lent)
         self._usage.add(step.samples)
-        if self._failed:
-            self._failed = False
+        if self._has_failed:
+            self._has_failed = False
             self._usage.run_on(step.contexts, self._how)
         return results
 
-    def _choose_first(self, programs, values):
-        try:
-            programs.choose(values)
-        except Refusal as refusal:
-            self._refuse(programs, refusal)
-        if programs.step is None:
-            raise NotDivided
-        self._verify(programs.step, values)
-        self._usage.run_on(programs.step.contexts, self._how)
-
-    def _refuse(self, programs, refusal):
-        """Say why no batch was divided so far; with `strict`, raise the refusal in each call."""
-        if self._enabled.strict:
-            programs.forget_refusals()
-            raise refusal
-        self._tell_refusal('%s stays on one device: %s', refusal)
-
-    def _change_step(self, programs, values):
-        """Make a step for a batch such as this one, or keep the one in use."""
-        self._choose(programs.change, programs, values)
-
     def _choose(self, choose, programs, values):
+        """Choose the step of a batch, or keep the present one and say why; with `strict`, raise a first refusal."""
+        is_first = programs.step is None
         try:
             if choose(values):
                 self._verify(programs.step, values)
+                if is_first:
+                    self._usage.run_on(programs.step.contexts, self._how)
         except Refusal as refusal:
-            self._tell_refusal('%s computes some batches on one device: %s', refusal)
-
-    def _tell_refusal(self, text, refusal):
-        if self._refusal is None:
-            self._enabled.tell(text % (self._usage.name, refusal))
-        self._refusal = str(refusal)
+            if is_first and self._raises_refusals:
+                programs.forget_refusals()
+                raise
+            if self._refusal is None:
+                text = self._not_divided if is_first else '%s computes some batches on one device: %s'
+                self._enabled.tell(text % (self._usage.name, refusal))
+            self._refusal = str(refusal)
 
     def _verify(self, step, values):
-        """Show a certificate of the first call, if it is asked for."""
+        """Show how a first batch compares with one device, if this is asked for."""
         if self._enabled.verifies:
-            self._enabled.show_certificate(self._usage.name, functools.partial(step.verify, *values))
+            self._enabled.show_report(self._usage.name, functools.partial(step.verify, *values))
 
     def _compiled(self, inputs, outputs, updates, **options):
         return ParallelFunction(inputs, outputs, updates, no_default_updates=True, contexts=self._enabled.contexts(),
-                                mode=self._function.maker.mode, name=self._function.name, led_by_first=True,
+                                mode=self._function.maker.mode, name=self._function.name, batch_of_rank_0=True,
                                 **options)

@@ -1,20 +1,25 @@
 """Calls that have failed over the contexts: plain Theano, or plain Keras, computes them whole.
 
-Its own error, if it has one, is that of one device. Without one, the error over the contexts was one of dividing.
+An error of plain Theano is the error that one device gives. Without one, the error over the contexts came of dividing.
 """
+from __future__ import annotations
+
+from typing import Any, Callable
+
 from ..distributed.activities import AGREE
+from ..distributed.communicator import Communicator
 from ..distributed.failures import failing_together
 from ..errors import RankError, is_of_call, noting
 
 FAILED = 'it failed over the contexts: %s'  # why plain Theano or Keras has computed a call
 
 
-def is_for_plain(error):
-    """Return whether plain Theano can say what an error over the contexts is, since it is not one of the ranks."""
+def is_for_plain(error: BaseException) -> bool:
+    """Return whether plain Theano can explain an error over the contexts, since the error is not one of the ranks."""
     return is_of_call(error) and not isinstance(error, RankError)
 
 
-def by_plain(compute, failure, ranks):
+def by_plain(compute: Callable[[], Any], failure: BaseException, ranks: Communicator) -> Any:
     """Compute a call that has failed over the contexts, and that has changed nothing.
 
     Parameters

@@ -1,9 +1,13 @@
 """`mgpu.enable`: each new `theano.function` runs over the contexts, where that is exact and faster."""
+from __future__ import annotations
+
 import functools
+from typing import Any, Callable, Sequence
 
 import theano
 
 from ..devices.choice import resolve_contexts
+from ..devices.context_map import Context
 from ..distributed.choice import choose_ranks
 from ..errors import warn
 from ..options import Options
@@ -19,11 +23,12 @@ ONE_CPU = 'there is one context, on the CPU'
 NOTHING_DIVIDED = ONE_CPU + (': nothing is divided. To use several cores, start processes: theano-mgpu launch -n 2 run '
                              'SCRIPT. To use other devices, map contexts to them; theano-mgpu devices lists them')
 
-def enable(contexts=None, strict=False, verify=False, always=False, tell=warn):
-    """Have every `theano.function` that is made from now on run over several contexts, where that is exact and faster.
+def enable(contexts: Any = None, strict: bool = False, verify: bool = False, always: bool = False,
+           tell: Callable[[str], object] = warn) -> FunctionReport:
+    """Run every `theano.function` of the future over several contexts, where that is exact and faster.
 
     A function whose arguments have samples, or that slices its batch from shared data sets, is timed on its first
-    calls, on one device by plain Theano and over the contexts, and continues with what is faster. Each of these calls
+    calls, on one device by plain Theano and over the contexts, and continues in the faster way. Each of these calls
     computes the usual results. A function whose graph is placed (see `device`) runs on its devices from the first call
     on, with or without a batch. Everything else stays plain Theano: functions without a batch, graphs that cannot be
     computed in parts, short calls. ``theano-mgpu run`` enables it for a whole script.
@@ -34,10 +39,10 @@ def enable(contexts=None, strict=False, verify=False, always=False, tell=warn):
         As for `mgpu.function`; all by default. A callable returns them, and is called with the first function.
     strict : bool
         Raise a GraphError for a function that has a batch and cannot be computed in parts, and at once for flags with
-        which results are not those of one device.
+        which results differ from one device.
     verify : bool
-        Compare the first batch of each function over the contexts with plain Theano, and print the certificate to
-        stderr; with `strict` a difference is an error.
+        Compare the first batch of each function over the contexts with plain Theano, and print the report to stderr;
+        with `strict` a difference is an error.
     always : bool
         Divide each function that can be divided, without timing: every run of a script then gives the same rounding.
     tell : callable
@@ -53,7 +58,7 @@ def enable(contexts=None, strict=False, verify=False, always=False, tell=warn):
     ContextError
         If one of the contexts is not mapped, or its device cannot be opened.
     GraphError
-        With `strict`, for a flag with which results are not those of one device.
+        With `strict`, for a flag with which results differ from one device.
 
     Examples
     --------
@@ -74,12 +79,13 @@ def enable(contexts=None, strict=False, verify=False, always=False, tell=warn):
         if contexts is None and has_one_cpu(resolved) and not always:
             tell(NOTHING_DIVIDED)
         contexts = functools.partial(resolve_contexts, contexts)
-    enabled = EnabledFunctions(functools.lru_cache(None)(contexts), FunctionReport(), strict, verify, always, tell)
+    report = FunctionReport()
     _attach_once()
-    return enabled.begin()
+    EnabledFunctions(functools.lru_cache(None)(contexts), report, strict, verify, always, tell).begin()
+    return report
 
 
-def disable():
+def disable() -> None:
     """Leave functions that are made from now on to plain Theano; those that were made before stay as they are."""
     EnabledFunctions.end()
 
@@ -90,36 +96,44 @@ def _attach_once():
     theano_functions.divide_copies()
 
 
-def _attach(function, given):
-    enabled = EnabledFunctions.in_force
-    if enabled is not None:
-        enabled.attach(function, given)
-    return enabled is not None
+def _attach(function, arguments):
+    if EnabledFunctions.in_force is not None:
+        EnabledFunctions.in_force.attach(function, arguments)
+    return EnabledFunctions.in_force is not None
 
 
 class EnabledFunctions(Enabled):
-    """The Enabled of Theano functions.
+    """The arguments of an `enable` of Theano functions.
 
     Parameters
     ----------
     contexts : callable
         Returns the list of Context to run over.
     *arguments
-        Those of an Enabled.
+        The arguments of an Enabled.
     """
 
-    def __init__(self, contexts, *arguments):
+    in_force: EnabledFunctions | None = None
+
+    def __init__(self, contexts: Callable[[], Sequence[Context]], *arguments: Any) -> None:
         super().__init__(*arguments)
         self.contexts, self._tell_once = contexts, functools.lru_cache(None)(self.tell)
 
-    def attach(self, function, given):
-        """Have a new function run over the contexts, if it may have a batch."""
-        name = theano_functions.name_for_user(given)
+    def attach(self, function: Any, arguments: dict[str, Any]) -> None:
+        """Run a new function over the contexts, if it may have a batch.
+
+        Parameters
+        ----------
+        function : theano.compile.function_module.Function
+        arguments : dict
+            The arguments of `theano.function`.
+        """
+        name = theano_functions.name_for_user(arguments)
         if name is None:
             return
         usage = self.report.usage(theano_functions.shown(name))
         placed = is_placed(theano_functions.graph_of(function))
-        obstacle = _obstacle(given, placed)
+        obstacle = _obstacle(arguments, placed)
         if obstacle == OWN_SAMPLES:
             self._tell_once('with --sharded (mgpu.data=sharded) each process has samples of its own: Theano functions '
                             'are not divided, and each process computes its own results. Use mgpu.function, or leave '
@@ -135,19 +149,19 @@ class EnabledFunctions(Enabled):
             function.mgpu_divided = (PlacedFunction if placed else EnabledFunction)(self, function, usage)
 
 
-def has_one_cpu(contexts):
-    """Whether there is nothing to divide among."""
+def has_one_cpu(contexts: Sequence[Any]) -> bool:
+    """Return whether there is nothing to divide among."""
     kinds = [getattr(context, 'kind', None) for context in contexts]  # none for a list of contexts
     return kinds == ['cpu'] and choose_ranks(None).size == 1
 
 
-def _obstacle(given, placed):
-    """Why the arguments of a `theano.function` exclude several contexts; None if they do not."""
-    if not given['params'] and not placed:
+def _obstacle(arguments, placed):
+    """Return why the arguments of a `theano.function` exclude several contexts; None if they do not."""
+    if not arguments['params'] and not placed:
         return NO_BATCH
-    if given['profile'] or theano.config.profile:
+    if arguments['profile'] or theano.config.profile:
         return 'it is profiled'
-    if type(theano.compile.get_mode(given['mode'])) is not theano.Mode:
+    if type(theano.compile.get_mode(arguments['mode'])) is not theano.Mode:
         return 'its mode checks each op'
     if Options().is_sharded(choose_ranks(None).size):
         return OWN_SAMPLES

@@ -1,4 +1,8 @@
 """Updates that plain Theano makes in place, in memory that the script refers to, too."""
+from __future__ import annotations
+
+from typing import Any, Sequence
+
 import numpy as np
 
 from ..patches.shared_variables import watcher_of
@@ -9,28 +13,28 @@ class InPlaceUpdates:
     """The shared variables whose memory a `theano.function` writes their new values into.
 
     A script that has borrowed this memory, as with ``theano.shared(array, borrow=True)``, sees the new values there,
-    and what it writes there counts. A divided function makes new arrays, whose values are then copied to that memory.
+    and edits of the memory count. A divided function makes new arrays, whose values are then copied to that memory.
 
     Parameters
     ----------
     function : theano.compile.function_module.Function
     """
 
-    def __init__(self, function):
+    def __init__(self, function: Any) -> None:
         graph = function.maker.fgraph
-        updated = [(given, variable) for given, variable in zip(function.maker.expanded_inputs, graph.inputs)
-                   if given.update is not None]
+        updated = [(each, variable) for each, variable in zip(function.maker.expanded_inputs, graph.inputs)
+                   if each.update is not None]
         new = graph.outputs[function.n_returned_outputs:]
-        self._variables = [given.variable for (given, variable), value in zip(updated, new)
-                           if given.shared and _root(value) is variable]
+        self._variables = [each.variable for (each, variable), value in zip(updated, new)
+                           if each.shared and _root(value) is variable]
 
-    def lent(self):
-        """Return those of the variables whose memory something else refers to, with their arrays."""
+    def lent(self) -> list[tuple[Any, Any]]:
+        """Return the variables whose memory something else refers to, with their arrays."""
         return [(variable, variable.container.storage[0]) for variable in self._variables
                 if is_lent(variable.container.storage)]
 
-    def write(self, lent):
-        """Write the new values into the memory that `lent` has found before the step."""
+    def write(self, lent: Sequence[tuple[Any, Any]]) -> None:
+        """Write the new values into the memory that `lent` has returned before the step."""
         for variable, array in lent:
             watcher = watcher_of(variable)
             if watcher is not None and watcher.divided:
@@ -45,7 +49,7 @@ class InPlaceUpdates:
 
 
 def _root(variable):
-    """The variable whose memory the value of another one is in, as far as the ops of the graph say so."""
+    """Return the variable whose memory the value of another one is in, as far as the ops of the graph say so."""
     while variable.owner is not None:
         op, position = variable.owner.op, variable.owner.outputs.index(variable)
         inputs = getattr(op, 'view_map', {}).get(position, []) + getattr(op, 'destroy_map', {}).get(position, [])

@@ -236,5 +236,5 @@ class EnabledState(ParallelState):
         """Show a certificate before the first batch of a kind, unless the certificate of another kind covers it."""
         if self._verified.isdisjoint(VERIFIED_BY[kind]):
             self._verified.add(kind)
-            self.enabled.show_certificate(self.name, lambda: verify_batch(self._model(), kind, inputs, self.contexts))
+            self.enabled.show_report(self.name, lambda: verify_batch(self._model(), kind, inputs, self.contexts))
         return proceed(inputs)

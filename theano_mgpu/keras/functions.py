@@ -238,7 +238,8 @@ def _variants_of(model, kind, updates):
     """Return the Variants of a model's function, which report the loss or outputs and make the new values."""
     results = list(model.outputs) if kind == 'predict' else [model.total_loss]
     inputs, name, n = batch_inputs(model, targets=kind != 'predict'), kind + '_function', len(results)
-    params, options = getattr(model, '_collected_trainable_weights', None), dict(options_of(model), led_by_first=True)
+    params = getattr(model, '_collected_trainable_weights', None)
+    options = dict(options_of(model), batch_of_rank_0=True)
 
     def make(contexts, outputs):
         new = dict(zip(updates, outputs[n:]))

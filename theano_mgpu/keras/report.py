@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import Any, Sequence
 
 from ..devices.context_map import Context
-from ..enabling.summary import UsageSummary, cell, on_contexts
+from ..enabling.report import UsageSummary, cell, on_contexts
 from ..jobs import mpi_environment
 from ..utils.tables import counted
 

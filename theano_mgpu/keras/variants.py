@@ -6,7 +6,7 @@ from typing import Any, Callable
 import theano
 from keras import backend as K
 
-from ..batches.any_length import AnyLength, written_lengths
+from ..batches.free_batch_size import FreeBatchSize, written_lengths
 from ..devices.context_map import HOST
 from ..enabling.fallback import FAILED
 from ..errors import in_one_line
@@ -102,9 +102,9 @@ class Variants:
         return function if function is not None and not function.refused else None
 
     def _any_length(self, length=None):
-        """Return an AnyLength for batches of a length, also in indices; by default for the `batch_input_shape`'s."""
+        """Return a FreeBatchSize for batches of a length, also in indices; by default of the `batch_input_shape`."""
         inputs = [variable for variable in self._inputs if variable.ndim > 0]
-        return AnyLength(inputs, length or K.int_shape(inputs[0])[0], in_indices=length is not None)
+        return FreeBatchSize(inputs, length or K.int_shape(inputs[0])[0], in_indices=length is not None)
 
     def _divides(self, function, inputs):
         """Return whether a batch is divided among the contexts of this process alone."""

@@ -20,8 +20,8 @@ from ..graphs.updates import of_type
 from ..jobs import mpi_environment
 from ..parallel_function import ParallelFunction
 from ..patches.theano_functions import plain_function
-from ..verification.certificate import TOLERANCE, Certificate, largest
 from ..verification.comparison import on_both_sides, rows_of
+from ..verification.report import TOLERANCE, VerificationReport, largest
 from .batch import batch_inputs, metric_values, new_values
 from .fit_record import random_states, set_random_states
 from .functions import options_of
@@ -31,7 +31,7 @@ from .variants import Variants
 
 
 def verify(model: keras.Model, x: Any, y: Any, gpus: Any = None, sample_weight: Any = None,
-           tolerance: float | None = None) -> Certificate:
+           tolerance: float | None = None) -> VerificationReport:
     """Train one step on one device and on several contexts, from the same state, and compare.
 
     Both sides compute the updates of the model's own train function, which is made if there is none yet: whatever the
@@ -50,7 +50,7 @@ def verify(model: keras.Model, x: Any, y: Any, gpus: Any = None, sample_weight: 
 
     Returns
     -------
-    Certificate
+    VerificationReport
         Print it.
 
     Raises
@@ -77,7 +77,7 @@ def check_alone() -> None:
 
 
 def verify_batch(model: keras.Model, kind: str, arrays: list[Any], contexts: list[Context],
-                 tolerance: float | None = None) -> Certificate:
+                 tolerance: float | None = None) -> VerificationReport:
     """Compare a batch, as Keras standardises it, on one device and on contexts; nothing is changed.
 
     Parameters
@@ -93,7 +93,7 @@ def verify_batch(model: keras.Model, kind: str, arrays: list[Any], contexts: lis
 
     Returns
     -------
-    Certificate
+    VerificationReport
     """
     updates = _updates_of_train_function(model) if kind == 'train' else new_values(model, kind)
     batch, before = _Batch(model, kind, updates), parallel_state_of(model)
@@ -108,7 +108,7 @@ def verify_batch(model: keras.Model, kind: str, arrays: list[Any], contexts: lis
     left_out = _without_gradient(one, tolerance)
     rows = rows_of(list(one), list(one.values()), [many[key] for key in one])
     rows = [row for row in rows if (row.kind, row.name) not in left_out]
-    return Certificate(rows, state.contexts, tolerance, [name for kind, name in left_out if kind == 'weight'])
+    return VerificationReport(rows, state.contexts, tolerance, [name for kind, name in left_out if kind == 'weight'])
 
 
 class _Batch:
@@ -125,7 +125,7 @@ class _Batch:
     def __init__(self, model, kind, updates):
         self._name, self._options, self.updated = kind + '_function', options_of(model), list(updates)
         self.inputs = batch_inputs(model, targets=kind != 'predict')
-        self._outputs = _outputs(model, kind, updates)  # by kind and name, as in a Certificate
+        self._outputs = _outputs(model, kind, updates)  # by kind and name, as in a VerificationReport
         self._states = _states(model) if kind == 'train' else {}  # values after the batch, by kind and name
         # A script's prints appear once.
         self.expressions = without_prints([*self._outputs.values(), *updates.values()])

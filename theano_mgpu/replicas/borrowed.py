@@ -3,7 +3,10 @@
 Theano documents that, on the CPU, an edit of the array in ``theano.shared(array, borrow=True)`` counts from the next
 call on. A replica on the host has the same memory. A replica on a device has a copy, so the edit has to be noticed.
 """
+from __future__ import annotations
+
 import sys
+from typing import Any
 
 import numpy as np
 
@@ -13,13 +16,13 @@ from ..utils.checksums import checksum
 LARGE = 4 << 20  # bytes; the checksum of more takes 1 ms or longer
 
 
-def is_lent(storage):
-    """Return whether something else than a shared variable refers to its value, or to the memory of its value.
+def is_lent(storage: list[Any]) -> bool:
+    """Return whether an owner besides a shared variable refers to its value, or to the memory of its value.
 
     Parameters
     ----------
     storage : list
-        That of the variable's container: its only item is the value.
+        The storage of the variable's container: its only item is the value.
 
     Examples
     --------
@@ -39,14 +42,14 @@ def is_lent(storage):
 
 
 class Lent:
-    """The value of a shared variable whose memory the user refers to, too, as it was when it was copied.
+    """The value of a shared variable at its last copy, where the user refers to its memory, too.
 
     Parameters
     ----------
     variable : SharedVariable
     """
 
-    def __init__(self, variable):
+    def __init__(self, variable: Any) -> None:
         self._variable, self._storage = variable, variable.container.storage
         self._checksum = checksum(self._storage[0])
         size = getattr(self._storage[0], 'nbytes', 0)
@@ -56,11 +59,11 @@ class Lent:
                  'references to the array, or make the variable without borrow=True'
                  % (variable, size >> 20, size >> 22))
 
-    def is_edited(self):
+    def is_edited(self) -> bool:
         """Return whether the value has changed since this was asked last."""
         before, self._checksum = self._checksum, checksum(self._storage[0])
         return before != self._checksum
 
-    def is_over(self):
+    def is_over(self) -> bool:
         """Return whether nobody can edit the value in place any more."""
         return not is_lent(self._storage)

@@ -1,6 +1,8 @@
 """The host side of all_reduce: the sum of the replicas' buffers in one pass."""
+from __future__ import annotations
+
 import threading
-from typing import Iterator, Optional, Sequence, Tuple
+from typing import Iterator, Sequence
 
 import numpy as np
 
@@ -15,7 +17,7 @@ BUCKET = 1 << 22
 _LOCAL = threading.local()
 
 
-def all_reduce(buffers: Sequence[np.ndarray], out: Optional[np.ndarray] = None, accumulate: bool = False) -> np.ndarray:
+def all_reduce(buffers: Sequence[np.ndarray], out: np.ndarray | None = None, accumulate: bool = False) -> np.ndarray:
     """Return the sum of equal-shaped buffers, made in one pass over memory.
 
     Parameters
@@ -59,7 +61,8 @@ def all_reduce(buffers: Sequence[np.ndarray], out: Optional[np.ndarray] = None, 
     if len(set(shapes)) > 1:
         raise ValueError('buffers of one shape are summed; the shapes are %s' % ', '.join(map(str, shapes)))
     if out.size <= SMALL and out.dtype.char in 'fd' and out.flags.forc:  # for less than the checks below take
-        return _add_small(buffers, out, accumulate)
+        _add(out, out, buffers, accumulate)
+        return out
     flat_out = _flat(out, out)
     if out.size and not np.may_share_memory(flat_out, out):
         raise ValueError('out must be one piece of memory; its shape is %s, its strides %s' % (out.shape, out.strides))
@@ -71,18 +74,15 @@ def all_reduce(buffers: Sequence[np.ndarray], out: Optional[np.ndarray] = None, 
     return out
 
 
-def _add_small(buffers, out, accumulate):
-    """Write the sum of buffers of float32 or float64, in their order."""
+def _add(total, target, buffers, accumulate):
+    """Write the sum of buffers, in their order, and of `target` with `accumulate`, to `total`."""
     first, *others = buffers
     if accumulate:
-        np.add(out, first, out=out)
-    elif others:
-        np.add(first, others.pop(0), out=out)
+        np.add(target, first, out=total, dtype=total.dtype)
     else:
-        out[...] = first
+        np.copyto(total, first, casting='same_kind')
     for buffer in others:
-        np.add(out, buffer, out=out)
-    return out
+        np.add(total, buffer, out=total, dtype=total.dtype)
 
 
 def add_blocks(out: np.ndarray, buffers: Sequence[np.ndarray], accumulate: bool) -> None:
@@ -101,13 +101,7 @@ def add_blocks(out: np.ndarray, buffers: Sequence[np.ndarray], accumulate: bool)
         block = slice(start, start + BLOCK)
         target = out[block]
         total = target if scratch is None else scratch[:target.size]
-        first, *others = buffers
-        if accumulate:
-            np.add(target, first[block], out=total, dtype=sum_dtype)
-        else:
-            np.copyto(total, first[block], casting='same_kind')
-        for buffer in others:
-            np.add(total, buffer[block], out=total, dtype=sum_dtype)
+        _add(total, target, [buffer[block] for buffer in buffers], accumulate)
         if scratch is not None:
             target[...] = total
 
@@ -129,7 +123,7 @@ def _flat(buffer, like):
     return buffer.ravel(order='K')
 
 
-def bucket_ranges(sizes: Sequence[int], bucket: int = BUCKET) -> Iterator[Tuple[int, int]]:
+def bucket_ranges(sizes: Sequence[int], bucket: int = BUCKET) -> Iterator[tuple[int, int]]:
     """Yield the first and one-past-last of consecutive arrays that are fetched, and then added, together.
 
     Parameters

@@ -1,24 +1,28 @@
 """Copies of a shared variable on contexts, and their values."""
+from __future__ import annotations
+
 import copy
+from typing import Any, Collection
 
 import numpy as np
 import theano
 from theano.gpuarray.type import GpuArrayType
 from theano.tensor.sharedvar import TensorSharedVariable
 
+from ..devices.context_map import Context
 from ..devices.contexts import check_process
 from ..graphs.graph import fits_gpu, host_type
 from ..utils.checksums import checksum
 
 
-def host_value(shared):
-    """A copy of a shared variable's value on the host, without asking its watcher."""
+def host_value(shared: Any) -> Any:
+    """Return a copy of a shared variable's value on the host, without asking its watcher."""
     value = shared.container.storage[0]
     return np.asarray(value) if isinstance(shared.type, GpuArrayType) else copy.deepcopy(value)
 
 
-def give_value(shared, value):
-    """Give a shared variable a value in the memory that it has, if the value fits: the user may have lent the memory.
+def give_value(shared: Any, value: Any) -> None:
+    """Set the value of a shared variable, in its memory if the value fits: the user may have lent the memory.
 
     Parameters
     ----------
@@ -34,8 +38,8 @@ def give_value(shared, value):
         shared.container.unwatched = value
 
 
-def current_value(copies):
-    """The value of variables that are equal, on the host; a lost device's copy is passed over for another's.
+def current_value(copies: Collection[Any]) -> Any:
+    """Return the value of variables that are equal, on the host; a copy on a lost device is passed over.
 
     Parameters
     ----------
@@ -47,9 +51,9 @@ def current_value(copies):
     ContextError
         In a fork of the process that has them on a device.
     Exception
-        The driver's, where no copy can be read.
+        The error of the driver, where no copy can be read.
     """
-    # The host's come first: they cost least.
+    # Copies on the host come first: they cost least.
     copies = sorted(copies, key=lambda shared: isinstance(shared.type, GpuArrayType))
     if isinstance(copies[0].type, GpuArrayType):
         check_process()
@@ -61,14 +65,14 @@ def current_value(copies):
     return host_value(copies[-1])
 
 
-def lies_on_device(context, variable):
+def lies_on_device(context: Context, variable: Any) -> bool:
     """Return whether a context's replica of a shared variable lies on its device, and not on the host."""
     on_gpu = context.kind != 'cpu' and (fits_gpu(variable) or isinstance(variable.type, GpuArrayType))
     return on_gpu and variable.type.ndim > 0  # scalars stay on the host, where Theano keeps them too
 
 
-def copy_on(context, variable, value):
-    """A new shared variable on a context, of the user's variable's type.
+def copy_on(context: Context, variable: Any, value: Any) -> Any:
+    """Make a new shared variable on a context, of the user's variable's type.
 
     Parameters
     ----------
@@ -84,11 +88,6 @@ def copy_on(context, variable, value):
     if lies_on_device(context, variable):
         return theano.shared(value, name=variable.name, target=context.name,
                              broadcastable=variable.type.broadcastable)
-    return _host_shared(variable, value)
-
-
-def _host_shared(variable, value):
-    """A shared variable on the host with the type of `variable`, or that of its values on the host."""
     if isinstance(variable.type, GpuArrayType):
         return TensorSharedVariable(variable.name, host_type(variable), value, strict=True)
     return variable.__class__(variable.name, variable.type, value, strict=True)

@@ -3,6 +3,8 @@
 The code is C++, built at first use by Theano's compiler into Theano's folder of compiled code, and called through
 ctypes, which lets go of Python's lock. It keeps nothing from call to call, so several threads may call it at once.
 """
+from __future__ import annotations
+
 import ctypes
 import functools
 import os
@@ -147,7 +149,7 @@ def applies(out: np.ndarray, buffers: Sequence[np.ndarray]) -> bool:
         False for few elements, for a dtype other than float32 or float64, and without a C++ compiler.
     """
     return (out.size >= SMALLEST and out.dtype in _functions(theano.config.cxx) and out.flags.writeable
-            and all(array.dtype == out.dtype and array.flags.aligned for array in [out] + buffers))
+            and all(array.dtype == out.dtype and array.flags.aligned for array in [out, *buffers]))
 
 
 def add(out: np.ndarray, buffers: Sequence[np.ndarray], accumulate: bool) -> None:

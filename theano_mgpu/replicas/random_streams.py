@@ -1,5 +1,8 @@
 """Random streams: an independent, reproducible one for each replica."""
+from __future__ import annotations
+
 import functools
+from typing import Any
 
 import numpy as np
 from theano.sandbox import rng_mrg
@@ -9,22 +12,21 @@ DRAWS = rng_mrg.mrg_uniform_base, RandomFunction  # the ops that draw
 
 # MRG_RandomStreams spaces the streams of one draw 2**72 numbers apart (at most 2**14 of them) and
 # the draws 2**134 apart: jumps of 2**100 a replica meet neither, up to 2**34 replicas.
-REPLICA_JUMP_LOG2 = 100
-_KNOWN_JUMP_LOG2 = 72
+SQUARINGS = 100 - 72  # of the matrices for jumps of 2**72, which Theano has
 
 
-def is_random_state(variable):
-    """Whether a shared variable is the state of a random stream."""
+def is_random_state(variable: Any) -> bool:
+    """Return whether a shared variable is the state of a random stream."""
     return getattr(variable.tag, 'is_rng', False) or isinstance(variable.type, RandomStateType)
 
 
-def replica_state(state, replica):
-    """State of a random stream for one replica.
+def replica_state(state: Any, replica: int) -> Any:
+    """Return the state of a random stream for one replica.
 
     Parameters
     ----------
     state : ndarray of int32, shape (streams, 6), or numpy.random.RandomState
-        The template's own state: that of `MRG_RandomStreams` or of `RandomStreams`.
+        The template's own state, of `MRG_RandomStreams` or of `RandomStreams`.
     replica : int
         Index of the replica; 0 keeps the state, so that one replica draws what plain Theano draws.
 
@@ -55,11 +57,11 @@ def _multiply(matrix, vectors, modulus):
 
 @functools.lru_cache(maxsize=1)
 def _replica_jumps():
-    """The two 3x3 matrices that advance MRG31k3p by 2**100: those for 2**72, squared 28 times."""
+    """Return the two 3x3 matrices that advance MRG31k3p by 2**100."""
     jumps = []
     for matrix, modulus in ((rng_mrg.A1p72, rng_mrg.M1), (rng_mrg.A2p72, rng_mrg.M2)):
         power = np.asarray(matrix).astype(object)
-        for _ in range(REPLICA_JUMP_LOG2 - _KNOWN_JUMP_LOG2):
+        for _ in range(SQUARINGS):
             power = power.dot(power) % modulus
         jumps.append(power.astype('int64'))
     return jumps

@@ -1,14 +1,19 @@
 """Replicas: copies of the user's shared variables, one a context, and which of them are current.
 
-Who may mark a copy as current: `Replicated.refresh`, with the version that it read, and `Replicated.commit`, for what
-the step itself wrote. A value that anybody sets, at whatever time, is a new version.
+Two methods mark a copy as current: `Replicated.refresh`, with the version that it read, and `Replicated.commit`, for
+values that the step itself wrote. A value that anybody sets, at whatever time, is a new version.
 """
+from __future__ import annotations
+
 import contextlib
 import sys
 import threading
+from contextvars import ContextVar
+from typing import Any, Callable, Iterable, Iterator
 
 from theano.gpuarray.type import GpuArrayType
 
+from ..devices.context_map import Context
 from ..devices.contexts import is_fork
 from ..errors import GraphError, MgpuError
 from ..patches.shared_variables import watch, watcher_of
@@ -17,37 +22,31 @@ from .copies import copy_on, current_value, host_value, lies_on_device
 from .random_streams import is_random_state, replica_state
 
 _counting = threading.Lock()  # two threads that set a variable at once make two versions
-
-
-class _Thread(threading.local):
-    within_a_step = False
-
-
-_thread = _Thread()
+_is_within_a_step = ContextVar('_is_within_a_step', default=False)  # each thread has its own
 
 
 @contextlib.contextmanager
-def within_a_step():
-    """A block in which code of the user's runs while a step is under way: it must not touch replicated variables.
+def within_a_step() -> Iterator[None]:
+    """Run code of the user's in a block while a step is under way: it must not touch replicated variables.
 
-    It would read values from before the step, and what it sets would reach some of the replicas only.
+    The code would read values from before the step, and its new values would reach some of the replicas only.
     """
-    _thread.within_a_step = True
+    before = _is_within_a_step.set(True)
     try:
         yield
     finally:
-        _thread.within_a_step = False
+        _is_within_a_step.reset(before)
 
 
 def _check_turn(variable):
-    if _thread.within_a_step:
+    if _is_within_a_step.get():
         raise MgpuError('%s was read or set by what prepares the next batch, while a step was under way whose new '
                         'values it would miss. Have each batch prepared in its turn: step.over(batches) without '
                         'ahead=True' % variable)
 
 
-def replicated(variable, independent=False):
-    """The Replicated of a shared variable; all functions over the variable share it.
+def replicated(variable: Any, independent: bool = False) -> Replicated:
+    """Return the Replicated of a shared variable; all functions over the variable share it.
 
     Parameters
     ----------
@@ -61,23 +60,23 @@ def replicated(variable, independent=False):
         If one function has the same random stream on every context, and another one does not.
     """
     variable = getattr(variable.tag, 'stands_for', variable)
-    found = watcher_of(variable)
-    if found is None:
+    watcher = watcher_of(variable)
+    if watcher is None:
         return (ReplicatedStream if independent else Replicated)(variable)
-    if is_random_state(variable) and independent != isinstance(found, ReplicatedStream):
+    if is_random_state(variable) and independent != isinstance(watcher, ReplicatedStream):
         raise GraphError('the random stream %s is drawn from by a function that has it the same on every context, and '
                          'by one that has another one on each: give each a stream of its own, or set mgpu.random=exact'
                          % variable)
-    return found
+    return watcher
 
 
 class Replicated:
     """A shared variable of the user's and its copies on contexts.
 
-    The copies hold the truth after a step, the variable after it was set; each is brought up to
-    date from the other when it is needed, and not before. On the host (contexts of kind ``cpu``, and what stays there
-    on others) the variable is itself the replica: nothing is copied, and what the user edits in borrowed memory counts
-    for every replica, as in plain Theano.
+    The copies hold the truth after a step, the variable after it was set; each is brought up to date from the other
+    when it is needed, and not before. On the host (contexts of kind ``cpu``, and values of others that stay there) the
+    variable is itself the replica: nothing is copied, and edits of borrowed memory count for every replica, as in plain
+    Theano.
 
     Attributes
     ----------
@@ -90,21 +89,21 @@ class Replicated:
     version : int
         Grows with every new value.
     divided : callable or None
-        Set while one process alone has the latest value: gives it to every process, see `divide`.
+        A function that sends the latest value to every process, while one process alone has it; see `divide`.
     step_locks : list of weak references to threading.RLock
-        Held during the steps of functions over the variable. Who sets it takes them, so that a new value counts from
-        the next step on, for every replica.
+        Held during the steps of functions over the variable, and while it is set, so that a new value counts from the
+        next step on, for every replica.
     """
 
-    def __init__(self, variable):
+    def __init__(self, variable: Any) -> None:
         self.variable = variable
-        self.copies = {}
+        self.copies: dict[Context, Any] = {}
         self.touched = self.shared = False
         self.version = 0
-        self.divided = None
-        self.step_locks = []
-        self.lent = None  # a Lent while the user may edit the value in place, unseen by copies on devices
-        self._held = {variable: 0}  # the version that each replica, and the variable, has
+        self.divided: Callable[[], None] | None = None
+        self.step_locks: list[Any] = []
+        self.lent: Lent | None = None  # while the user may edit the value in place, unseen by copies on devices
+        self._held: dict[Any, int] = {variable: 0}  # the version that each replica, and the variable, has
         watch(variable, self)
 
     def __del__(self):
@@ -113,12 +112,12 @@ class Replicated:
             self._bring_home()
 
     @property
-    def read_only(self):
-        """Whether writes through a borrowed value would be missed by a copy."""
+    def read_only(self) -> bool:
+        """Return whether a copy would miss writes through a borrowed value."""
         return any(replica is not self.variable for replica in self.copies.values())
 
-    def on(self, context, index, first_index=0):
-        """The replica on a context, made if there is none.
+    def on(self, context: Context, index: int, first_index: int = 0) -> Any:
+        """Return the replica on a context, made if there is none.
 
         Parameters
         ----------
@@ -132,7 +131,7 @@ class Replicated:
             self.copies[context] = self.variable if self._is_home(context, index) else self._copy(context)
         return self.copies[context]
 
-    def refresh(self, contexts, own=False):
+    def refresh(self, contexts: Iterable[Context], own: bool = False) -> None:
         """Bring the copies on these contexts up to date.
 
         Parameters
@@ -151,56 +150,57 @@ class Replicated:
                 self._held[replica] = version
                 self._watch_lent_memory()
 
-    def commit(self, contexts):
-        """The copies on these contexts, and they alone, have a new value that is the same on each."""
+    def commit(self, contexts: Iterable[Context]) -> None:
+        """Note that the copies on these contexts, and they alone, have a new value that is the same on each."""
         self._new_version(self.copies[context] for context in contexts if context in self.copies)
 
     def _watch_lent_memory(self):
-        """A copy has the variable's value: watch the value for edits in place, if somebody else refers to it."""
-        is_home = self._held.get(self.variable) == self.version
-        if is_home and self.lent is None and is_lent(self.variable.container.storage):
-            self.lent = Lent(self.variable)
+        """Watch a value that was copied for edits in place, if somebody else refers to it."""
+        if self._held.get(self.variable) == self.version and is_lent(self.variable.container.storage):
+            self.lend()
 
-    def lend(self):
+    def lend(self) -> None:
         """Watch the variable's value for edits in place: the user is about to refer to it."""
         if self.lent is None:
             self.lent = Lent(self.variable)
 
-    def note_edits(self):
-        """Take an edit in place of the variable's value as a new version."""
+    def note_edits(self) -> None:
+        """Take an edit in place of the variable's value, which is `lent`, as a new version."""
+        assert self.lent is not None
         if self._held.get(self.variable) == self.version and self.lent.is_edited():
             self._new_version([self.variable])
             self.touched = True
         elif self.lent.is_over():
             self.lent = None
 
-    def divide(self, gather, is_here):
-        """A step has left the new value on one process: this one, whose copy is current, or another.
+    def divide(self, gather: Callable[[], None], is_here: bool) -> None:
+        """Note that a step has left the new value on one process: this one, whose copy is current, or another.
 
         Parameters
         ----------
         gather : callable
-            Gives the latest value to every process; all of them have to read the variable at the same place. Until
+            Sends the latest value to every process; all of them have to read the variable at the same place. Until
             then something has to keep this object alive.
         is_here : bool
+            Whether it is on this process.
         """
         if not is_here:
             self._new_version([])
         self.divided = gather
 
-    def give(self, value):
-        """Every process has the latest value: `value`, or that of this process for None."""
+    def give(self, value: Any) -> None:
+        """Note that every process has the latest value: `value`, or for None the value of this process."""
         if value is not None:
             self.variable.container.unwatched = value
             self._new_version([self.variable])
         self.divided = None
 
-    def latest(self):
-        """The latest value that this process has, on the host."""
+    def latest(self) -> Any:
+        """Return the latest value that this process has, on the host."""
         return current_value(self._current())
 
-    def before_read(self):
-        """Bring the user's variable up to date; called before any read of it."""
+    def before_read(self) -> None:
+        """Bring the user's variable up to date, before any read of it."""
         _check_turn(self.variable)
         self._bring_home()
 
@@ -212,12 +212,12 @@ class Replicated:
             self.variable.container.unwatched = self.latest()
             self._held[self.variable] = version
 
-    def before_write(self):
-        """Called before the user's variable is set, or updated by a Theano function."""
+    def before_write(self) -> None:
+        """Check that the user's variable may be set, or updated by a Theano function."""
         _check_turn(self.variable)
 
-    def after_write(self):
-        """Called after that."""
+    def after_write(self) -> None:
+        """Note that the user's variable was set, or updated by a Theano function."""
         self._new_version([self.variable])
         self.divided = None
         self.touched = True
@@ -229,12 +229,12 @@ class Replicated:
             self._held = dict.fromkeys(replicas, self.version)
 
     def _current(self):
-        """The replicas, the variable among them, that have the latest version."""
+        """Return the replicas, the variable among them, that have the latest version."""
         with _counting:
             return [replica for replica, version in self._held.items() if version == self.version]
 
-    def value(self):
-        """A copy of the variable's current value on the host."""
+    def value(self) -> Any:
+        """Return a copy of the variable's current value on the host."""
         self._bring_home()
         return host_value(self.variable)
 
@@ -256,19 +256,19 @@ class Replicated:
 
 
 class ReplicatedStream(Replicated):
-    """The state of a random stream: each context has its own, the master's is the user's variable's."""
+    """The state of a random stream: each context has its own, and the master shares the user's variable."""
 
-    def __init__(self, variable):
+    def __init__(self, variable: Any) -> None:
         super().__init__(variable)
-        self._indices = {}
+        self._indices: dict[Context, int] = {}
         self._master = variable  # the replica that the variable's own stream goes on in
 
-    def on(self, context, index, first_index=0):
+    def on(self, context: Context, index: int, first_index: int = 0) -> Any:
         self._indices[context] = first_index + index
         return super().on(context, first_index + index)
 
-    def commit(self, contexts):
-        """The streams on these contexts have moved on; the others are where they were."""
+    def commit(self, contexts: Iterable[Context]) -> None:
+        """Note that the streams on these contexts have moved on; the others are where they were."""
         for context in contexts:
             if self._indices[context] == 0 and self._held.get(self.copies[context]) == self.version:
                 self._master = self.copies[context]
@@ -279,7 +279,7 @@ class ReplicatedStream(Replicated):
     def _is_home(self, context, index):
         return index == 0 and super()._is_home(context, index)
 
-    def after_write(self):
+    def after_write(self) -> None:
         super().after_write()
         self.touched = False  # each rank has a place of its own in the stream
 

@@ -1,11 +1,15 @@
 """Arrays from the host to a device and back, and between devices; for a ``cpu`` context no host array is copied."""
+from __future__ import annotations
+
 import copy
+from typing import Any, Sequence
 
 import numpy as np
 from scipy import sparse
 from theano.gpuarray.type import GpuArrayType
 from theano.tensor import TensorType
 
+from ..devices.context_map import Context
 from ..devices.contexts import gpu_context
 
 ALIGNED = 16     # a view begins at a multiple of as many elements, for instructions that take several at once
@@ -15,12 +19,12 @@ SMALL = 1 << 15  # bytes of an array that is fetched together with others
 class DeviceBuffers:
     """Memory on a context's device that arrays are sent to again and again; none for a ``cpu`` context."""
 
-    def __init__(self, context):
+    def __init__(self, context: Context) -> None:
         self._context = context
-        self._buffers = {}
+        self._buffers: dict[Any, Any] = {}
 
-    def send(self, key, value):
-        """An array on the device; valid until the next one of the key is sent.
+    def send(self, key: Any, value: Any) -> Any:
+        """Return an array on the device; valid until the next one of the key is sent.
 
         Parameters
         ----------
@@ -33,33 +37,33 @@ class DeviceBuffers:
         if self._context.kind == 'cpu':
             return value
         from pygpu import gpuarray  # not installed on every machine without a GPU
-        found = self._buffers.get(key)
-        if found is None or (found.shape, found.dtype) != (value.shape, value.dtype):
-            found = gpuarray.array(value, dtype=value.dtype, order='C', context=gpu_context(self._context))
-            self._buffers[key] = found
+        buffer = self._buffers.get(key)
+        if buffer is None or (buffer.shape, buffer.dtype) != (value.shape, value.dtype):
+            buffer = gpuarray.array(value, dtype=value.dtype, order='C', context=gpu_context(self._context))
+            self._buffers[key] = buffer
         else:
-            found.write(np.ascontiguousarray(value))
-        return found
+            buffer.write(np.ascontiguousarray(value))
+        return buffer
 
 
-def is_on(context, value):
-    """Whether an array lies where functions of a context take it."""
+def is_on(context: Context, value: Any) -> bool:
+    """Return whether functions of a context can take an array at its present place."""
     if isinstance(value, np.ndarray):
         return context.kind == 'cpu'
     return context.kind != 'cpu' and value.context.ptr == gpu_context(context).ptr
 
 
-def copy_to(context, value):
-    """A device's array in another context, copied directly between the devices where libgpuarray can.
+def copy_to(context: Context, value: Any) -> Any:
+    """Return a device's array in another context, copied directly between the devices where libgpuarray can.
 
     It can with CUDA, and through the host with OpenCL. The call waits until the source is computed. A CUDA copy may
-    then still run when it returns: what the destination computes next waits for it, and so does what the source's
-    device writes next, into the same memory, too. So the source may be changed or freed at once.
+    then still run when the call returns: the next computation of the destination waits for it, and so does the next
+    write of the source's device, into the same memory, too. So the source may be changed or freed at once.
 
     Parameters
     ----------
     context : Context
-        Where to; on a ``cpu`` context the array is fetched.
+        The destination; for a ``cpu`` context the array is fetched.
     value : pygpu.gpuarray.GpuArray
         Of any shape, strides and dtype. Anything that is not on a device is returned as it is.
 
@@ -87,7 +91,7 @@ def copy_to(context, value):
 
 
 class Sender:
-    """Sends the arguments of one function to its device.
+    """The sending of arguments to the device of one function.
 
     Parameters
     ----------
@@ -95,17 +99,17 @@ class Sender:
         Compiled by `graph.compile_for`.
     """
 
-    def __init__(self, function):
+    def __init__(self, function: Any) -> None:
         self._takes = function.mgpu_takes
         self._buffers = DeviceBuffers(function.mgpu_context)
 
-    def send(self, arguments):
-        """The arguments as the function takes them, valid until the next call.
+    def send(self, arguments: Sequence[Any]) -> list[Any]:
+        """Return the arguments as the function takes them, valid until the next call.
 
         Parameters
         ----------
         arguments : list of ndarray or pygpu.gpuarray.GpuArray
-            Those that are on the device stay there, unless the function needs them on the host.
+            Arrays on the device stay there, unless the function needs them on the host.
 
         Returns
         -------
@@ -123,7 +127,7 @@ class FlatBuffers:
     like : list of (shape, dtype)
         One a view, see `describe`.
     context : Context, optional
-        Of a device; on the host by default.
+        The context of a device; on the host by default.
 
     Attributes
     ----------
@@ -132,32 +136,33 @@ class FlatBuffers:
         C-contiguous.
     """
 
-    def __init__(self, like, context=None):
+    def __init__(self, like: Sequence[tuple[tuple[int, ...], np.dtype]], context: Context | None = None) -> None:
         self.like = like
-        sizes, places = {}, []
+        sizes: dict[np.dtype, int] = {}
+        ranges = []
         for shape, dtype in like:
             start = -(-sizes.get(dtype, 0) // ALIGNED) * ALIGNED
             sizes[dtype] = start + int(np.prod(shape, dtype='int64'))
-            places.append((start, sizes[dtype]))
+            ranges.append(slice(start, sizes[dtype]))
         flat = {dtype: self._zeros(size, dtype, context) for dtype, size in sizes.items()}
         self.flat = list(flat.values())
-        self.views = [flat[dtype][start:stop].reshape(shape) for (shape, dtype), (start, stop) in zip(like, places)]
+        self.views = [flat[dtype][part].reshape(shape) for (shape, dtype), part in zip(like, ranges)]
 
     def _zeros(self, size, dtype, context):
-        """Memory; of 0 on the host, since what lies between the views is added, too."""
+        """Return new memory; of 0 on the host, since the gaps between the views are added, too."""
         if context is None or context.kind == 'cpu':
             return np.zeros(size, dtype)
         from pygpu import gpuarray
         return gpuarray.empty((size,), dtype, context=gpu_context(context))
 
 
-def describe(arrays):
-    """Shapes and dtypes."""
+def describe(arrays: Sequence[Any]) -> list[tuple[tuple[int, ...], np.dtype]]:
+    """Return shapes and dtypes."""
     return [(tuple(array.shape), np.dtype(array.dtype)) for array in arrays]
 
 
 class Fetcher:
-    """Fetches arrays from one device, of the same shapes again and again.
+    """The fetching of arrays from one device, of the same shapes again and again.
 
     Small ones are put into one array on the device first, since each copy costs tens of microseconds, whatever its
     size; for large ones the further copy would cost more than it saves (`benchmarks/choices.py transfers`).
@@ -174,13 +179,13 @@ class Fetcher:
         The memory of all arrays that `fetch` has returned, one a dtype, if it put all of them together.
     """
 
-    def __init__(self, context, small=SMALL):
+    def __init__(self, context: Context, small: int = SMALL) -> None:
         self._context, self._limit = context, small
-        self._like = None
-        self.flat = None
+        self._like: Any = None
+        self.flat: list[np.ndarray] | None = None
 
-    def fetch(self, arrays):
-        """The arrays on the host; valid until the next call.
+    def fetch(self, arrays: Sequence[Any]) -> Sequence[np.ndarray]:
+        """Return the arrays on the host; valid until the next call.
 
         Parameters
         ----------
@@ -215,35 +220,35 @@ class Fetcher:
         self.flat = self._here.flat if len(self._small) == len(arrays) else None
 
 
-def concatenated(parts, axis):
-    """Put arrays, or matrices of scipy.sparse, together along an axis."""
+def concatenated(parts: Sequence[Any], axis: int) -> Any:
+    """Return arrays, or matrices of scipy.sparse, put together along an axis."""
     if isinstance(parts[0], np.ndarray):
         return np.concatenate(parts, axis)
     return (sparse.hstack if axis else sparse.vstack)(parts, parts[0].format, parts[0].dtype)
 
 
-def wait(values):
-    """Wait until a device has computed arrays; those on the host are there already."""
+def wait(values: Sequence[Any]) -> None:
+    """Wait until a device has computed arrays; arrays on the host are there already."""
     for value in values:
         if hasattr(value, 'sync'):
             value.sync()
 
 
-def own_copy(variable, value):
+def own_copy(variable: Any, value: Any) -> Any:
     """Return a value of a variable's type in memory of its own, on the host.
 
     Parameters
     ----------
     variable : theano.Variable
     value : object
-        An array of a tensor, here or on a device; or what other types of Theano hold.
+        An array of a tensor, here or on a device; or a value of another type of Theano.
     """
     is_tensor = isinstance(variable.type, (TensorType, GpuArrayType))
     return np.array(fetch(value)) if is_tensor else copy.deepcopy(value)
 
 
-def fetch(value, out=None):
-    """An array on the host: a device's array is read into `out` (C-contiguous) if given.
+def fetch(value: Any, out: np.ndarray | None = None) -> Any:
+    """Return an array on the host: a device's array is read into `out` (C-contiguous) if given.
 
     Parameters
     ----------

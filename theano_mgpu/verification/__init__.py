@@ -1,1 +1,1 @@
-"""Compares several contexts with one device, and certifies the result."""
+"""The comparison of several contexts with one device."""

@@ -1,20 +1,25 @@
-"""Compares a batch on one device, by plain Theano, with the same batch over contexts, from the same state."""
+"""The comparison of a batch on one device, by plain Theano, with the same batch over contexts."""
+from __future__ import annotations
+
+from typing import Any, Callable, Iterable, Mapping, Sequence
+
 import numpy as np
 import theano
 from scipy import sparse
 
+from ..devices.context_map import Context
 from ..graphs.graph import host_graph, on_host, shared_variables, substitute
 from ..patches.theano_functions import plain_function
 from ..replicas.random_streams import is_random_state
 from ..utils.checksums import checksum
 from ..utils.progress import passing_bar
-from .certificate import TOLERANCE, Certificate, Row, largest, relative_difference
+from .report import TOLERANCE, Row, VerificationReport, largest, relative_difference
 
 ROUNDING = 'a change of the inputs in their last digit changes it as much'
 
 
 class Verification:
-    """Compares the results of a function over contexts with those of plain Theano on the host.
+    """A comparison of the results of a function over contexts with the results of plain Theano on the host.
 
     Parameters
     ----------
@@ -24,8 +29,9 @@ class Verification:
         As for `theano.function`.
     """
 
-    def __init__(self, inputs, outputs, new_values, mode):
-        graph = host_graph(outputs + list(new_values.values()))
+    def __init__(self, inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variable],
+                 new_values: Mapping[Any, theano.Variable], mode: Any) -> None:
+        graph = host_graph([*outputs, *new_values.values()])
         views = [variable for variable in shared_variables(graph) if hasattr(variable.tag, 'stands_for')]
         graph = substitute(graph, {view: on_host(view.tag.stands_for) for view in views})  # values on a device, fetched
         self._names = [('output', output.name or 'number %d' % i) for i, output in enumerate(outputs)]
@@ -36,8 +42,9 @@ class Verification:
         self._plain = plain_function(inputs, graph, mode=theano.compile.get_mode(mode).excluding('gpuarray_opt'),
                                       no_default_updates=True, on_unused_input='ignore', allow_input_downcast=True)
 
-    def certificate(self, values, compute, contexts, tolerance=None):
-        """Return the Certificate of a batch.
+    def report(self, values: Sequence[Any], compute: Callable[[], Any], contexts: Sequence[Context],
+               tolerance: float | None = None) -> VerificationReport:
+        """Return the VerificationReport of a batch.
 
         Parameters
         ----------
@@ -47,7 +54,7 @@ class Verification:
             Returns the outputs and new values of the function over contexts, without changing anything.
         contexts : list of Context
         tolerance : float, optional
-            By default that of the coarsest dtype in the graph.
+            By default the tolerance of the coarsest dtype in the graph.
         """
         tolerance = tolerance or self._tolerance
         one, many = on_both_sides('verify', lambda: self._plain(*values), compute)
@@ -57,8 +64,8 @@ class Verification:
             nudged = [self._rows(one, self._nudged(values, seed)) for seed in range(3)]
             arbitrary = [row for row, *others in zip(rows, *nudged)
                          if tolerance < row.difference < 10 * max(other.difference for other in others)]
-        return Certificate([row for row in rows if row not in arbitrary], contexts, tolerance,
-                           [row.name for row in arbitrary], ROUNDING)
+        return VerificationReport([row for row in rows if row not in arbitrary], contexts, tolerance,
+                                  [row.name for row in arbitrary], ROUNDING)
 
     def _rows(self, one, many):
         return rows_of(self._names, list(map(_numbers, one)), map(_numbers, many))
@@ -76,7 +83,7 @@ class Verification:
                 variable.set_value(value)
 
 
-def on_both_sides(title, on_one_device, over_contexts):
+def on_both_sides(title: str, on_one_device: Callable[[], Any], over_contexts: Callable[[], Any]) -> tuple[Any, Any]:
     """Return what a computation on one device and the same one over contexts return; they run under a progress bar."""
     with passing_bar(2, 'sides', title) as bar:
         one = on_one_device()
@@ -84,11 +91,11 @@ def on_both_sides(title, on_one_device, over_contexts):
         return one, over_contexts()
 
 
-def rows_of(names, one, many):
-    """Return the Rows of a Certificate.
+def rows_of(names: Sequence[tuple[str, str]], one: Sequence[Any], many: Iterable[Any]) -> list[Row]:
+    """Return the rows of a VerificationReport.
 
-    A gradient that is zero in theory, such as that of a bias before a batch normalisation, is pure rounding. So
-    differences of gradients are relative to the largest gradient of all.
+    A gradient that is zero in theory, as for a bias before a batch normalisation, is pure rounding. So differences of
+    gradients are relative to the largest gradient of all.
 
     Parameters
     ----------

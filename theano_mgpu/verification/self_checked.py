@@ -1,10 +1,16 @@
 """Functions over contexts that compare themselves with one device."""
-import time
-from typing import Any, Dict, Sequence
+from __future__ import annotations
 
-from ..data_parallel import DataParallel
+import time
+from typing import Any, Sequence
+
+import numpy as np
+
+from ..data_parallel import Arguments, DataParallel
+from ..errors import GraphError, MgpuError
 from ..runtime import run
-from . import self_check
+from .comparison import Verification
+from .report import VerificationReport
 
 
 class SelfChecked(DataParallel):
@@ -15,13 +21,16 @@ class SelfChecked(DataParallel):
 
     _is_checked = False
 
-    def locked_step(self, arguments):
-        if self.options.flags.verify and not self._is_checked and arguments and self.is_divided_for(*arguments):
+    def locked_step(self, arguments: Arguments | None) -> list[np.ndarray] | None:
+        if self.options.flags.verify and not self._is_checked and arguments and self._is_divided_for(*arguments):
             self._is_checked = True
-            self_check.check(self, *arguments)
+            report = self._verified(*arguments)
+            if not report.passed:
+                raise GraphError('%s does not give the answer of one device, nothing was changed: %s'
+                                 % (self.options.name or 'a function', report))
         return super().locked_step(arguments)
 
-    def verify(self, *args, tolerance=None, **kwargs):
+    def verify(self, *args: Any, tolerance: float | None = None, **kwargs: Any) -> VerificationReport:
         """Compute a batch with plain Theano on the host, and over the contexts, from the same state, and compare.
 
         Parameters
@@ -33,7 +42,7 @@ class SelfChecked(DataParallel):
 
         Returns
         -------
-        Certificate
+        VerificationReport
             Of the outputs, and the new values of shared variables, which stay as they were. Print it.
 
         Raises
@@ -45,9 +54,27 @@ class SelfChecked(DataParallel):
         --------
         ``print(step.verify(x[:31], y[:31]))``
         """
-        return self_check.certificate(self, args, kwargs, tolerance)
+        return self._verified(args, kwargs, tolerance)
 
-    def is_divided_for(self, args: Sequence[Any], kwargs: Dict[str, Any]) -> bool:
+    def _verified(self, args, kwargs, tolerance=None):
+        if self.sharded:
+            raise MgpuError('verify compares with one device, which has the whole batch: here each process has samples '
+                            'of its own. Verify in one process, without mpirun')
+        with self.lock:
+            verification = Verification(self.arguments.inputs, *self.built.definition, self.options.mode)
+            return verification.report(self.arguments.bind(args, kwargs), lambda: self._undone_step(args, kwargs),
+                                       self.contexts, tolerance)
+
+    def _undone_step(self, args, kwargs):
+        """Return the outputs of a step, and the new values, which are undone."""
+        before = [each.value() for each in self.updated]
+        try:
+            return self.locked_step((args, kwargs)) + [each.value() for each in self.updated]
+        finally:
+            for each, value in zip(self.updated, before):
+                each.variable.set_value(value)
+
+    def _is_divided_for(self, args, kwargs):
         """Return whether several contexts compute a call that one device could compute."""
         if self.sharded or len(self.mesh.places) > 1:
             return not self.sharded

@@ -115,11 +115,11 @@ class _Indexed:
     """
 
     def __init__(self, shards, node, index):
-        if any(isinstance(v.type, NoneTypeT) for v in index):
-            shards.refuse(node, PLACES)
         x = node.inputs[0]
         self.shards, self.node, self.index = shards, node, index
         self.arrays = [i for i, v in enumerate(index) if not isinstance(v.type, SliceType)]
+        if not self.arrays or any(isinstance(v.type, NoneTypeT) for v in index):
+            shards.refuse(node, PLACES)
         self.array_ndim = max(index[i].ndim for i in self.arrays)
         self.first = self.arrays[0] if self.arrays[-1] - self.arrays[0] + 1 == len(self.arrays) else 0
         self.others = [i for i in range(x.ndim) if i not in self.arrays]

@@ -1,29 +1,46 @@
 """The result of `verify`: a table of differences between one device and several contexts."""
+from __future__ import annotations
+
 import sys
-from collections import namedtuple
+from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 
-from ..devices.context_map import describe
+from ..devices.context_map import Context, describe
 from ..errors import GraphError
-from ..utils.tables import Printed
+from ..utils.tables import Printed, counted
 
 # The largest relative difference that counts as rounding, for each dtype.
 TOLERANCE = {'float16': 1e-2, 'float32': 1e-5, 'float64': 1e-10}
 
-Row = namedtuple('Row', 'kind name size difference')
-Row.__doc__ = """One line of a `Certificate`, which explains its fields."""
+
+class Row(NamedTuple):
+    """One line of a `VerificationReport`.
+
+    Attributes
+    ----------
+    kind : str
+        loss, metric, gradient, weight, running statistic or optimizer for a model; output or new value for a function.
+    name : str
+    size : int
+        Count of numbers.
+    difference : float
+        The largest one, relative to the largest value on one device; for gradients, relative to the largest of all.
+    """
+
+    kind: str
+    name: str
+    size: int
+    difference: float
 
 
-class Certificate(Printed):
+class VerificationReport(Printed):
     """The result of `verify`. Print it: it is a table.
 
     Attributes
     ----------
     rows : list of Row
-        `kind` (loss, metric, gradient, weight, running statistic or optimizer for a model; output or new value for a
-        function), `name`, `size` (how many numbers) and `difference` (the largest one, relative to the largest value
-        on one device; for gradients, relative to the largest of all).
+    contexts : list of Context
     tolerance : float
     arbitrary : list of str
         Names of values that are not compared.
@@ -33,24 +50,24 @@ class Certificate(Printed):
         Whether no difference is above the tolerance.
     """
 
-    def __init__(self, rows, contexts, tolerance, arbitrary=(), why='the gradient is zero but for rounding'):
-        self.rows, self.tolerance, self.arbitrary, self.why = rows, tolerance, list(arbitrary), why
-        self.contexts = contexts
+    def __init__(self, rows: Sequence[Row], contexts: Sequence[Context], tolerance: float,
+                 arbitrary: Sequence[str] = (), why: str = 'the gradient is zero but for rounding') -> None:
+        self.rows, self.contexts, self.tolerance, self.arbitrary, self.why = rows, contexts, tolerance, arbitrary, why
         self.passed = all(row.difference <= tolerance for row in rows)
 
-    def show(self, name, strict=False):
+    def show(self, name: str, strict: bool = False) -> None:
         """Print it to stderr under a name; with `strict`, raise a GraphError unless it passed."""
         print('theano_mgpu: %s: %s' % (name, self), file=sys.stderr)
         if strict and not self.passed:
-            raise GraphError('%s does not give the same answer on several contexts (%s): see the certificate above'
+            raise GraphError('%s does not give the same answer on several contexts (%s): see the report above'
                              % (name, describe(self.contexts)))
 
-    def __str__(self):
+    def __str__(self) -> str:
         width = max([len(row.name) for row in self.rows], default=0)
         kinds = {row.kind for row in self.rows}
-        what = 'prediction' if kinds <= {'output'} else 'evaluation' if kinds <= {'loss', 'metric'} else 'step'
-        n = len(self.contexts)
-        lines = ['one %s on one device and on %d context%s (%s)' % (what, n, 's' * (n != 1), describe(self.contexts)),
+        computation = 'prediction' if kinds <= {'output'} else 'evaluation' if kinds <= {'loss', 'metric'} else 'step'
+        lines = ['one %s on one device and on %s (%s)'
+                 % (computation, counted(len(self.contexts), 'context'), describe(self.contexts)),
                  '%-17s  %-*s  %9s  %s' % ('', width, '', 'numbers', 'largest relative difference')]
         lines += ['%-17s  %-*s  %9d  %.1e%s' % (row.kind, width, row.name, row.size, row.difference,
                                                 '' if row.difference <= self.tolerance else '  <-- differs')
@@ -63,13 +80,13 @@ class Certificate(Printed):
         return '\n'.join(lines)
 
 
-def largest(value):
-    """The largest absolute value; 0 for no values."""
+def largest(value: Any) -> float:
+    """Return the largest absolute value; 0 for no values."""
     return float(np.abs(np.asarray(value, 'float64')).max()) if np.size(value) else 0.0
 
 
-def relative_difference(value, reference, least=0):
-    """The largest difference, relative to the largest value of the reference, or to `least` if that is larger.
+def relative_difference(value: Any, reference: Any, least: float = 0) -> float:
+    """Return the largest difference, relative to the largest value of the reference, or to `least` if that is larger.
 
     Values that are equal, or both NaN, have no difference.
 

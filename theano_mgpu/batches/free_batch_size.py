@@ -1,4 +1,8 @@
-"""A graph that has the length of its batches written into it, made one for batches of any length."""
+"""The rewrite of a graph that has the length of its batches as a number, for batches of any length."""
+from __future__ import annotations
+
+from typing import Sequence
+
 import numpy as np
 import theano
 import theano.tensor as T
@@ -16,20 +20,20 @@ ADVANCED = (subtensor.AdvancedSubtensor, subtensor.AdvancedSubtensor1, subtensor
             subtensor.AdvancedIncSubtensor1)
 
 
-class AnyLength:
-    """Replaces the length of a batch, where a graph has it as a number, by that of the batch which is given.
+class FreeBatchSize:
+    """A rewrite that replaces the length of a batch, where a graph has it as a number, by the length of each batch.
 
-    The number is looked for where it is the first size: of the images of a convolution, of what samples are reshaped
-    to, of an array that is filled, and of random numbers, of which the first rows are then taken. Elsewhere it stays.
+    The number is looked for where it is the first size: of the images of a convolution, of a new shape of samples,
+    of an array that is filled, and of random numbers, whose first rows are then taken. Elsewhere it stays.
 
     Parameters
     ----------
     inputs : list of theano.Variable
-        Those that have samples along axis 0, at least one.
+        The inputs that have samples along axis 0, at least one.
     length : int or None
         Samples of the batches that the graph was built for; None for any. A 1 is no such number: it may be any size.
     in_indices : bool, optional
-        Whether to look for it in indices of what samples become, too, where it is more often another number: in
+        Whether to look for it in indices of samples, too, where it is more often another number: in
         ``x[arange(20), labels]``, and in slices of batches that have been joined, such as ``x[20:40]``.
 
     Attributes
@@ -41,39 +45,39 @@ class AnyLength:
     Examples
     --------
     >>> x = T.dmatrix('x')
-    >>> free = AnyLength([x], 4)
+    >>> free = FreeBatchSize([x], 4)
     >>> y, = free([x.reshape((4, 2, 3))])
     >>> y.eval({x: [[1, 2, 3, 4, 5, 6]]}).shape, free.found
     ((1, 2, 3), True)
     """
 
-    def __init__(self, inputs, length, in_indices=False):
-        self._inputs, self._in_indices = list(inputs), in_indices
-        self.length = length
+    def __init__(self, inputs: Sequence[theano.Variable], length: int | None, in_indices: bool = False) -> None:
+        self._inputs, self.length, self._in_indices = list(inputs), length, in_indices
         self._samples = inputs[0].shape[0]
-        self._of_samples = set(inputs)
-        self._drawn = set()
-        self._new, self._old = {}, {}
+        self._of_samples: set[theano.Variable] = set(inputs)
+        self._drawn: set[theano.Variable] = set()
+        self._new: dict[theano.Variable, theano.Variable] = {}
+        self._old: dict[theano.Variable, theano.Variable] = {}
         self.found = self.found_in_indices = False
 
-    def __call__(self, outputs):
-        """The same expressions for batches of any length; a variable that does not change is returned as it is."""
+    def __call__(self, outputs: Sequence[theano.Variable]) -> list[theano.Variable]:
+        """Return the same expressions for batches of any length; a variable that does not change stays as it is."""
         if self.length in (None, 0, 1):
             return list(outputs)
         nodes = io_toposort(self._inputs, list(outputs))
         if self._in_indices:
-            self._find_places(nodes)
+            self._replace_positions(nodes)
         for node in nodes:
             if node.outputs[0] not in self._new:
                 self._convert(node)
         return [self._new.get(output, output) for output in outputs]
 
-    def original(self, variable):
-        """The variable of the given graph that one of the new graph stands for."""
+    def original(self, variable: theano.Variable) -> theano.Variable:
+        """Return the variable of the old graph that a variable of the new graph stands for."""
         return self._old.get(variable, variable)
 
-    def _find_places(self, nodes):
-        """Let the places of all samples, where samples are picked by them, be as many as there are samples."""
+    def _replace_positions(self, nodes):
+        """Replace the positions of all samples, in indices of samples, by as many as a batch has samples."""
         of_samples = set(self._of_samples)
         for node in nodes:
             if of_samples.isdisjoint(node.inputs):
@@ -82,14 +86,14 @@ class AnyLength:
             if isinstance(node.op, ADVANCED) and node.inputs[0] in of_samples:
                 first = 2 if isinstance(node.op, ADVANCED[2:]) else 1
                 for variable in _terms(node.inputs[first]):
-                    step = self._step_of_places(variable)
+                    step = self._step_of_positions(variable)
                     if step:
-                        places = T.cast(T.arange(self._samples) * step, variable.dtype)
-                        self._new[variable], self._old[places] = places, variable
+                        positions = T.cast(T.arange(self._samples) * step, variable.dtype)
+                        self._new[variable], self._old[positions] = positions, variable
                         self.found = self.found_in_indices = True
 
-    def _step_of_places(self, variable):
-        """The step of a vector of as many places as the length, from 0 on; None of what is no such vector."""
+    def _step_of_positions(self, variable):
+        """Return the step of a vector of as many positions as the length, from 0 on; None for another variable."""
         if isinstance(variable, theano.Constant) and isinstance(variable.type, T.TensorType) and variable.ndim == 1 \
                 and len(variable.data) == self.length and variable.dtype in T.discrete_dtypes:
             step = int(variable.data[1])
@@ -114,7 +118,7 @@ class AnyLength:
             self._old.update(zip(new, node.outputs))
 
     def _freed(self, node, inputs):
-        """Outputs of a node without the number; None if it has none."""
+        """Return the outputs of a node without the number; None if the node does not have it."""
         op, value = node.op, inputs[0] if inputs else None
         if isinstance(op, BaseAbstractConv) and self._is_length(op.imshp[0]):
             return any_number_of_images(node, inputs).outputs
@@ -131,14 +135,14 @@ class AnyLength:
             return self._freed_slice(node, inputs)
         if isinstance(op, (basic.Reshape,) + DRAWS) and node.outputs[-1] in self._drawn:
             sizes = _elements(inputs[1])
-            # One number alone may be that of all random numbers, which are put into rows later.
+            # One number alone may count all random numbers, which are put into rows later.
             if len(sizes) > 1 and self._is_length(sizes[0]):
                 self._of_samples.add(node.outputs[-1])
                 return node.outputs[:-1] + [node.outputs[-1][:self._samples]]
         return None
 
     def _freed_slice(self, node, inputs):
-        """The outputs of a basic index along axis 0 from one multiple of the number to another; None of another one."""
+        """Return the outputs of a slice along axis 0 between multiples of the number; None for another index."""
         before = 0 if isinstance(node.op, subtensor.Subtensor) else 1
         first, *others = subtensor.get_idx_list(inputs[before:], node.op.idx_list) or [None]
         if not isinstance(first, slice):
@@ -153,46 +157,44 @@ class AnyLength:
         return [(T.set_subtensor if node.op.set_instead_of_inc else T.inc_subtensor)(part, inputs[1])]
 
     def _multiple(self, bound):
-        """A bound of a slice, by the number of samples where it is a multiple of the number."""
-        found = None if bound is None else number(T.as_tensor_variable(bound))
-        if found is None or found <= 0 or found % self.length:
+        """Return a bound of a slice, as a multiple of the number of samples where it is a multiple of the number."""
+        value = None if bound is None else number(T.as_tensor_variable(bound))
+        if value is None or value <= 0 or value % self.length:
             return bound
-        return self._samples * int(found // self.length)
+        return self._samples * int(value // self.length)
 
     def _is_length(self, size):
         return size is not None and number(T.as_tensor_variable(size)) == self.length
 
 
-def written_lengths(outputs):
-    """The numbers that a graph has where the length of its batches may be written into it."""
-    found = []
+def written_lengths(outputs: Sequence[theano.Variable]) -> set[int]:
+    """Return the numbers that a graph has where the length of its batches may be written into it."""
+    sizes = []
     for node in io_toposort([], outputs):
         if isinstance(node.op, BaseAbstractConv):
-            found.append(node.op.imshp[0])
+            sizes.append(node.op.imshp[0])
         elif isinstance(node.op, ConvOp):
-            found.append(node.op.bsize)
+            sizes.append(node.op.bsize)
         elif isinstance(node.op, basic.Alloc):
-            found.append(node.inputs[1])
+            sizes.append(node.inputs[1])
         elif isinstance(node.op, (basic.Reshape,) + DRAWS):
-            found += _elements(node.inputs[1])[:1]
-    numbers = [number(T.as_tensor_variable(size)) for size in found if size is not None]
+            sizes += _elements(node.inputs[1])[:1]
+    numbers = [number(T.as_tensor_variable(size)) for size in sizes if size is not None]
     return {int(each) for each in numbers if each is not None}
 
 
 def _terms(index):
-    """An index and, if it is computed elementwise, what it is computed of."""
-    found, todo = [], [index]
-    while todo:
-        variable = todo.pop()
-        found.append(variable)
+    """Return an index and, if it is computed elementwise, the variables that it is computed of."""
+    terms = [index]
+    for variable in terms:
         if variable.owner and isinstance(variable.owner.op, (elemwise.Elemwise, elemwise.DimShuffle, basic.Reshape,
                                                              extra_ops.RepeatOp)):
-            todo += [v for v in variable.owner.inputs if v not in found]
-    return found
+            terms += [v for v in variable.owner.inputs if v not in terms]
+    return terms
 
 
 def _elements(vector):
-    """The elements of a vector of sizes, numbers or variables; none if they are not known one by one."""
+    """Return the elements of a vector of sizes, numbers or variables; none if they are not known one by one."""
     if isinstance(vector, theano.Constant):
         return list(vector.data)
     return list(vector.owner.inputs) if vector.owner and isinstance(vector.owner.op, opt.MakeVector) else []
