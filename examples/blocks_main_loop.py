@@ -1,7 +1,7 @@
 """Train a classifier with a main loop in the style of Blocks: an algorithm, monitors and extensions.
 
-Install: Theano only. Blocks itself (0.2) is on GitHub only and depends on Fuel, which does not build on recent versions of
-Python. This script imitates the parts of Blocks that use Theano:
+Install: Theano only. Blocks itself (0.2) is on GitHub only, and depends on Fuel, which does not build on recent
+versions of Python. This script imitates the parts of Blocks that use Theano:
 
 - inputs that are found in the graph, and matched with the sources of a data stream by name;
 - functions that are called with keywords;

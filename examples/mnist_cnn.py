@@ -1,8 +1,8 @@
 """Train Keras's MNIST network on two devices. The one new line is `multi_gpu_model(model, gpus=2)`.
 
 The network has two convolutions, max-pooling, dropout and two dense layers. It is trained with Adadelta and batches of
-128. The data are scikit-learn's 1,797 scanned digits of 8 x 8 pixels. Nothing is downloaded. Each batch is divided between
-the devices. The result is the same as on one device, also with dropout and with a smaller last batch.
+128. The data are scikit-learn's 1,797 scanned digits of 8 x 8 pixels. Nothing is downloaded. Each batch is divided
+between the devices. The result is the same as on one device, also with dropout and with a smaller last batch.
 
 Run:
 
@@ -31,7 +31,7 @@ NUM_CLASSES = 10
 
 
 def load_data():
-    """Return images of shape (n, 8, 8, 1), with values from 0 to 1, and one-hot labels: for training, and for the test."""
+    """Return images of shape (n, 8, 8, 1), with values from 0 to 1, and one-hot labels: for training and for test."""
     digits = load_digits()
     x, y = digits.images[..., None] / 16, keras.utils.to_categorical(digits.target, NUM_CLASSES)
     return (x[:1500], y[:1500]), (x[1500:], y[1500:])

@@ -1,8 +1,8 @@
 """Kill a training in the middle, start it again, and get the weights of an undisturbed run.
 
-The callback `Checkpoint('run.npz', every=5)` of `fit` saves the weights, the state of the optimizer, the random streams and
-the order of the samples every 5 batches. When the script starts again, `fit` continues from the checkpoint. The script
-needs no other line for this.
+The callback `Checkpoint('run.npz', every=5)` of `fit` saves the weights, the state of the optimizer, the random streams
+and the order of the samples every 5 batches. When the script starts again, `fit` continues from the checkpoint. The
+script needs no other line for this.
 
 Run:
 

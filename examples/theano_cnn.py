@@ -40,7 +40,7 @@ and max-pooling amplify rounding, in float64 (THEANO_FLAGS=floatX=float64) it is
 
 
 def digits():
-    """Return images of shape (n, 1, 28, 28), with values from 0 to 1, and labels: 1,500 for training, 297 for the test."""
+    """Return images of shape (n, 1, 28, 28), with values from 0 to 1, and labels: 1,500 for training, 297 for test."""
     data = load_digits()
     # Grey levels are whole numbers, so areas of one grey are exact ties for max-pooling. If the ties were inexact, the
     # path of a gradient would depend on rounding.
@@ -51,7 +51,7 @@ def digits():
 
 
 def cnn():
-    """Return the inputs, loss, accuracy and parameters of the network; without a C++ compiler it has dense layers only."""
+    """Return inputs, loss, accuracy and parameters of the network; without a C++ compiler it has dense layers only."""
     rng, params = np.random.RandomState(0), []
 
     def weights(*shape):

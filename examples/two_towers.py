@@ -1,8 +1,8 @@
 """Place a model on two devices: a tower of layers on each, merged on the host. Compare it with one device.
 
 Two towers read two inputs, such as a picture and a text. Here the inputs are the upper and the lower half of
-scikit-learn's digits. Each tower is on a device of its own, so both together may be larger than one device. The merge, a
-concatenation and a small layer, is on the host:
+scikit-learn's digits. Each tower is on a device of its own, so both together may be larger than one device. The merge,
+a concatenation and a small layer, is on the host:
 
     with mgpu.device('dev0'): a = tower(x)
     with mgpu.device('dev1'): b = tower(z)

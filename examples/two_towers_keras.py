@@ -11,8 +11,8 @@ The towers read the upper and the lower half of scikit-learn's digits.
 
 Gradients, updates and the state of the optimizer are on the devices of the weights. A saved model does not contain the
 placement. The script trains the model, and with plain Keras the same model on one device, from the same weights. It
-prints the largest differences, and exits with code 1 if the differences are more than rounding. two_towers.py trains the
-same model without Keras.
+prints the largest differences, and exits with code 1 if the differences are more than rounding. two_towers.py trains
+the same model without Keras.
 
 Run, with Theano as the backend of Keras:
 
