@@ -107,7 +107,7 @@ if __name__ == '__main__':
     parser.add_argument('--samples', type=int, default=100000, help='images to predict (default: %(default)s)')
     parser.add_argument('--batch-size', type=int, default=256, help='images that a replica works on at a time '
                         '(default: %(default)s)')
-    parser.add_argument('--contexts', metavar='MAP', help="such as 'dev0->cuda0;dev1->cuda1' (default: those of "
+    parser.add_argument('--contexts', metavar='MAP', help="such as 'dev0->cuda0;dev1->cuda1' (default: from "
                         'THEANO_FLAGS or .theanorc, else all GPUs)')
     parser.add_argument('--command', action='store_true', help='also run the command theano-mgpu predict')
     options = vars(parser.parse_args())
