@@ -5,10 +5,10 @@ ARGS ?=
 .PHONY: help setup demo test one cover test-slow test-cuda test-keras test-theano test-nvrtc test-slurm test-pythons test-packages test-docker test-scripts bench clean
 
 help: ## list the targets
-	@echo 'make demo and make test install what they need: no other command has to run first.'
+	@echo 'make demo and make test install their requirements: no other command has to run first.'
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r name text; do printf '%-22s %s\n' "$$name" "$$text"; done
 
-setup: ## install what is missing: Debian packages (as root or with sudo), then .venv
+setup: ## install missing packages: of Debian (as root or with sudo), then in .venv
 	@.ci/setup
 
 demo: setup ## train a small CNN on two contexts, and compare with one
@@ -17,19 +17,19 @@ demo: setup ## train a small CNN on two contexts, and compare with one
 test: setup ## lint, then the tests and doctests
 	@$(PY) -m ruff check .
 	@$(PY) .ci/quickly $(PY) -m pytest -n 2 -m 'not slow' $(ARGS)
-	$(if $(ARGS),@echo 'ARGS is given: the part on the CUDA stand-in is left out (make test-cuda runs it)',@$(PY) .ci/quickly .ci/test-cuda core)
+	$(if $(ARGS),@echo 'ARGS is set: the part on the CUDA stand-in is left out (make test-cuda runs it)',@$(PY) .ci/quickly .ci/test-cuda core)
 
-one: setup ## one test, or one file: make one T=tests/test_plan.py::test_demo_cnn
+one: setup ## one test, or one file: make one T=tests/test_plan.py::test_where_new_values_are_made
 	@$(PY) .ci/quickly $(PY) -m pytest -q -n 0 $(or $(T),$(error T=tests/file.py::test is missing)) $(ARGS)
 
-cover: setup ## make test's main part, with the branches of the package that it runs through: build/coverage/index.html
+cover: setup ## the tests of make test, and which branches of the package they run: build/coverage/index.html
 	@$(PY) .ci/quickly $(PY) -m pytest -n 2 -m 'not slow' --cov=theano_mgpu --cov-branch --cov-report=term:skip-covered \
 	    --cov-report=html:build/coverage $(ARGS)
 
-test-slow: setup ## the tests that make test leaves out: more models, more contexts on OpenCL, kernels optimised by PoCL
+test-slow: setup ## the long tests, which make test leaves out: more models, more OpenCL contexts, optimised kernels
 	@POCL_EXTRA_BUILD_FLAGS= $(PY) .ci/quickly $(PY) -m pytest -n 2 -m slow $(ARGS)
 
-test-cuda: setup ## the tests on the CUDA stand-in, which runs on the CPU; DEVICES=4 for four devices
+test-cuda: setup ## the tests on a CUDA stand-in that runs on the CPU; DEVICES=4 for four devices
 	@$(PY) .ci/quickly .ci/test-cuda $(ARGS)
 
 test-keras: setup ## Keras's own tests, plain and over contexts: FOLDER=/a/checkout/of/keras, tag 2.3.1; ARGS=--help
@@ -41,22 +41,22 @@ test-theano: setup ## Theano's own tests, plain and with every function divided;
 test-nvrtc: setup ## compile every kernel of make test-cuda with NVIDIA's own compiler (downloads it: 200 MB)
 	@.ci/test-nvrtc
 
-test-slurm: setup ## the tests that need a cluster, in a Slurm of two nodes that it starts on this machine (as root)
+test-slurm: setup ## the tests for Slurm, in a cluster of two nodes on this machine (as root)
 	@$(PY) .ci/quickly .ci/test-slurm $(ARGS)
 
 test-pythons: ## install into a plain venv of each CPython 3.8 to 3.11 found here, and smoke-test it
 	@.ci/test-pythons
 
-test-packages: setup ## build the sdist and the wheel, and install each where there is no checkout
+test-packages: setup ## build the sdist and the wheel, and install each outside of the checkout
 	@.ci/test-packages
 
 test-docker: ## build docker/*.Dockerfile with buildah, and train in the images (as root)
 	@.ci/test-docker
 
-test-scripts: setup ## run the scripts in FOLDER plainly and over contexts and processes, and compare what they print
+test-scripts: setup ## run the scripts in FOLDER plainly, over contexts and in processes, and compare their output
 	@$(PY) .ci/quickly $(PY) .ci/test-scripts '$(or $(FOLDER),$(error FOLDER=/path/to/scripts is missing))' $(ARGS)
 
-bench: setup ## measure what a step over contexts costs, as in benchmarks/RESULTS.md
+bench: setup ## measure the cost of a step over contexts, as in benchmarks/RESULTS.md
 	@$(PY) benchmarks/step_overhead.py --models cnn mlp small $(ARGS)
 
 .PHONY: docs
@@ -64,6 +64,6 @@ docs: setup ## build the documentation into build/docs; a warning is an error
 	@THEANO_FLAGS= $(PY) -m sphinx -q -c docs -b html -d build/doctrees -W --keep-going -n $(ARGS) . build/docs
 	@echo 'built: build/docs/index.html'
 
-clean: ## remove what was built; .venv stays
+clean: ## remove build products; .venv stays
 	@rm -rf build dist theano_mgpu.egg-info .pytest_cache .ruff_cache
 	@find theano_mgpu tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

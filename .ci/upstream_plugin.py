@@ -1,12 +1,12 @@
 """A plugin of pytest for the tests of Keras, Theano and pygpu: ``-p upstream_plugin``. `.ci/test-upstream` uses it.
 
-It imports theano_mgpu first, enables it in the way that is asked for, writes the outcome of each test to a file, and
-does what Theano's tests expect of nose. Environment variables choose:
+The plugin imports theano_mgpu first, enables it, writes the outcome of each test to a file, and replaces the parts of
+nose that Theano's tests need. Environment variables:
 
-UPSTREAM_LIBRARY  keras, theano, gpuarray (Theano's tests of it) or pygpu, which is run without theano_mgpu
-UPSTREAM_WAY      plain (the default), or enable or always: mgpu.enable(always=...)
-UPSTREAM_REPORT   a file; each rank of a job adds its number to the name
-UPSTREAM_LEFT_OUT a file with the names of tests that are not run, a line each
+UPSTREAM_LIBRARY  keras, theano, gpuarray (for Theano's tests of gpuarray) or pygpu, which is run without theano_mgpu
+UPSTREAM_WAY      plain (the default), enable or always: the argument of mgpu.enable(always=...)
+UPSTREAM_REPORT   the file for the outcomes; each rank of a job adds its number to the name
+UPSTREAM_LEFT_OUT a file with the names of tests to leave out, one a line
 """
 import inspect
 import json
@@ -25,7 +25,7 @@ RANK = os.environ.get('OMPI_COMM_WORLD_RANK')
 if LIBRARY != 'pygpu':
     import theano_mgpu
 if LIBRARY == 'keras':
-    import keras  # noqa: F401  before a folder of this name among the tests is in the path
+    import keras  # noqa: F401  before the path has a test folder of this name
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
@@ -45,7 +45,7 @@ def _tell(text):
 
 def pytest_configure(config):
     """Enable theano_mgpu before tests are imported, as ``theano-mgpu run`` does for a script."""
-    if RANK is not None:  # tests write, and remove what they have written
+    if RANK is not None:  # tests write and remove files
         config.option.basetemp = os.path.abspath('files.%s' % RANK)
         os.makedirs('rank.%s' % RANK)
         os.chdir('rank.%s' % RANK)
@@ -58,15 +58,14 @@ def pytest_configure(config):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Say what was divided."""
+    """Print the report of theano_mgpu: the divided functions and models."""
     for report in _reports:
         terminalreporter.write_line(str(report))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pycollect_makeitem(collector, name, obj):
-    """Collect as nose does: a class that a function has made belongs to the file, and a generator of tests is one test.
-    """
+    """Collect as nose does: a class made by a function belongs to the file, and a generator of tests is one test."""
     if LIBRARY == 'keras':
         return None
     if inspect.isclass(obj) and hasattr(obj, 'setUp') and not hasattr(sys.modules[obj.__module__], obj.__name__):
@@ -84,7 +83,7 @@ def pytest_pycollect_makeitem(collector, name, obj):
 
 
 def pytest_collection_modifyitems(items):
-    """Leave out what is not to be run, and what a file imports from another one, which tests it."""
+    """Leave out the tests of LEFT_OUT, and tests that a file only imports from another file."""
     items[:] = [item for item in items if item.nodeid not in LEFT_OUT]
     if LIBRARY in ('theano', 'gpuarray'):
         items[:] = [item for item in items
@@ -97,7 +96,7 @@ def pytest_collectreport(report):
 
 
 def pytest_runtest_setup(item):
-    """Seed the random numbers, so that a test has the same ones in each way and on each rank."""
+    """Seed the random numbers, so that a test draws the same numbers in each way and on each rank."""
     seed = zlib.crc32(item.nodeid.encode())
     random.seed(seed)
     np.random.seed(seed)

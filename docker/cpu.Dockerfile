@@ -1,7 +1,7 @@
 # theano_mgpu on a machine without a GPU: the CPU as contexts, as two OpenCL devices of PoCL, and as MPI processes.
 #
 #   docker build -f docker/cpu.Dockerfile -t theano_mgpu:cpu .
-#   docker run --rm theano_mgpu:cpu                                                  # the devices, and what to do next
+#   docker run --rm theano_mgpu:cpu                                                  # the devices, and useful commands
 #   docker run --rm -v "$PWD:/work" theano_mgpu:cpu launch -n 2 run train.py         # a script of this folder
 #
 # docs/guide/docker.md says more.
@@ -17,8 +17,8 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 
 COPY . /tmp/theano_mgpu
-# The environment sees Debian's pygpu, so it keeps Debian's NumPy, for which pygpu is compiled. The range of setuptools is
-# that of pyproject.toml; Theano 1.0.5 is built with it, too.
+# The environment sees Debian's pygpu, which is compiled for Debian's NumPy, so it keeps this NumPy. The range of setuptools
+# is the same as in pyproject.toml. Theano 1.0.5 is built with this setuptools, too.
 RUN python3 -m venv --system-site-packages /opt/theano_mgpu \
     && numpy=$(python3 -c 'import numpy; print(numpy.__version__)') \
     && /opt/theano_mgpu/bin/pip install --no-cache-dir 'setuptools>=64,<81' 'wheel<1' \
@@ -26,7 +26,7 @@ RUN python3 -m venv --system-site-packages /opt/theano_mgpu \
         '/tmp/theano_mgpu[keras,tensorboard,bench]' \
     && rm -rf /tmp/theano_mgpu
 
-# Any user may run it, as `docker run --user` does: Theano keeps what it compiles in HOME.
+# Any user may run the image, as with `docker run --user`. Theano keeps compiled code in HOME.
 RUN mkdir -m 1777 /home/user
 ENV PATH=/opt/theano_mgpu/bin:$PATH \
     HOME=/home/user \

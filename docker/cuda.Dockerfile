@@ -1,5 +1,5 @@
-# theano_mgpu on a machine with NVIDIA GPUs. The host needs NVIDIA's driver and its container toolkit, and nothing else:
-# the toolkit brings the driver into the container, and NVRTC and cuBLAS come from PyPI.
+# theano_mgpu on a machine with NVIDIA GPUs. The host needs only NVIDIA's driver and container toolkit. The toolkit brings
+# the driver into the container. NVRTC and cuBLAS come from PyPI.
 #
 #   docker build -f docker/cuda.Dockerfile -t theano_mgpu:cuda .
 #   docker run --rm --gpus all theano_mgpu:cuda doctor                               # does each GPU compute?
@@ -21,8 +21,8 @@ ARG CUDA=cuda12
 ARG NVRTC=nvidia-cuda-nvrtc-cu12<12.5
 
 COPY . /tmp/theano_mgpu
-# The environment sees Debian's pygpu, so it keeps Debian's NumPy, for which pygpu is compiled. The range of setuptools is
-# that of pyproject.toml; Theano 1.0.5 is built with it, too.
+# The environment sees Debian's pygpu, which is compiled for Debian's NumPy, so it keeps this NumPy. The range of setuptools
+# is the same as in pyproject.toml. Theano 1.0.5 is built with this setuptools, too.
 RUN python3 -m venv --system-site-packages /opt/theano_mgpu \
     && numpy=$(python3 -c 'import numpy; print(numpy.__version__)') \
     && /opt/theano_mgpu/bin/pip install --no-cache-dir 'setuptools>=64,<81' 'wheel<1' \
@@ -30,9 +30,9 @@ RUN python3 -m venv --system-site-packages /opt/theano_mgpu \
         "/tmp/theano_mgpu[keras,tensorboard,bench,nvidia,$CUDA]" "$NVRTC" \
     && rm -rf /tmp/theano_mgpu
 
-# Any user may run it, as `docker run --user` does: Theano keeps what it compiles in HOME.
+# Any user may run the image, as with `docker run --user`. Theano keeps compiled code in HOME.
 RUN mkdir -m 1777 /home/user
-# The container toolkit brings what these name.
+# These variables tell the container toolkit which devices and driver libraries to add.
 ENV NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     PATH=/opt/theano_mgpu/bin:$PATH \

@@ -27,11 +27,11 @@ extensions = ['myst_parser', 'sphinx.ext.autodoc', 'sphinx.ext.autosummary', 'sp
 root_doc = 'docs/index'
 include_patterns = ['README.md', 'ARCHITECTURE.md', 'CONTRIBUTING.md', 'CHANGELOG.md', 'docs/**.md',
                     'examples/README.md', 'benchmarks/RESULTS.md']
-exclude_patterns = ['.*', 'build', 'dist']  # only to be quicker: what they hold is not included above
-smartquotes = False          # messages of errors are quoted as they are
-highlight_language = 'none'  # indented blocks are commands, and what they print
+exclude_patterns = ['.*', 'build', 'dist']  # only for speed: include_patterns has none of their files
+smartquotes = False          # error messages are quoted literally
+highlight_language = 'none'  # indented blocks are commands and their output
 
-html_theme = 'furo'     # takes nothing from other hosts, and is readable on phones
+html_theme = 'furo'     # loads nothing from other hosts, and is readable on phones
 html_static_path = ['style.css']
 html_css_files = ['style.css']
 html_additional_pages = {'index': 'to_start.html'}  # the first page is docs/index.html
@@ -55,14 +55,14 @@ napoleon_type_aliases = {name.rpartition('.')[2]: ':py:class:`~%s`' % name for n
     theano_mgpu.keras.report.Report theano_mgpu.keras.report.Usage
     theano_mgpu.keras.balancing.Balance theano_mgpu.keras.balancing.Cost""".split()}
 
-# Plain text, kept here, because the documentation is built without a network. It lists what our docstrings name.
+# Plain text files with the names from our docstrings, since the documentation is built without a network.
 intersphinx_mapping = {'python': ('https://docs.python.org/3/', 'docs/inventories/python.txt'),
                        'numpy': ('https://numpy.org/doc/1.24/', 'docs/inventories/numpy.txt')}
 default_role = 'py:obj'
 nitpick_ignore_regex = [
     # Single backticks name parameters, attributes and private code, too.
     ('py:obj', r'.*'),
-    # Their documentation has no inventory that is still kept.
+    # There is no maintained inventory of their documentation.
     ('py:class', r'(theano|keras)\..*|SharedVariable'),
     # Words of a type, not names.
     ('py:class', r'array_like|callable|context manager|iterable|iterator|of list|lists|pairs|these'),
@@ -71,7 +71,7 @@ nitpick_ignore_regex = [
 
 
 def commands():
-    """The text of --help of each command, in Markdown."""
+    """Return the --help text of each command, in Markdown."""
     sub = argparse.ArgumentParser(prog='theano-mgpu').add_subparsers()
     for command in COMMANDS:
         command.add_parser(sub)
@@ -79,7 +79,7 @@ def commands():
 
 
 def flags():
-    """The package's own flags, in Markdown."""
+    """Return the package's own flags, in Markdown."""
     found = []
     for name, (default, allowed, text) in OWN_FLAGS.items():
         values = 'a number of %s, at least %d' % allowed if isinstance(allowed, Number) else \
@@ -90,7 +90,7 @@ def flags():
 
 
 def patches():
-    """The table of patches, in Markdown."""
+    """Return the table of patches, in Markdown."""
     rows = ['| library | versions | without the patch | applied |', '|---|---|---|---|']
     for patch in PATCHES:
         when = patch.when if isinstance(patch.when, str) else '%s import of %s' % (
@@ -104,20 +104,20 @@ FILLED = {'<!-- commands -->': commands, '<!-- flags -->': flags, '<!-- patches 
 
 
 def fill(app, page, source):
-    """Fill in what is taken from the code, so that it is nowhere twice."""
+    """Insert texts from the code into a page, so that no text is written twice."""
     for mark, text in FILLED.items():
         if mark in source[0]:
             source[0] = source[0].replace(mark, text())
 
 
 def prepare(app, what, name, thing, options, lines):
-    """Docstrings call the package mgpu, as users do; links need its full name. Napoleon takes one error a line."""
+    """Replace mgpu, as users write, by the full name for links; give each error a line, as Napoleon needs."""
     text = re.sub(r'(?<!`)`mgpu\.(\w+)`(?!`)', r'`mgpu.\1 <theano_mgpu.\1>`', '\n'.join(lines))
     lines[:] = re.sub(r'^(\w+Error(?:, \w+Error)+)\n((?:    .*\n)+)', one_by_one, text + '\n', flags=re.M).split('\n')
 
 
 def one_by_one(found):
-    """Entries of a section Raises for errors that have one together."""
+    """Return separate entries of a section Raises for errors with a common entry."""
     errors, text = found.groups()
     return ''.join('%s\n%s' % (error, text) for error in errors.split(', '))
 

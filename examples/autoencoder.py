@@ -1,11 +1,10 @@
 """Train a convolutional autoencoder on handwritten digits with Theano, over all contexts, and watch it in TensorBoard.
 
-The encoder has convolutions of 64, 128, 256 and 512 filters, each of which halves the image; the decoder mirrors it.
-The loss is the sum of squared errors, the update is Adam. The dropout rate of the code is an input of the Theano
-function: the same function trains with it, and measures the test loss with 0. autoencoder_keras.py is the same in
-Keras.
+The encoder has convolutions of 64, 128, 256 and 512 filters. Each convolution halves the image. The decoder mirrors the
+encoder. The loss is the sum of squared errors, and the update is Adam. The dropout rate is an input of the Theano
+function, and is 0 for the test loss. autoencoder_keras.py trains the same model in Keras.
 
-The digits are those of scikit-learn, scaled to 32 x 32 pixels: nothing is downloaded.
+The digits come with scikit-learn, and are scaled to 32 x 32 pixels. Nothing is downloaded.
 
 Run:
 
@@ -32,18 +31,18 @@ from theano.tensor.nnet.abstract_conv import conv2d_grad_wrt_inputs
 
 SIZE = 32  # rows and columns of an image
 HELP = {
-    'contexts': 'which devices to use, as "NAME->DEVICE;NAME->DEVICE". Default: those that `theano-mgpu devices` lists',
+    'contexts': 'devices to use, as "NAME->DEVICE;NAME->DEVICE". Default: the devices that `theano-mgpu devices` lists',
     'epochs': 'passes over the training images (default: %(default)s)',
     'batch': 'images in a batch, over all contexts together (default: %(default)s)',
-    'filters': 'of each convolution of the encoder, one to five (default: 64 128 256 512)',
-    'dropout': 'rate for the code: the part of it that is set to 0 while training (default: %(default)s)',
+    'filters': 'filters of each convolution of the encoder, one to five numbers (default: 64 128 256 512)',
+    'dropout': 'share of the encoder output that is set to 0 in training (default: %(default)s)',
     'samples': 'training images to use (default: all)',
     'logs': 'the folder for TensorBoard (default: %(default)s)',
 }
 
 
 def digits():
-    """Training and test images of shape (images, 1, 32, 32), from 0 to 1."""
+    """Return training and test images of shape (images, 1, 32, 32), with values from 0 to 1."""
     images = load_digits().images[:, None] / 16
     images = images.repeat(SIZE // 8, axis=2).repeat(SIZE // 8, axis=3).astype(theano.config.floatX)
     np.random.RandomState(0).shuffle(images)
@@ -77,7 +76,7 @@ class Autoencoder:
         self.loss = T.sqr(self.output - self.x).sum()
 
     def weights(self, shape, n_out):
-        """A kernel with Glorot's uniform initial values, and a bias for (images, channels, rows, columns)."""
+        """Return a kernel with Glorot's uniform initial values, and a bias for (images, channels, rows, columns)."""
         limit = np.sqrt(6 / ((shape[0] + shape[1]) * shape[2] * shape[3]))
         number = len(self.params) // 2
         w = theano.shared(self.rng.uniform(-limit, limit, shape).astype(theano.config.floatX), 'W%d' % number)
@@ -87,7 +86,7 @@ class Autoencoder:
 
 
 def adam(gradients, params, rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-8):
-    """The updates of Adam (Kingma and Ba, 2014)."""
+    """Return the updates of Adam (Kingma and Ba, 2014)."""
     t = theano.shared(np.asarray(0, theano.config.floatX), 'step')
     updates = {t: t + 1}
     for param, gradient in zip(params, gradients):

@@ -1,12 +1,13 @@
 """Train a convolutional autoencoder on handwritten digits with Keras, over all contexts, and watch it in TensorBoard.
 
-The encoder has convolutions of 64, 128, 256 and 512 filters, each of which halves the image; the decoder mirrors it.
-The loss is the sum of squared errors of an image, the optimizer is Adam. autoencoder.py is the same without Keras.
+The encoder has convolutions of 64, 128, 256 and 512 filters. Each convolution halves the image. The decoder mirrors the
+encoder. The loss is the sum of squared errors of an image, and the optimizer is Adam. autoencoder.py trains the same
+model without Keras.
 
 `keras.callbacks.TensorBoard` writes losses, histograms of weights, and the graph of the layers. A callback of this
 script adds six reconstructed images after each epoch.
 
-The digits are those of scikit-learn, scaled to 32 x 32 pixels: nothing is downloaded.
+The digits come with scikit-learn, and are scaled to 32 x 32 pixels. Nothing is downloaded.
 
 Run, with Theano as the backend of Keras:
 
@@ -30,18 +31,18 @@ from sklearn.datasets import load_digits
 
 SIZE = 32  # rows and columns of an image
 HELP = {
-    'contexts': 'which devices to use, as "NAME->DEVICE;NAME->DEVICE". Default: those that `theano-mgpu devices` lists',
+    'contexts': 'devices to use, as "NAME->DEVICE;NAME->DEVICE". Default: the devices that `theano-mgpu devices` lists',
     'epochs': 'passes over the training images (default: %(default)s)',
     'batch': 'images in a batch, over all contexts together (default: %(default)s)',
-    'filters': 'of each convolution of the encoder, one to five (default: 64 128 256 512)',
-    'dropout': 'rate for the code: the part of it that is set to 0 while training (default: %(default)s)',
+    'filters': 'filters of each convolution of the encoder, one to five numbers (default: 64 128 256 512)',
+    'dropout': 'share of the encoder output that is set to 0 in training (default: %(default)s)',
     'samples': 'training images to use (default: all)',
     'logs': 'the folder for TensorBoard (default: %(default)s)',
 }
 
 
 def digits():
-    """Training and test images of shape (images, 32, 32, 1), from 0 to 1."""
+    """Return training and test images of shape (images, 32, 32, 1), with values from 0 to 1."""
     images = load_digits().images[..., None] / 16
     images = images.repeat(SIZE // 8, axis=1).repeat(SIZE // 8, axis=2)
     np.random.RandomState(0).shuffle(images)
@@ -49,7 +50,7 @@ def digits():
 
 
 def autoencoder(filters, dropout):
-    """The model, and the sum of squared errors of each image as its loss."""
+    """Return the model."""
     image = hidden = Input((SIZE, SIZE, 1))
     for n in filters:
         hidden = Conv2D(n, 3, strides=2, padding='same', activation='relu')(hidden)
@@ -65,7 +66,7 @@ def squared_errors(targets, outputs):
 
 
 class Pictures(Callback):
-    """Writes images, and after each epoch what the model makes of them."""
+    """A callback that writes images, and their reconstructions after each epoch."""
 
     def __init__(self, summary, images):
         super().__init__()

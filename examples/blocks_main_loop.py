@@ -1,9 +1,12 @@
-"""Train a classifier with a main loop in the manner of Blocks: an algorithm, monitors and extensions.
+"""Train a classifier with a main loop in the style of Blocks: an algorithm, monitors and extensions.
 
-Install: nothing but Theano. Blocks itself (0.2) is on GitHub only and depends on Fuel, which no longer builds on
-recent Pythons; this script has the parts of it that meet Theano: inputs that are found in the graph and matched with
-the sources of a data stream by their names, functions that are called with keywords, batch normalisation whose
-population statistics are updated by the algorithm, and monitors that accumulate over batches in shared variables.
+Install: Theano only. Blocks itself (0.2) is on GitHub only, and depends on Fuel, which does not build on recent
+versions of Python. This script imitates the parts of Blocks that use Theano:
+
+- inputs that are found in the graph, and matched with the sources of a data stream by name;
+- functions that are called with keywords;
+- batch normalisation with population statistics that the algorithm updates;
+- monitors that accumulate over batches, in shared variables.
 
 Run:
 
@@ -24,10 +27,10 @@ def shared_floatx(value, name=None):
     return theano.shared(np.asarray(value, theano.config.floatX), name=name)
 
 
-# --- Data: what Fuel does ------------------------------------------------------------------------
+# --- Data, in place of Fuel ----------------------------------------------------------------------
 
 class DataStream:
-    """Batches of synthetic samples, as dicts from the name of a source to an array; the last one is smaller."""
+    """Batches of synthetic samples, as dicts from the name of a source to an array; the last batch is smaller."""
 
     def __init__(self, examples, batch_size, seed):
         rng = np.random.RandomState(seed)
@@ -43,7 +46,7 @@ class DataStream:
             yield {name: values[start:start + self.batch_size] for name, values in self.sources.items()}
 
 
-# --- Model: what bricks do -----------------------------------------------------------------------
+# --- Model, in place of bricks -------------------------------------------------------------------
 
 class Linear:
     def __init__(self, input_dim, output_dim, rng):
@@ -56,7 +59,7 @@ class Linear:
 
 
 class BatchNormalization:
-    """Normalises by the statistics of the batch in training, by those of the population otherwise."""
+    """Batch normalisation: by the statistics of the batch in training, and of the population otherwise."""
 
     def __init__(self, dim, epsilon=1e-4):
         self.scale, self.shift = shared_floatx(np.ones(dim), 'scale'), shared_floatx(np.zeros(dim), 'shift')
@@ -86,7 +89,7 @@ class Classifier:
 
 
 def cost_and_error(scores, targets):
-    """Mean cross-entropy and rate of misclassified samples."""
+    """Return the mean cross-entropy and the rate of misclassified samples."""
     labels = targets.flatten().astype('int32')
     cost = tensor.nnet.categorical_crossentropy(tensor.nnet.softmax(scores), labels).mean()
     error = tensor.neq(labels, scores.argmax(axis=1)).mean(dtype=theano.config.floatX)
@@ -95,7 +98,7 @@ def cost_and_error(scores, targets):
 
 
 def batch_inputs(variables):
-    """The inputs that a batch has to give: those of the graph that are neither constant nor shared."""
+    """Return the inputs of a graph that are neither constant nor shared: a batch has their values."""
     found = OrderedDict((v, None) for v in graph_inputs(variables)
                         if not isinstance(v, (theano.Constant, theano.compile.SharedVariable)))
     return list(found)
@@ -104,7 +107,7 @@ def batch_inputs(variables):
 # --- Monitors ------------------------------------------------------------------------------------
 
 class Mean:
-    """The mean of a quantity over the samples of several batches: a numerator and a denominator accumulate."""
+    """The mean of a quantity over the samples of several batches: an accumulated numerator and denominator."""
 
     def __init__(self, quantity, batch_size):
         self.name = quantity.name
@@ -119,7 +122,7 @@ class Mean:
 
 
 class DatasetEvaluator:
-    """Evaluates the means of quantities over a data stream, without anything that grows with the stream."""
+    """The means of quantities over a data stream, in constant memory."""
 
     def __init__(self, quantities, batch_size):
         means = [Mean(quantity, batch_size) for quantity in quantities]
@@ -144,7 +147,7 @@ class Momentum:
         self.momentum = shared_floatx(momentum, 'momentum')
 
     def compute_steps(self, gradients):
-        """Steps to subtract from parameters, and the updates that the step rule needs for itself."""
+        """Return the steps to subtract from parameters, and the updates of the step rule's own variables."""
         steps, updates = OrderedDict(), []
         for parameter, gradient in gradients.items():
             velocity = shared_floatx(parameter.get_value() * 0, 'velocity')
@@ -198,7 +201,7 @@ class Timing(Extension):
 
 
 class TrainingDataMonitoring(Extension):
-    """The means of what the algorithm computed for each batch of an epoch."""
+    """The means over an epoch of the values that the algorithm computes for each batch."""
 
     def before_training(self, main_loop):
         self.rows = []

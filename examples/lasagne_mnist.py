@@ -1,6 +1,6 @@
 """Train a Lasagne network on handwritten digits, as Lasagne's own MNIST example does.
 
-The digits are those of scikit-learn, enlarged: nothing is downloaded.
+The digits come with scikit-learn, and are enlarged. Nothing is downloaded.
 
 Install: ``pip install --no-deps lasagne==0.1``, or Lasagne's master (0.2.dev1) from GitHub.
 
@@ -20,7 +20,7 @@ from sklearn.datasets import load_digits
 
 
 def load_dataset():
-    """Images of shape (n, 1, 28, 28), with values from 0 to 1, and labels: for training, validation and the test."""
+    """Return images of shape (n, 1, 28, 28), with values from 0 to 1, and labels: for training, validation and test."""
     images, labels = load_digits(return_X_y=True)
     images = (images / 16).reshape(-1, 1, 8, 8).repeat(3, axis=2).repeat(3, axis=3)  # 24 x 24 pixels
     images = np.pad(images, [(0, 0), (0, 0), (2, 2), (2, 2)], mode='constant').astype(theano.config.floatX)
@@ -29,10 +29,10 @@ def load_dataset():
 
 
 class BatchNormLayer(lasagne.layers.Layer):
-    """Batch normalisation of each channel, for Lasagne 0.1, which has none. Statistics are stored as 0.2 stores them.
+    """Batch normalisation of each channel, for Lasagne 0.1, which has none.
 
-    The new running statistics are default updates of copies of the shared variables. The copies are part of the
-    graph, times 0, so that every function over the output in training updates them.
+    As in Lasagne 0.2, the new running statistics are default updates of copies of the shared variables. The copies are
+    part of the graph, times 0, so that every function over the training output updates the statistics.
     """
 
     def __init__(self, incoming, alpha=0.1, epsilon=1e-4, **kwargs):
@@ -56,7 +56,7 @@ class BatchNormLayer(lasagne.layers.Layer):
         return (input - mean) * (gamma * inv_std) + beta
 
     def updating(self, running, statistic):
-        """The statistic of a batch; what computes it also moves the running one towards it."""
+        """Return the statistic of a batch, with a default update that moves the running statistic towards it."""
         copy = theano.clone(running, share_inputs=False)
         copy.default_update = (1 - self.alpha) * copy + self.alpha * statistic
         return statistic + 0 * copy
@@ -87,7 +87,7 @@ def build_cnn(input_var):
 
 
 def iterate_minibatches(inputs, targets, batch_size, shuffle=False):
-    """Batches in a random order, or as they come; the last one is smaller."""
+    """Yield batches in a random or in the given order; the last batch is smaller."""
     order = np.random.permutation(len(inputs)) if shuffle else np.arange(len(inputs))
     for start in range(0, len(inputs), batch_size):
         chosen = order[start:start + batch_size]
@@ -115,7 +115,7 @@ def main(model, epochs, batch_size):
     val_fn = theano.function([input_var, target_var], [test_loss, test_accuracy])
 
     def evaluate(inputs, targets):
-        """Mean loss and accuracy over the samples."""
+        """Return mean loss and accuracy over the samples."""
         totals = sum(len(x) * np.array(val_fn(x, y)) for x, y in iterate_minibatches(inputs, targets, batch_size))
         return totals / len(inputs)
 

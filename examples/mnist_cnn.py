@@ -1,12 +1,12 @@
 """Train Keras's MNIST network on two devices. The one new line is `multi_gpu_model(model, gpus=2)`.
 
-Two convolutions, max-pooling, dropout, two dense layers, Adadelta, batches of 128. The data are scikit-learn's 1,797
-scanned digits of 8 x 8 pixels; nothing is downloaded. Each batch is divided between the devices. The last batch of an
-epoch is smaller, and dropout draws what one device would draw, so the result is that of one device.
+The network has two convolutions, max-pooling, dropout and two dense layers. It is trained with Adadelta and batches of
+128. The data are scikit-learn's 1,797 scanned digits of 8 x 8 pixels. Nothing is downloaded. Each batch is divided
+between the devices. The result is the same as on one device, also with dropout and with a smaller last batch.
 
 Run:
 
-    python examples/mnist_cnn.py                # the devices of THEANO_FLAGS or .theanorc, else this machine's
+    python examples/mnist_cnn.py                # the devices of THEANO_FLAGS or .theanorc, else of this machine
     python examples/mnist_cnn.py --gpus 4
     THEANO_FLAGS='contexts=dev0->cuda0;dev1->cuda1' python examples/mnist_cnn.py
     theano-mgpu launch -n 2 examples/mnist_cnn.py       # in two processes, one device each
@@ -31,7 +31,7 @@ NUM_CLASSES = 10
 
 
 def load_data():
-    """Images of shape (n, 8, 8, 1), with values from 0 to 1, and one-hot labels: for training, and for the test."""
+    """Return images of shape (n, 8, 8, 1), with values from 0 to 1, and one-hot labels: for training and for test."""
     digits = load_digits()
     x, y = digits.images[..., None] / 16, keras.utils.to_categorical(digits.target, NUM_CLASSES)
     return (x[:1500], y[:1500]), (x[1500:], y[1500:])
@@ -60,7 +60,7 @@ def main():
     (x_train, y_train), (x_test, y_test) = load_data()
     print('data: %d training and %d test images' % (len(x_train), len(x_test)))
 
-    mgpu.init(arguments.gpus)  # opens them; GPUs need no such line, but without one there is a single `cpu` context
+    mgpu.init(arguments.gpus)  # not needed on GPUs; on the CPU there would be one context without it
     model = build()
     parallel = multi_gpu_model(model, gpus=arguments.gpus)  # the new line
     parallel.compile(loss='categorical_crossentropy', optimizer=keras.optimizers.Adadelta(), metrics=['accuracy'])

@@ -1,4 +1,4 @@
-"""Predict a file that need not fit into memory, over several devices, with the outputs in the order of the inputs.
+"""Predict a file that may be larger than memory, over several devices, with the outputs in the order of the inputs.
 
 The script trains a small network on scikit-learn's scanned digits and writes it to model.h5, and many noisy copies of
 the digits to images.npy. A `Predictor` has a replica of the network on each device, and gives the next batch to the
@@ -11,12 +11,12 @@ Run:
     python examples/predict_batches.py --contexts 'dev0->cuda0;dev1->cuda1'
     theano-mgpu launch -n 2 examples/predict_batches.py                 # in two processes
 
-It prints how many samples a second it predicted and how many of them correctly, and compares some of the outputs with
-Keras's own `predict`. At the end it prints the command that does the same without a script,
+The script prints the samples per second and the accuracy, and compares some of the outputs with Keras's own `predict`.
+At the end it prints a command that does the same without a script, and also continues after a kill:
 
     theano-mgpu predict model.h5 images.npy classes.npy --batch-size 256
 
-which also continues after a kill; with --command, it runs this command, too, and compares the files.
+With --command, the script runs this command, too, and compares the files.
 """
 import argparse
 import os
@@ -33,11 +33,11 @@ from keras.layers import Dense
 from keras.models import Sequential
 from sklearn.datasets import load_digits
 
-CHUNK = 10000  # samples that are written, or compared, at a time
+CHUNK = 10000  # samples to write or compare at a time
 
 
 def train():
-    """A network that recognises digits of 64 pixels, and the digits: images of shape (1797, 64), and their labels."""
+    """Return a trained network for digits of 64 pixels, images of shape (1797, 64), and their labels."""
     digits = load_digits()
     x, y = (digits.data / 16).astype('float32'), digits.target
     model = Sequential([Dense(128, activation='relu', input_shape=(64,)), Dense(10, activation='softmax')])
@@ -47,7 +47,7 @@ def train():
 
 
 def write_images(path, x, samples):
-    """Copies of the digits with noise, as an .npy file of shape (samples, 64)."""
+    """Write copies of the digits with noise to an .npy file of shape (samples, 64)."""
     rng, file = np.random.RandomState(0), np.lib.format.open_memmap(path, 'w+', 'float32', (samples, x.shape[1]))
     for start in range(0, samples, CHUNK):
         rows = np.arange(start, min(start + CHUNK, samples)) % len(x)
@@ -56,13 +56,13 @@ def write_images(path, x, samples):
 
 
 def predict(model, source, target, batch_size):
-    """Predict from file to file; return the seconds that it took."""
+    """Predict from file to file, and return the seconds."""
     images = np.load(source, mmap_mode='r')
     outputs = np.lib.format.open_memmap(target, 'w+', 'float32', (len(images),) + model.output_shape[1:])
     batches = (np.array(images[start:start + batch_size]) for start in range(0, len(images), batch_size))
     with Predictor(model) as predictor:
         begin, row = time.perf_counter(), 0
-        for predicted in predictor.map(batches):  # in the order of the batches, whichever device is done first
+        for predicted in predictor.map(batches):  # in the order of the batches, not of the devices
             outputs[row:row + len(predicted)] = predicted
             row += len(predicted)
     outputs.flush()
@@ -74,12 +74,12 @@ def main(folder, samples, batch_size, contexts, command):
     model, x, y = train()
     paths = [os.path.join(folder, name) for name in ('model.h5', 'images.npy', 'classes.npy', 'outputs.npy')]
     model_path, source, target, own = paths
-    if mgpu.rank() == 0:  # with several processes, the first one has the files
+    if mgpu.rank() == 0:  # with several processes, rank 0 has the files
         model.save(model_path, include_optimizer=False)
         write_images(source, x, samples)
     else:
         with Predictor(model) as predictor:
-            return list(predictor.map(())) and 1  # computes what rank 0 sends
+            return list(predictor.map(())) and 1  # computes the batches that rank 0 sends
     seconds = predict(model, source, own, batch_size)
 
     outputs, images = np.load(own, mmap_mode='r'), np.load(source, mmap_mode='r')
@@ -107,7 +107,7 @@ if __name__ == '__main__':
     parser.add_argument('--samples', type=int, default=100000, help='images to predict (default: %(default)s)')
     parser.add_argument('--batch-size', type=int, default=256, help='images that a replica works on at a time '
                         '(default: %(default)s)')
-    parser.add_argument('--contexts', metavar='MAP', help="such as 'dev0->cuda0;dev1->cuda1' (default: those of "
+    parser.add_argument('--contexts', metavar='MAP', help="such as 'dev0->cuda0;dev1->cuda1' (default: from "
                         'THEANO_FLAGS or .theanorc, else all GPUs)')
     parser.add_argument('--command', action='store_true', help='also run the command theano-mgpu predict')
     options = vars(parser.parse_args())

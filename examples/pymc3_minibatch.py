@@ -23,7 +23,7 @@ def make_data(n):
 
 
 def make_model(x, y, total_size=None):
-    """The model of `y` given `x`; `total_size` scales the density of a minibatch up to that of all samples."""
+    """Return the model of `y` given `x`; `total_size` scales the density of a minibatch to all samples."""
     with pm.Model() as model:
         weights = pm.Normal('weights', mu=0, sigma=2, shape=len(TRUE_WEIGHTS))
         bias = pm.Normal('bias', mu=0, sigma=2)
@@ -41,7 +41,7 @@ def main(steps, draws):
     x, y = make_data(2000)
     report('truth', {'weights': TRUE_WEIGHTS, 'bias': TRUE_BIAS, 'noise': TRUE_NOISE})
 
-    # Each evaluation of the graph takes other samples: both minibatches draw the same ones, from one seed.
+    # Each evaluation of the graph draws other samples. Both minibatches draw the same samples, from one seed.
     x_batch, y_batch = pm.Minibatch(x, batch_size=100), pm.Minibatch(y, batch_size=100)
     with make_model(x_batch, y_batch, total_size=len(x)):
         approximation = pm.fit(steps, method='advi', obj_optimizer=pm.adam(learning_rate=0.02), random_seed=1,

@@ -1,24 +1,24 @@
 """Kill a training in the middle, start it again, and get the weights of an undisturbed run.
 
-`fit` has a callback, `Checkpoint('run.npz', every=5)`, which saves the weights, the state of the optimizer, the random
-streams and the order of the samples every 5 batches. The script that is started again goes on from there. Nothing
-else in it is for the checkpoint.
+The callback `Checkpoint('run.npz', every=5)` of `fit` saves the weights, the state of the optimizer, the random streams
+and the order of the samples every 5 batches. When the script starts again, `fit` continues from the checkpoint. The
+script needs no other line for this.
 
 Run:
 
     python examples/resume_after_kill.py
     python examples/resume_after_kill.py --contexts 'dev0->cuda0;dev1->cuda1' --kill-after 25
 
-The script starts the same training of two epochs in three processes, each over two contexts: undisturbed; killed by
-SIGKILL after a number of batches; started again. It prints
+The script starts the same training of two epochs in three processes, each over two contexts: the first process is
+undisturbed, SIGKILL ends the second one after some batches, and the third one continues the second. The script prints
 
     undisturbed: ... batches computed, weights ...
     killed:      by signal 9 after ... batches
     resumed:     ... batches computed, weights ...
     the weights differ by ... at most
 
-and exits with code 1 if they differ by more than rounding. Under `theano-mgpu launch --restarts 3 train.py` a job of
-several processes is started again by itself.
+and exits with code 1 if the weights differ by more than rounding. `theano-mgpu launch --restarts 3 train.py` restarts a
+job of several processes by itself.
 """
 import argparse
 import os
@@ -27,11 +27,11 @@ import subprocess
 import sys
 import tempfile
 
-BATCHES = 2 * 15  # epochs, batches of 100 of 1,500 images
+BATCHES = 2 * 15  # two epochs of 15 batches: 1,500 images in batches of 100
 
 
 def train(folder, contexts, kill_after):
-    """The training script: what a user would write, but for `Count`."""
+    """Train as a script of a user would; only `Count` is added."""
     import theano_mgpu as mgpu  # before keras
     from theano_mgpu.keras import Checkpoint, multi_gpu_model
 
@@ -41,10 +41,10 @@ def train(folder, contexts, kill_after):
     from sklearn.datasets import load_digits
 
     class Count(keras.callbacks.Callback):
-        """Counts the batches that this process computes; kills it after some, as a lost machine would."""
+        """A count of the batches of this process, which kills the process after some, as if the machine were lost."""
         computed = 0
 
-        def on_batch_begin(self, batch, logs=None):  # not called for batches that were done before the restart
+        def on_batch_begin(self, batch, logs=None):  # not called for batches before the restart
             self.computed += 1
 
         def on_batch_end(self, batch, logs=None):
@@ -71,7 +71,7 @@ def start(folder, contexts, kill_after=0):
 
 
 def result(name, folder):
-    """The weights of a run that has ended, after a line about them."""
+    """Print a line about a finished run, and return its weights."""
     import numpy as np
     with np.load(os.path.join(folder, 'weights.npz')) as file:
         weights = [file[key] for key in file.files if key != 'computed']

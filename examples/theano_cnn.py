@@ -1,8 +1,8 @@
 """Train a small CNN, written in Theano, over two contexts and over one, and compare the two. `make demo` runs it.
 
-Convolution 32 3x3 with ReLU, max-pooling 2x2, dense softmax, Adam, on scikit-learn's 1,797 scanned digits, scaled to
-28x28. Both runs start from the same weights and see the same batches. Their epochs take turns, so that both meet the
-same load of the machine.
+The network has a convolution of 32 3x3 filters with ReLU, 2x2 max-pooling and a dense softmax layer. It is trained with
+Adam on scikit-learn's 1,797 scanned digits, scaled to 28x28. Both runs start from the same weights and see the same
+batches. Their epochs take turns, so that both see the same load of the machine.
 
 Run:
 
@@ -10,8 +10,8 @@ Run:
     python examples/theano_cnn.py --contexts 'dev0->cuda0;dev1->cuda1'
     THEANO_FLAGS=floatX=float64 python examples/theano_cnn.py --contexts 'dev0->cpu;dev1->cpu;dev2->cpu' --epochs 3
 
-It prints a table: the speed of each run, where the time of a step goes, the accuracy on the test images, and the
-largest difference of the parameters between the two runs.
+The script prints a table: the speed of each run, the time of each phase of a step, the accuracy on the test images, and
+the largest difference of the parameters between the two runs.
 """
 import argparse
 import os
@@ -40,10 +40,10 @@ and max-pooling amplify rounding, in float64 (THEANO_FLAGS=floatX=float64) it is
 
 
 def digits():
-    """Images of shape (n, 1, 28, 28), with values from 0 to 1, and labels: 1,500 for training, 297 for the test."""
+    """Return images of shape (n, 1, 28, 28), with values from 0 to 1, and labels: 1,500 for training, 297 for test."""
     data = load_digits()
-    # In whole grey levels: areas of one grey are exactly one grey, so max-pooling meets exact ties there. Ties up to
-    # rounding would send gradients one way or the other by chance.
+    # Grey levels are whole numbers, so areas of one grey are exact ties for max-pooling. If the ties were inexact, the
+    # path of a gradient would depend on rounding.
     images = np.rint(zoom(data.images, (1, 3.5, 3.5), order=1) * (255 / 16))[:, None] / 255
     images, labels = images.astype(theano.config.floatX), data.target.astype('int32')
     order = np.random.RandomState(0).permutation(len(images))
@@ -51,7 +51,7 @@ def digits():
 
 
 def cnn():
-    """The inputs, loss, accuracy and parameters of the network. Without a C++ compiler, dense layers alone."""
+    """Return inputs, loss, accuracy and parameters of the network; without a C++ compiler it has dense layers only."""
     rng, params = np.random.RandomState(0), []
 
     def weights(*shape):
@@ -68,7 +68,7 @@ def cnn():
     if theano.config.cxx:
         hidden = T.nnet.relu(T.nnet.conv2d(x, weights(32, 1, 3, 3)) + bias(32).dimshuffle('x', 0, 'x', 'x'))
         hidden, size = pool_2d(hidden, (2, 2), ignore_border=True).flatten(2), 32 * 13 * 13
-    else:  # which convolutions need
+    else:  # convolutions need a C++ compiler
         hidden, size = T.nnet.relu(T.dot(x.flatten(2), weights(784, 64)) + bias(64)), 64
     probabilities = T.nnet.softmax(T.dot(hidden, weights(size, 10)) + bias(10))
     loss = T.nnet.categorical_crossentropy(probabilities, labels).mean()
@@ -77,7 +77,7 @@ def cnn():
 
 
 def adam(gradients, params, rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-8):
-    """Adam (Kingma and Ba, 2014): a list of updates."""
+    """Return the updates of Adam (Kingma and Ba, 2014)."""
     def state(value, name):
         return theano.shared(np.asarray(value, theano.config.floatX), name)
 
@@ -99,7 +99,7 @@ class Run:
         begin = time.perf_counter()
         self.step = mgpu.training_function(self.model.inputs, self.model.loss, self.model.params, adam, contexts=names)
         self.accuracy = mgpu.function(self.model.inputs, self.model.accuracy, contexts=names)
-        self.n = self.step.n_replicas  # of all processes
+        self.n = self.step.n_replicas  # in all processes
         print('%d context%s: compiled in %.0f s' % (self.n, 's' * (self.n > 1), time.perf_counter() - begin))
 
     def epoch(self, number, images, labels, order, size):
@@ -111,12 +111,12 @@ class Run:
             if number > 1 and len(batch) == size:
                 self.seconds.append(time.perf_counter() - begin)
         print('epoch %2d, %d context%s: loss %.6f' % (number, self.n, 's' * (self.n > 1), np.mean(losses)), flush=True)
-        if number == 1:  # which warms up
+        if number == 1:  # the first epoch warms up
             self.step.timings.reset()
             self.step.timings.exact = True
 
     def results(self, test, size, reference):
-        """The row of the table, as text by column."""
+        """Return the row of the table: a dict from column to text."""
         seconds = np.median(self.seconds) if self.seconds else float('nan')
         row = {'contexts': '%d' % self.n, 'samples/s': '%.0f' % (size / seconds), 's/step': '%.4f' % seconds}
         row.update((phase, '%.4f' % value) for phase, value in self.step.timings.per_call().items())
@@ -128,7 +128,7 @@ class Run:
 
 
 def open_contexts(asked, opencl_cpus):
-    """The contexts of --contexts, or those that are mapped, or else two of this machine's devices."""
+    """Open the contexts of --contexts, or else the mapped contexts, or else two of this machine's devices."""
     if asked:
         return mgpu.init(int(asked) if asked.isdigit() else asked)
     if flagged():
@@ -136,7 +136,7 @@ def open_contexts(asked, opencl_cpus):
     devices = discovery.discover_best()
     if devices == ['cpu'] and opencl_cpus:
         devices = discovery.opencl_cpus() or devices
-    return mgpu.init(default_map((devices * 2)[:2]))  # twice the same device where there is one
+    return mgpu.init(default_map((devices * 2)[:2]))  # a single device is used twice
 
 
 def main():

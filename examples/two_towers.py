@@ -1,16 +1,16 @@
 """Place a model on two devices: a tower of layers on each, merged on the host. Compare it with one device.
 
-Two towers read two inputs, such as a picture and a text; here they are the upper and the lower half of scikit-learn's
-digits. Each tower is on a device of its own, so both together may be larger than one device. The merge, a concatenation
-and a small layer, is on the host:
+Two towers read two inputs, such as a picture and a text. Here the inputs are the upper and the lower half of
+scikit-learn's digits. Each tower is on a device of its own, so both together may be larger than one device. The merge,
+a concatenation and a small layer, is on the host:
 
     with mgpu.device('dev0'): a = tower(x)
     with mgpu.device('dev1'): b = tower(z)
     with mgpu.device('cpu'):  y = output(concatenate([a, b]))
 
-Gradients, updates and the state of the optimizer are where their parameters are. The script trains the model, and with
-plain Theano the same model on one device, from the same weights. It prints the largest differences, and exits with code
-1 if they are more than rounding.
+Gradients, updates and the state of the optimizer are on the devices of their parameters. The script trains the model,
+and with plain Theano the same model on one device, from the same weights. It prints the largest differences, and exits
+with code 1 if the differences are more than rounding.
 
 Run:
 
@@ -31,13 +31,13 @@ import theano.tensor as T
 from sklearn.datasets import load_digits
 
 HELP = {
-    'contexts': 'which devices to use, as "NAME->DEVICE;NAME->DEVICE"; the first tower is on the first one, the second '
-                'tower on the second one. Default: two of the devices that `theano-mgpu devices` lists',
+    'contexts': 'devices to use, as "NAME->DEVICE;NAME->DEVICE"; the first tower is on the first device, the second '
+                'tower on the second. Default: two of the devices that `theano-mgpu devices` lists',
     'steps': 'training steps (default: %(default)s)',
     'batch': 'samples of a batch; the last batch has one less (default: %(default)s)',
-    'micro-batches': 'slices that a batch is cut into: while one device works on a slice, another one works on the '
-                     'next slice. The result is that of the whole batch (default: %(default)s)',
-    'recompute': 'compute the forward pass again in the backward pass, which takes less memory and more time',
+    'micro-batches': 'slices of a batch: while one device computes a slice, the other device computes the next slice. '
+                     'The result is the same as for the whole batch (default: %(default)s)',
+    'recompute': 'compute the forward pass again in the backward pass: less memory, more time',
 }
 HALF, HIDDEN, CLASSES = 32, 64, 10
 
@@ -76,7 +76,7 @@ class TwoTowers:
 
 
 def momentum(gradients, params):
-    """Gradient descent with momentum: a list of updates."""
+    """Return the updates of gradient descent with momentum."""
     updates = []
     for param, gradient in zip(params, gradients):
         velocity = theano.shared(param.get_value() * 0, 'velocity of %s' % param)
@@ -86,7 +86,7 @@ def momentum(gradients, params):
 
 
 def batches(steps, size):
-    """The upper half of each image, shape (n, 32), the lower half, and labels, shape (n,)."""
+    """Yield the upper half of each image, shape (n, 32), the lower half, and labels, shape (n,)."""
     images, labels = load_digits(return_X_y=True)
     images = (images / 16).astype(theano.config.floatX)
     for i in range(steps):
@@ -96,7 +96,7 @@ def batches(steps, size):
 
 
 def difference(ours, theirs):
-    """The largest difference, in relation to the largest value."""
+    """Return the largest difference, relative to the largest value."""
     return max(float(abs(np.asarray(a) - b).max() / abs(b).max()) for a, b in zip(ours, theirs))
 
 

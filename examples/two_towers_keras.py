@@ -9,10 +9,10 @@ Layers that are called in a block are on its device, with their weights:
 
 The towers read the upper and the lower half of scikit-learn's digits.
 
-Gradients, updates and the state of the optimizer are where the weights are. A saved model does not contain the
+Gradients, updates and the state of the optimizer are on the devices of the weights. A saved model does not contain the
 placement. The script trains the model, and with plain Keras the same model on one device, from the same weights. It
-prints the largest differences, and exits with code 1 if they are more than rounding. two_towers.py is the same without
-Keras.
+prints the largest differences, and exits with code 1 if the differences are more than rounding. two_towers.py trains
+the same model without Keras.
 
 Run, with Theano as the backend of Keras:
 
@@ -36,8 +36,8 @@ from keras.optimizers import SGD
 from sklearn.datasets import load_digits
 
 HELP = {
-    'contexts': 'which devices to use, as "NAME->DEVICE;NAME->DEVICE"; the first tower is on the first one, the second '
-                'tower on the second one. Default: two of the devices that `theano-mgpu devices` lists',
+    'contexts': 'devices to use, as "NAME->DEVICE;NAME->DEVICE"; the first tower is on the first device, the second '
+                'tower on the second. Default: two of the devices that `theano-mgpu devices` lists',
     'steps': 'training steps (default: %(default)s)',
     'batch': 'samples of a batch; the last batch has one less (default: %(default)s)',
     'float64': 'compute in double precision',
@@ -46,7 +46,7 @@ HALF, HIDDEN, CLASSES = 32, 64, 10
 
 
 def two_towers(places=None):
-    """The model. `places` are two contexts, or None for one device."""
+    """Return the model. `places` are two contexts, or None for one device."""
     def on(place):
         return mgpu.device(place) if places else contextlib.nullcontext()
     first, second = places or (None, None)
@@ -61,7 +61,7 @@ def two_towers(places=None):
 
 
 def batches(steps, size):
-    """The upper half of each image and the lower half, each of shape (n, 32); labels, shape (n,)."""
+    """Yield the upper and the lower half of each image, each of shape (n, 32), and labels, shape (n,)."""
     images, labels = load_digits(return_X_y=True)
     for i in range(steps):
         start = i * size % (len(images) - size)
@@ -70,7 +70,7 @@ def batches(steps, size):
 
 
 def difference(ours, theirs):
-    """The largest difference, in relation to the largest value."""
+    """Return the largest difference, relative to the largest value."""
     return max(float(abs(np.asarray(a) - b).max() / abs(np.asarray(b)).max()) for a, b in zip(ours, theirs))
 
 
@@ -94,7 +94,7 @@ def main(contexts, steps, batch, float64):
         loss, loss_alone = model.train_on_batch(inputs, labels), alone.train_on_batch(inputs, labels)
         found['losses'] = max(found['losses'], difference([loss], [loss_alone]))
         print('step %2d: loss %.6f, on one device %.6f' % (i + 1, loss, loss_alone))
-        if i == 0:  # the state of SGD is the step count, and now the gradients times the rate
+        if i == 0:  # after one step, the state of SGD is the step count, and the gradients times the rate
             found['gradients'] = difference(model.optimizer.get_weights()[1:], alone.optimizer.get_weights()[1:])
     print('ops: ' + ', '.join('%d on %s' % (n, name) for name, n in
                               Counter(entry.context for entry in mgpu.audit(model.train_function.function)).items()))

@@ -1,6 +1,6 @@
-"""Draws the pictures of the documentation beside this file: `python docs/pictures/draw.py`.
+"""The pictures of the documentation: `python docs/pictures/draw.py` writes them beside this file.
 
-They are 480 pixels wide, so that their text can be read on a phone.
+The pictures are 480 pixels wide, so that their text is readable on a phone.
 """
 from html import escape
 from pathlib import Path
@@ -8,7 +8,7 @@ from pathlib import Path
 WIDTH = 480
 INK, GREY, PAPER = '#1f2933', '#7b8794', '#ffffff'
 BLUE, ORANGE, GREEN, PALE = '#cfe3f7', '#fbdcbc', '#cdebd3', '#eef1f4'
-COLOURS = [BLUE, ORANGE]  # of dev0 and of dev1
+COLOURS = [BLUE, ORANGE]  # for dev0 and dev1
 
 
 class Picture:
@@ -18,7 +18,7 @@ class Picture:
         self.height, self.title, self.elements = height, title, []
 
     def box(self, x, y, width, height, text='', fill=PALE, size=14, edge=GREY):
-        """A box with lines of text in its middle."""
+        """Add a box with centred lines of text."""
         self.elements.append('<rect x="%g" y="%g" width="%g" height="%g" rx="5" fill="%s" stroke="%s"/>'
                              % (x, y, width, height, fill, edge))
         lines = text.split('\n')
@@ -26,7 +26,7 @@ class Picture:
             self.text(x + width / 2, y + height / 2 + (i - (len(lines) - 1) / 2) * (size + 4), line, size)
 
     def text(self, x, y, text, size=14, anchor='middle', colour=INK, weight='normal'):
-        """A line of text; `y` is its middle. Text in backticks is code."""
+        """Add a line of text with its middle at `y`. Text in backticks is code."""
         code = text.startswith('`')
         self.elements.append(
             '<text x="%g" y="%g" font-size="%g" text-anchor="%s" fill="%s" font-weight="%s"%s>%s</text>'
@@ -35,12 +35,12 @@ class Picture:
                escape(text.strip('`'))))
 
     def arrow(self, *points):
-        """An arrow along some points."""
+        """Add an arrow along some points."""
         self.elements.append('<polyline points="%s" fill="none" stroke="%s" stroke-width="1.5" marker-end="url(#tip)"/>'
                              % (' '.join('%g,%g' % point for point in points), INK))
 
     def svg(self):
-        """The text of the file."""
+        """Return the text of the file."""
         return '\n'.join([
             '<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d" '
             'font-family="system-ui, -apple-system, \'Segoe UI\', \'DejaVu Sans\', sans-serif">'
@@ -53,7 +53,7 @@ class Picture:
 
 
 def step():
-    """A training step over two contexts."""
+    """Draw a training step over two contexts."""
     picture = Picture(470, 'A training step over two contexts')
     left, right, width = 120, 305, 160
     columns = [left, right]
@@ -76,7 +76,7 @@ def step():
 
 
 def pipeline():
-    """The clock cycles of a pipeline: two devices, four micro-batches."""
+    """Draw the clock cycles of a pipeline: two devices, four micro-batches."""
     n_slices, cell, top = 4, 66, 62
     picture = Picture(330, 'The clock cycles of a pipeline with two devices and four micro-batches')
     x0 = 72
@@ -100,7 +100,7 @@ def pipeline():
     return picture
 
 
-QUESTIONS = [  # of the decision page: question, the answer that ends the search, what to do then, its code
+QUESTIONS = [  # for the decision tree: question, answer that ends the search, result, code
     ('Do you only predict?', 'yes', 'Predictor', '`Predictor(model)`'),
     ('Is one device large\nand fast enough?', 'yes', 'one device', '`python train.py`'),
     ('Does the model fit on one\ndevice, with a small batch?', 'no', 'placement, pipeline',
@@ -113,7 +113,7 @@ QUESTIONS = [  # of the decision page: question, the answer that ends the search
 
 
 def choose():
-    """The decision tree."""
+    """Draw the decision tree."""
     row, top, left, width, right, answer = 76, 16, 12, 214, 272, 198
     picture = Picture(top + row * len(QUESTIONS) + 62, 'Which cut do I need? A decision tree')
     for number, (question, ends, name, code) in enumerate(QUESTIONS):
