@@ -15,8 +15,7 @@ from ..analysis.rules.batch_norm import elementary
 from ..analysis.rules.draws import streams_of_one_draw
 from ..analysis.sizes import number
 from ..graphs.graph import substitute
-from ..graphs.inlined import inlined
-from ..graphs.merge import merged
+from ..graphs.rewrites import inlined, merged
 from ..patches.placement_tags import place_of_node, placed_on
 from ..replicas.random_streams import DRAWS
 from .carrying import Carrying
