@@ -1,10 +1,10 @@
 """A search for HDF5 files that are so damaged that libhdf5 ends the process which reads them."""
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import os
 import signal
+from contextlib import suppress
 
 from ..jobs import mpi_environment
 
@@ -46,24 +46,20 @@ def _read(path):
 
 
 def _visit(item, seen):
+    """Read the attributes of an item, and all items in it, as far as they can be read."""
     import h5py
-    for name in _readable(item.attrs):
-        with contextlib.suppress(Exception):
-            item.attrs[name]
-    if isinstance(item, h5py.Dataset):
-        with contextlib.suppress(Exception):
+    with suppress(Exception):
+        for name in item.attrs:
+            with suppress(Exception):
+                item.attrs[name]
+    with suppress(Exception):
+        if isinstance(item, h5py.Dataset):
             repr((item.shape, item.dtype, item.chunks))
-    elif hasattr(item, 'keys'):
-        for name in _readable(item):
-            with contextlib.suppress(Exception):
-                member = item[name]
-                address = h5py.h5o.get_info(member.id).addr
-                if address not in seen:  # a group may have several names, also within itself
-                    seen.add(address)
-                    _visit(member, seen)
-
-
-def _readable(names):
-    """Yield the names in a group, as far as they can be read."""
-    with contextlib.suppress(Exception):
-        yield from names
+        else:
+            for name in item:
+                with suppress(Exception):
+                    member = item[name]
+                    address = h5py.h5o.get_info(member.id).addr
+                    if address not in seen:  # a group may have several names, also within itself
+                        seen.add(address)
+                        _visit(member, seen)

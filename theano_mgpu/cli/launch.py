@@ -49,7 +49,7 @@ from .output import help_of
 from .program import add_program, check_program
 from .supervise import run_with_restarts
 
-COMMAND = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'rank_program.py')
+COMMAND = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), '__main__.py')
 
 
 def add_parser(sub: Any) -> None:

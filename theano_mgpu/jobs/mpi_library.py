@@ -129,7 +129,7 @@ def can_find_ranks(library: str) -> bool:
     return 'PMIX_RANK' in os.environ
 
 
-def missing(reason: str) -> str:
+def missing(reason: object) -> str:
     """Return the error of several processes without mpi4py, or without the library that it loads."""
     return ('several processes need mpi4py and an MPI library: %s. Debian: apt-get install python3-mpi4py openmpi-bin '
             '(a virtual environment sees them if made with --system-site-packages); or mgpu.executor=threads, so that '
