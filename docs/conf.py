@@ -45,6 +45,7 @@ autodoc_member_order = 'bysource'
 autodoc_inherit_docstrings = False
 napoleon_google_docstring = False
 napoleon_use_rtype = False
+napoleon_attr_annotations = False  # where it is on, napoleon_type_aliases get into signatures
 napoleon_preprocess_types = True  # links the types of parameters
 napoleon_type_aliases = {name.rpartition('.')[2]: ':py:class:`~%s`' % name for name in """
     numpy.ndarray theano_mgpu.Context

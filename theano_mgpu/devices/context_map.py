@@ -10,21 +10,11 @@ from . import discovery
 
 
 class Context(NamedTuple):
-    """One context.
+    """One context: its `name`, its `device`, the device's `kind`."""
 
-    Attributes
-    ----------
-    name : str
-        Theano's name for the device, such as ``'dev0'``.
-    device : str
-        ``'cuda0'``, ``'opencl0:1'`` (platform and device) or ``'cpu'``.
-    kind : str
-        ``'cuda'``, ``'opencl'`` or ``'cpu'``.
-    """
-
-    name: str
-    device: str
-    kind: str
+    name: str    #: Theano's name for the device, such as ``'dev0'``.
+    device: str  #: ``'cuda0'``, ``'opencl0:1'`` (platform and device) or ``'cpu'``.
+    kind: str    #: ``'cuda'``, ``'opencl'`` or ``'cpu'``.
 
 
 HOST = Context('the host', 'cpu', 'cpu')  # values that belong to no replica are computed there

@@ -9,6 +9,7 @@ import contextlib
 import threading
 from typing import Any, Iterator, List
 
+from ..utils.attributes import temporarily
 from .wrapping import wrap
 
 
@@ -117,12 +118,8 @@ def place_gradients() -> None:
         if _places.deriving or all(place_of(variable) is None for variable in ancestors(list(var_to_app_to_idx))):
             return original(var_to_app_to_idx, grad_dict, wrt, cost_name)
         consumers = {variable: _Consumers(variable, nodes) for variable, nodes in var_to_app_to_idx.items()}
-        _places.deriving = True
-        try:
-            with placed_on(None):
-                return original(consumers, grad_dict, wrt, cost_name)
-        finally:
-            _places.deriving = False
+        with temporarily(_places, 'deriving', True), placed_on(None):
+            return original(consumers, grad_dict, wrt, cost_name)
 
 
 class _Consumers(dict):

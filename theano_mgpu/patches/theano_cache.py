@@ -11,6 +11,7 @@ import threading
 import zlib
 
 from ..utils import files, progress
+from ..utils.attributes import temporarily
 from ..utils.collector import collector_paused
 from .wrapping import wrap
 
@@ -92,15 +93,12 @@ def read_keys_without_graphs() -> None:
 
     @wrap(ModuleCache)
     def refresh(original, *args, **kwargs):
-        reading.keys = True
-        try:
+        with temporarily(reading, 'keys', True):
             return original(*args, **kwargs)
-        finally:
-            reading.keys = False
 
     @wrap(Composite)
     def __setstate__(original, self, state):
-        if getattr(reading, 'keys', False):
+        if getattr(reading, 'keys', None):
             self.__dict__.update(state)
         else:
             original(self, state)

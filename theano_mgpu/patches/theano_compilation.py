@@ -11,6 +11,7 @@ from typing import Any, Dict
 
 from ..jobs import mpi_environment
 from ..utils import progress
+from ..utils.attributes import temporarily
 from ..utils.worker_threads import Task, WorkerThreads
 from .wrapping import wrap
 
@@ -99,17 +100,13 @@ def compile_ahead() -> None:
 
     @wrap(VM_Linker)
     def make_all(original, self, *args, **kwargs):
-        before = _thread.ahead
         jobs = theano.config.mgpu.compile_jobs or len(os.sched_getaffinity(0))
         is_on = jobs > 1 and self.c_thunks is not False and not mpi_environment.local_rank()
-        with Ahead(self, jobs) if is_on else contextlib.nullcontext() as _thread.ahead:
-            try:
-                return original(self, *args, **kwargs)
-            finally:
-                _thread.ahead = before
+        with Ahead(self, jobs) if is_on else contextlib.nullcontext() as ahead, temporarily(_thread, 'ahead', ahead):
+            return original(self, *args, **kwargs)
 
 
-class Ahead:
+class Ahead(contextlib.ExitStack):
     """The threads that compile the modules of a function before Theano asks for each of them.
 
     Parameters
@@ -126,32 +123,24 @@ class Ahead:
     """
 
     def __init__(self, linker: Any, jobs: int):
-        self._linker, self._jobs = linker, jobs
+        super().__init__()
+        self._linker, self._jobs, self._has_begun = linker, jobs, False
         self.bar = progress.Silent()
-        self._threads: WorkerThreads | None = None
         self._compiled: dict[str, Task] = {}  # source -> Task that returns the path
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self.bar.close()
-        if self._threads is not None:
-            for task in self._compiled.values():
-                task.cancel()
-            self._threads.close()
-            self._folder.cleanup()
 
     def begin(self, cache: Any, first: Any) -> None:
         """Begin to compile all modules that are missing in a cache, but for the first one, whose key is `first`."""
-        if self._threads is not None:
+        if self._has_begun:
             return
-        self._threads = WorkerThreads([_compile] * self._jobs, 'theano_mgpu compile')
-        self._folder = tempfile.TemporaryDirectory(prefix='theano_mgpu.')
+        self._has_begun = True
+        folder = self.enter_context(tempfile.TemporaryDirectory(prefix='theano_mgpu.'))
+        threads = WorkerThreads([_compile] * self._jobs, 'theano_mgpu compile')
+        self.callback(threads.close)
         for linker, source in self._missing(cache, first):
-            folder = os.path.join(self._folder.name, str(len(self._compiled)))
-            self._compiled[source.rstrip('\n')] = self._threads.submit(Task(linker, source, folder))
-        self.bar = progress.modules_bar(1 + len(self._compiled))
+            task = threads.submit(Task(linker, source, os.path.join(folder, str(len(self._compiled)))))
+            self.callback(task.cancel)
+            self._compiled[source.rstrip('\n')] = task
+        self.bar = self.enter_context(progress.modules_bar(1 + len(self._compiled)))
 
     def _missing(self, cache, first):
         from theano.gof.cc import CLinker

@@ -5,6 +5,7 @@ import contextlib
 import copy
 from typing import Any, Iterator, List
 
+from ..utils.attributes import temporarily
 from .named_contexts import replace_in_gpuarray
 from .wrapping import wrap
 
@@ -111,13 +112,10 @@ def lift_graphs_to_named_contexts() -> None:
         placed = [v.type.context_name for v in fgraph.variables if isinstance(v.type, GpuArrayType)]
         if not placed:
             return None
-        lifters = self.local_optimizers_map
-        self.local_optimizers_map = {key: [_LifterTo(placed[0], lifter) for lifter in those_of_op]
-                                     for key, those_of_op in lifters.items()}
-        try:
+        lifters = {key: [_LifterTo(placed[0], lifter) for lifter in those_of_op]
+                   for key, those_of_op in self.local_optimizers_map.items()}
+        with temporarily(self, 'local_optimizers_map', lifters):
             return original(self, fgraph)
-        finally:
-            self.local_optimizers_map = lifters
 
 
 class _LifterTo:

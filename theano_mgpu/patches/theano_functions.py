@@ -9,6 +9,7 @@ import sys
 import threading
 from typing import Any, Callable, Iterator, List, Mapping
 
+from ..utils.attributes import temporarily
 from ..utils.collector import collector_paused
 from .wrapping import wrap
 
@@ -25,12 +26,8 @@ def plain_functions() -> Iterator[bool]:
     bool
         Whether the block is within another such block.
     """
-    before = getattr(_making, 'plain', False)
-    _making.plain = True
-    try:
-        yield before
-    finally:
-        _making.plain = before
+    with temporarily(_making, 'plain', True) as before:
+        yield bool(before)
 
 
 def plain_function(*args: Any, **kwargs: Any) -> Callable[..., Any]:

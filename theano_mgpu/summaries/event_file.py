@@ -48,7 +48,7 @@ class Summary:
     ``tensorboard --logdir logs``.
     """
 
-    def __init__(self, folder: str | os.PathLike[str]):
+    def __init__(self, folder: Any):
         self.folder = os.fspath(folder)
         self._closed = False
         self._flushed = time.monotonic()

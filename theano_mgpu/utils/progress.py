@@ -9,6 +9,7 @@ from typing import Any, Callable, Iterator
 
 from ..errors import MgpuError
 from ..jobs import mpi_environment, rank_process
+from .attributes import temporarily
 
 PATIENCE = 5.0  # seconds
 
@@ -36,12 +37,9 @@ def note_if_long(text: Callable[[], str]) -> Iterator[None]:
 @contextlib.contextmanager
 def compiling(title: str) -> Iterator[None]:
     """Show the title on bars while this thread compiles in the ``with`` block, and after a while in a note."""
-    before, _compiling.title = getattr(_compiling, 'title', None), title
-    try:
-        with note_if_long(lambda: '%s takes a while; what is compiled is kept for the next time' % title):
-            yield
-    finally:
-        _compiling.title = before
+    note = '%s takes a while; what is compiled is kept for the next time' % title
+    with temporarily(_compiling, 'title', title), note_if_long(lambda: note):
+        yield
 
 
 def modules_bar(total: int) -> Any:
