@@ -165,8 +165,9 @@ class EnabledModels(Enabled):
     def attach(self, model: keras.Model, before: ParallelState | None = None) -> None:
         """Run a model over the contexts; `before` is its state from an earlier `compile`, if any."""
         try:
-            check_compile(getattr(model, '_function_kwargs', {}), model.targets if model._is_compiled else ())
+            check_compile(getattr(model, '_function_kwargs', {}))
             check_built(model, 'enable')
+            check_compile({}, model.targets if model._is_compiled else ())
         except ValueError as error:
             self.notify(model.name, 'is left to plain Keras, on the host or the device of the flag "device": %s'
                         % error)
