@@ -98,7 +98,8 @@ def test_sums_are_sent_in_one_copy_and_stay_those_of_their_step(gpu2):
     x, y = T.fmatrix('x'), T.fvector('y')
     f = compiled(gpu2[0], [x, y], [x * 2, y + 1])
     group = SumGroup((Exchange(x, x, SUM), Exchange(y, y, SUM)), AllReduce())
-    sums = HostSums(group, (), {gpu2[0]: {x, y}}, Launcher(make_executor('serial', 2)), Timings(), one_replica=False)
+    sums = HostSums(group, (), {gpu2[0]: {x, y}}, Launcher(make_executor('serial', 2), Timings()), Timings(),
+                    one_replica=False)
     for number in (1, 2):
         shards = [Shard(0, (0, 1), {x: np.full((2, 3), number, 'f4'), y: np.full(2, number, 'f4')}, None)
                   for _ in range(2)]

@@ -113,11 +113,11 @@ def divide(inputs: Sequence[Any], outputs: Sequence[theano.Variable], updates: U
     inputs, outputs, updates, options
         As for `build`.
     contexts : list of Context, or list of list of Context
-        Those of this process; in lists of their own, those of each replica of a placed graph.
+        The contexts of this process; of a placed graph, maybe in a list for each replica.
     n_ranks : int
     """
     batch = BatchInputs(inputs, options, options.is_sharded(n_ranks))
-    with placed_on(None):  # what is made of the graph is not the user's, whatever block this is called in
+    with placed_on(None):  # new ops are not the user's, whatever block this is called in
         outputs, updates = with_givens(outputs, updates, options.givens, options.no_default_updates)
         prints, outputs, updates = take_prints(outputs, updates)
         outputs, updates, mesh = placed(outputs, updates, contexts)
@@ -185,7 +185,7 @@ class BuiltFunction(InputValues):
     Attributes
     ----------
     plan : StepPlan
-        What runs where, what is exchanged, and why. Print it.
+        The parts, their contexts, the exchanges, and the reasons. Print it.
     built : Built
     options : Options
     executable : Executable
@@ -194,7 +194,7 @@ class BuiltFunction(InputValues):
     timings : Timings
         Seconds that the calls spent in each phase, see `timeline.PHASES`.
     mesh : Mesh
-        The contexts of each replica; those of the first replica if the graph cannot be divided.
+        The contexts of each replica; of the first replica alone if the graph cannot be divided.
     contexts : list of Context
         The contexts that it runs on.
     n_replicas : int
@@ -236,7 +236,7 @@ class BuiltFunction(InputValues):
         states : dict of SharedVariable to ndarray
             The values of states with a row a sample.
         lengths : list of int, optional
-            Samples that each rank was given; those of `values` by default.
+            Samples that each rank was given; by default, all of them in `values`.
         alone : bool
             Whether the first replica is to have all of it.
         """

@@ -57,7 +57,7 @@ def function(inputs: Sequence[Any], outputs: Any = None, updates: Any = None,
         Whether to profile the functions of each context: ``f.profiles`` has a `theano.compile.ProfileStats` for each.
     sharded : bool, optional
         With several processes: whether each gets its own part of the batch instead of the whole batch. Outputs
-        with one row per sample are then those of this part. A data set that batches are sliced from then holds the
+        with one row per sample are then of this part alone. A data set that batches are sliced from then holds the
         part of the process, of any length. The flag ``mgpu.data`` by default.
 
     Returns
@@ -166,7 +166,7 @@ def check_used(inputs: Sequence[Any], outputs: list[theano.Variable], updates: A
 
 
 class ParallelFunction(SelfChecked):
-    """The result of `function`; its attributes are those of a `SelfChecked`.
+    """The result of `function`; it has the attributes of a `SelfChecked`.
 
     Parameters
     ----------

@@ -34,7 +34,7 @@ def training_function(inputs: Sequence[Any], loss: theano.Variable, params: Iter
     """Compile one training step of a model over every context.
 
     A call splits the batch into sub-batches, computes loss and gradients of each on its context, adds the gradients on
-    the host, and applies the same update on every context. The result is that of one device, to rounding.
+    the host, and applies the same update on every context. The result equals the one of one device, to rounding.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ def training_function(inputs: Sequence[Any], loss: theano.Variable, params: Iter
         replica before the next step, and other Theano functions over them see current values.
     updates : callable
         ``updates(gradients)`` or ``updates(gradients, params)``, given the gradients over the whole batch as Theano
-        variables; returns the updates as for `theano.function`, a dict or list of pairs. Those of Lasagne fit:
+        variables; returns the updates as for `theano.function`, a dict or list of pairs. Lasagne's fit:
         ``lasagne.updates.adam``, or ``functools.partial(lasagne.updates.sgd, learning_rate=0.1)``. They may depend on
         the loss, on other expressions of the batch, and on derivatives of all these, as in plain Theano.
     outputs : list of theano.Variable
@@ -71,10 +71,10 @@ def training_function(inputs: Sequence[Any], loss: theano.Variable, params: Iter
     update_on : {'auto', 'device', 'sharded', 'host'}, optional
         Where the new values are computed. 'device': on each context. 'sharded': of each parameter on one context of all
         processes, which alone has the state of its updates (moments) and sends the parameter to the others; the values
-        are those of 'device'. See `planner.update_shares`. With several processes, all have to read such a state at the
-        same place. 'host': once on the host, from which each context gets the parameters. Both are for devices that
-        are short of memory. 'auto' is 'host' where all contexts are of kind ``cpu``, which share arrays without a copy,
-        else 'device'. The flag ``mgpu.update_on`` by default.
+        are the same as with 'device'. See `planner.update_shares`. With several processes, all have to read such a
+        state at the same place. 'host': once on the host, from which each context gets the parameters. Both are for
+        devices that are short of memory. 'auto' is 'host' where all contexts are of kind ``cpu``, which share arrays
+        without a copy, else 'device'. The flag ``mgpu.update_on`` by default.
     broadcast, givens, contexts, executor, mode, name, allow_input_downcast, sharded
         As for `mgpu.function`.
 
@@ -115,7 +115,7 @@ def training_function(inputs: Sequence[Any], loss: theano.Variable, params: Iter
 
 
 class TrainingFunction(SelfChecked):
-    """The result of `training_function`; its attributes are those of a `SelfChecked`, and `params`.
+    """The result of `training_function`; it has the attributes of a `SelfChecked`, and `params`.
 
     Parameters
     ----------

@@ -54,7 +54,7 @@ class Output(NamedTuple):
 
     @property
     def has_rows(self) -> bool:
-        """Whether the output has rows of single samples."""
+        """Return whether the output has rows of single samples."""
         return isinstance(self.reduction, Gather)
 
 
@@ -96,7 +96,7 @@ class Program(NamedTuple):
 
     @property
     def is_divided(self) -> bool:
-        """Whether replicas compute it in parts; else one replica computes it as it is."""
+        """Return whether replicas compute the program in parts; else one replica computes it as it is."""
         return bool(self.numbers)
 
     @property
@@ -150,11 +150,11 @@ def partition(inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variab
     outputs : list of theano.Variable
         Of host variables, not yet optimised.
     statistics : {'exact', 'local'}
-        The statistics by which batch normalisation normalises in training: those of the whole batch, or of each shard.
-        As by torch.nn.DataParallel, tf.distribute.MirroredStrategy and Horovod, local ones need no exchange.
+        The statistics by which batch normalisation normalises in training: of the whole batch, or of each shard. As by
+        torch.nn.DataParallel, tf.distribute.MirroredStrategy and Horovod, local ones need no exchange.
     random : {'exact', 'independent'}
-        Whether each replica draws the numbers of the whole batch, or where that is possible those of its own samples
-        only, from a random state of its own.
+        Whether each replica draws the numbers of the whole batch, or where that is possible the numbers of its own
+        samples only, from a random state of its own.
 
     Returns
     -------
@@ -186,7 +186,7 @@ def lowered(outputs: Sequence[theano.Variable], statistics: str = 'exact') -> li
     """Return a copy of a graph in which the training of batch normalisation is simpler ops, and no node stands twice.
 
     The graph inside of an OpFromGraph stands in its place. With `statistics` of 'local', each replica normalises by
-    those of its own samples, and these ops remain. Of a branch whose condition is a known number, nothing remains.
+    the statistics of its own samples, and these ops remain. A branch whose condition is a known number is gone.
     """
     new: dict[theano.Variable, theano.Variable] = {}
     outputs = inlined(outputs)

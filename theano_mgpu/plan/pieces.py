@@ -48,8 +48,8 @@ class Places:
     Parameters
     ----------
     mesh : Mesh
-        It has the places of shared variables. Those of the results of ops are in their tags; an op without one, which
-        the division among replicas has made, is on the place of its first input that has one.
+        It has the places of shared variables. Results of ops have a place in their tags; an op without one, which the
+        division among replicas has made, is on the place of its first input that has one.
     """
 
     def __init__(self, mesh: Mesh):
@@ -85,11 +85,10 @@ def cut(given: Sequence[theano.Variable], outputs: Sequence[theano.Variable],
     place_of : callable
         The place of a variable.
     recompute : bool
-        Whether a piece computes the values of an earlier piece of its place again, from the inputs of that one, so
-        that they need not be kept: the backward pass computes the forward pass again.
+        Whether a piece computes the values of an earlier piece of its place again, from the same inputs, so that they
+        need not be kept: the backward pass computes the forward pass again.
     buckets : list of list of theano.Variable, optional
-        Outputs in lists: those of each list are computed before those of the next one. The graph is also cut between
-        them, see `buckets`.
+        Outputs in lists: each list is computed before the next one. The graph is also cut between them, see `buckets`.
 
     Returns
     -------

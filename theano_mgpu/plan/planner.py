@@ -129,7 +129,7 @@ class _Planner:
         return parts
 
     def _part_of(self, piece: Piece, read: Collection[theano.Variable], name: str | None) -> Part:
-        """Return the part of a piece, of which later pieces, or later stages, read some values."""
+        """Return the part of a piece; later pieces and stages `read` some of its values."""
         graphs = by_depth(dict(zip(piece.outputs, piece.graphs)))
         updates = {variable: graphs[new] for variable, new in self._alike.items() if new in graphs}
         outputs = [variable for variable in graphs if variable in read]
@@ -180,8 +180,8 @@ class _Planner:
             idle -= needed
 
     def _shares(self, variables: list[SharedVariable], of_ranks: list[list[SharedVariable]]):
-        """Return the variables that each context updates, and those of each of this rank's contexts; add all shares to
-        those of the ranks.
+        """Return the variables that each context updates, and the shares of this rank's contexts; add all shares to
+        `of_ranks`.
         """
         machine = self._machine
         common, shares = update_shares(variables, self._new, machine.n_replicas)

@@ -22,9 +22,9 @@ def schedule(parts: Sequence[Any], n_rounds: int) -> list[list[tuple[Any, int]]]
 
     Notes
     -----
-    The cycles are those of torchgpipe's ``clock_cycles`` (Kim et al., 2020), with the backward pass among the levels:
+    The cycles are as in torchgpipe's ``clock_cycles`` (Kim et al., 2020), with the backward pass among the levels:
     once the pipeline is full, each device computes one forward and one backward piece a cycle, as in PipeDream-flush
-    (Narayanan et al., 2021). The bubble is that of GPipe (Huang et al., 2019), ``(n - 1) / (m + n - 1)`` of the time
+    (Narayanan et al., 2021). The bubble is as in GPipe (Huang et al., 2019), ``(n - 1) / (m + n - 1)`` of the time
     for n devices and m micro-batches, but no device keeps the activations of more than 2 n - 1 micro-batches.
 
     Examples

@@ -61,7 +61,7 @@ def shapes_of(plan: Any, shapes: Mapping[theano.Variable, Sizes]) -> Shapes:
 def peak_of(part: Any, known: Mapping[theano.Variable, Sizes]) -> int | None:
     """Return about how many bytes the values of a part have that are alive at the same time; None if not known.
 
-    The values are those of the graph before Theano optimises it: views count nothing, and a result in place, or one
+    The graph counts as it is before Theano optimises it: views count nothing, and a result in place, or one
     that is fused, counts twice.
     """
     kept = {*part.graphs, *part.updates.values()}
@@ -95,7 +95,7 @@ def _add_exchanged(known: Shapes, exchanges: Iterable[Any], n_replicas: int) -> 
 
 
 def _add_shapes(known: Shapes, part: Any) -> None:
-    """Add the shapes of the values in a part, as far as they follow from those of its inputs."""
+    """Add the shapes of the values in a part, as far as they follow from the shapes of its inputs."""
     outputs = [v for v in [*part.graphs, *part.updates.values()] if hasattr(v.type, 'broadcastable')]
     given = {stand_in: known.get(variable) for variable, stand_in in zip(part.given, part.inputs)}
     inputs = list(free_inputs(outputs))
@@ -116,6 +116,6 @@ def _add_shapes(known: Shapes, part: Any) -> None:
 
 
 def _is_computable(dims: Iterable[theano.Variable]) -> bool:
-    """Return whether sizes follow from those of inputs and variables, without computing the values of these sizes."""
+    """Return whether sizes follow from the sizes of inputs and variables, without computing values of these sizes."""
     return not any(v.owner and isinstance(v.owner.op, (Shape, Shape_i)) and v.owner.inputs[0].owner
                    for v in ancestors(list(dims)))

@@ -1,4 +1,4 @@
-"""What ranks tell each other before they compile: their devices and flags, their graph, and first values."""
+"""Agreement of the ranks before they compile, on their devices and flags, their graph, and first values."""
 from __future__ import annotations
 
 from typing import Sequence

@@ -1,4 +1,4 @@
-"""Values that replicas have, reduced or put together: over those of this process, then over the ranks."""
+"""Values of replicas, reduced or put together: over the replicas of this process, then over the ranks."""
 from __future__ import annotations
 
 from typing import Any, Sequence
@@ -59,7 +59,7 @@ def _of_ranks(value, reduction, lengths, ranks):
 
 
 def _gathered(value, axis, lengths, ranks):
-    """Return the rows of all ranks along an axis; those of arrays are sent from their memory."""
+    """Return the rows of all ranks along an axis; rows of arrays are sent from their memory."""
     if not isinstance(value, np.ndarray):
         parts = all_gather_object(ranks, value if lengths[ranks.rank] else None)
         return concatenated([part for part in parts if part is not None], axis)

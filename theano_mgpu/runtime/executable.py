@@ -19,11 +19,10 @@ from ..profiling.timeline import Timings
 from ..replicas.replicated import Replicated, replicated
 from ..replicas.transfers import DeviceBuffers
 from ..utils import progress
-from .advice import MemoryExplained
 from .consensus import check_same_graph, share_first_values
 from .divided_update import UpdateOwners
-from .launcher import Launcher, choose_executor
-from .sums import HostSums, OverRanks, sums_of
+from .launcher import Launcher, MemoryExplained, choose_executor
+from .sums import SUMS, HostSums, OverRanks
 
 
 class CompiledPart:
@@ -33,7 +32,7 @@ class CompiledPart:
     ----------
     part : Part
     replicas : dict of SharedVariable to Replicated
-        Those of the variables that it reads and updates.
+        At least for the variables that it reads and updates.
     first : int
         Replicas of the ranks before this one.
     communicator : Communicator
@@ -118,9 +117,9 @@ class Executable:
         In the order of the plan's parts.
     sums : dict of SumGroup to HostSums
     variables : list of Replicated
-        Those that the parts read and update, and those that other ranks compute; each once, the same on all ranks.
+        The variables that the parts of all ranks read and update; each once, the same on all ranks.
     functions : list of theano.compile.function_module.Function
-        Each once: one on the host may be that of several replicas.
+        Each once: several replicas may have the same one on the host.
     owners : UpdateOwners or None
         If ranks divide the update.
     launcher : Launcher
@@ -149,14 +148,14 @@ class Executable:
                       for part in plan.parts}
         self.functions = list(dict.fromkeys(each for compiled in self.parts.values() for each in compiled.functions))
         self.on_devices = any(context.kind != 'cpu' for context in contexts)
-        self.launcher = Launcher(choose_executor(executor, self.functions, len(contexts)))
+        self.launcher = Launcher(choose_executor(executor, self.functions, len(contexts)), timings)
         read_on: dict[Context, set[theano.Variable]] = {context: set() for context in contexts + [HOST]}
         for part in plan.parts:
             for context in part.contexts:
                 read_on[context].update(part.given)
         one_replica = machine.size == len(plan.mesh.replicas) == 1
         self.sums: dict[SumGroup, HostSums] = {
-            group: sums_of(group, plan.kept, read_on, self.launcher, timings, one_replica)
+            group: SUMS[type(group.collective)](group, plan.kept, read_on, self.launcher, timings, one_replica)
             for part in plan.parts for group in part.sums}
         self.over_ranks = OverRanks(communicator, timings, plan.overlaps)
         self.owners = UpdateOwners(communicator, plan.divided) if plan.divided else None

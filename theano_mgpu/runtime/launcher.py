@@ -1,14 +1,22 @@
-"""A launcher: it runs tasks on contexts, and turns their failures into errors that name the replica."""
+"""A launcher: it runs tasks on contexts, and turns their failures into errors that name the replica, with advice."""
 from __future__ import annotations
 
 from typing import Any, Callable, Sequence
 
-from ..devices.context_map import Context
+from ..analysis import NOT_DIVISIBLE
+from ..devices.context_map import Context, describe
+from ..devices.contexts import contexts as active_contexts
+from ..devices.contexts import gpu_context, is_lost
+from ..devices.discovery import reason
+from ..errors import BatchError, ReplicaError, noted
 from ..executors import Executor, TaskError, make_executor
 from ..graphs.audit import audit
-from ..profiling.timeline import on_track
-from .advice import error_of
+from ..profiling.timeline import Timings, on_track
 from .batch import Shard
+
+# What drivers, and Theano's own ops, say where there is too little memory on a device.
+OUT_OF_MEMORY = ('CUDA_ERROR_OUT_OF_MEMORY', 'CL_MEM_OBJECT_ALLOCATION_FAILURE', 'CL_OUT_OF_RESOURCES',
+                 'Invalid buffer size', 'failed to allocate', 'ould not allocate work')
 
 
 class Launcher:
@@ -17,14 +25,16 @@ class Launcher:
     Parameters
     ----------
     executor : Executor
+    timings : Timings
+        It gets the time of each run, by its name.
     """
 
-    def __init__(self, executor: Executor):
-        self.executor = executor
+    def __init__(self, executor: Executor, timings: Timings):
+        self.executor, self._timings = executor, timings
 
     def run(self, name: str, tasks: Sequence[Callable[[], Any]], contexts: Sequence[Context],
             shards: Sequence[Shard] | None = None) -> list[Any]:
-        """Run tasks, shown in the timeline under a name.
+        """Run tasks, timed and shown in the timeline under a name.
 
         Parameters
         ----------
@@ -41,7 +51,8 @@ class Launcher:
             The first one of a task, with a note of its replica, context and samples; a ReplicaError if a device failed.
         """
         try:
-            return self.executor.run(on_track(tasks, name, contexts), contexts)
+            with self._timings.span(name):
+                return self.executor.run(on_track(tasks, name, contexts), contexts)
         except TaskError as failed:
             index, cause = failed.index, failed.__cause__
         shard = shards[index] if shards else None
@@ -74,3 +85,85 @@ def choose_executor(name: str, functions: Sequence[Any], n_replicas: int) -> Exe
 def _blocks(function: Any) -> bool:
     """Return whether a function waits for its device before it returns: it reads from the device on the way."""
     return any('HostFromGpu' in str(entry.op) for entry in audit(function))
+
+
+def error_of(cause: BaseException | None, replica: int, context: Context, where: str,
+             samples: tuple[int, int] | None = None, contexts: Sequence[Context] = ()) -> BaseException:
+    """Return the error to raise for an exception of a replica.
+
+    An error of the graph (an Assert, a wrong shape, an op of the user's) is raised as it is, as plain Theano does, with
+    a note that names the replica. An error of the device becomes a ReplicaError, with advice. A check of the analysis,
+    that the batch can be divided, becomes a BatchError.
+
+    Parameters
+    ----------
+    cause : Exception
+    replica : int
+    context : Context
+    where : str
+        What the replica was doing.
+    samples : (int, int), optional
+    contexts : list of Context
+        Those that ran at the same time.
+    """
+    failed = 'replica %d (context %s, %s) failed, nothing was changed' % (replica, describe([context]), where)
+    error: BaseException
+    if isinstance(cause, AssertionError) and str(cause).startswith(NOT_DIVISIBLE):
+        error = BatchError('%s: %s' % (failed, str(cause).partition('\n')[0]))
+    elif context.kind != 'cpu' and (type(cause).__module__.partition('.')[0] == 'pygpu' or is_lost(context) or
+                                    type(cause) in (MemoryError, RuntimeError) or is_out_of_memory(cause, context)):
+        error = ReplicaError('%s: %s: %s%s' % (failed, type(cause).__name__, reason(cause).strip().partition('\n')[0],
+                                               advice(cause, context, contexts)), replica, context, samples)
+    else:
+        return noted(cause, failed)
+    error.__cause__ = cause
+    return error
+
+
+class MemoryExplained:
+    """A ``with`` block in which an error for lack of memory on a device becomes a ReplicaError with advice.
+
+    It is a class, since contextlib's generators take twice as long, several times a step.
+
+    Parameters
+    ----------
+    replica, context, where
+        As for `error_of`.
+    """
+
+    __slots__ = '_arguments',
+
+    def __init__(self, replica: int, context: Context, where: str):
+        self._arguments = replica, context, where
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind, cause, trace) -> None:
+        if isinstance(cause, Exception) and is_out_of_memory(cause, self._arguments[1]):
+            raise error_of(cause, *self._arguments) from cause
+
+
+def is_out_of_memory(cause: BaseException | None, context: Context) -> bool:
+    """Return whether a device has failed because it has too little free memory."""
+    return context.kind != 'cpu' and any(text in reason(cause) for text in OUT_OF_MEMORY)
+
+
+def advice(cause: BaseException | None, context: Context, contexts: Sequence[Context] = ()) -> str:
+    """Return advice for a device that is lost, or out of memory: the end of a message, or nothing."""
+    if is_lost(context):
+        others = describe([other for other in contexts if other is not context])
+        return ('. %s has failed for good in this process%s. Start again from a checkpoint%s'
+                % (context.device,
+                   '; the values on %s are those before this step, and can be saved' % others if others else '',
+                   ', without it if it fails again: contexts=' + others if others else ''))
+    if not is_out_of_memory(cause, context):
+        return ''
+    other = next((each.name for each in active_contexts() if each.name != context.name), 'dev1')
+    device = gpu_context(context)
+    return ('. %s has %d MiB of memory, of which %d MiB are free now. To need less: give smaller batches; or have them '
+            "computed in slices, by micro_batches=2 or more; or divide the state of the updates among the devices, by "
+            "update_on='sharded' (flag mgpu.update_on), or keep it on the host, by update_on='host'; or build a part "
+            'of the model in a block of "with mgpu.device(%r):", so that it is on another device, and pass '
+            'recompute=True if that is not enough'
+            % (context.device, device.total_gmem >> 20, device.free_gmem >> 20, other))

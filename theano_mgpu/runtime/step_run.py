@@ -17,10 +17,10 @@ from ..plan.schedule import schedule
 from ..plan.step_plan import Boundary
 from ..replicas.replicated import Replicated
 from ..replicas.transfers import copy_to, fetch, own_copy, wait
-from .advice import MemoryExplained
 from .batch import Batch, Outbox, Shard, Sum, Values
 from .exchange import exchanged
 from .executable import Executable
+from .launcher import MemoryExplained
 from .transaction import Transaction
 
 Work = Sequence[Any]  # of (Part, Shard)
@@ -38,7 +38,7 @@ class StepResult(NamedTuple):
     samples : int
         Samples of the batch, on all ranks.
     seconds : float
-        Duration up to the new values, without that of gathering outputs with a row a sample.
+        Duration up to the new values; gathering outputs with a row a sample is not included.
     """
 
     outputs: list[np.ndarray]
@@ -152,10 +152,9 @@ class StepRun:
         work = [(part, shard) for part, number in cycle for shard in rounds[number]]
         contexts, arguments = arguments_on_devices(self._executable, work, self._batch.common)
         name = 'launch' if self._executable.on_devices else 'run'
-        with self._timings.span(name):
-            tasks = [functools.partial(compiled[part].run, shard.replica, given)
-                     for (part, shard), given in zip(work, arguments)]
-            results = self._launcher.run(name, tasks, contexts, [shard for _, shard in work])
+        tasks = [functools.partial(compiled[part].run, shard.replica, given)
+                 for (part, shard), given in zip(work, arguments)]
+        results = self._launcher.run(name, tasks, contexts, [shard for _, shard in work])
         for (part, shard), (outputs, _) in zip(work, results):
             shard.keep(part, outputs)
         every_result = iter(results)
@@ -170,11 +169,10 @@ class StepRun:
         """Wait for parts that were started, add up their sums, and note the new values of the first round."""
         executable, batch = self._executable, self._batch
         if executable.on_devices and every_launched and (not batch.alone or self._timings.waits()):
-            with self._timings.span('run'):
-                work = [(each.part.contexts[shard.replica], shard, functools.partial(wait, outputs))
-                        for each in every_launched for shard, (outputs, _) in zip(each.shards, each.results)]
-                contexts, shards, tasks = zip(*work)
-                self._launcher.run('run', tasks, contexts, shards)
+            work = [(each.part.contexts[shard.replica], shard, functools.partial(wait, outputs))
+                    for each in every_launched for shard, (outputs, _) in zip(each.shards, each.results)]
+            contexts, shards, tasks = zip(*work)
+            self._launcher.run('run', tasks, contexts, shards)
         for part, number, shards, results in every_launched:
             contexts = [part.contexts[shard.replica] for shard in shards]
             for group in () if batch.alone else part.sums:
@@ -228,10 +226,10 @@ class StepRun:
         for part in self._plan.update:
             compiled, contexts = executable.parts[part], part.contexts[:1] if batch.alone else part.contexts
             arguments = self._broadcast(part, contexts)
-            with self._timings.span('update'):
-                tasks = [functools.partial(compiled.run, i, given) for i, given in enumerate(arguments)]
-                results = self._launcher.run('update', tasks, contexts)
-                if self._timings.waits():
+            tasks = [functools.partial(compiled.run, i, given) for i, given in enumerate(arguments)]
+            results = self._launcher.run('update', tasks, contexts)
+            if self._timings.waits():
+                with self._timings.span('update'):
                     wait(value for _, new in results for value in new)
             of_update.update(zip(part.outputs, results[0][0]))
             self._new += [NewValue(variable, contexts, each, part.copied_to)
@@ -251,10 +249,7 @@ class StepRun:
         takes = self._executable.parts[part].takes
         tasks = [functools.partial(Outbox(self._executable.update_buffers).arguments, part.given, takes[i], context, {},
                                    self._batch.common) for i, context in enumerate(contexts)]
-        if not any(map(any, takes)):
-            return [task() for task in tasks]
-        with self._timings.span('broadcast'):
-            return self._launcher.run('broadcast', tasks, contexts)
+        return self._launcher.run('broadcast', tasks, contexts) if any(map(any, takes)) else [task() for task in tasks]
 
     def _store(self, every_new: Sequence[NewValue]) -> None:
         """Give copies of variables their new values."""
@@ -292,8 +287,7 @@ class StepRun:
                     self._transaction.store_rows(variable, states[output])
 
     def _gathered(self, outputs: Sequence[Output]) -> dict[Output, Any]:
-        """Return outputs with rows of samples, put together on the host: those of all ranks, or of this rank's own.
-        """
+        """Return outputs with rows of samples, put together on the host, of all ranks or of this rank's own samples."""
         if not outputs:
             return {}
         is_sharded = self._plan.shares.is_sharded
@@ -318,10 +312,8 @@ def arguments_on_devices(executable: Executable, work: Work, common: Values) -> 
     contexts = [part.contexts[shard.replica] for part, shard in work]
     tasks = [functools.partial(shard.outbox.arguments, part.given, executable.parts[part].takes[shard.replica], context,
                                shard.values, common) for (part, shard), context in zip(work, contexts)]
-    if not executable.on_devices:
-        return contexts, [task() for task in tasks]
-    with executable.timings.span('host_to_device'):
-        return contexts, executable.launcher.run('host_to_device', tasks, contexts, [shard for _, shard in work])
+    return contexts, [task() for task in tasks] if not executable.on_devices else \
+        executable.launcher.run('host_to_device', tasks, contexts, [shard for _, shard in work])
 
 
 def send(executable: Executable, batch: Batch) -> None:

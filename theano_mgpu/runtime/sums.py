@@ -13,7 +13,7 @@ from ..distributed.activities import ADD
 from ..distributed.communicator import Communicator
 from ..distributed.half_precision import all_reduce_in_half
 from ..graphs.graph import compile_for
-from ..plan import ReduceScatter, SumGroup
+from ..plan import AllReduce, ReduceScatter, SumGroup
 from ..profiling.timeline import Timings, span
 from ..replicas.collectives import all_reduce, bucket_ranges
 from ..replicas.transfers import Fetcher, FlatBuffers, Sender, describe
@@ -139,8 +139,7 @@ class HostSums:
                      for shard, context, part in zip(shards, contexts, parts)]
             for context in contexts:
                 self._compile_adder(context)
-            with self._timings.span('launch'):
-                parts = self._launcher.run('launch', tasks, contexts, shards)
+            parts = self._launcher.run('launch', tasks, contexts, shards)
         self._held.update((shard.replica, (shard, context, part))
                           for shard, context, part in zip(shards, contexts, parts))
 
@@ -191,16 +190,12 @@ class HostSums:
         arrays = [part[slice(*bucket)] for part in parts]
         if not self._on_devices:
             return arrays
-        with self._timings.span('device_to_host'):
-            tasks = [functools.partial(self._fetcher(context, bucket).fetch, part)
-                     for context, part in zip(contexts, arrays)]
-            return self._launcher.run('device_to_host', tasks, contexts, shards)
+        tasks = [functools.partial(self._fetcher(context, bucket).fetch, part)
+                 for context, part in zip(contexts, arrays)]
+        return self._launcher.run('device_to_host', tasks, contexts, shards)
 
     def _fetcher(self, context, bucket):
-        key = context, bucket
-        if key not in self._fetchers:
-            self._fetchers[key] = Fetcher(context)
-        return self._fetchers[key]
+        return self._fetchers.setdefault((context, bucket), Fetcher(context))
 
 
 class OwnedSums(HostSums):
@@ -222,9 +217,7 @@ class OwnedSums(HostSums):
         return self._copied(wanted)
 
 
-def sums_of(group: SumGroup, *arguments: Any) -> HostSums:
-    """Return the sums of a SumGroup; the other arguments are those of `HostSums`."""
-    return (OwnedSums if isinstance(group.collective, ReduceScatter) else HostSums)(group, *arguments)
+SUMS = {AllReduce: HostSums, ReduceScatter: OwnedSums}  # by the class of the collective
 
 
 def _add_up(arrays, targets, accumulate):
@@ -237,7 +230,7 @@ def _add_up(arrays, targets, accumulate):
 class OverRanks:
     """Adds sums over the ranks, in place: after each other, or each while the next part of a stage is computed.
 
-    Those of an idle rank, which has no samples, are 0.
+    The sums of an idle rank, which has no samples, are 0.
 
     Parameters
     ----------
