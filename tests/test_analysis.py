@@ -80,7 +80,8 @@ def of_single_samples():
         'split again': s.reshape((-1, 4)).reshape((-1, 3, 4)), 'n first': s.reshape((n, 12)),
         'time-major and back': T.tanh(time_major.reshape((-1, 4))).reshape((3, -1, 4)),
         'n times': s.reshape((n * s.shape[1], 4)), 'tiled': T.tile(x, (1, 2)), 'repeated': T.repeat(x, 2, axis=1),
-        'each repeated': T.repeat(x, 2, axis=0), 'joined': T.concatenate([x, table[0] + 0 * x], axis=1),
+        'each repeated': T.repeat(x, 2, axis=0), 'repeated by an op': T.extra_ops.RepeatOp(axis=1)(x, 2),
+        'joined': T.concatenate([x, table[0] + 0 * x], axis=1),
         'split': T.split(x, [1, 3], 2, axis=1)[1], 'stacked': T.stack([x, 2 * x], axis=0),
         # Indices.
         'column': x[:, 1], 'last step': s[:, -1], 'backwards': s[:, ::-1], 'step of time-major': time_major[0],
@@ -99,6 +100,7 @@ def of_single_samples():
         'added at flat places': T.inc_subtensor(FLAT[T.arange(n) * 4 + labels], 1).reshape((n, 4)),
         'added to zeros at flat places': T.inc_subtensor(T.zeros_like(FLAT)[T.arange(n) * 4 + labels], v) * 2,
         'set columns': T.set_subtensor(T.zeros_like(x)[:, 1:3], x[:, :2]), 'inc': T.inc_subtensor(x[:, 0], v),
+        'set columns by an array': T.set_subtensor(T.zeros((n, 4))[:, np.array([0, 2])], x[:, :2]),
         'up to n': x[:n], 'set up to n': T.set_subtensor(T.zeros_like(x)[:v.shape[0], :2], x[:, 1:3]),
         'set constants up to n': T.set_subtensor(T.zeros((n, 4))[:n], x),
         # Diagonals.

@@ -113,11 +113,11 @@ def same_rows(shards: Shards, node: theano.Apply, values: list[Value]) -> State:
     if not states:
         shards.refuse(node, 'samples are where none are expected')
     if len({(state.axis, state.outer is not None) for state in states}) > 1:
-        refuse_axes(shards, node)
+        refuse_different_axes(shards, node)
     return states[0]
 
 
-def refuse_axes(shards: Shards, node: theano.Apply) -> NoReturn:
+def refuse_different_axes(shards: Shards, node: theano.Apply) -> NoReturn:
     """Refuse a node whose inputs have samples along different axes."""
     shards.refuse(node, 'samples lie along different axes of its inputs')
 
@@ -149,7 +149,7 @@ def beside(shards: Shards, node: theano.Apply, y: Value, axis: int, outer: thean
            widens: bool = True) -> Value:
     """Return the replica's rows of a value that is written into rows, which lie along this axis of the value."""
     if y.kind == ROWS and (y.axis != axis or (y.state.outer is None) != (outer is None)):
-        refuse_axes(shards, node)
+        refuse_different_axes(shards, node)
     return own_rows(shards, in_order(shards, node, y, outer), axis, outer, widens)
 
 

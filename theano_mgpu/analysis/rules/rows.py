@@ -28,7 +28,7 @@ OF_IMAGES = (abstract_conv.BaseAbstractConv, Pool)  # along axis 0
 # Ops whose output may have other rows than their first input.
 OF_OTHER_LENGTH = basic.Split, basic.Join, subtensor.AdvancedSubtensor1, IfElse
 OF_SCALARS = basic.ScalarFromTensor, basic.TensorFromScalar
-SAME = compile_ops.Rebroadcast, compile_ops.ViewOp, opt.Assert
+UNCHANGED = compile_ops.Rebroadcast, compile_ops.ViewOp, opt.Assert
 DEEPEST = 100  # ops that are looked through for rows that are the same
 
 
@@ -305,7 +305,7 @@ def _sources(node, axis):
         return [(v, axis) for v in node.inputs[is_scalar_op(node, scalar.Second):]]
     if isinstance(op, elemwise.DimShuffle):
         return [(first, op.new_order[axis])]
-    if isinstance(op, SAME):
+    if isinstance(op, UNCHANGED):
         return [(first, axis)]
     if isinstance(op, basic.Alloc):
         own = axis - (node.outputs[0].ndim - first.ndim)
