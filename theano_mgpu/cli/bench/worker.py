@@ -115,6 +115,6 @@ def start_ranks(n: int, threads: int, settings: dict[str, Any]) -> Worker:
 
 
 def turn_of_ranks(ranks: Worker) -> list[Block]:
-    """Have ranks run each of their measurements once; return the Blocks."""
+    """Run each measurement of the ranks once; return the Blocks."""
     ranks.send('go')
     return [Block(**entries) for entries in json.loads(ranks.answer(lambda line: line.startswith('[')))]
