@@ -191,7 +191,7 @@ def as_text(shape: Sequence[int]) -> str:
 
 
 def measure_all(args: argparse.Namespace, recipe: Recipe, contexts: Sequence[Context]) -> Findings:
-    """Let plain Keras, one context at several batch sizes, more contexts and ranks take turns; return Findings."""
+    """Measure plain Keras, one context at several batch sizes, more contexts, and ranks, in turns; return Findings."""
     import theano
 
     from ...options import Options

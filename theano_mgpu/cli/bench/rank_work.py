@@ -64,7 +64,7 @@ def broadcast(comm: Any, go: bool) -> bool:
 
 
 def block_apart(trainee: Trainee, comm: Any, size: int, n_steps: int) -> list[Block]:
-    """Return the Block of steps of each rank by itself."""
+    """Return the Block of steps of all ranks, each by itself."""
     # They begin each step together, and wait as in a common step, which slows others down where cores are scarce.
     _, phases = trainee.steps(size, n_steps, before=lambda: mpi_communicator().handshake((SHARE,)))
     # In a common step each phase lasts until the slowest rank has finished it.

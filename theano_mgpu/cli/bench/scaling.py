@@ -311,9 +311,12 @@ def fit_line(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, flo
     >>> round(fixed, 9), round(each * 64, 9)
     (0.001, 0.01)
     """
-    from scipy.optimize import nnls  # not above: commands do not wait for it
-    fixed, each = nnls(np.transpose([np.ones(len(sizes)), sizes]) / np.transpose([seconds]), np.ones(len(sizes)))[0]
-    return float(fixed), float(each)
+    weights = 1 / np.square(seconds)
+    x, y = np.average([sizes, seconds], axis=1, weights=weights)
+    slope = float(np.sum(weights * (sizes - x) * (seconds - y)) / np.sum(weights * (sizes - x) ** 2))
+    if y - slope * x < 0:
+        return 0.0, float(y / x)
+    return float(y - max(slope, 0.0) * x), max(slope, 0.0)
 
 
 def limit(parts: dict[str, float]) -> str:

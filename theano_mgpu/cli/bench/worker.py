@@ -44,8 +44,8 @@ class Worker:
     """
 
     def __init__(self, label: str, command: Sequence[str], environment: dict[str, str],
-                 patience: float = threading.TIMEOUT_MAX) -> None:
-        self._label, self._patience = label, patience
+                 patience: float | None = None) -> None:
+        self._label, self._patience = label, patience or threading.TIMEOUT_MAX
         self._stderr = tempfile.TemporaryFile('w+', errors='replace')
         # A session of its own: Ctrl-C reaches this process only, which ends the worker in order.
         self._process: Any = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -115,6 +115,6 @@ def start_ranks(n: int, threads: int, settings: dict[str, Any]) -> Worker:
 
 
 def turn_of_ranks(ranks: Worker) -> list[Block]:
-    """Have ranks run each of their measurements once; return the Blocks."""
+    """Run each measurement of the ranks once; return the Blocks."""
     ranks.send('go')
     return [Block(**entries) for entries in json.loads(ranks.answer(lambda line: line.startswith('[')))]
