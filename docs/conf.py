@@ -46,6 +46,7 @@ autodoc_inherit_docstrings = False
 napoleon_google_docstring = False
 napoleon_use_rtype = False
 napoleon_preprocess_types = True  # links the types of parameters
+napoleon_attr_annotations = False  # else the aliases below are used in signatures, too, which cannot read them
 napoleon_type_aliases = {name.rpartition('.')[2]: ':py:class:`~%s`' % name for name in """
     numpy.ndarray theano_mgpu.Context
     theano_mgpu.training.TrainingFunction theano_mgpu.parallel_function.ParallelFunction
