@@ -47,6 +47,7 @@ napoleon_google_docstring = False
 napoleon_use_rtype = False
 napoleon_attr_annotations = False  # where it is on, napoleon_type_aliases get into signatures
 napoleon_preprocess_types = True  # links the types of parameters
+napoleon_attr_annotations = False  # else the aliases below are used in signatures, too, which cannot read them
 napoleon_type_aliases = {name.rpartition('.')[2]: ':py:class:`~%s`' % name for name in """
     numpy.ndarray theano_mgpu.Context
     theano_mgpu.training.TrainingFunction theano_mgpu.parallel_function.ParallelFunction
