@@ -37,7 +37,7 @@ class Loaded:
 
 
 def end_with_mpirun():
-    """Have the kernel kill this process when its mpirun ends, as theano_mgpu.jobs.rank_process does when imported."""
+    """Have the kernel kill this process when its mpirun ends, as theano_mgpu.utils.rank_process does when imported."""
     try:
         with open('/proc/%d/comm' % os.getppid()) as file:
             started = file.read().strip() in ('mpirun', 'orterun', 'orted', 'prterun', 'prted')

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """The sum of N host buffers, compared with the memory's bandwidth and with NumPy.
 
-  ours    theano_mgpu.replicas.collectives.all_reduce into an existing buffer
+  ours    theano_mgpu.comm.host_sum.all_reduce into an existing buffer
   blocks  its way without a C++ compiler: NumPy, block by block
   sum     the stacked buffers' sum(axis=0)
 
@@ -26,8 +26,8 @@ import os
 import sys
 import tempfile
 
-from theano_mgpu.replicas import host_reduce
-from theano_mgpu.replicas.collectives import add_blocks, all_reduce
+from theano_mgpu.comm import host_reduce
+from theano_mgpu.comm.host_sum import add_blocks, all_reduce
 
 import numpy as np
 import theano

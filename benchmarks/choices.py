@@ -20,7 +20,7 @@ import theano_mgpu as mgpu
 from theano_mgpu import config
 from theano_mgpu.devices import discovery
 from theano_mgpu.devices.context_map import default_map
-from theano_mgpu.replicas import transfers
+from theano_mgpu.runtime.replicas import transfers
 
 import numpy as np
 from models import Classifier, adam, mlp

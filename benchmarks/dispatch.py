@@ -15,9 +15,9 @@ import os
 os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
 
 import theano_mgpu as mgpu
-from theano_mgpu.distributed.choice import choose_ranks
-from theano_mgpu.distributed.collectives import all_gather_int
-from theano_mgpu.enabling.chooser import COUNTED, WARM_UP
+from theano_mgpu.auto.chooser import COUNTED, WARM_UP
+from theano_mgpu.comm.choice import choose_ranks
+from theano_mgpu.comm.collectives import all_gather_int
 from theano_mgpu.keras import disable, enable
 
 import keras

@@ -12,8 +12,8 @@ the last three commands do. Examples:
 import functools
 
 import theano_mgpu as mgpu
-from theano_mgpu.distributed.half_precision import all_reduce_in_half
-from theano_mgpu.distributed.mpi import import_mpi, mpi_communicator
+from theano_mgpu.comm.half_precision import all_reduce_in_half
+from theano_mgpu.comm.mpi import import_mpi, mpi_communicator
 from theano_mgpu.utils.tables import table
 
 import numpy as np

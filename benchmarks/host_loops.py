@@ -3,7 +3,7 @@
 
 They are the update of parameters by each optimizer of Keras, the gradient of max pooling, in windows of 2x2, and the
 sum over all but the last axis, of 32 values, both with one value for each parameter
-(theano_mgpu/patches/theano_loops.py). Both versions and a copy take turns, a block of
+(theano_mgpu/compat/theano_loops.py). Both versions and a copy take turns, a block of
 calls each; ratios are medians over the rounds (lowest to highest).
 
   ms           a call with the loops of theano_mgpu
@@ -23,7 +23,7 @@ import sys
 os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
 
 import theano_mgpu  # noqa: F401  Keras and Theano as it patches them
-from theano_mgpu.patches.theano_loops import LOOPING, POOLING
+from theano_mgpu.compat.theano_loops import LOOPING, POOLING
 from theano_mgpu.utils.tables import table
 
 import keras.backend as K

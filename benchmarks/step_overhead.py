@@ -19,9 +19,9 @@ os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', 
 
 import theano_mgpu as mgpu
 from theano_mgpu.devices import discovery
-from theano_mgpu.graphs import graph
-from theano_mgpu.replicas.replicated import copy_on
-from theano_mgpu.replicas.transfers import Sender
+from theano_mgpu.graph import graph
+from theano_mgpu.runtime.replicas.replicated import copy_on
+from theano_mgpu.runtime.replicas.transfers import Sender
 
 import numpy as np
 import theano

@@ -15,8 +15,8 @@ os.environ.update(COLUMNS='90', THEANO_FLAGS='', KERAS_BACKEND='theano')
 
 import theano_mgpu  # noqa: E402
 from theano_mgpu.cli import COMMANDS  # noqa: E402
+from theano_mgpu.compat import PATCHES  # noqa: E402
 from theano_mgpu.config import OWN_FLAGS, Number  # noqa: E402
-from theano_mgpu.patches import PATCHES  # noqa: E402
 
 project = html_title = 'theano_mgpu'
 version = release = theano_mgpu.__version__
@@ -51,11 +51,11 @@ napoleon_attr_annotations = False  # else the aliases below are used in signatur
 napoleon_type_aliases = {name.rpartition('.')[2]: ':py:class:`~%s`' % name for name in """
     numpy.ndarray theano_mgpu.Context
     theano_mgpu.training.TrainingFunction theano_mgpu.parallel_function.ParallelFunction
-    theano_mgpu.profiling.timeline.Timings theano_mgpu.graphs.audit.Audit theano_mgpu.graphs.audit.OpPlacement
-    theano_mgpu.verification.report.VerificationReport theano_mgpu.verification.report.Row
-    theano_mgpu.enabling.report.FunctionReport theano_mgpu.enabling.report.FunctionUsage
-    theano_mgpu.keras.report.Report theano_mgpu.keras.report.Usage
-    theano_mgpu.keras.balancing.Balance theano_mgpu.keras.balancing.Cost""".split()}
+    theano_mgpu.runtime.timeline.Timings theano_mgpu.graph.audit.Audit theano_mgpu.graph.audit.OpPlacement
+    theano_mgpu.runtime.verification.report.VerificationReport theano_mgpu.runtime.verification.report.Row
+    theano_mgpu.auto.report.FunctionReport theano_mgpu.auto.report.FunctionUsage
+    theano_mgpu.keras.model.report.Report theano_mgpu.keras.model.report.Usage
+    theano_mgpu.keras.api.balancing.Balance theano_mgpu.keras.api.balancing.Cost""".split()}
 
 # Plain text files with the names from our docstrings, since the documentation is built without a network.
 intersphinx_mapping = {'python': ('https://docs.python.org/3/', 'docs/inventories/python.txt'),

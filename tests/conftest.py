@@ -11,7 +11,7 @@ for name in list(os.environ):
     if name.startswith(('SLURM_', 'PBS_', 'LSB_', 'OMPI_MCA_orte_default_hostfile')) and name != 'SLURM_CONF':
         del os.environ[name]
 # PoCL's cache is no place for two processes that use one kernel at once: they fail, or crash, now and then. Ranks have
-# one each (theano_mgpu/patches/pocl.py), and so do the test workers, with the processes that they start.
+# one each (theano_mgpu/compat/pocl.py), and so do the test workers, with the processes that they start.
 worker = os.environ.get('PYTEST_XDIST_WORKER', 'gw0')
 if worker != 'gw0':
     cache = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
@@ -19,9 +19,9 @@ if worker != 'gw0':
 gc.set_threshold(50_000)  # graphs are many objects: with Python's 700, looking through them takes a quarter of the time
 
 import theano_mgpu as mgpu
+from theano_mgpu.compat import import_hooks, theano_imports
+from theano_mgpu.compat.theano_functions import plain_functions
 from theano_mgpu.devices.contexts import alike
-from theano_mgpu.patches import import_hooks, theano_imports
-from theano_mgpu.patches.theano_functions import plain_functions
 
 import pytest
 import theano

@@ -1,6 +1,6 @@
 """Batch normalisation over shards: by the statistics of the whole batch, to rounding, or by those of each shard."""
-from theano_mgpu.analysis import STACK, CannotCut
-from theano_mgpu.plan import partition
+from theano_mgpu.graph import partition
+from theano_mgpu.graph.analysis import STACK, CannotCut
 
 import numpy as np
 import pytest

@@ -5,14 +5,14 @@ import re
 import subprocess
 import sys
 
-from theano_mgpu.checkpoints.lock import lock_checkpoint
 from theano_mgpu.errors import MgpuError
+from theano_mgpu.runtime.state.lock import lock_checkpoint
 
 import pytest
 
 OTHER = """
 import sys
-from theano_mgpu.checkpoints.lock import lock_checkpoint
+from theano_mgpu.runtime.state.lock import lock_checkpoint
 lock = lock_checkpoint(sys.argv[1])
 print('locked', flush=True)
 sys.stdin.read()

@@ -1,7 +1,7 @@
 """The choice between one device and several: states, and what ranks agree upon."""
-from theano_mgpu.distributed.alone import Alone
-from theano_mgpu.enabling import chooser as module
-from theano_mgpu.enabling.chooser import COUNTED, GROWN, LONGEST, SHORTEST, WARM_UP, Chooser, State, Way
+from theano_mgpu.auto import chooser as module
+from theano_mgpu.auto.chooser import COUNTED, GROWN, LONGEST, SHORTEST, WARM_UP, Chooser, State, Way
+from theano_mgpu.comm.alone import Alone
 
 import numpy as np
 import pytest

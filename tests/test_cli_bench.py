@@ -12,8 +12,8 @@ from theano_mgpu.cli import main
 from theano_mgpu.cli.bench import report
 from theano_mgpu.cli.bench.scaling import ONE_HOST, Block, CostModel, Findings, costs_of, predictions
 from theano_mgpu.cli.bench.worker import start_ranks
-from theano_mgpu.jobs import mpi_environment
 from theano_mgpu.options import Options
+from theano_mgpu.utils import mpi_environment
 
 import matplotlib.pyplot as plt
 import pytest

@@ -7,7 +7,7 @@ import theano_mgpu as mgpu
 from theano_mgpu.cli import main
 from theano_mgpu.cli.doctor import advice, device_checks, host_checks
 from theano_mgpu.devices import discovery
-from theano_mgpu.jobs import mpi_environment
+from theano_mgpu.utils import mpi_environment
 
 import pytest
 from cli_fixtures import *  # noqa: F403  the fixtures

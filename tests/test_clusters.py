@@ -4,9 +4,10 @@ import re
 import sys
 
 from theano_mgpu.cli import main
+from theano_mgpu.comm import mpi_library
+from theano_mgpu.comm.allocation import allocation
 from theano_mgpu.errors import MgpuError
-from theano_mgpu.jobs import mpi_environment, mpi_library
-from theano_mgpu.jobs.allocation import allocation
+from theano_mgpu.utils import mpi_environment
 
 import numpy as np
 import pytest

@@ -7,8 +7,8 @@ import tracemalloc
 import warnings
 
 from theano_mgpu import MgpuWarning
-from theano_mgpu.replicas import host_reduce
-from theano_mgpu.replicas.collectives import BLOCK, add_blocks, all_reduce
+from theano_mgpu.comm import host_reduce
+from theano_mgpu.comm.host_sum import BLOCK, add_blocks, all_reduce
 
 import numpy as np
 import pytest
@@ -183,7 +183,7 @@ def test_with_a_broken_compiler():
 
 @pytest.mark.needs_compiler
 def test_code_is_built_once_for_all_processes(tmp_path):
-    code = ('import numpy as np; from theano_mgpu.replicas import host_reduce, collectives\n'
+    code = ('import numpy as np; from theano_mgpu.comm import host_reduce, host_sum as collectives\n'
             'x = np.ones(host_reduce.SMALLEST); print((collectives.all_reduce([x, x]) == 2).all())')
     built = []
     for _ in range(2):

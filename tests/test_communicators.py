@@ -1,7 +1,7 @@
 """What any communicator has to do, on one process alone and on the ranks of an MPI job."""
 import json
 
-from theano_mgpu.distributed.alone import Alone
+from theano_mgpu.comm.alone import Alone
 
 import pytest
 from support.communicator_cases import CASES

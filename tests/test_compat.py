@@ -11,10 +11,11 @@ import time
 import types
 from pathlib import Path
 
-from theano_mgpu import config, patches
+from theano_mgpu import compat as patches
+from theano_mgpu import config
+from theano_mgpu.compat import keras_imports, pocl, pymc3, theano_flags, theano_imports
 from theano_mgpu.errors import MgpuError
-from theano_mgpu.jobs import mpi_environment
-from theano_mgpu.patches import keras_imports, pocl, pymc3, theano_flags, theano_imports
+from theano_mgpu.utils import mpi_environment
 
 import numpy as np
 import pytest
@@ -99,7 +100,7 @@ import importlib.util, sys, types
 bare = types.ModuleType('theano_mgpu')
 bare.__path__ = importlib.util.find_spec('theano_mgpu').submodule_search_locations
 sys.modules['theano_mgpu'] = bare
-from theano_mgpu.patches import PATCHES
+from theano_mgpu.compat import PATCHES
 PATCHES[:] = [patch for patch in PATCHES if patch.apply.__name__ != %r]
 del sys.modules['theano_mgpu']
 """

@@ -8,7 +8,7 @@ import sys
 import time
 
 import theano_mgpu  # noqa: F401  before theano
-from theano_mgpu.patches import theano_cache
+from theano_mgpu.compat import theano_cache
 from theano_mgpu.utils.collector import collector_paused
 
 import pytest
@@ -133,7 +133,7 @@ def test_an_error_of_the_compiler_is_that_of_theano(monkeypatch):
 
 
 def test_where_files_cannot_be_locked_it_compiles_all_the_same(monkeypatch):
-    from theano_mgpu.patches import theano_compilation
+    from theano_mgpu.compat import theano_compilation
 
     def lockf(*args):
         raise OSError('no locks available')

@@ -1,9 +1,9 @@
 """Arrays are copied from one device to another, whatever their layout, and in order with what the devices compute."""
 import theano_mgpu as mgpu
+from theano_mgpu.compat import cuda_contexts
 from theano_mgpu.devices.contexts import gpu_context
-from theano_mgpu.graphs import graph
-from theano_mgpu.patches import cuda_contexts
-from theano_mgpu.replicas.transfers import DeviceBuffers, Sender, copy_to
+from theano_mgpu.graph import graph
+from theano_mgpu.runtime.replicas.transfers import DeviceBuffers, Sender, copy_to
 
 import numpy as np
 import pytest

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from theano_mgpu.compat import PATCHES
 from theano_mgpu.config import OWN_FLAGS
-from theano_mgpu.patches import PATCHES
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -2,7 +2,7 @@
 from collections import OrderedDict
 
 import theano_mgpu as mgpu
-from theano_mgpu.enabling.chooser import COUNTED, WARM_UP
+from theano_mgpu.auto.chooser import COUNTED, WARM_UP
 from theano_mgpu.keras import enable as enable_keras
 
 import numpy as np

@@ -1,13 +1,13 @@
 """Each kind of op, compiled for a CPU and for a GPU context: what Theano computes, and nothing on a wrong context."""
 import theano_mgpu as mgpu
-from theano_mgpu.distributed.alone import Alone
+from theano_mgpu.comm.alone import Alone
 from theano_mgpu.errors import GraphError
-from theano_mgpu.graphs import graph
-from theano_mgpu.graphs.audit import ON_HOST
+from theano_mgpu.graph import graph
+from theano_mgpu.graph.audit import ON_HOST
 from theano_mgpu.plan import Part
-from theano_mgpu.replicas.replicated import replicated
-from theano_mgpu.replicas.transfers import Sender
 from theano_mgpu.runtime.executable import CompiledPart, variables_of
+from theano_mgpu.runtime.replicas.replicated import replicated
+from theano_mgpu.runtime.replicas.transfers import Sender
 
 import numpy as np
 import pytest
@@ -267,7 +267,7 @@ def test_a_kernel_that_cannot_be_made_is_an_error(gpu2):
 @pytest.mark.parametrize('name', ['infer', 'graph_to_gpu', 'mrg', 'conv_shape'])
 def test_each_patch_is_needed(gpu2, monkeypatch, name):
     """Without it, the op that the patch fixes fails, or runs on the host."""
-    from theano_mgpu.patches.theano_contexts import infer_context_name
+    from theano_mgpu.compat.theano_contexts import infer_context_name
 
     from theano.gpuarray import basic_ops, blas, opt, rng_mrg
     context = gpu2[1]

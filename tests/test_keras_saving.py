@@ -5,7 +5,7 @@ import subprocess
 import sys
 import types
 
-from theano_mgpu.patches import import_hooks
+from theano_mgpu.compat import import_hooks
 
 import h5py
 import keras

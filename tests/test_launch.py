@@ -12,15 +12,14 @@ from theano_mgpu.cli import job_command, main, supervise
 from theano_mgpu.cli.doctor import mpi_checks
 from theano_mgpu.cli.launch import COMMAND
 from theano_mgpu.cli.launcher_output import Errors, OwnMessages
+from theano_mgpu.comm import collectives
+from theano_mgpu.comm.alone import Alone
+from theano_mgpu.comm.mpi import import_mpi
 from theano_mgpu.devices.context_map import describe
 from theano_mgpu.devices.contexts import host_contexts, init
-from theano_mgpu.distributed import collectives
-from theano_mgpu.distributed.alone import Alone
-from theano_mgpu.distributed.mpi import import_mpi
 from theano_mgpu.errors import ContextError, MgpuError
-from theano_mgpu.jobs import mpi_environment
 from theano_mgpu.plan import Machine, Shares
-from theano_mgpu.utils import checksums
+from theano_mgpu.utils import checksums, mpi_environment
 
 import numpy as np
 import pytest
@@ -253,7 +252,7 @@ def test_an_mpi_that_is_not_there(rank_1_of_2, monkeypatch):
 def test_an_mpi_of_another_mpirun():
     """The environment tells of two processes, and MPI finds itself alone."""
     pytest.importorskip('mpi4py')
-    code = 'from theano_mgpu.distributed.mpi import import_mpi; import_mpi()'
+    code = 'from theano_mgpu.comm.mpi import import_mpi; import_mpi()'
     env = dict(os.environ, PMI_RANK='0', PMI_SIZE='2', THEANO_FLAGS='mgpu.executor=serial')
     done = subprocess.run([sys.executable, '-c', code], env=env, capture_output=True, text=True)
     assert re.search('mpiexec that speaks PMI started 2 processes, but the MPI library of mpi4py, [^,]*, finds 1: each '

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import theano_mgpu  # noqa: F401
 from theano_mgpu import config
-from theano_mgpu.graphs import graph
-from theano_mgpu.patches import opencl_programs
-from theano_mgpu.replicas.transfers import Sender
+from theano_mgpu.compat import opencl_programs
+from theano_mgpu.graph import graph
+from theano_mgpu.runtime.replicas.transfers import Sender
 
 import numpy as np
 import pytest
@@ -80,7 +80,7 @@ def in_a_process(contexts, chain):
 ENTRIES = """
 import numpy as np
 import theano_mgpu as mgpu
-from theano_mgpu.patches import opencl_programs
+from theano_mgpu.compat import opencl_programs
 table, = opencl_programs.driver_tables()
 places = opencl_programs.CREATE, opencl_programs.COMPILE, opencl_programs.LINK
 before = [table[place] for place in places]

@@ -4,8 +4,8 @@ import types
 
 import theano_mgpu as mgpu
 from theano_mgpu.plan import buckets
-from theano_mgpu.profiling.timeline import Timings
 from theano_mgpu.runtime.sums import OverRanks
+from theano_mgpu.runtime.timeline import Timings
 
 import numpy as np
 import pytest

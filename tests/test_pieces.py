@@ -3,8 +3,8 @@ import contextlib
 
 import theano_mgpu as mgpu
 from theano_mgpu.devices.mesh import Mesh, mesh_of
-from theano_mgpu.replicas.replicated import replicated
 from theano_mgpu.runtime import run
+from theano_mgpu.runtime.replicas.replicated import replicated
 
 import numpy as np
 import pytest

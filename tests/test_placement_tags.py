@@ -8,10 +8,10 @@ import time
 from collections import OrderedDict
 
 import theano_mgpu as mgpu
-from theano_mgpu.graphs.graph import checksum, shared_variables
-from theano_mgpu.patches.placement_tags import Beside, place_of, place_of_node, placed_on
-from theano_mgpu.placement import propagation
-from theano_mgpu.placement.propagation import is_placed
+from theano_mgpu.compat.placement_tags import Beside, place_of, place_of_node, placed_on
+from theano_mgpu.graph.graph import checksum, shared_variables
+from theano_mgpu.graph.placement import propagation
+from theano_mgpu.graph.placement.propagation import is_placed
 
 import keras
 import numpy as np
@@ -143,7 +143,7 @@ def test_a_beside_is_one_object_in_all_copies():
 
 def test_without_placement_nothing_is_patched():
     code = ('import theano_mgpu, theano; from theano.gof.graph import Apply\n'
-            'from theano_mgpu.placement.propagation import is_placed\n'
+            'from theano_mgpu.graph.placement.propagation import is_placed\n'
             'def patched():\n'
             '    makers = Apply.__init__, theano.compile.SharedVariable.__init__, theano.gradient._populate_grad_dict\n'
             '    return [hasattr(maker, "__wrapped__") for maker in makers]\n'

@@ -1,9 +1,9 @@
 """Graphs that are cut where samples meet give what one device gives, whatever the shards."""
-from theano_mgpu.analysis import MAX, CannotCut
-from theano_mgpu.batches.batch_inputs import BatchInputs
 from theano_mgpu.errors import GraphError
+from theano_mgpu.graph import partition
+from theano_mgpu.graph.analysis import MAX, CannotCut
 from theano_mgpu.options import Options
-from theano_mgpu.plan import partition
+from theano_mgpu.runtime.batches.batch_inputs import BatchInputs
 
 import numpy as np
 import pytest

@@ -2,8 +2,8 @@
 import collections
 import logging
 
-from theano_mgpu.analysis import CannotCut
-from theano_mgpu.plan import partition
+from theano_mgpu.graph import partition
+from theano_mgpu.graph.analysis import CannotCut
 
 import numpy as np
 import pytest

@@ -7,10 +7,11 @@ from theano_mgpu import config
 from theano_mgpu.cli import job_command
 from theano_mgpu.cli.bench.scaling import parse_network
 from theano_mgpu.cli.config import devices, positive
+from theano_mgpu.comm import mpi_library
+from theano_mgpu.comm.allocation import DEFAULT_HOSTFILE, allocation
 from theano_mgpu.devices.context_map import parse_context_map
 from theano_mgpu.errors import MgpuError
-from theano_mgpu.jobs import mpi_environment, mpi_library
-from theano_mgpu.jobs.allocation import DEFAULT_HOSTFILE, allocation
+from theano_mgpu.utils import mpi_environment
 
 import pytest
 from hypothesis import HealthCheck, given, settings

@@ -4,7 +4,7 @@ import gc
 import pickle
 
 import theano_mgpu as mgpu
-from theano_mgpu.patches import shared_variables
+from theano_mgpu.compat import shared_variables
 
 import numpy as np
 import pytest

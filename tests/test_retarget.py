@@ -3,10 +3,10 @@ import logging
 from collections import Counter
 
 import theano_mgpu as mgpu
-from theano_mgpu.graphs import graph
-from theano_mgpu.graphs.retarget import CannotRetarget, link
-from theano_mgpu.replicas.copies import copy_on
-from theano_mgpu.replicas.transfers import Sender
+from theano_mgpu.graph import graph
+from theano_mgpu.graph.retarget import CannotRetarget, link
+from theano_mgpu.runtime.replicas.copies import copy_on
+from theano_mgpu.runtime.replicas.transfers import Sender
 
 import numpy as np
 import pytest

@@ -2,7 +2,7 @@
 import functools
 
 import theano_mgpu as mgpu
-from theano_mgpu.replicas.random_streams import replica_state
+from theano_mgpu.graph.random_streams import replica_state
 
 import numpy as np
 import pytest

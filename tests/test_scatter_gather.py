@@ -1,7 +1,7 @@
 """Splitting a batch and putting its results together."""
-from theano_mgpu.batches.sub_batches import batch_length
 from theano_mgpu.errors import BatchError
 from theano_mgpu.plan.shares import micro_batch_rounds, ranges, sub_batch_sizes
+from theano_mgpu.runtime.batches.sub_batches import batch_length
 
 import pytest
 

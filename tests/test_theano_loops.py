@@ -3,7 +3,7 @@ import platform
 import re
 import subprocess
 
-from theano_mgpu.patches.theano_loops import LOOPING, POOLING
+from theano_mgpu.compat.theano_loops import LOOPING, POOLING
 
 import numpy as np
 import pytest

@@ -10,7 +10,7 @@ import theano_mgpu as mgpu
 import pytest
 from support.small_models import data, dense_model, momentum
 
-timeline_module = sys.modules['theano_mgpu.profiling.timeline']
+timeline_module = sys.modules['theano_mgpu.runtime.timeline']
 
 SHAPES = [6, 7, 3]
 

@@ -1,15 +1,15 @@
 """Arguments go to devices, and gradients come back, in few copies; what a caller gives never changes."""
 import theano_mgpu as mgpu
-from theano_mgpu.analysis import SUM
 from theano_mgpu.devices.context_map import Context
-from theano_mgpu.executors import make_executor
-from theano_mgpu.graphs import graph
+from theano_mgpu.graph import graph
+from theano_mgpu.graph.analysis import SUM
 from theano_mgpu.plan import AllReduce, Exchange, SumGroup
-from theano_mgpu.profiling.timeline import Timings
-from theano_mgpu.replicas.transfers import SMALL, Fetcher, Sender
 from theano_mgpu.runtime.batch import Shard
+from theano_mgpu.runtime.executors import make_executor
 from theano_mgpu.runtime.launcher import Launcher
+from theano_mgpu.runtime.replicas.transfers import SMALL, Fetcher, Sender
 from theano_mgpu.runtime.sums import HostSums
+from theano_mgpu.runtime.timeline import Timings
 
 import numpy as np
 import pytest
@@ -198,7 +198,7 @@ def test_update_on_is_one_of_four_values(cpu2):
 
 def test_buckets_are_added_while_others_are_fetched(gpu2, monkeypatch):
     """Many small buckets give what one gives."""
-    from theano_mgpu.replicas import collectives
+    from theano_mgpu.comm import host_sum as collectives
     monkeypatch.setattr(collectives.bucket_ranges, '__defaults__', (64,))
     model, reference = dense_model(), dense_model()
     step = mgpu.training_function(model.inputs, model.loss, model.params, momentum)

@@ -1,7 +1,7 @@
 """The self-check of a function: its certificate, what it finds, and that it leaves nothing behind."""
 import theano_mgpu as mgpu
 from theano_mgpu.runtime import sums
-from theano_mgpu.verification import comparison
+from theano_mgpu.runtime.verification import comparison
 
 import numpy as np
 import pytest

@@ -1,9 +1,9 @@
 """Theano and Keras-Theano on several devices: one model, several contexts, the answers unchanged."""
-from . import command_path, second_import  # noqa: F401, I001  before anything else is imported
-from . import patches
-from .jobs import rank_process
-from .patches.theano_imports import is_command_line as _is_command_line
-from .patches.theano_imports import own_command as _own_command
+from .utils import command_path, second_import  # noqa: F401, I001  before anything else is imported
+from . import compat as patches
+from .utils import rank_process
+from .compat.theano_imports import is_command_line as _is_command_line
+from .compat.theano_imports import own_command as _own_command
 
 __version__ = '0.1.0'
 
@@ -21,10 +21,10 @@ except Exception as error:  # a NumPy too new: AttributeError; a flag: ValueErro
     theano_error = error
 if _needs_theano and theano_error is None:
     from . import config as _config
+    from .auto.functions import disable, enable
     from .devices.context_map import Context
     from .devices.contexts import contexts, init
     from .devices.contexts import open_named as _open_named
-    from .enabling.functions import disable, enable
     from .errors import (
         BatchError,
         ContextError,
@@ -36,16 +36,16 @@ if _needs_theano and theano_error is None:
         RankError,
         ReplicaError,
     )
-    from .graphs.audit import audit
-    from .jobs.mpi_environment import rank, size
+    from .graph.audit import audit
     from .parallel_function import function
-    from .placement.blocks import device, place
-    from .prediction.predictor import Predictor
-    from .profiling.timeline import records as _records
-    from .profiling.timeline import start as _start_timeline
-    from .profiling.timeline import timeline
-    from .summaries.event_file import Summary
+    from .placement import device, place
+    from .predict.predictor import Predictor
+    from .runtime.timeline import records as _records
+    from .runtime.timeline import start as _start_timeline
+    from .runtime.timeline import timeline
+    from .tensorboard.event_file import Summary
     from .training import training_function
+    from .utils.mpi_environment import rank, size
 
     patches.apply(patches.WITH_CONTEXTS, _open_named)
     if _config.own_flag('mgpu.timeline') and not _records():

@@ -9,9 +9,9 @@ from theano.compile.function_module import UnusedInputError
 from theano.gof.graph import ancestors
 
 from .errors import warn
-from .graphs.updates import as_dict, pairs
+from .graph.updates import as_dict, pairs
 from .options import Options
-from .verification.self_checked import SelfChecked
+from .runtime.verification.self_checked import SelfChecked
 
 
 def function(inputs: Sequence[Any], outputs: Any = None, updates: Any = None,

@@ -9,19 +9,19 @@ import numpy as np
 import theano
 from theano.compile.sharedvalue import SharedVariable
 
-from .batches.prefetch import PeekableBatches
-from .checkpoints import training_state
-from .checkpoints.lock import lock_checkpoint
-from .distributed.rank_0 import on_rank_0
+from .comm.rank_0 import on_rank_0
+from .compat.shared_variables import watcher_of
 from .errors import GraphError, NonFiniteError
-from .graphs import graph, training_graph
-from .graphs.own_flags import builds_graphs
-from .graphs.updates import as_dict
+from .graph import graph, training_graph
+from .graph.own_flags import builds_graphs
+from .graph.updates import as_dict
 from .options import Options
-from .patches.shared_variables import watcher_of
-from .replicas.replicated import Replicated, replicated
+from .runtime.batches.prefetch import PeekableBatches
+from .runtime.replicas.replicated import Replicated, replicated
+from .runtime.state import training_state
+from .runtime.state.lock import lock_checkpoint
+from .runtime.verification.self_checked import SelfChecked
 from .utils.progress import bar
-from .verification.self_checked import SelfChecked
 
 
 def training_function(inputs: Sequence[Any], loss: theano.Variable, params: Iterable[SharedVariable],

@@ -50,7 +50,8 @@ def test_no_room_for_the_next_batch_does_not_undo_this_one(gpu2):
 @pytest.mark.slow
 def test_a_bad_batch_of_a_generator_does_not_undo_the_one_before(gpu2, monkeypatch):
     """The shape of the next batch is checked within the step before it, which was then rolled back."""
-    from theano_mgpu.keras import multi_gpu_model, prefetch
+    from theano_mgpu.keras import multi_gpu_model
+    from theano_mgpu.keras.hooks import prefetch
 
     import keras
     from keras.layers import Dense

@@ -3,7 +3,7 @@ import functools
 import gc
 
 import theano_mgpu as mgpu
-from theano_mgpu.replicas import borrowed
+from theano_mgpu.runtime.replicas import borrowed
 
 import numpy as np
 import pytest

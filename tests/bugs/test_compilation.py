@@ -7,9 +7,8 @@ import threading
 import types
 
 import theano_mgpu as mgpu
-from theano_mgpu.graphs import graph
-from theano_mgpu.jobs import rank_process
-from theano_mgpu.utils import progress
+from theano_mgpu.graph import graph
+from theano_mgpu.utils import progress, rank_process
 
 import pytest
 import theano.tensor as T

@@ -6,10 +6,10 @@ import warnings
 import zipfile
 
 import theano_mgpu as mgpu
-from theano_mgpu.checkpoints import state_file, training_state
-from theano_mgpu.checkpoints.lock import lock_checkpoint
-from theano_mgpu.distributed.alone import Alone
-from theano_mgpu.replicas.replicated import replicated
+from theano_mgpu.comm.alone import Alone
+from theano_mgpu.runtime.replicas.replicated import replicated
+from theano_mgpu.runtime.state import state_file, training_state
+from theano_mgpu.runtime.state.lock import lock_checkpoint
 
 import numpy as np
 import pytest
@@ -241,7 +241,7 @@ def test_a_folder_that_is_removed_during_the_job(two, tmp_path):
 
 def test_a_keras_checkpoint_with_a_damaged_record(cpu2, tmp_path):
     """What a fit adds to the file is checked, too."""
-    from theano_mgpu.keras.fit_record import FitRecord
+    from theano_mgpu.keras.hooks.fit_record import FitRecord
     record = FitRecord({'epochs': 3})
     record.run, record.epochs, record.lengths, record.batches = 'abc', [{'0/loss': np.float32(2)}], [2], [[1.], [2.]]
     arrays = record.to_arrays()

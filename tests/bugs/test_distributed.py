@@ -8,8 +8,8 @@ import time
 import types
 
 import theano_mgpu as mgpu
-from theano_mgpu.distributed.alone import Alone
-from theano_mgpu.distributed.rank_0 import write_on_rank_0
+from theano_mgpu.comm.alone import Alone
+from theano_mgpu.comm.rank_0 import write_on_rank_0
 
 import numpy as np
 import pytest

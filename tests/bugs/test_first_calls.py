@@ -1,7 +1,7 @@
 """What the first calls of a function show is not held for ever: later ones may show a batch, or another one."""
 import theano_mgpu as mgpu
-from theano_mgpu.enabling import enabled_function
-from theano_mgpu.enabling.chooser import Way
+from theano_mgpu.auto import enabled_function
+from theano_mgpu.auto.chooser import Way
 
 import numpy as np
 import pytest

@@ -63,7 +63,7 @@ def keras_fit(model, path, callbacks=(), interrupted_at=0, every=2, **options):
 @pytest.fixture
 def forgetful(monkeypatch):
     """A function after which the process is like a new one to checkpoints; a new one would have to compile again."""
-    from theano_mgpu.keras import checkpoint
+    from theano_mgpu.keras.hooks import checkpoint
     return lambda: monkeypatch.setattr(checkpoint, '_runs', {})
 
 

@@ -1,8 +1,8 @@
 """Bugs that were found and fixed, each under its symptom: what later versions of libraries have changed."""
 import importlib
 
+from theano_mgpu.compat import theano_flags
 from theano_mgpu.errors import MgpuError
-from theano_mgpu.patches import theano_flags
 
 import numpy as np
 import pytest

@@ -7,8 +7,8 @@ import sys
 import threading
 
 import theano_mgpu as mgpu
-from theano_mgpu.checkpoints.lock import lock_checkpoint
 from theano_mgpu.errors import MgpuError
+from theano_mgpu.runtime.state.lock import lock_checkpoint
 from theano_mgpu.utils import files
 
 import pytest
@@ -189,9 +189,9 @@ def test_locks_that_a_job_left_behind_are_taken(folder):
 
 def test_a_checkpoint_through_a_link(folder, cpu2):
     """Its lock and the file before are beside the target, so that two links to it are one checkpoint."""
-    from theano_mgpu.checkpoints import training_state
-    from theano_mgpu.distributed.alone import Alone
-    from theano_mgpu.replicas.replicated import replicated
+    from theano_mgpu.comm.alone import Alone
+    from theano_mgpu.runtime.replicas.replicated import replicated
+    from theano_mgpu.runtime.state import training_state
 
     import theano
     w = theano.shared(1.0, name='w')

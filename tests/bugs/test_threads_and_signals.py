@@ -4,8 +4,8 @@ import subprocess
 import sys
 
 import theano_mgpu as mgpu
-from theano_mgpu import data_parallel as data_parallel_module
 from theano_mgpu import training as training_module
+from theano_mgpu.runtime import data_parallel as data_parallel_module
 from theano_mgpu.runtime import step_run as run_module
 from theano_mgpu.runtime import sums as sums_module
 
@@ -113,7 +113,7 @@ def test_interrupts_of_training_leave_its_threads_working():
     """After Ctrl-C in a notebook, the next step of a function with executor='threads' waited for ever."""
     script = '''
 import random, signal
-from theano_mgpu.executors import make_executor
+from theano_mgpu.runtime.executors import make_executor
 executor, begun, ended, interrupted = make_executor('threads', 3), [0] * 3, [0] * 3, 0
 def task_of(replica):
     def task():

@@ -4,10 +4,10 @@ import json
 import os
 
 import theano_mgpu as mgpu
+from theano_mgpu.auto import chooser as module
+from theano_mgpu.auto.chooser import COUNTED, LONGEST, WARM_UP, LengthChooser
+from theano_mgpu.comm.alone import Alone
 from theano_mgpu.devices.context_map import HOST
-from theano_mgpu.distributed.alone import Alone
-from theano_mgpu.enabling import chooser as module
-from theano_mgpu.enabling.chooser import COUNTED, LONGEST, WARM_UP, LengthChooser
 from theano_mgpu.errors import GraphError
 from theano_mgpu.keras import Checkpoint, disable, enable
 

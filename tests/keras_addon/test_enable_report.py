@@ -3,17 +3,17 @@ import warnings
 from types import SimpleNamespace
 
 import theano_mgpu as mgpu
+from theano_mgpu.auto.chooser import COUNTED, MARGIN, WARM_UP
+from theano_mgpu.auto.report import SHOWN
+from theano_mgpu.auto.trial import Trial
+from theano_mgpu.comm.alone import Alone
 from theano_mgpu.devices.mesh import mesh_of
-from theano_mgpu.distributed.alone import Alone
-from theano_mgpu.enabling.chooser import COUNTED, MARGIN, WARM_UP
-from theano_mgpu.enabling.report import SHOWN
-from theano_mgpu.enabling.trial import Trial
 from theano_mgpu.keras import Checkpoint, Predictor, disable, enable, multi_gpu_model, verify
-from theano_mgpu.keras import report as report_module
-from theano_mgpu.keras.parallel_state import parallel_state_of
-from theano_mgpu.keras.report import Report
-from theano_mgpu.verification.report import TOLERANCE
-from theano_mgpu.verification.self_checked import SelfChecked
+from theano_mgpu.keras.model import report as report_module
+from theano_mgpu.keras.model.parallel_state import parallel_state_of
+from theano_mgpu.keras.model.report import Report
+from theano_mgpu.runtime.verification.report import TOLERANCE
+from theano_mgpu.runtime.verification.self_checked import SelfChecked
 
 import keras
 import numpy as np
@@ -259,7 +259,7 @@ def test_the_trial_draws_nothing_and_leaves_the_next_batch_alone(kind, contexts,
     contexts(kind, 2)
     found = []
     for rounds in (COUNTED, 0):
-        monkeypatch.setattr('theano_mgpu.enabling.trial.WARM_UP', 0 if rounds else 10 ** 6)
+        monkeypatch.setattr('theano_mgpu.auto.trial.WARM_UP', 0 if rounds else 10 ** 6)
         enable(tell=lambda text: None)
         np.random.seed(3)
         model = Sequential([L.Dense(5, input_shape=(6,)), L.Dropout(0.5), head()])

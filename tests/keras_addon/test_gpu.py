@@ -1,6 +1,6 @@
 """The main kinds of model on two OpenCL (or CUDA) contexts against plain Keras on the CPU."""
 import theano_mgpu as mgpu
-from theano_mgpu.graphs.audit import ON_WRONG_CONTEXT
+from theano_mgpu.graph.audit import ON_WRONG_CONTEXT
 from theano_mgpu.keras import multi_gpu_model
 
 import keras

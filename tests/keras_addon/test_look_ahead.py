@@ -1,9 +1,9 @@
 """The next batch is sliced and sent while one is computed: which one it is, and that nothing else changes."""
 import theano_mgpu as mgpu
-from theano_mgpu.batches.prefetch import LookAhead
+from theano_mgpu.compat import keras_loops
 from theano_mgpu.keras import multi_gpu_model
-from theano_mgpu.keras.prefetch import next_rows
-from theano_mgpu.patches import keras_loops
+from theano_mgpu.keras.hooks.prefetch import next_rows
+from theano_mgpu.runtime.batches.prefetch import LookAhead
 
 import keras
 import numpy as np

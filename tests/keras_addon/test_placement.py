@@ -8,12 +8,12 @@ import subprocess
 import sys
 
 import theano_mgpu as mgpu
+from theano_mgpu.compat.placement_tags import place_of
 from theano_mgpu.errors import ContextError
 from theano_mgpu.keras import (
     Checkpoint,
     Predictor,
     balance,
-    balancing,
     disable,
     enable,
     multi_gpu_model,
@@ -21,10 +21,10 @@ from theano_mgpu.keras import (
     plot_model,
     verify,
 )
-from theano_mgpu.keras.balancing import best_cut
-from theano_mgpu.keras.placement import layer_places
-from theano_mgpu.keras.plot import positions, running_places
-from theano_mgpu.patches.placement_tags import place_of
+from theano_mgpu.keras.api import balancing
+from theano_mgpu.keras.api.balancing import best_cut
+from theano_mgpu.keras.api.placement import layer_places
+from theano_mgpu.keras.api.plot import positions, running_places
 from theano_mgpu.runtime.executable import variables_of
 
 import keras
@@ -200,14 +200,14 @@ import sys, types
 package = types.ModuleType('theano_mgpu')
 package.__path__ = [%r]
 sys.modules['theano_mgpu'] = package
-from theano_mgpu import patches
+from theano_mgpu import compat as patches
 patches.before_theano()
 patches.import_theano()
 patches.after_theano()
 import keras
 import numpy as np
 model = keras.models.load_model(%r)
-assert 'theano_mgpu.placement' not in sys.modules
+assert 'theano_mgpu.graph.placement' not in sys.modules
 assert not any(hasattr(weight.tag, 'mgpu_place') for weight in model.weights)
 np.savez(%r, *(model.get_weights() + model.optimizer.get_weights()))
 '''

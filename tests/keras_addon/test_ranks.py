@@ -3,7 +3,7 @@ import json
 import os
 
 import theano_mgpu as mgpu
-from theano_mgpu.keras import checkpoint
+from theano_mgpu.keras.hooks import checkpoint
 
 import keras
 import numpy as np

@@ -1,6 +1,6 @@
 """Keras's training step in stages: statistics of each shard, and random states of their own."""
-from theano_mgpu.plan import partition
-from theano_mgpu.replicas.random_streams import is_random_state
+from theano_mgpu.graph import partition
+from theano_mgpu.graph.random_streams import is_random_state
 
 import keras
 import numpy as np

@@ -158,7 +158,7 @@ import sys, types
 package = types.ModuleType('theano_mgpu')    # patches alone: the package itself is never executed
 package.__path__ = [%r]
 sys.modules['theano_mgpu'] = package
-from theano_mgpu import patches
+from theano_mgpu import compat as patches
 patches.before_theano()
 patches.import_theano()
 patches.after_theano()

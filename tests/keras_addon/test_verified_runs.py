@@ -1,7 +1,7 @@
 """A run with certificates is that without: results, states, random numbers, and what it prints."""
 import random
 
-from theano_mgpu.enabling import functions
+from theano_mgpu.auto import functions
 from theano_mgpu.keras import disable, enable, multi_gpu_model, verify
 
 import keras

@@ -95,7 +95,7 @@ def test_a_keras_model_of_two_tasks_equals_one_process(library, alone_keras, tmp
 
 
 def test_the_rank_on_its_node():
-    code = 'from theano_mgpu.jobs.mpi_environment import *; print(rank(), size(), local_rank(), local_size())'
+    code = 'from theano_mgpu.utils.mpi_environment import *; print(rank(), size(), local_rank(), local_size())'
     out = srun(sys.executable, '-c', code, tasks=3).stdout
     assert sorted(out.splitlines()) == ['0 3 0 2', '1 3 1 2', '2 3 0 1']
 
@@ -120,7 +120,7 @@ def test_tasks_that_are_to_be_independent():
 
 def test_what_is_no_step_is_no_rank(tmp_path):
     """A batch script, salloc's shell, and a script that was submitted from within a step."""
-    code = 'from theano_mgpu.jobs.mpi_environment import *; print(launcher(), rank(), size(), local_size())'
+    code = 'from theano_mgpu.utils.mpi_environment import *; print(launcher(), rank(), size(), local_size())'
     show = '%s -c %s 2>/dev/null\n' % (sys.executable, shlex.quote(code))
     assert batch(tmp_path, show, options=['--nodes=2', '--ntasks=3']) == ['None 0 1 1']
     assert run('salloc', '--quiet', '--ntasks=3', 'bash', '-c', show).stdout == 'None 0 1 1\n'
@@ -133,7 +133,7 @@ def test_what_is_no_step_is_no_rank(tmp_path):
 
 def test_mpirun_in_an_allocation_counts(tmp_path):
     """It starts its daemons by srun, so that the ranks have the variables of that step, too."""
-    code = 'from theano_mgpu.jobs.mpi_environment import *; print(launcher().name, rank(), size(), local_size())'
+    code = 'from theano_mgpu.utils.mpi_environment import *; print(launcher().name, rank(), size(), local_size())'
     out = batch(tmp_path, 'mpirun --allow-run-as-root %s -c %s 2>/dev/null\n' % (sys.executable, shlex.quote(code)),
                 options=['--nodes=2', '--ntasks=3'])
     assert out == ["Open MPI's mpirun 0 3 2", "Open MPI's mpirun 1 3 2", "Open MPI's mpirun 2 3 1"]

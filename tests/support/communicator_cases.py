@@ -12,12 +12,12 @@ import traceback
 import zlib
 
 import theano_mgpu as mgpu
-from theano_mgpu.distributed import collectives, half_precision, rank_0
-from theano_mgpu.distributed.activities import ADD, AGREE, CALL, GATHER, READ, SHARE
-from theano_mgpu.distributed.communicator import WIDTH
-from theano_mgpu.distributed.compilation import first_compiler
-from theano_mgpu.distributed.failures import common_error, failing_together, raise_common
-from theano_mgpu.distributed.mpi import mpi_communicator
+from theano_mgpu.comm import collectives, half_precision, rank_0
+from theano_mgpu.comm.activities import ADD, AGREE, CALL, GATHER, READ, SHARE
+from theano_mgpu.comm.communicator import WIDTH
+from theano_mgpu.comm.compilation import first_compiler
+from theano_mgpu.comm.failures import common_error, failing_together, raise_common
+from theano_mgpu.comm.mpi import mpi_communicator
 
 import numpy as np
 import scipy.sparse

@@ -1,6 +1,6 @@
 """A clock for tests of what is measured about calls: those on one device and divided ones take what a test wants."""
-from theano_mgpu.enabling import chooser as module
-from theano_mgpu.enabling.chooser import Chooser, Way
+from theano_mgpu.auto import chooser as module
+from theano_mgpu.auto.chooser import Chooser, Way
 
 NAMES = {Way.ONE: 'whole', Way.SEVERAL: 'divided'}
 

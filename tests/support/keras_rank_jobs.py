@@ -9,7 +9,7 @@ import time
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import theano_mgpu as mgpu
-from theano_mgpu.enabling.chooser import COUNTED, WARM_UP
+from theano_mgpu.auto.chooser import COUNTED, WARM_UP
 from theano_mgpu.keras import Checkpoint, enable, multi_gpu_model
 
 import keras

@@ -6,12 +6,12 @@ import re
 import sys
 
 import theano_mgpu as mgpu
-from theano_mgpu.building import divide, plan_of
 from theano_mgpu.devices.context_map import parse_context_map
-from theano_mgpu.graphs import graph, training_graph
-from theano_mgpu.graphs.updates import as_dict
+from theano_mgpu.graph import graph, training_graph
+from theano_mgpu.graph.updates import as_dict
 from theano_mgpu.options import Options
 from theano_mgpu.plan import Machine
+from theano_mgpu.runtime.building import divide, plan_of
 
 import numpy as np
 import theano
@@ -71,7 +71,7 @@ def divided_update():
 
 def resnet():
     """Return the plan of a ResNet-20 in Keras, with exact batch normalisation."""
-    from theano_mgpu.keras.batch import batch_inputs, new_values
+    from theano_mgpu.keras.model.batch import batch_inputs, new_values
     benchmarks = os.path.join(os.path.dirname(__file__), '..', '..', 'benchmarks')
     with on_path(benchmarks):
         import exactness

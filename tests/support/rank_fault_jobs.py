@@ -10,9 +10,9 @@ import threading
 import time
 
 import theano_mgpu as mgpu
-from theano_mgpu.distributed.activities import AGREE, CALL, COMPILE, GATHER, SHARE
-from theano_mgpu.graphs import graph
-from theano_mgpu.prediction import pools
+from theano_mgpu.comm.activities import AGREE, CALL, COMPILE, GATHER, SHARE
+from theano_mgpu.graph import graph
+from theano_mgpu.predict import pools
 
 import numpy as np
 import theano

@@ -12,8 +12,8 @@ TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path[:0] = [TESTS] + [os.path.join(os.path.dirname(TESTS), name) for name in ('benchmarks', 'examples')]
 
 import theano_mgpu as mgpu
-from theano_mgpu.distributed.half_precision import all_reduce_in_half
-from theano_mgpu.distributed.mpi import mpi_communicator
+from theano_mgpu.comm.half_precision import all_reduce_in_half
+from theano_mgpu.comm.mpi import mpi_communicator
 from theano_mgpu.plan import buckets
 
 import numpy as np

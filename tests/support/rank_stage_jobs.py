@@ -3,7 +3,7 @@ import threading
 import time
 
 import theano_mgpu as mgpu
-from theano_mgpu.distributed.mpi import MpiCommunicator
+from theano_mgpu.comm.mpi import MpiCommunicator
 
 import numpy as np
 import theano

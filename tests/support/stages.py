@@ -3,7 +3,7 @@ import contextlib
 import copy
 
 import theano_mgpu as mgpu
-from theano_mgpu.analysis import SAME, STACK, Gather
+from theano_mgpu.graph.analysis import SAME, STACK, Gather
 
 import numpy as np
 import theano

@@ -24,7 +24,7 @@ import sys
 import theano_mgpu
 
 from ..errors import MgpuError, MissingError, exit_code_of
-from ..jobs import rank_process
+from ..utils import rank_process
 from . import bench, config, devices, doctor, launch, overview, predict, run
 from .output import help_of
 

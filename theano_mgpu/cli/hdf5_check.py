@@ -6,7 +6,7 @@ import os
 import signal
 from contextlib import suppress
 
-from ..jobs import mpi_environment
+from ..utils import mpi_environment
 
 LONGEST = 10  # seconds of the processor; in a damaged file libhdf5 may go in circles
 

@@ -6,10 +6,11 @@ import shutil
 import sys
 from typing import NamedTuple
 
+from ..comm import mpi_library
+from ..comm.allocation import DEFAULT_HOSTFILE, HOSTFILE, LSF, PBS, SLURM, Allocation
 from ..errors import MgpuError, MissingError
-from ..jobs import mpi_environment, mpi_library
-from ..jobs.allocation import DEFAULT_HOSTFILE, HOSTFILE, LSF, PBS, SLURM, Allocation
 from ..parsing import bare, is_host, whole_number
+from ..utils import mpi_environment
 from .launcher_output import OWN_DESCRIPTOR
 
 # Environment variables that processes on other hosts need; mpirun itself passes on OMPI_* only.

@@ -39,9 +39,9 @@ import sys
 from typing import Any
 
 from .. import config
+from ..comm.allocation import allocation
 from ..errors import MgpuError
-from ..jobs import mpi_environment
-from ..jobs.allocation import allocation
+from ..utils import mpi_environment
 from . import run as run_command
 from .config import devices, positive
 from .job_command import THREADS, choose_start, starting_environment

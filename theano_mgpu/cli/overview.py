@@ -7,9 +7,9 @@ from importlib import metadata
 
 import theano_mgpu
 
+from ..comm.allocation import allocation
 from ..devices import discovery
-from ..jobs import rank_process
-from ..jobs.allocation import allocation
+from ..utils import rank_process
 from .doctor import advice, host_checks
 from .doctor.device_checks import with_type
 

@@ -30,8 +30,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import MgpuError, PredictionError
-from ..jobs import mpi_environment
-from ..utils import progress
+from ..utils import mpi_environment, progress
 from .array_input import KINDS, InputError, kind_of, open_inputs, reading
 from .array_output import UNFINISHED, UnfinishedOutput, output_target
 from .config import positive

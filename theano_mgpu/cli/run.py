@@ -33,11 +33,11 @@ import sys
 from typing import Any, Callable
 
 from .. import config
+from ..compat import import_hooks
 from ..devices.context_map import Context, describe
 from ..devices.contexts import chosen, init
 from ..errors import MgpuError, exit_code_of
-from ..jobs import mpi_environment
-from ..patches import import_hooks
+from ..utils import mpi_environment
 from ..utils.files import whole_text
 from .config import devices
 from .devices import context_map
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> Callable[[], None]:
     if args.verify and mpi_environment.trains_together():
         raise MgpuError('--verify compares one device with the contexts of one process: leave it out, or run without '
                         'launch')
-    from ..enabling.functions import enable  # imports Theano, which commands such as doctor do without
+    from ..auto.functions import enable  # imports Theano, which commands such as doctor do without
     os.environ['KERAS_BACKEND'] = 'theano'
     draw_alike()
     flags = config.environment_flags()
@@ -132,7 +132,7 @@ def open_contexts(args: argparse.Namespace, flags: dict[str, str]) -> list[Conte
     -------
     list of Context
     """
-    from ..enabling.functions import NOTHING_DIVIDED, has_one_cpu  # imports Theano, see `run`
+    from ..auto.functions import NOTHING_DIVIDED, has_one_cpu  # imports Theano, see `run`
     take_flags(flags)
     before = chosen()
     try:

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Iterable, Iterator
 
-from ..jobs import mpi_environment, rank_process
+from ..utils import mpi_environment, rank_process
 from .job_command import Start
 from .job_folders import job_folders
 from .launcher_output import JobOutput

@@ -9,8 +9,8 @@ from typing import Any, List, Sequence, Set
 
 from .. import config
 from ..errors import ContextError
-from ..jobs import mpi_environment, rank_process
 from ..parsing import MOST_DEVICES
+from ..utils import mpi_environment, rank_process
 from . import discovery, opening
 from .context_map import EXAMPLE, Context, default_map, describe, parse_context_map
 

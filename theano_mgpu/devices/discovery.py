@@ -6,8 +6,8 @@ import ctypes
 import re
 from typing import Any, NamedTuple, Optional
 
+from ..compat import opencl_programs
 from ..errors import ContextError, warn
-from ..patches import opencl_programs
 from . import cuda_libraries
 
 DEVICE_PATTERN = re.compile('cpu|cuda[0-9]{0,4}|opencl[0-9]{1,4}:[0-9]{1,4}')

@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import Any, List, Mapping, NamedTuple, Sequence, Tuple
 
 from ..errors import ContextError
-from ..jobs import rank_process
+from ..utils import rank_process
 from .context_map import HOST, Context, describe
 
 UNPLACED = ''   # the place of a graph that is not placed

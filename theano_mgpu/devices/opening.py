@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import os
 
-from .. import patches
+from .. import compat as patches
 from ..errors import ContextError
 from . import cuda_libraries, discovery, host_memory
 from .context_map import Context, describe

@@ -9,15 +9,15 @@ if keras.backend.backend() != 'theano':
                       'KERAS_BACKEND=theano in the environment (or "backend": "theano" in ~/.keras/keras.json)'
                       % keras.backend.backend())
 
-from .balancing import balance
-from .checkpoint import Checkpoint
-from .enabling import disable, enable
-from .learning_rate import LearningRateWarmup
-from .multi_gpu import multi_gpu_model
-from .placement import place
-from .plot import plot_model
-from .predictor import Predictor
-from .verification import verify
+from .api.balancing import balance
+from .api.enabling import disable, enable
+from .api.multi_gpu import multi_gpu_model
+from .api.placement import place
+from .api.plot import plot_model
+from .api.predictor import Predictor
+from .api.verification import verify
+from .hooks.checkpoint import Checkpoint
+from .hooks.learning_rate import LearningRateWarmup
 
 __all__ = ['Checkpoint', 'LearningRateWarmup', 'Predictor', 'balance', 'disable', 'enable', 'multi_gpu_model', 'place',
            'plot_model', 'verify']

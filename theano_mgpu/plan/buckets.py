@@ -7,9 +7,9 @@ import theano
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof.graph import ancestors
 
-from ..analysis import SUM
-from ..graphs.output_order import by_depth
-from .partition import Exchange
+from ..graph.analysis import SUM
+from ..graph.output_order import by_depth
+from ..graph.partition import Exchange
 from .sizes import bytes_of_shared
 
 LEAST = 1 << 20  # bytes of gradients: less is exchanged about as fast together with the next ones

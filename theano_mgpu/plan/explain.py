@@ -9,7 +9,7 @@ import theano
 from theano.gof.graph import io_toposort
 
 from ..devices.context_map import describe
-from ..graphs.graph import shared_variables
+from ..graph.graph import shared_variables
 from ..utils.tables import counted, table
 from .buckets import bytes_of_gradients
 from .sizes import bytes_of, bytes_of_shared, peak_of, shapes_of

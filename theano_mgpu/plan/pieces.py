@@ -9,10 +9,10 @@ from theano.compile.sharedvalue import SharedVariable
 from theano.gof.graph import io_toposort
 from theano.tensor.elemwise import DimShuffle
 
+from ..compat.placement_tags import place_of
 from ..devices.mesh import Mesh
-from ..graphs.graph import substitute
-from ..patches.placement_tags import place_of
-from .carrying import missing_for
+from ..graph.carrying import missing_for
+from ..graph.graph import substitute
 
 
 class Piece(NamedTuple):

@@ -8,15 +8,15 @@ import theano
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof.graph import ancestors
 
-from ..analysis import SAME, SUM
 from ..devices.context_map import HOST, Context
 from ..devices.mesh import CPU, Mesh
-from ..graphs.graph import shared_variables
-from ..graphs.output_order import by_depth
+from ..graph.analysis import SAME, SUM
+from ..graph.graph import shared_variables
+from ..graph.output_order import by_depth
+from ..graph.partition import Exchange, Program, Stage
+from ..graph.random_streams import is_random_state
 from ..options import UPDATE_ON, Options
-from ..replicas.random_streams import is_random_state
 from .buckets import buckets, bytes_of_gradients
-from .partition import Exchange, Program, Stage
 from .pieces import Piece, Places, cut
 from .shares import Machine, Shares
 from .sizes import bytes_of_shared

@@ -11,10 +11,10 @@ from theano.gof import FunctionGraph
 from theano.gof.graph import ancestors, clone_get_equiv, io_toposort
 from theano.tensor.opt import ShapeFeature
 
-from ..analysis import STACK, Gather
-from ..graphs.graph import free_inputs
-from ..graphs.own_flags import builds_graphs
-from ..patches.theano_functions import plain_function
+from ..compat.theano_functions import plain_function
+from ..graph.analysis import STACK, Gather
+from ..graph.graph import free_inputs
+from ..graph.own_flags import builds_graphs
 
 Sizes = Tuple[int, ...]
 Shapes = Dict[theano.Variable, Sizes]

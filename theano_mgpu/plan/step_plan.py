@@ -9,8 +9,8 @@ from theano.compile.sharedvalue import SharedVariable
 
 from ..devices.context_map import Context
 from ..devices.mesh import Mesh
+from ..graph.partition import Exchange, Output, Program
 from .explain import explained
-from .partition import Exchange, Output, Program
 from .shares import Machine, Shares
 
 Variables = Tuple[theano.Variable, ...]

@@ -11,7 +11,7 @@ import theano
 from ..devices.context_map import HOST, Context
 from ..plan import Part, StepPlan
 from ..plan.shares import Span
-from ..replicas.transfers import DeviceBuffers, copy_to, is_on
+from .replicas.transfers import DeviceBuffers, copy_to, is_on
 
 Values = Dict[theano.Variable, Any]
 

@@ -7,16 +7,16 @@ import numpy as np
 import theano
 from theano.compile.sharedvalue import SharedVariable
 
+from ..comm.activities import BUILD, SHARE
+from ..comm.collectives import all_gather_int
+from ..comm.communicator import Communicator
+from ..comm.consistency import take_values_of_first
 from ..devices.mesh import Mesh
-from ..distributed.activities import BUILD, SHARE
-from ..distributed.collectives import all_gather_int
-from ..distributed.communicator import Communicator
-from ..distributed.consistency import take_values_of_first
 from ..errors import RankError
-from ..graphs import graph
+from ..graph import graph
 from ..options import UPDATE_ON, Options
 from ..plan import Machine
-from ..replicas.replicated import Replicated
+from .replicas.replicated import Replicated
 
 
 def gather_machine(ranks: Communicator, mesh: Mesh, options: Options) -> Machine:

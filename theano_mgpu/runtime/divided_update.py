@@ -5,12 +5,12 @@ from typing import Any, Sequence
 
 import numpy as np
 
-from ..distributed.activities import GATHER, READ
-from ..distributed.communicator import Communicator
+from ..comm.activities import GATHER, READ
+from ..comm.communicator import Communicator
 from ..errors import GraphError
 from ..plan import DividedUpdate
-from ..replicas.replicated import Replicated, replicated
-from ..replicas.transfers import fetch
+from .replicas.replicated import Replicated, replicated
+from .replicas.transfers import fetch
 
 
 class UpdateOwners:

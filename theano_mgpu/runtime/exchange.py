@@ -5,10 +5,10 @@ from typing import Any, Sequence
 
 import numpy as np
 
-from ..analysis import SAME, STACK, SUM, Gather, Reduction
-from ..distributed.collectives import all_gather_int, all_gather_object, all_gather_rows, all_reduce_small
-from ..distributed.communicator import Communicator
-from ..replicas.transfers import concatenated
+from ..comm.collectives import all_gather_int, all_gather_object, all_gather_rows, all_reduce_small
+from ..comm.communicator import Communicator
+from ..graph.analysis import SAME, STACK, SUM, Gather, Reduction
+from .replicas.transfers import concatenated
 
 
 def exchanged(parts: Sequence[Sequence[Any]], reductions: Sequence[Reduction], lengths: Sequence[int],

@@ -8,21 +8,21 @@ import theano
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof.graph import ancestors
 
+from ..comm.alone import Alone
+from ..comm.communicator import Communicator
+from ..comm.compilation import first_compiler
 from ..devices.context_map import HOST, Context
 from ..devices.contexts import contexts as active_contexts
-from ..distributed.alone import Alone
-from ..distributed.communicator import Communicator
-from ..distributed.compilation import first_compiler
-from ..graphs import graph
+from ..graph import graph
 from ..plan import Part, Program, StepPlan, SumGroup
-from ..profiling.timeline import Timings
-from ..replicas.replicated import Replicated, replicated
-from ..replicas.transfers import DeviceBuffers
 from ..utils import progress
 from .consensus import check_same_graph, share_first_values
 from .divided_update import UpdateOwners
 from .launcher import Launcher, MemoryExplained, choose_executor
+from .replicas.replicated import Replicated, replicated
+from .replicas.transfers import DeviceBuffers
 from .sums import SUMS, HostSums, OverRanks
+from .timeline import Timings
 
 
 class CompiledPart:

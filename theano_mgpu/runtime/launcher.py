@@ -3,16 +3,16 @@ from __future__ import annotations
 
 from typing import Any, Callable, Sequence
 
-from ..analysis import NOT_DIVISIBLE
 from ..devices.context_map import Context, describe
 from ..devices.contexts import contexts as active_contexts
 from ..devices.contexts import gpu_context, is_lost
 from ..devices.discovery import reason
 from ..errors import BatchError, ReplicaError, noted
-from ..executors import Executor, TaskError, make_executor
-from ..graphs.audit import audit
-from ..profiling.timeline import Timings, on_track
+from ..graph.analysis import NOT_DIVISIBLE
+from ..graph.audit import audit
 from .batch import Shard
+from .executors import Executor, TaskError, make_executor
+from .timeline import Timings, on_track
 
 # What drivers, and Theano's own ops, say where there is too little memory on a device.
 OUT_OF_MEMORY = ('CUDA_ERROR_OUT_OF_MEMORY', 'CL_MEM_OBJECT_ALLOCATION_FAILURE', 'CL_OUT_OF_RESOURCES',

@@ -8,19 +8,19 @@ from typing import Any, NamedTuple, Sequence
 import numpy as np
 import theano
 
-from ..analysis import SAME, STACK, Reduction
+from ..comm.alone import Alone
+from ..comm.communicator import Communicator
 from ..devices.context_map import Context
-from ..distributed.alone import Alone
-from ..distributed.communicator import Communicator
+from ..graph.analysis import SAME, STACK, Reduction
 from ..plan import Output, Part
 from ..plan.schedule import schedule
 from ..plan.step_plan import Boundary
-from ..replicas.replicated import Replicated
-from ..replicas.transfers import copy_to, fetch, own_copy, wait
 from .batch import Batch, Outbox, Shard, Sum, Values
 from .exchange import exchanged
 from .executable import Executable
 from .launcher import MemoryExplained
+from .replicas.replicated import Replicated
+from .replicas.transfers import copy_to, fetch, own_copy, wait
 from .transaction import Transaction
 
 Work = Sequence[Any]  # of (Part, Shard)

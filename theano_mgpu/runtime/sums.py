@@ -8,18 +8,18 @@ from typing import Any, Collection, Mapping, Sequence
 import numpy as np
 import theano
 
+from ..comm.activities import ADD
+from ..comm.communicator import Communicator
+from ..comm.half_precision import all_reduce_in_half
+from ..comm.host_sum import all_reduce, bucket_ranges
 from ..devices.context_map import Context
-from ..distributed.activities import ADD
-from ..distributed.communicator import Communicator
-from ..distributed.half_precision import all_reduce_in_half
-from ..graphs.graph import compile_for
+from ..graph.graph import compile_for
 from ..plan import AllReduce, ReduceScatter, SumGroup
-from ..profiling.timeline import Timings, span
-from ..replicas.collectives import all_reduce, bucket_ranges
-from ..replicas.transfers import Fetcher, FlatBuffers, Sender, describe
 from ..utils.worker_threads import Task, WorkerThreads
 from .batch import Shard, Sum, Values
 from .launcher import Launcher
+from .replicas.transfers import Fetcher, FlatBuffers, Sender, describe
+from .timeline import Timings, span
 
 
 class HostSums:

@@ -6,8 +6,8 @@ from typing import Any, Callable
 import numpy as np
 from theano.compile.sharedvalue import SharedVariable
 
-from ..patches.shared_variables import watcher_of
-from ..replicas.transfers import own_copy, wait
+from ..compat.shared_variables import watcher_of
+from .replicas.transfers import own_copy, wait
 
 
 class Transaction:

@@ -8,7 +8,7 @@ import threading
 from typing import Any, Callable, Iterator
 
 from ..errors import MgpuError
-from ..jobs import mpi_environment, rank_process
+from . import mpi_environment, rank_process
 from .attributes import temporarily
 
 PATIENCE = 5.0  # seconds

@@ -39,13 +39,13 @@ from typing import Any, Callable, Sequence
 
 import numpy as np
 
+from ...comm import mpi_library
+from ...comm.allocation import allocation
 from ...devices import discovery
 from ...devices.context_map import Context
 from ...devices.contexts import init
 from ...errors import MgpuError, MissingError
-from ...jobs import mpi_environment, mpi_library
-from ...jobs.allocation import allocation
-from ...utils import progress
+from ...utils import mpi_environment, progress
 from ...utils.files import check_writable, whole_text
 from ...utils.tables import counted
 from ..config import devices, positive

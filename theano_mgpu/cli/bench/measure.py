@@ -122,7 +122,7 @@ def cold_buffers(n_bytes: int, n: int) -> list[list[np.ndarray]]:
 
 def reduce_rate(n_bytes: int, n: int) -> float:
     """Return the bytes of gradients a second that the host adds: n buffers into another one, as in a step."""
-    from ...replicas.collectives import all_reduce
+    from ...comm.host_sum import all_reduce
     return n * n_bytes / median_seconds(lambda total, *buffers: all_reduce(buffers, total),
                                         cold_buffers(n_bytes, n + 1))
 

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from theano.configparser import change_flags
 
+from ...comm.activities import SHARE
+from ...comm.mpi import import_mpi, mpi_communicator
 from ...devices.contexts import init
-from ...distributed.activities import SHARE
-from ...distributed.mpi import import_mpi, mpi_communicator
 from .measure import Trainee, cold_buffers, median_seconds, reduce_rate
 from .models import Recipe
 from .scaling import Block, means

@@ -17,7 +17,7 @@ import functools
 import textwrap
 from typing import Any, Callable, Iterator
 
-from ...jobs import mpi_environment, rank_process
+from ...utils import mpi_environment, rank_process
 from ..output import print_json
 from . import advice, device_checks, host_checks, mpi_checks
 from .host_checks import FAIL, SKIP, Finding, Setup

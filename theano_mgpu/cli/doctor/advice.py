@@ -5,10 +5,10 @@ import os
 from typing import NamedTuple, Sequence
 
 from ... import config
+from ...comm.allocation import allocation
 from ...devices import discovery
 from ...devices.contexts import flagged
-from ...jobs import mpi_environment
-from ...jobs.allocation import allocation
+from ...utils import mpi_environment
 from . import device_checks
 from .host_checks import FAIL, WARN, Finding, Setup
 

@@ -6,10 +6,10 @@ import glob
 import re
 from typing import Any
 
+from ...compat import cuda_contexts
 from ...devices import cuda_libraries, discovery
 from ...devices.context_map import Context, describe
 from ...devices.contexts import init
-from ...patches import cuda_contexts
 from ..output import quietly
 from .host_checks import FAIL, OK, SKIP, Finding, Setup, broken, first_line, random_matrices, version_tuple
 

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import theano_mgpu
 
 from ... import config
+from ...comm import mpi_library
 from ...devices.context_map import Context, describe
 from ...devices.contexts import configured
 from ...errors import MgpuError, ReplicaError
-from ...jobs import mpi_library
 from ..output import quietly
 
 OK, WARN, FAIL, SKIP = 'ok', 'warn', 'fail', 'skip'

@@ -4,9 +4,10 @@ from __future__ import annotations
 import subprocess
 from importlib import metadata
 
+from ...comm import mpi_library
+from ...comm.allocation import Allocation, allocation
 from ...errors import MgpuError
-from ...jobs import mpi_environment, mpi_library
-from ...jobs.allocation import Allocation, allocation
+from ...utils import mpi_environment
 from ..job_command import choose_start, starting_environment
 from .host_checks import FAIL, OK, SKIP, WARN, Finding, Setup
 
@@ -68,7 +69,7 @@ def all_on_one(ranks: int, job: Allocation) -> Finding:
 
 def check_job(setup: Setup) -> Finding:
     """Check that MPI finds the other processes of this process's job, on all hosts of the allocation."""
-    from ...distributed.mpi import import_mpi
+    from ...comm.mpi import import_mpi
     ranks = mpi_environment.size()
     try:
         library = import_mpi().Get_library_version()

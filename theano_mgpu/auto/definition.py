@@ -1,0 +1,83 @@
+"""The graph of a `theano.function` that `enable` has found."""
+from __future__ import annotations
+
+from typing import Any, Mapping, Sequence
+
+import theano
+from theano.compile.sharedvalue import SharedVariable
+
+from ..errors import GraphError
+from ..graph.graph import substitute
+from ..graph.own_flags import builds_graphs
+from ..graph.updates import with_givens
+from .function_call import explicit_inputs
+
+
+class Refusal(GraphError):
+    """The reason why a function, or a batch of it, is not divided."""
+
+
+class Definition:
+    """The graph of a `theano.function`, with givens and default updates, before Theano's optimiser.
+
+    Parameters
+    ----------
+    function : theano.compile.function_module.Function
+
+    Attributes
+    ----------
+    inputs : list of theano.In
+        The inputs that a call may be given.
+    outputs : list of theano.Variable
+    states : list of theano.Variable
+        New values of the inputs that have an update, see `theano.In`.
+    updates : dict of SharedVariable to theano.Variable
+    """
+
+    def __init__(self, function: Any) -> None:
+        maker = function.maker
+        self.inputs = [each for each, _ in explicit_inputs(function)]
+        self.outputs = [output.variable for output in maker.outputs]
+        self.states = [each.update for each in self.inputs if each.update is not None]
+        self.updates = {each.variable: each.update for each in maker.inputs if each.shared and each.update is not None}
+        self._held = [each.variable for each in maker.expanded_inputs
+                      if isinstance(each.value, theano.gof.Container) != isinstance(each.variable, SharedVariable)]
+
+    @builds_graphs
+    def copied(self, swap: Mapping[Any, Any] | None, delete_updates: bool) -> Definition:
+        """Return the Definition of a copy, see `Function.copy`."""
+        new, swap = object.__new__(Definition), swap or {}
+        updates = {} if delete_updates else self.updates
+        graph = substitute(self.outputs + self.states + list(updates.values()), swap)
+        first_state, first_update = len(self.outputs), len(self.outputs) + len(self.states)
+        new.inputs, new.outputs, new._held = self.inputs, graph[:first_state], self._held
+        new.states = [] if delete_updates else graph[first_state:first_update]
+        new.updates = dict(zip([swap.get(variable, variable) for variable in updates], graph[first_update:]))
+        return new
+
+    @builds_graphs
+    def on_host(self, subset: Sequence[int] | None = None) -> tuple[list[Any], list[Any], dict[Any, Any]]:
+        """Return the graph of all outputs, or of some, in variables of the host.
+
+        Parameters
+        ----------
+        subset : list of int, optional
+
+        Returns
+        -------
+        list of theano.Variable
+            The explicit inputs.
+        list of theano.Variable
+            The outputs, then the new states.
+        dict of SharedVariable to theano.Variable
+
+        Raises
+        ------
+        GraphError
+            If contexts cannot run the graph.
+        """
+        if self._held:
+            raise Refusal('theano.In(%s) has the value of a container' % self._held[0])
+        outputs = self.outputs if subset is None else [self.outputs[i] for i in subset]
+        graph = with_givens(outputs + self.states, self.updates, None, no_default_updates=True)
+        return ([each.variable for each in self.inputs], *graph)

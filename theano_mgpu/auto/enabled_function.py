@@ -1,0 +1,230 @@
+"""A `theano.function` of `enable`: plain Theano or a ParallelFunction runs in its place."""
+from __future__ import annotations
+
+import functools
+import threading
+from typing import Any
+
+from ..comm.choice import choose_ranks
+from ..compat.theano_functions import shown
+from ..errors import LengthError, MgpuError, in_one_line
+from ..parallel_function import ParallelFunction
+from .chooser import Chooser, State, Way
+from .definition import Definition, Refusal
+from .enabled import Enabled
+from .fallback import FAILED, by_plain, is_for_plain
+from .function_call import FunctionCall
+from .in_place import InPlaceUpdates
+from .programs import Programs
+from .report import FunctionUsage
+
+FAILURES = 3  # calls that may fail over the contexts and not in plain Theano
+
+NO_BATCH = 'no batch enters it'
+NO_BATCH_YET = 'no call has shown a batch of more than one sample'
+NOT_TIMED = 'it was not called often enough to be timed'
+NOT_COMPUTED = 'no call of it has succeeded'
+
+
+class EnabledFunction:
+    """A callable in place of a `theano.function`: plain Theano or a ParallelFunction, whichever is faster.
+
+    Parameters
+    ----------
+    enabled : EnabledFunctions
+    function : theano.compile.function_module.Function
+    usage : FunctionUsage
+    definition : Definition, optional
+        By default the graph of the function. Of a copy, Theano has kept the optimised graph alone.
+    """
+
+    _how = 'divided'  # in the summary
+    _not_divided = '%s stays on one device: %s'
+
+    def __init__(self, enabled: Enabled, function: Any, usage: FunctionUsage,
+                 definition: Definition | None = None) -> None:
+        self._enabled, self._function, self._usage = enabled, function, usage
+        self._definition, self._in_place = definition or Definition(function), InPlaceUpdates(function)
+        self._ranks, self._lock = choose_ranks(None), threading.RLock()
+        self._programs: dict[str | None, Programs] = {}  # by the text of the outputs that were asked for, None for all
+        self._refusal: str | None = None
+        self._n_failures, self._has_failed = 0, False
+        self._raises_refusals = enabled.strict
+        self._chooser = Chooser(State.SEVERAL if enabled.always else State.TIMES_ONE, self._ranks)
+        self._is_called = False
+
+    @property
+    def step(self) -> ParallelFunction | None:
+        """The ParallelFunction of all outputs, or of some where all were never asked for; None if there is none."""
+        return next((programs.step for programs in self._programs.values()), None)
+
+    def __call__(self, args: Any, kwargs: Any) -> Any:
+        if not self._is_called:
+            self._is_called = True
+            self._usage.run_on([], NOT_COMPUTED)
+        if self._chooser.state is State.SEVERAL:
+            return self._over_contexts(args, kwargs)
+        return self._by_chosen_way(args, kwargs)
+
+    def copied(self, function: Any, swap: Any, delete_updates: bool) -> None:
+        """Run a copy of the function over the contexts, too."""
+        usage = self._enabled.report.usage(shown(function.name))
+        function.mgpu_divided = type(self)(self._enabled, function, usage,
+                                           self._definition.copied(swap, delete_updates))
+
+    # ------------------------------------------------------------------------------- one device or several contexts
+
+    def _by_chosen_way(self, args, kwargs):
+        chooser, before = self._chooser, self._chooser.state
+        results = chooser.run(functools.partial(self._in_way, args, kwargs))
+        if chooser.state is before:
+            if before is State.TIMES_ONE:
+                self._usage.run_on([], NOT_TIMED)
+        elif chooser.state is State.SEVERAL:
+            self._usage.run_on(self.step.contexts, chooser.reason())
+        elif chooser.state is State.ONE:
+            self._stay(chooser.reason(), may_grow=True)
+        return results
+
+    def _in_way(self, args, kwargs, way):
+        """Compute a call; return the results, and whether its time counts.
+
+        A call of some outputs does not count, nor does a call over the contexts that plain Theano computes in their
+        place.
+        """
+        before = self._usage.calls
+        results = self._plain(args, kwargs) if way is Way.ONE else self._over_contexts(args, kwargs)
+        return results, kwargs.get('output_subset') is None and (way is Way.ONE or self._usage.calls > before)
+
+    def _plain(self, args, kwargs):
+        return self._function.plain_call(*args, **kwargs)
+
+    def _stay(self, why, may_grow=False):
+        """Run on one device from now on; if calls may take longer later, time some of them now and then."""
+        self._usage.run_on([], why)
+        # Ranks time together, which a function of one device need not do.
+        may_grow = may_grow and self._ranks.size == 1 and self._may_divide()
+        self._programs = {}
+        if may_grow:
+            self._chooser.rest()
+        else:
+            self._chooser = Chooser(State.ONE, self._ranks)
+            del self._function.mgpu_divided
+
+    def _may_divide(self):
+        try:
+            return self._programs_of(None, None).may_divide
+        except MgpuError:
+            return False
+
+    # --------------------------------------------------------------------------------------------- over the contexts
+
+    def _over_contexts(self, args, kwargs):
+        # One line, because Ctrl-C may raise between two lines, after the lock is taken and before `with` can free it.
+        with self._lock: return self._call(args, kwargs)  # noqa: E701
+
+    def _call(self, args, kwargs):
+        subset = kwargs.get('output_subset')
+        key = None if subset is None else str(subset)
+        programs = self._programs.get(key)
+        news = programs is None or programs.is_news(args, kwargs)
+        if not news and self._is_plain(programs):
+            return self._plain(args, kwargs)
+        call = FunctionCall(self._function, functools.partial(self._compute, key, news))
+        try:
+            results = call.run(args, kwargs)
+        except Exception:
+            if call.failure is None or self._enabled.strict or not is_for_plain(call.failure):
+                raise
+        if call.failure is not None:
+            call.undo()
+            results = by_plain(functools.partial(self._plain, args, kwargs), call.failure, self._ranks)
+            self._note_failure(call.failure)
+        elif call.afterwards is not None:
+            call.undo()
+            results = self._plain(args, kwargs)
+            call.afterwards()
+        return results
+
+    def _programs_of(self, key, subset):
+        """Return the Programs of some outputs; an MgpuError if contexts cannot run their graph."""
+        if key not in self._programs:
+            self._programs[key] = Programs(*self._definition.on_host(subset), self._compiled)
+        return self._programs[key]
+
+    def _is_plain(self, programs):
+        """Return whether plain Theano is to compute a call that shows no new batch."""
+        return programs.step is None
+
+    def _note_failure(self, failure):
+        """Go on with one device where calls fail over the contexts again and again; one alone may do so by its data."""
+        text = in_one_line(failure)
+        self._n_failures += 1
+        if self._n_failures == 1:
+            self._enabled.tell('%s continues on one device: %s' % (self._usage.name, text))
+        if self._n_failures < FAILURES:
+            self._usage.run_on([], FAILED % text)
+            self._has_failed = True
+        else:
+            self._stay(FAILED % text)
+
+    def _note_undivided(self, programs):
+        """Note why plain Theano has computed a call without a batch that can be divided."""
+        if programs.may_divide:
+            self._usage.run_on([], self._refusal or NO_BATCH_YET)
+        else:
+            self._stay(self._refusal or NO_BATCH)
+
+    def _compute(self, key, news, values, subset):
+        """Compute the outputs and new values over the contexts, see `FunctionCall`."""
+        try:
+            programs = self._programs_of(key, subset)
+        except MgpuError as error:
+            return functools.partial(self._stay, str(error))
+        if programs.step is None or news:
+            self._choose(programs.choose, programs, values)
+        if programs.step is None:
+            return functools.partial(self._note_undivided, programs)
+        try:
+            return self._by(programs.step, values)
+        except LengthError:
+            if not programs.choose_made(values):
+                return functools.partial(self._choose, programs.change, programs, values)
+        return self._by(programs.step, values)
+
+    def _by(self, step, values):
+        lent = self._in_place.lent()
+        results = step.step(values, {})
+        self._in_place.write(lent)
+        self._usage.add(step.samples)
+        if self._has_failed:
+            self._has_failed = False
+            self._usage.run_on(step.contexts, self._how)
+        return results
+
+    def _choose(self, choose, programs, values):
+        """Choose the step of a batch, or keep the present one and say why; with `strict`, raise a first refusal."""
+        is_first = programs.step is None
+        try:
+            if choose(values):
+                self._verify(programs.step, values)
+                if is_first:
+                    self._usage.run_on(programs.step.contexts, self._how)
+        except Refusal as refusal:
+            if is_first and self._raises_refusals:
+                programs.forget_refusals()
+                raise
+            if self._refusal is None:
+                text = self._not_divided if is_first else '%s computes some batches on one device: %s'
+                self._enabled.tell(text % (self._usage.name, refusal))
+            self._refusal = str(refusal)
+
+    def _verify(self, step, values):
+        """Show how a first batch compares with one device, if this is asked for."""
+        if self._enabled.verifies:
+            self._enabled.show_report(self._usage.name, functools.partial(step.verify, *values))
+
+    def _compiled(self, inputs, outputs, updates, **options):
+        return ParallelFunction(inputs, outputs, updates, no_default_updates=True, contexts=self._enabled.contexts(),
+                                mode=self._function.maker.mode, name=self._function.name, batch_of_rank_0=True,
+                                **options)

@@ -1,0 +1,42 @@
+"""Calls that have failed over the contexts: plain Theano, or plain Keras, computes them whole.
+
+An error of plain Theano is the error that one device gives. Without one, the error over the contexts came of dividing.
+"""
+from __future__ import annotations
+
+from typing import Any, Callable
+
+from ..comm.activities import AGREE
+from ..comm.communicator import Communicator
+from ..comm.failures import failing_together
+from ..errors import RankError, is_of_call, noting
+
+FAILED = 'it failed over the contexts: %s'  # why plain Theano or Keras has computed a call
+
+
+def is_for_plain(error: BaseException) -> bool:
+    """Return whether plain Theano can explain an error over the contexts, since the error is not one of the ranks."""
+    return is_of_call(error) and not isinstance(error, RankError)
+
+
+def by_plain(compute: Callable[[], Any], failure: BaseException, ranks: Communicator) -> Any:
+    """Compute a call that has failed over the contexts, and that has changed nothing.
+
+    Parameters
+    ----------
+    compute : callable
+        Computes the call whole, without arguments.
+    failure : Exception
+        The error over the contexts. The error of `compute` gets its notes, such as the name of the replica.
+    ranks : Communicator
+        The processes that make the same call: all have failed if one has.
+
+    Returns
+    -------
+    object
+        What ``compute()`` returns.
+    """
+    with failing_together(ranks), noting(getattr(failure, '__notes__', ())):
+        results = compute()
+        ranks.handshake((AGREE,))
+    return results

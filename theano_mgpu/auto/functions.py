@@ -1,0 +1,168 @@
+"""`mgpu.enable`: each new `theano.function` runs over the contexts, where that is exact and faster."""
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable, Sequence
+
+import theano
+
+from ..comm.choice import choose_ranks
+from ..compat import theano_functions
+from ..devices.choice import resolve_contexts
+from ..devices.context_map import Context
+from ..errors import warn
+from ..graph.placement.propagation import is_placed
+from ..options import Options
+from .enabled import Enabled
+from .enabled_function import NO_BATCH, EnabledFunction
+from .placed_function import NOT_PLACED, PlacedFunction
+from .report import FunctionReport
+
+OWN_SAMPLES = 'each process has samples of its own: use mgpu.function, which adds over processes'
+ONE_CPU = 'there is one context, on the CPU'
+NOTHING_DIVIDED = ONE_CPU + (': nothing is divided. To use several cores, start processes: theano-mgpu launch -n 2 run '
+                             'SCRIPT. To use other devices, map contexts to them; theano-mgpu devices lists them')
+
+def enable(contexts: Any = None, strict: bool = False, verify: bool = False, always: bool = False,
+           tell: Callable[[str], object] = warn) -> FunctionReport:
+    """Run every `theano.function` of the future over several contexts, where that is exact and faster.
+
+    A function whose arguments have samples, or that slices its batch from shared data sets, is timed on its first
+    calls, on one device by plain Theano and over the contexts, and continues in the faster way. Each of these calls
+    computes the usual results. A function whose graph is placed (see `device`) runs on its devices from the first call
+    on, with or without a batch. Everything else stays plain Theano: functions without a batch, graphs that cannot be
+    computed in parts, short calls. ``theano-mgpu run`` enables it for a whole script.
+
+    Parameters
+    ----------
+    contexts : list of str or Context, or callable, optional
+        As for `mgpu.function`; all by default. A callable returns them, and is called with the first function.
+    strict : bool
+        Raise a GraphError for a function that has a batch and cannot be computed in parts, and at once for flags with
+        which results differ from one device.
+    verify : bool
+        Compare the first batch of each function over the contexts with plain Theano, and print the report to stderr;
+        with `strict` a difference is an error.
+    always : bool
+        Divide each function that can be divided, without timing: every run of a script then gives the same rounding.
+    tell : callable
+        Called with each message for the user; by default it issues an MgpuWarning.
+
+    Returns
+    -------
+    FunctionReport
+        Where each function ran, and why. Print it.
+
+    Raises
+    ------
+    ContextError
+        If one of the contexts is not mapped, or its device cannot be opened.
+    GraphError
+        With `strict`, for a flag with which results differ from one device.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import theano_mgpu, theano.tensor as T
+    >>> contexts = theano_mgpu.init('dev0->cpu;dev1->cpu')
+    >>> report = enable(always=True)
+    >>> x = T.dmatrix('x')
+    >>> f = theano.function([x], x.sum(), mode='FAST_COMPILE', name='total')
+    >>> f(np.ones((7, 2)))
+    array(14.)
+    >>> report.usages[0].samples, [context.name for context in report.usages[0].contexts]
+    (7, ['dev0', 'dev1'])
+    >>> disable()
+    """
+    if not callable(contexts):
+        resolved = resolve_contexts(contexts)  # an error now, not with the first function
+        if contexts is None and has_one_cpu(resolved) and not always:
+            tell(NOTHING_DIVIDED)
+        contexts = functools.partial(resolve_contexts, contexts)
+    report = FunctionReport()
+    _attach_once()
+    EnabledFunctions(functools.lru_cache(None)(contexts), report, strict, verify, always, tell).begin()
+    return report
+
+
+def disable() -> None:
+    """Leave functions that are made from now on to plain Theano; those that were made before stay as they are."""
+    EnabledFunctions.end()
+
+
+@functools.lru_cache(None)
+def _attach_once():
+    theano_functions.after_each_function(_attach, first=True)
+    theano_functions.divide_copies()
+
+
+def _attach(function, arguments):
+    if EnabledFunctions.in_force is not None:
+        EnabledFunctions.in_force.attach(function, arguments)
+    return EnabledFunctions.in_force is not None
+
+
+class EnabledFunctions(Enabled):
+    """The arguments of an `enable` of Theano functions.
+
+    Parameters
+    ----------
+    contexts : callable
+        Returns the list of Context to run over.
+    *arguments
+        The arguments of an Enabled.
+    """
+
+    in_force: EnabledFunctions | None = None
+
+    def __init__(self, contexts: Callable[[], Sequence[Context]], *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.contexts, self._tell_once = contexts, functools.lru_cache(None)(self.tell)
+
+    def attach(self, function: Any, arguments: dict[str, Any]) -> None:
+        """Run a new function over the contexts, if it may have a batch.
+
+        Parameters
+        ----------
+        function : theano.compile.function_module.Function
+        arguments : dict
+            The arguments of `theano.function`.
+        """
+        name = theano_functions.name_for_user(arguments)
+        if name is None:
+            return
+        usage = self.report.usage(theano_functions.shown(name))
+        placed = is_placed(theano_functions.graph_of(function))
+        obstacle = _obstacle(arguments, placed)
+        if obstacle == OWN_SAMPLES:
+            self._tell_once('with --sharded (mgpu.data=sharded) each process has samples of its own: Theano functions '
+                            'are not divided, and each process computes its own results. Use mgpu.function, or leave '
+                            'out --sharded')
+        # A device that cannot be opened is an error, whether or not this function uses it.
+        if not obstacle and not placed and has_one_cpu(self.contexts()) and not self.always:
+            obstacle = ONE_CPU
+        if obstacle:
+            usage.run_on([], obstacle)
+            if placed:
+                self.tell(NOT_PLACED % (usage.name, obstacle))
+        else:
+            function.mgpu_divided = (PlacedFunction if placed else EnabledFunction)(self, function, usage)
+
+
+def has_one_cpu(contexts: Sequence[Any]) -> bool:
+    """Return whether there is nothing to divide among."""
+    kinds = [getattr(context, 'kind', None) for context in contexts]  # none for a list of contexts
+    return kinds == ['cpu'] and choose_ranks(None).size == 1
+
+
+def _obstacle(arguments, placed):
+    """Return why the arguments of a `theano.function` exclude several contexts; None if they do not."""
+    if not arguments['params'] and not placed:
+        return NO_BATCH
+    if arguments['profile'] or theano.config.profile:
+        return 'it is profiled'
+    if type(theano.compile.get_mode(arguments['mode'])) is not theano.Mode:
+        return 'its mode checks each op'
+    if Options().is_sharded(choose_ranks(None).size):
+        return OWN_SAMPLES
+    return None

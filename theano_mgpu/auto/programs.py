@@ -1,0 +1,258 @@
+"""The programs of a `theano.function` of `enable`: one for each way to take its arguments as a batch."""
+from __future__ import annotations
+
+import itertools
+from typing import Any, Callable, Collection, Iterator, Mapping, NamedTuple, Sequence
+
+import theano
+from theano.compile.sharedvalue import SharedVariable
+
+from ..errors import GraphError
+from ..graph.own_flags import builds_graphs
+from ..parallel_function import ParallelFunction
+from ..plan import CannotCut
+from ..runtime.batches.arguments import axes_for_samples
+from ..runtime.batches.data_sets import Slices
+from ..runtime.batches.free_batch_size import written_lengths
+from .definition import Refusal
+
+REFUSALS = 6  # ways to take the batch that are analysed
+PATTERNS = 1000  # of lengths that are told apart
+EACH = 64        # calls of which each may bring other slices; after them, calls 128, 256, 512, … may
+
+
+class BatchWay(NamedTuple):
+    """A way to take arguments as a batch.
+
+    Attributes
+    ----------
+    axes : dict of theano.Variable to int
+        The inputs that have samples, and along which axis.
+    length : int
+        The number of samples.
+    key : hashable
+        A value that differs for each way that needs a program of its own.
+    """
+
+    axes: dict[theano.Variable, int]
+    length: int
+    key: Any
+
+
+class BatchFinder:
+    """The knowledge of which arguments of a function have samples.
+
+    Parameters
+    ----------
+    inputs : list of theano.Variable
+    outputs : list of theano.Variable
+        The graph, including new values of shared variables.
+    updated : collection of SharedVariable
+        The shared variables that get new values.
+    """
+
+    def __init__(self, inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variable],
+                 updated: Collection[Any]) -> None:
+        self._inputs = inputs
+        self._slices = Slices(inputs, outputs, updated)
+        self._graph, self._updated = outputs, updated
+        self._numbers: set[int] | None = None
+        self._patterns: set[Any] = set()
+        self._calls = 0
+        self._shapes: list[Any] = []  # of the first call
+
+    def __bool__(self) -> bool:
+        """Return whether the function can have a batch at all."""
+        return bool(self._slices) or any(map(axes_for_samples, self._inputs))
+
+    def is_news(self, args: Sequence[Any], kwargs: Mapping[str, Any], of_slices: bool = True) -> bool:
+        """Return whether a call may show a batch that no call before has shown, by the lengths of its arguments.
+
+        The lengths of slices take longer to find out than a small function takes. So they are news of the first calls,
+        and then of ever fewer ones.
+        """
+        if of_slices and self._slices:
+            self._calls += 1
+            if self._calls <= EACH or self._calls & (self._calls - 1) == 0:
+                return True
+        pattern = tuple([_lengths(arg) for arg in args]), tuple([(name, _lengths(kwargs[name])) for name in kwargs])
+        if pattern in self._patterns or len(self._patterns) > PATTERNS:
+            return False
+        self._patterns.add(pattern)
+        return True
+
+    def forget_calls(self) -> None:
+        """Take the lengths of each further call as news."""
+        self._patterns.clear()
+
+    def ways(self, values: Sequence[Any]) -> Iterator[BatchWay]:
+        """Yield ways to take arguments as a batch, the likeliest one first.
+
+        Each is exact if the graph can be divided that way; they differ in cost.
+
+        Parameters
+        ----------
+        values : list of ndarray
+
+        Yields
+        ------
+        BatchWay
+        """
+        shapes = [getattr(value, 'shape', ())[:axes_for_samples(variable)]
+                  for variable, value in zip(self._inputs, values)]
+        self._shapes = self._shapes or shapes
+        sliced = list(self._slices.lengths(values).values())
+        lengths = sorted(set(sliced), reverse=True)
+        if not any(length > 1 for length in lengths):  # no batch, but such as a row of a table
+            lengths += _likeliest(shapes, self._shapes)
+        seen = []
+        for length in lengths:
+            for preferred in (0, 1):
+                axes = [next((axis for axis in (preferred, 1 - preferred) if shape[axis:axis + 1] == (length,)), None)
+                        for shape in shapes]
+                key = tuple(axes), tuple(i for i, each in enumerate(sliced) if each == length), self._number(length)
+                if length > 1 and key not in seen:
+                    seen.append(key)
+                    yield BatchWay({v: axis for v, axis in zip(self._inputs, axes) if axis is not None}, length, key)
+
+    def _number(self, length):
+        """Return the length, where the graph or a state may have it as a number; else None, for any length."""
+        if self._numbers is None:
+            self._numbers = written_lengths(self._graph)
+            self._numbers.update(v.container.unwatched.shape[0] for v in self._updated if axes_for_samples(v))
+        return length if length in self._numbers else None
+
+
+def _lengths(value):
+    """Return the lengths of an argument that are known at once."""
+    shape = getattr(value, 'shape', None)
+    if shape is not None:
+        return shape[:2]
+    return len(value) if isinstance(value, (list, tuple)) else None
+
+
+def _likeliest(shapes, before):
+    """Return the lengths that most arguments have along one of their first two axes, first axes first.
+
+    Lengths of the first axes of other matrices come after them: the length that most arguments share may be a number of
+    features, as in ``dot(x, w) + b``, where x alone has samples. Where most share a length of 1, there may be one
+    sample, unless the other length was another one `before`.
+    """
+    sizes = dict.fromkeys(itertools.chain(*[shape[:1] for shape in shapes], *[shape[1:2] for shape in shapes]))
+    shared = {size: sum(size in shape[:2] for shape in shapes) for size in sizes}
+    likely = [size for size in sizes if shared[size] == max(shared.values())]
+    likely += [shape[0] for shape, other in zip(shapes, before)
+               if len(shape) > 1 and (max(likely) > 1 or shape[0] != other[0])]
+    return [size for size in dict.fromkeys(likely) if not _is_of_features(size, shapes)]
+
+
+def _is_of_features(size, shapes):
+    """Return whether only one matrix has rows of this length, which is then most likely a number of features."""
+    return [shape[1] for shape in shapes if len(shape) == 2].count(size) == 1 and \
+        not any(size in shape[:1] or len(shape) > 2 and size in shape[:2] for shape in shapes)
+
+
+class Programs:
+    """The ParallelFunctions of a graph, and the one that computes the usual batch.
+
+    A choice by the first calls does not hold for ever. Where a batch is along other axes than before, or where there is
+    a batch for the first time, another program is made for it.
+
+    Parameters
+    ----------
+    inputs, outputs : list of theano.Variable
+    updates : dict of SharedVariable to theano.Variable
+    make : callable
+        ``make(inputs, outputs, updates, **options)`` returns a ParallelFunction.
+
+    Attributes
+    ----------
+    step : ParallelFunction or None
+        The one that was chosen last.
+    """
+
+    @builds_graphs
+    def __init__(self, inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variable],
+                 updates: Mapping[SharedVariable, theano.Variable], make: Callable[..., ParallelFunction]) -> None:
+        self._graph, self._make = (inputs, outputs, updates), make
+        self._finder = BatchFinder(inputs, [*outputs, *updates.values()], updates)
+        self._steps: dict[Any, ParallelFunction] = {}  # by the key of a BatchWay
+        self._refused: set[Any] = set()
+        self.step: ParallelFunction | None = None
+
+    @property
+    def may_divide(self) -> bool:
+        """Return whether a later call may have a batch that is divided."""
+        return bool(self._finder) and len(self._refused) < REFUSALS
+
+    def is_news(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Return whether a call may show a batch that no call before has shown."""
+        return self._finder.is_news(args, kwargs, of_slices=self.step is None)
+
+    def choose(self, values: Sequence[Any]) -> bool:
+        """Choose the step of the likeliest batch of a call; keep the present one if there is no other.
+
+        Parameters
+        ----------
+        values : list
+            The values of the inputs.
+
+        Returns
+        -------
+        bool
+            Whether another step was chosen.
+
+        Raises
+        ------
+        Refusal
+            If there is a batch that cannot be divided, and this was not known.
+        """
+        if self.step is not None:
+            ways = list(self._finder.ways(values))
+            own = [way.length for way in ways if self._steps.get(way.key) is self.step]
+            if not own or own[0] == ways[0].length:
+                return False
+        return self.change(values)
+
+    def change(self, values: Sequence[Any]) -> bool:
+        """Choose the step of a batch that the present one cannot compute, see `choose`."""
+        return self._take(self._step_for(values))
+
+    def choose_made(self, values: Sequence[Any]) -> bool:
+        """Choose a step that was made for a batch such as this one; return whether it is another one."""
+        return self._take(next((self._steps[way.key] for way in self._finder.ways(values) if way.key in self._steps),
+                               None))
+
+    def _take(self, step):
+        """Take a step, if there is one; return whether it is another one than before."""
+        before, self.step = self.step, step or self.step
+        return self.step is not before
+
+    def whole(self) -> ParallelFunction:
+        """Make the ParallelFunction that divides no batch."""
+        return self._make(*self._graph, samples={}, whole=True)
+
+    def forget_refusals(self) -> None:
+        """Forget the refused ways, so that they are analysed, and refused, again."""
+        self._refused.clear()
+        self._finder.forget_calls()
+
+    def _step_for(self, values):
+        """Return the ParallelFunction for a batch such as this one; None without one, or for a known refusal."""
+        refusal = None
+        for axes, length, key in self._finder.ways(values):
+            if key in self._refused or len(self._refused) >= REFUSALS:
+                continue
+            try:
+                if key not in self._steps:
+                    self._steps[key] = self._make(*self._graph, samples=axes, length=length, example=values,
+                                                  must_divide=True)
+                return self._steps[key]
+            except GraphError as error:
+                refusal = refusal or error
+                self._refused.add(key)
+        if refusal is None:
+            return None
+        if isinstance(refusal.__cause__, CannotCut):  # the text says all that the errors before this one do
+            raise Refusal('it cannot be computed in parts: %s' % refusal.__cause__) from None
+        raise Refusal(str(refusal)) from refusal

@@ -1,0 +1,265 @@
+"""Checks that the processes of a job do the same: that they have the same batch, variables and results."""
+from __future__ import annotations
+
+import functools
+import zlib
+from typing import Any, Callable, Iterable, Sequence
+
+import numpy as np
+
+from ..errors import RankBatchError, RankError
+from ..runtime.replicas.copies import give_value
+from ..runtime.replicas.replicated import Replicated
+from ..utils import rank_process
+from ..utils.checksums import checksum, sampled_checksum
+from .activities import CALL, COMPARE, FEED, INPUTS, SHARE
+from .collectives import broadcast_object
+from .communicator import WIDTH, Communicator
+from .failures import raise_common
+
+COMPARED = 256  # calls of a function that each rank computes whole, after which the ranks compare its results
+
+
+class BatchCheck:
+    """A check that every rank works on the same step of a function.
+
+    Parameters
+    ----------
+    ranks : Communicator
+    number : int
+        The number of the function, the same on all ranks.
+    name : str or None
+    arguments : Arguments
+    sharded : bool
+        Whether each rank is given samples of its own.
+    batch_of_rank_0 : bool
+        Whether all ranks take the arguments of rank 0 where others differ; else a difference is an error.
+    variables : list of Replicated
+        The variables that are the same on each rank.
+    """
+
+    def __init__(self, ranks: Communicator, number: int, name: str | None, arguments: Any, sharded: bool,
+                 batch_of_rank_0: bool, variables: Sequence[Replicated]) -> None:
+        self._ranks, self._number, self._name = ranks, number, name
+        self._inputs, self._split = arguments.inputs, arguments.split
+        self._sharded, self._batch_of_rank_0, self._variables = sharded, batch_of_rank_0, variables
+
+    def __call__(self, calls: int, length: int, values: Sequence[Any] | None) -> tuple[list[int], Sequence[Any] | None]:
+        """Compare one call with the calls of the other ranks.
+
+        Parameters
+        ----------
+        calls : int
+            Calls of the function before.
+        length : int
+            Samples that this rank was given; 0 if its data has ended.
+        values : list of ndarray or None
+            The arguments.
+
+        Returns
+        -------
+        lengths : list of int
+            The samples of each rank.
+        values : list of ndarray or None
+            The arguments to compute: of rank 0, where `batch_of_rank_0` says so and others differ.
+
+        Raises
+        ------
+        RankError, BatchError
+            If the ranks were given different batches, or had their variables set to different values.
+        """
+        ranks, sharded = self._ranks, self._sharded
+        if ranks.size == 1:
+            return [length], values
+        touched = [variable for variable in self._variables if variable.touched]
+        alike = [value for value, split in zip(values or [], self._split) if not (sharded and split)]
+        ours = [length, checksum([checksum(variable.value()) for variable in touched]), sampled_checksum(alike)]
+        lengths, of_variables, of_values = ranks.handshake((CALL, self._number, calls), ours).T
+        if sharded:
+            _check_equal(ranks, np.where(lengths, of_values, of_values[np.argmax(lengths)]), RankBatchError,
+                         'the ranks were given different values of inputs that have no samples', 'checksum %d',
+                         'Call with the same values on every rank, such as the index of a slice; a rank whose data has '
+                         'ended calls join() of the function')
+        elif self._batch_of_rank_0:
+            if (lengths != lengths[0]).any() or (of_values != of_values[0]).any():
+                values, lengths = arguments_of_rank_0(ranks, values, self._name), np.full_like(lengths, lengths[0])
+        else:
+            self._check_alike(lengths, of_values, length, values)
+        _check_equal(ranks, of_variables, RankError, 'variables have different values on different ranks since the '
+                     'last step, among those that were set (here: %s)'
+                     % (', '.join(str(v.variable) for v in touched) or 'none'), 'checksum %d',
+                     'Set the same values on every rank')
+        for variable in touched:
+            variable.touched = False
+        return lengths.tolist(), values
+
+    def _check_alike(self, lengths, of_values, length, values):
+        """Raise a RankBatchError unless all ranks were given the same whole batch."""
+        _check_equal(self._ranks, lengths, RankBatchError, 'the ranks were given batches of different lengths',
+                     '%d samples', 'Give each rank the whole batch, or set mgpu.data=sharded if each has its own part')
+        if (of_values != of_values[0]).any():
+            text = 'the ranks were given different batches of %d samples, which differ in %s'
+            _check_equal(self._ranks, of_values, RankBatchError, text % (length, self._differing(values)),
+                         'checksum %d', 'Give each rank the same arrays, drawn by one seed; a number that one rank '
+                         'alone draws makes all later ones differ. Or set mgpu.data=sharded if each has its own data')
+
+    def _differing(self, values):
+        """Return the names of the inputs that have other values on other ranks."""
+        columns = self._ranks.handshake((SHARE,), list(map(sampled_checksum, values[:WIDTH]))).T
+        return ', '.join(str(variable) for variable, column in zip(self._inputs[:WIDTH], columns)
+                         if (column != column[0]).any())
+
+
+def arguments_of_rank_0(ranks: Communicator, values: Any, name: str | None) -> Any:
+    """Return the arguments of rank 0 on every rank, and say once that the others are not used."""
+    note_difference(name or 'a function')
+    return broadcast_object(ranks, values, activity=FEED)
+
+
+@functools.lru_cache(maxsize=None)
+def note_difference(name: str) -> None:
+    """Tell the user, once for each function, that the data of rank 0 count."""
+    rank_process.note('%s was given other data on rank 0 than on other ranks: those of rank 0 count, as in one '
+                      'process. To send them takes time: draw the same random numbers on each rank, by one seed. If '
+                      'each rank has its own part of the data, pass --sharded (flag mgpu.data=sharded)' % name)
+
+
+class LeadingInputs:
+    """The inputs of one function: on every rank as on rank 0, once the ranks have been given different ones.
+
+    Parameters
+    ----------
+    ranks : Communicator
+    name : str
+        Of the function, for messages.
+
+    Attributes
+    ----------
+    differ : bool
+        Whether the ranks have been given different inputs, or have computed different results. They compare the inputs
+        of each call from then on.
+    """
+
+    def __init__(self, ranks: Communicator, name: str) -> None:
+        self._ranks, self._name, self._number = ranks, name, ranks.functions.add(name)
+        self._calls = 0
+        self.differ = False
+
+    def agree(self, inputs: Any, samples: int) -> Any:
+        """Return the inputs that every rank computes. Every rank has to make the call.
+
+        Parameters
+        ----------
+        inputs : list
+            The inputs of this rank.
+        samples : int
+            Count of samples of this rank: the few elements that are compared do not tell the length of large arrays.
+        """
+        if self._ranks.size == 1:
+            return inputs
+        ours = [samples, sampled_checksum(inputs)]
+        of_ranks = self._ranks.handshake((INPUTS, self._number, self._calls), ours)
+        self._calls += 1
+        if (of_ranks == of_ranks[0]).all():
+            return inputs
+        self.differ = True
+        return arguments_of_rank_0(self._ranks, inputs, self._name)
+
+
+class ComparedFunction:
+    """A function that each rank calls by itself with the same arguments. The ranks compare its results now and then.
+
+    They do so after 1, 2, 4, ..., `COMPARED` calls, after each `COMPARED` further ones, and by `compare`. Where they
+    have computed different numbers, all go on from the numbers of rank 0, as one process would, and take its inputs
+    from then on.
+
+    Parameters
+    ----------
+    function : callable
+        ``function(inputs)`` returns a list whose first item is a number, such as a loss.
+    ranks : Communicator
+    number : int
+        Number of a function over these ranks, for messages.
+    variables : callable
+        ``variables()`` lists the Replicated of all variables that the function reads or updates.
+    leading : LeadingInputs
+        Its `differ` is set where the ranks have computed different numbers.
+
+    Raises
+    ------
+    Exception
+        The error of the function, also where it has failed on another rank alone. This one may have computed some more
+        batches by then; the next call begins with the values of rank 0.
+    """
+
+    def __init__(self, function: Callable[[Any], Sequence[Any]], ranks: Communicator, number: int,
+                 variables: Callable[[], Iterable[Replicated]], leading: LeadingInputs) -> None:
+        self._function, self._ranks, self._number, self._variables = function, ranks, number, variables
+        self._leading = leading
+        self._begin()
+
+    def _begin(self):
+        self._calls = self._compared = self._checksum = 0
+        self._failures = self._ranks.n_failures
+
+    def __call__(self, inputs: Any) -> Sequence[Any]:
+        try:
+            self._catch_up()
+            self._calls += 1
+            results = self._function(inputs)
+            self._checksum = zlib.crc32(np.asarray(results[0]).tobytes(), self._checksum)
+            if self._calls % COMPARED == 0 or self._calls < COMPARED and not self._calls & (self._calls - 1):
+                results = self.compare(results)
+        except BaseException as error:
+            raise_common(self._ranks, error)
+        return results
+
+    def _catch_up(self):
+        """Go on from the values of rank 0 after an error: the ranks may have computed different numbers of batches."""
+        if self._failures != self._ranks.n_failures:
+            self._begin()
+            take_values_of_first(self._ranks, self._variables())
+
+    def compare(self, results: Any = None) -> Any:
+        """Compare the results that have not been compared yet. Every rank has to make the call.
+
+        Returns
+        -------
+        object
+            The `results` of the last call, on rank 0 if the ranks had computed different numbers.
+        """
+        self._catch_up()
+        if self._compared == self._calls:
+            return results
+        self._compared = self._calls
+        checksums = self._ranks.handshake((COMPARE, self._number, self._calls), [self._checksum])[:, 0]
+        if (checksums == checksums[0]).all():
+            return results
+        self._begin()
+        self._leading.differ = True
+        note_difference('a model of short batches, which each rank computes whole,')
+        take_values_of_first(self._ranks, self._variables())
+        return broadcast_object(self._ranks, results, activity=FEED)
+
+
+def take_values_of_first(ranks: Communicator, variables: Iterable[Replicated]) -> None:
+    """Set variables to the values that rank 0 has.
+
+    Parameters
+    ----------
+    ranks : Communicator
+    variables : iterable of Replicated
+    """
+    variables = list(variables)
+    values = [variable.value() for variable in variables]  # on each rank, since a rank may have but a part of one
+    for variable, value in zip(variables, broadcast_object(ranks, values)):
+        give_value(variable.variable, value)
+        variable.after_write()
+        variable.touched = False
+
+
+def _check_equal(ranks, numbers, error, text, form, remedy):
+    """Raise an error that names the number of each rank, unless all are equal."""
+    if (numbers != numbers[0]).any():
+        each = ', '.join('%s %s' % (ranks.name(rank), form % number) for rank, number in enumerate(numbers))
+        raise error('%s: %s. %s' % (text, each, remedy))

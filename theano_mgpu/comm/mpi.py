@@ -1,0 +1,319 @@
+"""The communicator of an MPI job.
+
+In a handshake a few integers go from each rank to each, so that all know that all do the same. A rank that does
+something else, has failed, or does not come is found at once, or in time, and by name.
+"""
+from __future__ import annotations
+
+import atexit
+import functools
+import sys
+import threading
+import time
+from typing import Any, Sequence
+
+import numpy as np
+from theano import config
+
+from ..errors import MgpuError, RankError
+from ..utils import mpi_environment, rank_process
+from . import mpi_library
+from .activities import ADD, COMPARE, COMPILE, END, FAILED, PATIENT, SHARE, SLOW, describe
+from .collectives import all_gather_object, split
+from .communicator import WIDTH, Communicator
+from .failures import description, known_to_all, packed, unpacked
+from .host_sum import all_reduce as sum_of_buffers
+from .mailbox import HANDSHAKE, PARTS, Mailbox
+from .waiting import REMEDY, Watchdog, poll, unanswered
+
+LONGEST = 1 << 30  # bytes in one message: MPI counts up to 2**31
+
+
+@functools.lru_cache(maxsize=None)
+def mpi_communicator() -> MpiCommunicator:
+    """Return the communicator of all processes of this job; the same object for every function."""
+    rank_process.note_joined()
+    return MpiCommunicator(import_mpi())
+
+
+def import_mpi() -> Any:
+    """Return mpi4py's MPI, initialised.
+
+    Raises
+    ------
+    MgpuError
+        If mpi4py or MPI's library is missing, or MPI does not find the processes that the launcher has started.
+    """
+    try:
+        mpi = mpi_library.started()
+    except (ImportError, RuntimeError) as error:
+        raise MgpuError(mpi_library.missing(error)) from error
+    if mpi.COMM_WORLD.size != mpi_environment.size():
+        raise MgpuError(mpi_library.mismatch(mpi.Get_library_version(), mpi.COMM_WORLD.size))
+    return mpi
+
+
+class SingleThreadGuard:
+    """A ``with`` block for one thread at a time, as often within another as it likes: an MgpuError for a second one.
+
+    Parameters
+    ----------
+    ranks : Communicator
+    """
+
+    def __init__(self, ranks: Communicator) -> None:
+        self._ranks = ranks
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise MgpuError('two threads of %s use functions over the ranks of the job at the same time. Every rank '
+                            'has to make the same calls in the same order: call such functions from one thread, or '
+                            "keep them to this process by executor='serial'" % self._ranks.name(self._ranks.rank))
+
+    def __exit__(self, *error: Any) -> None:
+        self._lock.release()
+
+
+class MpiCommunicator(Communicator):
+    """All processes of an MPI job.
+
+    Parameters
+    ----------
+    mpi : module
+        ``mpi4py.MPI``.
+
+    Notes
+    -----
+    After a handshake the ranks exchange values by collectives that block: Open MPI's non-blocking ones take 1.3 to 8
+    times as long from 64 KB on. A watchdog looks after a rank that stops at that very moment.
+
+    An array that one rank owns is a message of its own, from its present memory to new memory of another rank. On one
+    host MPI copies it once where the system lets a process read another one's memory. Open MPI's collectives for parts
+    of different lengths take twice as long, and need all arrays in one piece of memory before.
+    """
+
+    def __init__(self, mpi: Any) -> None:
+        self._mpi, self._comm = mpi, mpi.COMM_WORLD
+        super().__init__(self._comm.rank, self._comm.size, [''] * self._comm.size)
+        self.hosts[self.rank] = rank_process.host()
+        self.single_thread = SingleThreadGuard(self)
+        self.mailbox = Mailbox(mpi, self.single_thread)
+        self._others = [rank for rank in range(self.size) if rank != self.rank]
+        self._activity: Sequence[int] = (SHARE,)
+        self._sent = np.zeros(3 + WIDTH, 'int64')
+        self._received = np.zeros((self.size, 3 + WIDTH), 'int64')
+        self._senders = {rank: self._comm.Recv_init(self._received[rank], rank, HANDSHAKE) for rank in self._others}
+        self._requests = [self._comm.Send_init(self._sent, rank, HANDSHAKE) for rank in self._others]
+        self._requests += self._senders.values()
+        self._watchdog = Watchdog(self._abort)
+        self.hosts = all_gather_object(self, rank_process.host())
+        atexit.register(self._end)
+
+    # ------------------------------------------------------------------------------------------------- handshakes
+
+    def handshake(self, activity: Sequence[int], integers: Sequence[int] = ()) -> np.ndarray:
+        with self.single_thread:
+            self._send_to_each(activity, integers)
+            if (self._received[:, :3] != self._sent[:3]).any():
+                if (self._received[:, 0] == FAILED).any():
+                    raise self._error_of_first(None)
+                self._raise_difference()
+            self._activity = activity
+            return self._received[:, 3:3 + len(integers)].copy()
+
+    def announce_failure(self, error: BaseException, of_step: bool) -> BaseException:
+        with self.single_thread:
+            self._send_to_each((FAILED, of_step))
+            return self._error_of_first(error)
+
+    def _send_to_each(self, activity, integers=()):
+        """Send this rank's integers, and wait for the integers of the others."""
+        self.n_handshakes += 1
+        if self.lost:
+            raise RankError('this process has lost the other ranks of its job (%s). End it, and start the job '
+                            'again from its last checkpoint' % self.lost)
+        self._sent[:] = 0
+        self._sent[:len(activity)] = activity
+        self._sent[3:3 + len(integers)] = integers
+        self._received[self.rank] = self._sent
+        self._mpi.Prequest.Startall(self._requests)
+        self._wait(activity)
+
+    def _wait(self, activity):
+        """Wait for the integers of the others; after an error their messages are left over, and the ranks are lost."""
+        reported = 0.0
+        try:
+            for waited in poll(functools.partial(self._mpi.Request.Testall, self._requests)):
+                limit = config.mgpu.timeout
+                if limit and waited - reported > limit:
+                    reported = waited
+                    self._tell_who_is_missing(activity, waited, limit * (PATIENT if activity[0] in SLOW else 1))
+        except BaseException as error:
+            self.lose(self.lost or str(error) or type(error).__name__)
+            raise
+
+    def _tell_who_is_missing(self, activity, waited, limit):
+        """Say which ranks have not come, or raise a RankError if they have had time enough."""
+        missing = [rank for rank, request in self._senders.items() if not request.Get_status()]
+        if activity[0] == END and missing == [0]:
+            return  # the actions of a script on rank 0 alone, once all is trained, may take any time
+        text = '%s, %s, has waited %.0f s for %s' % (self.name(self.rank), describe(activity, self.functions), waited,
+                                                     ', '.join(map(self.name, missing)))
+        if waited < limit:
+            rank_process.say(text + ', and goes on waiting')
+            return
+        text += ', which did not come'
+        self.lose(text)
+        raise unanswered(text)
+
+    def _raise_difference(self):
+        """Raise a RankError that says which rank does what."""
+        doing = ['%s: %s' % (self.name(rank), describe(row[:3], self.functions))
+                 for rank, row in enumerate(self._received)]
+        ended = [self.name(rank) for rank, row in enumerate(self._received) if row[0] == END]
+        if ended:
+            raise RankError('%s ended while others go on (%s). Every rank has to make the same calls: look for an '
+                            'exit on some ranks only; where each feeds its own data, call join() once they end'
+                            % (', '.join(ended), '; '.join(doing)))
+        raise RankError('the ranks do different things. %s. Every rank has to make the same calls in the same order, '
+                        'from one thread: do on one rank (mgpu.rank() == 0) only what calls no function over several '
+                        'contexts' % '; '.join(doing))
+
+    def _error_of_first(self, error):
+        """Return the error of the first rank that has failed, after a handshake; `error` is this rank's own."""
+        self.n_failures += 1
+        first = int(np.flatnonzero(self._received[:, 0] == FAILED)[0])
+        with self._watchdog((FAILED,)):
+            package = self._comm.bcast(packed(error) if first == self.rank else None, first)
+        if first != self.rank and (error is None or description(error) != package[:2]):
+            where = {COMPILE: 'to compile this function, which was therefore given up on every rank',
+                     COMPARE: 'in one of the last batches. Each rank computes them whole, and this one has done so'}
+            error = unpacked(package, '%s failed %s' % (
+                self.name(first), where.get(self._sent[0], 'here, which was therefore given up on every rank')))
+        return known_to_all(error, bool(self._received[first, 1]))
+
+    # ------------------------------------------------------------------------------------------------ collectives
+
+    def check_threads(self) -> None:
+        if self._mpi.Query_thread() < self._mpi.THREAD_MULTIPLE:
+            raise MgpuError('mgpu.overlap=True exchanges gradients on a thread of its own, and MPI was started without '
+                            'MPI_THREAD_MULTIPLE, which this needs. Leave out mpi4py.rc.thread_level and '
+                            'mpi4py.rc.threads, or set mgpu.overlap=False')
+
+    def all_reduce(self, arrays: Sequence[np.ndarray]) -> None:
+        for array in arrays:
+            total = _summable(array)
+            with self._watchdog((ADD,)):
+                self._comm.Allreduce(self._mpi.IN_PLACE, total)
+            if total is not array:
+                array[...] = total
+
+    def reduce_scatter(self, arrays: Sequence[np.ndarray], owners: Sequence[int]) -> list[np.ndarray | None]:
+        received = {i: [np.empty(array.shape, array.dtype) for _ in self._others]
+                    for i, (array, owner) in enumerate(zip(arrays, owners)) if owner == self.rank}
+        with self._watchdog((ADD,)):
+            requests = []
+            for i, (array, owner) in enumerate(zip(arrays, owners)):
+                requests += [self._receive(part, rank) for part, rank in zip(received[i], self._others)] \
+                    if i in received else [self._send(array, owner)]
+            self._mpi.Request.Waitall(requests)
+        return [_sum(array, received[i]) if i in received else None for i, array in enumerate(arrays)]
+
+    def all_gather(self, rows: np.ndarray, out: np.ndarray, lengths: Sequence[int]) -> None:
+        row = self._bytes(out[:1].nbytes)
+        with self._watchdog(self._activity):
+            self._comm.Allgatherv([_bytes_of(rows), lengths[self.rank], row], [_bytes_of(out), lengths, None, row])
+        row.Free()
+
+    def all_gather_owned(self, arrays: Sequence[np.ndarray], owners: Sequence[int]) -> list[np.ndarray | None]:
+        gathered = [None if owner == self.rank else np.empty(array.shape, array.dtype)
+                    for array, owner in zip(arrays, owners)]
+        with self._watchdog(self._activity):
+            requests = []
+            for array, owner, received in zip(arrays, owners, gathered):
+                requests += [self._send(array, rank) for rank in self._others] if received is None \
+                    else [self._receive(received, owner)]
+            self._mpi.Request.Waitall(requests)
+        return gathered
+
+    def all_to_all(self, messages: Sequence[np.ndarray], lengths: Sequence[int]) -> list[np.ndarray]:
+        received = np.empty(sum(lengths), messages[0].dtype)
+        element = self._bytes(received.itemsize)
+        with self._watchdog(self._activity):
+            self._comm.Alltoallv(
+                [_bytes_of(np.concatenate(messages)), [message.size for message in messages], None, element],
+                [_bytes_of(received), lengths, None, element])
+        element.Free()
+        return split(received, lengths)
+
+    def broadcast(self, arrays: Sequence[np.ndarray], root: int = 0) -> None:
+        with self._watchdog(self._activity):
+            for array in arrays:
+                flat = _bytes_of(array)
+                for start in range(0, flat.size, LONGEST):
+                    self._comm.Bcast([flat[start:start + LONGEST], self._mpi.BYTE], root)
+
+    def _bytes(self, size):
+        """Return MPI's type of some bytes; MPI counts no more than 2**31 of a type."""
+        return self._mpi.BYTE.Create_contiguous(size).Commit()
+
+    def _send(self, array, rank):
+        return self._comm.Isend(_integers_of(np.ascontiguousarray(array)), rank, PARTS)
+
+    def _receive(self, array, rank):
+        return self._comm.Irecv(_integers_of(array), rank, PARTS)
+
+    # ---------------------------------------------------------------------------------------- the end of a process
+
+    def _abort(self, activity, waited):
+        """End the job: called by the watchdog."""
+        rank_process.show_output()
+        others = ' or '.join(map(self.name, self._others))
+        rank_process.say('%s, %s, has waited %.0f s for data from %s, and ends the job; %s'
+                         % (self.name(self.rank), describe(activity, self.functions), waited, others, REMEDY))
+        rank_process.abort(1)
+
+    def _end(self):
+        """Leave the job when the script ends; ranks that have not ended learn of it, and so does this one."""
+        if sys.exc_info()[0] is not None:
+            return
+        if getattr(sys, 'last_type', None) is not None:  # uncaught, and shown by a hook of the script's own
+            rank_process.show_output()
+            rank_process.abort(1)
+        try:
+            if not self.lost:
+                self.handshake((END,))
+        except Exception:  # a RankError, or the error of a rank that has failed
+            rank_process.show_output()
+            if not self.lost:
+                time.sleep(60)  # the other ranks end the job
+        if self.lost:
+            rank_process.say('%s ends the job, since it has lost the other ranks (%s)'
+                             % (self.name(self.rank), self.lost))
+            rank_process.abort(1)
+        # Here, since nothing can look after it once Python has ended; by C, since it keeps Python's lock.
+        rank_process.exit_after(config.mgpu.timeout)
+        for request in self._requests:
+            request.Free()
+        self._mpi.Finalize()
+
+
+def _sum(own, received):
+    """Return the sum of an array and its parts from other ranks, in the memory of the first of these."""
+    return sum_of_buffers([own] + received[1:], received[0], accumulate=True) if received else own
+
+
+def _bytes_of(array):
+    """Return the bytes of a contiguous array, as a one-dimensional view."""
+    return array.reshape(-1).view('uint8') if array.size else np.empty(0, 'uint8')
+
+
+def _integers_of(array):
+    """Return the memory of a contiguous array as integers: MPI has no float16, and counts no more than 2**31 bytes."""
+    return array.reshape(-1).view('int%d' % (8 * min(array.itemsize, 8)))
+
+
+def _summable(array):
+    """Return the array, or a copy of a dtype that MPI can add: it has no float16."""
+    return array.astype('float32') if array.dtype == 'float16' else array

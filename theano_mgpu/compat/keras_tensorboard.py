@@ -1,0 +1,103 @@
+"""Keras's TensorBoard callback, which needs TensorFlow in Keras 2.3.1; here it writes through `Summary`."""
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+
+from ..errors import MgpuError
+from ..utils import rank_process
+from .wrapping import wrap
+
+
+def write_without_tensorflow(tensorboard: Any) -> None:
+    """Write the scalars, histograms, images and graph of ``keras.callbacks.TensorBoard`` without TensorFlow.
+
+    The class stays Keras's: its arguments, when it writes, and under which steps. Without this, it ends with "You need
+    the TensorFlow (v1) module installed to use TensorBoard".
+    """
+    if tensorboard.K.backend() != 'theano':
+        return
+    callback = tensorboard.TensorBoard
+    callback.set_model = _set_model
+    callback.on_epoch_end = _on_epoch_end
+    callback._write_logs = _write_logs
+
+    @wrap(callback)
+    def __init__(original, self, *args, **kwargs):
+        super(callback, self).__init__()
+        bound = inspect.signature(original).bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        arguments = {name: value for name, value in bound.arguments.items() if name != 'self'}
+        _check(**arguments)
+        vars(self).update(arguments, embeddings_metadata=arguments['embeddings_metadata'] or {},
+                          update_freq=1 if arguments['update_freq'] == 'batch' else arguments['update_freq'],
+                          samples_seen=0, samples_seen_at_last_write=0)
+
+
+def _check(histogram_freq, write_grads, embeddings_freq, **others):
+    if embeddings_freq:
+        raise MgpuError('TensorBoard(embeddings_freq=%r): embeddings are not available on Theano; pass '
+                        'embeddings_freq=0. tensorboardX.SummaryWriter.add_embedding writes an array that '
+                        'model.predict returned' % (embeddings_freq,))
+    if write_grads and histogram_freq:
+        raise MgpuError('TensorBoard(write_grads=True): histograms of gradients are not available on Theano; pass '
+                        'write_grads=False. Histograms of weights are written')
+    if histogram_freq:
+        rank_process.note("TensorBoard writes histograms of weights; those of the layers' outputs, which Keras adds on "
+                          'TensorFlow, are not available on Theano')
+
+
+def _set_model(self, model):
+    from ..tensorboard.event_file import Summary
+    self.model = model
+    self.writer = Summary(self.log_dir)
+    if self.write_graph:
+        loss = [model.total_loss] if getattr(model, 'total_loss', None) is not None else []
+        self.writer.graph(model.outputs + loss, _layers(model) + [('loss', loss)])
+
+
+def _layers(model):
+    """Return the name of each layer, and its outputs that the model has."""
+    from theano.gof.graph import ancestors
+    own = set(ancestors(model.outputs))
+    tensors = [(layer.name, sum((node.output_tensors for node in layer._inbound_nodes), [])) for layer in model.layers]
+    return [(name, [tensor for tensor in outputs if tensor in own]) for name, outputs in tensors]
+
+
+def _on_epoch_end(self, epoch, logs=None):
+    if self.histogram_freq and epoch % self.histogram_freq == 0:
+        for layer in self.model.layers:
+            for i, weight in enumerate(layer.weights):
+                name = (weight.name or '%s/weight_%d' % (layer.name, i)).replace(':', '_')
+                value = weight.get_value()
+                self.writer.histogram(name, value, epoch)
+                images = _images(value) if self.write_images else None
+                if images is not None:
+                    self.writer.image(name, images, epoch, max_images=3)
+    self._write_logs(logs or {}, epoch if self.update_freq == 'epoch' else self.samples_seen)
+
+
+def _images(weight):
+    """Return a weight as images from 0 to 1 of shape (images, rows, columns), or None if it has too many dimensions.
+
+    A matrix is lying, a bias is a column; of a kernel of shape (rows, columns, units) each unit is an image.
+    """
+    from keras import backend
+    weight = np.squeeze(weight)
+    if weight.ndim > 3:
+        return None
+    low, high = weight.min(), weight.max()
+    weight = (weight - low) / (high - low if high > low else 1)
+    if weight.ndim == 3:
+        return np.moveaxis(weight, -1, 0) if backend.image_data_format() == 'channels_last' else weight
+    matrix = weight.reshape(len(weight), -1) if weight.ndim else weight.reshape(1, 1)
+    return (matrix.T if weight.ndim == 2 and matrix.shape[0] > matrix.shape[1] else matrix)[None]
+
+
+def _write_logs(self, logs, index):
+    for name, value in logs.items():
+        if name not in ('batch', 'size'):
+            self.writer.scalar(name, value, index)
+    self.writer.flush()

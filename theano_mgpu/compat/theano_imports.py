@@ -1,0 +1,128 @@
+"""The imports of Theano 1.0.5, and a module that scripts import from it."""
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import types
+from typing import Any, ContextManager, Iterator
+
+from ..comm import mpi_library
+from ..errors import MgpuError
+from ..utils import mpi_environment
+
+IMPORTED = 'MGPU_IMPORTED'  # in the environment of processes that this one starts, see theano_mgpu_first.py
+
+
+def have_child_processes_patched() -> None:
+    """Make processes that this one starts import theano_mgpu before Theano and Keras: see theano_mgpu_first.py.
+
+    Without this, the workers of a script end with "module 'numpy' has no attribute 'bool'".
+    """
+    os.environ[IMPORTED] = '1'
+
+
+def disable_scan_extension() -> None:
+    """Use scan's pure-Python loop: its C file is Cython 0.28's and does not build on Python 3.9+.
+
+    Without this, a compiler's error (``tp_print``, ``longintrepr.h``) ends the first scan.
+    """
+    if sys.version_info >= (3, 9):
+        modules: Any = sys.modules
+        modules.setdefault('theano.scan_module.scan_perform_ext', None)
+
+
+def hidden_mpi() -> ContextManager[None]:
+    """Hide mpi4py from Theano 1.0.5 while it is imported, except in a process that mpirun started.
+
+    Theano imports mpi4py wherever it is installed, for two Ops that send and receive. Without this, each
+    process starts MPI, which takes half a second and a daemon; and PyPI's mpi4py on a machine without MPI's
+    library ends ``import theano`` with "RuntimeError: cannot load MPI library".
+    """
+    return _replaced('mpi4py.MPI', None, not mpi_environment.is_rank() or not _has_working_mpi())
+
+
+@contextlib.contextmanager
+def _replaced(name: str, module: Any, replaces: bool) -> Iterator[None]:
+    """Replace a module that is not imported yet by another one in the ``with`` block; by an ImportError for None."""
+    replaces = replaces and name not in sys.modules
+    if replaces:
+        sys.modules[name] = module
+    try:
+        yield
+    finally:
+        if replaces:
+            del sys.modules[name]
+
+
+def _has_working_mpi():
+    try:
+        mpi_library.started()
+    except (ImportError, RuntimeError, MgpuError):  # reported when the ranks are needed: see distributed/mpi.py
+        return False
+    return True
+
+
+def scipy_stats_left_out() -> ContextManager[None]:
+    """Leave out ``scipy.stats`` while Theano is imported: one op needs it, which then imports it by name.
+
+    Without this, each process takes a quarter of a second longer to import Theano.
+    """
+    name = 'scipy.stats'
+    # The attribute imports parts of SciPy by name.
+    return _replaced(name, types.ModuleType(name), hasattr(_scipy(), '__getattr__'))
+
+
+def scipy_signal_left_out() -> ContextManager[None]:
+    """Leave out ``scipy.signal`` while Theano is imported, unless SciPy is older than 1.8.
+
+    Theano imports all of it to find ``scipy.signal.sigtools``, which newer versions do not have; the slow convolutions
+    in Python, for which it is meant, are then missing. Without this, each process takes a tenth of a second longer.
+    """
+    old = re.match(r'0|1\.[0-7]\.', getattr(_scipy(), '__version__', '0'))
+    return _replaced('scipy.signal', None, not old)
+
+
+def _scipy():
+    """Return SciPy, or None: Theano does without it."""
+    try:
+        import scipy
+    except ImportError:
+        return None
+    return scipy
+
+
+def is_command_line() -> bool:
+    """Return whether this program is ``theano-mgpu``, which runs even where Theano cannot be imported."""
+    # Python 3.8 and 3.9 do not show which module `-m` will run.
+    return own_command() is not None or sys.argv[0] == '-m' and not hasattr(sys, 'orig_argv')
+
+
+def own_command() -> str | None:
+    """Return the command, such as 'launch', of ``theano-mgpu`` or ``python -m theano_mgpu``.
+
+    Returns
+    -------
+    str or None
+        None in other programs, and where Python 3.8 and 3.9 do not show which module `-m` will run.
+    """
+    words = getattr(sys, 'orig_argv', [])
+    by_module = sys.argv[0] == '-m' and ('-m', 'theano_mgpu') in zip(words, words[1:])
+    return ' '.join(sys.argv[1:2]) if by_module or os.path.basename(sys.argv[0]) == 'theano-mgpu' else None
+
+
+def restore_downsample() -> None:
+    """Restore ``theano.tensor.signal.downsample``, which Theano 0.9 renamed, for Lasagne 0.1 and scripts of its time.
+
+    Without this, ``import lasagne`` ends with "cannot import name 'downsample'".
+    """
+    from theano.tensor import signal
+    from theano.tensor.signal import pool
+
+    def max_pool_2d(input, ds, ignore_border=None, st=None, padding=(0, 0), mode='max'):
+        return pool.pool_2d(input, ds, ignore_border, st, padding, mode)
+
+    downsample = types.ModuleType(signal.__name__ + '.downsample', 'The names that Theano had before `pool`.')
+    vars(downsample).update(max_pool_2d=max_pool_2d, max_pool_2d_same_size=pool.max_pool_2d_same_size)
+    signal.downsample = sys.modules[downsample.__name__] = downsample

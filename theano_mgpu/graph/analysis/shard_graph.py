@@ -1,0 +1,200 @@
+"""Nodes of the graph that replicas compute on their shards, with the stage of each, and exchanges between stages."""
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable
+
+import theano
+import theano.tensor as T
+from theano.tensor.elemwise import Elemwise
+from theano.tensor.opt import Assert
+
+from ...errors import GraphError
+from .reductions import STACK, Elementwise, Reduction
+from .sizes import size_of
+from .states import CONSTANT, DEPENDENT, FREE, ROWS, WHOLE, State, Value, rows
+
+NOT_DIVISIBLE = 'this batch cannot be divided: '  # how the message of a check begins that fails in a step
+OTHER_LENGTH = NOT_DIVISIBLE + 'a value that meets the samples has not as many rows as there are samples'
+
+
+class CannotCut(GraphError):
+    """A graph cannot be computed exactly from shards; the text names the op and the reason."""
+
+
+class ShardGraph:
+    """The graph of the replicas while it is built.
+
+    Attributes
+    ----------
+    total, own, first : int64 scalar theano.Variable
+        Further inputs of the replicas: samples of the whole batch, samples of the replica, and the place of the first
+        one.
+    stages : dict of theano.Variable to int
+        The stage that computes a variable of this graph.
+    constants : set of theano.Variable
+        The variables of this graph that each replica computes alike.
+    exchanges : dict of theano.Variable to (theano.Variable, Reduction)
+        The placeholder of each exchanged value, to the value of each replica, and its reduction.
+    carried : dict of theano.Variable to theano.Variable
+        The placeholder of a value in a later stage, to the value in the stage that computes it.
+    """
+
+    def __init__(self, numbers: list[theano.Variable] | None = None) -> None:
+        self.numbers = numbers or [T.lscalar(name) for name in ('samples', 'own samples', 'first sample')]
+        self.total, self.own, self.first = self.numbers
+        self.exchanges: dict[theano.Variable, tuple[theano.Variable, Reduction]] = {}
+        self.carried: dict[theano.Variable, theano.Variable] = {}
+        self.stages: dict[theano.Variable, int] = {}
+        self.constants: set[theano.Variable] = set()
+        self._placeholders: dict[Any, theano.Variable] = {}  # of exchanged and of carried values
+        self._everywhere = set(self.numbers)
+
+    def constant(self, node: theano.Apply, values: list[Value]) -> list[Value]:
+        """Return the Values of a node of constants, computed whole by every replica."""
+        sizes = [value.state.size for value in values]
+        size = size_of(node, sizes) if any(size is not None for size in sizes) else None
+        return self.apply(node, values, State(CONSTANT, size=size))
+
+    def apply(self, node: theano.Apply, values: list[Value], state: State | list[State]) -> list[Value]:
+        """Return the Values of a node's op on these values, all of one state or each of its own."""
+        states = state if isinstance(state, list) else [state] * len(node.outputs)
+
+        def outputs(*inputs):
+            if list(inputs) == node.inputs:
+                return node.outputs
+            return map(_of_type, node.clone_with_new_inputs(list(inputs), strict=False).outputs, node.outputs)
+        return self.make_all(outputs, values, states)
+
+    def make(self, function: Callable[..., Any], values: list[Value], state: State,
+             like: theano.Variable | None = None) -> Value:
+        """Return the Value of ``function(*variables)``; `like` is the variable of the given graph whose type it has."""
+        def outputs(*inputs):
+            variable = function(*inputs)
+            return [variable if like is None else _of_type(variable, like)]
+        return self.make_all(outputs, values, [state])[0]
+
+    def make_all(self, function: Callable[..., Any], values: list[Value], states: list[State]) -> list[Value]:
+        """Return the Value of each result of a function, each with its own state."""
+        stage = max([value.stage for value in values], default=FREE)
+        variables = function(*[self.at(value, stage) for value in values])
+        return [self._noted(variable, state, stage) for variable, state in zip(variables, states)]
+
+    def _noted(self, variable, state, stage):
+        self.stages.setdefault(variable, stage)
+        if state.kind == CONSTANT:
+            self.constants.add(variable)
+        return Value(variable, state, stage)
+
+    def at(self, value: Value, stage: int) -> theano.Variable:
+        """Return the variable of a value in a stage: its own, or a placeholder where an earlier stage computes it."""
+        if value.stage in (FREE, stage) or self.is_everywhere(value.variable):
+            return value.variable
+        key = value.variable, stage
+        if key not in self._placeholders:
+            placeholder = self._placeholders[key] = value.variable.type(value.variable.name)
+            self.carried[placeholder] = value.variable
+            self.stages[placeholder] = stage
+        return self._placeholders[key]
+
+    def is_everywhere(self, variable: theano.Variable) -> bool:
+        """Return whether a variable of the new graph is known in each stage."""
+        stage = self.stages.get(variable)  # None within an expression that a rule has made
+        return variable in self._everywhere or stage == FREE or stage is None and variable.owner is None
+
+    def shaped_like(self, value: Value) -> Value:
+        """Return the earliest value that has the shape of this one, whatever its numbers: ROWS, or else CONSTANT."""
+        variable = self._earliest(value.variable)
+        state = value.state if value.kind == ROWS else WHOLE
+        return Value(variable, state, self.stages.get(variable, value.stage))
+
+    def _earliest(self, variable):
+        if variable in self.carried:
+            return self._earliest(self.carried[variable])
+        if variable in self.exchanges and isinstance(self.exchanges[variable][1], Elementwise):
+            return self._earliest(self.exchanges[variable][0])
+        if variable.owner and isinstance(variable.owner.op, Elemwise):
+            alike = [self._earliest(v) for v in variable.owner.inputs if v.broadcastable == variable.broadcastable]
+            return min(alike + [variable], key=lambda v: self.stages.get(v, FREE if v.owner is None else 0))
+        return variable
+
+    def portions(self) -> Value:
+        """Return the portion of the whole batch that each shard has: a vector of float64, as a CONSTANT."""
+        return self.exchange(self._own_portion, STACK)
+
+    @functools.cached_property
+    def _own_portion(self):
+        return self._noted(self.portion, WHOLE, 0)
+
+    @property
+    def portion(self) -> theano.Variable:
+        """The portion of the samples of the whole batch that the replica has."""
+        return T.cast(self.own, 'float64') / T.cast(self.total, 'float64')
+
+    def exchange(self, value: Value, reduction: Reduction) -> Value:
+        """Return the values of all replicas, reduced or gathered, as a CONSTANT."""
+        key = value.variable, reduction
+        kind = value.variable.type
+        if not isinstance(kind, T.TensorType):
+            raise CannotCut('%s: only tensors are exchanged, not %s' % (value.variable, kind))
+        if key not in self._placeholders:
+            if reduction == STACK:
+                kind = kind.clone(broadcastable=(False,) + kind.broadcastable)
+            placeholder = self._placeholders[key] = kind(value.variable.name)
+            self.exchanges[placeholder] = key
+            self.stages[placeholder] = value.stage + 1
+        placeholder = self._placeholders[key]
+        # It, or its length, may depend on the number of samples.
+        return Value(placeholder, DEPENDENT, self.stages[placeholder])
+
+    def length(self, variable: theano.Variable) -> Value:
+        """Return the Value of the `outer` length of rows."""
+        return Value(variable, WHOLE, self.stages.get(variable, FREE))
+
+    def outer(self, value: Value) -> list[Value]:
+        """Return the Value of the `outer` length of rows in a list, which is empty for rows without one."""
+        return [] if value.state.outer is None else [self.length(value.state.outer)]
+
+    def cut(self, value: Value, axis: int, outer: theano.Variable | None = None, widens: bool = False) -> Value:
+        """Return the replica's rows of a CONSTANT that has the whole batch along an axis.
+
+        A CONSTANT of another length is an error when the batch comes, as it is on one device. One that `widens` may
+        have one row for all samples instead.
+        """
+        def of_blocks(variable, blocks):
+            apart = split_axis(variable, axis, blocks)
+            each = apart.shape[axis + 1] // self.total
+            first = Assert(OTHER_LENGTH)(self.first * each, T.eq(blocks * each * self.total, variable.shape[axis]))
+            index = (slice(None),) * (axis + 1) + (slice(first, (self.first + self.own) * each),)
+            return merge_axis(apart[index], axis)
+
+        def of_rows(variable):
+            length = variable.shape[axis]
+            each = length // self.total
+            fits, stop = T.eq(each * self.total, length), (self.first + self.own) * each
+            if widens:  # NumPy broadcasts a length of 1 that Theano does not know of
+                fits, stop = T.or_(fits, T.eq(length, 1)), T.switch(T.eq(each, 0), length, stop)
+            first = Assert(OTHER_LENGTH)(self.first * each, fits)
+            return variable[(slice(None),) * axis + (slice(first, stop),)]
+        if outer is None:
+            return self.make(of_rows, [value], rows(axis), like=value.variable)
+        return self.make(of_blocks, [value, self.length(outer)], rows(axis, outer), like=value.variable)
+
+
+def split_axis(variable: theano.Variable, axis: int, blocks: theano.Variable) -> theano.Variable:
+    """Split an axis into two: the blocks, and the elements of each."""
+    shape = [variable.shape[i] for i in range(variable.ndim)]
+    return variable.reshape(shape[:axis] + [blocks, shape[axis] // blocks] + shape[axis + 1:], ndim=variable.ndim + 1)
+
+
+def merge_axis(variable: theano.Variable, axis: int) -> theano.Variable:
+    """Merge an axis with the next one."""
+    shape = [variable.shape[i] for i in range(variable.ndim)]
+    return variable.reshape(shape[:axis] + [shape[axis] * shape[axis + 1]] + shape[axis + 2:], ndim=variable.ndim - 1)
+
+
+def _of_type(new, old):
+    """Return a rebuilt variable with the static lengths of 1 that sizes computed anew do not show."""
+    if not isinstance(old.type, T.TensorType) or new.type == old.type:
+        return new
+    return T.patternbroadcast(new, old.broadcastable) if new.broadcastable != old.broadcastable else new

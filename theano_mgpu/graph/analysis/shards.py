@@ -1,0 +1,293 @@
+"""The graph that replicas compute on their shards of a batch, made from the graph of one device, node by node."""
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable, Collection, NamedTuple, NoReturn
+
+import theano
+import theano.tensor as T
+from theano.compile.ops import Shape, Shape_i
+from theano.gof.graph import io_toposort
+from theano.scalar.basic import EQ, GE, GT, LE, LT, NEQ
+from theano.scan_module.scan_op import Scan
+from theano.tensor.elemwise import DimShuffle, Elemwise
+from theano.tensor.opt import Assert
+from theano.tensor.signal.pool import DownsampleFactorMaxGradGrad, MaxPoolGrad, MaxPoolRop
+from theano.tensor.subtensor import Subtensor
+
+from ...compat.placement_tags import place_of_node, placed_on
+from .reductions import Gather
+from .shard_graph import NOT_DIVISIBLE, CannotCut, ShardGraph, merge_axis, split_axis
+from .states import BACKWARDS, CONSTANT, FREE, LAST, PARTIAL, REFUSED, ROWS, WHOLE, State, Value, has_rows, rows
+
+COMPARISONS = EQ, NEQ, LT, GT, LE, GE
+ALLOWED = {BACKWARDS: (Scan, Subtensor, Shape, Shape_i), LAST: (Subtensor,)}
+
+
+class Rule(NamedTuple):
+    """The `function` of a rule, and when it is called, see `rule`."""
+
+    function: Callable[..., list[Value]]
+    of: str
+    reads_averages: bool
+
+
+RULES: dict[type, Rule] = {}  # by the classes of ops; an op has the rule of the nearest class that it is made from
+
+
+def rule(*classes: type, of: str = PARTIAL, reads_averages: bool = False) -> Callable[[Any], Any]:
+    """Register a function ``(shards, node, values) -> list of Value`` for ops of these classes, as a decorator.
+
+    Parameters
+    ----------
+    classes : type
+    of : {ROWS, PARTIAL, CONSTANT}
+        The nodes that the function is called for. ROWS: those with samples among their inputs, whose partial inputs
+        are exchanged before. PARTIAL: those with partial inputs, too. CONSTANT: all. Other nodes are constants.
+    reads_averages : bool
+        Whether the function checks itself that samples do not meet averages of statistics, see `check_averages`.
+    """
+    def register(function):
+        RULES.update(dict.fromkeys(classes, Rule(function, of, reads_averages)))
+        return function
+    return register
+
+
+class Shards(ShardGraph):
+    """The part of a graph that each replica computes, and the values that replicas exchange.
+
+    The given graph has been built for one device and the whole batch. Each of its variables becomes a `Value`: rows,
+    partial or constant. A node that needs all of a partial value gets it by an exchange, and lies in a later stage.
+
+    Parameters
+    ----------
+    inputs : list of theano.Variable
+        Leaves that have samples along axis 0. Every other leaf is constant.
+    outputs : list of theano.Variable
+        Host variables.
+    exchanged : collection of theano.Variable
+        Variables to exchange as soon as they are partial, because something needs their whole value anyway.
+    statistics : {'exact', 'local'}
+        Whether batch normalisation uses the statistics of the whole batch, or of the shard.
+    streams : collection of SharedVariable
+        Random states that each replica may have one of its own for.
+
+    Attributes
+    ----------
+    outputs : list of Value
+        PARTIAL ones are to be reduced, and ROWS to be gathered, by the caller.
+    independent : list of SharedVariable
+        The streams that each replica draws from for its own samples only.
+    """
+
+    def __init__(self, inputs: list[theano.Variable], outputs: list[theano.Variable],
+                 exchanged: Collection[theano.Variable] = (), statistics: str = 'exact',
+                 streams: Collection[theano.Variable] = ()) -> None:
+        self._begin({variable: Value(variable, rows(), 0) for variable in inputs}, exchanged, statistics, streams)
+        self.inputs = set(inputs)
+        self._walk(outputs)
+
+    @classmethod
+    def of_loop(cls, around: Shards, known: dict[theano.Variable, Value], outputs: list[theano.Variable],
+                sources: dict[theano.Variable, tuple[theano.Variable, int]],
+                recurrences: dict[theano.Variable, tuple[theano.Variable, list[theano.Variable]]]) -> Shards:
+        """Return the Shards of the graph inside of a loop, whose inputs have known Values.
+
+        `sources` maps an input to the variable around the loop that holds it, and to the number of axes which this
+        variable has ahead. `recurrences` maps a state to the variable around it that it begins with, and to its next
+        values.
+        """
+        inside = cls.__new__(cls)
+        inside._begin(known, numbers=around.numbers)
+        inside.around, inside.sources, inside.recurrences = around, sources, recurrences
+        inside._walk(outputs)
+        return inside
+
+    def _begin(self, known, exchanged=(), statistics='exact', streams=(), numbers=None):
+        ShardGraph.__init__(self, numbers)
+        self._at_once = set(exchanged)
+        self.compared = set()     # variables of the new graph that are looked for in other ones, bit by bit
+        self._values = {}
+        self._used_partial, self._used_whole = set(), set()  # variables of the given graph
+        self._copied = {}         # scaled or reshaped copies of shares, to the shares
+        self._copies = {}         # shares, to those of their copies that are exchanged
+        self.statistics, self.streams = statistics, streams
+        self.independent = []
+        self.of_shard = {}        # statistics in the given graph, to Values of the shard's own ones
+        self.averages = set()     # variables of the given graph that are made of averages of such statistics
+        self._given = {}          # variable of the new graph -> that of the given graph
+        self._everywhere.update(value.variable for value in known.values())
+        self._known, self.inputs = list(known), set()
+        self.around, self.sources, self.recurrences = None, {}, {}  # of the graph inside of a loop, see `of_loop`
+        self.loops = {}           # outputs of loops, to the Shards inside, the variable there, and its first value
+        self.rows_of_each, self.uniform = {}, {}  # results of `rules.rows`
+        for variable, value in known.items():
+            self.keep(variable, value)
+
+    def _walk(self, outputs):
+        for node in io_toposort(self._known, list(outputs)):
+            with placed_on(place_of_node(node)):
+                self._convert(node)
+        self.outputs = [self._usable(output) for output in outputs]
+        check_limits(None, self.outputs)
+
+    # ---------------------------------------------------------------------------------------- walking the graph
+
+    def value(self, variable: theano.Variable) -> Value:
+        """Return the Value of a variable of the given graph."""
+        return self._values.get(variable) or Value(variable, WHOLE, FREE)
+
+    def _usable(self, variable):
+        value = self.value(variable)
+        if value.kind == REFUSED:
+            raise CannotCut(value.state.reason)
+        return value
+
+    def keep(self, variable: theano.Variable, value: Value) -> None:
+        """Set the Value of a variable of the given graph."""
+        self._values[variable] = value
+        if value.kind != REFUSED:
+            self.stages.setdefault(value.variable, value.stage)
+            self._given.setdefault(value.variable, variable)
+
+    def _convert(self, node):
+        try:
+            values = self._computed(node, [self._usable(variable) for variable in node.inputs])
+        except CannotCut as error:  # it may be unused
+            values = [Value(None, State(REFUSED, reason=str(error)), FREE)] * len(node.outputs)
+        if any(value.kind == PARTIAL for value in values):
+            self._note_shares(node)
+        for variable, value in zip(node.outputs, values):
+            self.keep(variable, self.whole(value) if variable in self._at_once else value)
+
+    def _note_shares(self, node):
+        """Record which inputs remain shares of a sum, and which variable the output is a scaled or reshaped copy of."""
+        shares = {variable for variable in node.inputs if self.value(variable).kind == PARTIAL}
+        self._used_partial |= shares
+        if len(shares) == 1 and isinstance(node.op, (Elemwise, DimShuffle)):
+            share, = shares
+            self._copied[node.outputs[0]] = self._copied.get(share, share)
+
+    def exchanged_twice(self) -> set[theano.Variable]:
+        """Return the variables of the given graph that are better exchanged at once.
+
+        These are variables that are needed whole while their shares are used further, and variables of which several
+        copies are exchanged.
+        """
+        return self._used_partial & self._used_whole | {v for v, copies in self._copies.items() if len(copies) > 1}
+
+    def converted(self, expression: theano.Variable) -> Value:
+        """Return the Value of an expression of variables of the given graph."""
+        for node in io_toposort(list(self._values), [expression]):
+            self._convert(node)
+        return self._usable(expression)
+
+    def _computed(self, node, values):
+        """Return the Values of a node's outputs, from the Values of its inputs, by the rule of its op."""
+        check_limits(node.op, values)
+        if getattr(node.op, 'destroy_map', None):
+            self.refuse(node, 'it writes into what it is given')
+        if _compares(node):
+            self.compared.update(value.variable for value in values)
+        function, of, reads_averages = next(
+            (RULES[cls] for cls in type(node.op).__mro__ if cls in RULES), Rule(_unknown, PARTIAL, False))
+        if not reads_averages:
+            self.check_averages(node, values)
+        if of == ROWS and not has_rows(values):
+            values = self.wholes(values)
+        if of != CONSTANT and all(value.kind == CONSTANT for value in values):
+            return self.constant(node, values)
+        return function(self, node, self.wholes(values) if of == ROWS else values)
+
+    def check_averages(self, node: theano.Apply, values: list[Value]) -> None:
+        """Refuse samples that meet the average of the shards' statistics, as each shard is normalised by its own."""
+        if self.averages.intersection(node.inputs):
+            if has_rows(values):
+                self.refuse(node, 'samples meet statistics of the whole batch, of which each replica has those of its '
+                                  'own samples; flag mgpu.batch_statistics=exact computes them')
+            self.averages.update(node.outputs)
+
+    def refuse(self, node: theano.Apply, reason: str) -> NoReturn:
+        """Raise a CannotCut for a node."""
+        raise CannotCut(refusal_of(node, reason))
+
+    def check(self, node: theano.Apply, reason: str, variable: theano.Variable,
+              *conditions: theano.Variable) -> theano.Variable:
+        """Return a variable that refuses a batch for this reason where the batch does not meet the conditions."""
+        # As one condition: where Theano's optimiser takes away some of several, it takes away the text, too.
+        text = NOT_DIVISIBLE + refusal_of(node, reason)
+        return Assert(text)(variable, functools.reduce(T.and_, conditions))
+
+    def wholes(self, values: list[Value]) -> list[Value]:
+        """Return the values with the partial ones exchanged."""
+        return list(map(self.whole, values))
+
+    def whole(self, value: Value) -> Value:
+        """Return a partial value as a CONSTANT, reduced over all replicas. Any other value stays as it is."""
+        if value.kind != PARTIAL:
+            return value
+        variable = self._given.get(value.variable)
+        if variable is not None:
+            self._used_whole.add(variable)
+            self._copies.setdefault(self._copied.get(variable, variable), set()).add(variable)
+        return self.exchange(value, value.state.reduction)
+
+    def gathered(self, value: Value) -> Value:
+        """Return rows as a CONSTANT: the rows of all replicas. Any other value stays as it is."""
+        if value.kind != ROWS:
+            return value
+        axis = value.axis
+        if value.state.outer is None:
+            return self.exchange(value, Gather(axis))
+        apart = self.make(lambda v, blocks: split_axis(v, axis, blocks), [value, self.length(value.state.outer)],
+                          rows(axis + 1))
+        whole = self.exchange(apart, Gather(axis + 1))
+        return self.make(lambda v: merge_axis(v, axis), [whole], whole.state, like=value.variable)
+
+
+def _unknown(shards, node, values):
+    """Refuse samples of an op without a rule. Of constants, any op is a function."""
+    if has_rows(values):
+        shards.refuse(node, 'it is not known how %s depends on single samples' % type(node.op).__name__)
+    return shards.constant(node, shards.wholes(values))
+
+
+def check_limits(op: theano.Op | None, values: list[Value]) -> None:
+    """Refuse an op, or the caller if there is no op, that is not allowed to use one of these values."""
+    for value in values:
+        if value.state.only and not isinstance(op, ALLOWED[value.state.only]):
+            raise CannotCut(value.state.reason)
+
+
+def refusal_of(node: theano.Apply, reason: str) -> str:
+    """Return the text of the CannotCut of a node, for a reason."""
+    return '%s: %s%s' % (node, reason, _line_of(node))
+
+
+def _line_of(node):
+    """Return the line in which the user made a node, as the end of a message; nothing where it is not known."""
+    trace = getattr(node.outputs[0].tag, 'trace', None)
+    if not trace:
+        return ''
+    file, line, _, text = trace[-1][-1] if isinstance(trace[-1], list) else trace[-1]
+    return ' (%s, line %s: %s)' % (file, line, text)
+
+
+def _compares(node):
+    """Return whether an op gives another result where an input is computed a second time, and rounded differently.
+
+    The gradient of max-pooling goes to those pixels that are equal to the largest one, the gradient of ``max`` to the
+    elements that are equal to the largest one. A comparison with a constant, as of a ReLU with 0, does not count: its
+    kink is the one that it has on one device.
+    """
+    if isinstance(node.op, (MaxPoolGrad, DownsampleFactorMaxGradGrad, MaxPoolRop)):
+        return True
+    return isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, COMPARISONS) and \
+        all(v.dtype.startswith('float') and not _is_number(v) for v in node.inputs)
+
+
+def _is_number(variable):
+    """Return whether a variable is a constant, in whatever shape."""
+    while variable.owner and len(variable.owner.inputs) == 1:
+        variable, = variable.owner.inputs
+    return isinstance(variable, theano.Constant)

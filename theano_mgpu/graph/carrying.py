@@ -1,0 +1,119 @@
+"""Values that are cheaper to compute again in a later stage than to carry there."""
+from __future__ import annotations
+
+from typing import Any, Callable, Iterable, Mapping
+
+import theano
+from theano.compile import ops as compile_ops
+from theano.gof.graph import Apply, io_toposort
+from theano.scalar import basic as scalar
+from theano.tensor import basic, elemwise, opt, subtensor
+
+from .analysis import FREE, Shards, Value
+
+CHEAP = (elemwise.DimShuffle, subtensor.Subtensor, compile_ops.Shape, compile_ops.Shape_i, opt.MakeVector, opt.Assert,
+         basic.ScalarFromTensor, basic.TensorFromScalar, basic.Reshape, basic.Alloc, compile_ops.Rebroadcast)
+CHEAP_SCALAR = (scalar.Add, scalar.Sub, scalar.Mul, scalar.TrueDiv, scalar.IntDiv, scalar.Neg, scalar.Sqr, scalar.Sqrt,
+                scalar.Inv, scalar.Abs, scalar.Sgn, scalar.Second, scalar.Identity, scalar.Cast, scalar.Switch,
+                scalar.Clip, scalar.Maximum, scalar.Minimum, scalar.LogicalComparison, scalar.AND, scalar.OR,
+                scalar.Invert)
+DEEPEST = 12  # ops in a row that are computed again
+
+
+def is_cheap(node: Apply) -> bool:
+    """Return whether a node is a view, a shape, or simple arithmetic of each element."""
+    if isinstance(node.op, elemwise.Elemwise):
+        return isinstance(node.op.scalar_op, CHEAP_SCALAR)
+    return isinstance(node.op, CHEAP)
+
+
+def missing_for(variable: theano.Variable, is_here: Callable[[theano.Variable], bool],
+                sources: Mapping[theano.Variable, theano.Variable] = {}) -> set[theano.Variable]:
+    """Return the variables that are missing to compute a variable by cheap ops: itself where that cannot be done.
+
+    Parameters
+    ----------
+    variable : theano.Variable
+    is_here : callable
+        Whether another variable is there.
+    sources : dict of theano.Variable to theano.Variable
+        Placeholders to the values that they stand for.
+    """
+    missing, seen, todo = set(), set(), [(variable, 0)]
+    while todo:
+        v, depth = todo.pop()
+        if v in seen or depth and is_here(v):
+            continue
+        seen.add(v)
+        if v.owner and is_cheap(v.owner) and depth < DEEPEST:
+            todo += [(sources.get(each, each), depth + 1) for each in v.owner.inputs]
+        else:
+            missing.add(v)
+    return missing
+
+
+class Carrying:
+    """The values that a stage computes again, and the others, which are carried into it.
+
+    Parameters
+    ----------
+    shards : Shards
+    stage : int
+    carried : dict of theano.Variable to theano.Variable
+        Placeholders of the stage to the values of earlier stages that they stand for.
+
+    Attributes
+    ----------
+    carried : dict of theano.Variable to theano.Variable
+        Those that remain, and maybe others that several values are made of.
+    again : dict of theano.Variable to theano.Variable
+        The other placeholders to the expressions that the stage computes instead.
+    """
+
+    def __init__(self, shards: Shards, stage: int, carried: Mapping[theano.Variable, theano.Variable]):
+        self._shards = shards
+        self._placeholders = {source: placeholder for placeholder, source in carried.items()}
+        order = {variable: i for i, node in enumerate(io_toposort([], list(self._placeholders)))
+                 for variable in node.outputs}
+        latest_first = sorted(self._placeholders, key=lambda v: (shards.stages.get(v, FREE), order.get(v, -1)),
+                              reverse=True)
+        removed = self._remove(latest_first)
+        self._carry_common_sources(stage)
+        removed += self._remove(latest_first)
+        self._computed: dict[theano.Variable, theano.Variable] = {}
+        self.again = {placeholder: self._compute(source) for placeholder, source in removed}
+        self.carried = {placeholder: source for source, placeholder in self._placeholders.items()}
+
+    def _remove(self, sources: Iterable[theano.Variable]) -> list[tuple[Any, Any]]:
+        """Remove the sources that can be computed of the others; return their placeholders with them."""
+        return [(self._placeholders.pop(source), source) for source in sources
+                if source in self._placeholders and not self._missing(source)]
+
+    def _carry_common_sources(self, stage: int) -> None:
+        """Carry each variable that alone is missing to compute several values."""
+        needed_by: dict[theano.Variable, list[theano.Variable]] = {}
+        for source in self._placeholders:
+            missing = self._missing(source)
+            if len(missing) == 1:
+                needed_by.setdefault(missing.pop(), []).append(source)
+        stages = self._shards.stages
+        for variable, sources in needed_by.items():
+            if len(sources) > 1 and variable in stages and {v.ndim for v in sources} == {variable.ndim}:
+                self._placeholders[variable] = self._shards.at(Value(variable, None, stages[variable]), stage)
+
+    def _missing(self, source: theano.Variable) -> set[theano.Variable]:
+        # What is looked for bit by bit is computed once: compiled with other ops it may round differently.
+        return {source} if source in self._shards.compared else \
+            missing_for(source, self._is_here, self._shards.carried)
+
+    def _is_here(self, variable):
+        return variable in self._placeholders or self._shards.is_everywhere(variable)
+
+    def _compute(self, variable):
+        variable = self._shards.carried.get(variable, variable)
+        if self._is_here(variable):
+            return self._placeholders.get(variable, variable)
+        if variable not in self._computed:
+            new = variable.owner.clone_with_new_inputs([self._compute(v) for v in variable.owner.inputs])
+            self._computed.update(zip(variable.owner.outputs, new.outputs))
+        return self._computed[variable]

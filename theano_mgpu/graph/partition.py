@@ -1,0 +1,309 @@
+"""Cut the graph of one device into stages, each of which a replica computes without hearing from another one."""
+from __future__ import annotations
+
+from typing import Collection, Iterable, Mapping, NamedTuple, Sequence
+
+import theano
+from theano.compile.sharedvalue import SharedVariable
+from theano.gof.graph import Apply, ancestors, io_toposort
+from theano.ifelse import IfElse
+from theano.tensor.basic import AllocEmpty
+from theano.tensor.nnet import bn
+
+from ..compat.placement_tags import place_of_node, placed_on
+from .analysis import CONSTANT, FREE, PARTIAL, ROWS, SAME, CannotCut, Gather, Reduction, Shards
+from .analysis.rules.batch_norm import elementary
+from .analysis.rules.draws import streams_of_one_draw
+from .analysis.sizes import number
+from .carrying import Carrying
+from .graph import substitute
+from .random_streams import DRAWS
+from .rewrites import inlined, merged
+
+BATCH_NORM = bn.AbstractBatchNormTrain, bn.AbstractBatchNormTrainGrad
+
+
+class Exchange(NamedTuple):
+    """A value that replicas exchange: its placeholder, each one's contribution, and how these are reduced."""
+
+    variable: theano.Variable
+    source: theano.Variable
+    reduction: Reduction
+
+
+class Stage(NamedTuple):
+    """A stage: first the exchanges, then the graph of `outputs`, computed by each replica.
+
+    `carried` maps each placeholder of a value of an earlier stage to that value.
+    """
+
+    exchanges: list[Exchange]
+    carried: dict[theano.Variable, theano.Variable]
+    outputs: list[theano.Variable]
+
+
+class Output(NamedTuple):
+    """An output of a program.
+
+    `reduction` is a Gather for rows that a stage computes, `SAME` for a value that a stage computes alike on each
+    replica, and None for a graph of exchanged values and constants, which needs no replica.
+    """
+
+    variable: theano.Variable
+    reduction: Reduction | None
+
+    @property
+    def has_rows(self) -> bool:
+        """Return whether the output has rows of single samples."""
+        return isinstance(self.reduction, Gather)
+
+
+class Program(NamedTuple):
+    """The stages and exchanges of a graph over a batch, for replicas.
+
+    Attributes
+    ----------
+    inputs : list of theano.Variable
+        Those with samples along axis 0.
+    numbers : list of theano.Variable
+        Samples of the whole batch, samples of the replica, number of its first sample; and where each process has data
+        of its own, number of the first sample of the process.
+    stages : list of Stage
+    exchanges : list of Exchange
+        After the last stage.
+    outputs : list of Output
+        In the order of the graph's.
+    streams : list of SharedVariable
+        Random states that each replica has one of its own of, to draw for its own samples only. The new value of such
+        a state differs from replica to replica.
+    own : collection of SharedVariable
+        Data sets of which each process has its own part.
+    given : list of theano.Variable
+        Inputs of a call: those with samples, and those that every replica gets whole.
+    updated : list of SharedVariable
+        The last of the outputs are their new values.
+    """
+
+    inputs: list[theano.Variable]
+    numbers: list[theano.Variable]
+    stages: list[Stage]
+    exchanges: list[Exchange]
+    outputs: list[Output]
+    streams: Sequence[SharedVariable]
+    own: Collection[SharedVariable] = ()
+    given: Sequence[theano.Variable] = ()
+    updated: Sequence[SharedVariable] = ()
+
+    @property
+    def is_divided(self) -> bool:
+        """Return whether replicas compute the program in parts; else one replica computes it as it is."""
+        return bool(self.numbers)
+
+    @property
+    def in_stages(self) -> list[theano.Variable]:
+        """The outputs of all stages."""
+        return [variable for stage in self.stages for variable in stage.outputs]
+
+    @property
+    def every_exchange(self) -> list[Exchange]:
+        """The exchanges before each stage, and after the last one."""
+        return [each for stage in self.stages for each in stage.exchanges] + list(self.exchanges)
+
+    def renamed(self, new: Mapping[theano.Variable, theano.Variable]) -> Program:
+        """Return the program with other variables in place of the outputs of stages."""
+        def exchanges(each: Iterable[Exchange]) -> list[Exchange]:
+            return [exchange._replace(source=new.get(exchange.source, exchange.source)) for exchange in each]
+        stages = [Stage(exchanges(stage.exchanges), {v: new.get(source, source) for v, source in stage.carried.items()},
+                        [new.get(output, output) for output in stage.outputs]) for stage in self.stages]
+        return self._replace(stages=stages, exchanges=exchanges(self.exchanges), outputs=[
+            output._replace(variable=new.get(output.variable, output.variable)) for output in self.outputs])
+
+
+def undivided(outputs: Sequence[theano.Variable]) -> Program:
+    """Return the Program of a graph that one replica computes as it is, with the whole batch."""
+    return Program([], [], [Stage([], {}, list(dict.fromkeys(outputs)))], [],
+                   [Output(output, SAME) for output in outputs], [])
+
+
+def expressed(program: Program, expressions: Mapping[theano.Variable, theano.Variable]) -> Program:
+    """Return a program in which replicas compute some of the inputs.
+
+    Parameters
+    ----------
+    program : Program
+    expressions : dict of theano.Variable to theano.Variable
+        Those inputs, as functions of values that every replica has, and of the program's `numbers`.
+    """
+    sources = program.in_stages
+    return program.renamed(dict(zip(sources, substitute(sources, expressions))))._replace(
+        inputs=[variable for variable in program.inputs if variable not in expressions])
+
+
+def partition(inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variable], statistics: str = 'exact',
+              random: str = 'exact') -> Program:
+    """Cut a graph where samples meet.
+
+    Parameters
+    ----------
+    inputs : list of theano.Variable
+        Those with samples along axis 0; everything else that the graph reads is the same on every replica.
+    outputs : list of theano.Variable
+        Of host variables, not yet optimised.
+    statistics : {'exact', 'local'}
+        The statistics by which batch normalisation normalises in training: of the whole batch, or of each shard. As by
+        torch.nn.DataParallel, tf.distribute.MirroredStrategy and Horovod, local ones need no exchange.
+    random : {'exact', 'independent'}
+        Whether each replica draws the numbers of the whole batch, or where that is possible the numbers of its own
+        samples only, from a random state of its own.
+
+    Returns
+    -------
+    Program
+        Its inputs are `inputs`; shared variables stay as they are.
+
+    Raises
+    ------
+    CannotCut
+        If the graph cannot be computed exactly from shards.
+
+    Notes
+    -----
+    As GSPMD (Xu et al., 2021) has it, a dimension that is sharded and summed over leaves partial sums, and these
+    become an all-reduce; here a stage ends there.
+    """
+    outputs = lowered(outputs, statistics)
+    streams = streams_of_one_draw(outputs) if random == 'independent' else ()
+    try:
+        return _partition(inputs, outputs, statistics, streams)
+    except CannotCut:
+        if not streams:
+            raise
+        # Numbers of all samples can lie in any order, those of a replica in that of its samples.
+        return _partition(inputs, outputs, statistics, ())
+
+
+def lowered(outputs: Sequence[theano.Variable], statistics: str = 'exact') -> list[theano.Variable]:
+    """Return a copy of a graph in which the training of batch normalisation is simpler ops, and no node stands twice.
+
+    The graph inside of an OpFromGraph stands in its place. With `statistics` of 'local', each replica normalises by
+    the statistics of its own samples, and these ops remain. A branch whose condition is a known number is gone.
+    """
+    new: dict[theano.Variable, theano.Variable] = {}
+    outputs = inlined(outputs)
+    for node in io_toposort([], outputs):
+        with placed_on(place_of_node(node)):
+            new.update(zip(node.outputs, _simpler(node, [new.get(v, v) for v in node.inputs], statistics)))
+    return merged([new.get(output, output) for output in outputs])
+
+
+def _simpler(node: Apply, inputs: list[theano.Variable], statistics: str) -> Sequence[theano.Variable]:
+    if isinstance(node.op, IfElse) and number(inputs[0]) is not None:  # as Keras's learning phase may be
+        n = len(node.outputs)
+        return inputs[1:n + 1] if number(inputs[0]) else inputs[n + 1:]
+    if isinstance(node.op, BATCH_NORM) and statistics == 'exact':
+        return elementary(node, inputs)
+    return node.outputs if inputs == node.inputs else node.clone_with_new_inputs(inputs).outputs
+
+
+def _partition(inputs, outputs, statistics, streams) -> Program:
+    of_graph = set(ancestors(outputs))
+    exchanged: set[theano.Variable] = set()
+    while True:
+        shards = Shards(inputs, outputs, exchanged, statistics, streams)
+        twice = shards.exchanged_twice() & of_graph - exchanged
+        if not twice:
+            return _program(shards, inputs)
+        exchanged |= twice
+
+
+def _program(shards: Shards, inputs: Sequence[theano.Variable]) -> Program:
+    """Return the Program of the needed part of some Shards."""
+    outputs, handed_over = _outputs(shards, inputs)
+    met = set(ancestors([output.variable for output in outputs if output.reduction is None]))
+    last = [Exchange(v, *shards.exchanges[v]) for v in shards.exchanges if v in met] + handed_over
+    wanted: dict[int, list[theano.Variable]] = {}
+
+    def want(variables: Iterable[theano.Variable]) -> None:
+        for variable in variables:
+            wanted.setdefault(max(0, shards.stages.get(variable, FREE)), []).append(variable)
+    want(output.variable for output in outputs if output.reduction is not None)
+    want(exchange.source for exchange in last)
+    stages: list[Stage] = []
+    new: dict[theano.Variable, theano.Variable] = {}
+    for i in reversed(range(max(wanted, default=-1) + 1)):
+        of_stage = list(dict.fromkeys(wanted.get(i, [])))
+        read = [v for v in ancestors(of_stage) if v.owner is None]
+        exchanges = [Exchange(v, *shards.exchanges[v]) for v in read if v in shards.exchanges]
+        carried = {v: shards.carried[v] for v in read if v in shards.carried}
+        if carried:
+            carrying = Carrying(shards, i, carried)
+            carried = carrying.carried
+            new.update(zip(of_stage, substitute(of_stage, carrying.again)))
+        want([exchange.source for exchange in exchanges] + list(carried.values()))
+        stages.insert(0, Stage(exchanges, carried, of_stage))
+    early = {exchange.variable for stage in stages for exchange in stage.exchanges}
+    return Program(list(inputs), shards.numbers, stages, [each for each in last if each.variable not in early], outputs,
+                   shards.independent).renamed(new)
+
+
+def _outputs(shards: Shards, inputs: Sequence[theano.Variable]) -> tuple[list[Output], list[Exchange]]:
+    """Return the Outputs, and the exchanges by which a stage hands over values to those that need no replica."""
+    values = list(shards.outputs)
+    for i, value in enumerate(values):
+        if value.kind == ROWS and value.state.outer is not None:
+            values[i] = shards.gathered(value)
+        elif value.kind == PARTIAL:
+            values[i] = shards.exchange(value, value.state.reduction)
+    constants = _Constants(shards, inputs, [value.variable for value in values if value.kind == CONSTANT])
+    outputs = []
+    for value in values:
+        graph = constants.graphs.get(value.variable)
+        outputs.append(Output(value.variable, Gather(value.axis)) if value.kind == ROWS else
+                       Output(value.variable, SAME) if graph is None else Output(graph, None))
+    return outputs, constants.exchanges
+
+
+class _Constants:
+    """Constants as functions of exchanged values, without the values that a stage computes.
+
+    Attributes
+    ----------
+    graphs : dict of theano.Variable to theano.Variable
+        Without those that a replica has to compute: random numbers are drawn once, and a loop may have constant results
+        beside those that need samples.
+    exchanges : list of Exchange
+        The constants that a stage hands over since they need the samples, such as their number by the shape of an
+        array.
+    """
+
+    def __init__(self, shards, inputs, constants):
+        self._shards, self._own = shards, set(inputs).union(shards.numbers[1:])
+        self._memo, self._inlined, self._handed_over = {}, {}, {}
+        fit = graphs = [variable for variable in constants if self._can_be(variable)]
+        while any(v in self._inlined for v in ancestors(graphs)):
+            graphs = substitute(graphs, self._inlined)
+        self.graphs = dict(zip(fit, graphs))
+        met = set(ancestors(graphs))
+        self.exchanges = [Exchange(v, source, SAME) for v, source in self._handed_over.items() if v in met]
+
+    def _can_be(self, variable):
+        """Return whether a constant can be computed of exchanged values; note the further values that it needs."""
+        met = ancestors([variable])
+        if any(v in self._own or v.owner and isinstance(v.owner.op, DRAWS) for v in met):
+            return False
+        carried = {v: self._shards.carried[v] for v in met if v in self._shards.carried}
+        for placeholder, source in carried.items():
+            if source not in self._memo:
+                self._memo[source] = self._can_be(source)
+            if self._memo[source]:
+                self._inlined[placeholder] = source
+            elif source in self._shards.constants and not _is_half_empty(source):
+                self._handed_over[placeholder] = source
+            else:
+                return False
+        return True
+
+
+def _is_half_empty(variable):
+    """Return whether a variable is made of memory of any content, such as that into which a loop writes."""
+    return any(v.owner and isinstance(v.owner.op, AllocEmpty) for v in ancestors([variable]))

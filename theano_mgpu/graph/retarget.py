@@ -1,0 +1,195 @@
+"""One optimised graph for all contexts on devices of one type: optimised once, linked for each context."""
+from __future__ import annotations
+
+import copy
+from typing import Any, NamedTuple
+
+import theano
+from theano.compile.builders import OpFromGraph
+from theano.compile.function_module import FunctionMaker, orig_function
+from theano.compile.ops import deep_copy_op
+from theano.compile.sharedvalue import SharedVariable
+from theano.gof.graph import Apply, ancestors, io_toposort
+from theano.gpuarray.basic_ops import HostFromGpu, as_gpuarray_variable
+from theano.gpuarray.type import GpuArrayConstant, GpuArrayType
+from theano.scan_module.scan_op import Scan
+
+from ..compat.theano_contexts import compiling_for
+from ..devices.context_map import Context
+from ..devices.contexts import gpu_context
+
+
+class Optimised(NamedTuple):
+    """A graph as Theano has optimised it for one context, with the replicas of that context."""
+
+    maker: FunctionMaker
+    context: Context
+    replicas: dict[SharedVariable, SharedVariable]
+
+
+class CannotRetarget(Exception):
+    """A graph cannot be moved to another context; the text says why."""
+
+
+def optimise(context: Context, inputs: list[theano.Variable], outputs: list[theano.Variable],
+             replicas: dict[SharedVariable, SharedVariable], mode: theano.Mode, name: str | None = None) -> Optimised:
+    """Optimise a graph on one context.
+
+    Parameters
+    ----------
+    context : Context
+    inputs, outputs : list of theano.Variable
+        On that context.
+    replicas : dict of SharedVariable to SharedVariable
+        The user's shared variables, and their replicas on that context.
+    mode : theano.Mode
+    name : str, optional
+
+    Returns
+    -------
+    Optimised
+    """
+    specs = [theano.In(variable) for variable in inputs]
+    specs += [_shared_input(variable) for variable in dict.fromkeys(ancestors(outputs))
+              if isinstance(variable, SharedVariable)]
+    maker = FunctionMaker(specs, [theano.Out(output) for output in outputs], mode, on_unused_input='ignore', name=name)
+    return Optimised(maker, context, replicas)
+
+
+def link(optimised: Optimised, context: Context, replicas: dict[SharedVariable, SharedVariable],
+         name: str | None = None) -> Any:
+    """Link a graph on a context; it was optimised for a context on a device of the same type.
+
+    The graph is built anew with the same ops on variables of the context, and linked; nothing is optimised a second
+    time, which is most of the cost of a compilation. The same ops run on the same values, so that results are bitwise
+    the same as after a compilation for that context.
+
+    Parameters
+    ----------
+    optimised : Optimised
+    context : Context
+        See `contexts.alike`.
+    replicas : dict of SharedVariable to SharedVariable
+        As for `optimise`, but on `context`.
+    name : str, optional
+
+    Returns
+    -------
+    theano.compile.function_module.Function
+        With `optimised` in ``mgpu_optimised``. An input on the device that ops of the host need is an input on the host
+        instead.
+
+    Raises
+    ------
+    CannotRetarget
+        If an op holds something of its context that is not understood: an inner graph on a GPU.
+    """
+    maker = optimised.maker
+    others = {own.container: replicas[variable] for variable, own in optimised.replicas.items()}
+    move = _Move(optimised.context, context)
+    inputs = []
+    for spec, variable in zip(maker.inputs, maker.fgraph.inputs):
+        if spec.value is None:
+            inputs.append(theano.In(move.input(maker.fgraph, variable)))
+        else:
+            inputs.append(_shared_input(others.get(spec.value, spec.variable)))
+        move.variables.setdefault(variable, inputs[-1].variable)
+    outputs = [theano.Out(output, borrow=spec.borrow)
+               for output, spec in zip(move.build(maker.fgraph.toposort(), maker.fgraph.outputs), maker.outputs)]
+    profile = theano.compile.ProfileStats(message=name) if theano.config.profile else None
+    with compiling_for(context):
+        function = orig_function(inputs, outputs, mode=theano.Mode(linker=maker.mode.provided_linker, optimizer=None),
+                                 accept_inplace=True, name=name, profile=profile, on_unused_input='ignore')
+    function.mgpu_optimised = optimised
+    return function
+
+
+def _shared_input(replica):
+    """Return an input as `theano.function` makes it of a shared variable."""
+    return theano.In(replica, value=replica.container, borrow=True, implicit=True, shared=True)
+
+
+class _Move:
+    """A move of a graph to another context, node by node.
+
+    Attributes
+    ----------
+    variables : dict of theano.Variable to theano.Variable
+        The variables that have been moved, to the new ones.
+    """
+
+    def __init__(self, source, target):
+        self.source, self.target = source, target
+        self.variables = {}
+
+    def input(self, fgraph, variable):
+        """Return an input of the function: where it was, but on the host if it is copied there from the device."""
+        to_host = [client.outputs[0] for client, _ in variable.clients
+                   if client != 'output' and isinstance(client.op, HostFromGpu)]
+        if not to_host:
+            return self._type(variable.type)(variable.name)
+        here = to_host[0].type(variable.name)
+        if len(to_host) < len(variable.clients):
+            self.variables[variable] = as_gpuarray_variable(here, self.target.name)
+        # Who works in place has had an array of its own; what the caller gives must not change.
+        self.variables.update((output, deep_copy_op(here) if fgraph.has_destroyers([output]) else here)
+                              for output in to_host)
+        return here
+
+    def build(self, nodes, outputs):
+        """Move all nodes, and return the new outputs."""
+        for node in nodes:
+            if node.outputs[0] in self.variables:
+                continue
+            results = [self._type(output.type)(output.name) for output in node.outputs]
+            Apply(self._op(node.op), [self._variable(variable) for variable in node.inputs], results)
+            self.variables.update(zip(node.outputs, results))
+        return [self._variable(output) for output in outputs]
+
+    def _variable(self, variable):
+        if variable not in self.variables:  # a constant
+            moved = variable
+            if isinstance(variable, GpuArrayConstant):
+                data = variable.data.transfer(gpu_context(self.target))
+                moved = GpuArrayConstant(self._type(variable.type), data, variable.name)
+            self.variables[variable] = moved
+        return self.variables[variable]
+
+    def _type(self, type_):
+        if not isinstance(type_, GpuArrayType):
+            return type_
+        self._check(type_.context_name)
+        return GpuArrayType(type_.dtype, type_.broadcastable, context_name=self.target.name, name=type_.name)
+
+    def _op(self, op):
+        """Return the op itself, or a copy of it that names the other context."""
+        if self.source == self.target:
+            return op
+        if isinstance(op, Scan) and self.source.kind != 'cpu':
+            return self._scan(op)
+        if isinstance(op, OpFromGraph) and any(isinstance(variable.type, GpuArrayType)
+                                               for variable in ancestors(op.local_outputs)):
+            raise CannotRetarget('%s has an inner graph on its context' % op)
+        changed = {name: self._type(value) for name, value in vars(op).items() if isinstance(value, GpuArrayType)}
+        if hasattr(op, 'context_name'):
+            self._check(op.context_name)
+            changed['context_name'] = self.target.name
+        if not changed:
+            return op
+        moved = copy.copy(op)
+        vars(moved).update(changed)
+        return moved
+
+    def _scan(self, op):
+        """Return a scan whose inner graph is on the other context."""
+        inner = _Move(self.source, self.target)
+        moved = copy.copy(op)
+        moved.inputs = [self._type(variable.type)(variable.name) for variable in op.inputs]
+        inner.variables.update(zip(op.inputs, moved.inputs))
+        moved.outputs = inner.build(io_toposort(op.inputs, op.outputs), op.outputs)
+        moved.output_types = [self._type(type_) for type_ in op.output_types]
+        return moved
+
+    def _check(self, name):
+        if name != self.source.name and self.source != self.target:
+            raise CannotRetarget('context %s is named in a graph of context %s' % (name, self.source.name))

@@ -1,0 +1,111 @@
+"""Copies of graphs in which something is replaced or left out."""
+from __future__ import annotations
+
+from typing import Any, Callable, Sequence
+
+import theano
+from theano.compile.builders import OpFromGraph
+from theano.gof.graph import ancestors, clone_get_equiv, io_toposort
+from theano.gpuarray.basic_ops import GpuFromHost, HostFromGpu
+
+from ..compat.placement_tags import place_of_node, placed_on
+
+
+def substitute(outputs: Sequence[theano.Variable],
+               replacements: dict[theano.Variable, theano.Variable]) -> list[theano.Variable]:
+    """Copy a graph with some of its variables replaced.
+
+    Parameters
+    ----------
+    outputs : list of theano.Variable
+    replacements : dict of theano.Variable to theano.Variable
+        Each replacement has the type of the variable that it replaces.
+
+    Returns
+    -------
+    list of theano.Variable
+    """
+    memo = {output: output for output in outputs if output.owner is None}  # Theano would clone them
+    memo.update(replacements)
+    clone_get_equiv(list(replacements), outputs, copy_inputs=False, copy_orphans=False, memo=memo)
+    return [memo[output] for output in outputs]
+
+
+def rebuilt(outputs: Sequence[theano.Variable],
+            change: Callable[[theano.Apply, list[theano.Variable]], list[theano.Variable] | None],
+            ) -> list[theano.Variable]:
+    """Copy a graph node by node; nodes above which nothing changes stay in it.
+
+    Parameters
+    ----------
+    outputs : list of theano.Variable
+    change : callable
+        Takes a node and its new inputs. Returns its new outputs, or None to apply the same op.
+
+    Returns
+    -------
+    list of theano.Variable
+    """
+    new: dict[theano.Variable, theano.Variable] = {}
+    for node in io_toposort([], outputs):
+        inputs = [new.get(variable, variable) for variable in node.inputs]
+        with placed_on(place_of_node(node)):
+            results = change(node, inputs)
+            if results is None and inputs != node.inputs:
+                results = node.clone_with_new_inputs(inputs).outputs
+        new.update(zip(node.outputs, results or ()))
+    return [new.get(output, output) for output in outputs]
+
+
+def without_default_device(outputs: list[theano.Variable]) -> list[theano.Variable]:
+    """Return a graph without transfers to the GPU of the flag ``device`` and back, which gradients of parameters have.
+
+    Such a graph names no context, in contrast to one in which a context was named by its user.
+    """
+    while True:
+        back = {v: v.owner.inputs[0].owner.inputs[0] for v in ancestors(outputs)
+                if v.owner and isinstance(v.owner.op, HostFromGpu) and v.owner.inputs[0].type.context_name is None
+                and v.owner.inputs[0].owner and isinstance(v.owner.inputs[0].owner.op, GpuFromHost)}
+        if not back:
+            return outputs
+        outputs = substitute(outputs, back)
+
+
+def inlined(outputs: Sequence[theano.Variable]) -> list[theano.Variable]:
+    """Replace each OpFromGraph, and with it its gradient, by its inner graph."""
+    while any(isinstance(node.op, OpFromGraph) for node in io_toposort([], outputs)):  # inner graphs may have some, too
+        outputs = rebuilt(outputs, lambda node, inputs:
+                          inner_graph(node, inputs) if isinstance(node.op, OpFromGraph) else None)
+    return list(outputs)
+
+
+def inner_graph(node: theano.Apply, inputs: list[theano.Variable]) -> list[theano.Variable]:
+    """Return the outputs of an OpFromGraph, or of its gradient, as expressions of inputs."""
+    return theano.clone(node.op.local_outputs, dict(zip(node.op.local_inputs, inputs)))
+
+
+def merged(outputs: Sequence[theano.Variable]) -> list[theano.Variable]:
+    """Copy a graph so that no op is computed twice on a place.
+
+    A duplicate would be exchanged, and carried from stage to stage, a second time. Gradients have ops of their own for
+    values of the forward pass, such as the tanh in ``1 - tanh(x) ** 2``.
+
+    Parameters
+    ----------
+    outputs : list of theano.Variable
+
+    Returns
+    -------
+    list of theano.Variable
+        Nodes without duplicates above them are reused, not copied.
+    """
+    constants: dict[Any, theano.Variable] = {}
+    firsts: dict[Any, list[theano.Variable]] = {}
+
+    def once(node, inputs):
+        inputs = [constants.setdefault(v.signature(), v) if isinstance(v, theano.Constant) else v for v in inputs]
+        key = node.op, place_of_node(node), tuple(inputs), tuple(v.type for v in node.outputs)
+        if key not in firsts:
+            firsts[key] = node.outputs if inputs == node.inputs else node.clone_with_new_inputs(inputs).outputs
+        return firsts[key]
+    return rebuilt(outputs, once)

@@ -1,0 +1,1 @@
+"""The functions and classes that users of Keras call."""

@@ -1,0 +1,241 @@
+"""`enable` and `disable`: every Keras model of the process over several contexts."""
+from __future__ import annotations
+
+import functools
+import re
+import weakref
+from typing import Any, Callable
+
+import keras
+import theano
+
+from ...auto.chooser import LengthChooser
+from ...auto.enabled import Enabled
+from ...comm.choice import choose_ranks
+from ...compat import keras_models
+from ...devices.context_map import Context
+from ...errors import GraphError, warn
+from ...graph.placement.propagation import is_placed
+from ..hooks.methods import LOOPS, switch_methods_once
+from ..model.functions import KINDS, check_compile
+from ..model.parallel_state import ParallelState, parallel_state_of, set_parallel_state
+from ..model.report import Report, Usage
+from ..model.steps import Advice, Choice, Computed, on_devices
+from .multi_gpu import check_built, chosen_contexts, multi_gpu_model
+from .verification import check_alone, verify_batch
+
+ON_CPU = ('are on the CPU, where dividing a batch gains nothing, since Python computes one part at a '
+          'time: models run whole. To use several cores, start processes (theano-mgpu launch). To divide all the '
+          'same, pass always=True (theano-mgpu run --always)')
+
+VERIFIED_BY = {'predict': {'predict', 'test', 'train'}, 'test': {'test', 'train'}, 'train': {'train'}}
+
+
+def enable(gpus: Any = None, strict: bool = False, verify: bool = False, always: bool = False,
+           tell: Callable[[str], None] = warn) -> Report:
+    """Run every Keras model that is compiled from now on over several contexts.
+
+    Its train, test and predict functions then divide each batch, as in a model of `multi_gpu_model`. The rest of the
+    model is Keras's own, so that a script needs no change. Batches that plain Keras computes faster are left to it:
+    short ones, which is measured with the first batches, and all of them where one process has contexts on the CPU.
+    Models that are not compiled predict over contexts, too. Models that were compiled before stay as they are.
+    ``theano-mgpu run`` enables it for a whole script.
+
+    Parameters
+    ----------
+    gpus : int, list of int or str, or None
+        How many contexts to use, or which ones, as for `multi_gpu_model`; None for all.
+    strict : bool
+        Raise a GraphError where there is else one warning: for a model that cannot give exactly the results of one
+        device, that cannot run over contexts, or for which one context is faster; and at once for flags with which
+        results differ from one device.
+    verify : bool
+        On the first batch of each model, compare one step on one device with one on the contexts (see `verify`), and
+        print the certificate to stderr. For a model that predicts first, the outputs are compared.
+    always : bool
+        Divide each batch that can be divided, without measuring: every run of a script then gives the same rounding.
+    tell : callable
+        Called with each message for the user; by default it issues an MgpuWarning.
+
+    Returns
+    -------
+    Report
+        The work of the models so far, and the messages about them. Print it.
+
+    Raises
+    ------
+    ContextError
+        If `gpus` asks for contexts that do not exist.
+    GraphError
+        With `strict`, for a flag with which results differ from one device.
+
+    Notes
+    -----
+    A model is left to plain Keras, with a warning, if it reads its data from a tensor or is compiled with options that
+    contexts do not take. A model whose first batch fails when it is divided, and succeeds as a whole, runs on the first
+    context; with `strict` the error is raised.
+
+    Batches are divided without measuring in a fit with a Checkpoint, for models that are placed or computed in
+    micro-batches, with mgpu.executor=serial or threads, and where processes on several hosts train together, or each
+    with data, random numbers or a part of the update of its own. Processes of one host compute a batch that is not
+    divided each by itself, and compare their losses after 1, 2, 4, ..., 256 such batches, after each 256 further ones,
+    and at the end of an epoch. If the losses differ, all go on from the state of the first one, and take its batches.
+
+    Examples
+    --------
+    >>> import keras, numpy as np, theano_mgpu
+    >>> contexts = theano_mgpu.init('dev0->cpu;dev1->cpu')
+    >>> report = enable(always=True)  # contexts on the CPU gain nothing
+    >>> model = keras.Sequential([keras.layers.Dense(3, input_shape=(4,))])
+    >>> model.compile('sgd', 'mse')
+    >>> history = model.fit(np.ones((20, 4)), np.ones((20, 3)), batch_size=8, verbose=0)
+    >>> report.usages[-1].samples, [context.name for context in report.usages[-1].contexts]
+    ({'train': 20}, ['dev0', 'dev1'])
+    >>> disable()
+    """
+    if verify:
+        check_alone()
+    enabled = EnabledModels(gpus, Report(), strict, verify, always, tell)
+    chosen_contexts(gpus)
+    _patch_keras_once()
+    return enabled.begin()
+
+
+def disable() -> None:
+    """Leave models that are compiled from now on to plain Keras; those that were compiled before stay as they are."""
+    EnabledModels.end()
+
+
+@functools.lru_cache(None)
+def _patch_keras_once():
+    switch_methods_once()
+    # A model that is not built yet is compiled by its first batch, within the loop.
+    keras_models.switch_keras_methods(LOOPS, applies=lambda model: EnabledModels.in_force and not model.built)
+    keras_models.switch_keras_methods({'compile': _compile}, applies=lambda model: not hasattr(model, 'template'))
+    keras_models.switch_keras_methods({'_make_%s_function' % kind: _make_function for kind in KINDS},
+                                      applies=lambda model: EnabledModels.in_force)
+    keras_models.replace_multi_gpu_model(multi_gpu_model, applies=lambda: EnabledModels.in_force)
+
+
+def _compile(original):
+    @functools.wraps(original)
+    def compile(self, *args, **kwargs):
+        before = parallel_state_of(self)
+        set_parallel_state(self, None)
+        original(self, *args, **kwargs)
+        if EnabledModels.in_force and self.built:
+            EnabledModels.in_force.attach(self, before)
+    return compile
+
+
+def _make_function(original):
+    @functools.wraps(original)
+    def make(self):
+        if hasattr(self, 'template'):
+            EnabledModels.in_force.count(self)
+        elif not self._is_compiled and not parallel_state_of(self):
+            EnabledModels.in_force.attach(self)
+        original(self)
+    return make
+
+
+class EnabledModels(Enabled):
+    """The Keras models that `enable` has found, and the arguments of `enable`.
+
+    Parameters
+    ----------
+    gpus
+        As for `enable`.
+    *arguments
+        As for an Enabled.
+    """
+
+    def __init__(self, gpus: Any, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.gpus = gpus
+        self._told: set[tuple[str, str]] = set()
+        self._parallel: Any = weakref.WeakKeyDictionary()  # model of multi_gpu_model -> Usage
+
+    def count(self, model: keras.Model) -> None:
+        """Count the batches of a model of `multi_gpu_model`, by functions that are made from now on."""
+        state = parallel_state_of(model)
+        if state is not None and state.usage is None:
+            state.count_in(self._parallel.get(model) or self._parallel.setdefault(model, self.report.usage(model.name)))
+
+    def attach(self, model: keras.Model, before: ParallelState | None = None) -> None:
+        """Run a model over the contexts; `before` is its state from an earlier `compile`, if any."""
+        try:
+            check_compile(getattr(model, '_function_kwargs', {}))
+            check_built(model, 'enable')
+            check_compile({}, model.targets if model._is_compiled else ())
+        except ValueError as error:
+            self.notify(model.name, 'is left to plain Keras, on the host or the device of the flag "device": %s'
+                        % error)
+            return
+        usage = before.usage if isinstance(before, EnabledState) else self.report.usage(model.name)
+        set_parallel_state(model, EnabledState(self, model, usage, chosen_contexts(self.gpus)))
+
+    def notify(self, name: str, text: str, noted: bool = True) -> None:
+        """Tell the user about a model once, whatever the numbers in the text; with `strict`, raise a GraphError.
+
+        The report has it, too, if `noted`.
+        """
+        whole, key = '%s %s' % (name, text), (name, re.sub(r'\d', '', text))
+        if self.strict:
+            raise GraphError(whole)
+        if key not in self._told:
+            self._told.add(key)
+            if noted:
+                self.report.notes.append(whole)
+            self.tell(whole)
+
+
+class EnabledState(ParallelState):
+    """The ParallelState of a model that `enable` has found."""
+
+    def __init__(self, enabled: EnabledModels, model: keras.Model, usage: Usage, contexts: list[Context]) -> None:
+        super().__init__(model.name, contexts, enabled.notify, enabled.strict)
+        self.enabled, self.usage = enabled, usage
+        self._model = weakref.ref(model)
+        self._verified: set[str] = set()
+
+    def leaves_all(self) -> bool:
+        ranks = choose_ranks(None)
+        if ranks.size > 1 or on_devices(self.contexts) or not self._may_leave_batches(ranks):
+            return False
+        if len(self.contexts) > 1:
+            self.enabled.notify('the contexts', ON_CPU)
+        return True
+
+    def steps(self, kind: str, function: Any = None) -> list[Callable[..., Computed]]:
+        steps = super().steps(kind)
+        if self.enabled.verifies:
+            steps.insert(0, functools.partial(self._verify, kind))
+        if kind == 'train' and function is not None and not self.enabled.always:
+            steps.insert(0, Advice(functools.partial(self.enabled.notify, self.name)))
+        if function is not None and self._may_leave_batches(choose_ranks(None)):
+            chooser = LengthChooser(choose_ranks(None), functools.partial(self.usage.whole_below.__setitem__, kind))
+            steps.append(Choice(chooser, function, self.contexts))
+        return steps
+
+    def _may_leave_batches(self, ranks):
+        """Return whether plain Keras may compute a batch.
+
+        No, where something else was asked for, or where it could leave processes with different weights: hosts may
+        round differently.
+        """
+        model = self._model()
+        outputs = [model.total_loss] if model._is_compiled else model.outputs
+        flags = theano.config.mgpu
+        stays_alike = ranks.size == 1 or (ranks.on_one_host and flags.data != 'sharded' and
+                                          flags.update_on != 'sharded' and flags.random != 'independent' and
+                                          theano.config.device == 'cpu')  # GPUs may round differently each time
+        return stays_alike and not (self.enabled.always or is_placed(outputs) or flags.micro_batches > 1 or
+                                    flags.executor in ('serial', 'threads'))
+
+    def _verify(self, kind, inputs, proceed):
+        """Show a certificate before the first batch of a kind, unless the certificate of another kind covers it."""
+        if self._verified.isdisjoint(VERIFIED_BY[kind]):
+            self._verified.add(kind)
+            self.enabled.show_report(self.name, lambda: verify_batch(self._model(), kind, inputs, self.contexts))
+        return proceed(inputs)

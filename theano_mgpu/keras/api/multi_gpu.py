@@ -1,0 +1,222 @@
+"""`multi_gpu_model`: Keras's own signature, for Theano's contexts."""
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import keras
+import numpy as np
+from keras import backend as K
+from keras.engine import saving
+
+from ...devices.choice import resolve_contexts
+from ...devices.context_map import Context, describe
+from ...devices.contexts import contexts as active_contexts
+from ...devices.contexts import host_contexts
+from ...errors import ContextError
+from ...utils import mpi_environment
+from ..hooks.methods import switch_methods_once
+from ..model.batch import members
+from ..model.functions import check_compile
+from ..model.parallel_state import ParallelState, parallel_state_of, set_parallel_state
+
+
+def multi_gpu_model(model: keras.Model, gpus: Any = None, cpu_merge: bool = True,
+                    cpu_relocation: bool = False) -> keras.Model:
+    """Replicate a Keras model on several contexts.
+
+    The new model is trained, evaluated and used like any Keras model. It splits each batch into sub-batches, runs each
+    on its context, averages the gradients, and applies one update to every replica, so that the results equal the
+    results of one device on the whole batch.
+
+    Parameters
+    ----------
+    model : keras.Model
+        The template. It stays usable and owns the weights: both models always show the same ones.
+        If it is compiled, the parallel model is compiled like it and continues with its optimizer, so that a model
+        from `load_model` continues where it stopped.
+    gpus : int, list of int or str, or None
+        How many contexts to use, or which ones: their numbers or names; None for all. One is allowed,
+        so that the same script runs on a machine with a single device. With several processes, each takes at most that
+        many of its own contexts, or its own among the named ones.
+    cpu_merge : bool
+        Accepted for compatibility: outputs are always merged on the host.
+    cpu_relocation : bool
+        Accepted for compatibility: the template's weights are on the host already, unless Theano's flag ``device`` put
+        them on a GPU; the replicas are elsewhere in both cases.
+
+    Returns
+    -------
+    keras.Model
+        With the methods of the template, also `predict_classes` and `predict_proba` if that is Sequential.
+
+    Raises
+    ------
+    ValueError
+        If `gpus` asks for contexts that do not exist, or the model is not built, or is not a graph of layers.
+
+    Notes
+    -----
+    BatchNormalization normalises the whole batch, and dropout and noise draw the random numbers of one device, unless
+    the flag ``mgpu.batch_statistics`` or ``mgpu.random`` says otherwise.
+
+    The signature is Keras's: ``keras.utils.multi_gpu_model`` (keras/utils/multi_gpu_utils.py, 2.3.1).
+    """
+    if hasattr(model, 'template'):
+        raise ValueError('%s is already a parallel model: pass its template, model.template' % model.name)
+    check_built(model, 'multi_gpu_model')
+    if not model._is_graph_network:
+        raise ValueError('the model %s is a subclass that defines call(): its layers are not a graph, and cannot be '
+                         'replicated. Build it from inputs and outputs instead: keras.Model(inputs, outputs)'
+                         % model.name)
+    cls = ParallelSequential if isinstance(model, keras.Sequential) else ParallelModel
+    parallel = cls(model, chosen_contexts(gpus))
+    if model._is_compiled:
+        compile_like(parallel, model)
+        parallel_state_of(parallel).make_functions_again(continued=True)
+    return parallel
+
+
+def chosen_contexts(gpus: Any) -> list[Context]:
+    """Return the contexts that `gpus` of `multi_gpu_model` stands for; a ContextError lists the existing ones."""
+    there = active_contexts()
+    if gpus is None:
+        return there
+    if isinstance(gpus, (int, np.integer)) and not isinstance(gpus, bool):
+        if gpus < 1:
+            raise ContextError('gpus=%d: a model needs at least one context; there are %d: %s'
+                               % (gpus, len(there), describe(there)))
+        if len(there) < gpus <= len(there) * mpi_environment.size() and mpi_environment.trains_together():
+            return there  # the other processes have the others
+        if gpus > len(there):
+            raise ContextError('To call `multi_gpu_model` with `gpus=%d`, as many contexts must be mapped; there are '
+                               '%d: %s. Reduce `gpus`, or map more: call theano_mgpu.init(%d) before, or set, e.g., '
+                               'THEANO_FLAGS="contexts=%s"'
+                               % (gpus, len(there), describe(there), gpus, _longer_map(there, gpus)))
+        return there[:gpus]
+    if isinstance(gpus, (list, tuple)) and gpus:
+        chosen = [_context(gpu, host_contexts()) for gpu in gpus]
+        if len(set(chosen)) < len(chosen):
+            raise ContextError('gpus=%r names a context twice; there are: %s' % (gpus, describe(there)))
+        return resolve_contexts(chosen)
+    raise ContextError('gpus=%r is neither a number of contexts, nor a list of their numbers or names, nor None for '
+                       'all; there are: %s' % (gpus, describe(there)))
+
+
+def _context(gpu, there):
+    for number, context in enumerate(there):
+        if gpu == context.name or (gpu == number and not isinstance(gpu, bool)):
+            return context
+    raise ContextError('there is no context %r: known are the numbers 0 to %d, or the names in %s. Map it with '
+                       'THEANO_FLAGS, e.g. contexts=%s' % (gpu, len(there) - 1, describe(there),
+                                                           _longer_map(there, len(there) + 1)))
+
+
+def _longer_map(there, n):
+    device = {'cuda': 'dev{0}->cuda{0}', 'opencl': 'dev{0}->opencl0:{0}', 'cpu': 'dev{0}->cpu'}[there[-1].kind]
+    return ';'.join([describe(there)] + [device.format(i) for i in range(len(there), n)])
+
+
+def check_built(model: keras.Model, user: str) -> None:
+    """Raise a ValueError unless a model has inputs that can be fed; `user` is the function or class that needs it."""
+    if not hasattr(model, 'layers') or not hasattr(model, 'fit'):
+        raise ValueError('%s takes a keras.Model or keras.Sequential, not %r' % (user, model))
+    if not getattr(model, 'inputs', None) or not getattr(model, 'outputs', None):
+        raise ValueError('the model %s is not built yet, so its inputs are unknown: give its first layer an '
+                         'input_shape, or call model.build(input_shape), before %s' % (model.name, user))
+    if not all(map(K.is_placeholder, model.inputs)):
+        raise ValueError('the model %s reads its data from a tensor (Input(tensor=...)), which cannot be split into '
+                         'sub-batches: use Input(shape=...), and pass arrays to fit' % model.name)
+
+
+class ParallelModel(keras.Model):
+    """A model that trains, evaluates and predicts on several contexts; made by `multi_gpu_model`.
+
+    It consists of the very layers of its template. It differs only in the functions that Keras calls for each batch:
+    ``train_function``, ``test_function`` and ``predict_function`` run over sub-batches.
+
+    Attributes
+    ----------
+    template : keras.Model
+    """
+
+    def __init__(self, template: keras.Model, contexts: list[Context]) -> None:
+        switch_methods_once()
+        # Not by setattr: Keras takes a model that is set as an attribute for a further layer.
+        self.__dict__['template'] = template
+        super().__init__(inputs=template.inputs, outputs=template.outputs, name=template.name)
+        set_parallel_state(self, ParallelState(template.name, contexts))
+        self._compiles_template = not template._is_compiled
+        # The same lists as the template's, so that later additions to these count, too.
+        for shared in ('_losses', '_updates', '_per_input_losses', '_per_input_updates', '_metrics'):
+            self.__dict__[shared] = getattr(template, shared)
+
+    @property
+    def contexts(self) -> list[Context]:
+        """The contexts that the model runs on."""
+        return parallel_state_of(self).contexts
+
+    @property
+    def trainable(self) -> bool:
+        return self.template.trainable
+
+    @trainable.setter
+    def trainable(self, value: bool) -> None:
+        # Keras's own constructor sets True, which is not meant for the template.
+        if '_is_compiled' in self.__dict__:
+            self.template.trainable = value
+
+    def compile(self, optimizer: Any, loss: Any = None, metrics: Any = None, loss_weights: Any = None,
+                sample_weight_mode: Any = None, weighted_metrics: Any = None, target_tensors: Any = None,
+                **kwargs: Any) -> None:
+        """Configure the model for training, as `keras.Model.compile` does.
+
+        The template is compiled likewise, unless it was before, so that it can be evaluated and saved.
+        `kwargs` go to `theano.function`.
+        """
+        check_compile(kwargs, members(target_tensors))
+        super().compile(optimizer, loss, metrics, loss_weights, sample_weight_mode, weighted_metrics, target_tensors,
+                        **kwargs)
+        set_parallel_state(self, ParallelState(self.name, self.contexts))
+        if self._compiles_template:
+            compile_like(self.template, self)
+
+    def __reduce__(self):
+        # A pickle has the content of a file, and also loads as plain Keras.
+        return saving.unpickle_model, (saving.pickle_model(self),)
+
+    def get_config(self) -> Any:
+        """Return the template's configuration."""
+        return self.template.get_config()
+
+
+class ParallelSequential(ParallelModel):
+    """A ParallelModel over a Sequential."""
+
+    predict_proba = keras.Sequential.predict_proba
+    predict_classes = keras.Sequential.predict_classes
+
+    @property
+    def layers(self) -> list[keras.layers.Layer]:
+        return self.template.layers
+
+
+# Keras's files record a model's class by name, and plain Keras must be able to open them.
+ParallelModel.__name__, ParallelSequential.__name__ = 'Model', 'Sequential'
+
+
+def compile_like(model: keras.Model, other: keras.Model) -> None:
+    """Compile a model like another one, with its optimizer."""
+    model.compile(other.optimizer, other.loss, fresh_metrics(other._compile_metrics), other.loss_weights,
+                  other.sample_weight_mode, fresh_metrics(other._compile_weighted_metrics), **other._function_kwargs)
+
+
+def fresh_metrics(metrics: Any) -> Any:
+    """Return the same metrics for another model: a Metric keeps state and updates, and belongs to one model."""
+    if isinstance(metrics, keras.metrics.Metric):
+        return type(metrics).from_config(metrics.get_config())
+    if isinstance(metrics, dict):
+        return {name: fresh_metrics(value) for name, value in metrics.items()}
+    if isinstance(metrics, (list, tuple)):
+        return [fresh_metrics(value) for value in metrics]
+    return copy.copy(metrics)

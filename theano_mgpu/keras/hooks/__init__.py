@@ -1,0 +1,1 @@
+"""What runs within the loops of Keras: methods, feeding, callbacks."""

@@ -1,0 +1,155 @@
+"""Batches of generators and Sequences that rank 0 makes, on every rank of a job.
+
+Only rank 0 asks the generator of the user. Whatever it draws at random, in whatever thread, the other ranks take the
+batch that rank 0 takes, and so does each error and the end of the data.
+"""
+from __future__ import annotations
+
+import functools
+import threading
+from typing import Any, Callable, Iterator
+
+import keras
+from keras.engine.training_utils import is_sequence, iter_sequence_infinite
+
+from ...comm.activities import FEED
+from ...comm.collectives import broadcast_object
+from ...comm.communicator import Communicator
+from ...comm.failures import known_to_all, packed, unpacked
+from ...comm.rank_0 import sent_by_rank_0
+from ...compat import keras_loops
+
+ITEM, ANNOUNCED, ERROR = range(3)  # a message has a batch; or the batch came with the last message; or it has an error
+
+
+class Feed:
+    """The stream of batches of one argument of a loop.
+
+    Parameters
+    ----------
+    ranks : Communicator
+    source : iterator or keras.utils.Sequence
+        The user's. Only rank 0 asks its source.
+    in_thread : bool
+        Whether a thread or process of Keras's asks the source.
+    """
+
+    def __init__(self, ranks: Communicator, source: Any, in_thread: bool) -> None:
+        self._ranks, self._source, self._in_thread = ranks, source, in_thread
+        self._thread = threading.get_ident()
+        self._ahead = self._enqueuer = None  # the batch after the current one, if it is known; Keras's queue
+
+    def __reduce__(self):  # for processes that make batches
+        return _same, (self._source,)
+
+    def take(self, following: Callable[[], Any]) -> Any:
+        """Return the next batch on every rank; rank 0 gets it from the function `following`."""
+        if keras_loops.keras_batches is not None:
+            keras_loops.keras_batches.queue(self)
+        return self._send(following) if self._ranks.rank == 0 else self._receive()
+
+    def _send(self, following):
+        try:
+            item = following()
+        except BaseException as error:  # also SystemExit, and Ctrl-C, which is one of all ranks
+            broadcast_object(self._ranks, (ERROR, packed(error), None), activity=FEED)
+            known_to_all(error)
+            raise
+        kind = ANNOUNCED if self._ahead is item else ITEM
+        self._ahead = self._enqueuer and next_of_queue(self._enqueuer)
+        broadcast_object(self._ranks, (kind, None if kind == ANNOUNCED else item, self._ahead), activity=FEED)
+        return item
+
+    def _receive(self):
+        kind, item, following = broadcast_object(self._ranks, activity=FEED)
+        if kind == ERROR:
+            raise known_to_all(unpacked(item, 'rank 0, which makes the batches of all ranks, raised it'))
+        item, self._ahead = self._ahead if kind == ANNOUNCED else item, following
+        return item
+
+    def peek(self) -> Any:
+        """Return the batch after the current one, the same on every rank; None if it is not known."""
+        return self._ahead
+
+    def taken_from(self, enqueuer: Any, items: Iterator[Any]) -> Taken:
+        """Return an iterator over the batches that the main thread takes from a queue of Keras's, on every rank."""
+        self._enqueuer = enqueuer
+        return Taken(self, items)
+
+
+class Taken(Iterator[Any]):
+    """An iterator over batches of a Feed, by the thread that trains.
+
+    Parameters
+    ----------
+    feed : Feed
+    items : iterator
+        On rank 0.
+    """
+
+    def __init__(self, feed: Feed, items: Iterator[Any]) -> None:
+        self._feed, self._following = feed, functools.partial(next, items)
+
+    def __next__(self):
+        return self._feed.take(self._following)
+
+
+class FedIterator(Feed, Iterator[Any]):
+    """A Feed in place of an iterator or generator."""
+
+    def __next__(self):
+        following = functools.partial(next, self._source)
+        return following() if self._in_thread else self.take(following)
+
+
+class FedSequence(Feed, keras.utils.Sequence):
+    """A Feed in place of a Sequence, as long as rank 0's."""
+
+    def __len__(self):
+        if threading.get_ident() != self._thread:  # one of Keras's, on rank 0
+            return len(self._source)
+        return sent_by_rank_0(self._ranks, lambda: len(self._source))  # Keras's thread begins an epoch meanwhile
+
+    def __getitem__(self, index):
+        return self._source[index]
+
+    def __iter__(self):
+        """Iterate for ever: Keras would begin anew."""
+        return Taken(self, iter_sequence_infinite(self._source))
+
+    def on_epoch_end(self) -> None:
+        if self._ranks.rank == 0:
+            self._source.on_epoch_end()
+
+
+def fed(ranks: Communicator, source: Any, workers: int) -> Any:
+    """Return a Feed in place of a generator or Sequence of a loop, on any rank.
+
+    Parameters
+    ----------
+    ranks : Communicator
+    source : object
+        The user's argument: arrays are returned as they are.
+    workers : int
+        Threads or processes that ask it, as for `keras.Model.fit_generator`.
+    """
+    if isinstance(source, (Feed, Taken)):
+        return source
+    in_thread = workers > 0 and ranks.rank == 0
+    if is_sequence(source):
+        return FedSequence(ranks, source, in_thread)
+    if hasattr(source, '__next__'):
+        return FedIterator(ranks, source, in_thread)
+    return source
+
+
+def next_of_queue(enqueuer: Any) -> Any:
+    """Return the next batch of a queue of Keras's, which stays in the queue; None if it is not made yet."""
+    with enqueuer.queue.mutex:
+        queue = enqueuer.queue.queue
+        future = queue[0] if queue else None
+    return future.get() if future is not None and future.ready() and future.successful() else None
+
+
+def _same(source):
+    return source

@@ -1,0 +1,248 @@
+"""Keras's loops for a model over contexts: with checkpoints and, with several processes, one order of samples, one
+writer, and results for all the data.
+"""
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import os
+import random
+from typing import Any, Callable
+
+import keras
+import numpy as np
+import theano
+from keras import callbacks as keras_callbacks
+
+from ...comm.collectives import all_gather_object, broadcast_object
+from ...comm.failures import failing_together
+from ...comm.mpi import mpi_communicator
+from ...comm.rank_0 import on_rank_0
+from ...utils import mpi_environment
+from ..model.functions import BatchFunction
+from ..model.parallel_state import parallel_state_of
+from .checkpoint import Checkpoint
+from .feed import fed
+
+# Callbacks that only write. Those that steer (EarlyStopping, schedules) have to run, and agree, on every rank.
+WRITERS = (keras_callbacks.ModelCheckpoint, keras_callbacks.CSVLogger, keras_callbacks.RemoteMonitor,
+           keras_callbacks.ProgbarLogger, keras_callbacks.TensorBoard)
+PATHS = ('filepath', 'filename', 'log_dir')  # attributes that name the files which they write
+
+
+def loop_of(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a training, evaluation or prediction loop of `keras.Model`, for a model over contexts.
+
+    A Checkpoint among the callbacks continues from its file. With several processes, only the first one shows progress
+    and writes, all take its order of samples, and where each process feeds its own data, losses and metrics count all
+    the data.
+    """
+    _, *names = inspect.signature(method).parameters
+
+    @functools.wraps(method)
+    def loop(self, *args, **kwargs):
+        trains_together = mpi_environment.trains_together()
+        callbacks = dict(zip(names, args), **kwargs).get('callbacks') or []
+        # The validation of another loop, or `fit` with a Sequence, which calls fit_generator.
+        is_nested = isinstance(callbacks, keras_callbacks.CallbackList) or \
+            any(isinstance(callback, LoopCallbacks) for callback in callbacks)
+        feeds = trains_together and 'generator' in names and not isinstance(callbacks, keras_callbacks.CallbackList)
+        if feeds and theano.config.mgpu.data != 'sharded':
+            args, kwargs = (), with_feeds(dict(zip(names, args), **kwargs))
+        if is_nested or not (callbacks or trains_together):
+            return method(self, *args, **kwargs)
+        callbacks = list(callbacks)
+        checkpoint, *others = [callback for callback in callbacks if isinstance(callback, Checkpoint)] or [None]
+        if others:
+            raise ValueError('%d Checkpoints are among the callbacks: pass one' % (len(others) + 1))
+        run = functools.partial(method, self, **dict(zip(names, args), **kwargs))
+        with checkpoint.among(callbacks) if checkpoint else contextlib.nullcontext():
+            if trains_together:
+                return _run_on_each_rank(self, run, callbacks, checkpoint)
+            return run(callbacks=[LoopCallbacks(callbacks, checkpoint)] if checkpoint else callbacks)
+    return loop
+
+
+def with_feeds(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a loop, by name, for this rank: rank 0 makes the batches of all."""
+    ranks = mpi_communicator()
+    if 'nb_worker' in arguments:  # its name before Keras 2
+        arguments['workers'] = arguments.pop('nb_worker')
+    workers = arguments.get('workers', 1)
+    arguments.update((name, fed(ranks, arguments[name], workers)) for name in ('generator', 'validation_data')
+                     if name in arguments)
+    return dict(arguments, workers=0) if ranks.rank else arguments  # no thread asks for batches on other ranks
+
+
+def _run_on_each_rank(model, run, callbacks, checkpoint):
+    """Run a loop of a model on every rank, by ``run(**changed)`` with changed arguments."""
+    sync = RankSync()
+    sync.share_random_states()
+    quiet = {'verbose': 0} if sync.ranks.rank else {}
+    try:
+        with failing_together(sync.ranks):
+            returned = run(callbacks=[LoopCallbacks(callbacks, checkpoint, sync)], **quiet)
+    except Exception as error:
+        if getattr(error, 'known_to_all', False):  # each rank is here: the script may go on
+            if parallel_state_of(model) is not None:
+                parallel_state_of(model).compare()
+            sync.share_random_states()
+        raise
+    sync.share_random_states()
+    return sync.results(returned)
+
+
+class LoopCallbacks:
+    """The callbacks of a loop as one callback: Keras calls its hooks, and these call each of them in turn.
+
+    While a Checkpoint replays finished batches, the other callbacks are not called; their part of `logs` is there all
+    the same. With several processes, callbacks that only write are called on rank 0, and the other ranks wait; but
+    where the ranks have different names for a file, such as one in a temporary folder, each writes its own.
+
+    Parameters
+    ----------
+    callbacks : list of keras.callbacks.Callback
+        The user's.
+    checkpoint : Checkpoint, optional
+        One of `callbacks`; it is called first.
+    sync : RankSync, optional
+        With several processes; it is called even before the checkpoint.
+    """
+
+    def __init__(self, callbacks: list[keras_callbacks.Callback], checkpoint: Checkpoint | None = None,
+                 sync: RankSync | None = None) -> None:
+        self._checkpoint, self._sync, self._ranks = checkpoint, sync, sync and sync.ranks
+        self._first = [callback for callback in (sync, checkpoint) if callback is not None]
+        self._others = [callback for callback in callbacks if callback is not checkpoint]
+        self._own_files = self._find_own_files() if sync else set()
+
+    def _find_own_files(self):
+        """Return the positions of the callbacks whose files have different names on the ranks."""
+        paths = all_gather_object(self._ranks, [
+            tuple(os.path.abspath(str(getattr(callback, name))) for name in PATHS if getattr(callback, name, None))
+            for callback in self._others])
+        return {position for position, of_ranks in enumerate(zip(*paths), 1) if len(set(of_ranks)) > 1}
+
+    def set_params(self, params: dict[str, Any]) -> None:
+        for callback in self._first + self._others:
+            callback.set_params(params)
+
+    def set_model(self, model: keras.Model) -> None:
+        for callback in self._first + self._others:
+            callback.set_model(model)
+
+    def _set_validation_data(self, value):
+        for callback in self._first + self._others:
+            callback.validation_data = value
+
+    validation_data = property(fset=_set_validation_data)  # Keras sets it for each callback
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        """Return a hook of Keras's, such as `on_batch_end`."""
+        if not name.startswith('on_'):
+            raise AttributeError(name)
+        return functools.partial(self._call, name)
+
+    def _call(self, hook, *args):
+        for callback in self._first:
+            getattr(callback, hook)(*args)
+        for position, callback in enumerate(self._others, 1):
+            if self._ranks is not None and isinstance(callback, WRITERS) and position not in self._own_files:
+                self._call_on_first_rank(position, callback, hook, args)
+            else:
+                self._call_unless_replaying(position, callback, hook, args)
+        if hook == 'on_epoch_begin' and self._sync is not None:
+            self._sync.share_random_states()  # now, as callbacks may have drawn numbers on some ranks only
+
+    def _call_on_first_rank(self, position, callback, hook, args):
+        """Call it on rank 0; at the end of an epoch or the training, other ranks wait until it has written."""
+        def act():
+            self._call_unless_replaying(position, callback, hook, args)
+            return {name: value for name, value in vars(callback).items() if isinstance(value, (int, float, np.number))}
+        if hook in ('on_epoch_end', 'on_train_end'):
+            # A script may look at ModelCheckpoint.best, and has to find the same on every rank.
+            vars(callback).update(on_rank_0(self._ranks, act))
+        elif self._ranks.rank == 0:
+            act()
+
+    def _call_unless_replaying(self, position, callback, hook, args):
+        begins_anew = isinstance(callback, keras_callbacks.CSVLogger) and not callback.append
+        may_replay = self._checkpoint and not begins_anew and hook not in ('on_train_begin', 'on_train_end')
+        if may_replay and hook == 'on_epoch_end':
+            self._checkpoint.end_epoch_of(callback, position, *args)
+        elif not (may_replay and self._checkpoint.replaying):
+            getattr(callback, hook)(*args)
+
+
+class RankSync(keras.callbacks.Callback):
+    """A callback that keeps the loops of several processes in step.
+
+    Attributes
+    ----------
+    ranks : MpiCommunicator
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ranks = mpi_communicator()
+        self._trained: Any = None
+        self._tested: list[float] | None = None
+
+    def share_random_states(self) -> None:
+        """Give the other ranks the random numbers of rank 0, from which the order of samples is drawn.
+
+        Rank 0 goes on as one process would: a thread of its generator may be drawing. So does each rank that has its
+        own data.
+        """
+        if theano.config.mgpu.data == 'sharded':
+            return
+        states = broadcast_object(self.ranks, (random.getstate(), np.random.get_state()))
+        if self.ranks.rank:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._trained = None
+        self._on('train', BatchFunction.begin)
+
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
+        steps, samples, size = (self.params.get(name) for name in ('steps', 'samples', 'batch_size'))
+        if batch == (steps if steps is not None else -(-samples // size)) - 1:
+            self._join_training()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._join_training()
+        if self._trained:
+            names = self.model.metrics_names
+            logs.update(zip(names, self._trained))
+            if self._tested and any(name.startswith('val_') for name in logs):
+                logs.update(('val_' + name, value) for name, value in zip(names, self._tested))
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self._tested = None
+        self._on('test', BatchFunction.begin)
+
+    def on_test_end(self, logs: Any = None) -> None:
+        self._tested = self._on('test', BatchFunction.join)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self.ranks.divided.consolidate()  # a script may save the model on rank 0 alone
+
+    def on_predict_end(self, logs: Any = None) -> None:
+        self._on('predict', BatchFunction.join)
+
+    def results(self, returned: Any) -> Any:
+        """Return the results of a loop: the loss and metrics of all the data, in place of this process's part."""
+        if self._tested is None or isinstance(returned, keras.callbacks.History):
+            return returned
+        return self._tested if isinstance(returned, list) else self._tested[0]
+
+    def _on(self, kind, act):
+        """Act on the model's own function of a kind, if any: not on a user's in its place, or one that calls it."""
+        function = parallel_state_of(self.model).functions.get(kind)
+        return None if function is None else act(function)
+
+    def _join_training(self):
+        if self._trained is None:
+            self._trained = self._on('train', BatchFunction.join) or ()

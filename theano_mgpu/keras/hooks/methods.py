@@ -1,0 +1,103 @@
+"""The methods of `keras.Model` that differ for a model that runs over contexts.
+
+This is the only way in which a model comes to run over contexts. `multi_gpu_model` gives a model that it makes a
+ParallelState; `enable` gives one to each model that is compiled.
+"""
+from __future__ import annotations
+
+import functools
+import os
+
+import numpy as np
+from keras import backend as K
+from keras.backend import theano_backend
+from keras.engine import saving
+
+from ...comm.alone import Alone
+from ...comm.mpi import mpi_communicator
+from ...comm.rank_0 import write_on_rank_0
+from ...compat import keras_loops, keras_models
+from ...utils import mpi_environment
+from ...utils.files import whole_file
+from ..model.batch import members
+from ..model.functions import KINDS, BatchFunction, WholeFunction
+from ..model.parallel_state import parallel_state_of
+from .loops import loop_of
+from .prefetch import looking_ahead
+
+
+def _function_maker(kind):
+    """Return a wrapper of the method that makes a model's train, test or predict function."""
+    name = kind + '_function'
+
+    def wrap(original):
+        @functools.wraps(original)
+        def make(self):
+            if getattr(self, name, None) is not None or kind != 'predict' and not hasattr(self, name):
+                original(self)  # which checks the model
+                return
+            if kind == 'train':
+                self._check_trainable_weights_consistency()
+            state = parallel_state_of(self)
+            is_whole, function = state.leaves_all(), BatchFunction(kind, self)
+            if not is_whole:
+                function.compile()
+            elif isinstance(function.make_plain(), theano_backend.Function):
+                function = WholeFunction(function, state.contexts[:1], state.steps(kind))
+            else:  # the user has replaced K.function
+                setattr(self, name, function.make_plain())
+                return
+            state.functions[kind] = function
+            setattr(self, name, function)
+        return make
+    return wrap
+
+
+def _standardize_user_data(original):
+    @functools.wraps(original)
+    def _standardize_user_data(self, x, y=None, *args, **kwargs):
+        if not isinstance(x, np.ndarray) or not (y is None or isinstance(y, np.ndarray)):  # which takes a while
+            tensors = [value for value in members(x) + members(y) if K.is_tensor(value)]
+            if tensors:
+                raise ValueError('tensors (%s) cannot be split into sub-batches: pass the data as arrays, or from a '
+                                 'generator or keras.utils.Sequence' % ', '.join(map(str, tensors)))
+        if keras_loops.keras_batches is None or args:
+            return original(self, x, y, *args, **kwargs)
+        return keras_loops.keras_batches.standardize(functools.partial(original, self), x, y, **kwargs)
+    return _standardize_user_data
+
+
+def _saving(original):
+    """Wrap a method that saves a model: a file is replaced as a whole. With several processes, the first one writes it.
+
+    Another process that makes the same call waits until the file is written.
+    """
+    @functools.wraps(original)
+    def save(self, filepath, overwrite=True, *args, **kwargs):
+        if not isinstance(filepath, (str, os.PathLike)):  # an h5py group or a stream: each process has its own
+            original(self, filepath, True, *args, **kwargs)
+            return
+        path = os.path.abspath(filepath)
+
+        def replace():
+            if overwrite or not os.path.isfile(path) or saving.ask_to_proceed_with_overwrite(path):
+                with whole_file(path) as unfinished:
+                    original(self, unfinished, True, *args, **kwargs)
+        write_on_rank_0(mpi_communicator() if mpi_environment.trains_together() else Alone(), path, replace)
+    return save
+
+
+def _training_loop(original):
+    return loop_of(looking_ahead(original))
+
+
+LOOPS = {'fit': _training_loop, 'fit_generator': _training_loop, 'evaluate': loop_of, 'evaluate_generator': loop_of,
+         'predict': loop_of, 'predict_generator': loop_of}
+METHODS = dict(LOOPS, _standardize_user_data=_standardize_user_data, save=_saving, save_weights=_saving,
+               **{'_make_%s_function' % kind: _function_maker(kind) for kind in KINDS})
+
+
+@functools.lru_cache(None)
+def switch_methods_once() -> None:
+    """Install these methods in `keras.Model`, for the models that have a ParallelState."""
+    keras_models.switch_keras_methods(METHODS, applies=parallel_state_of)

@@ -1,0 +1,131 @@
+"""The next batch of `fit` and `fit_generator`, which is sliced and sent while the current one is computed."""
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable
+
+import keras
+import numpy as np
+
+from ...compat import keras_loops
+from .feed import Feed, next_of_queue
+
+
+class LoopObserver:
+    """An observer of the batches that a loop of Keras takes; `keras_loops.keras_batches` observes the running loop.
+
+    Parameters
+    ----------
+    model : keras.Model
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self._model = model
+        self._last: Any = None      # (slicing function, arrays, rows) of the current batch
+        self._sliced: Any = None    # (rows, arrays) of the next one
+        self._source: Any = None    # the queue or Feed that batches come from
+        self._standard: Any = None  # (item of a generator, its standardised arrays) of the next one
+        self._class_weight: Any = None
+
+    def calls(self, function: Any) -> bool:
+        """Return whether the loop calls a function itself: one of the user's in its place may change the arrays."""
+        return self._model.train_function is function
+
+    def slice(self, original: Callable[..., Any], arrays: Any, rows: Any) -> Any:
+        """Slice a batch of `fit`, in place of Keras's slice_arrays."""
+        sliced, self._sliced = self._sliced, None
+        self._last = original, arrays, rows
+        return sliced[1] if sliced and _is_same(sliced[0], rows) else original(arrays, rows)
+
+    def queue(self, source: Any) -> None:
+        """Note that batches are taken from a queue of Keras's, or from a Feed."""
+        self._source = source
+
+    def standardize(self, original: Callable[..., Any], x: Any, y: Any = None, sample_weight: Any = None,
+                    class_weight: Any = None, **kwargs: Any) -> Any:
+        """Standardise a batch, in place of Keras's _standardize_user_data."""
+        self._class_weight = class_weight
+        ready, self._standard = self._standard, None
+        if ready and not kwargs and all(a is b for a, b in zip(ready[0], (x, y, sample_weight))):
+            return ready[1]
+        return original(x, y, sample_weight=sample_weight, class_weight=class_weight, **kwargs)
+
+    def after(self, inputs: list[Any]) -> list[Any] | None:
+        """Return the inputs of the next batch; None if it is not known, or not there yet.
+
+        Parameters
+        ----------
+        inputs : list
+            Of the current batch, as the train function gets them.
+        """
+        following = self._next_slice() if self._source is None else self._next_item()
+        return following + inputs[len(following):] if following else None
+
+    def _next_slice(self):
+        original, arrays, rows = self._last or (None, None, None)
+        following = next_rows(rows)
+        if following is None:
+            return None
+        self._sliced = following, original(arrays, following)
+        return self._sliced[1]
+
+    def _next_item(self):
+        item = self._source.peek() if isinstance(self._source, Feed) else next_of_queue(self._source)
+        if not isinstance(item, tuple) or len(item) not in (2, 3):
+            return None  # Keras raises an error
+        x, y, sample_weight = (item + (None,))[:3]
+        standard = self._model._standardize_user_data(x, y, sample_weight=sample_weight,
+                                                      class_weight=self._class_weight)
+        self._standard = (x, y, sample_weight), standard
+        return sum(map(list, standard), [])
+
+
+def next_rows(rows: Any) -> np.ndarray | None:
+    """Return the next rows of the array that some rows are a slice of.
+
+    Parameters
+    ----------
+    rows : ndarray
+        A slice of an array; Keras takes one for each batch.
+
+    Returns
+    -------
+    ndarray, or None
+        The same number of rows, or the rows that are left; None at the end.
+
+    Examples
+    --------
+    >>> order = np.array([4, 2, 0, 1, 3])
+    >>> next_rows(order[2:4])
+    array([3])
+    """
+    whole = getattr(rows, 'base', None)
+    if not isinstance(whole, np.ndarray) or whole.ndim != 1 or whole.dtype != rows.dtype or not len(rows):
+        return None
+    stop = (_address(rows) - _address(whole)) // whole.itemsize + len(rows)
+    return whole[stop:stop + len(rows)] if stop < len(whole) else None
+
+
+def _is_same(rows, others):
+    return getattr(others, 'base', None) is rows.base and _address(rows) == _address(others) and \
+        len(rows) == len(others)
+
+
+def _address(array):
+    return array.__array_interface__['data'][0]
+
+
+def looking_ahead(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a training loop of `keras.Model`, for a model over contexts, in which the next batch is known."""
+    @functools.wraps(method)
+    def loop(self, *args, **kwargs):
+        before, keras_loops.keras_batches = keras_loops.keras_batches, LoopObserver(self)
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            keras_loops.keras_batches = before
+            # A loop that was interrupted leaves a batch on the devices.
+            function = getattr(self, 'train_function', None)
+            if hasattr(function, 'forget_prepared'):
+                function.forget_prepared()
+    return loop

@@ -1,0 +1,1 @@
+"""How one batch of a Keras model is computed over contexts."""

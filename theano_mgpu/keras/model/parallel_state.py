@@ -1,0 +1,124 @@
+"""The ParallelState of a Keras model: its contexts and its functions over them, beside the model itself.
+
+A model that has a ParallelState runs over contexts; any other model is plain Keras. `methods` has what differs.
+"""
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any, Callable
+
+import keras
+
+from ...auto.fallback import FAILED
+from ...devices.context_map import Context, describe
+from ...errors import in_one_line, warn
+from .report import Usage
+from .steps import Computed, count
+
+_models: weakref.WeakSet[keras.Model] = weakref.WeakSet()  # the models that have had a ParallelState
+
+
+def warn_of(name: str, text: str) -> None:
+    """Warn about a model: a sentence whose subject, the model's name, is left out of the text."""
+    warn('%s %s' % (name, text))
+
+
+class ParallelState:
+    """The contexts of a model, and its functions over them.
+
+    Parameters
+    ----------
+    name : str
+        Of the model.
+    contexts : list of Context
+    tell : callable
+        ``tell(name, text)`` tells the user how the model differs from one device.
+    strict : bool
+        Whether a difference from one device is an error.
+
+    Attributes
+    ----------
+    continued : bool
+        Whether the optimizer has a state to continue with.
+    usage : Usage or None
+        Counts the batches of functions that are made for the model.
+    functions : dict of str to ModelFunction
+        The functions of the package for the model, by kind: 'train', 'test', 'predict'. The model's own attributes may
+        be functions of the user's that call these.
+    """
+
+    def __init__(self, name: str, contexts: list[Context], tell: Callable[[str, str], None] = warn_of,
+                 strict: bool = False) -> None:
+        self.name, self.contexts, self.strict, self._tell = name, contexts, strict, tell
+        self.continued = False
+        self.usage: Any = None
+        self.functions: dict[str, Any] = {}
+        self._refusals: set[str] = set()  # reasons that the user knows
+
+    def over(self, contexts: list[Context]) -> ParallelState:
+        """Return a new state over other contexts, which tells the user in the same way."""
+        return ParallelState(self.name, contexts, self._tell, self.strict)
+
+    def notify(self, text: str) -> None:
+        """Tell the user how the model differs from one device, by a sentence without its subject, the model's name."""
+        self._tell(self.name, text)
+
+    def cannot_divide(self, function: Any) -> None:
+        """Tell the user that functions run on one context, because they cannot be computed in parts; once a reason."""
+        if function.refused not in self._refusals:
+            self._refusals.add(function.refused)
+            self.notify('runs whole on %s, since it cannot be computed in parts: %s'
+                        % (describe(function.contexts), function.refused))
+
+    def use_one_replica(self, contexts: list[Context], error: Exception) -> None:
+        """Use the contexts of one replica for later functions, since a batch is not divisible."""
+        several, self.contexts = self.contexts, contexts
+        self.notify('runs on %s (%s): its batch succeeds as a whole, and with %d contexts %s'
+                    % ('one context' if len(contexts) == 1 else 'one replica', describe(contexts), len(several),
+                       FAILED % in_one_line(error)))
+
+    def make_functions_again(self, continued: bool) -> None:
+        """Forget the functions; the next ones continue with the state of the optimizer, if it has one."""
+        self.functions.clear()
+        self.continued = self.continued or continued
+
+    def compare(self) -> None:
+        """Compare the results that each process has computed by itself, before all compute a batch together."""
+        for function in self.functions.values():
+            function.compare()
+
+    def count_in(self, usage: Usage) -> None:
+        """Count the batches of later functions in a Usage."""
+        self.usage = usage
+
+    def leaves_all(self) -> bool:
+        """Return whether all batches are left to plain Keras, since dividing them gains nothing."""
+        return False
+
+    def steps(self, kind: str, function: Any = None) -> list[Callable[..., Computed]]:
+        """Return the steps of a function that is made for the model, but for the last one, which computes a batch.
+
+        Parameters
+        ----------
+        kind : {'train', 'test', 'predict'}
+        function : BatchFunction, optional
+            The function, unless its last step is plain Keras itself.
+        """
+        return [] if self.usage is None else [functools.partial(count, self.usage, kind)]
+
+
+def parallel_state_of(model: keras.Model) -> Any:
+    """Return the ParallelState of a model; None for plain Keras."""
+    return model.__dict__.get('_mgpu_parallel_state')
+
+
+def set_parallel_state(model: keras.Model, state: ParallelState | None) -> None:
+    """Set the ParallelState of a model for its next functions; None for plain Keras."""
+    _models.add(model)
+    model.__dict__['_mgpu_parallel_state'] = state  # not by setattr: Keras keeps track of a model's attributes
+
+
+def models_over_contexts() -> list[keras.Model]:
+    """List the models of this process that run over contexts."""
+    return [model for model in _models if parallel_state_of(model) is not None]

@@ -1,0 +1,110 @@
+"""The steps that a batch of a Keras model goes through, from Keras's call on, until one of them computes it.
+
+A step is a callable ``step(inputs, proceed)`` that returns a Computed. So does ``proceed(inputs)``, which goes on with
+the next step. The last step, ``step(inputs)``, computes the batch.
+"""
+from __future__ import annotations
+
+import functools
+from time import perf_counter
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence
+
+from ...auto.chooser import LengthChooser, Way
+from ...auto.trial import Trial
+from ...devices.context_map import HOST, Context
+from .batch import length_of
+from .report import Usage
+
+
+class Computed(NamedTuple):
+    """The results of a batch.
+
+    Attributes
+    ----------
+    outputs : list of ndarray
+    samples : int
+        How many the batch has on all ranks.
+    contexts : list of Context
+        Where the batch ran.
+    step : DataParallel or None
+        The function that ran the batch over contexts; None for plain Keras.
+    """
+
+    outputs: List[Any]
+    samples: int
+    contexts: Sequence[Context] = ()
+    step: Optional[Any] = None
+
+
+def chained(steps: Sequence[Callable[..., Computed]]) -> Callable[[list[Any]], Computed]:
+    """Return a callable that takes a batch through a list of steps."""
+    return functools.reduce(lambda proceed, step: functools.partial(step, proceed=proceed), reversed(steps[:-1]),
+                            steps[-1])
+
+
+def count(usage: Usage, kind: str, inputs: list[Any], proceed: Callable[..., Computed]) -> Computed:
+    """Count a batch for the summary: a step, once the first two arguments are bound."""
+    began = perf_counter()
+    computed = proceed(inputs)
+    usage.add(kind, computed.samples, perf_counter() - began, computed.contexts)
+    return computed
+
+
+class Choice:
+    """A step that leaves some batches to plain Keras, by the time that batches of their length take.
+
+    Ranks have to choose alike. So they compare their inputs while calls are timed, and once the inputs have differed.
+
+    Parameters
+    ----------
+    chooser : LengthChooser
+    function : BatchFunction
+        Its `plain` computes the other batches.
+    contexts : list of Context
+        The contexts of the model. Plain Keras computes on the host.
+    """
+
+    def __init__(self, chooser: LengthChooser, function: Any, contexts: list[Context]) -> None:
+        self._chooser, self._function = chooser, function
+        self._host = [HOST] if on_devices(contexts) else contexts[:1]
+
+    def __call__(self, inputs: list[Any], proceed: Callable[..., Computed]) -> Computed:
+        samples, leading = length_of(inputs), self._function.leading
+        if leading.differ or self._chooser.is_open(samples):
+            inputs = leading.agree(inputs, samples)
+            samples = length_of(inputs)
+
+        def compute(way):
+            if way is Way.SEVERAL:
+                return proceed(inputs), True
+            return Computed(self._function.plain(inputs), samples, self._host), True
+        return self._chooser.run(samples, compute)
+
+
+class Advice:
+    """A step that tells the user where one context would be faster than several.
+
+    Parameters
+    ----------
+    tell : callable
+        ``tell(text, noted)``: a sentence without the name of the model, and whether it belongs into the summary.
+    """
+
+    def __init__(self, tell: Callable[[str, bool], None]) -> None:
+        self._tell = tell
+        self._trial: Trial | None = None
+
+    def __call__(self, inputs: list[Any], proceed: Callable[..., Computed]) -> Computed:
+        computed = proceed(inputs)
+        if computed.step is not None:
+            if self._trial is None or self._trial.step is not computed.step:
+                self._trial = Trial(computed.step)
+            advice = self._trial.after(inputs)
+            if advice is not None:
+                self._tell(*advice)
+        return computed
+
+
+def on_devices(contexts: Sequence[Context]) -> bool:
+    """Return whether any of the contexts is on a device other than the CPU."""
+    return any(context.kind != 'cpu' for context in contexts)

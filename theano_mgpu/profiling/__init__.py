@@ -1,1 +1,0 @@
-"""Time: timelines, measurements in turns, trials, and the model of scaling."""

@@ -1,0 +1,196 @@
+"""The arguments of a function over a batch: which have samples, along which axis, and how many."""
+from __future__ import annotations
+
+from typing import Any, Collection, Mapping, Sequence
+
+import numpy as np
+import theano
+from theano.compile import SharedVariable
+from theano.gpuarray.type import GpuArrayType
+
+from ...errors import BatchError, GraphError
+from ...graph.graph import host_type, is_sparse
+
+
+class Arguments:
+    """The inputs of a function, to which the arguments of calls are bound.
+
+    Parameters
+    ----------
+    inputs : list of (theano.Variable or theano.In)
+    axes : dict of theano.Variable to int
+        The inputs that have samples, and along which axis; see `sample_axes`.
+    allow_downcast : bool, optional
+        As for `theano.function`.
+
+    Attributes
+    ----------
+    inputs : list of theano.Variable
+        The inputs of replicas. Samples are along axis 0 of each that has samples.
+    split : list of bool
+        Which inputs have samples.
+    replacements : dict of theano.Variable to theano.Variable
+        Original inputs whose samples are along another axis, as expressions of `inputs`.
+    """
+
+    def __init__(self, inputs: Sequence[Any], axes: Mapping[theano.Variable, int],
+                 allow_downcast: bool | None = None) -> None:
+        specs = [_input(each) for each in inputs]
+        self._variables = [spec.variable for spec in specs]
+        self._names = [spec.name or str(spec.variable) for spec in specs]
+        self._defaults = {i: spec.value for i, spec in enumerate(specs) if spec.value is not None}
+        self._assigned: dict[int, Any] = {}  # in place of defaults, for the next call
+        self._axes = [axes.get(variable) for variable in self._variables]
+        self._allow_downcast = allow_downcast
+        self.split = [axis is not None for axis in self._axes]
+        self.inputs = [host_type(moved(variable, axis, 0))(variable.name) if axis else variable
+                       for variable, axis in zip(self._variables, self._axes)]
+        self.replacements = {variable: moved(new, 0, axis)
+                             for variable, new, axis in zip(self._variables, self.inputs, self._axes) if axis}
+
+    @property
+    def with_samples(self) -> list[theano.Variable]:
+        """The inputs that have samples."""
+        return [variable for variable, split in zip(self.inputs, self.split) if split]
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """Return arguments in the order of the inputs, each converted to its input's type, samples along axis 0."""
+        if len(args) > len(self._variables):
+            raise TypeError('%d arguments were given for the inputs %s' % (len(args), self._names))
+        values = dict(enumerate(args))  # by position: inputs without a name share the text of their type
+        for name, value in kwargs.items():
+            position = self._names.index(name) if name in self._names else None
+            if position is None or position in values:
+                raise TypeError('%r is %s; the inputs are %s'
+                                % (name, 'no input' if position is None else 'given twice', self._names))
+            values[position] = value
+        values = {**self._defaults, **self._assigned, **values}
+        missing = [name for position, name in enumerate(self._names) if position not in values]
+        if missing:
+            raise TypeError('no value was given for %s; the inputs are %s' % (', '.join(missing), self._names))
+        bound = [converted(variable, values[position], self._allow_downcast)
+                 for position, variable in enumerate(self._variables)]
+        return [np.moveaxis(value, axis, 0) if axis else value for value, axis in zip(bound, self._axes)]
+
+    def position(self, item: Any) -> int:
+        """Return the position of an input, for its position, its variable or its name; raise a TypeError for none."""
+        if isinstance(item, theano.Variable):
+            positions = [i for i, variable in enumerate(self._variables) if variable is item]
+        else:
+            positions = [i for i, name in enumerate(self._names) if item in (i, name)]
+        if len(positions) != 1:
+            raise TypeError('%s is %s; the inputs are %s' % (
+                item, 'the name of several inputs' if positions else 'no input', self._names))
+        return positions[0]
+
+    def __getitem__(self, item: Any) -> Any:
+        """Return the default value of an input in the next call; None if a value has to be given."""
+        position = self.position(item)
+        value = self._assigned.get(position, self._defaults.get(position))
+        return None if value is None else converted(self._variables[position], value, self._allow_downcast)
+
+    def __setitem__(self, item: Any, value: Any) -> None:
+        """Set another default value of an input for the next call."""
+        position = self.position(item)
+        value = converted(self._variables[position], value, self._allow_downcast)
+        if position in self._defaults:
+            self._assigned[position] = value
+
+    def forget_assigned(self) -> None:
+        """Return to the defaults, after a call."""
+        self._assigned.clear()
+
+    def named(self, values: Sequence[Any]) -> list[tuple[int, str]]:
+        """Return the number of samples, and the name, of each argument that has samples."""
+        return [(value.shape[0], name) for value, name, split in zip(values, self._names, self.split) if split]
+
+    def first_sample(self, values: Sequence[Any]) -> list[Any]:
+        """Return the arguments for a batch of the first sample alone."""
+        return [value[:1].copy() if split else value for value, split in zip(values, self.split)]
+
+
+def sample_axes(inputs: Sequence[Any], samples: Mapping[theano.Variable, int] | None = None,
+                broadcast: Collection[theano.Variable] = ()) -> dict[theano.Variable, int]:
+    """Return the inputs that have samples, and along which axis.
+
+    Parameters
+    ----------
+    inputs : list of (theano.Variable or theano.In)
+    samples : dict of theano.Variable to int, optional
+        The axis, by input. By default all inputs have samples along axis 0, except scalars and those in `broadcast`.
+    broadcast : list of theano.Variable
+
+    Returns
+    -------
+    dict of theano.Variable to int
+
+    Raises
+    ------
+    GraphError
+        If they name something else than an input, or an axis that it does not have.
+    """
+    variables = [_input(each).variable for each in inputs]
+    for keyword, named in (('samples', samples or ()), ('broadcast', broadcast)):
+        unknown = [variable for variable in named if variable not in variables]
+        if unknown:
+            raise GraphError('%s names %s, no inputs; the inputs are %s' % (keyword, unknown, variables))
+    if samples is None:
+        return {variable: 0 for variable in variables if variable not in broadcast and axes_for_samples(variable)}
+    for variable, axis in samples.items():
+        if axis not in range(axes_for_samples(variable)):
+            raise GraphError('samples=%r: %s of type %s has no axis %r' % (samples, variable, variable.type, axis))
+    return dict(samples)
+
+
+def axes_for_samples(variable: theano.Variable) -> int:
+    """Return the number of axes of an input, from the first one on, along which it may have samples.
+
+    Examples
+    --------
+    >>> import theano.tensor as T
+    >>> [axes_for_samples(variable) for variable in (T.dmatrix(), T.dscalar(), theano.gof.generic())]
+    [2, 0, 0]
+    """
+    if isinstance(variable.type, (theano.tensor.TensorType, GpuArrayType)):
+        return variable.type.ndim
+    return int(is_sparse(variable))  # the rows of a matrix; lists, slices, random states, ... have no samples
+
+
+def no_samples(inputs: Sequence[theano.Variable]) -> GraphError:
+    """Return the error of a function that no batch enters."""
+    return GraphError('no input has samples to split: %s. A batch needs one at least, or a slice of a shared data set '
+                      'that depends on an input, such as X[index * 20:(index + 1) * 20]' % (inputs,))
+
+
+def moved(variable: theano.Variable, source: int, target: int) -> theano.Variable:
+    """Return a variable with one axis moved, as `numpy.moveaxis`."""
+    order = list(range(variable.ndim))
+    order.insert(target, order.pop(source))
+    return variable.dimshuffle(order)
+
+
+def _input(spec):
+    """Return the theano.In of an input; raise a GraphError for one that cannot be scattered."""
+    if not isinstance(spec, theano.In):
+        return theano.In(check_input(spec))
+    if spec.update is not None or isinstance(spec.value, (SharedVariable, theano.gof.Container)):
+        raise GraphError('theano.In(%s) keeps a value from call to call: make it a shared variable, and give its new '
+                         'value by updates' % spec.variable)
+    return spec
+
+
+def check_input(variable: Any) -> theano.Variable:
+    """Return an input; raise a GraphError unless it is a plain Theano variable."""
+    if not isinstance(variable, theano.Variable) or isinstance(variable, (SharedVariable, theano.Constant)):
+        raise GraphError('input %r is no plain Theano variable. Shared variables are found in the '
+                         'graph by themselves; leave them out of the inputs' % (variable,))
+    return variable
+
+
+def converted(variable: theano.Variable, value: Any, allow_downcast: bool | None) -> Any:
+    """Return a value as an array of an input's type; raise a BatchError if it cannot be one."""
+    try:
+        return variable.type.filter(value, strict=False, allow_downcast=allow_downcast)
+    except (TypeError, ValueError) as error:
+        raise BatchError('input %s (%s) cannot take what was given: %s'
+                         % (variable, variable.type, ' '.join(map(str, error.args)))) from error

@@ -1,0 +1,224 @@
+"""The ways of a batch into a graph: arguments, slices of shared data sets, and states with a row a sample."""
+from __future__ import annotations
+
+from typing import Any, Mapping, Sequence
+
+import numpy as np
+import theano
+from theano.compile.sharedvalue import SharedVariable
+from theano.gof.graph import ancestors
+
+from ...errors import GraphError, LengthError
+from ...graph import partition
+from ...graph.graph import check_inputs, host_type, is_sparse, substitute
+from ...graph.random_streams import is_random_state
+from ...options import Options
+from ...plan import CannotCut, Program
+from .arguments import Arguments, no_samples, sample_axes
+from .data_sets import Slices
+from .free_batch_size import FreeBatchSize
+from .sub_batches import batch_length
+
+
+class BatchInputs:
+    """The variables by which the samples of a batch enter a graph.
+
+    Parameters
+    ----------
+    inputs : list of (theano.Variable or theano.In)
+    options : Options
+    sharded : bool
+        Whether each process has samples of its own.
+
+    Attributes
+    ----------
+    arguments : Arguments
+    slices : Slices
+    rows : dict of SharedVariable to theano.Variable
+        States with a row a sample, and the variable that stands for each in the divided graph.
+    only_length : int or None
+        The one length that batches may have, since the graph has it as a number.
+    """
+
+    def __init__(self, inputs: Sequence[Any], options: Options, sharded: bool) -> None:
+        axes = sample_axes(inputs, options.samples, options.broadcast)
+        self.arguments = Arguments(inputs, axes, options.allow_input_downcast)
+        self.rows: dict[SharedVariable, theano.Variable] = {}
+        self.only_length: int | None = None
+        self._options, self._sharded = options, sharded
+
+    def find_slices(self, outputs: list[theano.Variable], updates: dict[SharedVariable, theano.Variable]
+                    ) -> tuple[list[theano.Variable], dict[SharedVariable, theano.Variable]]:
+        """Find the slices of data sets that are the batch, and return the graph with samples along axis 0 of inputs.
+
+        Returns
+        -------
+        list of theano.Variable, dict of SharedVariable to theano.Variable
+            The outputs and updates.
+        """
+        inputs, options = self.arguments.inputs, self._options
+        whole = substitute(outputs + list(updates.values()), self.arguments.replacements)
+        check_inputs(inputs, whole)
+        self.slices = Slices(inputs, whole, updates, self._sharded)
+        if options.internal.example is not None:
+            lengths = self.slices.lengths(self.arguments.bind(options.internal.example, {}))
+            self.slices.keep({v for v, length in lengths.items() if length == options.internal.length})
+        elif any(self.arguments.split) or options.internal.whole:
+            self.slices.keep(())
+        if not options.internal.whole and not any(self.arguments.split) and not self.slices:
+            raise no_samples(inputs)
+        return whole[:len(outputs)], dict(zip(updates, whole[len(outputs):]))
+
+    def divide(self, outputs: list[theano.Variable], updated: list[SharedVariable]) -> Program:
+        """Divide the graph, whose last outputs are new values.
+
+        Returns
+        -------
+        Program
+
+        Raises
+        ------
+        CannotCut
+            If replicas cannot compute it in parts.
+        GraphError
+            If they cannot, and have to.
+        """
+        inputs = self.arguments.with_samples + list(self.slices.stand_ins.values())
+        outputs = substitute(outputs, self.slices.replacements)
+        refusals: list[CannotCut] = []
+        for in_indices in (False, True):
+            free = FreeBatchSize(inputs, self._options.internal.length, in_indices)
+            freed = free(outputs)
+            if refusals and not free.found_in_indices:
+                break
+            try:
+                program, rows = self._with_states(inputs, freed, updated)
+                program = self.slices.expressed(program)
+            except CannotCut as error:
+                refusals.append(error)
+            else:
+                self.rows, self.only_length = rows, free.length if free.found else None
+                return program
+        if self._sharded or self._options.internal.must_divide:
+            raise GraphError('%s%s cannot be computed in parts: %s' % (
+                'each process has samples of its own, but ' * self._sharded, self._options.name or 'a function',
+                refusals[0])) from refusals[0]
+        raise refusals[0]
+
+    def _with_states(self, inputs, outputs, updated):
+        """Return the Program, and the states that come in with the batch, since they have a row a sample."""
+        options = self._options.flags.batch_statistics, self._options.flags.random
+        length = self._options.internal.length
+        read, n_outputs = set(ancestors(outputs)), len(outputs) - len(updated)
+
+        def states(program):
+            """Return states whose new values have samples, and the axis; a state that nothing reads is only stored."""
+            new = zip(updated, program.outputs[n_outputs:])
+            return {v: output.reduction.axis for v, output in new if output.has_rows and v in read}
+
+        def with_rows(rows):
+            return partition(inputs + list(rows.values()), substitute(outputs, rows), *options)
+
+        # Chains that go on without the batch, as in persistent contrastive divergence.
+        chains = {v: _stand_in(v) for v, new in zip(updated, outputs[n_outputs:])
+                  if v in read and not is_random_state(v) and length is not None and _rows_of(v) == length and
+                  set(inputs).isdisjoint(ancestors([new]))}
+        if chains:
+            try:
+                program = with_rows(chains)
+                if states(program) == dict.fromkeys(chains, 0):
+                    return program, chains
+            except CannotCut:
+                pass  # they have as many rows by chance
+        first = program = partition(inputs, outputs, *options)
+        rows = {}
+        try:
+            while not states(program).keys() <= rows.keys():
+                rows.update((v, _stand_in(v)) for v in states(program) if v not in rows)
+                program = with_rows(rows)
+            if states(program) != dict.fromkeys(rows, 0):
+                raise CannotCut('the states of samples, %s, do not have them along axis 0' % ', '.join(map(str, rows)))
+        except CannotCut:
+            if self._sharded:
+                raise
+            return first, {}  # in which every replica has all of each state
+        return program, rows
+
+    def states(self) -> dict[SharedVariable, np.ndarray]:
+        """Return the values of the states with a row a sample, by variable."""
+        return {variable: variable.get_value(borrow=True) for variable in self.rows}
+
+    def length(self, values: Sequence[np.ndarray],
+               states: Mapping[SharedVariable, np.ndarray] | None = None) -> int:
+        """Return the number of samples of a batch.
+
+        Parameters
+        ----------
+        values : list of ndarray
+            The arguments.
+        states : dict of SharedVariable to ndarray
+
+        Raises
+        ------
+        BatchError
+            If arguments, slices and states do not agree, or the graph is one of batches of another length.
+        """
+        named = self.arguments.named(values) + self.slices.named(values)
+        named += [(value.shape[0], 'the state %s' % variable) for variable, value in (states or {}).items()]
+        if self._options.internal.whole:
+            return 1
+        # A process slices nothing once it is through its part of the data; the others may go on.
+        lengths, names = zip(*named)
+        length = batch_length(lengths, names, 0 if self._sharded and self.slices else 1)
+        if self.only_length is not None and self.only_length != length:
+            raise LengthError('a batch of %d samples was given, but the graph has the length of its batches, %d, as a '
+                              'number' % (length, self.only_length))
+        return length
+
+
+def _stand_in(state):
+    type_ = state.type if is_sparse(state) else host_type(state)
+    return type_('rows of %s' % state)
+
+
+def _rows_of(variable):
+    """Return the length of a shared variable along axis 0; None for a value without axes."""
+    shape = getattr(variable.get_value(borrow=True), 'shape', ())
+    return shape[0] if shape else None
+
+
+class InputValues:
+    """A base of functions over a batch whose inputs have values as items, ``f['rate'] = 0.7``.
+
+    Attributes
+    ----------
+    arguments : Arguments
+    """
+
+    arguments: Arguments
+
+    def __contains__(self, item: Any) -> bool:
+        """Return whether something is an input, by its position, its variable or its name."""
+        try:
+            return self.arguments.position(item) is not None
+        except TypeError:
+            return False
+
+    def __getitem__(self, item: Any) -> Any:
+        """Return the value that an input has in the next call without it, as a `theano.function` does.
+
+        Parameters
+        ----------
+        item : int, str or theano.Variable
+            The position, the name or the variable of an input.
+
+        Raises
+        ------
+        TypeError
+            If there is no such input, or several.
+        """
+        return self.arguments[item]
+
+    def __setitem__(self, item: Any, value: Any) -> None:
+        """Set another value for the next call, of an input with a default, a ``theano.In(variable, value=...)``."""
+        self.arguments[item] = value

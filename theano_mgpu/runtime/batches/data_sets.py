@@ -1,0 +1,148 @@
+"""Batches that are slices of shared data sets, such as ``X[index * 20:(index + 1) * 20]``."""
+from __future__ import annotations
+
+from typing import Any, Collection, Sequence
+
+import theano
+import theano.tensor as T
+from theano.gof.graph import ancestors
+from theano.tensor.subtensor import Subtensor, get_idx_list
+
+from ...compat.theano_functions import plain_function
+from ...graph.graph import host_type, substitute
+from ...graph.random_streams import DRAWS
+from ...plan import Program, expressed
+from .arguments import moved
+
+
+class Slices:
+    """The slices of shared data sets that are the batch of a graph.
+
+    A replica takes its own part of the slice, on its device, where it has a copy of the data set: nothing is sent in
+    a step but the numbers that the slice is made of.
+
+    Parameters
+    ----------
+    inputs : list of theano.Variable
+    outputs : list of theano.Variable
+        The graph, new values included.
+    updated : collection of SharedVariable
+        The variables that get new values.
+    sharded : bool
+        Whether each process has a part of the data sets, and slices its own samples from that.
+
+    Attributes
+    ----------
+    stand_ins : dict of theano.Variable to theano.Variable
+        For each slice, an input that stands for it, with samples along axis 0.
+    replacements : dict of theano.Variable to theano.Variable
+        For each slice, the same as an expression of its stand-in.
+    """
+
+    def __init__(self, inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variable], updated: Collection[Any],
+                 sharded: bool = False) -> None:
+        self._inputs, self._sharded = list(inputs), sharded
+        slices = _slices(inputs, outputs, updated)
+        self.stand_ins = {v: host_type(moved(v, axis, 0))('%s of the batch' % (v.owner.inputs[0].name or 'rows'))
+                          for v, (_, axis) in slices.items()}
+        self.replacements = {v: moved(self.stand_ins[v], 0, axis) for v, (_, axis) in slices.items()}
+        self._first = {v: moved(v, axis, 0) for v, (_, axis) in slices.items()}
+        self._taken = {v: moved(_never_empty(v, index), axis, 0) for v, (index, axis) in slices.items()} \
+            if sharded else self._first
+        # Variables that are read otherwise, too, are no sharded data sets.
+        self._own = _shared([v.owner.inputs[0] for v in slices]).difference(
+            _shared(substitute(outputs, self.replacements)), updated) if sharded else ()
+        self._length_function: Any = None
+
+    def __bool__(self) -> bool:
+        return bool(self.stand_ins)
+
+    def keep(self, wanted: Collection[theano.Variable]) -> None:
+        """Leave out all other slices: each replica takes them whole."""
+        for variable in [v for v in self.stand_ins if v not in wanted]:
+            del self.stand_ins[variable], self.replacements[variable], self._first[variable]
+        self._length_function = None
+
+    def lengths(self, values: Sequence[Any]) -> dict[theano.Variable, int]:
+        """Return the number of samples of each slice.
+
+        Parameters
+        ----------
+        values : list of ndarray
+            The arguments of a call.
+        """
+        if not self:
+            return {}
+        if self._length_function is None:
+            self._length_function = plain_function(
+                self._inputs, [first.shape[0] for first in self._first.values()], on_unused_input='ignore',
+                mode=theano.compile.get_default_mode().excluding('gpuarray_opt'))
+        return dict(zip(self._first, map(int, self._length_function(*values))))
+
+    def named(self, values: Sequence[Any]) -> list[tuple[int, str]]:
+        """Return the number of samples, and a name, of each slice."""
+        return [(length, str(self.stand_ins[v])) for v, length in self.lengths(values).items()]
+
+    def expressed(self, program: Program) -> Program:
+        """Return a Program whose replicas slice, for one that has the stand-ins as inputs."""
+        if not self:
+            return program
+        _, own, first = program.numbers
+        if self._sharded:
+            first_here = T.lscalar('first sample of the process')
+            first = first - first_here
+            program = program._replace(numbers=program.numbers + [first_here], own=self._own)
+        return expressed(program, {stand_in: self._taken[v][first:first + own]
+                                   for v, stand_in in self.stand_ins.items()})
+
+
+def _slices(inputs, outputs, updated):
+    """Return slices of data sets that depend on an input, or on a variable that a step changes.
+
+    Each has the number of its index that is such a slice, and the axis of the result along which it slices.
+    """
+    moving = set(inputs).union(updated)
+    slices, known = {}, {}
+    for variable in ancestors(outputs):
+        node = variable.owner
+        if node is None or not isinstance(node.op, Subtensor) or not _is_data_set(node.inputs[0], known, inputs):
+            continue
+        axis = 0
+        for number, index in enumerate(get_idx_list(node.inputs, node.op.idx_list)):
+            if not isinstance(index, slice):
+                continue  # an integer: this axis is gone
+            bounds = [v for v in (index.start, index.stop) if isinstance(v, theano.Variable)]
+            if getattr(index.step, 'data', index.step) in (None, 1) and not moving.isdisjoint(ancestors(bounds)):
+                slices[variable] = number, axis
+                break
+            axis += 1
+    return slices
+
+
+def _never_empty(variable, number):
+    """Return a slice that has at least one row.
+
+    A process whose part of the data has ended takes part with one sample that does not count.
+    """
+    data, *_ = variable.owner.inputs
+    indices = list(get_idx_list(variable.owner.inputs, variable.owner.op.idx_list))
+    start, stop = indices[number].start, indices[number].stop
+    start = T.minimum(0 if start is None else start, data.shape[number] - 1)
+    if stop is not None:  # a negative one counts from the end
+        stop = T.switch(T.lt(stop, 0), stop, T.maximum(stop, start + 1))
+    indices[number] = slice(start, stop)
+    return data[tuple(indices)]
+
+
+def _shared(variables):
+    """Return the shared variables that variables depend on."""
+    return {v for v in ancestors(variables) if hasattr(v, 'container')}
+
+
+def _is_data_set(variable, known, inputs):
+    """Return whether a variable is a function of shared variables alone, and not drawn."""
+    if variable not in known:
+        met = ancestors([variable])
+        known[variable] = set(inputs).isdisjoint(met) and any(hasattr(v, 'container') for v in met) and \
+            not any(v.owner and isinstance(v.owner.op, DRAWS) for v in met)
+    return known[variable]

@@ -1,0 +1,164 @@
+"""A graph over a batch, run over several contexts: bind, split, run, commit."""
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any, Dict, Iterator, NamedTuple, Sequence, Tuple
+
+import numpy as np
+import theano
+
+from ..comm.activities import AGREE
+from ..comm.consistency import BatchCheck
+from ..comm.failures import raise_common
+from ..compat.shared_variables import add_step_lock
+from ..devices.contexts import check_process
+from ..errors import LengthError
+from ..options import Options
+from ..utils import rank_process
+from . import StepResult, StepRun
+from .batch import Batch
+from .building import BuiltFunction, Updates, build
+
+Arguments = Tuple[Sequence[Any], Dict[str, Any]]
+
+
+class Bound(NamedTuple):
+    """The arguments of a call, bound to the inputs.
+
+    Attributes
+    ----------
+    values : list of ndarray, or None
+        None for a process whose data has ended.
+    states : dict of SharedVariable to ndarray
+        The values of states with a row a sample.
+    length : int
+        Samples that this process was given.
+    batch : Batch, optional
+        The batch that was made of the values during the step before.
+    """
+
+    values: Sequence[Any] | None
+    states: dict[Any, np.ndarray]
+    length: int
+    batch: Any = None
+
+
+class DataParallel(BuiltFunction):
+    """A graph over a batch, computed in one sub-batch per context, with the result of one device.
+
+    Parameters
+    ----------
+    inputs : list of theano.Variable
+    outputs : list of theano.Variable
+    updates : dict of SharedVariable to theano.Variable
+        New values. Default updates are added.
+    options : Options
+
+    Attributes
+    ----------
+    samples : int
+        Samples of the last batch, on all ranks.
+    seconds : float
+        Duration of the last step up to its new values; gathering outputs with one row per sample is not included.
+    """
+
+    def __init__(self, inputs: Sequence[Any], outputs: Sequence[theano.Variable], updates: Updates, options: Options):
+        super().__init__(build(inputs, outputs, updates, options), options)
+        self.lock = threading.RLock()
+        self.samples = self.calls = 0
+        self.seconds = 0.0
+        self._check_batch = BatchCheck(self.ranks, self.built.number, options.name, self.arguments, self.sharded,
+                                       options.internal.batch_of_rank_0, self.built.alike)
+        for variable in self.executable.variables + self.updated:
+            add_step_lock(variable, self.lock)
+
+    def step(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Compute a batch on every rank, and return the outputs; on an error nothing changes on any rank."""
+        try:
+            return self.print_last(self.locked_step((args, kwargs)))
+        finally:
+            self.arguments.forget_assigned()
+
+    def locked_step(self, arguments: Arguments | None) -> list[np.ndarray] | None:
+        """Compute a batch, and return the outputs and the values to print.
+
+        Parameters
+        ----------
+        arguments : tuple of args and kwargs, or None
+            None for a process whose data has ended; once the data of all has, None is returned.
+        """
+        if self.executable.on_devices:
+            check_process()
+        # One line, because Ctrl-C may raise between two lines, after the lock is taken and before `with` can free it.
+        with self.lock: return self._step(arguments)  # noqa: E701
+
+    def _step(self, arguments: Arguments | None) -> list[np.ndarray] | None:
+        with self.ranks.single_thread:
+            began = time.perf_counter()
+            with self.timings.span('scatter'):
+                bound = self._bind(arguments)
+            with self.timings.span('wait'):
+                lengths, values = self._check_batch(self.calls, bound.length, bound.values)
+            self.calls += 1
+            self.timings.calls += 1
+            if not (sum(lengths) if self.sharded else lengths[0]):
+                self.samples = 0
+                if arguments is None:
+                    return None
+                raise LengthError('the batch is empty: no process has a sample of it')
+            try:
+                with self.timings.span('scatter'):
+                    is_ahead = bound.batch and values is bound.values  # else they are those of rank 0
+                    batch = bound.batch if is_ahead else self.split(values, bound.states, lengths)
+                    self.executable.refresh()
+                ready = time.perf_counter()
+                result = self._run(batch)
+            except BaseException as error:
+                raise_common(self.ranks, error, of_step=True)
+            self.samples, self.seconds = result.samples, ready - began + result.seconds
+            rank_process.note_step()
+            return result.outputs
+
+    def _bind(self, arguments: Arguments | None) -> Bound:
+        states = self.inputs.states()
+        if arguments is None:
+            return Bound(None, states, 0)
+        values, batch = self.look_ahead.take(*arguments) or (self.arguments.bind(*arguments), None)
+        return Bound(values, states, self.inputs.length(values, states), batch)
+
+    def _run(self, batch: Batch) -> StepResult:
+        """Run a batch, and prepare the next one meanwhile; commit the new values once no rank has failed."""
+        step = StepRun(self.executable, batch)
+        try:
+            step.start()
+            self.look_ahead.prepare()
+            result = step.finish()
+            self._check(result.outputs)
+            with self.timings.span('wait'):
+                self.ranks.handshake((AGREE,))
+            with self.timings.span('update'):
+                result.new_values.commit()
+            return result
+        except BaseException:
+            step.undo()
+            raise
+
+    def _check(self, outputs: list[np.ndarray]) -> None:
+        """Raise an error where outputs show that the new values are not to be stored."""
+
+    def join(self) -> None:
+        """Wait for the other processes, where each feeds its own data, once the data of this one has ended.
+
+        Until the data of all has ended, this process takes part in the others' calls, without samples.
+        """
+        for _ in self.joined():
+            pass
+
+    def joined(self) -> Iterator[tuple[list[np.ndarray], int]]:
+        """Do as `join`, and yield the outputs and the number of samples of each call."""
+        while self.sharded:
+            outputs = self.print_last(self.locked_step(None))
+            if outputs is None:
+                return
+            yield outputs, self.samples

@@ -1,0 +1,133 @@
+"""Executors: how the tasks of the replicas of a process are run."""
+from __future__ import annotations
+
+import functools
+import threading
+from typing import Any, Callable, Hashable, Iterable, Sequence
+
+from ...errors import MgpuError
+from ...utils.worker_threads import Task, WorkerThreads
+
+
+class TaskError(Exception):
+    """The failure of a task: ``index`` is its number, and ``__cause__`` its exception."""
+
+    def __init__(self, index: int):
+        super().__init__('task %d failed' % index)
+        self.index = index
+
+
+class Executor:
+    """A way to run tasks."""
+
+    def run(self, tasks: Sequence[Callable[[], Any]], keys: Sequence[Hashable] | None = None) -> list[Any]:
+        """Run tasks to their end, also when another one fails.
+
+        Parameters
+        ----------
+        tasks : list of callable
+            Without arguments.
+        keys : list of hashable, optional
+            One for each task. Tasks of one key run one after the other; once one of them has failed, the others of
+            its key do not run. By default each task has a key of its own.
+
+        Returns
+        -------
+        list
+            The results of the tasks, in their order.
+
+        Raises
+        ------
+        TaskError
+            From the exception of the first task, in their order, that failed.
+        """
+        raise NotImplementedError
+
+
+class SerialExecutor(Executor):
+    """An executor on the calling thread: devices still overlap, since launches return at once."""
+
+    def run(self, tasks: Sequence[Callable[[], Any]], keys: Sequence[Hashable] | None = None) -> list[Any]:
+        return _results([_outcomes(zip(range(len(tasks)), tasks, keys or range(len(tasks))))])
+
+
+class ThreadsExecutor(Executor):
+    """An executor with a thread for each key but the first, which has the calling thread.
+
+    It is for functions that block inside, such as those with ops that fall to the host.
+
+    Parameters
+    ----------
+    n_replicas : int
+        The most keys that a run has.
+    """
+
+    def __init__(self, n_replicas: int):
+        self._threads = WorkerThreads([_outcomes] * max(1, n_replicas - 1), 'theano_mgpu')
+        self._of_caller = threading.local()  # functions share an executor, and user threads may call several of them
+
+    def run(self, tasks: Sequence[Callable[[], Any]], keys: Sequence[Hashable] | None = None) -> list[Any]:
+        self._threads.finish(getattr(self._of_caller, 'underway', ()))  # a second Ctrl-C may have ended the wait below
+        groups: dict[Hashable, list[Any]] = {}
+        for i, (task, key) in enumerate(zip(tasks, keys or range(len(tasks)))):
+            groups.setdefault(key, []).append((i, task, key))
+        first, *others = groups.values()
+        self._of_caller.underway = underway = [Task(group) for group in others]
+        try:
+            for each in underway:
+                self._threads.submit(each)
+            return _results([_outcomes(first)] + [each.result() for each in underway])
+        finally:  # also after Ctrl-C: no thread may go on with a step that was given up
+            self._threads.finish(underway)
+            self._of_caller.underway = ()
+
+
+@functools.lru_cache(maxsize=None)
+def make_executor(name: str, n_replicas: int) -> Executor:
+    """Return the executor of a name, which all functions over as many replicas share.
+
+    Parameters
+    ----------
+    name : {'serial', 'threads'}
+    n_replicas : int
+
+    Raises
+    ------
+    MgpuError
+        For another name.
+    """
+    if name == 'serial' or (name == 'threads' and n_replicas == 1):
+        return SerialExecutor()
+    if name == 'threads':
+        return ThreadsExecutor(n_replicas)
+    raise MgpuError('executor %r is none of auto, serial, threads, mpi; set executor= or the flag '
+                    'mgpu.executor' % (name,))
+
+
+def _outcomes(numbered: Iterable[Any]) -> dict[int, Any]:
+    """Run tasks one after the other; return the result and the exception of each one that has run, by number."""
+    outcomes: dict[int, Any] = {}
+    failed: set[Hashable] = set()
+    for i, task, key in numbered:
+        if not failed or key not in failed:
+            outcomes[i] = _outcome(task)
+            if outcomes[i][1] is not None:
+                failed.add(key)
+    return outcomes
+
+
+def _outcome(task):
+    try:
+        return task(), None
+    except Exception as error:  # handed on by `_results` once all tasks have ended
+        return None, error
+
+
+def _results(groups: Sequence[dict[int, Any]]) -> list[Any]:
+    """Return the results of the outcomes of all groups, in order; raise a TaskError from the first exception."""
+    outcomes = groups[0] if len(groups) == 1 else {i: each for group in groups for i, each in group.items()}
+    ordered = sorted(outcomes.items())
+    for i, (_, error) in ordered:
+        if error is not None:
+            raise TaskError(i) from error
+    return [result for _, (result, _) in ordered]

@@ -1,0 +1,69 @@
+"""Edits in place of memory that a shared variable has borrowed, and that replicas on devices have copies of.
+
+Theano documents that, on the CPU, an edit of the array in ``theano.shared(array, borrow=True)`` counts from the next
+call on. A replica on the host has the same memory. A replica on a device has a copy, so the edit has to be noticed.
+"""
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from ...errors import warn
+from ...utils.checksums import checksum
+
+LARGE = 4 << 20  # bytes; the checksum of more takes 1 ms or longer
+
+
+def is_lent(storage: list[Any]) -> bool:
+    """Return whether an owner besides a shared variable refers to its value, or to the memory of its value.
+
+    Parameters
+    ----------
+    storage : list
+        The storage of the variable's container: its only item is the value.
+
+    Examples
+    --------
+    >>> array = np.zeros(6)
+    >>> is_lent([array]), is_lent([np.zeros(6)]), is_lent([array[2:]]), is_lent([np.zeros(6)[2:]])
+    (True, False, True, False)
+    """
+    value = storage[0]
+    if sys.getrefcount(value) > 3:  # the list, this name, and the argument
+        return True
+    while isinstance(getattr(value, 'base', None), np.ndarray):
+        value = value.base
+        if sys.getrefcount(value) > 3:  # the view, this name, and the argument
+            return True
+    # Memory of another owner, such as a file that is mapped: who refers to it is not known.
+    return isinstance(value, np.ndarray) and value.base is not None and value.flags.writeable
+
+
+class Lent:
+    """The value of a shared variable at its last copy, where the user refers to its memory, too.
+
+    Parameters
+    ----------
+    variable : SharedVariable
+    """
+
+    def __init__(self, variable: Any) -> None:
+        self._variable, self._storage = variable, variable.container.storage
+        self._checksum = checksum(self._storage[0])
+        size = getattr(self._storage[0], 'nbytes', 0)
+        if size > LARGE:
+            warn('the script refers to the memory of the shared variable %s (%d MB), which it may edit in place: each '
+                 'call compares the memory with the copies on the devices, which takes about %d ms. Delete the other '
+                 'references to the array, or make the variable without borrow=True'
+                 % (variable, size >> 20, size >> 22))
+
+    def is_edited(self) -> bool:
+        """Return whether the value has changed since this was asked last."""
+        before, self._checksum = self._checksum, checksum(self._storage[0])
+        return before != self._checksum
+
+    def is_over(self) -> bool:
+        """Return whether nobody can edit the value in place any more."""
+        return not is_lent(self._storage)

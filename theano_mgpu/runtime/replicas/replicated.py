@@ -1,0 +1,292 @@
+"""Replicas: copies of the user's shared variables, one a context, and which of them are current.
+
+Two methods mark a copy as current: `Replicated.refresh`, with the version that it read, and `Replicated.commit`, for
+values that the step itself wrote. A value that anybody sets, at whatever time, is a new version.
+"""
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from contextvars import ContextVar
+from typing import Any, Callable, Iterable, Iterator
+
+from theano.gpuarray.type import GpuArrayType
+
+from ...compat.shared_variables import watch, watcher_of
+from ...devices.context_map import Context
+from ...devices.contexts import is_fork
+from ...errors import GraphError, MgpuError
+from ...graph.random_streams import is_random_state, replica_state
+from .borrowed import Lent, is_lent
+from .copies import copy_on, current_value, host_value, lies_on_device
+
+_counting = threading.Lock()  # two threads that set a variable at once make two versions
+_is_within_a_step = ContextVar('_is_within_a_step', default=False)  # each thread has its own
+
+
+@contextlib.contextmanager
+def within_a_step() -> Iterator[None]:
+    """Run code of the user's in a block while a step is under way: it must not touch replicated variables.
+
+    The code would read values from before the step, and its new values would reach some of the replicas only.
+    """
+    before = _is_within_a_step.set(True)
+    try:
+        yield
+    finally:
+        _is_within_a_step.reset(before)
+
+
+def _check_turn(variable):
+    if _is_within_a_step.get():
+        raise MgpuError('%s was read or set by what prepares the next batch, while a step was under way whose new '
+                        'values it would miss. Have each batch prepared in its turn: step.over(batches) without '
+                        'ahead=True' % variable)
+
+
+def replicated(variable: Any, independent: bool = False) -> Replicated:
+    """Return the Replicated of a shared variable; all functions over the variable share it.
+
+    Parameters
+    ----------
+    variable : theano.compile.SharedVariable
+    independent : bool
+        Whether it is the state of a random stream of which each context has its own.
+
+    Raises
+    ------
+    GraphError
+        If one function has the same random stream on every context, and another one does not.
+    """
+    variable = getattr(variable.tag, 'stands_for', variable)
+    watcher = watcher_of(variable)
+    if watcher is None:
+        return (ReplicatedStream if independent else Replicated)(variable)
+    if is_random_state(variable) and independent != isinstance(watcher, ReplicatedStream):
+        raise GraphError('the random stream %s is drawn from by a function that has it the same on every context, and '
+                         'by one that has another one on each: give each a stream of its own, or set mgpu.random=exact'
+                         % variable)
+    return watcher
+
+
+class Replicated:
+    """A shared variable of the user's and its copies on contexts.
+
+    The copies hold the truth after a step, the variable after it was set; each is brought up to date from the other
+    when it is needed, and not before. On the host (contexts of kind ``cpu``, and values of others that stay there) the
+    variable is itself the replica: nothing is copied, and edits of borrowed memory count for every replica, as in plain
+    Theano.
+
+    Attributes
+    ----------
+    variable : SharedVariable
+    copies : dict of Context to SharedVariable
+    touched : bool
+        Whether it was set, other than by a step, since a rank last compared it with other ranks.
+    shared : bool
+        Whether it has had rank 0's value.
+    version : int
+        Grows with every new value.
+    divided : callable or None
+        A function that sends the latest value to every process, while one process alone has it; see `divide`.
+    step_locks : list of weak references to threading.RLock
+        Held during the steps of functions over the variable, and while it is set, so that a new value counts from the
+        next step on, for every replica.
+    """
+
+    def __init__(self, variable: Any) -> None:
+        self.variable = variable
+        self.copies: dict[Context, Any] = {}
+        self.touched = self.shared = False
+        self.version = 0
+        self.divided: Callable[[], None] | None = None
+        self.step_locks: list[Any] = []
+        self.lent: Lent | None = None  # while the user may edit the value in place, unseen by copies on devices
+        self._held: dict[Any, int] = {variable: 0}  # the version that each replica, and the variable, has
+        watch(variable, self)
+
+    def __del__(self):
+        # The last function over the variable is gone, and with it the copies: bring the value home.
+        if not sys.is_finalizing() and not is_fork():
+            self._bring_home()
+
+    @property
+    def read_only(self) -> bool:
+        """Return whether a copy would miss writes through a borrowed value."""
+        return any(replica is not self.variable for replica in self.copies.values())
+
+    def on(self, context: Context, index: int, first_index: int = 0) -> Any:
+        """Return the replica on a context, made if there is none.
+
+        Parameters
+        ----------
+        context : Context
+        index : int
+            Position among all contexts of this process.
+        first_index : int
+            Contexts of the processes before this one. The master is the very first context.
+        """
+        if context not in self.copies:
+            self.copies[context] = self.variable if self._is_home(context, index) else self._copy(context)
+        return self.copies[context]
+
+    def refresh(self, contexts: Iterable[Context], own: bool = False) -> None:
+        """Bring the copies on these contexts up to date.
+
+        Parameters
+        ----------
+        contexts : list of Context
+        own : bool
+            Whether the reader is this process's part of the update that has divided the variable.
+        """
+        if self.divided and not own:
+            self.divided()
+        for context in contexts:
+            replica = self.copies[context]
+            if self._held.get(replica) != self.version:
+                version = self.version  # before the value is read: one that is set meanwhile is another version
+                replica.container.unwatched = self._value_for(context)
+                self._held[replica] = version
+                self._watch_lent_memory()
+
+    def commit(self, contexts: Iterable[Context]) -> None:
+        """Note that the copies on these contexts, and they alone, have a new value that is the same on each."""
+        self._new_version(self.copies[context] for context in contexts if context in self.copies)
+
+    def _watch_lent_memory(self):
+        """Watch a value that was copied for edits in place, if somebody else refers to it."""
+        if self._held.get(self.variable) == self.version and is_lent(self.variable.container.storage):
+            self.lend()
+
+    def lend(self) -> None:
+        """Watch the variable's value for edits in place: the user is about to refer to it."""
+        if self.lent is None:
+            self.lent = Lent(self.variable)
+
+    def note_edits(self) -> None:
+        """Take an edit in place of the variable's value, which is `lent`, as a new version."""
+        assert self.lent is not None
+        if self._held.get(self.variable) == self.version and self.lent.is_edited():
+            self._new_version([self.variable])
+            self.touched = True
+        elif self.lent.is_over():
+            self.lent = None
+
+    def divide(self, gather: Callable[[], None], is_here: bool) -> None:
+        """Note that a step has left the new value on one process: this one, whose copy is current, or another.
+
+        Parameters
+        ----------
+        gather : callable
+            Sends the latest value to every process; all of them have to read the variable at the same place. Until
+            then something has to keep this object alive.
+        is_here : bool
+            Whether it is on this process.
+        """
+        if not is_here:
+            self._new_version([])
+        self.divided = gather
+
+    def give(self, value: Any) -> None:
+        """Note that every process has the latest value: `value`, or for None the value of this process."""
+        if value is not None:
+            self.variable.container.unwatched = value
+            self._new_version([self.variable])
+        self.divided = None
+
+    def latest(self) -> Any:
+        """Return the latest value that this process has, on the host."""
+        return current_value(self._current())
+
+    def before_read(self) -> None:
+        """Bring the user's variable up to date, before any read of it."""
+        _check_turn(self.variable)
+        self._bring_home()
+
+    def _bring_home(self):
+        if self.divided:
+            self.divided()
+        if self._held.get(self.variable) != self.version:
+            version = self.version
+            self.variable.container.unwatched = self.latest()
+            self._held[self.variable] = version
+
+    def before_write(self) -> None:
+        """Check that the user's variable may be set, or updated by a Theano function."""
+        _check_turn(self.variable)
+
+    def after_write(self) -> None:
+        """Note that the user's variable was set, or updated by a Theano function."""
+        self._new_version([self.variable])
+        self.divided = None
+        self.touched = True
+
+    def _new_version(self, replicas):
+        with _counting:
+            self.version += 1
+            self.lent = None
+            self._held = dict.fromkeys(replicas, self.version)
+
+    def _current(self):
+        """Return the replicas, the variable among them, that have the latest version."""
+        with _counting:
+            return [replica for replica, version in self._held.items() if version == self.version]
+
+    def value(self) -> Any:
+        """Return a copy of the variable's current value on the host."""
+        self._bring_home()
+        return host_value(self.variable)
+
+    def _value_for(self, context):
+        return current_value(self._current())
+
+    def _is_home(self, context, index):
+        """Return whether the variable is itself the replica on a context, in the memory that the user may share."""
+        if isinstance(self.variable.type, GpuArrayType):
+            return self.variable.type.context_name == context.name
+        return not lies_on_device(context, self.variable)
+
+    def _copy(self, context):
+        version = self.version
+        replica = copy_on(context, self.variable, self._value_for(context))
+        self._held[replica] = version
+        self._watch_lent_memory()
+        return replica
+
+
+class ReplicatedStream(Replicated):
+    """The state of a random stream: each context has its own, and the master shares the user's variable."""
+
+    def __init__(self, variable: Any) -> None:
+        super().__init__(variable)
+        self._indices: dict[Context, int] = {}
+        self._master = variable  # the replica that the variable's own stream goes on in
+
+    def on(self, context: Context, index: int, first_index: int = 0) -> Any:
+        self._indices[context] = first_index + index
+        return super().on(context, first_index + index)
+
+    def commit(self, contexts: Iterable[Context]) -> None:
+        """Note that the streams on these contexts have moved on; the others are where they were."""
+        for context in contexts:
+            if self._indices[context] == 0 and self._held.get(self.copies[context]) == self.version:
+                self._master = self.copies[context]
+                for other in [self.variable] + [self.copies[c] for c, i in self._indices.items() if i == 0]:
+                    if other is not self._master:
+                        self._held.pop(other, None)
+
+    def _is_home(self, context, index):
+        return index == 0 and super()._is_home(context, index)
+
+    def after_write(self) -> None:
+        super().after_write()
+        self.touched = False  # each rank has a place of its own in the stream
+
+    def _current(self):
+        # Each replica is at a place of its own; the variable goes on at the master's.
+        return [self.variable if self._held.get(self.variable) == self.version else self._master]
+
+    def _value_for(self, context):
+        self._bring_home()
+        return replica_state(host_value(self.variable), self._indices[context])

@@ -1,0 +1,271 @@
+"""Arrays from the host to a device and back, and between devices; for a ``cpu`` context no host array is copied."""
+from __future__ import annotations
+
+import copy
+from typing import Any, Sequence
+
+import numpy as np
+from scipy import sparse
+from theano.gpuarray.type import GpuArrayType
+from theano.tensor import TensorType
+
+from ...devices.context_map import Context
+from ...devices.contexts import gpu_context
+
+ALIGNED = 16     # a view begins at a multiple of as many elements, for instructions that take several at once
+SMALL = 1 << 15  # bytes of an array that is fetched together with others
+
+
+class DeviceBuffers:
+    """Memory on a context's device that arrays are sent to again and again; none for a ``cpu`` context."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._buffers: dict[Any, Any] = {}
+
+    def send(self, key: Any, value: Any) -> Any:
+        """Return an array on the device; valid until the next one of the key is sent.
+
+        Parameters
+        ----------
+        key : hashable
+        value : ndarray or pygpu.gpuarray.GpuArray
+            One that is on the device stays as it is; one of another device is copied, see `copy_to`.
+        """
+        if not isinstance(value, np.ndarray):
+            return copy_to(self._context, value)
+        if self._context.kind == 'cpu':
+            return value
+        from pygpu import gpuarray  # not installed on every machine without a GPU
+        buffer = self._buffers.get(key)
+        if buffer is None or (buffer.shape, buffer.dtype) != (value.shape, value.dtype):
+            buffer = gpuarray.array(value, dtype=value.dtype, order='C', context=gpu_context(self._context))
+            self._buffers[key] = buffer
+        else:
+            buffer.write(np.ascontiguousarray(value))
+        return buffer
+
+
+def is_on(context: Context, value: Any) -> bool:
+    """Return whether functions of a context can take an array at its present place."""
+    if isinstance(value, np.ndarray):
+        return context.kind == 'cpu'
+    return context.kind != 'cpu' and value.context.ptr == gpu_context(context).ptr
+
+
+def copy_to(context: Context, value: Any) -> Any:
+    """Return a device's array in another context, copied directly between the devices where libgpuarray can.
+
+    It can with CUDA, and through the host with OpenCL. The call waits until the source is computed. A CUDA copy may
+    then still run when the call returns: the next computation of the destination waits for it, and so does the next
+    write of the source's device, into the same memory, too. So the source may be changed or freed at once.
+
+    Parameters
+    ----------
+    context : Context
+        The destination; for a ``cpu`` context the array is fetched.
+    value : pygpu.gpuarray.GpuArray
+        Of any shape, strides and dtype. Anything that is not on a device is returned as it is.
+
+    Returns
+    -------
+    pygpu.gpuarray.GpuArray or ndarray
+        `value` itself if it is in the context, in its own strides; else new memory, C-contiguous.
+
+    Raises
+    ------
+    pygpu.gpuarray.GpuArrayException
+        If the device has too little free memory, or has failed.
+    """
+    if not hasattr(value, 'context'):
+        return value
+    if context.kind == 'cpu':
+        return np.asarray(value, order='C')
+    there = gpu_context(context)
+    if value.context.ptr == there.ptr:
+        return value
+    if not value.flags.c_contiguous:
+        value = value.copy(order='C')  # on its own device: transfer() takes no other arrays, or keeps Fortran order
+    value.sync()  # transfer() would wait, too, but block all calls of other threads to the destination meanwhile
+    return value.transfer(there)
+
+
+class Sender:
+    """The sending of arguments to the device of one function.
+
+    Parameters
+    ----------
+    function : theano.compile.function_module.Function
+        Compiled by `graph.compile_for`.
+    """
+
+    def __init__(self, function: Any) -> None:
+        self._takes = function.mgpu_takes
+        self._buffers = DeviceBuffers(function.mgpu_context)
+
+    def send(self, arguments: Sequence[Any]) -> list[Any]:
+        """Return the arguments as the function takes them, valid until the next call.
+
+        Parameters
+        ----------
+        arguments : list of ndarray or pygpu.gpuarray.GpuArray
+            Arrays on the device stay there, unless the function needs them on the host.
+
+        Returns
+        -------
+        list of ndarray or pygpu.gpuarray.GpuArray
+        """
+        return [self._buffers.send(i, value) if takes else fetch(value)
+                for i, (value, takes) in enumerate(zip(arguments, self._takes))]
+
+
+class FlatBuffers:
+    """Arrays that are copied, or added over ranks, in one go: views of one flat array a dtype.
+
+    Parameters
+    ----------
+    like : list of (shape, dtype)
+        One a view, see `describe`.
+    context : Context, optional
+        The context of a device; on the host by default.
+
+    Attributes
+    ----------
+    flat : list of ndarray or pygpu.gpuarray.GpuArray
+    views : list of ndarray or pygpu.gpuarray.GpuArray
+        C-contiguous.
+    """
+
+    def __init__(self, like: Sequence[tuple[tuple[int, ...], np.dtype]], context: Context | None = None) -> None:
+        self.like = like
+        sizes: dict[np.dtype, int] = {}
+        ranges = []
+        for shape, dtype in like:
+            start = -(-sizes.get(dtype, 0) // ALIGNED) * ALIGNED
+            sizes[dtype] = start + int(np.prod(shape, dtype='int64'))
+            ranges.append(slice(start, sizes[dtype]))
+        flat = {dtype: self._zeros(size, dtype, context) for dtype, size in sizes.items()}
+        self.flat = list(flat.values())
+        self.views = [flat[dtype][part].reshape(shape) for (shape, dtype), part in zip(like, ranges)]
+
+    def _zeros(self, size, dtype, context):
+        """Return new memory; of 0 on the host, since the gaps between the views are added, too."""
+        if context is None or context.kind == 'cpu':
+            return np.zeros(size, dtype)
+        from pygpu import gpuarray
+        return gpuarray.empty((size,), dtype, context=gpu_context(context))
+
+
+def describe(arrays: Sequence[Any]) -> list[tuple[tuple[int, ...], np.dtype]]:
+    """Return shapes and dtypes."""
+    return [(tuple(array.shape), np.dtype(array.dtype)) for array in arrays]
+
+
+class Fetcher:
+    """The fetching of arrays from one device, of the same shapes again and again.
+
+    Small ones are put into one array on the device first, since each copy costs tens of microseconds, whatever its
+    size; for large ones the further copy would cost more than it saves (`benchmarks/choices.py transfers`).
+
+    Parameters
+    ----------
+    context : Context
+    small : int
+        Bytes of the largest array that counts as small.
+
+    Attributes
+    ----------
+    flat : list of ndarray, or None
+        The memory of all arrays that `fetch` has returned, one a dtype, if it put all of them together.
+    """
+
+    def __init__(self, context: Context, small: int = SMALL) -> None:
+        self._context, self._limit = context, small
+        self._like: Any = None
+        self.flat: list[np.ndarray] | None = None
+
+    def fetch(self, arrays: Sequence[Any]) -> Sequence[np.ndarray]:
+        """Return the arrays on the host; valid until the next call.
+
+        Parameters
+        ----------
+        arrays : list of ndarray or pygpu.gpuarray.GpuArray
+
+        Returns
+        -------
+        list of ndarray
+        """
+        if self._context.kind == 'cpu':
+            return arrays
+        if self._like != describe(arrays):
+            self._make_buffers(arrays)
+        for i, view in zip(self._small, self._there.views):
+            view[...] = arrays[i] if arrays[i].ndim else arrays[i].reshape((1,))  # pygpu indexes no scalars
+        for there, here in zip(self._there.flat, self._here.flat):
+            there.read(here)
+        return [fetch(array, self._host[i]) if i in self._large else
+                self._host.get(i, array) for i, array in enumerate(arrays)]
+
+    def _make_buffers(self, arrays):
+        self._like = describe(arrays)
+        there = [i for i, array in enumerate(arrays) if not isinstance(array, np.ndarray)]
+        small = [i for i in there if arrays[i].size * arrays[i].itemsize <= self._limit]
+        self._small = small if len(small) > 1 else []
+        self._large = set(there) - set(self._small)
+        like = [self._like[i] for i in self._small]
+        self._there = FlatBuffers([(shape or (1,), dtype) for shape, dtype in like], self._context)
+        self._here = FlatBuffers(like)
+        self._host = dict(zip(self._small, self._here.views))
+        self._host.update((i, np.empty(*self._like[i])) for i in self._large)
+        self.flat = self._here.flat if len(self._small) == len(arrays) else None
+
+
+def concatenated(parts: Sequence[Any], axis: int) -> Any:
+    """Return arrays, or matrices of scipy.sparse, put together along an axis."""
+    if isinstance(parts[0], np.ndarray):
+        return np.concatenate(parts, axis)
+    return (sparse.hstack if axis else sparse.vstack)(parts, parts[0].format, parts[0].dtype)
+
+
+def wait(values: Sequence[Any]) -> None:
+    """Wait until a device has computed arrays; arrays on the host are there already."""
+    for value in values:
+        if hasattr(value, 'sync'):
+            value.sync()
+
+
+def own_copy(variable: Any, value: Any) -> Any:
+    """Return a value of a variable's type in memory of its own, on the host.
+
+    Parameters
+    ----------
+    variable : theano.Variable
+    value : object
+        An array of a tensor, here or on a device; or a value of another type of Theano.
+    """
+    is_tensor = isinstance(variable.type, (TensorType, GpuArrayType))
+    return np.array(fetch(value)) if is_tensor else copy.deepcopy(value)
+
+
+def fetch(value: Any, out: np.ndarray | None = None) -> Any:
+    """Return an array on the host: a device's array is read into `out` (C-contiguous) if given.
+
+    Parameters
+    ----------
+    value : ndarray or pygpu.gpuarray.GpuArray
+        Values of other types, such as sparse matrices, are returned as they are.
+    out : ndarray, optional
+        Of the value's shape and dtype.
+
+    Returns
+    -------
+    ndarray
+        `out`; without it, a host array is returned as it is.
+    """
+    if out is None:
+        return np.asarray(value) if isinstance(value, (np.ndarray, np.generic)) or hasattr(value, 'sync') else value
+    if isinstance(value, np.ndarray) or not value.flags.c_contiguous:
+        out[...] = np.asarray(value)
+    else:
+        value.read(out)
+    return out

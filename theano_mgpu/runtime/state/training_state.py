@@ -1,0 +1,276 @@
+"""The saving and loading of a training state as .npz, without pickle."""
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+from typing import Any, Callable, Mapping, Sequence
+
+import numpy as np
+
+from ...comm.collectives import all_gather_int, all_gather_object
+from ...comm.communicator import Communicator
+from ...comm.rank_0 import on_rank_0
+from ...devices.context_map import Context
+from ...errors import warn
+from ...utils.files import whole_file
+from ..replicas.copies import host_value
+from ..replicas.replicated import Replicated, ReplicatedStream
+from . import state_file
+from .state_file import Damaged, parsing
+
+PREVIOUS = '.previous'
+
+_damaged: set[str] = set()     # damaged files; they must not replace the intact ones before them
+_foreign: set[str] = set()     # files that the user has been told that they are in the way of `PREVIOUS`
+_not_finite: set[str] = set()  # files whose non-finite values the user has been warned about
+
+
+def save(path: str, variables: Sequence[Replicated], contexts: Sequence[Context], ranks: Communicator,
+         extra: Mapping[str, np.ndarray] | None = None, allow_nan: bool = False) -> None:
+    """Write variables to an .npz file. Every rank has to call it; rank 0 writes.
+
+    An interrupted write leaves the old file intact. The old content stays as ``path + '.previous'``.
+
+    Parameters
+    ----------
+    path : str
+    variables : list of Replicated
+    contexts : list of Context
+        The contexts of this process; their random streams are saved.
+    ranks : Communicator
+    extra : dict of str to ndarray, optional
+        Further arrays for the file.
+    allow_nan : bool
+        Also write values that are infinite or not a number. Otherwise a warning names them, and the file is not
+        written.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written, on every rank.
+    """
+    streams = all_gather_object(ranks, [list(map(to_array, _states(variable, contexts))) for variable in variables])
+    on_rank_0(ranks, lambda: _write(path, variables, streams, extra or {}, allow_nan))
+
+
+def _write(path, variables, streams, extra, allow_nan):
+    path = os.path.realpath(path)  # of a link, the target is the file that is written
+    names, values = list(map(_name, variables)), [to_array(variable.value()) for variable in variables]
+    if not allow_nan and not _all_finite(path, names, values):
+        return
+    arrays = {'extra/' + name: array for name, array in extra.items()}
+    arrays['names'] = np.array(names)
+    for i, value in enumerate(values):
+        arrays['value/%d' % i] = value
+        states = itertools.chain.from_iterable(of_rank[i] for of_rank in streams)
+        arrays.update(('stream/%d/%d' % (i, replica), state) for replica, state in enumerate(states))
+    previous = None if path in _damaged else path + PREVIOUS
+    if previous not in _foreign and previous and os.path.lexists(previous) and not state_file.is_own(previous):
+        _foreign.add(previous)
+        warn('%s was not written by theano_mgpu: it stays as it is, and no checkpoint before the last one is kept. '
+             'Move it to keep one' % previous)
+    with whole_file(path, previous, is_own=state_file.is_own) as unfinished, open(unfinished, 'w+b') as f:
+        state_file.write(f, arrays)
+    _damaged.discard(path)
+
+
+def _all_finite(path, names, values):
+    """Return whether all values are finite; if not, warn the user, once until they are finite again."""
+    infinite = [name for name, value in zip(names, values) if value.dtype.kind in 'fc' and not np.isfinite(value).all()]
+    if infinite and path not in _not_finite:
+        warn('%s: not a number, or infinite. %s is not written, and stays as it is. Look for the cause '
+             '(check_finite=True finds the first such step), or pass allow_nan=True' % (', '.join(infinite), path))
+    (_not_finite.add if infinite else _not_finite.discard)(path)
+    return not infinite
+
+
+def _states(variable, contexts):
+    """Return the states of a random stream on contexts; none for another variable."""
+    if not isinstance(variable, ReplicatedStream):
+        return []
+    variable.refresh(contexts)
+    return [host_value(variable.copies[context]) for context in contexts]
+
+
+def load(path: str, variables: Sequence[Replicated], contexts: Sequence[Context], ranks: Communicator,
+         check_extra: Callable[[dict[str, np.ndarray]], Any] | None = None) -> dict[str, np.ndarray]:
+    """Read variables from a file that `save` wrote. Every rank has to call it; rank 0 reads.
+
+    Contexts that the file has no random streams for derive theirs from the master's.
+
+    Parameters
+    ----------
+    path, variables, contexts, ranks
+        As for `save`; the contexts may differ.
+    check_extra : callable, optional
+        Called with the file's `extra`; raises a ValueError if the file cannot be used.
+
+    Returns
+    -------
+    dict of str to ndarray
+        The file's `extra`.
+
+    Raises
+    ------
+    ValueError
+        If the file is not a training state, has other variables, or is damaged and so is the one before it. Nothing is
+        changed then, nor after any other error.
+    """
+    def check(saved):
+        saved.check(variables)
+        if check_extra:
+            check_extra(saved.extra)
+    saved = read(path, ranks, len(contexts), check)
+    saved.give(variables, contexts)
+    return saved.extra
+
+
+def read(path: str, ranks: Communicator, n_contexts: int, check: Callable[[Saved], Any]) -> Saved:
+    """Return the content of a file as rank 0 reads it; every rank has to make the call.
+
+    Parameters
+    ----------
+    path : str
+        If the file is damaged, the state before it is read instead, with a warning.
+    ranks : Communicator
+    n_contexts : int
+        Number of contexts of this process.
+    check : callable
+        Called with a Saved on rank 0; raises a ValueError if the file cannot be used.
+
+    Raises
+    ------
+    ValueError
+        If the file is of another model, or damaged, and so is the one before it.
+    """
+    path, arrays = on_rank_0(ranks, lambda: _usable(path, check))
+    return Saved(path, arrays, sum(all_gather_int(ranks, n_contexts)[:ranks.rank]))
+
+
+def _usable(path, check):
+    """Return the path and the arrays of a file or, if it is damaged, of the one before it."""
+    path = os.path.realpath(path) if os.path.islink(path) else os.fspath(path)
+    try:
+        arrays = state_file.read(path)
+        check(Saved(path, arrays))
+        return path, arrays
+    except Damaged as error:
+        previous = path + PREVIOUS
+        try:
+            arrays = state_file.read(previous)
+            check(Saved(previous, arrays))
+        except (ValueError, OSError):  # it cannot be used either, or is missing
+            raise ValueError('%s is damaged, or no training state of theano_mgpu (%s), and there is no intact %s. Name '
+                             'another file, or remove it to begin anew' % (path, error, previous)) from error
+        warn('%s is damaged (%s): the state before it is taken, from %s' % (path, error, previous))
+    _damaged.add(os.path.realpath(path))
+    return previous, arrays
+
+
+class Saved:
+    """The content of a file that `save` wrote.
+
+    Parameters
+    ----------
+    path : str
+    arrays : dict of str to ndarray
+    first : int
+        Number of contexts of the ranks before this one.
+
+    Attributes
+    ----------
+    extra : dict of str to ndarray
+    """
+
+    def __init__(self, path: str, arrays: dict[str, np.ndarray], first: int = 0) -> None:
+        self.path = path
+        self._arrays, self._first = arrays, first
+        self.extra = {key[len('extra/'):]: value for key, value in arrays.items() if key.startswith('extra/')}
+
+    def give(self, variables: Sequence[Replicated], contexts: Sequence[Context]) -> None:
+        """Set the values of variables, all or none; if the file has other variables, raise a ValueError."""
+        self.check(variables)
+        new = [self._value(i) for i in range(len(variables))]
+        old = []
+        try:
+            for variable, (value, states) in zip(variables, new):
+                old.append((variable.value(), _states(variable, contexts)))
+                _set(variable, value, states[self._first:], contexts)
+        except BaseException:  # an interrupt, too
+            for variable, (value, states) in zip(variables, old):
+                _set(variable, value, states, contexts)
+            raise
+
+    def check(self, variables: Sequence[Replicated]) -> None:
+        """Raise a ValueError if the file has other variables."""
+        saved, wanted = list(self._arrays['names']), list(map(_name, variables))
+        if _unnumbered(saved) != _unnumbered(wanted):
+            raise ValueError('%s holds the variables %s, but this function has %s: load it into a function of the '
+                             'same model and updates' % (self.path, ', '.join(saved), ', '.join(wanted)))
+        for i, variable in enumerate(variables):
+            ours, theirs = host_value(variable.variable), self._value(i)[0]
+            if _kind(ours) not in (None, _kind(theirs)):
+                raise ValueError('%s holds %s with %s, but this function has %s'
+                                 % (self.path, wanted[i], _kind(theirs), _kind(ours)))
+
+    def _value(self, i):
+        """Return the value of a variable, and the states of its random streams, if it is one."""
+        keys = itertools.takewhile(self._arrays.__contains__, map(('stream/%d/%%d' % i).__mod__, itertools.count()))
+        return from_array(self._arrays['value/%d' % i]), [from_array(self._arrays[key]) for key in keys]
+
+
+def _set(variable, value, states, contexts):
+    """Set the value of a variable and, of a random stream, the state on each context as far as there are states."""
+    variable.variable.container.unwatched = value
+    variable.after_write()
+    if isinstance(variable, ReplicatedStream):
+        variable.refresh(contexts)
+        for context, state in zip(contexts, states):
+            variable.copies[context].container.unwatched = state
+
+
+def _kind(value):
+    """Return in words the properties that two values of one variable share; None for values that are not saved."""
+    if isinstance(value, np.ndarray):
+        return 'shape %s and dtype %s' % (value.shape, value.dtype)
+    return 'the state of a random stream' if isinstance(value, np.random.RandomState) else None
+
+
+def completed_steps(path: str, extra: Mapping[str, np.ndarray]) -> int:
+    """Return the number of steps after which `TrainingFunction.checkpoint` wrote a file, given its `extra`."""
+    if 'calls' not in extra:
+        raise ValueError('%s does not say how many steps it comes after; give a file that step.checkpoint wrote, or '
+                         'load this one with step.load' % path)
+    return int(extra['calls'])
+
+
+def _unnumbered(names):
+    """Return names without numbers: Keras counts them up from model to model (dense_1, dense_2)."""
+    return [re.sub(r'\d+', '#', name) for name in names]
+
+
+def _name(replicated):
+    return str(replicated.variable.name or 'unnamed')
+
+
+def to_array(value: Any) -> np.ndarray:
+    """Return a value as an array without objects; a numpy.random.RandomState as JSON text of its state."""
+    if isinstance(value, np.random.RandomState):
+        state = value.get_state(legacy=False)
+        state['state']['key'] = state['state']['key'].tolist()
+        return np.array(json.dumps(state, default=int))
+    return np.asarray(value)
+
+
+def from_array(array: np.ndarray) -> Any:
+    """Return the value of an array that `to_array` has returned; raise a Damaged for another one."""
+    if array.dtype.kind != 'U':
+        return array
+    random_state = np.random.RandomState()
+    with parsing('the state of a random stream'):
+        state = json.loads(str(array))
+        state['state']['key'] = np.array(state['state']['key'], 'uint32')
+        random_state.set_state(state)
+    return random_state

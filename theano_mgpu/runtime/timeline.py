@@ -1,0 +1,258 @@
+"""The time of a step: seconds in each phase, and a timeline with a span for each action."""
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import time
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Sequence, Tuple
+
+from ..errors import MgpuError
+from ..utils import mpi_environment
+from ..utils.files import check_writable, whole_text
+
+PHASES = ('scatter', 'host_to_device', 'launch', 'run', 'device_to_host', 'all_reduce', 'exchange', 'update',
+          'broadcast')
+RANK_PHASES = PHASES[:1] + ('wait',) + PHASES[1:]  # with several processes, each waits for the others
+HOST = 'host'               # the track of actions for all contexts together
+LOCK = 'interpreter lock'   # the span in which a context waits because another one has the interpreter
+LONGEST = 1000000           # spans of one timeline: a file of about 200 MB
+
+_recorder: Optional[Recorder] = None
+
+
+class TimelineError(MgpuError, OSError):
+    """The file of a timeline cannot be written."""
+
+
+class Timings:
+    """Accumulated wall-clock seconds of each phase of a function's calls.
+
+    Parameters
+    ----------
+    phases : tuple of str
+
+    Attributes
+    ----------
+    calls : int
+    seconds : dict of str to float
+    exact : bool
+        If it is True, each phase ends when the devices have finished it, as while a timeline is recorded. If it is
+        False, updates are only launched, and their time is part of the next step's `run`; the update of a single device
+        is launched while its step still runs.
+
+    Examples
+    --------
+    >>> timings = Timings()
+    >>> with timings.span('scatter'):
+    ...     pass
+    >>> list(timings.seconds)
+    ['scatter']
+    """
+
+    def __init__(self, phases: Sequence[str] = PHASES):
+        self.phases = phases
+        self.exact = False
+        self.reset()
+
+    def reset(self) -> None:
+        """Start again from zero."""
+        self.calls = 0
+        self.seconds: Dict[str, float] = {}
+
+    def span(self, phase: str) -> ContextManager[None]:
+        """Add the time spent inside the ``with`` block to a phase."""
+        return _Span(self.seconds, phase, HOST)
+
+    def waits(self) -> bool:
+        """Return whether phases wait for devices for the sake of the timings."""
+        return self.exact or _recorder is not None
+
+    def per_call(self) -> dict[str, float]:
+        """Return the mean duration of each phase.
+
+        Returns
+        -------
+        dict of str to float
+            Seconds a call, by phase, in the order of a step.
+        """
+        return {phase: self.seconds.get(phase, 0.0) / max(self.calls, 1) for phase in self.phases}
+
+
+class _Span:
+    """A ``with`` block of an action; a class, since contextlib's generators take twice as long, ten times a step."""
+
+    __slots__ = ('_seconds', '_name', '_track', '_start')
+
+    def __init__(self, seconds, name, track):
+        self._seconds, self._name, self._track = seconds, name, track
+
+    def __enter__(self):
+        self._start = time.perf_counter()
+
+    def __exit__(self, *error):
+        stop = time.perf_counter()
+        self._seconds[self._name] = self._seconds.get(self._name, 0.0) + stop - self._start
+        if _recorder is not None:
+            _recorder.add(self._name, self._track, self._start, stop)
+
+
+class Recorder:
+    """The spans of one process, and the file for them.
+
+    Parameters
+    ----------
+    path : str
+    rank : int
+        Rank of this process; each rank writes its own file, see `timeline`.
+    """
+
+    def __init__(self, path: str, rank: int = 0):
+        root, extension = os.path.splitext(path)
+        self.path = '%s.rank%d%s' % (root, rank, extension) if rank else path
+        self.rank = rank
+        self._spans: List[Tuple[str, str, float, float]] = []
+        self._left_out = 0
+
+    def add(self, name: str, track: str, start: float, stop: float) -> None:
+        """Add a span.
+
+        Parameters
+        ----------
+        name : str
+        track : str
+            The row that shows it: a context's name, or `HOST`.
+        start, stop : float
+            Seconds of `time.perf_counter`.
+        """
+        if len(self._spans) < LONGEST:
+            self._spans.append((name, track, start, stop))
+        else:
+            self._left_out += 1
+
+    def write(self) -> None:
+        """Write the file, in Chrome's trace event format (complete events, microseconds)."""
+        tracks = {track: number for number, track in
+                  enumerate(dict.fromkeys([HOST] + [track for _, track, _, _ in self._spans]))}
+        events = [dict(ph='M', name='process_name', pid=self.rank, tid=0, args=dict(name='rank %d' % self.rank))]
+        events += [dict(ph='M', name='thread_name', pid=self.rank, tid=number, args=dict(name=track))
+                   for track, number in tracks.items()]
+        events += [dict(ph='X', name=name, cat=name, pid=self.rank, tid=tracks[track], ts=1e6 * start,
+                        dur=1e6 * (stop - start)) for name, track, start, stop in self._spans]
+        with whole_text(self.path) as file:
+            json.dump(dict(traceEvents=events, displayTimeUnit='ms', otherData=dict(left_out=self._left_out)), file)
+
+
+@contextlib.contextmanager
+def timeline(path: str, rank: int | None = None) -> Iterator[None]:
+    """Record the actions of each context while the ``with`` block runs.
+
+    Parameters
+    ----------
+    path : str
+        A .json file for https://ui.perfetto.dev or chrome://tracing. With several processes, rank 0 writes this file
+        and each other rank writes one next to it: ``trace.json``, ``trace.rank1.json``. Processes of one host have a
+        common clock.
+    rank : int, optional
+        The number of this process; `mgpu.rank` by default.
+
+    Notes
+    -----
+    One row shows the phases of each step on the host. Each context has a row of its own: copies to its device, the
+    launch, the run (until the device has the results; a ``cpu`` context has no launch), copies from it, the update, and
+    ``interpreter lock``: the time in which it waits because another context has Python's lock, or the only thread.
+
+    The flag ``mgpu.timeline=trace.json`` records a whole script.
+
+    Raises
+    ------
+    RuntimeError
+        If another timeline is being recorded.
+    MgpuError
+        If the file cannot be written; also an OSError.
+
+    Examples
+    --------
+    >>> import json, os, tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), 'trace.json')
+    >>> with timeline(path), Timings().span('scatter'):
+    ...     pass
+    >>> [event['name'] for event in json.load(open(path))['traceEvents'] if event['ph'] == 'X']
+    ['scatter']
+    """
+    recorder = start(path, rank)
+    try:
+        yield
+    finally:
+        stop(recorder)
+
+
+def records() -> bool:
+    """Return whether a timeline is being recorded."""
+    return _recorder is not None
+
+
+def start(path: str, rank: int | None = None) -> Recorder:
+    """Begin a timeline; `stop` ends it, and so does the end of the process."""
+    global _recorder
+    if _recorder is not None:
+        raise RuntimeError('a timeline is being recorded already, to %s: end it first (the flag mgpu.timeline '
+                           'records the whole script)' % _recorder.path)
+    # The script may change the current folder.
+    recorder = Recorder(os.path.abspath(path) if path else path, mpi_environment.rank() if rank is None else rank)
+    try:
+        check_writable(recorder.path)  # fails now if the path cannot be written, not at the end
+    except (OSError, ValueError) as error:  # ValueError: a null byte
+        reason = getattr(error, 'strerror', None) or error
+        raise TimelineError('the timeline %s. Give timeline(path), or the flag mgpu.timeline, a path in a folder that '
+                            'exists' % reason) from error
+    _recorder = recorder
+    atexit.register(stop, recorder)
+    return recorder
+
+
+def stop(recorder: Recorder) -> None:
+    """End a timeline and write its file; do nothing the second time."""
+    global _recorder
+    if _recorder is recorder:
+        _recorder = None
+        atexit.unregister(stop)
+        recorder.write()
+
+
+_NOTHING = contextlib.nullcontext()
+
+
+def span(name: str, track: str = HOST) -> ContextManager[None]:
+    """Record a ``with`` block in the timeline, if there is one."""
+    return _NOTHING if _recorder is None else _Span({}, name, track)
+
+
+def on_track(tasks: Sequence[Callable[[], Any]], name: str, contexts: Sequence[Any]) -> Sequence[Callable[[], Any]]:
+    """Wrap tasks so that they appear in the timeline; without a timeline return the same tasks.
+
+    Parameters
+    ----------
+    tasks : list of callable
+    name : str
+    contexts : list of Context
+        The track of each task.
+
+    Returns
+    -------
+    list of callable
+    """
+    if _recorder is None:
+        return tasks
+    submitted = time.perf_counter()
+
+    def shown(task, track):
+        def run():
+            started = time.perf_counter()
+            if _recorder is not None:
+                _recorder.add(LOCK, track, submitted, started)
+            with span(name, track):
+                return task()
+        return run
+    return [shown(task, context.name) for task, context in zip(tasks, contexts)]
