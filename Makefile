@@ -19,7 +19,7 @@ test: setup ## lint, then the tests and doctests
 	@$(PY) .ci/quickly $(PY) -m pytest -n 2 -m 'not slow' $(ARGS)
 	$(if $(ARGS),@echo 'ARGS is set: the part on the CUDA stand-in is left out (make test-cuda runs it)',@$(PY) .ci/quickly .ci/test-cuda core)
 
-one: setup ## one test, or one file: make one T=tests/test_plan.py::test_where_new_values_are_made
+one: setup ## one test, or one file: make one T=tests/plan/test_plan.py::test_where_new_values_are_made
 	@$(PY) .ci/quickly $(PY) -m pytest -q -n 0 $(or $(T),$(error T=tests/file.py::test is missing)) $(ARGS)
 
 cover: setup ## the tests of make test, and which branches of the package they run: build/coverage/index.html

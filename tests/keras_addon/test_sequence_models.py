@@ -23,7 +23,7 @@ CASES = {
 }
 
 
-# The graphs of the others are in tests/test_attention_heads.py and tests/test_loops_over_samples.py, too.
+# The graphs of the others are in tests/graph/test_attention_heads.py and tests/graph/test_loops_over_samples.py, too.
 @pytest.mark.parametrize('name', [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK_ONES))
                                   for name in CASES])
 def test_a_model_trains_and_tests_as_plain_keras(name, contexts):

@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 import yaml
 
-EXAMPLES = Path(__file__).resolve().parent.parent / 'examples'
+EXAMPLES = Path(__file__).resolve().parents[2] / 'examples'
 
 
 def test_the_batch_script():

@@ -14,7 +14,7 @@ from theano_mgpu import config
 import pytest
 from support.devices import context_map
 
-TESTS = os.path.dirname(os.path.abspath(__file__))
+TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FOLDER = os.path.join(TESTS, 'theano_scripts')
 # Each script with its arguments.
 CASES = ['logistic_sgd', 'logistic_sgd ragged', 'mlp', 'convolutional_mlp', 'dA', 'SdA', 'rbm', 'rbm cd', 'lstm',

@@ -9,7 +9,7 @@ import theano_mgpu
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_one_version():

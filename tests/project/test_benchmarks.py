@@ -16,7 +16,7 @@ from models import handwritten_digits
 from placement import parts
 from predict import Contender, contenders, difference, peak_memory, with_ratios
 
-FOLDER = os.path.join(os.path.dirname(__file__), '..', 'benchmarks')
+FOLDER = os.path.join(os.path.dirname(__file__), '..', '..', 'benchmarks')
 
 
 def run(script, *arguments, flags=None, launcher=()):

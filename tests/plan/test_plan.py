@@ -14,7 +14,7 @@ import theano
 import theano.tensor as T
 from support.plans import GUIDE, TWO, momentum, planned, planned_training
 
-DOCS = Path(__file__).parent.parent / 'docs' / 'guide' / 'plans.md'
+DOCS = Path(__file__).parents[2] / 'docs' / 'guide' / 'plans.md'
 BLOCK = re.compile(r'```text plan=(\w+)\n(.*?)```', re.S)
 
 

@@ -9,7 +9,7 @@ import sys
 import cuda_on_cpu
 import pytest
 
-HERE = os.path.dirname(os.path.abspath(__file__))
+HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PRELUDE = '''
 import sys
 sys.path[:0] = [%r, %r]

@@ -10,7 +10,7 @@ from pathlib import Path
 from theano_mgpu.compat import PATCHES
 from theano_mgpu.config import OWN_FLAGS
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_site_is_built_and_complete(tmp_path):

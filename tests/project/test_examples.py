@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.event_files import read, scalars
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 NEEDS = {'lasagne_mnist': 'lasagne', 'blocks_main_loop': None, 'pymc3_minibatch': 'pymc3'}
 PLACED = {'two_towers': (), 'two_towers_keras': ('--float64',)}  # with the option for float64
 WATCHED = ['autoencoder', 'autoencoder_keras']  # in TensorBoard

@@ -12,7 +12,7 @@ from theano_mgpu.cli import COMMANDS, make_parser
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 GUIDE = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob('docs/guide/*.md'))
 DOCUMENTS = ['README.md', 'ARCHITECTURE.md', 'CONTRIBUTING.md', 'CHANGELOG.md', 'docs/cuda.md',
              'docs/upstream_tests.md', 'examples/README.md'] + GUIDE
@@ -97,7 +97,7 @@ def test_every_python_block_is_found():
     """A block in another form would not be run."""
     for document in ['README.md'] + GUIDE:
         text = text_of(document)
-        others = text.count('```text plan=')  # tests/test_plan.py makes these
+        others = text.count('```text plan=')  # tests/plan/test_plan.py makes these
         assert text.count('```') == 2 * (len(python_blocks(document)) + others) and '    import ' not in text, document
 
 

@@ -19,7 +19,7 @@ REPORTS = ('theano_mgpu.runtime.verification.report', 'theano_mgpu.auto.report',
 
 
 def text_of(page):
-    return (Path(__file__).resolve().parent.parent / page).read_text(encoding='utf-8')
+    return (Path(__file__).resolve().parents[2] / page).read_text(encoding='utf-8')
 
 
 def names(options, option):

@@ -14,7 +14,7 @@ from theano_mgpu.cli import main
 import pytest
 import theano
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 TWO = ['--contexts', 'left->cpu;right->cpu']
 QUICK = 'floatX=float32,cxx=,optimizer=fast_compile'  # interpreted: compiling takes longer than what is trained
 

@@ -38,7 +38,7 @@ def output(code, **environment):
 
 # --- The table of patches ------------------------------------------------------------------------
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 # Public functions in the modules of patches that patch nothing: patches, tests and the package use them.
 NO_PATCHES = {'cuda_contexts.entries', 'cuda_contexts.entries_left', 'named_contexts.replace_in_gpuarray',
               'opencl_programs.driver_tables',

@@ -14,7 +14,7 @@ import pytest
 from cuda_on_cpu import build, unavailable
 from support.cuda_machine import ADD, HEAD, NVRTC, Machine
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 NVRTC_11_8 = (11, 8, [35, 50, 70, 86, 90])
 NVRTC_12_9 = (12, 9, [50, 61, 70, 86, 90, 100, 120])
 NVRTC_13_5 = (13, 5, [75, 86, 90, 100, 120])

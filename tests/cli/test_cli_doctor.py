@@ -16,7 +16,7 @@ import pytest
 import theano
 from cli_fixtures import *  # noqa: F403  the fixtures
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 STATUSES = {'ok', 'warn', 'FAIL', 'skip'}
 
 
