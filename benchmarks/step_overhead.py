@@ -20,6 +20,7 @@ os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', 
 import theano_mgpu as mgpu
 from theano_mgpu.devices import discovery
 from theano_mgpu.graph import graph
+from theano_mgpu.runtime import compiler
 from theano_mgpu.runtime.replicas.replicated import copy_on
 from theano_mgpu.runtime.replicas.transfers import Sender
 
@@ -56,7 +57,7 @@ def one_function_on(context, make_model):
     updates = adam(theano.grad(model.loss, model.params), model.params)
     variables = graph.shared_variables([model.loss] + list(updates.values()))
     replicas = {variable: copy_on(context, variable, variable.get_value()) for variable in variables}
-    function = graph.compile_for(context, model.inputs, [model.loss], updates, replicas)
+    function = compiler.compile_for(context, model.inputs, [model.loss], updates, replicas)
     sender = Sender(function)
 
     def step(*batch):

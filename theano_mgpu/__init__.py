@@ -1,6 +1,6 @@
 """Theano and Keras-Theano on several devices: one model, several contexts, the answers unchanged."""
 from .utils import command_path, second_import  # noqa: F401, I001  before anything else is imported
-from . import compat as patches
+from . import compat
 from .utils import rank_process
 from .compat.theano_imports import is_command_line as _is_command_line
 from .compat.theano_imports import own_command as _own_command
@@ -11,10 +11,10 @@ _needs_theano = _own_command() != 'launch'  # each of the processes that launch 
 theano_error = None  # why Theano could not be imported; `theano-mgpu doctor` runs without it and reports this
 try:
     rank_process.install()
-    patches.before_theano()
+    compat.before_theano()
     if _needs_theano:
-        patches.import_theano()
-        patches.after_theano()
+        compat.import_theano()
+        compat.after_theano()
 except Exception as error:  # a NumPy too new: AttributeError; a flag: ValueError, MgpuError ...
     if not _is_command_line():
         raise
@@ -47,7 +47,7 @@ if _needs_theano and theano_error is None:
     from .training import training_function
     from .utils.mpi_environment import rank, size
 
-    patches.apply(patches.WITH_CONTEXTS, _open_named)
+    compat.apply(compat.WITH_CONTEXTS, _open_named)
     if _config.own_flag('mgpu.timeline') and not _records():
         try:
             _start_timeline(_config.own_flag('mgpu.timeline'))

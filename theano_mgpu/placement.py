@@ -7,14 +7,13 @@ from typing import Any, ContextManager
 import theano
 from theano.gof.graph import ancestors
 
-from . import compat as patches
 from .compat import theano_functions
-from .compat.placement_tags import placed_on
 from .devices import contexts
 from .devices.context_map import Context
 from .devices.mesh import CPU
 from .errors import GraphError, warn
 from .graph.placement.propagation import inner_outputs, own_place
+from .graph.placement.tags import placed_on, record_places
 
 
 def device(name: str | Context | None) -> ContextManager[None]:
@@ -108,7 +107,7 @@ def place(expression: theano.Variable, name: str | Context) -> theano.Variable:
 
 @functools.lru_cache(None)
 def _prepare():
-    patches.apply(patches.FIRST_PLACEMENT)
+    record_places()
     theano_functions.after_each_function(_warn_if_placed)
 
 

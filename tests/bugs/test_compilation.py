@@ -7,7 +7,7 @@ import threading
 import types
 
 import theano_mgpu as mgpu
-from theano_mgpu.graph import graph
+from theano_mgpu.runtime import compiler
 from theano_mgpu.utils import progress, rank_process
 
 import pytest
@@ -54,12 +54,12 @@ def test_waiting_for_compiled_code_is_one_note(tmp_path, monkeypatch, caplog, no
 
 def test_a_long_compilation_says_what_it_compiles_and_for_which_contexts(cpu2, monkeypatch, notes):
     """A large model took a minute before its first step, without a word."""
-    compile_for = graph.compile_for
+    compile_for = compiler.compile_for
 
     def slow(*args, **kwargs):
         assert notes.heard.wait(20)
         return compile_for(*args, **kwargs)
-    monkeypatch.setattr(graph, 'compile_for', slow)
+    monkeypatch.setattr(compiler, 'compile_for', slow)
     x = T.matrix('x')
     mgpu.function([x], x * 2, mode=PYTHON, name='twice')
     notes.heard.clear()

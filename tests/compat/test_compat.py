@@ -11,8 +11,7 @@ import time
 import types
 from pathlib import Path
 
-from theano_mgpu import compat as patches
-from theano_mgpu import config
+from theano_mgpu import compat, config
 from theano_mgpu.compat import keras_imports, pocl, pymc3, theano_flags, theano_imports
 from theano_mgpu.errors import MgpuError
 from theano_mgpu.utils import mpi_environment
@@ -42,7 +41,6 @@ ROOT = Path(__file__).resolve().parents[2]
 # Public functions in the modules of patches that patch nothing: patches, tests and the package use them.
 NO_PATCHES = {'cuda_contexts.entries', 'cuda_contexts.entries_left', 'named_contexts.replace_in_gpuarray',
               'opencl_programs.driver_tables',
-              'placement_tags.place_of', 'placement_tags.place_of_node', 'placement_tags.placed_on',
               'shared_variables.add_step_lock', 'shared_variables.watch', 'shared_variables.watcher_of',
               'theano_contexts.compiling_for',
               'theano_contexts.infer_context_name', 'theano_flags.blas_ldflags', 'theano_flags.lacks_python_headers',
@@ -55,7 +53,7 @@ def functions_of(path):
     return {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
 
 
-@pytest.mark.parametrize('patch', patches.PATCHES, ids=lambda patch: patch.apply.__name__)
+@pytest.mark.parametrize('patch', compat.PATCHES, ids=lambda patch: patch.apply.__name__)
 def test_each_patch_names_its_library_its_symptom_and_a_test(patch):
     assert patch.library and patch.versions and patch.symptom
     path, name = patch.test.split('::')
@@ -63,9 +61,9 @@ def test_each_patch_names_its_library_its_symptom_and_a_test(patch):
 
 
 def test_each_patch_is_in_the_table_once():
-    applied = ['%s.%s' % (patch.apply.__module__.split('.')[-1], patch.apply.__name__) for patch in patches.PATCHES]
+    applied = ['%s.%s' % (patch.apply.__module__.split('.')[-1], patch.apply.__name__) for patch in compat.PATCHES]
     assert len(set(applied)) == len(applied)
-    found = {'%s.%s' % (path.stem, name) for path in Path(patches.__file__).parent.glob('*.py')
+    found = {'%s.%s' % (path.stem, name) for path in Path(compat.__file__).parent.glob('*.py')
              if path.stem not in ('__init__', 'table', 'import_hooks', 'wrapping')
              for name in functions_of(path) if not name.startswith('_')}
     assert found - set(applied) == NO_PATCHES
@@ -75,8 +73,8 @@ def test_patches_are_applied_once():
     """A second import of a package whose first one failed must not wrap what is wrapped already."""
     get_value = theano.compile.SharedVariable.get_value
     finders = list(sys.meta_path)
-    patches.before_theano()
-    patches.after_theano()
+    compat.before_theano()
+    compat.after_theano()
     assert theano.compile.SharedVariable.get_value is get_value and sys.meta_path == finders
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import theano_mgpu  # noqa: F401
 from theano_mgpu import config
 from theano_mgpu.compat import opencl_programs
-from theano_mgpu.graph import graph
+from theano_mgpu.runtime import compiler
 from theano_mgpu.runtime.replicas.transfers import Sender
 
 import numpy as np
@@ -46,7 +46,7 @@ def programs_of(context, chain):
     y, expected = x, np.ones(3, 'float32')
     for name in chain:
         y, expected = getattr(T, name)(y), getattr(np, {'sgn': 'sign', 'sqr': 'square'}.get(name, name))(expected)
-    f = graph.compile_for(context, [x], [y], {}, {})
+    f = compiler.compile_for(context, [x], [y], {}, {})
     np.testing.assert_allclose(f(*Sender(f).send([np.ones(3, 'float32')]))[0], expected, rtol=1e-4, atol=1e-6)
     return (counts() - before).tolist()
 
@@ -132,7 +132,7 @@ def test_functions_give_the_same_with_and_without(opencl2, tmp_path):
     outputs = [model.loss, theano.grad(model.loss, model.params[-1])]
 
     def results():
-        f = graph.compile_for(opencl2[0], model.inputs, outputs, {}, replicas)
+        f = compiler.compile_for(opencl2[0], model.inputs, outputs, {}, replicas)
         return f(*Sender(f).send(list(data(6, 7))))
 
     with_cache = results()

@@ -8,10 +8,10 @@ import time
 from collections import OrderedDict
 
 import theano_mgpu as mgpu
-from theano_mgpu.compat.placement_tags import Beside, place_of, place_of_node, placed_on
 from theano_mgpu.graph.graph import checksum, shared_variables
 from theano_mgpu.graph.placement import propagation
 from theano_mgpu.graph.placement.propagation import is_placed
+from theano_mgpu.graph.placement.tags import Beside, place_of, place_of_node, placed_on
 
 import keras
 import numpy as np
@@ -586,7 +586,7 @@ def test_saved_models_do_not_contain_their_placement(keras_model):
 
 DESCRIBE = """
 import theano_mgpu as mgpu, numpy as np, theano, theano.tensor as T, sys
-sys.path.insert(0, 'tests')
+sys.path[:0] = ['tests', 'tests/graph']
 from test_placement_tags import adam, nodes_of, parameter, place_of, propagation
 mgpu.init('dev0->cpu;dev1->cpu')
 junk = [object() for _ in range(int(sys.argv[1]))]

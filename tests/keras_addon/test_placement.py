@@ -8,8 +8,8 @@ import subprocess
 import sys
 
 import theano_mgpu as mgpu
-from theano_mgpu.compat.placement_tags import place_of
 from theano_mgpu.errors import ContextError
+from theano_mgpu.graph.placement.tags import place_of
 from theano_mgpu.keras import (
     Checkpoint,
     Predictor,
@@ -200,10 +200,10 @@ import sys, types
 package = types.ModuleType('theano_mgpu')
 package.__path__ = [%r]
 sys.modules['theano_mgpu'] = package
-from theano_mgpu import compat as patches
-patches.before_theano()
-patches.import_theano()
-patches.after_theano()
+from theano_mgpu import compat
+compat.before_theano()
+compat.import_theano()
+compat.after_theano()
 import keras
 import numpy as np
 model = keras.models.load_model(%r)

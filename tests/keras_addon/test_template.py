@@ -158,10 +158,10 @@ import sys, types
 package = types.ModuleType('theano_mgpu')    # patches alone: the package itself is never executed
 package.__path__ = [%r]
 sys.modules['theano_mgpu'] = package
-from theano_mgpu import compat as patches
-patches.before_theano()
-patches.import_theano()
-patches.after_theano()
+from theano_mgpu import compat
+compat.before_theano()
+compat.import_theano()
+compat.after_theano()
 import keras
 import numpy as np
 model = keras.models.load_model(%r)

@@ -2,7 +2,7 @@
 import theano_mgpu as mgpu
 from theano_mgpu.compat import cuda_contexts
 from theano_mgpu.devices.contexts import gpu_context
-from theano_mgpu.graph import graph
+from theano_mgpu.runtime import compiler
 from theano_mgpu.runtime.replicas.transfers import DeviceBuffers, Sender, copy_to
 
 import numpy as np
@@ -148,8 +148,8 @@ def test_memory_of_a_copy_is_that_of_no_other(gpu2):
 @pytest.mark.cuda
 def test_a_function_takes_what_another_device_has_computed(gpu2):
     x, y = T.fmatrix('x'), T.fmatrix('y')
-    first = graph.compile_for(gpu2[0], [x], [(x * 2).T], {}, {})
-    second = graph.compile_for(gpu2[1], [y], [y + 1], {}, {})
+    first = compiler.compile_for(gpu2[0], [x], [(x * 2).T], {}, {})
+    second = compiler.compile_for(gpu2[1], [y], [y + 1], {}, {})
     to_first, to_second = Sender(first), Sender(second)
     for n in (3, 3, 4):
         values = np.arange(2 * n, dtype='float32').reshape(2, n)

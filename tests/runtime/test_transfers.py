@@ -1,9 +1,9 @@
 """Arguments go to devices, and gradients come back, in few copies; what a caller gives never changes."""
 import theano_mgpu as mgpu
 from theano_mgpu.devices.context_map import Context
-from theano_mgpu.graph import graph
 from theano_mgpu.graph.analysis import SUM
 from theano_mgpu.plan import AllReduce, Exchange, SumGroup
+from theano_mgpu.runtime import compiler
 from theano_mgpu.runtime.batch import Shard
 from theano_mgpu.runtime.executors import make_executor
 from theano_mgpu.runtime.launcher import Launcher
@@ -19,7 +19,7 @@ from support.small_models import batches, data, dense_model, largest_relative_di
 
 
 def compiled(context, inputs, outputs):
-    return graph.compile_for(context, inputs, outputs, {}, {})
+    return compiler.compile_for(context, inputs, outputs, {}, {})
 
 
 def run(f, *arguments):

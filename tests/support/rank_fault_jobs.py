@@ -11,8 +11,8 @@ import time
 
 import theano_mgpu as mgpu
 from theano_mgpu.comm.activities import AGREE, CALL, COMPILE, GATHER, SHARE
-from theano_mgpu.graph import graph
 from theano_mgpu.predict import pools
+from theano_mgpu.runtime import compiler
 
 import numpy as np
 import theano
@@ -147,15 +147,15 @@ def compile_errors(path):
     """
     mgpu.init('a->cpu')
     x, w = T.matrix('x', dtype='float16'), theano.shared(np.full(3, mgpu.rank() + 1, 'float16'), name='w')
-    original, met = graph.compile_for, []
+    original, met = compiler.compile_for, []
     for failing in (0, mgpu.rank()):
         if mgpu.rank() == failing:
-            graph.compile_for = no_memory
+            compiler.compile_for = no_memory
         try:
             mgpu.function([x], x * w, mode=PYTHON)
         except Exception as error:
             met.append('%s: %s' % (type(error).__name__, error))
-        graph.compile_for = original
+        compiler.compile_for = original
     step = mgpu.training_function([x], T.sqr(x * w).mean(dtype='float16'), [w], lambda gradients: {
         w: w - T.cast(0.1 * gradients[0], 'float16')}, mode=PYTHON)
     step(np.arange(12, dtype='float16').reshape(4, 3) / np.float16(8))

@@ -11,7 +11,6 @@ from typing import Any, Sequence
 import numpy as np
 
 from ..errors import BatchError
-from ..runtime.replicas.transfers import FlatBuffers, describe
 from .activities import ADD, GATHER, SHARE
 from .communicator import WIDTH, Communicator
 
@@ -107,12 +106,18 @@ def all_reduce_small(ranks: Communicator, arrays: Sequence[np.ndarray]) -> list[
     """
     if ranks.size == 1 or not arrays:
         return list(arrays)
-    buffers = FlatBuffers(describe(arrays))
-    for view, array in zip(buffers.views, arrays):
-        view[...] = array
+    of_dtype: dict[np.dtype, list[int]] = {}
+    for i, array in enumerate(arrays):
+        of_dtype.setdefault(np.dtype(array.dtype), []).append(i)
+    pieces = [np.concatenate([np.ravel(arrays[i]) for i in indices]) for indices in of_dtype.values()]
     ranks.handshake((ADD,))
-    ranks.all_reduce(buffers.flat)
-    return buffers.views
+    ranks.all_reduce(pieces)
+    sums = list(arrays)
+    for indices, piece in zip(of_dtype.values(), pieces):
+        ends = np.cumsum([np.size(arrays[i]) for i in indices])
+        for i, part in zip(indices, np.split(piece, ends[:-1])):
+            sums[i] = part.reshape(np.shape(arrays[i]))
+    return sums
 
 
 def split(array: np.ndarray, lengths: Sequence[int]) -> list[np.ndarray]:

@@ -73,7 +73,7 @@ DURING_IMPORT = 'while Theano is imported'            # apply() is a context man
 AFTER_THEANO = 'after Theano was imported'
 WITH_CONTEXTS = 'after theano_mgpu.devices was imported'  # apply(open_context)
 AT_ENABLE = 'at the first enable()'                   # or multi_gpu_model; both call the function themselves
-FIRST_PLACEMENT = 'at the first mgpu.device() or mgpu.place()'
+FIRST_PLACEMENT = 'at the first mgpu.device() or mgpu.place()'  # apply(tags), see graph/placement/tags.py
 FIRST_OPENCL = 'before an OpenCL context is opened'
 EACH_GPU = 'for each GPU context that is opened'      # apply(gpu_context)
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import os
 
-from .. import compat as patches
+from .. import compat
 from ..errors import ContextError
 from . import cuda_libraries, discovery, host_memory
 from .context_map import Context, describe
@@ -39,7 +39,7 @@ def open_device(context: Context, preallocated: bool = True) -> bool:
             raise ContextError('context %r is open on %s already and cannot be mapped to %s in the same '
                                'process; use another name' % (context.name, opened, context.device))
         # Theano may have opened it, before theano_mgpu was imported.
-        patches.apply(patches.EACH_GPU, get_context(context.name))
+        compat.apply(compat.EACH_GPU, get_context(context.name))
         return False
     if theano.gpuarray.pygpu is None:
         raise ContextError('context %s: pygpu, which opens GPUs for Theano, cannot be imported. Install '
@@ -47,7 +47,7 @@ def open_device(context: Context, preallocated: bool = True) -> bool:
                            "made with --system-site-packages), or map to cpu, e.g. contexts=%s->cpu"
                            % (describe([context]), context.name))
     if context.kind == 'opencl':
-        patches.apply(patches.FIRST_OPENCL)
+        compat.apply(compat.FIRST_OPENCL)
     if context.kind == 'cuda':
         cuda_libraries.require(context.device)
     # Theano registers a name only for a device string that it has not seen: without this pop, the
@@ -68,7 +68,7 @@ def open_device(context: Context, preallocated: bool = True) -> bool:
         if first is not None:
             seen[context.device] = first
     get_context(context.name).dev = context.device
-    patches.apply(patches.EACH_GPU, get_context(context.name))
+    compat.apply(compat.EACH_GPU, get_context(context.name))
     return True
 
 
@@ -77,7 +77,7 @@ def _pocl_note():
         return ''
     note = ('; PoCL shows what POCL_DEVICES said at the first OpenCL call of the process (now: %r)'
             % os.environ['POCL_DEVICES'])
-    if patches.theano_was_first:
+    if compat.theano_was_first:
         note += '. Theano was imported before theano_mgpu and made that call: import theano_mgpu first'
     return note
 

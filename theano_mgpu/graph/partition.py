@@ -10,13 +10,13 @@ from theano.ifelse import IfElse
 from theano.tensor.basic import AllocEmpty
 from theano.tensor.nnet import bn
 
-from ..compat.placement_tags import place_of_node, placed_on
 from .analysis import CONSTANT, FREE, PARTIAL, ROWS, SAME, CannotCut, Gather, Reduction, Shards
 from .analysis.rules.batch_norm import elementary
 from .analysis.rules.draws import streams_of_one_draw
 from .analysis.sizes import number
 from .carrying import Carrying
 from .graph import substitute
+from .placement.tags import place_of_node, placed_on
 from .random_streams import DRAWS
 from .rewrites import inlined, merged
 

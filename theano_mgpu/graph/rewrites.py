@@ -8,7 +8,7 @@ from theano.compile.builders import OpFromGraph
 from theano.gof.graph import ancestors, clone_get_equiv, io_toposort
 from theano.gpuarray.basic_ops import GpuFromHost, HostFromGpu
 
-from ..compat.placement_tags import place_of_node, placed_on
+from .placement.tags import place_of_node, placed_on
 
 
 def substitute(outputs: Sequence[theano.Variable],

@@ -7,9 +7,9 @@ import theano
 from theano.compile import SharedVariable
 from theano.gpuarray.type import GpuArrayType
 
-from ..compat.placement_tags import placed_on
 from ..errors import GraphError
 from . import graph
+from .placement.tags import placed_on
 
 
 def pairs(mapping: Any) -> list[Any]:

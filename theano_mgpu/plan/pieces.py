@@ -9,10 +9,10 @@ from theano.compile.sharedvalue import SharedVariable
 from theano.gof.graph import io_toposort
 from theano.tensor.elemwise import DimShuffle
 
-from ..compat.placement_tags import place_of
 from ..devices.mesh import Mesh
 from ..graph.carrying import missing_for
 from ..graph.graph import substitute
+from ..graph.placement.tags import place_of
 
 
 class Piece(NamedTuple):

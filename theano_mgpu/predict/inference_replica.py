@@ -12,12 +12,13 @@ from ..devices.context_map import Context, describe
 from ..devices.discovery import reason
 from ..devices.mesh import Mesh
 from ..errors import BatchError, GraphError, PredictionError
-from ..graph.graph import compile_for, shared_variables
+from ..graph.graph import shared_variables
 from ..graph.random_streams import is_random_state
 from ..graph.updates import with_givens
 from ..plan.layout import placed
 from ..plan.pieces import Places, cut
 from ..runtime.batches.arguments import check_input, converted, no_samples, sample_axes
+from ..runtime.compiler import compile_for
 from ..runtime.replicas.copies import copy_on
 from ..runtime.replicas.transfers import Sender, fetch
 

@@ -74,7 +74,7 @@ class Outbox:
         ----------
         given : list of theano.Variable
         takes : list of bool
-            Whether each of them is taken on the device, see `graph.compile_for`.
+            Whether each of them is taken on the device, see `compiler.compile_for`.
         context : Context
             The context of the function.
         values, common : dict of theano.Variable to (ndarray or pygpu.gpuarray.GpuArray or Sum)

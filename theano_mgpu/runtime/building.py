@@ -11,12 +11,12 @@ from theano.configparser import change_flags
 from theano.printing import Print
 
 from ..comm.choice import choose_ranks
-from ..compat.placement_tags import placed_on
 from ..devices.choice import resolve_contexts
 from ..devices.context_map import describe
 from ..devices.mesh import Mesh
 from ..errors import warn
 from ..graph.own_flags import builds_graphs
+from ..graph.placement.tags import placed_on
 from ..graph.prints import print_values, take_prints
 from ..graph.updates import with_givens
 from ..options import Options

@@ -10,12 +10,12 @@ from theano.compile.sharedvalue import SharedVariable
 from ..comm.activities import BUILD, SHARE
 from ..comm.collectives import all_gather_int
 from ..comm.communicator import Communicator
-from ..comm.consistency import take_values_of_first
 from ..devices.mesh import Mesh
 from ..errors import RankError
 from ..graph import graph
 from ..options import UPDATE_ON, Options
 from ..plan import Machine
+from .consistency import take_values_of_first
 from .replicas.replicated import Replicated
 
 

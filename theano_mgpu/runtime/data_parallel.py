@@ -9,7 +9,6 @@ import numpy as np
 import theano
 
 from ..comm.activities import AGREE
-from ..comm.consistency import BatchCheck
 from ..comm.failures import raise_common
 from ..compat.shared_variables import add_step_lock
 from ..devices.contexts import check_process
@@ -19,6 +18,7 @@ from ..utils import rank_process
 from . import StepResult, StepRun
 from .batch import Batch
 from .building import BuiltFunction, Updates, build
+from .consistency import BatchCheck
 
 Arguments = Tuple[Sequence[Any], Dict[str, Any]]
 

@@ -16,6 +16,7 @@ from ..devices.contexts import contexts as active_contexts
 from ..graph import graph
 from ..plan import Part, Program, StepPlan, SumGroup
 from ..utils import progress
+from . import compiler
 from .consensus import check_same_graph, share_first_values
 from .divided_update import UpdateOwners
 from .launcher import Launcher, MemoryExplained, choose_executor
@@ -64,8 +65,9 @@ class CompiledPart:
                 with MemoryExplained(i, context, 'copies of shared variables'):
                     local = {variable: replicas[variable].on(context, indices.get(context, 0), first)
                              for variable in shared}
-                    compiled[context] = graph.compile_for(context, list(part.inputs), list(part.graphs), part.updates,
-                                                          local, mode, part.name, like=list(compiled.values()))
+                    compiled[context] = compiler.compile_for(
+                        context, list(part.inputs), list(part.graphs), part.updates, local, mode, part.name,
+                        like=list(compiled.values()))
         self.functions = [compiled[context] for context in part.contexts]
         self.takes = [function.mgpu_takes for function in self.functions]
         self._positions = np.argsort(self.functions[0].mgpu_order).tolist()

@@ -13,10 +13,10 @@ from ..comm.communicator import Communicator
 from ..comm.half_precision import all_reduce_in_half
 from ..comm.host_sum import all_reduce, bucket_ranges
 from ..devices.context_map import Context
-from ..graph.graph import compile_for
 from ..plan import AllReduce, ReduceScatter, SumGroup
 from ..utils.worker_threads import Task, WorkerThreads
 from .batch import Shard, Sum, Values
+from .compiler import compile_for
 from .launcher import Launcher
 from .replicas.transfers import Fetcher, FlatBuffers, Sender, describe
 from .timeline import Timings, span

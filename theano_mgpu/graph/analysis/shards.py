@@ -15,7 +15,7 @@ from theano.tensor.opt import Assert
 from theano.tensor.signal.pool import DownsampleFactorMaxGradGrad, MaxPoolGrad, MaxPoolRop
 from theano.tensor.subtensor import Subtensor
 
-from ...compat.placement_tags import place_of_node, placed_on
+from ..placement.tags import place_of_node, placed_on
 from .reductions import Gather
 from .shard_graph import NOT_DIVISIBLE, CannotCut, ShardGraph, merge_axis, split_axis
 from .states import BACKWARDS, CONSTANT, FREE, LAST, PARTIAL, REFUSED, ROWS, WHOLE, State, Value, has_rows, rows

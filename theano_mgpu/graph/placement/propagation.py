@@ -3,7 +3,7 @@
 The rules come from MXNet's pass ``PlaceDevice`` (nnvm, src/pass/place_device.cc): a node's own group, else the
 device of its first placed input; backwards for the other nodes; the rest on a default device. They are improved in four
 ways. A node is beside the parameters that it reads, rather than beside its first input. A gradient is beside its
-forward op: see `patches.placement_tags`. Updates, and the state of an optimizer, are beside their parameter. Shared
+forward op: see `tags`. Updates, and the state of an optimizer, are beside their parameter. Shared
 variables have a place, too.
 """
 from __future__ import annotations
@@ -17,10 +17,9 @@ from theano.compile.sharedvalue import SharedVariable
 from theano.gof.graph import ancestors, io_toposort
 from theano.scan_module.scan_op import Scan
 
-from ... import compat as patches
-from ...compat.placement_tags import Beside, place_of, place_of_node
 from ...errors import GraphError
 from ..rewrites import rebuilt
+from .tags import Beside, place_of, place_of_node, record_places
 
 _SEVERAL = object()  # a node feeds several parameters, or something else than an update
 _ROUNDS = 4          # forwards and backwards; further ones settle what hangs together by a `Beside` or an update only
@@ -40,7 +39,7 @@ def is_placed(outputs: Iterable[theano.Variable]) -> bool:
     """
     placed = any(isinstance(own_place(variable), str) for variable in ancestors(list(outputs)))
     if placed:
-        patches.apply(patches.FIRST_PLACEMENT)  # the graph may be one that was unpickled
+        record_places()  # the graph may be one that was unpickled
     return placed
 
 

@@ -19,6 +19,7 @@ from ...devices.context_map import describe
 from ...devices.contexts import contexts as active_contexts
 from ...errors import ContextError
 from ...graph import graph
+from ...runtime import compiler
 from ...runtime.replicas.copies import copy_on
 from ...runtime.replicas.transfers import Sender, fetch, wait
 from ...utils import progress
@@ -217,7 +218,7 @@ def _measure(call, context, values, mode):
     whole = outputs + _gradients(outputs, call.outbound_layer.trainable_weights + inner)
     phase = [v for v in graph.free_inputs(whole) if v not in stand_ins]  # the learning phase: training
     copies = {v: copy_on(context, v, v.get_value()) for v in graph.shared_variables(whole)}
-    function = graph.compile_for(context, stand_ins + phase, whole, {}, copies, mode, call.outbound_layer.name)
+    function = compiler.compile_for(context, stand_ins + phase, whole, {}, copies, mode, call.outbound_layer.name)
     arguments = [np.asarray(values[tensor], tensor.dtype) for tensor in inputs]
     arguments += [np.ones((), v.dtype) for v in phase]
     sender, seconds = Sender(function), []

@@ -8,7 +8,7 @@ import keras
 import theano
 from theano.gof.graph import io_toposort
 
-from ...compat.placement_tags import place_of
+from ...graph.placement.tags import place_of
 from ...placement import place as place_variable
 from ...placement import place_name
 from ..model.batch import first_of_each

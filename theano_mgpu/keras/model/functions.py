@@ -13,12 +13,12 @@ from keras.backend import theano_backend
 
 from ...auto.fallback import by_plain, is_for_plain
 from ...comm.choice import choose_ranks
-from ...comm.consistency import ComparedFunction, LeadingInputs
 from ...compat import keras_loops, theano_functions
 from ...devices.context_map import Context
 from ...errors import BatchError, MgpuError
 from ...graph import graph
 from ...parallel_function import ParallelFunction
+from ...runtime.consistency import ComparedFunction, LeadingInputs
 from ...training import TrainingFunction
 from .batch import batch_inputs, length_of, metric_values, new_values
 from .optimizer import Given, optimizer_updates

@@ -96,7 +96,7 @@ class Sender:
     Parameters
     ----------
     function : theano.compile.function_module.Function
-        Compiled by `graph.compile_for`.
+        Compiled by `compiler.compile_for`.
     """
 
     def __init__(self, function: Any) -> None:

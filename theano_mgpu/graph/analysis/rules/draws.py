@@ -11,7 +11,7 @@ from theano.sandbox.multinomial import MultinomialFromUniform
 from theano.tensor import raw_random
 from theano.tensor.raw_random import RandomFunction
 
-from ....compat.placement_tags import place_of_node
+from ...placement.tags import place_of_node
 from ...random_streams import DRAWS, is_random_state
 from ..shards import rule
 from ..sizes import elements, number

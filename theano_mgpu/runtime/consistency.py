@@ -7,15 +7,15 @@ from typing import Any, Callable, Iterable, Sequence
 
 import numpy as np
 
+from ..comm.activities import CALL, COMPARE, FEED, INPUTS, SHARE
+from ..comm.collectives import broadcast_object
+from ..comm.communicator import WIDTH, Communicator
+from ..comm.failures import raise_common
 from ..errors import RankBatchError, RankError
-from ..runtime.replicas.copies import give_value
-from ..runtime.replicas.replicated import Replicated
 from ..utils import rank_process
 from ..utils.checksums import checksum, sampled_checksum
-from .activities import CALL, COMPARE, FEED, INPUTS, SHARE
-from .collectives import broadcast_object
-from .communicator import WIDTH, Communicator
-from .failures import raise_common
+from .replicas.copies import give_value
+from .replicas.replicated import Replicated
 
 COMPARED = 256  # calls of a function that each rank computes whole, after which the ranks compare its results
 

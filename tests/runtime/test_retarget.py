@@ -4,9 +4,10 @@ from collections import Counter
 
 import theano_mgpu as mgpu
 from theano_mgpu.graph import graph
-from theano_mgpu.graph.retarget import CannotRetarget, link
+from theano_mgpu.runtime import compiler
 from theano_mgpu.runtime.replicas.copies import copy_on
 from theano_mgpu.runtime.replicas.transfers import Sender
+from theano_mgpu.runtime.retarget import CannotRetarget, link
 
 import numpy as np
 import pytest
@@ -24,7 +25,8 @@ def on_each(contexts, inputs, outputs, like, mode=None):
     for context in contexts:
         shared = graph.shared_variables(outputs)
         replicas = {v: copy_on(context, v, v.get_value()) for v in shared}
-        compiled.append(graph.compile_for(context, inputs, outputs, {}, replicas, mode, like=compiled if like else ()))
+        compiled.append(compiler.compile_for(context, inputs, outputs, {}, replicas, mode,
+                                             like=compiled if like else ()))
     return compiled
 
 

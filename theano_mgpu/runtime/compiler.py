@@ -1,0 +1,145 @@
+"""The compilation of a graph for one context."""
+from __future__ import annotations
+
+import copy
+import logging
+from typing import Any, Sequence
+
+import theano
+from theano.compile.sharedvalue import SharedVariable
+from theano.gof.graph import ancestors
+from theano.gpuarray.basic_ops import as_gpuarray_variable
+from theano.gpuarray.type import GpuArrayType
+
+from ..compat.theano_contexts import compiling_for
+from ..compat.theano_functions import plain_functions
+from ..devices.context_map import Context
+from ..devices.contexts import alike
+from ..graph.graph import fits_gpu, on_host
+from ..graph.output_order import by_depth
+from ..graph.rewrites import substitute
+from ..utils.collector import collector_paused
+from .retarget import CannotRetarget, link, optimise
+
+_logger = logging.getLogger('theano_mgpu')
+
+# The kernel of top-k uses __ballot, which devices from compute capability 7.0 on do not have: it stays on the host.
+NOT_ON_GPU = ('local_gpua_topkop',)
+# Optimisations that must not be used on OpenCL. Theano 1.0.5 registers them for any GPU, but:
+#   the first one's kernel does not build there (clBuildProgram error);
+#   scan's pure-Python loop reads CUDA's own attributes ("This is for CUDA arrays");
+#   the last one's kernel is CUDA source.
+NOT_ON_OPENCL = ('local_gpua_crossentropysoftmaxargmax1hotwithbias', 'local_gpua_scan_to_gpua', 'local_gpua_cumop')
+# CLBlast refuses float16 on devices without half arithmetic ("float16 is not supported on this
+# device"), and pygpu cannot ask a device whether it has it: products with float16 stay on the host.
+NOT_IN_HALF = ('local_gpua_dot22', 'local_gpua_dot22scalar', 'local_gpua_gemm', 'local_gpua_gemv',
+               'local_gpua_ger', 'local_gpua_gemmbatch', 'local_gpua_abstractconv',
+               'local_gpua_lift_abstractconv_graph')
+
+
+def compile_for(context: Context, inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variable],
+                updates: dict[SharedVariable, theano.Variable], replicas: dict[SharedVariable, SharedVariable],
+                mode: str | theano.Mode | None = None, name: str | None = None, like: Sequence[Any] = ()) -> Any:
+    """Compile a graph for one context; its shared variables are replaced by that context's replicas.
+
+    The function changes nothing: the new values of its updates are further outputs, and it is for
+    the caller to store them. Outputs stay on the context's device.
+
+    Parameters
+    ----------
+    context : Context
+    inputs : list of theano.Variable
+    outputs : list of theano.Variable
+    updates : dict of SharedVariable to theano.Variable
+    replicas : dict of SharedVariable to SharedVariable
+        The graph's shared variables and their replicas on `context`.
+    mode : str or theano.Mode, optional
+    name : str, optional
+        For profiles and error messages.
+    like : list of theano.compile.function_module.Function
+        Functions of the same graph that were compiled for other contexts. If one of them is for a device of the same
+        type, its optimised graph serves this context, too; see `retarget.link`.
+
+    Returns
+    -------
+    theano.compile.function_module.Function
+        Takes host arrays, and arrays on the device for inputs that are used there alone (`mgpu_takes` says
+        which, see `transfers.send`); trusts its caller that they have the inputs' types. Returns the outputs, and
+        the updates' new values where the updated replicas lie: `mgpu_order` has the positions of these results in
+        the list of both. Without updates, the outputs are returned in their order.
+    """
+    whole = list(outputs) + list(updates.values())
+    order = list(by_depth(dict(enumerate(whole))) if updates else range(len(whole)))
+    with collector_paused(), plain_functions():
+        function = _linked(context, replicas, name, like) or \
+            _compile(context, inputs, outputs, updates, replicas, order, mode, name)
+    function.mgpu_order = order
+    # The batch is checked once as a whole; Theano's own checks of each input, and of each pair
+    # of inputs for shared memory, grow with the square of the number of parameters.
+    function.trust_input = True
+    function.mgpu_context = context
+    explicit = function.maker.fgraph.inputs[:len(inputs)]
+    function.mgpu_takes = [isinstance(variable.type, GpuArrayType) for variable in explicit]
+    return function
+
+
+def _linked(context, replicas, name, like):
+    """Return a function from the graph of another one; None if none is for this type of device, or can be moved."""
+    for function in like:
+        if function.mgpu_optimised and alike(function.mgpu_context, context):
+            try:
+                return link(function.mgpu_optimised, context, replicas, name)
+            except CannotRetarget as error:
+                _logger.warning('%s is compiled once more for context %s: %s', name or 'a function', context.name,
+                                error)
+                return None
+    return None
+
+
+def _compile(context, inputs, outputs, updates, replicas, order, mode, name):
+    whole = list(outputs) + list(updates.values())
+    with compiling_for(context):
+        local_inputs = [_local_input(variable, context) for variable in inputs]
+        replacements = dict(zip(inputs, map(on_host, local_inputs)))
+        replacements.update((variable, on_host(replica)) for variable, replica in replicas.items())
+        local = substitute(whole, replacements)
+        results = [as_gpuarray_variable(output, context.name) if context.kind != 'cpu' and fits_gpu(output) else output
+                   for output in local[:len(outputs)]]
+        for variable, value in zip(updates, local[len(outputs):]):  # each new value where its replica lies
+            kind = replicas[variable].type
+            results.append(as_gpuarray_variable(value, kind.context_name) if isinstance(kind, GpuArrayType) else
+                           on_host(value))
+        results = [results[i] for i in order]
+        mode = _compile_mode(context, whole, mode)
+        if type(mode) is theano.Mode:
+            return link(optimise(context, local_inputs, results, replicas, mode, name), context, replicas, name)
+        # Modes that check have makers and linkers of their own.
+        function = theano.function(local_inputs, results, mode=mode, no_default_updates=True, on_unused_input='ignore',
+                                   name=name)
+    function.mgpu_optimised = None
+    return function
+
+
+def _local_input(variable, context):
+    """Return the input on a context: floating arrays are given on its device, indices and labels on the host."""
+    if context.kind == 'cpu' or not fits_gpu(variable) or not variable.ndim or variable.dtype[:5] != 'float':
+        local = variable.type(variable.name)
+        local.tag = copy.copy(variable.tag)
+        if context.kind != 'cpu':
+            local.tag.target = context.name if fits_gpu(variable) else 'cpu'
+        return local
+    return GpuArrayType(variable.dtype, variable.broadcastable, context_name=context.name)(variable.name)
+
+
+def _compile_mode(context, outputs, mode):
+    """Return a Theano Mode for a graph on one context."""
+    mode = theano.compile.get_mode(mode)
+    if not theano.config.cxx:
+        # Fused elementwise ops are interpreted element by element; single ones are NumPy's.
+        mode = mode.excluding('fusion')
+    if context.kind == 'cpu':
+        return mode.excluding('gpuarray_opt')
+    if context.kind == 'opencl':
+        has_half = any(getattr(v.type, 'dtype', None) == 'float16' for v in ancestors(outputs))
+        return mode.excluding(*NOT_ON_GPU + NOT_ON_OPENCL + (NOT_IN_HALF if has_half else ()))
+    return mode.excluding(*NOT_ON_GPU)
