@@ -14,8 +14,9 @@ setup: ## install missing packages: of Debian (as root or with sudo), then in .v
 demo: setup ## train a small CNN on two contexts, and compare with one
 	@$(PY) examples/theano_cnn.py --opencl-cpus $(ARGS)
 
-test: setup ## lint, then the tests and doctests
+test: setup ## lint, types, then the tests and doctests
 	@$(PY) -m ruff check .
+	@$(PY) -m mypy
 	@$(PY) .ci/quickly $(PY) -m pytest -n 2 -m 'not slow' $(ARGS)
 	$(if $(ARGS),@echo 'ARGS is set: the part on the CUDA stand-in is left out (make test-cuda runs it)',@$(PY) .ci/quickly .ci/test-cuda core)
 

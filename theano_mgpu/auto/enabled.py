@@ -38,10 +38,9 @@ class Enabled:
             check_exact_flags()
         self.report, self.strict, self.verifies, self.always, self.tell = report, strict, verify, always, tell
 
-    def begin(self) -> UsageSummary:
-        """Take part from now on, in place of the one before; return the report."""
+    def begin(self) -> None:
+        """Take part from now on, in place of the one before."""
         type(self).in_force = self
-        return self.report
 
     @classmethod
     def end(cls) -> None:

@@ -69,7 +69,7 @@ def devices(text: str) -> int:
 def run(args: argparse.Namespace) -> int:
     """Print the .theanorc to stdout; a note on stderr names devices that are not on this machine."""
     existing = discovery.discover(args.kind)[0] if args.kind else discovery.discover_best()
-    chosen = choose_devices(args.kind or discovery.kind_of(existing[0]), existing, args.n or len(existing) or 1)
+    chosen = choose_devices(args.kind or str(discovery.kind_of(existing[0])), existing, args.n or len(existing) or 1)
     absent = [device for device in chosen if device not in existing]
     if absent:
         note('not on this machine: %s' % ', '.join(absent))

@@ -74,8 +74,9 @@ def look_at(context: Context) -> dict[str, Any]:
         Bytes and percent; ``error`` is the whole message and ``reason`` its short form, both None
         if the device opened.
     """
-    entry = dict(context=context.name, device=context.device, kind=context.kind, type=None, name=None,
-                 free_bytes=None, total_bytes=None, utilisation_percent=None, error=None, reason=None)
+    entry: dict[str, Any] = dict(
+        context=context.name, device=context.device, kind=context.kind, type=None, name=None, free_bytes=None,
+        total_bytes=None, utilisation_percent=None, error=None, reason=None)
     try:
         with quietly():
             init(describe([context]))

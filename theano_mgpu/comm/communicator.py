@@ -120,7 +120,7 @@ class Communicator(abc.ABC):
 
     @abc.abstractmethod
     def announce_failure(self, error: BaseException, of_step: bool) -> BaseException:
-        """Come to the handshake of the others as a rank that has failed: their handshake raises this error.
+        """Join the handshake of the others as a rank that has failed: their handshake raises this error.
 
         Several ranks may announce one at once. Callers use `failures.common_error`.
 

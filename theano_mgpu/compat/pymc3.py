@@ -58,7 +58,7 @@ def add_modules_of_theano_pymc() -> None:
 
 
 def index_by_tuples(data: Any) -> None:
-    """Index by a tuple of slices in ``pm.Minibatch`` of PyMC3 3: NumPy 1.23 takes a list for an array of indices.
+    """Take a tuple of slices in ``pm.Minibatch`` of PyMC3 3: NumPy 1.23 takes a list for an array of indices.
 
     Without this, it ends with "IndexError: only integers, slices (`:`), ellipsis (`...`) [...] are valid indices".
     """

@@ -1,7 +1,7 @@
 """Copies of graphs in which something is replaced or left out."""
 from __future__ import annotations
 
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 import theano
 from theano.compile.builders import OpFromGraph
@@ -12,7 +12,7 @@ from .placement.tags import place_of_node, placed_on
 
 
 def substitute(outputs: Sequence[theano.Variable],
-               replacements: dict[theano.Variable, theano.Variable]) -> list[theano.Variable]:
+               replacements: Mapping[theano.Variable, theano.Variable]) -> list[theano.Variable]:
     """Copy a graph with some of its variables replaced.
 
     Parameters

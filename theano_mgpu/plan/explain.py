@@ -21,7 +21,7 @@ VALUES = {'gather': 'gathered value', 'prod': 'product', 'max': 'maximum', 'min'
 Sizes = Dict[theano.Variable, Any]
 
 
-def explanation(plan: Any, shapes: Mapping[theano.Variable, Sequence[int]] | None = None) -> dict[str, Any]:
+def explanation(plan: Any, shapes: Mapping[theano.Variable, tuple[int, ...]] | None = None) -> dict[str, Any]:
     """Return the content of a plan as plain data for `json.dump`.
 
     Parameters
@@ -46,7 +46,7 @@ def explanation(plan: Any, shapes: Mapping[theano.Variable, Sequence[int]] | Non
             'choices': [vars(choice) for choice in plan.choices]}
 
 
-def explained(plan: Any, shapes: Mapping[theano.Variable, Sequence[int]] | None = None) -> str:
+def explained(plan: Any, shapes: Mapping[theano.Variable, tuple[int, ...]] | None = None) -> str:
     """Return a plan as text for a terminal; `shapes` as for `explanation`."""
     return as_text(explanation(plan, shapes))
 

@@ -65,10 +65,11 @@ class Places:
         """Return the place of a variable whose ancestors have been asked for, or have places by tag."""
         if variable not in self._known:
             place = place_of(variable)
-            if place not in self._names:
+            if place in self._names:
+                self._known[variable] = str(place)
+            else:
                 inputs = variable.owner.inputs if variable.owner else ()
-                place = next((self._known[v] for v in inputs if self._known.get(v)), None)
-            self._known[variable] = place
+                self._known[variable] = next((self._known[v] for v in inputs if self._known.get(v)), None)
         return self._known[variable] or self._default
 
 

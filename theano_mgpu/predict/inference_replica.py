@@ -86,7 +86,8 @@ class InferenceGraph:
         ContextError
             If the graph is placed on contexts that it cannot run on.
         """
-        self.outputs, _, mesh = placed(self.outputs, {}, contexts)
+        outputs, _, mesh = placed(self.outputs, {}, contexts)
+        self.outputs = list(outputs)
         self.pieces = cut(self.inputs, self.outputs, Places(mesh).of)
         return mesh
 

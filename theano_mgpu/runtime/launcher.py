@@ -54,7 +54,7 @@ class Launcher:
             with self._timings.span(name):
                 return self.executor.run(on_track(tasks, name, contexts), contexts)
         except TaskError as failed:
-            index, cause = failed.index, failed.__cause__
+            index, cause = failed.index, failed.__cause__ or failed
         shard = shards[index] if shards else None
         where = 'samples %d to %d' % (shard.span[0], shard.span[1] - 1) if shard else 'update'
         error = error_of(cause, shard.replica if shard else index, contexts[index], where,
@@ -87,7 +87,7 @@ def _blocks(function: Any) -> bool:
     return any('HostFromGpu' in str(entry.op) for entry in audit(function))
 
 
-def error_of(cause: BaseException | None, replica: int, context: Context, where: str,
+def error_of(cause: BaseException, replica: int, context: Context, where: str,
              samples: tuple[int, int] | None = None, contexts: Sequence[Context] = ()) -> BaseException:
     """Return the error to raise for an exception of a replica.
 
@@ -144,12 +144,12 @@ class MemoryExplained:
             raise error_of(cause, *self._arguments) from cause
 
 
-def is_out_of_memory(cause: BaseException | None, context: Context) -> bool:
+def is_out_of_memory(cause: BaseException, context: Context) -> bool:
     """Return whether a device has failed because it has too little free memory."""
     return context.kind != 'cpu' and any(text in reason(cause) for text in OUT_OF_MEMORY)
 
 
-def advice(cause: BaseException | None, context: Context, contexts: Sequence[Context] = ()) -> str:
+def advice(cause: BaseException, context: Context, contexts: Sequence[Context] = ()) -> str:
     """Return advice for a device that is lost, or out of memory: the end of a message, or nothing."""
     if is_lost(context):
         others = describe([other for other in contexts if other is not context])

@@ -171,8 +171,8 @@ class StepRun:
         if executable.on_devices and every_launched and (not batch.alone or self._timings.waits()):
             work = [(each.part.contexts[shard.replica], shard, functools.partial(wait, outputs))
                     for each in every_launched for shard, (outputs, _) in zip(each.shards, each.results)]
-            contexts, shards, tasks = zip(*work)
-            self._launcher.run('run', tasks, contexts, shards)
+            on, of, tasks = zip(*work)
+            self._launcher.run('run', tasks, on, of)
         for part, number, shards, results in every_launched:
             contexts = [part.contexts[shard.replica] for shard in shards]
             for group in () if batch.alone else part.sums:

@@ -119,7 +119,7 @@ def costs_line(model: CostModel, copy_bytes_per_s: float) -> str:
     return ('One device takes %.3f ms a step, %.2f us a sample and %.3f ms for the update; the host takes %.3f ms a '
             'step. The gradients have %s; the host adds them at %.1f GB/s (it copies memory at %.1f GB/s)%s.'
             % (1e3 * model.fixed_s, 1e6 * model.sample_s, 1e3 * model.update_s, 1e3 * model.host_s,
-               human_bytes(model.n_bytes), model.reduce_bytes_per_s / 1e9, copy_bytes_per_s / 1e9,
+               human_bytes(int(model.n_bytes)), model.reduce_bytes_per_s / 1e9, copy_bytes_per_s / 1e9,
                '' if link is MEMORY else '; %s: %.0f us, %.1f GB/s' % (
                    link.name, 1e6 * link.latency_s, link.bytes_per_s / 1e9)))
 

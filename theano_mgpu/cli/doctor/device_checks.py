@@ -123,7 +123,7 @@ def check_nvrtc(setup: Setup) -> Finding:
     """Check that the driver loads code of NVRTC, and that NVRTC supports the architecture of every device."""
     survey = cuda_libraries.survey()
     nvrtc, driver = survey.libraries.get('libnvrtc.so'), survey.libraries.get('libcuda.so')
-    if nvrtc is None or nvrtc.problem or not survey.architectures:
+    if nvrtc is None or driver is None or nvrtc.problem or not survey.architectures:
         return Finding(SKIP, 'needs libcuda.so and libnvrtc.so')
     problem = cuda_libraries.nvrtc_problem(nvrtc.path, nvrtc.version, survey.architectures, driver.version,
                                            survey.capabilities)

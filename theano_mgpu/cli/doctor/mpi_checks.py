@@ -79,5 +79,6 @@ def check_job(setup: Setup) -> Finding:
     job = allocation()
     if job and mpi_environment.local_size() == ranks and job.nodes > 1:
         return all_on_one(ranks, job)
-    return Finding(OK, 'rank %d of %d: %s has started them, and %s finds them'
-                   % (mpi_environment.rank(), ranks, mpi_environment.launcher().name, mpi_library.first_line(library)))
+    launcher = mpi_environment.launcher()
+    return Finding(OK, 'rank %d of %d: %s has started them, and %s finds them' % (
+        mpi_environment.rank(), ranks, launcher.name if launcher else 'something', mpi_library.first_line(library)))

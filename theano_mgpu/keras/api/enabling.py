@@ -95,10 +95,12 @@ def enable(gpus: Any = None, strict: bool = False, verify: bool = False, always:
     """
     if verify:
         check_alone()
-    enabled = EnabledModels(gpus, Report(), strict, verify, always, tell)
+    report = Report()
+    enabled = EnabledModels(gpus, report, strict, verify, always, tell)
     chosen_contexts(gpus)
     _patch_keras_once()
-    return enabled.begin()
+    enabled.begin()
+    return report
 
 
 def disable() -> None:
@@ -146,12 +148,15 @@ class EnabledModels(Enabled):
     ----------
     gpus
         As for `enable`.
+    report : Report
     *arguments
-        As for an Enabled.
+        Further arguments of an Enabled.
     """
 
-    def __init__(self, gpus: Any, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    report: Report
+
+    def __init__(self, gpus: Any, report: Report, *arguments: Any) -> None:
+        super().__init__(report, *arguments)
         self.gpus = gpus
         self._told: set[tuple[str, str]] = set()
         self._parallel: Any = weakref.WeakKeyDictionary()  # model of multi_gpu_model -> Usage

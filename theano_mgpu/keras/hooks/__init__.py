@@ -1,1 +1,1 @@
-"""What runs within the loops of Keras: methods, feeding, callbacks."""
+"""Methods, feeding and callbacks that run within the loops of Keras."""

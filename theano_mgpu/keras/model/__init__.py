@@ -1,1 +1,1 @@
-"""How one batch of a Keras model is computed over contexts."""
+"""The computation of one batch of a Keras model over contexts."""

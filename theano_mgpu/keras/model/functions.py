@@ -216,7 +216,7 @@ class BatchFunction(ModelFunction):
         self._loss, self._samples = 0.0, 0
 
     def join(self) -> list[float] | None:
-        """Come to the end of an epoch with the other processes.
+        """Wait at the end of an epoch for the other processes.
 
         Compare the results that each has computed by itself; where each feeds its own data, wait for the others.
 

@@ -77,7 +77,7 @@ class Variants:
         return self._of_length[length] or function
 
     def _decide(self, length):
-        """If the graph cannot be divided, use one without the length of the first batch, or tell the user."""
+        """Take a graph without the length of the first batch if the graph cannot be divided, or else tell the user."""
         if self._function.refused:
             freed = None if self._length is not None else self._without(length)
             if freed is None:

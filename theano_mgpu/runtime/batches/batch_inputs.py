@@ -47,7 +47,7 @@ class BatchInputs:
         self.only_length: int | None = None
         self._options, self._sharded = options, sharded
 
-    def find_slices(self, outputs: list[theano.Variable], updates: dict[SharedVariable, theano.Variable]
+    def find_slices(self, outputs: Sequence[theano.Variable], updates: dict[SharedVariable, theano.Variable]
                     ) -> tuple[list[theano.Variable], dict[SharedVariable, theano.Variable]]:
         """Find the slices of data sets that are the batch, and return the graph with samples along axis 0 of inputs.
 
@@ -57,7 +57,7 @@ class BatchInputs:
             The outputs and updates.
         """
         inputs, options = self.arguments.inputs, self._options
-        whole = substitute(outputs + list(updates.values()), self.arguments.replacements)
+        whole = substitute(list(outputs) + list(updates.values()), self.arguments.replacements)
         check_inputs(inputs, whole)
         self.slices = Slices(inputs, whole, updates, self._sharded)
         if options.internal.example is not None:

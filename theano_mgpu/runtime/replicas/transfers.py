@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Sequence
+from typing import Any, Iterable, Sequence
 
 import numpy as np
 from scipy import sparse
@@ -227,7 +227,7 @@ def concatenated(parts: Sequence[Any], axis: int) -> Any:
     return (sparse.hstack if axis else sparse.vstack)(parts, parts[0].format, parts[0].dtype)
 
 
-def wait(values: Sequence[Any]) -> None:
+def wait(values: Iterable[Any]) -> None:
     """Wait until a device has computed arrays; arrays on the host are there already."""
     for value in values:
         if hasattr(value, 'sync'):

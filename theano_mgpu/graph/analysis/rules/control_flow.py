@@ -47,7 +47,7 @@ def _op_from_graph(shards, node, values):
 
 @rule(Scan, of=ROWS)
 def _scan(shards, node, values):
-    """A loop, whose graph is analysed like the one around it: slices and states have one axis less, the time."""
+    """Analyse the graph of a loop like the graph around it: slices and states have one axis less, the time."""
     refuse_rows(shards, node, values[:1], 'it loops over samples')
     if _is_map(node, values):
         return _mapped(shards, node, values)

@@ -94,7 +94,7 @@ def _places(node, axis, ndim):
 
 @rule(MultinomialFromUniform, of=ROWS)
 def _chosen(shards, node, values):
-    """Each sample is drawn for by its own probabilities, n times; the first draw of all samples comes first."""
+    """Draw for each sample by its own probabilities, n times; the first draw of all samples comes first."""
     times = number(node.inputs[2]) if len(values) > 2 else 1
     if times is None or values[1].kind == ROWS and times != 1:
         shards.refuse(node, 'it draws several times for each sample, from numbers that lie in another order')

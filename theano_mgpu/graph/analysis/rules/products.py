@@ -89,7 +89,7 @@ def _legacy_convolution(shards, node, values):
 
 @rule(pool.Pool, pool.PoolGrad, pool.DownsampleFactorMaxGradGrad, pool.MaxPoolRop, of=ROWS)
 def _pool(shards, node, values):
-    """Pooling and its gradients take images, and arrays of the shape of the output; then sizes."""
+    """Pool images, or derive the gradient; inputs are images, and arrays of the shape of the output, then sizes."""
     ndim = node.outputs[0].ndim
     n = sum(v.ndim == ndim for v in node.inputs)
     axis = next(value.axis for value in values if value.kind == ROWS)

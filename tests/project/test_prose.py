@@ -1,0 +1,74 @@
+"""Docstrings read at once: a function's begins with a verb, and a noun stands before each relative clause."""
+import ast
+import re
+from pathlib import Path
+
+import theano_mgpu
+
+import pytest
+
+PACKAGE = Path(theano_mgpu.__file__).parent
+TESTS = Path(__file__).resolve().parents[1]
+
+# A docstring whose first line begins so has to be decoded.
+HEADLESS_START = re.compile(r'[\'"(`]*(Of|Those|That|What|As|Whether|In|Which|Who|Where|How|On|To|With|For|By|From)\b')
+# Relative clauses without a noun.
+HEADLESS = re.compile(r'\b[Ww]hat (?:is|has|each)\b|\b[Tt]hat of\b|\b[Tt]hose of\b|,\s+of which\b')
+VERBS = frozenset('''
+Act Analyse Pool
+Add Announce Apply Ask Begin Bring Build Call Carry Cast Check Choose Clear Close Come Compare Compile Complete
+Compute Configure Connect Copy Count Cut Derive Discard Divide Do Draw Drop End Expand Fill Find Fit Forget Free Give
+Go Have Hide Hold Import Install Issue Iterate Join Keep Lay Leave Let Link List Load Lock Make Map Measure Merge Move
+Name Normalise Note Open Optimise Parse Pass Patch Pause Pin Place Plan Predict Prepare Print Propose Provide Put
+Raise Read Record Refuse Register Remove Replace Replicate Report Restore Return Run Save Say Seed Send Set Show Slice
+Sort Split Standardise Start Store Submit Substitute Tag Take Tell Train Try Turn Unlock Use Wait Walk Warn Watch Wrap
+Write Yield
+'''.split())
+
+
+def documented(folder):
+    """Yield each module, class and function of a folder with its docstring, as (label, node, text)."""
+    for path in sorted(folder.rglob('*.py')):
+        for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node):
+                line = getattr(node, 'lineno', 1)
+                yield '%s:%d' % (path.relative_to(folder.parent), line), node, ast.get_docstring(node)
+
+
+def is_property(node):
+    return any('property' in ast.unparse(decorator) for decorator in node.decorator_list)
+
+
+def faults(node, text):
+    """Return what is wrong with a docstring, as a list of texts."""
+    first = text.split('\n')[0]
+    wrong = []
+    if HEADLESS_START.match(first):
+        wrong.append('the first line begins without a noun')
+    for clause in HEADLESS.findall(' '.join(text.split())):
+        wrong.append('%r has no noun before it' % clause)
+    if isinstance(node, ast.FunctionDef) and not is_property(node) and first.split()[0].rstrip(',;:.') not in VERBS:
+        wrong.append('the docstring of a function begins with a verb, such as Return; if %r is one, add it to VERBS in '
+                     'tests/project/test_prose.py' % first.split()[0])
+    return wrong
+
+
+def test_docstrings_of_the_package():
+    wrong = ['%s: %s: %s' % (label, text.split('\n')[0], fault)
+             for label, node, text in documented(PACKAGE) for fault in faults(node, text)]
+    assert not wrong, '\n'.join(wrong)
+
+
+def test_docstrings_of_the_tests():
+    """A test function may have a sentence with a subject of its own."""
+    wrong = ['%s: %s: %s' % (label, text.split('\n')[0], fault)
+             for label, node, text in documented(TESTS) for fault in faults(ast.Module(), text)]
+    assert not wrong, '\n'.join(wrong)
+
+
+@pytest.mark.parametrize('text, count', [
+    ('Return the sums.', 0), ('The sums.', 1), ('Whether a batch is empty.', 2), ('Return what is left.', 1),
+    ('Compare a value with that of rank 0.', 1)])
+def test_the_rules_find_faults(text, count):
+    function = ast.parse('def f():\n    pass').body[0]
+    assert len(faults(function, text)) == count
