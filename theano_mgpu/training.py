@@ -25,7 +25,7 @@ from .utils.progress import bar
 
 
 def training_function(inputs: Sequence[Any], loss: theano.Variable, params: Iterable[SharedVariable],
-                      updates: Callable[..., Any], outputs: Sequence[theano.Variable] = (),
+                      updates: Callable[..., Any], outputs: Sequence[Any] = (),
                       micro_batches: int | None = None, batch_updates: Any = None,
                       broadcast: Sequence[theano.Variable] = (), givens: Any = None, check_finite: bool = False,
                       contexts: Any = None, executor: str | None = None, mode: Any = None, name: str | None = None,
@@ -52,8 +52,9 @@ def training_function(inputs: Sequence[Any], loss: theano.Variable, params: Iter
         variables; returns the updates as for `theano.function`, a dict or list of pairs. Lasagne's fit:
         ``lasagne.updates.adam``, or ``functools.partial(lasagne.updates.sgd, learning_rate=0.1)``. They may depend on
         the loss, on other expressions of the batch, and on derivatives of all these, as in plain Theano.
-    outputs : list of theano.Variable
-        Further outputs, of the whole batch.
+    outputs : list of theano.Variable or pairs
+        Further outputs, of the whole batch. ``(output, 'mean')`` and ``(output, 'sum')`` are the same, and an error
+        if the output has rows of single samples; so is ``(output, 'gather')`` if the output has no such rows.
     micro_batches : int, optional
         Slices that each sub-batch is computed in, one after the other, so that a batch that does not fit on a device
         trains. Gradients are accumulated exactly. On a model that `device` places on several contexts they are a
@@ -101,15 +102,17 @@ def training_function(inputs: Sequence[Any], loss: theano.Variable, params: Iter
     params = list(params)
     if not params:
         raise GraphError('params is empty: name the shared variables to train')
+    variables, reductions = training_graph.output_reductions(outputs)
     gradients = training_graph.loss_gradients(loss, params)
     new, of_batch = training_graph.new_values(updates, gradients, params), as_dict(batch_updates)
     twice = [variable for variable in of_batch if variable in new]
     if twice:
         raise GraphError('%s gets a new value by updates, and another one by batch_updates' % twice[0])
-    step = TrainingFunction(inputs, loss, params, {**new, **of_batch}, outputs, gradients if check_finite else (),
+    step = TrainingFunction(inputs, loss, params, {**new, **of_batch}, variables, gradients if check_finite else (),
                             micro_batches=micro_batches, broadcast=broadcast, givens=givens, contexts=contexts,
                             executor=executor, mode=mode, name=name, allow_input_downcast=allow_input_downcast,
                             least_samples=least_samples, sharded=sharded, update_on=update_on, recompute=recompute)
+    training_graph.check_reductions(step.plan.results[1:], reductions, variables)
     step.warn_of_refusals()
     return step
 

@@ -1,7 +1,7 @@
 """Bugs that were found and fixed, each under its symptom: gradients, and the analysis of graphs."""
 
 import theano_mgpu as mgpu
-from theano_mgpu.graph import partition
+from theano_mgpu.graph.partition import partition
 
 import numpy as np
 import pytest

@@ -40,13 +40,15 @@ def make_step(model, updates=momentum, **kwargs):
 
 
 @pytest.mark.cuda
-def test_outputs_are_those_of_the_whole_batch(contexts, kind):
+def test_outputs_are_gathered_or_reduced_as_told(contexts, kind):
     contexts(kind, 2)
     model = dense_model()
     expected = theano.function(model.inputs, [model.loss, model.probabilities, model.accuracy])(X, LABELS)
-    step = make_step(model, outputs=[model.probabilities, model.accuracy], micro_batches=2)
+    step = make_step(model, outputs=[model.probabilities, (model.accuracy, 'mean')], micro_batches=2)
     for ours, theirs in zip(step(X, LABELS), expected):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+    with pytest.raises(GraphError, match='has no rows of single samples, and cannot be reduced by .gather.'):
+        make_step(model, outputs=[(model.accuracy, 'gather')])
 
 
 @pytest.mark.parametrize('updates', [

@@ -1,6 +1,6 @@
 """Expressions of every family of ops, and their gradients, give the same on shards as on the whole batch."""
-from theano_mgpu.graph import partition
 from theano_mgpu.graph.analysis import CannotCut
+from theano_mgpu.graph.partition import partition
 
 import numpy as np
 import pytest

@@ -1,6 +1,6 @@
 """Attention whose heads are merged into the axis of the samples and taken apart again, in both orders."""
-from theano_mgpu.graph import partition
 from theano_mgpu.graph.analysis import CannotCut
+from theano_mgpu.graph.partition import partition
 
 import pytest
 import theano

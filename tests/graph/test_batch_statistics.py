@@ -1,6 +1,6 @@
 """Batch normalisation over shards: by the statistics of the whole batch, to rounding, or by those of each shard."""
-from theano_mgpu.graph import partition
 from theano_mgpu.graph.analysis import STACK, CannotCut
+from theano_mgpu.graph.partition import partition
 
 import numpy as np
 import pytest

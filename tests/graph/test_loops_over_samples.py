@@ -1,6 +1,6 @@
 """Loops that take one sample after the other: each replica takes its own, where no turn needs another one."""
-from theano_mgpu.graph import partition
 from theano_mgpu.graph.analysis import CannotCut
+from theano_mgpu.graph.partition import partition
 
 import numpy as np
 import pytest

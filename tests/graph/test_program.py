@@ -1,7 +1,7 @@
 """Graphs that are cut where samples meet give what one device gives, whatever the shards."""
 from theano_mgpu.errors import GraphError
-from theano_mgpu.graph import partition
 from theano_mgpu.graph.analysis import MAX, CannotCut
+from theano_mgpu.graph.partition import partition
 from theano_mgpu.options import Options
 from theano_mgpu.runtime.batches.batch_inputs import BatchInputs
 

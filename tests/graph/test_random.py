@@ -1,6 +1,6 @@
 """Random numbers over shards: those of one device, or of each replica for its own samples."""
-from theano_mgpu.graph import partition
 from theano_mgpu.graph.analysis import SAME
+from theano_mgpu.graph.partition import partition
 from theano_mgpu.graph.random_streams import replica_state
 
 import numpy as np

@@ -2,8 +2,8 @@
 import collections
 import logging
 
-from theano_mgpu.graph import partition
 from theano_mgpu.graph.analysis import CannotCut
+from theano_mgpu.graph.partition import partition
 
 import numpy as np
 import pytest

@@ -1,5 +1,5 @@
 """Keras's training step in stages: statistics of each shard, and random states of their own."""
-from theano_mgpu.graph import partition
+from theano_mgpu.graph.partition import partition
 from theano_mgpu.graph.random_streams import is_random_state
 
 import keras

@@ -1,7 +1,7 @@
 """The training step of a compiled Keras model, whole and in stages."""
 import time
 
-from theano_mgpu.graph import partition
+from theano_mgpu.graph.partition import partition
 
 import numpy as np
 import theano

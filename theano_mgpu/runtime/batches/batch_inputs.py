@@ -9,8 +9,8 @@ from theano.compile.sharedvalue import SharedVariable
 from theano.gof.graph import ancestors
 
 from ...errors import GraphError, LengthError
-from ...graph import partition
 from ...graph.graph import check_inputs, host_type, is_sparse, substitute
+from ...graph.partition import partition
 from ...graph.random_streams import is_random_state
 from ...options import Options
 from ...plan import CannotCut, Program
