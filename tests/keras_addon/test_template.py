@@ -155,7 +155,7 @@ def test_a_saved_model_goes_on_where_it_stopped(optimizer, contexts, tmp_path):
 
 PLAIN_KERAS = '''
 import sys, types
-package = types.ModuleType('theano_mgpu')    # patches alone: the package itself is never executed
+package = types.ModuleType('theano_mgpu')    # compat alone: the package itself is never executed
 package.__path__ = [%r]
 sys.modules['theano_mgpu'] = package
 from theano_mgpu import compat
@@ -168,7 +168,7 @@ model = keras.models.load_model(%r)
 assert type(model) is keras.%s, type(model)
 np.savez(%r, *(model.get_weights() + model.optimizer.get_weights()))
 assert not [name for name in sys.modules if name.startswith('theano_mgpu.') and name.split('.')[1] not in
-            ('config', 'errors', 'jobs', 'parsing', 'patches', 'utils')]
+            ('comm', 'compat', 'config', 'errors', 'parsing', 'utils')]
 '''
 
 
