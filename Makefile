@@ -17,7 +17,7 @@ demo: setup ## train a small CNN on two contexts, and compare with one
 test: setup ## lint, types, then the tests and doctests
 	@$(PY) -m ruff check .
 	@$(PY) -m mypy
-	@$(PY) .ci/quickly $(PY) -m pytest -n 2 -m 'not slow' $(ARGS)
+	@$(PY) .ci/quickly $(PY) -m pytest -n 3 -m 'not slow' $(ARGS)
 	$(if $(ARGS),@echo 'ARGS is set: the part on the CUDA stand-in is left out (make test-cuda runs it)',@$(PY) .ci/quickly .ci/test-cuda core)
 
 one: setup ## one test, or one file: make one T=tests/plan/test_plan.py::test_where_new_values_are_made
