@@ -250,7 +250,7 @@ def test_no_module_of_the_current_folder_is_imported(command, tmp_path):
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason='option -P is new in Python 3.11')
 def test_a_folder_or_script_under_a_safe_path(tmp_path):
-    """With PYTHONSAFEPATH a folder or an archive with a ``__main__.py`` could not be run."""
+    """A folder or an archive with a ``__main__.py`` could not be run with PYTHONSAFEPATH."""
     (tmp_path / 'app').mkdir()
     (tmp_path / 'app' / '__main__.py').write_text('import sys, own; print(own.__file__, len(sys.path), sys.argv)')
     (tmp_path / 'app' / 'own.py').write_text('')

@@ -423,7 +423,7 @@ def test_a_flip_far_within_an_uncompressed_array_is_found(tmp_path):
 
 
 def test_an_array_that_is_shorter_than_the_archive_says(tmp_path):
-    """To skip rows that were there no more took for ever."""
+    """Skipping rows that were there no more took for ever."""
     path = str(tmp_path / 'x.npz')
     short = npy((100, 6), data=bytes(50 * 24))
     with zipfile.ZipFile(path, 'w', zipfile.ZIP_DEFLATED) as archive:

@@ -227,7 +227,7 @@ def test_a_bad_sample_in_the_middle(files, capfd, monkeypatch):
 @pytest.mark.mpi
 @pytest.mark.slow
 def test_ranks(files):
-    """With several processes rank 0 reads and writes."""
+    """Rank 0 reads and writes if there are several processes."""
     with open('theano-mgpu', 'w') as script:  # as pip installs it
         script.write('import sys\nfrom theano_mgpu.cli import main\nsys.exit(main())\n')
     done = subprocess.run([sys.executable, '-m', 'theano_mgpu', 'launch', '-n', '2', 'theano-mgpu', 'predict',

@@ -146,7 +146,7 @@ def test_a_second_signal_kills_an_mpirun_that_does_not_end(fake_mpirun, script, 
 
 
 def test_a_signal_that_was_ignored_stays_so(fake_mpirun, script):
-    """As nohup does."""
+    """A signal stays ignored, as under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         (fake_mpirun / 'mpirun.does').write_text('kill -HUP %d; sleep 0.2' % os.getpid())

@@ -118,7 +118,7 @@ def test_allocations(make, expected, environ, tmp_path):
 
 
 def test_an_allocation_whose_hosts_cannot_be_read(environ):
-    """On another host than the first one there is no such file."""
+    """There is no such file on another host than the first one."""
     environ(PBS_JOBID='7', PBS_NODEFILE='/nowhere/hosts')
     with pytest.raises(MgpuError, match='hosts of this job cannot be read .*/nowhere/hosts.*Start on its first host'):
         allocation()
@@ -142,7 +142,7 @@ def programs(tmp_path, monkeypatch):
 
 
 def command(capsys, *arguments):
-    """What launch would run, without the program."""
+    """Return the command that launch would run, without the program."""
     assert main(['launch', '--dry-run', *arguments, __file__]) == 0
     environment, words = capsys.readouterr().out.splitlines()
     return environment, words.partition(' %s ' % sys.executable)[0]

@@ -111,7 +111,7 @@ def test_several_callers():
 
 @pytest.mark.needs_compiler
 def test_pythons_lock_is_free_meanwhile():
-    """With a switch interval this long, the lock changes hands only where it is let go of."""
+    """The switch interval is so long that the lock changes hands only where it is let go of."""
     buffers = random_buffers(LARGE, 2)
     out = np.empty(LARGE, 'float32')
     started, turns = threading.Event(), []

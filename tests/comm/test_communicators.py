@@ -1,4 +1,4 @@
-"""What any communicator has to do, on one process alone and on the ranks of an MPI job."""
+"""Tests of the duties of any communicator, on one process alone and on the ranks of an MPI job."""
 import json
 
 from theano_mgpu.comm.alone import Alone

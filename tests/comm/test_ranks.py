@@ -22,7 +22,7 @@ def assert_same(path, other, tolerance):
 
 @pytest.fixture(scope='module')
 def one_context(tmp_path_factory):
-    """What one process with one context computes, without dropout."""
+    """Return the results of one process with one context, without dropout."""
     path = tmp_path_factory.mktemp('ranks') / 'one.npz'
     alone('train', path, 'a->cpu', 'plain')
     return path

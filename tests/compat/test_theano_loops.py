@@ -36,7 +36,7 @@ def compiled(options):
 
 
 def assembly(node, path):
-    """What g++ makes of an op, for any x86-64."""
+    """Return the assembly that g++ makes of an op, for any x86-64."""
     linker = CLinker().accept(FunctionGraph(node.inputs, node.outputs, clone=True))
     source = path / 'op.cpp'
     source.write_text(str(linker.get_dynamic_module().code()))

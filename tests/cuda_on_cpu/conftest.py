@@ -1,4 +1,4 @@
-"""What the tests of the stand-in need of the machine."""
+"""Requirements of the tests of the stand-in on the machine."""
 import ctypes
 
 import pytest

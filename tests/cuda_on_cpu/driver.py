@@ -114,7 +114,7 @@ class Device:
             call('cuCtxPopCurrent_v2', None)
 
     def out(self, kind, name, *arguments):
-        """As the function `out`, while this device's context is current."""
+        """Call the function `out` while this device's context is current."""
         result = kind()
         self.call(name, ctypes.byref(result), *arguments)
         return result
