@@ -96,7 +96,7 @@ def test_a_call_on_ranks_is_that_of_plain_theano(chosen):
 
 
 def test_a_function_of_the_package_has_defaults_that_can_be_assigned(contexts, kind):
-    """As `theano.function`: an assigned value counts for one call."""
+    """An assigned value counts for one call, as with `theano.function`."""
     contexts(kind, 2)
     x, s, v, w = T.fmatrix('x'), T.fscalar('s'), T.fvector('v'), theano.shared(np.ones(3, 'float32'))
     inputs = [x, theano.In(s, value=0.5), theano.In(v, value=[1, 2, 3], name='shift', allow_downcast=True)]

@@ -114,7 +114,7 @@ def assert_divided(stderr, contexts, alone=False):
 # --- The scripts ---------------------------------------------------------------------------------
 
 def test_every_script_is_plain_theano():
-    """As a user wrote it, who does not know of this package."""
+    """Each script is as a user wrote it who does not know of this package."""
     for name in os.listdir(FOLDER):
         if name.endswith('.py'):
             with open(os.path.join(FOLDER, name)) as file:
@@ -158,7 +158,7 @@ def test_in_two_processes(case, dtype, reference):
 @pytest.mark.slow
 @each_case()
 def test_on_two_gpus(case, reference):
-    """On OpenCL devices, or in `make test-cuda` on CUDA devices."""
+    """The scripts run on OpenCL devices, or in `make test-cuda` on CUDA devices."""
     output, stderr = run_python(['-m', 'theano_mgpu', 'run', '--contexts', context_map('gpu', 2)] + DIVIDE, case,
                                 'float32')
     assert_same_figures(output, reference(case, 'float32'), TOLERANCES['float32'])

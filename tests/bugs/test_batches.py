@@ -168,7 +168,7 @@ def test_what_has_as_many_rows_as_a_replica_alone_is_an_error_as_on_one_device(i
 
 @pytest.mark.parametrize('value', ['raise', pytest.param('warn', marks=pytest.mark.slow)])
 def test_graphs_of_the_package_have_no_test_values(value, cpu2, recwarn):
-    """With the flag compute_test_value=raise: "Cannot compute test value: input 0 of Op Shape_i missing"."""
+    """The flag compute_test_value=raise led to "Cannot compute test value: input 0 of Op Shape_i missing"."""
     x, w = T.fmatrix('x'), theano.shared(np.ones((3, 3), 'float32'), name='w')
     x.tag.test_value = np.ones((2, 3), 'float32')
     given = np.arange(15, dtype='float32').reshape(5, 3)

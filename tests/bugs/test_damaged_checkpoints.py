@@ -240,7 +240,7 @@ def test_a_folder_that_is_removed_during_the_job(two, tmp_path):
 
 
 def test_a_keras_checkpoint_with_a_damaged_record(cpu2, tmp_path):
-    """What a fit adds to the file is checked, too."""
+    """The data that a fit adds to the file are checked, too."""
     from theano_mgpu.keras.hooks.fit_record import FitRecord
     record = FitRecord({'epochs': 3})
     record.run, record.epochs, record.lengths, record.batches = 'abc', [{'0/loss': np.float32(2)}], [2], [[1.], [2.]]

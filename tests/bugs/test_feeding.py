@@ -13,7 +13,7 @@ CASES = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', 'support',
 
 
 def results(path, which, *command):
-    """What each rank has found, a list of dicts; by one process without a command."""
+    """Return the findings of each rank, a list of dicts; by one process without a command."""
     subprocess.run([sys.executable, *command, CASES, path, which], check=True, timeout=600,
                    env=dict(os.environ, THEANO_FLAGS=INTERPRETED))
     found = []

@@ -197,7 +197,7 @@ def checkpoint(path, every=2):
 
 
 def test_a_fit_that_fails_while_it_passes_over_batches_has_the_state_of_its_checkpoint(cpu2, tmp_path, forgetful):
-    """The weights were those of an untrained model."""
+    """The weights were as in an untrained model."""
     path, batch = str(tmp_path / 'run.npz'), (KERAS_X[:6], KERAS_Y[:6])
 
     def batches(n):

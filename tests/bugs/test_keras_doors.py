@@ -89,7 +89,7 @@ def pickled(model, path):
     pytest.param('rmsprop', saved_to_a_file, marks=pytest.mark.slow),
     pytest.param('momentum', saved_to_a_file, marks=pytest.mark.slow)])
 def test_a_loaded_model_has_the_state_of_its_optimizer(optimizer, copy, tmp_path):
-    """On contexts of the CPU it had none: Keras asks for `_make_train_function` before it sets the state."""
+    """The model had none on contexts of the CPU: Keras asks for `_make_train_function` before it sets the state."""
     def script():
         momentum = keras.optimizers.SGD(0.1, momentum=0.9)
         model = compiled(optimizer=momentum if optimizer == 'momentum' else optimizer)

@@ -188,7 +188,7 @@ NOISE = RULE + b'MPI_ABORT was invoked on rank 1\nwith errorcode 1.\n' + RULE
 
 
 def in_parts(output, data):
-    """What an Output lets through of data that arrive a byte at a time, in sevens, or at once."""
+    """Return the data that an Output lets through if they arrive a byte at a time, in sevens, or at once."""
     for step in (1, 7, 1000):
         one = output()
         yield b''.join(one.passed(data[start:start + step]) for start in range(0, len(data), step)) + one.rest()

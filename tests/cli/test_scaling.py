@@ -71,7 +71,7 @@ def test_more_devices_or_bytes_never_exchange_faster(scheme):
 
 
 def test_many_devices_are_bound_by_bandwidth_or_latency():
-    """Of a ring's two terms one stays below twice the buffer, the other grows with the devices."""
+    """One of a ring's two terms stays below twice the buffer, the other grows with the devices."""
     ideal = Link('no latency', 0, 1e9)
     assert scaling.ring_all_reduce(10 ** 6, 8e6, ideal) == pytest.approx(2 * 8e6 / 1e9, rel=1e-5)
     assert scaling.ring_all_reduce(1024, 8, SLOW) == pytest.approx(2 * 1023 * 1e-3, rel=1e-5)

@@ -102,7 +102,7 @@ def test_training_with_overlap(ranks, contexts, flags, one_context, tmp_path):
 
 
 def test_training_in_half_precision(one_context, tmp_path):
-    """Only the gradients are rounded: the first loss, and what is counted, are exact."""
+    """Only the gradients are rounded: the first loss, and the counts, are exact."""
     launch(2, 'train', tmp_path / 'ranks.npz', 'a->cpu', 'plain', flags='floatX=float32,mgpu.exchange=float16')
     assert_same(tmp_path / 'ranks.npz', one_context, 1e-3)
     ours, theirs = arrays(tmp_path / 'ranks.npz'), arrays(one_context)

@@ -70,7 +70,7 @@ def test_each_patch_is_in_the_table_once():
 
 
 def test_patches_are_applied_once():
-    """A second import of a package whose first one failed must not wrap what is wrapped already."""
+    """A second import of a package whose first one failed must not wrap a function that is wrapped already."""
     get_value = theano.compile.SharedVariable.get_value
     finders = list(sys.meta_path)
     compat.before_theano()

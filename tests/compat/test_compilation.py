@@ -120,7 +120,7 @@ def test_modules_of_a_function_are_compiled_at_the_same_time(begin, tmp_path):
 
 
 def test_an_error_of_the_compiler_is_that_of_theano(monkeypatch):
-    """Whether a module was compiled ahead or not."""
+    """The error is the same whether a module was compiled ahead or not."""
     class Wrong(theano.tensor.elemwise.Elemwise):
         def c_support_code(self):
             return 'no code %s' % id(self)

@@ -1,4 +1,4 @@
-"""With the flag mgpu.opencl_cache, each OpenCL program is built once; without it, the driver is left alone."""
+"""Each OpenCL program is built once with the flag mgpu.opencl_cache; without it, the driver is left alone."""
 import os
 import random
 import subprocess
