@@ -236,7 +236,7 @@ def test_contexts_that_are_not_there_end_it(tmp_path):
 
 @pytest.mark.mpi
 def test_plans_are_explained(tmp_path):
-    """For people on stderr, and for programs in a file; of two processes by the first one."""
+    """Plans are explained for people on stderr, and for programs in a file; of two processes by the first one."""
     script = write(tmp_path / 'train.py', '''
         import numpy as np, theano, theano.tensor as T
         x, w = T.matrix('x'), theano.shared(np.ones((3, 2), 'float32'), 'w')

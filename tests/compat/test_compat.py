@@ -70,7 +70,7 @@ def test_each_patch_is_in_the_table_once():
 
 
 def test_patches_are_applied_once():
-    """A second import of a package whose first one failed must not wrap a function that is wrapped already."""
+    """A second import of a package whose first one failed must not wrap anything that is wrapped already."""
     get_value = theano.compile.SharedVariable.get_value
     finders = list(sys.meta_path)
     compat.before_theano()
@@ -123,7 +123,7 @@ def test_restored_names_are_those_of_python():
 
 
 def test_theano_and_keras_import_and_keras_runs_on_theano(tmp_path):
-    """As on a machine without a keras.json: Keras's own default is TensorFlow."""
+    """The imports work as on a machine without a keras.json: Keras's own default is TensorFlow."""
     assert output('import theano_mgpu, theano, keras; print(keras.backend.backend(), theano.__version__)',
                   KERAS_HOME=str(tmp_path)) == 'theano 1.0.5'
 
@@ -447,7 +447,7 @@ def test_pymc3_finds_the_modules_of_theano_pymc_and_nobody_else_does(tmp_path):
 
 
 def test_a_process_whose_pymc3_imports_theano_first_finds_them_too(tmp_path):
-    """As in a spawned process: PyMC3's import has begun when Theano's brings theano_mgpu with it."""
+    """The process is like a spawned one: PyMC3's import has begun when Theano's brings theano_mgpu with it."""
     (tmp_path / 'pymc3.py').write_text('import theano_mgpu\n' + LIKE_PYMC3)
     done = python('import pymc3', PYTHONPATH=str(tmp_path), THEANO_FLAGS='cxx=')
     assert done.stdout.splitlines() == PRINTED, done.stderr

@@ -146,7 +146,7 @@ class Device:
         return address
 
     def read(self, address, count, dtype='float32'):
-        """Values from the device's memory, after what is in the stream."""
+        """Values from the device's memory, after the work in the stream."""
         array = np.empty(count, dtype)
         pointer = array.ctypes.data_as(ctypes.c_void_p)
         self.call('cuMemcpyDtoHAsync_v2', pointer, address, ctypes.c_size_t(array.nbytes), self.stream)

@@ -85,7 +85,7 @@ def test_a_name_keeps_its_device(contexts):
 
 @pytest.mark.parametrize('order', ['theano_mgpu, theano', 'theano, theano_mgpu'])
 def test_works_before_and_after_theano(contexts, order):
-    """With Theano first, Theano opens what it can by itself; the second name of a device is ours to open."""
+    """Theano, if it is first, opens what it can by itself; the second name of a device is ours to open."""
     device = contexts('gpu', 1)[0].device
     code = '''
 import sys, warnings

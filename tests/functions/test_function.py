@@ -63,7 +63,7 @@ def test_givens_and_shared_data(cpu2, weights):
 
 @pytest.mark.cuda
 def test_default_updates_are_merged_by_sub_batch_size(contexts, kind):
-    """A running mean over an uneven split is that of one device."""
+    """A running mean over an uneven split is the same as on one device."""
     contexts(kind, 3)
     x, running, count = T.fmatrix('x'), shared(np.ones(5), 'running'), theano.shared(np.int64(0), name='count')
     running.default_update = np.float32(0.9) * running + np.float32(0.1) * x.mean(axis=0)
@@ -78,7 +78,7 @@ def test_default_updates_are_merged_by_sub_batch_size(contexts, kind):
 
 @pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=pytest.mark.slow)])
 def test_states_that_are_no_means_are_those_of_the_whole_batch(contexts, kind):
-    """A count of samples stays an integer; a ratio of sums, and a variance, are not means of those of the parts."""
+    """A count of samples stays an integer; a ratio of sums, and a variance, are not means of the parts' values."""
     contexts(kind, 3)
     x, count = T.fmatrix('x'), theano.shared(np.int64(0), name='count')
     ratio, scale = shared(0, 'ratio'), shared(np.ones(5), 'scale')

@@ -81,7 +81,7 @@ REPLICATED = ['chain', 'towers', 'tied', 'several_losses', 'dropout', 'batch_nor
 
 @pytest.mark.parametrize('name', REPLICATED)
 def test_replicas(cpu4, name):
-    """As lists of contexts, and as contexts that are left."""
+    """Replicas are given as lists of contexts, and as contexts that are left."""
     a, b, c, d = [context.name for context in cpu4]
     training = training_step(name, [a, c], contexts=[[a, c], [b, d]])
     check(training, name, SIZES)

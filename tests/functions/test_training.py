@@ -68,7 +68,7 @@ PARAMS = []
 
 
 def test_updates_may_depend_on_the_batch(cpu2):
-    """As in plain Theano: here the rate is the inverse of the largest input."""
+    """The updates are as in plain Theano: here the rate is the inverse of the largest input."""
     model, reference = dense_model(), dense_model()
 
     def updates(of):
@@ -154,7 +154,7 @@ def test_a_loss_that_is_not_finite(contexts, kind, check):
 @pytest.mark.parametrize('kind,executor', [('cpu', 'serial'), ('cpu', 'threads'),
                                            pytest.param('gpu', 'threads', marks=pytest.mark.slow)])
 def test_after_an_error_in_a_replica_the_step_can_be_repeated(contexts, kind, executor):
-    """With dropout: also the random streams are as before."""
+    """The random streams, with dropout, are as before, too."""
     contexts(kind, 2)
 
     def make():
