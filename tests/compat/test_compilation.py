@@ -160,7 +160,7 @@ def test_flags_of_the_processor_are_found_once(monkeypatch, tmp_path):
     monkeypatch.setattr(type(theano.config), 'compiledir', str(tmp_path))
 
     def arguments(**flags):
-        """What a new process has g++ called with, and how often it has called it to find that out."""
+        """Return the arguments of g++ in a new process, and how often it has called it to find that out."""
         calls.clear()
         return flags_of_a_new_process(monkeypatch, **flags), len(calls)
 

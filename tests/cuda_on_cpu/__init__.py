@@ -106,7 +106,7 @@ def environment(devices=2, base=None, **settings):
 
 
 def _theanorc(cache, libraries):
-    """A file of Theano flags that keeps libgpuarray's binaries of kernels apart from those of real GPUs.
+    """A file of Theano flags that keeps libgpuarray's binaries of kernels apart from the binaries of real GPUs.
 
     Those of another version of the stand-in are no use either.
     """

@@ -27,7 +27,7 @@ X, LABELS = data(11, 7)
 
 
 def sgd(loss_or_gradients, params, learning_rate):
-    """With the signature of lasagne.updates.sgd."""
+    """Return the updates, with the signature of lasagne.updates.sgd."""
     return {p: p - np.asarray(learning_rate, p.dtype) * g for p, g in zip(params, loss_or_gradients)}
 
 
