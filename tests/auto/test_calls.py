@@ -1,4 +1,4 @@
-"""Every argument of `theano.function`, of `In` and `Out`, of a call and of a copy: divided as in plain Theano."""
+"""Every argument of `theano.function`, `In`, `Out`, a call and a copy: divided functions do as in plain Theano."""
 import functools
 import inspect
 import re
@@ -21,7 +21,7 @@ OWN = {'plain_call', 'unwatched_call', 'mgpu_divided'}  # what this package adds
 
 @pytest.fixture
 def enabled():
-    """A function that calls `mgpu.enable` for every function; its list `messages` collects what `tell` gets."""
+    """Return a function that calls `mgpu.enable` for every function; its list `messages` collects what `tell` gets."""
     def enable(**options):
         return mgpu.enable(always=True, tell=enable.messages.append, **options)
     enable.messages = []
@@ -30,7 +30,7 @@ def enabled():
 
 
 def arguments():
-    """The arguments of each callable, and the attributes of a function."""
+    """Yield the arguments of each callable, and the attributes of a function."""
     for callable_ in (theano.function, pfunc, theano.In, theano.Out, Function.__call__, Function.copy):
         found = list(inspect.signature(callable_).parameters)
         if callable_ is Function.__call__:
@@ -68,7 +68,7 @@ def test_a_copy_is_divided(cpu2, enabled):
 @pytest.mark.parametrize('subset, error', [([2], IndexError), ([0, 5], IndexError), ([-1], IndexError),
                                            ([1.0], RuntimeError)])
 def test_numbers_of_outputs_that_there_are_not(subset, error, cpu2, enabled):
-    """Plain Theano writes to memory that is not its own."""
+    """Plain Theano writes to memory that is not its own, given such numbers."""
     enabled()
     f, w = affine()
     f(X)
@@ -89,14 +89,14 @@ QUICK = [call_cases.some_outputs, call_cases.borrowed_memory, call_cases.values_
 @pytest.mark.mpi
 @pytest.mark.parametrize('chosen', [QUICK, pytest.param(None, marks=pytest.mark.slow)], ids=['some', 'all'])
 def test_a_call_on_ranks_is_that_of_plain_theano(chosen):
-    """Each sparse batch was another one on each rank: what was compared was a pointer."""
+    """Each rank received a different sparse batch, as the pointers of the batches were compared."""
     names = [script.__name__ for script in chosen or scripts() if script not in ALONE]
     done = launch(2, *names, flags='contexts=a->cpu;b->cpu', job=rank_cases.__file__)
     assert done.stdout.splitlines() == [name + ': as in plain Theano' for name in sorted(names, key=ORDER.index)]
 
 
 def test_a_function_of_the_package_has_defaults_that_can_be_assigned(contexts, kind):
-    """An assigned value counts for one call, as with `theano.function`."""
+    """An assigned default counts for one call, as with `theano.function`."""
     contexts(kind, 2)
     x, s, v, w = T.fmatrix('x'), T.fscalar('s'), T.fvector('v'), theano.shared(np.ones(3, 'float32'))
     inputs = [x, theano.In(s, value=0.5), theano.In(v, value=[1, 2, 3], name='shift', allow_downcast=True)]

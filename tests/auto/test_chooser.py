@@ -1,4 +1,4 @@
-"""The choice between one device and several: states, and what ranks agree upon."""
+"""The choice between one device and several: its states, and how ranks agree."""
 from theano_mgpu.auto import chooser as module
 from theano_mgpu.auto.chooser import COUNTED, GROWN, LONGEST, SHORTEST, WARM_UP, Chooser, State, Way
 from theano_mgpu.comm.alone import Alone
@@ -12,7 +12,7 @@ CALLS = WARM_UP + COUNTED
 
 @pytest.fixture
 def calls(monkeypatch):
-    """A function that runs n calls by a Chooser, on a Clock; it returns in which ways they were computed."""
+    """Return a function that runs n calls by a Chooser on a Clock; it returns how each call was computed."""
     def run(chooser, divided, whole, n):
         clock = Clock(divided, whole)
         monkeypatch.setattr(module, 'time', clock)
@@ -49,7 +49,7 @@ def test_the_choice_is_made_anew_when_calls_have_grown(calls):
 
 
 class TwoRanks(Alone):
-    """Two ranks, the other one of which takes twice as long."""
+    """Two ranks; the other one takes twice as long as this one."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""`mgpu.enable()`: functions of unchanged scripts over contexts, with the results of plain Theano."""
+"""`mgpu.enable()`: functions of unchanged scripts run over contexts, with the results of plain Theano."""
 from collections import OrderedDict
 
 import theano_mgpu as mgpu
@@ -21,7 +21,7 @@ Y = np.random.RandomState(1).randint(0, 3, 43).astype('int32')
 
 @pytest.fixture
 def enabled():
-    """A function that calls `mgpu.enable`; its list `messages` collects what `tell` gets."""
+    """Return a function that calls `mgpu.enable`; its list `messages` collects what `tell` gets."""
     def enable(**options):
         report = mgpu.enable(tell=enable.messages.append, **dict({'always': True}, **options))
         return report
@@ -39,7 +39,7 @@ def function(*args, **kwargs):
 
 
 def logistic(size=20):
-    """A script in the manner of the Deep Learning Tutorials, as a generator of figures: data by index, cast labels."""
+    """Yield the figures of a script like in the Deep Learning Tutorials: data by index, cast labels."""
     data, labels = shared(X, 'data'), T.cast(shared(Y.astype('float64'), 'labels'), 'int32')
     index, x, y = T.lscalar('index'), T.dmatrix('x'), T.ivector('y')
     w, b = shared(np.zeros((6, 3)), 'w'), shared(np.zeros(3), 'b')
@@ -57,7 +57,7 @@ def logistic(size=20):
 
 
 def denoising():
-    """Draws of the batch's shape, defaults and keywords, tied weights."""
+    """Yield figures with random draws of the batch's shape, default arguments and keywords, and tied weights."""
     data, index, x = shared(X, 'data'), T.lscalar('index'), T.dmatrix('x')
     w, streams = shared(np.full((6, 4), 0.1), 'w'), RandomStreams(7)
     level, rate = T.dscalar('level'), T.dscalar('rate')
@@ -73,7 +73,7 @@ def denoising():
 
 
 def fixed_length():
-    """The length of the batch as a number; a batch of another length is plain Theano's error."""
+    """Yield figures of a graph with the length of the batch as a number; another length is plain Theano's error."""
     x = T.dmatrix('x')
     total = function([x], x.reshape((20, 2, 3)).sum(axis=2))
     yield total(X[:20])
@@ -109,7 +109,7 @@ def chain_of_mrg():
 
 
 def time_major():
-    """Samples along axis 1, a mask, and two functions: one stores gradients, the other one updates."""
+    """Yield figures with samples along axis 1 and a mask; one function stores gradients, another one updates."""
     x, mask, y = T.tensor3('x', 'float64'), T.dmatrix('mask'), T.ivector('y')
     w, u = shared(np.full((6, 3), 0.1), 'w'), shared(np.eye(3), 'u')
     rate, gradients = T.dscalar('rate'), [shared(np.zeros((6, 3)), 'g.w'), shared(np.zeros((3, 3)), 'g.u')]
@@ -130,7 +130,7 @@ def time_major():
 
 
 def monitors():
-    """Sums that grow over batches, an index vector, dicts, a function without outputs, a rate that is set."""
+    """Yield sums that grow over batches: an index vector, dicts, a function without outputs, and a rate that is set."""
     data, chosen, x = shared(X, 'data'), T.lvector('chosen'), T.dmatrix('x')
     total, count, rate = shared(np.zeros(6), 'total'), shared(0, 'count'), shared(0.5, 'rate')
     watch = function([x], updates=OrderedDict([(total, total + rate * x.sum(axis=0)), (count, count + x.shape[0])]))
@@ -146,7 +146,7 @@ def monitors():
 
 
 def vectors_by_hand():
-    """Rows of a table that are changed where words of the batch say so, several times each."""
+    """Yield figures of a table of vectors; a batch changes the rows of its words, some of them several times."""
     words, others = T.ivector('words'), T.imatrix('others')
     e, c, counts = shared(X[:9] / 3, 'e'), shared(X[10:19] / 3, 'c'), shared(np.zeros(9, 'int64'), 'counts')
     near, far = e[words], c[others]
@@ -163,7 +163,7 @@ def vectors_by_hand():
 
 
 def fixed_length_in_indices():
-    """The length of the batch as a number in indices; a batch of another length is computed as by plain Theano."""
+    """Yield figures with the batch's length as a number in indices; another length is computed as in plain Theano."""
     x, y, w = T.dmatrix('x'), T.ivector('y'), shared(X[:6, :3] / 3, 'w')
     p = T.nnet.softmax(T.dot(x, w))
     cost = -T.log(p)[T.arange(10), y].mean() - T.log(p.flatten()[np.arange(10) * 3 + y]).sum()
@@ -181,7 +181,7 @@ def fixed_length_in_indices():
 
 
 def gradient_of_its_own():
-    """An op that is made of a graph, with a gradient of its own, in a function of the batch and of its mean."""
+    """Yield figures of an op that is made of a graph and has its own gradient, applied to the batch and to its mean."""
     a, w = T.dmatrix('a'), shared(X[:6, :3], 'w')
     clipped = theano.OpFromGraph([a], [T.clip(a, -0.5, 0.5) - a.mean(axis=0)],
                                  grad_overrides=lambda inputs, gradients: [gradients[0] * (abs(inputs[0]) < 0.8)])
@@ -194,7 +194,7 @@ def gradient_of_its_own():
 
 
 def hardest_triplets():
-    """Distances of all pairs and their diagonal, and a trace and a factor of what the samples have in common."""
+    """Yield a loss of the distances of all pairs, their diagonal, a trace, and a factor that all samples share."""
     x, y, w = T.dmatrix('x'), T.ivector('y'), shared(X[:6, :3], 'w')
     z = T.tanh(T.dot(x, w))
     squares = T.diag(T.dot(z, z.T))
@@ -327,7 +327,7 @@ def test_verify_prints_a_certificate(cpu2, enabled, capsys):
 
 
 def test_on_devices(gpu2, enabled):
-    """Data sets have a copy on each device; nothing of them is sent in a step."""
+    """Each device has a copy of the data set; a step sends nothing of the data set."""
     data, index, x = theano.shared(X.astype('float32'), 'data'), T.lscalar('index'), T.fmatrix('x')
     w = theano.shared(np.zeros(6, 'float32'), 'w')
     cost = ((T.dot(x, w) - 1) ** 2).mean()

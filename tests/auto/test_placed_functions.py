@@ -1,4 +1,4 @@
-"""Placed graphs where no function of this package was called for: `mgpu.Predictor`, and `mgpu.enable`."""
+"""Placed graphs without a call of `mgpu.function`: by `mgpu.Predictor`, and by `mgpu.enable`."""
 import warnings
 
 import theano_mgpu as mgpu
@@ -12,7 +12,7 @@ FAST = theano.Mode(linker='cvm', optimizer='fast_compile')
 
 
 def two_layers(first='dev0', second='dev1', seed=0):
-    """Input, weights and output of a network on two devices."""
+    """Return input, weights and output of a network on two devices."""
     rng = np.random.RandomState(seed)
     x = T.matrix('x')
     with mgpu.device(first):
@@ -85,7 +85,7 @@ def test_a_stream_on_one_of_the_devices():
 
 @pytest.fixture
 def enabled():
-    """A function that calls `mgpu.enable`; its list `messages` collects what `tell` gets."""
+    """Return a function that calls `mgpu.enable`; its list `messages` collects what `tell` gets."""
     def enable(**options):
         return mgpu.enable(tell=enable.messages.append, **options)
     enable.messages = []

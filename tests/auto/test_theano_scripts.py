@@ -1,7 +1,7 @@
-"""Scripts in the manner of the Deep Learning Tutorials and of published projects (tests/theano_scripts), unchanged.
+"""Unchanged scripts in the style of the Deep Learning Tutorials and published projects (theano_scripts).
 
-Each prints figures. They are to be those of plain Theano when `theano-mgpu run` divides its functions over contexts,
-and when `theano-mgpu launch` runs it in two processes.
+Each script prints figures. It has to print the same ones as in plain Theano when `theano-mgpu run` divides its
+functions over contexts, and when `theano-mgpu launch` runs it in two processes.
 """
 import math
 import os
@@ -43,13 +43,13 @@ pytestmark = pytest.mark.needs_compiler
 
 
 def each_case(quick=()):
-    """Parametrise on the scripts; those that are not in `quick` are slow."""
+    """Parametrise a test by the scripts; scripts that are not in `quick` are slow."""
     return pytest.mark.parametrize('case', [case if case in quick else pytest.param(case, marks=pytest.mark.slow)
                                             for case in CASES])
 
 
 def run_python(words, case, dtype):
-    """Run a script by `python WORDS SCRIPT ARGUMENTS`, without contexts in the flags; (stdout, stderr)."""
+    """Run a script by `python WORDS SCRIPT ARGUMENTS`, without contexts in the flags; return (stdout, stderr)."""
     flags = config.parse_flags(os.environ.get('THEANO_FLAGS', ''))
     flags.pop('contexts', None)
     flags['floatX'] = dtype
@@ -64,7 +64,7 @@ def run_python(words, case, dtype):
 
 @pytest.fixture(scope='module')
 def reference():
-    """A function that gives what a script prints in plain Theano; it runs once for each floatX."""
+    """Return a function that returns the output of a script in plain Theano; it runs a script once for each floatX."""
     found = {}
 
     def run(case, dtype):
@@ -75,7 +75,7 @@ def reference():
 
 
 def figures(line):
-    """The numbers in a line.
+    """Return the numbers in a line.
 
     >>> figures('epoch 1, cost -0.5e-05, W1 nan')
     [1.0, -5e-06, nan]
@@ -84,7 +84,7 @@ def figures(line):
 
 
 def assert_same_figures(output, expected, tolerance):
-    """The same lines, with the same numbers to within a relative tolerance."""
+    """Check that two outputs have the same lines, with the same numbers to within a relative tolerance."""
     lines, expected_lines = output.splitlines(), expected.splitlines()
     for number, (line, wanted) in enumerate(zip(lines, expected_lines), 1):
         message = 'line %d is %r, in plain Theano %r' % (number, line, wanted)
@@ -94,14 +94,14 @@ def assert_same_figures(output, expected, tolerance):
 
 
 def summary(stderr):
-    """Which function ran where: (name, contexts or 'one device', why) of each, from what `run` prints at exit."""
+    """Return the summary that `run` prints at exit: (name, contexts or 'one device', reason) for each function."""
     rows = stderr[stderr.index('\nFUNCTION'):].splitlines()[2:]
     columns = [re.split('  +', row) for row in rows if '  ' in row]
     return [(row[0], row[1], row[-1]) for row in columns]
 
 
 def assert_divided(stderr, contexts, alone=False):
-    """Each function ran on all contexts, but for those in `STAY`; one context `alone` computes coupled samples, too."""
+    """Check that each function except `STAY` ran on all contexts; one context `alone` computes coupled samples, too."""
     ran = summary(stderr)
     assert ran
     for name, where, why in ran:
@@ -114,7 +114,7 @@ def assert_divided(stderr, contexts, alone=False):
 # --- The scripts ---------------------------------------------------------------------------------
 
 def test_every_script_is_plain_theano():
-    """Each script is as a user wrote it who does not know of this package."""
+    """Each script is written as by a user who does not know of this package."""
     for name in os.listdir(FOLDER):
         if name.endswith('.py'):
             with open(os.path.join(FOLDER, name)) as file:
@@ -124,7 +124,7 @@ def test_every_script_is_plain_theano():
 
 @each_case()
 def test_the_figures_are_finite_and_those_of_either_precision(case, reference):
-    """What single precision alone changes is below the tolerance: a larger difference is one of the division."""
+    """Single precision alone changes figures by less than the tolerance; a larger difference is due to the division."""
     single, double = reference(case, 'float32'), reference(case, 'float64')
     numbers = [number for line in double.splitlines() for number in figures(line)]
     assert len(numbers) > 20 and all(math.isfinite(number) for number in numbers)
@@ -158,7 +158,7 @@ def test_in_two_processes(case, dtype, reference):
 @pytest.mark.slow
 @each_case()
 def test_on_two_gpus(case, reference):
-    """The scripts run on OpenCL devices, or in `make test-cuda` on CUDA devices."""
+    """The devices are OpenCL devices; in `make test-cuda`, CUDA devices."""
     output, stderr = run_python(['-m', 'theano_mgpu', 'run', '--contexts', context_map('gpu', 2)] + DIVIDE, case,
                                 'float32')
     assert_same_figures(output, reference(case, 'float32'), TOLERANCES['float32'])

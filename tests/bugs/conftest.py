@@ -1,10 +1,10 @@
-"""Fixtures of several of these files."""
+"""Fixtures for several of these files."""
 import pytest
 
 
 @pytest.fixture
 def enabled():
-    """A function that enables all contexts for models of Keras. Notes go to its report only."""
+    """Return a function that enables all contexts for models of Keras; notes go to its report only."""
     from theano_mgpu.keras import disable, enable
 
     def start(**options):

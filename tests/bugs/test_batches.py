@@ -14,7 +14,7 @@ from theano.printing import Print
 
 
 def test_two_inputs_without_names_get_each_its_own_argument(cpu2):
-    """Inputs were distinguished by their text, which is that of their type: both got the last argument."""
+    """Inputs were distinguished by their text. Without names that is their type, so that both got the last argument."""
     a, b = theano.tensor.fmatrix(), theano.tensor.fmatrix()
     first, second = data(5, 3)[0], data(5, 3, seed=1)[0]
     np.testing.assert_array_equal(mgpu.function([a, b], a - b)(first, second), first - second)
@@ -97,7 +97,7 @@ def test_a_bad_batch_of_a_generator_does_not_undo_the_one_before(gpu2, monkeypat
 
 @pytest.mark.parametrize('options', [{}, {'micro_batches': 2}, {'update_on': 'device'}])
 def test_the_whole_value_is_printed_once(options, cpu2):
-    """Each context printed its part of the batch, its part of a sum, and what is the same everywhere."""
+    """Each context printed its part of the batch, its part of a sum, and a copy of each constant value."""
     printed = []
 
     def shown(name, variable):
@@ -154,7 +154,7 @@ TWO = theano.shared(np.arange(2, dtype='float32'), name='two')
     ([MATRIX, OTHER], (MATRIX * OTHER.dimshuffle(0, 'x')).sum(axis=0), (6, 3)),
 ], ids=str)
 def test_what_has_as_many_rows_as_a_replica_alone_is_an_error_as_on_one_device(inputs, output, lengths, cpu2):
-    """Each replica took all of it for the rows of its samples: [1 2 3 4] * [1 2] was [1 4 3 8]."""
+    """Each replica took the whole array for the rows of its samples: [1 2 3 4] * [1 2] was [1 4 3 8]."""
     given = [np.ones((length,) + (3,) * (variable.ndim - 1), 'float32') for variable, length in zip(inputs, lengths)]
     mgpu.enable(always=True)
     try:

@@ -17,7 +17,7 @@ def noisy(v):
 
 
 def fixed_models():
-    """name -> (model with FIXED written into it, contexts that it runs on, whether it draws random numbers)."""
+    """Return {name: (model with FIXED written into it, contexts that it runs on, whether it draws random numbers)}."""
     from keras import backend as K
     from keras import layers as L
     from keras.models import Sequential
@@ -50,7 +50,7 @@ def fixed_models():
 
 
 def trained(model, x, y, size=FIXED, mode='FAST_COMPILE'):
-    """Train, test and predict; returns everything that this leaves behind."""
+    """Train, test and predict; return everything that this leaves behind."""
     from keras import backend as K
     model.compile('adam', 'mse', mode=mode)
     losses = [model.train_on_batch(x[i:i + size], y[i:i + size]) for _ in range(2) for i in range(0, len(x), size)]

@@ -15,7 +15,7 @@ MODE = theano.Mode(optimizer='fast_compile')
 
 
 def buffers():
-    """Arrays to borrow, of which some are views: name -> (array, what else may refer to its memory)."""
+    """Return arrays to borrow, some of them views: name -> (array, another array with its memory, or None)."""
     whole, columns, base = np.ones((6, 3), 'float32'), np.ones((3, 6), 'float32'), np.ones((9, 3), 'float32')
     return {'whole': (whole, whole), 'view of it': (whole.copy(), None), 'transposed': (columns.T, columns),
             'slice': (base[3:], base)}
@@ -28,7 +28,7 @@ def borrowed_array(request):
 
 
 def sums(variable):
-    """A divided function and plain Theano's, which share a variable; each result depends on all of the variable."""
+    """Return a divided function and plain Theano's, which share a variable; each result depends on all of it."""
     x = T.fmatrix('x')
     outputs = [T.dot(x, variable), T.sqr(T.dot(x, variable)).sum()]
     return mgpu.function([x], outputs, mode=MODE), theano.function([x], outputs, mode=MODE)
@@ -76,7 +76,7 @@ def test_a_buffer_that_set_value_borrows(contexts, kind):
 @pytest.mark.parametrize('internal', [False, True])
 @pytest.mark.parametrize('when', ['before', 'after'])
 def test_a_value_that_get_value_lends(contexts, kind, when, internal):
-    """What was borrowed before the first call was written to in silence, afterwards it could not be written to."""
+    """A value that was borrowed before the first call was changed unnoticed; one borrowed afterwards was read-only."""
     contexts(kind, 2)
     weights = theano.shared(np.ones((6, 3), 'float32'))
 
@@ -113,7 +113,7 @@ def test_an_edit_of_a_variable_on_a_device(contexts):
 
 
 def test_the_containers_of_a_variable(contexts, kind):
-    """A scalar, too, such as a learning rate."""
+    """A container may also hold a scalar, such as a learning rate."""
     contexts(kind, 2)
     scale = theano.shared(np.float32(2), 'scale')
     functions = sums(T.ones((6, 3)) * scale)
@@ -165,7 +165,7 @@ def test_a_large_buffer_that_is_borrowed_has_a_warning_with_the_way_out(contexts
 @pytest.mark.parametrize('in_place', [True, False])
 @pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=pytest.mark.slow)])
 def test_a_buffer_of_a_trained_variable_is_as_in_plain_theano(contexts, kind, in_place):
-    """Where plain Theano updates in place, a borrowed buffer has the new value, and what is written to it counts."""
+    """Plain Theano updates in place, so a borrowed buffer has the new value, and a write to the buffer counts."""
     contexts(kind, 2)
     mode, found, x = theano.Mode('py' if kind == 'cpu' else 'cvm', 'fast_run'), [], T.fmatrix('x')
     mode = mode if in_place else mode.excluding('inplace')

@@ -42,7 +42,7 @@ def test_a_step_that_failed_is_no_step_of_a_checkpoint(contexts, kind, tmp_path)
 
 
 def counting_step(start=0.0):
-    """A quick step whose only variable, w, counts steps."""
+    """Return a quick step whose only variable, w, counts steps."""
     x, w = T.vector('x'), theano.shared(np.asarray(start, theano.config.floatX), name='w')
     return w, mgpu.training_function([x], (x * w).mean(), [w], lambda gradients: {w: w + 1 + 0 * gradients[0]},
                                      mode=theano.Mode(optimizer='fast_compile'))
@@ -65,7 +65,7 @@ def make_empty(path):
 
 @pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=pytest.mark.slow)])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(contexts, kind, tmp_path):
-    """There was none before it, and messages were "File is not a zip file", "Bad CRC-32 for file 'value/0.npy'"."""
+    """No file before it was kept, and messages were "File is not a zip file", "Bad CRC-32 for file 'value/0.npy'"."""
     contexts(kind, 2)
     path, batch = str(tmp_path / 'run.npz'), np.ones(4, theano.config.floatX)
     w, step = counting_step()

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 @pytest.fixture(scope='module')
 def installed(tmp_path_factory):
-    """A Python that has what `pip install` puts into site-packages, beside the packages of this one."""
+    """Return a Python that has the installed files of this package in site-packages, beside its dependencies."""
     if not (ROOT / 'setup.py').exists():
         pytest.skip('no setup.py beside these tests')
     folder = tmp_path_factory.mktemp('installed')
@@ -101,6 +101,6 @@ else:
 
 @pytest.mark.mpi
 def test_a_process_that_a_rank_starts_is_no_rank(tmp_path):
-    """It started MPI in the rank's name: "Local abort before MPI_INIT completed", and all ranks ended."""
+    """The process started MPI in the rank's name: "Local abort before MPI_INIT completed", and all ranks ended."""
     (tmp_path / 'script.py').write_text(A_RANK_STARTS)
     launch(2, job=str(tmp_path / 'script.py'), flags='cxx=,optimizer=fast_compile')

@@ -13,7 +13,7 @@ EVERYTHING = '>&- 2>&- <&-'
 
 
 def run(*words, streams='', **variables):
-    """Run Python with closed streams, as in ``>&-``; the CompletedProcess, with text."""
+    """Run Python with closed streams, as in ``>&-``; return the CompletedProcess, with text."""
     return subprocess.run(['sh', '-c', 'exec "$@" ' + streams, 'sh', sys.executable, *words], text=True, timeout=300,
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
                           env=dict(os.environ, **{'THEANO_FLAGS': 'cxx=', **variables}))

@@ -18,7 +18,7 @@ from theano.gof import cmodule, compilelock
 
 @pytest.fixture
 def notes(monkeypatch):
-    """Notes on long work, which is all work here; `heard` is set with the first one."""
+    """Return the notes on long work, which is all work here; `heard` is set with the first one."""
     said = types.SimpleNamespace(texts=[], heard=threading.Event())
     rank_process.note.cache_clear()
     monkeypatch.setattr(progress, 'PATIENCE', 0)
@@ -78,7 +78,7 @@ def test_c_code_of_a_gpu_is_the_same_in_each_process():
 
 
 class Starting:
-    """A part of a key. While that is written, a process starts: it reads all keys, and cleans up."""
+    """A part of a key; while it is written, a process starts, reads all keys, and cleans up."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -95,7 +95,7 @@ class Starting:
 
 
 def test_compiled_code_stays_while_another_process_starts(tmp_path):
-    """It was deleted in use: "No such file or directory: '.../key.pkl'", and an AssertionError at each later use."""
+    """Compiled code was deleted in use: "No such file or directory: '.../key.pkl'"; then each use failed."""
     folder, key = tmp_path / 'tmp1', ((1,), ('hash:1',))
     folder.mkdir()
     module, keys_file = folder / ('m1.' + cmodule.get_lib_extension()), folder / 'key.pkl'

@@ -17,7 +17,7 @@ import theano
 
 
 def variables(start=0.0):
-    """Two variables and a random stream that each context draws from; no function is compiled."""
+    """Return two variables and a random stream that each context draws from; no function is compiled."""
     w = theano.shared(np.full((2, 3), start, 'float32'), name='w')
     v = theano.shared(np.full(2, start + 1), name='v')
     stream = theano.shared(np.random.RandomState(int(start)), name='stream')
@@ -41,14 +41,14 @@ def load(path, found, *check):
 
 @pytest.fixture
 def two(cpu2, tmp_path):
-    """A file, its content, and the variables as they were saved."""
+    """Return a file, its content, and the variables as they were saved."""
     found, path = variables(3.0), tmp_path / 'run.npz'
     save(path, found, extra={'calls': np.array(7)})
     return path, path.read_bytes(), found
 
 
 def assert_refused(path, content, found):
-    """The file is named in a ValueError, and no variable is changed; the one before it is taken where it is intact."""
+    """Check that a ValueError names the file and no variable is changed, or that an intact file before it is loaded."""
     before, previous = values(found), path.with_name(path.name + '.previous')
     path.write_bytes(content)
     with pytest.raises(ValueError, match='run.npz') as caught:
@@ -64,7 +64,7 @@ def assert_refused(path, content, found):
 
 @pytest.fixture
 def small(tmp_path):
-    """A file of a few hundred bytes, and its content."""
+    """Return a file of a few hundred bytes, and its content."""
     path = tmp_path / 'small.npz'
     with open(str(path), 'w+b') as file:
         state_file.write(file, {'names': np.array(['w']), 'value/0': np.arange(2.), 'extra/calls': np.array(3)})
@@ -113,7 +113,7 @@ def test_a_damaged_file_changes_nothing_and_the_one_before_it_is_taken(two):
 
 
 def rewritten(content, format):
-    """The same arrays with a right checksum, but another format."""
+    """Return the content of a file with the same arrays and a right checksum, but another format."""
     arrays, out = dict(np.load(io.BytesIO(content))), io.BytesIO()
     state_file.write(out, dict(arrays, format=np.array(format)))
     return out.getvalue()
@@ -184,7 +184,7 @@ def test_an_error_in_the_middle_puts_all_values_back(two, monkeypatch):
 
 
 def test_a_file_that_does_not_count_steps_changes_nothing(two, tmp_path):
-    """step.checkpoint raised its error after it had set all variables."""
+    """The error of step.checkpoint came after it had set all variables."""
     import theano.tensor as T
     x, w = T.vector('x'), theano.shared(np.asarray(2, theano.config.floatX), name='w')
     step = mgpu.training_function([x], (x * w).mean(), [w], lambda gradients: {w: w + 1 + 0 * gradients[0]},
@@ -198,7 +198,7 @@ def test_a_file_that_does_not_count_steps_changes_nothing(two, tmp_path):
 
 
 def test_a_file_before_that_another_program_wrote_stays(two, tmp_path):
-    """It was replaced, and removed where run.npz was missing."""
+    """The file was replaced; where run.npz was missing, it was removed."""
     path, content, found = two
     previous = tmp_path / 'run.npz.previous'
     for make in (lambda: previous.write_text('a thesis'), previous.mkdir, lambda: previous.symlink_to(tmp_path / 'x')):

@@ -67,7 +67,7 @@ def test_elementwise_ops_on_a_gpu_are_those_of_the_cpu(gpu2):
 
 
 def gpu_blas():
-    """Products whose output is given and multiplied by 0: a name, the op and its other inputs."""
+    """Return products whose output is given and multiplied by 0: a name, the op and its other inputs."""
     from theano.gpuarray import blas
     matrix, vector, stack = np.ones((8, 8), 'float32'), np.ones(8, 'float32'), np.ones((2, 8, 8), 'float32')
     return {'gemv': (blas.gpugemv_no_inplace, vector, matrix, vector),
@@ -89,7 +89,7 @@ def test_a_product_into_memory_that_holds_nan_is_not_nan(gpu2, name, linker):
 
 @pytest.fixture
 def opencl_cpus(monkeypatch, contexts):
-    """The OpenCL devices of a CPU, on a machine where nothing is mapped and CUDA has no device."""
+    """Return the OpenCL devices of a CPU, on a machine where nothing is mapped and CUDA has no device."""
     discover = discovery.discover
     monkeypatch.setattr(discovery, 'discover', lambda kind: ([], 'none') if kind == 'cuda' else discover(kind))
     monkeypatch.setenv('THEANO_FLAGS', '')
@@ -173,7 +173,7 @@ print(f(), *theano.gpuarray.type.list_contexts())
 
 
 def run_named(flags, *arguments):
-    """Run NAMED in a process of its own, with these contexts; returns the last line of its output, or of its error."""
+    """Run NAMED in a process of its own, with these contexts; return the last line of its output, or of its error."""
     done = subprocess.run([sys.executable, '-c', NAMED, *map(str, arguments)], text=True, capture_output=True,
                           env=dict(os.environ, THEANO_FLAGS='floatX=float32,contexts=' + flags))
     return (done.stdout or done.stderr).strip().splitlines()[-1]

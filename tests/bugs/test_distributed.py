@@ -20,8 +20,7 @@ from support.launch import INTERPRETED, JOBS, alone, arrays, launch
 
 @pytest.mark.mpi
 def test_a_rank_reads_what_it_has_saved_and_not_a_former_file_or_none(tmp_path):
-    """Ranks other than 0 did not wait for it to be written; they died in load_model. Guarded writes need no other rank.
-    """
+    """Ranks other than 0 died in load_model, as they did not wait for the file. Guarded writes need no other rank."""
     from support import keras_rank_jobs as rank_jobs
     path = str(tmp_path / 'm')
     launch(2, 'save_and_load', path, job=os.path.abspath(rank_jobs.__file__), flags=INTERPRETED)
@@ -51,7 +50,7 @@ def test_a_rank_that_saves_alone_says_whom_it_waits_for(monkeypatch):
 @pytest.mark.parametrize('flag', [
     'overlap=True', *(pytest.param(flag, marks=pytest.mark.slow) for flag in ('overlap=False', 'update_on=sharded'))])
 def test_a_failure_of_one_rank_late_in_a_step_is_one_of_all(flag, tmp_path):
-    """If the script caught it, the other ranks had new weights, and went on: 0.2467 against 0.2127, no error."""
+    """If the script caught the error, the other ranks had new weights, and went on: 0.2467 against 0.2127, no error."""
     launch(2, 'late_failures', tmp_path / 'met', flags=INTERPRETED + ',mgpu.timeout=10,mgpu.' + flag)
     for rank in range(2):
         with open('%s.%d' % (tmp_path / 'met', rank)) as f:
@@ -63,7 +62,7 @@ def test_a_failure_of_one_rank_late_in_a_step_is_one_of_all(flag, tmp_path):
 
 
 def processes_of(text):
-    """Running processes whose command line has a text in it."""
+    """Return the running processes whose command line contains a text."""
     found = []
     for pid in filter(str.isdigit, os.listdir('/proc')):
         try:
@@ -97,7 +96,7 @@ def test_a_killed_launcher_leaves_no_process(killed, tmp_path):
 
 @pytest.mark.mpi
 def test_a_compile_error_on_the_first_rank_is_one_of_all(tmp_path):
-    """The others waited for it for ever; and float16 was an error of mpi4py's, "KeyError: 'e'"."""
+    """The others waited for the first rank for ever; and float16 was an error of mpi4py's, "KeyError: 'e'"."""
     launch(2, 'compile_errors', tmp_path / 'met', flags=INTERPRETED + ',mgpu.timeout=10')
     own = 'MemoryError: no memory left'
     for rank in range(2):
@@ -121,7 +120,7 @@ def test_garbage_that_one_rank_has_collected_and_another_one_has_not_makes_no_di
 
 @pytest.mark.mpi
 def test_two_threads_that_train_over_ranks_at_once_end_the_job():
-    """MPI_ERR_REQUEST in one thread, and exit code 0."""
+    """One thread failed with MPI_ERR_REQUEST, and the exit code was 0."""
     done = launch(2, 'fail', 'threads', flags=INTERPRETED + ',mgpu.timeout=10', expected=1)
     assert 'MPI_ERR' not in done.stderr
     assert done.stderr.count(') failed:') in (1, 2)  # each rank has two threads; the first to fail ends the other
@@ -130,7 +129,7 @@ def test_two_threads_that_train_over_ranks_at_once_end_the_job():
 
 @pytest.mark.mpi
 def test_launch_in_a_process_that_has_initialised_mpi(tmp_path):
-    """A notebook that had imported mpi4py: mpirun ended at once with code 1, and said nothing."""
+    """A notebook had imported mpi4py: mpirun ended at once with code 1, and said nothing."""
     (tmp_path / 'job.py').write_text('print("a rank")')
     program = ('import subprocess, sys\nfrom mpi4py import MPI\n'
                'sys.exit(subprocess.call([sys.executable, "-m", "theano_mgpu", "launch", "-n", "2", "job.py"]))')
@@ -170,15 +169,14 @@ def assert_ranks_give_the_answer_of_one_process(tmp_path, *job, flags=''):
 def test_overlap_adds_each_sum_once_and_one_at_a_time(kind, tmp_path):
     """An early gradient was added twice by steps of several stages: 0.4924 in place of 0.5146, and no message.
 
-    Where no gradients had to be there, a sum of integers was exchanged while a thread was adding: MPI_ERR_TRUNCATE.
+    Without gradients to wait for, a sum of integers was exchanged while a thread was adding: MPI_ERR_TRUNCATE.
     """
     assert_ranks_give_the_answer_of_one_process(tmp_path, 'early_sums', kind, flags=',mgpu.overlap=True')
 
 
 @pytest.mark.mpi
 def test_a_divided_update_follows_a_new_shape(tmp_path):
-    """From 4 columns to 9: could not broadcast input array. To 1: one rank had a column, and the other one 4 of them.
-    """
+    """A change of 4 columns to 9 failed; after a change to 1, one rank had one column, the other one 4 of them."""
     assert_ranks_give_the_answer_of_one_process(tmp_path, 'reshaped', 'sharded', 9, 1)
 
 

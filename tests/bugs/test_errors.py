@@ -38,7 +38,7 @@ def test_errors_are_those_of_plain_theano_and_keras(command, plain, tmp_path):
 
 
 class Refused(KeyError):
-    """Not made by its text alone, nor by its `args`."""
+    """An error that neither its text nor its `args` suffice to make."""
 
     def __init__(self, name, number):
         super().__init__(name)

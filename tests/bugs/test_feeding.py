@@ -1,4 +1,4 @@
-"""Batches in several processes: they are those of rank 0, which are those of one process, however they are made."""
+"""Batches in several processes: each rank gets those batches of rank 0 that one process makes, by each way to feed."""
 import json
 import os
 import subprocess
@@ -13,7 +13,7 @@ CASES = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', 'support',
 
 
 def results(path, which, *command):
-    """Return the findings of each rank, a list of dicts; by one process without a command."""
+    """Return the findings of each rank, a list of dicts; without a command one process finds them."""
     subprocess.run([sys.executable, *command, CASES, path, which], check=True, timeout=600,
                    env=dict(os.environ, THEANO_FLAGS=INTERPRETED))
     found = []
@@ -39,7 +39,7 @@ def assert_same(ours, theirs, tolerance, without=()):
     ('few', ('--always',)), pytest.param('all', ('--always',), marks=pytest.mark.slow),
     pytest.param('all', (), marks=pytest.mark.slow)])
 def test_every_way_to_feed_a_model_gives_the_results_of_one_process(which, options, tmp_path):
-    """"the ranks were given different batches": the random state was set while a thread drew from it."""
+    """The random state was set while a thread drew from it: "the ranks were given different batches"."""
     plain, = results(str(tmp_path / 'plain'), which)
     first, second = results(str(tmp_path / 'ranks'), which, *launched(*options))
     racing = ['racing threads']  # which plain Keras does not repeat either

@@ -1,4 +1,4 @@
-"""What the first calls of a function show is not held for ever: later ones may show a batch, or another one."""
+"""Functions whose first calls show no batch, or another one than later calls: no first choice lasts for ever."""
 import theano_mgpu as mgpu
 from theano_mgpu.auto import enabled_function
 from theano_mgpu.auto.chooser import Way
@@ -21,13 +21,13 @@ def sum_of_rows():
 
 
 def time_first():
-    """Batches along axis 1 of one argument, and along axis 0 of the other one."""
+    """Return the graph of a function with batches along axis 1 of one argument, and along axis 0 of the other one."""
     y, m = T.dmatrix('y'), T.dtensor3('m')
     return [y, m], (y.T.sum(axis=1) + m.sum(axis=(1, 2))).mean(), ()
 
 
 def features():
-    """A vector as long as samples are wide: the samples are those of the matrix alone."""
+    """Return the graph of a function of a matrix of samples, and of a vector that is as long as the samples are wide."""
     x, b = T.dmatrix('x'), T.dvector('b')
     return [x, b], T.argmax(x + b, axis=1), ()
 
@@ -50,13 +50,13 @@ def row_of_a_table():
 
 
 def literal():
-    """Six features: a first batch of six samples has this length by chance."""
+    """Return the graph of a function of six features: a first batch of six samples has this length by chance."""
     x = T.dmatrix('x')
     return [x], T.dot(x, T.zeros((6, 2)) + 2), ()
 
 
 def chain():
-    """A state that goes on without the batch, and has as many rows as the first one by chance."""
+    """Return a graph with a state beside the batch; by chance the first batch has as many rows as the state."""
     x, state = T.dmatrix('x'), theano.shared(np.ones(4), 'state')
     return [x], x.sum(axis=1) * state.sum(), [(state, state * 2)]
 
@@ -90,7 +90,7 @@ CASES = {  # the function, the arguments of its calls, and how many of these are
 
 @pytest.fixture
 def enabled(cpu2):
-    """A function that calls `mgpu.enable`; its list `messages` collects what `tell` gets."""
+    """Return a function that calls `mgpu.enable`; its list `messages` collects what `tell` gets."""
     def enable(**options):
         return mgpu.enable(tell=enable.messages.append, **dict({'always': True}, **options))
     enable.messages = []
@@ -118,7 +118,7 @@ def test_later_calls_show_another_batch(name, enabled):
 
 
 def test_what_the_summary_says_of_one_sample(enabled):
-    """It said that no batch enters the function."""
+    """The summary said that no batch enters the function."""
     report = enabled()
     inputs, output, _ = sum_of_rows()
     f = theano.function(inputs, output, mode=PYTHON)
@@ -157,7 +157,7 @@ def test_a_refusal_is_not_looked_for_again(enabled, monkeypatch):
 
 
 def test_batches_that_fail_by_their_data_do_not_end_the_division(enabled):
-    """One batch that only one device can compute ended it, and one with wrong arguments must not."""
+    """A batch that only one device can compute ended the division; one with wrong arguments must not end it either."""
     report = enabled()
     x = T.dmatrix('x')
     f = theano.function([x], x.reshape((-1, 4)).sum(axis=1), mode=PYTHON, name='fours')
@@ -194,7 +194,7 @@ def test_calls_that_grow_are_timed_anew(enabled, monkeypatch):
 
 
 def test_a_placed_function_that_is_first_called_with_one_sample(enabled):
-    """It ran on the devices of its first replica for ever."""
+    """The function ran on the devices of its first replica for ever."""
     report = enabled(always=False)
     x, w = T.dmatrix('x'), theano.shared(rows(3, 2))
     with mgpu.device(mgpu.contexts()[1].name):

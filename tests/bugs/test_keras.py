@@ -43,7 +43,7 @@ def test_a_keras_model_whose_layers_are_all_frozen_is_fitted(kind, contexts):
 
 
 def with_flat_loss():
-    """A variational autoencoder's loss: a mean over all pixels, added to a divergence of each sample."""
+    """Return a variational autoencoder whose loss is a mean over all pixels plus a divergence of each sample."""
     from keras import backend as K
     from keras import layers as L
     from keras.models import Model
@@ -57,7 +57,7 @@ def with_flat_loss():
 
 
 def test_a_mean_over_all_pixels_that_is_added_to_a_loss_of_each_sample_is_exact(cpu2, enabled):
-    """"the loss mixes samples": it is a mean over the replicas' means, as that of one device is."""
+    """The mean over all pixels was refused with "the loss mixes samples", but it is the mean of the replicas' means."""
     from theano_mgpu.keras import disable
     x = np.random.RandomState(1).rand(11, 6).astype('float32')
     found = []
@@ -74,7 +74,7 @@ def test_a_mean_over_all_pixels_that_is_added_to_a_loss_of_each_sample_is_exact(
 
 @pytest.mark.parametrize('optimizer', ['sgd', 'adam'])
 def test_a_gradient_that_is_zero_in_theory_is_no_difference(optimizer, cpu2):
-    """The bias of a layer before a softmax over its units' mean: --verify found a relative difference of 2.0."""
+    """The bias of a layer before a softmax over its units' mean differed by a relative 2.0 in --verify."""
     from theano_mgpu.keras import verify
 
     from keras import backend as K
@@ -93,7 +93,7 @@ def test_a_gradient_that_is_zero_in_theory_is_no_difference(optimizer, cpu2):
 
 
 def test_a_summary_without_a_model_on_contexts_says_why(cpu2, enabled):
-    """"0 models on 0 contexts ()" where every model was left to plain Keras."""
+    """The summary was "0 models on 0 contexts ()" where every model was left to plain Keras."""
     from keras import backend as K
     from keras import layers as L
     from keras.models import Model
@@ -127,7 +127,7 @@ def test_a_model_that_is_verified_prints_once(cpu2, capsys):
 
 @pytest.mark.parametrize('name', [None, 'policy_step'])
 def test_a_step_of_k_function_is_divided_whether_or_not_it_has_a_name(name, cpu2):
-    """Without a name it stayed on one device, unlisted: "no Theano function was compiled: nothing was divided"."""
+    """A step without a name stayed on one device, unlisted: "no Theano function was compiled: nothing was divided"."""
     from keras import backend as K
     from keras.layers import Dense
     from keras.models import Sequential

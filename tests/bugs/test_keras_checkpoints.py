@@ -10,7 +10,7 @@ from support.comparison import assert_bitwise
 
 
 def keras_model(seed=1):
-    """A compiled parallel model with dropout; its functions are interpreted where they can be."""
+    """Return a compiled parallel model with dropout; its functions are interpreted where they can be."""
     from theano_mgpu.keras import multi_gpu_model
 
     from keras.layers import Dense, Dropout
@@ -23,7 +23,7 @@ def keras_model(seed=1):
 
 
 def keras_mode():
-    """A mode that interprets what runs on the host."""
+    """Return a mode that interprets the ops of the host."""
     interpreted = all(context.kind == 'cpu' for context in mgpu.contexts())
     return theano.Mode('py' if interpreted else None, 'fast_compile')
 
@@ -37,7 +37,7 @@ KERAS_Y = KERAS_X.sum(axis=1, keepdims=True)
 
 
 class Interrupt:
-    """Ends a fit at a batch, as a kill would."""
+    """A callback that ends a fit at a batch, as a kill would."""
 
     def __init__(self, at):
         self.left = at
@@ -49,7 +49,7 @@ class Interrupt:
 
 
 def keras_fit(model, path, callbacks=(), interrupted_at=0, every=2, **options):
-    """A fit with a Checkpoint; its history."""
+    """Fit with a Checkpoint; return the history."""
     from theano_mgpu.keras import Checkpoint
 
     from keras.callbacks import LambdaCallback
@@ -62,7 +62,7 @@ def keras_fit(model, path, callbacks=(), interrupted_at=0, every=2, **options):
 
 @pytest.fixture
 def forgetful(monkeypatch):
-    """A function after which the process is like a new one to checkpoints; a new one would have to compile again."""
+    """Return a function that makes the process like a new one for checkpoints, without compiling again."""
     from theano_mgpu.keras.hooks import checkpoint
     return lambda: monkeypatch.setattr(checkpoint, '_runs', {})
 
@@ -109,8 +109,8 @@ def test_fits_with_the_same_checkpoint_are_all_trained_and_all_resumed(contexts,
 
 
 def test_a_fit_that_is_killed_goes_on_bitwise_from_any_batch(cpu2, tmp_path, forgetful):
-    """Also with callbacks that add to the logs (History had no lr for what was passed over), write a log, or run the
-    model themselves (the losses got out of step)."""
+    """Resuming is exact also with callbacks that add to the logs (History had no lr for skipped batches), write a log,
+    or run the model themselves (the losses got out of step)."""
     from keras.callbacks import CSVLogger, LambdaCallback, LearningRateScheduler
 
     def fit(name, model, **options):
@@ -165,7 +165,7 @@ def test_a_stopped_fit_is_passed_over_as_it_was(generator, stops, cpu2, tmp_path
 
 
 def test_early_stopping_and_others_go_on_where_a_killed_fit_was(cpu2, tmp_path, forgetful):
-    """They forgot the best epoch: a restart trained longer, and ModelCheckpoint overwrote the best model."""
+    """The callbacks forgot the best epoch: a restart trained longer, and ModelCheckpoint overwrote the best model."""
     from keras.callbacks import EarlyStopping, ModelCheckpoint, ReduceLROnPlateau
     best, path = str(tmp_path / 'best.h5'), str(tmp_path / 'run.npz')
 
@@ -221,7 +221,7 @@ def test_a_fit_that_fails_while_it_passes_over_batches_has_the_state_of_its_chec
     ({'validation_split': 0.3}, 'written by a fit with .*samples=17.* but this one has .*samples=15'),
     ({'x': KERAS_X + 1}, 'by a fit whose first batch has the checksum [0-9]+, but that of this one has [0-9]+')])
 def test_a_fit_that_is_not_that_of_the_file_is_an_error(change, message, cpu2, tmp_path, forgetful):
-    """It returned an untrained model with the history of the file's fit."""
+    """The fit returned an untrained model with the history of the file's fit."""
     path = str(tmp_path / 'run.npz')
     keras_fit(keras_model(), path)
     forgetful()
@@ -235,7 +235,7 @@ def test_a_fit_that_is_not_that_of_the_file_is_an_error(change, message, cpu2, t
 
 
 def test_a_generator_with_other_batches_than_before_is_warned_of(cpu2, tmp_path):
-    """It may draw them at random, and has to be able to go on."""
+    """A generator may draw its batches at random, and has to be able to go on."""
     path = str(tmp_path / 'run.npz')
 
     def fit(shift):

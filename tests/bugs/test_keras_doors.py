@@ -1,4 +1,4 @@
-"""Bugs that were found and fixed, each under its symptom: what scripts reach through a Keras model's own functions.
+"""Bugs that were found and fixed, each under its symptom: access to a Keras model's own functions by scripts.
 
 A script runs in plain Keras, with models that `enable` leaves to plain Keras, as it does on contexts of the CPU, and
 with models whose batches are divided. All have to leave the same behind.
@@ -25,14 +25,14 @@ WAYS = {'plain': lambda: disable(), 'left to Keras': lambda: enable(tell=print),
 
 @pytest.fixture(autouse=True)
 def interpreted(cpu2):
-    """Models of files are compiled without a mode."""
+    """Compile the models of files by FAST_COMPILE, as the files do not name a mode."""
     with change_flags(mode='FAST_COMPILE'):
         yield
     disable()
 
 
 def same(script, tolerance=1e-5, ways=tuple(WAYS)):
-    """Compare what a script returns, a list of arrays, in each of the ways; returns it as in plain Keras."""
+    """Compare the list of arrays that a script returns in each of the ways; return the list of plain Keras."""
     found = {}
     for way in ways:
         np.random.seed(7)
@@ -54,7 +54,7 @@ def compiled(model=None, optimizer='adam', loss='categorical_crossentropy', **op
 
 
 def trained(model, steps=3):
-    """The losses of steps with batches of several lengths."""
+    """Return the losses of steps with batches of several lengths."""
     return [model.train_on_batch(X[i:i + 7 + i], Y[i:i + 7 + i]) for i in range(steps)]
 
 
@@ -122,7 +122,7 @@ def test_a_train_function_that_is_made_again_begins_with_a_new_state():
 
 
 def test_functions_that_plain_keras_runs_are_those_of_keras():
-    """`model.predict_function.function`, Theano's, was not there: scripts print or profile its graph."""
+    """The function `model.predict_function.function`, Theano's, was not there: scripts print or profile its graph."""
     def script():
         model = compiled(metrics=['accuracy'])
         trained(model), model.test_on_batch(X, Y), model.predict_on_batch(X)
@@ -136,7 +136,7 @@ def test_functions_that_plain_keras_runs_are_those_of_keras():
 
 @pytest.mark.parametrize('shapes', ['alike', pytest.param('different', marks=pytest.mark.slow)])
 def test_two_models_train_with_one_optimizer(shapes):
-    """As in most examples of adversarial networks. Each model has moments of its own; the optimizer shows the last."""
+    """Adversarial networks often do so. Each model has moments of its own; the optimizer shows the last."""
     def script():
         optimizer = keras.optimizers.Adam(0.01)
         discriminator = compiled(optimizer=optimizer)
@@ -149,7 +149,7 @@ def test_two_models_train_with_one_optimizer(shapes):
 
 
 class Counted(Model):
-    """Adds to what Keras calls for each batch."""
+    """A model with its own `_make_train_function`, whose function records the length of each batch."""
 
     def _make_train_function(self):
         is_made = self.train_function is not None
@@ -174,7 +174,7 @@ def normalised():
 
 
 def test_a_function_keeps_the_graph_that_it_was_made_of():
-    """A model that is frozen, or gets another optimizer, and is not compiled again: its functions stay as they are."""
+    """A model that is frozen, or gets another optimizer, and is not compiled again, keeps its functions as they are."""
     def script():
         model = compiled(normalised(), 'sgd', metrics=['accuracy'])
         losses = trained(model) + [model.test_on_batch(X, Y)]

@@ -1,4 +1,4 @@
-"""Bugs that were found and fixed, each under its symptom: theano-mgpu launch, its output, and what a kill leaves."""
+"""Bugs that were found and fixed, each under its symptom: theano-mgpu launch, its output, and leftovers of a kill."""
 import os
 import re
 import select
@@ -37,7 +37,7 @@ for text in eval(open(sys.argv[1]).read()):
 
 @pytest.fixture
 def fake_mpirun(tmp_path, monkeypatch):
-    """A function that puts an mpirun on PATH that executes a command."""
+    """Return a function that puts an mpirun on PATH that executes a command."""
     def make(command):
         program = tmp_path / 'bin' / 'mpirun'
         program.parent.mkdir()
@@ -49,7 +49,7 @@ def fake_mpirun(tmp_path, monkeypatch):
 
 @pytest.fixture
 def launched(tmp_path):
-    """A function that starts a job of two ranks, as a Popen; the real mpirun runs a script with a text."""
+    """Return a function that starts a job of two ranks, as a Popen; the real mpirun runs a script with a text."""
     started = []
 
     def start(*options, text='', arguments=(), **settings):
@@ -68,7 +68,7 @@ def launched(tmp_path):
 
 
 def read(stream, n, seconds=60):
-    """The next n bytes of a pipe, or fewer if no more come within some seconds."""
+    """Return the next n bytes of a pipe, or fewer if no more come within some seconds."""
     data, end = b'', time.monotonic() + seconds
     while len(data) < n and select.select([stream], [], [], max(0, end - time.monotonic()))[0]:
         part = os.read(stream.fileno(), n - len(data))
@@ -79,7 +79,7 @@ def read(stream, n, seconds=60):
 
 
 def test_what_a_job_prints_is_passed_on_at_once_whatever_it_looks_like(fake_mpirun, launched, tmp_path):
-    """A line of 20 dashes withheld stderr until the job ended; what looked like Open MPI's messages was left out."""
+    """A line of 20 dashes withheld stderr until the job ended; a line like Open MPI's messages was left out."""
     (tmp_path / 'printed').write_text(repr(PRINTED))
     fake_mpirun('exec %s -c %s %s' % (sys.executable, shlex.quote(PRINTS), tmp_path / 'printed'))
     process = launched()
@@ -101,7 +101,7 @@ def test_what_is_printed_before_the_end_arrives_if_the_reader_is_slow(fake_mpiru
 
 @pytest.mark.parametrize('stream', ['stdout', 'stderr'])
 def test_a_reader_that_has_enough_ends_a_job_quietly(stream, fake_mpirun, launched, tmp_path):
-    """``launch | head -1``: mpirun crashed, and the job was started again."""
+    """When ``launch | head -1`` had its line, mpirun crashed, and the job was started again."""
     fake_mpirun('echo x >> %s; exec yes >&%d' % (tmp_path / 'runs', 1 + (stream == 'stderr')))
     process = launched('--restarts', '3')
     closed, other = [getattr(process, name) for name in ('stdout', 'stderr')][::1 if stream == 'stdout' else -1]
@@ -122,7 +122,7 @@ def test_a_full_disk_ends_a_job_with_an_error(fake_mpirun, launched, tmp_path):
 
 @pytest.mark.parametrize('number', [signal.SIGUSR1, signal.SIGUSR2])
 def test_a_signal_for_the_ranks_is_passed_on(number, fake_mpirun, launched, tmp_path):
-    """It ended the launcher, and left its folders."""
+    """The signal ended the launcher, and left its folders."""
     fake_mpirun('trap "echo caught; exit 4" %d; echo ready; while :; do sleep 0.1; done' % number)
     process = launched()
     assert read(process.stdout, 6) == b'ready\n'
@@ -151,7 +151,7 @@ def is_alive(pid):
 
 
 def folders_of(*processes):
-    """Folders of jobs, for temporary files and for shared memory."""
+    """Return the folders of jobs, for temporary files and for shared memory."""
     marks = {job_folders.MARK + b'%d\n' % process.pid for process in processes}
     return {path.parent for parent in (tempfile.gettempdir(), job_folders.MEMORY)
             for path in Path(parent).glob('mgpu.*/' + job_folders.LOCK) if path.read_bytes() in marks}
@@ -193,7 +193,7 @@ def test_a_signal_that_ends_a_job_leaves_no_folder(number, fake_mpirun, launched
 
 
 def test_only_folders_of_killed_jobs_are_removed(tmp_path):
-    """Neither a folder of the same name that something else made, nor one in use, nor a link to one."""
+    """A folder of the same name that another program made, one in use, and a link to one all stay."""
     names = ('abandoned', 'foreign', 'empty', 'used')
     abandoned, foreign, empty, used = [tmp_path / ('mgpu.' + name) for name in names]
     for folder in (abandoned, foreign, empty):

@@ -1,4 +1,4 @@
-"""Bugs that were found and fixed, each under its symptom: what later versions of libraries have changed."""
+"""Bugs that were found and fixed, each under its symptom: changes of later versions of libraries."""
 import importlib
 
 from theano_mgpu.compat import theano_flags
@@ -13,7 +13,7 @@ import theano.tensor as T
 
 @pytest.mark.parametrize('name', ['imdb', 'reuters'])
 def test_keras_data_sets_of_texts_are_loaded(name, tmp_path, monkeypatch):
-    """NumPy 1.24: "setting an array element with a sequence ... inhomogeneous shape"."""
+    """NumPy 1.24 refused them: "setting an array element with a sequence ... inhomogeneous shape"."""
     texts = np.empty(5, object)
     texts[:] = [[4, 5], [6], [4, 4, 5], [7], [5, 6]]
     names = ['x_train', 'y_train', 'x_test', 'y_test'] if name == 'imdb' else ['x', 'y']
@@ -30,7 +30,7 @@ def test_keras_data_sets_of_texts_are_loaded(name, tmp_path, monkeypatch):
 
 
 def test_pooling_by_its_old_name(cpu2):
-    """`import lasagne` (0.1): "cannot import name 'downsample' from 'theano.tensor.signal'"."""
+    """Lasagne 0.1 could not be imported: "cannot import name 'downsample' from 'theano.tensor.signal'"."""
     import theano.tensor.signal.downsample
     from theano.tensor.signal import downsample
     assert theano.tensor.signal.downsample is downsample

@@ -1,4 +1,4 @@
-"""Bugs that were found and fixed, each under its symptom: what a long run keeps."""
+"""Bugs that were found and fixed, each under its symptom: memory that a long run keeps."""
 import gc
 import os
 import resource
@@ -67,7 +67,7 @@ def test_kernels_that_were_made_and_deleted_leave_no_memory_behind(gpu2):
 
 @pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=pytest.mark.slow)])
 def test_the_data_of_a_training_is_let_go_of_when_it_ends(kind, contexts):
-    """The step kept what knows the next batch, and with it all the data of the last `fit`."""
+    """The step kept the object that knows the next batch, and with it all the data of the last `fit`."""
     import gc
     import weakref
 

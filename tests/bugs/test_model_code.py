@@ -17,7 +17,7 @@ from support import keras_zoo as zoo
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """A folder in which a Lambda layer leaves a file if its code is run."""
+    """Return a folder in which a Lambda layer leaves a file if its code is run."""
     monkeypatch.chdir(tmp_path)
 
 

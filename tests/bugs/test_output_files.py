@@ -1,4 +1,4 @@
-"""Bugs that were found and fixed, each under its symptom: outputs and locks that are links, devices, or not ours."""
+"""Bugs that were found and fixed, each under its symptom: outputs and locks that are links, devices, or another's."""
 import json
 import os
 import re
@@ -188,7 +188,7 @@ def test_locks_that_a_job_left_behind_are_taken(folder):
 
 
 def test_a_checkpoint_through_a_link(folder, cpu2):
-    """Its lock and the file before are beside the target, so that two links to it are one checkpoint."""
+    """The lock, and the file before, are beside the target, so that two links to it are one checkpoint."""
     from theano_mgpu.comm.alone import Alone
     from theano_mgpu.runtime.replicas.replicated import replicated
     from theano_mgpu.runtime.state import training_state

@@ -23,14 +23,14 @@ X = zoo.noise(N, 6).astype('float32')
 
 @pytest.fixture(autouse=True)
 def own_contexts():
-    """The command changes the active contexts; other tests must not see that."""
+    """Restore the active contexts, which the command changes, for other tests."""
     yield
     mgpu.init('host0->cpu')
 
 
 @pytest.fixture(scope='module')
 def made(tmp_path_factory):
-    """A folder with a model and its input; and what plain Keras predicts."""
+    """Return a folder with a model and its input; and the predictions of plain Keras."""
     folder = tmp_path_factory.mktemp('made')
     mgpu.init('cli_a->cpu')
     model = zoo.dense()
@@ -41,7 +41,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def files(made, tmp_path, monkeypatch):
-    """A copy of that folder, where the command runs; and what plain Keras predicts."""
+    """Return a copy of that folder, where the command runs; and the predictions of plain Keras."""
     for name in ('model.h5', 'x.npy'):
         shutil.copy(str(made[0] / name), str(tmp_path / name))
     monkeypatch.chdir(tmp_path)
@@ -56,7 +56,7 @@ def predict(*arguments):
 
 
 def assert_refused(capfd, message, *arguments):
-    """The command ends with one sentence, and what was there stays as it was."""
+    """Check that the command ends with one sentence, and that all files stay as they were."""
     before = tree('.')
     capfd.readouterr()
     assert predict(*arguments) == 2
@@ -67,7 +67,7 @@ def assert_refused(capfd, message, *arguments):
 
 
 def tree(folder):
-    """All files below a folder: their names, kinds and contents."""
+    """Return all files below a folder: their names, kinds and contents."""
     found = {}
     for path, folders, names in os.walk(folder):
         for name in folders + names:
@@ -86,7 +86,7 @@ def assert_predicted(expected, *arguments):
 # --- the folder of the rows ----------------------------------------------------------------------
 
 def in_folder(**contents):
-    """Make OUTPUT.unfinished with files; a name with `_` for `.`."""
+    """Make OUTPUT.unfinished with files; a name has `_` for `.`."""
     os.mkdir('y.npy.unfinished')
     for name, content in contents.items():
         with open('y.npy.unfinished/' + name.replace('_', '.'), 'wb') as file:
@@ -101,14 +101,14 @@ def link_to_folder():
 
 
 def link_in_folder():
-    """The folder is the package's, but one of its files leads elsewhere."""
+    """Make a folder of the package's with one file that is a link to another place."""
     interrupted()
     os.remove('y.npy.unfinished/0.npy')
     os.symlink(os.path.abspath('x.npy'), 'y.npy.unfinished/0.npy')
 
 
 def interrupted(rows=5):
-    """The folder that a run leaves which is killed after some rows, of zeros."""
+    """Leave the folder of a run that was killed after some rows of zeros."""
     status = [os.stat('x.npy'), os.stat('model.h5')]
     identity = [[each.st_size, each.st_mtime_ns] for each in status]
     import keras
@@ -179,7 +179,7 @@ def test_damaged_rows_start_again(content, files, capfd):
 
 
 def test_folders_that_are_the_package_s_own(files):
-    """Left by a machine that stopped."""
+    """A machine that stopped left such folders."""
     for make in (lambda: os.mkdir('y.npy.unfinished'),
                  lambda: in_folder(**{MARKER.replace('.', '_'): TEXT[:9].encode()}),
                  lambda: (interrupted(), open('y.npy.unfinished/job.json.new', 'w').close())):
@@ -255,7 +255,7 @@ def test_the_input_is_among_the_rows_of_the_output(files, capfd):
 # --- the input -----------------------------------------------------------------------------------
 
 def npy(shape, descr='<f4', data=b'', fortran=False):
-    """An .npy file with any header."""
+    """Return an .npy file with any header."""
     import io
     out = io.BytesIO()
     np.lib.format.write_array_header_1_0(out, {'shape': shape, 'fortran_order': fortran, 'descr': descr})

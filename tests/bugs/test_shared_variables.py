@@ -15,7 +15,7 @@ from support.small_models import data, dense_model, momentum
 
 
 def with_rate(update_on, seed=0):
-    """A training function over two contexts, its model, and its learning rate in a shared variable."""
+    """Return a training function over two contexts, its model, and its learning rate in a shared variable."""
     model, rate = dense_model(seed), theano.shared(np.float32(0.1), 'rate')
 
     def sgd(gradients, params):
@@ -24,7 +24,7 @@ def with_rate(update_on, seed=0):
 
 
 def schedule(model, rate, seen):
-    """Batches, before each of which the learning rate is set and the weights are read."""
+    """Yield batches; the learning rate is set and the weights are read before each."""
     for number in range(4):
         rate.set_value(np.float32(0.1 + 0.2 * number))
         seen.append(model.params[0].get_value())
@@ -33,7 +33,7 @@ def schedule(model, rate, seen):
 
 @pytest.mark.parametrize('update_on', ['device', 'host'])
 def test_a_learning_rate_that_is_set_by_the_generator_of_batches_counts_from_its_batch_on(contexts, kind, update_on):
-    """It never reached the devices' copies, or it counted one batch early, or for one replica only."""
+    """The rate never reached the devices' copies, or counted one batch early, or for one replica only."""
     contexts(kind, 2)
     found = []
     for loop in (lambda step, batches: [float(step(*batch)) for batch in batches],
@@ -79,7 +79,7 @@ def test_a_value_that_another_thread_sets_within_a_step_counts_from_the_next_one
 
 @pytest.mark.parametrize('first', ['a function', 'a step'])
 def test_a_function_that_updates_a_variable_waits_for_the_end_of_a_step(cpu2, first):
-    """Also one that was in use before the step was made: it knows of no lock then."""
+    """A function also waits if it was in use before the step was made: it knows of no lock then."""
     model = dense_model()
     double = theano.function([], [], updates=[(param, 2 * param) for param in model.params])
 
@@ -119,7 +119,7 @@ def test_a_function_that_fails_after_it_has_updated_in_place_leaves_replicas_ali
 
 @pytest.mark.parametrize('micro_batches', [1, 2])
 def test_an_output_with_a_count_had_the_count_after_the_step(contexts, kind, micro_batches):
-    """New values that no sum over the batch enters were stored before outputs were made of the old ones."""
+    """New values that do not depend on a sum over the batch were stored before the outputs were computed."""
     contexts(kind, 2)
     x, found = T.fmatrix('x'), []
     for make in (theano.function, lambda *args, **kwargs: mgpu.function(*args, micro_batches=micro_batches, **kwargs)):
@@ -132,7 +132,7 @@ def test_an_output_with_a_count_had_the_count_after_the_step(contexts, kind, mic
 
 
 def doors(function, variable):
-    """Ways to read a shared variable, beside its `get_value`: name -> callable."""
+    """Return ways to read a shared variable, beside its `get_value`: name -> callable."""
     def loaded(value):
         return pickle.loads(pickle.dumps(value))
     return {'f[v]': lambda: function[variable], 'f.value': lambda: function.value[variable],
@@ -146,7 +146,7 @@ def doors(function, variable):
 
 @pytest.mark.parametrize('door', doors(None, None))
 def test_every_door_to_a_variable_has_its_value(contexts, kind, door):
-    """The containers of a function had the value of before the step; so had what pickle and deepcopy made of it."""
+    """The containers of a function had the value of before the step; so had the results of pickle and deepcopy."""
     contexts(kind, 2)
     x, weights = T.fmatrix('x'), theano.shared(np.ones(7, 'float32'), 'w')
     step = mgpu.function([x], T.dot(x, weights), updates=[(weights, weights + x.sum(axis=0))])
