@@ -85,7 +85,7 @@ def self_check(request):
 
 @pytest.fixture
 def contexts():
-    """A function that activates n contexts of a kind ('cpu' or 'gpu'), optionally on devices of one type."""
+    """Return a function that activates n contexts of a kind ('cpu' or 'gpu'), optionally on devices of one type."""
     def use(kind, n=2, of_one_type=False):
         made = mgpu.init(context_map(kind, n))
         if of_one_type and not all(alike(made[0], other) for other in made):
@@ -112,14 +112,14 @@ def gpu2(contexts):
 
 @pytest.fixture
 def two_hosts(tmp_path):
-    """Two hosts that mpirun can start ranks on. Skips the test if namespaces cannot be created."""
+    """Return two hosts that mpirun can start ranks on; skip the test if namespaces cannot be created."""
     with two_hosts_or_skip(tmp_path) as hosts:
         yield hosts
 
 
 def pytest_collection_finish():
-    """Have Python's collector leave alone what stays until the end, and look less often: it takes a tenth of the time.
-    """
+    """Keep Python's collector from objects that stay until the end, and run it less often: it takes a tenth of the
+    time."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)

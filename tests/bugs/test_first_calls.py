@@ -27,7 +27,7 @@ def time_first():
 
 
 def features():
-    """Return the graph of a function of a matrix of samples, and of a vector that is as long as the samples are wide."""
+    """Return the graph of a function of samples, and of a vector that is as long as the samples are wide."""
     x, b = T.dmatrix('x'), T.dvector('b')
     return [x, b], T.argmax(x + b, axis=1), ()
 

@@ -10,14 +10,14 @@ __all__ = ['cpu_only', 'opencl', 'own_contexts']
 
 @pytest.fixture(autouse=True)
 def own_contexts():
-    """The commands change the active contexts; other tests must not see that."""
+    """Restore the active contexts, which the commands change, for other tests."""
     yield
     mgpu.init('host0->cpu')
 
 
 @pytest.fixture
 def cpu_only(monkeypatch):
-    """THEANO_FLAGS with `cpu` contexts, on a machine without an NVIDIA GPU."""
+    """Return THEANO_FLAGS with `cpu` contexts, on a machine without an NVIDIA GPU."""
     monkeypatch.setenv('THEANO_FLAGS', 'contexts=cli_a->cpu;cli_b->cpu')
     monkeypatch.setattr(device_checks, 'nvidia_gpu_present', lambda: False)
     monkeypatch.setattr(cuda_libraries, 'survey', lambda: cuda_libraries.Survey([], (), {}))
@@ -26,7 +26,7 @@ def cpu_only(monkeypatch):
 
 @pytest.fixture
 def opencl():
-    """OpenCL devices of this machine."""
+    """Return the OpenCL devices of this machine."""
     found, why_none = discovery.discover('opencl')
     if not found:
         pytest.skip('no OpenCL device: ' + why_none)

@@ -16,7 +16,7 @@ def test_inputs_of_different_lengths(tmp_path):
 
 
 def test_compressed_rows_are_read_from_any_place(tmp_path):
-    """Rows are read from the middle of a file, for example, when a prediction resumes."""
+    """A prediction that resumes, for example, reads rows from the middle of a file."""
     rows = np.arange(3000.).reshape(500, 2, 3)
     np.savez_compressed(str(tmp_path / 'x.npz'), x=rows)
     with open_inputs(str(tmp_path / 'x.npz'), ['input']) as (x,):

@@ -25,7 +25,7 @@ FLAGS = 'floatX=float32,contexts=bench_a->cpu;bench_b->cpu'
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
-    """A folder with a small compiled model."""
+    """Return a folder with a small compiled model."""
     path = tmp_path_factory.mktemp('bench')
     model = Sequential([Dense(16, activation='relu', input_shape=(8,)), Dense(3, activation='softmax')])
     model.compile('sgd', 'sparse_categorical_crossentropy', metrics=['accuracy'])
@@ -35,20 +35,20 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def measured(folder):
-    """One run over two contexts: its output and its figures."""
+    """Return the output and the figures of one run over two contexts."""
     return bench(folder, 'small.h5', '--rounds', '3', '--steps', '3', '--batch-size', '24', '--json', 'out.json',
                  '--plot', 'out.png', '--link', 'nvlink3+100gbe', '--link', '5:10')
 
 
 @pytest.fixture(autouse=True)
 def own_contexts():
-    """The command changes the active contexts; other tests must not see that."""
+    """Restore the active contexts, which the command changes, for other tests."""
     yield
     mgpu.init('host0->cpu')
 
 
 def bench(folder, model, *arguments, code=0):
-    """Run the command in a folder: what it printed, and the figures in out.json."""
+    """Run the command in a folder; return its output, and the figures in out.json."""
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -249,7 +249,7 @@ def test_how_many_devices_pay():
 # --- the model and the clock ---------------------------------------------------------------------
 
 def idle():
-    """The share of this machine's time in which it does nothing, over a second."""
+    """Return the share of one second in which this machine is idle."""
     def read():
         with open('/proc/stat') as file:
             numbers = [int(number) for number in file.readline().split()[1:]]
@@ -261,7 +261,7 @@ def idle():
 @pytest.mark.slow
 @pytest.mark.parametrize('kind', ['contexts', pytest.param('ranks', marks=pytest.mark.mpi)])
 def test_two_are_predicted_within_15_percent(tmp_path, kind):
-    """What is measured of one device, and of links, says what two take."""
+    """Measurements of one device, and of links, predict the time of two."""
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip('two ranks need two cores')
     errors = []

@@ -12,7 +12,7 @@ from keras.models import Model, Sequential
 
 @pytest.fixture(autouse=True)
 def own_contexts():
-    """Tests change the active contexts; other tests must not see that."""
+    """Restore the active contexts, which tests change, for other tests."""
     yield
     mgpu.init('host0->cpu')
 

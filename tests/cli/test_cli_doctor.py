@@ -29,7 +29,7 @@ def command(*args, environment=None):
 
 
 def run_doctor(capsys):
-    """Run the doctor in this process: (exit code, {name: check})."""
+    """Run the doctor in this process; return (exit code, {name: check})."""
     code = main(['doctor', '--json'])
     report = json.loads(capsys.readouterr().out)
     assert report['healthy'] == (code == 0)
@@ -37,7 +37,7 @@ def run_doctor(capsys):
 
 
 def lines_of(text):
-    """The doctor's text as {name: (status, rest, remedy lines)}."""
+    """Return the doctor's text as {name: (status, rest, remedy lines)}."""
     found = {}
     for line in text.splitlines():
         name, status = line[:14].strip(), line[16:20].strip()
@@ -273,7 +273,7 @@ def test_a_theanorc_that_cannot_be_read(monkeypatch, tmp_path):
 
 
 def test_a_theano_that_cannot_be_imported_is_a_finding(tmp_path):
-    """The command ended with a traceback, since it imports the other commands, one of which imported Theano."""
+    """The command ended with a traceback, since it imports the other commands, and one of these imported Theano."""
     (tmp_path / 'theano').mkdir()
     (tmp_path / 'theano' / '__init__.py').write_text("raise AttributeError('not today')")
     done = command('doctor', environment={'PYTHONPATH': os.pathsep.join([str(tmp_path), str(ROOT)])})

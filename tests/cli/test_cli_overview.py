@@ -19,7 +19,7 @@ CHECK = ('theano-mgpu doctor', 'check that each context computes')
 
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
-    """A function that makes this a machine with such devices, without a job; the flags map no contexts."""
+    """Return a function that makes this a machine with some devices, without a job; the flags map no contexts."""
     for name in list(os.environ):
         if name.startswith(('SLURM', 'PMI', 'OMPI_', 'PBS', 'LSB')):
             monkeypatch.delenv(name)
@@ -38,7 +38,7 @@ def machine(monkeypatch, tmp_path):
 
 @pytest.fixture
 def overview(capsys):
-    """A function that runs the command: {title: text}, [(command, purpose)]."""
+    """Return a function that runs the command and returns {title: text}, [(command, purpose)]."""
     def run():
         assert main([]) == 0
         text = capsys.readouterr().out

@@ -29,14 +29,14 @@ X = zoo.noise(N, 6).astype('float32')
 
 @pytest.fixture(autouse=True)
 def own_contexts():
-    """The command changes the active contexts; other tests must not see that."""
+    """Restore the active contexts, which the command changes, for other tests."""
     yield
     mgpu.init('host0->cpu')
 
 
 @pytest.fixture
 def files(tmp_path, monkeypatch):
-    """A folder with a model and its input, where the command runs; and what plain Keras predicts."""
+    """Return a folder with a model and its input, where the command runs; and the predictions of plain Keras."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv('THEANO_FLAGS', 'floatX=float32,optimizer=fast_compile,contexts=cli_a->cpu;cli_b->cpu')
     mgpu.init('cli_a->cpu;cli_b->cpu')
@@ -56,7 +56,7 @@ def assert_close(ours, theirs):
 
 
 def start(*arguments, stderr=subprocess.PIPE):
-    """The command in a process of its own."""
+    """Start the command in a process of its own."""
     # Background processes of a shell ignore Ctrl-C, and their children inherit that.
     return subprocess.Popen([sys.executable, '-m', 'theano_mgpu', 'predict', 'model.h5'] + list(arguments),
                             stderr=stderr, text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
@@ -128,7 +128,7 @@ def saved_rows():
 
 
 def kill_in_the_middle(rows):
-    """SIGKILL once `rows` rows are saved; the number of those that were."""
+    """Kill the command once `rows` rows are saved; return the number of saved rows."""
     process = start('x.npy', 'y.npy', '--batch-size', '1')
     while saved_rows() < rows:
         assert process.poll() is None, process.stderr.read()
@@ -227,7 +227,7 @@ def test_a_bad_sample_in_the_middle(files, capfd, monkeypatch):
 @pytest.mark.mpi
 @pytest.mark.slow
 def test_ranks(files):
-    """Rank 0 reads and writes if there are several processes."""
+    """Rank 0 alone reads and writes where there are several processes."""
     with open('theano-mgpu', 'w') as script:  # as pip installs it
         script.write('import sys\nfrom theano_mgpu.cli import main\nsys.exit(main())\n')
     done = subprocess.run([sys.executable, '-m', 'theano_mgpu', 'launch', '-n', '2', 'theano-mgpu', 'predict',

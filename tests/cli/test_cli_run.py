@@ -28,7 +28,7 @@ def start(words, folder, flags='', backend='theano'):
 
 
 def finish(process, stdin=''):
-    """(exit code, stdout, stderr) of a process."""
+    """Return (exit code, stdout, stderr) of a process."""
     out, err = process.communicate(stdin, timeout=300)
     return process.returncode, out, err
 
@@ -107,7 +107,7 @@ def test_a_script_without_keras_runs_as_under_python(name, tmp_path):
 
 
 def test_a_script_without_keras_or_theano_is_noted(tmp_path):
-    """It used to run on one device without a word. Importing Keras without using it makes no model, either."""
+    """Such a script used to run on one device without a word; so did one that imports Keras without using it."""
     line = 'theano-mgpu: note: no Keras model ran, and no Theano function was compiled: nothing was divided\n'
     for script in ('print(1)', 'import keras; print(1)'):
         code, out, err = run(*TWO, write(tmp_path / 'script.py', script), folder=tmp_path)
@@ -190,7 +190,7 @@ def without_seconds(text):
 
 
 def test_a_keras_script(tmp_path):
-    """The same output on one device and on two; the summary of the models is on stderr."""
+    """The output is the same on one device and on two; the summary of the models is on stderr."""
     script = write(tmp_path / 'train.py', TRAIN)
     plain = finish(start(['-c', PLAIN, script], tmp_path, QUICK))
     code, out, err = run(*TWO, '--always', script, folder=tmp_path)
@@ -236,7 +236,7 @@ def test_contexts_that_are_not_there_end_it(tmp_path):
 
 @pytest.mark.mpi
 def test_plans_are_explained(tmp_path):
-    """Plans are explained for people on stderr, and for programs in a file; of two processes by the first one."""
+    """Plans go to stderr for people, and to a file for programs; of two processes, the first one writes them."""
     script = write(tmp_path / 'train.py', '''
         import numpy as np, theano, theano.tensor as T
         x, w = T.matrix('x'), theano.shared(np.ones((3, 2), 'float32'), 'w')
@@ -270,7 +270,7 @@ def test_launch_runs_it_in_each_process(tmp_path):
 
 
 def test_flags_that_the_script_sets_itself(tmp_path):
-    """Many scripts do so before they import Keras; under `run` Theano has been imported already."""
+    """Many scripts set flags before they import Keras; under `run` Theano has been imported already."""
     script = write(tmp_path / 'train.py', '''
         import os
         os.environ['THEANO_FLAGS'] = 'device=cuda0,floatX=float32,optimizer=fast_compile,gcc.cxxflags=-O1,no_such=1'

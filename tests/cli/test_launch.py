@@ -1,4 +1,4 @@
-"""`theano-mgpu launch`: what it runs, and what it says; the jobs themselves are in test_ranks.py."""
+"""`theano-mgpu launch`: the command line that it runs, and its messages; the jobs themselves are in test_ranks.py."""
 import os
 import re
 import shlex
@@ -27,7 +27,7 @@ import pytest
 
 @pytest.fixture
 def fake_mpirun(tmp_path, monkeypatch):
-    """An mpirun that prints its arguments, and does what a file says."""
+    """Return the folder of an mpirun that prints its arguments, and then runs the shell commands of mpirun.does."""
     program = tmp_path / 'mpirun'
     program.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "mpirun (Open MPI) 4.1.4" && exit\n'
                        'printf "%s\\n" "$*"; echo "flags $THEANO_FLAGS threads $OMP_NUM_THREADS"; . "$0.does"\n')
@@ -146,7 +146,7 @@ def test_a_second_signal_kills_an_mpirun_that_does_not_end(fake_mpirun, script, 
 
 
 def test_a_signal_that_was_ignored_stays_so(fake_mpirun, script):
-    """A signal stays ignored, as under nohup."""
+    """The process keeps ignoring a signal, as under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         (fake_mpirun / 'mpirun.does').write_text('kill -HUP %d; sleep 0.2' % os.getpid())
@@ -188,7 +188,7 @@ NOISE = RULE + b'MPI_ABORT was invoked on rank 1\nwith errorcode 1.\n' + RULE
 
 
 def in_parts(output, data):
-    """Return the data that an Output lets through if they arrive a byte at a time, in sevens, or at once."""
+    """Yield the data that an Output lets through if they arrive a byte at a time, in sevens, or at once."""
     for step in (1, 7, 1000):
         one = output()
         yield b''.join(one.passed(data[start:start + step]) for start in range(0, len(data), step)) + one.rest()
@@ -218,7 +218,7 @@ def rank_1_of_2(monkeypatch):
 
 @pytest.mark.parametrize('code,said', [(1, True), (0, False)])
 def test_what_mpirun_logs_is_shown_if_it_is_the_only_reason(code, said, fake_mpirun, script, capfd):
-    """It could not make its folder for temporary files, and the job ended without a word."""
+    """The job could not make its folder for temporary files, and ended without a word."""
     log = '[host:7] ORTE_ERROR_LOG: Error in file session_dir.c\n'
     write = 'import os; os.write(int(os.environ["OPAL_OUTPUT_STDERR_FD"]), %r)' % log.encode()
     (fake_mpirun / 'mpirun.does').write_text("%s -c %s; exit %d" % (sys.executable, shlex.quote(write), code))

@@ -27,7 +27,7 @@ PMI = {'PMI_RANK': '5', 'PMI_SIZE': '8'}
 
 @pytest.fixture
 def environ(monkeypatch):
-    """A function that sets variables, in an environment that knows of no job."""
+    """Return a function that sets variables, in an environment that knows of no job."""
     for name in list(os.environ):
         if name.startswith(('SLURM', 'PMI', 'OMPI_', 'MPI_', 'PBS', 'LSB', 'JSM')):
             monkeypatch.delenv(name)
@@ -118,7 +118,7 @@ def test_allocations(make, expected, environ, tmp_path):
 
 
 def test_an_allocation_whose_hosts_cannot_be_read(environ):
-    """There is no such file on another host than the first one."""
+    """The file does not exist on hosts other than the first one."""
     environ(PBS_JOBID='7', PBS_NODEFILE='/nowhere/hosts')
     with pytest.raises(MgpuError, match='hosts of this job cannot be read .*/nowhere/hosts.*Start on its first host'):
         allocation()
@@ -126,7 +126,7 @@ def test_an_allocation_whose_hosts_cannot_be_read(environ):
 
 @pytest.fixture
 def programs(tmp_path, monkeypatch):
-    """A function that puts programs on PATH, which are nothing but shell commands; there is an Open MPI already."""
+    """Return a function that puts shell commands on PATH as programs; there is an Open MPI already."""
     folder = tmp_path / 'bin'
     folder.mkdir()
     monkeypatch.setenv('PATH', '%s:/usr/bin:/bin' % folder)
@@ -193,7 +193,7 @@ def test_the_command_in_pbs_and_lsf(variables, hosts, commands, expected, enviro
     (['-n', '4'], 2, '-n 4: the allocation (PBS: 3 tasks on a,b) has room for 3 processes'),
     (['-n', '2', '--hosts', 'a'], 2, '--hosts a: the hosts of this job are those of its allocation (PBS: 3 tasks')])
 def test_what_cannot_start_in_pbs(arguments, code, message, environ, programs, capsys, tmp_path):
-    """Never by ssh: a scheduler neither counts nor ends such processes."""
+    """Such jobs are never started by ssh: a scheduler neither counts nor ends its processes."""
     environ(**PBS, PBS_NODEFILE=hosts_file(tmp_path / 'hosts', *'aab'))
     assert main(['launch', *arguments, __file__]) == code
     assert message in capsys.readouterr().err

@@ -58,7 +58,7 @@ def test_compiled_code_gives_numpys_bits(dtype, size, n, accumulate):
 @pytest.mark.needs_compiler
 @pytest.mark.parametrize('offset', [4, 8])
 def test_any_place_in_memory(offset):
-    """Streamed stores want multiples of 16 bytes; what lies before and behind `out` is not touched."""
+    """Streamed stores need multiples of 16 bytes; the bytes before and behind `out` are not touched."""
     whole, *buffers = random_buffers(LARGE, 3)
     before = whole.copy()
     part = slice(offset // 4, LARGE - 3)
@@ -111,7 +111,7 @@ def test_several_callers():
 
 @pytest.mark.needs_compiler
 def test_pythons_lock_is_free_meanwhile():
-    """The switch interval is so long that the lock changes hands only where it is let go of."""
+    """The switch interval is so long that the lock changes hands only where it is released."""
     buffers = random_buffers(LARGE, 2)
     out = np.empty(LARGE, 'float32')
     started, turns = threading.Event(), []

@@ -1,4 +1,4 @@
-"""Tests of the duties of any communicator, on one process alone and on the ranks of an MPI job."""
+"""The duties of any communicator, on one process alone and on the ranks of an MPI job."""
 import json
 
 from theano_mgpu.comm.alone import Alone
@@ -16,7 +16,7 @@ def test_alone(name):
 @pytest.mark.mpi
 @pytest.mark.parametrize('ranks', [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_ranks_of_an_mpi_job(ranks, tmp_path):
-    """All cases in one job, since its start takes longer than they do. It ends by a time-out, and so with an error."""
+    """All cases share one job, since its start takes longer than they do; the job ends by a time-out, with an error."""
     done = launch(ranks, 'conformance', tmp_path / 'failed', expected=None,
                   flags=INTERPRETED + ',mgpu.timeout=20')
     failed = []

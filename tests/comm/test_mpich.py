@@ -21,7 +21,7 @@ def installed():
 
 
 def run(launcher, *words, env=None):
-    """Two processes of a Python program; the CompletedProcess."""
+    """Run a Python program in two processes; return the CompletedProcess."""
     return subprocess.run([*map(str, launcher), '-n', '2', sys.executable, *map(str, words)], text=True, timeout=120,
                           capture_output=True, env=dict(env or os.environ, THEANO_FLAGS=INTERPRETED))
 

@@ -1,4 +1,4 @@
-"""Parsers of what users and schedulers give, on random texts: a value, or an error that names what was given."""
+"""Parsers of texts from users and schedulers, on random texts: a value, or an error that names the text."""
 import argparse
 import os
 import tempfile
@@ -33,7 +33,7 @@ TEXT = st.one_of(ANY, PIECES)
 
 @pytest.fixture
 def environment(monkeypatch):
-    """A function that sets variables, in an environment that knows of no job."""
+    """Return a function that sets variables, in an environment that knows of no job."""
     for name in list(os.environ):
         if name.startswith(('SLURM', 'PMI', 'OMPI_', 'MPI_', 'PBS', 'LSB', 'JSM')):
             monkeypatch.delenv(name)
@@ -91,7 +91,7 @@ def test_files_of_hosts(variable, environment):
 
 @pytest.mark.parametrize('path', ['/dev/zero', '/', 'no\nfile', ''])
 def test_paths_of_files_of_hosts(path, environment):
-    """A device was read without an end."""
+    """A device was read for ever."""
     environment({'PBS_JOBID': '7', 'PBS_NODEFILE': path})
     assert value_or_error(start_of_job, 'PBS_NODEFILE') is None
 

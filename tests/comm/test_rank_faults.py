@@ -1,4 +1,4 @@
-"""Several processes in which one fails, is killed, stops, or does something else than the others."""
+"""Jobs of several processes, one of which fails, is killed, stops, or does something else than the others."""
 import json
 import os
 import re
@@ -68,7 +68,7 @@ def test_what_ends_one_rank_ends_all(how, code, message):
     pytest.param('end', 'at its end, has waited 10 s for rank 1', marks=pytest.mark.slow),
     pytest.param('finalize', 'Timeout (0:00:01)!', marks=pytest.mark.slow)])
 def test_a_stopped_rank_ends_the_job(where, message, tmp_path):
-    """By SIGSTOP, as by a debugger or a machine that is out of memory; slow: ten times the limit where others may work.
+    """SIGSTOP stops it, as may a debugger or a lack of memory; the slow case allows ten times as long for other work.
     """
     done = launch(2, 'stopped', where, tmp_path / 'state.npz', options=['--timeout', '1'], expected=1,
                   flags=INTERPRETED)
@@ -89,7 +89,7 @@ def test_a_killed_job_goes_on_from_its_last_checkpoint(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize('delay', [0.0, 0.3, 0.7])
 def test_a_kill_at_any_moment_leaves_a_whole_file(delay, tmp_path):
-    """A checkpoint after each step: most of the time rank 0 is writing one."""
+    """A checkpoint follows each step, so that rank 0 is writing one most of the time."""
     file = tmp_path / 'ckpt.npz'
     command = [sys.executable, '-m', 'theano_mgpu', 'launch', '-n', '2', JOBS, 'checkpoints', tmp_path / 'r.npz', file,
                '1', '-1', '1000']

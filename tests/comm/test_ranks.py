@@ -35,7 +35,7 @@ def one_context(tmp_path_factory):
     pytest.param(2, 'a->cpu;b->cpu;c->cpu;d->cpu', 'sharded', marks=pytest.mark.slow),
     pytest.param(2, 'a->cpu;b->cpu;c->cpu', 'sharded', marks=pytest.mark.slow)])  # one context, and two
 def test_training_is_that_of_one_process_with_one_context(ranks, contexts, update_on, one_context, tmp_path):
-    """Weights, optimizer state, running mean, count, outputs; batches with fewer samples than replicas among them."""
+    """Weights, optimizer state, running mean, count and outputs agree, also after batches of few samples."""
     flags = 'floatX=float32,mgpu.update_on=' + update_on
     launch(ranks, 'train', tmp_path / 'ranks.npz', contexts, 'plain', flags=flags)
     assert_same(tmp_path / 'ranks.npz', one_context, 1e-5)
@@ -44,7 +44,7 @@ def test_training_is_that_of_one_process_with_one_context(ranks, contexts, updat
 @pytest.mark.parametrize('flags', [pytest.param(INTERPRETED, marks=pytest.mark.slow),
                                    pytest.param('floatX=float32', marks=pytest.mark.needs_compiler)])
 def test_sums_in_half_precision(flags, tmp_path):
-    """They are the same on all ranks, and within the bound that the docstring gives."""
+    """Sums are the same on all ranks, and within the bound that the docstring gives."""
     sizes = [7, 1, 500, 0, 40003, 40003, 33, 4]
     launch(3, 'sums_in_half', tmp_path / 'sums', *sizes, flags=flags)
     first, *others = [arrays('%s.%d.npz' % (tmp_path / 'sums', rank)) for rank in range(3)]
@@ -67,7 +67,7 @@ def noted(path, rank):
 
 
 def test_each_rank_has_its_part_of_a_divided_state(tmp_path):
-    """What one saves, with its update divided or not, the other loads; both go on alike, bit by bit."""
+    """A state that is saved with a divided update is loaded with a whole one, too; both go on alike, bit by bit."""
     path, file = tmp_path / 'values.npz', tmp_path / 'state.npz'
     launch(2, 'divided', path, file, 'sharded', flags=INTERPRETED)
     assert not set(noted(path, 0)) & set(noted(path, 1)) and len(noted(path, 0) + noted(path, 1)) == 6  # Adam's
@@ -125,7 +125,7 @@ def test_random_draws_are_those_of_one_process_with_as_many_contexts(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize('flags', ['', ',mgpu.update_on=sharded', ',mgpu.overlap=True'])
 def test_gpus(flags, one_context, tmp_path):
-    """Ranks on OpenCL (or CUDA) contexts."""
+    """The ranks compute on OpenCL (or CUDA) contexts."""
     launch(2, 'train', tmp_path / 'ranks.npz', context_map('gpu', 2), 'plain', 'compiled',
            flags='floatX=float32' + flags)
     assert_same(tmp_path / 'ranks.npz', one_context, 1e-5)
@@ -137,7 +137,7 @@ def test_gpus(flags, one_context, tmp_path):
 @pytest.mark.parametrize('script,arguments', [
     ('mnist_cnn', ['--epochs', '2', '--gpus']), ('theano_cnn', ['--epochs', '2', '--contexts'])])
 def test_the_published_scripts(script, arguments, ranks, contexts, tmp_path, monkeypatch):
-    """Unchanged, with ragged epochs: in float64, since ReLU and max-pooling amplify float32's rounding."""
+    """They run unchanged, with ragged epochs; in float64, since ReLU and max-pooling amplify float32's rounding."""
     (tmp_path / 'keras.json').write_text('{"backend": "theano", "floatx": "float64"}')
     monkeypatch.setenv('KERAS_HOME', str(tmp_path))
     flags = 'floatX=float64,contexts=%s' % ';'.join('h%d->cpu' % i for i in range(contexts))
@@ -195,7 +195,7 @@ def test_one_rank_compiles_and_the_others_find_it(tmp_path):
 @pytest.mark.parametrize('ranks,contexts,per_context', [
     (2, 'a->cpu', 1), pytest.param(3, 'a->cpu;b->cpu;c->cpu;d->cpu;e->cpu;f->cpu', 2, marks=pytest.mark.slow)])
 def test_batches_are_dealt_to_all_ranks(ranks, contexts, per_context, tmp_path):
-    """Rank 0's batches and weights; its order; the result of `predict` on each rank."""
+    """All ranks have rank 0's batches, weights and order; each returns the result of `predict`."""
     path = str(tmp_path / 'predicted')
     launch(ranks, 'predict', path, contexts, per_context)
     told = []

@@ -23,7 +23,7 @@ from theano.gof import compilelock
 
 
 def python(code, folder=None, **environment):
-    """Run code in a fresh interpreter; returns the finished process."""
+    """Run code in a fresh interpreter; return the finished process."""
     env = {key: value for key, value in os.environ.items() if key not in ('THEANO_FLAGS', 'KERAS_BACKEND')}
     return subprocess.run([sys.executable, '-c', code], env=dict(env, **environment), cwd=folder, text=True,
                           capture_output=True)
@@ -70,7 +70,7 @@ def test_each_patch_is_in_the_table_once():
 
 
 def test_patches_are_applied_once():
-    """A second import of a package whose first one failed must not wrap anything that is wrapped already."""
+    """A second import of a package whose first one failed must not wrap a function twice."""
     get_value = theano.compile.SharedVariable.get_value
     finders = list(sys.meta_path)
     compat.before_theano()
@@ -81,7 +81,7 @@ def test_patches_are_applied_once():
 # --- What Theano and Keras need to be imported ---------------------------------------------------
 
 def needs(fix):
-    """An expression that is true on the versions where a fix is needed."""
+    """Return an expression that is true on the versions where a fix is needed."""
     return {'restore_numpy_aliases': tuple(map(int, np.__version__.split('.')[:2])) >= (1, 24),
             'restore_collections_abcs': sys.version_info >= (3, 10),
             'disable_scan_extension': sys.version_info >= (3, 9) and bool(theano.config.cxx)}[fix]
@@ -123,7 +123,7 @@ def test_restored_names_are_those_of_python():
 
 
 def test_theano_and_keras_import_and_keras_runs_on_theano(tmp_path):
-    """The imports work as on a machine without a keras.json: Keras's own default is TensorFlow."""
+    """There is no keras.json: Keras's own default is TensorFlow."""
     assert output('import theano_mgpu, theano, keras; print(keras.backend.backend(), theano.__version__)',
                   KERAS_HOME=str(tmp_path)) == 'theano 1.0.5'
 
@@ -167,7 +167,7 @@ def test_theano_does_not_warn_of_our_flags():
 
 
 def test_theano_opens_no_context_by_itself():
-    """It would log an error for this one."""
+    """Theano would log an error for this context."""
     code = 'import theano_mgpu, theano.gpuarray; print(theano.config.contexts, *theano.gpuarray.type.list_contexts())'
     done = python(code, THEANO_FLAGS='contexts=dev0->opencl9:9')
     assert done.stdout == 'dev0->opencl9:9\n' and 'ERROR' not in done.stderr, done.stderr
@@ -176,7 +176,7 @@ def test_theano_opens_no_context_by_itself():
 @pytest.mark.parametrize('flag, nearest', [('mgpu.microbatches=3', 'The nearest is mgpu.micro_batches'),
                                            ('mgpu.zzz=1', 'The flags are: mgpu.executor, ')])
 def test_a_flag_that_does_not_exist_is_an_error(flag, nearest, monkeypatch, tmp_path):
-    """Theano only warned, and ignored the line of a .theanorc; the script then ran without what was asked for."""
+    """Theano only warned, and ignored the line of a .theanorc; the script then ran without the flag's effect."""
     name, value = flag.split('=')
     where = 'THEANO_FLAGS'
     monkeypatch.setenv(where, flag)
@@ -334,7 +334,7 @@ def test_commands_that_need_no_theano_start_without_it(command, imports):
 
 
 def test_the_collector_does_not_look_for_garbage_among_what_theano_consists_of():
-    """It visited 50,000 objects again and again, also at the end of a command: a tenth of a second."""
+    """The collector visited 50,000 objects again and again, also at the end of a command: a tenth of a second."""
     code = 'import sys; sys.argv = [%r, "run"]; import gc, theano_mgpu; print(gc.get_freeze_count() > 20000)'
     assert output(code % 'theano-mgpu') == 'True'
     assert output(code % 'train.py') == 'False'  # the user's own objects may be garbage, or have to be written at exit
@@ -447,7 +447,7 @@ def test_pymc3_finds_the_modules_of_theano_pymc_and_nobody_else_does(tmp_path):
 
 
 def test_a_process_whose_pymc3_imports_theano_first_finds_them_too(tmp_path):
-    """The process is like a spawned one: PyMC3's import has begun when Theano's brings theano_mgpu with it."""
+    """A spawned process does so: PyMC3's import has begun when Theano's brings theano_mgpu with it."""
     (tmp_path / 'pymc3.py').write_text('import theano_mgpu\n' + LIKE_PYMC3)
     done = python('import pymc3', PYTHONPATH=str(tmp_path), THEANO_FLAGS='cxx=')
     assert done.stdout.splitlines() == PRINTED, done.stderr

@@ -48,7 +48,7 @@ print(theano.function([x], Marked(theano.scalar.tanh)(x), mode=theano.Mode('c', 
 
 @pytest.fixture
 def begin(tmp_path):
-    """A function that starts a process which compiles by COMPILER, into a folder of this test."""
+    """Return a function that starts a process which compiles by COMPILER, into a folder of this test."""
     compiler = tmp_path / 'compiler'
     compiler.write_text(COMPILER.format(folder=tmp_path))
     compiler.chmod(0o755)
@@ -67,7 +67,7 @@ def begin(tmp_path):
 
 
 def wait_for(path, text='begun\n'):
-    """Wait until COMPILER has noted this."""
+    """Wait until COMPILER has noted an event."""
     end = time.monotonic() + 120
     while not path.exists() or path.read_text() != text:
         assert time.monotonic() < end, '%s does not become %r' % (path.name, text)
@@ -75,7 +75,7 @@ def wait_for(path, text='begun\n'):
 
 
 def test_two_processes_compile_at_the_same_time(begin, tmp_path):
-    """One process at a time compiled: the second one waited until the first one's module was there."""
+    """One process at a time could compile: the second one waited until the first one's module was there."""
     slow = begin(PROGRAM, 'slow')
     wait_for(tmp_path / 'slow')
     quick = begin(PROGRAM, 'quick')
@@ -160,7 +160,7 @@ def test_flags_of_the_processor_are_found_once(monkeypatch, tmp_path):
     monkeypatch.setattr(type(theano.config), 'compiledir', str(tmp_path))
 
     def arguments(**flags):
-        """Return the arguments of g++ in a new process, and how often it has called it to find that out."""
+        """Return the flags for g++ in a new process, and how often it has called g++ to find them."""
         calls.clear()
         return flags_of_a_new_process(monkeypatch, **flags), len(calls)
 

@@ -71,7 +71,7 @@ def test_a_model_is_saved_to_a_stream(trained, tmp_path, monkeypatch):
 
 
 class EqualNames(Layer):
-    """Two weights that the file has to tell apart."""
+    """A layer with two weights of one name, which the file has to tell apart."""
 
     def build(self, shape):
         self.pair = [self.add_weight('w', (3,), initializer=value) for value in ('ones', 'zeros')]
@@ -82,7 +82,7 @@ class EqualNames(Layer):
 
 
 class EqualSlots(keras.optimizers.SGD):
-    """Its state's two variables have one name."""
+    """An optimizer whose state has two variables of one name."""
 
     def get_updates(self, loss, params):
         super().get_updates(loss, params)
@@ -201,7 +201,7 @@ def test_a_module_that_is_there_is_mended_at_once(monkeypatch):
 
 
 def test_a_module_is_mended_each_time_that_it_is_executed(tmp_path, monkeypatch):
-    """Also after somebody looked where it is, or an import that failed."""
+    """A module is mended also after somebody looked where it is, or after an import that failed."""
     (tmp_path / 'mended_later.py').write_text('import missing_at_first')
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, 'meta_path', list(sys.meta_path))

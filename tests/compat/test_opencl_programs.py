@@ -1,4 +1,4 @@
-"""Each OpenCL program is built once with the flag mgpu.opencl_cache; without it, the driver is left alone."""
+"""OpenCL programs: with the flag mgpu.opencl_cache each is built once, and without it the driver is left alone."""
 import os
 import random
 import subprocess
@@ -20,7 +20,7 @@ from support.small_models import data, dense_model
 
 @pytest.fixture
 def opencl2(gpu2):
-    """Two OpenCL contexts that share programs."""
+    """Return two OpenCL contexts that share programs."""
     if gpu2[0].kind != 'opencl':
         pytest.skip('%s is no OpenCL device' % gpu2[0].device)
     if config.own_flag('mgpu.opencl_cache') == 'False':
@@ -34,13 +34,13 @@ def counts():
 
 
 def new_chain():
-    """Names of ops whose fused kernel no former test has."""
+    """Return names of ops whose fused kernel no former test has."""
     any_ = random.SystemRandom()  # tests set the state of `random`
     return [any_.choice(['tanh', 'sin', 'cos', 'sgn', 'sqr', 'arctan']) for _ in range(16)]
 
 
 def programs_of(context, chain):
-    """Compile and run a function with a kernel of these ops; programs built, loaded, and shared for it."""
+    """Compile and run a function with a kernel of these ops; return the programs built, loaded, and shared for it."""
     before = counts()
     x = T.fvector('x')
     y, expected = x, np.ones(3, 'float32')

@@ -21,7 +21,7 @@ BRANCH_ON_EQUAL_VALUES = re.compile(r'ucomiss.*\n\s*(jp|jne|je)\b')
 
 
 def adam():
-    """Inputs and new values of Keras's Adam."""
+    """Return inputs and new values of Keras's Adam."""
     p, m, v, g = T.fvectors('pmvg')
     new_m, new_v = f32(.9) * m + f32(.1) * g, f32(.999) * v + f32(.001) * T.sqr(g)
     new_p = p - f32(.01) * new_m / (T.sqrt(T.clip(new_v, f32(0), f32(np.inf))) + f32(1e-7))
@@ -76,7 +76,7 @@ def test_results_stay_the_same_bit_by_bit(monkeypatch):
 
 
 def max_pooling_gradient(ndim, window, options=''):
-    """The gradient of max pooling as a function of values, maxima and gradients, and its node."""
+    """Return the gradient of max pooling as a function of values, maxima and gradients, and its node."""
     with theano.configparser.change_flags(**{'gcc.cxxflags': options}):
         given = [T.TensorType('float32', [False] * (ndim + 2))() for _ in range(3)]
         function = theano.function(given, MaxPoolGrad(ignore_border=True, ndim=ndim)(*given, *window))
@@ -115,7 +115,7 @@ def test_gradients_of_max_pooling_stay_the_same_bit_by_bit(ndim, window, monkeyp
 
 
 def sum_of(axis, dtype, acc_dtype, options=''):
-    """A function that sums over axes of a 3-d array, and its node."""
+    """Return a function that sums over axes of a 3-d array, and its node."""
     with theano.configparser.change_flags(**{'gcc.cxxflags': options}):
         x = T.TensorType(dtype, [False] * 3)()
         function = theano.function([x], T.sum(x, axis=axis, dtype=dtype, acc_dtype=acc_dtype))

@@ -14,11 +14,11 @@ FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
 class Unavailable(RuntimeError):
-    """The stand-in cannot be built or run on this machine; the message says why."""
+    """An error: the stand-in cannot be built or run on this machine; the message says why."""
 
 
 def unavailable():
-    """Why the stand-in cannot run on this machine.
+    """Return why the stand-in cannot run on this machine.
 
     Returns
     -------
@@ -68,7 +68,7 @@ def build(versioned=False):
 
 
 def environment(devices=2, base=None, **settings):
-    """Environment variables that make a child process use the stand-in; it is built if need be.
+    """Return environment variables that make a child process use the stand-in; build it if need be.
 
     Parameters
     ----------
@@ -106,9 +106,9 @@ def environment(devices=2, base=None, **settings):
 
 
 def _theanorc(cache, libraries):
-    """A file of Theano flags that keeps libgpuarray's binaries of kernels apart from the binaries of real GPUs.
+    """Return a file of Theano flags that keeps libgpuarray's binaries of kernels apart from the binaries of real GPUs.
 
-    Those of another version of the stand-in are no use either.
+    Binaries of another version of the stand-in are of no use either.
     """
     with open(os.path.join(libraries, 'libnvrtc.so'), 'rb') as library:
         folder = os.path.join(cache, 'gpuarray_%08x' % zlib.crc32(library.read()))

@@ -52,7 +52,7 @@ def parse(arguments):
 
 
 def setting(text):
-    """``NAME=VALUE`` as a pair.
+    """Return ``NAME=VALUE`` as a pair.
 
     >>> setting('MEMORY=64M')
     ('MEMORY', '64M')

@@ -13,7 +13,7 @@ from cuda_on_cpu import FOLDER, environment
 
 
 def clean_environment():
-    """This process's variables without settings of the stand-in, which would change the outcome of a test."""
+    """Return this process's variables without settings of the stand-in, which would change the outcome of a test."""
     return {name: value for name, value in os.environ.items()
             if name == 'CUDA_ON_CPU_CACHE' or not name.startswith(('CUDA_ON_CPU_', 'CUDA_VISIBLE_DEVICES'))}
 

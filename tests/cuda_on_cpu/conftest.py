@@ -1,4 +1,4 @@
-"""Requirements of the tests of the stand-in on the machine."""
+"""Requirements of the tests of the stand-in."""
 import ctypes
 
 import pytest

@@ -37,7 +37,7 @@ extern "C" __global__ void last_thread(float *out) { __syncthreads(); out[0] = t
 
 
 class CudaError(Exception):
-    """A function of the driver failed with `code`."""
+    """An error: a function of the driver failed with `code`."""
 
     def __init__(self, name, code):
         super().__init__('%s gives error %d' % (name, code))
@@ -72,14 +72,14 @@ def fails_with(code):
 
 
 def out(kind, name, *arguments):
-    """Call a function whose first argument is where it writes its result, and return the result."""
+    """Call a function whose first argument is the address of its result, and return the result."""
     result = kind()
     call(name, ctypes.byref(result), *arguments)
     return result
 
 
 def compile_source(source, *options):
-    """The image that nvrtc makes of a source; RuntimeError has the log where it does not compile."""
+    """Return the image that nvrtc makes of a source; if it does not compile, a RuntimeError has the log."""
     program = out(ctypes.c_void_p, 'nvrtcCreateProgram', source.encode(), None, 0, None, None)
     try:
         call('nvrtcCompileProgram', program, len(options), (ctypes.c_char_p * len(options))(*map(str.encode, options)))
@@ -146,7 +146,7 @@ class Device:
         return address
 
     def read(self, address, count, dtype='float32'):
-        """Values from the device's memory, after the work in the stream."""
+        """Return values from the device's memory, after the work in the stream."""
         array = np.empty(count, dtype)
         pointer = array.ctypes.data_as(ctypes.c_void_p)
         self.call('cuMemcpyDtoHAsync_v2', pointer, address, ctypes.c_size_t(array.nbytes), self.stream)

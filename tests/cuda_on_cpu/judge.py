@@ -77,7 +77,7 @@ def read(path):
 
 
 def judge(folder, library, architectures):
-    """Compile every kernel of a folder for each architecture, and print what came of it.
+    """Compile every kernel of a folder for each architecture, and print the errors.
 
     Returns
     -------

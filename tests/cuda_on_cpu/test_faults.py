@@ -8,7 +8,7 @@ UNCORRECTABLE_ECC_ERROR = 214
 
 
 def poke_until_failure(device, limit=10):
-    """The number of kernels that ran before the device failed, and the error's code."""
+    """Return the number of kernels that ran before the device failed, and the error's code."""
     kernel, address = device.kernel('poke'), device.allocate(4)
     for count in range(limit):
         try:

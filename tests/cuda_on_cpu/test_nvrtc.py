@@ -1,4 +1,4 @@
-"""nvrtc: what compiles, for what architecture, and the cache on disk."""
+"""nvrtc: sources that compile, the architectures, and the cache on disk."""
 import os
 import subprocess
 import sys

@@ -24,7 +24,7 @@ BROKEN = {
 
 @pytest.fixture(scope='module')
 def outcomes():
-    """The traceback of each case that failed, and None for the others."""
+    """Return the traceback of each case that failed, and None for the others."""
     base = clean_environment()
     base['THEANO_FLAGS'] = 'device=cuda0,contexts=,floatX=float32,dnn.enabled=False,print_active_device=False'
     done = python('-m', 'cuda_on_cpu.theano_cases', base=base, timeout=HOUR)

@@ -14,7 +14,7 @@ from support.devices import context_map
 
 
 def run_python(code, **environment):
-    """Output of a fresh interpreter."""
+    """Return the output of a fresh interpreter."""
     env = dict(os.environ, **{'THEANO_FLAGS': '', **environment})
     done = subprocess.run([sys.executable, '-c', code], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -62,7 +62,7 @@ def test_two_names_on_one_device_both_work(contexts):
 
 
 def test_a_device_that_cannot_be_opened(contexts):
-    """pygpu's own reason and what there is instead; never a silent run on the CPU."""
+    """The error has pygpu's own reason and the devices that exist; nothing runs on the CPU instead."""
     platform = contexts('gpu', 1)[0].kind
     missing = {'cuda': 'cuda99', 'opencl': 'opencl0:99'}[platform]
     with pytest.raises(ContextError) as caught:
@@ -85,7 +85,7 @@ def test_a_name_keeps_its_device(contexts):
 
 @pytest.mark.parametrize('order', ['theano_mgpu, theano', 'theano, theano_mgpu'])
 def test_works_before_and_after_theano(contexts, order):
-    """Theano, if it is first, opens what it can by itself; the second name of a device is ours to open."""
+    """Imported first, Theano opens what devices it can; the second name of a device is left to this package."""
     device = contexts('gpu', 1)[0].device
     code = '''
 import sys, warnings
@@ -112,7 +112,7 @@ def test_pocl_shows_two_devices_without_a_word(contexts):
 
 
 def test_a_plain_function_beside_named_contexts_is_quiet(gpu2, caplog):
-    """Theano logs "Could not infer context from inputs" for each one otherwise."""
+    """Theano otherwise logs "Could not infer context from inputs" for each function."""
     x = theano.tensor.fmatrix()
     f = theano.function([x], theano.tensor.tanh(x).sum(axis=0), mode='FAST_RUN')
     np.testing.assert_allclose(f(np.ones((2, 3), 'float32')), 2 * np.tanh(np.ones(3)), rtol=1e-6)
@@ -120,7 +120,7 @@ def test_a_plain_function_beside_named_contexts_is_quiet(gpu2, caplog):
 
 
 def test_a_plain_function_that_draws_is_quiet(gpu2, caplog):
-    """Keras draws each initial weight so: it must not log that a context could not be inferred."""
+    """Keras draws each initial weight so: the draw must not log that a context could not be inferred."""
     from theano.sandbox.rng_mrg import MRG_RandomStreams
     f = theano.function([], MRG_RandomStreams(1).uniform((3, 4)))
     assert f().shape == (3, 4) and not caplog.records
@@ -155,7 +155,7 @@ print(mallinfo().fordblks)
 
 @pytest.mark.skipif(platform.libc_ver()[0] != 'glibc', reason="the setting is glibc's")
 def test_freed_memory_is_used_again():
-    """An array of 40 MB that was freed stays with a CPU context's process, for the next one to use again."""
+    """A freed array of 40 MB stays with a CPU context's process, for the next array."""
     def bytes_kept(how, **environment):
         done = subprocess.run([sys.executable, '-c', KEPT, how], capture_output=True, text=True,
                               env=dict(os.environ, **environment))
@@ -183,7 +183,7 @@ borrow(mgpu.init()[0])
 
 
 def test_memory_is_reserved_once(gpu2):
-    """A further context of a device does not reserve what the flag gpuarray.preallocate says once more."""
+    """The flag gpuarray.preallocate reserves memory for a device's first context, and none for a further one."""
     done = subprocess.run([sys.executable, '-c', RESERVED], capture_output=True, text=True, env=dict(
         os.environ, THEANO_FLAGS='gpuarray.preallocate=20,contexts=a->' + gpu2[0].device))
     assert done.stdout.splitlines() == ['a 20.0', 'a.1 0'], done.stderr

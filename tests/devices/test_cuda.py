@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.needs_compiler, pytest.mark.skipif(cuda_on_cpu.unavail
 
 
 def run(code, devices=2, flags='', base=None, **settings):
-    """Lines that a program prints in a fresh interpreter on stand-in devices."""
+    """Return the lines that a program prints in a fresh interpreter on stand-in devices."""
     env = cuda_on_cpu.environment(devices, base, **settings)
     env['THEANO_FLAGS'] = ','.join(filter(None, ['floatX=float32', 'contexts=', flags]))
     done = subprocess.run([sys.executable, '-c', PRELUDE + code], env=env, stdout=subprocess.PIPE,
@@ -70,7 +70,7 @@ print('taken', taken, np.asarray(array)[-1])
 
 @pytest.mark.slow
 def test_a_kernel_that_is_made_twice_leaves_no_context_current():
-    """libgpuarray did: what was done on cuda0 then used cuda1's memory, "CUDA_ERROR_INVALID_HANDLE"."""
+    """libgpuarray left one: work on cuda0 then used cuda1's memory, "CUDA_ERROR_INVALID_HANDLE"."""
     shipped, patched, taken = run(LEFT, sources='')  # `make test-nvrtc` must not see its wrong kernel
     assert patched == 'patched [0, 0] [0, 0]' and taken == 'taken [32, 0] 2.0'
     assert shipped == 'shipped [True, True]', 'this libgpuarray is right by itself: is the patch still needed?'
@@ -137,7 +137,7 @@ print(codes)
 
 
 def test_a_fork_does_not_wait_for_a_thread_that_it_does_not_have():
-    """One that is in the context, and has its lock, when a process forks: data generators do so."""
+    """The thread is in the context, and has its lock, when a process forks: data generators do so."""
     assert run(FORKED_IN_A_CALL) == [str([0] * 10)]
 
 
@@ -222,7 +222,7 @@ print(np.isfinite(go_on(x, labels)), not equal(values(), before))
 @pytest.mark.slow
 @pytest.mark.parametrize('executor,after', [('serial', 10), ('threads', 75)])
 def test_a_device_that_is_lost_in_a_step_loses_no_value(executor, after):
-    """`after` launches: in the gradients of the next step; in the update of a step, which the step after it reports."""
+    """The device is lost after `after` launches, in the gradients of a step or in an update; the next step reports it."""
     message, same, went_on = run(LOST.replace('EXECUTOR', repr(executor)).replace('AFTER', str(after)))
     assert message.startswith('replica 1 (context dev1->cuda1, ') and 'nothing was changed' in message
     assert 'cuda1 has failed for good in this process; the values on dev0->cuda0 are those before this step' in message
@@ -255,7 +255,7 @@ print(equal(losses, never), equal(values(), expected))
 
 
 def test_a_step_that_was_short_of_memory_can_be_repeated():
-    """On one device, in the gradients and in the update: nothing is changed, and the step gives what it would have."""
+    """A device lacks memory in the gradients and in the update: nothing is changed, and the step can be repeated."""
     *_, messages, same = run(MEMORY, flags='gpuarray.preallocate=-1')  # else libgpuarray has memory of its own
     replica = 'replica 1 (context dev1->cuda1, %s)'
     assert messages == str([replica % 'samples 6 to 10', replica % 'update'])
@@ -304,7 +304,7 @@ print(np.isfinite(step(x, labels)))
 
 @pytest.mark.parametrize('device', ['cuda0', pytest.param('opencl0:0', marks=pytest.mark.slow)])
 def test_a_fork_is_told_that_it_has_no_gpu(device):
-    """CUDA failed there with "initialization error", OpenCL did not return."""
+    """CUDA failed in a fork with "initialization error", OpenCL did not return."""
     lines = run(FORKED.replace('DEVICE', repr(device)))
     assert lines[1::2] == ['0', '0', '0'] and lines[-1] == 'True'
     assert all('was forked from process' in line and 'spawn' in line for line in lines[:-1:2])
@@ -321,7 +321,7 @@ print(mgpu.function([x], T.maximum(x, 1), contexts=['dev0'])(np.arange(3, dtype=
 @pytest.mark.slow
 @pytest.mark.parametrize('devices', [('cuda0', 'opencl0:0'), ('opencl0:0', 'cuda0')])
 def test_code_of_one_kind_of_device_is_not_used_for_another(devices, tmp_path):
-    """Theano keeps it by the context's name: on OpenCL, CUDA's elementwise kernels ended the process."""
+    """Theano keeps code by the context's name: on OpenCL, CUDA's elementwise kernels ended the process."""
     for device in devices:
         found = run(SHARED_NAME.replace('DEVICE', repr(device)), flags='base_compiledir=%s' % tmp_path)
         assert found == ['[1.0, 1.0, 2.0]']

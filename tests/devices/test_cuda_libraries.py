@@ -103,7 +103,7 @@ def test_several_processes_build_at_once(machine):
 
 
 def test_a_library_that_is_loaded_before(machine):
-    """libgpuarray, too, may have opened it: it is left alone, unless kernels cannot be compiled so."""
+    """A library that libgpuarray, too, may have opened is left alone, unless kernels cannot be compiled so."""
     early = 'import ctypes; ctypes.CDLL("libnvrtc.so")\n'
     env = dict(LD_LIBRARY_PATH=build())
     assert machine.run(early + ADD, '7.0', **env).endswith('[0.0, 2.0, 4.0, 6.0, 8.0]')
@@ -166,7 +166,7 @@ print(caught[-1].category.__name__, caught[-1].message)
 
 
 def test_missing_cublas(machine):
-    """Theano opens no context without it: "Missing Blas library"."""
+    """Theano opens no context without cuBLAS: "Missing Blas library"."""
     machine.install_nvrtc(*NVRTC_11_8)
     assert 'libcublas.so.12 needs a driver that supports CUDA 12; this one supports CUDA 11.8. python -m pip' \
         in machine.run(ADD, driver=(11, 8))
@@ -258,7 +258,7 @@ int cuGetExportTable(void **table, void *id) { return 801; }
 @pytest.mark.slow
 @pytest.mark.parametrize('cc', ['9.0', '10.0', '12.0'])
 def test_the_real_nvrtc_compiles_for_new_devices(machine, cc):
-    """NVIDIA's compiler, through the shim, with the options as libgpuarray passes them.
+    """NVIDIA's compiler is called through the shim, with the options as libgpuarray passes them.
 
     NVRTC looks for a cache of programs through ``cuGetExportTable``, which the stand-in does not have; so the driver is
     one that has nothing but a device.

@@ -1,4 +1,4 @@
-"""Discovery of devices and what they report."""
+"""Discovery of devices, and their properties."""
 import sys
 import types
 
@@ -50,7 +50,7 @@ def test_status_of_a_device(gpu2):
 
 
 def test_utilisation_is_that_of_the_devices_pci_address(monkeypatch):
-    """No NVIDIA device here: a stand-in for nvidia-ml-py tells what it was asked."""
+    """No NVIDIA device is here: a stand-in for nvidia-ml-py records the address that it is asked for."""
     asked = []
 
     class NotSupported(Exception):

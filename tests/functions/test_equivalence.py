@@ -29,7 +29,7 @@ def train_plain(make_model, updates, x, labels, size):
 
 
 def train(step, x, labels, size):
-    """STEPS steps; each epoch ends with a ragged batch, and so does the last one."""
+    """Run STEPS steps; each epoch ends with a ragged batch, and so does the last one."""
     parts = batches(len(x), size)
     assert len(x) % size and STEPS % len(parts) == 0
     return [float(step(x[part], labels[part])) for _ in range(STEPS // len(parts)) for part in parts]
@@ -37,7 +37,7 @@ def train(step, x, labels, size):
 
 @pytest.fixture(scope='module')
 def plain():
-    """Results of plain Theano, computed once for each model and dtype."""
+    """Return the results of plain Theano, computed once for each model and dtype."""
     known = {}
 
     def get(key, *args):
@@ -61,7 +61,7 @@ def test_dense_with_adam_on_devices(contexts, n, dtype, plain):
 
 
 def check_dense(contexts, kind, n, dtype, plain):
-    """Both executors, one after the other, from the same start: all state is set back in between."""
+    """Check both executors, one after the other, from the same start: all state is set back in between."""
     x, labels = data(93, 7, dtype=dtype)  # 10 batches of 10, the last of 3: fewer than 4 contexts
     expected, losses = plain(('dense', dtype), lambda: dense_model(dtype=dtype), adam, x, labels, 10)
     contexts(kind, n)
@@ -103,7 +103,7 @@ def test_convolution_with_momentum(contexts, kind, n, dtype, plain):
 
 @pytest.mark.opencl
 def test_contexts_of_several_kinds(contexts, plain):
-    """A CPU and a GPU context in one function."""
+    """One function has a CPU and a GPU context."""
     gpu = contexts('gpu', 1)[0]
     mgpu.init('host0->cpu;%s->%s' % (gpu.name, gpu.device))
     x, labels = data(93, 7)

@@ -149,7 +149,7 @@ def test_wrong_arguments(cpu2):
 
 @pytest.mark.parametrize('kind,executor', [('cpu', 'serial'), ('cpu', 'threads'), ('gpu', 'threads')])
 def test_an_exception_in_one_replica(contexts, kind, executor):
-    """It names replica, context and samples; streams are where they were, and the call can be repeated."""
+    """The error names replica, context and samples; streams are where they were, and the call can be repeated."""
     active = contexts(kind, 2)
     x, i = T.fmatrix('x'), T.ivector('i')
     from theano.sandbox.rng_mrg import MRG_RandomStreams

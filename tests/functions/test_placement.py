@@ -21,7 +21,7 @@ ON_GPU = [pytest.param('gpu', name, marks=() if name == 'towers' else pytest.mar
 
 @pytest.fixture(autouse=True)
 def dtype(request):
-    """Tests on the host are in float64, in which a wrong gradient is not mistaken for rounding."""
+    """Set floatX to float64 for tests on the host, so that a wrong gradient is not mistaken for rounding."""
     on_gpu = request.node.get_closest_marker('opencl')
     with theano.configparser.change_flags(floatX='float32' if on_gpu else 'float64'):
         yield
@@ -81,7 +81,7 @@ REPLICATED = ['chain', 'towers', 'tied', 'several_losses', 'dropout', 'batch_nor
 
 @pytest.mark.parametrize('name', REPLICATED)
 def test_replicas(cpu4, name):
-    """Replicas are given as lists of contexts, and as contexts that are left."""
+    """Replicas are given as lists of contexts, or made of the contexts that are left."""
     a, b, c, d = [context.name for context in cpu4]
     training = training_step(name, [a, c], contexts=[[a, c], [b, d]])
     check(training, name, SIZES)
@@ -102,7 +102,7 @@ def test_replicas_on_devices(contexts, kind, name):
 @pytest.mark.mpi
 @pytest.mark.parametrize('update_on', ['auto', pytest.param('sharded', marks=pytest.mark.slow)])
 def test_ranks(update_on, tmp_path):
-    """Two processes, each with a replica over two contexts."""
+    """Two processes have a replica over two contexts each."""
     with theano.configparser.change_flags(floatX='float64'):
         outputs, values = plain('several_losses', SIZES, 'float64')
         launch(2, 'placed', tmp_path / 'ranks.npz', 'a->cpu;b->cpu;c->cpu;d->cpu', 'several_losses', *SIZES,
@@ -111,7 +111,7 @@ def test_ranks(update_on, tmp_path):
 
 
 def test_statistics_of_micro_batches(cpu3):
-    """With the flag, a micro-batch is normalised by itself, as on one device that is given one after the other."""
+    """The flag has each micro-batch normalised by itself, as on one device that gets one after the other."""
     def losses(places, **options):
         with theano.configparser.change_flags(**{'mgpu.batch_statistics': 'local'}):
             m = made('batch_normalised', places)
@@ -126,7 +126,7 @@ def test_statistics_of_micro_batches(cpu3):
 
 
 def regression(places, x, t):
-    """A chain that is given its batch as expressions, and updates of its weights."""
+    """Return a chain that is given its batch as expressions, and updates of its weights."""
     m = made('chain', places)
     loss = theano.clone(m.loss, dict(zip(m.inputs, [x, t])))
     return m, loss, [(w, w - 0.1 * gradient) for w, gradient in zip(m.params, T.grad(loss, m.params))]
@@ -183,7 +183,7 @@ def test_updates_that_exchange_values_between_devices(cpu3):
 
 
 def test_weights_that_are_set_between_steps(cpu3):
-    """And read, by functions that are not placed."""
+    """Functions that are not placed also read and set the weights."""
     trainings = [training_step('towers', cpu3), Training(made('towers'))]
     norms = [theano.function([], sum(T.sqr(w).sum() for w in each.model.params), mode=PYTHON) for each in trainings]
     for first in range(3):
@@ -198,7 +198,7 @@ def test_weights_that_are_set_between_steps(cpu3):
 
 @pytest.mark.parametrize('name', ['towers', 'dropout'])
 def test_a_state_that_is_saved(cpu4, tmp_path, name):
-    """Saved by a placed function it is loaded by one that is not, and the other way round."""
+    """A state that a placed function saved is loaded by one that is not placed, and the other way round."""
     def state_of(places):
         return training_step(name, places, contexts=[context.name for context in cpu4[:2 if places else 1]])
     _, after = plain(name, SIZES + (5, 5), 'float64')

@@ -22,7 +22,7 @@ def float64():
 
 
 def is_divided(seed, contexts):
-    """Compare a model with one device; whether its batches were divided, if they were to be."""
+    """Compare a model with one device; return whether its batches were divided, if they were to be."""
     alone, m = RandomModel(seed), RandomModel(seed, contexts)
     training = Training(m, m.how, m.updates, **m.options)
     plain = Training(alone, updates=m.updates)

@@ -27,7 +27,7 @@ X, LABELS = data(11, 7)
 
 
 def sgd(loss_or_gradients, params, learning_rate):
-    """Return the updates, with the signature of lasagne.updates.sgd."""
+    """Return the updates of gradient descent, with the signature of lasagne.updates.sgd."""
     return {p: p - np.asarray(learning_rate, p.dtype) * g for p, g in zip(params, loss_or_gradients)}
 
 
@@ -68,7 +68,7 @@ PARAMS = []
 
 
 def test_updates_may_depend_on_the_batch(cpu2):
-    """The updates are as in plain Theano: here the rate is the inverse of the largest input."""
+    """The rate is the inverse of the largest input; the results are the same as in plain Theano."""
     model, reference = dense_model(), dense_model()
 
     def updates(of):
@@ -154,7 +154,7 @@ def test_a_loss_that_is_not_finite(contexts, kind, check):
 @pytest.mark.parametrize('kind,executor', [('cpu', 'serial'), ('cpu', 'threads'),
                                            pytest.param('gpu', 'threads', marks=pytest.mark.slow)])
 def test_after_an_error_in_a_replica_the_step_can_be_repeated(contexts, kind, executor):
-    """The random streams, with dropout, are as before, too."""
+    """The random streams of dropout, too, are as before."""
     contexts(kind, 2)
 
     def make():
@@ -243,7 +243,7 @@ def dropout_step(seed):
 
 @pytest.mark.cuda
 def test_a_loaded_state_goes_on_where_it_stopped(contexts, kind, tmp_path):
-    """Parameters, Adam's state, and the random stream."""
+    """The state consists of parameters, Adam's state, and the random stream."""
     contexts(kind, 2)
     path = str(tmp_path / 'state.npz')
     model, step = dropout_step(0)
