@@ -222,7 +222,7 @@ print(np.isfinite(go_on(x, labels)), not equal(values(), before))
 @pytest.mark.slow
 @pytest.mark.parametrize('executor,after', [('serial', 10), ('threads', 75)])
 def test_a_device_that_is_lost_in_a_step_loses_no_value(executor, after):
-    """The device is lost after `after` launches, in the gradients of a step or in an update; the next step reports it."""
+    """A device is lost after `after` launches, in the gradients of a step or in an update; the next step reports it."""
     message, same, went_on = run(LOST.replace('EXECUTOR', repr(executor)).replace('AFTER', str(after)))
     assert message.startswith('replica 1 (context dev1->cuda1, ') and 'nothing was changed' in message
     assert 'cuda1 has failed for good in this process; the values on dev0->cuda0 are those before this step' in message

@@ -64,7 +64,7 @@ def one_hot(indices):
 
 @change_flags(floatX='float64')
 def of_single_samples():
-    """By name: what belongs to single samples, and constants."""
+    """Return {name: expression} of constants, and of expressions whose rows belong to single samples."""
     return {
         # Leaves, and elementwise ops.
         'weights': T.dot(w.T, w), 'phase': phase * 2, 'input': x, 'affine': 2 * x + 1,
@@ -153,7 +153,7 @@ def of_single_samples():
 
 @change_flags(floatX='float64')
 def statistics():
-    """By name: what several samples come to, and what it depends on."""
+    """Return {name: expression} of statistics of several samples, and of expressions that depend on these."""
     crossentropy = T.nnet.categorical_crossentropy(T.nnet.softmax(T.dot(x, w)), labels)
     return {
         'set to a mean': T.set_subtensor(w[0], x.mean()), 'sum of centred': (x - x.mean(axis=0)).sum(),
@@ -228,7 +228,7 @@ def statistics():
 
 @change_flags(floatX='float64')
 def numbers_of_samples():
-    """By name: what follows from the number of samples."""
+    """Return {name: expression} of expressions that follow from the number of samples."""
     return {
         'n': n, 'size': x.size, 'sum of ones': T.ones_like(x).sum(), 'prod of shape': T.prod(x.shape),
         'float n': T.cast(n, 'float64') * 2, 'n - 1': n - 1, 'shape': x.shape, 'inverse of n': 1. / n,
@@ -240,7 +240,7 @@ def numbers_of_samples():
 
 @change_flags(floatX='float64')
 def met():
-    """By name: where samples meet each other, or what all of them come to."""
+    """Return {name: expression} of expressions in which samples meet each other, or a statistic of all of them."""
     return {
         'centred': x - x.mean(axis=0), 'scaled by a sum': x * v.sum(),
         'square of centred': T.sqr(x - x.mean(axis=0)).sum(), 'clipped at the mean': T.clip(x, 0, x.mean()),
@@ -270,7 +270,7 @@ def met():
 
 @change_flags(floatX='float64')
 def refused():
-    """By name: what cannot be cut, and the reason."""
+    """Return {name: (expression, reason)} of expressions that cannot be cut."""
     place, unknown = 'picks samples by their place', 'how %s depends on single samples'
     return {
         'two orders': (time_major.reshape((-1, 4)) * s.reshape((-1, 4)), 'different axes of its inputs'),
@@ -317,7 +317,7 @@ def refused():
 
 @change_flags(floatX='float64')
 def refused_for_a_batch():
-    """By name: what only the batch shows that it cannot be cut, and the reason."""
+    """Return {name: (expression, reason)} of expressions for which only the batch shows that they cannot be cut."""
     place = 'picks samples by their place'
     return {
         'diagonal of rows': (T.diag(x), 'not have as many rows as columns'),
@@ -339,7 +339,7 @@ def refused_for_a_batch():
 
 @change_flags(floatX='float64')
 def convolutions():
-    """By name: what only C++ computes."""
+    """Return {name: expression} of expressions that only C++ computes."""
     return {
         'conv': conv2d(images, kernel, border_mode='half'),
         'conv transposed': AbstractConv2d_gradInputs()(kernel, images, T.stack([6, 6])),
@@ -384,7 +384,7 @@ def check(outputs, mode=PLAIN):
 
 @change_flags(floatX='float64')
 def with_gradients(variable, inputs=(x, s, v, images)):
-    """A loss that is made of a variable, and its gradients."""
+    """Return a loss that is made of a variable, and its gradients."""
     loss = T.tanh(variable).sum() + variable.mean() / 3
     return [loss] + theano.grad(loss, list(inputs) + WEIGHTS, disconnected_inputs='ignore')
 
@@ -431,7 +431,7 @@ def test_what_is_refused_for_a_batch(name):
 
 @pytest.mark.parametrize('name', ['table', 'elements', 'half'])
 def test_lengths_that_do_not_fit_the_batch_are_errors_as_on_one_device(name):
-    """Each replica took as many rows as it had samples, of an array that has another length than the batch."""
+    """Each replica took one row for each of its samples, from an array that has another length than the batch."""
     variable = {'table': x + table, 'elements': T.dot(v, table), 'half': x * np.ones((3, 1))}[name]
     with pytest.raises(ValueError):
         theano.function(list(DATA), variable, mode=PLAIN, on_unused_input='ignore')(*DATA.values())

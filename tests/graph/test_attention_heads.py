@@ -13,7 +13,7 @@ mask = T.cast(words > 0, 'float64')
 
 
 def merged(values, heads):
-    """Heads beside each other in each sample, as in keras-multi-head: the samples are outside."""
+    """Merge heads into the samples' axis, as keras-multi-head does: the heads of a sample are beside each other."""
     n, steps, width = values.shape[0], values.shape[1], values.shape[2]
     apart = T.reshape(values, (n, steps, heads, width // heads)).dimshuffle(0, 2, 1, 3)
     return T.reshape(apart, (n * heads, steps, width // heads))
@@ -26,7 +26,7 @@ def apart(values, heads):
 
 
 def merged_outside(values, heads):
-    """The heads are outside, as where they are joined along the axis of the samples."""
+    """Merge heads that were joined along the axis of the samples: the samples of a head are beside each other."""
     n, steps, width = values.shape[0], values.shape[1], values.shape[2]
     each = T.reshape(values, (n, steps, heads, width // heads)).dimshuffle(2, 0, 1, 3)
     return T.reshape(each, (heads * n, steps, width // heads))
@@ -51,7 +51,7 @@ def attention(values, mask=None):
 
 
 def tiled(mask, heads):
-    """As in keras-multi-head: the heads of a sample beside each other."""
+    """Return a mask for the heads of each sample beside each other, as in keras-multi-head."""
     return T.reshape(T.tile(mask.dimshuffle(0, 'x', 1), (1, heads, 1)), (-1, mask.shape[1]))
 
 
@@ -60,7 +60,7 @@ def blocks(values, heads, length):
 
 
 def in_a_loop():
-    """Heads of each step."""
+    """Return a loop that merges the heads of each step."""
     def step(values):
         y = T.reshape(T.reshape(values, (values.shape[0], 2, 2)), (values.shape[0] * 2, 2)).cumsum(axis=1)
         return T.reshape(y, (y.shape[0] // 2, 4))

@@ -1,4 +1,4 @@
-"""Batch normalisation over shards: by the statistics of the whole batch, to rounding, or by those of each shard."""
+"""Batch normalisation over shards: by the statistics of the whole batch, to rounding, or by each shard's own."""
 from theano_mgpu.graph.analysis import STACK, CannotCut
 from theano_mgpu.graph.partition import partition
 
@@ -28,7 +28,7 @@ def parameter(value, shape, dtype='float64'):
 
 
 def normalised(x, shape, axes='per-activation', **options):
-    """The outputs of batch normalisation with running averages; scale and bias."""
+    """Return the outputs of batch normalisation with running averages; scale and bias."""
     scale, bias, mean, variance = [parameter(i, shape, x.dtype) for i in range(4)]
     outputs = batch_normalization_train(x, scale, bias, axes, running_mean=mean, running_var=variance, **options)
     return list(outputs), [scale, bias]
@@ -90,7 +90,7 @@ def test_statistics_take_one_exchange():
 
 
 def test_the_gradient_with_any_mean():
-    """Somebody may apply the op by hand."""
+    """The op may be applied by hand, to any mean."""
     x, dy = T.dmatrix('x'), T.dmatrix('dy')
     outputs = AbstractBatchNormTrainGrad((0,))(x, dy, *[parameter(i, (1, 6)) for i in range(3)], 1e-4)
     for statistics in ('exact', 'local'):
@@ -101,7 +101,7 @@ def test_the_gradient_with_any_mean():
 @pytest.mark.parametrize('centre, deviation', [(0, 1), (1e3, 0.1), (1e3, 0.01), (1e5, 1)])
 @pytest.mark.parametrize('sizes', [(7, 5, 2), (40, 1), (3,)])
 def test_large_means_cost_no_more_than_on_one_device(centre, deviation, sizes):
-    """In float32, against float64: the running averages, and the variance as Keras makes it of the deviation."""
+    """Running averages, and the variance as Keras computes it from the deviation, agree with float64 to rounding."""
     data = (np.random.RandomState(2).randn(sum(sizes), 60) * deviation + centre).astype('float32')
 
     def statistics(dtype):

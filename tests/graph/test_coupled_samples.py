@@ -1,4 +1,4 @@
-"""Samples that depend on each other over N contexts, and what cannot be computed in parts: as plain Theano."""
+"""Samples that depend on each other, over N contexts, and graphs that cannot be computed in parts: as plain Theano."""
 import os
 
 import theano_mgpu as mgpu
@@ -14,7 +14,7 @@ QUICK = {'cpu': PYTHON, 'gpu': theano.Mode('cvm', 'fast_compile')}
 
 
 class Small:
-    """A linear layer with a loss of all samples, and what plain Theano and a training function make of it.
+    """A linear layer with a loss of all samples, and its results in plain Theano and in a training function.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ class Small:
                                       batch_updates=self.of_batch, **options)
 
     def train(self, step):
-        """Outputs of ragged steps, and all state after each."""
+        """Return the outputs of ragged steps, and all state after each."""
         found = []
         for seed, n in enumerate((7, 5, 1, 4, 2)):
             x = np.random.RandomState(seed).randn(n, 4).astype(self.x.dtype)
@@ -56,7 +56,7 @@ class Small:
 
 
 def contrastive(z, x):
-    """Each sample against all of them, as SimCLR has it."""
+    """Return a loss of each sample against all of them, as in SimCLR."""
     return T.nnet.categorical_crossentropy(T.nnet.softmax(T.dot(z, z.T)), T.arange(z.shape[0])).mean()
 
 
@@ -76,7 +76,7 @@ def assert_all_close(ours, theirs, tolerance):
 @pytest.mark.parametrize('n, options', CPU_OPTIONS)
 @pytest.mark.parametrize('name', list(LOSSES))
 def test_a_loss_in_which_samples_meet(contexts, name, n, options):
-    """Loss, outputs, parameters, the last gradient, and a state that holds the last batch."""
+    """Loss, outputs, parameters, the last gradient, and a state that holds the last batch agree with plain Theano."""
     contexts('cpu', n)
     expected = Small(LOSSES[name], 'float64').plain()
     model = Small(LOSSES[name], 'float64')
@@ -97,7 +97,7 @@ def test_a_loss_in_which_samples_meet_on_devices(gpu2, name, options):
 @pytest.mark.parametrize('dim', [0, 1])
 @pytest.mark.parametrize('options', [{}, {'micro_batches': 2}])
 def test_a_state_of_each_sample(contexts, kind, options, dim):
-    """Recurrent states, with samples along either axis, in batches that do not divide evenly."""
+    """Recurrent states work with samples along either axis, in batches that do not divide evenly."""
     contexts(kind, 2)
     found = []
     for function in (theano.function, mgpu.training_function):
@@ -121,7 +121,7 @@ def test_a_state_of_each_sample(contexts, kind, options, dim):
 
 
 def test_a_state_of_which_each_replica_needs_all(contexts):
-    """Sums over the samples' states cannot be computed in parts; of a state that stays whole, they can."""
+    """Sums over the samples' states cannot be computed in parts; sums over a state that stays whole can."""
     contexts('cpu', 2)
     found = []
     for function in (theano.function, mgpu.function):

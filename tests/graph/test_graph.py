@@ -1,4 +1,4 @@
-"""Each kind of op, compiled for a CPU and for a GPU context: what Theano computes, and nothing on a wrong context."""
+"""Each kind of op, compiled for a CPU and for a GPU context: the results of Theano, and no op on a wrong context."""
 import theano_mgpu as mgpu
 from theano_mgpu.comm.alone import Alone
 from theano_mgpu.errors import GraphError
@@ -42,7 +42,7 @@ def normal(*shape, dtype='float32'):
 
 
 def with_gradients(outputs, *variables):
-    """Outputs and the gradients of a function of the first of them."""
+    """Return the outputs of a function and the gradients of the first of them."""
     return list(outputs) + theano.grad((outputs[0] ** 2).mean(), list(variables))
 
 
@@ -168,7 +168,7 @@ def shared_data():
 
 @case
 def what_opencl_cannot():
-    """Each of these fails, or has no kernel, on OpenCL: it has to fall to the host."""
+    """Return graphs of ops that fail, or have no kernel, on OpenCL; each has to be computed on the host."""
     x = T.fmatrix()
     return [x], [T.cumsum(x, axis=0), x.max(axis=1), T.any(x > 0, axis=0), T.sort(x, axis=1), T.nnet.logsoftmax(x),
                  T.erfinv(T.tanh(x)), T.nlinalg.matrix_inverse(T.dot(x.T, x))], [X]
@@ -266,7 +266,7 @@ def test_a_kernel_that_cannot_be_made_is_an_error(gpu2):
 
 @pytest.mark.parametrize('name', ['infer', 'graph_to_gpu', 'mrg', 'conv_shape'])
 def test_each_patch_is_needed(gpu2, monkeypatch, name):
-    """Without it, the op that the patch fixes fails, or runs on the host."""
+    """Without the patch, the op that it fixes fails, or runs on the host."""
     from theano_mgpu.compat.theano_contexts import infer_context_name
 
     from theano.gpuarray import basic_ops, blas, opt, rng_mrg
@@ -295,7 +295,7 @@ def test_each_patch_is_needed(gpu2, monkeypatch, name):
 
 
 def test_transfers_to_the_device_of_the_flag_are_left_out(gpu2, monkeypatch):
-    """Gradients of parameters there have them: "mixed devices" for each Keras model with the flag device=cuda0."""
+    """Gradients of parameters there have such transfers: "mixed devices" for each Keras model with device=cuda0."""
     monkeypatch.setitem(gpu_type._context_reg, None, gpu_type.get_context(gpu2[0].name))  # as Theano does by the flag
     x = T.fvector('x')
     there = GpuFromHost(None)

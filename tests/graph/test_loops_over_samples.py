@@ -1,4 +1,4 @@
-"""Loops that take one sample after the other: each replica takes its own, where no turn needs another one."""
+"""Loops that take one sample after the other: each replica takes its own samples, if no turn needs another one."""
 from theano_mgpu.graph.analysis import CannotCut
 from theano_mgpu.graph.partition import partition
 
@@ -18,7 +18,7 @@ def each(function, *sequences, **options):
 
 
 def longest(a, length):
-    """Only as many steps of a sample as it has."""
+    """Return the sum over as many steps of a sample as it has."""
     return T.tanh(T.dot(a[:length + 1], w)).sum(axis=0)
 
 
@@ -27,7 +27,7 @@ def recurrent(a):
 
 
 def counting(first, step=1, place=0):
-    """As keras-contrib's CRF: each sample counts the steps, and those of one sample are the place in the mask."""
+    """Return a loop like keras-contrib's CRF: samples count steps, and the count of one is the place in the mask."""
     def turn(a, h, count):
         here = T.cast(count[place, 0], 'int32')
         return T.tanh(h + a) * s[:, here, :], count + step

@@ -1,4 +1,4 @@
-"""Where each op of a graph is placed: blocks, gradients beside their forward ops, and propagation."""
+"""The place of each op of a graph: blocks, gradients beside their forward ops, and propagation."""
 import copy
 import pickle
 import subprocess
@@ -43,7 +43,7 @@ def nodes_of(variables):
 
 
 def assigned(outputs, updates=(), default='dev0'):
-    """What is placed where, with the checks that hold for any graph."""
+    """Return outputs, updates and variables with their places, after checks that hold for any graph."""
     before = {variable: place_of(variable) for variable in ancestors(list(outputs) + list(dict(updates).values()))}
     result = propagation.assigned(outputs, dict(updates), default)
     whole = result[0] + list(result[1].values())
@@ -55,7 +55,7 @@ def assigned(outputs, updates=(), default='dev0'):
 
 
 def places(outputs, updates=(), default='dev0'):
-    """The places of outputs."""
+    """Return the places of outputs."""
     return [place_of(output) for output in assigned(outputs, updates, default)[0]]
 
 
@@ -156,7 +156,7 @@ def test_without_placement_nothing_is_patched():
 
 @pytest.mark.parametrize('name', ['tag_new_nodes', 'clones', 'place_gradients'])
 def test_each_patch_is_needed(monkeypatch, name):
-    """Without it, a node or a gradient does not know where it belongs."""
+    """Without the patch, a node or a gradient does not know its place."""
     def gradient_and_clone():
         x = T.vector()
         with mgpu.device('dev1'):
@@ -204,7 +204,7 @@ LAYERS = [dense, convolution, softmax, batch_norm, recurrent]
 
 
 def model(layer, block):
-    """A layer between two others, each in a block; the outputs of the layers, and their parameters."""
+    """Return a layer between two others, each in a block; the outputs of the layers, and their parameters."""
     x = T.matrix()
     with block('dev0'):
         w = parameter(4, 4)
@@ -234,7 +234,7 @@ def test_gradients_are_beside_their_forward_ops(layer):
 
 @pytest.mark.parametrize('layer', LAYERS)
 def test_the_graph_of_the_gradients_is_that_of_theano(layer):
-    """The order in which gradients are derived does not show in what they are."""
+    """The order in which gradients are derived has no influence on their graphs."""
     def graph(block):
         x, _, _, loss, params = model(layer, block)
         gradients = T.grad(loss, params)
@@ -338,7 +338,7 @@ def test_a_stand_in_has_the_place_of_what_it_stands_for():
 
 
 def test_parameters_in_blocks_place_a_model():
-    """As Lasagne's layers: parameters are made when the layer is, ops later."""
+    """Lasagne's layers do so: parameters are made with the layer, ops later."""
     x, labels = T.matrix(), T.ivector()
     with mgpu.device('dev0'):
         first = parameter(4, 5)
@@ -366,7 +366,7 @@ def test_ops_in_blocks_place_parameters():
 
 
 def adam(gradients, params, rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-8):
-    """As lasagne.updates.adam (version 0.1) builds its graph."""
+    """Return the updates of lasagne.updates.adam (version 0.1), with the same graph."""
     updates, step, one = OrderedDict(), theano.shared(np.asarray(0, FLOAT), 't'), T.constant(1)
     t = step + 1
     a_t = rate * T.sqrt(one - beta2 ** t) / (one - beta1 ** t)
@@ -424,7 +424,7 @@ def test_updates_and_moments_are_beside_their_parameters(clipped):
 
 
 def test_state_that_a_parameter_reads_before_it_is_updated():
-    """Its own new value is made of a gradient on another device."""
+    """The new value of the parameter is made of a gradient on another device."""
     x, w, average = T.matrix(), mgpu.place(parameter(3, 3), 'dev1'), parameter(3, 3)
     with mgpu.device('dev0'):
         h = T.dot(x, w)
@@ -435,7 +435,7 @@ def test_state_that_a_parameter_reads_before_it_is_updated():
 
 
 def test_a_plain_update_of_a_parameter_is_no_state_of_another():
-    """Both are read by the gradient of the other."""
+    """The gradient of the other parameter reads both."""
     x, free, placed = T.matrix(), parameter(4, 4), parameter(4, 4)
     mgpu.place(placed, 'dev1')
     h = mgpu.place(T.tanh(x), 'dev0')
@@ -530,7 +530,7 @@ def test_a_step_of_a_scan_cannot_be_placed(depth):
 
 @pytest.fixture(scope='module')
 def keras_model():
-    """A model over two devices that are named in blocks around its layers."""
+    """Return a model over two devices that are named in blocks around its layers."""
     mgpu.init('dev0->cpu;dev1->cpu')
     x = keras.layers.Input((6, 3))
     with mgpu.device('dev0'):
@@ -549,7 +549,7 @@ def keras_model():
                                        keras.optimizers.RMSprop(), keras.optimizers.Adadelta(),
                                        keras.optimizers.Adam(amsgrad=True)], ids=lambda each: type(each).__name__)
 def test_a_training_function_of_keras(keras_model, optimizer):
-    """The graph of Model._make_train_function, for several optimizers."""
+    """The test takes the graph of Model._make_train_function, for several optimizers."""
     params = keras_model._collected_trainable_weights
     updates = optimizer.get_updates(loss=keras_model.total_loss, params=params)
     pairs = [update if isinstance(update, tuple) else (update, update.default_update)

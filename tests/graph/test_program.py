@@ -172,7 +172,7 @@ def time_major(x):
 
 @case(SERIES, stages=1)
 def counts(x):
-    """Of samples: known without an exchange."""
+    """Return numbers of samples, which are known without an exchange."""
     ones = T.ones_like(x)
     flat = T.ones_like(x.dimshuffle(1, 0, 2).reshape((x.shape[0] * x.shape[1], 4)))
     return [ones.sum(), ones.sum(axis=0), ones.sum(axis=1), ones.sum(axis=(0, 2)), flat.sum(axis=0), flat.sum(),
@@ -181,7 +181,7 @@ def counts(x):
 
 @case(ROWS, POINTS, stages=2)
 def shape_of_rows_of_a_later_stage(x, t):
-    """A mean over everything that is weighted by sample: its gradient needs the shape of the weighted loss only."""
+    """Return a mean over a loss that is weighted by sample: its gradient needs the shape of the weighted loss only."""
     w = weight(6, 5)
     loss = T.sqr(T.tanh(T.dot(x, w)) - t).mean() * t[:, 0]
     return with_gradients(loss.sum() / T.ones_like(loss).sum(), w)
@@ -189,7 +189,7 @@ def shape_of_rows_of_a_later_stage(x, t):
 
 @case(ROWS, stages=1)
 def tiled_to_a_shape_that_is_joined(x):
-    """As Keras makes a mask of the shape of a state."""
+    """Return a loss with a mask of the shape of a state, as Keras makes it."""
     h, w = hidden(x)
     mask = T.gt(x[:, :1], 0)
     return with_gradients(T.switch(T.tile(mask, T.concatenate([[1], h.shape[1:]], 0), ndim=2), h, 0).mean(), w)
@@ -203,7 +203,7 @@ def one_hot_codes(x, y):
 
 @case(ROWS, stages=1)
 def branch_that_is_known(x):
-    """Nobody needs the other one, and shares of a sum stay shares."""
+    """Return known branches: nobody needs the other one, and shares of a sum stay shares."""
     return [ifelse(T.constant(1), x.sum(), T.sqr(x.sum()).sum()) * 2, ifelse(T.constant(0), x - x.max(0), x + 1)]
 
 
@@ -238,7 +238,7 @@ def index_with_a_slice_between_arrays(x):
 
 @case(ROWS, LABELS, stages=1)
 def a_vector_written_beside_each_sample(x, y):
-    """It is as long as the batch, but lies along another axis."""
+    """Return an array with a vector that is as long as the batch, but lies along another axis."""
     return [T.inc_subtensor(T.zeros((x.shape[0], 4, N))[T.arange(x.shape[0]), y], T.arange(N) * 0.5)]
 
 
@@ -378,7 +378,7 @@ def test_what_cannot_be_cut_is_an_error_that_names_the_op(build, reason):
     lambda halves, n: halves[T.arange(n), T.zeros((1,), 'int64')],
 ])
 def test_places_of_some_rows_only_are_an_error(build):
-    """Two rows a sample: the first n rows are not one of each sample."""
+    """Each sample has two rows, so that the first n rows are not one of each sample."""
     x = T.dmatrix('x')
     program = partition([x], [build(x.reshape((2 * x.shape[0], 3)), x.shape[0])])
     with pytest.raises(AssertionError, match='picks samples by their place'):
@@ -411,7 +411,7 @@ def test_nobody_needs_the_place_of_the_maximum():
 
 
 def test_what_is_needed_whole_is_exchanged_once():
-    """Adam reads a gradient and its square."""
+    """The variable is a gradient, which Adam reads, and whose square it reads."""
     x, w = T.dmatrix('x'), weight(6, 5)
     gradient = T.grad(T.tanh(T.dot(x, w)).mean(), w)
     program = partition([x], [0.9 * w + 0.1 * gradient, gradient ** 2, gradient * 0.5])
@@ -419,7 +419,7 @@ def test_what_is_needed_whole_is_exchanged_once():
 
 
 def test_what_is_needed_whole_is_not_exchanged_again_in_another_shape():
-    """A running mean is a vector, the mean that samples are normalised by a row."""
+    """A running mean is a vector; the mean that samples are normalised by is a row."""
     x, running = T.dmatrix('x'), weight(6)
     mean = x.mean(axis=0, keepdims=True)
     program = partition([x], [0.9 * running + 0.1 * mean.dimshuffle(1), T.sqr(x - mean).sum()])
@@ -427,7 +427,7 @@ def test_what_is_needed_whole_is_not_exchanged_again_in_another_shape():
 
 
 def test_gradients_are_exchanged_last():
-    """Gradients come last: the first stages exchange only what the other samples of the batch need."""
+    """The first stages exchange only values that the other samples of the batch need."""
     x, w, v = T.dmatrix('x'), weight(6, 5), weight(5, 3)
     h = T.dot(x, w)
     y = T.dot(T.tanh(h - h.mean(axis=0)), v)
@@ -438,7 +438,7 @@ def test_gradients_are_exchanged_last():
 
 
 def test_a_state_of_samples_that_no_replica_can_have_all_of():
-    """Where each process has samples of its own, a state with samples along axis 1 has no whole on any replica."""
+    """If each process has its own samples, a state with samples along axis 1 is complete on no replica."""
     x, state = T.dmatrix('x'), theano.shared(np.zeros((4, 5)), name='state')
     new = x.T + T.extra_ops.cumsum(state, axis=0)
 

@@ -1,4 +1,4 @@
-"""Random numbers over shards: those of one device, or of each replica for its own samples."""
+"""Random numbers over shards: as drawn by one device, or by each replica for its own samples."""
 from theano_mgpu.graph.analysis import SAME
 from theano_mgpu.graph.partition import partition
 from theano_mgpu.graph.random_streams import replica_state
@@ -58,7 +58,7 @@ CASES = [
 
 
 def drawn(streams, build):
-    """An input, what is drawn, twice, and the new states by state."""
+    """Return an input, two draws, and a dict of the new states."""
     x = T.dtensor3('x')
     found = [build(streams, x), build(streams, x)]
     return x, found, dict(update[:2] for update in streams.state_updates)
@@ -182,7 +182,7 @@ def test_a_state_that_anything_else_reads_stays_exact(outputs):
 
 
 def test_a_variable_that_is_not_known_as_a_random_state_stays_exact():
-    """Of any other one, replicas have copies."""
+    """Replicas have copies of any variable that is not known as a random state."""
     x, streams = T.dtensor3('x'), MRG_RandomStreams(3)
     outputs = [streams.uniform(x.shape)]
     (state, new), = [update[:2] for update in streams.state_updates]

@@ -1,4 +1,4 @@
-"""Random graphs that are cut give what plain Theano gives, or are refused by the name of an op."""
+"""Random graphs that are cut give the results of plain Theano, or are refused with the name of an op."""
 import collections
 import logging
 
@@ -18,7 +18,7 @@ REFUSED = 'refused'
 
 
 def stages_of(seed):
-    """The number of stages of a random graph that gives the same either way, or REFUSED."""
+    """Return the number of stages of a random graph that gives the same either way, or REFUSED."""
     graph = RandomGraph(seed)
     try:
         program = partition(graph.inputs, graph.outputs)

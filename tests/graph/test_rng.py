@@ -1,4 +1,4 @@
-"""Random streams: those of one device; or of its own for each replica, by jumps."""
+"""Random streams: one stream as on one device, or one for each replica, made by jumps."""
 import functools
 
 import theano_mgpu as mgpu
@@ -42,7 +42,7 @@ def test_numpys_generator_jumps_too():
 
 
 def plain_and_ours(make, n_samples=(7, 5, 1, 6), **options):
-    """What plain Theano and mgpu.function return, and the state that they leave, for outputs made by ``make(x)``."""
+    """Return the results of plain Theano and mgpu.function, and their states afterwards, for outputs of ``make(x)``."""
     found = []
     for function in (theano.function, functools.partial(mgpu.function, **options)):
         x = T.matrix('x')
@@ -56,7 +56,7 @@ def plain_and_ours(make, n_samples=(7, 5, 1, 6), **options):
 @pytest.mark.parametrize('streams', [MRG_RandomStreams, RandomStreams])
 @pytest.mark.parametrize('n', [pytest.param(1, marks=pytest.mark.slow), 2, 3])
 def test_draws_are_those_of_one_device(contexts, kind, streams, n):
-    """For any number of contexts, with ragged batches; and so is the state of the streams."""
+    """Draws, and the states of the streams, are the same for any number of contexts, with ragged batches."""
     def make(x):
         made = streams(5)
         return x * 2 + made.uniform(x.shape, dtype=x.dtype) * made.normal((x.shape[0], 1), dtype=x.dtype), made
@@ -84,7 +84,7 @@ def test_seeding_starts_every_replica_again(cpu2):
 @pytest.mark.parametrize('update_on', ['device', 'host'])
 @pytest.mark.parametrize('options', [{}, {'micro_batches': 2}])
 def test_one_stream_for_loss_and_updates(cpu2, update_on, options):
-    """Gradient noise that the loss has met, too: as in plain Theano, and the replicas do not drift apart."""
+    """The loss has met the noise of the gradient, too; the results are exact, and the replicas do not drift apart."""
     def learn(x, w):
         streams = MRG_RandomStreams(1)
         noise = streams.normal(w.shape, dtype=w.dtype)

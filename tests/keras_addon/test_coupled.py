@@ -1,4 +1,4 @@
-"""20 ragged steps of models whose samples depend on each other: those of plain Keras, everywhere."""
+"""Models whose samples depend on each other: 20 ragged steps are the same as in plain Keras, everywhere."""
 import os
 
 from theano_mgpu.keras import multi_gpu_model
@@ -46,7 +46,7 @@ def test_on_devices(name, n, contexts):
 @pytest.mark.needs_compiler
 @pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=pytest.mark.cuda)])
 def test_a_resnet_of_20_layers_has_the_history_of_one_device(kind, contexts):
-    """Two epochs on scanned digits of 8x8; in float32 the last bit of an image moves the losses by 2e-4, too."""
+    """Two epochs use scanned digits of 8x8; in float32 the last bit of an image moves the losses by 2e-4, too."""
     digits = load_digits()
     x, y = digits.images[:512, :, :, None] / 16, np.eye(10)[digits.target[:512]]
 

@@ -36,7 +36,7 @@ def disabled_after():
 
 @pytest.fixture
 def choosing(monkeypatch):
-    """A function that makes a Clock, and a LengthChooser."""
+    """Return a function that makes a Clock, and a LengthChooser."""
     def make(divided, whole):
         clock = Clock(divided, whole)
         monkeypatch.setattr(module, 'time', clock)
@@ -83,7 +83,7 @@ def compiled(build=normalised, optimizer='adam', **options):
 
 
 def used(model, epochs=2):
-    """The history of a training, results of other methods, and everything that it leaves behind."""
+    """Return the history of a training, results of other methods, and everything that it leaves behind."""
     np.random.seed(3)
     history = model.fit(X, Y, batch_size=10, epochs=epochs, verbose=0, validation_data=(X[:9], Y[:9])).history
     found = dict(history, evaluated=model.evaluate(X, Y, verbose=0), predicted=model.predict(X),
@@ -163,7 +163,7 @@ def test_a_fit_with_a_checkpoint_continues_with_the_same_bits(contexts, tmp_path
 
 
 def batches(model):
-    """Train on some batches, short enough to be measured; what is left behind."""
+    """Train on some batches, short enough to be measured; return everything that this leaves behind."""
     losses = [model.train_on_batch(X[i:i + 10], Y[i:i + 10]) for i in range(2 * CALLS + 4)]
     return [('losses', losses)] + values(model.weights) + values(model.optimizer.weights)
 
@@ -218,7 +218,7 @@ def test_processes_of_one_host_compute_short_batches_whole(tmp_path):
 
 @pytest.mark.mpi
 def test_functions_that_are_made_later_are_those_of_plain_keras_all_the_same(tmp_path):
-    """They had moments of another model or new ones, or the graph of a model that had been changed meanwhile."""
+    """The functions had another model's moments or new ones, or the graph of a model that had changed meanwhile."""
     path = str(tmp_path / 'ranks')
     launch(2, 'by_turns', path, job=os.path.abspath(rank_jobs.__file__), flags=INTERPRETED)
     expected = rank_jobs.trained_by_turns()

@@ -1,4 +1,4 @@
-"""`enable()`: Keras's own kinds of use, unchanged, on two contexts and in plain Keras, with the same seed."""
+"""`enable()`: Keras's own ways of use, unchanged, on two contexts and in plain Keras, with the same seed."""
 import copy
 import pickle
 
@@ -32,13 +32,13 @@ def disabled_after():
 
 @pytest.fixture(params=['cpu', pytest.param('gpu', marks=pytest.mark.slow)])
 def kind(request):
-    """Each test runs on `cpu` contexts, and as a slow one on OpenCL's or CUDA's."""
+    """Return a kind of context: `cpu`, or in slow tests OpenCL's or CUDA's."""
     return request.param
 
 
 @pytest.fixture
 def compiled(kind):
-    """A function that compiles a model."""
+    """Return a function that compiles a model."""
     def compile(model, optimizer='adam', loss='categorical_crossentropy', **kwargs):
         model.compile(optimizer, loss, **dict({'metrics': ['accuracy'], 'mode': MODE[kind]}, **kwargs))
         return model
@@ -47,7 +47,7 @@ def compiled(kind):
 
 @pytest.fixture
 def same(contexts, kind):
-    """A function that runs a script's function in plain Keras and on two contexts, and compares what it returns."""
+    """Return a function that runs a script in plain Keras and on two contexts, and compares the results."""
     def check(script, tolerance=1e-5):
         results = []
         for several in (False, True):
@@ -77,7 +77,7 @@ def assert_alike(found, expected, tolerance, where='result'):
 
 
 def left_behind(model):
-    """Weights and the optimizer's state."""
+    """Return the weights and the optimizer's state."""
     return model.get_weights() + model.optimizer.get_weights()
 
 
@@ -169,7 +169,7 @@ def test_a_masking_layer_and_a_mask_that_reaches_the_loss(same, compiled):
 
 
 def test_trainability(same, compiled):
-    """Frozen layers keep their weights; what counts is what was set at compile, as in Keras."""
+    """Frozen layers keep their weights; the setting at compile counts, as in Keras."""
     def script():
         model = compiled(Sequential([L.Dense(4, activation='tanh', input_shape=(6,)), L.Dense(4), head()]))
         results = [model.fit(X, Y, verbose=0).history]
@@ -213,7 +213,7 @@ class Batches(keras.utils.Sequence):
 
 @pytest.mark.parametrize('processes', [False, True])
 def test_generators(processes, same, compiled):
-    """With threads and with processes, which are forked while the devices are open."""
+    """Generators use threads, or processes that are forked while the devices are open."""
     def script():
         model = compiled(dense())
         options = {'workers': 2, 'use_multiprocessing': processes, 'max_queue_size': 3}
@@ -300,7 +300,7 @@ def test_the_first_batches_of_a_model_that_is_not_built_are_looked_ahead_for(con
 
 
 class Shouting(Sequential):
-    """A user's class with a `fit` of its own, which calls Keras's."""
+    """A class of the user's with its own `fit`, which calls Keras's."""
 
     def fit(self, x, y, loud=False):
         return super().fit(x, y, batch_size=10, verbose=0)

@@ -1,4 +1,4 @@
-"""What `enable()` leaves alone, what it says once, what strict and verify make of it, and the report."""
+"""Models that `enable()` leaves alone, its notes, their effects in strict mode and under verify, and the report."""
 import warnings
 from types import SimpleNamespace
 
@@ -38,7 +38,7 @@ def two_contexts(contexts):
 
 @pytest.fixture
 def divided_without_measuring():
-    """Divide each batch, and let a trial say what would be faster."""
+    """Divide each batch by a serial executor, and let a trial say which way would be faster."""
     with theano.configparser.change_flags(**{'mgpu.executor': 'serial'}):
         yield
 
@@ -222,7 +222,7 @@ def test_one_context_is_faster(monkeypatch, divided_without_measuring):
 
 
 def test_whoever_divides_always_is_not_told_what_is_faster(monkeypatch):
-    """Under --always a note advised to use one context."""
+    """A note advised to use one context, even under --always."""
     monkeypatch.setattr(SelfChecked, 'seconds_alone', lambda step, args: step.seconds / 2)
     with warnings.catch_warnings():
         warnings.simplefilter('error', mgpu.MgpuWarning)
@@ -270,7 +270,7 @@ def test_the_trial_draws_nothing_and_leaves_the_next_batch_alone(kind, contexts,
 
 
 class Step:
-    """A training function as the Trial sees one."""
+    """A training function, as far as the Trial needs it."""
 
     def __init__(self, contexts, several):
         self.contexts, self.mesh, self.seconds = contexts, mesh_of(contexts), several
@@ -280,7 +280,7 @@ class Step:
 @pytest.mark.parametrize('one,rounds', [(0.2, COUNTED), (1.1, 2), (3.0, 1)])
 @pytest.mark.parametrize('ratio,faster', [(MARGIN - 0.01, False), (MARGIN + 0.01, True)])
 def test_the_verdict(ratio, faster, one, rounds):
-    """Medians of the first batches, without the very first ones; of fewer if they take long."""
+    """The verdict compares medians of the first batches, without the very first ones; of fewer if they take long."""
     taken = iter([one] * rounds)
     step = Step(mgpu.contexts(), one * ratio)
     step.seconds_alone = lambda args: next(taken)

@@ -1,4 +1,4 @@
-"""Several contexts give the weights, optimizer states and metrics of plain Keras on one device: item by item."""
+"""Weights, optimizer states and metrics on several contexts equal plain Keras's on one device, item by item."""
 import theano_mgpu  # noqa: F401
 
 import keras
@@ -81,7 +81,7 @@ def test_sparse_labels(dtype, contexts):
 @DTYPES
 @pytest.mark.parametrize('reduction', [Reduction.SUM, Reduction.SUM_OVER_BATCH_SIZE, Reduction.NONE])
 def test_reductions_with_every_regularizer(reduction, dtype, contexts):
-    """A sum counts each sample once, and regularisers once, however many replicas there are."""
+    """A sum counts each sample once, and regularisers once, for any number of replicas."""
     check(lambda: dense(kernel_regularizer=regularizers.l2(0.1), activity_regularizer=regularizers.l2(0.01)),
           compiling('sgd', MeanSquaredError(reduction=reduction)), VECTORS, dtype, contexts)
 

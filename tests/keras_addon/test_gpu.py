@@ -48,7 +48,7 @@ def few_metrics():
 
 
 def placed(model, history):
-    """Everything, and that each op of the train function was on its context."""
+    """Return everything that training leaves, after a check that each op of the train function was on its context."""
     entries = mgpu.audit(model.train_function.function) if hasattr(model, 'template') else []
     assert not [entry for entry in entries if entry.where == ON_WRONG_CONTEXT]
     return everything(model, history)

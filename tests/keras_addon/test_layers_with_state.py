@@ -32,7 +32,7 @@ def normalised_twice():
 
 @DTYPES
 def test_running_statistics_are_those_of_the_whole_batch(dtype, contexts):
-    """And so is all else, on ragged batches, also where the mean is large."""
+    """The statistics, and all other results, are exact on ragged batches, also with a large mean."""
     data = [[50 + noise(N, 6) * np.arange(1, 7)], [one_hot(N)]]
     check(normalised, compiling('sgd'), data, dtype, contexts, counts=[2, 3])
 
@@ -48,7 +48,7 @@ def shared_normalisation():
 
 
 def test_of_a_layer_that_is_used_twice_the_first_update_counts(contexts):
-    """As in Keras's own functions."""
+    """Keras's own functions do so, too."""
     data = [[noise(N, 6), 5 + noise(N, 6, seed=3)], [one_hot(N)]]
     check(shared_normalisation, compiling(), data, 'float64', contexts, counts=[1, 2], sizes=(7, 5, 8))
 
@@ -82,7 +82,7 @@ def test_each_replica_drops_other_units(contexts):
 
 
 def test_local_statistics_and_independent_noise(contexts):
-    """By flags: what other systems do. Equal halves have equal statistics; no sub-batch has one sample."""
+    """The flags ask for what other systems do. Equal halves have equal statistics; no sub-batch has one sample."""
     x, y = noise(12, 6), one_hot(12)
     halves = [[np.concatenate([v[:6], v[:6], v[6:], v[6:]])] for v in (x, y)]
     with change_flags(**{'mgpu.batch_statistics': 'local', 'mgpu.random': 'independent'}):

@@ -1,4 +1,4 @@
-"""LearningRateWarmup: the learning rate in each batch, and what momentum makes of it."""
+"""LearningRateWarmup: the learning rate in each batch, and its effect on momentum."""
 from theano_mgpu.keras import Checkpoint, LearningRateWarmup, multi_gpu_model
 
 import keras
@@ -22,7 +22,7 @@ def compiled(contexts, momentum=0.0, kind='cpu', optimizer=None):
 
 
 def fitted(model, *callbacks, **options):
-    """The learning rate in each batch."""
+    """Fit a model; return the learning rate in each batch."""
     rates = []
     note = LambdaCallback(on_batch_begin=lambda batch, logs: rates.append(float(K.get_value(model.optimizer.lr))))
     model.fit(X, Y, callbacks=list(callbacks) + [note], **dict({'batch_size': 10, 'verbose': 0, 'shuffle': False},
@@ -42,7 +42,7 @@ def test_it_grows_from_batch_to_batch_to_the_multiple(contexts, capsys):
 
 
 def velocity_without_learning_rate(momentum, rates):
-    """Equation 9 of the paper: the weights of SGD whose velocity does not contain the learning rate."""
+    """Return the weights of SGD whose velocity does not contain the learning rate: equation 9 of the paper."""
     weights, velocity = np.zeros((3, 1)), np.zeros((3, 1))
     for t, rate in enumerate(rates):
         x, y = X[t % 4 * 10:][:10].astype('float64'), Y[t % 4 * 10:][:10].astype('float64')
@@ -79,7 +79,7 @@ def test_an_interrupted_fit_leaves_the_momentum(contexts):
 
 @pytest.mark.parametrize('killed_in', [(0, 3), (1, 1), (2, 0)], ids=str)
 def test_a_fit_that_is_resumed_has_the_same_rates_and_bits(contexts, tmp_path, killed_in):
-    """Also if it was killed in the last batch in which the rate grew."""
+    """The rates also agree if the fit was killed in the last batch in which the rate grew."""
     def run(path, stop=None):
         epochs = []
 

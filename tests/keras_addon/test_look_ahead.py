@@ -29,7 +29,7 @@ def generator(with_weights=False):
 
 
 def model_of(contexts, ahead, monkeypatch, dropout=0.3):
-    """A parallel model, and the list of what was found to be sent ahead, one entry a batch."""
+    """Return a parallel model, and the list of batches that were sent ahead, one entry a batch."""
     np.random.seed(5)
     model = keras.Sequential([keras.layers.Dense(5, activation='tanh', input_shape=(6,)),
                               keras.layers.Dropout(dropout, seed=3), keras.layers.Dense(3, activation='softmax')])
@@ -101,7 +101,7 @@ def test_nothing_is_sent_ahead_to_the_host(cpu2, monkeypatch):
 
 
 def test_a_callback_that_trains_in_between_breaks_nothing(gpu2, monkeypatch):
-    """The batch that was sent ahead is not the one that comes: it is left, and the given one is computed."""
+    """The callback's batch is not the one that was sent ahead: that one is left, and the callback's is computed."""
     found = []
     for ahead in (True, False):
         with monkeypatch.context() as patch:

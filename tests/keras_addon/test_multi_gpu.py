@@ -1,4 +1,4 @@
-"""Arguments of multi_gpu_model, and bad input: errors that say what was given and what to do; nothing is changed."""
+"""Arguments of multi_gpu_model, and bad input: errors name the argument and the remedy; nothing is changed."""
 import theano_mgpu as mgpu
 from theano_mgpu.keras import multi_gpu_model
 

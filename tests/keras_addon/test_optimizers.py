@@ -21,13 +21,13 @@ def dense():
 
 
 def stochastic():
-    """With random numbers, and statistics of the batch."""
+    """Return a model with random numbers, and statistics of the batch."""
     return Sequential([L.Dense(4, input_shape=(6,), use_bias=False), L.BatchNormalization(), L.Activation('tanh'),
                        L.Dropout(.3), head()])
 
 
 def everything(make, build, parallel=False, mode=QUICK):
-    """What training leaves behind: losses, weights, and states of the optimizer."""
+    """Train a model; return the losses, weights, states of the optimizer, and the model."""
     np.random.seed(11)
     template = build()
     made = make(template)
@@ -45,14 +45,14 @@ def double():
 
 @pytest.fixture
 def enabled():
-    """A function that enables all contexts. Notes go to its report only."""
+    """Return a function that enables all contexts; notes go to its report only."""
     yield lambda **options: enable(always=True, tell=lambda text: None, **options)
     disable()
 
 
 @functools.lru_cache(None)
 def plain(name, build):
-    """Results of plain Keras, computed once; call it before anything is enabled."""
+    """Return the results of plain Keras, computed once; call this before anything is enabled."""
     return everything(OPTIMIZERS[name], build)[0]
 
 
@@ -68,7 +68,7 @@ def slow_but(*names):
 @pytest.mark.parametrize('build', [dense, pytest.param(stochastic, marks=pytest.mark.slow)])
 @slow_but(*QUICK_ONES)
 def test_enabled(name, build, contexts, enabled, capsys):
-    """A step that depends on the loss's value, or its derivatives, was another one on several contexts, silently.
+    """A step that depends on the loss's value, or its derivatives, was silently another step on several contexts.
 
     The certificate is that of this very optimizer, and the run is the same with it.
     """
@@ -93,7 +93,7 @@ def test_parallel_model(name, contexts):
 
 @pytest.mark.parametrize('name', ['lookahead', 'mean_loss'])
 def test_a_parallel_model_continues_with_the_states_of_its_template(name, cpu2):
-    """Those that are not among the optimizer's weights began anew; a wrapper's own lists named other variables."""
+    """States that are not among the optimizer's weights began anew; a wrapper's own lists named other variables."""
     found = []
     for parallel in (False, True):
         np.random.seed(11)
@@ -117,7 +117,7 @@ class Reshaping(Steps):
 
 
 def test_a_size_of_a_weight_is_no_length_of_a_batch(cpu2):
-    """Batches of 8 are written into the model, and a weight has 8 columns, as the optimizer knows."""
+    """Batches of 8 are written into the model; a weight has 8 columns, too, as the optimizer knows."""
     found = []
     for parallel in (False, True):
         np.random.seed(11)

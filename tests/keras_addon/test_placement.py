@@ -54,7 +54,7 @@ def nowhere(name):
 
 
 def towers(device):
-    """Two inputs and outputs, dropout, batch normalisation, regularisers, a merge on the host."""
+    """Return a model of two inputs and outputs, dropout, batch normalisation, regularisers, and a merge on the host."""
     with device('host0'):
         a = L.Input((6,))
         left = L.Dropout(0.3, seed=1)(L.Dense(5, activation='tanh', kernel_regularizer='l2')(a))
@@ -170,7 +170,7 @@ def test_a_keyword_comes_before_the_flag(given, expected):
 
 @pytest.fixture(scope='module')
 def fitted():
-    """Two models after `fit`, plain and placed; their histories."""
+    """Return two models after `fit`, plain and placed, and their histories."""
     mgpu.init('host0->cpu;host1->cpu')
     x, y = MODELS['towers'][1]
     found = []
@@ -299,7 +299,7 @@ def test_a_placed_model_is_replicated(contexts):
 
 
 class WholeBatches(Softmax):
-    """Fails for a batch that is not the whole one, which the analysis does not see."""
+    """An op that fails for any batch but the whole one, which the analysis does not see."""
 
     def perform(self, node, inputs, outputs):
         if len(inputs[0]) != 8:
@@ -397,7 +397,7 @@ def test_a_name_that_matches_nothing():
 
 
 def cuts(n_layers, n):
-    """All ways to cut a list into n pieces: their lengths."""
+    """Yield the lengths of the pieces for each way to cut a list into n pieces."""
     for stops in itertools.combinations(range(1, n_layers), n - 1):
         yield np.diff((0,) + stops + (n_layers,)).tolist()
 
@@ -415,7 +415,7 @@ def test_the_cut_is_the_best_one(n_layers, n):
 
 
 class Clock(Op):
-    """Time that passes only where a layer applies this op."""
+    """A clock whose time passes only where a layer applies this op."""
     itypes = otypes = [T.fmatrix]
     now = 0.0
 
@@ -476,7 +476,7 @@ def test_balance_refuses():
 
 
 def colours_of(path):
-    """The light colours of a picture: those of boxes and of the ground, not of lines and letters."""
+    """Return the light colours of a picture: of boxes and the ground, not of lines and letters."""
     from matplotlib import image
     pixels, counts = np.unique(image.imread(path)[..., :3].reshape(-1, 3), axis=0, return_counts=True)
     return {tuple(pixel) for pixel, count in zip(pixels, counts) if count > 5000 and min(pixel) > 0.4}

@@ -23,7 +23,7 @@ def masked_rnn():
 
 
 def normalised():
-    """With running averages that are not those of the beginning."""
+    """Return a model whose running averages are not the initial ones."""
     model = Sequential([L.Dense(5, input_shape=(6,)), L.BatchNormalization(), L.Activation('tanh'), L.Dropout(0.5),
                         L.Dense(3), L.BatchNormalization()])
     model.set_weights([abs(zoo.noise(*weight.shape)) for weight in model.get_weights()])
@@ -60,7 +60,7 @@ def assert_equal(ours, theirs):
 
 @pytest.fixture
 def dense(cpu2):
-    """A model on two contexts, its Predictor, and what it gives for 70 samples."""
+    """Return a model on two contexts, its Predictor, and the predictions for 70 samples."""
     model, x = zoo.dense(), zoo.noise(70, 6)
     with Predictor(model) as predictor:
         yield model, predictor, x, model.predict(x)
@@ -97,7 +97,7 @@ def test_random_sizes(cpu2):
 
 
 class Batches(keras.utils.Sequence):
-    """Items of different lengths, with targets and weights as for evaluation."""
+    """A sequence with items of different lengths, with targets and weights as for evaluation."""
 
     def __init__(self, x, members=3):
         self.x, self.members = x, members
@@ -178,7 +178,7 @@ def test_models_that_were_never_compiled_or_are_parallel_or_subclassed(cpu2):
 
 
 def test_refresh(dense):
-    """Training leaves the Predictor's weights as they are, which it says, until refresh."""
+    """Training leaves the Predictor's weights as they are, and the Predictor says so, until refresh."""
     model, predictor, x, expected = dense
     model.compile('adam', 'mse')
     model.fit(x, zoo.one_hot(70), verbose=0)
@@ -208,7 +208,7 @@ def test_the_model_goes_on_as_if_nothing_had_happened(cpu2):
 
 
 def test_layers_that_draw_at_prediction(contexts):
-    """Monte Carlo dropout: new draws for each batch, the same for any number of contexts."""
+    """Monte Carlo dropout draws anew for each batch, and draws the same for any number of contexts."""
     found = []
     for n in (1, 3):
         contexts('cpu', n)
@@ -232,7 +232,7 @@ def test_a_failing_batch(dense):
 
 
 def test_learning_phase_that_is_set(cpu2):
-    """K.set_learning_phase makes it a number, which the graph has in it already."""
+    """K.set_learning_phase makes the phase a number, which is a constant of the graph."""
     phase = K.learning_phase()
     try:
         K.set_learning_phase(0)

@@ -1,4 +1,4 @@
-"""The add-on in several processes: what fit returns, saves and shows; checkpoints; data of each process's own."""
+"""The add-on in several processes: the results, files and output of fit; checkpoints; data of each process."""
 import json
 import os
 
@@ -59,7 +59,7 @@ def test_fit_is_that_of_one_process(update_on, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize('update_on', ['auto', 'sharded'])
 def test_a_killed_fit_goes_on_from_its_last_checkpoint(update_on, tmp_path):
-    """The same weights, optimizer state, order of samples, history and log as if nothing had happened."""
+    """Weights, optimizer state, order of samples, history and log are the same as without a kill."""
     killed, whole = str(tmp_path / 'killed'), str(tmp_path / 'whole')
     done = launch(2, 'checkpoint', killed, tmp_path / 'a.npz', 17, options=['--restarts', '2'], job=JOBS,
                   flags='floatX=float32,mgpu.update_on=' + update_on)

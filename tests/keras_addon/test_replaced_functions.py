@@ -1,4 +1,4 @@
-"""Functions of a user's in the place of a model's train, test and predict functions: the same in every mode."""
+"""A user's functions in the place of a model's train, test and predict functions: the same in every mode."""
 import os
 import subprocess
 import sys
@@ -18,7 +18,7 @@ SCRIPT = os.path.abspath(replaced_functions.__file__)
 
 @pytest.fixture(params=CASES)
 def case(request, monkeypatch):
-    """A case, in which models are compiled for the interpreter."""
+    """Return a case, in which models are compiled for the interpreter."""
     monkeypatch.setitem(replaced_functions.OPTIONS, 'mode', PYTHON)
     with floatx('float64'):
         yield CASES[request.param]
@@ -26,7 +26,7 @@ def case(request, monkeypatch):
 
 
 def test_enabled(case, cpu2):
-    """"two new values" for a weight of a layer and the optimizer; other functions were left alone, or lost."""
+    """A weight of a layer and the optimizer led to "two new values"; other functions were left alone, or lost."""
     expected = case()
     for options in ({'always': True, 'verify': True}, {}):
         report = enable(tell=lambda text: None, **options)
@@ -47,7 +47,7 @@ def test_on_devices(case, contexts, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize('option', [['--always'], []])
 def test_in_two_processes(option):
-    """"'function' object has no attribute 'begin'" at the first epoch."""
+    """The first epoch ended with "'function' object has no attribute 'begin'"."""
     env = dict(os.environ, THEANO_FLAGS='floatX=float64,cxx=,optimizer=fast_compile')
     found = [subprocess.run([sys.executable] + words + [SCRIPT], capture_output=True, text=True, env=env, timeout=300)
              for words in ([], ['-m', 'theano_mgpu', 'launch', '-n', '2', 'run', *option])]

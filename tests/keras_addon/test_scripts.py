@@ -20,7 +20,7 @@ each_script = pytest.mark.parametrize('name', [name if name in QUICK else pytest
 
 
 def close_to(loss):
-    """Within 1e-4, and of a small loss within its ten-thousandth."""
+    """Return a value that equals losses within 1e-4, or within the ten-thousandth of a small loss."""
     return pytest.approx(loss, rel=0, abs=1e-4 * min(1.0, abs(loss)))
 
 
@@ -30,7 +30,7 @@ def path_of(name):
 
 @pytest.fixture
 def final_loss(monkeypatch, capsys, contexts):
-    """A function that runs a script, in plain Keras or on two contexts of a kind, and reads what it prints last."""
+    """Return a function that runs a script, in plain Keras or on two contexts of a kind, and reads its last loss."""
     def run(name, *args, kind=None):
         report = None
         if kind:
@@ -55,7 +55,7 @@ def loss_in(output):
 
 @each_script
 def test_the_final_loss_is_that_of_one_device(name, final_loss):
-    """Without dropout, or noise, nothing is random but what NumPy draws."""
+    """Without dropout, or noise, only NumPy draws random numbers."""
     expected = final_loss(name, '0')
     assert np.isfinite(expected)
     assert final_loss(name, '0', kind='cpu') == close_to(expected)
@@ -71,7 +71,7 @@ def test_on_two_gpus_too(name, final_loss):
 @pytest.mark.slow
 @each_script
 def test_with_dropout_it_is_reproducible(name, final_loss):
-    """The first argument of each script is its rate, or of the variational autoencoder the noise."""
+    """The first argument of each script is its dropout rate, or the noise of the variational autoencoder."""
     first, second = (final_loss(name, '0.3', kind='cpu') for _ in range(2))
     assert first == second and np.isfinite(first)
 

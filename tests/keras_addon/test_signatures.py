@@ -14,7 +14,7 @@ X, Y, W = noise(13, 4), noise(13, 2), np.linspace(.5, 2, 13)
 
 
 class Batches(keras.utils.Sequence):
-    """Batches of five samples, the last one shorter."""
+    """A sequence of batches of five samples, the last one shorter."""
 
     def __len__(self):
         return 3

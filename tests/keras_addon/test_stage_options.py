@@ -1,4 +1,4 @@
-"""Keras's training step in stages: statistics of each shard, and random states of their own."""
+"""Keras's training step in stages: statistics of each shard, and random states for each shard."""
 from theano_mgpu.graph.partition import partition
 from theano_mgpu.graph.random_streams import is_random_state
 

@@ -43,13 +43,13 @@ QUICK_ONES = ['gaussian noise', 'spatial dropout', 'tversky', 'stateful metrics'
 
 
 def case(name, build, data, compiled=False, steps=STEPS, **options):
-    """A model, its data, and the arguments of compile() and train_on_batch() that are not the usual ones."""
+    """Add a case: a model, its data, and the unusual arguments of compile() and train_on_batch()."""
     marks = [pytest.mark.slow] * (name not in QUICK_ONES) + [pytest.mark.needs_compiler] * compiled
     CASES[name] = pytest.param(build, data, compiled, steps, options, id=name, marks=marks)
 
 
 def longer(data):
-    """The data of a model of the zoo for all steps."""
+    """Return the data of a model of the zoo for all steps."""
     return [[np.resize(array, (N,) + array.shape[1:]) for array in arrays] for arrays in data]
 
 
@@ -133,7 +133,7 @@ def metrics_of_means():
 
 
 class MeanIoU(keras.metrics.Metric):
-    """As keras.metrics.MeanIoU, which needs TensorFlow: a confusion matrix that batches add to."""
+    """A metric like keras.metrics.MeanIoU, which needs TensorFlow: a confusion matrix that batches add to."""
 
     def __init__(self, classes, **options):
         super().__init__(name='mean_iou', **options)
@@ -210,7 +210,7 @@ case('self-attention', self_attention, SEQUENCES)
 # ------------------------------------------------------------------------------------------------------- whole models
 
 def residual(blocks=9):
-    """Nineteen convolutions and a dense layer."""
+    """Return a model of nineteen convolutions and a dense layer."""
     def normalised(x):
         return L.BatchNormalization()(L.Conv2D(2, 3, padding='same', use_bias=False)(x))
     x = image = L.Input((8, 8, 2))
@@ -232,7 +232,7 @@ case('residual network', residual, [[noise(N, 8, 8, 2)], [one_hot(N)]], compiled
 
 
 def prepared(build, options, mode):
-    """A compiled model, and the arguments of train_on_batch."""
+    """Return a compiled model, and the arguments of train_on_batch."""
     options = dict(options)
     at_work = {name: options.pop(name) for name in ('class_weight',) if name in options}
     for name in ('metrics', 'loss', 'optimizer'):

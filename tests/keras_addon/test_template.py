@@ -1,4 +1,4 @@
-"""Template and replicas are one model: weights, callbacks, files."""
+"""The template and its replicas are one model: weights, callbacks, files."""
 import csv
 import os
 import pickle
@@ -24,7 +24,7 @@ X, Y = noise(20, 6).astype('float32'), one_hot(20).astype('float32')
 
 @pytest.fixture
 def pair(contexts):
-    """A parallel model on two contexts and plain Keras, with the same weights, compiled."""
+    """Return a parallel model on two contexts and plain Keras, with the same weights, compiled."""
     contexts('cpu', 2)
     return compiled(multi_gpu_model(built(dense))), compiled(built(dense))
 
@@ -108,7 +108,7 @@ def test_training_the_template_reaches_the_replicas(pair):
 
 
 def test_callbacks(pair, tmp_path):
-    """Each changes the model or stops training; both models go the same way."""
+    """Each callback changes the model or stops training; both models go the same way."""
     histories, files = [], []
     for i, model in enumerate(pair):
         path, log, seen = str(tmp_path / ('m%d.h5' % i)), str(tmp_path / ('log%d.csv' % i)), []
@@ -139,7 +139,7 @@ def test_a_nan_ends_training(pair):
 @pytest.mark.parametrize('optimizer', [
     'adam', *(pytest.param(name, marks=pytest.mark.slow) for name in ('nesterov, decay', 'rmsprop', 'amsgrad'))])
 def test_a_saved_model_goes_on_where_it_stopped(optimizer, contexts, tmp_path):
-    """load_model, then multi_gpu_model: the losses are those of training that was never interrupted."""
+    """After load_model and multi_gpu_model, the losses are as if training had never been interrupted."""
     contexts('cpu', 2)
     path = str(tmp_path / 'model.h5')
     parallel = compiled(multi_gpu_model(built(dense)), optimizer)

@@ -1,4 +1,4 @@
-"""`keras.callbacks.TensorBoard` on Theano: TensorBoard itself reads what it writes."""
+"""`keras.callbacks.TensorBoard` on Theano writes files that TensorBoard itself reads."""
 import os
 import subprocess
 import sys
@@ -94,7 +94,7 @@ def test_subclasses_work(tmp_path):
 
 @pytest.mark.parametrize('shape, size', [((3, 3, 1), (3, 3)), ((1, 3, 2), (3, 2))])
 def test_images_of_kernels(shape, size, tmp_path):
-    """Of a kernel with one input channel, or one row, each unit is an image; others are left out."""
+    """Each unit of a kernel with one input channel, or one row, is an image; other kernels are left out."""
     rows, columns, channels = shape
     model = keras.Sequential([keras.layers.Conv2D(2, (rows, columns), input_shape=(5, 5, channels), name='conv'),
                               keras.layers.Conv2D(2, 3, padding='same', name='next'), keras.layers.Flatten()])

@@ -1,4 +1,4 @@
-"""A run with certificates is that without: results, states, random numbers, and what it prints."""
+"""A run with certificates equals one without: results, states, random numbers, and output."""
 import random
 
 from theano_mgpu.auto import functions
@@ -32,7 +32,7 @@ def double():
 
 
 class Unseeded(Steps):
-    """Draws its seeds from NumPy's random numbers each time that it is asked for updates, and counts how often."""
+    """An optimizer that draws its seeds from NumPy each time that it is asked for updates, and counts how often."""
     asked = 0
 
     def steps(self, loss, params, gradients):
@@ -41,7 +41,7 @@ class Unseeded(Steps):
 
 
 def with_states():
-    """A model with a state for each sample, running statistics, random numbers, and a value that is printed."""
+    """Return a model with a state for each sample, running statistics, random numbers, and a value that is printed."""
     np.random.seed(3)
     return Sequential([
         L.SimpleRNN(4, stateful=True, batch_input_shape=(8, 5, 4)), L.BatchNormalization(), L.Dropout(.3),
@@ -53,7 +53,7 @@ def draw(epoch, logs):
 
 
 def fit(model, optimizer):
-    """What a fit with a schedule and a validation leaves behind."""
+    """Fit with a schedule and a validation; return everything that this leaves behind."""
     random.seed(5)
     metrics = ['accuracy', keras.metrics.TopKCategoricalAccuracy(2)]
     model.compile(optimizer, 'categorical_crossentropy', metrics=metrics, mode=PYTHON)
@@ -77,7 +77,7 @@ def assert_same(one, other):
     (Unseeded, {'always': True}), pytest.param(Unseeded, {}, marks=pytest.mark.slow),
     pytest.param(lambda: SGD(.1, momentum=.9), {'always': True}, marks=pytest.mark.slow)])
 def test_fit(make, options, cpu2, capsys):
-    """The optimizer was asked again for a certificate: it drew further seeds. What a model prints was printed again."""
+    """The optimizer was asked again for a certificate: it drew further seeds. The model's output was printed again."""
     found = []
     for verifies in (False, True):
         report = enable(verify=verifies, tell=lambda text: None, **options)
@@ -110,7 +110,7 @@ def test_what_only_tests_or_predicts_is_not_trained(cpu2, capsys):
 
 
 class FailsOnce(theano.Op):
-    """Passes a value on, but for its first call, on which there is no memory."""
+    """An op that passes a value on, but fails with a MemoryError in its first call."""
     __props__ = ()
     calls = 0
 
@@ -152,7 +152,7 @@ def test_a_certificate_that_fails_ends_no_run(cpu2):
 
 
 class ScalarThatFailsOnce(theano.scalar.Identity):
-    """As FailsOnce, for each element: this is divided."""
+    """An op like FailsOnce, for each element; such an op is divided."""
     calls = 0
 
     def impl(self, x):

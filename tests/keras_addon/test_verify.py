@@ -1,4 +1,4 @@
-"""The certificate: what is the same, what is not and why; and that nothing is left behind."""
+"""The certificate: equal results, different ones and the reason; and that nothing is left behind."""
 from theano_mgpu.keras import multi_gpu_model, verify
 
 import numpy as np

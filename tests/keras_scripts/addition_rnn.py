@@ -17,7 +17,7 @@ BATCH_SIZE = 32
 
 
 class CharacterTable:
-    """Encodes strings as one row of zeros and a one for each character, and decodes them."""
+    """A code of strings: one row of zeros and a one for each character."""
 
     def __init__(self, chars):
         self.chars = sorted(set(chars))

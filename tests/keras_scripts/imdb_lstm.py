@@ -17,7 +17,7 @@ epochs = 2
 
 
 def make_reviews(samples):
-    """Words from 10 on mean nothing, one to three words of praise (1 to 4) or of blame (5 to 8) come among them."""
+    """Make reviews of words from 10 on, which mean nothing, and one to three of praise (1 to 4) or blame (5 to 8)."""
     reviews, labels = [], np.random.randint(0, 2, samples)
     for label in labels:
         words = np.random.randint(10, max_features, np.random.randint(2, 8))

@@ -28,12 +28,12 @@ def contrastive_loss(y_true, y_pred):
 
 
 def accuracy(y_true, y_pred):
-    """Pairs closer than 0.5 are taken for the same digit."""
+    """Return the share of right answers; pairs closer than 0.5 are taken for the same digit."""
     return K.mean(K.equal(y_true, K.cast(y_pred < 0.5, y_true.dtype)))
 
 
 def make_pairs(samples):
-    """Alternately two images of one digit (1) and images of two different digits (0)."""
+    """Return pairs, alternately two images of one digit (1) and images of two different digits (0)."""
     same = np.arange(samples) % 2 == 0
     first = np.random.randint(0, num_classes, samples)
     other = (first + np.random.randint(1, num_classes, samples)) % num_classes

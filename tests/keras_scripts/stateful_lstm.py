@@ -15,7 +15,7 @@ epochs = 3
 
 
 def make_series(batches):
-    """Samples i, i + 24, i + 48... are parts of series i, one after the other."""
+    """Return series; samples i, i + 24, i + 48... are parts of series i, one after the other."""
     length = batches * timesteps
     phase, pace = np.random.uniform(0, 2 * np.pi, (batch_size, 1)), np.random.uniform(0.2, 0.5, (batch_size, 1))
     series = np.sin(phase + pace * np.arange(-4, length)) + 0.1 * np.random.randn(batch_size, length + 4)

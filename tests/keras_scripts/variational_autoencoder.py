@@ -28,7 +28,7 @@ def make_digits(samples):
 
 
 def sampling(args):
-    """Draws a point from the Gaussian of each sample: z = mean + sqrt(variance) * noise."""
+    """Draw a point from the Gaussian of each sample: z = mean + sqrt(variance) * noise."""
     z_mean, z_log_var = args
     epsilon = K.random_normal(shape=(K.shape(z_mean)[0], latent_dim))
     return z_mean + epsilon_std * K.exp(0.5 * z_log_var) * epsilon
