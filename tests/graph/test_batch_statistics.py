@@ -101,7 +101,7 @@ def test_the_gradient_with_any_mean():
 @pytest.mark.parametrize('centre, deviation', [(0, 1), (1e3, 0.1), (1e3, 0.01), (1e5, 1)])
 @pytest.mark.parametrize('sizes', [(7, 5, 2), (40, 1), (3,)])
 def test_large_means_cost_no_more_than_on_one_device(centre, deviation, sizes):
-    """Running averages, and the variance as Keras computes it from the deviation, agree with float64 to rounding."""
+    """The statistics over shards in float32 have at most twice the errors of one device."""
     data = (np.random.RandomState(2).randn(sum(sizes), 60) * deviation + centre).astype('float32')
 
     def statistics(dtype):

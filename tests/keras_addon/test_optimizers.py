@@ -68,9 +68,9 @@ def slow_but(*names):
 @pytest.mark.parametrize('build', [dense, pytest.param(stochastic, marks=pytest.mark.slow)])
 @slow_but(*QUICK_ONES)
 def test_enabled(name, build, contexts, enabled, capsys):
-    """A step that depends on the loss's value, or its derivatives, was silently another step on several contexts.
+    """A step that depends on the loss's value, or its derivatives, silently became another one on several contexts.
 
-    The certificate is that of this very optimizer, and the run is the same with it.
+    The certificate is about this very optimizer, and the run is the same with it.
     """
     contexts('cpu', 2)
     expected = plain(name, build)

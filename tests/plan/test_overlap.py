@@ -18,13 +18,13 @@ from test_update_shares import UPDATES, values
 
 @pytest.fixture
 def overlap(monkeypatch):
-    """Turn the flag on or off; the networks of tests are small."""
+    """Return a function that turns the flag on or off; the networks of tests are small."""
     monkeypatch.setattr(buckets, 'LEAST', 1)
     return lambda on: monkeypatch.setattr(theano.config.mgpu, 'overlap', str(on))
 
 
 def layers(n):
-    """A step over n equal layers, and its parameters."""
+    """Return a step over n equal layers, and its parameters."""
     rng, x = np.random.RandomState(0), T.matrix('x')
     params, h = [], x
     for i in range(n):
@@ -72,7 +72,7 @@ def test_it_is_the_step_without_overlap(make, shape, updates, options, contexts,
 
 
 def test_what_the_ranks_have_begun_to_add_is_added_after_an_error_too():
-    """The other ranks add it: if this one did not, the next exchange would meet a different one there."""
+    """The other ranks add these sums: without this one, their next exchange would meet a different one here."""
     added = []
 
     class Slow:

@@ -14,7 +14,7 @@ from support.small_models import momentum
 
 
 def chain(devices, penalty=0, widths=3):
-    """A loss of layers, each on its device, with its input and parameters."""
+    """Return a loss of layers, each on its device, with its input and parameters."""
     rng = np.random.RandomState(0)
     x, params = T.matrix('x'), []
     h = x
@@ -28,7 +28,7 @@ def chain(devices, penalty=0, widths=3):
 
 
 def pieces(step):
-    """For each stage, its pieces: level and contexts."""
+    """Return the pieces of each stage: level and contexts."""
     return [[(part.level, '+'.join(context.name for context in part.contexts)) for part in stage.parts]
             for stage in step.plan.stages]
 
@@ -93,7 +93,7 @@ def test_recompute_keeps_only_what_comes_from_other_devices(names):
 
 @pytest.mark.parametrize('recompute', [False, True])
 def test_values_are_released_once_no_later_piece_needs_them(names, recompute):
-    """What is left of a shard after a step are its inputs, and what the program's outputs need."""
+    """After a step, a shard holds its inputs, and the values that the program's outputs need."""
     a, b = names[:2]
     step = compiled([a, b, a], micro_batches=2, contexts=[[a, b]], recompute=recompute)
     x = np.ones((6, 3), theano.config.floatX)
@@ -130,7 +130,7 @@ def test_a_context_that_is_not_mapped_any_more(contexts, names):
 
 
 def test_a_weight_is_not_copied_to_the_device_of_another_one(names):
-    """For the penalty in the loss, the first device had a copy of every weight."""
+    """The first device had a copy of every weight, for the penalty in the loss."""
     a, b = names[:2]
     step = compiled([a, b], 0.1, micro_batches=2, contexts=[[a, b]], update_on='device')
     there = [sorted(context.name for context in replicated(param).copies) for param in step.params]

@@ -134,7 +134,7 @@ def test_an_explanation_is_plain_data_and_knows_more_with_shapes():
 
 @pytest.mark.parametrize('name', GUIDE)
 def test_the_guide_shows_plans_as_they_are(name, monkeypatch, contexts):
-    """To write them anew: cd tests; ../.venv/bin/python -m support.plans."""
+    """The command `cd tests; ../.venv/bin/python -m support.plans` writes the plans of the guide anew."""
     monkeypatch.setenv('COLUMNS', '118')
     shown = dict(BLOCK.findall(DOCS.read_text()))
     with theano.configparser.change_flags(floatX='float32'):

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.opencl, pytest.mark.cuda]
 
 
 def clipped_adam(gradients, params):
-    """Adam after the gradients are scaled to a norm of at most 0.1: each update needs all gradients."""
+    """Return Adam's updates for gradients scaled to a norm of at most 0.1: each update needs all gradients."""
     norm = T.sqrt(sum(T.sqr(gradient).sum() for gradient in gradients))
     return adam([gradient * (np.float32(0.1) / T.maximum(norm, np.float32(0.1))) for gradient in gradients], params)
 
@@ -22,7 +22,7 @@ UPDATES = {'momentum': momentum, 'adam': adam, 'clipped_adam': clipped_adam}
 
 
 def training(updates, update_on, **options):
-    """A step over a new model, and the shared variables that it updates; always the same ones."""
+    """Return a step over a new model, the shared variables that it updates, and the model; always the same one."""
     model = dense_model()
     step = mgpu.training_function(model.inputs, model.loss, model.params, UPDATES[updates], update_on=update_on,
                                   **options)
@@ -102,7 +102,7 @@ def test_an_error_changes_nothing(contexts, kind):
 
 
 def test_shares():
-    """In order, about as many bytes for each; what reads each other stays together."""
+    """Shares are in order, with about as many bytes each; parameters whose updates read each other stay together."""
     large, small, state, third, count = (
         theano.shared(np.zeros(shape, 'float32'), name) for name, shape in
         [('large', 100), ('small', 10), ('state', 100), ('third', 90), ('count', ())])

@@ -86,7 +86,7 @@ def test_two_maps_at_a_time(cpu2):
 
 @pytest.mark.cuda
 def test_while_a_step_trains_on_the_same_devices(contexts, kind):
-    """The replicas have contexts of their own: neither disturbs the other, and the weights are those taken over."""
+    """The replicas have their own contexts: training and prediction do not disturb each other, nor their weights."""
     contexts(kind, 2)
     x, w = T.matrix('x'), theano.shared(np.ones((7, 3), 'float32'), name='w')
     y, batch = T.dot(x, w), data(32, 7)[0]
@@ -138,7 +138,7 @@ def test_changed_weights_are_warned_of_once(cpu2):
 
 
 def test_random_numbers_are_those_of_the_batch(contexts, kind):
-    """The same for one replica and for several, other ones for each batch, and the user's stream stays where it is."""
+    """Draws are the same for one replica and for several, and differ by batch; the user's stream stays where it is."""
     x, stream = T.matrix('x'), MRG_RandomStreams(3)
     drawn = x + stream.uniform((x.shape[0], 3))
     found = []

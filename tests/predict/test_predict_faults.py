@@ -49,7 +49,7 @@ def test_a_batch_of_too_many_arrays(cpu2):
 
 
 def test_a_reader_that_fails(cpu2):
-    """What it gave before is computed and yielded first."""
+    """Batches that the reader gave before are computed and yielded first."""
     def batches():
         yield rows(1)
         yield rows(1, 2)
@@ -83,7 +83,7 @@ def test_close_gives_everything_back(contexts, kind):
 
 
 def test_a_map_that_is_continued_after_close(cpu2):
-    """It waited for ever: no thread takes another batch."""
+    """The map waited for ever: no thread takes another batch."""
     predictor, _ = sums(cpu2)
     with predictor:
         outputs = predictor.map(rows(3) for _ in iter(int, 1))

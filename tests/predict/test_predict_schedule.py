@@ -1,4 +1,4 @@
-"""`mgpu.Predictor`: which replica computes what, and when."""
+"""`mgpu.Predictor`: the replica and the time of each batch."""
 import itertools
 import os
 import subprocess
@@ -77,7 +77,7 @@ with mgpu.Predictor([x], x[:, 5], prefetch=2) as predictor:
 @pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists('/proc/self/status'), reason='reads /proc')
 def test_ten_gigabytes_pass_through(kind):
-    """Two replicas and two batches read ahead: four batches of 32 MB, one of which was in memory before."""
+    """Two replicas and two batches read ahead make four batches of 32 MB; one of them was in memory before."""
     done = subprocess.run([sys.executable, '-c', TEN_GB, context_map(kind, 2)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     n, megabytes = map(int, done.stdout.split())

@@ -1,4 +1,4 @@
-"""The benchmarks run, and show what they promise."""
+"""The benchmarks run, and show the promised results."""
 import json
 import os
 import subprocess
@@ -40,7 +40,7 @@ def test_a_file_like_mnists_is_used(tmp_path):
 
 
 def test_scanned_digits_have_whole_grey_levels(monkeypatch):
-    """Else max-pooling meets ties up to rounding, and float64 runs part company."""
+    """Other levels would lead to ties up to rounding in max-pooling, so that float64 runs part company."""
     import models
     monkeypatch.setattr(models, 'MNIST_FILE', '/nowhere')
     levels = handwritten_digits()[1][0] * 255

@@ -13,7 +13,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / 'examples'
 
 
 def test_the_batch_script():
-    """tests/slurm runs it."""
+    """The script is checked here; tests/slurm runs it."""
     path = EXAMPLES / 'cluster.sbatch'
     assert subprocess.run(['bash', '-n', str(path)]).returncode == 0
     words = re.search(r'^exec theano-mgpu (.*)$', path.read_text(), re.MULTILINE).group(1).split()
@@ -25,7 +25,7 @@ def strict(properties, *required):
 
 
 def pods(**more):
-    """The schema of a replica: of a pod's specification as far as the example goes."""
+    """Return the schema of a replica: of a pod's specification as far as the example goes."""
     strings = {'type': 'array', 'items': {'type': 'string'}}
     resources = {'type': 'object', 'additionalProperties': {'anyOf': [{'type': 'string'}, {'type': 'integer'}]}}
     container = strict({

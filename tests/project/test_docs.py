@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_site_is_built_and_complete(tmp_path):
-    """As `make docs` does it; a reference that leads nowhere, or a page that no menu has, is a warning."""
+    """The test builds the site like `make docs`; a broken reference, or a page in no menu, is a warning."""
     options, = re.findall(r'^docs: .*\n\t@.*-m sphinx (.*)$', (ROOT / 'Makefile').read_text(), re.MULTILINE)
     options = options.replace('build/', '%s/' % tmp_path).replace('$(ARGS)', '').split()
     done = subprocess.run([sys.executable, '-m', 'sphinx'] + options, cwd=str(ROOT), text=True, capture_output=True,
@@ -42,7 +42,7 @@ def check_links(pages):
 
 
 def check_reference(texts):
-    """What is taken from the code is on the pages."""
+    """Check that the texts from the code are on the pages."""
     assert all(flag in texts['flags.html'] for flag in OWN_FLAGS)
     assert all(patch.symptom in texts['patches.html'] for patch in PATCHES)
     assert '--restarts R' in texts['commands.html']

@@ -1,4 +1,4 @@
-"""The reference has each public name. Docstrings name each parameter, what is returned and what is raised."""
+"""The reference has each public name. Docstrings name each parameter, each result and each error."""
 import ast
 import importlib
 import inspect
@@ -23,12 +23,12 @@ def text_of(page):
 
 
 def names(options, option):
-    """The names that an option of a directive lists."""
+    """Return the names that an option of a directive lists."""
     return re.findall(r'\w+', ''.join(re.findall(r':%s:(.*)' % option, options)))
 
 
 def shown():
-    """What the reference shows: functions, classes and their methods, by full name."""
+    """Return the functions, classes and methods in the reference, by full name."""
     found = {}
     for module, page in PAGES.items():
         for kind, path, options in re.findall(r'^\.\. auto(\w+):: (\S+)\n((?:   :.*\n)*)', text_of(page), re.MULTILINE):
@@ -69,7 +69,7 @@ def test_parameters_and_results_are_documented(name):
 
 
 def raised(function, seen=()):
-    """Names of the errors that a function raises by name, or a private function of its module that it calls."""
+    """Return the names of the errors that a function raises, or a private function of its module that it calls."""
     module, found = inspect.getmodule(function), set()
     for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function)))):
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and isinstance(node.exc.func, ast.Name):

@@ -19,7 +19,7 @@ INTERPRETED = 'contexts=dev0->cpu;dev1->cpu,floatX=float32,cxx=,optimizer=fast_c
 
 
 def run(name, *args, folder, flags):
-    """Standard output of an example that runs with Theano's flags."""
+    """Return the standard output of an example that runs with Theano's flags."""
     if NEEDS[name] and importlib.util.find_spec(NEEDS[name]) is None:
         pytest.skip('%s is not installed: examples/README.md says how' % NEEDS[name])
     path = os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')])
@@ -35,7 +35,7 @@ def numbers(pattern, text):
 
 
 def test_each_example_is_listed_and_is_a_script_of_its_framework():
-    """As users have them: those of frameworks do not know of theano_mgpu."""
+    """Examples are as users have them: a script of a framework does not know of theano_mgpu."""
     found = {path.stem for path in (ROOT / 'examples').glob('*.py')}
     assert found == set(NEEDS) | set(PLACED) | set(WATCHED) | set(SCRIPTS)
     readme = (ROOT / 'examples' / 'README.md').read_text()
@@ -72,7 +72,7 @@ def test_pymc3(tmp_path):
 
 @pytest.mark.parametrize('name', list(PLACED))
 def test_placed_on_two_devices(name, tmp_path):
-    """They compare with one device themselves."""
+    """The examples compare with one device themselves."""
     command = [sys.executable, str(ROOT / 'examples' / (name + '.py')), '--contexts', 'dev0->cpu;dev1->cpu']
     env = dict(os.environ, THEANO_FLAGS=INTERPRETED.replace('float32', 'float64'), KERAS_BACKEND='theano',
                PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')]))
@@ -91,7 +91,7 @@ def test_placed_on_two_devices(name, tmp_path):
 @pytest.mark.needs_compiler  # convolutions
 @pytest.mark.parametrize('name', WATCHED)
 def test_autoencoders(name, tmp_path):
-    """They learn, and TensorBoard reads losses, six images, histograms and the graph."""
+    """The autoencoders learn, and TensorBoard reads losses, six images, histograms and the graph."""
     command = [sys.executable, str(ROOT / 'examples' / (name + '.py')), '--contexts', 'dev0->cpu;dev1->cpu',
                '--filters', '4', '8', '--epochs', '2', '--samples', '330', '--logs', 'logs']
     env = dict(os.environ, THEANO_FLAGS='floatX=float32', KERAS_BACKEND='theano',
@@ -110,7 +110,7 @@ def test_autoencoders(name, tmp_path):
 
 
 def script(name, *arguments, folder, flags):
-    """Standard output of a script that imports theano_mgpu itself."""
+    """Return the standard output of a script that imports theano_mgpu itself."""
     env = dict(os.environ, THEANO_FLAGS=flags, KERAS_BACKEND='theano',
                PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')]))
     done = subprocess.run([sys.executable, str(ROOT / 'examples' / (name + '.py')), *arguments], cwd=folder, env=env,
@@ -129,7 +129,7 @@ def test_mnist_cnn(tmp_path):
 @pytest.mark.slow
 @pytest.mark.needs_compiler
 def test_theano_cnn_learns_the_same_on_two_contexts(tmp_path):
-    """In float64. In float32, one context with the samples of each batch in another order differs by as much."""
+    """The runs use float64. In float32, one context with the samples in another order differs by as much."""
     out = script('theano_cnn', '--contexts', 'a->cpu;b->cpu', '--epochs', '3', folder=tmp_path, flags='floatX=float64')
     header, one, two = [line.split() for line in out.partition('\n\n')[2].splitlines()[:3]]
     one, two = dict(zip(header, one)), dict(zip(header, two))

@@ -19,7 +19,7 @@ FLOORS = 10
 
 
 def modules():
-    """The name of each module, and its file."""
+    """Yield the name of each module, and its file."""
     for path in sorted(PACKAGE.rglob('*.py')):
         name = '.'.join(path.relative_to(PACKAGE).with_suffix('').parts)
         yield name[:-len('.__init__')] if name.endswith('.__init__') else name, path
@@ -29,7 +29,7 @@ MODULES = dict(modules())
 
 
 def imported(path):
-    """Modules of the package that a module imports, wherever it does so."""
+    """Yield the modules of the package that a module imports, wherever it does so."""
     folder = path.parent.relative_to(PACKAGE).parts
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -56,7 +56,7 @@ def test_no_import_upwards(name):
 
 
 def test_no_cycle():
-    """In a sub-package neither; what its __init__ imports comes before it."""
+    """No sub-package has a cycle either; the modules that its __init__ imports come before it."""
     graph = {name: set(imported(path)) - {name} for name, path in MODULES.items()}
     assert list(TopologicalSorter(graph).static_order())
 
@@ -85,7 +85,7 @@ def test_what_comes_before_theano_never_imports_it(name):
 
 
 def test_monkey_patches_are_where_they_belong():
-    """Assigning to an attribute of what is imported from a library happens in the package `compat` alone."""
+    """Only the package `compat` assigns to attributes of imports from a library."""
     for name, path in MODULES.items():
         if name.split('.')[0] == 'compat':
             continue
@@ -98,7 +98,7 @@ def test_monkey_patches_are_where_they_belong():
 
 
 def imported_from(node, libraries):
-    """What an import takes from one of the libraries."""
+    """Return the names that an import takes from one of the libraries."""
     if isinstance(node, ast.ImportFrom) and not node.level and node.module.split('.')[0] in libraries:
         return node.names
     return [alias for alias in node.names if alias.name.split('.')[0] in libraries] \
@@ -106,7 +106,7 @@ def imported_from(node, libraries):
 
 
 def assigned_attributes(node):
-    """Attributes that a statement assigns to, as text."""
+    """Return the attributes that a statement assigns to, as text."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == 'setattr':
         return [ast.unparse(node.args[0]) + '.']
     targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, 'target', None)] \

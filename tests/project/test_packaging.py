@@ -1,4 +1,4 @@
-"""What is shipped: one version everywhere, and a source distribution with every file; see also `make test-packages`."""
+"""The packages: one version everywhere, and a source distribution with every file; see also `make test-packages`."""
 import re
 import subprocess
 import sys

@@ -29,13 +29,13 @@ def python_blocks(document):
 
 
 def commands(document):
-    """Command lines of a document without their comments: indented lines, joined where one ends with a backslash."""
+    """Return a document's indented command lines without comments, joined where one ends with a backslash."""
     lines = re.findall(r'^    (.*)$', text_of(document).replace('\\\n', ''), flags=re.MULTILINE)
     return [line.split(' #')[0].strip() for line in lines]
 
 
 def parsers():
-    """The parser of each command of theano-mgpu, by its name."""
+    """Return the parser of each command of theano-mgpu, by its name."""
     sub = argparse.ArgumentParser(prog='theano-mgpu').add_subparsers()
     for command in COMMANDS:
         command.add_parser(sub)
@@ -43,12 +43,12 @@ def parsers():
 
 
 def prose(document):
-    """A document without its code blocks."""
+    """Return a document without its code blocks."""
     return re.sub(r'```.*?```', '', text_of(document), flags=re.DOTALL)
 
 
 def anchors(document):
-    """The sections of a document as GitHub names them in links."""
+    """Return the sections of a document as GitHub names them in links."""
     titles = re.findall(r'^#+ (.*)$', prose(document), flags=re.MULTILINE)
     return {re.sub(r'[^\w\- ]', '', title.lower()).replace(' ', '-') for title in titles}
 
@@ -64,7 +64,7 @@ for document, blocks in json.load(sys.stdin):
 
 
 def run_blocks(documents, folder, flags):
-    """What the Python blocks of documents print: a dict of str to str."""
+    """Run the Python blocks of documents; return their output: a dict of str to str."""
     blocks = json.dumps([(document, python_blocks(document)) for document in documents])
     done = subprocess.run([sys.executable, '-c', RUN_BLOCKS], input=blocks, capture_output=True, text=True,
                           cwd=str(folder), env=dict(os.environ, THEANO_FLAGS=flags))
@@ -74,12 +74,12 @@ def run_blocks(documents, folder, flags):
 
 
 def is_trained(out):
-    """Whether the weights that are printed, one a line, are close to 1, 1, 1."""
+    """Return whether the weights that are printed, one a line, are close to 1, 1, 1."""
     return [round(float(value), 2) for value in re.findall(r'\[+ *([\d.]+) *\]', out)] == [1, 1, 1]
 
 
 def test_python_blocks_run(tmp_path):
-    """Those of README and of the guide, on two contexts."""
+    """The blocks of README and of the guide run on two contexts."""
     out = run_blocks(['README.md'] + GUIDE, tmp_path, 'contexts=dev0->cpu;dev1->cpu,floatX=float32')
     assert is_trained(out['README.md']) and is_trained(out['docs/guide/theano.md'].partition('(7, 2)')[0])
     for document in ('README.md', 'docs/guide/theano.md', 'docs/guide/keras.md'):
@@ -88,7 +88,7 @@ def test_python_blocks_run(tmp_path):
 
 
 def test_python_blocks_run_on_the_contexts_of_the_machine(tmp_path):
-    """Without a map of contexts."""
+    """There is no map of contexts."""
     out, = run_blocks(['docs/guide/theano.md'], tmp_path, 'floatX=float32').values()
     assert is_trained(out.partition('(7, 2)')[0]) and SAME in out
 
@@ -102,7 +102,7 @@ def test_every_python_block_is_found():
 
 
 def parse_command(line):
-    """Parse what a line passes to theano-mgpu, if it calls it; exits for an unknown command or option."""
+    """Parse the arguments of a line that calls theano-mgpu; exit for an unknown command or option."""
     found = re.search(r'(?:^| )(?:\.venv/bin/)?theano-mgpu (.*?)(?: > .*|   .*)?$', line)
     if found:
         make_parser().parse_args(shlex.split(found.group(1)))
@@ -144,7 +144,7 @@ def test_links_lead_somewhere(document):
 
 @pytest.mark.parametrize('document', DOCUMENTS + SITE)
 def test_files_named_exist(document):
-    """Paths from the root, such as `theano_mgpu/training.py`; in commands, too."""
+    """The files are paths from the root, such as `theano_mgpu/training.py`; in commands, too."""
     folders = r'(?<![\w/.-])((?:theano_mgpu|tests|benchmarks|examples|docs|\.ci)/[\w./-]*\w)'
     for name in set(re.findall(folders, text_of(document))):
         assert (ROOT / name).exists(), name

@@ -24,7 +24,7 @@ def test_two_contexts_train_as_one(tmp_path):
 
 
 def test_scan_and_convolution():
-    """What another version of the compiler, or none, might break."""
+    """Another version of the compiler, or none, might break these."""
     mgpu.init('host0->cpu;host1->cpu')
     x = T.matrix('x')
     powers, _ = theano.scan(lambda h: h * 2, outputs_info=[x], n_steps=3)

@@ -21,7 +21,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def other(tmp_path):
-    """Another process that has the file."""
+    """Return another process that has the file."""
     process = subprocess.Popen([sys.executable, '-c', OTHER, str(tmp_path / 'run.npz')], stdin=subprocess.PIPE,
                                stdout=subprocess.PIPE, text=True)
     with process:

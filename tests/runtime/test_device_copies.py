@@ -24,7 +24,7 @@ KERNEL void fill_slowly(GLOBAL_MEM float *x, ga_size n, ga_size loops, ga_float 
 
 
 class Filler:
-    """Fills arrays on their devices with a value, slowly if need be; the call does not wait for the device."""
+    """A function that fills arrays on their devices, slowly if need be; a call does not wait for the device."""
 
     def __init__(self):
         self._kernels = {}
@@ -40,7 +40,7 @@ class Filler:
 
 @pytest.fixture
 def fill(gpu2):
-    """A Filler whose kernels are compiled for both devices."""
+    """Return a Filler whose kernels are compiled for both devices."""
     filler = Filler()
     for context in gpu2:
         warm = on_device(context, np.zeros(4, 'f4'))
@@ -119,7 +119,7 @@ def test_a_copy_waits_for_what_computes_the_source(gpu2, fill):
 
 @pytest.mark.cuda
 def test_the_source_may_change_and_go_while_the_destination_is_busy(gpu2, fill):
-    """A copy that begins late still has the values that the source had when it was called for."""
+    """A copy that begins late still has the values that the source had at the time of the call."""
     busy = on_device(gpu2[1], np.zeros(1000, 'float32'))
     source = on_device(gpu2[0], np.full(1000, 1, 'float32'))
     fill(busy, 1, LONG)

@@ -54,7 +54,7 @@ def test_an_interrupt_waits_for_the_threads():
 
 
 def test_an_interrupt_in_the_wait_for_a_thread_has_the_next_run_wait():
-    """Ctrl-C twice: a function that a thread still computes must not be called by another one."""
+    """After Ctrl-C twice, no other thread may call a function that a thread still computes."""
     begun, going_on, ended = threading.Event(), threading.Event(), []
     executor = make_executor('threads', 2)
 

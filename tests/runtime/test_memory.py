@@ -1,4 +1,4 @@
-"""Memory of devices: what is freed and when, and what an error suggests where there is too little.
+"""Memory of devices: the moment at which each array is freed, and the advice in an error where there is too little.
 
 Each test runs in a process on the CUDA stand-in, which counts bytes.
 """
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.needs_compiler, pytest.mark.skipif(cuda_on_cpu.unavail
 
 
 def run(code, *arguments, flags='', **settings):
-    """Lines that a program prints on two stand-in devices."""
+    """Return the lines that a program prints on two stand-in devices."""
     env = cuda_on_cpu.environment(2, **settings)
     env['THEANO_FLAGS'] = ','.join(filter(None, ['floatX=float32,contexts=', flags]))
     done = subprocess.run([sys.executable, '-c', PRELUDE + code] + list(arguments), env=env, stdout=subprocess.PIPE,
@@ -92,20 +92,20 @@ for name, n_devices, options in [('one', 1, {}), ('two', 2, {}), ('slices', 2, d
 
 @pytest.fixture(scope='module')
 def mib():
-    """MiB that a step takes on each device, besides parameters and inputs; an activation has 1 MiB."""
+    """Return the MiB that a step takes on each device, besides parameters and inputs; an activation has 1 MiB."""
     return {name: [float(each) for each in found]
             for name, *found in (line.split() for line in run(PEAKS, flags=EXACT))}
 
 
 @pytest.mark.slow
 def test_a_backward_pass_frees_what_a_layer_has_kept(mib):
-    """Theano computed the gradients of all activations before that of the first weights: 15 MiB with 8 layers."""
+    """Theano computed the gradients of all activations before the first weights' gradient: 15 MiB with 8 layers."""
     assert mib['one'][0] < 9.5
 
 
 @pytest.mark.slow
 def test_a_placed_layer_keeps_one_activation(mib):
-    """Beside h, 1 - h ** 2 was kept for the backward pass: 10 MiB. On the second device all gradients were: 9 MiB."""
+    """1 - h ** 2 was kept beside h for the backward pass: 10 MiB. All gradients were on the second device: 9 MiB."""
     first, second = mib['two']
     assert first < 7.5 and second < 6.5
 
@@ -136,14 +136,14 @@ ADVICE = ['give smaller batches', 'micro_batches=2 or more', "update_on='host'",
 
 
 def test_a_model_that_does_not_fit_on_one_device_trains_on_two():
-    """Eight layers of 4 MiB, with as many new values, and what is computed."""
+    """There are eight layers of 4 MiB, as many new values, and the results of the ops."""
     assert run(TOO_LARGE, 'placed', memory='56M') == ['True']
 
 
 @pytest.mark.parametrize('memory,doing,samples', [('56M', 'samples 0 to 31', '(0, 32)'),
                                                   ('24M', 'copies of shared variables', 'None')])
 def test_a_lack_of_memory_comes_with_advice(memory, doing, samples):
-    """In a step, and before it."""
+    """The lack occurs in a step, or before it."""
     message, cause = run(TOO_LARGE, 'whole', memory=memory)
     assert message.startswith('replica 0 (context dev0->cuda0, %s) failed, nothing was changed' % doing)
     assert 'cuda0 has %s MiB of memory' % memory[:-1] in message and all(text in message for text in ADVICE)

@@ -13,7 +13,7 @@ from support.stages import CoupledModel
 
 @pytest.fixture(scope='module')
 def expected():
-    """What plain Theano computes, by dtype."""
+    """Return the results of plain Theano, by dtype."""
     models = {dtype: CoupledModel(dtype) for dtype in ('float32', 'float64')}
     return {dtype: model.train(model.plain(PYTHON)) for dtype, model in models.items()}
 
@@ -45,7 +45,7 @@ def test_training_on_devices_is_that_of_plain_theano(options, expected, gpu2):
 
 @pytest.mark.mpi
 def test_training_over_ranks_is_that_of_plain_theano(expected, tmp_path):
-    """Two contexts each; of a batch of one sample, one rank has none."""
+    """Each rank has two contexts; with a batch of one sample, one rank has none."""
     launch(2, 'stages', tmp_path / 'ranks.npz', 'a->cpu;b->cpu', flags='floatX=float32,cxx=')
     assert_close(arrays(tmp_path / 'ranks.npz'), expected['float64'], 1e-12)
 
@@ -63,7 +63,7 @@ def test_a_step_that_fails_in_a_late_stage_changes_nothing(expected, cpu2):
 
 
 def saturated(x, t, y, w):
-    """Losses that Theano computes without overflow, where it recognises them."""
+    """Return losses that Theano computes without overflow, if it recognises them."""
     logits = T.dot(x, w)
     p, q = T.nnet.softmax(logits), T.nnet.sigmoid(logits)
     places = T.arange(y.shape[0])

@@ -17,7 +17,7 @@ from support.small_models import data, dense_model, momentum, shared
 
 @pytest.fixture(params=['cpu', 'gpu'], scope='module')
 def trained(request):
-    """A step over two contexts, and a plain one from the same start; both have trained a little."""
+    """Return a step over two contexts, and a plain one from the same start; both have trained a little."""
     mgpu.init(context_map(request.param, 2))
     x, labels = data(11, 7)
     reference, model = dense_model(), dense_model()
@@ -35,7 +35,7 @@ def same(model, reference):
 
 
 def both(trained):
-    """One more step of both; afterwards they must agree."""
+    """Run one more step of both, and check that they agree."""
     model, step, reference, plain, x, labels = trained
     np.testing.assert_allclose(step(x, labels), plain(x, labels), rtol=1e-5)
     same(model, reference)
@@ -83,7 +83,7 @@ def test_a_function_compiled_before_sees_current_values():
 
 
 def test_without_the_hooks_values_are_stale(trained, monkeypatch):
-    """What the patches of SharedVariable and Function are for."""
+    """The patches of SharedVariable and Function prevent this."""
     model, step, _, plain, x, labels = trained
     if step.contexts[0].kind == 'cpu':
         pytest.skip("the variable is the master's own replica: nothing can be stale")
@@ -151,7 +151,7 @@ def test_variables_can_be_copied_and_pickled(trained):
 
 @pytest.mark.opencl
 def test_a_variable_of_the_users_on_a_gpu(contexts):
-    """It lies on the second context; the graph is replicated all the same."""
+    """The variable lies on the second context; the graph is replicated all the same."""
     gpus = contexts('gpu', 2)
     values = np.random.RandomState(0).randn(7, 4).astype('float32')
     x, samples = T.fmatrix('x'), data(9, 7)[0]

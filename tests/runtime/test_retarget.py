@@ -1,4 +1,4 @@
-"""One optimised graph for all contexts of a device type: bitwise what compiling for each context gives."""
+"""One optimised graph for all contexts of a device type: bitwise the same as a compilation for each context."""
 import logging
 from collections import Counter
 
@@ -20,7 +20,7 @@ from theano.tensor.shared_randomstreams import RandomStreams
 
 
 def on_each(contexts, inputs, outputs, like, mode=None):
-    """The function on each context; those after the first one like it, or compiled in full."""
+    """Compile a function for each context; the later ones like the first one, or in full."""
     compiled = []
     for context in contexts:
         shared = graph.shared_variables(outputs)
@@ -87,7 +87,7 @@ def test_each_function_reads_its_own_replica(cpu2):
 
 
 def test_an_in_place_op_waits_for_the_readers(contexts, kind):
-    """The order in which ops run is kept: who reads an array goes before who overwrites it."""
+    """The order in which ops run is kept: an op that reads an array runs before one that overwrites it."""
     x = T.fmatrix('x')
     y = x * 2
     outputs = [y.sum(axis=0), T.inc_subtensor(y[0], 1), y[0] - 1]

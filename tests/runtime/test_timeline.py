@@ -1,4 +1,4 @@
-"""A timeline: what each context does, and when, in a file that trace viewers open."""
+"""A timeline: the activities of each context, and their times, in a file that trace viewers open."""
 import json
 import os
 import subprocess
@@ -22,7 +22,7 @@ def training(names, **options):
 
 
 def record(step, path):
-    """Train a few ragged steps; returns the events of the trace."""
+    """Train a few ragged steps; return the events of the trace."""
     step(*data(4, 7))
     with mgpu.timeline(str(path)):
         for n in SHAPES:
@@ -31,7 +31,7 @@ def record(step, path):
 
 
 def check_format(events):
-    """What Chrome's trace event format asks of complete and metadata events; returns the spans of each track."""
+    """Check the rules of Chrome's trace format for complete and metadata events; return the spans of each track."""
     names, spans = {}, defaultdict(list)
     for event in events:
         assert event['ph'] in 'MX' and isinstance(event['pid'], int) and isinstance(event['tid'], int)
@@ -66,7 +66,7 @@ def test_each_context_has_a_track_with_its_spans(contexts, kind, executor, tmp_p
 
 
 def test_a_context_that_waits_for_the_interpreter_shows_it(cpu2, tmp_path):
-    """One thread serves both: while it runs the first context's function, the second one waits."""
+    """One thread serves both contexts: while it runs the first one's function, the second one waits."""
     spans = check_format(record(training(['host0', 'host1'], executor='serial'), tmp_path / 'trace.json'))
     runs = [span for span in spans['host0'] if span[2] == 'run']
     waits = [span for span in spans['host1'] if span[2] == timeline_module.LOCK]

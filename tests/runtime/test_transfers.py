@@ -1,4 +1,4 @@
-"""Arguments go to devices, and gradients come back, in few copies; what a caller gives never changes."""
+"""Arguments go to devices, and gradients come back, in few copies; a caller's arrays never change."""
 import theano_mgpu as mgpu
 from theano_mgpu.devices.context_map import Context
 from theano_mgpu.graph.analysis import SUM
@@ -94,7 +94,7 @@ def test_arrays_are_fetched_whatever_their_size_and_order(gpu2):
 
 @pytest.mark.cuda
 def test_sums_are_sent_in_one_copy_and_stay_those_of_their_step(gpu2):
-    """As arguments of a function on the device, again and again."""
+    """The sums are arguments of a function on the device, again and again."""
     x, y = T.fmatrix('x'), T.fvector('y')
     f = compiled(gpu2[0], [x, y], [x * 2, y + 1])
     group = SumGroup((Exchange(x, x, SUM), Exchange(y, y, SUM)), AllReduce())
@@ -153,7 +153,7 @@ def test_the_state_of_an_update_on_the_host_is_there_alone(gpu2):
 
 
 def scaled_by_the_largest(gradients, params):
-    """Updates with an op that falls to the host on OpenCL: it needs the gradients there."""
+    """Return updates with an op that falls to the host on OpenCL: it needs the gradients there."""
     return {param: param - np.float32(0.1) * gradient / (abs(gradient).max(axis=0, keepdims=True) + 1)
             for param, gradient in zip(params, gradients)}
 
@@ -197,7 +197,7 @@ def test_update_on_is_one_of_four_values(cpu2):
 
 
 def test_buckets_are_added_while_others_are_fetched(gpu2, monkeypatch):
-    """Many small buckets give what one gives."""
+    """Many small buckets give the same sums as one."""
     from theano_mgpu.comm import host_sum as collectives
     monkeypatch.setattr(collectives.bucket_ranges, '__defaults__', (64,))
     model, reference = dense_model(), dense_model()

@@ -17,7 +17,7 @@ def states_of(updates, params):
 
 
 def trained(name, parallel=False, **options):
-    """Losses, and everything that is updated, after some batches."""
+    """Train on some batches; return losses, and everything that is updated."""
     model, kept = dense_model(dtype='float64'), []
     labels = model.inputs[1]
     likely = model.probabilities[T.arange(labels.shape[0]), labels]  # Theano's op for it has no second derivative
@@ -43,7 +43,7 @@ def check(name, **options):
 
 @pytest.mark.parametrize('name', UPDATES)
 def test_updates(name, cpu2):
-    """What they derived from the gradients was zero, or an error: these were no functions of the parameters."""
+    """Values derived from the gradients were zero, or an error: the gradients were no functions of the parameters."""
     check(name)
 
 
@@ -56,7 +56,7 @@ def test_options(name, options, cpu2):
 
 
 def test_gradients_of_single_samples(cpu2):
-    """They are no rows of anything that is divided: the step runs whole, says so, and is exact."""
+    """They are no rows of any divided value: the step runs whole, says so, and is exact."""
     found = []
     for parallel in (True, False):
         model = dense_model(dtype='float64')
@@ -77,7 +77,7 @@ def test_gradients_of_single_samples(cpu2):
 
 
 def test_a_data_set_that_updates_depend_on_is_no_state(cpu2, tmp_path):
-    """A checkpoint would hold it."""
+    """A checkpoint would contain the data set."""
     inputs, labels = [theano.shared(array, name=name) for array, name in zip(data(20, 7, dtype='float64'), 'xt')]
     model, index = dense_model(dtype='float64'), T.lscalar()
     step = mgpu.training_function(

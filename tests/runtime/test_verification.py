@@ -1,4 +1,4 @@
-"""The self-check of a function: its certificate, what it finds, and that it leaves nothing behind."""
+"""The self-check of a function: its certificate, the faults that it finds, and that it leaves nothing behind."""
 import theano_mgpu as mgpu
 from theano_mgpu.runtime import sums
 from theano_mgpu.runtime.verification import comparison
@@ -24,7 +24,7 @@ def step(contexts, kind):
 
 @pytest.fixture
 def half_of_the_second(monkeypatch):
-    """A sum over replicas that is at fault: it has half of what the second one gives."""
+    """Make the sum over replicas faulty: the second replica's part counts by half."""
     original = sums.all_reduce
 
     def halved(parts, *rest):
@@ -34,7 +34,7 @@ def half_of_the_second(monkeypatch):
 
 @pytest.fixture
 def flag():
-    """The flag mgpu.verify; the tests have it on where it costs little, see conftest.py."""
+    """Turn on the flag mgpu.verify; the tests have it on where it costs little, see conftest.py."""
     with theano.configparser.change_flags(**{'mgpu.verify': 'True'}):
         yield
 
@@ -89,7 +89,7 @@ def test_random_streams_are_compared_too(contexts):
 
 
 def test_what_rounding_alone_changes_is_not_compared(contexts):
-    """Adam and the like make a step of full size of a gradient that is zero but for rounding."""
+    """Adam and others make a step of full size from a gradient that is zero but for rounding."""
     contexts('cpu', 2)
     x = T.matrix('x')
     w = theano.shared(np.zeros(4, 'float32'), name='w')

@@ -22,7 +22,7 @@ LIBRARIES = {'Open MPI': ('pmix', {}), 'MPICH': ('pmi2', mpich.ENVIRONMENT)}
 
 
 def run(*words, expected=0, flags=INTERPRETED, **variables):
-    """Run a command to its end, in the folder of the repository. Returns the CompletedProcess."""
+    """Run a command to its end, in the folder of the repository; return the CompletedProcess."""
     done = subprocess.run(list(map(str, words)), capture_output=True, text=True, timeout=300, cwd=str(ROOT),
                           env=dict(os.environ, THEANO_FLAGS=flags, **variables))
     assert done.returncode == expected or expected is None, '%s\n%s\n%s' % (done.returncode, done.stdout, done.stderr)
@@ -35,7 +35,7 @@ def srun(*words, mpi=None, nodes=2, tasks=2, **options):
 
 
 def sbatch(path, *words, options=(), wait=True):
-    """Submit a script; its job's number."""
+    """Submit a script; return its job's number."""
     waiting = ['--wait'] if wait else []
     return int(run('sbatch', '--parsable', *waiting, '--output', '%s.%%j.out' % path, *options, path, *words).stdout)
 
@@ -48,7 +48,7 @@ def batch(tmp_path, text, **options):
 
 
 def difference(path, other):
-    """The largest difference of the arrays in two files."""
+    """Return the largest difference of the arrays in two files."""
     pairs = list(zip(arrays(path), arrays(other)))
     assert len(pairs) == len(arrays(other)) > 8
     return max(float(abs(np.asarray(ours, 'float64') - theirs).max()) for ours, theirs in pairs if ours.size)
@@ -56,7 +56,7 @@ def difference(path, other):
 
 @pytest.fixture(scope='module', params=sorted(LIBRARIES))
 def library(request):
-    """The type for ``srun --mpi`` that fits a library, and the environment in which mpi4py loads it."""
+    """Return the type for ``srun --mpi`` that fits a library, and the environment in which mpi4py loads it."""
     if request.param == 'MPICH':
         mpich.install()
     return LIBRARIES[request.param]
@@ -112,14 +112,14 @@ def test_tasks_that_mpi_does_not_connect(mpi, tmp_path):
 
 
 def test_tasks_that_are_to_be_independent():
-    """For example to try several learning rates."""
+    """A user may try several learning rates, for example."""
     code = 'import theano_mgpu as mgpu, theano.tensor as T; x = T.vector(); print(mgpu.function([x], x.sum())([1, 2]))'
     done = srun(sys.executable, '-c', code, flags=INTERPRETED + ',mgpu.executor=threads')
     assert done.stdout.split() == ['3.0', '3.0']
 
 
 def test_what_is_no_step_is_no_rank(tmp_path):
-    """A batch script, salloc's shell, and a script that was submitted from within a step."""
+    """Such are a batch script, salloc's shell, and a script that was submitted from within a step."""
     code = 'from theano_mgpu.utils.mpi_environment import *; print(launcher(), rank(), size(), local_size())'
     show = '%s -c %s 2>/dev/null\n' % (sys.executable, shlex.quote(code))
     assert batch(tmp_path, show, options=['--nodes=2', '--ntasks=3']) == ['None 0 1 1']
@@ -132,7 +132,7 @@ def test_what_is_no_step_is_no_rank(tmp_path):
 
 
 def test_mpirun_in_an_allocation_counts(tmp_path):
-    """It starts its daemons by srun, so that the ranks have the variables of that step, too."""
+    """The mpirun starts its daemons by srun, so that the ranks have the variables of that step, too."""
     code = 'from theano_mgpu.utils.mpi_environment import *; print(launcher().name, rank(), size(), local_size())'
     out = batch(tmp_path, 'mpirun --allow-run-as-root %s -c %s 2>/dev/null\n' % (sys.executable, shlex.quote(code)),
                 options=['--nodes=2', '--ntasks=3'])
@@ -140,7 +140,7 @@ def test_mpirun_in_an_allocation_counts(tmp_path):
 
 
 def test_launch_in_an_allocation(library, alone_theano, tmp_path):
-    """Its hosts and its number of tasks; only rank 0 prints."""
+    """The allocation gives hosts and the number of tasks; only rank 0 prints."""
     mpi, variables = library
     job = [JOBS, 'train', tmp_path / 'ranks.npz', 'a->cpu', 'plain']
     allocation = ['salloc', '--quiet', '--nodes=2', '--ntasks=2']
@@ -152,7 +152,7 @@ def test_launch_in_an_allocation(library, alone_theano, tmp_path):
 
 
 def test_launch_by_mpirun_where_srun_cannot_connect_the_ranks(alone_theano, tmp_path):
-    """On a Slurm without PMIx, which an srun of the test stands for."""
+    """A Slurm without PMIx cannot; an srun of the test stands for it."""
     fake = tmp_path / 'bin' / 'srun'
     fake.parent.mkdir()
     fake.write_text('#!/bin/sh\n[ "$1" = --mpi=list ] && echo "none pmi2" && exit\nexec /usr/bin/srun "$@"\n')
@@ -166,7 +166,7 @@ def test_launch_by_mpirun_where_srun_cannot_connect_the_ranks(alone_theano, tmp_
 
 
 def test_launch_on_one_node_without_srun(tmp_path):
-    """As in a container."""
+    """A container has no srun, for example."""
     for program in ('mpirun', 'orted', 'ssh'):
         (tmp_path / program).symlink_to('/usr/bin/' + program)
     done = run('salloc', '--quiet', '--nodes=1', '--ntasks=2', 'env', 'PATH=%s' % tmp_path, *LAUNCH, JOBS, 'train',
@@ -177,7 +177,7 @@ def test_launch_on_one_node_without_srun(tmp_path):
 
 
 def test_launch_within_a_step_of_one_task(tmp_path):
-    """As in the shell of ``srun --pty``: that step has the processors, and a second one waited for them for ever."""
+    """The shell of ``srun --pty`` is one: that step has the processors, and a second step waited for them for ever."""
     job = [JOBS, 'train', tmp_path / 'ranks.npz', 'a->cpu', 'plain']
     done = srun('--cpus-per-task=2', *LAUNCH, '-n', 2, *job, nodes=1, tasks=1)
     assert done.stdout == 'rank 0 trained on a\n'
@@ -214,7 +214,7 @@ def test_a_signal_ends_the_job(signal, to, code, tmp_path):
 
 
 def test_the_example(alone_theano, tmp_path):
-    """Unchanged: two nodes with two tasks each."""
+    """The example runs unchanged: two nodes with two tasks each."""
     script = ROOT / 'examples' / 'cluster.sbatch'
     log = tmp_path / 'log'
     number = sbatch(script, JOBS, 'train', tmp_path / 'ranks.npz', 'a->cpu', 'plain', options=['--output', log])
@@ -223,7 +223,7 @@ def test_the_example(alone_theano, tmp_path):
 
 
 def test_a_job_that_is_requeued_goes_on_from_its_checkpoint(tmp_path):
-    """As one that Slurm ends for another job, or submits again after its time limit."""
+    """Slurm requeues a job that it ends for another one, or after its time limit."""
     log, started = tmp_path / 'log', tmp_path / 'started'
     job = tmp_path / 'job.py'
     job.write_text(REQUEUED % {'file': str(tmp_path / 'run.npz'), 'started': str(started)})
@@ -265,7 +265,7 @@ def wait_until(condition, log):
 
 
 def finding(name, text):
-    """What the doctor says of a check: its status, and the rest."""
+    """Return the doctor's finding on a check: its status, and the rest."""
     return re.search(r'^%s +(\S+) +(.*)$' % name, text, re.MULTILINE).groups()
 
 

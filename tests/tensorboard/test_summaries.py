@@ -1,4 +1,4 @@
-"""`mgpu.Summary`: TensorBoard itself reads what was written."""
+"""`mgpu.Summary` writes files that TensorBoard itself reads."""
 import subprocess
 import sys
 

@@ -28,7 +28,7 @@ def slice_of(values, n, dim):
 
 
 def lstm_cond_layer(tparams, state_below, context, mask, dim):
-    """An LSTM that is given a weighted mean of the places of the image in each step."""
+    """Return the states of an LSTM that is given a weighted mean of the places of the image in each step."""
     nsteps = state_below.shape[0]
     ctx_mean = context.mean(1)
     init_state = tensor.tanh(tensor.dot(ctx_mean, tparams['init_state_W']))
@@ -81,7 +81,7 @@ def build_model(tparams, dim, dim_word, alpha_c=0.7):
 
 
 def prepare_data(rng, n_samples, n_words, n_places, ctx_dim):
-    """Captions whose words follow the brightest feature of their image, ended by word 0."""
+    """Make captions whose words follow the brightest feature of their image, ended by word 0."""
     images = rng.rand(n_samples, n_places, ctx_dim)
     lengths = rng.randint(2, 5, n_samples)
     x, mask = numpy.zeros((lengths.max() + 1, n_samples), 'int64'), numpy.zeros((lengths.max() + 1, n_samples))

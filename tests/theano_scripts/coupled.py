@@ -1,6 +1,6 @@
-"""A function that computes each sample apart, beside functions whose samples depend on one another.
+"""A function that computes each sample apart, beside functions whose samples depend on each other.
 
-The median and the Cholesky factor of a batch can't be put together from those of its parts.
+The median and the Cholesky factor of a batch can't be computed from medians and factors of its parts.
 """
 import numpy as np
 import theano

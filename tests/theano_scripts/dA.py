@@ -7,7 +7,7 @@ from theano.tensor.shared_randomstreams import RandomStreams
 
 
 class dA(object):
-    """Reconstructs an input from a corrupted copy of it."""
+    """A denoising autoencoder: it reconstructs an input from a corrupted copy."""
 
     def __init__(self, numpy_rng, theano_rng=None, input=None, n_visible=64, n_hidden=24, W=None, bhid=None,
                  bvis=None):

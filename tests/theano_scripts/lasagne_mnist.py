@@ -23,7 +23,7 @@ def floatX(arr):
 # ---- layers ----
 
 class Layer(object):
-    """A layer knows the one below it, and the shape of its output."""
+    """A layer, which knows the one below it, and the shape of its output."""
 
     def __init__(self, incoming, name=None):
         self.input_layer = incoming
@@ -179,7 +179,7 @@ class BatchNormLayer(Layer):
 
 
 def batch_norm(layer):
-    """Normalise what a layer computes before its nonlinearity; its bias becomes the normalisation's."""
+    """Normalise the output of a layer before its nonlinearity; its bias becomes the normalisation's."""
     nonlinearity, layer.nonlinearity = layer.nonlinearity, lambda x: x
     del layer.params[layer.b]
     layer.b = None
@@ -271,7 +271,7 @@ def build_cnn(input_var, rng, normalise):
 
 
 def iterate_minibatches(inputs, targets, batchsize, rng=None):
-    """Minibatches, shuffled if there is a generator; the last one takes what is left."""
+    """Yield minibatches, shuffled if there is a generator; the last one takes the rest."""
     assert len(inputs) == len(targets)
     indices = np.arange(len(inputs))
     if rng is not None:

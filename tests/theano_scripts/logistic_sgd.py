@@ -42,14 +42,14 @@ def shared_dataset(data_xy, borrow=True):
 
 
 def make_digits(rng, n, size, prototypes):
-    """Images of ten classes: one fixed image a class, under noise."""
+    """Return images of ten classes, one fixed image a class, under noise, and labels."""
     labels = rng.randint(0, 10, n)
     noise = 0.6 * rng.randn(n, size * size)
     return numpy.clip(prototypes[labels] + noise, 0, 1), labels
 
 
 def load_data(size=8, n_train=300, n_valid=100, n_test=100, seed=1234):
-    """Training, validation and test set of size*size pixels an image."""
+    """Return training, validation and test sets with size*size pixels an image."""
     rng = numpy.random.RandomState(seed)
     prototypes = rng.uniform(0, 1, (10, size * size))
     return [shared_dataset(make_digits(rng, n, size, prototypes)) for n in (n_train, n_valid, n_test)]

@@ -21,7 +21,7 @@ def numpy_floatX(data):
 
 
 def load_data(rng, n, n_words=30):
-    """Sentences of 3 to 11 words; whether words of the upper half prevail is the label."""
+    """Make sentences of 3 to 11 words; the label says whether words of the upper half prevail."""
     x, y = [], []
     for _ in range(n):
         label = rng.randint(2)
@@ -47,7 +47,7 @@ def prepare_data(seqs, labels):
 
 
 def get_minibatches_idx(rng, n, minibatch_size, shuffle=False):
-    """Numbers of the samples of each minibatch; the last one takes what is left."""
+    """Return numbers of the samples of each minibatch; the last one takes the rest."""
     idx_list = numpy.arange(n, dtype='int32')
     if shuffle:
         rng.shuffle(idx_list)

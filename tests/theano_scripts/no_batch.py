@@ -8,7 +8,7 @@ rng = np.random.RandomState(7)
 
 
 def power_iteration(n=12, steps=12):
-    """The largest eigenvalue of a matrix that lies in a shared variable."""
+    """Print the largest eigenvalue of a matrix that lies in a shared variable."""
     values = rng.uniform(size=(n, n))
     A = theano.shared(np.asarray(values + values.T, dtype=floatX), name='A')
     v = theano.shared(np.asarray(rng.uniform(0.5, 1, size=n), dtype=floatX), name='v')
@@ -21,7 +21,7 @@ def power_iteration(n=12, steps=12):
 
 
 def factorise(rows=9, columns=7, rank=3, steps=20):
-    """Two factors of a matrix by gradient descent, with a rate that is an argument."""
+    """Find two factors of a matrix by gradient descent, with a rate that is an argument."""
     target = theano.shared(np.asarray(rng.uniform(size=(rows, columns)), dtype=floatX), name='target')
     left = theano.shared(np.asarray(0.5 * rng.uniform(size=(rows, rank)), dtype=floatX), name='left')
     right = theano.shared(np.asarray(0.5 * rng.uniform(size=(rank, columns)), dtype=floatX), name='right')
@@ -36,7 +36,7 @@ def factorise(rows=9, columns=7, rank=3, steps=20):
 
 
 def newton(steps=5):
-    """cos(x) = x, from 1."""
+    """Solve cos(x) = x, from 1."""
     x = T.scalar('x')
     y = T.cos(x) - x
     improve = theano.function([x], [x - y / T.grad(y, x), y])

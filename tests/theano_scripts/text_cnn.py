@@ -1,8 +1,8 @@
-"""Sentences by a convolutional network over word vectors, in the manner of Yoon Kim's CNN_sentence.
+"""Sentences by a convolutional network over word vectors, in the style of Yoon Kim's CNN_sentence.
 
 usage: text_cnn.py [static|nonstatic]
 
-The convolution is that of `theano.tensor.nnet.conv`, of a fixed number of images. Word 0 pads sentences: its vector is
+The convolution is `theano.tensor.nnet.conv`, of a fixed number of images. Word 0 pads sentences: its vector is
 set to zero after each step.
 """
 import sys
@@ -37,7 +37,7 @@ class LeNetConvPoolLayer(object):
 
 
 def sgd_updates_adadelta(params, cost, rho=0.95, epsilon=1e-6, norm_lim=3, word_vec_name='Words'):
-    """Adadelta, with a limit for the norms of columns of weights."""
+    """Return the updates of Adadelta, with a limit for the norms of columns of weights."""
     updates = OrderedDict()
     for param in params:
         gradient = T.grad(cost, param)
@@ -58,7 +58,7 @@ def sgd_updates_adadelta(params, cost, rho=0.95, epsilon=1e-6, norm_lim=3, word_
 
 
 def load_data(rng, n, length, n_words):
-    """Padded sentences, with a label in the last column."""
+    """Return padded sentences, with a label in the last column."""
     data = np.zeros((n, length + 1), 'int32')
     for row in data:
         used = rng.randint(4, length - 3)

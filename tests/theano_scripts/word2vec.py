@@ -14,7 +14,7 @@ floatX = theano.config.floatX
 
 
 def pairs(rng, n_words, n, n_negative):
-    """Words, a word of the context of each, and words that are drawn at random."""
+    """Return words, a word of the context of each, and words that are drawn at random."""
     centre = rng.randint(0, n_words, n)
     context = (centre + rng.randint(1, 4, n)) % n_words
     return centre.astype('int32'), context.astype('int32'), rng.randint(0, n_words, (n, n_negative)).astype('int32')

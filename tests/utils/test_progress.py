@@ -36,7 +36,7 @@ with mgpu.Predictor([x], T.dot(x, w)) as predictor:
 
 
 def in_terminal(code, **environment):
-    """What a script writes to stderr, which is a pseudo-terminal of 100 columns."""
+    """Return a script's output to stderr, which is a pseudo-terminal of 100 columns."""
     ours, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack('4H', 24, 100, 0, 0))
     process = subprocess.Popen([sys.executable, '-c', code], stderr=its, stdout=subprocess.DEVNULL,
@@ -57,7 +57,7 @@ def in_terminal(code, **environment):
 
 
 def test_bars_in_a_terminal():
-    """Epochs with and without a known length, `verify`, prediction."""
+    """The script shows bars for epochs with and without a known length, for `verify`, and for prediction."""
     shown = in_terminal(SCRIPT, THEANO_FLAGS=INTERPRETED)
     assert 'epoch 1: 100%' in shown and '7/7 [' in shown and 'loss 1' in shown
     assert '5 batches [' in shown and 'verify:   0%' in shown

@@ -21,7 +21,7 @@ from support.interrupts import interrupted_at_each_line
 
 @pytest.fixture
 def handler():
-    """Sets the function that SIGALRM calls."""
+    """Return a function that sets a function for SIGALRM to call."""
     previous = signal.getsignal(signal.SIGALRM)
     yield lambda function: signal.signal(signal.SIGALRM, lambda *signal_and_frame: function())
     signal.setitimer(signal.ITIMER_REAL, 0)
@@ -50,7 +50,7 @@ def test_a_cancelled_task_does_not_run():
 
 
 def test_a_signal_handler_may_run_tasks_within_a_run(handler):
-    """Such as one that evaluates a model: it waited for threads that waited for what it had interrupted."""
+    """A handler that evaluates a model, say, waited for threads that waited for the interrupted task."""
     executor, nested = make_executor('threads', 3), []
 
     def again():
@@ -87,7 +87,7 @@ def test_several_threads_may_wait_for_one_task():
 
 
 def test_ctrl_c_at_any_line_of_sums_over_ranks_leaves_none_under_way():
-    """The thread added to memory that the next step used; or the next step waited for what nobody added."""
+    """A thread added to memory that the next step used; or the next step waited for sums that nobody added."""
     added = []
 
     class Sums:
@@ -117,7 +117,7 @@ def test_ctrl_c_at_any_line_of_sums_over_ranks_leaves_none_under_way():
 
 
 def test_a_forked_process_has_threads_of_its_own():
-    """A function that was made before the fork waited for ever there."""
+    """A function that was made before the fork waited for ever in the child."""
     executor = make_executor('threads', 2)
     for _ in range(2):  # before the parent has used it, and after
         child = os.fork()
