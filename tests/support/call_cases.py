@@ -1,4 +1,4 @@
-"""Small scripts, one for each argument of `theano.function`, of what it takes, and of a call; each yields figures.
+"""Small scripts for arguments of `theano.function`, their values, and calls; each script yields figures.
 
 The same script runs in plain Theano, divided, and on several ranks: `outcome` makes a figure of an error, too.
 """
@@ -27,7 +27,7 @@ ALONE = []  # scripts of one process: on ranks, errors of a graph differ
 
 
 def case(owner, *names, whole=False, alone=False):
-    """Add a script for arguments of a callable, or for attributes of a class; see `WHOLE` and `ALONE`."""
+    """Return a decorator that adds a script for a callable's arguments, or attributes; see `WHOLE` and `ALONE`."""
     def add(script):
         for name in names:
             CASES.setdefault((owner, name), []).append(script)
@@ -44,7 +44,7 @@ def scripts():
 
 
 def outcome(call, *args, **kwargs):
-    """What a call returns, or the error that it raises."""
+    """Return the result of a call, or the error that it raises, as figures."""
     try:
         return call(*args, **kwargs)
     except Exception as error:
@@ -61,7 +61,7 @@ def function(*args, **kwargs):
 
 
 def affine(**kwargs):
-    """A function with a batch, a factor with a default, and an update."""
+    """Return a function with a batch, a factor with a default, and an update; and its weights."""
     x, factor, w = T.dmatrix('x'), T.dscalar('factor'), shared(np.ones(3), 'w')
     outputs = [T.dot(x, w) * factor, T.sqr(x).mean()]
     return function([x, theano.In(factor, value=0.5)], outputs, updates=[(w, w + x.sum(axis=0))], **kwargs), w
@@ -436,7 +436,7 @@ def implicit():
 
 @case(theano.In, 'shared', whole=True)
 def shared_inputs():
-    """An argument for Theano's own use: a value that the function keeps."""
+    """Yield a value that the function keeps, by an argument for Theano's own use."""
     x, s, w = T.dmatrix('x'), T.dscalar('s'), shared(3.)
     f = function([x, theano.In(s, value=w.container, shared=True)], x * s)
     yield f(X)

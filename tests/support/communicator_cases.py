@@ -1,6 +1,6 @@
-"""What any communicator has to do: cases ``case(ranks)``, which every rank of it runs at the same time.
+"""The duties of any communicator: cases ``case(ranks)``, which every rank runs at the same time.
 
-Each case knows what every rank gives, and so what each has to get, for any number of ranks.
+Each case knows every rank's input, and so every rank's result, for any number of ranks.
 """
 import functools
 import json
@@ -273,7 +273,7 @@ def objects_of_a_root(ranks):
 
 
 class Unlike(LookupError):
-    """An exception that other processes cannot make a copy of."""
+    """An error that other processes cannot copy."""
 
     def __init__(self, one, other):
         super().__init__('%s, %s' % (one, other))
@@ -482,7 +482,7 @@ def sums_on_a_thread_of_their_own(ranks):
 
 
 def conformance(path):
-    """Run all cases on the ranks of an MPI job, and a handshake that times out. Each rank notes what has failed."""
+    """Run all cases on the ranks of an MPI job, and a handshake that times out; each rank records the failed cases."""
     mgpu.init('a->cpu')
     ranks, failed = mpi_communicator(), []
     for name, run in CASES.items():

@@ -1,9 +1,9 @@
-"""Comparisons of what trainings leave behind."""
+"""Comparisons of the results of training."""
 import numpy as np
 
 
 def note_of(error):
-    """The last note of an exception; before Python 3.11, the end of its text."""
+    """Return the last note of an exception; before Python 3.11, the end of its text."""
     return (getattr(error, '__notes__', None) or str(error).split('\n'))[-1]
 
 

@@ -73,7 +73,7 @@ int nvrtcCompileProgram(void *p, int count, const char **options) {
 
 
 class Machine:
-    """An installation in a folder: a driver on LD_LIBRARY_PATH, and wheels on PYTHONPATH, of cuBLAS at first."""
+    """An installation in a folder: a driver on LD_LIBRARY_PATH, and wheels on PYTHONPATH, at first cuBLAS's."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -88,7 +88,7 @@ class Machine:
         shutil.copy(self.standin / self.cublas.name, self.cublas)
 
     def install_nvrtc(self, major, minor, architectures, folder=None, lists=True):
-        """Put NVRTC of a version into the folder that its wheel has, or into another one; its path."""
+        """Put NVRTC of a version into its wheel's folder, or into another one; return its path."""
         name = 'libnvrtc.so.%s' % ('11.2' if major == 11 else major)
         path = (folder or self.site / 'nvidia' / ('cu13' if major == 13 else 'cuda_nvrtc') / 'lib') / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -109,7 +109,7 @@ class Machine:
         return dict(env, THEANO_FLAGS='gpuarray.cache_path=%s,%s' % (self.folder / 'kernels', flags), **variables)
 
     def run(self, code, *args, **settings):
-        """Run Python in a process of its own: what it prints; or the last line of its errors."""
+        """Run Python in a process of its own; return its output, or the last line of its errors."""
         done = subprocess.run([sys.executable, '-c', code], env=self.environment(*args, **settings), text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         if done.returncode:
@@ -117,5 +117,5 @@ class Machine:
         return done.stdout.strip()
 
     def architectures(self):
-        """The architectures that NVRTC was asked for."""
+        """Return the architectures that NVRTC was asked for."""
         return set(self.options.read_text().split()) - {'-arch'}

@@ -3,7 +3,7 @@ import ctypes
 
 
 def peaks(n_devices):
-    """The most bytes that each device has had allocated at one time since the last call.
+    """Return the most bytes that each device has had allocated at one time since the last call.
 
     Exact with Theano's flag ``gpuarray.preallocate=-1``; else libgpuarray keeps blocks for later arrays.
     """

@@ -7,7 +7,7 @@ import pytest
 
 
 def gpu_devices():
-    """GPU devices to test on: those of the flag `contexts`, else two of this machine's."""
+    """Return GPU devices to test on: the devices of the flag `contexts`, else two of this machine's."""
     flagged = [c.device for c in parse_context_map(config.flag('contexts', '')) if c.kind != 'cpu'] \
         if config.flag('contexts') else []
     found = flagged or discovery.discover('cuda')[0] or discovery.discover('opencl')[0]
@@ -15,7 +15,7 @@ def gpu_devices():
 
 
 def context_map(kind, n):
-    """A map of n contexts on CPU or GPU devices; GPU devices are taken in turn.
+    """Return a map of n contexts on CPU or GPU devices; GPU devices are taken in turn.
 
     Skips the test if there is no GPU device, for tests without the marker `opencl`.
     """

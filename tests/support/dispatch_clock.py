@@ -1,4 +1,4 @@
-"""A clock for tests of what is measured about calls: those on one device and divided ones take what a test wants."""
+"""A clock for tests that measure calls: calls on one device, and divided ones, take times that the test chooses."""
 from theano_mgpu.auto import chooser as module
 from theano_mgpu.auto.chooser import Chooser, Way
 
@@ -6,7 +6,7 @@ NAMES = {Way.ONE: 'whole', Way.SEVERAL: 'divided'}
 
 
 class Clock:
-    """Time that passes only in the calls that a Chooser runs: some seconds for a divided one, others for a whole one.
+    """A clock that moves only in the calls that a Chooser runs: by some seconds if divided, by others if whole.
 
     Attributes
     ----------
@@ -29,14 +29,14 @@ class Clock:
         return self.calls[-1], True
 
     def run(self, chooser, samples, n):
-        """The ways of n calls with batches of a number of samples."""
+        """Return the ways of n calls with batches of a number of samples."""
         self.calls = []
         for _ in range(n):
             assert chooser.run(samples, self.call) == self.calls[-1]
         return self.calls
 
     def install(self, setattr):
-        """Time the calls of all models and functions by this clock, with `setattr`, or that of a `MonkeyPatch`."""
+        """Time the calls of all models and functions by this clock, with `setattr`, or a `MonkeyPatch`'s."""
         original = Chooser.run
 
         def run(chooser, compute):

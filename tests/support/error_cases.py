@@ -25,7 +25,7 @@ class Refused(ValueError):
 
 
 class Checked(theano.scalar.UnaryScalarOp):
-    """An op of the user's, in Python, for each number."""
+    """An op of the user's, in Python, that checks each number."""
 
     def impl(self, number):
         if number > 90:
@@ -57,7 +57,7 @@ def attempt(name, call, *args, **kwargs):
 
 
 def one(*shape, **values):
-    """Ones of a shape, and in its last row `last`."""
+    """Return ones of a shape, and in its last row `last`."""
     made = np.ones(shape, FLOAT)
     made[-1:] = values.get('last', 1)
     return made
@@ -97,7 +97,7 @@ def theano_cases():
 
 
 class Failing(keras.callbacks.Callback):
-    """Raises an error at the end of a batch."""
+    """A callback that raises an error at the end of a batch."""
 
     def __init__(self, error):
         super().__init__()

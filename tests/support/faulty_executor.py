@@ -3,7 +3,7 @@ from theano_mgpu.runtime.executors import Executor
 
 
 class FaultyExecutor(Executor):
-    """Runs tasks with another executor, and has tasks of one run begin with a fault.
+    """An executor that runs tasks with another one, and begins the tasks of one run with a fault.
 
     Each phase of a step is a run: on host contexts the stages, then the update; on devices, sending, launching, waiting
     and fetching are runs of their own.
@@ -71,6 +71,6 @@ class FaultyExecutor(Executor):
 
 
 def faulty(function):
-    """Give a function over contexts a FaultyExecutor, which runs its tasks as its own executor did; returns it."""
+    """Give a function over contexts a FaultyExecutor, which runs its tasks by its own executor; return it."""
     function.executable.launcher.executor = FaultyExecutor(function.executable.launcher.executor)
     return function.executable.launcher.executor

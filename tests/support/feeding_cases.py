@@ -1,4 +1,4 @@
-"""Ways of feeding a Keras model, with random batches; the results of each, and what the script draws afterwards.
+"""Ways of feeding a Keras model, with random batches; the results of each, and the numbers that are drawn afterwards.
 
 Usage: feeding_cases.py FILE few|all|few,unseeded|all,unseeded. Each process appends its rank to the name. With
 `unseeded`, each process draws numbers of its own, but for the initial weights.
@@ -45,7 +45,7 @@ def begin(model):
 
 
 class Growing(keras.utils.Sequence):
-    """Random batches, fewer in each epoch."""
+    """A sequence of random batches, fewer in each epoch."""
 
     def __init__(self):
         self.length = 4

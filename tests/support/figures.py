@@ -1,11 +1,11 @@
-"""Compares the figures that two runs of a script yield."""
+"""The comparison of the figures that two runs of a script yield."""
 import numpy as np
 
 TOLERANCE = {'float16': 1e-2, 'float32': 1e-5, 'complex64': 1e-5}  # other dtypes: 1e-9
 
 
 def assert_equal(one, other):
-    """Compare figures: arrays, numbers, texts, or lists, tuples and dicts of these."""
+    """Check that figures are equal: arrays, numbers, texts, or lists, tuples and dicts of these."""
     assert type(one) is type(other)
     if isinstance(one, (list, tuple)):
         assert len(one) == len(other)

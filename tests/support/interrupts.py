@@ -3,7 +3,7 @@ import sys
 
 
 def interrupting_at(number, files):
-    """A trace function that raises KeyboardInterrupt at a line event in some files, as a signal may."""
+    """Return a trace function that raises KeyboardInterrupt at a line event in some files, as a signal may."""
     seen = [0]
 
     def trace(frame, event, argument):

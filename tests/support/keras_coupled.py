@@ -1,4 +1,4 @@
-"""Models whose samples depend on each other, or that draw random numbers: trained as plain Keras does, 20 steps."""
+"""Models whose samples depend on each other, or that draw random numbers: 20 steps of training as in plain Keras."""
 from theano_mgpu.keras import multi_gpu_model
 
 import keras
@@ -44,7 +44,7 @@ MODELS = {
 
 
 def train(name, dtype, mode, gpus=None):
-    """What 20 ragged steps leave behind: losses and metrics, weights, optimizer state; `gpus` 0 is plain Keras."""
+    """Train for 20 ragged steps, without contexts if `gpus` is 0; return losses, metrics, weights, optimizer state."""
     build, data, arguments = MODELS[name]
     data = [[array.astype(dtype) if array.dtype.kind == 'f' else array for array in arrays] for arrays in data]
     np.random.seed(3)  # of random streams

@@ -1,4 +1,4 @@
-"""Train a model on several contexts and with plain Keras, and compare everything that training leaves behind."""
+"""A comparison of all results of training on several contexts and with plain Keras."""
 import contextlib
 
 from theano_mgpu.keras import multi_gpu_model
@@ -35,7 +35,7 @@ def floatx(dtype):
 
 
 def built(build, seed=1):
-    """A model with the same weights at each call."""
+    """Return a model with the same weights at each call."""
     model = build()
     rng = np.random.RandomState(seed)
     for weight in model.weights:
@@ -45,7 +45,7 @@ def built(build, seed=1):
 
 
 def batches(data, sizes):
-    """Slices of (inputs, targets), lists of arrays, one batch a size."""
+    """Yield slices of (inputs, targets), lists of arrays, one batch a size."""
     start = 0
     for size in sizes:
         yield [[array[start:start + size] for array in arrays] for arrays in data]
@@ -53,7 +53,7 @@ def batches(data, sizes):
 
 
 def trained(model, data, sizes=RAGGED, test=True, **kwargs):
-    """Losses and metrics of each step, then of a test on the last batch."""
+    """Return losses and metrics of each step, then of a test on the last batch."""
     history = []
     for x, y, *weights in batches(data, sizes):
         if weights:
@@ -66,13 +66,13 @@ def trained(model, data, sizes=RAGGED, test=True, **kwargs):
 
 
 def everything(model, history):
-    """What is compared: names and arrays."""
+    """Return the results to compare: names and arrays."""
     found = [('step %d' % i, values) for i, values in enumerate(history)]
     return found + values(model.weights) + values(model.optimizer.weights)
 
 
 def values(variables):
-    """Names and values of shared variables."""
+    """Return names and values of shared variables."""
     return [(str(variable), K.get_value(variable)) for variable in variables]
 
 
@@ -86,7 +86,7 @@ def assert_equal(parallel, plain, tolerance):
 
 
 def compiling(optimizer='adam', loss='categorical_crossentropy', **others):
-    """Arguments of compile, made afresh for each model."""
+    """Return a function that makes the arguments of compile afresh for each model."""
     def make():
         made = {name: value() if name in ('metrics', 'weighted_metrics') and callable(value) else value
                 for name, value in others.items()}
@@ -96,7 +96,7 @@ def compiling(optimizer='adam', loss='categorical_crossentropy', **others):
 
 def check(build, compile_args, data, dtype, contexts, kind='cpu', counts=None, sizes=RAGGED, mode=QUICK,
           compare=everything, **kwargs):
-    """Plain Keras against the add-on on each number of contexts."""
+    """Compare plain Keras with the add-on on each number of contexts."""
     with floatx(dtype):
         data = [[array.astype(dtype) if array.dtype.kind == 'f' else array for array in arrays] for arrays in data]
         plain = built(build)

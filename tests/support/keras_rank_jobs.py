@@ -26,7 +26,7 @@ Y = X.sum(axis=1, keepdims=True)
 
 
 def parallel(optimizer='adam', seed=None, dropout=0.2, normalised=True):
-    """A compiled model; each rank's has weights of its own at first, unless there is a seed."""
+    """Return a compiled model; without a seed, each rank's has weights of its own at first."""
     random.seed(mgpu.rank())
     np.random.seed(mgpu.rank() if seed is None else seed)
     model = multi_gpu_model(keras.Sequential([
@@ -41,21 +41,21 @@ def state(model):
 
 
 def write(path, model, history, *further):
-    """Weights and optimizer state, and what `fit` and others returned, one file a rank."""
+    """Write weights and optimizer state, and the results of `fit` and others, one file a rank."""
     np.savez('%s.%d.npz' % (path, mgpu.rank()), *state(model), *further)
     with open('%s.%d.json' % (path, mgpu.rank()), 'w') as f:
         json.dump({name: [float(value) for value in values] for name, values in history.items()}, f)
 
 
 class Schedules(callbacks.Callback):
-    """A callback of the user's own, which steers."""
+    """A callback of the user's own, which sets the learning rate."""
 
     def on_epoch_begin(self, epoch, logs=None):
         keras.backend.set_value(self.model.optimizer.lr, 0.01 / (1 + epoch))
 
 
 def fit(path, contexts):
-    """Training with what Keras offers around it; ragged batches in an order that is drawn."""
+    """Train with Keras's options around `fit`; ragged batches in an order that is drawn."""
     mgpu.init(contexts)
     model = parallel()
     history = model.fit(X, Y, batch_size=8, epochs=4, validation_split=0.2, verbose=1, callbacks=[
@@ -73,7 +73,7 @@ def fit(path, contexts):
 
 
 def fitted_by_short_batches():
-    """A model of plain Keras, or of `enable`, after a fit by batches of 8 samples and a last one of 5; its history."""
+    """Fit a model by batches of 8 samples and a last one of 5; return the model and its history."""
     random.seed(mgpu.rank())
     np.random.seed(mgpu.rank())
     model = keras.Sequential([Dense(8, activation='tanh', input_shape=(5,)), Dropout(0.2), Dense(1)])
@@ -82,7 +82,7 @@ def fitted_by_short_batches():
 
 
 def short_batches(path):
-    """Short batches under `enable`. A clock says that to divide them takes longer, but on the first rank only."""
+    """Train on short batches under `enable`. By the first rank's clock alone, a divided batch takes longer."""
     clock = Clock(divided=1e-5 if mgpu.rank() else 1e-3, whole=1e-4)
     clock.install(setattr)
     mgpu.init('a->cpu')
@@ -112,7 +112,7 @@ def short_batches(path):
 
 
 def trained_by_turns():
-    """The state of models whose functions are made again, for plain Keras, while they are trained.
+    """Train models whose functions are made again, for plain Keras, meanwhile; return their state.
 
     Two have one optimizer. The third has one that lists no state; it is frozen, but not compiled again.
     """
@@ -131,7 +131,7 @@ def trained_by_turns():
 
 
 def by_turns(path):
-    """`trained_by_turns` under `enable`, by divided batches at first and by whole ones then."""
+    """Run `trained_by_turns` under `enable`, by divided batches at first and by whole ones then."""
     clock = Clock(divided=1e-3, whole=1e-4)
     clock.install(setattr)
     mgpu.init('a->cpu')
@@ -141,7 +141,7 @@ def by_turns(path):
 
 
 def tensorboard(path, logs):
-    """Training with summaries for TensorBoard."""
+    """Train with summaries for TensorBoard."""
     mgpu.init('a->cpu;b->cpu')
     model = parallel()
     history = model.fit(X, Y, batch_size=16, epochs=2, verbose=0, callbacks=[
@@ -150,13 +150,13 @@ def tensorboard(path, logs):
 
 
 def draw(epoch, logs):
-    """Random numbers that only one rank draws."""
+    """Draw random numbers on one rank only."""
     if mgpu.rank():
         np.random.rand(3)
 
 
 class Pieces(keras.utils.Sequence):
-    """Batches whose order is drawn from Python's own random numbers."""
+    """A sequence of batches whose order is drawn from Python's own random numbers."""
 
     def __len__(self):
         return 6
@@ -166,7 +166,7 @@ class Pieces(keras.utils.Sequence):
 
 
 def checkpoint(path, file, killed_at):
-    """Training with checkpoints, which a kill ends once."""
+    """Train with checkpoints; a kill ends the job once."""
     mgpu.init('a->cpu;b->cpu')
     model, seen = parallel(), []
 
@@ -182,7 +182,7 @@ def checkpoint(path, file, killed_at):
 
 
 def save_and_load(path):
-    """Reads what was written right after the call that writes it, on each rank; rank 0 takes its time to write."""
+    """Read each file right after the call that writes it, on each rank; rank 0 takes its time to write."""
     mgpu.init('a->cpu')
     model, rank, loaded = parallel(normalised=False), mgpu.rank(), []
     fsync = os.fsync
@@ -240,7 +240,7 @@ PARTS = [(0, 29), (29, 40), (40, 53)]  # of 29, 11 and 13 samples
 
 
 def shard(path):
-    """Each rank feeds its own part of the data."""
+    """Train on a part of the data for each rank."""
     mgpu.init('a->cpu')
     model = parallel(seed=0, dropout=0.0, normalised=False)
     x, y = (data[slice(*PARTS[mgpu.rank()])] for data in (X, Y))
@@ -252,7 +252,7 @@ def shard(path):
 
 
 def coupled(path, contexts):
-    """20 steps of models whose samples depend on each other."""
+    """Train models whose samples depend on each other, for 20 steps."""
     from support import keras_coupled as models
     from support.keras_equivalence import floatx
     mgpu.init(contexts)

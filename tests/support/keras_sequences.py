@@ -1,4 +1,4 @@
-"""Layers in the manner of keras-multi-head, keras-transformer, bojone/attention and keras-contrib's CRF."""
+"""Layers like those in keras-multi-head, keras-transformer, bojone/attention and keras-contrib's CRF."""
 import numpy as np
 import theano
 import theano.tensor as T
@@ -9,7 +9,7 @@ from keras.models import Model
 
 
 class Heads(Layer):
-    """Attention of several heads, which are merged into the axis of the samples."""
+    """A layer of attention with several heads, which are merged into the axis of the samples."""
 
     def __init__(self, heads, merge='shape', causal=False, **options):
         super().__init__(**options)
@@ -96,7 +96,7 @@ class MaskedMean(Layer):
 
 
 def transformer():
-    """Two layers of attention over words of which some are padding."""
+    """Return a model with two layers of attention over words, with padding."""
     words = L.Input((5,))
     x = L.Embedding(7, 4, mask_zero=True)(words)
     x = L.add([x, Heads(2, causal=True)(x)])
@@ -105,7 +105,7 @@ def transformer():
 
 
 class Chain(Layer):
-    """A chain of tags with the energies of each tag and each pair, as keras-contrib's CRF."""
+    """A chain of tags with the energies of each tag and each pair, like keras-contrib's CRF."""
 
     def __init__(self, tags, **options):
         super().__init__(**options)
@@ -176,7 +176,7 @@ def tagger(masked):
 
 
 def mapped():
-    """A layer that maps a function over samples, and one whose loop makes each sample from itself."""
+    """Return a model with a layer that maps a function over samples, and one whose loop maps each sample."""
     x = L.Input((5, 4))
     y = L.Lambda(lambda x: K.map_fn(lambda a: K.dot(a, K.transpose(a)), x), output_shape=(5, 5))(L.Dense(3)(x))
     y = L.Lambda(lambda x: theano.map(lambda a: T.sort(a, axis=0) - a.mean(), x)[0], output_shape=(5, 5))(y)
@@ -184,7 +184,7 @@ def mapped():
 
 
 def speech():
-    """CTC, over labels of different lengths."""
+    """Return a model with CTC, over labels of different lengths."""
     x, labels = L.Input((9, 4)), L.Input((3,), dtype='int32')
     lengths = [L.Input((1,), dtype='int32') for _ in range(2)]
     y = L.Dense(4, activation='softmax')(x)

@@ -17,11 +17,11 @@ class TrainingStep:
     Attributes
     ----------
     inputs : list of theano.Variable
-        Those with samples along axis 0.
+        Inputs with samples along axis 0.
     outputs : list of theano.Variable
-        The loss, metrics that no state is kept of, and the new values of `updated`.
+        The loss, metrics without a state, and the new values of `updated`.
     seconds : float
-        That plain Keras takes to compile it.
+        Time that plain Keras takes to compile the step.
     """
 
     def __init__(self, model):
@@ -61,7 +61,7 @@ class TrainingStep:
 
 
 def with_default_updates(outputs, updates):
-    """New values by variable, of which the first counts, and those that Theano adds, of random streams."""
+    """Return the new values: the first one of each variable, and Theano's own for random streams."""
     new = {}
     for variable, value in updates:
         new.setdefault(variable, theano.tensor.as_tensor_variable(value))
@@ -85,7 +85,7 @@ def compare(model, batches, sizes, mode, tolerance=1e-9, **options):
     Returns
     -------
     TrainingStep, Program, float
-        The last: seconds that `partition` took.
+        The float is the time of `partition` in seconds.
     """
     step = TrainingStep(model)
     first, expected = step.state(), []

@@ -1,4 +1,4 @@
-"""Models of every kind that the add-on promises to be exact for; smooth, so that rounding stays rounding."""
+"""Models of each kind for which the add-on promises exact results; smooth, so that rounding stays rounding."""
 import theano_mgpu  # noqa: F401
 
 import keras
@@ -23,7 +23,7 @@ def one_hot(n, seed=1):
 
 
 def tokens(n, length, vocabulary=7, seed=2):
-    """Word indices with a padding of zeros."""
+    """Return word indices with a padding of zeros."""
     rng = np.random.RandomState(seed)
     words = rng.randint(1, vocabulary, (n, length))
     for row, kept in zip(words, rng.randint(1, length + 1, n)):
@@ -95,17 +95,17 @@ def custom_loss(y_true, y_pred):
 
 
 def scalar_loss(y_true, y_pred):
-    """A mean over everything, as many published ones are."""
+    """Return a mean over everything, as many published losses are."""
     return K.mean(K.square(y_true - y_pred))
 
 
 def scalar_sum(y_true, y_pred):
-    """A sum over everything: sub-batches add up."""
+    """Return a sum over everything, so that sub-batches add up."""
     return K.sum(K.square(y_true - y_pred))
 
 
 class Unlisted(keras.optimizers.Optimizer):
-    """Momentum as in many scripts: the velocities are not among its `weights`."""
+    """An optimizer with momentum as in many scripts: the velocities are not among its `weights`."""
 
     def get_updates(self, loss, params):
         velocities = [K.zeros(K.int_shape(param)) for param in params]

@@ -11,7 +11,7 @@ INTERPRETED = 'floatX=float32,cxx=,optimizer=fast_compile'
 
 
 def launch(ranks, *arguments, options=(), flags='floatX=float32', expected=0, mpirun=False, job=JOBS):
-    """Run a job of rank_jobs.py to its end. Returns the CompletedProcess."""
+    """Run a job of rank_jobs.py to its end; return the CompletedProcess."""
     start = ['mpirun', '--allow-run-as-root', '--oversubscribe', '-n', str(ranks)] + list(options) if mpirun else \
         ['-m', 'theano_mgpu', 'launch', '-n', str(ranks)] + list(options)
     command = (start if mpirun else [sys.executable] + start) + ([sys.executable] if mpirun else [])

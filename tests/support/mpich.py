@@ -13,7 +13,7 @@ ENVIRONMENT = {'PYTHONPATH': str(FOLDER / 'lib' / ('python%d.%d' % sys.version_i
 
 
 def install():
-    """Download both, once; an error if that fails."""
+    """Download both packages, once; raise an error if that fails."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     with open(FOLDER / 'ready', 'a+') as ready:  # with the version of Python that they are for
         fcntl.flock(ready, fcntl.LOCK_EX)  # by one test process
@@ -26,5 +26,5 @@ def install():
 
 
 def environment(**variables):
-    """The environment of processes whose mpi4py is that of MPICH."""
+    """Return the environment of processes whose mpi4py belongs to MPICH."""
     return dict(os.environ, **ENVIRONMENT, **variables)

@@ -1,6 +1,6 @@
 """Optimizers that use more of a loss than its gradient, or that are wrapped, subclassed or changed on the instance.
 
-Each is a function of a model that is not compiled yet; what it returns is a fresh optimizer.
+Each is a function of a model that is not compiled yet, and returns a fresh optimizer.
 """
 import theano_mgpu  # noqa: F401
 
@@ -22,12 +22,12 @@ def squares(values):
 
 
 class Steps(Optimizer):
-    """Counts its steps, and takes those that `steps` returns.
+    """An optimizer that counts its steps, and takes the steps that its method `steps` returns.
 
     Attributes
     ----------
     states : list of SharedVariable
-        Further variables that it updates, some of which are not among `weights`.
+        Further variables that it updates; some are not among `weights`.
     """
 
     def __init__(self, **kwargs):
@@ -51,7 +51,7 @@ class Steps(Optimizer):
 
 
 def stepping(steps):
-    """Have ``steps(self, loss, params, gradients)`` be an optimizer of the zoo."""
+    """Add an optimizer with the method ``steps(self, loss, params, gradients)`` to the zoo."""
     cls = type(steps.__name__.title(), (Steps,), {'steps': steps})
     OPTIMIZERS[steps.__name__] = lambda model: cls()
     return steps
@@ -64,7 +64,7 @@ def polyak(self, loss, params, gradients):
 
 @stepping
 def l4(self, loss, params, gradients):
-    """The step is that to a share of the least loss so far, along a running mean of the gradients."""
+    """Return steps to a share of the least loss so far, along a running mean of the gradients."""
     least = self.state(1e3, lambda least: K.minimum(least * 1.01, loss))
     means = [self.state(K.get_value(p) * 0, lambda mean, g=g: .9 * mean + .1 * g) for p, g in zip(params, gradients)]
     self.weights += means
@@ -75,7 +75,7 @@ def l4(self, loss, params, gradients):
 
 @stepping
 def mean_loss(self, loss, params, gradients):
-    """A running mean of the loss, which is not among the weights of the optimizer."""
+    """Return steps by a running mean of the loss, which is not among the weights of the optimizer."""
     mean = self.state(1., lambda mean: .9 * mean + .1 * loss)
     return [.05 * loss / mean * g for g in gradients]
 
@@ -87,7 +87,7 @@ def rate_by_loss(self, loss, params, gradients):
 
 @stepping
 def sharpness(self, loss, params, gradients):
-    """SAM: the gradient of the loss at other weights, those of the worst loss nearby."""
+    """Return SAM's steps: the gradient of the loss at other weights, with the worst loss nearby."""
     norm = K.sqrt(squares(gradients)) + 1e-8
     moved = [p + .05 * g / norm for p, g in zip(params, gradients)]
     places = [p.type() for p in params]
@@ -97,7 +97,7 @@ def sharpness(self, loss, params, gradients):
 
 @stepping
 def curvature(self, loss, params, gradients):
-    """AdaHessian: the diagonal of the Hessian, by a product with a random vector."""
+    """Return AdaHessian's steps: by the diagonal of the Hessian, from a product with a random vector."""
     signs = [K.cast(K.random_uniform(K.int_shape(p), seed=3 + i) < .5, K.floatx()) * 2 - 1
              for i, p in enumerate(params)]
     products = K.gradients(sum(K.sum(g * v) for g, v in zip(gradients, signs)), params)
@@ -109,13 +109,13 @@ def curvature(self, loss, params, gradients):
 
 @stepping
 def penalised_gradient(self, loss, params, gradients):
-    """The gradient of the loss and of the square of its gradient."""
+    """Return steps along the gradient of the loss and of the square of its gradient."""
     return [.05 * g for g in K.gradients(loss + .1 * squares(gradients), params)]
 
 
 @stepping
 def conflicting(self, loss, params, gradients):
-    """PCGrad: the part of one task's gradient that conflicts with another task's is left out."""
+    """Return PCGrad's steps, without the part of a task's gradient that conflicts with another task's."""
     others = K.gradients(-.3 * squares(params) + .1 * K.square(loss), params)
     products = [K.sum(g * o) for g, o in zip(gradients, others)]
     return [.05 * (g - K.minimum(p, 0.) / (K.sum(K.square(o)) + 1e-6) * o + o)
@@ -131,14 +131,14 @@ def noise(self, loss, params, gradients):
 
 @stepping
 def trust(self, loss, params, gradients):
-    """LARS: each rate is in relation to the norms of the weights and of the gradient."""
+    """Return LARS's steps: each rate is in relation to the norms of the weights and of the gradient."""
     return [.02 * K.sqrt(K.sum(K.square(p)) + 1e-3) / K.sqrt(K.sum(K.square(g)) + 1e-3) * g
             for p, g in zip(params, gradients)]
 
 
 @stepping
 def line_search(self, loss, params, gradients):
-    """The better of two steps, by the loss after each."""
+    """Return the better of two steps, by the loss after each."""
     def after(rate):
         return theano.clone(loss, {p: p - rate * g for p, g in zip(params, gradients)})
     is_better = K.less(after(.2), after(.05))
@@ -147,7 +147,7 @@ def line_search(self, loss, params, gradients):
 
 @stepping
 def hypergradient(self, loss, params, gradients):
-    """The rate itself is trained, by the product of two gradients in a row."""
+    """Return steps at a rate that is trained itself, by the product of two gradients in a row."""
     before = [self.state(K.get_value(p) * 0, lambda _, g=g: g) for p, g in zip(params, gradients)]
     product = sum(K.sum(g * b) for g, b in zip(gradients, before))
     self.rate = self.state(.05, lambda rate: rate + .001 * product, 'rate')
@@ -157,7 +157,7 @@ def hypergradient(self, loss, params, gradients):
 
 @stepping
 def constrained(self, loss, params, gradients):
-    """New weights have at most a norm."""
+    """Return steps to new weights that have at most a norm."""
     new = [p - .1 * g for p, g in zip(params, gradients)]
     norms = [K.sqrt(K.sum(K.square(n), axis=0, keepdims=True)) for n in new]
     return [p - n * K.clip(norm, 0, .5) / (1e-7 + norm) for p, n, norm in zip(params, new, norms)]
@@ -165,7 +165,7 @@ def constrained(self, loss, params, gradients):
 
 @optimizer
 def of_the_outputs(model):
-    """The rate depends on what single samples give: the variance and the largest of the model's outputs."""
+    """Return an optimizer with a rate from single samples: the variance and the largest of the model's outputs."""
     class OfOutputs(Steps):
         def steps(self, loss, params, gradients):
             spread = K.var(model.output) + K.max(K.abs(model.output))
@@ -192,7 +192,7 @@ class Wrapper(Optimizer):
 @optimizer
 def lookahead(model):
     class Lookahead(Wrapper):
-        """Every third step goes back half of the way. A weight then has two new values, of which the first counts."""
+        """An optimizer that goes half of the way back in every third step; only a weight's first new value counts."""
         def around(self, loss, params):
             self.states = [K.variable(K.get_value(p)) for p in params]
             inner = self.inner.get_updates(loss, params)
@@ -219,7 +219,7 @@ def averaged(model):
 @optimizer
 def accumulated(model):
     class Accumulated(Wrapper):
-        """Gradients of two batches make one step; the inner optimizer is given them by a method that is replaced."""
+        """An optimizer that makes one step of two batches' gradients; a replaced method hands them to another one."""
         def around(self, loss, params):
             gradients = self.inner.get_gradients(loss, params)
             self.states = [K.variable(K.get_value(p) * 0) for p in params]
@@ -253,7 +253,7 @@ def centralised(model):
 
 @optimizer
 def gradients_replaced(model):
-    """A method is replaced on the instance."""
+    """Return an optimizer with a method that is replaced on the instance."""
     made = SGD(.05, momentum=.5)
     original = made.get_gradients
     made.get_gradients = lambda loss, params: [K.sign(g) * K.sqrt(loss) for g in original(loss, params)]
@@ -273,7 +273,7 @@ def updates_replaced(model):
 
 @optimizer
 def flattened(model):
-    """All gradients as one vector, whitened by the mean of its outer products with itself."""
+    """Return an optimizer with all gradients as one vector, whitened by the mean of its outer products with itself."""
     class Flattened(Steps):
         def steps(self, loss, params, gradients):
             sizes = [K.get_value(p).size for p in params]
@@ -286,5 +286,5 @@ def flattened(model):
 
 
 def states_of(made):
-    """The variables of an optimizer that a training updates."""
+    """Return the variables of an optimizer that a training updates."""
     return list(dict.fromkeys(list(made.weights) + list(getattr(made, 'states', ()))))

@@ -24,7 +24,7 @@ class Model:
     Parameters
     ----------
     places : list of (str or Context), optional
-        What the numbers of `on` stand for; None for a model that is not placed.
+        The places that the numbers of `on` stand for; None for a model that is not placed.
     seed : int
         Of the weights.
 
@@ -35,11 +35,11 @@ class Model:
     params : list of SharedVariable
         Trained weights.
     state : list of SharedVariable
-        Others that a step changes, but for the state of an optimizer.
+        Other variables that a step changes, without the state of an optimizer.
     batch_updates : dict of SharedVariable to theano.Variable
-        New values of some of these.
+        New values of some variables of `state`.
     mode : theano.Mode
-        One in which it compiles quickly for the host.
+        A mode in which the model compiles quickly for the host.
     """
 
     def __init__(self, places=None, seed=0):
@@ -49,26 +49,26 @@ class Model:
         self._draws = []
 
     def on(self, place):
-        """A block on the place of a number, or on ``'cpu'``."""
+        """Return a block on the place of a number, or on ``'cpu'``."""
         if self._places is None:
             return contextlib.nullcontext()
         return mgpu.device(place if place == 'cpu' else self._places[place])
 
     def rows(self, *shape):
-        """A new input of normally distributed numbers; `shape` is that of one sample."""
+        """Return a new input of normally distributed numbers; `shape` is a sample's."""
         found = T.TensorType(theano.config.floatX, (False,) * (1 + len(shape)))('x%d' % len(self.inputs))
         self.inputs.append(found)
         self._draws.append(lambda rng, n: rng.randn(n, *shape).astype(theano.config.floatX))
         return found
 
     def labels(self, classes):
-        """A new input of labels."""
+        """Return a new input of labels."""
         self.inputs.append(T.ivector('labels'))
         self._draws.append(lambda rng, n: rng.randint(0, classes, n).astype('int32'))
         return self.inputs[-1]
 
     def weight(self, *shape, scale=0.4):
-        """A new parameter."""
+        """Return a new parameter."""
         self.params.append(self.shared(self._rng.randn(*shape) * scale, 'w%d' % len(self.params)))
         return self.params[-1]
 
@@ -77,11 +77,11 @@ class Model:
         return theano.shared(np.asarray(value, theano.config.floatX), name)
 
     def dense(self, x, n_in, n_out):
-        """A layer with new weights."""
+        """Return the outputs of a layer with new weights."""
         return T.tanh(T.dot(x, self.weight(n_in, n_out)) + self.weight(n_out))
 
     def batch(self, n, seed):
-        """n samples of each input."""
+        """Return n samples of each input."""
         rng = np.random.RandomState(seed)
         return [draw(rng, n) for draw in self._draws]
 
@@ -121,7 +121,7 @@ def chain_of_three(m):
 
 @model
 def there_and_back(m):
-    """The first device has the last layer, too."""
+    """Build a model whose first device has the last layer, too."""
     x, t = m.rows(5), m.rows(3)
     with m.on(0):
         h = m.dense(x, 5, 7)
@@ -135,7 +135,7 @@ def there_and_back(m):
 
 @model
 def towers(m):
-    """Two inputs, a tower on each device, merged on the host."""
+    """Build a model of two inputs, with a tower on each device, merged on the host."""
     left, right, t = m.rows(5), m.rows(4), m.rows(3)
     with m.on(0):
         a = m.dense(left, 5, 6)
@@ -150,7 +150,7 @@ def towers(m):
 
 @model
 def skips(m):
-    """The input and each layer are added to later layers on other devices."""
+    """Build a model that adds the input and each layer to later layers on other devices."""
     x, t = m.rows(6), m.rows(6)
     with m.on(0):
         first = m.dense(x, 6, 6)
@@ -166,7 +166,7 @@ def skips(m):
 
 @model
 def tied(m):
-    """An autoencoder whose decoder, on the other device, has the weight of the encoder; a weight has no block."""
+    """Build an autoencoder whose decoder, on the other device, has the encoder's weight; a weight has no block."""
     x = m.rows(6)
     bias = m.weight(4)
     with m.on(0):
@@ -180,7 +180,7 @@ def tied(m):
 
 @model
 def only_parameters_in_blocks(m):
-    """As Lasagne's layers make a model: parameters in blocks, and the graph outside of any."""
+    """Build a model as Lasagne's layers do: parameters in blocks, and the graph outside of any."""
     x, t = m.rows(5), m.rows(3)
     with m.on(0):
         w, b = m.weight(5, 7), m.weight(7)
@@ -194,7 +194,7 @@ def only_parameters_in_blocks(m):
 
 @model
 def several_losses(m):
-    """Two losses on two devices with a metric each; weights of both devices are penalised."""
+    """Build a model of two losses on two devices with a metric each; weights of both devices are penalised."""
     x, z, t, labels = m.rows(5), m.rows(5), m.rows(3), m.labels(4)
     with m.on(0):
         h = m.dense(x + z, 5, 7)
@@ -210,7 +210,7 @@ def several_losses(m):
 
 @model
 def dropout(m):
-    """A stream of each kind, and a draw of each on either device."""
+    """Build a model with a stream of each kind, and a draw of each on either device."""
     x, t = m.rows(5), m.rows(3)
     streams, others = MRG_RandomStreams(5), RandomStreams(6)
 
@@ -229,7 +229,7 @@ def dropout(m):
 
 @model
 def batch_normalised(m):
-    """With running means and variances, on both devices."""
+    """Build a model with running means and variances, on both devices."""
     x, t = m.rows(5), m.rows(3)
 
     def normalised(h, n):
@@ -250,7 +250,7 @@ def batch_normalised(m):
 
 @model
 def recurrent(m):
-    """A scan on one device, and what reads its last state on the other one."""
+    """Build a model with a scan on one device, and a reader of its last state on the other one."""
     x, t = m.rows(4, 5), m.rows(3)
     with m.on(0):
         w, v = m.weight(5, 6), m.weight(6, 6)
@@ -264,7 +264,7 @@ def recurrent(m):
 
 @model
 def two_loops(m):
-    """A scan on one device, and on the other one a scan over its steps, in which its last step is read each time."""
+    """Build a scan on one device, and on the other one a scan over its steps that reads its last step each time."""
     x, t = m.rows(4, 5), m.rows(5)
     with m.on(0):
         w, begin = m.weight(5), T.zeros((x.shape[0], 5))
@@ -290,14 +290,14 @@ def convolutional(m):
 
 
 def clipped_adam(gradients, params):
-    """Adam with a step count that all parameters share, of gradients that are clipped by their global norm."""
+    """Return Adam's updates, with one step count, for gradients that are clipped by their global norm."""
     norm = T.sqrt(sum(T.sqr(gradient).sum() for gradient in gradients))
     scale = T.minimum(1, 0.5 / norm)
     return adam([gradient * scale for gradient in gradients], params, learning_rate=0.01, epsilon=1e-4)
 
 
 def made(name, places=None, **options):
-    """The Model of a name."""
+    """Return the Model of a name."""
     m = Model(places, **options)
     MODELS[name](m)
     m.loss = T.cast(m.loss, theano.config.floatX)
@@ -305,17 +305,17 @@ def made(name, places=None, **options):
 
 
 class Training:
-    """Steps of a model, placed or not, and what they leave behind.
+    """A training of a model, placed or not, and its results.
 
     Parameters
     ----------
     m : Model
     how : {'theano', 'function', 'training_function'}
-        What compiles the step.
+        The function that compiles the step.
     updates : callable
         Of gradients and parameters.
     options
-        Those of `mgpu.function` or `mgpu.training_function`.
+        Arguments of `mgpu.function` or `mgpu.training_function`.
 
     Attributes
     ----------
@@ -342,7 +342,7 @@ class Training:
         self.variables = m.params + [v for v in made_of if v not in m.params] + m.state
 
     def run(self, sizes, first=0):
-        """The outputs of a step for each size of a batch."""
+        """Return the outputs of a step for each size of a batch."""
         return [[np.asarray(value) for value in self.step(*self.model.batch(n, 100 + first + i))]
                 for i, n in enumerate(sizes)]
 
@@ -357,14 +357,14 @@ def value_of(variable):
 
 @functools.lru_cache(maxsize=None)
 def plain(name, sizes, dtype):
-    """The outputs of each step of plain Theano on one device, and the values that are left."""
+    """Return the outputs of each step of plain Theano on one device, and the values afterwards."""
     with theano.configparser.change_flags(floatX=dtype):
         training = Training(made(name))
         return training.run(sizes), training.values()
 
 
 def assert_close(ours, theirs, about=''):
-    """Equal to rounding, in relation to the largest value."""
+    """Check that values are equal to rounding, in relation to the largest one."""
     tolerance = 1e-9 if theano.config.floatX == 'float64' else 1e-5
     assert len(ours) == len(theirs)
     for i, (found, expected) in enumerate(zip(ours, theirs)):
@@ -374,7 +374,7 @@ def assert_close(ours, theirs, about=''):
 
 
 def check(training, name, sizes):
-    """Train, and compare all outputs and what is left with plain Theano on one device."""
+    """Train, and compare all outputs, and the values afterwards, with plain Theano on one device."""
     outputs, values = plain(name, sizes, theano.config.floatX)
     for i, (ours, theirs) in enumerate(zip(training.run(sizes), outputs)):
         assert_close(ours, theirs, about='step %d of %s' % (i, name))

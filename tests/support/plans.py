@@ -1,4 +1,4 @@
-"""Plans of usual models, made without a device; as a script, write those of the guide."""
+"""Plans of usual models, made without a device; as a script, this module writes the plans of the guide."""
 import contextlib
 import importlib.util
 import os

@@ -11,7 +11,7 @@ FAST = theano.Mode(optimizer='fast_compile')
 
 
 def sums(_, **options):
-    """The sums of rows, times a shared variable."""
+    """Return a Predictor of the sums of rows, times a shared variable."""
     x, w = T.matrix('x'), theano.shared(np.float32(1), name='w')
     return mgpu.Predictor([x], x.sum(axis=1) * w, mode=FAST, **options), w
 

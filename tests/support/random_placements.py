@@ -43,7 +43,7 @@ class RandomModel(Model):
     updates : callable
         Of gradients and parameters.
     options : dict
-        Of the function that it is to be compiled with.
+        Options of the function that compiles the model.
     how : str
         See `placed_models.Training`.
     """
@@ -66,7 +66,7 @@ class RandomModel(Model):
         self._build()
 
     def somewhere(self):
-        """A block on a random place; sometimes none."""
+        """Return a block on a random place; sometimes no block."""
         place = chosen(self._choices, self._numbers * 2 + [None])
         return self.on(place) if place is not None else theano_mgpu.device(None)
 
@@ -103,11 +103,11 @@ class RandomModel(Model):
         self.state.append(mean)
 
     def some(self):
-        """A value that is there, rather a late one."""
+        """Return one of the values so far, rather a late one."""
         return self._values[max(self._choices.randint(len(self._values)) for _ in range(2))]
 
     def some_weight(self):
-        """A new or an old weight, made in this block or elsewhere."""
+        """Return a new or an old weight, made in this block or elsewhere."""
         way = self._choices.randint(4)
         if way == 0 and self._weights:
             return chosen(self._choices, self._weights)
@@ -141,7 +141,7 @@ def transposed(m):
 
 
 def normalised(m):
-    """Samples meet in their mean and variance."""
+    """Return samples normalised by their mean and variance."""
     x = m.some()
     return (x - x.mean(axis=0)) / T.sqrt(x.var(axis=0) + 0.1)
 
@@ -151,7 +151,7 @@ def gated(m):
 
 
 def correlated(m):
-    """Samples meet in a product."""
+    """Return a product in which samples meet."""
     x = m.some()
     return T.dot(x, T.tanh(T.dot(x.T, m.some()) / x.shape[0]))
 

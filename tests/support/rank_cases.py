@@ -12,7 +12,7 @@ from support.figures import assert_equal
 
 
 def outcome(script):
-    """Run a script by plain Theano, then divided; returns what came of it."""
+    """Run a script by plain Theano, then divided; return a line on the comparison."""
     mgpu.disable()
     expected = list(script())
     report = mgpu.enable(always=True, tell=lambda text: None)

@@ -12,7 +12,7 @@ SLICED = np.random.RandomState(3).randn(23, 4)  # a data set
 
 
 def shard(path, *n_batches):
-    """Each rank feeds N batches of its own. Writes the weights."""
+    """Train on N batches of each rank's own; write the weights."""
     mgpu.init('a->cpu')
     network = Network(dropout=False, sharded=True)
     own = [batch for number, batch in enumerate(network.batches()) if number % mgpu.size() == mgpu.rank()]
@@ -23,7 +23,7 @@ def shard(path, *n_batches):
 
 
 def coupled_shards(path, n_batches='3'):
-    """Each rank feeds its own samples, which have a state each, and a rate; the last one has none in the end.
+    """Train on samples of each rank's own, with a state each, and a rate; in the end the last rank has none.
 
     Writes the losses, the weights, and each rank's state.
     """
@@ -44,14 +44,14 @@ def coupled_shards(path, n_batches='3'):
 
 
 def sliced(given, x, w):
-    """What `sharded_slices` computes: a cost in which samples meet, and a row of each; the new weights."""
+    """Return the outputs of `sharded_slices` (a cost in which samples meet, and rows), its updates, and `given`."""
     rows = T.tanh(T.dot(x - x.mean(axis=0), w))
     cost = (rows ** 2).mean() / x.max()
     return [cost, rows], [(w, w - 0.1 * T.grad(cost, w))], given
 
 
 def sharded_slices(path, *calls):
-    """Each rank slices batches from its own data set, in N calls. Writes what it received, and the weights."""
+    """Slice batches from a data set of each rank's own, in N calls; write the results, and the weights."""
     mgpu.init('a->cpu;b->cpu')
     data = theano.shared(np.split(SLICED, [14])[mgpu.rank()], 'data')
     index, x, w = T.lscalar('index'), T.matrix('x', 'float64'), theano.shared(np.eye(4) * (1 + mgpu.rank()), 'w')
@@ -67,7 +67,7 @@ def sharded_slices(path, *calls):
 
 
 def recurrent(n, **options):
-    """A step whose samples are coupled and have a state each, and whose rate is an input."""
+    """Return a step whose samples are coupled and have a state each, and whose rate is an input."""
     x, rate = T.matrix('x', 'float64'), T.scalar('rate', 'float64')
     w, h = theano.shared(np.full((4, 4), 0.3), 'w'), theano.shared(np.zeros((n, 4)), 'h')
     new = T.tanh(x - x.mean(axis=0) + T.dot(h, w))
@@ -82,7 +82,7 @@ def recurrent_batch(number):
 
 
 def refused(path):
-    """A graph that cannot be computed in parts, over ranks: all compute it whole, or none where each has its data."""
+    """Train on a graph that cannot be computed in parts: all ranks compute it whole, or none if each has its data."""
     mgpu.init('a->cpu;b->cpu')
     x, w = T.matrix('x', 'float64'), theano.shared(np.full(3, 0.5 + mgpu.rank()), 'w')
     sums = T.extra_ops.cumsum(T.dot(x, w)) * MRG_RandomStreams(3).uniform((x.shape[0],), dtype='float64')

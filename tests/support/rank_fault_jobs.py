@@ -106,7 +106,7 @@ def in_two_threads():
 
 
 def fail(how, mark=None):
-    """Train, and have the last rank fail in the given way, once it has made a file, if one is named."""
+    """Train, and have the last rank fail in one of several ways, once it has made a file, if one is named."""
     mgpu.init('a->cpu')
     network, last = Network(), mgpu.rank() == mgpu.size() - 1
     print('rank %d began' % mgpu.rank(), flush=True)
@@ -141,7 +141,7 @@ def fail(how, mark=None):
 
 
 def compile_errors(path):
-    """Compilation fails on rank 0, which compiles first, then on all ranks. Each rank reports its errors.
+    """Fail in compilation on rank 0, which compiles first, then on all ranks; each rank reports its errors.
 
     Ends with a step in float16.
     """
@@ -193,7 +193,7 @@ def stop_at(handshake, activity):
 
 
 def stopped(where, file):
-    """Stop the last rank where the others begin to wait for it."""
+    """Stop the last rank at the moment for which the others begin to wait."""
     mgpu.init('a->cpu')
     network, last = Network(), mgpu.rank() == mgpu.size() - 1
     ranks, batches = network.step.ranks, network.batches()
@@ -230,7 +230,7 @@ def stopped(where, file):
 
 
 def hang(path):
-    """The replica of the last rank never returns from its second batch."""
+    """Keep the replica of the last rank from returning from its second batch."""
     mgpu.init('a->cpu')
     x = T.matrix('x')
     with mgpu.Predictor([x], x.sum(axis=1), mode=PYTHON) as predictor:

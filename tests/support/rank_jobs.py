@@ -30,7 +30,7 @@ from support.rank_stage_jobs import early_sums, reshaped, two_functions  # noqa:
 
 
 def train(path, contexts, *options):
-    """Train with ragged batches. Writes all outputs, and all state afterwards."""
+    """Train with ragged batches; write all outputs, and all state afterwards."""
     mgpu.init(contexts)
     network = Network(None if 'compiled' in options else PYTHON,
                       dropout='plain' not in options)
@@ -45,7 +45,7 @@ def train(path, contexts, *options):
 
 
 def divided(path, file, update_on):
-    """Train, save to a file, or load it if it exists, and train on. Rank r notes what it has no current value of."""
+    """Train, save to a file, or load it if it exists, and train on; rank r notes the values that it lacks."""
     mgpu.init('a->cpu')
     network = Network(update_on=update_on)
     batches = list(network.batches(1))
@@ -65,7 +65,7 @@ def divided(path, file, update_on):
 
 
 def read_alone(path):
-    """Rank 0 alone reads the state of an update that is divided; each rank notes its error, and trains on."""
+    """Read the state of a divided update on rank 0 alone; each rank notes its error, and trains on."""
     mgpu.init('a->cpu')
     network = Network(update_on='sharded')
     batches = list(network.batches(1))
@@ -84,7 +84,7 @@ def read_alone(path):
 
 
 def sums_in_half(path, *sizes):
-    """Sums over the ranks of arrays of some sizes, whose values are those of `arrays_of_rank`."""
+    """Sum arrays of some sizes over the ranks, with the values of `arrays_of_rank`."""
     mgpu.init('a->cpu')
     sums = arrays_of_rank(mgpu.rank(), [int(size) for size in sizes])
     all_reduce_in_half(mpi_communicator(), sums)
@@ -92,7 +92,7 @@ def sums_in_half(path, *sizes):
 
 
 def script(path, name, *arguments):
-    """One of the examples, as it is; the weights that it ends with. Each rank would begin with its own."""
+    """Run one of the examples, as it is; write its final weights. The ranks' initial weights differ."""
     module = importlib.import_module(name)
     models = []
     for make in ('build', 'cnn'):
@@ -116,14 +116,14 @@ def recording(make, made):
 
 
 def wait(path):
-    """A script that takes its time."""
+    """Run a script that takes its time."""
     mgpu.init('a->cpu')
     print('waiting', flush=True)
     time.sleep(1000)
 
 
 def checkpoints(path, file, every, killed_at, rounds=3):
-    """Training that one rank ends by SIGKILL once; started again it goes on from the checkpoint."""
+    """Train until one rank ends the job by SIGKILL, once; a restarted job goes on from the checkpoint."""
     mgpu.init('a->cpu;b->cpu')
     network = Network()
     done = network.step.checkpoint(file, int(every))
@@ -136,7 +136,7 @@ def checkpoints(path, file, every, killed_at, rounds=3):
 
 
 def compile_once(path):
-    """Counts what each rank compiles for a function, in an empty folder of compiled code."""
+    """Count the modules that each rank compiles for a function, in an empty folder of compiled code."""
     from theano.gof.cmodule import GCC_compiler
     mgpu.init('a->cpu')
     x = T.matrix('x')
@@ -154,7 +154,7 @@ def compile_once(path):
 
 
 def predict(path, contexts, per_context=1):
-    """What a Predictor gives on each rank, and what rank 0 alone has: batches, errors, weights taken over meanwhile."""
+    """Write each rank's results of a Predictor, and batches, errors and weights of rank 0."""
     mgpu.init(contexts)
     rng = np.random.RandomState(mgpu.rank())  # weights, data and batches of its own on each rank: rank 0's count
     x, w = T.matrix('x'), shared(rng, 6, 3, name='w')
@@ -198,7 +198,7 @@ def predict(path, contexts, per_context=1):
 
 
 def stages(path, contexts):
-    """A model whose samples depend on each other, over stages."""
+    """Train a model whose samples depend on each other, over stages."""
     from support.stages import CoupledModel
     mgpu.init(contexts)
     model = CoupledModel('float64')

@@ -37,7 +37,7 @@ class Network:
         self.predict = mgpu.function([x], probabilities, mode=mode, name='predict')
 
     def batches(self, rounds=3, first=0):
-        """The same ragged batches on every rank."""
+        """Yield the same ragged batches on every rank."""
         for number, n in enumerate(RAGGED * rounds):
             rng = np.random.RandomState(100 + number)
             batch = rng.randn(n, 6).astype(theano.config.floatX), rng.randint(0, 3, n).astype('int32')
@@ -45,14 +45,14 @@ class Network:
                 yield batch
 
     def values(self):
-        """Everything that training has changed, and the predictions for one batch."""
+        """Return everything that training has changed, and the predictions for one batch."""
         arrays = [variable.variable.get_value() for variable in self.step.variables()
                   if isinstance(variable.variable.get_value(borrow=True), np.ndarray)]
         return arrays
 
 
 def arrays_of_rank(rank, sizes):
-    """Arrays of float32 and float64, one of each size, whose magnitudes differ by array and rank.
+    """Return arrays of float32 and float64, one of each size, whose magnitudes differ by array and rank.
 
     The last one has an infinity on rank 1.
     """

@@ -16,7 +16,7 @@ BATCH = np.random.RandomState(0).randn(8, 6).astype('float32'), np.arange(8, dty
 
 
 def early_sums(path, kind):
-    """Train two branches. One has to wait for what all ranks know of the batch; the gradient of the other is early."""
+    """Train two branches: one waits for values from all ranks; the gradient of the other one is early."""
     mgpu.init('a->cpu')
     slow_down_exchange_thread()
     x, n = T.matrix('x'), T.ivector('n')
@@ -33,7 +33,7 @@ def early_sums(path, kind):
 
 
 def slow_down_exchange_thread():
-    """On rank 1, have a sum take longer that is added on another thread than the main one."""
+    """Delay each sum that rank 1 adds on another thread than the main one."""
     add = MpiCommunicator.all_reduce
 
     def all_reduce(self, arrays):
@@ -44,7 +44,7 @@ def slow_down_exchange_thread():
 
 
 def reshaped(path, update_on, *columns):
-    """A parameter gets another shape between steps."""
+    """Train a parameter that gets another shape between steps."""
     mgpu.init('a->cpu')
     x, params = T.matrix('x'), parameters(2)
     loss = sum((T.tanh(T.dot(x, param)) ** 2).mean() for param in params)
@@ -57,7 +57,7 @@ def reshaped(path, update_on, *columns):
 
 
 def two_functions(path, update_on):
-    """Two functions train the same parameters, and the same momenta, which each divides in its own way."""
+    """Train the same parameters and momenta by two functions, each of which divides them in its own way."""
     mgpu.init('a->cpu')
     x, params = T.matrix('x'), parameters(3)
     momenta = {param: theano.shared(0 * param.get_value()) for param in params}
@@ -74,7 +74,7 @@ def two_functions(path, update_on):
 
 
 def parameters(n):
-    """Parameters of one shape."""
+    """Return parameters of one shape."""
     return [shared(np.random.RandomState(seed), 6, 4, name='w%d' % seed) for seed in range(n)]
 
 

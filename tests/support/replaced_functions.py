@@ -74,7 +74,7 @@ def train_function_wrapped_after_some_batches():
 
 @case
 def train_function_scales_its_inputs_in_place():
-    """The arrays may have been sent to a device before."""
+    """Train with inputs that the train function scales in place; they may have been sent to a device before."""
     model = compiled()
     model._make_train_function()
     train = model.train_function
@@ -88,7 +88,7 @@ def train_function_scales_its_inputs_in_place():
 
 @case
 def train_function_replaced_before_the_first_batch():
-    """A policy gradient: no step is the model's own."""
+    """Train by a policy gradient: no step is the model's own."""
     model = compiled()
     reward, x, y = K.placeholder((None,)), model.inputs[0], model.targets[0]
     loss = K.mean(-K.log(K.sum(model.output * y, axis=1)) * reward)
@@ -150,7 +150,7 @@ def test_and_predict_functions_replaced():
 
 @case
 def train_function_made_again():
-    """The trainable weights change between two fits; the optimizer begins anew, as in Keras."""
+    """Fit twice, with other trainable weights; the optimizer begins anew, as in Keras."""
     model = compiled()
     model.fit(X, Y, **FIT)
     model.layers[0].trainable = False
@@ -162,7 +162,7 @@ def train_function_made_again():
 
 @case
 def a_weight_with_two_new_values():
-    """That of its layer counts, not that of the optimizer."""
+    """Train a weight that its layer and the optimizer update; the layer's new value counts."""
     class Shrinking(Dense):
         def call(self, inputs):
             self.add_update([K.update(self.bias, self.bias * .5 + K.mean(inputs))], inputs)

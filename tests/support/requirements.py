@@ -39,6 +39,6 @@ MISSING = {'opencl': no_device, 'mpi': no_mpi, 'needs_compiler': no_compiler, 's
 
 
 def takes_a_gpu(item):
-    """Whether a test computes on the devices of `gpu_devices`: it has the fixture gpu2, or a parameter 'gpu'."""
+    """Return whether a test computes on `gpu_devices`: it has the fixture gpu2, or a parameter 'gpu'."""
     values = item.callspec.params.values() if hasattr(item, 'callspec') else ()
     return 'gpu2' in getattr(item, 'fixturenames', ()) or any(isinstance(v, str) and v == 'gpu' for v in values)

@@ -9,7 +9,7 @@ from theano.tensor.signal.pool import pool_2d
 
 
 def data(n, *shape, seed=0, classes=4, dtype='float32'):
-    """n samples and labels."""
+    """Return n samples and labels."""
     rng = np.random.RandomState(seed)
     return rng.randn(n, *shape).astype(dtype), rng.randint(0, classes, n).astype('int32')
 
@@ -19,7 +19,7 @@ def shared(value, name, dtype='float32'):
 
 
 def dense_model(seed=0, dtype='float32', n_in=7, hidden=9, classes=4):
-    """Two dense layers, smooth everywhere, so that rounding stays rounding over many steps."""
+    """Return a model of two dense layers, smooth everywhere, so that rounding stays rounding over many steps."""
     rng = np.random.RandomState(seed)
     x = T.TensorType(dtype, (False, False))('x')
     w1, b1 = shared(uniform(rng, n_in, hidden), 'w1', dtype), shared(np.zeros(hidden), 'b1', dtype)
@@ -30,7 +30,7 @@ def dense_model(seed=0, dtype='float32', n_in=7, hidden=9, classes=4):
 
 
 def conv_model(seed=0, dtype='float32'):
-    """Convolution, average pooling, dense; smooth everywhere."""
+    """Return a model of convolution, average pooling and a dense layer; smooth everywhere."""
     rng = np.random.RandomState(seed)
     x = T.TensorType(dtype, (False,) * 4)('x')
     w1, b1 = shared(uniform(rng, 3, 2, 3, 3), 'w1', dtype), shared(np.zeros(3), 'b1', dtype)
@@ -41,7 +41,7 @@ def conv_model(seed=0, dtype='float32'):
 
 
 def momentum(gradients, params, learning_rate=0.05, momentum=0.9):
-    """Classical momentum."""
+    """Return the updates of classical momentum."""
     updates = {}
     for param, gradient in zip(params, gradients):
         velocity = theano.shared(param.get_value() * 0, name='v.%s' % param, broadcastable=param.broadcastable)
@@ -51,7 +51,7 @@ def momentum(gradients, params, learning_rate=0.05, momentum=0.9):
 
 
 def largest_relative_difference(model, reference):
-    """Of the parameters: largest difference in relation to the largest value."""
+    """Return the largest difference of parameters in relation to the largest value."""
     pairs = [(p.get_value(), q.get_value()) for p, q in zip(model.params, reference.params)]
     return max(float(abs(a - b).max() / abs(b).max()) for a, b in pairs)
 
@@ -62,10 +62,10 @@ def update_of(step):
 
 
 def batches(length, size):
-    """Slices of consecutive batches; the last one is ragged."""
+    """Return slices of consecutive batches; the last one is ragged."""
     return [slice(start, start + size) for start in range(0, length, size)]
 
 
 def host_indexing():
-    """A GPU checks indices late, and PoCL not at all: index on the host."""
+    """Return a mode that indexes on the host: a GPU checks indices late, and PoCL not at all."""
     return theano.compile.get_mode(None).excluding('local_gpua_advanced_subtensor1')

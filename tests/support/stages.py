@@ -29,28 +29,28 @@ def combined(parts, reduction):
 
 
 def n_stages(program):
-    """The number of stages, with the one that makes something of the last exchange, if there is one."""
+    """Return the number of stages; a computation after the last exchange counts as one."""
     last = {exchange.variable for exchange in program.exchanges}
     made = [output.variable for output in program.outputs if output.reduction is None and output.variable not in last]
     return max(1, len(program.stages) + bool(last.intersection(ancestors(made))))
 
 
 def given(stage):
-    """What a stage needs of earlier ones."""
+    """Return the variables that a stage needs from earlier ones."""
     return [exchange.variable for exchange in stage.exchanges] + list(stage.carried)
 
 
 def run(program, shards, mode=None, states=None):
-    """The outputs of a program on shards, each a list of arrays; shared variables stay as they are.
+    """Return the outputs of a program on shards, lists of arrays; shared variables stay as they are.
 
-    `states` are those of the program's streams for each shard, dicts by variable; the outputs then have, as new value
-    of a stream, a list of those of the shards.
+    `states` has the states of the program's streams for each shard, dicts by variable; the new value of a stream in the
+    outputs is then a list, with one value a shard.
     """
     return compiled(program, mode)(shards, states)
 
 
 def compiled(program, mode=None):
-    """A function of shards that runs a program."""
+    """Return a function of shards that runs a program."""
     functions = [theano.function(program.inputs + program.numbers + given(stage), stage.outputs, mode=mode,
                                  on_unused_input='ignore', no_default_updates=True) for stage in program.stages]
     exchanges = sum([stage.exchanges for stage in program.stages], []) + program.exchanges
@@ -100,7 +100,7 @@ def is_new_state(variable):
 
 @contextlib.contextmanager
 def values_of(state):
-    """A block in which shared variables have other values."""
+    """Give shared variables other values in a ``with`` block."""
     before = {variable: variable.get_value() for variable in state}
     for variable, value in state.items():
         variable.set_value(value)
@@ -110,7 +110,7 @@ def values_of(state):
 
 
 def split(arrays, sizes):
-    """Arrays cut along axis 0, as a list of arrays a shard."""
+    """Return arrays cut along axis 0, as a list of arrays a shard."""
     return list(zip(*[np.split(array, np.cumsum(sizes)[:-1]) for array in arrays]))
 
 
@@ -147,7 +147,7 @@ class CoupledModel:
 
     @property
     def variables(self):
-        """All that training changes."""
+        """All shared variables that training changes."""
         return self.params + self._velocities + list(self.running) + [s for s, *_ in self._streams.state_updates]
 
     def momentum(self, gradients):
@@ -163,12 +163,12 @@ class CoupledModel:
                                updates=list(updates.items()) + list(self.running.items()))
 
     def over_contexts(self, mode, **options):
-        """A training function over the active contexts, or those named."""
+        """Return a training function over the active contexts, or over the contexts in `options`."""
         return mgpu.training_function(self.inputs, self.loss, self.params, self.momentum, self.outputs, mode=mode,
                                       batch_updates=self.running, **options)
 
     def train(self, function):
-        """Five ragged steps; every output, and all state after them."""
+        """Train for five ragged steps; return every output, and all state after them."""
         rng, found = np.random.RandomState(2), []
         for n in (14, 13, 9, 14, 1):
             x = rng.randn(n, 6).astype(self.inputs[0].dtype)

@@ -60,7 +60,7 @@ class Host:
         self.name, self.address = name, address
 
     def enter(self):
-        """What to put before a command; it is replaced by the command, which so keeps the process id."""
+        """Return a command's prefix; the command replaces it, and so keeps the process id."""
         return ['ip', 'netns', 'exec', self.name,
                 'unshare', '--uts', 'sh', '-c', 'hostname "$0" && exec "$@"', self.name]
 
@@ -73,17 +73,17 @@ class Host:
         self.output('ip', 'link', 'set', INTERFACE, 'up')
 
     def sent_bytes(self):
-        """Bytes that left by the veth so far."""
+        """Return the number of bytes that left by the veth so far."""
         return int(self.output('cat', '/sys/class/net/%s/statistics/tx_bytes' % INTERFACE))
 
     def pids(self):
-        """Processes of this host; none if it does not exist."""
+        """Return the processes of this host; none if it does not exist."""
         found = subprocess.run(['ip', 'netns', 'pids', self.name],
                                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         return [int(pid) for pid in found.stdout.split()]
 
     def remove(self):
-        """Remove the namespace, with it its end of the veth, thereby the other end, and what a killed MPI left."""
+        """Remove the namespace, and so its end of the veth, the other end, and the leftovers of a killed MPI."""
         subprocess.run(['ip', 'netns', 'delete', self.name], stderr=subprocess.DEVNULL)
         for folder in {'/tmp', tempfile.gettempdir()}:
             shutil.rmtree(os.path.join(folder, 'ompi.%s.%d' % (self.name, os.getuid())), ignore_errors=True)
@@ -92,7 +92,7 @@ class Host:
 
 
 class TwoHosts:
-    """Two hosts; `first` is the one that commands, such as mpirun, run on."""
+    """Two hosts; commands, such as mpirun, run on `first`."""
 
     def __init__(self, folder):
         self.first, self.second = (Host('host%d-%d' % (i, os.getpid()), a) for i, a in enumerate(ADDRESSES, 1))
@@ -117,9 +117,9 @@ class TwoHosts:
         os.chmod(self.agent, 0o755)
 
     def run(self, command, env=None, timeout=120, meanwhile=None):
-        """Run a command on the first host, with `env` added to the environment. Returns a CompletedProcess.
+        """Run a command on the first host, with `env` added to the environment; return a CompletedProcess.
 
-        `meanwhile` is a function to call while it runs. What the command leaves running is left: see `Host.pids`.
+        `meanwhile` is a function to call while it runs. Processes that outlive the command stay: see `Host.pids`.
         """
         # No pipes: processes cut off from an mpirun that has ended would hold them open, and reading would not end.
         with text_file() as output, text_file() as errors:
@@ -171,7 +171,7 @@ class TwoHosts:
 
 @contextlib.contextmanager
 def two_hosts_or_skip(folder):
-    """Two hosts that mpirun can start ranks on; skips where no namespaces can be made."""
+    """Yield two hosts that mpirun can start ranks on; skip the test if no namespaces can be made."""
     missing = [program for program in ('ip', 'unshare', 'hostname', 'mpirun') if not shutil.which(program)]
     if missing:
         pytest.skip('no %s for two hosts' % ', '.join(missing))

@@ -19,7 +19,7 @@ FORMATS = {'csr': sparse.csr_matrix, 'csc': sparse.csc_matrix}
 
 
 def dense(value):
-    """A sparse result as a list of its format, dtype and elements; others as they are."""
+    """Return a sparse result as a list of its format, dtype and elements; others as they are."""
     if isinstance(value, (list, tuple)):
         return [dense(each) for each in value]
     return [value.format, str(value.dtype), value.toarray()] if sparse.issparse(value) else value

@@ -32,7 +32,7 @@ def sgd(gradients, params, rate=.1):
 
 
 def momentum(updates, params):
-    """As lasagne.updates.apply_momentum."""
+    """Return the updates of lasagne.updates.apply_momentum."""
     found = dict(updates)
     for p in params:
         velocity = like(p)
@@ -52,7 +52,7 @@ def rate_of_the_loss(gradients, params, model):
 
 @case
 def total_norm(gradients, params, model):
-    """As lasagne.updates.total_norm_constraint, and the norm is among the states."""
+    """Return updates for gradients as by lasagne.updates.total_norm_constraint; the norm is among the states."""
     norm, last = T.sqrt(squares(gradients)), state(0)
     gradients = [g * (T.clip(norm, 0, .1) / (1e-7 + norm)) for g in gradients]
     return {**momentum(sgd(gradients, params), params), last: norm}
@@ -60,7 +60,7 @@ def total_norm(gradients, params, model):
 
 @case
 def norm_constraint(gradients, params, model):
-    """As lasagne.updates.norm_constraint."""
+    """Return updates for weights as by lasagne.updates.norm_constraint."""
     found = sgd(gradients, params)
     for p in params:
         if p.ndim == 2:
@@ -86,7 +86,7 @@ def mean_of_the_loss(gradients, params, model):
 
 @case
 def of_samples(gradients, params, model):
-    """The rate depends on inputs and on what the model gives for each sample."""
+    """Return updates with a rate that depends on inputs and on the model's results for each sample."""
     entropy = -(model.probabilities * T.log(model.probabilities)).sum(axis=1)
     return sgd(gradients, params, .1 / (1 + entropy.max() + abs(model.inputs[0]).mean()) * model.accuracy)
 
@@ -114,7 +114,7 @@ def sharpness(gradients, params, model):
 
 @case
 def gradients_of_its_own(gradients, params, model):
-    """A function such as lasagne.updates.sgd, which is given the loss."""
+    """Return updates of a function such as lasagne.updates.sgd, which is given the loss."""
     return sgd(T.grad(model.loss * 2 + T.sqrt(model.loss), params), params)
 
 

@@ -6,7 +6,7 @@ from .kinds import kind
 
 
 class Arithmetic:
-    """Methods of RandomGraph."""
+    """A part of RandomGraph: its methods for elementwise ops, reductions and products."""
 
     @kind(3)
     def unary(self):

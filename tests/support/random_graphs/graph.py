@@ -36,7 +36,7 @@ class RandomGraph(Arithmetic, Indices, Shapes, Statistics):
         self._finish()
 
     def data(self, n):
-        """Arrays for the inputs: n samples."""
+        """Return arrays for the inputs: n samples."""
         draw = np.random.RandomState(n)
         return [draw.randn(n, 6), draw.randn(n, 4, 3), draw.randint(0, CLASSES, n).astype('int32'),
                 draw.randint(0, 6, (n, 5)).astype('int32')]
@@ -66,7 +66,7 @@ class RandomGraph(Arithmetic, Indices, Shapes, Statistics):
         return choices[self.draw.randint(len(choices))]
 
     def pick(self, fits=lambda shape: True):
-        """An item of a shape that fits, rather a late one; None if there is none."""
+        """Return an item of a shape that fits, rather a late one; None if there is none."""
         found = [item for item in self.items if fits(item[1])]
         return found[-1 - min(int(self.draw.exponential(1.5)), len(found) - 1)] if found else None
 
@@ -82,11 +82,11 @@ class RandomGraph(Arithmetic, Indices, Shapes, Statistics):
         return self.weights[-1]
 
     def samples(self):
-        """The number of samples, and ways to write it."""
+        """Return the number of samples, in one of several ways to write it."""
         return self.some(self.rows.shape[0], self.labels.shape[0], self.series.shape[0], self.labels.size)
 
     def beside(self, v, shape):
-        """Another item, a weight or a constant that can be broadcast against an item."""
+        """Return another item, a weight or a constant that can be broadcast against an item."""
         way = self.draw.randint(6)
         if way == 0:
             return T.constant(self.draw.randn(*(shape[-1:] or ())) if shape and shape[-1] % 7 else 0.7)

@@ -5,7 +5,7 @@ from .kinds import N, kind
 
 
 class Indices:
-    """Methods of RandomGraph."""
+    """A part of RandomGraph: its methods for batches along one axis, diagonals of pairs, and rows of tables."""
 
     @kind()
     def joined_batches(self):

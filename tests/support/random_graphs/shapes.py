@@ -6,7 +6,7 @@ from .kinds import CLASSES, N, kind
 
 
 class Shapes:
-    """Methods of RandomGraph."""
+    """A part of RandomGraph: its methods for other shapes, joins and indices."""
 
     @kind(3)
     def shuffled(self):
@@ -49,7 +49,7 @@ class Shapes:
 
     @kind(2)
     def written_in_terms_of_samples(self):
-        """A reshape whose lengths are of the batch, not of what is reshaped."""
+        """Add a reshape whose lengths belong to the batch, not to the reshaped item."""
         v, shape = self.pick(lambda s: len(s) > 0 and np.prod(s) % N == 0)
         rest = int(np.prod(shape)) // N
         if rest % 7 == 0:
@@ -144,7 +144,7 @@ class Shapes:
 
     @kind(2)
     def chosen(self):
-        """One of each sample's numbers, by its label."""
+        """Add one of each sample's numbers, by its label."""
         found = self.pick(lambda s: len(s) in (2, 3) and s[0] == N and s[1] >= CLASSES and s[1] % 7)
         if not found:
             return False
@@ -159,7 +159,7 @@ class Shapes:
 
     @kind(2)
     def picked(self):
-        """x[:, idx] with an index of constants."""
+        """Add x[:, idx] with an index of constants."""
         found = self.pick(lambda s: len(s) > 1 and any(n % 7 and n > 1 for n in s))
         if not found:
             return False

@@ -10,7 +10,7 @@ from .kinds import CLASSES, N, kind
 
 
 class Statistics:
-    """Methods of RandomGraph."""
+    """A part of RandomGraph: its methods for softmax, statistics, random numbers, loops and branches."""
 
     @kind(2)
     def softmax(self):
@@ -28,7 +28,7 @@ class Statistics:
 
     @kind(2)
     def made(self):
-        """Constants of the batch's lengths."""
+        """Add constants of the batch's lengths."""
         n, k = self.samples(), self.some(3, 5)
         ways = [(T.zeros((n, k)) + 0.5, (N, k)), (T.ones((k, n)), (k, N)), (T.alloc(0.3, n, k), (N, k)),
                 (T.arange(n) / T.cast(n, 'float64'), (N,)), (T.eye(n), (N, N)), (T.ones((n,)), (N,)),
@@ -41,7 +41,7 @@ class Statistics:
 
     @kind()
     def counted(self):
-        """A length as a number."""
+        """Add an item with a length as a number."""
         v, shape = self.pick()
         n = self.some(self.rows.shape[0], self.rows.size, v.size, self.rows.shape[0] // 2, T.minimum(self.samples(), 4),
                       self.rows.shape[0] % 3)
@@ -148,7 +148,7 @@ class Statistics:
 
     @kind(2)
     def counted_in_a_loop(self):
-        """Sums over samples beside a counter and rows, maybe a turn for each sample."""
+        """Add sums over samples from a loop with a counter and rows, maybe with a turn for each sample."""
         v, shape = self.pick(lambda s: len(s) > 0)
         v = T.unbroadcast(v, *range(v.ndim))
         n, steps = self.some((self.samples(), N), (3, 3), (3, 3))
@@ -161,7 +161,7 @@ class Statistics:
 
     @kind(2)
     def placed(self):
-        """What each sample picks of its own row, along any axis."""
+        """Add numbers that each sample picks from its own row, along any axis."""
         v, shape = self.pick(lambda s: len(s) in (2, 3) and N in s)
         axis = self.some(*[i for i, n in enumerate(shape) if n == N])
         others = [i for i, n in enumerate(shape) if i != axis and n % 7 and n >= CLASSES]
@@ -200,7 +200,7 @@ class Statistics:
 
     @kind(2)
     def of_whole_numbers(self):
-        """Small integers, and what their sums come to."""
+        """Add small integers, with sums, maxima or means over them."""
         v, shape = self.pick()
         v = T.cast(T.clip(v * 5, -9, 9), self.some('int8', 'int32', 'int64'))
         w = self.some(lambda: v % 3, lambda: v // 2, lambda: v * self.some(2, v), lambda: T.eq(v, 2), lambda: T.abs_(v),
@@ -213,7 +213,7 @@ class Statistics:
 
     @kind()
     def branched_together(self):
-        """Two values of one branch, or of the other."""
+        """Add two values of one branch, or of the other."""
         v, shape = self.pick()
         w, t = self.pick()
         condition = self.some(T.gt(self.rows.sum(), 0), T.gt(self.rows.shape[0], 7), T.lt(v.max(), 0.5))
