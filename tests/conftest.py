@@ -35,7 +35,7 @@ del os.environ[theano_imports.IMPORTED]
 
 
 def _draw_weights_without_optimising(backend):
-    """Have Keras compute initial values of weights by unoptimised functions: compiling those is a tenth of the time."""
+    """Have Keras compute initial weights by unoptimised functions: to compile optimised ones is a tenth of the time."""
     make_variable = backend.variable
 
     @functools.wraps(make_variable)

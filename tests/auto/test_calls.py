@@ -21,7 +21,7 @@ OWN = {'plain_call', 'unwatched_call', 'mgpu_divided'}  # what this package adds
 
 @pytest.fixture
 def enabled():
-    """Return a function that calls `mgpu.enable` for every function; its list `messages` collects what `tell` gets."""
+    """Return a function that calls `mgpu.enable` for every function; its list `messages` collects the notes."""
     def enable(**options):
         return mgpu.enable(always=True, tell=enable.messages.append, **options)
     enable.messages = []

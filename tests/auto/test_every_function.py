@@ -21,7 +21,7 @@ Y = np.random.RandomState(1).randint(0, 3, 43).astype('int32')
 
 @pytest.fixture
 def enabled():
-    """Return a function that calls `mgpu.enable`; its list `messages` collects what `tell` gets."""
+    """Return a function that calls `mgpu.enable`; its list `messages` collects the notes."""
     def enable(**options):
         report = mgpu.enable(tell=enable.messages.append, **dict({'always': True}, **options))
         return report

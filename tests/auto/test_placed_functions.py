@@ -85,7 +85,7 @@ def test_a_stream_on_one_of_the_devices():
 
 @pytest.fixture
 def enabled():
-    """Return a function that calls `mgpu.enable`; its list `messages` collects what `tell` gets."""
+    """Return a function that calls `mgpu.enable`; its list `messages` collects the notes."""
     def enable(**options):
         return mgpu.enable(tell=enable.messages.append, **options)
     enable.messages = []

@@ -180,7 +180,7 @@ def run_named(flags, *arguments):
 
 
 def test_flags_alone_open_the_contexts_that_a_script_names(gpu2, tmp_path):
-    """Without `mgpu.init()`: "No suitable SharedVariable constructor", "Can't transfer to target dev0"."""
+    """Only `mgpu.init()` opened them: "No suitable SharedVariable constructor", "Can't transfer to target dev0"."""
     flags = ';'.join('dev%d->%s' % pair for pair in enumerate(context.device for context in gpu2)) + ';host->cpu'
     path = tmp_path / 'function'
     assert run_named(flags, 'shared', 'dev1', path) == '[0. 2. 4.] dev1'

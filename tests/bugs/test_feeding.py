@@ -1,4 +1,4 @@
-"""Batches in several processes: each rank gets those batches of rank 0 that one process makes, by each way to feed."""
+"""Batches in several processes: each way of feeding gives all ranks rank 0's batches, the same as in one process."""
 import json
 import os
 import subprocess

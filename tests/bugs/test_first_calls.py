@@ -90,7 +90,7 @@ CASES = {  # the function, the arguments of its calls, and how many of these are
 
 @pytest.fixture
 def enabled(cpu2):
-    """Return a function that calls `mgpu.enable`; its list `messages` collects what `tell` gets."""
+    """Return a function that calls `mgpu.enable`; its list `messages` collects the notes."""
     def enable(**options):
         return mgpu.enable(tell=enable.messages.append, **dict({'always': True}, **options))
     enable.messages = []

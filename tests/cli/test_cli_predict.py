@@ -206,7 +206,7 @@ def test_two_at_a_time(files, capfd):
 
 
 def test_a_bad_sample_in_the_middle(files, capfd, monkeypatch):
-    """The error names the samples; those before it are saved, and the same command resumes after them."""
+    """The error names the samples; earlier ones are saved, and the same command resumes after them."""
     from theano_mgpu.predict.inference_replica import InferenceReplica
     run = InferenceReplica.run
 

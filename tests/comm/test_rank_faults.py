@@ -1,4 +1,4 @@
-"""Jobs of several processes, one of which fails, is killed, stops, or does something else than the others."""
+"""Jobs of several processes; one of them fails, is killed, stops, or does something else than the others."""
 import json
 import os
 import re

@@ -137,7 +137,7 @@ def test_gpus(flags, one_context, tmp_path):
 @pytest.mark.parametrize('script,arguments', [
     ('mnist_cnn', ['--epochs', '2', '--gpus']), ('theano_cnn', ['--epochs', '2', '--contexts'])])
 def test_the_published_scripts(script, arguments, ranks, contexts, tmp_path, monkeypatch):
-    """They run unchanged, with ragged epochs; in float64, since ReLU and max-pooling amplify float32's rounding."""
+    """The scripts run unchanged, with ragged epochs; in float64, since ReLU and max-pooling amplify rounding."""
     (tmp_path / 'keras.json').write_text('{"backend": "theano", "floatx": "float64"}')
     monkeypatch.setenv('KERAS_HOME', str(tmp_path))
     flags = 'floatX=float64,contexts=%s' % ';'.join('h%d->cpu' % i for i in range(contexts))

@@ -1,7 +1,7 @@
 """Compiles kernels with NVIDIA's own compiler, NVRTC, which needs neither a GPU nor a driver.
 
-The stand-in compiles kernels with g++, which accepts what NVRTC may not. `make test-nvrtc` has the tests write the
-source of each kernel that they compile to a folder (CUDA_ON_CPU_SOURCES), and this program compile them all.
+The stand-in compiles kernels with g++, which accepts code that NVRTC may refuse. `make test-nvrtc` has the tests write
+the source of each kernel to a folder (CUDA_ON_CPU_SOURCES), and this program compile all of them.
 """
 import argparse
 import collections

@@ -85,7 +85,7 @@ def test_a_name_keeps_its_device(contexts):
 
 @pytest.mark.parametrize('order', ['theano_mgpu, theano', 'theano, theano_mgpu'])
 def test_works_before_and_after_theano(contexts, order):
-    """Imported first, Theano opens what devices it can; the second name of a device is left to this package."""
+    """Theano, if imported first, opens each device once; a second name of a device is left to this package."""
     device = contexts('gpu', 1)[0].device
     code = '''
 import sys, warnings

@@ -1,6 +1,6 @@
 """CUDA alone: contexts that libgpuarray leaves current, faults of devices, forks; each in a process on the stand-in.
 
-What CUDA shares with other devices is tested by `make test-cuda`, which runs all tests on the stand-in.
+The behaviour that CUDA shares with other devices is tested by `make test-cuda`: it runs all tests on the stand-in.
 """
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Random models, placed at random, give what plain Theano gives on one device."""
+"""Random models, placed at random, give the results of plain Theano on one device."""
 import logging
 import warnings
 

@@ -257,7 +257,7 @@ class NoSuchFunction(theano.scalar.UnaryScalarOp):
 
 
 def test_a_kernel_that_cannot_be_made_is_an_error(gpu2):
-    """Theano ended the process by a segmentation fault, when it freed what had not been made."""
+    """Theano ended the process by a segmentation fault, when it freed a kernel that had not been made."""
     x = T.fmatrix()
     unknown = theano.tensor.elemwise.Elemwise(NoSuchFunction(theano.scalar.same_out))(x)
     with pytest.raises(RuntimeError, match='the kernel of an elementwise op cannot be made: .'):

@@ -1,4 +1,4 @@
-"""Graphs that are cut where samples meet give what one device gives, whatever the shards."""
+"""Graphs that are cut where samples meet give the results of one device, whatever the shards."""
 from theano_mgpu.errors import GraphError
 from theano_mgpu.graph.analysis import MAX, CannotCut
 from theano_mgpu.graph.partition import partition

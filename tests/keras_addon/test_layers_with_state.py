@@ -82,7 +82,7 @@ def test_each_replica_drops_other_units(contexts):
 
 
 def test_local_statistics_and_independent_noise(contexts):
-    """The flags ask for what other systems do. Equal halves have equal statistics; no sub-batch has one sample."""
+    """The flags ask for other systems' behaviour. Equal halves have equal statistics; no sub-batch has one sample."""
     x, y = noise(12, 6), one_hot(12)
     halves = [[np.concatenate([v[:6], v[:6], v[6:], v[6:]])] for v in (x, y)]
     with change_flags(**{'mgpu.batch_statistics': 'local', 'mgpu.random': 'independent'}):

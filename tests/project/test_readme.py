@@ -88,7 +88,7 @@ def test_python_blocks_run(tmp_path):
 
 
 def test_python_blocks_run_on_the_contexts_of_the_machine(tmp_path):
-    """There is no map of contexts."""
+    """The flags have no map of contexts."""
     out, = run_blocks(['docs/guide/theano.md'], tmp_path, 'floatX=float32').values()
     assert is_trained(out.partition('(7, 2)')[0]) and SAME in out
 

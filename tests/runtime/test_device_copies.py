@@ -1,4 +1,4 @@
-"""Arrays are copied from one device to another, whatever their layout, and in order with what the devices compute."""
+"""Arrays are copied from one device to another, whatever their layout, and in order with the devices' computations."""
 import theano_mgpu as mgpu
 from theano_mgpu.compat import cuda_contexts
 from theano_mgpu.devices.contexts import gpu_context

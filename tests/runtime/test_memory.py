@@ -136,7 +136,7 @@ ADVICE = ['give smaller batches', 'micro_batches=2 or more', "update_on='host'",
 
 
 def test_a_model_that_does_not_fit_on_one_device_trains_on_two():
-    """There are eight layers of 4 MiB, as many new values, and the results of the ops."""
+    """The step holds eight layers of 4 MiB, as many new values, and the results of the ops."""
     assert run(TOO_LARGE, 'placed', memory='56M') == ['True']
 
 

@@ -56,7 +56,7 @@ def test_options(name, options, cpu2):
 
 
 def test_gradients_of_single_samples(cpu2):
-    """They are no rows of any divided value: the step runs whole, says so, and is exact."""
+    """Such gradients are no rows of any divided value: the step runs whole, says so, and is exact."""
     found = []
     for parallel in (True, False):
         model = dense_model(dtype='float64')

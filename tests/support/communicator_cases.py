@@ -434,7 +434,7 @@ def messages_beside_the_collectives(ranks):
 
 
 def in_thread(act):
-    """Run a function in a thread of its own, and return what it raised, or None."""
+    """Run a function in a thread of its own, and return its exception, or None."""
     raised = []
 
     def run():

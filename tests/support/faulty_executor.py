@@ -42,8 +42,8 @@ class FaultyExecutor(Executor):
         Parameters
         ----------
         fault : BaseException or callable
-            An exception is raised in place of the task. KeyboardInterrupt is what Ctrl-C raises. A callable is called
-            before the task, without arguments: it may wait, or do what another thread would.
+            An exception is raised in place of the task. Ctrl-C raises KeyboardInterrupt. A callable is called
+            before the task, without arguments: it may wait, or act in another thread's place.
         run : int
             0 is the next run, 1 the one after it. A negative number takes the runs so far as one step and counts from
             the end of the next step: -1 is its last run.

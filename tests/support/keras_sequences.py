@@ -1,4 +1,4 @@
-"""Layers like those in keras-multi-head, keras-transformer, bojone/attention and keras-contrib's CRF."""
+"""Layers in the style of keras-multi-head, keras-transformer, bojone/attention and keras-contrib's CRF."""
 import numpy as np
 import theano
 import theano.tensor as T

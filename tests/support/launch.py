@@ -1,4 +1,4 @@
-"""MPI jobs of tests: run a job of rank_jobs.py on several ranks or in one process, and read what it wrote."""
+"""MPI jobs of tests: run a job of rank_jobs.py on several ranks or in one process, and read its results."""
 import os
 import subprocess
 import sys

@@ -36,7 +36,7 @@ class RandomModel(Model):
     ----------
     seed : int
     contexts : list of Context, optional
-        At least six, on some of which it is placed.
+        At least six; the model is placed on some of them.
 
     Attributes
     ----------

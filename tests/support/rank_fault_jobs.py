@@ -56,7 +56,7 @@ def disagree(path):
 
 
 def late_failures(path):
-    """Fail on the last rank at different places of a step. Compare with an undisturbed training."""
+    """Raise errors on the last rank at different places of a step, and compare with an undisturbed training."""
     from theano_mgpu import training
     from theano_mgpu.runtime import step_run, sums
     mgpu.init('a->cpu;b->cpu')
@@ -141,7 +141,7 @@ def fail(how, mark=None):
 
 
 def compile_errors(path):
-    """Fail in compilation on rank 0, which compiles first, then on all ranks; each rank reports its errors.
+    """Raise errors of compilation on rank 0, which compiles first, then on all ranks; each rank reports its errors.
 
     Ends with a step in float16.
     """

@@ -57,7 +57,7 @@ def reshaped(path, update_on, *columns):
 
 
 def two_functions(path, update_on):
-    """Train the same parameters and momenta by two functions, each of which divides them in its own way."""
+    """Train the same parameters and momenta by two functions; each divides them in its own way."""
     mgpu.init('a->cpu')
     x, params = T.matrix('x'), parameters(3)
     momenta = {param: theano.shared(0 * param.get_value()) for param in params}

@@ -1,6 +1,6 @@
 """Scripts that put functions of their own in the place of a model's: ``python replaced_functions.py`` runs them all.
 
-Each returns what training leaves behind. Run plain and over contexts or processes, they have to return the same.
+Each returns the results of training, which have to be the same in plain Keras, over contexts, and in processes.
 """
 import os
 import sys
