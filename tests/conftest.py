@@ -6,7 +6,7 @@ import os
 flags = os.environ.get('THEANO_FLAGS', '')
 if 'floatX' not in flags:
     os.environ['THEANO_FLAGS'] = ('floatX=float32,' + flags).rstrip(',')
-# These tests may themselves run in an allocation of a cluster: what they start must not take it for its own.
+# These tests may themselves run in an allocation of a cluster: their processes must not take it for their own.
 for name in list(os.environ):
     if name.startswith(('SLURM_', 'PBS_', 'LSB_', 'OMPI_MCA_orte_default_hostfile')) and name != 'SLURM_CONF':
         del os.environ[name]

@@ -224,7 +224,7 @@ def test_scripts_give_the_figures_of_plain_theano(script, n, contexts, enabled):
     report = enabled()
     for one, other in zip(script(), expected):
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
-    # All but those that no batch enters.
+    # All functions but for ones that no batch enters.
     assert [usage.name for usage in report.usages if usage.contexts != made and 'no batch' not in usage.why] == []
     assert any(usage.samples for usage in report.usages) and enabled.messages == []
 
@@ -287,7 +287,7 @@ def test_what_is_faster_is_what_goes_on(faster, cpu2, enabled, monkeypatch):
         expected += X[:n].sum(axis=0)
     np.testing.assert_allclose(w.get_value(), expected)
     usage, = report.usages
-    # Those that are slower are given up after the warm-up.
+    # Divided calls that are slower are given up after the warm-up.
     assert clock.calls[:CALLS + WARM_UP + 1] == ['whole'] * CALLS + ['divided'] * WARM_UP + [
         'divided' if faster == 'divided' else 'whole']
     assert 'ms a call on one device' in usage.why

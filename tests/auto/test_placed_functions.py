@@ -135,7 +135,7 @@ def test_replicas_of_a_placed_function(enabled):
     ones = np.ones((6, 1), x.dtype)
     np.testing.assert_allclose(f(rows(6), ones), expected_of(weights, rows(6)) + 6, rtol=1e-5)
     assert places_of(f) == [['dev0', 'dev1'], ['dev2', 'dev3']]
-    # What looked like a batch in the first call is none in this one.
+    # An argument that looked like a batch in the first call is none in this one.
     np.testing.assert_allclose(f(rows(5), ones), expected_of(weights, rows(5)) + 6, rtol=1e-5)
     assert places_of(f) == [['dev0', 'dev1'], ['dev2', 'dev3']]  # for the next call
     assert report.usages[0].calls == 2 and not enabled.messages
@@ -175,7 +175,7 @@ def test_plain_theano_warns_that_it_ignores_places():
         theano.function([x], y, mode=FAST, name='f')
     with warnings.catch_warnings():
         warnings.simplefilter('error')
-        theano.function([], w.sum(), mode=FAST)  # it only reads what is placed
+        theano.function([], w.sum(), mode=FAST)  # it only reads a placed variable
         mgpu.function([x], y, mode=FAST)
 
 

@@ -22,7 +22,7 @@ CASES = ['logistic_sgd', 'logistic_sgd ragged', 'mlp', 'convolutional_mlp', 'dA'
          'lasagne_mnist custom_mlp:2,24,.1,.3', 'no_batch', 'coupled', 'monitors',
          'word2vec sgd', 'word2vec adagrad', 'word2vec set', 'text_cnn nonstatic', 'text_cnn static', 'captions',
          'semi_supervised_gan separate', 'semi_supervised_gan joined']
-# In `make test`; the others take longer, or show what one of these shows.
+# Scripts of `make test`; the others take longer, or show the same as one of these.
 QUICK = ('logistic_sgd ragged',)
 # Divide whatever can be divided, without measuring.
 DIVIDE = ['--always']

@@ -217,7 +217,7 @@ def test_a_file_before_that_another_program_wrote_stays(two, tmp_path):
         load(path, found)
         previous.rmdir() if previous.is_dir() else previous.unlink()
     for damage in (lambda: previous.write_bytes(content[:len(content) // 2]), lambda: previous.write_bytes(b'')):
-        damage()  # what it wrote itself is replaced, also if it is damaged
+        damage()  # a file of the package is replaced, also if it is damaged
         save(path, found)
         assert state_file.read(str(previous))
 

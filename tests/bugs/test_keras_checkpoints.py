@@ -209,7 +209,7 @@ def test_a_fit_that_fails_while_it_passes_over_batches_has_the_state_of_its_chec
     with pytest.raises(OSError, match='no more data'):
         model.fit_generator(batches(4), 3, 2, workers=0, verbose=0, callbacks=[checkpoint(path)])
     assert_bitwise(keras_state(model), keras_state(saved))
-    for each in (model, saved):  # no checkpoint takes part in what follows the fit
+    for each in (model, saved):  # no checkpoint takes part in the calls after the fit
         each.train_on_batch(*batch)
     assert_bitwise(keras_state(model), keras_state(saved))
 

@@ -15,7 +15,7 @@ from theano_mgpu.cli import job_folders
 import pytest
 
 RULE = b'-' * 74 + b'\n'
-# What a script may print, also where it looks like a message of Open MPI, MPICH or Slurm.
+# Texts that a script may print, also if they look like messages of Open MPI, MPICH or Slurm.
 PRINTED = [
     b'-' * 40 + b'\n', RULE, b'-' * 20, b'-' * 5, b'=' * 20 + b'\n', RULE + b'MPI_ABORT was invoked on rank 1\n' + RULE,
     RULE + b'Primary job  terminated normally, but 1 process returned\na non-zero exit code.\n' + RULE,

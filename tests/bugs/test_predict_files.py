@@ -307,7 +307,7 @@ def test_other_inputs_that_cannot_be_read(files, capfd):
     for path in ('folder.npy', 'pipe.npy', 'loop.npy', 'none.h5', 'texts.h5', 'groups.h5', 'empty.npz', 'short.npz',
                  'text.npz', 'a' * 300 + '.npy', 'x.csv', 'model.h5'):
         assert_refused(capfd, path, 'model.h5', path, 'y.npy', '--quiet')
-    for name in ('copy.npz', 'copy.h5'):  # another format than that of the name
+    for name in ('copy.npz', 'copy.h5'):  # another format than the name says
         shutil.copy('x.npy', name)
         assert_refused(capfd, name, 'model.h5', name, 'y.npy', '--quiet')
 
@@ -389,7 +389,7 @@ def test_a_file_at_which_libhdf5_ends_the_process(files, capfd, monkeypatch):
     from theano_mgpu.cli import hdf5_check
     np.save('y.npy', X)
     before = tree('.')
-    # Which bit does so depends on the version of the library.
+    # The bit that does so depends on the version of the library.
     monkeypatch.setattr(hdf5_check, '_visit', lambda *args: os.kill(os.getpid(), signal.SIGSEGV))
     assert_refused(capfd, 'cannot load the model model.h5: ValueError: libhdf5', 'model.h5', 'x.npy', 'y.npy')
 

@@ -149,7 +149,7 @@ def test_ranks_that_fail(folder):
             ranks.answer('ready'.__eq__)
 
 
-# --- what cannot be ------------------------------------------------------------------------------
+# --- impossible requests -------------------------------------------------------------------------
 
 @pytest.mark.parametrize('model,arguments,message', [
     ('nowhere.h5', [], '--model nowhere.h5: there is no such file, and no model of that name; .* one of cnn, mlp'),
@@ -201,7 +201,7 @@ def test_costs_are_those_of_the_phases():
     costs = costs_of([block(n, 0.01 + 0.0001 * n) for n in (32, 64, 128)], 1000)
     assert costs.fixed_s == pytest.approx(0.01) and costs.sample_s == pytest.approx(0.0001)
     assert costs.update_s == pytest.approx(0.004) and costs.input_s == pytest.approx(1e-6)
-    assert costs.host_s == pytest.approx(0.003)  # what is in no phase, and in one that has no name here
+    assert costs.host_s == pytest.approx(0.003)  # time in no phase, and in one that has no name here
     assert costs.launch_s == 0
 
 

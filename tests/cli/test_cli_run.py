@@ -16,7 +16,7 @@ import theano
 
 ROOT = Path(__file__).resolve().parents[2]
 TWO = ['--contexts', 'left->cpu;right->cpu']
-QUICK = 'floatX=float32,cxx=,optimizer=fast_compile'  # interpreted: compiling takes longer than what is trained
+QUICK = 'floatX=float32,cxx=,optimizer=fast_compile'  # interpreted: compiling takes longer than training
 
 
 def start(words, folder, flags='', backend='theano'):

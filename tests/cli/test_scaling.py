@@ -37,7 +37,7 @@ def test_flat_ring_goes_at_the_speed_of_its_slowest_link():
 
 
 def test_hierarchical_by_hand():
-    # On each host 3 hops and 8 MB at 100 GB/s, twice; between 2 hosts 2 ms and 8 MB at 1 GB/s.
+    # Each host takes 3 hops and 8 MB at 100 GB/s, twice; two hosts take 2 ms and 8 MB at 1 GB/s.
     assert all_reduce('hierarchical', 8, 8e6, HOSTS) == pytest.approx(2 * (3e-6 + 8e-5) + 0.002 + 0.008)
     assert all_reduce('hierarchical', 1, 8e6, HOSTS) == 0
     one_each = Network(FAST, SLOW, 1)
@@ -49,7 +49,7 @@ def test_through_the_host_by_hand():
     assert all_reduce('host', 2, 8e6, HOSTS, 1e10) == pytest.approx(2 * 2 * (1e-6 + 8e-5) + 0.0016)
     # One device's gradients go to the host and back, too; nothing is added.
     assert all_reduce('host', 1, 8e6, HOSTS, 1e10) == pytest.approx(2 * (1e-6 + 8e-5))
-    # Eight on two hosts: as four on each, and a ring of two, which adds half of what it has.
+    # Eight on two hosts: as four on each, and a ring of two hosts, each of which adds half of its data.
     assert all_reduce('host', 8, 8e6, HOSTS, 1e10) == pytest.approx(
         4 * 2 * (1e-6 + 8e-5) + 0.0032 + 0.002 + 0.008 + 0.0004)
     assert all_reduce('host', 2, 8e6, Network(MEMORY, None, 8), math.inf) == 0

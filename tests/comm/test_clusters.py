@@ -15,7 +15,7 @@ from support.launch import INTERPRETED, JOBS, alone, arrays
 
 OPEN_MPI, MPICH = 'Open MPI v4.1.4, package: Debian OpenMPI', 'MPICH Version:\t4.0.2\nMPICH Release date: 2022'
 
-# What Slurm sets for task 2 of three on two nodes, for a batch script, and for both.
+# Variables that Slurm sets for task 2 of three on two nodes, for a batch script, and for both.
 IN_BOTH = {'SLURM_JOB_ID': '7', 'SLURM_JOB_NODELIST': 'n[1-2]', 'SLURM_JOB_NUM_NODES': '2', 'SLURM_NTASKS': '3',
            'SLURM_TASKS_PER_NODE': '2,1', 'SLURM_JOB_CPUS_PER_NODE': '4(x2)'}
 STEP = dict(IN_BOTH, SLURM_STEP_ID='0', SLURM_STEP_NUM_TASKS='3', SLURM_STEP_TASKS_PER_NODE='2,1', SLURM_PROCID='2',

@@ -18,11 +18,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_clusters import BATCH, STEP
 
-# Few examples, always the same ones: a failure here is that of a change.
+# Few examples, always the same ones: a failure here comes from a change.
 FEW = settings(max_examples=60, derandomize=True, database=None, deadline=None,
                suppress_health_check=list(HealthCheck))
 ANY = st.text(st.characters(blacklist_categories=('Cs',), blacklist_characters='\0'), max_size=40)
-# Pieces of what is valid, in any order, and numbers that are too large.
+# Pieces of valid texts, in any order, and numbers that are too large.
 PIECES = st.lists(st.sampled_from(
     ['0', '1', '2', '9' * 30, '9' * 5000, '999999999', '-1', '1.5', '1e9', '\u0663', '\xb2', '(x', ')',
      '(x999999999)', ',', ';', ':', '=', '->', ' ', '\t', '\n', '#', '"', "'", '\\', 'a', 'b', 'slots=',

@@ -78,7 +78,7 @@ def test_patches_are_applied_once():
     assert theano.compile.SharedVariable.get_value is get_value and sys.meta_path == finders
 
 
-# --- What Theano and Keras need to be imported ---------------------------------------------------
+# --- Fixes without which Theano and Keras cannot be imported -------------------------------------
 
 def needs(fix):
     """Return an expression that is true on the versions where a fix is needed."""
@@ -354,7 +354,7 @@ def test_commands_of_other_programs_are_not_taken_for_own_ones(argv, orig_argv, 
     assert theano_imports.own_command() == command
 
 
-# --- What PyMC3 3.11 looks for: names of Theano-PyMC ---------------------------------------------
+# --- Names of Theano-PyMC, which PyMC3 3.11 looks for --------------------------------------------
 
 def test_flags_have_the_names_of_theano_pymc():
     """``import pymc3`` appends to ``theano.config.gcc__cxxflags``."""
@@ -382,7 +382,7 @@ def test_flags_change_for_a_while_as_in_theano_pymc():
     assert look() == 'ignore'
 
 
-# A package that imports what PyMC3 3.11.5 imports, and uses it as that does.
+# A package that imports the same names as PyMC3 3.11.5, and uses them as PyMC3 does.
 LIKE_PYMC3 = '''
 import collections
 import theano

@@ -20,7 +20,7 @@ from theano.gof.cc import get_module_cache
 from theano.scalar.basic import Composite
 
 pytestmark = pytest.mark.needs_compiler
-# A compiler that notes what it begins, and for a module with "slow" in its code waits for a file.
+# A compiler that notes each module that it begins, and waits for a file if the code has "slow" in it.
 COMPILER = '''#!/bin/sh
 case "$*" in *mod.cpp*) ;; *) exec g++ "$@";; esac
 for word; do case "$word" in *mod.cpp) source=$word;; esac; done
@@ -148,7 +148,7 @@ def test_where_files_cannot_be_locked_it_compiles_all_the_same(monkeypatch):
 
 def flags_of_a_new_process(monkeypatch, **flags):
     monkeypatch.setattr(cmodule.GCC_compiler, 'march_flags', None)
-    with change_flags(**{'gcc.cxxflags': '', **flags}):  # those of make test name a processor
+    with change_flags(**{'gcc.cxxflags': '', **flags}):  # the flags of make test name a processor
         return cmodule.GCC_compiler.compile_args()
 
 

@@ -102,7 +102,7 @@ def test_weights_of_one_name_come_back(tmp_path, monkeypatch):
     copy = keras.models.load_model(path, custom)
     assert len(state(model)) == 4 + 1 + 4 + 2  # weights; iterations, moments, slots
     assert all((a == b).all() for a, b in zip(state(copy), state(model)))
-    monkeypatch.setattr(saving, '_uniquify', saving._uniquify.__wrapped__)  # Keras's own name: what the patch replaces
+    monkeypatch.setattr(saving, '_uniquify', saving._uniquify.__wrapped__)  # the patch replaces this one of Keras's
     with pytest.raises((TypeError, AttributeError), match='No conversion path|decode'):
         model.save(path)
         keras.models.load_model(path, custom)

@@ -280,7 +280,7 @@ def test_a_division_by_zero_does_not_end_the_process():
         device.synchronize()
 
 
-# What devices there are
+# The list of devices
 
 def print_names():
     print(names_of_devices())

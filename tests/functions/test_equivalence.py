@@ -10,7 +10,7 @@ from support.small_models import batches, conv_model, data, dense_model, largest
 
 TOLERANCE = {'float32': 1e-5, 'float64': 1e-10}
 STEPS = 50
-# float64 on devices and with convolutions: in `make test-slow`, since what it needs is compiled for it alone.
+# float64 on devices and with convolutions: in `make test-slow`, since its kernels are compiled for it alone.
 FLOAT64_SLOW = pytest.mark.parametrize('dtype', ['float32', pytest.param('float64', marks=pytest.mark.slow)],
                                        indirect=True)
 

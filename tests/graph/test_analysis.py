@@ -364,10 +364,10 @@ def random_numbers():
 
 EXACT = {**of_single_samples(), **statistics(), **numbers_of_samples(), **met(), **random_numbers()}
 REFUSED, REFUSED_BATCHES, CONVOLUTIONS = refused(), refused_for_a_batch(), convolutions()
-# By name: Theano has no gradient, or a wrong one; a gradient of whole numbers is none.
+# Names of expressions for which Theano has no gradient, or a wrong one; a gradient of whole numbers is none.
 WITHOUT_GRADIENT = ['diff', 'alloc of rows', 'normalised by sample', 'cast', 'diagonals', 'diagonals, offset',
                     'of each pair', 'singular values', 'qr', 'unique sums', 'chosen sums', 'of an op of a user']
-# By name: what cannot be cut of the gradient, and the reason.
+# {name: reason} of expressions whose gradient cannot be cut.
 GRADIENT_REFUSED = {'sparse dot': 'how CSMProperties depends',
                     'diagonal of their transpose': 'different axes'}
 

@@ -116,7 +116,7 @@ def test_large_means_cost_no_more_than_on_one_device(centre, deviation, sizes):
     for true, one, other in zip(truth, ours, theirs):
         assert one.dtype == other.dtype == 'float32'
         error, allowed = [np.sqrt(np.mean((found - true) ** 2)) for found in (one, other)]
-        # The last place of a mean that is nearly 0 is not that of the shards' means.
+        # The last place of a mean that is nearly 0 differs from the shards' means.
         assert error <= 2 * allowed + 1e-7 * deviation
 
 

@@ -158,7 +158,7 @@ def test_a_checkpoint_needs_contexts(tmp_path):
     assert np.load(path)['extra/batches'] == 2
 
 
-# --- What is said --------------------------------------------------------------------------------
+# --- Messages ------------------------------------------------------------------------------------
 
 def ordered():
     return Sequential([L.Lambda(lambda x: K.cumsum(x, axis=0), name='ordered', input_shape=(6,)), head()])

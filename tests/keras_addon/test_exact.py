@@ -14,7 +14,7 @@ from support import keras_zoo as zoo
 from support.keras_equivalence import COMPILED, DTYPES, check, compiling, values
 from support.keras_zoo import COMPILED_MODELS, MODELS, OPTIMIZERS, VECTORS, N, dense, noise, one_hot
 
-pytestmark = pytest.mark.filterwarnings('error::theano_mgpu.MgpuWarning')  # what is exact is not warned of
+pytestmark = pytest.mark.filterwarnings('error::theano_mgpu.MgpuWarning')  # an exact model leads to no warning
 SLOW = 'lstm, masking', 'gru, masking', 'conv1d', 'conv2d', 'conv2dtranspose', 'separable'
 
 

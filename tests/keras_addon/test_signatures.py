@@ -29,7 +29,7 @@ LOOP = dict(batch_size=5, verbose=0, callbacks=[LambdaCallback()], steps=None, *
 FIT = dict(epochs=2, verbose=0, callbacks=[LambdaCallback()], validation_data=(X, Y), validation_steps=None,
            validation_freq=2, class_weight=None, shuffle=False, initial_epoch=1, steps_per_epoch=None, **QUEUE)
 BATCH = dict(x=X, y=Y, sample_weight=W, class_weight=None, reset_metrics=False)
-# For each method: what every call is given, and a value for each argument, with which one more call is made.
+# {method: (arguments of every call, a value for each argument, with which one more call is made)}.
 METHODS = {
     'fit': (dict(x=X, y=Y, batch_size=5, verbose=0, shuffle=False),
             dict(FIT, x=X, y=Y, batch_size=4, validation_split=.2, sample_weight=W)),

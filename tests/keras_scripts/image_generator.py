@@ -49,7 +49,7 @@ model.compile(loss='categorical_crossentropy',
               metrics=['accuracy'])
 
 datagen = ImageDataGenerator(rotation_range=15, width_shift_range=0.1, height_shift_range=0.1, horizontal_flip=True)
-# with a seed the images do not depend on what else draws from NumPy's generator
+# with a seed the images do not depend on other draws from NumPy's generator
 batches = datagen.flow(x_train, y_train, batch_size=batch_size, seed=1337)
 # it shuffles the images; the order of the batches, which Python's generator would shuffle, stays
 model.fit_generator(batches,

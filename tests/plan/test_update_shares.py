@@ -43,7 +43,7 @@ def test_it_is_the_update_on_each_context_bit_by_bit(contexts, kind, n, updates,
     for number, size in enumerate((11, 10, 1, 7, 2)):  # a batch of one sample stays on the first context
         batch = data(size, 7, seed=number)
         np.testing.assert_array_equal(one(*batch), other(*batch))
-        if number == 2:  # what the user sets reaches its context
+        if number == 2:  # a value that the user sets reaches its context
             for each in (variables, others):
                 each[0].set_value(each[0].get_value() * np.float32(0.5))
     for name, mine, its in zip(map(str, variables), values(variables), values(others)):

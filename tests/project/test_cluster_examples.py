@@ -44,8 +44,8 @@ def pods(**more):
                   'template')
 
 
-# As in the CustomResourceDefinition of kubeflow.org/v2beta1, as far as the example goes. An API server drops a field
-# that it does not know, without an error: here it is one.
+# The CustomResourceDefinition of kubeflow.org/v2beta1, as far as the example goes. An API server drops an unknown
+# field without an error: here it is an error.
 MPI_JOB = strict({
     'apiVersion': {'const': 'kubeflow.org/v2beta1'}, 'kind': {'const': 'MPIJob'},
     'metadata': strict({'name': {'type': 'string', 'pattern': '^[a-z0-9]([-a-z0-9]*[a-z0-9])?$'}}, 'name'),
@@ -70,7 +70,7 @@ def test_the_mpijob():
     program, *words = launcher['containers'][0]['command'] + launcher['containers'][0]['args']
     arguments = make_parser().parse_args(words)
     assert program.endswith('theano-mgpu') and arguments.ranks is None and arguments.hosts is None
-    for each in job['spec']['mpiReplicaSpecs'].values():  # what is mounted exists
+    for each in job['spec']['mpiReplicaSpecs'].values():  # each mount exists
         spec = each['template']['spec']
         volumes = {volume['name'] for volume in spec['volumes']}
         assert {mount['name'] for mount in spec['containers'][0]['volumeMounts']} == volumes

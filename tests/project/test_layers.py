@@ -8,7 +8,7 @@ import pytest
 from graphlib import TopologicalSorter
 
 PACKAGE = Path(theano_mgpu.__file__).parent
-# Modules and packages from the bottom up: each imports only from those before it.
+# Modules and packages from the bottom up: each imports only from earlier ones.
 ORDER = ['errors', 'parsing', 'config', 'utils', 'options', 'tensorboard', 'comm', 'compat', 'devices', 'graph', 'plan',
          'runtime', 'parallel_function', 'training', 'placement', 'predict', 'auto', '__init__', 'keras', 'cli',
          '__main__']

@@ -134,7 +134,7 @@ def test_an_update_on_the_host_is_that_of_one_device(contexts, kind, n):
         batch = data(11 - number, 7, seed=number)
         np.testing.assert_allclose(step(*batch), expected(*batch), rtol=1e-5)
         other(*batch)
-        if number == 3:  # what the user sets reaches the contexts
+        if number == 3:  # a value that the user sets reaches the contexts
             for each in (model, reference, on_device):
                 each.params[0].set_value(each.params[0].get_value() * 0.5)
     assert largest_relative_difference(model, reference) < 1e-5

@@ -48,7 +48,7 @@ def outcome(call, *args, **kwargs):
     try:
         return call(*args, **kwargs)
     except Exception as error:
-        text = str(error).partition('Apply node that caused')[0]  # what follows depends on Theano's optimiser
+        text = str(error).partition('Apply node that caused')[0]  # the rest depends on Theano's optimiser
         return type(error).__name__, re.sub('0x[0-9a-f]+|<TensorType.*?>|File .*', '', text).strip()
 
 
@@ -171,7 +171,7 @@ def outputs():
     yield outcome(function, [x], 'text')[0]
 
 
-@case(pfunc, 'output_keys', whole=True)  # `theano.function` is what is divided
+@case(pfunc, 'output_keys', whole=True)  # only `theano.function` is divided
 def keys():
     x = T.dmatrix('x')
     f = pfunc([x], [x.sum(axis=1), x.sum()], output_keys=['a', 'b'], mode=MODE)
@@ -347,9 +347,9 @@ def values_of_inputs():
     g = function([x, theano.In(s, value=1)], x.reshape((4, 3)).sum(axis=1) * s)
     yield g(X[:4])
     g['s'] = 3
-    yield g(X[:2].repeat(2, axis=1))  # and so is one of another length than that of the graph
+    yield g(X[:2].repeat(2, axis=1))  # and so is a batch of another length than the graph's
     yield [g['s'], g(X[:4])]
-    f['x'] = X  # what has no default has to be given
+    f['x'] = X  # an input without a default has to be given
     yield outcome(f)
     f['s'] = 2
     yield outcome(f, X, s=3)
@@ -427,7 +427,7 @@ def implicit():
     yield outcome(f, X, s=3)
     f['s'] = 4
     yield f(X)
-    # Plain Theano computes what shares the container of a variable.
+    # Plain Theano computes a function that shares the container of a variable.
     g = function([x, theano.In(s, value=w.container)], x * s)
     yield g(X)
     w.set_value(5.)
@@ -476,7 +476,7 @@ def borrowed_memory():
     yield [f(X), w.get_value()]
 
 
-# ------------------------------------------------------------------------------------------------------ what it has
+# ------------------------------------------------------------------------------------------------------- attributes
 
 @case(Function, 'trust_input')
 def trusted():

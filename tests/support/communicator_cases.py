@@ -93,7 +93,7 @@ def handshakes_give_the_integers_of_each_rank(ranks):
         assert each.shape == (ranks.size, len(integers)) and each.dtype == 'int64'
         for rank, row in enumerate(each):
             assert row.tolist() == [number if rank % 2 == 0 else 0 for number in integers]
-        each[...] = 3  # a copy, not what the next one is received in
+        each[...] = 3  # a copy, not the buffer for the next one
     assert len(set(collectives.all_gather_int(ranks, ranks.n_handshakes))) == 1
     assert ranks.size == 1 or ranks.n_handshakes == before + 5
 
@@ -223,7 +223,7 @@ def rows_of_ranks_without_samples(ranks):
     lengths = [2 * rank for rank in range(ranks.size)]
     if ranks.size == 1:
         lengths = [3]
-    row = (4,) if lengths[ranks.rank] else (1,)  # what rank 0 has is an example, of another shape
+    row = (4,) if lengths[ranks.rank] else (1,)  # rank 0 has an example, of another shape
     rows = give(ranks.rank, (max(1, lengths[ranks.rank]),) + row, 'float32')
     whole = collectives.all_gather_rows(ranks, rows, lengths)
     check_same([whole], [np.concatenate([give(rank, (length, 4), 'float32') for rank, length in enumerate(lengths)])])
@@ -335,7 +335,7 @@ def an_error_that_a_rank_meets_in_any_collective(ranks):
     assert collectives.all_gather_int(ranks, 1) == lengths
 
 
-# ------------------------------------------------------------------------------------------ what one rank does first
+# ------------------------------------------------------------------------------------------ work of one rank first
 
 
 @case
@@ -418,7 +418,7 @@ def messages_beside_the_collectives(ranks):
         if to != ranks.rank:
             for number in range(2):
                 ranks.mailbox.post(to, (ranks.rank, number, np.arange(number * 10 ** 5)))
-    assert collectives.all_gather_int(ranks, 1) == [1] * ranks.size  # they are not taken for those of a handshake
+    assert collectives.all_gather_int(ranks, 1) == [1] * ranks.size  # messages are not taken for a handshake's
     taken = []
     while len(taken) < 2 * (ranks.size - 1):
         message = ranks.mailbox.take()

@@ -9,7 +9,7 @@ from cuda_on_cpu import build, environment
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
-# What each child process begins with: it keeps its shims apart.
+# The first lines of each child process, which keep its shims apart.
 HEAD = """
 import os
 import theano_mgpu as mgpu

@@ -124,7 +124,7 @@ def main():
            model=compiled(dropout=.3))
     fed_by('class weights', lambda m: m.fit(X, Y > 0, 6, 2, verbose=0, class_weight={0: 1, 1: 3}, shuffle='batch'))
     fed_by('callbacks that draw', lambda m: m.fit(X, Y, 6, 4, verbose=0, callbacks=steering(), validation_data=(X, Y)))
-    # Of a model that is not measured yet: later, ranks compare what they compute whole now and then only.
+    # The model is not measured yet: later, ranks compare their undivided results now and then only.
     fed_by('loop', in_a_loop, model=compiled(), draws=not UNSEEDED)
     by_generators(0)
     by_generators(1)

@@ -13,7 +13,7 @@ from .modes import PYTHON
 
 TOLERANCE = {'float32': 1e-5, 'float64': 1e-10}
 RAGGED = (7, 5, 8, 3, 1)
-# Interpreted: what is compared is the graph, and compiling each would take minutes.
+# Interpreted: the graphs are compared, and compiling each would take minutes.
 QUICK = PYTHON
 COMPILED = theano.Mode(linker='cvm', optimizer='fast_compile')
 # Each of the two numbers of contexts, each of the two types.

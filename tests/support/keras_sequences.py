@@ -36,7 +36,7 @@ class Heads(Layer):
         values = K.batch_dot(scores / (K.sum(scores, axis=-1, keepdims=True) + K.epsilon()), value)
         return K.dot(getattr(self, 'joined_by_' + self.merge)(values, x), self.kernels[3])
 
-    # As in keras-multi-head.
+    # Like keras-multi-head:
 
     def split_by_shape(self, x):
         n, steps, width = [K.shape(x)[i] for i in range(3)]
@@ -52,7 +52,7 @@ class Heads(Layer):
         y = K.permute_dimensions(K.reshape(y, (n // self.heads, self.heads, steps, width)), [0, 2, 1, 3])
         return K.reshape(y, (n // self.heads, steps, width * self.heads))
 
-    # As in keras-transformer.
+    # Like keras-transformer:
 
     def split_by_minus_one(self, x):
         steps, width = K.shape(x)[1], K.shape(x)[2]

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 
 JOBS = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'rank_jobs.py')
-# Interpreted: for tests of what processes do, compiling would take most of the time.
+# Interpreted: compiling would take most of the time in tests of processes.
 INTERPRETED = 'floatX=float32,cxx=,optimizer=fast_compile'
 
 

@@ -17,8 +17,8 @@ import pytest
 INTERFACE = 'veth0'  # the same name in both namespaces
 ADDRESSES = '10.77.0.1', '10.77.0.2'
 
-# What mpirun calls as it would ssh. Like ssh it gives the command to a shell, in the home directory and without the
-# caller's environment: what a rank needs must come by way of mpirun here as it must between real hosts.
+# A program that mpirun calls in place of ssh. Like ssh it runs a shell in the home directory, without the
+# caller's environment: mpirun has to pass on all that a rank needs, as it has to between real hosts.
 AGENT = '''#!/bin/sh
 address=$1
 shift

@@ -161,7 +161,7 @@ class BatchNormLayer(Layer):
         else:
             mean = input_mean
             inv_std = input_inv_std
-            # The update is that of a copy: it is applied in functions that contain this expression, and no others.
+            # A copy has the update: only functions that contain this expression apply the update.
             running_mean = theano.clone(self.mean, share_inputs=False)
             running_inv_std = theano.clone(self.inv_std, share_inputs=False)
             running_mean.default_update = ((1 - self.alpha) * running_mean + self.alpha * input_mean)
