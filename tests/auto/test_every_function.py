@@ -39,7 +39,7 @@ def function(*args, **kwargs):
 
 
 def logistic(size=20):
-    """Yield the figures of a script like in the Deep Learning Tutorials: data by index, cast labels."""
+    """Yield the figures of a script in the style of the Deep Learning Tutorials: data by index, cast labels."""
     data, labels = shared(X, 'data'), T.cast(shared(Y.astype('float64'), 'labels'), 'int32')
     index, x, y = T.lscalar('index'), T.dmatrix('x'), T.ivector('y')
     w, b = shared(np.zeros((6, 3)), 'w'), shared(np.zeros(3), 'b')

@@ -65,7 +65,7 @@ def make_empty(path):
 
 @pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=pytest.mark.slow)])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(contexts, kind, tmp_path):
-    """No file before it was kept, and messages were "File is not a zip file", "Bad CRC-32 for file 'value/0.npy'"."""
+    """No earlier file was kept, and messages were "File is not a zip file", "Bad CRC-32 for file 'value/0.npy'"."""
     contexts(kind, 2)
     path, batch = str(tmp_path / 'run.npz'), np.ones(4, theano.config.floatX)
     w, step = counting_step()

@@ -48,7 +48,7 @@ def two(cpu2, tmp_path):
 
 
 def assert_refused(path, content, found):
-    """Check that a ValueError names the file and no variable is changed, or that an intact file before it is loaded."""
+    """Check that a ValueError names the file and changes no variable, and that an intact file before it is loaded."""
     before, previous = values(found), path.with_name(path.name + '.previous')
     path.write_bytes(content)
     with pytest.raises(ValueError, match='run.npz') as caught:

@@ -68,7 +68,7 @@ def test_what_ends_one_rank_ends_all(how, code, message):
     pytest.param('end', 'at its end, has waited 10 s for rank 1', marks=pytest.mark.slow),
     pytest.param('finalize', 'Timeout (0:00:01)!', marks=pytest.mark.slow)])
 def test_a_stopped_rank_ends_the_job(where, message, tmp_path):
-    """SIGSTOP stops it, as a debugger or a lack of memory may; where others may work, the limit is ten times longer."""
+    """SIGSTOP stops the rank, as a debugger may; where others may still work, the limit is ten times longer."""
     done = launch(2, 'stopped', where, tmp_path / 'state.npz', options=['--timeout', '1'], expected=1,
                   flags=INTERPRETED)
     assert message.format(host=os.uname().nodename) in done.stderr

@@ -123,7 +123,7 @@ def test_restored_names_are_those_of_python():
 
 
 def test_theano_and_keras_import_and_keras_runs_on_theano(tmp_path):
-    """There is no keras.json: Keras's own default is TensorFlow."""
+    """The user has no keras.json: Keras's own default is TensorFlow."""
     assert output('import theano_mgpu, theano, keras; print(keras.backend.backend(), theano.__version__)',
                   KERAS_HOME=str(tmp_path)) == 'theano 1.0.5'
 
