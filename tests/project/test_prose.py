@@ -39,7 +39,7 @@ def is_property(node):
 
 
 def faults(node, text):
-    """Return the faults of a docstring, as a list of texts."""
+    """List the faults of a docstring, as texts."""
     first = text.split('\n')[0]
     wrong = []
     if HEADLESS_START.match(first):
