@@ -8,6 +8,7 @@ import theano_mgpu
 import pytest
 
 PACKAGE = Path(theano_mgpu.__file__).parent
+TESTS = Path(__file__).resolve().parents[1]
 
 # A docstring whose first line begins so has to be decoded.
 HEADLESS_START = re.compile(r'[\'"(`]*(Of|Those|That|What|As|Whether|In|Which|Who|Where|How|On|To|With|For|By|From)\b')
@@ -55,6 +56,13 @@ def faults(node, text):
 def test_docstrings_of_the_package():
     wrong = ['%s: %s: %s' % (label, text.split('\n')[0], fault)
              for label, node, text in documented(PACKAGE) for fault in faults(node, text)]
+    assert not wrong, '\n'.join(wrong)
+
+
+def test_docstrings_of_the_tests():
+    """The docstring of a test may be a sentence about the behaviour that it checks."""
+    wrong = ['%s: %s: %s' % (label, text.split('\n')[0], fault)
+             for label, _, text in documented(TESTS) for fault in faults(ast.Module(), text)]
     assert not wrong, '\n'.join(wrong)
 
 
