@@ -289,7 +289,7 @@ def bars(axis, rows, ours, number, line, name):
     number : callable
         The text of a median.
     line, name : float, str
-        Where a dashed line goes, and what it is.
+        The position of a dashed line, and its label.
     """
     labels, medians = [row['label'] for row in rows], [row['median'] for row in rows]
     errors = [[row['median'] - row['lowest'] for row in rows], [row['highest'] - row['median'] for row in rows]]

@@ -114,8 +114,7 @@ def all_reduce_small(ranks: Communicator, arrays: Sequence[np.ndarray]) -> list[
     ranks.all_reduce(pieces)
     sums = list(arrays)
     for indices, piece in zip(of_dtype.values(), pieces):
-        ends = np.cumsum([np.size(arrays[i]) for i in indices])
-        for i, part in zip(indices, np.split(piece, ends[:-1])):
+        for i, part in zip(indices, split(piece, [np.size(arrays[i]) for i in indices])):
             sums[i] = part.reshape(np.shape(arrays[i]))
     return sums
 
