@@ -191,16 +191,12 @@ class TrainingFunction(SelfChecked):
         """
         ahead = isinstance(batches, (list, tuple)) if ahead is None else ahead
         total, source = len(batches) if isinstance(batches, Sized) else None, PeekableBatches(batches)
-        self.look_ahead.next_batch = source.peek if ahead else None
-        try:
-            with bar(total, progress, unit='batches') as shown:
-                for batch in source:
-                    outputs = self(*batch)
-                    shown.set_postfix_str('loss %.4g' % (outputs[0] if isinstance(outputs, list) else outputs))
-                    shown.update(1)
-                    yield outputs
-        finally:
-            self.look_ahead.next_batch = None
+        with self.look_ahead.asking(source.peek if ahead else None), bar(total, progress, unit='batches') as shown:
+            for batch in source:
+                outputs = self(*batch)
+                shown.set_postfix_str('loss %.4g' % (outputs[0] if isinstance(outputs, list) else outputs))
+                shown.update(1)
+                yield outputs
 
     def joined(self) -> Iterator[tuple[list[np.ndarray], int]]:
         for outputs, length in super().joined():

@@ -90,7 +90,7 @@ def test_the_data_of_a_training_is_let_go_of_when_it_ends(kind, contexts):
             pass
         look_ahead = model.train_function.function.look_ahead
         # Private: the rows of a prepared batch are copies, so that nothing public shows that they are kept.
-        assert look_ahead.next_batch is None and look_ahead._prepared is None
+        assert look_ahead._next_batch is None and look_ahead._prepared is None
         held = [weakref.ref(x), weakref.ref(y)]
         del x, y
         gc.collect()

@@ -275,7 +275,7 @@ def test_other_arguments_than_those_sent_ahead_are_taken(gpu2):
     model, reference = dense_model(), dense_model()
     step = mgpu.training_function(model.inputs, model.loss, model.params, momentum)
     expected = plain(reference)
-    step.look_ahead.next_batch = lambda: data(6, 7, seed=99)
-    for number in range(3):
-        batch = data(6, 7, seed=number)
-        np.testing.assert_allclose(step(*batch), expected(*batch), rtol=1e-5)
+    with step.look_ahead.asking(lambda: data(6, 7, seed=99)):
+        for number in range(3):
+            batch = data(6, 7, seed=number)
+            np.testing.assert_allclose(step(*batch), expected(*batch), rtol=1e-5)

@@ -185,12 +185,9 @@ class BatchFunction(ModelFunction):
     def _over_contexts(self, inputs):
         function = self._variants.of(inputs)
         loop = keras_loops.keras_batches
-        if self._kind == 'train' and function.executable.on_devices and loop is not None and loop.calls(self):
-            function.look_ahead.next_batch = functools.partial(loop.after, inputs)
-        try:
+        is_ahead = self._kind == 'train' and function.executable.on_devices and loop is not None and loop.calls(self)
+        with function.look_ahead.asking(functools.partial(loop.after, inputs) if is_ahead else None):
             outputs = function(*inputs)
-        finally:
-            function.look_ahead.next_batch = None  # it holds the data of the loop
         self._variants.note_success(function, inputs)
         return Computed(self._reported(outputs, function.samples), function.samples, function.contexts, function)
 

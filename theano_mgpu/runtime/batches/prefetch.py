@@ -1,6 +1,7 @@
 """The next batch, scattered and sent while the devices compute this one."""
 from __future__ import annotations
 
+import contextlib
 import operator
 from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -15,25 +16,36 @@ class LookAhead:
     ----------
     prepare : callable
         ``prepare(args)`` returns the values of a call's arguments and the Batch made of them, or None.
-
-    Attributes
-    ----------
-    next_batch : callable or None
-        Gives the arguments of the next call, or None. It runs within a step: no variable may be read.
     """
 
     def __init__(self, prepare: Callable[[Any], tuple[Any, Batch] | None]) -> None:
         self._prepare = prepare
         self._prepared: tuple[Any, Any] | None = None  # the arguments, and the result of `prepare`
-        self.next_batch: Callable[[], Any] | None = None
+        self._next_batch: Callable[[], Any] | None = None
+
+    @contextlib.contextmanager
+    def asking(self, next_batch: Callable[[], Any] | None) -> Iterator[None]:
+        """Prepare, within the block, the batch that `next_batch` returns.
+
+        Parameters
+        ----------
+        next_batch : callable or None
+            ``next_batch()`` returns the arguments of the next call, or None. It runs within a step: no variable may
+            be read.
+        """
+        self._next_batch = next_batch
+        try:
+            yield
+        finally:
+            self._next_batch = None  # it holds the data of a loop
 
     def prepare(self) -> None:
         """Prepare the next batch, if it is known."""
-        if self.next_batch is None:
+        if self._next_batch is None:
             return
         try:
             with within_a_step():
-                args = self.next_batch()
+                args = self._next_batch()
             self._prepared = None if args is None else (args, self._prepare(args))
         except Exception:
             # An error of the next batch (its shape, no room for it on a device) must not undo the current step.
