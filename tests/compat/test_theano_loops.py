@@ -28,11 +28,16 @@ def adam():
     return [p, m, v, g], [new_p, new_m, new_v]
 
 
-def compiled(options):
-    with theano.configparser.change_flags(**{'gcc.cxxflags': options}):
-        inputs, outputs = adam()
-        borrowed = [theano.In(variable, mutable=True, borrow=True) for variable in inputs]
-        return theano.function(borrowed, outputs, mode=theano.Mode('cvm', 'fast_run'))
+def one_module(inputs, outputs, optimizer=None, linker='c'):
+    """Return a function whose ops are one module of C++, compiled for this machine: one call of g++, not one an op."""
+    with theano.configparser.change_flags(**{'gcc.cxxflags': '-march=native'}):
+        return theano.function(inputs, outputs, mode=theano.Mode(linker, optimizer))
+
+
+def adam_in_place(linker):
+    inputs, outputs = adam()
+    borrowed = [theano.In(variable, mutable=True, borrow=True) for variable in inputs]
+    return one_module(borrowed, outputs, 'fast_run', linker)
 
 
 def assembly(node, path):
@@ -54,7 +59,7 @@ def use_theanos_own(monkeypatch, op, names):
 
 @x86_64
 def test_a_loop_is_vectorised(tmp_path, monkeypatch):
-    nodes = compiled('').maker.fgraph.apply_nodes
+    nodes = adam_in_place('py').maker.fgraph.apply_nodes
     node, = [node for node in nodes if 'sqrt' in str(node.op)]
     assert 'sqrtps' in assembly(node, tmp_path)
     use_theanos_own(monkeypatch, Elemwise, LOOPING)
@@ -62,9 +67,9 @@ def test_a_loop_is_vectorised(tmp_path, monkeypatch):
 
 
 def test_results_stay_the_same_bit_by_bit(monkeypatch):
-    vectorised = compiled('-march=native')
+    vectorised = adam_in_place('c')
     use_theanos_own(monkeypatch, Elemwise, LOOPING)
-    plain = compiled('-march=native')
+    plain = adam_in_place('c')
     for n in (0, 1, 7, 16, 1003):
         given = np.random.RandomState(n).randn(4, n).astype('float32')
         given[2] = abs(given[2])
@@ -75,73 +80,70 @@ def test_results_stay_the_same_bit_by_bit(monkeypatch):
                 np.testing.assert_array_equal(found, each)
 
 
-def max_pooling_gradient(ndim, window, options=''):
-    """Return the gradient of max pooling as a function of values, maxima and gradients, and its node."""
-    with theano.configparser.change_flags(**{'gcc.cxxflags': options}):
-        given = [T.TensorType('float32', [False] * (ndim + 2))() for _ in range(3)]
-        function = theano.function(given, MaxPoolGrad(ignore_border=True, ndim=ndim)(*given, *window))
-    node, = [node for node in function.maker.fgraph.apply_nodes if isinstance(node.op, MaxPoolGrad)]
-    return function, node
+def max_pooling_gradients(cases):
+    """Return values, maxima and gradients of each case, and the gradients of the values, all symbolic."""
+    given = [[T.TensorType('float32', [False] * (ndim + 2))() for _ in range(3)] for ndim, _ in cases]
+    return given, [MaxPoolGrad(ignore_border=True, ndim=ndim)(*each, *window)
+                   for each, (ndim, window) in zip(given, cases)]
 
 
 @x86_64
 def test_max_pooling_has_no_branch_on_the_maximum(tmp_path, monkeypatch):
-    _, node = max_pooling_gradient(2, [(2, 2)])
+    _, (gradient,) = max_pooling_gradients([(2, [(2, 2)])])
+    node = gradient.owner
     assert not BRANCH_ON_EQUAL_VALUES.search(assembly(node, tmp_path))
     use_theanos_own(monkeypatch, MaxPoolGrad, POOLING)
     assert BRANCH_ON_EQUAL_VALUES.search(assembly(node, tmp_path))
 
 
-@pytest.mark.parametrize('ndim, window', [
-    (1, [(3,), (3,), (0,)]),
-    pytest.param(2, [(2, 2), (2, 2), (0, 0)], marks=pytest.mark.slow),
-    (2, [(3, 2), (1, 1), (1, 0)]),  # windows overlap, and lie over the border
-    (3, [(2, 2, 2), (2, 1, 2), (0, 1, 0)]),
-])
-def test_gradients_of_max_pooling_stay_the_same_bit_by_bit(ndim, window, monkeypatch):
+def test_gradients_of_max_pooling_stay_the_same_bit_by_bit(monkeypatch):
+    cases = [(1, [(3,), (3,), (0,)]), (2, [(2, 2), (2, 2), (0, 0)]),
+             (2, [(3, 2), (1, 1), (1, 0)]),  # windows overlap, and lie over the border
+             (3, [(2, 2, 2), (2, 1, 2), (0, 1, 0)])]
     random = np.random.RandomState(0)
-    values = random.randint(-1, 3, (2, 3, 7, 6, 5)[:ndim + 2]).astype('float32')  # many windows have several maxima
-    values.flat[:5] = -0., np.nan, np.inf, -np.inf, 0.
-    pool = Pool(ignore_border=True, mode='max', ndim=ndim)(values, *window)
-    maxima = theano.function([], pool, mode='FAST_COMPILE')()
-    gradients = random.randn(*maxima.shape).astype('float32')
-    gradients.flat[:5] = -0., np.nan, np.inf, -np.inf, 0.
-    ours, _ = max_pooling_gradient(ndim, window)
+    arguments = []
+    for ndim, window in cases:
+        values = random.randint(-1, 3, (2, 3, 7, 6, 5)[:ndim + 2]).astype('float32')  # windows have several maxima
+        values.flat[:5] = -0., np.nan, np.inf, -np.inf, 0.
+        pool = Pool(ignore_border=True, mode='max', ndim=ndim)(values, *window)
+        maxima = theano.function([], pool, mode='FAST_COMPILE')()
+        gradients = random.randn(*maxima.shape).astype('float32')
+        gradients.flat[:5] = -0., np.nan, np.inf, -np.inf, 0.
+        arguments += [values, maxima, gradients]
+    given, expressions = max_pooling_gradients(cases)
+    ours = one_module(sum(given, []), expressions)
     use_theanos_own(monkeypatch, MaxPoolGrad, POOLING)
-    theanos, _ = max_pooling_gradient(ndim, window)
-    found, expected = (function(values, maxima, gradients) for function in (ours, theanos))
-    np.testing.assert_array_equal(found.view('int32'), expected.view('int32'))
-    assert (found != 0).any()
+    theanos = one_module(sum(given, []), expressions)
+    for case, found, expected in zip(cases, ours(*arguments), theanos(*arguments)):
+        np.testing.assert_array_equal(found.view('int32'), expected.view('int32'), err_msg=str(case))
+        assert (found != 0).any()
 
 
-def sum_of(axis, dtype, acc_dtype, options=''):
-    """Return a function that sums over axes of a 3-d array, and its node."""
-    with theano.configparser.change_flags(**{'gcc.cxxflags': options}):
-        x = T.TensorType(dtype, [False] * 3)()
-        function = theano.function([x], T.sum(x, axis=axis, dtype=dtype, acc_dtype=acc_dtype))
-    node, = [node for node in function.maker.fgraph.apply_nodes if isinstance(node.op, CAReduce)]
-    return function, node
+SUMS = [('float32', 'float64'), ('float32', 'float32'), ('float64', 'float64'), ('int8', 'int64')]  # and accumulator
 
 
 @x86_64
 def test_sums_of_rows_are_vectorised(tmp_path, monkeypatch):
-    _, node = sum_of((0, 1), 'float32', 'float64')
+    node = T.sum(T.ftensor3(), axis=(0, 1), acc_dtype='float64').owner
     assert 'addpd' in assembly(node, tmp_path)
     use_theanos_own(monkeypatch, CAReduce, LOOPING)
     assert 'addpd' not in assembly(node, tmp_path)
 
 
-@pytest.mark.parametrize('dtype, acc_dtype', [('float32', 'float64'), ('float32', 'float32'), ('float64', 'float64'),
-                                              ('int8', 'int64')])
-@pytest.mark.parametrize('axis', [0, (0, 1), (0, 2), 2, None])
-def test_sums_stay_the_same_bit_by_bit(axis, dtype, acc_dtype, monkeypatch):
-    ours, _ = sum_of(axis, dtype, acc_dtype, '-march=native')
+def test_sums_stay_the_same_bit_by_bit(monkeypatch):
+    inputs = [T.TensorType(dtype, [False] * 3)() for dtype, _ in SUMS]
+    axes = [0, (0, 1), (0, 2), 2, None]
+    sums = [T.sum(x, axis=axis, dtype=dtype, acc_dtype=acc_dtype)
+            for x, (dtype, acc_dtype) in zip(inputs, SUMS) for axis in axes]
+    ours = one_module(inputs, sums)
     use_theanos_own(monkeypatch, CAReduce, LOOPING)
-    theanos, _ = sum_of(axis, dtype, acc_dtype, '-march=native')
+    theanos = one_module(inputs, sums)
     for shape in [(5, 7, 19), (0, 7, 19), (5, 0, 3), (5, 7, 0), (1, 1, 1)]:
-        given = (100 * np.random.RandomState(0).randn(*shape)).astype(dtype)
-        if dtype.startswith('float') and given.size > 9:
-            given.flat[:9:2] = -0., np.nan, np.inf, -np.inf, 1e30
-        fortran, strided = np.asfortranarray(given), np.repeat(given, 2, axis=2)[:, :, ::2]
-        for values in (given, fortran, strided):
-            np.testing.assert_array_equal(ours(values), theanos(values))
+        given = [(100 * np.random.RandomState(0).randn(*shape)).astype(dtype) for dtype, _ in SUMS]
+        for each in given:
+            if each.dtype.kind == 'f' and each.size > 9:
+                each.flat[:9:2] = -0., np.nan, np.inf, -np.inf, 1e30
+        for layout in (np.array, np.asfortranarray, lambda values: np.repeat(values, 2, axis=2)[:, :, ::2]):
+            values = [layout(each) for each in given]
+            for total, found, expected in zip(sums, ours(*values), theanos(*values)):
+                np.testing.assert_array_equal(found, expected, err_msg='%s of %s' % (total.owner, shape))
