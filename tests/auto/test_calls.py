@@ -95,6 +95,7 @@ def test_a_call_on_ranks_is_that_of_plain_theano(chosen):
     assert done.stdout.splitlines() == [name + ': as in plain Theano' for name in sorted(names, key=ORDER.index)]
 
 
+@pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=pytest.mark.slow)])
 def test_a_function_of_the_package_has_defaults_that_can_be_assigned(contexts, kind):
     """An assigned default counts for one call, as with `theano.function`."""
     contexts(kind, 2)

@@ -51,7 +51,7 @@ def velocity_without_learning_rate(momentum, rates):
     return weights
 
 
-@pytest.mark.parametrize('kind', ['cpu', 'gpu'])
+@pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=pytest.mark.slow)])
 def test_the_velocity_grows_with_it(contexts, kind):
     model = compiled(contexts, 0.9, kind)
     rates = fitted(model, LearningRateWarmup(8, epochs=2), epochs=2)
