@@ -7,7 +7,8 @@ the rounds of the ratio within a round. Examples:
   git worktree add ../before HEAD~1
   python benchmarks/versions.py ../before
   python benchmarks/versions.py ../before --contexts 'a->opencl0:0;b->opencl0:1' --models cnn --rounds 15
-  python benchmarks/versions.py ../before --compile
+  python benchmarks/versions.py ../before --ranks 2 --contexts 'host->cpu'
+  python benchmarks/versions.py ../before --compile --models cnn resnet20 vgg16
   python benchmarks/versions.py ../before --start
 """
 import argparse
@@ -23,6 +24,7 @@ import numpy as np
 from turns import WARM_UP, make_parser, ratio, take_turns
 
 MODELS = ('cnn', 'mlp', 'lstm', 'small')
+KERAS_MODELS = ('resnet20', 'vgg16')  # compilation only
 FUNCTION = 'import theano_mgpu, theano, theano.tensor as T; x = T.vector(); theano.function([x], T.tanh(x) + 1)([0])'
 STARTS = {'import': ['-c', 'import theano_mgpu'], 'Keras': ['-c', 'import theano_mgpu, keras'],
           'first function': ['-c', FUNCTION], 'launch of two': ['-m', 'theano_mgpu', 'launch', '-n', '2']}
@@ -32,16 +34,22 @@ HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 def parse_arguments():
     parser = make_parser(__doc__, rounds=11)
     parser.add_argument('other', help='a checkout to compare with')
-    parser.add_argument('--models', nargs='+', choices=MODELS, default=MODELS)
+    parser.add_argument('--models', nargs='+', choices=MODELS + KERAS_MODELS, default=MODELS, metavar='MODEL',
+                        help='any of %(choices)s; the last two with --compile only (default %(default)s)')
     parser.add_argument('--contexts', default='dev0->cpu;dev1->cpu', help='(default %(default)s)')
-    parser.add_argument('--batch-size', type=int, default=128)
+    parser.add_argument('--ranks', type=int, default=1, metavar='N',
+                        help='processes by `theano-mgpu launch`, each with these contexts and its part of the batch')
+    parser.add_argument('--batch-size', type=int, default=128, help='of all ranks (default %(default)s)')
     parser.add_argument('--block', type=float, default=0.5, metavar='SECONDS', help='length of one side of a round')
     parser.add_argument('--compile', action='store_true',
                         help='compare the time to compile a training function, with the C code on disk')
     parser.add_argument('--start', action='store_true',
                         help='compare processes that import, make a function whose C code is on disk, or start others')
     parser.add_argument('--worker', action='store_true', help=argparse.SUPPRESS)
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if not arguments.compile and not set(KERAS_MODELS).isdisjoint(arguments.models):
+        parser.error('%s: --compile is missing; only their compilation is compared' % ' and '.join(KERAS_MODELS))
+    return arguments
 
 
 def work(arguments):
@@ -49,11 +57,53 @@ def work(arguments):
     sys.path[:0] = [arguments.other, os.path.join(arguments.other, 'benchmarks')]  # models.py fits its own checkout
     os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
     import theano_mgpu as mgpu
-
-    from models import adam, cnn, lstm, mlp
     assert mgpu.__file__.startswith(os.path.abspath(arguments.other)), mgpu.__file__
     mgpu.init(arguments.contexts)
     name, = arguments.models
+    repeated = keras_compilation(name) if name in KERAS_MODELS else theano_work(name, arguments)
+    for number in numbers(arguments.ranks):
+        began = time.perf_counter()
+        for _ in range(number):
+            repeated()
+        if mgpu.rank() == 0:
+            print(json.dumps((time.perf_counter() - began) / number), flush=True)
+
+
+def numbers(ranks):
+    """Yield the numbers on the lines of stdin, which rank 0 reads, on all ranks."""
+    if ranks == 1:
+        yield from map(int, sys.stdin)
+        return
+    from mpi4py import MPI
+    while True:
+        number = int(MPI.COMM_WORLD.bcast(sys.stdin.readline() if MPI.COMM_WORLD.rank == 0 else None) or 0)
+        if not number:
+            return
+        yield number
+
+
+def keras_compilation(name):
+    """Return a function that compiles the training function of a model of Keras over the contexts."""
+    from theano_mgpu.keras import multi_gpu_model
+
+    import exactness
+    import keras
+    model = exactness.resnet(32, 16) if name == 'resnet20' else keras.applications.vgg16.VGG16(
+        weights=None, input_shape=(32, 32, 3), classes=10)
+    parallel = multi_gpu_model(model)
+
+    def compile_step():
+        parallel.compile('sgd', 'categorical_crossentropy')
+        parallel._make_train_function()
+        return parallel.train_function
+    return compile_step
+
+
+def theano_work(name, arguments):
+    """Return a function that trains one step of a model, or compiles it."""
+    import theano_mgpu as mgpu
+
+    from models import adam, cnn, lstm, mlp
     make, shape = {'cnn': (cnn, (1, 28, 28)), 'mlp': (mlp, (784,)), 'lstm': (lstm, (20, 32)),
                    'small': (lambda: mlp(sizes=(16, 16, 10)), (16,))}[name]
     model, rng = make(), np.random.RandomState(0)
@@ -61,22 +111,20 @@ def work(arguments):
     def compile_step():
         return mgpu.training_function(model.inputs, model.loss, model.params, adam)
 
-    batch = (rng.rand(arguments.batch_size, *shape).astype('float32'),
-             rng.randint(0, 10, arguments.batch_size).astype('int32'))
-    work = compile_step if arguments.compile else functools.partial(compile_step(), *batch)
-    for line in sys.stdin:
-        began = time.perf_counter()
-        for _ in range(int(line)):
-            work()
-        print(json.dumps((time.perf_counter() - began) / int(line)), flush=True)
+    n_samples = arguments.batch_size // arguments.ranks
+    batch = rng.rand(n_samples, *shape).astype('float32'), rng.randint(0, 10, n_samples).astype('int32')
+    return compile_step if arguments.compile else functools.partial(compile_step(), *batch)
 
 
 def start(folder, name, arguments):
     """Return the Worker of a checkout."""
     from theano_mgpu.cli.bench.worker import Worker  # not above: a worker imports the package of its own checkout
-    command = [sys.executable, os.path.abspath(__file__), os.path.abspath(folder), '--worker', '--models', name,
-               '--contexts', arguments.contexts, '--batch-size', str(arguments.batch_size)]
-    return Worker(folder, command + ['--compile'] * arguments.compile, dict(os.environ))
+    command = [os.path.abspath(__file__), os.path.abspath(folder), '--worker', '--models', name,
+               '--contexts', arguments.contexts, '--batch-size', str(arguments.batch_size),
+               '--ranks', str(arguments.ranks)] + ['--compile'] * arguments.compile
+    launcher = ['-m', 'theano_mgpu', 'launch', '-n', str(arguments.ranks)] if arguments.ranks > 1 else []
+    return Worker(folder, [sys.executable, *launcher, *command],
+                  dict(os.environ, PYTHONPATH=os.path.abspath(folder)))
 
 
 def seconds(worker, repeats):
