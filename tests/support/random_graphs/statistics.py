@@ -35,7 +35,7 @@ class Statistics:
                 (T.alloc(self.weight(k), n, k), (N, k)), (T.ones_like(self.rows), (N, 6)),
                 (T.tri(n, k), (N, k)), (T.arange(n * k).reshape((n, k)) / 100.0, (N, k)),
                 (T.arange(n * k).reshape((k, n)) / 100.0, (k, N)), (T.arange(n * 3, dtype='float64') / 50, (N * 3,))]
-        v, shape = ways[self.draw.randint(len(ways))]
+        v, shape = self.some(*ways)
         found = self.pick(lambda s: s == shape)
         self.add(v * found[0] if found and self.chance(0.7) else T.cast(v, 'float64'), shape)
 
@@ -69,7 +69,7 @@ class Statistics:
         v, shape = self.pick(lambda s: len(s) > 0)
         if self.chance(0.5):
             return self.add(v / (0.1 + v.norm(self.some(1, 2))), shape)
-        axis = self.draw.randint(len(shape))
+        axis = self.random.randrange(len(shape))
         self.add(v / (0.1 + v.norm(2, axis=axis, keepdims=True)), shape)
 
     @kind()
@@ -79,7 +79,7 @@ class Statistics:
             return False
         v, shape = found
         k = shape[1]
-        gamma, beta = [theano.shared(self.draw.rand(1, k) + 0.5, broadcastable=(True, False)) for _ in range(2)]
+        gamma, beta = [theano.shared(self.numbers.rand(1, k) + 0.5, broadcastable=(True, False)) for _ in range(2)]
         self.weights += [gamma, beta]
         y, mean, _ = batch_normalization_train(v, gamma, beta)
         self.add(y, shape)
@@ -111,7 +111,7 @@ class Statistics:
         start = self.some(T.zeros_like(v[0]), T.unbroadcast(T.zeros([v.shape[i] for i in range(1, len(shape))]),
                                                             *range(len(one))), v[0] * 0.1)
         start = T.unbroadcast(start, *range(len(one)))
-        way, w = self.draw.randint(9), T.constant(0.3)
+        way, w = self.random.randrange(9), T.constant(0.3)
         if one[-1] % 7:
             w = self.weight(one[-1], one[-1]) if len(one) <= 2 else self.weight(one[-1])
         mixed = (lambda x, h: T.tanh(x + T.dot(h, w))) if w.ndim == 2 else (lambda x, h: T.tanh(x + h * w))
@@ -171,7 +171,7 @@ class Statistics:
         ways = [(places, self.labels, (N,)), (places.dimshuffle(0, 'x'), [[0, 2]], (N, 2)),
                 (places.reshape((1, -1)), T.stack([self.labels, self.labels * 0]), (2, N)),
                 (places.dimshuffle(0, 'x'), self.words % CLASSES, (N, 5))]
-        own, index, together = ways[self.draw.randint(len(ways))]
+        own, index, together = self.some(*ways)
         entries = [slice(None)] * len(shape)
         entries[axis], entries[other] = own, index
         kept = [(i, n) for i, n in enumerate(shape) if i not in (axis, other)]
@@ -206,7 +206,7 @@ class Statistics:
         w = self.some(lambda: v % 3, lambda: v // 2, lambda: v * self.some(2, v), lambda: T.eq(v, 2), lambda: T.abs_(v),
                       lambda: T.cast(v, 'int16') + v)()
         if shape and self.chance(0.6):
-            axis = self.draw.randint(len(shape))
+            axis = self.random.randrange(len(shape))
             total = self.some(T.sum, T.max, T.mean)(T.cast(w, 'int16'), axis=axis, keepdims=True)
             return self.add(self.some(w - total, total * w, T.cast(total, 'float64') + w), shape)
         self.add(w, shape)
