@@ -14,11 +14,11 @@ from .analysis import CONSTANT, FREE, PARTIAL, ROWS, SAME, CannotCut, Gather, Re
 from .analysis.rules.batch_norm import elementary
 from .analysis.rules.draws import streams_of_one_draw
 from .analysis.sizes import number
-from .carrying import Carrying
 from .graph import substitute
 from .placement.tags import place_of_node, placed_on
 from .random_streams import DRAWS
 from .rewrites import inlined, merged
+from .saved_values import Carrying
 
 BATCH_NORM = bn.AbstractBatchNormTrain, bn.AbstractBatchNormTrainGrad
 

@@ -10,9 +10,9 @@ from theano.gof.graph import io_toposort
 from theano.tensor.elemwise import DimShuffle
 
 from ..devices.mesh import Mesh
-from ..graph.carrying import missing_for
 from ..graph.graph import substitute
 from ..graph.placement.tags import place_of
+from ..graph.saved_values import missing_for
 
 
 class Piece(NamedTuple):
