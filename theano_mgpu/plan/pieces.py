@@ -56,9 +56,9 @@ class Places:
         self._default, self._names = mesh.places[0], set(mesh.places)
         self._known: dict[theano.Variable, str | None] = dict(mesh.placement)
 
-    def among(self, carried: Mapping[theano.Variable, theano.Variable]) -> Callable[[theano.Variable], str]:
-        """Return `of`, for the variables of a stage into which values are carried."""
-        self._known.update((placeholder, self.of(source)) for placeholder, source in carried.items())
+    def among(self, saved: Mapping[theano.Variable, theano.Variable]) -> Callable[[theano.Variable], str]:
+        """Return `of`, for the variables of a stage with saved values of earlier stages."""
+        self._known.update((placeholder, self.of(source)) for placeholder, source in saved.items())
         return self.of
 
     def of(self, variable: theano.Variable) -> str:
