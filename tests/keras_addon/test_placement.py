@@ -194,8 +194,8 @@ def test_loops(fitted):
                  [('', plain.evaluate(x, y, batch_size=9, verbose=0))], 1e-5)
     for ours, theirs in zip(placed.predict(x, batch_size=9), plain.predict(x, batch_size=9)):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
-    certificate = verify(placed, x, y)
-    assert certificate.passed and len(certificate.contexts) == 2, str(certificate)
+    report = verify(placed, x, y)
+    assert report.passed and len(report.contexts) == 2, str(report)
 
 
 PLAIN_KERAS = '''
