@@ -237,8 +237,8 @@ class OverRanks:
     ranks : Communicator
     timings : Timings
     overlaps : bool
-        Whether `start` adds on a thread of its own. The ranks exchange a handshake before, in the thread that calls, so an
-        error of one rank is found as in a step without overlap.
+        Whether `start` adds on a thread of its own. The ranks exchange a handshake before, in the thread that calls.
+        So an error of one rank is found as in a step without overlap.
     """
 
     def __init__(self, ranks: Communicator, timings: Timings, overlaps: bool):
