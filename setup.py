@@ -33,7 +33,7 @@ class BuildPy(build_py):
 
     def run(self):
         super().run()
-        # An editable wheel ignores build_lib; it packs what is in install_lib.
+        # An editable wheel ignores build_lib, and packs the folder install_lib.
         folder = self.get_finalized_command('install').install_lib if self.editable_mode else self.build_lib
         self.mkpath(folder)
         Path(folder, PTH).write_text(PTH_LINE + '\n')

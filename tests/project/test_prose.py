@@ -1,6 +1,8 @@
-"""Docstrings read at once: a function's begins with a verb, and a noun stands before each relative clause."""
+"""Docstrings and comments read at once: a verb begins a function's docstring, a noun stands before each clause."""
 import ast
+import io
 import re
+import tokenize
 from pathlib import Path
 
 import theano_mgpu
@@ -9,6 +11,10 @@ import pytest
 
 PACKAGE = Path(theano_mgpu.__file__).parent
 TESTS = Path(__file__).resolve().parents[1]
+ROOT = TESTS.parent
+# Files whose comments are checked.
+CHECKED = [ROOT / 'setup.py'] + [path for folder in (PACKAGE, *(ROOT / name for name in (
+    'tests', 'benchmarks', 'examples', 'docs', '.ci'))) for path in sorted(folder.rglob('*.py'))]
 
 # A docstring whose first line begins so has to be decoded.
 HEADLESS_START = re.compile(r'[\'"(`]*(Of|Those|That|What|As|Whether|In|Which|Who|Where|How|On|To|With|For|By|From)\b')
@@ -64,6 +70,34 @@ def test_docstrings_of_the_tests():
     wrong = ['%s: %s: %s' % (label, text.split('\n')[0], fault)
              for label, _, text in documented(TESTS) for fault in faults(ast.Module(), text)]
     assert not wrong, '\n'.join(wrong)
+
+
+def comments(path):
+    """Yield each comment of a file with the number of its first line; lines of comments in a row are one comment."""
+    lines, first, follows = [], 0, 0
+    for token in tokenize.generate_tokens(io.StringIO(path.read_text(encoding='utf-8')).readline):
+        if token.type != tokenize.COMMENT:
+            continue
+        is_alone = not token.line[:token.start[1]].strip()
+        if not is_alone or token.start[0] != follows:
+            yield first, ' '.join(lines)
+            lines, first = [], token.start[0]
+        lines.append(token.string.lstrip('# '))
+        follows = token.start[0] + 1 if is_alone else 0
+    yield first, ' '.join(lines)
+
+
+def test_comments():
+    """A comment may be a phrase, such as a unit; its clauses have nouns."""
+    wrong = ['%s:%d: %r has no noun before it: %s' % (path, line, clause, text)
+             for path in CHECKED for line, text in comments(path) for clause in HEADLESS.findall(text)]
+    assert CHECKED and not wrong, '\n'.join(wrong)
+
+
+def test_comments_in_a_row_are_one(tmp_path):
+    path = tmp_path / 'code.py'
+    path.write_text('a = 1  # seconds\n# The sum\n# of two.\n\n# Another one.\n')
+    assert list(comments(path))[1:] == [(1, 'seconds'), (2, 'The sum of two.'), (5, 'Another one.')]
 
 
 @pytest.mark.parametrize('text, count', [

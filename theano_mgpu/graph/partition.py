@@ -178,7 +178,7 @@ def partition(inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variab
     except CannotCut:
         if not streams:
             raise
-        # Numbers of all samples can lie in any order, those of a replica in that of its samples.
+        # Numbers drawn for the whole batch may lie in any order; a replica's own draws are in the order of its samples.
         return _partition(inputs, outputs, statistics, ())
 
 

@@ -157,7 +157,7 @@ class _Cutter:
             others = taken - {variable}
             if not missing_for(variable, functools.partial(self._is_there, others, key[1])):
                 taken = others
-        # What is made again may need less, and what nothing needs any more is not taken.
+        # Values computed again may need fewer inputs; inputs that nothing needs any more are not taken.
         return sorted(taken & self._met(outputs, taken), key=self._order.__getitem__)
 
     def _viewed(self, variable, key):

@@ -166,7 +166,7 @@ class _Planner:
         new, idle = self._new, self._not_read_by_replicas()
         light = [v for v in results + list(new.values()) if _reads([v]) <= idle]
         here = [v for v in new if v in idle and new[v] in light or self._places.of(v) == CPU]
-        # The host has all variables; a device would get a copy of those of the others.
+        # The host has all variables; a device would need copies of the variables of other devices.
         light += [v for v in results if v not in light and len({self._places.of(each) for each in _reads([v])}) > 1]
         return here, light
 

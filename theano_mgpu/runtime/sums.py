@@ -245,7 +245,7 @@ class OverRanks:
         self._ranks, self._timings = ranks, timings
         self._overlaps = overlaps and ranks.size > 1
         self._threads = WorkerThreads([_add_over] * self._overlaps, 'theano_mgpu exchange')
-        self._underway: dict[HostSums, Task] = {}  # those of a later boundary may be added early
+        self._underway: dict[HostSums, Task] = {}  # sums of a later boundary may be added early
 
     def wait(self) -> None:
         """Wait for the sums under way; also after an error, since the other ranks add, too."""

@@ -14,7 +14,7 @@ from .reductions import STACK, Elementwise, Reduction
 from .sizes import size_of
 from .states import CONSTANT, DEPENDENT, FREE, ROWS, WHOLE, State, Value, rows
 
-NOT_DIVISIBLE = 'this batch cannot be divided: '  # how the message of a check begins that fails in a step
+NOT_DIVISIBLE = 'this batch cannot be divided: '  # begins the message of a check that fails in a step
 OTHER_LENGTH = NOT_DIVISIBLE + 'a value that meets the samples has not as many rows as there are samples'
 
 
@@ -144,7 +144,7 @@ class ShardGraph:
             self.exchanges[placeholder] = key
             self.stages[placeholder] = value.stage + 1
         placeholder = self._placeholders[key]
-        # It, or its length, may depend on the number of samples.
+        # The value, or its length, may depend on the number of samples.
         return Value(placeholder, DEPENDENT, self.stages[placeholder])
 
     def length(self, variable: theano.Variable) -> Value:

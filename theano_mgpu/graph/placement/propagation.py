@@ -189,7 +189,7 @@ class _Propagation:
                 self._infer_shared(variable)
             if before == (len(self.places), len(self.leaves)):
                 break
-        self._place_updates()  # those of parameters whose place was inferred
+        self._place_updates()  # for parameters whose place was inferred
 
     def _infer_shared(self, variable):
         """Place a shared variable where the first node with a place reads it, else at the root of its new value."""
