@@ -45,15 +45,18 @@ def is_property(node):
     return any('property' in ast.unparse(decorator) for decorator in node.decorator_list)
 
 
-def faults(node, text):
-    """List the faults of a docstring, as texts."""
+def faults(node, text, of_test=False):
+    """List the faults of a docstring, as texts. A test may be described by a sentence about the checked behaviour."""
     first = text.split('\n')[0]
     wrong = []
     if HEADLESS_START.match(first):
         wrong.append('the first line begins without a noun')
     for clause in HEADLESS.findall(' '.join(text.split())):
         wrong.append('%r has no noun before it' % clause)
-    if isinstance(node, ast.FunctionDef) and not is_property(node) and first.split()[0].rstrip(',;:.') not in VERBS:
+    begins_with_verb = first.split()[0].rstrip(',;:.') in VERBS
+    if not isinstance(node, ast.FunctionDef) and begins_with_verb:
+        wrong.append('the docstring of a class or module begins with a noun phrase, not with a verb')
+    if isinstance(node, ast.FunctionDef) and not (of_test or is_property(node) or begins_with_verb):
         wrong.append('the docstring of a function begins with a verb, such as Return; if %r is one, add it to VERBS in '
                      'tests/project/test_prose.py' % first.split()[0])
     return wrong
@@ -66,9 +69,8 @@ def test_docstrings_of_the_package():
 
 
 def test_docstrings_of_the_tests():
-    """The docstring of a test may be a sentence about the behaviour that it checks."""
     wrong = ['%s: %s: %s' % (label, text.split('\n')[0], fault)
-             for label, _, text in documented(TESTS) for fault in faults(ast.Module(), text)]
+             for label, node, text in documented(TESTS) for fault in faults(node, text, of_test=True)]
     assert not wrong, '\n'.join(wrong)
 
 
@@ -106,3 +108,8 @@ def test_comments_in_a_row_are_one(tmp_path):
 def test_the_rules_find_faults(text, count):
     function = ast.parse('def f():\n    pass').body[0]
     assert len(faults(function, text)) == count
+
+
+def test_a_class_is_a_noun():
+    node = ast.parse('class Sum:\n    pass').body[0]
+    assert len(faults(node, 'Add numbers.')) == 1 and not faults(node, 'A sum of numbers.')

@@ -1,4 +1,4 @@
-"""Run a program shard by shard in one process, with plain Theano; and a model that needs several stages."""
+"""An interpreter that runs a program shard by shard with plain Theano, and a model that needs several stages."""
 import contextlib
 import copy
 

@@ -1,4 +1,4 @@
-"""Build each OpenCL program once, for all functions, all devices of one type, and all processes.
+"""A cache of OpenCL programs: each is built once, for all functions, all devices of one type, and all processes.
 
 Theano builds the kernels of each op again for each function, and OpenCL drivers are slow at it: of the 55 s in which
 the training function of a VGG-16 was compiled for PoCL, 51 s were 1,231 builds of 141 different sources. With this

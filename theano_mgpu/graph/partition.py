@@ -1,4 +1,4 @@
-"""Cut the graph of one device into stages, each of which a replica computes without hearing from another one."""
+"""The partition of a graph into stages: a replica computes a stage without values from another replica."""
 from __future__ import annotations
 
 from typing import Collection, Iterable, Mapping, NamedTuple, Sequence

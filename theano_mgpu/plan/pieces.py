@@ -1,4 +1,4 @@
-"""Cut a stage where the device changes: pieces, each of which one device computes."""
+"""Pieces of a stage, which is cut where the device changes: one device computes a piece."""
 from __future__ import annotations
 
 import functools

@@ -1,4 +1,4 @@
-"""Plan a step: from a program and the devices to parts, exchanges and updates, and where each is computed."""
+"""The planning of a step: from a program and the devices to parts, exchanges and updates, each with its place."""
 from __future__ import annotations
 
 from dataclasses import replace

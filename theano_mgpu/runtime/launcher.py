@@ -20,7 +20,7 @@ OUT_OF_MEMORY = ('CUDA_ERROR_OUT_OF_MEMORY', 'CL_MEM_OBJECT_ALLOCATION_FAILURE',
 
 
 class Launcher:
-    """Runs tasks on contexts by an executor.
+    """A launcher of tasks on contexts, by an executor.
 
     Parameters
     ----------

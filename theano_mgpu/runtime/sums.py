@@ -228,7 +228,7 @@ def _add_up(arrays, targets, accumulate):
 
 
 class OverRanks:
-    """Adds sums over the ranks, in place: after each other, or each while the next part of a stage is computed.
+    """The addition of sums over the ranks, in place: in order, or each while the next part of a stage is computed.
 
     The sums of an idle rank, which has no samples, are 0.
 

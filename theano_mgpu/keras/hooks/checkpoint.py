@@ -39,7 +39,7 @@ _runs: dict[str, Run] = {}  # by absolute path
 
 
 class Checkpoint(keras.callbacks.Callback):
-    """Save the whole training state every N batches; when `fit` begins, continue from the saved state.
+    """A callback that saves the whole training state every N batches, and continues from it when `fit` begins.
 
     After a crash, run the same script again (``theano-mgpu launch --restarts`` does). `fit` and `fit_generator` of a
     parallel model then replay the finished batches, in the same order of samples and with the same history, without
