@@ -200,7 +200,7 @@ class Shards(ShardGraph):
         return function(self, node, self.wholes(values) if of == ROWS else values)
 
     def check_averages(self, node: theano.Apply, values: list[Value]) -> None:
-        """Refuse samples that meet the average of the shards' statistics, as each shard is normalised by its own."""
+        """Refuse samples that meet the average of the shards' statistics: each shard is normalised by its own ones."""
         if self.averages.intersection(node.inputs):
             if has_rows(values):
                 self.refuse(node, 'samples meet statistics of the whole batch, of which each replica has those of its '

@@ -265,7 +265,7 @@ def to_array(value: Any) -> np.ndarray:
 
 
 def from_array(array: np.ndarray) -> Any:
-    """Return the value of an array that `to_array` has returned; raise a Damaged for another one."""
+    """Return the value from which `to_array` made an array; raise a Damaged for any other array."""
     if array.dtype.kind != 'U':
         return array
     random_state = np.random.RandomState()

@@ -122,7 +122,7 @@ class _Loop:
                            for state, group in zip(before, self._analyse())]
 
     def _find_shares(self):
-        """Find which states that are no rows add up shares of sums."""
+        """Find the states without rows that add up shares of sums."""
         of_samples = self._made_of_samples()
         self.states = [partial() if i in of_samples else state for i, state in enumerate(self.states)]
         while True:
