@@ -94,7 +94,7 @@ def work_pool(arguments):
     context, n = multiprocessing.get_context('spawn'), arguments.workers
 
     def start(stack):
-        # Forked processes would share what Theano has opened: they are started afresh, and import it themselves.
+        # Forked processes would share Theano's open files and devices: spawned ones import Theano themselves.
         pool = stack.enter_context(context.Pool(n, initializer=load, initargs=(arguments.file, context.Barrier(n))))
         return (lambda x: np.concatenate(list(pool.imap(predict_batch, batches(x, arguments.batch_size)))),
                 lambda batch: pool.map(predict_and_wait, [batch] * n, chunksize=1))

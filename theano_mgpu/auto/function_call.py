@@ -9,7 +9,7 @@ from theano.gof import vm
 
 from ..parallel_function import check_subset
 
-COMPUTE_SOME = vm.Stack, getattr(vm, 'CVM', vm.Stack)  # what runs a graph and can compute some of its outputs
+COMPUTE_SOME = vm.Stack, getattr(vm, 'CVM', vm.Stack)  # virtual machines that can compute some outputs only
 
 
 class FunctionCall:

@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import MgpuError
 from .hdf5_check import check_hdf5
 
-LAMBDA_KEYS = {'function_type', 'output_shape_type', 'mode_type'}  # of a configuration with functions in it
+LAMBDA_KEYS = {'function_type', 'output_shape_type', 'mode_type'}  # keys in the configuration of a layer with functions
 
 
 def load_model(path: str, safe: bool) -> Any:

@@ -144,7 +144,7 @@ class ProgramCache:
         device, code = _pointer(self._device(context)), _int()
         program = self._cl.clCreateProgramWithBinary(_pointer(context), 1, ctypes.byref(device), ctypes.byref(size),
                                                      ctypes.byref(content), None, ctypes.byref(code))
-        if not program:  # of another version of the driver, whatever it says
+        if not program:  # another version of the driver has made the file
             return False
         if self._cl.clBuildProgram(_pointer(program), 0, None, *self._link_options, None, None) == SUCCESS:
             self._keep((context, name), program)

@@ -181,7 +181,7 @@ class Statistics:
             return self.add(v[tuple(entries)], ahead + list(together) + (behind if not ahead else []))
         write, base = self.some(T.set_subtensor, T.inc_subtensor), v if self.chance(0.6) else T.zeros_like(v)
         if len(together) > 1 and write is T.set_subtensor:
-            return False  # which one of several is kept is not known
+            return False  # Theano may keep any of several values
         self.add(write(base[tuple(entries)], self.some(T.constant(2.0), T.tanh(v[tuple(entries)]))), shape)
 
     @kind()

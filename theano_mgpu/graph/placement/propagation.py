@@ -22,7 +22,7 @@ from ..rewrites import rebuilt
 from .tags import Beside, place_of, place_of_node, record_places
 
 _SEVERAL = object()  # a node feeds several parameters, or something else than an update
-_ROUNDS = 4          # forwards and backwards; further ones settle what hangs together by a `Beside` or an update only
+_ROUNDS = 4          # forwards and backwards; further rounds settle ops that only a `Beside` or an update connects
 
 
 def is_placed(outputs: Iterable[theano.Variable]) -> bool:

@@ -79,7 +79,7 @@ class Checkpoint(keras.callbacks.Callback):
         if every < 1:
             raise ValueError('every=%r: give the number of batches between checkpoints, 1 or more' % (every,))
         self.path, self.every, self.allow_nan = path, every, allow_nan
-        self._others: list[keras.callbacks.Callback] = []  # of the fit
+        self._others: list[keras.callbacks.Callback] = []  # the fit's other callbacks
         self._functions: list[Any] = []  # only during a fit: compile() of the model makes new ones
         self._lock: Any = None
         self._saved: Any = None  # the FitRecord of the file, while it is replayed

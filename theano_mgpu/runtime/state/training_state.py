@@ -56,7 +56,7 @@ def save(path: str, variables: Sequence[Replicated], contexts: Sequence[Context]
 
 
 def _write(path, variables, streams, extra, allow_nan):
-    path = os.path.realpath(path)  # of a link, the target is the file that is written
+    path = os.path.realpath(path)  # a link stays: its target is written
     names, values = list(map(_name, variables)), [to_array(variable.value()) for variable in variables]
     if not allow_nan and not _all_finite(path, names, values):
         return
