@@ -6,6 +6,7 @@ from theano import sparse
 from theano.ifelse import ifelse
 from theano.tensor.nnet.bn import batch_normalization_train
 
+from ..modes import PYTHON
 from .kinds import CLASSES, N, kind
 
 
@@ -115,7 +116,7 @@ class Statistics:
         if one[-1] % 7:
             w = self.weight(one[-1], one[-1]) if len(one) <= 2 else self.weight(one[-1])
         mixed = (lambda x, h: T.tanh(x + T.dot(h, w))) if w.ndim == 2 else (lambda x, h: T.tanh(x + h * w))
-        options = dict(go_backwards=backwards, truncate_gradient=truncate)
+        options = dict(go_backwards=backwards, truncate_gradient=truncate, mode=PYTHON)
         if way == 0:
             out, _ = theano.scan(mixed, v, start, **options)
         elif way == 1:
@@ -141,7 +142,7 @@ class Statistics:
             if not c:
                 return False
             out, _ = theano.scan(lambda h, c: T.tanh(h * 0.5 + c), None,
-                                 start, T.unbroadcast(c[0], *range(len(one))), n_steps=shape[0])
+                                 start, T.unbroadcast(c[0], *range(len(one))), n_steps=shape[0], mode=PYTHON)
         else:
             out, _ = theano.scan(lambda i, x: T.tanh(x[i]) * i, T.arange(v.shape[0]), None, v, **options)
         self.add(out, shape)
@@ -155,7 +156,7 @@ class Statistics:
         start, axes = T.unbroadcast(self.some(T.zeros_like, T.ones_like)(v.sum(0)), *range(v.ndim - 1)), shape[1:]
         (out, total, counter), _ = theano.scan(
             lambda h, s, i: [T.tanh(h * 0.7 + i), s * 0.5 + h.sum(0), i + 1], None, [v, start, np.float64(0)],
-            n_steps=n)
+            n_steps=n, mode=PYTHON)
         self.some(lambda: self.add(out[-1], shape), lambda: self.add(total[-1], axes),
                   lambda: self.add(total.sum(0), axes), lambda: self.add(counter, (steps,)))()
 
