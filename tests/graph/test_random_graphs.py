@@ -70,7 +70,7 @@ def float64(monkeypatch):
 
 
 def test_random_graphs():
-    check(60)
+    check(40)
 
 
 @pytest.mark.slow
