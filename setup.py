@@ -33,7 +33,7 @@ class BuildPy(build_py):
 
     def run(self):
         super().run()
-        # An editable wheel ignores build_lib; it packs what is in install_lib.
+        # An editable wheel ignores build_lib, and packs the folder install_lib.
         folder = self.get_finalized_command('install').install_lib if self.editable_mode else self.build_lib
         self.mkpath(folder)
         Path(folder, PTH).write_text(PTH_LINE + '\n')
@@ -48,7 +48,7 @@ BENCH = ['scikit-learn<1.4', 'tqdm<5', 'matplotlib<3.9']
 DOCS = ['sphinx>=7.1,<7.2', 'myst-parser>=3,<4', 'furo>=2024.8.6,<2025']
 TEST = ['pytest==8.3.5', 'pytest-timeout==2.4.0', 'pytest-xdist==3.6.1', 'pytest-cov>=5,<6',
         'ruff==0.17.5', 'mypy==1.14.1',
-        'hypothesis>=6.80,<6.114',  # gives parsers random texts; the last releases for Python 3.8
+        'hypothesis>=6.80,<6.114',  # chooses random cases; the last releases for Python 3.8
         'numpydoc>=1.6,<1.8',  # checks docstrings
         'nvidia-ml-py<14',     # its test simulates a machine without NVML
         'PyYAML<7', 'jsonschema<5',  # they check examples/mpijob.yaml

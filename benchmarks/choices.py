@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Compare choices that theano_mgpu makes by itself with the alternatives, in turns.
+"""A comparison of the choices that theano_mgpu makes by itself with the alternatives, in turns.
 
   dispatch   a thread for each context, against one thread that launches on every context and then fetches
   transfers  gradients fetched one by one, or all through one flat array, against small ones through one array

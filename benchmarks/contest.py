@@ -130,7 +130,7 @@ def epochs_in_turns(workers, rounds, title):
 
 
 def probe(python, code, name):
-    """Run a piece of Python in the environment of a worker, and return what it prints, such as versions.
+    """Run a piece of Python in the environment of a worker, and return its output, such as versions.
 
     Parameters
     ----------

@@ -155,7 +155,7 @@ def cnn(arguments, names):
 def unet(arguments, names):
     """Return a U-Net of three levels, with two convolutions in each; images of one channel."""
     c, x = arguments.channels, T.tensor4('x')
-    # Channels in and out of each convolution, and what its images are smaller by.
+    # Channels in and out of each convolution, and the factor by which its images are smaller.
     layers = [(1, c, 1), (c, c, 1), (c, 2 * c, 2), (2 * c, 2 * c, 2), (2 * c, 4 * c, 4), (4 * c, 4 * c, 4),
               (6 * c, 2 * c, 2), (2 * c, 2 * c, 2), (3 * c, c, 1), (c, c, 1)]
     network = Network([n_in * n_out / scale ** 2 for n_in, n_out, scale in layers], names)

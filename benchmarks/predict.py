@@ -250,7 +250,7 @@ def make_parser():
 
 def check(parser, arguments):
     """End with a message, before anything long is started, if something that was asked for is missing."""
-    arguments.threads = [1] + arguments.threads  # what the ratios are to
+    arguments.threads = [1] + arguments.threads  # the ratios compare with one thread
     for name in ('models', 'workers', 'threads'):
         setattr(arguments, name, list(dict.fromkeys(getattr(arguments, name))))  # each one once
     if arguments.batch_size > arguments.samples:

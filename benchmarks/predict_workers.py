@@ -94,10 +94,10 @@ def work_pool(arguments):
     context, n = multiprocessing.get_context('spawn'), arguments.workers
 
     def start(stack):
-        # Forked processes would share what Theano has opened: they are started afresh, and import it themselves.
+        # Forked processes would share Theano's open files and devices: spawned ones import Theano themselves.
         pool = stack.enter_context(context.Pool(n, initializer=load, initargs=(arguments.file, context.Barrier(n))))
         return (lambda x: np.concatenate(list(pool.imap(predict_batch, batches(x, arguments.batch_size)))),
-                lambda batch: pool.map(meet, [batch] * n, chunksize=1))
+                lambda batch: pool.map(predict_and_wait, [batch] * n, chunksize=1))
 
     compete(start, arguments, Alone())
 
@@ -118,7 +118,7 @@ def predict_batch(batch):
     return KEPT['model'].predict_on_batch(batch)
 
 
-def meet(batch):
+def predict_and_wait(batch):
     """Predict and wait for the other processes: else one of them would load its model when the first is timed."""
     predict_batch(batch)
     KEPT['barrier'].wait()

@@ -36,7 +36,7 @@ OURS = 'mgpu', 'sharded'
 TITLES = {'keras': 'Keras on Theano', 'mgpu': 'theano_mgpu', 'sharded': 'sharded update', 'torch': 'PyTorch',
           'tensorflow': 'TensorFlow'}
 
-PROBES = {  # what has to be importable for a kind, and the versions that it prints
+PROBES = {  # imports that a kind needs; the code prints their versions
     'mgpu': 'import theano_mgpu, keras, mpi4py, theano; print("Theano %s, Keras %s, theano_mgpu %s, mpi4py %s" % '
             '(theano.__version__, keras.__version__, theano_mgpu.__version__, mpi4py.__version__))',
     'torch': 'import numpy, torch, torch.distributed; print("PyTorch " + torch.__version__)',

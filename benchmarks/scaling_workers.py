@@ -45,7 +45,7 @@ class Ranks:
 
     def __init__(self):
         from mpi4py import MPI
-        self._comm = MPI.COMM_WORLD.Dup()  # apart from the messages of what is measured
+        self._comm = MPI.COMM_WORLD.Dup()  # its messages do not mix with the messages of the measured steps
         self.first = self._comm.rank == 0
 
     def broadcast(self, go):
@@ -170,7 +170,7 @@ def work_torch(arguments):
                                                                '--torch-port=%d' % store.port],
                                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
                for other in range(1, workers if rank == 0 else 1)]
-    # The timeout is that of a wait for the next command, too: the other contenders' turns.
+    # The timeout also limits the wait for the next command, during the other contenders' turns.
     dist.init_process_group('gloo', store=store, rank=rank, world_size=workers, timeout=datetime.timedelta(days=1))
     model = torch.nn.parallel.DistributedDataParallel(model)
     serve(torch_epoch(torch, model, arguments), Gloo(dist, torch.tensor))

@@ -67,7 +67,7 @@ def compare_imports(rounds):
     with tempfile.TemporaryDirectory() as folder:
         sides = {'kept': functools.partial(seconds_of_import, folder, True),
                  'found': functools.partial(seconds_of_import, folder, False)}
-        sides['found']()  # Theano compiles what it needs itself
+        sides['found']()  # Theano compiles its own modules once
         measured = take_turns(sides, rounds)
     print('import theano_mgpu: g++\'s flags kept: %s s; found anew: %s s; kept / found: %s'
           % (spread(measured['kept']), spread(measured['found']), ratio(measured['kept'], measured['found'])))

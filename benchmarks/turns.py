@@ -1,4 +1,4 @@
-"""Compare several ways of doing one thing: all take turns, a short block each, for a number of rounds.
+"""A comparison of several ways of doing one thing: all take turns, a short block each, for a number of rounds.
 
 Other programs slow a machine down for seconds at a time. Within a round all sides meet the same machine, so ratios are
 taken within rounds, and their median over the rounds is reported.

@@ -1,4 +1,4 @@
-"""The errors of theano_mgpu: each says what was wrong, what was given, what exists, and the next step."""
+"""The errors of theano_mgpu: each names the mistake, the value given, the values that exist, and the next step."""
 from __future__ import annotations
 
 import contextlib

@@ -318,7 +318,7 @@ def test_another_way_to_take_the_batch_is_plain_theano(cpu2, enabled):
     assert report.usages[0].calls in (2, 3)
 
 
-def test_verify_prints_a_certificate(cpu2, enabled, capsys):
+def test_verify_prints_a_report(cpu2, enabled, capsys):
     enabled(verify=True)
     w = list(logistic())[-1]
     assert np.isfinite(w).all()

@@ -118,7 +118,7 @@ def test_a_batch_that_is_at_fault_does_not_take_a_model_off_its_contexts(cpu2, e
     from keras.models import Model, Sequential
     report = enabled()
     model = Sequential([L.Dense(3, input_shape=(6,))])
-    with contextlib.suppress(ValueError):  # of Theano's product of matrices, where it is compiled with a BLAS
+    with contextlib.suppress(ValueError):  # a BLAS refuses it in Theano's product of matrices
         assert model.predict_on_batch(np.zeros((0, 6), 'float32')).shape == (0, 3)
     report.notes.clear()
     assert model.predict_on_batch(np.zeros((10, 6), 'float32')).shape == (10, 3)

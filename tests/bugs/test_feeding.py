@@ -42,7 +42,7 @@ def test_every_way_to_feed_a_model_gives_the_results_of_one_process(which, optio
     """The random state was set while a thread drew from it: "the ranks were given different batches"."""
     plain, = results(str(tmp_path / 'plain'), which)
     first, second = results(str(tmp_path / 'ranks'), which, *launched(*options))
-    racing = ['racing threads']  # which plain Keras does not repeat either
+    racing = ['racing threads']  # plain Keras does not repeat their order, either
     assert_same(first, plain, 1e-4, without=racing)
     assert_same(second, first, 0)
 

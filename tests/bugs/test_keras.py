@@ -86,10 +86,10 @@ def test_a_gradient_that_is_zero_in_theory_is_no_difference(optimizer, cpu2):
                         L.Dense(1, use_bias=False, kernel_initializer='ones', trainable=False), L.Dense(3)])
     model.compile(optimizer, 'mse', mode='FAST_COMPILE')
     x, y = data(11, 6)[0], data(11, 3, seed=1)[0]
-    certificate = verify(model, x, y)
-    assert certificate.passed, str(certificate)
-    assert len(certificate.arbitrary) == 3 and 'gradient is zero but for rounding' in str(certificate)
-    assert {row.kind for row in certificate.rows} >= {'gradient', 'weight', 'optimizer'}
+    report = verify(model, x, y)
+    assert report.passed, str(report)
+    assert len(report.arbitrary) == 3 and 'gradient is zero but for rounding' in str(report)
+    assert {row.kind for row in report.rows} >= {'gradient', 'weight', 'optimizer'}
 
 
 def test_a_summary_without_a_model_on_contexts_says_why(cpu2, enabled):

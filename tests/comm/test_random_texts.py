@@ -14,13 +14,12 @@ from theano_mgpu.errors import MgpuError
 from theano_mgpu.utils import mpi_environment
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.strategies import examples
 from test_clusters import BATCH, STEP
 
-# Few examples, always the same ones: a failure here comes from a change.
-FEW = settings(max_examples=60, derandomize=True, database=None, deadline=None,
-               suppress_health_check=list(HealthCheck))
+FEW = examples(60)
 ANY = st.text(st.characters(blacklist_categories=('Cs',), blacklist_characters='\0'), max_size=40)
 # Pieces of valid texts, in any order, and numbers that are too large.
 PIECES = st.lists(st.sampled_from(

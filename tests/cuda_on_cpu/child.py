@@ -1,4 +1,4 @@
-"""Runs tests on the stand-in in child processes.
+"""Child processes that run tests on the stand-in.
 
 A process reads the settings once, and a device that has failed stays failed, so that each test needs a process. This
 module and most test modules do not import pytest, as each child would spend a third of its time on that.

@@ -1,4 +1,4 @@
-"""Compiles kernels with NVIDIA's own compiler, NVRTC, which needs neither a GPU nor a driver.
+"""Compilation of kernels with NVIDIA's own compiler, NVRTC, which needs neither a GPU nor a driver.
 
 The stand-in compiles kernels with g++, which accepts code that NVRTC may refuse. `make test-nvrtc` has the tests write
 the source of each kernel to a folder (CUDA_ON_CPU_SOURCES), and this program compile all of them.

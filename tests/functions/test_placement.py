@@ -226,8 +226,8 @@ def test_checkpoints(cpu3, tmp_path):
 
 def test_verify(cpu3):
     training = training_step('several_losses', cpu3, micro_batches=2)
-    certificate = training.step.verify(*training.model.batch(7, 0))
-    assert certificate.passed and 'host0' in str(certificate) and 'host1' in str(certificate), str(certificate)
+    report = training.step.verify(*training.model.batch(7, 0))
+    assert report.passed and 'host0' in str(report) and 'host1' in str(report), str(report)
     assert_close(training.values(), Training(made('several_losses')).values())
 
 

@@ -1,4 +1,5 @@
 """Random models, placed at random, give the results of plain Theano on one device."""
+import copy
 import logging
 import warnings
 
@@ -6,8 +7,10 @@ from theano_mgpu.errors import MgpuWarning
 
 import pytest
 import theano
+from hypothesis import given, note
 from support.placed_models import Training, assert_close
 from support.random_placements import RandomModel
+from support.strategies import RANDOMS, examples
 
 SIZES = 7, 4, 1
 
@@ -21,9 +24,10 @@ def float64():
     logging.getLogger('theano').setLevel(logging.NOTSET)
 
 
-def is_divided(seed, contexts):
+def is_divided(random, contexts):
     """Compare a model with one device; return whether its batches were divided, if they were to be."""
-    alone, m = RandomModel(seed), RandomModel(seed, contexts)
+    alone, m = RandomModel(copy.copy(random)), RandomModel(copy.copy(random), contexts)
+    note('%s, compiled with %s:\n%s' % (m.how, m.options, theano.printing.debugprint(m.loss, file='str')))
     training = Training(m, m.how, m.updates, **m.options)
     plain = Training(alone, updates=m.updates)
     for i, (ours, theirs) in enumerate(zip(training.run(SIZES), plain.run(SIZES))):
@@ -32,19 +36,15 @@ def is_divided(seed, contexts):
     return not training.step.refused
 
 
-@pytest.mark.parametrize('seeds', [range(10)] + [
-    pytest.param(range(first, first + 18), marks=pytest.mark.slow) for first in range(10, 100, 18)],
-    ids=lambda seeds: '%d to %d' % (seeds[0], seeds[-1]))
-def test_random_placements(contexts, seeds):
-    six, n_divided = contexts('cpu', 6), 0
-    for seed in seeds:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter('ignore', MgpuWarning)  # that a graph cannot be divided
-                n_divided += is_divided(seed, six)
-        except Exception as error:
-            model = RandomModel(seed, six)
-            graph = theano.printing.debugprint(model.loss, file='str')
-            raise AssertionError('random model of seed %d, compiled with %s:\n%s'
-                                 % (seed, model.options, graph)) from error
-    assert n_divided > 0.7 * len(seeds)
+@pytest.mark.parametrize('n', [15, pytest.param(90, marks=pytest.mark.slow)])
+def test_random_placements(contexts, n):
+    six, divided = contexts('cpu', 6), []
+
+    @examples(n)
+    @given(RANDOMS)
+    def check_one(random):
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore', MgpuWarning)  # that a graph cannot be divided
+            divided.append(is_divided(random, six))
+    check_one()
+    assert sum(divided) > 0.7 * n

@@ -8,18 +8,19 @@ from theano_mgpu.graph.partition import partition
 import numpy as np
 import pytest
 import theano
+from hypothesis import given, note
 from support.modes import PYTHON
 from support.random_graphs import RandomGraph
 from support.stages import compiled, n_stages, split
+from support.strategies import RANDOMS, examples
 
 OURS = theano.Mode('py', None)
 SIZES = (7, 5, 2), (3, 1, 1)
 REFUSED = 'refused'
 
 
-def stages_of(seed):
-    """Return the number of stages of a random graph that gives the same either way, or REFUSED."""
-    graph = RandomGraph(seed)
+def stages_of(graph):
+    """Return the number of stages of a graph that gives the same results either way, or REFUSED."""
     try:
         program = partition(graph.inputs, graph.outputs)
     except CannotCut as error:
@@ -30,30 +31,33 @@ def stages_of(seed):
     for sizes in SIZES:
         data = graph.data(sum(sizes))
         try:
-            found = run(split(data, sizes))
+            results = run(split(data, sizes))
         except AssertionError as error:
             if 'Assert{' in str(error):
                 return REFUSED  # lengths that only the batch shows
             raise
-        for i, (ours, whole) in enumerate(zip(found, plain(*data))):
-            about = 'seed %d, output %d, shards of %s' % (seed, i, sizes)
+        for i, (ours, whole) in enumerate(zip(results, plain(*data))):
+            about = 'output %d, shards of %s' % (i, sizes)
             assert np.shape(ours) == np.shape(whole) and ours.dtype == whole.dtype, about
             np.testing.assert_allclose(ours, whole, rtol=1e-9, atol=1e-12 + 1e-10 * np.abs(whole).max(),
                                        err_msg=about)
     return n_stages(program)
 
 
-def check(seeds):
-    found = collections.Counter()
-    for seed in seeds:
-        try:
-            found[stages_of(seed)] += 1
-        except Exception as error:
-            graph = theano.printing.debugprint(RandomGraph(seed).outputs, file='str')
-            raise AssertionError('random graph of seed %d:\n%s' % (seed, graph)) from error
-    print('graphs by their number of stages: %s' % dict(sorted(found.items(), key=str)))
-    assert found[REFUSED] < 0.25 * len(seeds), found
-    assert found[1] > 0.2 * len(seeds), found
+def check(n):
+    """Check n graphs; neither may too many be refused, nor too few be of a single stage."""
+    counts = collections.Counter()
+
+    @examples(n)
+    @given(RANDOMS)
+    def check_one(random):
+        graph = RandomGraph(random)
+        note(theano.printing.debugprint(graph.outputs, file='str'))
+        counts[stages_of(graph)] += 1
+    check_one()
+    print('graphs by their number of stages: %s' % dict(sorted(counts.items(), key=str)))
+    assert counts[REFUSED] < 0.25 * n, counts
+    assert counts[1] > 0.2 * n, counts
 
 
 @pytest.fixture(autouse=True)
@@ -65,10 +69,10 @@ def float64(monkeypatch):
     logging.getLogger('theano').setLevel(logging.NOTSET)
 
 
-def test_20_random_graphs():
-    check(range(80, 100))
+def test_random_graphs():
+    check(40)
 
 
 @pytest.mark.slow
 def test_300_random_graphs():
-    check([*range(80), *range(100, 320)])
+    check(300)

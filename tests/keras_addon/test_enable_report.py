@@ -308,9 +308,9 @@ def test_no_trial_on_one_context():
     assert not Trial(Step(mgpu.contexts()[:1], 1.0)).is_open
 
 
-# --- Certificates --------------------------------------------------------------------------------
+# --- Verification reports -------------------------------------------------------------------------
 
-def test_verify_prints_a_certificate_of_each_model_and_changes_nothing(capsys):
+def test_verify_prints_a_report_of_each_model_and_changes_nothing(capsys):
     states = []
     for checks in (True, False):
         enable(verify=checks, always=True)
@@ -326,7 +326,7 @@ def test_verify_prints_a_certificate_of_each_model_and_changes_nothing(capsys):
         assert history == expected_history
 
 
-def test_a_certificate_of_a_subclassed_model(capsys):
+def test_a_report_of_a_subclassed_model(capsys):
     class Subclassed(Model):
         def __init__(self):
             super().__init__()
@@ -341,7 +341,7 @@ def test_a_certificate_of_a_subclassed_model(capsys):
     assert verify(model, X, Y).passed
 
 
-def test_models_that_do_not_train_get_a_certificate_of_what_they_do(capsys):
+def test_models_that_do_not_train_get_a_report_of_what_they_do(capsys):
     enable(verify=True, always=True)
     generator, tested = built(dense), compiled(built(dense))
     state = Sequential([L.SimpleRNN(3, stateful=True, batch_input_shape=(6, 5, 4))])
@@ -364,7 +364,7 @@ def test_models_that_do_not_train_get_a_certificate_of_what_they_do(capsys):
     np.testing.assert_array_equal(K.get_value(state.layers[0].states[0]), once)
 
 
-def test_strict_makes_an_error_of_a_certificate_that_fails(monkeypatch):
+def test_strict_makes_an_error_of_a_report_that_fails(monkeypatch):
     monkeypatch.setitem(TOLERANCE, 'float32', 0)
     enable(strict=True, verify=True, always=True)
     with pytest.raises(mgpu.GraphError, match='does not give the same answer'):

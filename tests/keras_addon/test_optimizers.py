@@ -1,4 +1,4 @@
-"""Optimizers that use more of the loss than its gradient, and changed ones: as in plain Keras, and certified so."""
+"""Optimizers that use more of the loss than its gradient, and changed ones: as in plain Keras, and verified as such."""
 import functools
 
 from theano_mgpu.keras import disable, enable, multi_gpu_model
@@ -70,7 +70,7 @@ def slow_but(*names):
 def test_enabled(name, build, contexts, enabled, capsys):
     """A step that depends on the loss's value, or its derivatives, silently became another one on several contexts.
 
-    The certificate is about this very optimizer, and the run is the same with it.
+    The report is about this very optimizer, and the run is the same with it.
     """
     contexts('cpu', 2)
     expected = plain(name, build)

@@ -31,11 +31,14 @@ import keras
 import numpy as np
 import pytest
 import theano.tensor as T
+from hypothesis import given
+from hypothesis import strategies as st
 from keras import layers as L
 from keras.models import Model, Sequential
 from support import keras_zoo as zoo
 from support.keras_equivalence import COMPILED, DTYPES, QUICK, assert_equal, built, everything, floatx, trained, values
 from support.keras_zoo import head, noise, one_hot
+from support.strategies import examples
 from theano import Op
 from theano.configparser import change_flags
 from theano.tensor.nnet.nnet import Softmax
@@ -191,8 +194,8 @@ def test_loops(fitted):
                  [('', plain.evaluate(x, y, batch_size=9, verbose=0))], 1e-5)
     for ours, theirs in zip(placed.predict(x, batch_size=9), plain.predict(x, batch_size=9)):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
-    certificate = verify(placed, x, y)
-    assert certificate.passed and len(certificate.contexts) == 2, str(certificate)
+    report = verify(placed, x, y)
+    assert report.passed and len(report.contexts) == 2, str(report)
 
 
 PLAIN_KERAS = '''
@@ -402,16 +405,16 @@ def cuts(n_layers, n):
         yield np.diff((0,) + stops + (n_layers,)).tolist()
 
 
-@pytest.mark.parametrize('n_layers, n', [(1, 1), (5, 5), (6, 2), (8, 3), (9, 4)])
-def test_the_cut_is_the_best_one(n_layers, n):
-    for seed in range(20):
-        costs = np.random.RandomState(seed).gamma(0.5, size=n_layers)
+@examples(100)
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=8), st.data())
+def test_the_cut_is_the_best_one(costs, data):
+    n = data.draw(st.integers(1, len(costs)), 'pieces')
 
-        def slowest(sizes, costs=costs):
-            return max(piece.sum() for piece in np.split(costs, np.cumsum(sizes)[:-1]))
-        sizes = best_cut(list(costs), n)
-        assert len(sizes) == n and sum(sizes) == n_layers and min(sizes) >= 1
-        assert slowest(sizes) == pytest.approx(min(map(slowest, cuts(n_layers, n))))
+    def slowest(sizes):
+        return max(piece.sum() for piece in np.split(np.array(costs), np.cumsum(sizes)[:-1]))
+    sizes = best_cut(costs, n)
+    assert len(sizes) == n and sum(sizes) == len(costs) and min(sizes) >= 1
+    assert slowest(sizes) == pytest.approx(min(map(slowest, cuts(len(costs), n))))
 
 
 class Clock(Op):

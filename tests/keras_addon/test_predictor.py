@@ -7,12 +7,15 @@ from theano_mgpu.utils import progress
 import keras
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from keras import backend as K
 from keras import layers as L
 from keras.models import Model, Sequential
 from scipy import sparse
 from support import keras_zoo as zoo
 from support.keras_equivalence import COMPILED, QUICK  # chooses Keras's backend first
+from support.strategies import examples
 
 SIZES = [0, 1, 2, 31, 33, 250, 2049]
 
@@ -88,12 +91,14 @@ def test_any_number_of_samples(contexts, kind, name):
 
 
 def test_random_sizes(cpu2):
-    rng = np.random.RandomState(0)
     model = zoo.functional()
     with Predictor(model, replicas_per_gpu=2) as predictor:
-        for n, batch_size in zip(rng.randint(0, 3000, 12), rng.randint(1, 300, 12)):
+        @examples(12)
+        @given(st.integers(0, 3000), st.integers(1, 300))
+        def check_one(n, batch_size):
             x = [zoo.noise(n, 6, seed=n), zoo.noise(n, 4, seed=n)]
-            assert_equal(predictor.predict(x, batch_size=int(batch_size)), model.predict(x, batch_size=int(batch_size)))
+            assert_equal(predictor.predict(x, batch_size=batch_size), model.predict(x, batch_size=batch_size))
+        check_one()
 
 
 class Batches(keras.utils.Sequence):

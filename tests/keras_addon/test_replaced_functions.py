@@ -37,7 +37,7 @@ def test_enabled(case, cpu2):
 @pytest.mark.slow
 def test_on_devices(case, contexts, monkeypatch):
     expected = case()
-    monkeypatch.delitem(replaced_functions.OPTIONS, 'mode')  # which compiles no kernels
+    monkeypatch.delitem(replaced_functions.OPTIONS, 'mode')  # this mode compiles no kernels
     contexts('gpu', 2)
     enable(always=True)
     np.testing.assert_allclose(case(), expected, rtol=1e-9)

@@ -1,4 +1,4 @@
-"""A run with certificates equals one without: results, states, random numbers, and output."""
+"""A run with verification reports equals one without: results, states, random numbers, and output."""
 import random
 
 from theano_mgpu.auto import functions
@@ -77,7 +77,7 @@ def assert_same(one, other):
     (Unseeded, {'always': True}), pytest.param(Unseeded, {}, marks=pytest.mark.slow),
     pytest.param(lambda: SGD(.1, momentum=.9), {'always': True}, marks=pytest.mark.slow)])
 def test_fit(make, options, cpu2, capsys):
-    """The optimizer was asked again for a certificate: it drew further seeds. The model's output was printed again."""
+    """The optimizer was asked again for a report: it drew further seeds. The model's output was printed again."""
     found = []
     for verifies in (False, True):
         report = enable(verify=verifies, tell=lambda text: None, **options)
@@ -92,7 +92,7 @@ def test_fit(make, options, cpu2, capsys):
 
 
 def test_what_only_tests_or_predicts_is_not_trained(cpu2, capsys):
-    """A certificate of a test was one of a training step, which makes the optimizer's state."""
+    """A report of a test was one of a training step, which makes the optimizer's state."""
     report = enable(verify=True, always=True)
     model = with_states()
     model.compile(Unseeded(), 'categorical_crossentropy', metrics=['accuracy'], mode=PYTHON)
@@ -120,7 +120,7 @@ class FailsOnce(theano.Op):
     def perform(self, node, inputs, outputs):
         FailsOnce.calls += 1
         if FailsOnce.calls == 1:
-            raise MemoryError('no memory for a certificate')
+            raise MemoryError('no memory for a report')
         outputs[0][0] = inputs[0].copy()
 
     def grad(self, inputs, gradients):
@@ -138,8 +138,8 @@ def model_that_fails_once():
     return model
 
 
-def test_a_certificate_that_fails_ends_no_run(cpu2):
-    """A wrapped optimizer, or any error while a certificate was made, ended the fit."""
+def test_a_report_that_fails_ends_no_run(cpu2):
+    """A wrapped optimizer, or any error while a report was made, ended the fit."""
     x, y = noise(11, 6), one_hot(11)
     report = enable(verify=True, always=True, tell=lambda text: None)
     model = model_that_fails_once()
@@ -158,11 +158,11 @@ class ScalarThatFailsOnce(theano.scalar.Identity):
     def impl(self, x):
         ScalarThatFailsOnce.calls += 1
         if ScalarThatFailsOnce.calls == 1:
-            raise MemoryError('no memory for a certificate')
+            raise MemoryError('no memory for a report')
         return x
 
 
-def test_a_certificate_that_fails_ends_no_call_of_a_function(cpu2):
+def test_a_report_that_fails_ends_no_call_of_a_function(cpu2):
     told, x = [], T.dmatrix('x')
     passed_on = T.Elemwise(ScalarThatFailsOnce(theano.scalar.same_out, name='passed_on'))
     report = functions.enable(verify=True, always=True, tell=told.append)
@@ -172,7 +172,7 @@ def test_a_certificate_that_fails_ends_no_call_of_a_function(cpu2):
             np.testing.assert_array_equal(f(np.ones((5, 3))), np.full(5, 6.))
     finally:
         functions.disable()
-    assert len(told) == 1 and 'f cannot be verified: ' in told[0] and 'no memory for a certificate' in told[0]
+    assert len(told) == 1 and 'f cannot be verified: ' in told[0] and 'no memory for a report' in told[0]
     assert 'divided' in str(report)
 
 
@@ -180,9 +180,9 @@ def test_a_certificate_that_fails_ends_no_call_of_a_function(cpu2):
                                   pytest.param('mean_loss', marks=pytest.mark.slow)])
 @pytest.mark.parametrize('kind', ['plain', 'plain, trained', 'parallel'])
 def test_verify_by_hand(name, kind, cpu2):
-    """A method that is replaced on the instance was certified by comparing plain SGD with itself.
+    """A method that is replaced on the instance was verified by comparing plain SGD with itself.
 
-    The certificate is of the model's own optimizer, which is left as it is.
+    The report is of the model's own optimizer, which is left as it is.
     """
     x, y = noise(11, 6), one_hot(11)
     found = []
@@ -194,9 +194,9 @@ def test_verify_by_hand(name, kind, cpu2):
         model.compile(optimizer, 'categorical_crossentropy', metrics=['accuracy'], mode=PYTHON)
         losses = [model.train_on_batch(x, y)] if kind == 'plain, trained' else []
         if verifies:
-            certificate = verify(model, x, y)
-            assert certificate.passed, str(certificate)
-            new = {row.name: row for row in certificate.rows if row.kind == 'optimizer'}
+            report = verify(model, x, y)
+            assert report.passed, str(report)
+            new = {row.name: row for row in report.rows if row.kind == 'optimizer'}
             assert len(new) == len(optimizer.weights)
         losses += [model.train_on_batch(x, y) for _ in range(3)]
         found.append([('losses', np.array(losses))] + values(model.weights) + values(states_of(optimizer)))

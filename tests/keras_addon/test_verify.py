@@ -1,4 +1,4 @@
-"""The certificate: equal results, different ones and the reason; and that nothing is left behind."""
+"""The verification report: equal results, different ones and the reason; and that nothing is left behind."""
 from theano_mgpu.keras import multi_gpu_model, verify
 
 import numpy as np
@@ -24,12 +24,12 @@ def test_an_exact_model_passes_and_is_left_as_it_was(contexts):
     model.compile(mode=QUICK, **compiling('nesterov, decay', metrics=['accuracy'])())
     model.train_on_batch(X, Y, reset_metrics=False)
     before = everything_of(model)
-    certificate = verify(model, X, Y)
-    assert certificate.passed and len(certificate.contexts) == 3
-    assert {row.kind for row in certificate.rows} == {'loss', 'metric', 'gradient', 'weight', 'optimizer'}
-    assert max(row.difference for row in certificate.rows) < 1e-5
+    report = verify(model, X, Y)
+    assert report.passed and len(report.contexts) == 3
+    assert {row.kind for row in report.rows} == {'loss', 'metric', 'gradient', 'weight', 'optimizer'}
+    assert max(row.difference for row in report.rows) < 1e-5
     assert_equal(everything_of(model), before, 0)
-    text = str(certificate)
+    text = str(report)
     assert text.startswith('one step on one device and on 3 contexts (host0->cpu;host1->cpu;host2->cpu)')
     assert 'same answer: the largest difference is' in text and 'dense' in text
     model.train_on_batch(X, Y)  # goes on
@@ -39,8 +39,8 @@ def test_a_plain_model_and_other_contexts(contexts):
     contexts('cpu', 3)
     model = built(dense)
     model.compile('adam', 'mse', mode=QUICK)
-    certificate = verify(model, X, Y, gpus=2)
-    assert certificate.passed and [c.name for c in certificate.contexts] == ['host0', 'host1']
+    report = verify(model, X, Y, gpus=2)
+    assert report.passed and [c.name for c in report.contexts] == ['host0', 'host1']
 
 
 def coupled_loss(y_true, y_pred):
@@ -64,8 +64,8 @@ def test_a_difference_is_shown(contexts):
     contexts('cpu', 2)
     model = built(dense)
     model.compile('sgd', 'mse', mode=QUICK)
-    certificate = verify(model, X, Y, tolerance=1e-30)
-    assert not certificate.passed and 'NOT the same answer' in str(certificate) and '<-- differs' in str(certificate)
+    report = verify(model, X, Y, tolerance=1e-30)
+    assert not report.passed and 'NOT the same answer' in str(report) and '<-- differs' in str(report)
 
 
 def test_an_uncompiled_model(contexts):

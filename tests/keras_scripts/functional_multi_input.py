@@ -36,7 +36,7 @@ x = Embedding(output_dim=16, input_dim=vocabulary, input_length=maxlen)(main_inp
 lstm_out = LSTM(12)(x)
 aux_output = Dense(1, activation='sigmoid', name='aux_output')(lstm_out)
 
-# what the words say, and the rest
+# the words, and the other features
 aux_input = Input(shape=(5,), name='aux_input')
 x = keras.layers.concatenate([lstm_out, aux_input])
 for _ in range(2):

@@ -60,7 +60,7 @@ vae.compile(optimizer=Adam(lr=0.003))
 vae.summary()
 vae.fit(x_train, epochs=epochs, batch_size=batch_size, verbose=2, validation_data=(x_test, None))
 
-# where the digits lie in the latent space, and what a walk through it looks like
+# the place of each digit in the latent space, and the images along a walk through it
 means, _, _ = encoder.predict(x_test, batch_size=batch_size)
 for digit in range(10):
     print('digit', digit, 'at', means[y_test == digit].mean(axis=0))

@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from hypothesis import given
+from hypothesis import strategies as st
 from models import adam
 from support.small_models import data, dense_model, momentum
+from support.strategies import examples
 
 pytestmark = [pytest.mark.opencl, pytest.mark.cuda]
 
@@ -111,3 +114,18 @@ def test_shares():
     assert common == [count] and shares == [[large, state], [small, third]]
     assert update_shares(list(new), new, 1)[1] == [[large, state, small, third]]
     assert [len(share) for share in update_shares(list(new), new, 5)[1]] == [0, 2, 0, 1, 1]
+
+
+@examples(100)
+@given(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 9)), min_size=1, max_size=6), st.integers(1, 4))
+def test_each_variable_is_in_one_share(variables, n):
+    """Each new value reads its variable, and maybe another one: then both are in one share."""
+    params = [theano.shared(np.zeros(size, 'float32'), 'w%d' % i) for i, (size, _) in enumerate(variables)]
+    read = [params[other] if other < len(params) else param for param, (_, other) in zip(params, variables)]
+    common, shares = update_shares(params, {param: param + other.sum() for param, other in zip(params, read)}, n)
+    assert not common and len(shares) == n
+    assert sorted(map(str, sum(shares, []))) == sorted(map(str, params))
+    number = {param: i for i, share in enumerate(shares) for param in share}
+    assert [number[param] for param in params] == [number[other] for other in read]
+    firsts = [min(map(params.index, share)) for share in shares if share]
+    assert firsts == sorted(firsts)

@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from hypothesis import given
+from hypothesis import strategies as st
 from support.devices import context_map
 from support.prediction import FAST, rows, sums
 from support.small_models import data, dense_model
+from support.strategies import examples
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 
 SIZES = [0, 1, 2, 31, 32, 33, 200, 1777]
@@ -61,11 +64,15 @@ def test_map_is_in_order(contexts, kind):
     contexts(kind, 2)
     predictor, _ = sums(contexts)
     with predictor:
-        sizes = np.random.RandomState(0).randint(1, 50, 40)
-        found = list(predictor.map(rows(n, n) for n in sizes))
-        assert [len(part) for part in found] == list(sizes)
-        np.testing.assert_array_equal(np.concatenate(found), np.repeat(3.0 * sizes, sizes))
-        assert sum(replica.calls for replica in predictor.replicas) == 40
+        @examples(10)
+        @given(st.lists(st.integers(1, 50), min_size=1, max_size=40))
+        def check_one(sizes):
+            before = sum(replica.calls for replica in predictor.replicas)
+            outputs = list(predictor.map(rows(n, n) for n in sizes))
+            assert [len(part) for part in outputs] == sizes
+            np.testing.assert_array_equal(np.concatenate(outputs), np.repeat(3.0 * np.array(sizes), sizes))
+            assert sum(replica.calls for replica in predictor.replicas) == before + len(sizes)
+        check_one()
 
 
 def test_arrays_on_disk_and_lists(cpu2, tmp_path):

@@ -36,7 +36,7 @@ def test_the_source_distribution_has_every_file(tmp_path):
     assert not set(tracked.split('\n')) - {''} - packed
 
 
-@pytest.mark.parametrize('name,leaves_out', [('cpu', ['iproute2']), (  # which one test needs
+@pytest.mark.parametrize('name,leaves_out', [('cpu', ['iproute2']), (  # one test needs it
     'cuda', ['iproute2', 'libclblast1', 'libclblast-dev', 'pocl-opencl-icd'])])
 def test_the_images_have_the_packages_of_the_set_up(name, leaves_out):
     """`make test-docker` builds them."""

@@ -1,4 +1,4 @@
-"""The self-check of a function: its certificate, the faults that it finds, and that it leaves nothing behind."""
+"""The self-check of a function: its report, the faults that it finds, and that it leaves nothing behind."""
 import theano_mgpu as mgpu
 from theano_mgpu.runtime import sums
 from theano_mgpu.runtime.verification import comparison
@@ -39,22 +39,22 @@ def flag():
         yield
 
 
-def test_a_step_is_certified_and_changes_nothing(step):
+def test_a_step_is_verified_and_changes_nothing(step):
     step(*data(5, 7))
     before = [variable.value() for variable in step.variables()]
-    certificate = step.verify(*data(9, 7))
-    assert certificate.passed and certificate.contexts == step.contexts, str(certificate)
-    kinds = [row.kind for row in certificate.rows]
+    report = step.verify(*data(9, 7))
+    assert report.passed and report.contexts == step.contexts, str(report)
+    kinds = [row.kind for row in report.rows]
     assert kinds == ['output'] * 2 + ['new value'] * 2 * len(step.params)
     for variable, value in zip(step.variables(), before):
         np.testing.assert_array_equal(variable.value(), value)
-    assert 'same answer' in str(certificate) and str(step.params[0]) in str(certificate)
+    assert 'same answer' in str(report) and str(step.params[0]) in str(report)
 
 
 def test_a_difference_is_shown(step, half_of_the_second):
-    certificate = step.verify(*data(9, 7))
-    assert not certificate.passed
-    assert '<-- differs' in str(certificate) and 'NOT the same answer' in str(certificate)
+    report = step.verify(*data(9, 7))
+    assert not report.passed
+    assert '<-- differs' in str(report) and 'NOT the same answer' in str(report)
 
 
 def test_the_flag_makes_an_error_of_a_difference(flag, step, half_of_the_second):
@@ -75,7 +75,7 @@ def test_the_flag_compares_the_first_divided_batch_alone(flag, step, monkeypatch
                         lambda *args: made.append(original(*args)) or made[-1])
     for n in (1, 9, 8):
         step(*data(n, 7))
-    assert [certificate.passed for certificate in made] == [True]
+    assert [report.passed for report in made] == [True]
 
 
 def test_random_streams_are_compared_too(contexts):
@@ -95,9 +95,9 @@ def test_what_rounding_alone_changes_is_not_compared(contexts):
     w = theano.shared(np.zeros(4, 'float32'), name='w')
     rounding = (x - x.mean(axis=0)).sum(axis=0)
     step = mgpu.training_function([x], (x * w).sum(), [w], lambda _: {w: T.sgn(rounding)}, mode=PYTHON)
-    certificate = step.verify(data(33, 4)[0])
-    assert certificate.passed and certificate.arbitrary == ['w'], str(certificate)
-    assert 'last digit' in str(certificate)
+    report = step.verify(data(33, 4)[0])
+    assert report.passed and report.arbitrary == ['w'], str(report)
+    assert 'last digit' in str(report)
 
 
 def test_values_that_are_not_finite(contexts):

@@ -1,4 +1,6 @@
 """Random small models with random placements: chains, branches, shared weights, samples that meet."""
+import contextlib
+
 import theano_mgpu  # noqa: F401
 
 import numpy as np
@@ -10,10 +12,6 @@ from theano.sandbox.rng_mrg import MRG_RandomStreams
 from .placed_models import Model, clipped_adam, squared
 
 WIDTH = 3
-
-
-def chosen(rng, values):
-    return values[rng.randint(len(values))]
 
 
 def momentum(gradients, params):
@@ -30,11 +28,12 @@ def smooth_adam(gradients, params):
 
 
 class RandomModel(Model):
-    """A random model; the same seed gives the same one, placed or not.
+    """A random model; the same choices give the same one, placed or not.
 
     Parameters
     ----------
-    seed : int
+    random : random.Random
+        The source of the choices.
     contexts : list of Context, optional
         At least six; the model is placed on some of them.
 
@@ -48,51 +47,53 @@ class RandomModel(Model):
         See `placed_models.Training`.
     """
 
-    def __init__(self, seed, contexts=None):
-        rng = self._choices = np.random.RandomState(seed)
-        n = rng.randint(2, 4)
-        self.updates = chosen(rng, [momentum, smooth_adam, clipped_adam])
-        self.how = chosen(rng, ['function', 'training_function'])
+    def __init__(self, random, contexts=None):
+        self._random = random
+        n = random.randrange(2, 4)
+        self.updates = random.choice([momentum, smooth_adam, clipped_adam])
+        self.how = random.choice(['function', 'training_function'])
         names = [context.name for context in contexts or ()]
-        replicas = rng.randint(3)
-        self.options = {'micro_batches': rng.randint(1, 4), 'recompute': bool(rng.randint(2)),
-                        'update_on': chosen(rng, ['auto', 'device', 'host']),
-                        'contexts': [names[:n], names[:n] if replicas == 1 else names[:2 * n],
-                                     [names[:n], names[n:2 * n]]][replicas]}
-        order = list(rng.permutation(n))
-        super().__init__(contexts and [contexts[i] for i in order], seed)
-        self._numbers = list(range(n)) + [chosen(rng, ['cpu', n - 1])]
-        self._streams = MRG_RandomStreams(seed + 1)
+        replicas = random.choice([names[:n], names[:2 * n], [names[:n], names[n:2 * n]]])
+        self.options = {'micro_batches': random.randrange(1, 4), 'recompute': random.choice([False, True]),
+                        'update_on': random.choice(['auto', 'device', 'host']), 'contexts': replicas}
+        order = self._permutation(n)
+        super().__init__(contexts and [contexts[i] for i in order])
+        self._numbers = list(range(n)) + [random.choice(['cpu', n - 1])]
+        self._streams = MRG_RandomStreams(1)
         self._build()
 
     def somewhere(self):
         """Return a block on a random place; sometimes no block."""
-        place = chosen(self._choices, self._numbers * 2 + [None])
+        place = self._random.choice(self._numbers * 2 + [None])
         return self.on(place) if place is not None else theano_mgpu.device(None)
 
+    def _permutation(self, n):
+        rest = list(range(n))
+        return [rest.pop(self._random.randrange(len(rest))) for _ in range(n)]
+
     def _build(self):
-        rng = self._choices
-        self._values = [self.rows(WIDTH) for _ in range(rng.randint(1, 4))]
+        random = self._random
+        self._values = [self.rows(WIDTH) for _ in range(random.randrange(1, 4))]
         self._weights = []
         target = self.rows(WIDTH)
         # A layer on each of the places, so that all of them are used, and others.
-        places = list(rng.permutation(len(self._numbers))) + [None] * rng.randint(1, 5)
+        places = self._permutation(len(self._numbers)) + [None] * random.randrange(1, 5)
         for place in places:
             with self.somewhere() if place is None else self.on(self._numbers[place]):
-                self._values.append(chosen(rng, LAYERS)(self))
+                self._values.append(random.choice(LAYERS)(self))
         with self.somewhere():
-            y = sum(self._values[-rng.randint(1, 4):]) + self.dense(self._values[-1], WIDTH, WIDTH)
+            y = sum(self._values[-random.randrange(1, 4):]) + self.dense(self._values[-1], WIDTH, WIDTH)
             self.loss = squared(y, target)
         for term in TERMS:
-            if rng.randint(3) == 0:
+            if random.choice([False, False, True]):
                 with self.somewhere():
                     self.loss = self.loss + term(self, y)
         used = set(theano.gof.graph.ancestors([self.loss]))
         self.params = [param for param in self.params if param in used]
-        self.outputs = [y, chosen(rng, self._values), chosen(rng, self._values).sum()]
+        self.outputs = [y, random.choice(self._values), random.choice(self._values).sum()]
         self.state += [update[0] for update in self._streams.state_updates
                        if update[0] in theano.gof.graph.ancestors([self.loss] + self.outputs)]
-        if rng.randint(2):
+        if random.choice([False, True]):
             self._add_a_running_mean()
 
     def _add_a_running_mean(self):
@@ -104,17 +105,14 @@ class RandomModel(Model):
 
     def some(self):
         """Return one of the values so far, rather a late one."""
-        return self._values[max(self._choices.randint(len(self._values)) for _ in range(2))]
+        return self._values[max(self._random.randrange(len(self._values)) for _ in range(2))]
 
     def some_weight(self):
         """Return a new or an old weight, made in this block or elsewhere."""
-        way = self._choices.randint(4)
-        if way == 0 and self._weights:
-            return chosen(self._choices, self._weights)
-        if way == 1:
-            with self.somewhere():
-                self._weights.append(self.weight(WIDTH, WIDTH))
-        else:
+        way = self._random.choice(['new', 'new', 'elsewhere', 'old'])
+        if way == 'old' and self._weights:
+            return self._random.choice(self._weights)
+        with self.somewhere() if way == 'elsewhere' else contextlib.nullcontext():
             self._weights.append(self.weight(WIDTH, WIDTH))
         return self._weights[-1]
 

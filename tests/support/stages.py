@@ -1,4 +1,4 @@
-"""Run a program shard by shard in one process, with plain Theano; and a model that needs several stages."""
+"""An interpreter that runs a program shard by shard with plain Theano, and a model that needs several stages."""
 import contextlib
 import copy
 
@@ -37,7 +37,7 @@ def n_stages(program):
 
 def given(stage):
     """Return the variables that a stage needs from earlier ones."""
-    return [exchange.variable for exchange in stage.exchanges] + list(stage.carried)
+    return [exchange.variable for exchange in stage.exchanges] + list(stage.saved)
 
 
 def run(program, shards, mode=None, states=None):
@@ -73,7 +73,7 @@ def _run(program, functions, exchanges, together, shards, states):
                 env[variable] = value
     for stage, function in zip(program.stages, functions):
         exchange(stage.exchanges)
-        for place, source in stage.carried.items():
+        for place, source in stage.saved.items():
             for env in known:
                 env[place] = env[source]
         for shard, length, first, env, state in zip(shards, lengths, firsts, known, states):

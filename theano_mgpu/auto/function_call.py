@@ -9,7 +9,7 @@ from theano.gof import vm
 
 from ..parallel_function import check_subset
 
-COMPUTE_SOME = vm.Stack, getattr(vm, 'CVM', vm.Stack)  # what runs a graph and can compute some of its outputs
+COMPUTE_SOME = vm.Stack, getattr(vm, 'CVM', vm.Stack)  # virtual machines that can compute some outputs only
 
 
 class FunctionCall:
@@ -91,7 +91,7 @@ class FunctionCall:
         self._function[item] = value
 
     def __getattr__(self, name: str) -> Any:
-        if name == 'position_of_error':  # of a compiled graph that has failed; what has failed here says so itself
+        if name == 'position_of_error':  # Theano names the failed node; errors here name their own
             raise AttributeError(name)
         return getattr(self._function, name)
 

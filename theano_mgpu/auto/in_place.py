@@ -45,7 +45,7 @@ class InPlaceUpdates:
                 array[...] = value
                 variable.container.storage[0] = array
                 if watcher is not None and watcher.read_only:
-                    watcher.lend()  # a copy on a device would miss what is written there
+                    watcher.lend()  # a copy on a device would miss values that are written there
 
 
 def _root(variable):

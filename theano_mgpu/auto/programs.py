@@ -17,7 +17,7 @@ from ..runtime.batches.free_batch_size import written_lengths
 from .definition import Refusal
 
 REFUSALS = 6  # ways to take the batch that are analysed
-PATTERNS = 1000  # of lengths that are told apart
+PATTERNS = 1000  # patterns of lengths that are told apart
 EACH = 64        # calls of which each may bring other slices; after them, calls 128, 256, 512, … may
 
 

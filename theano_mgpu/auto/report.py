@@ -21,7 +21,7 @@ class UsageSummary(Printed):
     """
 
     usage_class: Callable[[str], Any]
-    noun: str  # of a line
+    noun: str  # names the subject of a line
 
     def __init__(self) -> None:
         self.usages: list[Any] = []

@@ -123,7 +123,7 @@ def _by_scheduled_mpirun(ranks, allocation):
     _check_room(ranks, sum(allocation.tasks), allocation)
     per_host = min(ranks, max(allocation.tasks))
     mpirun = find_mpirun()
-    # The cores of this host say nothing about those of the others, and a host may be shared with other jobs.
+    # Another host may have more or fewer cores than this one, and a host may be shared with other jobs.
     daemons = _daemons(allocation, mpirun)
     words = [mpirun] + ranks_option(ranks) + daemons + KEEPALIVE + ['--bind-to', 'none']
     threads = _threads(ranks, allocation, per_host, len(os.sched_getaffinity(0)))

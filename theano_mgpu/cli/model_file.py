@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import MgpuError
 from .hdf5_check import check_hdf5
 
-LAMBDA_KEYS = {'function_type', 'output_shape_type', 'mode_type'}  # of a configuration with functions in it
+LAMBDA_KEYS = {'function_type', 'output_shape_type', 'mode_type'}  # keys in the configuration of a layer with functions
 
 
 def load_model(path: str, safe: bool) -> Any:
@@ -45,7 +45,7 @@ def load_model(path: str, safe: bool) -> Any:
             return keras.models.load_model(file, compile=False)
     except MgpuError:
         raise
-    except Exception as error:  # of many classes: h5py's, and those of layers
+    except Exception as error:  # h5py and layers raise many classes
         # Not the cause: the file is wrong, not the code.
         raise MgpuError('Keras cannot load the model %s: %s: %s. If the model has custom layers, load it in a script '
                         'and use theano_mgpu.keras.Predictor(model)'

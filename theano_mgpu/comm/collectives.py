@@ -52,7 +52,7 @@ def all_gather_rows(ranks: Communicator, rows: np.ndarray, lengths: Sequence[int
             raise BatchError('the rows that the ranks have of one output have different shapes, %s, and cannot be '
                              'put together: reduce this output, or pad its rows to one shape'
                              % ' and '.join(map(str, sorted(shapes))))
-        if shapes and shapes != {rows.shape[1:]}:  # those of a rank without samples mean nothing
+        if shapes and shapes != {rows.shape[1:]}:  # the shape means nothing on a rank without samples
             whole = np.empty((sum(lengths),) + shapes.pop(), rows.dtype)
         ranks.all_gather(own, whole, lengths)
     return whole

@@ -81,7 +81,7 @@ def packed(error: BaseException) -> tuple[str, str, list[bytes]]:
     pickles = [pickled for pickled in map(_pickled, ways) if description(_read(pickled)) == description(error)][:1]
     bases = [base for base in cls.__mro__[1:] if issubclass(base, Exception) and not base.__name__[0] == '_']
     pickles += [_pickled(lambda base=base: (_called, base, (str(error),), {})) for base in bases]
-    pickles.append(pickle.dumps((_called, Exception, (cls.__name__,), {})))  # its text may be what fails
+    pickles.append(pickle.dumps((_called, Exception, (cls.__name__,), {})))  # the text may be the part that fails
     return (*description(error), [pickled for pickled in pickles if _read(pickled) is not None])
 
 

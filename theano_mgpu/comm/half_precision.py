@@ -129,7 +129,7 @@ def _to_half(out, values, exponent):
     if library is not None:
         library.to_half(out.ctypes.data, values.ctypes.data, 2.0 ** exponent, out.size)
         return
-    with np.errstate(over='ignore'):  # of an array that has infinities beside large numbers
+    with np.errstate(over='ignore'):  # an array may have infinities beside large numbers
         out.view('float16')[...] = np.ldexp(values, exponent)
 
 

@@ -105,8 +105,8 @@ struct Sum {
 
 template <typename T>
 void add(T *out, const T *const *buffers, int count, size_t size, int accumulate, int stream, int threads) {
-    // There is no wait for a helper that got no core until the work was done: it finds nothing left, and lets go
-    // of what is shared.
+    // No wait for a helper that got a core only after the work was done: it finds no work left, and lets go of the
+    // shared Sum.
     std::shared_ptr<Sum<T>> sum(new Sum<T>{
         out, buffers, count, size, accumulate != 0, stream && (uintptr_t)out % 16 == 0, {0}, {0}});
     try {

@@ -60,7 +60,7 @@ class Watchdog:
     def __init__(self, expired: Callable[[Sequence[int], float], None]) -> None:
         self._expired = expired
         self._activity: Sequence[int] = ()
-        self._block: list[Sequence[int]] | None = None  # of the present ``with`` block: a new list for each
+        self._block: list[Sequence[int]] | None = None  # each ``with`` block makes a new list, which identifies it
         threading.Thread(target=self._look, name='theano_mgpu watchdog', daemon=True).start()
 
     def __call__(self, activity: Sequence[int]) -> Watchdog:

@@ -92,7 +92,7 @@ def import_theano() -> None:
                 if patch.when == table.DURING_IMPORT:
                     hidden.enter_context(patch.apply())
             import theano  # noqa: F401
-    except ValueError as error:  # of a home directory that cannot be written, for example
+    except ValueError as error:  # for example, a home directory cannot be written
         if 'compiledir directory' not in str(error):
             raise
         raise MgpuError('Theano has no folder for compiled code: %s Name another one: '

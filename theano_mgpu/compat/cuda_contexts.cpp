@@ -159,7 +159,7 @@ public:
     }
 };
 
-// What stands in the place of one function of a table.
+// The substitute for one function of a table.
 template <typename Table, typename Function, Function *Table::*place> struct Guarded;
 template <typename Table, typename Result, typename... Arguments, Result (*Table::*place)(Arguments...)>
 struct Guarded<Table, Result(Arguments...), place> {

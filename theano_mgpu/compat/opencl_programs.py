@@ -1,4 +1,4 @@
-"""Build each OpenCL program once, for all functions, all devices of one type, and all processes.
+"""A cache of OpenCL programs: each is built once, for all functions, all devices of one type, and all processes.
 
 Theano builds the kernels of each op again for each function, and OpenCL drivers are slow at it: of the 55 s in which
 the training function of a VGG-16 was compiled for PoCL, 51 s were 1,231 builds of 141 different sources. With this
@@ -144,7 +144,7 @@ class ProgramCache:
         device, code = _pointer(self._device(context)), _int()
         program = self._cl.clCreateProgramWithBinary(_pointer(context), 1, ctypes.byref(device), ctypes.byref(size),
                                                      ctypes.byref(content), None, ctypes.byref(code))
-        if not program:  # of another version of the driver, whatever it says
+        if not program:  # another version of the driver has made the file
             return False
         if self._cl.clBuildProgram(_pointer(program), 0, None, *self._link_options, None, None) == SUCCESS:
             self._keep((context, name), program)

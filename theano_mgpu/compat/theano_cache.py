@@ -67,7 +67,7 @@ def write_keys_whole() -> None:
         try:
             keys = pickle.dumps(self, protocol=pickle.HIGHEST_PROTOCOL)
         except pickle.PicklingError:
-            return original(self)  # which warns, and removes the file
+            return original(self)  # it warns, and removes the file
         with files.whole_file(self.key_pkl, flush=False) as unfinished, open(unfinished, 'wb') as file:
             file.write(keys)
 

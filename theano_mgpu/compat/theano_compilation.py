@@ -20,8 +20,8 @@ _lock_files: Dict[str, int] = {}  # path to descriptor; never closed, since that
 
 
 class _Thread(threading.local):
-    has_lock = False   # of the module that it is about to compile
-    ahead: Any = None  # the Ahead of the function that it makes
+    has_lock = False   # whether the thread has the lock of the module that it is about to compile
+    ahead: Any = None  # the Ahead of the function that the thread makes
 
 
 _thread = _Thread()

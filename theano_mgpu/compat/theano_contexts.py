@@ -35,7 +35,7 @@ def infer_contexts_from_all_ancestors() -> None:
 
 
 def infer_context_name(*variables: Any) -> Any:
-    """Return the name of an op's context: the nearest GPU ancestor of its inputs has it, or else `compiling_for` says.
+    """Return the name of an op's context: the context of its nearest GPU ancestor, or else `compiling_for`.
 
     Takes the place of ``theano.gpuarray.basic_ops.infer_context_name``; breadth first over all ancestors.
     """

@@ -34,7 +34,7 @@ def open_device(context: Context, preallocated: bool = True) -> bool:
     import theano.gpuarray
     from theano.gpuarray.type import get_context, list_contexts
     if context.name in list_contexts():
-        opened = getattr(get_context(context.name), 'dev', 'an unknown device')  # which init_dev leaves there
+        opened = getattr(get_context(context.name), 'dev', 'an unknown device')  # init_dev sets `dev`
         if opened != context.device:
             raise ContextError('context %r is open on %s already and cannot be mapped to %s in the same '
                                'process; use another name' % (context.name, opened, context.device))

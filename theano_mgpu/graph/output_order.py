@@ -1,4 +1,4 @@
-"""The order of the outputs of a compiled graph: what it computes first decides what memory it needs."""
+"""The order of the outputs of a compiled graph, which decides how much memory a call needs."""
 from __future__ import annotations
 
 from typing import TypeVar

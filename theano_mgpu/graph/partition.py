@@ -1,4 +1,4 @@
-"""Cut the graph of one device into stages, each of which a replica computes without hearing from another one."""
+"""The partition of a graph into stages: a replica computes a stage without values from another replica."""
 from __future__ import annotations
 
 from typing import Collection, Iterable, Mapping, NamedTuple, Sequence
@@ -14,11 +14,11 @@ from .analysis import CONSTANT, FREE, PARTIAL, ROWS, SAME, CannotCut, Gather, Re
 from .analysis.rules.batch_norm import elementary
 from .analysis.rules.draws import streams_of_one_draw
 from .analysis.sizes import number
-from .carrying import Carrying
 from .graph import substitute
 from .placement.tags import place_of_node, placed_on
 from .random_streams import DRAWS
 from .rewrites import inlined, merged
+from .saved_values import SavedValues
 
 BATCH_NORM = bn.AbstractBatchNormTrain, bn.AbstractBatchNormTrainGrad
 
@@ -34,11 +34,11 @@ class Exchange(NamedTuple):
 class Stage(NamedTuple):
     """A stage: first the exchanges, then the graph of `outputs`, computed by each replica.
 
-    `carried` maps each placeholder of a value of an earlier stage to that value.
+    `saved` maps each placeholder of a value of an earlier stage to that value.
     """
 
     exchanges: list[Exchange]
-    carried: dict[theano.Variable, theano.Variable]
+    saved: dict[theano.Variable, theano.Variable]
     outputs: list[theano.Variable]
 
 
@@ -113,7 +113,7 @@ class Program(NamedTuple):
         """Return the program with other variables in place of the outputs of stages."""
         def exchanges(each: Iterable[Exchange]) -> list[Exchange]:
             return [exchange._replace(source=new.get(exchange.source, exchange.source)) for exchange in each]
-        stages = [Stage(exchanges(stage.exchanges), {v: new.get(source, source) for v, source in stage.carried.items()},
+        stages = [Stage(exchanges(stage.exchanges), {v: new.get(source, source) for v, source in stage.saved.items()},
                         [new.get(output, output) for output in stage.outputs]) for stage in self.stages]
         return self._replace(stages=stages, exchanges=exchanges(self.exchanges), outputs=[
             output._replace(variable=new.get(output.variable, output.variable)) for output in self.outputs])
@@ -178,7 +178,7 @@ def partition(inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variab
     except CannotCut:
         if not streams:
             raise
-        # Numbers of all samples can lie in any order, those of a replica in that of its samples.
+        # Numbers drawn for the whole batch may lie in any order; a replica's own draws are in the order of its samples.
         return _partition(inputs, outputs, statistics, ())
 
 
@@ -219,8 +219,8 @@ def _partition(inputs, outputs, statistics, streams) -> Program:
 def _program(shards: Shards, inputs: Sequence[theano.Variable]) -> Program:
     """Return the Program of the needed part of some Shards."""
     outputs, handed_over = _outputs(shards, inputs)
-    met = set(ancestors([output.variable for output in outputs if output.reduction is None]))
-    last = [Exchange(v, *shards.exchanges[v]) for v in shards.exchanges if v in met] + handed_over
+    needed = set(ancestors([output.variable for output in outputs if output.reduction is None]))
+    last = [Exchange(v, *shards.exchanges[v]) for v in shards.exchanges if v in needed] + handed_over
     wanted: dict[int, list[theano.Variable]] = {}
 
     def want(variables: Iterable[theano.Variable]) -> None:
@@ -234,13 +234,11 @@ def _program(shards: Shards, inputs: Sequence[theano.Variable]) -> Program:
         of_stage = list(dict.fromkeys(wanted.get(i, [])))
         read = [v for v in ancestors(of_stage) if v.owner is None]
         exchanges = [Exchange(v, *shards.exchanges[v]) for v in read if v in shards.exchanges]
-        carried = {v: shards.carried[v] for v in read if v in shards.carried}
-        if carried:
-            carrying = Carrying(shards, i, carried)
-            carried = carrying.carried
-            new.update(zip(of_stage, substitute(of_stage, carrying.again)))
-        want([exchange.source for exchange in exchanges] + list(carried.values()))
-        stages.insert(0, Stage(exchanges, carried, of_stage))
+        values = SavedValues(shards, i, {v: shards.saved[v] for v in read if v in shards.saved})
+        if values.again:
+            new.update(zip(of_stage, substitute(of_stage, values.again)))
+        want([exchange.source for exchange in exchanges] + list(values.saved.values()))
+        stages.insert(0, Stage(exchanges, values.saved, of_stage))
     early = {exchange.variable for stage in stages for exchange in stage.exchanges}
     return Program(list(inputs), shards.numbers, stages, [each for each in last if each.variable not in early], outputs,
                    shards.independent).renamed(new)
@@ -283,16 +281,16 @@ class _Constants:
         while any(v in self._inlined for v in ancestors(graphs)):
             graphs = substitute(graphs, self._inlined)
         self.graphs = dict(zip(fit, graphs))
-        met = set(ancestors(graphs))
-        self.exchanges = [Exchange(v, source, SAME) for v, source in self._handed_over.items() if v in met]
+        needed = set(ancestors(graphs))
+        self.exchanges = [Exchange(v, source, SAME) for v, source in self._handed_over.items() if v in needed]
 
     def _can_be(self, variable):
         """Return whether a constant can be computed of exchanged values; note the further values that it needs."""
-        met = ancestors([variable])
-        if any(v in self._own or v.owner and isinstance(v.owner.op, DRAWS) for v in met):
+        needed = ancestors([variable])
+        if any(v in self._own or v.owner and isinstance(v.owner.op, DRAWS) for v in needed):
             return False
-        carried = {v: self._shards.carried[v] for v in met if v in self._shards.carried}
-        for placeholder, source in carried.items():
+        saved = {v: self._shards.saved[v] for v in needed if v in self._shards.saved}
+        for placeholder, source in saved.items():
             if source not in self._memo:
                 self._memo[source] = self._can_be(source)
             if self._memo[source]:

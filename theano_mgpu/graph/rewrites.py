@@ -87,7 +87,7 @@ def inner_graph(node: theano.Apply, inputs: list[theano.Variable]) -> list[thean
 def merged(outputs: Sequence[theano.Variable]) -> list[theano.Variable]:
     """Copy a graph so that no op is computed twice on a place.
 
-    A duplicate would be exchanged, and carried from stage to stage, a second time. Gradients have ops of their own for
+    A duplicate would be exchanged, and saved for later stages, a second time. Gradients have ops of their own for
     values of the forward pass, such as the tanh in ``1 - tanh(x) ** 2``.
 
     Parameters

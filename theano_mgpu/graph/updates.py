@@ -28,7 +28,7 @@ def as_dict(updates: Any) -> dict[SharedVariable, theano.Variable]:
     return dict(items)
 
 
-@placed_on(None)  # what is made here is not the user's, whatever block of mgpu.device this is called in
+@placed_on(None)  # ops made here have no place, even within a block of mgpu.device
 def with_givens(outputs: Sequence[theano.Variable], updates: dict[SharedVariable, theano.Variable], givens: Any,
                 no_default_updates: bool | Sequence[SharedVariable] = False,
                 ) -> tuple[list[theano.Variable], dict[SharedVariable, theano.Variable]]:
@@ -65,7 +65,7 @@ def with_givens(outputs: Sequence[theano.Variable], updates: dict[SharedVariable
         if getattr(variable, 'default_update', None) is not None and variable not in variables and
         getattr(variable.tag, 'stands_for', variable) not in without]
     whole += [of_type(variable, variable.default_update) for variable in default]
-    # All at once: a draw is one node, of which an output has the numbers and a default update the new state.
+    # All at once: one node draws both the numbers, for an output, and the new state, for a default update.
     whole = substituted(whole)
     return whole[:len(outputs)], dict(zip(variables + default, whole[len(outputs):]))
 

@@ -1,4 +1,4 @@
-"""Divide the outputs of a stage into buckets: the gradients of one are exchanged while the next one is computed."""
+"""Buckets of the outputs of a stage: the gradients of one bucket are exchanged while the next one is computed."""
 from __future__ import annotations
 
 from typing import Mapping, Sequence

@@ -16,7 +16,7 @@ from .sizes import bytes_of, bytes_of_shared, peak_of, shapes_of
 
 UNKNOWN = '?'
 NOT_KNOWN = '?: depends on the shapes of a batch; theano-mgpu run --explain knows the first one'
-# What the values of an exchange are called, where the name of the reduction does not say it.
+# Names of exchanged values, where the name of the reduction does not fit.
 VALUES = {'gather': 'gathered value', 'prod': 'product', 'max': 'maximum', 'min': 'minimum', 'stack': 'stacked value'}
 Sizes = Dict[theano.Variable, Any]
 

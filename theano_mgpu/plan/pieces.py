@@ -1,4 +1,4 @@
-"""Cut a stage where the device changes: pieces, each of which one device computes."""
+"""Pieces of a stage, which is cut where the device changes: one device computes a piece."""
 from __future__ import annotations
 
 import functools
@@ -10,9 +10,9 @@ from theano.gof.graph import io_toposort
 from theano.tensor.elemwise import DimShuffle
 
 from ..devices.mesh import Mesh
-from ..graph.carrying import missing_for
 from ..graph.graph import substitute
 from ..graph.placement.tags import place_of
+from ..graph.saved_values import missing_for
 
 
 class Piece(NamedTuple):
@@ -56,9 +56,9 @@ class Places:
         self._default, self._names = mesh.places[0], set(mesh.places)
         self._known: dict[theano.Variable, str | None] = dict(mesh.placement)
 
-    def among(self, carried: Mapping[theano.Variable, theano.Variable]) -> Callable[[theano.Variable], str]:
-        """Return `of`, for the variables of a stage into which values are carried."""
-        self._known.update((placeholder, self.of(source)) for placeholder, source in carried.items())
+    def among(self, saved: Mapping[theano.Variable, theano.Variable]) -> Callable[[theano.Variable], str]:
+        """Return `of`, for the variables of a stage with saved values of earlier stages."""
+        self._known.update((placeholder, self.of(source)) for placeholder, source in saved.items())
         return self.of
 
     def of(self, variable: theano.Variable) -> str:
@@ -157,7 +157,7 @@ class _Cutter:
             others = taken - {variable}
             if not missing_for(variable, functools.partial(self._is_there, others, key[1])):
                 taken = others
-        # What is made again may need less, and what nothing needs any more is not taken.
+        # Values computed again may need fewer inputs; inputs that nothing needs any more are not taken.
         return sorted(taken & self._met(outputs, taken), key=self._order.__getitem__)
 
     def _viewed(self, variable, key):

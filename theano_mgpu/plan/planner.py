@@ -1,4 +1,4 @@
-"""Plan a step: from a program and the devices to parts, exchanges and updates, and where each is computed."""
+"""The planning of a step: from a program and the devices to parts, exchanges and updates, each with its place."""
 from __future__ import annotations
 
 from dataclasses import replace
@@ -61,7 +61,7 @@ class _Planner:
         self._new = {variable: output.variable for variable, output in new.items() if output.reduction is None}
         self._exchanges, self._given = program.every_exchange, list(program.given) + program.numbers
         # The values that a replica has to keep after the stages that compute them, beside those that it gives to sums.
-        self._kept = {source for stage in program.stages for source in stage.carried.values()}.union(
+        self._kept = {source for stage in program.stages for source in stage.saved.values()}.union(
             output.variable for output in [*self._results, *self._rows.values()])
         self._choices: list[Choice] = []
 
@@ -119,7 +119,7 @@ class _Planner:
         if n > 1:
             name = '%s, stage %d of %d' % (name or 'a function', i + 1, n)
         exchanged = [each.variable for earlier in self._program.stages[:i + 1] for each in earlier.exchanges]
-        pieces = cut(self._given + exchanged + list(stage.carried), stage.outputs, self._places.among(stage.carried),
+        pieces = cut(self._given + exchanged + list(stage.saved), stage.outputs, self._places.among(stage.saved),
                      bool(self._options.recompute), in_buckets)
         parts: list[Part] = []
         read = self._kept.union(each.source for each in self._exchanges)  # after the piece
@@ -166,7 +166,7 @@ class _Planner:
         new, idle = self._new, self._not_read_by_replicas()
         light = [v for v in results + list(new.values()) if _reads([v]) <= idle]
         here = [v for v in new if v in idle and new[v] in light or self._places.of(v) == CPU]
-        # The host has all variables; a device would get a copy of those of the others.
+        # The host has all variables; a device would need copies of the variables of other devices.
         light += [v for v in results if v not in light and len({self._places.of(each) for each in _reads([v])}) > 1]
         return here, light
 
@@ -251,7 +251,7 @@ class _Planner:
                 groups += new
             boundaries.append(Boundary(tuple(exchanges), tuple(groups),
                                        tuple(each for each in exchanges if each not in additive)))
-        return [StagePlan(boundary, stage.carried, tuple(replace(part, sums=tuple(sums[part])) for part in parts))
+        return [StagePlan(boundary, stage.saved, tuple(replace(part, sums=tuple(sums[part])) for part in parts))
                 for boundary, (stage, parts) in zip(boundaries, stages)], boundaries[-1]
 
 

@@ -139,7 +139,7 @@ class Batch:
 
 
 class Splitter:
-    """Splits batches as a plan says, and has the memory on the devices that their inputs are sent to.
+    """A splitter of batches by the shares of a plan. It keeps the memory on the devices for their inputs.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Build a function over a batch: from a graph to a plan, and from the plan to an executable."""
+"""The building of a function over a batch: from a graph to a plan, and from the plan to an executable."""
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -109,7 +109,7 @@ class DataParallel(BuiltFunction):
                 raise LengthError('the batch is empty: no process has a sample of it')
             try:
                 with self.timings.span('scatter'):
-                    is_ahead = bound.batch and values is bound.values  # else they are those of rank 0
+                    is_ahead = bound.batch and values is bound.values  # else rank 0 has sent other values
                     batch = bound.batch if is_ahead else self.split(values, bound.states, lengths)
                     self.executable.refresh()
                 ready = time.perf_counter()

@@ -53,7 +53,7 @@ class UpdateOwners:
 
     def _gathered(self, owned: Sequence[tuple[Replicated, int]], values: dict[Replicated, Any]):
         """Return the values of the variables of other processes."""
-        outdated = [variable.variable.container.storage[0] for variable, _ in owned]  # of the right shape
+        outdated = [variable.variable.container.storage[0] for variable, _ in owned]  # they have the right shape
         arrays = [_checked(variable, values[variable], value) if owner == self._ranks.rank else value
                   for (variable, owner), value in zip(owned, outdated)]
         with self._ranks.single_thread:

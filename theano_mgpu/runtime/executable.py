@@ -165,7 +165,7 @@ class Executable:
 
     def refresh(self) -> None:
         """Copy values of the user's variables to replicas that are out of date."""
-        for variable in self.variables:  # of all parts, since another function may have divided some of them otherwise
+        for variable in self.variables:  # all of them: another function may have divided some otherwise
             if variable.divided and (self.owners is None or variable.divided != self.owners.gather):
                 variable.divided()
             if variable.lent:

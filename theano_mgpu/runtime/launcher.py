@@ -14,13 +14,13 @@ from .batch import Shard
 from .executors import Executor, TaskError, make_executor
 from .timeline import Timings, on_track
 
-# What drivers, and Theano's own ops, say where there is too little memory on a device.
+# The texts of drivers, and of Theano's own ops, for too little memory on a device.
 OUT_OF_MEMORY = ('CUDA_ERROR_OUT_OF_MEMORY', 'CL_MEM_OBJECT_ALLOCATION_FAILURE', 'CL_OUT_OF_RESOURCES',
                  'Invalid buffer size', 'failed to allocate', 'ould not allocate work')
 
 
 class Launcher:
-    """Runs tasks on contexts by an executor.
+    """A launcher of tasks on contexts, by an executor.
 
     Parameters
     ----------

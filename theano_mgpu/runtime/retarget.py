@@ -131,7 +131,7 @@ class _Move:
         here = to_host[0].type(variable.name)
         if len(to_host) < len(variable.clients):
             self.variables[variable] = as_gpuarray_variable(here, self.target.name)
-        # Who works in place has had an array of its own; what the caller gives must not change.
+        # An op that works in place needs a copy: the caller's array must not change.
         self.variables.update((output, deep_copy_op(here) if fgraph.has_destroyers([output]) else here)
                               for output in to_host)
         return here

@@ -228,7 +228,7 @@ def _add_up(arrays, targets, accumulate):
 
 
 class OverRanks:
-    """Adds sums over the ranks, in place: after each other, or each while the next part of a stage is computed.
+    """The addition of sums over the ranks, in place: in order, or each while the next part of a stage is computed.
 
     The sums of an idle rank, which has no samples, are 0.
 
@@ -237,15 +237,15 @@ class OverRanks:
     ranks : Communicator
     timings : Timings
     overlaps : bool
-        Whether `start` adds on a thread of its own. The ranks meet before in the thread that calls, so an error of one
-        rank is found as in a step without overlap.
+        Whether `start` adds on a thread of its own. The ranks exchange a handshake before, in the thread that calls.
+        So an error of one rank is found as in a step without overlap.
     """
 
     def __init__(self, ranks: Communicator, timings: Timings, overlaps: bool):
         self._ranks, self._timings = ranks, timings
         self._overlaps = overlaps and ranks.size > 1
         self._threads = WorkerThreads([_add_over] * self._overlaps, 'theano_mgpu exchange')
-        self._underway: dict[HostSums, Task] = {}  # those of a later boundary may be added early
+        self._underway: dict[HostSums, Task] = {}  # sums of a later boundary may be added early
 
     def wait(self) -> None:
         """Wait for the sums under way; also after an error, since the other ranks add, too."""

@@ -56,4 +56,4 @@ class Transaction:
 
 def _note_written_by_step(watcher):
     watcher.after_write()
-    watcher.touched = False  # the same on every rank: made from what they have added
+    watcher.touched = False  # every rank has computed the same value from the added sums

@@ -13,9 +13,9 @@ from ..utils import mpi_environment
 
 FLUSH_SECONDS = 10
 _POSITIVE = 1e-12 * 1.1 ** np.arange(776)
-BUCKETS = np.concatenate([-_POSITIVE[::-1], [0], _POSITIVE])  # of histograms: TensorFlow's, up to 1.2e20
+BUCKETS = np.concatenate([-_POSITIVE[::-1], [0], _POSITIVE])  # TensorFlow's buckets of histograms, up to 1.2e20
 
-_numbers = itertools.count()  # of the files of this process
+_numbers = itertools.count()  # numbers for the files of this process
 
 
 class Summary:

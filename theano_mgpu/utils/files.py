@@ -190,5 +190,5 @@ def _flush(path):
 
 def flush_folder(folder: str) -> None:
     """Wait until the entries of a folder are on the disk, where the file system can tell."""
-    with contextlib.suppress(OSError):  # of file systems that cannot: they may show the old file after a power failure
+    with contextlib.suppress(OSError):  # some file systems cannot, and may show the old file after a power failure
         _flush(folder or os.curdir)

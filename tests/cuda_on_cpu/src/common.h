@@ -1,4 +1,4 @@
-// What the three libraries share: the layout of a compiled kernel, messages, and the services of libcuda for libcublas.
+// Shared by the three libraries: the layout of a compiled kernel, messages, and the services of libcuda for libcublas.
 #pragma once
 #include <cstdarg>
 #include <cstddef>

@@ -17,7 +17,7 @@ class Arithmetic:
                      lambda x: T.cast(x > 0.2, 'float64'), lambda x: T.cast(x < 0.3, 'int32') * x,
                      lambda x: T.cast(x, 'float64'), theano.gradient.disconnected_grad, T.floor,
                      lambda x: theano.gradient.grad_clip(x, -0.01, 0.01), lambda x: x - x.shape[0] if x.ndim else x]
-        self.add(functions[self.draw.randint(len(functions))](v), shape)
+        self.add(self.some(*functions)(v), shape)
 
     @kind(4)
     def binary(self):
@@ -27,7 +27,7 @@ class Arithmetic:
                      lambda a, b: T.switch(T.gt(a, b + 0.01), a, b), lambda a, b: T.second(a, b), T.lt,
                      lambda a, b: T.fill(T.zeros_like(a), b) if b.ndim == a.ndim else a + b,
                      lambda a, b: T.switch(T.lt(b, 0.3) & T.gt(a, -0.2), 1.0, a)]
-        out = functions[self.draw.randint(len(functions))](*((v, other) if self.chance(0.7) else (other, v)))
+        out = self.some(*functions)(*((v, other) if self.chance(0.7) else (other, v)))
         if out.ndim != len(shape):
             return False
         self.add(out if out.broadcastable == v.broadcastable else out + T.zeros_like(v), shape)
@@ -35,16 +35,16 @@ class Arithmetic:
     @kind(4)
     def reduction(self):
         v, shape = self.pick(lambda s: len(s) > 0)
-        axes = sorted(set(self.draw.randint(0, len(shape), self.draw.randint(1, len(shape) + 1))))
+        axes = sorted({self.random.randrange(len(shape)) for _ in range(self.random.randrange(1, len(shape) + 1))})
         keep, function = self.chance(0.4), self.some(T.sum, T.mean, T.max, T.min, T.prod, T.any, T.all, T.std, T.var)
         if function in (T.any, T.all):
             v = v > self.some(-1.5, 0, 1.5)
         if function is T.prod:
             v = T.tanh(v)
         if function is T.std:
-            v = v + T.constant(self.draw.randn()) * T.arange(v.size, dtype='float64').reshape(v.shape)
+            v = v + T.constant(self.numbers.randn()) * T.arange(v.size, dtype='float64').reshape(v.shape)
         axis = None if len(axes) == len(shape) and self.chance(0.5) else \
-            [int(a) if self.chance(0.6) else int(a) - len(shape) for a in axes]
+            [a if self.chance(0.6) else a - len(shape) for a in axes]
         if axis is not None and len(axis) == 1 and self.chance(0.5):
             axis, = axis
         self.add(function(v, axis=axis, keepdims=keep),
@@ -89,7 +89,7 @@ class Arithmetic:
     @kind(2)
     def tensor_product(self):
         v, shape = self.pick(lambda s: len(s) > 1)
-        i = self.draw.randint(len(shape))
+        i = self.random.randrange(len(shape))
         if self.chance(0.3):
             other, t = self.pick(lambda s: len(s) > 0 and shape[i] in s)
             j = t.index(shape[i])

@@ -11,9 +11,9 @@ class Shapes:
     @kind(3)
     def shuffled(self):
         v, shape = self.pick(lambda s: len(s) > 0)
-        order = [int(i) for i in self.draw.permutation(len(shape))]
+        order = self.permutation(len(shape))
         if len(order) < 4 and self.chance(0.3):
-            order.insert(self.draw.randint(len(order) + 1), 'x')
+            order.insert(self.random.randrange(len(order) + 1), 'x')
         self.add(v.dimshuffle(*order), [1 if i == 'x' else shape[i] for i in order])
 
     @kind(5)
@@ -21,8 +21,8 @@ class Shapes:
         v, shape = self.pick(lambda s: len(s) > 0)
         lengths = [v.shape[i] if n % 7 == 0 or self.chance(0.3) else n for i, n in enumerate(shape)]
         shape = list(shape)
-        for _ in range(self.draw.randint(1, 4)):
-            i = self.draw.randint(len(shape))
+        for _ in range(self.random.randrange(1, 4)):
+            i = self.random.randrange(len(shape))
             if self.chance(0.6) and i + 1 < len(shape):  # merge
                 shape[i:i + 2], lengths[i:i + 2] = [shape[i] * shape[i + 1]], [lengths[i] * lengths[i + 1]]
             elif self.chance(0.2) and len(shape) < 4:
@@ -31,7 +31,7 @@ class Shapes:
             elif len(shape) < 4:  # split
                 two = [n for n in (2, 3, 4) if shape[i] % n == 0 and shape[i] > n and (shape[i] // n) % N in (0, n % N)
                        or n == shape[i]] or [1]
-                n = two[self.draw.randint(len(two))]
+                n = self.some(*two)
                 rest = shape[i] // n
                 if n > 1 and (shape[i] == N or shape[i] % (7 * N) == 0):
                     continue  # not for any N
@@ -40,10 +40,10 @@ class Shapes:
                 parts = parts if self.chance(0.5) else parts[::-1]
                 shape[i:i + 1], lengths[i:i + 1] = [p[0] for p in parts], [p[1] for p in parts]
         if self.chance(0.05):  # anything else of as many elements
-            order = self.draw.permutation(len(shape))
+            order = self.permutation(len(shape))
             shape, lengths = [shape[i] for i in order], [lengths[i] for i in order]
         if self.chance(0.4):
-            lengths[self.draw.randint(len(lengths))] = -1
+            lengths[self.random.randrange(len(lengths))] = -1
         ndim = len(shape)
         self.add(v.reshape(lengths, ndim=ndim) if self.chance(0.8) else v.reshape(T.stack(lengths), ndim=ndim), shape)
 
@@ -58,13 +58,13 @@ class Shapes:
         each = v.size // n if self.chance(0.3) else rest
         ways = [((N, rest), (n, each)), ((N, rest), (n, -1)), ((N * rest,), (n * each,)), ((N, rest, 1), (n, -1, 1)),
                 ((rest, N), (each, n)), ((rest, N), (-1, n))]
-        shape, lengths = ways[self.draw.randint(len(ways) - self.some(0, 2, 2))]
+        shape, lengths = ways[self.random.randrange(len(ways) - self.some(0, 2, 2))]
         self.add(v.reshape(lengths, ndim=len(shape)), shape)
 
     @kind()
     def flattened(self):
         v, shape = self.pick(lambda s: len(s) > 1)
-        outdim = self.draw.randint(1, len(shape))
+        outdim = self.random.randrange(1, len(shape))
         self.add(v.flatten(outdim), shape[:outdim - 1] + (int(np.prod(shape[outdim - 1:])),))
 
     @kind(3)
@@ -72,12 +72,12 @@ class Shapes:
         v, shape = self.pick(lambda s: len(s) > 0)
         other = self.pick(lambda s: s == shape)[0] if self.chance(0.7) else T.zeros_like(v) + 0.3
         if self.chance(0.4) and len(shape) < 4:
-            axis = self.draw.randint(len(shape) + 1)
+            axis = self.random.randrange(len(shape) + 1)
             return self.add(T.stack([v, other], axis=axis), shape[:axis] + (2,) + shape[axis:])
         axes = [i for i, n in enumerate(shape) if n % 7]
         if not axes:
             return False
-        axis = axes[self.draw.randint(len(axes))]
+        axis = self.some(*axes)
         self.add(T.concatenate([v, other], axis=self.some(axis, axis - len(shape))),
                  [n * 2 if i == axis else n for i, n in enumerate(shape)])
 
@@ -85,17 +85,17 @@ class Shapes:
     def split(self):
         v, shape = self.pick(lambda s: any(n % 7 and n > 1 for n in s))
         axis = self.some(*[i for i, n in enumerate(shape) if n % 7 and n > 1])
-        k = self.draw.randint(1, shape[axis])
+        k = self.random.randrange(1, shape[axis])
         parts = T.split(v, [k, shape[axis] - k] if self.chance(0.5) else T.stack([k, v.shape[axis] - k]), 2, axis)
-        i = self.draw.randint(2)
+        i = self.random.randrange(2)
         self.add(parts[i], shape[:axis] + ((k, shape[axis] - k)[i],) + shape[axis + 1:])
 
     @kind(2)
     def repeated(self):
         v, shape = self.pick(lambda s: 0 < len(s) < 4 and np.prod(s) < 2000)
-        axis, times = self.draw.randint(len(shape)), self.some(2, 3)
+        axis, times = self.random.randrange(len(shape)), self.some(2, 3)
         if self.chance(0.7):
-            out = T.repeat(v, times, axis=int(axis))
+            out = T.repeat(v, times, axis=axis)
         else:
             out = T.tile(v, [times if i == axis else 1 for i in range(len(shape))])
         self.add(out, [n * times if i == axis else n for i, n in enumerate(shape)])
@@ -105,15 +105,15 @@ class Shapes:
         v, shape = self.pick(lambda s: any(n % 7 for n in s))
         entries, lengths = [], []
         for n in shape:
-            way = self.draw.randint(5)
+            way = self.random.randrange(5)
             if n % 7 == 0 or way == 0:
                 entries.append(slice(None))
                 lengths.append(n)
             elif way == 1:
-                entries.append(self.draw.randint(-n, n))
+                entries.append(self.random.randrange(-n, n))
             else:
-                start, stop = sorted(self.draw.choice(n + 1, 2, replace=False))
-                entry = slice(int(start), int(stop), self.some(None, 1, 2)) if way < 4 else slice(None, None, -1)
+                start, stop = sorted(self.permutation(n + 1)[:2])
+                entry = slice(start, stop, self.some(None, 1, 2)) if way < 4 else slice(None, None, -1)
                 entries.append(entry)
                 lengths.append(len(range(n)[entry]))
         while entries and entries[-1] == slice(None) and self.chance(0.5):
@@ -165,7 +165,7 @@ class Shapes:
             return False
         v, shape = found
         axis = self.some(*[i for i, n in enumerate(shape) if n % 7 and n > 1])
-        idx = self.draw.randint(0, shape[axis], 3 if self.chance(0.8) else (2, 2))
+        idx = np.array(self.some([0, 1, 1], [1, 0, 0], [-1, 0, -1], [[1, 0], [0, 0]]))
         entry = (slice(None),) * axis + (idx,)
         if len(shape) + idx.ndim - 1 > 4:
             return False

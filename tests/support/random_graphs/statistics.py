@@ -6,6 +6,7 @@ from theano import sparse
 from theano.ifelse import ifelse
 from theano.tensor.nnet.bn import batch_normalization_train
 
+from ..modes import PYTHON
 from .kinds import CLASSES, N, kind
 
 
@@ -35,7 +36,7 @@ class Statistics:
                 (T.alloc(self.weight(k), n, k), (N, k)), (T.ones_like(self.rows), (N, 6)),
                 (T.tri(n, k), (N, k)), (T.arange(n * k).reshape((n, k)) / 100.0, (N, k)),
                 (T.arange(n * k).reshape((k, n)) / 100.0, (k, N)), (T.arange(n * 3, dtype='float64') / 50, (N * 3,))]
-        v, shape = ways[self.draw.randint(len(ways))]
+        v, shape = self.some(*ways)
         found = self.pick(lambda s: s == shape)
         self.add(v * found[0] if found and self.chance(0.7) else T.cast(v, 'float64'), shape)
 
@@ -69,7 +70,7 @@ class Statistics:
         v, shape = self.pick(lambda s: len(s) > 0)
         if self.chance(0.5):
             return self.add(v / (0.1 + v.norm(self.some(1, 2))), shape)
-        axis = self.draw.randint(len(shape))
+        axis = self.random.randrange(len(shape))
         self.add(v / (0.1 + v.norm(2, axis=axis, keepdims=True)), shape)
 
     @kind()
@@ -79,7 +80,7 @@ class Statistics:
             return False
         v, shape = found
         k = shape[1]
-        gamma, beta = [theano.shared(self.draw.rand(1, k) + 0.5, broadcastable=(True, False)) for _ in range(2)]
+        gamma, beta = [theano.shared(self.numbers.rand(1, k) + 0.5, broadcastable=(True, False)) for _ in range(2)]
         self.weights += [gamma, beta]
         y, mean, _ = batch_normalization_train(v, gamma, beta)
         self.add(y, shape)
@@ -111,11 +112,11 @@ class Statistics:
         start = self.some(T.zeros_like(v[0]), T.unbroadcast(T.zeros([v.shape[i] for i in range(1, len(shape))]),
                                                             *range(len(one))), v[0] * 0.1)
         start = T.unbroadcast(start, *range(len(one)))
-        way, w = self.draw.randint(9), T.constant(0.3)
+        way, w = self.random.randrange(9), T.constant(0.3)
         if one[-1] % 7:
             w = self.weight(one[-1], one[-1]) if len(one) <= 2 else self.weight(one[-1])
         mixed = (lambda x, h: T.tanh(x + T.dot(h, w))) if w.ndim == 2 else (lambda x, h: T.tanh(x + h * w))
-        options = dict(go_backwards=backwards, truncate_gradient=truncate)
+        options = dict(go_backwards=backwards, truncate_gradient=truncate, mode=PYTHON)
         if way == 0:
             out, _ = theano.scan(mixed, v, start, **options)
         elif way == 1:
@@ -141,7 +142,7 @@ class Statistics:
             if not c:
                 return False
             out, _ = theano.scan(lambda h, c: T.tanh(h * 0.5 + c), None,
-                                 start, T.unbroadcast(c[0], *range(len(one))), n_steps=shape[0])
+                                 start, T.unbroadcast(c[0], *range(len(one))), n_steps=shape[0], mode=PYTHON)
         else:
             out, _ = theano.scan(lambda i, x: T.tanh(x[i]) * i, T.arange(v.shape[0]), None, v, **options)
         self.add(out, shape)
@@ -155,7 +156,7 @@ class Statistics:
         start, axes = T.unbroadcast(self.some(T.zeros_like, T.ones_like)(v.sum(0)), *range(v.ndim - 1)), shape[1:]
         (out, total, counter), _ = theano.scan(
             lambda h, s, i: [T.tanh(h * 0.7 + i), s * 0.5 + h.sum(0), i + 1], None, [v, start, np.float64(0)],
-            n_steps=n)
+            n_steps=n, mode=PYTHON)
         self.some(lambda: self.add(out[-1], shape), lambda: self.add(total[-1], axes),
                   lambda: self.add(total.sum(0), axes), lambda: self.add(counter, (steps,)))()
 
@@ -171,7 +172,7 @@ class Statistics:
         ways = [(places, self.labels, (N,)), (places.dimshuffle(0, 'x'), [[0, 2]], (N, 2)),
                 (places.reshape((1, -1)), T.stack([self.labels, self.labels * 0]), (2, N)),
                 (places.dimshuffle(0, 'x'), self.words % CLASSES, (N, 5))]
-        own, index, together = ways[self.draw.randint(len(ways))]
+        own, index, together = self.some(*ways)
         entries = [slice(None)] * len(shape)
         entries[axis], entries[other] = own, index
         kept = [(i, n) for i, n in enumerate(shape) if i not in (axis, other)]
@@ -181,7 +182,7 @@ class Statistics:
             return self.add(v[tuple(entries)], ahead + list(together) + (behind if not ahead else []))
         write, base = self.some(T.set_subtensor, T.inc_subtensor), v if self.chance(0.6) else T.zeros_like(v)
         if len(together) > 1 and write is T.set_subtensor:
-            return False  # which one of several is kept is not known
+            return False  # Theano may keep any of several values
         self.add(write(base[tuple(entries)], self.some(T.constant(2.0), T.tanh(v[tuple(entries)]))), shape)
 
     @kind()
@@ -206,7 +207,7 @@ class Statistics:
         w = self.some(lambda: v % 3, lambda: v // 2, lambda: v * self.some(2, v), lambda: T.eq(v, 2), lambda: T.abs_(v),
                       lambda: T.cast(v, 'int16') + v)()
         if shape and self.chance(0.6):
-            axis = self.draw.randint(len(shape))
+            axis = self.random.randrange(len(shape))
             total = self.some(T.sum, T.max, T.mean)(T.cast(w, 'int16'), axis=axis, keepdims=True)
             return self.add(self.some(w - total, total * w, T.cast(total, 'float64') + w), shape)
         self.add(w, shape)

@@ -57,8 +57,8 @@ from .models import MODELS, Recipe
 from .scaling import LINKS, Block, Findings, Network, in_half, parse_network, predictions
 from .worker import start_ranks, turn_of_ranks
 
-WIDTH = 118  # of lines of the answer
-CORES = len(os.sched_getaffinity(0))  # that this process may use
+WIDTH = 118  # characters in a line of the answer
+CORES = len(os.sched_getaffinity(0))  # cores that this process may use
 
 
 def add_parser(sub: Any) -> None:
@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
     setting = describe(args, recipe, contexts)
     try:
         findings = measure_all(args, recipe, contexts)
-    except KeyboardInterrupt:  # the processes that were started have ended
+    except KeyboardInterrupt:  # by now the started processes have ended
         note('interrupted')
         return 130
     if findings.in_half:

@@ -13,10 +13,10 @@ from .models import Recipe
 from .scaling import MEMORY, Block, Key, Link, means
 
 SETTLE = 0.05        # seconds before each turn: idle threads of OpenBLAS and OpenMP spin for some milliseconds
-BLOCK_SECONDS = 0.08  # of a block: other programs slow this machine down for seconds, and then for all contestants
+BLOCK_SECONDS = 0.08  # seconds of a block: short, so that a busy spell of the machine hits all contestants
 FEWEST, MOST = 3, 100  # steps in a block
-REPEATS = 7          # of actions that take microseconds
-COLD = 1 << 26       # bytes that are used in turn, so that none of them are still in a cache, as in a step
+REPEATS = 7          # runs of an action that takes microseconds
+COLD = 1 << 26       # bytes of buffers used in turn, so that no buffer is still in a cache, as in a step
 
 
 class Trainee:
@@ -61,7 +61,7 @@ class Trainee:
             Seconds of each step in each phase, and outside all phases (other).
         """
         inputs, targets = [array[:batch] for array in self.inputs], [array[:batch] for array in self.targets]
-        self.model.train_on_batch(inputs, targets)  # after another batch size: new memory, cold caches
+        self.model.train_on_batch(inputs, targets)  # untimed: another batch size needs new memory
         # Plain Keras's function has no timings.
         timings = getattr(getattr(self.model.train_function, 'function', None), 'timings', None)
         seconds, phases = [], []
@@ -92,7 +92,7 @@ def take_turns(contestants: Sequence[Callable[[], Sequence[Block]]], rounds: int
     """Return the blocks of each round, in which each contestant trains in turn; the bar advances by one a turn."""
     measured = []
     for number in range(rounds):
-        start = number // 2 % len(contestants)  # a later one begins in each pair of rounds; odd rounds run backwards
+        start = number // 2 % len(contestants)  # two rounds a start; odd rounds run backwards
         blocks: dict[Key, Block] = {}
         for contestant in [*contestants[start:], *contestants[:start]][::-1 if number % 2 else 1]:
             time.sleep(SETTLE)

@@ -12,7 +12,7 @@ from ...errors import MgpuError, MgpuWarning
 CLASSES = 10
 DEEPEST = 10000  # Theano traverses graphs by recursion, and resnet50's is deeper than Python's limit of 1000
 
-Shape = Tuple[int, ...]  # of a sample
+Shape = Tuple[int, ...]  # the shape of a sample
 
 
 class Known(NamedTuple):
@@ -20,7 +20,7 @@ class Known(NamedTuple):
 
     shape: Shape
     batch_size: int
-    layers: Callable[[Any, Any], Any]  # by keras.layers and a shape: all layers after the input, or a whole model
+    layers: Callable[[Any, Any], Any]  # takes keras.layers and a shape; returns all layers after the input, or a model
     small: Optional[Shape] = None
     loss: str = 'categorical_crossentropy'
 
@@ -81,7 +81,7 @@ class Recipe:
         sys.setrecursionlimit(max(DEEPEST, sys.getrecursionlimit()))
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter('ignore', UserWarning)  # that a file was saved without an optimizer
+                warnings.simplefilter('ignore', UserWarning)  # "saved without an optimizer"
                 model = (self.known.layers(keras.layers, self.input_shape) if self.known else
                          keras.models.load_model(self.name))
                 if isinstance(model, list):
@@ -107,7 +107,7 @@ class Recipe:
         from ...keras import multi_gpu_model
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter('ignore', MgpuWarning)  # about exactness, which does not matter here
+                warnings.simplefilter('ignore', MgpuWarning)  # exactness does not matter here
                 return multi_gpu_model(self.build(), gpus)
         except ValueError as error:
             raise MgpuError(str(error)) from error

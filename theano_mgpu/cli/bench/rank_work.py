@@ -33,7 +33,7 @@ def work(model: str, input_shape: list[int] | None, optimizer: str, batch_size: 
     memory and perhaps its cores, and from the time of an exchange.
     """
     init()
-    comm = import_mpi().COMM_WORLD.Dup()  # apart from the messages of what is measured
+    comm = import_mpi().COMM_WORLD.Dup()  # its messages do not mix with the messages of the measured steps
     recipe = Recipe(model, input_shape, optimizer)
     joint = Trainee(recipe.replicate(1), recipe, [batch_size])
     parts = [functools.partial(joint.turn, 'ranks', comm.size, batch_size, steps)]
@@ -65,7 +65,7 @@ def broadcast(comm: Any, go: bool) -> bool:
 
 def block_apart(trainee: Trainee, comm: Any, size: int, n_steps: int) -> list[Block]:
     """Return the Block of steps of all ranks, each by itself."""
-    # They begin each step together, and wait as in a common step, which slows others down where cores are scarce.
+    # The ranks begin each step together, and wait as in a common step: a waiting rank slows others if cores are scarce.
     _, phases = trainee.steps(size, n_steps, before=lambda: mpi_communicator().handshake((SHARE,)))
     # In a common step each phase lasts until the slowest rank has finished it.
     slowest = means([{name: max(each[name] for each in step) for name in step[0]}

@@ -37,7 +37,7 @@ def scaling_table(rows: Sequence[Row]) -> str:
 def phase_table(rows: Sequence[Row]) -> str:
     """Return the milliseconds a step in each phase, as text; plain Keras has no phases."""
     phases = {label(row): row['phases'] for row in rows if row['kind'] != 'plain'}
-    names = max(phases.values(), key=len)  # phases of ranks include those of contexts
+    names = max(phases.values(), key=len)  # ranks have all phases of contexts, and more
     lines = [['ms a step', *names]]
     lines += [[title, *('%.2f' % (1e3 * seconds[name]) if name in seconds else '-' for name in names)]
               for title, seconds in phases.items()]

@@ -44,14 +44,14 @@ from ...errors import MgpuError
 from ...parsing import shown
 
 PARTS = ('input', 'dispatch', 'compute', 'exchange', 'update')
-SCHEMES = {'host': 'through the host', 'ring': 'ring', 'hierarchical': 'hierarchical'}  # and their titles
+SCHEMES = {'host': 'through the host', 'ring': 'ring', 'hierarchical': 'hierarchical'}  # names, and titles
 # The part that each phase of a measured step belongs to; the time outside all phases is the host's own work.
 PART_OF = {'scatter': 'input', 'host_to_device': 'input', 'launch': 'compute', 'run': 'compute',
            'device_to_host': 'exchange', 'wait': 'exchange', 'all_reduce': 'exchange', 'exchange': 'exchange',
            'update': 'update', 'broadcast': 'exchange'}
-NUMBERS = [2 ** power for power in range(1, 11)]  # of devices, for which there is a prediction
-BACKWARD = 2 / 3  # of compute
-MOST_SAMPLES = 1 << 30  # in a batch that is looked for
+NUMBERS = [2 ** power for power in range(1, 11)]  # numbers of devices with a prediction
+BACKWARD = 2 / 3  # of the time of compute
+MOST_SAMPLES = 1 << 30  # samples in the largest batch tried
 PAYS = 0.7  # n devices pay where their efficiency, speedup / n, is at least this
 EVERY_DEVICE = 1 << 30  # devices on a host if there is only one host
 SHORTEST = 1e-9  # seconds; lines are fitted to times above zero
@@ -283,7 +283,7 @@ class CostModel(NamedTuple):
         int or None
             Samples in the whole batch, a multiple of n; None if no batch of up to `MOST_SAMPLES` is enough.
         """
-        # Over multiples of n one device's step is a straight line, and the step of n devices is convex.
+        # Over multiples of n, the time of one device is a straight line, and the time of n devices is convex.
         low, high = 0, 1
         while self.speedup(n, n * high) < efficiency * n:
             low, high = high, 2 * high

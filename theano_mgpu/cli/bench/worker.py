@@ -47,14 +47,14 @@ class Worker:
                  patience: float | None = None) -> None:
         self._label, self._patience = label, patience or threading.TIMEOUT_MAX
         self._stderr = tempfile.TemporaryFile('w+', errors='replace')
-        # A session of its own: Ctrl-C reaches this process only, which ends the worker in order.
+        # In its own session: Ctrl-C reaches this process only, which then ends the worker in order.
         self._process: Any = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                               stderr=self._stderr, universal_newlines=True, start_new_session=True)
         self.pid = self._process.pid
 
     def send(self, line: str) -> None:
         """Write a line to its stdin."""
-        with contextlib.suppress(BrokenPipeError):  # `answer` then reports why it has ended
+        with contextlib.suppress(BrokenPipeError):  # `answer` then reports why the worker has ended
             self._process.stdin.write(line + '\n')
             self._process.stdin.flush()
 

@@ -14,7 +14,7 @@ from .reductions import STACK, Elementwise, Reduction
 from .sizes import size_of
 from .states import CONSTANT, DEPENDENT, FREE, ROWS, WHOLE, State, Value, rows
 
-NOT_DIVISIBLE = 'this batch cannot be divided: '  # how the message of a check begins that fails in a step
+NOT_DIVISIBLE = 'this batch cannot be divided: '  # begins the message of a check that fails in a step
 OTHER_LENGTH = NOT_DIVISIBLE + 'a value that meets the samples has not as many rows as there are samples'
 
 
@@ -36,7 +36,7 @@ class ShardGraph:
         The variables of this graph that each replica computes alike.
     exchanges : dict of theano.Variable to (theano.Variable, Reduction)
         The placeholder of each exchanged value, to the value of each replica, and its reduction.
-    carried : dict of theano.Variable to theano.Variable
+    saved : dict of theano.Variable to theano.Variable
         The placeholder of a value in a later stage, to the value in the stage that computes it.
     """
 
@@ -44,10 +44,10 @@ class ShardGraph:
         self.numbers = numbers or [T.lscalar(name) for name in ('samples', 'own samples', 'first sample')]
         self.total, self.own, self.first = self.numbers
         self.exchanges: dict[theano.Variable, tuple[theano.Variable, Reduction]] = {}
-        self.carried: dict[theano.Variable, theano.Variable] = {}
+        self.saved: dict[theano.Variable, theano.Variable] = {}
         self.stages: dict[theano.Variable, int] = {}
         self.constants: set[theano.Variable] = set()
-        self._placeholders: dict[Any, theano.Variable] = {}  # of exchanged and of carried values
+        self._placeholders: dict[Any, theano.Variable] = {}  # of exchanged and of saved values
         self._everywhere = set(self.numbers)
 
     def constant(self, node: theano.Apply, values: list[Value]) -> list[Value]:
@@ -93,7 +93,7 @@ class ShardGraph:
         key = value.variable, stage
         if key not in self._placeholders:
             placeholder = self._placeholders[key] = value.variable.type(value.variable.name)
-            self.carried[placeholder] = value.variable
+            self.saved[placeholder] = value.variable
             self.stages[placeholder] = stage
         return self._placeholders[key]
 
@@ -109,8 +109,8 @@ class ShardGraph:
         return Value(variable, state, self.stages.get(variable, value.stage))
 
     def _earliest(self, variable):
-        if variable in self.carried:
-            return self._earliest(self.carried[variable])
+        if variable in self.saved:
+            return self._earliest(self.saved[variable])
         if variable in self.exchanges and isinstance(self.exchanges[variable][1], Elementwise):
             return self._earliest(self.exchanges[variable][0])
         if variable.owner and isinstance(variable.owner.op, Elemwise):
@@ -144,7 +144,7 @@ class ShardGraph:
             self.exchanges[placeholder] = key
             self.stages[placeholder] = value.stage + 1
         placeholder = self._placeholders[key]
-        # It, or its length, may depend on the number of samples.
+        # The value, or its length, may depend on the number of samples.
         return Value(placeholder, DEPENDENT, self.stages[placeholder])
 
     def length(self, variable: theano.Variable) -> Value:

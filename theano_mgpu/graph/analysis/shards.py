@@ -32,7 +32,7 @@ class Rule(NamedTuple):
     reads_averages: bool
 
 
-RULES: dict[type, Rule] = {}  # by the classes of ops; an op has the rule of the nearest class that it is made from
+RULES: dict[type, Rule] = {}  # by class of op; the rule of the nearest base class counts
 
 
 def rule(*classes: type, of: str = PARTIAL, reads_averages: bool = False) -> Callable[[Any], Any]:
@@ -106,16 +106,16 @@ class Shards(ShardGraph):
     def _begin(self, known, exchanged=(), statistics='exact', streams=(), numbers=None):
         ShardGraph.__init__(self, numbers)
         self._at_once = set(exchanged)
-        self.compared = set()     # variables of the new graph that are looked for in other ones, bit by bit
+        self.compared = set()     # variables of the new graph that other ones are compared with, bit by bit
         self._values = {}
         self._used_partial, self._used_whole = set(), set()  # variables of the given graph
         self._copied = {}         # scaled or reshaped copies of shares, to the shares
-        self._copies = {}         # shares, to those of their copies that are exchanged
+        self._copies = {}         # shares, to their exchanged copies
         self.statistics, self.streams = statistics, streams
         self.independent = []
         self.of_shard = {}        # statistics in the given graph, to Values of the shard's own ones
         self.averages = set()     # variables of the given graph that are made of averages of such statistics
-        self._given = {}          # variable of the new graph -> that of the given graph
+        self._given = {}          # variables of the new graph, to the variables of the given graph
         self._everywhere.update(value.variable for value in known.values())
         self._known, self.inputs = list(known), set()
         self.around, self.sources, self.recurrences = None, {}, {}  # of the graph inside of a loop, see `of_loop`
@@ -153,7 +153,7 @@ class Shards(ShardGraph):
     def _convert(self, node):
         try:
             values = self._computed(node, [self._usable(variable) for variable in node.inputs])
-        except CannotCut as error:  # it may be unused
+        except CannotCut as error:  # not raised: the node may be unused
             values = [Value(None, State(REFUSED, reason=str(error)), FREE)] * len(node.outputs)
         if any(value.kind == PARTIAL for value in values):
             self._note_shares(node)
@@ -200,7 +200,7 @@ class Shards(ShardGraph):
         return function(self, node, self.wholes(values) if of == ROWS else values)
 
     def check_averages(self, node: theano.Apply, values: list[Value]) -> None:
-        """Refuse samples that meet the average of the shards' statistics, as each shard is normalised by its own."""
+        """Refuse samples that meet the average of the shards' statistics: each shard is normalised by its own ones."""
         if self.averages.intersection(node.inputs):
             if has_rows(values):
                 self.refuse(node, 'samples meet statistics of the whole batch, of which each replica has those of its '
@@ -214,7 +214,7 @@ class Shards(ShardGraph):
     def check(self, node: theano.Apply, reason: str, variable: theano.Variable,
               *conditions: theano.Variable) -> theano.Variable:
         """Return a variable that refuses a batch for this reason where the batch does not meet the conditions."""
-        # As one condition: where Theano's optimiser takes away some of several, it takes away the text, too.
+        # A single condition: when Theano's optimiser removes some of several, it removes the text, too.
         text = NOT_DIVISIBLE + refusal_of(node, reason)
         return Assert(text)(variable, functools.reduce(T.and_, conditions))
 

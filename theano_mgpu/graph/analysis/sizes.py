@@ -13,7 +13,7 @@ from theano.tensor import basic, elemwise, opt, subtensor
 from .states import COUNT, NUMBER
 
 CASTS = scalar.Cast, scalar.Identity
-# What is computed of integers that are known.
+# Scalar ops whose results are computed if their integers are known.
 ARITHMETIC = CASTS + (scalar.Add, scalar.Sub, scalar.Mul, scalar.Neg, scalar.Maximum, scalar.Minimum, scalar.EQ,
                       scalar.NEQ, scalar.LT, scalar.GT, scalar.LE, scalar.GE)
 
@@ -48,7 +48,7 @@ def size_of(node: theano.Apply, sizes: list[Any]) -> Any:
             return _sum(parts) if isinstance(op.scalar_op, scalar.Add) else _product(parts)
     if isinstance(op, elemwise.Elemwise):
         return _elementwise(node, sizes)
-    return NUMBER  # of a shape, too: that of a variable which has as many elements as a size says; see rules.shapes
+    return NUMBER  # also for a Shape op: rules.shapes gives its size
 
 
 def elements(variable: theano.Variable, size: Any) -> tuple[Any, ...] | None:
@@ -128,7 +128,7 @@ def length_of(vector: theano.Variable) -> int | None:
     """Return the length that a vector is known to have, else None."""
     try:
         return T.get_vector_length(vector)
-    except (ValueError, TypeError, IndexError):  # the last: of x[()]
+    except (ValueError, TypeError, IndexError):  # IndexError: for x[()]
         pass
     node = vector.owner
     if not node or not isinstance(node.op, (elemwise.Elemwise, basic.Join)):
@@ -145,7 +145,7 @@ def number(variable: Any) -> Any:
         return variable
     try:
         return T.get_scalar_constant_value(variable)
-    except (T.NotScalarConstantError, TypeError, IndexError):  # the last: of a vector that is joined
+    except (T.NotScalarConstantError, TypeError, IndexError):  # IndexError: for an element of joined vectors
         return _whole_number(variable) if variable.owner and variable.ndim == 0 else None
 
 

@@ -17,8 +17,8 @@ COUNT = 'count'        # a multiple of N
 NUMBER = 'number'      # any other function of N
 
 # The only use of a value, beside asking for its shape.
-BACKWARDS = 'backwards'  # rows, the last sample first: to loop over them in any order, and to turn them round again
-LAST = 'last'            # a sum that grows with each sample: to take the last one, which is a share of the sum
+BACKWARDS = 'backwards'  # rows, the last sample first: only a loop in any order, or a second reversal, may use them
+LAST = 'last'            # a running sum over samples: only its last element may be used, a share of the sum
 
 FREE = -1              # the stage of a value that needs neither samples nor an exchange: every stage computes it
 

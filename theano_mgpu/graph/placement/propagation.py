@@ -22,7 +22,7 @@ from ..rewrites import rebuilt
 from .tags import Beside, place_of, place_of_node, record_places
 
 _SEVERAL = object()  # a node feeds several parameters, or something else than an update
-_ROUNDS = 4          # forwards and backwards; further ones settle what hangs together by a `Beside` or an update only
+_ROUNDS = 4          # forwards and backwards; further rounds settle ops that only a `Beside` or an update connects
 
 
 def is_placed(outputs: Iterable[theano.Variable]) -> bool:
@@ -189,7 +189,7 @@ class _Propagation:
                 self._infer_shared(variable)
             if before == (len(self.places), len(self.leaves)):
                 break
-        self._place_updates()  # those of parameters whose place was inferred
+        self._place_updates()  # for parameters whose place was inferred
 
     def _infer_shared(self, variable):
         """Place a shared variable where the first node with a place reads it, else at the root of its new value."""

@@ -51,7 +51,7 @@ def enable(gpus: Any = None, strict: bool = False, verify: bool = False, always:
         results differ from one device.
     verify : bool
         On the first batch of each model, compare one step on one device with one on the contexts (see `verify`), and
-        print the certificate to stderr. For a model that predicts first, the outputs are compared.
+        print the verification report to stderr. For a model that predicts first, the outputs are compared.
     always : bool
         Divide each batch that can be divided, without measuring: every run of a script then gives the same rounding.
     tell : callable
@@ -239,7 +239,7 @@ class EnabledState(ParallelState):
                                     flags.executor in ('serial', 'threads'))
 
     def _verify(self, kind, inputs, proceed):
-        """Show a certificate before the first batch of a kind, unless the certificate of another kind covers it."""
+        """Show a verification report before the first batch of a kind, unless the report of another kind covers it."""
         if self._verified.isdisjoint(VERIFIED_BY[kind]):
             self._verified.add(kind)
             self.enabled.show_report(self.name, lambda: verify_batch(self._model(), kind, inputs, self.contexts))

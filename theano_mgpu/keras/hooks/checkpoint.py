@@ -39,7 +39,7 @@ _runs: dict[str, Run] = {}  # by absolute path
 
 
 class Checkpoint(keras.callbacks.Callback):
-    """Save the whole training state every N batches; when `fit` begins, continue from the saved state.
+    """A callback that saves the whole training state every N batches, and continues from it when `fit` begins.
 
     After a crash, run the same script again (``theano-mgpu launch --restarts`` does). `fit` and `fit_generator` of a
     parallel model then replay the finished batches, in the same order of samples and with the same history, without
@@ -79,7 +79,7 @@ class Checkpoint(keras.callbacks.Callback):
         if every < 1:
             raise ValueError('every=%r: give the number of batches between checkpoints, 1 or more' % (every,))
         self.path, self.every, self.allow_nan = path, every, allow_nan
-        self._others: list[keras.callbacks.Callback] = []  # of the fit
+        self._others: list[keras.callbacks.Callback] = []  # the fit's other callbacks
         self._functions: list[Any] = []  # only during a fit: compile() of the model makes new ones
         self._lock: Any = None
         self._saved: Any = None  # the FitRecord of the file, while it is replayed

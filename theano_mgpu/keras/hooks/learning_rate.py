@@ -8,7 +8,7 @@ from keras import backend as K
 
 
 class LearningRateWarmup(keras.callbacks.Callback):
-    """Raise the learning rate, batch by batch, from the optimizer's to a multiple of it.
+    """A callback that raises the learning rate, batch by batch, from the optimizer's to a multiple of it.
 
     For a model that is trained with `factor` times larger batches than before, for instance because several devices
     have room for them. Contexts alone are no reason: they divide a batch, and results equal those on one device.

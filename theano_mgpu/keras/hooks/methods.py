@@ -34,7 +34,7 @@ def _function_maker(kind):
         @functools.wraps(original)
         def make(self):
             if getattr(self, name, None) is not None or kind != 'predict' and not hasattr(self, name):
-                original(self)  # which checks the model
+                original(self)  # it checks the model
                 return
             if kind == 'train':
                 self._check_trainable_weights_consistency()
@@ -56,7 +56,7 @@ def _function_maker(kind):
 def _standardize_user_data(original):
     @functools.wraps(original)
     def _standardize_user_data(self, x, y=None, *args, **kwargs):
-        if not isinstance(x, np.ndarray) or not (y is None or isinstance(y, np.ndarray)):  # which takes a while
+        if not isinstance(x, np.ndarray) or not (y is None or isinstance(y, np.ndarray)):  # is_tensor is slow
             tensors = [value for value in members(x) + members(y) if K.is_tensor(value)]
             if tensors:
                 raise ValueError('tensors (%s) cannot be split into sub-batches: pass the data as arrays, or from a '

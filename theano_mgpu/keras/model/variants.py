@@ -58,7 +58,7 @@ class Variants:
     @builds_graphs
     def compile(self) -> None:
         """Make the function for batches of the usual length."""
-        free = self._any_length()
+        free = self._free_batch_size()
         self._function = self._make(self._state.contexts, free(self._outputs))
         self._length = free.length if free.found else None
 
@@ -96,12 +96,12 @@ class Variants:
     @builds_graphs
     def _without(self, length):
         """Return the variant without a length in its graph; None if the graph does not have it, or is not divided."""
-        free = self._any_length(length)
+        free = self._free_batch_size(length)
         outputs = free(self._outputs)
         function = self._make(self._state.contexts, outputs) if free.found else None
         return function if function is not None and not function.refused else None
 
-    def _any_length(self, length=None):
+    def _free_batch_size(self, length=None):
         """Return a FreeBatchSize for batches of a length, also in indices; by default of the `batch_input_shape`."""
         inputs = [variable for variable in self._inputs if variable.ndim > 0]
         return FreeBatchSize(inputs, length or K.int_shape(inputs[0])[0], in_indices=length is not None)

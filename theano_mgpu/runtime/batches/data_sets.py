@@ -84,7 +84,7 @@ class Slices:
         return [(length, str(self.stand_ins[v])) for v, length in self.lengths(values).items()]
 
     def expressed(self, program: Program) -> Program:
-        """Return a Program whose replicas slice, for one that has the stand-ins as inputs."""
+        """Return the Program with slices of the data sets, taken by each replica, in place of the stand-ins."""
         if not self:
             return program
         _, own, first = program.numbers

@@ -56,7 +56,7 @@ def save(path: str, variables: Sequence[Replicated], contexts: Sequence[Context]
 
 
 def _write(path, variables, streams, extra, allow_nan):
-    path = os.path.realpath(path)  # of a link, the target is the file that is written
+    path = os.path.realpath(path)  # a link stays: its target is written
     names, values = list(map(_name, variables)), [to_array(variable.value()) for variable in variables]
     if not allow_nan and not _all_finite(path, names, values):
         return
@@ -265,7 +265,7 @@ def to_array(value: Any) -> np.ndarray:
 
 
 def from_array(array: np.ndarray) -> Any:
-    """Return the value of an array that `to_array` has returned; raise a Damaged for another one."""
+    """Return the value from which `to_array` made an array; raise a Damaged for any other array."""
     if array.dtype.kind != 'U':
         return array
     random_state = np.random.RandomState()

@@ -84,7 +84,7 @@ class Verification:
 
 
 def on_both_sides(title: str, on_one_device: Callable[[], Any], over_contexts: Callable[[], Any]) -> tuple[Any, Any]:
-    """Return what a computation on one device and the same one over contexts return; they run under a progress bar."""
+    """Return the results of a computation on one device, and over contexts; both run under a progress bar."""
     with passing_bar(2, 'sides', title) as bar:
         one = on_one_device()
         bar.update(1)

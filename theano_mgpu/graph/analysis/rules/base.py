@@ -49,7 +49,7 @@ def number_everywhere(variable: theano.Variable) -> float | None:
 def widens(node: theano.Apply, i: int = 0) -> bool:
     """Return whether an output can hold all numbers of an input, so that a sum over replicas stays right."""
     before, after = (np.dtype(v.dtype) for v in (node.inputs[i], node.outputs[0]))
-    # A sum of small whole numbers begins anew where it is too large.
+    # A sum of small integers wraps around when it is too large.
     return before == after or np.can_cast(before, after, 'safe') and (before.kind not in 'iu' or before.itemsize == 8)
 
 
@@ -91,7 +91,7 @@ def sliced_axes(entries: list[Any], ndim: int) -> list[int]:
     return [i for i in range(ndim) if isinstance(entry_at(entries, i), slice)]
 
 
-# --- Values whose samples have to lie alike ------------------------------------------------------
+# --- Values whose samples must lie along one axis ------------------------------------------------
 
 def constants(shards: Shards, node: theano.Apply, values: list[Value], reason: str) -> list[Value]:
     """Return the values as CONSTANTS; a node that has rows among them is refused."""
@@ -163,7 +163,7 @@ def aligned(shards: Shards, node: theano.Apply, values: list[Value]) -> tuple[li
 
     The values have as many dimensions as the output.
     """
-    # Where each sample meets each other one, as in x - x.dimshuffle(1, 0), replicas get all of the other ones.
+    # Each sample meets each other sample, as in x - x.dimshuffle(1, 0): replicas get all samples of the other value.
     first = min((value.axis for value in values if value.kind == ROWS), default=None)
     values = [value if value.axis == first else shards.gathered(value) for value in values]
     state = same_rows(shards, node, values)

@@ -50,7 +50,7 @@ def _are_statistics_of(node):
 
 
 def _normalised(axes, x, scale, bias, epsilon, factor, *running):
-    """Expand as Theano's local_abstract_batch_norm_train, but compute what the samples have in common at once."""
+    """Expand as Theano's local_abstract_batch_norm_train does, but compute all batch-wide statistics at once."""
     mean, variance = Moments(axes)(x)
     inverse = T.inv(T.sqrt(variance + _epsilon(epsilon, variance)))
     return [(x - mean) * (scale * inverse) + bias, mean, inverse] \

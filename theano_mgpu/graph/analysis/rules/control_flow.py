@@ -122,7 +122,7 @@ class _Loop:
                            for state, group in zip(before, self._analyse())]
 
     def _find_shares(self):
-        """Find which states that are no rows add up shares of sums."""
+        """Find the states without rows that add up shares of sums."""
         of_samples = self._made_of_samples()
         self.states = [partial() if i in of_samples else state for i, state in enumerate(self.states)]
         while True:
@@ -165,7 +165,7 @@ class _Loop:
                             for v, i, first in zip(self.node.outputs, results, firsts))
         if inner == op.outputs:
             return shards.apply(self.node, values, states)
-        # The loop counts samples, too.
+        # The loop needs the numbers of samples: they become further inputs of it.
         counting = [number.type() for number in shards.numbers]
         inner = theano.clone(inner, replace=dict(zip(shards.numbers, counting)))
         new = Scan(list(op.inputs) + counting, inner, op.info)
@@ -187,11 +187,11 @@ def _begins_at_zero(variable):
     node = variable.owner
     if node and isinstance(node.op, IncSubtensor) and node.op.set_instead_of_inc \
             and node.inputs[0].owner and isinstance(node.inputs[0].owner.op, AllocEmpty):
-        return is_zero(node.inputs[1])  # nothing reads what the loop has not written yet
+        return is_zero(node.inputs[1])  # nothing reads elements before the loop writes them
     return is_zero(variable)
 
 
-# --- Loops over the samples of a batch: each replica loops over its own, if turns need nothing of each other ---------
+# --- Loops over the samples of a batch: each replica loops over its own, if no turn needs another one ---------------
 
 def _is_map(node, values):
     """Return whether a loop, whose inputs have these Values, takes samples one after the other."""
@@ -205,7 +205,7 @@ def _mapped(shards, node, values):
     """
     op = node.op
     _check_turns(shards, node)
-    # By place: the number of turns may also be something that a turn reads.
+    # By position: the number of turns may be among the other inputs, too.
     inputs = iter(values)
     turns, sequences, sums, ends, others = (
         list(islice(inputs, n)) for n in (1, op.n_seqs, op.n_sit_sot, op.n_nit_sot, len(values)))

@@ -18,7 +18,7 @@ from ..sizes import elements, number
 from ..states import CONSTANT, COUNT, DEPENDENT, ROWS, WHOLE, rows
 from .base import all_rows, constants, only_rows_on, own_rows
 
-# Functions of RandomStreams each of whose numbers, or vectors, is independent of the other ones.
+# Functions of RandomStreams that draw each number, or vector, independently of the others.
 SEPARATE = ('uniform', 'normal', 'binomial', 'poisson', raw_random.random_integers_helper,
             raw_random.permutation_helper, raw_random.multinomial_helper)
 MADE_OF_SAMPLES = 'how many numbers it draws, or its random state, is made of samples'
@@ -67,7 +67,7 @@ def _draw(shards, node, values):
         of_samples = any(value.kind == ROWS or value.state.size is not None for value in parameters)
         drawn = shards.apply(node, [state, size] + list(map(shards.gathered, parameters)),
                              DEPENDENT if of_samples else WHOLE)
-    # In the first stage, not in each one that needs them.
+    # Numbers are drawn once, in the first stage, and saved for the stages that need them.
     drawn = [value._replace(stage=max(0, value.stage)) for value in drawn]
     shards.stages.update((value.variable, value.stage) for value in drawn)
     return drawn

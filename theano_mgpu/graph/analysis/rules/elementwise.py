@@ -31,7 +31,7 @@ def _transposed(shards, node, values):
 
 @rule(theano.printing.Print, of=CONSTANT)
 def _printed(shards, node, values):
-    # `graphs.prints` takes those of the graph itself away; one in a loop prints in the middle of a stage.
+    # `graph.prints` removes the prints outside of loops; a print in a loop would print in the middle of a stage.
     shards.refuse(node, 'what a loop prints would be the part of a replica')
 
 
@@ -42,7 +42,7 @@ def _messages(shards, node, values):
 
 @rule(opt.Assert)
 def _checked(shards, node, values):
-    # Where each replica's samples must meet a condition, each replica checks its own.
+    # For a condition on all samples, each replica checks its own samples.
     conditions = [value if value.state.reduction == MIN and value.variable.dtype == 'bool' else shards.whole(value)
                   for value in values[1:]]
     return shards.apply(node, values[:1] + conditions, values[0].state)
@@ -82,7 +82,7 @@ def _filled(shards, node, values):
     like, value = values
     if node.outputs[0].ndim == 0:
         return [value]
-    # Of the first, only the shape is needed, and a share of a sum has that of the sum.
+    # The first input only gives its shape, and a share of a sum has the shape of the sum.
     like = shards.shaped_like(like)
     if not has_rows([like, value]):
         if value.kind == PARTIAL and (value.state.reduction != SUM or _grows(node, 1)):
@@ -104,7 +104,7 @@ def _stays_partial(shards, node, values):
             values[i].state.reduction != SUM or _grows(node, i) or not widens(node, i) for i in shares):
         return False
     if max(value.stage for value in values) > min(values[i].stage for i in shares):
-        return False  # by then its sum can be had for nothing
+        return False  # the sum has been exchanged by that stage
     if is_scalar_op(node, *LINEAR):
         return all(value.kind == PARTIAL or is_zero(v) for value, v in zip(values, node.inputs))
     return is_scalar_op(node, scalar.Mul) and len(shares) == 1 or is_scalar_op(node, scalar.TrueDiv) and shares == [0]

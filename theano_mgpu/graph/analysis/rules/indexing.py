@@ -18,7 +18,7 @@ from .shapes import whole_length
 
 MADE_OF_SAMPLES = 'its index is made of samples'
 PLACES = 'it picks samples by their place in the batch'
-ALIKE = elemwise.DimShuffle, basic.Reshape, basic.Flatten, extra_ops.RepeatOp  # the numbers are those of the input
+ALIKE = elemwise.DimShuffle, basic.Reshape, basic.Flatten, extra_ops.RepeatOp  # they only move numbers
 BLOCKS = 'it takes samples of several blocks, or not all of one'
 
 
@@ -219,7 +219,7 @@ class _Indexed:
             return values
         if any(self.index[i].ndim != 1 for i in self.arrays):
             self._refuse()
-        # As many rows for each sample of each block.
+        # Each sample of each block has the same number of rows.
         checked = shards.make(lambda v, n=1: shards.check(
             self.node, PLACES, v, T.eq(v.shape[0] % (n * shards.total), 0)), [values[x.axis]] + outer,
             values[x.axis].state)
@@ -299,7 +299,7 @@ def _advanced_inc_subtensor(shards, node, values):
         x = indexed.as_many_as_places(x, own) if x.kind == CONSTANT else x
         index, state = indexed.own_places(x, index)
         return shards.apply(node, [x, indexed.beside(y, state)] + index, x.state)
-    if constant:  # along other axes than that of the samples
+    if constant:  # along axes other than the axis of the samples
         state = x.state if x.kind == ROWS else y.state._replace(
             axis=indexed.source(y.axis + indexed.ndim - node.inputs[1].ndim))
         x = shards.cut(x, state.axis, state.outer) if x.kind == CONSTANT else x
@@ -307,11 +307,11 @@ def _advanced_inc_subtensor(shards, node, values):
     if x.kind == ROWS:
         shards.refuse(node, PLACES)
     if node.op.set_instead_of_inc or not is_zero(node.inputs[0]):
-        # Where samples may say the same place, their order counts, or what it had before.
+        # Several samples may name one place: then their order counts, or the value that was there before.
         output, = shards.constant(node, [x] + list(map(shards.gathered, [y] + index)))
-        # Its lengths are those of x, and its numbers no lengths.
+        # The result has the lengths of x, and its numbers are not lengths.
         return [output._replace(state=x.state) if node.outputs[0].dtype.startswith('float') else output]
-    # Rows that are added into zeros, wherever the samples say: a share of a sum, such as an embedding's gradient.
+    # Rows are added into zeros, at places that the samples name: a share of a sum, such as an embedding's gradient.
     index, state = indexed.rows(index)
     return shards.apply(node, [x, indexed.beside(y, state)] + index, partial())
 

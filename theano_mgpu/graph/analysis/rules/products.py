@@ -25,7 +25,7 @@ def _dot(shards, node, values):
     if not has_rows(values):
         return shards.constant(node, values)
     summed = [a.ndim - 1, max(0, b.ndim - 2)]
-    if _have_to_meet(values, summed):  # as in ``dot(z, z.T)``: each replica gets all rows of one of them
+    if _have_to_meet(values, summed):  # as in ``dot(z, z.T)``: each replica gets all rows of one factor
         i = 0 if values[0].axis == summed[0] else 1
         return _dot(shards, node, [shards.gathered(value) if j == i else value for j, value in enumerate(values)])
     return _product(shards, node, values, summed, a.ndim - 1)
@@ -54,7 +54,7 @@ def _have_to_meet(values, summed):
 def _product(shards, node, values, summed, axis):
     """Return the Value of a product; rows of its second factor that are not summed over lie along `axis` of it."""
     rows_summed = [value for value, i in zip(values, summed) if value.axis == i]
-    if rows_summed:  # of the sum over samples, each replica's sum over its own ones is a share
+    if rows_summed:  # a replica's sum over its own samples is a share of the whole sum
         outer = rows_summed[0].state.outer
         values = [shards.cut(value, i, outer) if value.kind == CONSTANT else value for value, i in zip(values, summed)]
         return shards.apply(node, same_order(shards, node, values), partial())
@@ -104,7 +104,7 @@ def _neighbours(shards, node, values):
     x, *sizes = values
     refuse_rows(shards, node, sizes, 'its sizes are made of samples')
     if x.axis == 2 and all(node.inputs[0].broadcastable[:2]) and node.op.mode in ('valid', 'ignore_borders'):
-        # The gradient takes all neighbourhoods as one image, in which those of a sample lie above each other.
+        # The gradient takes all neighbourhoods as one image; the neighbourhoods of one sample lie above each other.
         def checked(variable, height, step):
             each = variable.shape[2] // shards.own
             return shards.check(node, 'it reaches over samples', variable, T.eq(each % height[0], 0),

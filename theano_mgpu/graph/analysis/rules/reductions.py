@@ -30,7 +30,7 @@ def _reduce(shards, node, values):
     value, axes = values[0], _axes(node)
     reduction = REDUCTION.get(type(node.op.scalar_op))
     if isinstance(node.op.scalar_op, (scalar.OR, scalar.AND)) and node.inputs[0].dtype != 'bool':
-        reduction = None  # of the bits of numbers
+        reduction = None  # it combines the bits of integers
     if value.kind == PARTIAL:
         if reduction == value.state.reduction == SUM and widens(node):
             return shards.apply(node, values, value.state)
@@ -81,7 +81,7 @@ def _softmax(shards, node, values):
     x = node.inputs[0]
     if values[0].axis < x.ndim - 1:
         return shards.apply(node, values, values[0].state)
-    # Over the samples: as elementary ops, which have rules.
+    # A softmax over the samples becomes elementary ops, which have rules.
     shifted = x - basic.max(x, axis=-1, keepdims=True)
     total = T.exp(shifted).sum(axis=-1, keepdims=True)
     return [shards.converted(shifted - T.log(total) if isinstance(node.op, nnet.LogSoftmax) else

@@ -29,7 +29,7 @@ OF_IMAGES = (abstract_conv.BaseAbstractConv, Pool)  # along axis 0
 OF_OTHER_LENGTH = basic.Split, basic.Join, subtensor.AdvancedSubtensor1, IfElse
 OF_SCALARS = basic.ScalarFromTensor, basic.TensorFromScalar
 UNCHANGED = compile_ops.Rebroadcast, compile_ops.ViewOp, opt.Assert
-DEEPEST = 100  # ops that are looked through for rows that are the same
+DEEPEST = 100  # ops in a row that `is_uniform` looks through
 
 
 def rows_of_each(shards: Shards, variable: theano.Variable, axis: int) -> tuple[Any, ...] | None:
@@ -50,7 +50,7 @@ def rows_of_each(shards: Shards, variable: theano.Variable, axis: int) -> tuple[
     if shards.value(variable).kind != ROWS or shards.value(variable).axis != axis:
         return None
     if (variable, axis) not in shards.rows_of_each:
-        for node in io_toposort([], [variable]):  # one after the other, however deep the graph is
+        for node in io_toposort([], [variable]):  # in this order no recursion is deep
             for each in node.inputs + node.outputs:
                 _find_out(shards, each)
         _find_out(shards, variable)
@@ -81,7 +81,7 @@ def _find_out(shards, variable):
 def _rows_of_each(shards, variable, axis):
     if variable in shards.inputs:
         return ()
-    if variable in shards.sources:  # of a loop
+    if variable in shards.sources:  # a variable inside of a loop
         outer, shift = shards.sources[variable]
         return rows_of_each(shards.around, outer, axis + shift)
     if variable in shards.loops:
@@ -96,7 +96,7 @@ def _rows_of_each(shards, variable, axis):
         return rows_of_size(shards, node.inputs[1 + axis])
     factors = [rows_of_each(shards, *each) for each in _with_the_rows(node, variable, axis)]
     known = min((each for each in factors if each is not None), default=None,
-                key=lambda each: sum(isinstance(factor, tuple) for factor in each))  # the fewest unknown ones
+                key=lambda each: sum(isinstance(factor, tuple) for factor in each))  # fewest unknown factors
     if known is not None and isinstance(node.op, basic.Join) and number(node.inputs[0]) in (axis, axis - variable.ndim):
         return None if factors[0] is None else factors[0] + (len(node.inputs) - 1,)
     if known is not None and isinstance(node.op, (basic.Split, subtensor.Subtensor)):
@@ -315,5 +315,5 @@ def _sources(node, axis):
     if isinstance(op, subtensor.IncSubtensor) and op.set_instead_of_inc and first.owner \
             and isinstance(first.owner.op, basic.AllocEmpty) and len(op.idx_list) <= axis \
             and node.inputs[1].ndim == first.ndim:
-        return [(node.inputs[1], axis)]  # the first values of a loop, ahead of memory that it writes into
+        return [(node.inputs[1], axis)]  # the first values of a loop, ahead of the memory for its results
     return None

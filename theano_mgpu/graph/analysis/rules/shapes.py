@@ -19,7 +19,7 @@ UNKNOWN = 'it merges or splits the axis of the samples in a way that is not know
 @rule(compile_ops.Shape)
 def _shape(shards, node, values):
     value = values[0]
-    if value.kind != ROWS:  # of a share of a sum: that of the sum
+    if value.kind != ROWS:  # a share of a sum has the shape of the sum
         return shards.apply(node, [shards.shaped_like(value)], WHOLE)
     size = tuple(COUNT if i == value.axis else None for i in range(node.inputs[0].ndim))
 
@@ -120,7 +120,7 @@ def _place_of_samples(shards, node, x, shape):
         shards.refuse(node, UNKNOWN_AXIS)
     numbers = [number(node.inputs[1][i]) if size is None else None for i, size in enumerate(sizes)]
     axes = [i for i, size in enumerate(sizes) if size == COUNT] or [i for i, n in enumerate(numbers) if n == -1]
-    ahead = [sum(n != 1 for n in numbers[:i]) for i in range(len(numbers))]  # axes ahead of each
+    ahead = [sum(n != 1 for n in numbers[:i]) for i in range(len(numbers))]  # for each axis, the axes ahead of it
     before = sum(not _is_single(node.inputs[0], i) for i in range(x.axis)) + (x.state.outer is not None)
     if len(axes) > 1:
         axes = [i for i in axes if ahead[i] == before]
@@ -131,7 +131,7 @@ def _place_of_samples(shards, node, x, shape):
         shards.refuse(node, UNKNOWN)
     maker = node.inputs[1].owner
     if 0 < ahead[axis] < before and maker and isinstance(maker.op, compile_ops.Shape):
-        like = shards.value(maker.inputs[0])  # such as the argument of another reshape, in its gradient
+        like = shards.value(maker.inputs[0])  # the gradient of a reshape has the shape of its argument
         if like.kind == ROWS:
             return axis, like.state.outer is not None
     return axis, ahead[axis] < before

@@ -1,4 +1,4 @@
-"""Values that are cheaper to compute again in a later stage than to carry there."""
+"""Values of earlier stages: a stage computes the cheap ones again, and saves the others."""
 from __future__ import annotations
 
 from typing import Any, Callable, Iterable, Mapping
@@ -29,7 +29,7 @@ def is_cheap(node: Apply) -> bool:
 
 def missing_for(variable: theano.Variable, is_here: Callable[[theano.Variable], bool],
                 sources: Mapping[theano.Variable, theano.Variable] = {}) -> set[theano.Variable]:
-    """Return the variables that are missing to compute a variable by cheap ops: itself where that cannot be done.
+    """Return the variables that are missing to compute a variable by cheap ops: the variable itself if there is no way.
 
     Parameters
     ----------
@@ -52,45 +52,45 @@ def missing_for(variable: theano.Variable, is_here: Callable[[theano.Variable], 
     return missing
 
 
-class Carrying:
-    """The values that a stage computes again, and the others, which are carried into it.
+class SavedValues:
+    """The values of earlier stages that are saved for a stage, and the others, which it computes again.
 
     Parameters
     ----------
     shards : Shards
     stage : int
-    carried : dict of theano.Variable to theano.Variable
+    needed : dict of theano.Variable to theano.Variable
         Placeholders of the stage to the values of earlier stages that they stand for.
 
     Attributes
     ----------
-    carried : dict of theano.Variable to theano.Variable
-        Those that remain, and maybe others that several values are made of.
+    saved : dict of theano.Variable to theano.Variable
+        The placeholders that remain, and maybe new ones of values from which several others are computed.
     again : dict of theano.Variable to theano.Variable
         The other placeholders to the expressions that the stage computes instead.
     """
 
-    def __init__(self, shards: Shards, stage: int, carried: Mapping[theano.Variable, theano.Variable]):
+    def __init__(self, shards: Shards, stage: int, needed: Mapping[theano.Variable, theano.Variable]):
         self._shards = shards
-        self._placeholders = {source: placeholder for placeholder, source in carried.items()}
+        self._placeholders = {source: placeholder for placeholder, source in needed.items()}
         order = {variable: i for i, node in enumerate(io_toposort([], list(self._placeholders)))
                  for variable in node.outputs}
         latest_first = sorted(self._placeholders, key=lambda v: (shards.stages.get(v, FREE), order.get(v, -1)),
                               reverse=True)
         removed = self._remove(latest_first)
-        self._carry_common_sources(stage)
+        self._save_common_sources(stage)
         removed += self._remove(latest_first)
         self._computed: dict[theano.Variable, theano.Variable] = {}
         self.again = {placeholder: self._compute(source) for placeholder, source in removed}
-        self.carried = {placeholder: source for source, placeholder in self._placeholders.items()}
+        self.saved = {placeholder: source for source, placeholder in self._placeholders.items()}
 
     def _remove(self, sources: Iterable[theano.Variable]) -> list[tuple[Any, Any]]:
-        """Remove the sources that can be computed of the others; return their placeholders with them."""
+        """Remove the sources that can be computed from the others; return pairs of a placeholder and its source."""
         return [(self._placeholders.pop(source), source) for source in sources
                 if source in self._placeholders and not self._missing(source)]
 
-    def _carry_common_sources(self, stage: int) -> None:
-        """Carry each variable that alone is missing to compute several values."""
+    def _save_common_sources(self, stage: int) -> None:
+        """Save each variable that alone is missing to compute several values."""
         needed_by: dict[theano.Variable, list[theano.Variable]] = {}
         for source in self._placeholders:
             missing = self._missing(source)
@@ -102,15 +102,15 @@ class Carrying:
                 self._placeholders[variable] = self._shards.at(Value(variable, None, stages[variable]), stage)
 
     def _missing(self, source: theano.Variable) -> set[theano.Variable]:
-        # What is looked for bit by bit is computed once: compiled with other ops it may round differently.
+        # A value that is compared bit by bit is computed once: compiled with other ops it may round differently.
         return {source} if source in self._shards.compared else \
-            missing_for(source, self._is_here, self._shards.carried)
+            missing_for(source, self._is_here, self._shards.saved)
 
     def _is_here(self, variable):
         return variable in self._placeholders or self._shards.is_everywhere(variable)
 
     def _compute(self, variable):
-        variable = self._shards.carried.get(variable, variable)
+        variable = self._shards.saved.get(variable, variable)
         if self._is_here(variable):
             return self._placeholders.get(variable, variable)
         if variable not in self._computed:
