@@ -41,6 +41,10 @@ OWN_FLAGS: dict[str, tuple[Any, Any, str]] = {
     'mgpu.exchange': ('float32', ('float32', 'float16'),
                       'How several processes exchange gradients: in their own dtype (float32), or as float16, which '
                       'halves the bytes and keeps 11 bits of precision, for slow networks.'),
+    'mgpu.collectives': ('auto', ('auto', 'host', 'nccl'),
+                         'How devices exchange sums, such as gradients: through the host (host); directly, by NCCL, or '
+                         'else it is an error (nccl); or by NCCL where all replicas are on different CUDA devices and '
+                         'NCCL is installed (auto).'),
     'mgpu.overlap': ('False', ('False', 'True'),
                      'Whether the backward pass is cut into pieces, so that the gradients of one are exchanged while '
                      'the next is computed, for slow networks. On GPUs, it also takes gpuarray.single_stream=False.'),
