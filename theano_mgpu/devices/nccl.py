@@ -1,4 +1,4 @@
-"""Reductions between the CUDA devices of a job by NCCL, on the streams of their contexts; the host waits for nothing."""
+"""Reductions between the CUDA devices of a job by NCCL, on the streams of their contexts: the host does not wait."""
 from __future__ import annotations
 
 import ctypes

@@ -126,8 +126,9 @@ def _exchanges(plan: Any, boundary: Any, sizes: Sizes) -> list[dict[str, Any]]:
     groups: dict[tuple[str, str], list[Any]] = {}
     for group in boundary.sums:
         groups.setdefault(('sum', group.collective.by(plan.machine.size)), []).extend(group.exchanges)
+    by = 'the host' + ', MPI' * (plan.machine.size > 1)
     for exchange in boundary.others:
-        groups.setdefault((str(exchange.reduction), 'the host' + ', MPI' * (plan.machine.size > 1)), []).append(exchange)
+        groups.setdefault((str(exchange.reduction), by), []).append(exchange)
     merged = []
     for (reduction, by), exchanges in groups.items():
         each_size = [sizes[exchange.variable] for exchange in exchanges]

@@ -146,7 +146,7 @@ class Reduced:
             else:
                 if dtype not in self._on_host:
                     self._on_host[dtype] = fetch(flat[dtype][:self._layout.scalars[dtype]])
-                self._on_host[number] = self._on_host[dtype][start].reshape(())
+                self._on_host[number] = self._on_host[dtype][start:start + 1].reshape(())
         return self._on_host[number]
 
     def wait(self) -> None:
@@ -162,7 +162,7 @@ class Reduced:
         try:
             self._communicator.wait()
         except ExchangeError as error:
-            raise self._named(error)
+            raise self._named(error) from error.__cause__
 
     def _named(self, error):
         """Return the error of an exchange; a ReplicaError for one of a lost device."""

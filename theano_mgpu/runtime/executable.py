@@ -19,11 +19,11 @@ from ..plan import DeviceAllReduce, Part, Program, StepPlan, SumGroup
 from ..utils import progress
 from . import compiler
 from .consensus import check_same_graph, share_first_values
+from .device_sums import DeviceSums
 from .divided_update import UpdateOwners
 from .launcher import Launcher, MemoryExplained, choose_executor
 from .replicas.replicated import Replicated, replicated
 from .replicas.transfers import DeviceBuffers
-from .device_sums import DeviceSums
 from .sums import SUMS, HostSums, OverRanks
 from .timeline import Timings
 
