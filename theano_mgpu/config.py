@@ -32,7 +32,8 @@ OWN_FLAGS: dict[str, tuple[Any, Any, str]] = {
                               'of them equally.'),
     'mgpu.timeout': (600, Number('seconds', 0),
                      'With several processes: seconds that one waits for another in a step before it fails; ten '
-                     'times as long where others may compile or read a file. 0 means no limit.'),
+                     'times as long where others may compile or read a file. Also the seconds in which devices have to '
+                     'end an exchange by NCCL. 0 means no limit.'),
     'mgpu.update_on': ('auto', ('auto', 'device', 'sharded', 'host'),
                        'Where new parameters are computed: on each context (device); each on one of the contexts, '
                        'which sends it to the others (sharded); or once on the host, which then sends them '

@@ -33,7 +33,10 @@ NOT_CUDA = 'not all replicas are on CUDA devices'
 REASONS = ('', 'mgpu.collectives=host', NOT_CUDA, 'two replicas are on one device',
            "NCCL is not installed: python -m pip install 'theano_mgpu[cuda12]'", 'gpuarray.single_stream=False',
            'CUDA_LAUNCH_BLOCKING=1', 'an exchange by NCCL has failed in this process')
+# By the host and the bus id of each device, of all ranks.
 _communicators: dict[Any, NcclCommunicator] = {}
+_refused: dict[Any, str] = {}                   # why they cannot be connected
+_of_contexts: dict[Any, NcclCommunicator] = {}  # by the contexts of this process, and the number of ranks
 
 
 class Copies(NamedTuple):
@@ -45,7 +48,7 @@ class Copies(NamedTuple):
 
 
 class Reductions(NamedTuple):
-    """Reductions between devices: addresses, a row for each device, and what is the same on each device.
+    """Reductions between devices: addresses, a row for each device, and properties, the same on each device.
 
     `dtypes` and `ops` have the numbers of NCCL, see `numbers_of`.
     """
@@ -96,7 +99,7 @@ class NcclCommunicator:
 
     @property
     def has_failed(self) -> bool:
-        """Whether an exchange of this process has failed, so that no further one is possible."""
+        """Return whether an exchange of this process has failed, so that no further one is possible."""
         return self._library.mgpu_wait(self._handle, 0.) == FAILED
 
     def exchange(self, copies: Copies, reductions: Reductions) -> None:
@@ -122,7 +125,7 @@ class NcclCommunicator:
         Raises
         ------
         ExchangeError
-            If it has failed. The attribute `context` is that of the device that was lost, if one was.
+            If it has failed. If a device was lost, the error names its context.
         """
         state = UNDER_WAY
         while state == UNDER_WAY:
@@ -188,19 +191,18 @@ def connect(contexts: Sequence[Context], ranks: Communicator) -> str:
     if len(set(devices)) < len(devices):
         return 'two processes are on one device'
     key = tuple(devices)
+    if key in _refused:
+        return _refused[key]
     if key not in _communicators:
-        comms, error = [], ''
-        try:
-            nccl = load(cuda_libraries.survey().libraries['libnccl.so'].path)
-        except ExchangeError as failed:
-            nccl, error = None, str(failed)
-        if all_gather_object(ranks, bool(error)).count(True):
-            return error or 'NCCL cannot be loaded on another process'
-        first = sum(len(own) for _, own in of_ranks[:ranks.rank])
-        comms, error = _connected(nccl, contexts, first, len(devices), ranks)
-        errors = [each for each in all_gather_object(ranks, error) if each]
-        if errors:
-            return errors[0]
+        nccl, error = _outcome(lambda: load(cuda_libraries.survey().libraries['libnccl.so'].path))
+        errors = all_gather_object(ranks, error)
+        if not any(errors):
+            first = sum(len(own) for _, own in of_ranks[:ranks.rank])
+            comms, error = _connected(nccl, contexts, first, len(devices), ranks)
+            errors = all_gather_object(ranks, error)
+        if any(errors):
+            _refused[key] = next(filter(None, errors))
+            return _refused[key]
         _communicators[key] = NcclCommunicator(contexts, nccl, comms)
     _of_contexts[tuple(contexts), ranks.size] = _communicators[key]
     return ''
@@ -209,9 +211,6 @@ def connect(contexts: Sequence[Context], ranks: Communicator) -> str:
 def communicator_of(contexts: Sequence[Context], n_ranks: int) -> NcclCommunicator:
     """Return the communicator of contexts that `connect` has connected, in a job of so many ranks."""
     return _of_contexts[tuple(contexts), n_ranks]
-
-
-_of_contexts: dict[Any, NcclCommunicator] = {}
 
 
 def _connected(nccl, contexts, first, size, ranks):

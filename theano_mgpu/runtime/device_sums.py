@@ -202,7 +202,7 @@ class DeviceSums(HostSums):
 
     @property
     def is_ready(self) -> bool:
-        """Whether the next sums can be added by NCCL, as far as this process knows."""
+        """Return whether the next sums can be added by NCCL, as far as this process knows."""
         return not self._communicator.has_failed
 
     def use_host(self) -> None:

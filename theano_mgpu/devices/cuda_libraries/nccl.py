@@ -22,13 +22,13 @@ class UniqueId(ctypes.Structure):
 
 
 # The arguments of each function that is called here, or from nccl.cpp.
-OF_NCCL = {
+OF_NCCL: dict[str, list[Any]] = {
     'ncclGetVersion': [ADDRESS], 'ncclGetUniqueId': [ADDRESS],
     'ncclCommInitAll': [ADDRESS, INTEGER, ADDRESS], 'ncclCommInitRank': [ADDRESS, INTEGER, UniqueId, INTEGER],
     'ncclCommAbort': [ADDRESS], 'ncclCommGetAsyncError': [ADDRESS, ADDRESS], 'ncclGroupStart': [], 'ncclGroupEnd': [],
     'ncclAllReduce': [ADDRESS, ADDRESS, SIZE, INTEGER, INTEGER, ADDRESS, ADDRESS],
 }
-OF_DRIVER = {
+OF_DRIVER: dict[str, list[Any]] = {
     'cuCtxPushCurrent_v2': [ADDRESS], 'cuCtxPopCurrent_v2': [ADDRESS], 'cuMemcpyDtoDAsync_v2': [],
     'cuEventCreate': [ADDRESS, INTEGER], 'cuEventRecord': [ADDRESS, ADDRESS], 'cuEventQuery': [ADDRESS],
     'cuDeviceGetCount': [ADDRESS], 'cuDeviceGetPCIBusId': [ctypes.c_char_p, INTEGER, INTEGER],
@@ -128,7 +128,7 @@ class Nccl:
         contexts : list of int
             Primary contexts of the devices.
         first, size : int
-            Rank of the first device among those of all processes, and the number of all.
+            Rank of the first device among the devices of all processes, and their number.
         unique_id : bytes
             The same in each process, see `unique_id`.
         """
