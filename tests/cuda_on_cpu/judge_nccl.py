@@ -12,6 +12,7 @@ def main(path):
     print('%s is NCCL %d.%d, and has all functions' % (path, *nccl.version))
     assert all(nccl.address(name) for name in FUNCTIONS)
     assert len(nccl.unique_id()) == ctypes.sizeof(UniqueId) == 128 and nccl.unique_id() != nccl.unique_id()
+    ctypes.CDLL('libcuda.so').cuInit(0)
     context = nccl.primary_context(0)
     for connect in (lambda: nccl.connect([0], [context]),
                     lambda: nccl.connect_ranks([context], 0, 1, nccl.unique_id())):

@@ -69,8 +69,9 @@ class NcclCommunicator:
     """Some CUDA devices of this process, which may be a part of a clique over several processes.
 
     Calls enqueue work on the stream of each context, in the order of Theano's own kernels. An exchange fails if NCCL
-    gives an error, a device is lost, or the devices do not finish it within the flag ``mgpu.timeout``. Then the
-    communicators of this process are aborted, so that no device waits for ever.
+    gives an error, a device is lost, or the devices do not end it within the flag ``mgpu.timeout`` (half of it, if
+    several processes wait for each other). Then the communicators of this process are aborted, so that no device waits
+    for ever.
 
     Parameters
     ----------
@@ -79,6 +80,8 @@ class NcclCommunicator:
     nccl : Nccl
     comms : list of int
         The communicator that NCCL has made for each.
+    is_part : bool
+        Whether other processes have further devices of the clique.
 
     Attributes
     ----------
@@ -87,8 +90,10 @@ class NcclCommunicator:
         Whether an exchange has given the same result as the host. The user of the communicator sets it.
     """
 
-    def __init__(self, contexts: Sequence[Context], nccl: Nccl, comms: Sequence[int]) -> None:
+    def __init__(self, contexts: Sequence[Context], nccl: Nccl, comms: Sequence[int], is_part: bool) -> None:
         self.contexts, self.is_verified = list(contexts), False
+        # A process that tells the others of a failure has waited for an exchange, and then they wait for it.
+        self._patience = .5 if is_part else 1.
         self._nccl, self._library = nccl, _library(nccl)
         opened = [gpu_context(context) for context in contexts]
         primary = [nccl.primary_context(nccl.device_at(_bus_id(context))) for context in contexts]
@@ -116,7 +121,8 @@ class NcclCommunicator:
         """
         given = _Exchange(copies.bytes.size, reductions.counts.size, *[
             array.ctypes.data for array in (copies.to, copies.source, copies.bytes, *reductions)])
-        if self._library.mgpu_exchange(self._handle, ctypes.byref(given), float(theano.config.mgpu.timeout)) == FAILED:
+        timeout = theano.config.mgpu.timeout * self._patience
+        if self._library.mgpu_exchange(self._handle, ctypes.byref(given), timeout) == FAILED:
             raise self._error()
 
     def wait(self) -> None:
@@ -146,8 +152,9 @@ class NcclCommunicator:
             return ExchangeError('%s failed before the devices had exchanged their values: %s'
                                  % (context.device, self._nccl.device_error(code)), context)
         if kind == BY_TIMEOUT:
-            return ExchangeError('the devices have not exchanged their values within %d s (mgpu.timeout): a device or '
-                                 'a process does not answer' % theano.config.mgpu.timeout)
+            return ExchangeError('the devices have not exchanged their values within %g s (%smgpu.timeout): a device '
+                                 'or a process does not answer' % (theano.config.mgpu.timeout * self._patience,
+                                                                   'half of ' * (self._patience < 1)))
         if kind == BY_ANOTHER:
             return ExchangeError('another exchange by NCCL has failed in this process')
         return ExchangeError('NCCL gives ' + self._nccl.text_of(code))
@@ -203,7 +210,7 @@ def connect(contexts: Sequence[Context], ranks: Communicator) -> str:
         if any(errors):
             _refused[key] = next(filter(None, errors))
             return _refused[key]
-        _communicators[key] = NcclCommunicator(contexts, nccl, comms)
+        _communicators[key] = NcclCommunicator(contexts, nccl, comms, ranks.size > 1)
     _of_contexts[tuple(contexts), ranks.size] = _communicators[key]
     return ''
 
