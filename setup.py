@@ -74,8 +74,9 @@ setup(
         'mpi': ['mpi4py<5'],
         'nvidia': ['nvidia-ml-py'],
         # In addition to NVIDIA's driver, which is not on PyPI. NVRTC must not be newer than the driver: docs/cuda.md.
-        'cuda12': ['nvidia-cuda-nvrtc-cu12>=12.0,<13', 'nvidia-cublas-cu12>=12.0,<13'],
-        'cuda13': ['nvidia-cuda-nvrtc>=13.0,<14', 'nvidia-cublas>=13.0,<14'],
+        'cuda12': ['nvidia-cuda-nvrtc-cu12>=12.0,<13', 'nvidia-cublas-cu12>=12.0,<13',
+                   'nvidia-nccl-cu12>=2.18,<3'],
+        'cuda13': ['nvidia-cuda-nvrtc>=13.0,<14', 'nvidia-cublas>=13.0,<14', 'nvidia-nccl-cu13>=2.27,<3'],
         'tensorboard': TENSORBOARD,
         'bench': BENCH,
         'docs': DOCS + KERAS,

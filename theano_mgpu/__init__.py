@@ -28,6 +28,7 @@ if _needs_theano and theano_error is None:
     from .errors import (
         BatchError,
         ContextError,
+        ExchangeError,
         GraphError,
         MgpuError,
         MgpuWarning,
@@ -57,6 +58,7 @@ if _needs_theano and theano_error is None:
             theano_error = error
 second_import.keep()
 
-__all__ = ['BatchError', 'Context', 'ContextError', 'GraphError', 'MgpuError', 'MgpuWarning', 'NonFiniteError',
+__all__ = ['BatchError', 'Context', 'ContextError', 'ExchangeError', 'GraphError', 'MgpuError',
+           'MgpuWarning', 'NonFiniteError',
            'PredictionError', 'Predictor', 'RankError', 'ReplicaError', 'Summary', 'audit', 'contexts', 'device',
            'disable', 'enable', 'function', 'init', 'place', 'rank', 'size', 'timeline', 'training_function']

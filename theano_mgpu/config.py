@@ -32,7 +32,8 @@ OWN_FLAGS: dict[str, tuple[Any, Any, str]] = {
                               'of them equally.'),
     'mgpu.timeout': (600, Number('seconds', 0),
                      'With several processes: seconds that one waits for another in a step before it fails; ten '
-                     'times as long where others may compile or read a file. 0 means no limit.'),
+                     'times as long where others may compile or read a file. Also the seconds in which devices have to '
+                     'end an exchange by NCCL. 0 means no limit.'),
     'mgpu.update_on': ('auto', ('auto', 'device', 'sharded', 'host'),
                        'Where new parameters are computed: on each context (device); each on one of the contexts, '
                        'which sends it to the others (sharded); or once on the host, which then sends them '
@@ -41,6 +42,10 @@ OWN_FLAGS: dict[str, tuple[Any, Any, str]] = {
     'mgpu.exchange': ('float32', ('float32', 'float16'),
                       'How several processes exchange gradients: in their own dtype (float32), or as float16, which '
                       'halves the bytes and keeps 11 bits of precision, for slow networks.'),
+    'mgpu.collectives': ('auto', ('auto', 'host', 'nccl'),
+                         'How devices exchange sums, such as gradients: through the host (host); directly, by NCCL, or '
+                         'else it is an error (nccl); or by NCCL where all replicas are on different CUDA devices and '
+                         'NCCL is installed (auto).'),
     'mgpu.overlap': ('False', ('False', 'True'),
                      'Whether the backward pass is cut into pieces, so that the gradients of one are exchanged while '
                      'the next is computed, for slow networks. On GPUs, it also takes gpuarray.single_stream=False.'),

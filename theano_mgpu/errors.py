@@ -147,6 +147,20 @@ class ReplicaError(MgpuError, RuntimeError):
         self.replica, self.context, self.samples = replica, context, samples
 
 
+class ExchangeError(MgpuError, RuntimeError):
+    """The devices could not exchange values: NCCL gave an error, or a device or a process did not answer.
+
+    Attributes
+    ----------
+    context : theano_mgpu.Context or None
+        The context whose device was lost, if one was.
+    """
+
+    def __init__(self, message: str, context: Any = None):  # pickle passes the message alone
+        super().__init__(message)
+        self.context = context
+
+
 def exit_code_of(error: BaseException) -> int:
     """Return 1 for the MgpuError of a failure, or 2 for an error of the user's input.
 

@@ -29,6 +29,7 @@ class Flags:
     update_on: str = 'auto'
     exchange: str = 'float32'
     overlap: bool = False
+    collectives: str = 'auto'
     micro_batches: int = 1
     recompute: bool = False
     batch_statistics: str = 'exact'

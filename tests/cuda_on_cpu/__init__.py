@@ -1,4 +1,4 @@
-"""CUDA programs on the processor, with a stand-in for libcuda, libnvrtc and libcublas (see README.md).
+"""CUDA programs on the processor, with stand-ins for libcuda, libnvrtc, libcublas and libnccl (see README.md).
 
 `build` makes the libraries, `environment` gives a child process the variables that select them, and
 ``python tests/cuda_on_cpu run COMMAND`` does both for a command.

@@ -45,8 +45,8 @@ class CudaError(Exception):
 
 
 def call(name, *arguments):
-    """Call a function of the driver, nvrtc or cuBLAS; raise CudaError unless it returns 0."""
-    library = 'cublas' if name.startswith('cublas') else 'nvrtc' if name.startswith('nvrtc') else 'cuda'
+    """Call a function of the driver, nvrtc, cuBLAS or NCCL; raise CudaError unless it returns 0."""
+    library = next((library for library in ('cublas', 'nvrtc', 'nccl') if name.startswith(library)), 'cuda')
     code = getattr(load(library), name)(*arguments)
     if code:
         raise CudaError(name, code)
@@ -54,7 +54,7 @@ def call(name, *arguments):
 
 @functools.lru_cache(None)
 def load(library):
-    loaded = ctypes.CDLL('lib%s.so' % library)
+    loaded = ctypes.CDLL('libnccl.so.2' if library == 'nccl' else 'lib%s.so' % library)
     if library == 'cuda' and loaded.cuInit(0):
         raise CudaError('cuInit', loaded.cuInit(0))
     return loaded

@@ -19,14 +19,15 @@ def times(folder):
 def test_a_second_build_changes_nothing():
     folder = build()
     before = times(folder)
-    assert sorted(before) == ['libcublas.so', 'libcuda.so', 'libnvrtc.so', 'prelude']
+    assert sorted(before) == ['libcublas.so', 'libcuda.so', 'libnccl.so.2', 'libnvrtc.so', 'prelude']
     assert build() == folder and times(folder) == before
 
 
 @pytest.mark.slow
 def test_the_versioned_build_has_the_names_of_a_driver_and_of_wheels():
     folder = build(versioned=True)
-    assert sorted(os.listdir(folder)) == ['libcublas.so.12', 'libcuda.so.1', 'libnvrtc.so.12', 'prelude']
+    assert sorted(os.listdir(folder)) == ['libcublas.so.12', 'libcuda.so.1', 'libnccl.so.2', 'libnvrtc.so.12',
+                                          'prelude']
     # A library that is loaded is found by its soname, whatever its path.
     code = '''
 import ctypes, sys

@@ -2,34 +2,14 @@
 
 The behaviour that CUDA shares with other devices is tested by `make test-cuda`: it runs all tests on the stand-in.
 """
-import os
-import subprocess
-import sys
 
 import cuda_on_cpu
 import pytest
-
-HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-PRELUDE = '''
-import sys
-sys.path[:0] = [%r, %r]
-import theano_mgpu as mgpu
-import numpy as np
-''' % (HERE, os.path.join(os.path.dirname(HERE), 'benchmarks'))
+from support.standin import run
 
 pytest.importorskip('pygpu', reason='CUDA contexts need pygpu')
 pytestmark = [pytest.mark.needs_compiler, pytest.mark.skipif(cuda_on_cpu.unavailable() is not None,
                                                  reason=cuda_on_cpu.unavailable() or '')]
-
-
-def run(code, devices=2, flags='', base=None, **settings):
-    """Return the lines that a program prints in a fresh interpreter on stand-in devices."""
-    env = cuda_on_cpu.environment(devices, base, **settings)
-    env['THEANO_FLAGS'] = ','.join(filter(None, ['floatX=float32', 'contexts=', flags]))
-    done = subprocess.run([sys.executable, '-c', PRELUDE + code], env=env, stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout.splitlines()
 
 
 TWO_RAW_CONTEXTS = '''

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from theano_mgpu.devices.context_map import HOST, parse_context_map
-from theano_mgpu.plan import AllReduce, Machine, ReduceScatter
+from theano_mgpu.plan import AllReduce, DeviceAllReduce, Machine, ReduceScatter
 from theano_mgpu.plan.explain import as_text, explanation
 
 import numpy as np
@@ -83,6 +83,19 @@ def test_collectives_of_the_ranks(flags, collectives):
     """The loss is a sum that all ranks read."""
     plan = training(machine=ranks(replicas=(1, 1), **flags), contexts=TWO[:1])
     assert [group.collective for group in plan.last.sums] == collectives
+
+
+def test_sums_between_cuda_devices():
+    plan = training(machine=ranks(against_nccl='', update_on=('sharded', 'sharded'), half=(True, True)))
+    assert [group.collective for group in plan.last.sums] == [DeviceAllReduce(), AllReduce(half=True)]
+    assert chosen(plan, 'collectives') == ('NCCL', 'each replica is on a CUDA device of its own')
+    assert 'NCCL' in str(plan).split('CHOICE')[0]
+    plan = training(machine=ranks(against_nccl='CUDA_LAUNCH_BLOCKING=1'))
+    assert [group.collective for group in plan.last.sums] == [AllReduce()]
+    assert chosen(plan, 'collectives') == ('the host', 'CUDA_LAUNCH_BLOCKING=1')
+    on_host = training(contexts=parse_context_map('a->cpu;b->cpu'), machine=Machine(replicas=(2,), against_nccl=''))
+    assert [group.collective for group in on_host.last.sums] == [AllReduce()]
+    assert not [choice for choice in on_host.choices if choice.what == 'collectives']
 
 
 def test_each_rank_plans_its_own_part_of_a_divided_update_and_all_the_same_else():

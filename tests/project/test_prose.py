@@ -21,14 +21,13 @@ HEADLESS_START = re.compile(r'[\'"(`]*(Of|Those|That|What|As|Whether|In|Which|Wh
 # Relative clauses without a noun.
 HEADLESS = re.compile(r'\b[Ww]hat (?:is|has|each)\b|\b[Tt]hat of\b|\b[Tt]hose of\b|,\s+of which\b')
 VERBS = frozenset('''
-Act Analyse Pool
-Add Announce Apply Ask Begin Bring Build Call Carry Cast Check Choose Clear Close Come Compare Compile Complete
-Compute Configure Connect Copy Count Cut Derive Discard Divide Do Draw Drop End Expand Fill Find Fit Forget Free Give
-Go Have Hide Hold Import Install Issue Iterate Join Keep Lay Leave Let Link List Load Lock Make Map Measure Merge Move
-Name Normalise Note Open Optimise Parse Pass Patch Pause Pin Place Plan Predict Prepare Print Propose Provide Put
-Raise Read Record Refuse Register Remove Replace Replicate Report Restore Return Run Save Say Seed Send Set Show Slice
-Sort Split Standardise Start Store Submit Substitute Tag Take Tell Train Try Turn Unlock Use Wait Walk Warn Watch Wrap
-Write Yield
+Abort Act Add Analyse Announce Apply Ask Begin Bring Build Call Carry Cast Check Choose Clear Close Come Compare
+Compile Complete Compute Configure Connect Copy Count Cut Derive Discard Divide Do Draw Drop End Enqueue Expand
+Fill Find Fit Forget Free Give Go Have Hide Hold Import Install Issue Iterate Join Keep Lay Leave Let Link List
+Load Lock Make Map Measure Merge Move Name Normalise Note Open Optimise Parse Pass Patch Pause Pin Place Plan Pool
+Predict Prepare Print Propose Provide Put Raise Read Record Refuse Register Remove Replace Replicate Report Restore
+Return Run Save Say Seed Send Set Show Slice Sort Split Standardise Start Store Submit Substitute Tag Take Tell
+Train Try Turn Unlock Use Wait Walk Warn Watch Wrap Write Yield
 '''.split())
 
 

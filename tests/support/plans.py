@@ -20,10 +20,11 @@ import theano.tensor as T
 TWO = parse_context_map('dev0->cuda0;dev1->cuda1')
 
 
-def planned(inputs, outputs, updates, contexts=TWO, machine=None, params=(), **options):
+def planned(inputs, outputs, updates, contexts=TWO, machine=None, params=(), by_nccl=False, **options):
     """Return the plan of a graph for contexts that nothing opens."""
     options = Options.of(params=[graph.host_view(param) for param in params], **options)
-    machine = machine or Machine(replicas=(len(contexts),), update_on=(options.updates_on(contexts),))
+    machine = machine or Machine(replicas=(len(contexts),), update_on=(options.updates_on(contexts),),
+                                 against_nccl='' if by_nccl else 'NCCL is not installed')
     divided = divide(inputs, outputs, training_graph.on_host(as_dict(updates)), options, contexts, machine.size)
     return plan_of(divided, options, machine)
 
@@ -41,7 +42,7 @@ def demo_cnn():
     demo = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(demo)
     model = demo.cnn()
-    return planned_training(model.inputs, model.loss, model.params, demo.adam, name='demo')
+    return planned_training(model.inputs, model.loss, model.params, demo.adam, name='demo', by_nccl=True)
 
 
 def placed_pipeline():
@@ -79,7 +80,7 @@ def resnet():
     model.compile('sgd', 'categorical_crossentropy')
     params = model._collected_trainable_weights
     updates = new_values(model, 'train', model.optimizer.get_updates(params=params, loss=model.total_loss))
-    return planned(batch_inputs(model), [model.total_loss], updates, params=params, name='ResNet-20')
+    return planned(batch_inputs(model), [model.total_loss], updates, params=params, name='ResNet-20', by_nccl=True)
 
 
 def momentum(gradients, params):

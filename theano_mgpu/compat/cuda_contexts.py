@@ -97,9 +97,20 @@ def _library():
 @functools.lru_cache(maxsize=None)
 def _enter_and_exit():
     """Return the addresses of libgpuarray's functions cuda_enter and cuda_exit."""
+    return _extension(b'cuda_enter'), _extension(b'cuda_exit')
+
+
+def _extension(name):
+    """Return the address of one of libgpuarray's functions for CUDA alone."""
     find = ctypes.CDLL(LIBRARY).gpuarray_get_extension
     find.restype, find.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
-    return find(b'cuda_enter'), find(b'cuda_exit')
+    return find(name)
+
+
+def stream_of(gpu_context: Any) -> int:
+    """Return the address of the stream that libgpuarray, and so Theano, computes on in a CUDA context."""
+    get_stream = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(_extension(b'cuda_get_stream'))
+    return get_stream(gpu_context.ptr)
 
 
 def entries_left(gpu_context: Any) -> int:

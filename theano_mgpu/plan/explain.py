@@ -123,13 +123,12 @@ def _exchanges(plan: Any, boundary: Any, sizes: Sizes) -> list[dict[str, Any]]:
     """Return the exchanges at a boundary, in groups of one reduction and one way."""
     if plan.shares.n_replicas == 1:
         return []
-    ranks = plan.machine.size > 1
     groups: dict[tuple[str, str], list[Any]] = {}
     for group in boundary.sums:
-        by = 'the host' + (', %s by MPI' % group.collective if ranks else '')
-        groups.setdefault(('sum', by), []).extend(group.exchanges)
+        groups.setdefault(('sum', group.collective.by(plan.machine.size)), []).extend(group.exchanges)
+    by = 'the host' + ', MPI' * (plan.machine.size > 1)
     for exchange in boundary.others:
-        groups.setdefault((str(exchange.reduction), 'the host' + ', MPI' * ranks), []).append(exchange)
+        groups.setdefault((str(exchange.reduction), by), []).append(exchange)
     merged = []
     for (reduction, by), exchanges in groups.items():
         each_size = [sizes[exchange.variable] for exchange in exchanges]

@@ -11,7 +11,7 @@ from theano.gof.graph import ancestors
 from ..devices.context_map import HOST, Context
 from ..devices.mesh import CPU, Mesh
 from ..graph.analysis import SAME, SUM
-from ..graph.graph import shared_variables
+from ..graph.graph import fits_gpu, shared_variables
 from ..graph.output_order import by_depth
 from ..graph.partition import Exchange, Program, Stage
 from ..graph.random_streams import is_random_state
@@ -20,7 +20,20 @@ from .buckets import buckets, bytes_of_gradients
 from .pieces import Piece, Places, cut
 from .shares import Machine, Shares
 from .sizes import bytes_of_shared
-from .step_plan import AllReduce, Boundary, Choice, DividedUpdate, Part, ReduceScatter, StagePlan, StepPlan, SumGroup
+from .step_plan import (
+    AllReduce,
+    Boundary,
+    Choice,
+    DeviceAllReduce,
+    DividedUpdate,
+    Part,
+    ReduceScatter,
+    StagePlan,
+    StepPlan,
+    SumGroup,
+)
+
+OF_NCCL = 'float32', 'float64'  # NCCL adds float16 in half precision, the host in single
 
 
 def plan(program: Program, mesh: Mesh, options: Options, machine: Machine, shares: Shares | None = None,
@@ -69,7 +82,7 @@ class _Planner:
         n = shares.n_replicas
         self._choose('division', 'in %d parts' % n if n > 1 else 'whole batches',
                      refusal or ('the graph is exact in parts' if n > 1 else 'there is one replica'))
-        overlaps, where = self._overlaps(), self._where()
+        overlaps, where, by_nccl = self._overlaps(), self._where(), self._by_nccl(n)
         sizes = bytes_of_gradients(self._exchanges, self._params, self._new) if overlaps else {}
         stages = [(stage, self._parts_of(i, stage, buckets(stage.outputs, sizes) if overlaps else ()))
                   for i, stage in enumerate(self._program.stages) if stage.outputs]
@@ -77,8 +90,8 @@ class _Planner:
         # A sum that a later part reads is kept, too.
         kept = self._kept.union({v for _, parts in stages for part in parts for v in part.given}.intersection(
             each.source for each in self._exchanges))
-        owners = self._owners(divided)
-        planned_stages, last = self._with_exchanges(stages, owners, self._in_half(owners))
+        owners = {} if by_nccl else self._owners(divided)
+        planned_stages, last = self._with_exchanges(stages, owners, self._in_half(owners), by_nccl)
         return StepPlan(self._options.name, self._program, self._mesh, self._machine, shares, tuple(planned_stages),
                         last, tuple(update), tuple(self._results), self._rows, frozenset(kept), tuple(self._params),
                         divided, overlaps, tuple(self._choices))
@@ -100,6 +113,15 @@ class _Planner:
                      'mgpu.overlap=%s' % (len(on) == machine.size) if len(on) in (0, machine.size) else
                      'mgpu.overlap=True on the ranks %s alone' % ', '.join(map(str, on)))
         return overlaps
+
+    def _by_nccl(self, n_replicas: int) -> bool:
+        """Return whether devices exchange sums by NCCL."""
+        if n_replicas == 1 or all(context.kind != 'cuda' for context in self._mesh.contexts):
+            return False
+        reason = self._machine.against_nccl
+        self._choose('collectives', 'the host' if reason else 'NCCL', reason or
+                     'each replica is on a CUDA device of its own')
+        return not reason
 
     def _where(self) -> str:
         """Return where the new values that replicas need are made."""
@@ -237,7 +259,7 @@ class _Planner:
         return last.intersection(read).difference(owners)
 
     def _with_exchanges(self, stages: Sequence[tuple[Stage, list[Part]]], owners: Mapping[theano.Variable, int],
-                        in_half: Collection[theano.Variable]) -> tuple[list[StagePlan], Boundary]:
+                        in_half: Collection[theano.Variable], by_nccl: bool) -> tuple[list[StagePlan], Boundary]:
         """Return the stages with the exchanges before each, and the exchanges after the last one."""
         sums: dict[Part, list[SumGroup]] = {part: [] for _, parts in stages for part in parts}
         boundaries = []
@@ -246,7 +268,9 @@ class _Planner:
                         if each.reduction == SUM and each.source.dtype.startswith('float')]
             groups: list[SumGroup] = []
             for part, of_part in sums.items():
-                new = list(_groups([each for each in additive if each.source in part.outputs], owners, in_half))
+                on_devices = by_nccl and all(context.kind == 'cuda' for context in part.contexts)
+                new = list(_groups([each for each in additive if each.source in part.outputs], owners, in_half,
+                                   on_devices))
                 of_part += new
                 groups += new
             boundaries.append(Boundary(tuple(exchanges), tuple(groups),
@@ -256,12 +280,14 @@ class _Planner:
 
 
 def _groups(exchanges: Sequence[Exchange], owners: Mapping[theano.Variable, int],
-            in_half: Collection[theano.Variable]) -> Iterable[SumGroup]:
+            in_half: Collection[theano.Variable], on_devices: bool) -> Iterable[SumGroup]:
     """Yield the sums that are exchanged together, by the collective that adds them."""
     owned = [each for each in exchanges if each.variable in owners]
     half = [each for each in exchanges if each.variable in in_half]
     others = [each for each in exchanges if each not in owned and each not in half]
-    for some, collective in ((others, AllReduce()), (half, AllReduce(half=True)),
+    by_nccl = [each for each in others if on_devices and fits_gpu(each.source) and each.source.dtype in OF_NCCL]
+    others = [each for each in others if each not in by_nccl]
+    for some, collective in ((by_nccl, DeviceAllReduce()), (others, AllReduce()), (half, AllReduce(half=True)),
                              (owned, ReduceScatter(tuple(owners[each.variable] for each in owned)))):
         if some:
             yield SumGroup(tuple(some), collective)

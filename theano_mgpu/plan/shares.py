@@ -27,6 +27,8 @@ class Machine:
         Whether each rank has the flag ``mgpu.overlap=True``.
     half : tuple of bool
         Whether each rank has the flag ``mgpu.exchange=float16``.
+    against_nccl : str
+        The reason why devices do not exchange sums by NCCL; empty if they do.
     """
 
     rank: int = 0
@@ -34,6 +36,7 @@ class Machine:
     update_on: tuple[str, ...] = ('device',)
     overlap: tuple[bool, ...] = (False,)
     half: tuple[bool, ...] = (False,)
+    against_nccl: str = 'NCCL is not installed'
 
     @property
     def size(self) -> int:

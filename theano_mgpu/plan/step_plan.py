@@ -28,8 +28,24 @@ class AllReduce:
 
     half: bool = False
 
+    def by(self, n_ranks: int) -> str:
+        """Return the name of who adds the sums."""
+        return by_host(self, n_ranks)
+
     def __str__(self) -> str:
         return 'all_reduce in float16' if self.half else 'all_reduce'
+
+
+@dataclass(frozen=True)
+class DeviceAllReduce:
+    """Sums over the replicas of all ranks that their devices add by NCCL, and that each device gets."""
+
+    def by(self, n_ranks: int) -> str:
+        """Return the name of who adds the sums."""
+        return 'NCCL'
+
+    def __str__(self) -> str:
+        return 'all_reduce by NCCL'
 
 
 @dataclass(frozen=True)
@@ -44,8 +60,17 @@ class ReduceScatter:
 
     owners: tuple[int, ...]
 
+    def by(self, n_ranks: int) -> str:
+        """Return the name of who adds the sums."""
+        return by_host(self, n_ranks)
+
     def __str__(self) -> str:
         return 'reduce_scatter'
+
+
+def by_host(collective: AllReduce | ReduceScatter, n_ranks: int) -> str:
+    """Return the name of who adds sums of the host: over the replicas, then by MPI over the ranks."""
+    return 'the host' + (', %s by MPI' % collective if n_ranks > 1 else '')
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +78,7 @@ class SumGroup:
     """Sums that replicas, and then ranks, add together once a part has computed its shares of them."""
 
     exchanges: tuple[Exchange, ...]
-    collective: AllReduce | ReduceScatter
+    collective: AllReduce | DeviceAllReduce | ReduceScatter
 
 
 @dataclass(frozen=True, eq=False)

@@ -37,6 +37,22 @@ class Sum(NamedTuple):
         return self.on_devices[context][self.number]
 
 
+class DeviceSum(NamedTuple):
+    """A sum that lies on devices, which have added it: number `number` of the sums `reduced`."""
+
+    number: int
+    reduced: Any
+
+    @property
+    def value(self) -> Any:
+        """The sum on the host, once the devices have it."""
+        return self.reduced.value(self.number)
+
+    def on(self, context: Context) -> Any:
+        """Return the sum where functions of a context take it."""
+        return self.value if context.kind == 'cpu' else self.reduced.on(context, self.number)
+
+
 class Outbox:
     """The values that are sent to the devices of one replica, each value once a step.
 
@@ -52,7 +68,7 @@ class Outbox:
 
     def send(self, variable: theano.Variable, value: Any, context: Context) -> Any:
         """Return a value where functions of a context take it."""
-        if isinstance(value, Sum):
+        if isinstance(value, (Sum, DeviceSum)):
             value = value.on(context)
         if is_on(context, value):
             return value

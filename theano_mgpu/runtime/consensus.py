@@ -10,8 +10,9 @@ from theano.compile.sharedvalue import SharedVariable
 from ..comm.activities import BUILD, SHARE
 from ..comm.collectives import all_gather_int
 from ..comm.communicator import Communicator
-from ..devices.mesh import Mesh
-from ..errors import RankError
+from ..devices import nccl
+from ..devices.mesh import CPU, Mesh
+from ..errors import ContextError, RankError
 from ..graph import graph
 from ..options import UPDATE_ON, Options
 from ..plan import Machine
@@ -20,13 +21,35 @@ from .replicas.replicated import Replicated
 
 
 def gather_machine(ranks: Communicator, mesh: Mesh, options: Options) -> Machine:
-    """Return the Machine of a function over some contexts of this process; all ranks have to make the call."""
+    """Return the Machine of a function over some contexts of this process; all ranks have to make the call.
+
+    Raises
+    ------
+    ContextError
+        If devices have to exchange sums by NCCL, and cannot.
+    """
     flags = options.flags
+    columns = [mesh.column(place) for place in mesh.places if place != CPU]
+    reasons = [nccl.reason_against(column, flags.collectives) for column in columns] or [nccl.NOT_CUDA]
     own = [len(mesh.replicas), UPDATE_ON.index(options.updates_on(mesh.contexts)), flags.overlap,
-           flags.exchange == 'float16']
-    replicas, update_on, overlap, half = ranks.handshake((SHARE,), own).T.tolist()
+           flags.exchange == 'float16', nccl.REASONS.index(next(filter(None, reasons), '')),
+           flags.collectives == 'nccl']
+    replicas, update_on, overlap, half, against, must = ranks.handshake((SHARE,), own).T.tolist()
+    reason = _reason_of_ranks(against)
+    if sum(replicas) > 1 and not reason:
+        reason = next(filter(None, [nccl.connect(column, ranks) for column in columns]), '')
+    if sum(replicas) > 1 and reason and any(must):
+        raise ContextError('mgpu.collectives=nccl, but %s. Set it to auto or host' % reason)
     return Machine(ranks.rank, tuple(replicas), tuple(UPDATE_ON[number] for number in update_on),
-                   tuple(map(bool, overlap)), tuple(map(bool, half)))
+                   tuple(map(bool, overlap)), tuple(map(bool, half)), reason)
+
+
+def _reason_of_ranks(numbers):
+    """Return the reason of the first rank that cannot use NCCL; empty if all can."""
+    for rank, number in enumerate(numbers):
+        if number:
+            return nccl.REASONS[number] + (' (rank %d)' % rank if len(numbers) > 1 else '')
+    return ''
 
 
 def check_same_graph(ranks: Communicator, inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variable],

@@ -13,11 +13,13 @@ from ..comm.communicator import Communicator
 from ..comm.compilation import first_compiler
 from ..devices.context_map import HOST, Context
 from ..devices.contexts import contexts as active_contexts
+from ..devices.nccl import communicator_of
 from ..graph import graph
-from ..plan import Part, Program, StepPlan, SumGroup
+from ..plan import DeviceAllReduce, Part, Program, StepPlan, SumGroup
 from ..utils import progress
 from . import compiler
 from .consensus import check_same_graph, share_first_values
+from .device_sums import DeviceSums
 from .divided_update import UpdateOwners
 from .launcher import Launcher, MemoryExplained, choose_executor
 from .replicas.replicated import Replicated, replicated
@@ -118,6 +120,10 @@ class Executable:
     parts : dict of Part to CompiledPart
         In the order of the plan's parts.
     sums : dict of SumGroup to HostSums
+    device_sums : list of DeviceSums
+        Those among the sums that devices add.
+    added_on_devices : set of Part
+        Parts whose sums are all added by devices: the host need not wait until they are computed.
     variables : list of Replicated
         The variables that the parts of all ranks read and update; each once, the same on all ranks.
     functions : list of theano.compile.function_module.Function
@@ -157,8 +163,11 @@ class Executable:
                 read_on[context].update(part.given)
         one_replica = machine.size == len(plan.mesh.replicas) == 1
         self.sums: dict[SumGroup, HostSums] = {
-            group: SUMS[type(group.collective)](group, plan.kept, read_on, self.launcher, timings, one_replica)
+            group: sums_of(part, group, machine.size, plan.kept, read_on, self.launcher, timings, one_replica)
             for part in plan.parts for group in part.sums}
+        self.device_sums = [sums for sums in self.sums.values() if isinstance(sums, DeviceSums)]
+        self.added_on_devices = {part for part in plan.parts if part.sums and
+                                 all(self.sums[group] in self.device_sums for group in part.sums)}
         self.over_ranks = OverRanks(communicator, timings, plan.overlaps)
         self.owners = UpdateOwners(communicator, plan.divided) if plan.divided else None
         self.update_buffers = {context: DeviceBuffers(context) for part in plan.update for context in part.contexts}
@@ -172,6 +181,13 @@ class Executable:
                 variable.note_edits()
         for compiled in self.parts.values():
             compiled.refresh()
+
+
+def sums_of(part: Part, group: SumGroup, n_ranks: int, *of_host: Any) -> HostSums:
+    """Return the sums of a group that a part has shares of; `of_host` as for `HostSums`, without the group."""
+    if isinstance(group.collective, DeviceAllReduce):
+        return DeviceSums(group, *of_host, communicator=communicator_of(part.contexts, n_ranks), over_ranks=n_ranks > 1)
+    return SUMS[type(group.collective)](group, *of_host)
 
 
 def variables_of(part: Part) -> list[SharedVariable]:

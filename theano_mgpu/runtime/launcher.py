@@ -106,6 +106,8 @@ def error_of(cause: BaseException, replica: int, context: Context, where: str,
     contexts : list of Context
         Those that ran at the same time.
     """
+    if isinstance(cause, ReplicaError):  # it has the name of a replica, maybe of another one
+        return cause
     failed = 'replica %d (context %s, %s) failed, nothing was changed' % (replica, describe([context]), where)
     error: BaseException
     if isinstance(cause, AssertionError) and str(cause).startswith(NOT_DIVISIBLE):

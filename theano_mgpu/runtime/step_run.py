@@ -15,7 +15,7 @@ from ..graph.analysis import SAME, STACK, Reduction
 from ..plan import Output, Part
 from ..plan.schedule import schedule
 from ..plan.step_plan import Boundary
-from .batch import Batch, Outbox, Shard, Sum, Values
+from .batch import Batch, DeviceSum, Outbox, Shard, Sum, Values
 from .exchange import exchanged
 from .executable import Executable
 from .launcher import MemoryExplained
@@ -118,6 +118,7 @@ class StepRun:
         self._exchange(self._plan.last)
         self._executable.over_ranks.wait()
         of_update = self._update()
+        self._wait_for_exchanges()
         results = list(dict.fromkeys(self._plan.results))
         with self._timings.span('run'):  # results that stayed on the device may still be in progress
             outputs = {each: self._on_host(each.variable, of_update) for each in results if not each.has_rows}
@@ -126,6 +127,14 @@ class StepRun:
         self._store_rows()
         return StepResult([outputs[each] for each in self._plan.results], self._transaction, self._batch.samples,
                           seconds)
+
+    def _wait_for_exchanges(self) -> None:
+        """Wait for sums that devices exchange, while they compute the update: no value may stay without these."""
+        device_sums = self._executable.device_sums
+        if device_sums and not self._batch.alone:
+            with self._timings.span('exchange'):
+                for sums in device_sums:
+                    sums.finish()
 
     def undo(self) -> None:
         """Put every old value back, after an error."""
@@ -168,9 +177,11 @@ class StepRun:
     def _complete(self, every_launched: Sequence[Launched]) -> None:
         """Wait for parts that were started, add up their sums, and note the new values of the first round."""
         executable, batch = self._executable, self._batch
-        if executable.on_devices and every_launched and (not batch.alone or self._timings.waits()):
+        waited = [each for each in every_launched if self._timings.waits() or
+                  not batch.alone and each.part not in executable.added_on_devices]
+        if executable.on_devices and waited:
             work = [(each.part.contexts[shard.replica], shard, functools.partial(wait, outputs))
-                    for each in every_launched for shard, (outputs, _) in zip(each.shards, each.results)]
+                    for each in waited for shard, (outputs, _) in zip(each.shards, each.results)]
             on, of, tasks = zip(*work)
             self._launcher.run('run', tasks, on, of)
         for part, number, shards, results in every_launched:
@@ -202,6 +213,7 @@ class StepRun:
         for sums in every_sums:
             batch.common.update(sums.taken())
         if boundary.others:
+            self._wait_for_exchanges()
             variables, sources, reductions = zip(*boundary.others)
             values = self._together(sources, reductions, self._executable.communicator)
             batch.common.update(zip(variables, values))
@@ -274,7 +286,7 @@ class StepRun:
         for known in (of_update, self._batch.common, self._batch.shards[0].values):
             if variable in known:
                 value = known[variable]
-                return own_copy(variable, value.value if isinstance(value, Sum) else value)
+                return own_copy(variable, value.value if isinstance(value, (Sum, DeviceSum)) else value)
         raise AssertionError('nothing has computed %s' % variable)
 
     def _store_rows(self) -> None:

@@ -41,7 +41,11 @@ class HostSums:
     ----------
     views : list of ndarray
         Each sum; valid until the next step. None for one that another rank owns.
+    by_host : bool
+        Whether it is the host that adds the sums.
     """
+
+    by_host = True
 
     def __init__(self, group: SumGroup, kept: Collection[theano.Variable],
                  read_on: Mapping[Context, Collection[theano.Variable]], launcher: Launcher, timings: Timings,
@@ -254,8 +258,8 @@ class OverRanks:
             self._underway = {}
 
     def start(self, sums: HostSums, idle: bool) -> None:
-        """Begin to add, if there is a thread for it."""
-        if not self._overlaps:
+        """Begin to add, if there is a thread for it; devices need none."""
+        if not self._overlaps or not sums.by_host:
             return
         self._meet([sums], idle)
         begun, busy = threading.Lock(), any(not each.done() for each in self._underway.values())
@@ -283,7 +287,12 @@ class OverRanks:
         for sums in every_sums if idle else ():
             sums.clear()
         with self._timings.span('wait'):
-            self._ranks.handshake((ADD,))
+            on_devices = [sums for sums in every_sums if not sums.by_host]
+            if not on_devices:
+                self._ranks.handshake((ADD,))
+            elif not self._ranks.handshake((ADD,), [all(sums.is_ready for sums in on_devices)]).all():
+                for sums in on_devices:
+                    sums.use_host()
 
 
 def _add_over(sums, ranks, begun):

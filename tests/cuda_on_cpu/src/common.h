@@ -1,4 +1,5 @@
-// Shared by the three libraries: the layout of a compiled kernel, messages, and the services of libcuda for libcublas.
+// Shared by the libraries: the layout of a compiled kernel, messages, and the services of libcuda for libcublas and
+// libnccl.
 #pragma once
 #include <cstdarg>
 #include <cstddef>
@@ -64,10 +65,14 @@ typedef int CUresult;
 typedef unsigned long long CUdeviceptr;
 typedef struct CUstream_st *CUstream;
 
-// Services of libcuda for libcublas.
+// Services of libcuda for libcublas and libnccl.
 extern "C" {
 // Calls run(data) on a stream's worker, then release(data). A result other than 0 becomes the context's sticky error.
 CUresult standin_enqueue(CUstream stream, int (*run)(void *), void *data, void (*release)(void *), const char *what);
+// The same for an operation that waits for operations of other devices: with CUDA_ON_CPU_SYNC=1 it does not block, since
+// the others may have to be enqueued first.
+CUresult standin_enqueue_collective(CUstream stream, int (*run)(void *), void *data, void (*release)(void *),
+                                    const char *what);
 // Whether [address, address + bytes) is memory that the worker's device can reach. Call it on the worker only.
 int standin_reachable(const void *address, size_t bytes);
 void *standin_current_context(void);

@@ -78,9 +78,11 @@ def plan(setup: Setup) -> list[tuple[str, Callable[[Setup], Finding]]]:
                    for name in device_checks.CUDA_LIBRARIES]
         checks += [('architecture', device_checks.check_nvrtc),
                    ('libgpuarray', if_theano(device_checks.check_libgpuarray))]
+    n_cuda = sum(context.kind == 'cuda' for context in setup.contexts)
+    collectives = [('collectives', if_theano(device_checks.check_collectives))] if n_cuda > 1 else []
     return checks + [('context ' + context.name, if_theano(functools.partial(device_checks.check_context,
                                                                             context=context)))
-                     for context in setup.contexts]
+                     for context in setup.contexts] + collectives
 
 
 def diagnose(setup: Setup) -> Iterator[tuple[str, Finding]]:

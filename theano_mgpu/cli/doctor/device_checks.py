@@ -4,6 +4,7 @@ from __future__ import annotations
 import ctypes
 import glob
 import re
+import warnings
 from typing import Any
 
 from ...compat import cuda_contexts
@@ -15,7 +16,7 @@ from .host_checks import FAIL, OK, SKIP, Finding, Setup, broken, first_line, ran
 
 # The shared libraries that libgpuarray opens by name, and the purpose of each.
 CUDA_LIBRARIES = {'libcuda.so': 'every CUDA call', 'libnvrtc.so': 'every GPU kernel', 'libcublas.so': 'gemm',
-                  'libnccl.so': 'pygpu.collectives'}
+                  'libnccl.so': 'sums between devices'}
 OPTIONAL = {'libnccl.so'}
 
 
@@ -186,6 +187,35 @@ def check_context(setup: Setup, context: Context) -> Finding:
     if on_host:
         return Finding(FAIL, 'the numbers are right, but computed on the host: no %s' % ', '.join(on_host), remedy)
     return Finding(OK, "%s: gemm, elementwise and sum agree with NumPy's" % context.device)
+
+
+def check_collectives(setup: Setup) -> Finding:
+    """Compare a sum that all contexts have parts of with NumPy, and say whether NCCL or the host adds it."""
+    import numpy as np
+    import theano.tensor as T
+
+    from ... import function
+    a, _ = random_matrices()
+    x = T.fmatrix('x')
+    with warnings.catch_warnings(record=True) as caught, quietly():
+        warnings.simplefilter('always')
+        init(describe(setup.contexts))
+        f = function([x], T.dot(x.T, x), executor='serial')
+        result = f(a)
+    if not np.allclose(result, a.T.dot(a), rtol=1e-3, atol=1e-3):
+        return Finding(FAIL, 'dot(x.T, x) is wrong by up to %.2g' % np.abs(result - a.T.dot(a)).max(),
+                       'Set mgpu.collectives=host, and try again')
+    choice = next((choice for choice in f.plan.choices if choice.what == 'collectives'), None)
+    problems = [str(each.message).partition('. From now on')[0] for each in caught if 'NCCL' in str(each.message)]
+    if choice is None:
+        return Finding(SKIP, 'sums go through the host: no CUDA device is among the contexts')
+    if choice.chosen == 'NCCL' and not problems:
+        return Finding(OK, 'NCCL adds sums between %s, as NumPy does' % ', '.join(each.name for each in f.contexts))
+    reason = ' '.join(problems) or choice.reason
+    if reason == 'mgpu.collectives=host':
+        return Finding(OK, 'sums go through the host: ' + reason)
+    return broken(False, 'sums go through the host, which takes longer: ' + reason,
+                  'NCCL needs a CUDA device of its own for each context')
 
 
 def missing_gpu_ops(compiled: Any) -> list[str]:

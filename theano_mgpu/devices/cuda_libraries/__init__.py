@@ -16,7 +16,7 @@ from .search import Library, candidates
 from .versions import architecture_for, as_number, cublas_problem, dotted, nvrtc_problem, remedy
 
 LIBRARIES = ('libcuda.so', 'libnvrtc.so', 'libcublas.so', 'libnccl.so')
-REQUIRED = LIBRARIES[:3]  # Theano opens no context without cuBLAS; nothing here uses NCCL
+REQUIRED = LIBRARIES[:3]  # Theano opens no context without cuBLAS; NCCL is for sums between devices
 
 
 class Survey(NamedTuple):
@@ -161,7 +161,7 @@ def _cublas_version(cublas, path):
 
 
 def _provide_nccl():
-    """Load and name NCCL, which pygpu.collectives uses; return a Library."""
+    """Load and name NCCL, which adds sums between devices; return a Library."""
     problem, number = 'not found', ctypes.c_int()
     for candidate in candidates('libnccl.so'):
         try:

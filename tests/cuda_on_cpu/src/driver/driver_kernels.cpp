@@ -220,9 +220,10 @@ static int run(Launch &launch) {
 }
 
 // An operation, or the failure that was injected for it. The failure shows at a later call, as on a GPU.
-static void enqueue_launch(const StreamRef &stream, const char *what, std::function<int()> operation) {
+static void enqueue_launch(const StreamRef &stream, const char *what, std::function<int()> operation,
+                           bool may_block = true) {
   if (int code = stream->device->launch_fault.next()) operation = [code] { return code; };
-  enqueue(stream, what, std::move(operation));
+  enqueue(stream, what, std::move(operation), {}, may_block);
 }
 
 static bool valid_size(const Dim3 &grid, const Dim3 &block) {
@@ -253,15 +254,25 @@ API CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_
   return SUCCESS;
 }
 
-API CUresult standin_enqueue(CUstream handle, int (*run)(void *), void *data, void (*release)(void *),
-                             const char *what) {
-  std::shared_ptr<void> hold(data, release);
+// An operation of another library, on a stream of the current context.
+static CUresult enqueue_foreign(CUstream handle, int (*run)(void *), std::shared_ptr<void> data, const char *what,
+                                bool may_block) {
   REQUIRE_CONTEXT();
   StreamRef stream = stream_of(handle, context);
   if (!stream) return INVALID_HANDLE;
-  trace("blas dev%d %s", stream->device->ordinal, what);
-  enqueue_launch(stream, what, [=] { return run_guarded(what, [&] { return run(hold.get()); }); });
+  trace("%s dev%d %s", may_block ? "blas" : "nccl", stream->device->ordinal, what);
+  enqueue_launch(stream, what, [=] { return run_guarded(what, [&] { return run(data.get()); }); }, may_block);
   return SUCCESS;
+}
+
+API CUresult standin_enqueue(CUstream handle, int (*run)(void *), void *data, void (*release)(void *),
+                             const char *what) {
+  return enqueue_foreign(handle, run, std::shared_ptr<void>(data, release), what, true);
+}
+
+API CUresult standin_enqueue_collective(CUstream handle, int (*run)(void *), void *data, void (*release)(void *),
+                                        const char *what) {
+  return enqueue_foreign(handle, run, std::shared_ptr<void>(data, release), what, false);
 }
 
 API int standin_reachable(const void *address, size_t bytes) {

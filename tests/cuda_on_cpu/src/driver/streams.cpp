@@ -97,7 +97,8 @@ Position last_position(const StreamRef &stream) {
   return Position{stream, stream->queued};
 }
 
-Position enqueue(const StreamRef &stream, const char *what, std::function<int()> run, std::vector<Position> after) {
+Position enqueue(const StreamRef &stream, const char *what, std::function<int()> run, std::vector<Position> after,
+                 bool may_block) {
   CUcontext context = stream->context;
   Position position{stream, 0};
   {
@@ -117,7 +118,7 @@ Position enqueue(const StreamRef &stream, const char *what, std::function<int()>
     if (is_null) context->null_queued = position.sequence;
     stream->work.notify_one();
   }
-  if (settings.synchronous) position.wait();
+  if (settings.synchronous && may_block) position.wait();
   return position;
 }
 

@@ -67,8 +67,9 @@ void install_fault_handlers();
 
 StreamRef make_stream(CUctx_st *context);
 
-// Adds an operation to a stream, and gives its position.
-Position enqueue(const StreamRef &stream, const char *what, std::function<int()> run, std::vector<Position> after = {});
+// Adds an operation to a stream, and gives its position. With CUDA_ON_CPU_SYNC=1, it waits for it if it may block.
+Position enqueue(const StreamRef &stream, const char *what, std::function<int()> run, std::vector<Position> after = {},
+                 bool may_block = true);
 
 // The stream of a handle; for the NULL stream, that of the context. A null pointer for a stale handle.
 StreamRef stream_of(CUstream handle, CUctx_st *context);

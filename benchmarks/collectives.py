@@ -1,0 +1,48 @@
+#!/usr/bin/env python
+"""Time of a training step over the CUDA devices of a process with sums by NCCL, against sums through the host.
+
+The model is an MLP of four layers of 1024 units (4.0 million parameters). A ratio below 1 means that NCCL saves time.
+The sides take turns. On the CUDA stand-in, the devices share the cores of the host: the ratio then shows the cost of
+the host's part in the exchange, and nothing about the links between GPUs.
+
+Examples:
+
+  benchmarks/collectives.py
+  python tests/cuda_on_cpu run --devices 4 python benchmarks/collectives.py --devices 2 4
+"""
+import os
+
+os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
+
+import theano_mgpu as mgpu
+
+import numpy as np
+import theano
+from models import adam, mlp
+from turns import compare, make_parser, show
+
+
+def training(collectives, sizes):
+    model = mlp(sizes=sizes)
+    with theano.configparser.change_flags(**{'mgpu.collectives': collectives}):
+        return mgpu.training_function(model.inputs, model.loss, model.params, adam)
+
+
+def main():
+    parser = make_parser(__doc__, rounds=9)
+    parser.add_argument('--devices', type=int, nargs='+', default=[2], help='numbers of devices (default: 2)')
+    parser.add_argument('--units', type=int, default=1024, help='units of a layer (default: 1024)')
+    parser.add_argument('--batch', type=int, default=64, help='samples of a batch (default: 64)')
+    args = parser.parse_args()
+    rng = np.random.RandomState(0)
+    sizes = (784,) + 4 * (args.units,) + (10,)
+    batch = rng.rand(args.batch, sizes[0]).astype('float32'), rng.randint(0, 10, args.batch).astype('int32')
+    for n in args.devices:
+        mgpu.init(';'.join('dev%d->cuda%d' % (i, i) for i in range(n)))
+        steps = [training(collectives, sizes) for collectives in ('host', 'nccl')]
+        host, nccl = [lambda step=step: step(*batch) for step in steps]
+        show(compare(nccl, host, '%d devices: NCCL / host' % n, args.rounds))
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,28 @@
+"""Calls NVIDIA's own libnccl.so.2 as theano_mgpu does, as far as that goes without a GPU."""
+import ctypes
+import sys
+
+from theano_mgpu.devices.cuda_libraries.nccl import Nccl, UniqueId
+from theano_mgpu.devices.nccl import FUNCTIONS
+from theano_mgpu.errors import ExchangeError
+
+
+def main(path):
+    nccl = Nccl(path)
+    print('%s is NCCL %d.%d, and has all functions' % (path, *nccl.version))
+    assert all(nccl.address(name) for name in FUNCTIONS)
+    assert len(nccl.unique_id()) == ctypes.sizeof(UniqueId) == 128 and nccl.unique_id() != nccl.unique_id()
+    ctypes.CDLL('libcuda.so').cuInit(0)
+    context = nccl.primary_context(0)
+    for connect in (lambda: nccl.connect([0], [context]),
+                    lambda: nccl.connect_ranks([context], 0, 1, nccl.unique_id())):
+        try:
+            connect()
+        except ExchangeError as error:
+            print('  as it should be without a GPU: %s' % error)
+        else:
+            raise AssertionError('NCCL works on the stand-in for the driver')
+
+
+if __name__ == '__main__':
+    main(sys.argv[1])

@@ -1,0 +1,81 @@
+// Communicators: the ranks of a clique, in one process or in several on this host, and the memory that they share.
+#pragma once
+#include "common.h"
+#ifdef NCCL_HEADER
+#include NCCL_HEADER  // NVIDIA's own: a declaration that differs is then an error of the compiler
+#else
+typedef int ncclResult_t, ncclDataType_t, ncclRedOp_t;
+typedef struct ncclComm *ncclComm_t;
+typedef struct {
+  char internal[128];
+} ncclUniqueId;
+typedef CUstream cudaStream_t;
+enum {
+  ncclSuccess, ncclUnhandledCudaError, ncclSystemError, ncclInternalError, ncclInvalidArgument, ncclInvalidUsage
+};
+enum { ncclSum, ncclProd, ncclMax, ncclMin, ncclAvg };
+#endif
+#include <atomic>
+#include <memory>
+#include <string>
+#include <sys/mman.h>
+
+const int MOST_RANKS = 16;
+const size_t PIECE = 256 << 10;  // bytes of a slot; each rank has two, used in turn: ranks meet once for each piece
+
+enum Kind : int { ALL_REDUCE, REDUCE, BROADCAST, ALL_GATHER, REDUCE_SCATTER };
+
+// A collective, as one rank has called it. The others have to make the same call.
+struct Call {
+  int kind, dtype, op, root;
+  size_t count;
+  bool operator==(const Call &other) const {
+    return kind == other.kind && dtype == other.dtype && op == other.op && root == other.root && count == other.count;
+  }
+};
+
+struct Shared {
+  std::atomic<int> joined;
+  struct {
+    std::atomic<uint64_t> pieces;  // that the rank has put into its slots so far
+    std::atomic<int> thread;       // that called for the rank outside of a group last
+    char device[32];
+    Call call[2];
+  } ranks[MOST_RANKS];
+  char slots[2][MOST_RANKS][PIECE];
+};
+
+struct ncclComm {
+  Shared *shared = nullptr;
+  int n = 0, rank = 0, device = 0;
+  void *context = nullptr;
+  uint64_t pieces = 0;  // that are enqueued
+  std::atomic<bool> aborted{false};
+  ~ncclComm() {
+    if (shared) munmap(shared, sizeof *shared);
+  }
+};
+
+typedef std::shared_ptr<ncclComm> Comm;  // operations in flight hold it
+
+// The communicator of a handle; a null pointer for one that is destroyed.
+Comm find(ncclComm_t handle);
+void forget(ncclComm_t handle);
+
+// Makes the communicator of a rank; a null pointer if that fails.
+Comm join(const std::string &clique, int n, int rank, int device);
+
+// Waits until all ranks have joined.
+int meet(const Comm &comm, const std::string &clique);
+
+// While one lives, a context is current; then the one before is, or that of device 0, as after cudaSetDevice.
+struct Current {
+  explicit Current(void *context);
+  ~Current();
+};
+
+// Enqueues this rank's part of a collective on a stream.
+int enqueue_collective(const Comm &comm, const Call &call, const void *send, void *receive, bool is_wrong,
+                       cudaStream_t stream);
+bool can_reduce(int dtype);
+extern const char *const NAMES[];  // of the kinds

@@ -1,0 +1,165 @@
+"""NCCL between devices of one process: against NumPy, in the order of the streams, and its errors."""
+import ctypes
+import threading
+
+import numpy as np
+
+from cuda_on_cpu.child import on_standin
+from cuda_on_cpu.driver import ILLEGAL_ADDRESS, LAUNCH_FAILED, Device, Hold, call, fails_with, load
+
+DTYPES = {'int8': 0, 'uint8': 1, 'int32': 2, 'uint32': 3, 'int64': 4, 'uint64': 5, 'float16': 6, 'float32': 7,
+          'float64': 8}
+OPS = {'sum': (0, np.add), 'prod': (1, np.multiply), 'max': (2, np.maximum), 'min': (3, np.minimum)}
+INVALID_USAGE, SYSTEM_ERROR = 5, 2
+
+
+class Clique:
+    """Some devices, each with a communicator."""
+
+    def __init__(self, n=2):
+        self.devices = [Device(i) for i in range(n)]
+        self.comms = (ctypes.c_void_p * n)()
+        call('ncclCommInitAll', self.comms, n, (ctypes.c_int * n)(*range(n)))
+
+    def group(self, name, arguments):
+        """Call a function for each device in a group; return the addresses of the results."""
+        call('ncclGroupStart')
+        try:
+            for comm, device, each in zip(self.comms, self.devices, arguments):
+                call(name, *each, ctypes.c_void_p(comm), device.stream)
+        finally:
+            call('ncclGroupEnd')
+
+    def all_reduce(self, parts, op='sum'):
+        """Return each device's result."""
+        addresses = [device.upload(part) for device, part in zip(self.devices, parts)]
+        self.group('ncclAllReduce', [(address, address, ctypes.c_size_t(part.size), DTYPES[part.dtype.name], OPS[op][0])
+                                     for address, part in zip(addresses, parts)])
+        return [device.read(address, part.shape, part.dtype)
+                for device, address, part in zip(self.devices, addresses, parts)]
+
+
+def parts_of(n, size, dtype, seed=0):
+    rng = np.random.RandomState(seed)
+    return [(rng.uniform(1, 9, size) if dtype[0] == 'u' else rng.uniform(-9, 9, size)).astype(dtype) for _ in range(n)]
+
+
+@on_standin(devices=3, delay_us=300, nccl_delay_us=300)
+def test_all_reduce_of_each_dtype():
+    clique = Clique(3)
+    for dtype in DTYPES:
+        for op, (_, ufunc) in OPS.items():
+            for size in (1, 1000, 200001) if op == 'sum' else (7,):
+                parts = parts_of(3, size, dtype)
+                first, *others = clique.all_reduce(parts, op)
+                assert all((other == first).all() for other in others)
+                tolerance = {'float16': 2e-2, 'float32': 1e-4, 'float64': 1e-12}.get(dtype, 0)
+                np.testing.assert_allclose(first, ufunc.reduce(parts, dtype=dtype), tolerance, tolerance)
+
+
+@on_standin(delay_us=300)
+def test_the_other_collectives():
+    clique, n = Clique(), 2
+    parts = parts_of(n, 10, 'float32')
+    there = [device.upload(part) for device, part in zip(clique.devices, parts)]
+    out = [device.upload(np.zeros(20, 'float32')) for device in clique.devices]
+    clique.group('ncclAllGather', [(a, b, ctypes.c_size_t(10), 7) for a, b in zip(there, out)])
+    assert all((device.read(b, 20) == np.concatenate(parts)).all() for device, b in zip(clique.devices, out))
+    clique.group('ncclReduceScatter', [(a, b, ctypes.c_size_t(5), 7, 0) for a, b in zip(there, out)])
+    both = [device.read(b, 5) for device, b in zip(clique.devices, out)]
+    np.testing.assert_allclose(np.concatenate(both), sum(parts), 1e-6)
+    clique.group('ncclReduce', [(a, b, ctypes.c_size_t(10), 7, 0, 1) for a, b in zip(there, out)])
+    np.testing.assert_allclose(clique.devices[1].read(out[1], 10), sum(parts), 1e-6)
+    clique.group('ncclBroadcast', [(a, a, ctypes.c_size_t(10), 7, 1) for a in there])
+    assert all((device.read(a, 10) == parts[1]).all() for device, a in zip(clique.devices, there))
+
+
+@on_standin()
+def test_a_collective_is_in_the_order_of_the_streams():
+    """The call returns while a device still computes what it is to send."""
+    clique = Clique()
+    first, second = [device.upload(np.ones(1, 'float32')) for device in clique.devices]
+    hold = Hold(clique.devices[0], first)
+    clique.group('ncclAllReduce', [(a, a, ctypes.c_size_t(1), 7, 0) for a in (first, second)])
+    hold.release()
+    assert clique.devices[1].read(second, 1)[0] == 43
+
+
+@on_standin()
+def test_errors():
+    clique = Clique()
+    comms = (ctypes.c_void_p * 2)()
+    with fails_with(INVALID_USAGE):
+        call('ncclCommInitAll', comms, 2, (ctypes.c_int * 2)(0, 0))
+    call('ncclOnCpuFailAfter', ctypes.c_long(1), SYSTEM_ERROR)
+    parts = parts_of(2, 5, 'float32')
+    clique.all_reduce(parts)
+    with fails_with(SYSTEM_ERROR):
+        clique.all_reduce(parts)
+    call('ncclOnCpuFailAfter', ctypes.c_long(0), 100)
+    assert not np.allclose(clique.all_reduce(parts)[0], sum(parts))
+    address = clique.devices[0].upload(parts[0])
+    for comm, device in zip(clique.comms, clique.devices):
+        arguments = address, address, ctypes.c_size_t(5), 7, 0, ctypes.c_void_p(comm), device.stream
+        if device is clique.devices[0]:
+            call('ncclAllReduce', *arguments)
+            continue
+        with fails_with(INVALID_USAGE):  # one thread waits for itself, unless it calls in a group
+            call('ncclAllReduce', *arguments)
+    call('ncclCommAbort', ctypes.c_void_p(clique.comms[0]))
+    with fails_with(4):
+        call('ncclAllReduce', *arguments[:5], ctypes.c_void_p(clique.comms[0]), device.stream)
+
+
+@on_standin()
+def test_memory_of_another_device_is_an_error():
+    clique = Clique()
+    address = clique.devices[0].upload(np.ones(5, 'float32'))
+    clique.group('ncclAllReduce', [(address, address, ctypes.c_size_t(5), 7, 0)] * 2)
+    with fails_with(ILLEGAL_ADDRESS):
+        clique.devices[1].synchronize()
+
+
+@on_standin(fail='1:0')
+def test_the_peers_of_a_lost_device_wait_until_they_are_aborted():
+    clique = Clique()
+    first, second = [device.upload(np.ones(5, 'float32')) for device in clique.devices]
+    clique.group('ncclAllReduce', [(a, a, ctypes.c_size_t(5), 7, 0) for a in (first, second)])
+    waiting = threading.Thread(target=clique.devices[0].synchronize, daemon=True)
+    waiting.start()
+    waiting.join(.3)
+    assert waiting.is_alive()
+    with fails_with(LAUNCH_FAILED):
+        clique.devices[1].synchronize()
+    error = ctypes.c_int(-1)
+    call('ncclCommGetAsyncError', ctypes.c_void_p(clique.comms[0]), ctypes.byref(error))
+    assert error.value == 0
+    call('ncclCommAbort', ctypes.c_void_p(clique.comms[0]))
+    waiting.join(10)
+    assert not waiting.is_alive()
+
+
+@on_standin(sync=True)
+def test_nothing_waits_for_itself_where_each_call_is_synchronous():
+    parts = parts_of(2, 5, 'float64')
+    np.testing.assert_allclose(Clique().all_reduce(parts)[0], sum(parts))
+
+
+@on_standin()
+def test_ranks_meet_by_an_id():
+    class UniqueId(ctypes.Structure):
+        _fields_ = [('internal', ctypes.c_char * 128)]
+    devices, unique, comms = [Device(i) for i in range(2)], UniqueId(), (ctypes.c_void_p * 2)()
+    call('ncclGetUniqueId', ctypes.byref(unique))
+    call('ncclGroupStart')
+    for rank, device in enumerate(devices):
+        device.call('ncclCommInitRank', ctypes.byref(comms, rank * 8), 2, unique, rank)
+    call('ncclGroupEnd')
+    for name, expected in (('ncclCommCount', [2, 2]), ('ncclCommUserRank', [0, 1]), ('ncclCommCuDevice', [0, 1])):
+        values = []
+        for comm in comms:
+            value = ctypes.c_int()
+            call(name, ctypes.c_void_p(comm), ctypes.byref(value))
+            values.append(value.value)
+        assert values == expected, name
+    assert load('nccl').ncclGroupEnd() == INVALID_USAGE

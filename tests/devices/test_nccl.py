@@ -1,0 +1,231 @@
+"""Sums between CUDA devices by NCCL: the answers of one device, and errors; each in a process on the stand-in."""
+import cuda_on_cpu
+import pytest
+from support.standin import launched, run
+
+pytest.importorskip('pygpu', reason='CUDA contexts need pygpu')
+pytestmark = [pytest.mark.needs_compiler, pytest.mark.skipif(cuda_on_cpu.unavailable() is not None,
+                                                 reason=cuda_on_cpu.unavailable() or '')]
+
+TRAINING = '''
+import ctypes, os, time, warnings
+import theano, theano.tensor as T
+nccl = ctypes.CDLL('libnccl.so.2')
+cuda = ctypes.CDLL('libcuda.so')
+floatX = theano.config.floatX
+
+def normalised(x, n):
+    """A dense layer with batch normalisation: its statistics are sums in the middle of a step."""
+    return T.nnet.bn.batch_normalization_train(x, theano.shared(np.ones(n, floatX)), theano.shared(np.zeros(n, floatX)),
+                                               axes=(0,))[0]
+
+def trained(collectives, n, sizes=(6, 20, 30, 4), normalise=True, **options):
+    """Return a training step on n devices, and the parameters."""
+    rng, x, t = np.random.RandomState(0), T.matrix('x'), T.ivector('t')
+    contexts = mgpu.init(';'.join('dev%d->cuda%d' % (i, i) for i in range(n)))
+    params, h = [], x
+    for before, after in zip(sizes, sizes[1:]):
+        params += [theano.shared((rng.randn(before, after) / before ** .5).astype(floatX)),
+                   theano.shared(np.zeros(after, floatX))]
+        h = T.dot(h, params[-2]) + params[-1]
+        if after != sizes[-1]:
+            h = T.tanh(normalised(h, after) if normalise else h)
+    loss = T.nnet.categorical_crossentropy(T.nnet.softmax(h), t).mean()
+    with theano.configparser.change_flags(**{'mgpu.collectives': collectives}):
+        step = mgpu.training_function([x, t], loss, params, lambda gradients, params: [
+            (param, param - T.cast(.1, floatX) * gradient) for param, gradient in zip(params, gradients)], **options)
+    return step, params
+
+def batches(n, sizes=(8, 13, 16, 9, 3)):
+    rng = np.random.RandomState(1)
+    for i in range(n):
+        size = sizes[i % len(sizes)]
+        yield rng.randn(size, 6).astype(floatX), rng.randint(0, 4, size).astype('int32')
+
+def values(params):
+    return [param.get_value() for param in params]
+
+def by(step):
+    return next(choice.chosen for choice in step.plan.choices if choice.what == 'collectives')
+
+def fails(call):
+    """Return the text of a call's error, and of its warnings."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        try:
+            call()
+            text = ''
+        except mgpu.MgpuError as error:
+            text = '%s: %s' % (type(error).__name__, error)
+    return text, [str(each.message) for each in caught if isinstance(each.message, mgpu.MgpuWarning)]
+'''
+
+EQUAL = TRAINING + '''
+n, steps, options = N, STEPS, OPTIONS
+results = []
+for collectives, n_devices in (('nccl', n), ('host', n), ('auto', 1)):
+    step, params = trained(collectives, n_devices, **options)
+    losses = [step(*batch) for batch in batches(steps)]
+    results.append(losses + values(params))
+    if collectives != 'auto':
+        print(by(step))
+for other in results[1:]:
+    for a, b in zip(results[0], other):
+        np.testing.assert_allclose(a, b, rtol=1e-3 if floatX == 'float32' else 1e-9, atol=TOLERANCE)
+'''
+
+
+@pytest.mark.parametrize('n,steps,floatx,options,settings', [
+    (2, 5, 'float32', {}, {'delay_us': 200}),
+    *[pytest.param(*case, marks=pytest.mark.slow) for case in [
+        (2, 50, 'float32', {}, {'delay_us': 500, 'nccl_delay_us': 300}),
+        (4, 50, 'float32', {}, {'delay_us': 500}), (4, 50, 'float64', {'executor': 'threads'}, {'delay_us': 500}),
+        (2, 50, 'float64', {'micro_batches': 2, 'normalise': False}, {'delay_us': 500}),
+        (2, 50, 'float32', {'update_on': 'sharded'}, {}), (2, 50, 'float32', {'update_on': 'host'}, {})]]])
+def test_the_answers_are_those_of_one_device(n, steps, floatx, options, settings):
+    """Batches are ragged, and some replicas have no sample of one."""
+    code = EQUAL.replace('N,', '%d,' % n, 1).replace('STEPS', str(steps)).replace('OPTIONS', repr(options))
+    code = code.replace('TOLERANCE', '2e-4' if floatx == 'float32' else '1e-9')
+    assert run(code, n, 'floatX=' + floatx, **settings) == ['NCCL', 'the host']
+
+
+COPIES = TRAINING + '''
+step, params = trained('auto', 2, sizes=(6, 300, 300, 4), normalise=False)
+step(*next(batches(1)))
+start = time.clock_gettime(time.CLOCK_MONOTONIC)
+for batch in batches(3):
+    step(*batch)
+print(start, time.clock_gettime(time.CLOCK_MONOTONIC))
+'''
+
+
+@pytest.mark.slow
+def test_gradients_are_not_copied_to_the_host(tmp_path):
+    start, stop = map(float, run(COPIES, trace=tmp_path / 'trace')[0].split())
+    copies = [line.split() for line in (tmp_path / 'trace').read_text().splitlines()]
+    copies = [line for line in copies if line[2] == 'DtoH' and start < float(line[0]) < stop]
+    assert 0 < len(copies) <= 3 and all(int(line[-1]) < 100 for line in copies), copies  # the loss of each step
+
+
+WRONG = TRAINING + '''
+kind = KIND
+step, params = trained('auto', 2)
+nccl.ncclOnCpuFailAfter(ctypes.c_long(0), kind)
+print(fails(lambda: step(*next(batches(1)))))
+print(fails(lambda: [step(*batch) for batch in batches(3)]))
+other, others = trained('host', 2)
+other(*next(batches(1)))
+[other(*batch) for batch in batches(3)]
+print(all(np.allclose(a, b, 1e-3, 1e-4) for a, b in zip(values(params), values(others))))
+step, _ = trained('auto', 2)
+print([choice.reason for choice in step.plan.choices if choice.what == 'collectives'])
+print(fails(lambda: trained('nccl', 2)))
+'''
+
+
+@pytest.mark.parametrize('kind,text', [
+    (100, 'more than rounding'), pytest.param(3, 'NCCL gives error 3, internal error', marks=pytest.mark.slow)])
+def test_sums_go_through_the_host_where_nccl_does_not_work(kind, text):
+    first, others, same, reasons, refused = run(WRONG.replace('KIND', str(kind)))
+    assert text in first and 'From now on, sums go through the host' in first
+    assert others == "('', [])" and same == 'True'
+    assert reasons == "['an exchange by NCCL has failed in this process']"
+    assert 'ContextError: mgpu.collectives=nccl, but an exchange by NCCL has failed' in refused
+
+
+LATER = TRAINING + '''
+step, params = trained('auto', 2)
+for batch in batches(2):
+    step(*batch)
+nccl.ncclOnCpuFailAfter(ctypes.c_long(0), 2)
+before = values(params)
+print(fails(lambda: step(*next(batches(1)))))
+print(all((a == b).all() for a, b in zip(before, values(params))))
+print(fails(lambda: step(*next(batches(1)))))
+'''
+
+
+@pytest.mark.slow
+def test_an_error_in_the_middle_changes_nothing_and_the_next_step_goes_on():
+    error, same, after = run(LATER)
+    assert 'ExchangeError: NCCL gives error 2, unhandled system error' in error
+    assert same == 'True' and after == "('', [])"
+
+
+HANGS = TRAINING + '''
+step, params = trained('auto', 2, normalise=False)
+for batch in batches(2):
+    step(*batch)
+before, began = values(params), time.time()
+# A device that does not come: its part of the exchange is left out.
+from theano_mgpu.devices import nccl as module
+exchange = module.NcclCommunicator.exchange
+def without_one(self, copies, reductions):
+    library = self._library
+    original = ctypes.cast(nccl.ncclAllReduce, ctypes.c_void_p).value
+    skip = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int,
+                            ctypes.c_void_p, ctypes.c_void_p)
+    first = []
+    nccl.ncclAllReduce.argtypes = skip._argtypes_
+    call = skip(lambda *args: 0 if first or first.append(1) else nccl.ncclAllReduce(*args))
+    addresses = [self._nccl.address(name) for name in module.FUNCTIONS]
+    addresses[module.FUNCTIONS.index('ncclAllReduce')] = ctypes.cast(call, ctypes.c_void_p).value
+    library.mgpu_use(module._addresses(addresses))
+    self.kept = call
+    exchange(self, copies, reductions)
+module.NcclCommunicator.exchange = without_one
+print(fails(lambda: step(*next(batches(1)))))
+print(time.time() - began < 20, all((a == b).all() for a, b in zip(before, values(params))))
+print(fails(lambda: step(*next(batches(1)))))
+'''
+
+
+@pytest.mark.slow
+def test_a_device_that_does_not_come_is_an_error_within_the_timeout():
+    error, same, after = run(HANGS, flags='mgpu.timeout=2')
+    assert 'ExchangeError: the devices have not exchanged their values within 2 s (mgpu.timeout)' in error
+    assert same == 'True True' and after == "('', [])"
+
+
+REFUSED = TRAINING + '''
+for contexts in ('a->cuda0;b->cuda0', 'a->cpu;b->cpu'):
+    mgpu.init(contexts)
+    x = T.matrix()
+    w = theano.shared(np.ones((6, 6), floatX))
+    with theano.configparser.change_flags(**{'mgpu.collectives': 'nccl'}):
+        print(fails(lambda: mgpu.training_function([x], T.dot(x, w).mean(), [w], lambda g: {w: w - g[0]})))
+'''
+
+
+def test_nccl_that_is_asked_for_and_cannot_be_used_is_an_error():
+    error, cpu = run(REFUSED)
+    assert 'ContextError: mgpu.collectives=nccl, but two replicas are on one device. Set it to auto or host' in error
+    assert 'not all replicas are on CUDA devices' in cpu
+
+
+RANKS = TRAINING.replace("mgpu.init(';'.join('dev%d->cuda%d' % (i, i) for i in range(n)))", 'mgpu.init()') + """
+import sys
+results = []
+for collectives in ('nccl', 'host'):
+    step, params = trained(collectives, 4, normalise=False)
+    losses = [step(*batch) for batch in batches(30, (8, 13, 16, 9, 3, 1))]
+    results.append(losses + values(params))
+print(by(step), max(abs(np.asarray(a) - b).max() for a, b in zip(*results)) < 1e-5)
+step, params = trained('nccl', 4, normalise=False)
+for batch in batches(2):
+    step(*batch)
+before, began = values(params), time.time()
+if mgpu.rank() == 1:
+    cuda.cudaOnCpuFailAfter(0, ctypes.c_long(0), 0)
+error, _ = fails(lambda: step(*next(batches(1))))
+print(error.partition(':')[0] in ('ReplicaError', 'ExchangeError'), time.time() - began < 30)
+assert all((a == b).all() for a, b in zip(before, values(params)))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.mpi
+def test_two_processes_with_two_devices_each(tmp_path):
+    """Also with batches that leave a process without samples; then one of the devices is lost."""
+    lines = launched(2, RANKS, tmp_path, 4, flags='mgpu.timeout=20')
+    assert lines == ['the host True', 'True True']

@@ -1,0 +1,279 @@
+"""Reductions between the CUDA devices of a job by NCCL, on the streams of their contexts: the host does not wait."""
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import threading
+from pathlib import Path
+from typing import Any, Callable, NamedTuple, Sequence
+
+import numpy as np
+import theano
+
+from ..comm.collectives import all_gather_object, broadcast_object
+from ..comm.communicator import Communicator
+from ..compat.cuda_contexts import stream_of
+from ..errors import ExchangeError
+from . import cuda_libraries
+from .context_map import Context
+from .contexts import gpu_context
+from .cuda_libraries.nccl import DTYPES, OPS, Nccl, load
+
+SOURCE = Path(__file__).with_suffix('.cpp')
+FUNCTIONS = ('cuCtxPushCurrent_v2', 'cuCtxPopCurrent_v2', 'cuMemcpyDtoDAsync_v2', 'cuEventCreate', 'cuEventRecord',
+             'cuEventQuery', 'ncclGroupStart', 'ncclGroupEnd', 'ncclAllReduce', 'ncclCommGetAsyncError',
+             'ncclCommAbort')  # as in nccl.cpp
+IDLE, UNDER_WAY, FAILED = range(3)                           # states, as in nccl.cpp
+BY_NCCL, BY_DEVICE, BY_TIMEOUT, BY_ANOTHER = range(4)        # failures, as in nccl.cpp
+A_WHILE = .05  # seconds of a wait: between two, Python takes Ctrl-C
+
+NOT_CUDA = 'not all replicas are on CUDA devices'
+# Why a process cannot use NCCL. Other processes hear the number.
+REASONS = ('', 'mgpu.collectives=host', NOT_CUDA, 'two replicas are on one device',
+           "NCCL is not installed: python -m pip install 'theano_mgpu[cuda12]'", 'gpuarray.single_stream=False',
+           'CUDA_LAUNCH_BLOCKING=1', 'an exchange by NCCL has failed in this process')
+# By the host and the bus id of each device, of all ranks.
+_communicators: dict[Any, NcclCommunicator] = {}
+_refused: dict[Any, str] = {}                   # why they cannot be connected
+_of_contexts: dict[Any, NcclCommunicator] = {}  # by the contexts of this process, and the number of ranks
+
+
+class Copies(NamedTuple):
+    """Copies on each device: addresses, a row for each device, and the bytes of each copy."""
+
+    to: np.ndarray
+    source: np.ndarray
+    bytes: np.ndarray
+
+
+class Reductions(NamedTuple):
+    """Reductions between devices: addresses, a row for each device, and properties, the same on each device.
+
+    `dtypes` and `ops` have the numbers of NCCL, see `numbers_of`.
+    """
+
+    send: np.ndarray
+    receive: np.ndarray
+    counts: np.ndarray
+    dtypes: np.ndarray
+    ops: np.ndarray
+
+
+def numbers_of(dtypes: Sequence[str], ops: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers that NCCL has for dtypes and for reductions."""
+    return (np.array([DTYPES[dtype] for dtype in dtypes], 'int32'), np.array([OPS[op] for op in ops], 'int32'))
+
+
+class NcclCommunicator:
+    """Some CUDA devices of this process, which may be a part of a clique over several processes.
+
+    Calls enqueue work on the stream of each context, in the order of Theano's own kernels. An exchange fails if NCCL
+    gives an error, a device is lost, or the devices do not end it within the flag ``mgpu.timeout`` (half of it, if
+    several processes wait for each other). Then the communicators of this process are aborted, so that no device waits
+    for ever.
+
+    Parameters
+    ----------
+    contexts : list of Context
+        Each on another CUDA device.
+    nccl : Nccl
+    comms : list of int
+        The communicator that NCCL has made for each.
+    is_part : bool
+        Whether other processes have further devices of the clique.
+
+    Attributes
+    ----------
+    contexts : list of Context
+    is_verified : bool
+        Whether an exchange has given the same result as the host. The user of the communicator sets it.
+    """
+
+    def __init__(self, contexts: Sequence[Context], nccl: Nccl, comms: Sequence[int], is_part: bool) -> None:
+        self.contexts, self.is_verified = list(contexts), False
+        # A process that tells the others of a failure has waited for an exchange, and then they wait for it.
+        self._patience = .5 if is_part else 1.
+        self._nccl, self._library = nccl, _library(nccl)
+        opened = [gpu_context(context) for context in contexts]
+        primary = [nccl.primary_context(nccl.device_at(_bus_id(context))) for context in contexts]
+        self._handle = self._library.mgpu_open(len(contexts), _addresses(primary),
+                                               _addresses([stream_of(each) for each in opened]), _addresses(comms))
+        if not self._handle:
+            raise ExchangeError('the CUDA driver makes no event')
+
+    @property
+    def has_failed(self) -> bool:
+        """Return whether an exchange of this process has failed, so that no further one is possible."""
+        return self._library.mgpu_wait(self._handle, 0.) == FAILED
+
+    def exchange(self, copies: Copies, reductions: Reductions) -> None:
+        """Enqueue copies and then reductions on each device.
+
+        Parameters
+        ----------
+        copies : Copies
+        reductions : Reductions
+
+        Raises
+        ------
+        ExchangeError
+        """
+        given = _Exchange(copies.bytes.size, reductions.counts.size, *[
+            array.ctypes.data for array in (copies.to, copies.source, copies.bytes, *reductions)])
+        timeout = theano.config.mgpu.timeout * self._patience
+        if self._library.mgpu_exchange(self._handle, ctypes.byref(given), timeout) == FAILED:
+            raise self._error()
+
+    def wait(self) -> None:
+        """Wait until the latest exchange has ended on all devices of this process.
+
+        Raises
+        ------
+        ExchangeError
+            If it has failed. If a device was lost, the error names its context.
+        """
+        state = UNDER_WAY
+        while state == UNDER_WAY:
+            state = self._library.mgpu_wait(self._handle, A_WHILE)
+        if state == FAILED:
+            raise self._error()
+
+    def give_up(self) -> None:
+        """Abort the communicators of this process, so that no device waits for another one."""
+        self._library.mgpu_give_up()
+
+    def _error(self):
+        numbers = (ctypes.c_int * 3)()
+        self._library.mgpu_failure(self._handle, numbers)
+        kind, device, code = numbers
+        if kind == BY_DEVICE:
+            context = self.contexts[device]
+            return ExchangeError('%s failed before the devices had exchanged their values: %s'
+                                 % (context.device, self._nccl.device_error(code)), context)
+        if kind == BY_TIMEOUT:
+            return ExchangeError('the devices have not exchanged their values within %g s (%smgpu.timeout): a device '
+                                 'or a process does not answer' % (theano.config.mgpu.timeout * self._patience,
+                                                                   'half of ' * (self._patience < 1)))
+        if kind == BY_ANOTHER:
+            return ExchangeError('another exchange by NCCL has failed in this process')
+        return ExchangeError('NCCL gives ' + self._nccl.text_of(code))
+
+
+def reason_against(contexts: Sequence[Context], flag: str) -> str:
+    """Return why this process cannot reduce values between contexts by NCCL, one of `REASONS`; empty if it can.
+
+    Parameters
+    ----------
+    contexts : list of Context
+        One for each replica.
+    flag : str
+        The flag ``mgpu.collectives``.
+    """
+    _, by_flag, not_cuda, one_device, missing, two_streams, blocking, failed = REASONS
+    if any(context.kind != 'cuda' for context in contexts):
+        return not_cuda
+    if flag == 'host':
+        return by_flag
+    if len({_bus_id(context) for context in contexts}) < len(contexts):
+        return one_device
+    if not theano.config.gpuarray.single_stream:
+        return two_streams
+    if os.environ.get('CUDA_LAUNCH_BLOCKING', '0') not in ('', '0'):  # a launch would wait for a device of a later one
+        return blocking
+    library = cuda_libraries.survey().libraries.get('libnccl.so')
+    if not library or library.problem:
+        return missing
+    return failed if any(each.has_failed for each in _communicators.values()) else ''
+
+
+def connect(contexts: Sequence[Context], ranks: Communicator) -> str:
+    """Connect the devices of all ranks by NCCL, unless they are; return why that is not possible, or an empty text.
+
+    Every rank has to make the call; none has a `reason_against` it.
+    """
+    ids = [_bus_id(context) for context in contexts]
+    of_ranks = all_gather_object(ranks, (ranks.hosts[ranks.rank] if ranks.size > 1 else '', ids))
+    devices = [(host, each) for host, own in of_ranks for each in own]
+    if len(set(devices)) < len(devices):
+        return 'two processes are on one device'
+    key = tuple(devices)
+    if key in _refused:
+        return _refused[key]
+    if key not in _communicators:
+        nccl, error = _outcome(lambda: load(cuda_libraries.survey().libraries['libnccl.so'].path))
+        errors = all_gather_object(ranks, error)
+        if not any(errors):
+            first = sum(len(own) for _, own in of_ranks[:ranks.rank])
+            comms, error = _connected(nccl, contexts, first, len(devices), ranks)
+            errors = all_gather_object(ranks, error)
+        if any(errors):
+            _refused[key] = next(filter(None, errors))
+            return _refused[key]
+        _communicators[key] = NcclCommunicator(contexts, nccl, comms, ranks.size > 1)
+    _of_contexts[tuple(contexts), ranks.size] = _communicators[key]
+    return ''
+
+
+def communicator_of(contexts: Sequence[Context], n_ranks: int) -> NcclCommunicator:
+    """Return the communicator of contexts that `connect` has connected, in a job of so many ranks."""
+    return _of_contexts[tuple(contexts), n_ranks]
+
+
+def _connected(nccl, contexts, first, size, ranks):
+    """Return NCCL's communicators, and the text of an error."""
+    devices = [nccl.device_at(_bus_id(context)) for context in contexts]
+    primary = [nccl.primary_context(device) for device in devices]
+    if ranks.size == 1:
+        return _within_timeout(lambda: nccl.connect(devices, primary))
+    unique_id, error = _outcome(nccl.unique_id) if ranks.rank == 0 else (None, '')
+    unique_id, error = broadcast_object(ranks, (unique_id, error))
+    if error:
+        return [], error
+    return _within_timeout(lambda: nccl.connect_ranks(primary, first, size, unique_id))
+
+
+def _within_timeout(work: Callable[[], Any]) -> tuple[Any, str]:
+    """Return the result of work that may hang, and the text of its error; leave it after the flag ``mgpu.timeout``."""
+    outcomes: list[Any] = []
+    thread = threading.Thread(target=lambda: outcomes.append(_outcome(work)), name='theano_mgpu NCCL', daemon=True)
+    thread.start()
+    thread.join(theano.config.mgpu.timeout or None)
+    return outcomes[0] if outcomes else ([], 'NCCL has not connected the devices within %d s (mgpu.timeout)'
+                                         % theano.config.mgpu.timeout)
+
+
+def _outcome(work):
+    try:
+        return work(), ''
+    except ExchangeError as error:
+        return [], str(error)
+
+
+def _bus_id(context: Context) -> str:
+    return gpu_context(context).unique_id
+
+
+class _Exchange(ctypes.Structure):
+    """The struct Exchange of nccl.cpp."""
+
+    _fields_ = [('n_copies', ctypes.c_int), ('n_reductions', ctypes.c_int)] + [
+        (name, ctypes.c_void_p) for name in ('to', 'source', 'bytes', 'send', 'receive', 'counts', 'dtypes', 'ops')]
+
+
+def _addresses(numbers):
+    return (ctypes.c_void_p * len(numbers))(*numbers)
+
+
+@functools.lru_cache(maxsize=None)
+def _library(nccl: Nccl) -> ctypes.CDLL:
+    """Return the compiled code of nccl.cpp, over the functions of the driver and of NCCL."""
+    from ..utils import native
+    library = ctypes.CDLL(native.build('nccl', SOURCE.read_text(encoding='utf-8'), ['-pthread']))
+    library.mgpu_use(_addresses([nccl.address(name) for name in FUNCTIONS]))
+    library.mgpu_open.restype = ctypes.c_void_p
+    library.mgpu_open.argtypes = [ctypes.c_int] + [ctypes.c_void_p] * 3
+    library.mgpu_exchange.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_double]
+    library.mgpu_wait.argtypes = [ctypes.c_void_p, ctypes.c_double]
+    library.mgpu_failure.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    return library
