@@ -45,7 +45,7 @@ test-nvrtc: setup ## compile every kernel of make test-cuda with NVIDIA's own co
 test-slurm: setup ## the tests for Slurm, in a cluster of two nodes on this machine (as root)
 	@$(PY) .ci/quickly .ci/test-slurm $(ARGS)
 
-test-pythons: ## install into a plain venv of each CPython 3.8 to 3.11 found here, and smoke-test it
+test-pythons: ## install into a plain venv of each CPython 3.8 to 3.12 found here, and smoke-test it
 	@.ci/test-pythons
 
 test-packages: setup ## build the sdist and the wheel, and install each outside of the checkout
