@@ -11,8 +11,11 @@ help: ## list the targets
 setup: ## install missing packages: of Debian (as root or with sudo), then in .venv
 	@.ci/setup
 
-demo: setup ## train a small CNN on two contexts, and compare with one
+demo: setup ## train a small CNN on two contexts, and compare with one; without pygpu in two processes, too
 	@$(PY) examples/theano_cnn.py --opencl-cpus $(ARGS)
+	$(if $(ARGS),,@$(PY) -c 'import pygpu' 2>/dev/null || ! $(PY) -c 'import mpi4py' 2>/dev/null || \
+	    { printf '\nno pygpu here: the same network in two processes, each with a context of the CPU\n'; \
+	      $(PY) -m theano_mgpu launch -n 2 examples/theano_cnn.py --contexts 'dev0->cpu' --epochs 3; })
 
 test: setup ## lint, types, then the tests and doctests
 	@$(PY) -m ruff check .
