@@ -154,7 +154,8 @@ def test_cuda_is_checked_where_there_is_an_nvidia_gpu(capsys, cpu_only, monkeypa
     assert "NVIDIA's driver" in found['libcuda.so']['remedy']
     assert found['libcublas.so']['remedy'] == "python -m pip install 'theano_mgpu[cuda12]'"
     assert 'theano-mgpu doctor' not in found['context cli_c']['text']  # it is running already
-    assert found['context cli_c']['text'].count(found['CUDA devices']['text']) == 1
+    if found['pygpu']['status'] == 'ok':
+        assert found['context cli_c']['text'].count(found['CUDA devices']['text']) == 1
 
 
 @pytest.mark.parametrize('python,version,requirement', [
