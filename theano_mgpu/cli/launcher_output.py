@@ -173,8 +173,8 @@ class JobOutput:
         """Start to copy the output of the launcher, a Popen with pipes."""
         for stream in (sys.stdout, sys.stderr):  # the own output of this process comes first
             stream.flush()
-        sources = [(process.stdout.fileno(), STDOUT, self._outputs[STDOUT]),
-                   (process.stderr.fileno(), STDERR, self._outputs[STDERR])]
+        sources: list[tuple[int, int, Output]] = [(process.stdout.fileno(), STDOUT, self._outputs[STDOUT]),
+                                                  (process.stderr.fileno(), STDERR, self._outputs[STDERR])]
         if self.descriptors:
             os.close(self.descriptors[0])  # the launcher has it
             sources.append((self._of_messages, STDERR, self._messages))
