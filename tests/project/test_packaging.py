@@ -2,6 +2,7 @@
 import ast
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -71,6 +72,19 @@ def test_setup_py_of_theano_finds_the_names_that_python_removed(tmp_path):
     done = subprocess.run([sys.executable, '-c', code], cwd=str(tmp_path), text=True,
                           env=dict(os.environ, PYTHONPATH=path), stdout=subprocess.PIPE)
     assert done.stdout == 'git True\n'
+
+
+def test_make_setup_asks_for_a_python_before_anything_else(tmp_path):
+    python = tmp_path / 'python3.13'
+    python.write_text('#!/bin/sh\nexit 1\n')  # the answer of a version that is not supported
+    python.chmod(0o755)
+    (tmp_path / '.ci').mkdir()
+    shutil.copy(str(ROOT / '.ci/setup'), str(tmp_path / '.ci'))
+    done = subprocess.run(['bash', '.ci/setup'], cwd=str(tmp_path), text=True, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, env=dict(os.environ, MGPU_PYTHON=str(python)))
+    assert done.returncode == 1 and not done.stdout and sorted(os.listdir(str(tmp_path))) == ['.ci', python.name]
+    assert 'needs Python 3.8 to 3.12, and none of these is one: %s.' % python in done.stderr
+    assert '`uv python install 3.12`' in done.stderr
 
 
 def test_the_versions_of_python_are_the_same_everywhere():
