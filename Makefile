@@ -11,8 +11,11 @@ help: ## list the targets
 setup: ## install missing packages: of Debian (as root or with sudo), then in .venv
 	@.ci/setup
 
-demo: setup ## train a small CNN on two contexts, and compare with one
+demo: setup ## train a small CNN on two contexts, and compare with one; without pygpu in two processes, too
 	@$(PY) examples/theano_cnn.py --opencl-cpus $(ARGS)
+	$(if $(ARGS),,@$(PY) -c 'import pygpu' 2>/dev/null || ! $(PY) -c 'import mpi4py' 2>/dev/null || \
+	    { printf '\nno pygpu here: the same network in two processes, each with a context of the CPU\n'; \
+	      $(PY) -m theano_mgpu launch -n 2 examples/theano_cnn.py --contexts 'dev0->cpu' --epochs 3; })
 
 test: setup ## lint, types, then the tests and doctests
 	@$(PY) -m ruff check .
@@ -48,7 +51,7 @@ test-nccl: setup ## compare the calls of NCCL, and its stand-in, with NVIDIA's o
 test-slurm: setup ## the tests for Slurm, in a cluster of two nodes on this machine (as root)
 	@$(PY) .ci/quickly .ci/test-slurm $(ARGS)
 
-test-pythons: ## install into a plain venv of each CPython 3.8 to 3.11 found here, and smoke-test it
+test-pythons: ## install into a plain venv of each CPython 3.8 to 3.12 found here, and smoke-test it
 	@.ci/test-pythons
 
 test-packages: setup ## build the sdist and the wheel, and install each outside of the checkout

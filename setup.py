@@ -1,11 +1,21 @@
 """Package theano_mgpu. `make setup` installs it with everything that its tests and benchmarks need."""
+import os
 import re
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).resolve().parent
+# The versions of CPython on which the tests pass; the classifiers below name each.
+OLDEST, NEWEST = (3, 8), (3, 12)
+if not OLDEST <= sys.version_info[:2] <= NEWEST:  # before Theano's sdist is built, whose error says nothing of Python
+    sys.exit('theano_mgpu runs on CPython %d.%d to %d.%d, and this is %d.%d: make an environment of one of these with '
+             '`uv venv --python %d.%d`, `python%d.%d -m venv .venv` or `conda create -n mgpu python=%d.%d`, or run '
+             '`make setup` in a checkout.' % (OLDEST + NEWEST + sys.version_info[:2] + NEWEST * 3))
 
 
 def read(name):
@@ -39,8 +49,49 @@ class BuildPy(build_py):
         Path(folder, PTH).write_text(PTH_LINE + '\n')
 
 
+# Python imports this before Theano's setup.py, which asks for names that Python 3.12 removed. The last lines import the
+# sitecustomize that is hidden by this one: pip has one in the environments in which it builds packages.
+THEANO_STUB = """
+import configparser, importlib.machinery, importlib.util, os, sys
+configparser.SafeConfigParser = configparser.ConfigParser
+configparser.RawConfigParser.readfp = configparser.RawConfigParser.read_file
+folders = [folder for folder in sys.path if folder != os.path.dirname(__file__)]
+hidden = importlib.machinery.PathFinder.find_spec('sitecustomize', folders)
+if hidden:
+    hidden.loader.exec_module(importlib.util.module_from_spec(hidden))
+"""
+
+
+def theano_requirement():
+    """Return the requirement of Theano 1.0.5: from Python 3.12 on a wheel, which is built once for each user."""
+    if sys.version_info < (3, 12):
+        return 'theano==1.0.5'
+    folder = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache', 'theano_mgpu')
+    wheel = folder / 'Theano-1.0.5-py3-none-any.whl'
+    if not wheel.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=str(folder)) as work:
+            build_theano(Path(work))
+            built, = Path(work).glob('*.whl')
+            built.replace(wheel)
+    return 'theano @ ' + wheel.as_uri()
+
+
+def build_theano(folder):
+    """Build the wheel of Theano 1.0.5 into a folder, on a Python for which its setup.py is too old."""
+    (folder / 'sitecustomize.py').write_text(THEANO_STUB)
+    path = os.pathsep.join([str(folder)] + [text for text in [os.environ.get('PYTHONPATH')] if text])
+    command = [sys.executable, '-m', 'pip', 'wheel', '--no-deps', '--no-build-isolation', '--use-pep517',
+               '--wheel-dir', str(folder), 'theano==1.0.5']
+    done = subprocess.run(command, env=dict(os.environ, PYTHONPATH=path), stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, universal_newlines=True)
+    if done.returncode:
+        sys.exit('%s\ntheano_mgpu: a wheel of Theano 1.0.5 could not be built (above); Python 3.11 needs none.'
+                 % done.stdout)
+
+
 # Upper bounds are the last releases that accept NumPy 1.24, which Debian 12's pygpu is built for,
-# and that exist for each of Python 3.8 to 3.11.
+# and that exist for each of Python 3.8 to 3.11. Python 3.12 needs NumPy 1.26.
 KERAS = ['Keras==2.3.1', 'h5py<3.12', 'tqdm<5']  # tqdm: the bar of a prediction
 TENSORBOARD = ['tensorboardX>=2.6.2,<2.7']  # writes TensorBoard's files, without TensorFlow
 BENCH = ['scikit-learn<1.4', 'tqdm<5', 'matplotlib<3.9']
@@ -63,12 +114,14 @@ setup(
     author='theano_mgpu contributors',
     license='BSD-3-Clause',
     license_files=['LICENSE'],
-    python_requires='>=3.8,<3.12',
+    python_requires='>=%d.%d,<%d.%d' % (OLDEST + (NEWEST[0], NEWEST[1] + 1)),
     packages=find_packages(include=['theano_mgpu*']),
     package_data={'': ['py.typed', '*.c', '*.cpp']},
     py_modules=['theano_mgpu_first'],
     cmdclass={'build_py': BuildPy},
-    install_requires=['theano==1.0.5', 'numpy>=1.17,<1.25', 'scipy<1.11'],
+    install_requires=[theano_requirement(),
+                      'numpy>=1.17,<1.25; python_version < "3.12"', 'scipy<1.11; python_version < "3.12"',
+                      'numpy>=1.26,<2; python_version >= "3.12"', 'scipy>=1.11,<1.12; python_version >= "3.12"'],
     extras_require={
         'keras': KERAS,
         'mpi': ['mpi4py<5'],
@@ -96,6 +149,7 @@ setup(
         'Programming Language :: Python :: 3.9',
         'Programming Language :: Python :: 3.10',
         'Programming Language :: Python :: 3.11',
+        'Programming Language :: Python :: 3.12',
         'Programming Language :: Python :: Implementation :: CPython',
         'Topic :: Scientific/Engineering :: Artificial Intelligence',
         'Topic :: System :: Distributed Computing',

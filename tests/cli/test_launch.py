@@ -11,7 +11,7 @@ import time
 from theano_mgpu.cli import job_command, main, supervise
 from theano_mgpu.cli.doctor import mpi_checks
 from theano_mgpu.cli.launch import COMMAND
-from theano_mgpu.cli.launcher_output import Errors, OwnMessages
+from theano_mgpu.cli.launcher_output import OwnMessages, RankOutput
 from theano_mgpu.comm import collectives
 from theano_mgpu.comm.alone import Alone
 from theano_mgpu.comm.mpi import import_mpi
@@ -102,14 +102,16 @@ def test_a_dry_run_runs_nothing(fake_mpirun, script, capfd):
     assert 'THEANO_FLAGS=floatX=float32' in out and out.rstrip().endswith("%s 'a b'" % script)
 
 
-def test_restarts(fake_mpirun, script, capfd):
+@pytest.mark.parametrize('stream', ['stdout', 'stderr'])
+def test_restarts(stream, fake_mpirun, script, capfd):
+    """Open MPI 5.0.7 passes the stderr of ranks on to its stdout."""
     report = mpi_environment.report_of_step({mpi_environment.QUIET: '$MGPU_QUIET'}).decode().replace('\0', r'\0')
-    runs = 'printf "%s" >&2; echo x >> "$0.runs"; ' % report
+    runs = 'printf "%s" >&%d; echo x >> "$0.runs"; ' % (report, ['stdout', 'stderr'].index(stream) + 1)
     (fake_mpirun / 'mpirun.does').write_text(runs + '[ $(wc -l < "$0.runs") -ge 3 ] || exit 5')
     assert main(['launch', '-n', '2', '--restarts', '3', script]) == 0
-    err = capfd.readouterr().err
+    out, err = capfd.readouterr()
     assert 'exit code 5 after 0 s: restart 1 of 3' in err and 'restart 2 of 3' in err and 'restart 3' not in err
-    assert 'a step is done' not in err and '\0' not in err
+    assert 'a step of job' not in out + err and '\0' not in out + err
     (fake_mpirun / 'mpirun.runs').unlink()
     assert main(['launch', '-n', '2', '--restarts', '1', script]) == 5
     assert (fake_mpirun / 'mpirun.runs').read_text() == 'x\nx\n'
@@ -204,8 +206,8 @@ def test_what_mpirun_adds_is_left_out_but_nothing_else():
 def test_the_report_of_a_step_is_taken_out_of_what_is_printed():
     report = mpi_environment.report_of_step({mpi_environment.QUIET: '7'})
     printed = b'progress 10%%\r%sprogress 20%%\r\0end\0' % report
-    assert list(in_parts(lambda: Errors(report), printed)) == [printed.replace(report, b'')] * 3
-    errors = Errors(report)
+    assert list(in_parts(lambda: RankOutput(report), printed)) == [printed.replace(report, b'')] * 3
+    errors = RankOutput(report)
     assert errors.passed(report[:9]) == b'' and errors.tail and not errors.stepped
     assert errors.passed(report[9:] + b'text\0') == b'text' and errors.stepped and errors.rest() == b'\0'
 

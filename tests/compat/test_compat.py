@@ -166,6 +166,16 @@ def test_theano_does_not_warn_of_our_flags():
     assert 'does not recognise' not in done.stderr and done.returncode == 0, done.stderr
 
 
+def test_the_first_import_of_theano_is_quiet(tmp_path):
+    """The installer may have compiled no modules: Python then warns of their syntax when they are imported."""
+    (tmp_path / 'theano').mkdir()
+    (tmp_path / 'theano' / 'new_module.py').write_text('theano_is_one = 1 is 1\n')
+    code = 'import sys, theano_mgpu, theano; theano.__path__.append(%r); import theano.new_module' % str(
+        tmp_path / 'theano')
+    assert not python(code, PYTHONDONTWRITEBYTECODE='1').stderr
+    assert 'SyntaxWarning' in python(DISABLE % 'ignore_syntax_warnings' + code, PYTHONDONTWRITEBYTECODE='1').stderr
+
+
 def test_theano_opens_no_context_by_itself():
     """Theano would log an error for this context."""
     code = 'import theano_mgpu, theano.gpuarray; print(theano.config.contexts, *theano.gpuarray.type.list_contexts())'

@@ -50,10 +50,11 @@ class Output:
         return tail
 
 
-class Errors(Output):
-    """The stderr of a job, without the report of rank 0 that a step is done.
+class RankOutput(Output):
+    """The stdout or stderr of a job, without the report of rank 0 that a step is done.
 
-    Only bytes that may be the beginning of the report are held back.
+    Rank 0 writes the report to its stderr, which Open MPI 5.0.7 passes on to the stdout of mpirun. Only bytes that
+    may be the beginning of the report are held back.
 
     Parameters
     ----------
@@ -66,8 +67,8 @@ class Errors(Output):
 
     Examples
     --------
-    >>> errors = Errors(b'<done>')
-    >>> errors.passed(b'one<do') + errors.passed(b'ne>two'), errors.stepped
+    >>> output = RankOutput(b'<done>')
+    >>> output.passed(b'one<do') + output.passed(b'ne>two'), output.stepped
     (b'onetwo', True)
     """
 
@@ -136,7 +137,7 @@ class JobOutput:
     Parameters
     ----------
     report : bytes
-        By which rank 0 reports a step; see `Errors`.
+        By which rank 0 reports a step; see `RankOutput`.
     by_mpirun : bool
         Whether the launcher is mpirun.
     failed : callable
@@ -144,8 +145,6 @@ class JobOutput:
 
     Attributes
     ----------
-    errors : Errors
-        Tells whether rank 0 has reported a step.
     environment : dict of str to str
         Variables for the launcher.
     descriptors : list of int
@@ -153,7 +152,8 @@ class JobOutput:
     """
 
     def __init__(self, report: bytes, by_mpirun: bool, failed: Callable[[], object]) -> None:
-        self.errors, self._messages = Errors(report), OwnMessages()
+        self._outputs = {STDOUT: RankOutput(report), STDERR: RankOutput(report)}
+        self._messages = OwnMessages()
         self._failed, self._is_silent = failed, True
         self._failures: list[OSError] = []
         self._threads: list[threading.Thread] = []
@@ -164,11 +164,17 @@ class JobOutput:
             self._of_messages, descriptor = os.pipe()
             self.environment, self.descriptors = {OWN_DESCRIPTOR: str(descriptor)}, [descriptor]
 
+    @property
+    def stepped(self) -> bool:
+        """Whether rank 0 has reported a step."""
+        return any(output.stepped for output in self._outputs.values())
+
     def copy(self, process: Any) -> None:
         """Start to copy the output of the launcher, a Popen with pipes."""
         for stream in (sys.stdout, sys.stderr):  # the own output of this process comes first
             stream.flush()
-        sources = [(process.stdout.fileno(), STDOUT, Output()), (process.stderr.fileno(), STDERR, self.errors)]
+        sources: list[tuple[int, int, Output]] = [(process.stdout.fileno(), STDOUT, self._outputs[STDOUT]),
+                                                  (process.stderr.fileno(), STDERR, self._outputs[STDERR])]
         if self.descriptors:
             os.close(self.descriptors[0])  # the launcher has it
             sources.append((self._of_messages, STDERR, self._messages))

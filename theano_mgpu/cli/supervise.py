@@ -76,7 +76,7 @@ def run_once(start: Start, environment: dict[str, str], program: list[str], sign
                 status = process.wait()
             output.finish(status, GRACE if signals.received else None)
     ended_by = signals.received or -status
-    return 128 + ended_by if ended_by > 0 else status, output.errors.stepped
+    return 128 + ended_by if ended_by > 0 else status, output.stepped
 
 
 class Signals:

@@ -6,7 +6,6 @@ is imported; the others with `apply` when a context is opened or a graph is plac
 """
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import sys
@@ -52,6 +51,7 @@ def _apply_at_imports(kind, hook):
 def before_theano() -> None:
     """Apply the patches that have to come before Theano and Keras are imported."""
     apply(table.BEFORE_THEANO)
+    _apply_at_imports(table.DuringImport, import_hooks.during_import)
     _apply_at_imports(table.AfterImport, import_hooks.after_import)
 
 
@@ -87,10 +87,7 @@ def import_theano() -> None:
     apply(table.AS_FLAGS, flags)
     config.set_environment_flags(flags)
     try:
-        with collector_paused(), contextlib.ExitStack() as hidden:
-            for patch in PATCHES:
-                if patch.when == table.DURING_IMPORT:
-                    hidden.enter_context(patch.apply())
+        with collector_paused():
             import theano  # noqa: F401
     except ValueError as error:  # for example, a home directory cannot be written
         if 'compiledir directory' not in str(error):

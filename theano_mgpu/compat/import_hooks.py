@@ -1,12 +1,14 @@
-"""Functions that run before or after a module is imported."""
+"""Functions that run before, while or after a module is imported."""
 from __future__ import annotations
 
+import contextlib
 import importlib.abc
 import importlib.machinery
 import sys
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, ContextManager, Dict, Iterator, List
 
 _after: Dict[str, List[Callable[[Any], Any]]] = {}  # name of a module -> functions that are called with it
+_during: Dict[str, List[Callable[[], ContextManager[None]]]] = {}
 _before: Dict[str, List[Callable[[], Any]]] = {}
 _refused: Dict[str, str] = {}                       # name of a module -> the message of its ImportError
 
@@ -35,6 +37,42 @@ def before_import(name: str, function: Callable[[], Any]) -> None:
         _before.setdefault(name, []).append(function)
 
 
+def during_import(name: str, function: Callable[[], ContextManager[None]]) -> None:
+    """Wrap each execution of a module in the context manager that ``function()`` returns.
+
+    Parameters
+    ----------
+    name : str
+        The full name of the module. Nothing happens if it is imported already.
+    function : callable
+        The context managers of several functions for one module are entered in the order in which they were passed.
+    """
+    _during.setdefault(name, []).append(function)
+
+
+@contextlib.contextmanager
+def replaced(name: str, module: Any, replaces: bool = True) -> Iterator[None]:
+    """Replace a module that is not imported yet, in the ``with`` block.
+
+    Parameters
+    ----------
+    name : str
+        The full name of the module.
+    module : module or None
+        The replacement. None has each import of the module raise an ImportError.
+    replaces : bool
+        False has the block do nothing.
+    """
+    replaces = replaces and name not in sys.modules
+    if replaces:
+        sys.modules[name] = module
+    try:
+        yield
+    finally:
+        if replaces:
+            del sys.modules[name]
+
+
 def refuse_import(name: str, message: str) -> None:
     """Raise an ImportError with this message when a module is imported."""
     _refused[name] = message
@@ -48,13 +86,18 @@ class _Finder(importlib.abc.MetaPathFinder):
             raise ImportError(_refused[name], name=name)
         for function in _before.pop(name, ()):
             function()
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target) if name in _after else None
+        if name not in _after and name not in _during:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
             def exec_module(module):
-                execute(module)
-                for function in _after[name]:
+                with contextlib.ExitStack() as entered:
+                    for function in _during.get(name, ()):
+                        entered.enter_context(function())
+                    execute(module)
+                for function in _after.get(name, ()):
                     function(module)
             spec.loader.exec_module = exec_module
         return spec

@@ -1,6 +1,6 @@
 """The table of patches: for each its symptom, the time when it is applied, and the test that fails without it.
 
-`theano_mgpu.patches` applies them. To add one, write a function in the module of its subject, a test, and a row here.
+`theano_mgpu.compat` applies them. To add one, write a function in the module of its subject, a test, and a row here.
 The function takes no arguments, or those that its `when` names.
 """
 from __future__ import annotations
@@ -19,6 +19,7 @@ from . import (
     placement_tags,
     pocl,
     pymc3,
+    removed_modules,
     removed_names,
     shared_variables,
     theano_cache,
@@ -38,6 +39,12 @@ class AfterImport(NamedTuple):
     modules: Sequence[str]
 
 
+class DuringImport(NamedTuple):
+    """The time of a patch whose ``apply()``, a context manager, is entered while one of these modules is executed."""
+
+    modules: Sequence[str]
+
+
 class BeforeImport(NamedTuple):
     """The time of a patch whose ``apply()`` is called once, before one of these modules is imported."""
 
@@ -52,7 +59,7 @@ class Patch(NamedTuple):
     library, versions : str
     symptom : str
         The behaviour without the patch.
-    when : str, AfterImport or BeforeImport
+    when : str, AfterImport, DuringImport or BeforeImport
         One of the constants below.
     apply : callable
     test : str
@@ -69,7 +76,7 @@ class Patch(NamedTuple):
 
 BEFORE_THEANO = 'before Theano is imported'
 AS_FLAGS = 'as flags that Theano is imported with'    # apply(flags), see theano_flags.py
-DURING_IMPORT = 'while Theano is imported'            # apply() is a context manager
+DURING_IMPORT = DuringImport(['theano'])              # apply() is a context manager
 AFTER_THEANO = 'after Theano was imported'
 WITH_CONTEXTS = 'after theano_mgpu.devices was imported'  # apply(open_context)
 AT_ENABLE = 'at the first enable()'                   # or multi_gpu_model; both call the function themselves
@@ -82,6 +89,21 @@ PATCHES = [
     Patch('NumPy', '1.24 and later', "import theano: module 'numpy' has no attribute 'bool'",
           BEFORE_THEANO, removed_names.restore_numpy_aliases,
           'tests/compat/test_compat.py::test_without_a_fix_its_symptom_is_back'),
+    Patch('NumPy', 'all on Python 3.12', "import theano: No module named 'numpy.distutils'",
+          BEFORE_THEANO, removed_modules.restore_numpy_distutils,
+          'tests/compat/test_removed_modules.py::test_without_a_fix_its_symptom_is_back'),
+    Patch('Python', '3.12 and later', "import theano: No module named 'distutils'",
+          DuringImport(['theano.configdefaults', 'theano.gof.cmodule']), removed_modules.replace_distutils,
+          'tests/compat/test_removed_modules.py::test_without_a_fix_its_symptom_is_back'),
+    Patch('Python', '3.12 and later', "import theano.gpuarray: No module named 'imp'",
+          DuringImport(['theano.tests.breakpoint']), removed_modules.replace_imp,
+          'tests/compat/test_removed_modules.py::test_without_a_fix_its_symptom_is_back'),
+    Patch('Python', '3.8 and later', 'the first import of Theano and Keras prints a screen of SyntaxWarnings',
+          BEFORE_THEANO, theano_imports.ignore_syntax_warnings,
+          'tests/compat/test_compat.py::test_the_first_import_of_theano_is_quiet'),
+    Patch('setuptools', '82 and later, or none', "import theano.gpuarray: No module named 'pkg_resources'",
+          DuringImport(['theano.gpuarray.linalg']), removed_modules.replace_pkg_resources,
+          'tests/compat/test_removed_modules.py::test_without_a_fix_its_symptom_is_back'),
     Patch('Python', '3.10 and later', "import keras: cannot import name 'Iterable' from 'collections'",
           BEFORE_THEANO, removed_names.restore_collections_abcs,
           'tests/compat/test_compat.py::test_without_a_fix_its_symptom_is_back'),

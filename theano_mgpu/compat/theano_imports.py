@@ -1,16 +1,17 @@
 """The imports of Theano 1.0.5, and a module that scripts import from it."""
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import sys
 import types
-from typing import Any, ContextManager, Iterator
+import warnings
+from typing import Any, ContextManager
 
 from ..comm import mpi_library
 from ..errors import MgpuError
 from ..utils import mpi_environment
+from .import_hooks import replaced
 
 IMPORTED = 'MGPU_IMPORTED'  # in the environment of processes that this one starts, see theano_mgpu_first.py
 
@@ -40,20 +41,7 @@ def hidden_mpi() -> ContextManager[None]:
     process starts MPI, which takes half a second and a daemon; and PyPI's mpi4py on a machine without MPI's
     library ends ``import theano`` with "RuntimeError: cannot load MPI library".
     """
-    return _replaced('mpi4py.MPI', None, not mpi_environment.is_rank() or not _has_working_mpi())
-
-
-@contextlib.contextmanager
-def _replaced(name: str, module: Any, replaces: bool) -> Iterator[None]:
-    """Replace a module that is not imported yet by another one in the ``with`` block; by an ImportError for None."""
-    replaces = replaces and name not in sys.modules
-    if replaces:
-        sys.modules[name] = module
-    try:
-        yield
-    finally:
-        if replaces:
-            del sys.modules[name]
+    return replaced('mpi4py.MPI', None, not mpi_environment.is_rank() or not _has_working_mpi())
 
 
 def _has_working_mpi():
@@ -71,7 +59,7 @@ def scipy_stats_left_out() -> ContextManager[None]:
     """
     name = 'scipy.stats'
     # The attribute imports parts of SciPy by name.
-    return _replaced(name, types.ModuleType(name), hasattr(_scipy(), '__getattr__'))
+    return replaced(name, types.ModuleType(name), hasattr(_scipy(), '__getattr__'))
 
 
 def scipy_signal_left_out() -> ContextManager[None]:
@@ -81,7 +69,7 @@ def scipy_signal_left_out() -> ContextManager[None]:
     in Python, for which it is meant, are then missing. Without this, each process takes a tenth of a second longer.
     """
     old = re.match(r'0|1\.[0-7]\.', getattr(_scipy(), '__version__', '0'))
-    return _replaced('scipy.signal', None, not old)
+    return replaced('scipy.signal', None, not old)
 
 
 def _scipy():
@@ -110,6 +98,15 @@ def own_command() -> str | None:
     words = getattr(sys, 'orig_argv', [])
     by_module = sys.argv[0] == '-m' and ('-m', 'theano_mgpu') in zip(words, words[1:])
     return ' '.join(sys.argv[1:2]) if by_module or os.path.basename(sys.argv[0]) == 'theano-mgpu' else None
+
+
+def ignore_syntax_warnings() -> None:
+    """Register a filter for the SyntaxWarnings of Theano's and Keras's files.
+
+    Without this, the first import prints a screen of them where the installer, as uv, compiled no modules in advance:
+    '"is" with a literal', and from Python 3.12 on "invalid escape sequence".
+    """
+    warnings.filterwarnings('ignore', category=SyntaxWarning, module=r'.*[/\\](theano|keras)[/\\]')
 
 
 def restore_downsample() -> None:

@@ -43,7 +43,7 @@ def open_device(context: Context, preallocated: bool = True) -> bool:
         return False
     if theano.gpuarray.pygpu is None:
         raise ContextError('context %s: pygpu, which opens GPUs for Theano, cannot be imported. Install '
-                           "it (Debian: apt-get install python3-pygpu; a virtual environment sees it if "
+                           "it (Debian 12: apt-get install python3-pygpu; a virtual environment sees it if "
                            "made with --system-site-packages), or map to cpu, e.g. contexts=%s->cpu"
                            % (describe([context]), context.name))
     if context.kind == 'opencl':

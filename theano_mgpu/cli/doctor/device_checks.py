@@ -38,7 +38,7 @@ def nvidia_gpu_present() -> bool:
 def check_pygpu(setup: Setup) -> Finding:
     """Check that pygpu can be imported, in a version for Theano 1.0.5."""
     gpu = setup.needs('cuda', 'opencl')
-    remedy = ("Debian: apt-get install python3-pygpu, and a virtual environment that sees it: "
+    remedy = ("Debian 12: apt-get install python3-pygpu, and a virtual environment that sees it: "
               '/usr/bin/python3 -m venv --system-site-packages .venv')
     try:
         import pygpu
@@ -139,10 +139,10 @@ def check_nvrtc(setup: Setup) -> Finding:
 
 def check_libgpuarray(setup: Setup) -> Finding:
     """Check that libgpuarray leaves no CUDA context current, or that the patch prevents it on two of them."""
-    import pygpu
     devices = discovery.discover('cuda')[0]
-    if not devices:
+    if not devices:  # or there is no pygpu
         return Finding(SKIP, 'no CUDA device here')
+    import pygpu
     used = (devices * 2)[:2]
     with quietly():
         contexts = [pygpu.init(device) for device in used]

@@ -24,6 +24,10 @@ from ..output import quietly
 OK, WARN, FAIL, SKIP = 'ok', 'warn', 'fail', 'skip'
 
 PIP = 'python -m pip install '
+OLDEST_PYTHON, NEWEST_PYTHON = (3, 8), (3, 12)
+# The oldest and the newest version that run Theano with the patches, and what pip is asked for; see setup.py.
+NUMPY = (1, 17), (1, 24), 'numpy>=1.17,<1.25'
+NUMPY_OF_PYTHON_3_12 = (1, 26), (1, 26), 'numpy>=1.26,<2'
 LONGEST = 400  # characters of an exception's text; a linker may print thousands
 
 # A module like Theano's own: headers of Python and NumPy, and C++.
@@ -92,19 +96,28 @@ def version_tuple(text: str) -> tuple[int, ...]:
 def check_python(setup: Setup) -> Finding:
     """Check that Theano 1.0.5 works with this Python."""
     version = '%d.%d.%d' % sys.version_info[:3]
-    if not (3, 8) <= sys.version_info[:2] <= (3, 11):
-        return Finding(FAIL, version + '; Theano 1.0.5 works with 3.8 to 3.11',
-                       'Make a virtual environment of one of these: python3.11 -m venv .venv')
+    if not OLDEST_PYTHON <= sys.version_info[:2] <= NEWEST_PYTHON:
+        works = '%d.%d to %d.%d' % (OLDEST_PYTHON + NEWEST_PYTHON)
+        return Finding(FAIL, '%s; Theano 1.0.5 works with %s' % (version, works),
+                       'Make a virtual environment of one of these: python3.11 -m venv .venv, or uv venv --python 3.11')
     return Finding(OK, version)
 
 
 def check_numpy(setup: Setup) -> Finding:
     """Check that Theano 1.0.5 works with this NumPy."""
     import numpy
-    if not (1, 17) <= version_tuple(numpy.__version__) < (1, 25):
-        return Finding(FAIL, numpy.__version__ + '; Theano 1.0.5 works with 1.17 to 1.24',
-                       PIP + "'numpy>=1.17,<1.25'")
+    oldest, newest, requirement = NUMPY_OF_PYTHON_3_12 if sys.version_info >= (3, 12) else NUMPY
+    if not oldest <= version_tuple(numpy.__version__) <= newest:
+        works = '%d.%d' % oldest + (' to %d.%d' % newest if newest != oldest else '')
+        return Finding(FAIL, '%s; Theano 1.0.5 works with %s' % (numpy.__version__, works), PIP + "'%s'" % requirement)
     return Finding(OK, numpy.__version__)
+
+
+def theano_remedy() -> str:
+    """Return the way to install Theano 1.0.5."""
+    if sys.version_info < (3, 12):
+        return PIP + 'theano==1.0.5'
+    return PIP + "--force-reinstall '.[keras]' in a checkout of theano_mgpu, which builds Theano for this Python"
 
 
 def check_theano(setup: Setup) -> Finding:
@@ -112,10 +125,10 @@ def check_theano(setup: Setup) -> Finding:
     if setup.theano_error is not None:
         return Finding(FAIL, 'cannot be imported: ' + first_line(setup.theano_error),
                        'See Python, NumPy and mpi4py here, and THEANO_FLAGS and .theanorc; or else: '
-                       + PIP + 'theano==1.0.5')
+                       + theano_remedy())
     import theano
     if theano.__version__ != '1.0.5':
-        return Finding(FAIL, theano.__version__ + '; theano_mgpu works with 1.0.5 only', PIP + 'theano==1.0.5')
+        return Finding(FAIL, theano.__version__ + '; theano_mgpu works with 1.0.5 only', theano_remedy())
     return Finding(OK, '%s, floatX=%s' % (theano.__version__, theano.config.floatX))
 
 

@@ -1,0 +1,91 @@
+"""Modules that Python, NumPy and setuptools have removed, and that Theano 1.0.5 still imports.
+
+Each is replaced by a module that has only the names that Theano uses. Theano alone sees the replacement: it is in
+``sys.modules`` while the module of Theano that imports it is executed.
+"""
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import shutil
+import sys
+import sysconfig
+import types
+from typing import Any, ContextManager, Iterator
+
+from .import_hooks import replaced
+
+
+def replace_pkg_resources() -> ContextManager[None]:
+    """Replace ``pkg_resources``, which setuptools 82 removed, by one exception: Theano uses no more of it.
+
+    Without this, importing ``theano.gpuarray`` ends with "No module named 'pkg_resources'" where setuptools is too new
+    or not installed, and elsewhere takes 0.07 seconds longer. The real module is left to scikit-cuda, which needs it.
+    """
+    name = 'pkg_resources'
+    replaces = importlib.util.find_spec('skcuda') is None or importlib.util.find_spec(name) is None
+    return replaced(name, _module(name, DistributionNotFound=type('DistributionNotFound', (Exception,), {}),
+                                  __getattr__=_refuse_other_names), replaces)
+
+
+def _refuse_other_names(name):
+    """Raise the error that scikit-cuda, which looks for other names, would meet without a replacement."""
+    raise ImportError("No module named 'pkg_resources'", name='pkg_resources')
+
+
+def replace_imp() -> ContextManager[None]:
+    """Replace ``imp``, which Python 3.12 removed, by an empty module: Theano needs it for a debugger of its own.
+
+    Without this, importing ``theano.gpuarray`` ends with "No module named 'imp'".
+    """
+    return replaced('imp', types.ModuleType('imp'), sys.version_info >= (3, 12))
+
+
+@contextlib.contextmanager
+def replace_distutils() -> Iterator[None]:
+    """Replace ``distutils``, which Python 3.12 removed, by functions of ``sysconfig`` and ``shutil``.
+
+    Without this, importing Theano ends with "No module named 'distutils'" where setuptools is not installed.
+    """
+    config = _module('distutils.sysconfig', get_config_var=sysconfig.get_config_var,
+                     get_config_h_filename=sysconfig.get_config_h_filename,
+                     get_python_inc=_include_folder, get_python_lib=_standard_library,
+                     get_python_version=sysconfig.get_python_version)
+    spawn = _module('distutils.spawn', find_executable=shutil.which)
+    package = _module('distutils', sysconfig=config, spawn=spawn, __path__=[])
+    replaces = sys.version_info >= (3, 12) and 'distutils' not in sys.modules
+    with contextlib.ExitStack() as stack:
+        for module in (package, config, spawn):
+            stack.enter_context(replaced(module.__name__, module, replaces))
+        yield
+
+
+def _include_folder(plat_specific: bool = False) -> str:
+    """Return the folder of Python.h, or of the headers that depend on the platform."""
+    return sysconfig.get_paths()['platinclude' if plat_specific else 'include']
+
+
+def _standard_library(plat_specific: bool, standard_lib: bool) -> str:
+    """Return the folder of Python's own modules: Theano asks for no other one."""
+    return sysconfig.get_paths()['stdlib']
+
+
+def restore_numpy_distutils() -> None:
+    """Restore ``numpy.distutils``, which NumPy does not have on Python 3.12, for the folder of NumPy's headers.
+
+    Theano asks ``numpy`` for it at each compilation, so that it stays there.
+    """
+    import numpy
+    if sys.version_info < (3, 12) or hasattr(numpy, 'distutils'):
+        return
+    utilities = _module('numpy.distutils.misc_util', get_numpy_include_dirs=lambda: [numpy.get_include()])
+    package = _module('numpy.distutils', misc_util=utilities, __path__=[])
+    sys.modules.update({module.__name__: module for module in (package, utilities)})
+    vars(numpy)['distutils'] = package
+
+
+def _module(name: str, **names: Any) -> types.ModuleType:
+    """Return a new module with these names."""
+    module = types.ModuleType(name)
+    vars(module).update(names)
+    return module
