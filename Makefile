@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 ARGS ?=
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test one cover test-slow test-cuda test-keras test-theano test-nvrtc test-slurm test-pythons test-packages test-docker test-scripts bench clean
+.PHONY: help setup demo test one cover test-slow test-cuda test-keras test-theano test-nvrtc test-cudnn test-slurm test-pythons test-packages test-docker test-scripts bench clean
 
 help: ## list the targets
 	@echo 'make demo and make test install their requirements: no other command has to run first.'
@@ -41,6 +41,9 @@ test-theano: setup ## Theano's own tests, plain and with every function divided;
 
 test-nvrtc: setup ## compile every kernel of make test-cuda with NVIDIA's own compiler (downloads it: 200 MB)
 	@.ci/test-nvrtc
+
+test-cudnn: setup ## compile Theano's ops of cuDNN with NVIDIA's own headers and libraries (downloads them: 2.9 GB)
+	@$(PY) .ci/quickly .ci/test-cudnn $(ARGS)
 
 test-slurm: setup ## the tests for Slurm, in a cluster of two nodes on this machine (as root)
 	@$(PY) .ci/quickly .ci/test-slurm $(ARGS)

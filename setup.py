@@ -65,7 +65,7 @@ setup(
     license_files=['LICENSE'],
     python_requires='>=3.8,<3.12',
     packages=find_packages(include=['theano_mgpu*']),
-    package_data={'': ['py.typed', '*.c', '*.cpp']},
+    package_data={'': ['py.typed', '*.c', '*.cpp', '*.h', 'cuda_headers/*.h']},
     py_modules=['theano_mgpu_first'],
     cmdclass={'build_py': BuildPy},
     install_requires=['theano==1.0.5', 'numpy>=1.17,<1.25', 'scipy<1.11'],
@@ -76,6 +76,9 @@ setup(
         # In addition to NVIDIA's driver, which is not on PyPI. NVRTC must not be newer than the driver: docs/cuda.md.
         'cuda12': ['nvidia-cuda-nvrtc-cu12>=12.0,<13', 'nvidia-cublas-cu12>=12.0,<13'],
         'cuda13': ['nvidia-cuda-nvrtc>=13.0,<14', 'nvidia-cublas>=13.0,<14'],
+        # In addition to the above: 700 MB.
+        'cudnn12': ['nvidia-cudnn-cu12>=8.9,<10'],
+        'cudnn13': ['nvidia-cudnn-cu13>=9.12,<10'],
         'tensorboard': TENSORBOARD,
         'bench': BENCH,
         'docs': DOCS + KERAS,
