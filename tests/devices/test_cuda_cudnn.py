@@ -187,3 +187,28 @@ except RuntimeError as error:
     print(error)
 '''
     assert 'cuDNN 9 lacks the functions that the RNN ops of Theano 1.0.5 call' in run(code)[0]
+
+
+DOCTOR = '''
+from theano_mgpu.cli import doctor
+from theano_mgpu.cli.doctor.host_checks import Setup
+setup = Setup()
+plan = dict(doctor.plan(setup))
+for name in ('libcudnn.so', 'cuDNN on dev0'):
+    finding = plan[name](setup)
+    print(finding.status, finding.text)
+'''
+
+
+@pytest.mark.slow
+@pytest.mark.cudnn
+@pytest.mark.parametrize('cudnn,settings,found,computes', [
+    (9, {}, r'ok 9\.28\.0: .*/lib-cudnn9/lib/libcudnn\.so\.9, headers in .*/lib-cudnn9/include',
+     r'ok cuda0: a convolution and its gradient agree with GpuCorrMM to \de-0\d'),
+    (9, dict(cudnn_broken='values'), 'ok 9', 'warn cuDNN 92800 .*: a convolution is wrong by up to 1; without it'),
+    (None, {}, "skip optional; cuDNN is not installed; .* slower: python -m pip install 'theano_mgpu",
+     'skip needs cuDNN')])
+def test_the_doctor_compares_a_convolution(cudnn, settings, found, computes):
+    lines = run('import theano_mgpu\n' + DOCTOR, cudnn=cudnn, **settings)[0].splitlines()[-2:]
+    assert re.match(found, lines[0]), lines
+    assert re.match(computes, lines[1]), lines
