@@ -1,4 +1,4 @@
-"""cuDNN 7, 8 and 9 on the stand-in: what is chosen, what is said where it is broken, and results against the CPU."""
+"""cuDNN 7, 8 and 9 on the stand-in: the choice, the line where it is broken, and results against the CPU."""
 import os
 import re
 import shutil

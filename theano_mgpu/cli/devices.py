@@ -141,7 +141,7 @@ def row(entry: dict[str, Any], in_smi: bool = False) -> list[str]:
 
 
 def watch(contexts: Sequence[Context], interval: float) -> int:
-    """Print the devices of contexts, what is used of them and by which contexts, again and again until Ctrl-C."""
+    """Print a table of devices, of their used memory and of the contexts on them, again and again until Ctrl-C."""
     on_terminal = sys.stdout.isatty()
     try:
         while True:

@@ -41,7 +41,7 @@ def postpone_the_check(module: Any) -> None:
 def default_to_deterministic_algorithms(flags: dict[str, str]) -> None:
     """Compute the gradients of convolutions by deterministic algorithms, unless the user chose others.
 
-    Those of Theano's default add up in any order: two runs differ in the last bits.
+    Theano's default algorithms add up in any order: two runs differ in the last bits.
     """
     for name in GRADIENTS:
         if config.flag(name) is None:

@@ -25,7 +25,7 @@ def check_cudnn(setup: Setup) -> Finding:
 
 
 def check_convolution(setup: Setup, context: Context) -> Finding:
-    """Compare a convolution by cuDNN, and its gradient, with those of Theano's own ops on one context."""
+    """Compare a convolution and its gradients, by cuDNN and by Theano's own ops, on one context."""
     from theano.gpuarray import dnn
     if cuda_libraries.find_cudnn().problem:
         return Finding(SKIP, 'needs cuDNN')

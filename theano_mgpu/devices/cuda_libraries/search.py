@@ -107,7 +107,7 @@ def _folders():
 
 
 def include_folders() -> list[str]:
-    """Return the folders of C headers where pip, conda, NVIDIA and distributions install those of CUDA."""
+    """Return the folders where pip, conda, NVIDIA and distributions install the C headers of CUDA."""
     patterns = [os.path.join(glob.escape(entry or os.curdir), 'nvidia', '*', 'include') for entry in sys.path]
     for root in (sys.prefix, os.environ.get('CONDA_PREFIX'), os.environ.get('CUDA_HOME'), os.environ.get('CUDA_PATH')):
         patterns += ['%s/%s' % (glob.escape(root), below) for below in ('include', 'targets/*/include') if root]
