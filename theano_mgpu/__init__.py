@@ -13,6 +13,8 @@ try:
     rank_process.install()
     compat.before_theano()
     if _needs_theano:
+        from .devices.cuda_libraries import find_cudnn as _find_cudnn
+        compat.apply(compat.WITH_CUDNN, _find_cudnn)
         compat.import_theano()
         compat.after_theano()
 except Exception as error:  # a NumPy too new: AttributeError; a flag: ValueError, MgpuError ...
@@ -25,7 +27,6 @@ if _needs_theano and theano_error is None:
     from .devices.context_map import Context
     from .devices.contexts import contexts, init
     from .devices.contexts import open_named as _open_named
-    from .devices.cuda_libraries import find_cudnn as _find_cudnn
     from .errors import (
         BatchError,
         ContextError,
@@ -49,7 +50,6 @@ if _needs_theano and theano_error is None:
     from .utils.mpi_environment import rank, size
 
     compat.apply(compat.WITH_CONTEXTS, _open_named)
-    compat.apply(compat.WITH_CUDNN, _find_cudnn)
     if _config.own_flag('mgpu.timeline') and not _records():
         try:
             _start_timeline(_config.own_flag('mgpu.timeline'))

@@ -85,6 +85,12 @@ def test_each_version_is_found_with_its_headers(cudnn, version):
     assert len(about_cudnn(err)) == 1 and 'Using cuDNN version' in err
 
 
+def test_a_device_that_theano_opens_while_it_is_imported_uses_cudnn():
+    out, err = run('import theano_mgpu; from theano.gpuarray import dnn; print(dnn.version())', contexts='',
+                   flags='device=cuda0')
+    assert out == '92800\n' and 'Using cuDNN version 92800' in err
+
+
 def test_without_cudnn_one_line_says_how_to_install_it():
     out, err = run(FIND, cudnn=None)
     assert 'cuDNN is not installed' in out

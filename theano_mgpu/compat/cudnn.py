@@ -6,6 +6,7 @@ the first convolution does not compile. It takes the compute capability from two
 """
 from __future__ import annotations
 
+import functools
 import sys
 import zlib
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, Callable
 from .. import config
 from ..errors import warn
 from ..utils import mpi_environment
+from .import_hooks import after_import
 from .wrapping import wrap
 
 SHIM = Path(__file__).with_name('cudnn_shim.h').read_text(encoding='utf-8')
@@ -78,8 +80,12 @@ def use_any_version(find_cudnn: Callable[[], Any]) -> None:
     find_cudnn : callable
         ``find_cudnn()`` returns a Cudnn of theano_mgpu.devices. It is called when a context is opened.
     """
+    after_import('theano.gpuarray.dnn', functools.partial(_use_any_version, find_cudnn))
+
+
+def _use_any_version(find_cudnn, dnn):
+    """Replace the functions of ``theano.gpuarray.dnn`` that look for cuDNN."""
     from theano import config as theano_config
-    from theano.gpuarray import dnn
     if theano_config.dnn.enabled == 'False':
         theano_config.dnn.enabled = config.flag('dnn.enabled', 'auto')
     if dnn.dnn_present.avail and dnn.version.v is not None:  # Theano was imported first, and has opened a context
@@ -106,8 +112,8 @@ def use_any_version(find_cudnn: Callable[[], Any]) -> None:
 
     @wrap(dnn)
     def dnn_available(original, context_name):
-        context = dnn.get_context(context_name)
-        reason = dnn.dnn_present.msg if not dnn.dnn_present() else _reason_against(dnn, context, find_cudnn())
+        reason = (_reason_against(dnn, dnn.get_context(context_name), find_cudnn()) if dnn.dnn_present() else
+                  dnn.dnn_present.msg)
         dnn.dnn_available.msg = reason or None
         return not reason
 
