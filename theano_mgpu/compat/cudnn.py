@@ -124,6 +124,19 @@ def _use_any_version(find_cudnn, dnn):
     _put_shim_before_ops(dnn)
 
 
+def give_contiguous_parameters() -> None:
+    """Give contiguous parameters to the gradient of batch normalisation by cuDNN.
+
+    Theano 1.0.5 describes the statistics and the gradients to cuDNN by the strides of the scale. Without this, where
+    the scale is a view with gaps, cuDNN reads and writes beyond the end of the others.
+    """
+    from theano.gpuarray import dnn
+
+    @wrap(dnn.GpuDnnBatchNormGrad)
+    def make_node(original, self, x, dy, scale, x_mean, x_invstd, *epsilon):
+        return original(self, x, dy, *map(dnn.gpu_contiguous, (scale, x_mean, x_invstd)), *epsilon)
+
+
 def in_one_line(cudnn: Any) -> str:
     """Return why a Cudnn cannot be used, and what to do; '' if it can be used."""
     return ' '.join('. '.join(filter(None, [cudnn.problem, cudnn.remedy])).split())
