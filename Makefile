@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 ARGS ?=
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test one cover test-slow test-cuda test-keras test-theano test-nvrtc test-nccl test-slurm test-pythons test-packages test-docker test-scripts bench clean
+.PHONY: help setup demo test one cover test-slow test-cuda test-keras test-theano test-nvrtc test-nccl test-cudnn test-slurm test-pythons test-packages test-docker test-scripts bench clean
 
 help: ## list the targets
 	@echo 'make demo and make test install their requirements: no other command has to run first.'
@@ -47,6 +47,9 @@ test-nvrtc: setup ## compile every kernel of make test-cuda with NVIDIA's own co
 
 test-nccl: setup ## compare the calls of NCCL, and its stand-in, with NVIDIA's own library and header (downloads 350 MB)
 	@.ci/test-nccl
+
+test-cudnn: setup ## compile Theano's ops of cuDNN with NVIDIA's own headers and libraries (downloads them: 2.9 GB)
+	@$(PY) .ci/quickly .ci/test-cudnn $(ARGS)
 
 test-slurm: setup ## the tests for Slurm, in a cluster of two nodes on this machine (as root)
 	@$(PY) .ci/quickly .ci/test-slurm $(ARGS)

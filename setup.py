@@ -116,7 +116,7 @@ setup(
     license_files=['LICENSE'],
     python_requires='>=%d.%d,<%d.%d' % (OLDEST + (NEWEST[0], NEWEST[1] + 1)),
     packages=find_packages(include=['theano_mgpu*']),
-    package_data={'': ['py.typed', '*.c', '*.cpp']},
+    package_data={'': ['py.typed', '*.c', '*.cpp', '*.h', 'cuda_headers/*.h']},
     py_modules=['theano_mgpu_first'],
     cmdclass={'build_py': BuildPy},
     install_requires=[theano_requirement(),
@@ -130,6 +130,9 @@ setup(
         'cuda12': ['nvidia-cuda-nvrtc-cu12>=12.0,<13', 'nvidia-cublas-cu12>=12.0,<13',
                    'nvidia-nccl-cu12>=2.18,<3'],
         'cuda13': ['nvidia-cuda-nvrtc>=13.0,<14', 'nvidia-cublas>=13.0,<14', 'nvidia-nccl-cu13>=2.27,<3'],
+        # In addition to the above: 700 MB.
+        'cudnn12': ['nvidia-cudnn-cu12>=8.9,<10'],
+        'cudnn13': ['nvidia-cudnn-cu13>=9.12,<10'],
         'tensorboard': TENSORBOARD,
         'bench': BENCH,
         'docs': DOCS + KERAS,

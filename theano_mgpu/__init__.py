@@ -13,6 +13,8 @@ try:
     rank_process.install()
     compat.before_theano()
     if _needs_theano:
+        from .devices.cuda_libraries import find_cudnn as _find_cudnn
+        compat.apply(compat.WITH_CUDNN, _find_cudnn)
         compat.import_theano()
         compat.after_theano()
 except Exception as error:  # a NumPy too new: AttributeError; a flag: ValueError, MgpuError ...

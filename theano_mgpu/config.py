@@ -71,6 +71,9 @@ OWN_FLAGS: dict[str, tuple[Any, Any, str]] = {
                           'Whether OpenCL programs are built once for all functions, devices of one type and '
                           "processes, and kept in a folder. This rewrites the OpenCL driver's dispatch table in "
                           'memory.'),
+    'mgpu.tf32': ('False', ('False', 'True'),
+                  'Whether cuDNN 8 and later may compute convolutions of float32 as TF32, which keeps 11 bits of '
+                  'precision and is faster, on compute capability 8.0 and later.'),
     'mgpu.timeline': ('', 'the path of a .json file',
                       'File for a timeline of the whole script, written at its end, for https://ui.perfetto.dev; none '
                       'by default.'),

@@ -1,4 +1,4 @@
-"""CUDA programs on the processor, with stand-ins for libcuda, libnvrtc, libcublas and libnccl (see README.md).
+"""CUDA programs on the processor, by stand-ins for libcuda, libnvrtc, libcublas, libnccl and libcudnn (README.md).
 
 `build` makes the libraries, `environment` gives a child process the variables that select them, and
 ``python tests/cuda_on_cpu run COMMAND`` does both for a command.
@@ -33,7 +33,7 @@ def unavailable():
     return None
 
 
-def build(versioned=False):
+def build(versioned=False, cudnn=None):
     """Compile the libraries where they are missing or older than their sources.
 
     Several processes may call this at once: one builds and the others wait. Without work to do it takes about 10 ms.
@@ -43,11 +43,13 @@ def build(versioned=False):
     versioned : bool
         Name the libraries as an installed driver and pip's wheels do (``libcuda.so.1``, ``libnvrtc.so.12``,
         ``libcublas.so.12``), without the unversioned names that libgpuarray opens.
+    cudnn : {7, 8, 9}, optional
+        Build this version of cuDNN, too: `cudnn_folder`.
 
     Returns
     -------
     str
-        The folder of the libraries, for LD_LIBRARY_PATH.
+        The folder of the libraries but cuDNN, for LD_LIBRARY_PATH.
 
     Raises
     ------
@@ -60,14 +62,19 @@ def build(versioned=False):
     # A make that called pytest passes on its options in MAKEFLAGS, such as -n or a jobserver that is closed by now.
     env = {name: value for name, value in os.environ.items() if name not in ('MAKEFLAGS', 'MAKELEVEL', 'MFLAGS')}
     variant = 'versioned' if versioned else 'plain'
-    done = subprocess.run(['make', '-C', FOLDER, '-j2', 'VARIANT=' + variant], env=env, text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    done = subprocess.run(['make', '-C', FOLDER, '-j2', 'VARIANT=' + variant, 'CUDNN=%s' % (cudnn or '')], env=env,
+                          text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     if done.returncode:
         raise Unavailable('make -C %s VARIANT=%s failed:\n%s' % (FOLDER, variant, done.stdout[-3000:]))
     return os.path.join(FOLDER, 'lib-versioned' if versioned else 'lib')
 
 
-def environment(devices=2, base=None, **settings):
+def cudnn_folder(cudnn):
+    """Return the folder of a version of cuDNN, which has its library in ``lib`` and its headers in ``include``."""
+    return os.path.join(FOLDER, 'lib-cudnn%s' % cudnn)
+
+
+def environment(devices=2, base=None, cudnn=None, **settings):
     """Return environment variables that make a child process use the stand-in; build it if need be.
 
     Parameters
@@ -77,6 +84,8 @@ def environment(devices=2, base=None, **settings):
     base : dict, optional
         The variables to start from, `os.environ` by default. Its CUDA_ON_CPU_* settings stay where `settings` has
         none of that name.
+    cudnn : {7, 8, 9}, optional
+        The version of cuDNN; none by default.
     **settings
         ``name=value`` sets CUDA_ON_CPU_NAME; README.md lists the names. True and False become 1 and 0.
 
@@ -92,8 +101,9 @@ def environment(devices=2, base=None, **settings):
     ('4', '64M', '0')
     """
     env = dict(os.environ if base is None else base)
-    libraries = build()
-    env['LD_LIBRARY_PATH'] = os.pathsep.join(path for path in (libraries, env.get('LD_LIBRARY_PATH')) if path)
+    libraries = build(cudnn=cudnn)
+    paths = (libraries, cudnn and os.path.join(cudnn_folder(cudnn), 'lib'), env.get('LD_LIBRARY_PATH'))
+    env['LD_LIBRARY_PATH'] = os.pathsep.join(path for path in paths if path)
     home = os.path.expanduser('~')
     cache = os.environ.get('XDG_CACHE_HOME') or os.path.join(home, '.cache')
     cache = env.setdefault('CUDA_ON_CPU_CACHE', os.path.join(cache, 'theano_mgpu', 'cuda_on_cpu'))

@@ -16,6 +16,8 @@ examples:
       each device has 256 MiB, and device 1 fails for good after 100 kernels
   python tests/cuda_on_cpu run --set TRACE=- python -c "import pygpu; pygpu.init('cuda0')"
       prints every allocation, copy and kernel
+  python tests/cuda_on_cpu run --cudnn 9 --set CC=12.0 theano-mgpu doctor
+      Theano finds cuDNN 9, on devices of compute capability 12.0
   python tests/cuda_on_cpu build --versioned
       makes libcuda.so.1, libnvrtc.so.12 and libcublas.so.12 and prints their folder
 
@@ -37,6 +39,7 @@ def parse(arguments):
     commands = parser.add_subparsers(dest='action', metavar='{run,build}', required=True)
     run = commands.add_parser('run', help='build the libraries if need be, then run a command on them')
     run.add_argument('--devices', type=int, default=2, metavar='N', help='number of devices (default: 2)')
+    run.add_argument('--cudnn', choices=('7', '8', '9'), help='a version of cuDNN (default: there is none)')
     run.add_argument('--set', action='append', default=[], metavar='NAME=VALUE', dest='settings', type=setting,
                      help='a setting, without its prefix CUDA_ON_CPU_; may be repeated')
     run.add_argument('command', nargs=argparse.REMAINDER, metavar='COMMAND ...', help='the command and its arguments')
@@ -69,7 +72,7 @@ def main(arguments=None):
         if options.action == 'build':
             print(build(options.versioned))
             return 0
-        env = environment(options.devices, **dict(options.settings))
+        env = environment(options.devices, cudnn=options.cudnn, **dict(options.settings))
         os.execvpe(options.command[0], options.command, env)
     except Unavailable as exc:
         print(exc, file=sys.stderr)

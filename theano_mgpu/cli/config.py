@@ -15,7 +15,7 @@ import argparse
 from typing import Any, Sequence
 
 from .. import config
-from ..devices import discovery
+from ..devices import cards, discovery
 from ..devices.context_map import default_map
 from ..parsing import MOST, MOST_DEVICES, shown, whole_number
 from .output import note
@@ -73,6 +73,8 @@ def run(args: argparse.Namespace) -> int:
     absent = [device for device in chosen if device not in existing]
     if absent:
         note('not on this machine: %s' % ', '.join(absent))
+    if 'cuda0' in existing and cards.order_note(cards.cards()):
+        note(cards.order_note(cards.cards()))
     print(config.theanorc_text(default_map(chosen), args.floatx, args.executor), end='')
     return 0
 

@@ -3,28 +3,39 @@
 BUSY is an NVIDIA device's utilisation, if nvidia-ml-py is installed. OpenCL does not report free
 memory: for its devices FREE is the largest single array that fits. A device without a context is a
 CPU that OpenCL offers: `cpu` is faster, so it is used only if a context is mapped to it.
+SMI and PCI BUS are nvidia-smi's number and the address of a CUDA device. They are shown where nvidia-smi
+counts in another order than CUDA. With --watch, USED BY names the contexts that your processes have open
+on each device, with rank and process id; nvidia-ml-py saves opening the devices to read their memory.
 The exit code is 1 if a device cannot be opened.
 
 examples:
   theano-mgpu devices
+  theano-mgpu devices --watch
   theano-mgpu devices --contexts 'dev0->cuda0;dev1->cuda1'
   THEANO_FLAGS='contexts=dev0->opencl0:0' theano-mgpu devices --json
 """
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import sys
-from typing import Any
+import time
+from typing import Any, Sequence
 
+from ..devices import cards, occupancy
 from ..devices import discovery as hardware
 from ..devices.context_map import Context, describe, parse_context_map
 from ..devices.contexts import configured, flagged, gpu_context, init
 from ..errors import MgpuError
 from ..utils.tables import table
-from .output import human_bytes, print_json, quietly
+from .output import human_bytes, note, print_json, quietly
 
 HEADER = ['CONTEXT', 'DEVICE', 'KIND', 'TYPE', 'NAME', 'FREE', 'TOTAL', 'BUSY']
 NUMBERS = {HEADER.index(title) for title in ('FREE', 'TOTAL', 'BUSY')}
+IN_SMI = ['SMI', 'PCI BUS']
+WATCHED = ['DEVICE', 'NAME', 'USED', 'TOTAL', 'BUSY', 'USED BY']
+CLEAR = '\x1b[H\x1b[J'  # to the first line, and clear the screen below
 
 
 def add_parser(sub: Any) -> None:
@@ -36,6 +47,9 @@ def add_parser(sub: Any) -> None:
                             formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--contexts', metavar='MAP', type=context_map,
                         help="list these instead, e.g. 'dev0->cuda0;dev1->cuda1' (quoted: > and ; are the shell's)")
+    parser.add_argument('--watch', metavar='SECONDS', type=seconds, nargs='?', const=1.0,
+                        help='refresh the table each second, or after so many seconds, until Ctrl-C: memory and '
+                        'utilisation of each device, and the contexts and ranks on it')
     parser.add_argument('--json', action='store_true', help='print JSON: bytes, percent, and null for what is unknown')
     parser.set_defaults(run=run)
 
@@ -48,20 +62,44 @@ def context_map(text: str) -> list[Context]:
         raise argparse.ArgumentTypeError(error) from error
 
 
+def seconds(text: str) -> float:
+    """Return a number of seconds above 0 that is an argument.
+
+    Examples
+    --------
+    >>> seconds('.5')
+    0.5
+    """
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < 86400:
+            return float(text)
+    raise argparse.ArgumentTypeError('%r is not a number of seconds above 0' % text)
+
+
 def run(args: argparse.Namespace) -> int:
     """Print the table, or JSON; return 1 if a device could not be opened, else 0."""
+    if args.watch:
+        return watch(args.contexts or configured(), args.watch)
     entries = [look_at(context) for context in args.contexts or configured()]
+    all_cards = cards.cards() if any(entry['kind'] == 'cuda' for entry in entries) else []
+    for entry in entries:
+        for card in all_cards:
+            if entry['device'] == card.device:
+                entry.update(pci_bus_id=card.bus_id, nvidia_smi_number=card.smi_number)
     if not args.contexts and not flagged():
         entries += [dict(look_at(Context('unused%d' % i, device, 'opencl')), context=None)
                     for i, device in enumerate(hardware.opencl_cpus())]
     if args.json:
         print_json([{key: value for key, value in entry.items() if key != 'reason'} for entry in entries])
     else:
-        print(table([HEADER] + [row(entry) for entry in entries], right=NUMBERS))
+        in_smi = cards.differ(all_cards)
+        print(table([HEADER + IN_SMI * in_smi] + [row(entry, in_smi) for entry in entries], right=NUMBERS))
     failed = [entry['error'] for entry in entries if entry['error']]
     sys.stdout.flush()
     for error in failed:
         print('theano-mgpu: error: %s' % error, file=sys.stderr)
+    if cards.order_note(all_cards):
+        note(cards.order_note(all_cards))
     return 1 if failed else 0
 
 
@@ -90,11 +128,67 @@ def look_at(context: Context) -> dict[str, Any]:
     return entry
 
 
-def row(entry: dict[str, Any]) -> list[str]:
-    """Return one line of the table, as cells."""
+def row(entry: dict[str, Any], in_smi: bool = False) -> list[str]:
+    """Return one line of the table, as cells; with the columns `IN_SMI`, if `in_smi` says so."""
     cells = [entry['context'] or '-', entry['device'], entry['kind'], entry['type'] or '-']
     if entry['error']:
         return cells + ['cannot be opened: %s' % entry['reason']]
     busy = entry['utilisation_percent']
+    number = entry.get('nvidia_smi_number')
     return cells + [entry['name'], human_bytes(entry['free_bytes']), human_bytes(entry['total_bytes']),
-                    '-' if busy is None else '%d %%' % busy]
+                    '-' if busy is None else '%d %%' % busy] + [
+                        '-' if number is None else str(number), entry.get('pci_bus_id') or '-'] * in_smi
+
+
+def watch(contexts: Sequence[Context], interval: float) -> int:
+    """Print a table of devices, of their used memory and of the contexts on them, again and again until Ctrl-C."""
+    on_terminal = sys.stdout.isatty()
+    try:
+        while True:
+            text = table(watched_rows(contexts), right={WATCHED.index(title) for title in ('USED', 'TOTAL', 'BUSY')})
+            print(CLEAR + text if on_terminal else text + '\n', flush=True)
+            time.sleep(interval)
+    except KeyboardInterrupt:
+        return 0
+
+
+def watched_rows(contexts: Sequence[Context]) -> list[list[str]]:
+    """Return the lines of the table of `watch`, as cells: one for each device."""
+    all_cards = {card.device: card for card in cards.cards()} if any(c.kind == 'cuda' for c in contexts) else {}
+    others = [occupant for occupant in occupancy.occupants() if occupant.pid != os.getpid()]
+    rows = [['SMI', *WATCHED] if cards.differ(list(all_cards.values())) else WATCHED]
+    for context in {context.device: context for context in contexts}.values():
+        card = all_cards.get(context.device)
+        status = (cards.nvml_status(card) if card else None) or opened_status(context)
+        used = None if status.free_bytes is None or status.total_bytes is None else (
+            status.total_bytes - status.free_bytes)
+        cells = [context.device, status.name, human_bytes(used), human_bytes(status.total_bytes),
+                 '-' if status.utilisation is None else '%d %%' % status.utilisation,
+                 used_by(others, card.bus_id if card else context.device)]
+        rows.append(['-' if card is None or card.smi_number is None else str(card.smi_number), *cells]
+                    if len(rows[0]) > len(WATCHED) else cells)
+    return rows
+
+
+def opened_status(context: Context) -> hardware.DeviceStatus:
+    """Open a context and return the status of its device; the name says so if that cannot be opened."""
+    try:
+        with quietly():
+            init(describe([context]))
+            return hardware.status(context.device, gpu_context(context))
+    except Exception as error:  # as in `look_at`
+        return hardware.DeviceStatus('cannot be opened: %s' % hardware.reason(error.__cause__ or error), None, None,
+                                     None)
+
+
+def used_by(occupants: Sequence[occupancy.Occupant], place: str) -> str:
+    """Return the contexts on a device, with the ranks and processes that have them open, as text.
+
+    Examples
+    --------
+    >>> used_by([occupancy.Occupant(71, 1, 2, [('dev0', '0000:01:00.0')])], '0000:01:00.0')
+    'dev0 of rank 1 (process 71)'
+    """
+    return ', '.join('%s%s (process %d)' % (name, ' of rank %d' % occupant.rank if occupant.size > 1 else '',
+                                            occupant.pid)
+                     for occupant in occupants for name, device in occupant.contexts if device == place) or '-'

@@ -9,6 +9,7 @@ from typing import Any, Callable, NamedTuple, Sequence
 
 from . import (
     cuda_contexts,
+    cudnn,
     keras_imports,
     keras_loops,
     keras_models,
@@ -79,6 +80,7 @@ AS_FLAGS = 'as flags that Theano is imported with'    # apply(flags), see theano
 DURING_IMPORT = DuringImport(['theano'])              # apply() is a context manager
 AFTER_THEANO = 'after Theano was imported'
 WITH_CONTEXTS = 'after theano_mgpu.devices was imported'  # apply(open_context)
+WITH_CUDNN = 'before Theano is imported, which may open a context'  # apply(find_cudnn)
 AT_ENABLE = 'at the first enable()'                   # or multi_gpu_model; both call the function themselves
 FIRST_PLACEMENT = 'at the first mgpu.device() or mgpu.place()'  # apply(tags), see graph/placement/tags.py
 FIRST_OPENCL = 'before an OpenCL context is opened'
@@ -125,6 +127,9 @@ PATCHES = [
     Patch('Theano', '1.0.5', 'compiled code of a GPU: "the same cache key is associated to different modules"',
           AfterImport(['theano.gpuarray.type']), theano_gpu.name_the_type_of_contexts,
           'tests/bugs/test_compilation.py::test_c_code_of_a_gpu_is_the_same_in_each_process'),
+    Patch('Theano', '1.0.5', 'each import of theano.gpuarray runs g++ to look for cuDNN, before a context is opened',
+          AfterImport(['theano.gpuarray.cudnn_defs']), cudnn.postpone_the_check,
+          'tests/compat/test_cudnn.py::test_an_import_does_not_look_for_cudnn'),
     Patch('Keras', '2.3.1', "weights of one name: No conversion path for dtype('<U12')",
           AfterImport(['keras.engine.saving']), keras_saving.give_equal_names_as_bytes,
           'tests/compat/test_keras_saving.py::test_weights_of_one_name_come_back'),
@@ -162,6 +167,9 @@ PATCHES = [
     Patch('NumPy', '1.22 and later', "import theano: no attribute 'blas_opt_info' of numpy.distutils.__config__",
           AS_FLAGS, theano_flags.default_blas_flags,
           'tests/compat/test_compat.py::test_blas_flags_are_the_users_or_ones_that_link'),
+    Patch('Theano', '1.0.5', 'gradients of convolutions by cuDNN differ from run to run, in the last bits',
+          AS_FLAGS, cudnn.default_to_deterministic_algorithms,
+          'tests/compat/test_cudnn.py::test_algorithms_are_deterministic_by_default'),
     Patch('Theano', '1.0.5', "without Python's headers, import theano: Python.h: No such file",
           AS_FLAGS, theano_flags.do_without_python_headers,
           'tests/compat/test_compat.py::test_missing_python_headers_are_said_and_theano_imports_all_the_same'),
@@ -211,6 +219,9 @@ PATCHES = [
     Patch('Theano', '1.0.5', "shared(target='dev0'): no suitable constructor, as Theano was imported without contexts",
           WITH_CONTEXTS, named_contexts.open_contexts_on_demand,
           'tests/bugs/test_devices.py::test_flags_alone_open_the_contexts_that_a_script_names'),
+    Patch('Theano', '1.0.5', 'cuDNN 8 and 9: the first convolution ends in an error of g++; none from a wheel',
+          WITH_CUDNN, cudnn.use_any_version,
+          'tests/devices/test_cuda_cudnn.py::test_a_cnn_of_keras_trains_on_cudnn'),
     Patch('Theano', '1.0.5', 'copies of a shared variable on other contexts become stale in silence',
           AFTER_THEANO, shared_variables.hook_shared_variables,
           'tests/runtime/test_replicate.py::test_without_the_hooks_values_are_stale'),
@@ -244,6 +255,9 @@ PATCHES = [
     Patch('Theano', '1.0.5 on OpenCL', 'a product of matrix and vector is NaN where its memory held NaN',
           AFTER_THEANO, theano_gpu.clear_before_gemv,
           'tests/bugs/test_devices.py::test_a_product_into_memory_that_holds_nan_is_not_nan'),
+    Patch('Theano', '1.0.5 with cuDNN', 'a scale that is a view: wrong gradients of batch normalisation',
+          AFTER_THEANO, cudnn.give_contiguous_parameters,
+          'tests/cuda_on_cpu/test_cudnn.py::test_cudnn_and_cpu_agree'),
     Patch('Theano', '1.0.5', 'conv2d with filter_flip=True: Could not infer context from inputs',
           AFTER_THEANO, theano_contexts.infer_contexts_from_all_ancestors,
           'tests/graph/test_graph.py::test_each_patch_is_needed'),
@@ -295,4 +309,7 @@ PATCHES = [
     Patch('libgpuarray', '0.7.0 to 0.7.6', 'with gpuarray.preallocate=-1, CUDA memory is never freed',
           EACH_GPU, cuda_contexts.free_within_context,
           'tests/runtime/test_memory.py::test_freed_memory_is_given_back'),
+    Patch('Theano', '1.0.5', 'devices that time algorithms of cuDNN choose different ones: replicas differ',
+          EACH_GPU, cudnn.choose_alike,
+          'tests/compat/test_cudnn.py::test_several_devices_do_not_choose_by_time'),
 ]

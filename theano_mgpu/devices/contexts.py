@@ -11,7 +11,7 @@ from .. import config
 from ..errors import ContextError
 from ..parsing import MOST_DEVICES
 from ..utils import mpi_environment, rank_process
-from . import discovery, opening
+from . import discovery, occupancy, opening
 from .context_map import EXAMPLE, Context, default_map, describe, parse_context_map
 
 _active: List[Context] = []   # the contexts over which functions of this process run
@@ -62,6 +62,9 @@ def init(contexts: str | int | Sequence[str] | None = None) -> list[Context]:
     for context in own:
         _open(context)
     _host[:], _active[:] = chosen, own
+    on_gpus = [context for context in own if context.kind != 'cpu']
+    if on_gpus:
+        occupancy.announce((context.name, card_of(context)) for context in on_gpus)
     return list(own)
 
 
@@ -246,6 +249,14 @@ def gpu_context(context: Context) -> Any:
         return None
     from theano.gpuarray.type import get_context
     return get_context(context.name)
+
+
+def card_of(context: Context) -> str:
+    """Return the PCI bus id of the card of an open CUDA context; for another context its device."""
+    if context.kind != 'cuda':
+        return context.device
+    bus_id = gpu_context(context).unique_id
+    return bus_id.decode() if isinstance(bus_id, bytes) else bus_id
 
 
 def is_fork() -> bool:

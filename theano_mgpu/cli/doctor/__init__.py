@@ -19,7 +19,7 @@ from typing import Any, Callable, Iterator
 
 from ...utils import mpi_environment, rank_process
 from ..output import print_json
-from . import advice, device_checks, host_checks, mpi_checks
+from . import advice, cudnn_checks, device_checks, host_checks, mpi_checks
 from .host_checks import FAIL, SKIP, Finding, Setup
 
 NAME_WIDTH = 14
@@ -77,12 +77,17 @@ def plan(setup: Setup) -> list[tuple[str, Callable[[Setup], Finding]]]:
         checks += [(name, functools.partial(device_checks.check_library, name=name))
                    for name in device_checks.CUDA_LIBRARIES]
         checks += [('architecture', device_checks.check_nvrtc),
-                   ('libgpuarray', if_theano(device_checks.check_libgpuarray))]
-    n_cuda = sum(context.kind == 'cuda' for context in setup.contexts)
-    collectives = [('collectives', if_theano(device_checks.check_collectives))] if n_cuda > 1 else []
-    return checks + [('context ' + context.name, if_theano(functools.partial(device_checks.check_context,
-                                                                            context=context)))
-                     for context in setup.contexts] + collectives
+                   ('libgpuarray', if_theano(device_checks.check_libgpuarray)),
+                   ('libcudnn.so', if_theano(cudnn_checks.check_cudnn))]
+    for context in setup.contexts:
+        checks.append(('context ' + context.name,
+                       if_theano(functools.partial(device_checks.check_context, context=context))))
+        if context.kind == 'cuda':
+            checks.append(('cuDNN on ' + context.name,
+                           if_theano(functools.partial(cudnn_checks.check_convolution, context=context))))
+    if sum(context.kind == 'cuda' for context in setup.contexts) > 1:
+        checks.append(('collectives', if_theano(device_checks.check_collectives)))
+    return checks
 
 
 def diagnose(setup: Setup) -> Iterator[tuple[str, Finding]]:

@@ -8,7 +8,7 @@ import warnings
 from typing import Any
 
 from ...compat import cuda_contexts
-from ...devices import cuda_libraries, discovery
+from ...devices import cards, cuda_libraries, discovery
 from ...devices.context_map import Context, describe
 from ...devices.contexts import init
 from ..output import quietly
@@ -91,7 +91,11 @@ def check_cuda(setup: Setup) -> Finding:
     """Check that there is a CUDA device, if that is wanted."""
     devices, why_none = discovery.discover('cuda')
     if devices:
-        return Finding(OK, ', '.join(devices))
+        all_cards = cards.cards()
+        if not cards.differ(all_cards):
+            return Finding(OK, ', '.join(devices))
+        return Finding(OK, cards.order_note(all_cards) or ', '.join(
+            '%s is %s' % (card.device, cards.in_smi(card)) for card in all_cards))
     if cuda_is_wanted(setup):
         return broken(setup.needs('cuda'), why_none, 'See the libraries below; does nvidia-smi list a GPU?')
     return Finding(SKIP, 'none: no NVIDIA GPU here')

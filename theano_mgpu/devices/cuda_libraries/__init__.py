@@ -1,4 +1,4 @@
-"""NVIDIA's libraries, wherever they are installed, under the names that libgpuarray opens.
+"""NVIDIA's libraries, wherever they are installed, under the names that libgpuarray and Theano open.
 
 libgpuarray 0.7.6 opens ``libcuda.so``, ``libnvrtc.so``, ``libcublas.so`` and ``libnccl.so``. The drivers in containers
 and pip's wheels have ``libcuda.so.1``, ``libnvrtc.so.12`` and so on: `provide` closes the gap.
@@ -11,7 +11,7 @@ import sys
 from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 from ...errors import ContextError
-from . import nvrtc, search, shims
+from . import cudnn, nvrtc, search, shims
 from .search import Library, candidates
 from .versions import architecture_for, as_number, cublas_problem, dotted, nvrtc_problem, remedy
 
@@ -96,6 +96,20 @@ def survey() -> Survey:
         return Survey(capabilities, (), {'libcuda.so': Library(path, version),
                                          'libnvrtc.so': Library(None, (), None, *error.args)})
     return Survey(capabilities, architectures, libraries)
+
+
+@functools.lru_cache(maxsize=None)
+def find_cudnn() -> cudnn.Cudnn:
+    """Find, choose, load and check cuDNN, once in a process; Theano has to be imported."""
+    import theano
+    flags = theano.config
+    libraries, capabilities = survey().libraries, survey().capabilities
+    if flags.dnn.enabled == 'False':
+        return cudnn.Cudnn(None, problem='disabled by the flag dnn.enabled')
+    if not capabilities:
+        return cudnn.Cudnn(None, problem='there is no CUDA device')
+    return cudnn.provide(libraries['libcuda.so'].version, capabilities,
+                          cudnn.Flags(flags.dnn.include_path, flags.dnn.library_path, flags.cuda.include_path))
 
 
 def _open_driver():
@@ -186,5 +200,5 @@ def _named(name, path, version, library, function):
     return Library(path, version, shim)
 
 
-__all__ = ['LIBRARIES', 'Library', 'Survey', 'architecture_for', 'candidates', 'dotted', 'nvrtc_problem', 'provide',
-           'remedy', 'require', 'survey']
+__all__ = ['LIBRARIES', 'Library', 'Survey', 'architecture_for', 'candidates', 'dotted', 'find_cudnn', 'nvrtc_problem',
+           'provide', 'remedy', 'require', 'survey']

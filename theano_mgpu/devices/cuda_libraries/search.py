@@ -66,15 +66,15 @@ def candidates(name: str) -> list[Candidate]:
 def on_library_path(name: str) -> list[str]:
     """Return the files of a library, of any version, in the folders of LD_LIBRARY_PATH."""
     folders = os.environ.get('LD_LIBRARY_PATH', '').split(':')
-    return [path for folder in folders if folder for path in _files(os.path.abspath(folder), name)]
+    return [path for folder in folders if folder for path in files_in(os.path.abspath(folder), name)]
 
 
 def installed(name: str) -> list[str]:
     """Return the files of a library, of any version, where pip, conda, NVIDIA and distributions install it."""
-    return [path for folder in _folders() for path in _files(folder, name)]
+    return [path for folder in _folders() for path in files_in(folder, name)]
 
 
-def _files(folder, name):
+def files_in(folder: str, name: str) -> list[str]:
     """Return the files of a library in a folder, the unversioned name first.
 
     ``libnvrtc-builtins.so`` and ``libnvrtc.alt.so`` are other libraries.
@@ -103,6 +103,16 @@ def _folders():
     patterns += ['/usr/local/cuda*/lib64', '/usr/local/cuda*/targets/*/lib', '/opt/cuda/lib64',
                  '/opt/cuda/targets/*/lib', '/usr/lib/wsl/lib', '/run/opengl-driver/lib',
                  '/usr/lib/' + (sysconfig.get_config_var('MULTIARCH') or ''), '/usr/lib64', '/usr/lib']
+    return [os.path.abspath(folder) for pattern in patterns for folder in sorted(glob.glob(pattern))]
+
+
+def include_folders() -> list[str]:
+    """Return the folders where pip, conda, NVIDIA and distributions install the C headers of CUDA."""
+    patterns = [os.path.join(glob.escape(entry or os.curdir), 'nvidia', '*', 'include') for entry in sys.path]
+    for root in (sys.prefix, os.environ.get('CONDA_PREFIX'), os.environ.get('CUDA_HOME'), os.environ.get('CUDA_PATH')):
+        patterns += ['%s/%s' % (glob.escape(root), below) for below in ('include', 'targets/*/include') if root]
+    patterns += ['/usr/local/cuda*/include', '/usr/local/cuda*/targets/*/include', '/opt/cuda/include',
+                 '/usr/include/' + (sysconfig.get_config_var('MULTIARCH') or ''), '/usr/include']
     return [os.path.abspath(folder) for pattern in patterns for folder in sorted(glob.glob(pattern))]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -22,6 +23,7 @@ NVRTC_FUNCTIONS = ('nvrtcCreateProgram', 'nvrtcCompileProgram', 'nvrtcDestroyPro
                    'nvrtcGetProgramLogSize', 'nvrtcGetPTX', 'nvrtcGetPTXSize', 'nvrtcGetErrorString')
 
 COMPILERS = 'Debian: apt-get install g++ python3-dev. Another compiler: THEANO_FLAGS=cxx=/path/to/g++'
+OTHER_FOLDER = 'Choose another folder: THEANO_FLAGS=base_compiledir=/path/to/folder'
 EMPTY = '/* No code: only a name, and the library that it is linked with. */\n'
 NVRTC = Path(__file__).with_name('nvrtc_shim.c')
 
@@ -44,7 +46,7 @@ def folder() -> str:
     return os.path.join(_theano_flag('base_compiledir', os.path.expanduser('~/.theano')), 'cuda_libraries')
 
 
-def build(name: str, text: str, linked_with: str | None = None) -> str:
+def build(name: str, text: str, linked_with: str | None = None, options: Sequence[str] = ('-x', 'c')) -> str:
     """Compile a library, or find it compiled.
 
     Parameters
@@ -52,7 +54,9 @@ def build(name: str, text: str, linked_with: str | None = None) -> str:
     name : str
         File name and SONAME: ``libcublas.so``.
     text : str
-        C.
+        C, unless the options name another language.
+    options : sequence of str
+        Of the compiler, among them the language.
     linked_with : str or None
         Path of a library that it needs.
 
@@ -67,30 +71,65 @@ def build(name: str, text: str, linked_with: str | None = None) -> str:
         If there is no compiler, it fails, or the folder cannot be written.
     """
     stamp = os.stat(linked_with).st_mtime_ns if linked_with else 0
-    key = hashlib.sha256(repr((name, text, linked_with, stamp)).encode()).hexdigest()[:24]
+    key = hashlib.sha256(repr((name, text, linked_with, stamp, *options)).encode()).hexdigest()[:24]
     path = os.path.join(folder(), key, name)
     if os.path.exists(path):
         return path
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with whole_file(path) as unfinished:
-            _compile(unfinished, name, text, linked_with)
+            _compile(unfinished, name, text, linked_with, options)
     except OSError as error:
         raise Unbuildable('%s, which CUDA devices need, could not be written: %s' % (name, error),
-                          'Choose another folder: THEANO_FLAGS=base_compiledir=/path/to/folder') from error
+                          OTHER_FOLDER) from error
     return path
 
 
-def _compile(path, name, text, linked_with):
-    command = [compiler(), '-x', 'c', '-shared', '-fPIC', '-O1', '-Wl,-soname,' + name, '-o', path, '-']
+def link_folder(path: str, name: str) -> str:
+    """Return a folder that has a library under another name, for a linker: ``-lcudnn`` finds ``libcudnn.so`` alone.
+
+    An empty library that is linked with it, as `build` makes for libgpuarray, is no help: linkers may leave it out.
+
+    Parameters
+    ----------
+    path : str
+        The library.
+    name : str
+        ``libcudnn.so``.
+
+    Returns
+    -------
+    str
+        In `folder`. It has the library under its own name, too, which compiled code asks for.
+
+    Raises
+    ------
+    OSError
+        If the folder cannot be written.
+    """
+    real = os.path.realpath(path)
+    links = os.path.join(folder(), hashlib.sha256(repr((real, name)).encode()).hexdigest()[:24])
+    os.makedirs(links, exist_ok=True)
+    for link in (name, os.path.basename(path)):
+        link = os.path.join(links, link)
+        if not os.path.exists(link):
+            unfinished = '%s.%d' % (link, os.getpid())
+            os.symlink(real, unfinished)
+            os.replace(unfinished, link)
+    return links
+
+
+def _compile(path, name, text, linked_with, options):
+    command = [compiler(), *options, '-shared', '-fPIC', '-O1', '-Wl,-soname,' + name, '-o', path, '-']
     if linked_with:
         # By default distributions link only libraries that are used, and none is used here.
         command += ['-x', 'none', '-Wl,--no-as-needed', linked_with]
     done = subprocess.run(command, input=text, universal_newlines=True, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT)
     if done.returncode:
+        errors = [line for line in done.stdout.splitlines() if re.search('error:|undefined|cannot find', line)]
         raise Unbuildable('%s could not build %s, which CUDA devices need: %s'
-                          % (command[0], name, ' '.join(done.stdout.split())[:400]), COMPILERS)
+                          % (command[0], name, ' '.join((errors[:1] or [done.stdout])[0].split())[:400]), COMPILERS)
 
 
 def connect_nvrtc(shim: Any, nvrtc: Any, driver: Any, architectures: Sequence[int]) -> None:

@@ -138,6 +138,68 @@ def remedy(driver: Version) -> str:
             % dotted(driver))
 
 
+def cudnn_version(number: int) -> Version:
+    """Return the version of cuDNN that it writes as one number.
+
+    Examples
+    --------
+    >>> cudnn_version(92800), cudnn_version(8907), cudnn_version(7605)
+    ((9, 28, 0), (8, 9, 7), (7, 6, 5))
+    """
+    factor = 10000 if number >= 90000 else 1000
+    return number // factor, number % factor // 100, number % 100
+
+
+def cudnn_problem(path: str, version: Version, runtime: int, driver: Version, capabilities: Sequence[Version]) -> str:
+    """Return why cuDNN does not suit Theano, the driver or a device; '' if it does.
+
+    Parameters
+    ----------
+    path : str
+    version : tuple of int
+        Of cuDNN.
+    runtime : int
+        The first number of the version of CUDA that it is made for.
+    driver : tuple of int
+        The version of CUDA that the driver supports.
+    capabilities : sequence of tuple of int
+        Compute capability of each device.
+
+    Examples
+    --------
+    >>> cudnn_problem('/lib/libcudnn.so.9', (9, 28, 0), 12, (13, 0), [(12, 0)])
+    ''
+    >>> cudnn_problem('/lib/libcudnn.so.9', (9, 28, 0), 13, (12, 4), [(8, 6)])
+    'cuDNN 9.28.0 (/lib/libcudnn.so.9) is for CUDA 13; this driver supports CUDA 12.4'
+    >>> cudnn_problem('/lib/libcudnn.so.6', (6, 0, 21), 8, (9, 0), [(7, 0)])
+    'cuDNN 6.0.21 (/lib/libcudnn.so.6) is too old: 7.0.2 or later is needed'
+    """
+    name = 'cuDNN %s (%s)' % (dotted(version), path)
+    if version < (7, 0, 2):  # the versions before take hours to load on compute capability 7.0
+        return name + ' is too old: 7.0.2 or later is needed'
+    if runtime > driver[0]:
+        return '%s is for CUDA %d; this driver supports CUDA %s' % (name, runtime, dotted(driver))
+    lowest = LOWEST.get(runtime, 30)
+    if all(as_number(capability) < lowest for capability in capabilities):
+        return '%s is for compute capability %s and above; the devices have %s' % (
+            name, dotted(divmod(lowest, 10)), ', '.join(map(dotted, sorted(set(capabilities)))))
+    return ''
+
+
+def cudnn_remedy(driver: Version) -> str:
+    """Return a command that installs a cuDNN for a driver.
+
+    Examples
+    --------
+    >>> cudnn_remedy((13, 0))
+    "python -m pip install 'theano_mgpu[cudnn12]'"
+    >>> cudnn_remedy((11, 8))
+    'python -m pip install nvidia-cudnn-cu11'
+    """
+    # As for NVRTC and cuBLAS, the libraries for CUDA 12 work with every later driver.
+    return 'python -m pip install ' + ("'theano_mgpu[cudnn12]'" if driver >= (12, 0) else 'nvidia-cudnn-cu11')
+
+
 def dotted(version: Version) -> str:
     """Return ``(12, 9)`` as ``'12.9'``."""
     return '.'.join(str(number) for number in version)

@@ -90,9 +90,14 @@ API CUresult cuDeviceGetName(char *name, int length, int ordinal) {
   return SUCCESS;
 }
 
+static int bus_of(const Device *device) {
+  const size_t index = device->physical;
+  return index < settings.buses.size() ? atoi(settings.buses[index].c_str()) : device->physical + 1;
+}
+
 API CUresult cuDeviceGetPCIBusId(char *id, int length, int ordinal) {
   REQUIRE_DEVICE(ordinal);
-  snprintf(id, length, "0000:%02X:00.0", device->physical + 1);
+  snprintf(id, length, "0000:%02X:00.0", bus_of(device));
   return SUCCESS;
 }
 
@@ -117,7 +122,7 @@ API CUresult cuDeviceGetAttribute(int *value, int attribute, int ordinal) {
   case 13: *value = 1380000; break;                          // clock, kHz
   case 16: *value = settings.multiprocessors; break;
   case 19: case 31: case 40: case 41: *value = 1; break;     // mapping, concurrent kernels, copies, unified addressing
-  case 33: *value = device->physical + 1; break;             // PCI bus
+  case 33: *value = bus_of(device); break;                   // PCI bus
   case 36: *value = 877000; break;                           // clock of the memory, kHz
   case 37: *value = 4096; break;                             // width of the memory's bus, bits
   case 38: *value = 6 << 20; break;                          // bytes of the second cache

@@ -82,9 +82,10 @@ static Order order() {
   return Order::ascending;
 }
 
-static std::vector<std::string> names() {
+// Texts that are separated by semicolons, one for each device.
+static std::vector<std::string> list(const char *name) {
   std::vector<std::string> result;
-  const char *value = variable("NAMES");
+  const char *value = variable(name);
   while (value) {
     const char *end = strchr(value, ';');
     result.push_back(end ? std::string(value, end) : value);
@@ -116,7 +117,8 @@ void read_settings() {
   settings.order = order();
   settings.fail_launch = fault("FAIL");
   settings.fail_allocation = fault("FAIL_ALLOC");
-  settings.names = names();
+  settings.names = list("NAMES");
+  settings.buses = list("BUSES");
   const char *file = variable("TRACE");
   settings.trace = !file ? nullptr : !strcmp(file, "-") ? stderr : fopen(file, "a");
   if (file && !settings.trace) say("cannot write to CUDA_ON_CPU_TRACE=%s: %s", file, strerror(errno));

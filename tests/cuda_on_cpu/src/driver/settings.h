@@ -31,7 +31,7 @@ struct Settings {
   unsigned seed;
   Order order;
   Fault fail_launch, fail_allocation;
-  std::vector<std::string> names;
+  std::vector<std::string> names, buses;
   FILE *trace;
 };
 extern Settings settings;

@@ -1,0 +1,73 @@
+"""The patches of cuDNN that need no device."""
+import os
+import subprocess
+import sys
+import types
+
+from theano_mgpu.compat import cudnn
+from theano_mgpu.devices.cuda_libraries import cudnn as libraries
+from theano_mgpu.errors import MgpuWarning
+
+import pytest
+import theano
+import theano.gpuarray.type
+
+
+def run(code, flags=''):
+    """Return what a program prints in a fresh interpreter."""
+    env = dict(os.environ, THEANO_FLAGS=flags)
+    return subprocess.run([sys.executable, '-c', code], env=env, stdout=subprocess.PIPE, text=True, check=True,
+                          timeout=300).stdout
+
+
+@pytest.mark.needs_compiler
+def test_an_import_does_not_look_for_cudnn():
+    """Each process ran g++ for it, and what it found was final."""
+    assert run('''
+import subprocess
+commands, run = [], subprocess.Popen.__init__
+
+def noted(self, command, *args, **options):
+    commands.append(str(command))
+    run(self, command, *args, **options)
+
+subprocess.Popen.__init__ = noted
+import theano_mgpu
+import theano.gpuarray.dnn
+print([command for command in commands if 'cudnn' in command], theano.config.dnn.enabled)
+''') == '[] auto\n'
+
+
+@pytest.mark.parametrize('flags,algorithms', [('', 'deterministic deterministic small'),
+                                              ('dnn.conv.algo_bwd_data=none', 'none deterministic small')])
+def test_algorithms_are_deterministic_by_default(flags, algorithms):
+    assert run('import theano_mgpu; from theano import config\n'
+               'print(config.dnn.conv.algo_bwd_data, config.dnn.conv.algo_bwd_filter, config.dnn.conv.algo_fwd)',
+               flags) == algorithms + '\n'
+
+
+def test_several_devices_do_not_choose_by_time(monkeypatch):
+    monkeypatch.setattr(theano.config.dnn.conv, 'algo_fwd', 'time_once')
+    context = types.SimpleNamespace(kind=b'cuda')
+    monkeypatch.setattr(theano.gpuarray.type, 'list_contexts', lambda: ['dev0'])
+    cudnn.choose_alike(context)
+    assert theano.config.dnn.conv.algo_fwd == 'time_once'
+    monkeypatch.setattr(theano.gpuarray.type, 'list_contexts', lambda: ['dev0', 'dev1'])
+    with pytest.warns(MgpuWarning, match='dnn.conv.algo_fwd=time_once .* guess_once is used'):
+        cudnn.choose_alike(context)
+    assert theano.config.dnn.conv.algo_fwd == 'guess_once'
+
+
+def test_a_problem_is_one_line():
+    problem = libraries.Cudnn('/lib/libcudnn.so.9', problem='it cannot\nbe loaded', remedy='Install another')
+    assert cudnn.in_one_line(problem) == 'it cannot be loaded. Install another'
+    assert cudnn.in_one_line(libraries.Cudnn('/lib/libcudnn.so.9')) == ''
+
+
+def test_versions_of_headers(tmp_path):
+    assert libraries.header_version(str(tmp_path)) == ()
+    text = '#define CUDNN_MAJOR 7\n#define CUDNN_MINOR 6\n#define CUDNN_PATCHLEVEL 5\n'
+    (tmp_path / 'cudnn.h').write_text(text)
+    assert libraries.header_version(str(tmp_path)) == (7, 6, 5)
+    (tmp_path / 'cudnn_version.h').write_text(text.replace('7', '9'))
+    assert libraries.header_version(str(tmp_path)) == (9, 6, 5)

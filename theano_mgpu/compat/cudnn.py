@@ -1,0 +1,202 @@
+"""Patches of Theano's use of cuDNN: versions 8 and 9, one choice of algorithms, and no error of g++ within a script.
+
+Theano 1.0.5 knows cuDNN 5 to 7. Its check compiles a call of ``cudnnCreate`` alone, so that it takes cuDNN 8 and 9, and
+the first convolution does not compile. It takes the compute capability from two digits, so that 10.0 and 12.0 count as
+0 and 20. `use_any_version` puts a check in front of that, and `cudnn_shim.h` before the C code of the ops.
+"""
+from __future__ import annotations
+
+import functools
+import sys
+import zlib
+from pathlib import Path
+from typing import Any, Callable
+
+from .. import config
+from ..errors import warn
+from ..utils import mpi_environment
+from .import_hooks import after_import
+from .wrapping import wrap
+
+SHIM = Path(__file__).with_name('cudnn_shim.h').read_text(encoding='utf-8')
+# Flags that choose an algorithm, of which the default is not deterministic.
+GRADIENTS = ('dnn.conv.algo_bwd_data', 'dnn.conv.algo_bwd_filter')
+ALGORITHMS = ('dnn.conv.algo_fwd', *GRADIENTS)
+NO_RNN = ('cuDNN 9 lacks the functions that the RNN ops of Theano 1.0.5 call. Write the recurrence as theano.scan (the '
+          'recurrent layers of Keras and Lasagne are), or install cuDNN 8: python -m pip install '
+          "'nvidia-cudnn-cu12<9'")
+
+
+def postpone_the_check(module: Any) -> None:
+    """Keep ``theano.gpuarray.dnn`` from looking for cuDNN while it is imported; `use_any_version` does so on demand.
+
+    `module` is ``theano.gpuarray.cudnn_defs``, which ``theano.gpuarray.dnn`` imports first.
+
+    Without this, each import runs g++, also where there is no GPU, and the answer is final before NVIDIA's libraries
+    have been found.
+    """
+    from theano import config as theano_config
+    if not hasattr(sys.modules.get('theano.gpuarray.dnn'), 'version'):  # else it was imported before theano_mgpu
+        theano_config.dnn.enabled = 'False'
+
+
+def default_to_deterministic_algorithms(flags: dict[str, str]) -> None:
+    """Compute the gradients of convolutions by deterministic algorithms, unless the user chose others.
+
+    Theano's default algorithms add up in any order: two runs differ in the last bits.
+    """
+    for name in GRADIENTS:
+        if config.flag(name) is None:
+            flags[name] = 'deterministic'
+
+
+def choose_alike(gpu_context: Any) -> None:
+    """Let several devices guess an algorithm, where a flag has each of them take the one that is fastest at the time.
+
+    Without this, replicas compute by different algorithms, and the copies of a model differ.
+    """
+    from theano import config as theano_config
+    from theano.gpuarray.type import list_contexts
+    if gpu_context.kind != b'cuda' or len(list_contexts()) < 2 and mpi_environment.size() < 2:
+        return
+    for name in ALGORITHMS:
+        option = name.rpartition('.')[2]
+        value = getattr(theano_config.dnn.conv, option)
+        if value.startswith('time_'):
+            alike = value.replace('time_', 'guess_')
+            setattr(theano_config.dnn.conv, option, alike)
+            warn('%s=%s would have each device choose by its own measurement, and devices would differ: %s is used'
+                 % (name, value, alike))
+
+
+def use_any_version(find_cudnn: Callable[[], Any]) -> None:
+    """Use cuDNN 7, 8 or 9, if a convolution compiles and computes; otherwise say in one line why not.
+
+    Without this, with cuDNN 8 or 9 the first convolution ends in an error of g++, and cuDNN from a wheel, or on compute
+    capability 10 or 12, is not used.
+
+    Parameters
+    ----------
+    find_cudnn : callable
+        ``find_cudnn()`` returns a Cudnn of theano_mgpu.devices. It is called when a context is opened.
+    """
+    after_import('theano.gpuarray.dnn', functools.partial(_use_any_version, find_cudnn))
+
+
+def _use_any_version(find_cudnn, dnn):
+    """Replace the functions of ``theano.gpuarray.dnn`` that look for cuDNN."""
+    from theano import config as theano_config
+    if theano_config.dnn.enabled == 'False':
+        theano_config.dnn.enabled = config.flag('dnn.enabled', 'auto')
+    if dnn.dnn_present.avail and dnn.version.v is not None:  # Theano was imported first, and has opened a context
+        _put_shim_before_ops(dnn)
+        return
+    dnn.dnn_present.avail = dnn.dnn_present.msg = None
+
+    @wrap(dnn)
+    def dnn_present(original):
+        if dnn.dnn_present.avail is None:
+            cudnn = find_cudnn()
+            dnn.dnn_present.avail, dnn.dnn_present.msg = not cudnn.problem, in_one_line(cudnn)
+            if dnn.dnn_present.avail:
+                _take(dnn, cudnn)
+        return dnn.dnn_present.avail
+
+    @wrap(dnn)
+    def version(original, raises=True):
+        if dnn.dnn_present():
+            return find_cudnn().number
+        if raises:
+            raise RuntimeError("We can't determine the cudnn version as it is not available", dnn.dnn_present.msg)
+        return -1
+
+    @wrap(dnn)
+    def dnn_available(original, context_name):
+        reason = (_reason_against(dnn, dnn.get_context(context_name), find_cudnn()) if dnn.dnn_present() else
+                  dnn.dnn_present.msg)
+        dnn.dnn_available.msg = reason or None
+        return not reason
+
+    @wrap(dnn)
+    def _make_handle(original, context):
+        return context.cudnn_handle if hasattr(context, 'cudnn_handle') else original(context)
+
+    _put_shim_before_ops(dnn)
+
+
+def give_contiguous_parameters() -> None:
+    """Give contiguous parameters to the gradient of batch normalisation by cuDNN.
+
+    Theano 1.0.5 describes the statistics and the gradients to cuDNN by the strides of the scale. Without this, where
+    the scale is a view with gaps, cuDNN reads and writes beyond the end of the others.
+    """
+    from theano.gpuarray import dnn
+
+    @wrap(dnn.GpuDnnBatchNormGrad)
+    def make_node(original, self, x, dy, scale, x_mean, x_invstd, *epsilon):
+        return original(self, x, dy, *map(dnn.gpu_contiguous, (scale, x_mean, x_invstd)), *epsilon)
+
+
+def in_one_line(cudnn: Any) -> str:
+    """Return why a Cudnn cannot be used, and what to do; '' if it can be used."""
+    return ' '.join('. '.join(filter(None, [cudnn.problem, cudnn.remedy])).split())
+
+
+def _take(dnn, cudnn):
+    """Set Theano's flags, and the type of cuDNN's handles, to a cuDNN."""
+    from theano import config as theano_config
+    theano_config.dnn.include_path, theano_config.cuda.include_path = cudnn.include, cudnn.cuda_include
+    theano_config.dnn.library_path = theano_config.dnn.bin_path = cudnn.link
+    dnn.version.v = cudnn.number
+    # These types were made when the flags had no values. Each op refers to them.
+    for kind in (dnn.handle_type, dnn.dropoutdesc_type, dnn.rnndesc_type):
+        vars(kind).update(vars(dnn.CUDNNDataType(kind.ctype, kind.freefunc)))
+    # Their gradient by the filters has a deterministic algorithm since cuDNN 7.
+    dnn.cudnn.conv3d_bwd_filter_algorithms += ('deterministic',)
+
+
+def _reason_against(dnn, context, cudnn):
+    """Return why a context does not use cuDNN; '' if it does.
+
+    When Theano opens the context, a handle is made. The first graph on it tries a convolution.
+    """
+    if context.kind != b'cuda':
+        return 'Not on a CUDA device.'
+    if not hasattr(context, 'mgpu_against_cudnn'):
+        context.mgpu_against_cudnn, context.mgpu_tried_cudnn = '', False
+        try:
+            context.cudnn_handle = dnn._make_handle(context)
+        except (RuntimeError, OSError) as error:
+            context.mgpu_against_cudnn = 'cuDNN %d (%s) cannot be started: %s' % (
+                cudnn.number, cudnn.path, ' '.join(map(str, error.args)))
+    elif not context.mgpu_against_cudnn and not context.mgpu_tried_cudnn:
+        context.mgpu_tried_cudnn = True
+        problem = cudnn.trial(context.cudnn_handle.value, context)
+        if problem:
+            context.mgpu_against_cudnn = 'cuDNN %d (%s): %s' % (cudnn.number, cudnn.path, problem)
+            warn('%s. Convolutions on %s are computed without it, by GpuCorrMM'
+                 % (context.mgpu_against_cudnn, getattr(context, 'dev', 'a device')))
+    return context.mgpu_against_cudnn
+
+
+def _put_shim_before_ops(dnn):
+    """Put `SHIM` before the C code of all ops of cuDNN, and refuse RNN ops where they cannot be compiled."""
+    from theano import config as theano_config
+
+    def shim():
+        return '#define THEANO_MGPU_TF32\n' * (theano_config.mgpu.tf32 == 'True') + SHIM
+
+    @wrap(dnn.DnnBase)
+    def c_support_code(original, self):
+        return shim() + original(self)
+
+    @wrap(dnn.DnnBase)
+    def c_code_cache_version(original, self):
+        return original(self) + (zlib.crc32(shim().encode()),)
+
+    for owner in (dnn.RNNBlock, dnn._RNNDescriptor):
+        @wrap(owner)
+        def __init__(original, self, *args, **options):
+            if dnn.version() >= 90000:
+                raise RuntimeError(NO_RNN)
+            original(self, *args, **options)
