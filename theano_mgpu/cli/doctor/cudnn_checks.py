@@ -38,8 +38,8 @@ def check_convolution(setup: Setup, context: Context) -> Finding:
     except Exception as error:
         return Finding(FAIL, first_line(error), 'Do without cuDNN: THEANO_FLAGS=dnn.enabled=False')
     if reason:
-        return Finding(WARN, '%s; %s' % (reason, SLOWER), 'Install another version: python -m pip install '
-                       "'nvidia-cudnn-cu12<9.11' for devices before compute capability 7.5")
+        return Finding(WARN, '%s; %s' % (reason, SLOWER), 'Install another version of cuDNN (python -m pip index '
+                       'versions nvidia-cudnn-cu12 lists them), or do without: THEANO_FLAGS=dnn.enabled=False')
     worst = max(_difference(one, other) for one, other in zip(by_cudnn, plain))
     if not worst < 1e-3:
         return Finding(FAIL, 'a convolution by cuDNN differs from GpuCorrMM by %.2g of its largest value' % worst,
