@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NVRTC_11_8 = (11, 8, [35, 50, 70, 86, 90])
 NVRTC_12_9 = (12, 9, [50, 61, 70, 86, 90, 100, 120])
 NVRTC_13_5 = (13, 5, [75, 86, 90, 100, 120])
+pytest.importorskip('pygpu', reason='CUDA contexts need pygpu')
 pytestmark = pytest.mark.skipif(bool(unavailable()), reason=str(unavailable()))
 
 
