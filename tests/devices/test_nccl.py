@@ -204,28 +204,17 @@ def test_nccl_that_is_asked_for_and_cannot_be_used_is_an_error():
 
 
 RANKS = TRAINING.replace("mgpu.init(';'.join('dev%d->cuda%d' % (i, i) for i in range(n)))", 'mgpu.init()') + """
-import sys
 results = []
 for collectives in ('nccl', 'host'):
     step, params = trained(collectives, 4, normalise=False)
     losses = [step(*batch) for batch in batches(30, (8, 13, 16, 9, 3, 1))]
     results.append(losses + values(params))
 print(by(step), max(abs(np.asarray(a) - b).max() for a, b in zip(*results)) < 1e-5)
-step, params = trained('nccl', 4, normalise=False)
-for batch in batches(2):
-    step(*batch)
-before, began = values(params), time.time()
-if mgpu.rank() == 1:
-    cuda.cudaOnCpuFailAfter(0, ctypes.c_long(0), 0)
-error, _ = fails(lambda: step(*next(batches(1))))
-print(error.partition(':')[0] in ('ReplicaError', 'ExchangeError'), time.time() - began < 30)
-assert all((a == b).all() for a, b in zip(before, values(params)))
 """
 
 
 @pytest.mark.slow
 @pytest.mark.mpi
 def test_two_processes_with_two_devices_each(tmp_path):
-    """Also with batches that leave a process without samples; then one of the devices is lost."""
-    lines = launched(2, RANKS, tmp_path, 4, flags='mgpu.timeout=20')
-    assert lines == ['the host True', 'True True']
+    """Some batches leave a process without samples."""
+    assert launched(2, RANKS, tmp_path, 4) == ['the host True']
