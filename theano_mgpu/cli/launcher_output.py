@@ -166,7 +166,7 @@ class JobOutput:
 
     @property
     def stepped(self) -> bool:
-        """Whether rank 0 has reported a step."""
+        """Return whether rank 0 has reported a step."""
         return any(output.stepped for output in self._outputs.values())
 
     def copy(self, process: Any) -> None:
