@@ -39,8 +39,8 @@ def output(code, **environment):
 
 ROOT = Path(__file__).resolve().parents[2]
 # Public functions in the modules of patches that patch nothing: patches, tests and the package use them.
-NO_PATCHES = {'cuda_contexts.entries', 'cuda_contexts.entries_left', 'named_contexts.replace_in_gpuarray',
-              'cudnn.in_one_line', 'opencl_programs.driver_tables',
+NO_PATCHES = {'cuda_contexts.entries', 'cuda_contexts.entries_left', 'cuda_contexts.stream_of',
+              'cudnn.in_one_line', 'named_contexts.replace_in_gpuarray', 'opencl_programs.driver_tables',
               'shared_variables.add_step_lock', 'shared_variables.watch', 'shared_variables.watcher_of',
               'theano_contexts.compiling_for',
               'theano_contexts.infer_context_name', 'theano_flags.blas_ldflags', 'theano_flags.lacks_python_headers',

@@ -19,7 +19,7 @@ from .import_hooks import after_import
 from .wrapping import wrap
 
 SHIM = Path(__file__).with_name('cudnn_shim.h').read_text(encoding='utf-8')
-# Flags that choose an algorithm, of which the default is not deterministic.
+# Flags that choose an algorithm. Their defaults are not deterministic.
 GRADIENTS = ('dnn.conv.algo_bwd_data', 'dnn.conv.algo_bwd_filter')
 ALGORITHMS = ('dnn.conv.algo_fwd', *GRADIENTS)
 NO_RNN = ('cuDNN 9 lacks the functions that the RNN ops of Theano 1.0.5 call. Write the recurrence as theano.scan (the '

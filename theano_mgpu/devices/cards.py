@@ -76,7 +76,7 @@ def _nvml() -> Iterator[Any]:
     try:
         import pynvml
         pynvml.nvmlInit()
-    except Exception:  # no module; pynvml.NVMLError, of which a machine without NVIDIA's driver has one
+    except Exception:  # no module, or a pynvml.NVMLError: without NVIDIA's driver
         yield None
         return
     try:

@@ -8,7 +8,7 @@ from typing import Any, Iterator, Sequence
 
 from ...errors import ExchangeError
 
-# Those of nccl.h that NumPy has, too, and that NCCL adds as NumPy does. It adds float16 with less precision.
+# The types of nccl.h that NCCL adds as NumPy does. It adds float16 with less precision.
 DTYPES = {'int8': 0, 'uint8': 1, 'int32': 2, 'uint32': 3, 'int64': 4, 'uint64': 5, 'float32': 7, 'float64': 8}
 OPS = {'sum': 0, 'prod': 1, 'max': 2, 'min': 3}
 OLDEST = (2, 4)  # the first that can abort a communicator
