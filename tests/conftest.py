@@ -42,7 +42,7 @@ def _draw_weights_without_optimising(backend):
     def variable(value, *args, **kwargs):
         if isinstance(value, theano.tensor.TensorVariable):
             with plain_functions():
-                value = theano.function([], value, mode=theano.Mode('py', None))()
+                value = theano.function([], value, mode=theano.Mode('cvm', None))()
         return make_variable(value, *args, **kwargs)
 
     backend.variable = variable

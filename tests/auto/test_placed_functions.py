@@ -42,7 +42,7 @@ def two():
 # --- Predictor ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize('kind', ['cpu', 'gpu'])
+@pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=pytest.mark.slow)])
 def test_a_predictor_runs_a_placed_graph(kind, contexts):
     names = [context.name for context in contexts(kind, 2)]
     x, weights, y = two_layers(*names)

@@ -234,6 +234,7 @@ print(equal(losses, never), equal(values(), expected))
 '''
 
 
+@pytest.mark.slow
 def test_a_step_that_was_short_of_memory_can_be_repeated():
     """A device lacks memory in the gradients and in the update: nothing is changed, and the step can be repeated."""
     *_, messages, same = run(MEMORY, flags='gpuarray.preallocate=-1')  # else libgpuarray has memory of its own

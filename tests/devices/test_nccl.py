@@ -75,13 +75,16 @@ for other in results[1:]:
 '''
 
 
+@pytest.mark.slow  # the tests marked `cuda` compare answers by NCCL with plain Theano's in `make test`
 @pytest.mark.parametrize('n,steps,floatx,options,settings', [
     (2, 5, 'float32', {}, {'delay_us': 200}),
-    *[pytest.param(*case, marks=pytest.mark.slow) for case in [
-        (2, 50, 'float32', {}, {'delay_us': 500, 'nccl_delay_us': 300}),
-        (4, 50, 'float32', {}, {'delay_us': 500}), (4, 50, 'float64', {'executor': 'threads'}, {'delay_us': 500}),
-        (2, 50, 'float64', {'micro_batches': 2, 'normalise': False}, {'delay_us': 500}),
-        (2, 50, 'float32', {'update_on': 'sharded'}, {}), (2, 50, 'float32', {'update_on': 'host'}, {})]]])
+    (2, 50, 'float32', {}, {'delay_us': 500, 'nccl_delay_us': 300}),
+    (4, 50, 'float32', {}, {'delay_us': 500}),
+    (4, 50, 'float64', {'executor': 'threads'}, {'delay_us': 500}),
+    (2, 50, 'float64', {'micro_batches': 2, 'normalise': False}, {'delay_us': 500}),
+    (2, 50, 'float32', {'update_on': 'sharded'}, {}),
+    (2, 50, 'float32', {'update_on': 'host'}, {}),
+])
 def test_the_answers_are_those_of_one_device(n, steps, floatx, options, settings):
     """Batches are ragged, and some replicas have no sample of one."""
     code = EQUAL.replace('N,', '%d,' % n, 1).replace('STEPS', str(steps)).replace('OPTIONS', repr(options))

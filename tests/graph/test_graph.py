@@ -190,8 +190,9 @@ def compile_for(context, inputs, outputs):
 
 def marks_of(name):
     compiled = name.startswith(('convolution', 'pooling'))
-    slow = name in ('batch_normalisation', 'convolution_default', 'convolution_dilated', 'convolution_strided',
-                    'double_precision', 'pooling', 'random_streams', 'scan', 'shapes', 'softmax_with_sparse_labels')
+    slow = name in ('batch_normalisation', 'convolution_default', 'convolution_dilated', 'convolution_grouped',
+                    'convolution_strided', 'double_precision', 'pooling', 'random_streams', 'scan', 'shapes',
+                    'softmax_with_sparse_labels')
     return [pytest.mark.slow] * slow + [pytest.mark.needs_compiler] * compiled
 
 
