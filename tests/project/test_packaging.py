@@ -27,7 +27,9 @@ def test_one_version():
 
 def setup_py(python, *arguments, **environment):
     """Run setup.py on a Python that says that it is another version; return the finished process."""
-    code = ('import runpy, setuptools.command.egg_info, sys\nsys.version_info = (%d, %d, 0, "final", 0)\n'
+    code = ('import collections, runpy, setuptools.command.egg_info, sys\n'
+            'Version = collections.namedtuple("Version", "major minor micro releaselevel serial")\n'
+            'sys.version_info = Version(%d, %d, 0, "final", 0)\n'
             'sys.argv[0] = "setup.py"\nrunpy.run_path("setup.py", run_name="__main__")' % python)
     return subprocess.run([sys.executable, '-W', 'ignore', '-c', code, *arguments], cwd=str(ROOT), text=True,
                           env=dict(os.environ, **environment), stdout=subprocess.PIPE, stderr=subprocess.PIPE)

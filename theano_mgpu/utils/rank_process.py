@@ -182,7 +182,10 @@ def abort(code: int) -> None:
     # If MPI cannot end the other ranks, mpirun does when this process has ended.
     timer = threading.Timer(5, os._exit, (code,))
     timer.daemon = True
-    timer.start()
+    try:
+        timer.start()
+    except RuntimeError:  # Python 3.12 starts no thread while it ends
+        exit_after(5)
     mpi = sys.modules.get('mpi4py.MPI')
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
         mpi.COMM_WORLD.Abort(code)
