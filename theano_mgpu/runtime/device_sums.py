@@ -178,7 +178,7 @@ class Reduced:
 class DeviceSums(HostSums):
     """The sums of a SumGroup, which the devices add by NCCL.
 
-    The first exchange of a communicator is compared with what the host adds. If they differ, or NCCL gives an error,
+    The first exchange of a communicator is compared with the host's sums. If they differ, or NCCL gives an error,
     sums go through the host from then on.
 
     Parameters
@@ -321,7 +321,7 @@ class DeviceSums(HostSums):
         error = abs(first[counts] - total[counts])
         n = len(arrays) * (ranks.size if ranks is not None else 1)
         if not (error <= n * (limits.eps * scale[counts] + limits.tiny)).all():
-            return 'a sum differs from that of the host by %.3g, which is more than rounding' % np.nanmax(error)
+            return 'a sum differs from the sum on the host by %.3g, which is more than rounding' % np.nanmax(error)
         return ''
 
 
