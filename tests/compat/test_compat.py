@@ -19,6 +19,7 @@ from theano_mgpu.utils import mpi_environment
 import numpy as np
 import pytest
 import theano
+from support.patches import WITHOUT_PATCH
 from theano.gof import compilelock
 
 
@@ -40,7 +41,7 @@ def output(code, **environment):
 ROOT = Path(__file__).resolve().parents[2]
 # Public functions in the modules of patches that patch nothing: patches, tests and the package use them.
 NO_PATCHES = {'cuda_contexts.entries', 'cuda_contexts.entries_left', 'cuda_contexts.stream_of',
-              'cudnn.in_one_line', 'named_contexts.replace_in_gpuarray', 'opencl_programs.driver_tables',
+              'cudnn.problem_and_remedy', 'named_contexts.replace_in_gpuarray', 'opencl_programs.driver_tables',
               'shared_variables.add_step_lock', 'shared_variables.watch', 'shared_variables.watcher_of',
               'theano_contexts.compiling_for',
               'theano_contexts.infer_context_name', 'theano_flags.blas_ldflags', 'theano_flags.lacks_python_headers',
@@ -92,16 +93,6 @@ import theano_mgpu, theano
 x = theano.tensor.dscalar()
 theano.function([x], theano.scan(lambda h: h * 2, outputs_info=[x], n_steps=2)[0])(1.0)
 """
-# Removes a patch from the table in a fresh interpreter, before the package is imported.
-DISABLE = """
-import importlib.util, sys, types
-bare = types.ModuleType('theano_mgpu')
-bare.__path__ = importlib.util.find_spec('theano_mgpu').submodule_search_locations
-sys.modules['theano_mgpu'] = bare
-from theano_mgpu.compat import PATCHES
-PATCHES[:] = [patch for patch in PATCHES if patch.apply.__name__ != %r]
-del sys.modules['theano_mgpu']
-"""
 
 
 @pytest.mark.parametrize('fix,code,symptom', [
@@ -112,7 +103,7 @@ del sys.modules['theano_mgpu']
 def test_without_a_fix_its_symptom_is_back(fix, code, symptom):
     if not needs(fix):
         pytest.skip('%s is not needed on Python %s with NumPy %s' % (fix, sys.version.split()[0], np.__version__))
-    failed = python(DISABLE % fix + code)
+    failed = python(WITHOUT_PATCH % fix + code)
     assert failed.returncode != 0 and symptom in failed.stderr, failed.stderr
     assert python(code).returncode == 0
 
@@ -173,7 +164,8 @@ def test_the_first_import_of_theano_is_quiet(tmp_path):
     code = 'import sys, theano_mgpu, theano; theano.__path__.append(%r); import theano.new_module' % str(
         tmp_path / 'theano')
     assert not python(code, PYTHONDONTWRITEBYTECODE='1').stderr
-    assert 'SyntaxWarning' in python(DISABLE % 'ignore_syntax_warnings' + code, PYTHONDONTWRITEBYTECODE='1').stderr
+    without = python(WITHOUT_PATCH % 'ignore_syntax_warnings' + code, PYTHONDONTWRITEBYTECODE='1')
+    assert 'SyntaxWarning' in without.stderr
 
 
 def test_theano_opens_no_context_by_itself():

@@ -60,8 +60,8 @@ def test_several_devices_do_not_choose_by_time(monkeypatch):
 
 def test_a_problem_is_one_line():
     problem = libraries.Cudnn('/lib/libcudnn.so.9', problem='it cannot\nbe loaded', remedy='Install another')
-    assert cudnn.in_one_line(problem) == 'it cannot be loaded. Install another'
-    assert cudnn.in_one_line(libraries.Cudnn('/lib/libcudnn.so.9')) == ''
+    assert cudnn.problem_and_remedy(problem) == 'it cannot be loaded. Install another'
+    assert cudnn.problem_and_remedy(libraries.Cudnn('/lib/libcudnn.so.9')) == ''
 
 
 def test_versions_of_headers(tmp_path):

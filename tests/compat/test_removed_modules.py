@@ -8,6 +8,7 @@ from theano_mgpu.compat import removed_modules
 
 import numpy as np
 import pytest
+from support.patches import WITHOUT_PATCH
 
 # Python 3.12 without setuptools, on any Python: nobody finds the modules that it does not have.
 WITHOUT = """
@@ -28,15 +29,6 @@ for name in [name for name in sys.modules if name.split('.')[0] in ('imp', 'dist
     del sys.modules[name]
 sys.meta_path[:] = map(Without, sys.meta_path)
 sys.version_info = max(tuple(sys.version_info), (3, 12, 0, 'final', 0))
-"""
-# Removes a patch from the table before the package is imported.
-WITHOUT_PATCH = """
-bare = types.ModuleType('theano_mgpu')
-bare.__path__ = importlib.util.find_spec('theano_mgpu').submodule_search_locations
-sys.modules['theano_mgpu'] = bare
-from theano_mgpu.compat import PATCHES
-PATCHES[:] = [patch for patch in PATCHES if patch.apply.__name__ != %r]
-del sys.modules['theano_mgpu']
 """
 USE = """
 import theano_mgpu, theano.gpuarray

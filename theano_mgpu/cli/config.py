@@ -73,8 +73,9 @@ def run(args: argparse.Namespace) -> int:
     absent = [device for device in chosen if device not in existing]
     if absent:
         note('not on this machine: %s' % ', '.join(absent))
-    if 'cuda0' in existing and cards.order_note(cards.cards()):
-        note(cards.order_note(cards.cards()))
+    order = cards.order_note(cards.cards()) if 'cuda0' in existing else ''
+    if order:
+        note(order)
     print(config.theanorc_text(default_map(chosen), args.floatx, args.executor), end='')
     return 0
 

@@ -98,8 +98,9 @@ def run(args: argparse.Namespace) -> int:
     sys.stdout.flush()
     for error in failed:
         print('theano-mgpu: error: %s' % error, file=sys.stderr)
-    if cards.order_note(all_cards):
-        note(cards.order_note(all_cards))
+    order = cards.order_note(all_cards)
+    if order:
+        note(order)
     return 1 if failed else 0
 
 

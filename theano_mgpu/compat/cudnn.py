@@ -97,7 +97,7 @@ def _use_any_version(find_cudnn, dnn):
     def dnn_present(original):
         if dnn.dnn_present.avail is None:
             cudnn = find_cudnn()
-            dnn.dnn_present.avail, dnn.dnn_present.msg = not cudnn.problem, in_one_line(cudnn)
+            dnn.dnn_present.avail, dnn.dnn_present.msg = not cudnn.problem, problem_and_remedy(cudnn)
             if dnn.dnn_present.avail:
                 _take(dnn, cudnn)
         return dnn.dnn_present.avail
@@ -137,7 +137,7 @@ def give_contiguous_parameters() -> None:
         return original(self, x, dy, *map(dnn.gpu_contiguous, (scale, x_mean, x_invstd)), *epsilon)
 
 
-def in_one_line(cudnn: Any) -> str:
+def problem_and_remedy(cudnn: Any) -> str:
     """Return why a Cudnn cannot be used, and what to do; '' if it can be used."""
     return ' '.join('. '.join(filter(None, [cudnn.problem, cudnn.remedy])).split())
 

@@ -17,7 +17,7 @@ from ..compat.cuda_contexts import stream_of
 from ..errors import ExchangeError
 from . import cuda_libraries
 from .context_map import Context
-from .contexts import gpu_context
+from .contexts import card_of, gpu_context
 from .cuda_libraries.nccl import DTYPES, OPS, Nccl, load
 
 SOURCE = Path(__file__).with_suffix('.cpp')
@@ -96,7 +96,7 @@ class NcclCommunicator:
         self._patience = .5 if is_part else 1.
         self._nccl, self._library = nccl, _library(nccl)
         opened = [gpu_context(context) for context in contexts]
-        primary = [nccl.primary_context(nccl.device_at(_bus_id(context))) for context in contexts]
+        primary = [nccl.primary_context(nccl.device_at(card_of(context))) for context in contexts]
         self._handle = self._library.mgpu_open(len(contexts), _addresses(primary),
                                                _addresses([stream_of(each) for each in opened]), _addresses(comms))
         if not self._handle:
@@ -175,7 +175,7 @@ def reason_against(contexts: Sequence[Context], flag: str) -> str:
         return not_cuda
     if flag == 'host':
         return by_flag
-    if len({_bus_id(context) for context in contexts}) < len(contexts):
+    if len({card_of(context) for context in contexts}) < len(contexts):
         return one_device
     if not theano.config.gpuarray.single_stream:
         return two_streams
@@ -192,7 +192,7 @@ def connect(contexts: Sequence[Context], ranks: Communicator) -> str:
 
     Every rank has to make the call; none has a `reason_against` it.
     """
-    ids = [_bus_id(context) for context in contexts]
+    ids = [card_of(context) for context in contexts]
     of_ranks = all_gather_object(ranks, (ranks.hosts[ranks.rank] if ranks.size > 1 else '', ids))
     devices = [(host, each) for host, own in of_ranks for each in own]
     if len(set(devices)) < len(devices):
@@ -222,7 +222,7 @@ def communicator_of(contexts: Sequence[Context], n_ranks: int) -> NcclCommunicat
 
 def _connected(nccl, contexts, first, size, ranks):
     """Return NCCL's communicators, and the text of an error."""
-    devices = [nccl.device_at(_bus_id(context)) for context in contexts]
+    devices = [nccl.device_at(card_of(context)) for context in contexts]
     primary = [nccl.primary_context(device) for device in devices]
     if ranks.size == 1:
         return _within_timeout(lambda: nccl.connect(devices, primary))
@@ -248,10 +248,6 @@ def _outcome(work):
         return work(), ''
     except ExchangeError as error:
         return [], str(error)
-
-
-def _bus_id(context: Context) -> str:
-    return gpu_context(context).unique_id
 
 
 class _Exchange(ctypes.Structure):
