@@ -17,9 +17,8 @@ demo: setup ## train a small CNN on two contexts, and compare with one; without 
 	    { printf '\nno pygpu here: the same network in two processes, each with a context of the CPU\n'; \
 	      $(PY) -m theano_mgpu launch -n 2 examples/theano_cnn.py --contexts 'dev0->cpu' --epochs 3; })
 
-test: setup ## lint, types, then the tests and doctests
+test: setup ## lint, then the tests and doctests, with mypy among them
 	@$(PY) -m ruff check .
-	@$(PY) -m mypy
 	@$(PY) .ci/quickly $(PY) -m pytest -n 3 -m 'not slow' $(ARGS)
 	$(if $(ARGS),@echo 'ARGS is set: the part on the CUDA stand-in is left out (make test-cuda runs it)',@$(PY) .ci/quickly .ci/test-cuda core)
 

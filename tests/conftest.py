@@ -1,5 +1,4 @@
 """Fixtures and hooks of all tests: contexts on real devices, Theano's flags, and markers."""
-import functools
 import gc
 import os
 
@@ -19,12 +18,12 @@ if worker != 'gw0':
 gc.set_threshold(50_000)  # graphs are many objects: with Python's 700, looking through them takes a quarter of the time
 
 import theano_mgpu as mgpu
-from theano_mgpu.compat import import_hooks, theano_imports
-from theano_mgpu.compat.theano_functions import plain_functions
+from theano_mgpu.compat import theano_imports
 from theano_mgpu.devices.contexts import alike
 
 import pytest
 import theano
+from support import initial_weights
 from support.devices import context_map
 from support.requirements import MISSING, takes_a_gpu
 from support.two_hosts import two_hosts_or_skip
@@ -32,23 +31,7 @@ from support.two_hosts import two_hosts_or_skip
 # A process that a test starts is not a child of a script: it imports theano_mgpu itself, or does without.
 del os.environ[theano_imports.IMPORTED]
 
-
-
-def _draw_weights_without_optimising(backend):
-    """Have Keras compute initial weights by unoptimised functions: to compile optimised ones is a tenth of the time."""
-    make_variable = backend.variable
-
-    @functools.wraps(make_variable)
-    def variable(value, *args, **kwargs):
-        if isinstance(value, theano.tensor.TensorVariable):
-            with plain_functions():
-                value = theano.function([], value, mode=theano.Mode('cvm', None))()
-        return make_variable(value, *args, **kwargs)
-
-    backend.variable = variable
-
-
-import_hooks.after_import('keras.backend.theano_backend', _draw_weights_without_optimising)
+initial_weights.draw_by_numpy()
 
 # Tests of these modules and packages run with the flag mgpu.verify, too. Most others compare with one device anyway.
 SELF_CHECKED = {'bugs', 'test_function', 'test_multi_gpu', 'test_training'}
@@ -81,6 +64,13 @@ def self_check(request):
     is_on = not SELF_CHECKED.isdisjoint(names) and not request.node.get_closest_marker('unverified')
     with theano.configparser.change_flags(**{'mgpu.verify': str(is_on)}):
         yield
+
+
+@pytest.fixture
+def own_draws(monkeypatch):
+    """Let Keras draw initial weights itself, as it does in the processes that a test starts."""
+    from keras import initializers
+    monkeypatch.setattr(initializers, 'K', initializers.K.backend)
 
 
 @pytest.fixture

@@ -76,7 +76,7 @@ def test_with_dropout_it_is_reproducible(name, final_loss):
     assert first == second and np.isfinite(first)
 
 
-def test_the_command_gives_the_same(final_loss, tmp_path):
+def test_the_command_gives_the_same(own_draws, final_loss, tmp_path):
     done = subprocess.run([sys.executable, '-m', 'theano_mgpu', 'run', '--contexts', 'a->cpu;b->cpu',
                            path_of('mnist_mlp'), '0'], cwd=str(tmp_path), capture_output=True, text=True,
                           env=dict(os.environ, PYTHONPATH=os.path.dirname(TESTS)))

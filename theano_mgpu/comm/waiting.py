@@ -10,7 +10,7 @@ from theano import config
 
 from ..errors import RankError
 
-SPIN = 0.02   # seconds of waiting before a rank begins to sleep in between
+SPIN = 0.002  # seconds of waiting before a rank begins to sleep in between
 NAP = 0.005   # the longest of these sleeps
 LOOK = 0.05   # seconds from one look at the limit to the next
 REMEDY = 'a longer time to wait is set by the flag mgpu.timeout, in seconds (0: for ever)'
@@ -34,7 +34,7 @@ def poll(done: Callable[[], bool]) -> Iterator[float]:
     while not done():
         os.sched_yield()  # where there are more ranks than cores, another one may need this
         if waited > SPIN:
-            time.sleep(min(NAP, waited / 100))
+            time.sleep(min(NAP, waited / 50))
         now = time.monotonic()
         waited, last = waited + min(now - last, LOOK), now
         if waited - looked > LOOK:

@@ -77,8 +77,7 @@ def _module_locked(folder, module_hash):
     if path not in _lock_files:
         _lock_files[path] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     try:
-        with progress.note_if_long(lambda: 'waiting for another process, which compiles the same code for Theano'):
-            fcntl.lockf(_lock_files[path], fcntl.LOCK_EX, 1, byte)
+        _lock_byte(_lock_files[path], byte)
     except OSError:
         yield False
         return
@@ -86,6 +85,15 @@ def _module_locked(folder, module_hash):
         yield True
     finally:
         fcntl.lockf(_lock_files[path], fcntl.LOCK_UN, 1, byte)
+
+
+def _lock_byte(file, byte):
+    """Lock one byte of a file; say so if this takes long."""
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
+    except (BlockingIOError, PermissionError):  # either one where another process has it, says POSIX
+        with progress.note_if_long(lambda: 'waiting for another process, which compiles the same code for Theano'):
+            fcntl.lockf(file, fcntl.LOCK_EX, 1, byte)
 
 
 def compile_ahead() -> None:
