@@ -2,7 +2,7 @@
 """Time of a training step over the CUDA devices of a process with sums by NCCL, against sums through the host.
 
 The model is an MLP of four layers of 1024 units (4.0 million parameters). A ratio below 1 means that NCCL saves time.
-The sides take turns. On the CUDA stand-in, the devices share the cores of the host: the ratio then shows the cost of
+The sides take turns; the exit code is 1 if their weights differ by more than rounding after some steps. On the CUDA stand-in, the devices share the cores of the host: the ratio then shows the cost of
 the host's part in the exchange, and nothing about the links between GPUs.
 
 Examples:
@@ -11,6 +11,7 @@ Examples:
   python tests/cuda_on_cpu run --devices 4 python benchmarks/collectives.py --devices 2 4
 """
 import os
+import sys
 
 os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
 
@@ -19,11 +20,10 @@ import theano_mgpu as mgpu
 import numpy as np
 import theano
 from models import adam, mlp
-from turns import compare, make_parser, show
+from turns import compare, largest_difference, make_parser, show
 
 
-def training(collectives, sizes):
-    model = mlp(sizes=sizes)
+def training(model, collectives):
     with theano.configparser.change_flags(**{'mgpu.collectives': collectives}):
         return mgpu.training_function(model.inputs, model.loss, model.params, adam)
 
@@ -37,12 +37,20 @@ def main():
     rng = np.random.RandomState(0)
     sizes = (784,) + 4 * (args.units,) + (10,)
     batch = rng.rand(args.batch, sizes[0]).astype('float32'), rng.randint(0, 10, args.batch).astype('int32')
+    worst = 0.0
     for n in args.devices:
         mgpu.init(';'.join('dev%d->cuda%d' % (i, i) for i in range(n)))
-        steps = [training(collectives, sizes) for collectives in ('host', 'nccl')]
+        models = [mlp(sizes=sizes) for _ in range(2)]
+        steps = [training(model, collectives) for model, collectives in zip(models, ('host', 'nccl'))]
         host, nccl = [lambda step=step: step(*batch) for step in steps]
+        for _ in range(3):
+            host(), nccl()
+        difference = largest_difference(*[model.params for model in models])
+        print('%d devices: weights after 3 steps differ by %.1e of their largest' % (n, difference))
         show(compare(nccl, host, '%d devices: NCCL / host' % n, args.rounds))
+        worst = max(worst, difference)
+    return worst > 1e-4
 
 
 if __name__ == '__main__':
-    main()
+    sys.exit(main())

@@ -160,3 +160,9 @@ def show(row):
     """Print a result of `compare` on one line, in milliseconds."""
     print('%-62s %8.3f ms / %8.3f ms = %s' % (row['title'], 1e3 * row['ours'], 1e3 * row['theirs'],
                                               Spread(row['ratio'], row['lowest'], row['highest'])), flush=True)
+
+
+def largest_difference(ours, theirs):
+    """Return the largest difference of two lists of shared variables, each as a part of its largest value."""
+    values = [(one.get_value(), other.get_value()) for one, other in zip(ours, theirs)]
+    return max(float(abs(one - other).max() / abs(other).max()) for one, other in values)

@@ -20,6 +20,7 @@ gc.set_threshold(50_000)  # graphs are many objects: with Python's 700, looking 
 import theano_mgpu as mgpu
 from theano_mgpu.compat import theano_imports
 from theano_mgpu.devices.contexts import alike
+from theano_mgpu.utils import rank_process
 
 import pytest
 import theano
@@ -50,7 +51,8 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(tryfirst=True)  # before fixtures
 def pytest_runtest_setup(item):
-    """Skip a test with a marker of something that is missing here."""
+    """Skip a test with a marker of something that is missing here; each test sees its own notes, also repeated ones."""
+    rank_process.note.cache_clear()
     for marker, reason_of in MISSING.items():
         reason = reason_of() if item.get_closest_marker(marker) else None
         if reason:

@@ -20,7 +20,6 @@ from theano.gof import cmodule, compilelock
 def notes(monkeypatch):
     """Return the notes on long work, which is all work here; `heard` is set with the first one."""
     said = types.SimpleNamespace(texts=[], heard=threading.Event())
-    rank_process.note.cache_clear()
     monkeypatch.setattr(progress, 'PATIENCE', 0)
     monkeypatch.setattr(rank_process, 'say', lambda text: (said.texts.append(text), said.heard.set()))
     return said

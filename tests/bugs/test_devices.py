@@ -94,7 +94,6 @@ def opencl_cpus(monkeypatch, contexts):
     monkeypatch.setattr(discovery, 'discover', lambda kind: ([], 'none') if kind == 'cuda' else discover(kind))
     monkeypatch.setenv('THEANO_FLAGS', '')
     monkeypatch.setenv('THEANORC', os.devnull)
-    rank_process.note.cache_clear()
     if not discovery.opencl_cpus():
         pytest.skip('no OpenCL device is a CPU')
     return discovery.opencl_cpus()

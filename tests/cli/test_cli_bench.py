@@ -10,7 +10,7 @@ import time
 import theano_mgpu as mgpu
 from theano_mgpu.cli import main
 from theano_mgpu.cli.bench import report
-from theano_mgpu.cli.bench.scaling import ONE_HOST, Block, CostModel, Findings, costs_of, predictions
+from theano_mgpu.cli.bench.scaling import ONE_HOST, Block, CostModel, Findings, Link, costs_of, predictions
 from theano_mgpu.cli.bench.worker import start_ranks
 from theano_mgpu.options import Options
 from theano_mgpu.utils import mpi_environment
@@ -226,6 +226,8 @@ def test_two_contexts_are_predicted_from_one():
     for updates_on in 'host', 'sharded':  # once on the host, or each context half of it, one after the other
         others = findings._replace(updates_on=updates_on).model(blocks, n=2).parts(2, 128)
         assert others['update'] == pytest.approx(0.004) and others['exchange'] == parts['exchange']
+    by_nccl = findings._replace(scheme='ring', link=Link('wire', 0.001, 1e6)).model(blocks, n=2).parts(2, 128)
+    assert by_nccl['exchange'] == pytest.approx(2 * 0.001 + 1000 / 1e6)  # nothing goes to the host, which adds nothing
     n_bytes = 4 << 20  # of gradients: four pieces
     exchanges = [findings._replace(n_bytes=n_bytes, sharing=[1, 1], overlaps=overlaps)
                  .model(blocks, n=2).parts(2, 128)['exchange'] for overlaps in (False, True)]
@@ -242,6 +244,7 @@ def test_how_many_devices_pay():
     for model, strong, weak in ((CostModel(0, 0.001, 0.0064, 0), 'up to 4 pay', 'all 1,024 pay'),
                                 (CostModel(0, 0, 1, 0), 'no number of them pays', 'all 1,024 pay')):
         sentence, = report.predicted_answer(64, networks, predictions(model, 64, networks))
+        assert ', with sums through the host, limited by ' in sentence
         assert sentence.endswith('With the same whole batch, %s; with 64 samples for each device, %s.'
                                  % (strong, weak)), sentence
 

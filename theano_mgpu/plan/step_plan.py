@@ -232,5 +232,11 @@ class StepPlan:
         """All parts, in the order in which they are computed."""
         return [part for stage in self.stages for part in stage.parts] + list(self.update)
 
+    @property
+    def sums_by_nccl(self) -> bool:
+        """Whether NCCL adds a sum between the devices."""
+        boundaries = [*(stage.before for stage in self.stages), self.last]
+        return any(isinstance(group.collective, DeviceAllReduce) for each in boundaries for group in each.sums)
+
     def __str__(self) -> str:
         return explained(self)

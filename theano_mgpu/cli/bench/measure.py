@@ -43,6 +43,11 @@ class Trainee:
         """The bytes of all gradients."""
         return sum(weight.get_value(borrow=True).nbytes for weight in self.model._collected_trainable_weights)
 
+    @property
+    def scheme(self) -> str:
+        """The scheme of `scaling.SCHEMES` in which the contexts add gradients."""
+        return 'ring' if self.model.train_function.function.plan.sums_by_nccl else 'host'
+
     def steps(self, batch: int, n: int, before: Callable[[], Any] = lambda: None
               ) -> tuple[list[float], list[dict[str, float]]]:
         """Train n steps on `batch` samples.

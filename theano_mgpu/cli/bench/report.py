@@ -16,6 +16,7 @@ REMEDIES = {
               'batch spreads it over more samples',
     'input': 'give samples that are float32 already, or use --sharded ranks that read their own samples',
 }
+SUMS = {'host': 'through the host', 'ring': 'by NCCL'}  # of gradients, as they are added here
 UPDATES = {'device': 'each does the whole update', 'sharded': 'each does a part of the update',
            'host': 'one update serves all'}
 
@@ -69,7 +70,7 @@ def answer(findings: Findings, rows: Sequence[Row], networks: dict[str, Network]
                      ('pay', 'from a batch of %s on' % counted(batch, 'sample')))
         sentences.append('%s %s here (an efficiency of %.0f %%, speedup / devices) %s.'
                          % (counted(n, 'context'), pay, 100 * PAYS, when))
-    return sentences + predicted_answer(findings.batch_size, networks, predicted)
+    return sentences + predicted_answer(findings.batch_size, networks, predicted, findings.scheme)
 
 
 def measured_limit(findings: Findings, row: Row) -> str:
@@ -85,19 +86,23 @@ def measured_limit(findings: Findings, row: Row) -> str:
         label(row), part, 100 * row['parts'][part] / sum(row['parts'].values()), remedy)
 
 
-def predicted_answer(batch_size: int, networks: dict[str, Network], predicted: dict[Any, Row]) -> list[str]:
-    """Return a sentence on devices like the measured one over each network, each with hardware of its own."""
+def predicted_answer(batch_size: int, networks: dict[str, Network], predicted: dict[Any, Row], scheme: str = 'host'
+                     ) -> list[str]:
+    """Return a sentence on devices like the measured one over each network, each with hardware of its own.
+
+    `scheme` is the way in which gradients are added here.
+    """
     sentences = []
     for name, network in networks.items():
-        eight = predicted[name, 'host', 'strong', 8]
-        most = [max((n for n in NUMBERS if predicted[name, 'host', scaling, n]['efficiency'] >= PAYS), default=1)
+        eight = predicted[name, scheme, 'strong', 8]
+        most = [max((n for n in NUMBERS if predicted[name, scheme, scaling, n]['efficiency'] >= PAYS), default=1)
                 for scaling in ('strong', 'weak')]
         strong, weak = ({1: 'no number of them pays', 1024: 'all 1,024 pay'}.get(n, 'up to %d pay' % n) for n in most)
         batch = eight['batch_that_pays']
         sentences.append(
-            'Over %s, 8 such devices would be %.1f times as fast as one at batch %s, limited by %s. They pay %s. '
-            'With the same whole batch, %s; with %s for each device, %s.'
-            % (network.name, eight['speedup'], format(batch_size, ','), eight['limit'],
+            'Over %s, 8 such devices would be %.1f times as fast as one at batch %s, with sums %s, limited by %s. They '
+            'pay %s. With the same whole batch, %s; with %s for each device, %s.'
+            % (network.name, eight['speedup'], format(batch_size, ','), SUMS[scheme], eight['limit'],
                'at no batch size' if batch is None else 'from batch %s on' % format(batch, ','), strong,
                counted(batch_size, 'sample'), weak))
     return sentences

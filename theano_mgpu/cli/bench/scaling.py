@@ -19,9 +19,10 @@ communication challenge for MPP, 1994). An all_reduce of gradients of B bytes ta
     through the host  2 d (alpha_host + B / beta_host) + d B / gamma + a ring over the h hosts
 
 The ring is the one of Patarasuk and Yuan (Bandwidth optimal all-reduce algorithms, 2009); its slowest link counts. The
-hierarchical scheme reduces on each host, uses a ring of the hosts, and broadcasts on each host. This package works
-through the host: the host fetches the buffers of its devices one after the other, adds them, reading gamma bytes a
-second, and sends the sum to each device; hosts, or processes, exchange by MPI.
+hierarchical scheme reduces on each host, uses a ring of the hosts, and broadcasts on each host. This package adds by
+NCCL, which uses rings, where each context has a CUDA device of its own. Elsewhere it works through the host: the host
+fetches the buffers of its devices one after the other, adds them, reading gamma bytes a second, and sends the sum to
+each device; hosts, or processes, exchange by MPI.
 
 With overlap the backward pass is computed in p pieces, and the gradients of each but the last one are exchanged while
 the next ones are computed. That hides (p - 1) / p of the exchange at most, and no more than (p - 1) / p of the backward
@@ -44,7 +45,7 @@ from ...errors import MgpuError
 from ...parsing import shown
 
 PARTS = ('input', 'dispatch', 'compute', 'exchange', 'update')
-SCHEMES = {'host': 'through the host', 'ring': 'ring', 'hierarchical': 'hierarchical'}  # names, and titles
+SCHEMES = {'host': 'through the host', 'ring': 'ring (NCCL)', 'hierarchical': 'hierarchical'}  # names, and titles
 # The part that each phase of a measured step belongs to; the time outside all phases is the host's own work.
 PART_OF = {'scatter': 'input', 'host_to_device': 'input', 'launch': 'compute', 'run': 'compute',
            'device_to_host': 'exchange', 'wait': 'exchange', 'all_reduce': 'exchange', 'exchange': 'exchange',
@@ -448,6 +449,8 @@ class Findings(NamedTuple):
         Whether ranks exchange gradients in half precision.
     overlaps : bool
         Whether gradients are exchanged while others are computed.
+    scheme : {'host', 'ring'}
+        The way in which contexts add gradients: through the host, or by NCCL.
     """
 
     rounds: Sequence[Dict[Key, Block]]
@@ -458,6 +461,7 @@ class Findings(NamedTuple):
     updates_on: str = 'device'
     in_half: bool = False
     overlaps: bool = False
+    scheme: str = 'host'
 
     @property
     def medians(self) -> dict[Key, Block]:
@@ -487,7 +491,7 @@ class Findings(NamedTuple):
             network = Network(MEMORY, Link('between ranks', figures['latency_s'], figures['bytes_per_s']), 1)
             return model._replace(network=in_half(network) if self.in_half else network)
         sharing = self.sharing[n - 1]
-        return model._replace(network=Network(self.link, None, EVERY_DEVICE), sharing=sharing,
+        return model._replace(network=Network(self.link, None, EVERY_DEVICE), sharing=sharing, scheme=self.scheme,
                               update_s=model.update_s / (sharing if self.updates_on == 'host' else 1))
 
     def rows(self) -> list[Row]:
