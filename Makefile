@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 ARGS ?=
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test one cover test-slow test-cuda test-keras test-theano test-nvrtc test-nccl test-cudnn test-slurm test-pythons test-packages test-docker test-scripts bench clean
+.PHONY: help setup demo test one cover test-slow test-cuda test-gpu test-keras test-theano test-nvrtc test-nccl test-cudnn test-slurm test-pythons test-packages test-docker test-scripts bench clean
 
 help: ## list the targets
 	@echo 'make demo and make test install their requirements: no other command has to run first.'
@@ -40,6 +40,9 @@ test-keras: setup ## Keras's own tests, plain and over contexts: FOLDER=/a/check
 
 test-theano: setup ## Theano's own tests, plain and with every function divided; ARGS=--help
 	@$(PY) .ci/quickly $(PY) .ci/test-upstream theano $(ARGS)
+
+test-gpu: setup ## on a machine with NVIDIA GPUs: check all that they need, and write build/gpu_report.txt; ARGS=--help
+	@$(PY) .ci/test-gpu $(ARGS)
 
 test-nvrtc: setup ## compile every kernel of make test-cuda with NVIDIA's own compiler (downloads it: 200 MB)
 	@.ci/test-nvrtc

@@ -10,7 +10,6 @@ from theano_mgpu.compat.theano_contexts import compiling_for
 from theano_mgpu.devices import discovery
 from theano_mgpu.devices.context_map import parse_context_map
 from theano_mgpu.devices.contexts import gpu_context
-from theano_mgpu.utils import rank_process
 
 import numpy as np
 import pytest

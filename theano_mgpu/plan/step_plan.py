@@ -234,8 +234,8 @@ class StepPlan:
 
     @property
     def sums_by_nccl(self) -> bool:
-        """Whether NCCL adds a sum between the devices."""
-        boundaries = [*(stage.before for stage in self.stages), self.last]
+        """True if NCCL adds a sum between the devices."""
+        boundaries = [*(stage.boundary for stage in self.stages), self.last]
         return any(isinstance(group.collective, DeviceAllReduce) for each in boundaries for group in each.sums)
 
     def __str__(self) -> str:
