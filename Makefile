@@ -30,7 +30,7 @@ cover: setup ## the tests of make test, and which branches of the package they r
 	    --cov-report=html:build/coverage $(ARGS)
 
 test-slow: setup ## the long tests, which make test leaves out: more models, more OpenCL contexts, optimised kernels
-	@POCL_EXTRA_BUILD_FLAGS= $(PY) .ci/quickly $(PY) -m pytest -n 2 -m slow $(ARGS)
+	@TEST_CXXFLAGS=-O1 POCL_EXTRA_BUILD_FLAGS= $(PY) .ci/quickly $(PY) -m pytest -n 2 -m slow $(ARGS)
 
 test-cuda: setup ## the tests on a CUDA stand-in that runs on the CPU; DEVICES=4 for four devices
 	@$(PY) .ci/quickly .ci/test-cuda $(ARGS)

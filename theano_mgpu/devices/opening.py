@@ -5,7 +5,7 @@ import os
 
 from .. import compat
 from ..errors import ContextError
-from . import cuda_libraries, discovery, host_memory
+from . import cuda_libraries, discovery, host_memory, pygpu_package
 from .context_map import Context, describe
 
 
@@ -42,10 +42,9 @@ def open_device(context: Context, preallocated: bool = True) -> bool:
         compat.apply(compat.EACH_GPU, get_context(context.name))
         return False
     if theano.gpuarray.pygpu is None:
-        raise ContextError('context %s: pygpu, which opens GPUs for Theano, cannot be imported. Install '
-                           "it (Debian 12: apt-get install python3-pygpu; a virtual environment sees it if "
-                           "made with --system-site-packages), or map to cpu, e.g. contexts=%s->cpu"
-                           % (describe([context]), context.name))
+        raise ContextError('context %s: pygpu, which opens GPUs for Theano, cannot be imported. Map to cpu, e.g. '
+                           'contexts=%s->cpu, or install pygpu: %s'
+                           % (describe([context]), context.name, pygpu_package.how_to_install()))
     if context.kind == 'opencl':
         compat.apply(compat.FIRST_OPENCL)
     if context.kind == 'cuda':

@@ -8,7 +8,7 @@ import warnings
 from typing import Any
 
 from ...compat import cuda_contexts
-from ...devices import cards, cuda_libraries, discovery
+from ...devices import cards, cuda_libraries, discovery, pygpu_package
 from ...devices.context_map import Context, describe
 from ...devices.contexts import init
 from ..output import quietly
@@ -38,8 +38,7 @@ def nvidia_gpu_present() -> bool:
 def check_pygpu(setup: Setup) -> Finding:
     """Check that pygpu can be imported, in a version for Theano 1.0.5."""
     gpu = setup.needs('cuda', 'opencl')
-    remedy = ("Debian 12: apt-get install python3-pygpu, and a virtual environment that sees it: "
-              '/usr/bin/python3 -m venv --system-site-packages .venv')
+    remedy = pygpu_package.how_to_install()
     try:
         import pygpu
         from pygpu.gpuarray import api_version
