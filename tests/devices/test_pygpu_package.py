@@ -1,4 +1,4 @@
-"""Where pygpu is missing, its error names the way to install it on this system, and the section of the page."""
+"""The error about a missing pygpu names the way to install it on this system, and the section of the page."""
 import sys
 from pathlib import Path
 
