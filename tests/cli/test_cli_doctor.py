@@ -247,13 +247,11 @@ def test_a_context_that_computes_nonsense_or_on_the_host(monkeypatch, opencl):
     assert finding.status == 'fail' and finding.text.startswith('tanh(dot(x, w)) is wrong by up to 0.25')
 
     def on_the_host(*args, **kwargs):
-        mgpu.init('cli_wrong_host->cpu')
-        return good(*args, **dict(kwargs, contexts=['cli_wrong_host']))
+        return good(*args, **dict(kwargs, mode=theano.compile.get_default_mode().excluding('gpuarray')))
     monkeypatch.setattr(mgpu, 'function', on_the_host)
     finding = device_checks.check_context(None, context)
     assert finding.status == 'fail'
-    assert finding.text == ('the numbers are right, but computed on the host: no GpuDot22|GpuGemm, GpuElemwise, '
-                            'GpuCAReduce')
+    assert finding.text.startswith('the numbers are right, but computed on the host: ') and 'Dot22' in finding.text
 
 
 def test_mpi4py_that_does_not_load(monkeypatch):

@@ -218,3 +218,12 @@ def test_the_doctor_compares_a_convolution(cudnn, settings, found, computes):
     lines = run('import theano_mgpu\n' + DOCTOR, cudnn=cudnn, **settings)[0].splitlines()[-2:]
     assert re.match(found, lines[0]), lines
     assert re.match(computes, lines[1]), lines
+
+
+@pytest.mark.slow
+@pytest.mark.cudnn
+def test_doctor_finds_a_context_with_cudnn_healthy():
+    """Sums run on cuDNN, too: "the numbers are right, but computed on the host: no GpuCAReduce"."""
+    out, err = run('from theano_mgpu.cli import main; sys.exit(main(["doctor"]))')
+    line, = [line for line in out.splitlines() if line.startswith('context dev0')]
+    assert line.split()[2] == 'ok', line
