@@ -191,7 +191,7 @@ def test_devices_and_plain_keras_train_one_model(contexts, monkeypatch, whole, u
 # --- Processes -----------------------------------------------------------------------------------
 
 @pytest.mark.mpi
-def test_processes_of_one_host_compute_short_batches_whole(own_draws, tmp_path):
+def test_processes_of_one_host_compute_short_batches_whole(tmp_path):
     path = str(tmp_path / 'ranks')
     done = launch(2, 'short_batches', path, job=os.path.abspath(rank_jobs.__file__), flags=INTERPRETED)
     model, history = rank_jobs.fitted_by_short_batches()
@@ -217,7 +217,7 @@ def test_processes_of_one_host_compute_short_batches_whole(own_draws, tmp_path):
 
 
 @pytest.mark.mpi
-def test_functions_that_are_made_later_are_those_of_plain_keras_all_the_same(own_draws, tmp_path):
+def test_functions_that_are_made_later_are_those_of_plain_keras_all_the_same(tmp_path):
     """The functions had another model's moments or new ones, or the graph of a model that had changed meanwhile."""
     path = str(tmp_path / 'ranks')
     launch(2, 'by_turns', path, job=os.path.abspath(rank_jobs.__file__), flags=INTERPRETED)

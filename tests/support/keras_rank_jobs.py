@@ -12,6 +12,11 @@ import theano_mgpu as mgpu
 from theano_mgpu.auto.chooser import COUNTED, WARM_UP
 from theano_mgpu.keras import Checkpoint, enable, multi_gpu_model
 
+from support import initial_weights
+
+if __name__ == '__main__':  # a job draws the weights that its test draws
+    initial_weights.draw_by_numpy()
+
 import keras
 import numpy as np
 from keras import callbacks
