@@ -14,7 +14,7 @@ import theano.gpuarray.type
 
 
 def run(code, flags=''):
-    """Return what a program prints in a fresh interpreter."""
+    """Return the output of a program in a fresh interpreter."""
     env = dict(os.environ, THEANO_FLAGS=flags)
     return subprocess.run([sys.executable, '-c', code], env=env, stdout=subprocess.PIPE, text=True, check=True,
                           timeout=300).stdout
@@ -22,7 +22,7 @@ def run(code, flags=''):
 
 @pytest.mark.needs_compiler
 def test_an_import_does_not_look_for_cudnn():
-    """Each process ran g++ for it, and what it found was final."""
+    """Each process ran g++ for the check, and kept a wrong result for ever."""
     assert run('''
 import subprocess
 commands, run = [], subprocess.Popen.__init__

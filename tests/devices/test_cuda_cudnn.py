@@ -63,7 +63,7 @@ print(sorted({type(node.op).__name__ for node in f.functions[0].maker.fgraph.app
 
 
 def run(code, *arguments, contexts='dev0->cuda0', flags='', cudnn=9, devices=1, **settings):
-    """Return what a program prints to stdout and to stderr in a fresh interpreter on stand-in devices."""
+    """Return the output of a program, and its errors, from a fresh interpreter on stand-in devices."""
     env = cuda_on_cpu.environment(devices, cudnn=cudnn, **{**BLACKWELL, **settings})
     env['THEANO_FLAGS'] = ','.join(filter(None, ['floatX=float32', 'contexts=' + contexts, flags]))
     done = subprocess.run([sys.executable, '-c', 'import sys\n' + code, *map(str, arguments)], env=env,

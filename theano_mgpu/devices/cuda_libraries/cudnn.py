@@ -134,7 +134,7 @@ def _try_library(path, driver, capabilities, flags):
     folders = list(_include_folders(path, flags))
     include = next((folder for folder in folders if header_version(folder) == version), None)
     if include is None:
-        others = ', '.join('%s has those of %s' % (folder, dotted(header_version(folder)))
+        others = ', '.join('%s has the headers of %s' % (folder, dotted(header_version(folder)))
                            for folder in folders if header_version(folder))
         return cudnn._replace(problem='the headers of cuDNN %s (%s) are not installed%s'
                               % (dotted(version), path, '; ' + others if others else ''),

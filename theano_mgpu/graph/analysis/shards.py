@@ -203,8 +203,8 @@ class Shards(ShardGraph):
         """Refuse samples that meet the average of the shards' statistics: each shard is normalised by its own ones."""
         if self.averages.intersection(node.inputs):
             if has_rows(values):
-                self.refuse(node, 'samples meet statistics of the whole batch, of which each replica has those of its '
-                                  'own samples; flag mgpu.batch_statistics=exact computes them')
+                self.refuse(node, 'samples meet statistics of the whole batch, but each replica has the statistics of '
+                                  'its own samples; flag mgpu.batch_statistics=exact computes them')
             self.averages.update(node.outputs)
 
     def refuse(self, node: theano.Apply, reason: str) -> NoReturn:
