@@ -17,6 +17,7 @@ import sys
 os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
 
 import theano_mgpu as mgpu
+from theano_mgpu.devices.context_map import default_map
 
 import numpy as np
 import theano
@@ -40,7 +41,7 @@ def main():
     batch = rng.rand(args.batch, sizes[0]).astype('float32'), rng.randint(0, 10, args.batch).astype('int32')
     worst = 0.0
     for n in args.devices:
-        mgpu.init(';'.join('dev%d->cuda%d' % (i, i) for i in range(n)))
+        mgpu.init(default_map('cuda%d' % i for i in range(n)))
         models = [mlp(sizes=sizes) for _ in range(2)]
         steps = [training(model, collectives) for model, collectives in zip(models, ('host', 'nccl'))]
         host, nccl = [lambda step=step: step(*batch) for step in steps]

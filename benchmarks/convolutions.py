@@ -16,6 +16,7 @@ os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', 
 
 import theano_mgpu as mgpu
 from theano_mgpu.devices import discovery
+from theano_mgpu.devices.context_map import default_map
 
 import numpy as np
 import theano
@@ -37,7 +38,7 @@ def main():
     devices = discovery.discover('cuda')[0]
     if not devices:
         sys.exit('no CUDA device here')
-    mgpu.init('dev0->' + devices[0])
+    mgpu.init(default_map(devices[:1]))
     if not dnn.dnn_available('dev0'):
         sys.exit('cuDNN cannot be used: %s' % dnn.dnn_available.msg)
     rng = np.random.RandomState(0)

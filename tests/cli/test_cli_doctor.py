@@ -8,7 +8,7 @@ from pathlib import Path
 import theano_mgpu as mgpu
 from theano_mgpu.cli import main
 from theano_mgpu.cli.doctor import device_checks, host_checks
-from theano_mgpu.devices import cuda_libraries, discovery
+from theano_mgpu.devices import cuda_libraries, discovery, pygpu_package
 from theano_mgpu.devices.context_map import parse_context_map
 
 import numpy as np
@@ -199,7 +199,7 @@ def test_other_versions_of_pygpu(monkeypatch):
     monkeypatch.setattr(setup, 'contexts', parse_context_map('dev0->opencl0:0'))
     monkeypatch.setattr(pygpu, '__version__', '0.6.9')
     finding = device_checks.check_pygpu(setup)
-    assert finding.status == 'fail' and '0.6.9' in finding.text and 'docs/guide/install.md' in finding.remedy
+    assert finding.status == 'fail' and '0.6.9' in finding.text and finding.remedy == pygpu_package.how_to_install()
     monkeypatch.setitem(sys.modules, 'pygpu', None)
     assert device_checks.check_pygpu(setup).status == 'fail'
     monkeypatch.setattr(setup, 'contexts', parse_context_map('dev0->cpu'))
@@ -251,7 +251,8 @@ def test_a_context_that_computes_nonsense_or_on_the_host(monkeypatch, opencl):
     monkeypatch.setattr(mgpu, 'function', on_the_host)
     finding = device_checks.check_context(None, context)
     assert finding.status == 'fail'
-    assert finding.text.startswith('the numbers are right, but computed on the host: ') and 'Dot22' in finding.text
+    assert finding.text.startswith('the numbers are right, but computed on the host: ')
+    assert all(op in finding.text for op in ('Dot22', 'Elemwise', 'Sum'))
 
 
 def test_mpi4py_that_does_not_load(monkeypatch):

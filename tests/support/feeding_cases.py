@@ -6,6 +6,7 @@ Usage: feeding_cases.py FILE few|all|few,unseeded|all,unseeded. Each process app
 import itertools
 import json
 import os
+import pickle
 import random
 import sys
 import time
@@ -75,10 +76,10 @@ def images(**options):
 
 def settle():
     """Wait for threads that Keras has left behind: they draw batches that nobody takes, from the state of all."""
-    state, last = None, np.random.get_state()[1:3]
-    while state is None or any(map(np.any, map(np.not_equal, state, last))):
+    before, now = None, pickle.dumps(np.random.get_state())
+    while before != now:
         time.sleep(.3)
-        state, last = last, np.random.get_state()[1:3]
+        before, now = now, pickle.dumps(np.random.get_state())
 
 
 def fed_by(name, train, model=model, draws=True):

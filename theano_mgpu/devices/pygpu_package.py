@@ -9,7 +9,7 @@ OF_DISTRIBUTION = ('apt-get install python3-pygpu libgpuarray-dev, and a virtual
                    '/usr/bin/python3 -m venv --system-site-packages .venv (%s)')
 
 
-def _system(path: str = '/etc/os-release') -> tuple[str, str]:
+def _system(path: str) -> tuple[str, str]:
     """Return the name and the version of the distribution, as in ('debian', '12'); empty texts if there are none."""
     try:
         with open(path) as file:
