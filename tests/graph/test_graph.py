@@ -20,6 +20,7 @@ from theano.gpuarray import type as gpu_type
 from theano.gpuarray.basic_ops import GpuFromHost, host_from_gpu
 from theano.ifelse import ifelse
 from theano.sandbox.rng_mrg import MRG_RandomStreams
+from theano.tensor.nnet import conv
 from theano.tensor.nnet.abstract_conv import AbstractConv2d_gradInputs
 from theano.tensor.signal.pool import pool_2d
 
@@ -89,6 +90,15 @@ def convolution_dilated():
 @case
 def convolution_grouped():
     return convolution(shape=(6, 1, 3, 3), num_groups=3)
+
+
+@case
+def convolution_legacy():
+    """Return convolutions whose op has no kernel for GPUs, of known and of unknown shapes, and gradients of both."""
+    x, w = T.ftensor4(), normal(4, 3, 3, 2)
+    known = conv.conv2d(x, w, image_shape=IMAGES.shape, filter_shape=(4, 3, 3, 2), border_mode='full')
+    strided = conv.conv2d(x, w, subsample=(2, 1))
+    return [x], with_gradients([conv.conv2d(x, w)], w, x) + with_gradients([known], w, x) + [strided], [IMAGES]
 
 
 @case
@@ -191,8 +201,8 @@ def compile_for(context, inputs, outputs):
 def marks_of(name):
     compiled = name.startswith(('convolution', 'pooling'))
     slow = name in ('batch_normalisation', 'convolution_default', 'convolution_dilated', 'convolution_grouped',
-                    'convolution_strided', 'double_precision', 'pooling', 'random_streams', 'scan', 'shapes',
-                    'softmax_with_sparse_labels')
+                    'convolution_legacy', 'convolution_strided', 'double_precision', 'pooling', 'random_streams',
+                    'scan', 'shapes', 'softmax_with_sparse_labels')
     return [pytest.mark.slow] * slow + [pytest.mark.needs_compiler] * compiled
 
 
@@ -265,7 +275,7 @@ def test_a_kernel_that_cannot_be_made_is_an_error(gpu2):
         compile_for(gpu2[0], [x], [unknown])
 
 
-@pytest.mark.parametrize('name', ['infer', 'graph_to_gpu', 'mrg', 'conv_shape'])
+@pytest.mark.parametrize('name', ['infer', 'graph_to_gpu', 'mrg', 'conv_shape', 'legacy_convolution'])
 def test_each_patch_is_needed(gpu2, monkeypatch, name):
     """Without the patch, the op that it fixes fails, or runs on the host."""
     from theano_mgpu.compat.theano_contexts import infer_context_name
@@ -273,7 +283,7 @@ def test_each_patch_is_needed(gpu2, monkeypatch, name):
     from theano.gpuarray import basic_ops, blas, opt, rng_mrg
     context = gpu2[1]
     make = {'infer': convolution_default, 'graph_to_gpu': embedding, 'mrg': random_streams,
-            'conv_shape': convolution_transposed}[name]
+            'conv_shape': convolution_transposed, 'legacy_convolution': convolution_legacy}[name]
     if name == 'infer':
         for module in (basic_ops, opt, blas):
             monkeypatch.setattr(module, 'infer_context_name', infer_context_name.original)
@@ -281,6 +291,8 @@ def test_each_patch_is_needed(gpu2, monkeypatch, name):
         monkeypatch.setattr(opt.GraphToGPU, 'apply', opt.GraphToGPU.apply.__wrapped__)
     elif name == 'mrg':
         monkeypatch.setattr(rng_mrg.GPUA_mrg_uniform, 'new', rng_mrg.GPUA_mrg_uniform.original_new)
+    elif name == 'legacy_convolution':
+        monkeypatch.setattr(opt.gpu_seqopt['replace_legacy_convolutions'], 'apply', lambda fgraph: None)
     else:
         for op in (blas.GpuCorrMM_gradInputs, blas.GpuCorrMM_gradWeights):
             monkeypatch.setattr(op, 'make_node', op.make_node.__wrapped__)

@@ -59,6 +59,34 @@ def name_the_type_of_contexts(module: Any) -> None:
     module.GpuContextType.__repr__ = lambda self: 'GpuContextType'
 
 
+def replace_legacy_convolutions() -> None:
+    """Replace ConvOp in functions for a GPU by the abstract convolution, which has ops there.
+
+    ConvOp is the op of ``theano.tensor.nnet.conv.conv2d``. The abstract convolution does not check its inputs against
+    `image_shape` and `filter_shape`, as ConvOp does. Gradients of a convolution with steps stay as they are.
+
+    Without this, Theano 1.0.5 ends the compilation: "ConvOp does not work with the gpuarray backend".
+    """
+    from theano.gof import local_optimizer
+    from theano.gof.opt import copy_stack_trace, out2in
+    from theano.gpuarray.opt import gpu_seqopt
+    from theano.tensor import patternbroadcast
+    from theano.tensor.nnet.abstract_conv import AbstractConv2d
+    from theano.tensor.nnet.conv import ConvOp
+
+    @local_optimizer([ConvOp])
+    def abstract_convolution(node):
+        op = node.op
+        if op.imshp != op.imshp_logical or op.kshp != op.kshp_logical:
+            return False
+        output = AbstractConv2d(border_mode=op.out_mode, subsample=(op.dx, op.dy))(*node.inputs)
+        copy_stack_trace(node.outputs, output)
+        return [patternbroadcast(output, node.outputs[0].broadcastable)]
+
+    gpu_seqopt.register('replace_legacy_convolutions', out2in(abstract_convolution), -1,  # before all others
+                        'fast_compile', 'fast_run', 'gpuarray')
+
+
 def report_kernels_that_cannot_be_made() -> None:
     """Raise an error with the driver's reason where the kernel of an elementwise op cannot be made.
 
