@@ -76,8 +76,8 @@ def replace_legacy_convolutions() -> None:
 
     @local_optimizer([ConvOp])
     def abstract_convolution(node):
-        op = node.op
-        if op.imshp != op.imshp_logical or op.kshp != op.kshp_logical:
+        op = node.op  # of any class: out2in asks for each node
+        if not isinstance(op, ConvOp) or op.imshp != op.imshp_logical or op.kshp != op.kshp_logical:
             return False
         output = AbstractConv2d(border_mode=op.out_mode, subsample=(op.dx, op.dy))(*node.inputs)
         copy_stack_trace(node.outputs, output)
