@@ -112,10 +112,16 @@ def transfers_(arguments, maps):
             for small in (0, transfers.SMALL, 1 << 30):
                 fetchers[small] = transfers.Fetcher(context, small)
             for small, way in ((0, 'one by one'), (1 << 30, 'all through one')):
-                show(compare(lambda small=small, arrays=arrays, f=fetchers: f[small].fetch(arrays),
-                             lambda arrays=arrays, f=fetchers: f[transfers.SMALL].fetch(arrays),
+                show(compare(lambda small=small, arrays=arrays, f=fetchers: fetched(f[small], arrays),
+                             lambda arrays=arrays, f=fetchers: fetched(f[transfers.SMALL], arrays),
                              'fetch %s on %s: %s / small ones' % (title, context.kind, way), arguments.rounds,
                              arguments.block))
+
+
+def fetched(fetcher, arrays):
+    """Return arrays of a device on the host."""
+    fetcher.start(arrays)
+    return fetcher.finish()
 
 
 CHOICES['transfers'] = CHOICES.pop('transfers_')

@@ -2,18 +2,18 @@
 import ctypes
 import sys
 
-from theano_mgpu.devices.cuda_libraries.nccl import Nccl, UniqueId
+from theano_mgpu.devices.cuda_libraries.nccl import UniqueId, load
 from theano_mgpu.devices.nccl import FUNCTIONS
 from theano_mgpu.errors import ExchangeError
 
 
 def main(path):
-    nccl = Nccl(path)
+    nccl = load(path)
     print('%s is NCCL %d.%d, and has all functions' % (path, *nccl.version))
     assert all(nccl.address(name) for name in FUNCTIONS)
     assert len(nccl.unique_id()) == ctypes.sizeof(UniqueId) == 128 and nccl.unique_id() != nccl.unique_id()
     ctypes.CDLL('libcuda.so').cuInit(0)
-    context = nccl.primary_context(0)
+    context = nccl.driver.primary_context('0000:01:00.0')
     for connect in (lambda: nccl.connect([0], [context]),
                     lambda: nccl.connect_ranks([context], 0, 1, nccl.unique_id())):
         try:

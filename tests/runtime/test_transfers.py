@@ -32,7 +32,8 @@ def test_nothing_is_copied_for_a_cpu_context(cpu2):
     arguments = [np.ones((2, 3), 'float32')]
     sender, fetcher = Sender(f), Fetcher(cpu2[0])
     assert sender.send(arguments)[0] is arguments[0]
-    assert fetcher.fetch(arguments) is arguments
+    fetcher.start(arguments)
+    assert fetcher.finish() is arguments
 
 
 def test_floating_arrays_go_to_the_device_and_come_back(gpu2):
@@ -86,7 +87,8 @@ def test_arrays_are_fetched_whatever_their_size_and_order(gpu2):
     fetcher, sender = Fetcher(gpu2[0]), Sender(f)
     for n in (3, 3, SMALL, 5):
         values = np.arange(2 * n, dtype='float32').reshape(2, n), np.arange(4, dtype='float32')
-        outputs = fetcher.fetch(f(*sender.send(list(values))))
+        fetcher.start(f(*sender.send(list(values))))
+        outputs = fetcher.finish()
         expected = [values[0].T, values[1], values[0] + 1, np.float32(6), values[1] * 2, values[0] * 2]
         for output, value in zip(outputs, expected):
             np.testing.assert_array_equal(output, value)

@@ -96,7 +96,7 @@ class NcclCommunicator:
         self._patience = .5 if is_part else 1.
         self._nccl, self._library = nccl, _library(nccl)
         opened = [gpu_context(context) for context in contexts]
-        primary = [nccl.primary_context(nccl.device_at(card_of(context))) for context in contexts]
+        primary = [nccl.driver.primary_context(card_of(context)) for context in contexts]
         self._handle = self._library.mgpu_open(len(contexts), _addresses(primary),
                                                _addresses([stream_of(each) for each in opened]), _addresses(comms))
         if not self._handle:
@@ -150,7 +150,7 @@ class NcclCommunicator:
         if kind == BY_DEVICE:
             context = self.contexts[device]
             return ExchangeError('%s failed before the devices had exchanged their values: %s'
-                                 % (context.device, self._nccl.device_error(code)), context)
+                                 % (context.device, self._nccl.driver.text_of(code)), context)
         if kind == BY_TIMEOUT:
             return ExchangeError('the devices have not exchanged their values within %g s (%smgpu.timeout): a device '
                                  'or a process does not answer' % (theano.config.mgpu.timeout * self._patience,
@@ -222,9 +222,9 @@ def communicator_of(contexts: Sequence[Context], n_ranks: int) -> NcclCommunicat
 
 def _connected(nccl, contexts, first, size, ranks):
     """Return NCCL's communicators, and the text of an error."""
-    devices = [nccl.device_at(card_of(context)) for context in contexts]
-    primary = [nccl.primary_context(device) for device in devices]
+    primary = [nccl.driver.primary_context(card_of(context)) for context in contexts]
     if ranks.size == 1:
+        devices = [nccl.driver.device_at(card_of(context)) for context in contexts]
         return _within_timeout(lambda: nccl.connect(devices, primary))
     unique_id, error = _outcome(nccl.unique_id) if ranks.rank == 0 else (None, '')
     unique_id, error = broadcast_object(ranks, (unique_id, error))

@@ -18,7 +18,7 @@ from ..utils.worker_threads import Task, WorkerThreads
 from .batch import Shard, Sum, Values
 from .compiler import compile_for
 from .launcher import Launcher
-from .replicas.transfers import Fetcher, FlatBuffers, Sender, describe
+from .replicas.transfers import Fetcher, FlatBuffers, Sender, describe, on_device
 from .timeline import Timings, span
 
 
@@ -119,7 +119,7 @@ class HostSums:
         """Return the sums that are read on a context, by number, on its device; they are sent in one copy a dtype."""
         wanted = self._wanted[context]
         here = self._together(wanted)
-        there = FlatBuffers(here.like, context)
+        there = FlatBuffers(here.like, on_device(context))
         for to, flat in zip(there.flat, here.flat):
             to.write(flat)
         return dict(zip(wanted, there.views))
@@ -177,7 +177,7 @@ class HostSums:
             self._thread.submit(self._underway[-1])
         arrays, targets = self._fetched(parts, buckets[-1], shards, contexts), self.views[slice(*buckets[-1])]
         if self._on_devices and len(buckets) == 1:
-            flat = [self._fetcher(context, buckets[-1]).flat for context in contexts]
+            flat = [fetcher.flat for fetcher in self._fetchers_of(contexts, buckets[-1])]
             if all(flat):  # many small ones are added as one
                 arrays, targets = flat, self._buffers.flat
         with self._timings.span('all_reduce'):
@@ -194,12 +194,15 @@ class HostSums:
         arrays = [part[slice(*bucket)] for part in parts]
         if not self._on_devices:
             return arrays
-        tasks = [functools.partial(self._fetcher(context, bucket).fetch, part)
-                 for context, part in zip(contexts, arrays)]
-        return self._launcher.run('device_to_host', tasks, contexts, shards)
+        fetchers = self._fetchers_of(contexts, bucket)
+        for tasks in ([functools.partial(fetcher.start, part) for fetcher, part in zip(fetchers, arrays)],
+                      [fetcher.finish for fetcher in fetchers]):
+            fetched = self._launcher.run('device_to_host', tasks, contexts, shards)
+        return fetched
 
-    def _fetcher(self, context, bucket):
-        return self._fetchers.setdefault((context, bucket), Fetcher(context))
+    def _fetchers_of(self, contexts, bucket):
+        # Several replicas may have their parts on the host.
+        return [self._fetchers.setdefault((i, context, bucket), Fetcher(context)) for i, context in enumerate(contexts)]
 
 
 class OwnedSums(HostSums):

@@ -1,18 +1,17 @@
-"""NCCL and the part of the CUDA driver that it needs, called through ctypes."""
+"""NCCL, called through ctypes."""
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
-from typing import Any, Iterator, Sequence
+from typing import Any, Sequence
 
 from ...errors import ExchangeError
+from .driver import ADDRESS, INTEGER, SIZE, Driver, declared, load_driver
 
 # The types of nccl.h that NCCL adds as NumPy does. It adds float16 with less precision.
 DTYPES = {'int8': 0, 'uint8': 1, 'int32': 2, 'uint32': 3, 'int64': 4, 'uint64': 5, 'float32': 7, 'float64': 8}
 OPS = {'sum': 0, 'prod': 1, 'max': 2, 'min': 3}
 OLDEST = (2, 4)  # the first that can abort a communicator
-INTEGER, ADDRESS, SIZE = ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t
 
 
 class UniqueId(ctypes.Structure):
@@ -28,31 +27,25 @@ OF_NCCL: dict[str, list[Any]] = {
     'ncclCommAbort': [ADDRESS], 'ncclCommGetAsyncError': [ADDRESS, ADDRESS], 'ncclGroupStart': [], 'ncclGroupEnd': [],
     'ncclAllReduce': [ADDRESS, ADDRESS, SIZE, INTEGER, INTEGER, ADDRESS, ADDRESS],
 }
-OF_DRIVER: dict[str, list[Any]] = {
-    'cuCtxPushCurrent_v2': [ADDRESS], 'cuCtxPopCurrent_v2': [ADDRESS], 'cuMemcpyDtoDAsync_v2': [],
-    'cuEventCreate': [ADDRESS, INTEGER], 'cuEventRecord': [ADDRESS, ADDRESS], 'cuEventQuery': [ADDRESS],
-    'cuDeviceGetCount': [ADDRESS], 'cuDeviceGetPCIBusId': [ctypes.c_char_p, INTEGER, INTEGER],
-    'cuDevicePrimaryCtxRetain': [ADDRESS, INTEGER], 'cuGetErrorName': [INTEGER, ADDRESS],
-}
 
 
 class Nccl:
-    """The functions of a libnccl.so.2, and of the driver.
+    """The functions of a libnccl.so.2.
 
     Parameters
     ----------
     path : str
         The file of NCCL, or a name by which it is loaded.
-    driver : str
+    driver : Driver
 
     Raises
     ------
     ExchangeError
-        If one of them cannot be loaded, lacks a function, or is too old.
+        If it cannot be loaded, lacks a function, or is too old.
     """
 
-    def __init__(self, path: str, driver: str = 'libcuda.so'):
-        self._nccl, self._driver = _declared(path, OF_NCCL), _declared(driver, OF_DRIVER)
+    def __init__(self, path: str, driver: Driver):
+        self._nccl, self.driver = declared(path, OF_NCCL), driver
         self._nccl.ncclGetErrorString.restype = ctypes.c_char_p
         number = INTEGER()
         self._check('ncclGetVersion', self._nccl.ncclGetVersion(ctypes.byref(number)))
@@ -62,9 +55,10 @@ class Nccl:
             raise ExchangeError('%s is NCCL %d.%d; 2.4 is the oldest that can be used' % (path, *self.version))
 
     def address(self, name: str) -> int:
-        """Return the address of a function."""
-        library = self._driver if name in OF_DRIVER else self._nccl
-        return ctypes.cast(getattr(library, name), ADDRESS).value or 0
+        """Return the address of a function of NCCL, or of the driver."""
+        if name not in OF_NCCL:
+            return self.driver.address(name)
+        return ctypes.cast(getattr(self._nccl, name), ADDRESS).value or 0
 
     def text_of(self, code: int) -> str:
         """Return the text of a code of NCCL, and what NCCL says about its latest error, if anything."""
@@ -73,30 +67,6 @@ class Nccl:
             self._nccl.ncclGetLastError.restype = ctypes.c_char_p
             texts.append(self._nccl.ncclGetLastError(None))
         return 'error %d, %s' % (code, ': '.join(text.decode(errors='replace').strip() for text in texts if text))
-
-    def device_error(self, code: int) -> str:
-        """Return the name of a code of the driver."""
-        name = ctypes.c_char_p()
-        self._driver.cuGetErrorName(code, ctypes.byref(name))
-        return (name.value or b'error %d' % code).decode()
-
-    def device_at(self, bus_id: str) -> int:
-        """Return the driver's number of the device with a PCI bus id."""
-        count, name = INTEGER(), ctypes.create_string_buffer(32)
-        self._driver.cuDeviceGetCount(ctypes.byref(count))
-        for device in range(count.value):
-            self._driver.cuDeviceGetPCIBusId(name, len(name), device)
-            if name.value.decode() == bus_id:
-                return device
-        raise ExchangeError('no CUDA device is at %s' % bus_id)
-
-    def primary_context(self, device: int) -> int:
-        """Return the address of the context that libgpuarray and NCCL share."""
-        context = ADDRESS()
-        code = self._driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
-        if code:
-            raise ExchangeError('device %d: %s' % (device, self.device_error(code)))
-        return context.value or 0
 
     def unique_id(self) -> bytes:
         """Return the identity of a new clique."""
@@ -115,7 +85,7 @@ class Nccl:
             Their primary contexts.
         """
         comms = (ADDRESS * len(devices))()
-        with self._current(contexts[0]):
+        with self.driver.current(contexts[0]):
             code = self._nccl.ncclCommInitAll(comms, len(devices), (INTEGER * len(devices))(*devices))
         self._check('ncclCommInitAll', code)
         return list(comms)
@@ -136,22 +106,13 @@ class Nccl:
         self._check('ncclGroupStart', self._nccl.ncclGroupStart())
         codes = []
         for i, context in enumerate(contexts):
-            with self._current(context):  # NCCL takes the device that is current
+            with self.driver.current(context):  # NCCL takes the device that is current
                 place = ctypes.byref(comms, i * ctypes.sizeof(ADDRESS))
                 codes.append(self._nccl.ncclCommInitRank(place, size, unique, first + i))
-        with self._current(contexts[0]):
+        with self.driver.current(contexts[0]):
             codes.append(self._nccl.ncclGroupEnd())
         self._check('ncclCommInitRank', next(filter(None, codes), 0))
         return list(comms)
-
-    @contextlib.contextmanager
-    def _current(self, context: int) -> Iterator[None]:
-        """Make a context current; without one, NCCL would make one of device 0, and leave it."""
-        self._driver.cuCtxPushCurrent_v2(context)
-        try:
-            yield
-        finally:
-            self._driver.cuCtxPopCurrent_v2(ctypes.byref(ADDRESS()))
 
     def _check(self, name, code):
         if code:
@@ -161,15 +122,4 @@ class Nccl:
 @functools.lru_cache(maxsize=None)
 def load(path: str) -> Nccl:
     """Return the functions of a file, loaded once."""
-    return Nccl(path)
-
-
-def _declared(path: str, functions: dict[str, list[Any]]) -> ctypes.CDLL:
-    """Return a library with the types of its functions."""
-    try:
-        library = ctypes.CDLL(path)
-        for name, types in functions.items():
-            getattr(library, name).argtypes = types or None
-    except (OSError, AttributeError) as error:
-        raise ExchangeError('%s cannot be used: %s' % (path, error)) from error
-    return library
+    return Nccl(path, load_driver())

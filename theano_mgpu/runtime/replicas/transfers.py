@@ -2,13 +2,15 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Iterable, Sequence
+import functools
+from typing import Any, Callable, Iterable, Sequence
 
 import numpy as np
 from scipy import sparse
 from theano.gpuarray.type import GpuArrayType
 from theano.tensor import TensorType
 
+from ...devices import page_locked
 from ...devices.context_map import Context
 from ...devices.contexts import gpu_context
 
@@ -126,8 +128,9 @@ class FlatBuffers:
     ----------
     like : list of (shape, dtype)
         One a view, see `describe`.
-    context : Context, optional
-        The context of a device; on the host by default.
+    allocate : callable
+        It makes a flat array of a size and a dtype. On the host the array has to be 0: the gaps between the views are
+        added, too.
 
     Attributes
     ----------
@@ -136,7 +139,8 @@ class FlatBuffers:
         C-contiguous.
     """
 
-    def __init__(self, like: Sequence[tuple[tuple[int, ...], np.dtype]], context: Context | None = None) -> None:
+    def __init__(self, like: Sequence[tuple[tuple[int, ...], np.dtype]],
+                 allocate: Callable[[int, np.dtype], Any] = np.zeros) -> None:
         self.like = like
         sizes: dict[np.dtype, int] = {}
         ranges = []
@@ -144,16 +148,15 @@ class FlatBuffers:
             start = -(-sizes.get(dtype, 0) // ALIGNED) * ALIGNED
             sizes[dtype] = start + int(np.prod(shape, dtype='int64'))
             ranges.append(slice(start, sizes[dtype]))
-        flat = {dtype: self._zeros(size, dtype, context) for dtype, size in sizes.items()}
+        flat = {dtype: allocate(size, dtype) for dtype, size in sizes.items()}
         self.flat = list(flat.values())
         self.views = [flat[dtype][part].reshape(shape) for (shape, dtype), part in zip(like, ranges)]
 
-    def _zeros(self, size, dtype, context):
-        """Return new memory; of 0 on the host, since the gaps between the views are added, too."""
-        if context is None or context.kind == 'cpu':
-            return np.zeros(size, dtype)
-        from pygpu import gpuarray
-        return gpuarray.empty((size,), dtype, context=gpu_context(context))
+
+def on_device(context: Context) -> Callable[[int, np.dtype], Any]:
+    """Return a function that allocates flat arrays on a context's device."""
+    from pygpu import gpuarray
+    return lambda size, dtype: gpuarray.empty((size,), dtype, context=gpu_context(context))
 
 
 def describe(arrays: Sequence[Any]) -> list[tuple[tuple[int, ...], np.dtype]]:
@@ -176,7 +179,7 @@ class Fetcher:
     Attributes
     ----------
     flat : list of ndarray, or None
-        The memory of all arrays that `fetch` has returned, one a dtype, if it put all of them together.
+        The memory of all arrays of the latest `start`, one a dtype, if it put all of them together.
     """
 
     def __init__(self, context: Context, small: int = SMALL) -> None:
@@ -184,27 +187,32 @@ class Fetcher:
         self._like: Any = None
         self.flat: list[np.ndarray] | None = None
 
-    def fetch(self, arrays: Sequence[Any]) -> Sequence[np.ndarray]:
-        """Return the arrays on the host; valid until the next call.
+    def start(self, arrays: Sequence[Any]) -> None:
+        """Begin to fetch arrays: a CUDA device copies while the host goes on.
 
         Parameters
         ----------
         arrays : list of ndarray or pygpu.gpuarray.GpuArray
-
-        Returns
-        -------
-        list of ndarray
         """
+        self._arrays = arrays
         if self._context.kind == 'cpu':
-            return arrays
+            return
         if self._like != describe(arrays):
             self._make_buffers(arrays)
         for i, view in zip(self._small, self._there.views):
             view[...] = arrays[i] if arrays[i].ndim else arrays[i].reshape((1,))  # pygpu indexes no scalars
         for there, here in zip(self._there.flat, self._here.flat):
             there.read(here)
-        return [fetch(array, self._host[i]) if i in self._large else
-                self._host.get(i, array) for i, array in enumerate(arrays)]
+        for i in self._large:
+            fetch(arrays[i], self._host[i])
+
+    def finish(self) -> Sequence[np.ndarray]:
+        """Return the arrays of the latest `start` on the host; valid until the next one."""
+        arrays, self._arrays = self._arrays, ()
+        if self._context.kind == 'cpu':
+            return arrays
+        wait([*self._there.flat, *[arrays[i] for i in self._large]])
+        return [self._host.get(i, array) for i, array in enumerate(arrays)]
 
     def _make_buffers(self, arrays):
         self._like = describe(arrays)
@@ -213,10 +221,11 @@ class Fetcher:
         self._small = small if len(small) > 1 else []
         self._large = set(there) - set(self._small)
         like = [self._like[i] for i in self._small]
-        self._there = FlatBuffers([(shape or (1,), dtype) for shape, dtype in like], self._context)
-        self._here = FlatBuffers(like)
+        allocate = functools.partial(page_locked.zeros, context=self._context)
+        self._there = FlatBuffers([(shape or (1,), dtype) for shape, dtype in like], on_device(self._context))
+        self._here = FlatBuffers(like, allocate)
         self._host = dict(zip(self._small, self._here.views))
-        self._host.update((i, np.empty(*self._like[i])) for i in self._large)
+        self._host.update((i, allocate(*self._like[i])) for i in self._large)
         self.flat = self._here.flat if len(self._small) == len(arrays) else None
 
 

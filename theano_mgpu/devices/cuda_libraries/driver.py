@@ -1,0 +1,106 @@
+"""The part of the CUDA driver that the package calls itself, through ctypes."""
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+from typing import Any, Iterator
+
+from ...errors import ExchangeError
+
+INTEGER, ADDRESS, SIZE = ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t
+# The arguments of each function that is called here, or from nccl.cpp.
+FUNCTIONS: dict[str, list[Any]] = {
+    'cuCtxPushCurrent_v2': [ADDRESS], 'cuCtxPopCurrent_v2': [ADDRESS], 'cuMemcpyDtoDAsync_v2': [],
+    'cuEventCreate': [ADDRESS, INTEGER], 'cuEventRecord': [ADDRESS, ADDRESS], 'cuEventQuery': [ADDRESS],
+    'cuDeviceGetCount': [ADDRESS], 'cuDeviceGetPCIBusId': [ctypes.c_char_p, INTEGER, INTEGER],
+    'cuDevicePrimaryCtxRetain': [ADDRESS, INTEGER], 'cuGetErrorName': [INTEGER, ADDRESS],
+    'cuMemAllocHost_v2': [ADDRESS, SIZE], 'cuMemFreeHost': [ADDRESS],
+}
+
+
+class Driver:
+    """The functions of the driver.
+
+    Parameters
+    ----------
+    Raises
+    ------
+    ExchangeError
+        If it cannot be loaded, or lacks a function.
+    """
+
+    def __init__(self) -> None:
+        self._library = declared('libcuda.so', FUNCTIONS)
+
+    def address(self, name: str) -> int:
+        """Return the address of a function."""
+        return ctypes.cast(getattr(self._library, name), ADDRESS).value or 0
+
+    def text_of(self, code: int) -> str:
+        """Return the name of a code of the driver."""
+        name = ctypes.c_char_p()
+        self._library.cuGetErrorName(code, ctypes.byref(name))
+        return (name.value or b'error %d' % code).decode()
+
+    def device_at(self, bus_id: str) -> int:
+        """Return the driver's number of the device with a PCI bus id."""
+        count, name = INTEGER(), ctypes.create_string_buffer(32)
+        self._library.cuDeviceGetCount(ctypes.byref(count))
+        for device in range(count.value):
+            self._library.cuDeviceGetPCIBusId(name, len(name), device)
+            if name.value.decode() == bus_id:
+                return device
+        raise ExchangeError('no CUDA device is at %s' % bus_id)
+
+    def primary_context(self, bus_id: str) -> int:
+        """Return the address of the context of a device that libgpuarray, NCCL and others share."""
+        context = ADDRESS()
+        code = self._library.cuDevicePrimaryCtxRetain(ctypes.byref(context), self.device_at(bus_id))
+        if code:
+            raise ExchangeError('%s: %s' % (bus_id, self.text_of(code)))
+        return context.value or 0
+
+    @contextlib.contextmanager
+    def current(self, context: int) -> Iterator[None]:
+        """Make a context current; without one, NCCL would make one of device 0, and leave it."""
+        self._library.cuCtxPushCurrent_v2(context)
+        try:
+            yield
+        finally:
+            self._library.cuCtxPopCurrent_v2(ctypes.byref(ADDRESS()))
+
+    def allocate_host(self, context: int, size: int) -> int:
+        """Return the address of page-locked memory of some bytes; 0 if there is too little."""
+        address = ADDRESS()
+        with self.current(context):
+            code = self._library.cuMemAllocHost_v2(ctypes.byref(address), size)
+        return 0 if code else address.value or 0
+
+    def free_host(self, context: int, address: int) -> None:
+        """Free page-locked memory."""
+        with self.current(context):
+            self._library.cuMemFreeHost(address)
+
+
+@functools.lru_cache(maxsize=None)
+def load_driver() -> Driver:
+    """Return the functions of the driver of this process."""
+    return Driver()
+
+
+def declared(path: str, functions: dict[str, list[Any]]) -> ctypes.CDLL:
+    """Return a library with the types of its functions.
+
+    Raises
+    ------
+    ExchangeError
+        If it cannot be loaded, or lacks a function.
+    """
+    try:
+        library = ctypes.CDLL(path)
+        for name, types in functions.items():
+            getattr(library, name).argtypes = types or None
+    except (OSError, AttributeError) as error:
+        raise ExchangeError('%s cannot be used: %s' % (path, error)) from error
+    return library
