@@ -10,6 +10,7 @@ Examples:
 
   benchmarks/collectives.py
   python tests/cuda_on_cpu run --devices 4 python benchmarks/collectives.py --devices 2 4
+  benchmarks/collectives.py --update-on sharded
 """
 import os
 import sys
@@ -25,15 +26,17 @@ from models import mlp, sgd
 from turns import compare, largest_difference, make_parser, show
 
 
-def training(model, collectives):
+def training(model, collectives, update_on):
     with theano.configparser.change_flags(**{'mgpu.collectives': collectives}):
-        return mgpu.training_function(model.inputs, model.loss, model.params, sgd)
+        return mgpu.training_function(model.inputs, model.loss, model.params, sgd, update_on=update_on)
 
 
 def main():
     parser = make_parser(__doc__, rounds=9)
     parser.add_argument('--devices', type=int, nargs='+', default=[2], help='numbers of devices (default: 2)')
     parser.add_argument('--units', type=int, default=1024, help='units of a layer (default: 1024)')
+    parser.add_argument('--update-on', choices=('device', 'sharded', 'host'), default='device',
+                        help='where new values are made (default: device)')
     parser.add_argument('--batch', type=int, default=64, help='samples of a batch (default: 64)')
     args = parser.parse_args()
     rng = np.random.RandomState(0)
@@ -43,7 +46,7 @@ def main():
     for n in args.devices:
         mgpu.init(default_map('cuda%d' % i for i in range(n)))
         models = [mlp(sizes=sizes) for _ in range(2)]
-        steps = [training(model, collectives) for model, collectives in zip(models, ('host', 'nccl'))]
+        steps = [training(model, collectives, args.update_on) for model, collectives in zip(models, ('host', 'nccl'))]
         host, nccl = [lambda step=step: step(*batch) for step in steps]
         for _ in range(3):
             host(), nccl()

@@ -92,6 +92,85 @@ def test_the_answers_are_those_of_one_device(n, steps, floatx, options, settings
     assert run(code, n, 'floatX=' + floatx, **settings) == ['NCCL', 'the host']
 
 
+SHARDED = TRAINING + """
+# Gradients of 48 and 36 kB, each of which one device alone gets.
+def sharded(collectives, n):
+    return trained(collectives, n, sizes=(6, 120, 100, 90, 4), normalise=False, update_on='sharded')
+
+from theano_mgpu.runtime.device_broadcast import DeviceBroadcasts
+from theano_mgpu.devices.nccl import Collectives
+starts, roots = [], []
+start, new = DeviceBroadcasts.start, Collectives.__new__
+DeviceBroadcasts.start = lambda self, values: starts.append(1) or start(self, values)
+Collectives.__new__ = lambda cls, *fields: roots.append(sorted(set(fields[5].tolist()))) or new(cls, *fields)
+"""
+
+SHARDED_EQUAL = SHARDED + """
+results = []
+for collectives in ('nccl', 'host'):
+    step, params = sharded(collectives, N)
+    losses = [step(*batch) for batch in batches(12)]
+    results.append(losses + values(params))
+    print(by(step), len(starts))
+print(max(abs(np.asarray(a) - b).max() for a, b in zip(*results)) < 1e-5)
+print(roots[-2:])
+"""
+
+
+@pytest.mark.parametrize('n', [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_divided_update_sends_sums_to_their_readers_and_new_values_to_all(n):
+    """The first step compares NCCL with the host, and then sends new values by NCCL already."""
+    nccl, host, same, roots = run(SHARDED_EQUAL.replace('N)', '%d)' % n), n, delay_us=200)
+    assert (nccl, host, same) == ('NCCL 12', 'the host 12', 'True')
+    assert set(sum(eval(roots), [])) == {-1, *range(n)}
+
+
+@pytest.mark.slow
+@pytest.mark.mpi
+def test_a_divided_update_over_two_processes_with_two_devices_each(tmp_path):
+    assert launched(2, SHARDED_EQUAL.replace('N)', '4)'), tmp_path, 4)[:3] == ['NCCL 12', 'the host 12', 'True']
+
+
+SHARDED_FAILS = SHARDED + """
+step, params = sharded('auto', 2)
+for batch in batches(2):
+    step(*batch)
+before = values(params)
+nccl.ncclOnCpuFailAfter(ctypes.c_long(1), 2)
+print(fails(lambda: step(*next(batches(1)))))
+print(all((a == b).all() for a, b in zip(before, values(params))))
+print(fails(lambda: [step(*batch) for batch in batches(2)]))
+other, others = sharded('host', 2)
+for batch in [*batches(2), *batches(2)]:
+    other(*batch)
+print(max(abs(a - b).max() for a, b in zip(values(params), values(others))) < 1e-5)
+"""
+
+
+def test_an_error_while_new_values_are_sent_changes_nothing_and_the_next_step_goes_on():
+    error, same, after, equal = run(SHARDED_FAILS)
+    assert 'ExchangeError: NCCL gives error 2, unhandled system error' in error
+    assert same == equal == 'True' and after == "('', [])"
+
+
+OVER_RANKS = TRAINING.replace("mgpu.init(';'.join('dev%d->cuda%d' % (i, i) for i in range(n)))", 'mgpu.init()') + """
+step, params = trained('auto', 4, normalise=False)
+nccl.ncclOnCpuFailAfter(ctypes.c_long(0), 100)
+print(fails(lambda: [step(*batch) for batch in batches(3)]))
+other, others = trained('host', 4, normalise=False)
+[other(*batch) for batch in batches(3)]
+print(max(abs(a - b).max() for a, b in zip(values(params), values(others))) < 1e-5)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.mpi
+def test_sums_of_two_processes_go_through_the_host_where_nccl_does_not_work(tmp_path):
+    """AttributeError: 'DeviceAllReduce' object has no attribute 'half'."""
+    warned, same = launched(2, OVER_RANKS, tmp_path, 4)
+    assert 'more than rounding' in warned and 'From now on, sums go through the host' in warned and same == 'True'
+
+
 COPIES = TRAINING + '''
 step, params = trained('auto', 2, sizes=(6, 300, 300, 4), normalise=False)
 step(*next(batches(1)))

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from theano_mgpu.devices.context_map import HOST, parse_context_map
-from theano_mgpu.plan import AllReduce, DeviceAllReduce, Machine, ReduceScatter
+from theano_mgpu.plan import AllReduce, DeviceReduce, Machine, ReduceScatter
 from theano_mgpu.plan.explain import as_text, explanation
 
 import numpy as np
@@ -87,7 +87,7 @@ def test_collectives_of_the_ranks(flags, collectives):
 
 def test_sums_between_cuda_devices():
     plan = training(machine=ranks(against_nccl='', update_on=('sharded', 'sharded'), half=(True, True)))
-    assert [group.collective for group in plan.last.sums] == [DeviceAllReduce(), AllReduce(half=True)]
+    assert [group.collective for group in plan.last.sums] == [DeviceReduce((None,)), AllReduce(half=True)]
     assert chosen(plan, 'collectives') == ('NCCL', 'each replica is on a CUDA device of its own')
     assert 'NCCL' in str(plan).split('CHOICE')[0]
     plan = training(machine=ranks(against_nccl='CUDA_LAUNCH_BLOCKING=1'))
@@ -96,6 +96,22 @@ def test_sums_between_cuda_devices():
     on_host = training(contexts=parse_context_map('a->cpu;b->cpu'), machine=Machine(replicas=(2,), against_nccl=''))
     assert [group.collective for group in on_host.last.sums] == [AllReduce()]
     assert not [choice for choice in on_host.choices if choice.what == 'collectives']
+
+
+@pytest.mark.parametrize('machine', [Machine(replicas=(2,), against_nccl='', update_on=('sharded',)),
+                                     ranks(1, replicas=(1, 2), against_nccl='', update_on=('sharded', 'sharded'))])
+def test_sums_and_new_values_of_a_divided_update_go_where_they_are_read(machine):
+    """Replica 0 updates w0; w1 is updated by the next one, and by the last one where there are three."""
+    plan = training(machine=machine)
+    last = machine.n_replicas - 1
+    assert [group.collective for group in plan.last.sums] == [DeviceReduce((0, last, None))]  # None: the loss
+    broadcast, = plan.broadcasts
+    assert broadcast.contexts == tuple(TWO)
+    assert {str(variable): owner for variable, owner in broadcast.owners.items()} == {'w0': 0, 'w1': last}
+    own = {part.contexts[0].name: list(map(str, part.updates)) for part in plan.update if part.is_share}
+    first = sum(machine.replicas[:machine.rank])
+    assert own == {TWO[owner - first].name: [name, 'velocity of ' + name] for name, owner in (('w0', 0), ('w1', last))
+                   if owner >= first}
 
 
 def test_each_rank_plans_its_own_part_of_a_divided_update_and_all_the_same_else():

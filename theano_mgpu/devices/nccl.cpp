@@ -1,4 +1,4 @@
-// Exchanges between devices by NCCL: groups of copies and reductions, and a watch over those that are under way.
+// Exchanges between devices by NCCL: groups of copies and collectives, and a watch over those that are under way.
 //
 // Nothing here takes Python's lock, or a lock of libgpuarray. If a device fails, or a process ends, NCCL leaves the other
 // devices waiting for ever, and threads that read from these hold such locks. So a thread of this library asks the
@@ -29,6 +29,8 @@ struct Functions {
     int (*group_start)();
     int (*group_end)();
     int (*all_reduce)(const void *, void *, size_t, int, int, void *, void *);
+    int (*reduce)(const void *, void *, size_t, int, int, int, void *, void *);
+    int (*broadcast)(const void *, void *, size_t, int, int, void *, void *);
     int (*async_error)(void *, int *);
     int (*abort)(void *);
 };
@@ -150,15 +152,31 @@ void watch() {
     }
 }
 
-// The copies and reductions of an exchange; the addresses of each device follow those of the one before.
+// The copies and collectives of an exchange; the addresses of each device follow those of the one before.
 struct Exchange {
-    int n_copies, n_reductions;
+    int n_copies, n_collectives;
     const uint64_t *to, *from;       // of copies
     const size_t *bytes;             // of copies, the same on each device
-    const uint64_t *send, *receive;  // of reductions
-    const size_t *counts;            // of reductions, the same on each device
-    const int *dtypes, *ops;
+    const uint64_t *send, *receive;  // of collectives
+    // Of collectives, the same on each device. An op of -1 broadcasts from the root. A reduction without a root, which
+    // is -1, goes to all devices.
+    const size_t *counts;
+    const int *dtypes, *ops, *roots;
 };
+
+// Enqueues collective j of device i.
+int collective(Communicator &communicator, const Exchange &exchange, int i, int j) {
+    const int k = i * exchange.n_collectives + j;
+    const void *send = (const void *)exchange.send[k];
+    void *receive = (void *)exchange.receive[k], *comm = communicator.comms[i], *stream = communicator.streams[i];
+    const size_t count = exchange.counts[j];
+    const int dtype = exchange.dtypes[j], op = exchange.ops[j], root = exchange.roots[j];
+    if (op < 0)
+        return functions.broadcast(send, receive, count, dtype, root, comm, stream);
+    if (root < 0)
+        return functions.all_reduce(send, receive, count, dtype, op, comm, stream);
+    return functions.reduce(send, receive, count, dtype, op, root, comm, stream);
+}
 
 // Enqueues an exchange on the streams. Gives the failure, or -1.
 int enqueue(Communicator &communicator, const Exchange &exchange, int &device, int &code) {
@@ -178,12 +196,8 @@ int enqueue(Communicator &communicator, const Exchange &exchange, int &device, i
         Current current(communicator.contexts[0]);  // without one, NCCL would make and leave one of device 0
         code = functions.group_start();
         for (int i = 0; i < n && !code; ++i)
-            for (int j = 0; j < exchange.n_reductions && !code; ++j) {
-                const int k = i * exchange.n_reductions + j;
-                code = functions.all_reduce((const void *)exchange.send[k], (void *)exchange.receive[k],
-                                            exchange.counts[j], exchange.dtypes[j], exchange.ops[j],
-                                            communicator.comms[i], communicator.streams[i]);
-            }
+            for (int j = 0; j < exchange.n_collectives && !code; ++j)
+                code = collective(communicator, exchange, i, j);
         const int end = functions.group_end();  // also after an error: else the thread stays in the group
         code = code ? code : end;
     }

@@ -1,4 +1,4 @@
-"""Reductions between the CUDA devices of a job by NCCL, on the streams of their contexts: the host does not wait."""
+"""Collectives between the CUDA devices of a job by NCCL, on the streams of their contexts: the host does not wait."""
 from __future__ import annotations
 
 import ctypes
@@ -18,12 +18,13 @@ from ..errors import ExchangeError
 from . import cuda_libraries
 from .context_map import Context
 from .contexts import card_of, gpu_context
-from .cuda_libraries.nccl import DTYPES, OPS, Nccl, load
+from .cuda_libraries.nccl import DTYPES, OPS, Nccl, load  # noqa: F401
 
 SOURCE = Path(__file__).with_suffix('.cpp')
 FUNCTIONS = ('cuCtxPushCurrent_v2', 'cuCtxPopCurrent_v2', 'cuMemcpyDtoDAsync_v2', 'cuEventCreate', 'cuEventRecord',
-             'cuEventQuery', 'ncclGroupStart', 'ncclGroupEnd', 'ncclAllReduce', 'ncclCommGetAsyncError',
-             'ncclCommAbort')  # as in nccl.cpp
+             'cuEventQuery', 'ncclGroupStart', 'ncclGroupEnd', 'ncclAllReduce', 'ncclReduce', 'ncclBroadcast',
+             'ncclCommGetAsyncError', 'ncclCommAbort')  # as in nccl.cpp
+BROADCAST, EVERY = -1, -1                                    # an op, and a root, as in nccl.cpp
 IDLE, UNDER_WAY, FAILED = range(3)                           # states, as in nccl.cpp
 BY_NCCL, BY_DEVICE, BY_TIMEOUT, BY_ANOTHER = range(4)        # failures, as in nccl.cpp
 A_WHILE = .05  # seconds of a wait: between two, Python takes Ctrl-C
@@ -47,10 +48,12 @@ class Copies(NamedTuple):
     bytes: np.ndarray
 
 
-class Reductions(NamedTuple):
-    """Reductions between devices: addresses, a row for each device, and properties, the same on each device.
+class Collectives(NamedTuple):
+    """Reductions and broadcasts between devices: addresses, a row for each device; the rest is the same on each.
 
-    `dtypes` and `ops` have the numbers of NCCL, see `numbers_of`.
+    `dtypes` and `ops` have the numbers of NCCL, see `DTYPES` and `OPS`; an op may be `BROADCAST`. The device that alone
+    gets a reduction, or that sends a broadcast, is its root: `roots` has its place among the devices of all ranks. The
+    root of a reduction that all devices get is `EVERY`.
     """
 
     send: np.ndarray
@@ -58,11 +61,7 @@ class Reductions(NamedTuple):
     counts: np.ndarray
     dtypes: np.ndarray
     ops: np.ndarray
-
-
-def numbers_of(dtypes: Sequence[str], ops: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the numbers that NCCL has for dtypes and for reductions."""
-    return (np.array([DTYPES[dtype] for dtype in dtypes], 'int32'), np.array([OPS[op] for op in ops], 'int32'))
+    roots: np.ndarray
 
 
 class NcclCommunicator:
@@ -80,20 +79,22 @@ class NcclCommunicator:
     nccl : Nccl
     comms : list of int
         The communicator that NCCL has made for each.
-    is_part : bool
-        Whether other processes have further devices of the clique.
+    first, size : int
+        The place of the first device among the devices of all processes, and their number.
 
     Attributes
     ----------
     contexts : list of Context
+    first : int
     is_verified : bool
         Whether an exchange has given the same result as the host. The user of the communicator sets it.
     """
 
-    def __init__(self, contexts: Sequence[Context], nccl: Nccl, comms: Sequence[int], is_part: bool) -> None:
-        self.contexts, self.is_verified = list(contexts), False
+    def __init__(self, contexts: Sequence[Context], nccl: Nccl, comms: Sequence[int], first: int,
+                 size: int) -> None:
+        self.contexts, self.first, self.is_verified = list(contexts), first, False
         # A process that tells the others of a failure has waited for an exchange, and then they wait for it.
-        self._patience = .5 if is_part else 1.
+        self._patience = .5 if size > len(contexts) else 1.
         self._nccl, self._library = nccl, _library(nccl)
         opened = [gpu_context(context) for context in contexts]
         primary = [nccl.driver.primary_context(card_of(context)) for context in contexts]
@@ -107,20 +108,20 @@ class NcclCommunicator:
         """Return whether an exchange of this process has failed, so that no further one is possible."""
         return self._library.mgpu_wait(self._handle, 0.) == FAILED
 
-    def exchange(self, copies: Copies, reductions: Reductions) -> None:
-        """Enqueue copies and then reductions on each device.
+    def exchange(self, copies: Copies, collectives: Collectives) -> None:
+        """Enqueue copies and then collectives on each device.
 
         Parameters
         ----------
         copies : Copies
-        reductions : Reductions
+        collectives : Collectives
 
         Raises
         ------
         ExchangeError
         """
-        given = _Exchange(copies.bytes.size, reductions.counts.size, *[
-            array.ctypes.data for array in (copies.to, copies.source, copies.bytes, *reductions)])
+        given = _Exchange(copies.bytes.size, collectives.counts.size, *[
+            array.ctypes.data for array in (copies.to, copies.source, copies.bytes, *collectives)])
         timeout = theano.config.mgpu.timeout * self._patience
         if self._library.mgpu_exchange(self._handle, ctypes.byref(given), timeout) == FAILED:
             raise self._error()
@@ -201,16 +202,16 @@ def connect(contexts: Sequence[Context], ranks: Communicator) -> str:
     if key in _refused:
         return _refused[key]
     if key not in _communicators:
+        first = sum(len(own) for _, own in of_ranks[:ranks.rank])
         nccl, error = _outcome(lambda: load(cuda_libraries.survey().libraries['libnccl.so'].path))
         errors = all_gather_object(ranks, error)
         if not any(errors):
-            first = sum(len(own) for _, own in of_ranks[:ranks.rank])
             comms, error = _connected(nccl, contexts, first, len(devices), ranks)
             errors = all_gather_object(ranks, error)
         if any(errors):
             _refused[key] = next(filter(None, errors))
             return _refused[key]
-        _communicators[key] = NcclCommunicator(contexts, nccl, comms, ranks.size > 1)
+        _communicators[key] = NcclCommunicator(contexts, nccl, comms, first, len(devices))
     _of_contexts[tuple(contexts), ranks.size] = _communicators[key]
     return ''
 
@@ -253,8 +254,8 @@ def _outcome(work):
 class _Exchange(ctypes.Structure):
     """The struct Exchange of nccl.cpp."""
 
-    _fields_ = [('n_copies', ctypes.c_int), ('n_reductions', ctypes.c_int)] + [
-        (name, ctypes.c_void_p) for name in ('to', 'source', 'bytes', 'send', 'receive', 'counts', 'dtypes', 'ops')]
+    _fields_ = [('n_copies', ctypes.c_int), ('n_collectives', ctypes.c_int)] + [
+        (name, ctypes.c_void_p) for name in ('to', 'source', 'bytes', *Collectives._fields)]
 
 
 def _addresses(numbers):

@@ -3,4 +3,13 @@ from ..graph.analysis import CannotCut  # noqa: F401
 from ..graph.partition import Exchange, Output, Program, Stage, expressed, partition, undivided  # noqa: F401
 from .planner import plan  # noqa: F401
 from .shares import Machine, Shares  # noqa: F401
-from .step_plan import AllReduce, DeviceAllReduce, DividedUpdate, Part, ReduceScatter, StepPlan, SumGroup  # noqa: F401
+from .step_plan import (  # noqa: F401
+    AllReduce,
+    DeviceBroadcast,
+    DeviceReduce,
+    DividedUpdate,
+    Part,
+    ReduceScatter,
+    StepPlan,
+    SumGroup,
+)

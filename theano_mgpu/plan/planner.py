@@ -24,7 +24,8 @@ from .step_plan import (
     AllReduce,
     Boundary,
     Choice,
-    DeviceAllReduce,
+    DeviceBroadcast,
+    DeviceReduce,
     DividedUpdate,
     Part,
     ReduceScatter,
@@ -86,15 +87,18 @@ class _Planner:
         sizes = bytes_of_gradients(self._exchanges, self._params, self._new) if overlaps else {}
         stages = [(stage, self._parts_of(i, stage, buckets(stage.outputs, sizes) if overlaps else ()))
                   for i, stage in enumerate(self._program.stages) if stage.outputs]
-        update, divided = self._update(where)
+        update, shares_of_update = self._update(where)
+        divided = self._divided(shares_of_update)
         # A sum that a later part reads is kept, too.
         kept = self._kept.union({v for _, parts in stages for part in parts for v in part.given}.intersection(
             each.source for each in self._exchanges))
-        owners = {} if by_nccl else self._owners(divided)
-        planned_stages, last = self._with_exchanges(stages, owners, self._in_half(owners), by_nccl)
+        of_ranks = self._owners(divided.shares) if divided and not by_nccl else {}
+        of_replicas = self._owners(shares_of_update) if by_nccl else {}
+        planned_stages, last = self._with_exchanges(stages, of_ranks, of_replicas, by_nccl)
+        broadcasts = self._broadcasts(shares_of_update) if by_nccl else []
         return StepPlan(self._options.name, self._program, self._mesh, self._machine, shares, tuple(planned_stages),
                         last, tuple(update), tuple(self._results), self._rows, frozenset(kept), tuple(self._params),
-                        divided, overlaps, tuple(self._choices))
+                        divided, tuple(broadcasts), overlaps, tuple(self._choices))
 
     # --- choices
 
@@ -161,27 +165,31 @@ class _Planner:
 
     # --- the update
 
-    def _update(self, where: str) -> tuple[list[Part], DividedUpdate | None]:
-        """Plan the graphs of exchanged values: new values and results, on the host and on the contexts."""
+    def _update(self, where: str) -> tuple[list[Part], list[list[SharedVariable]]]:
+        """Plan the graphs of exchanged values: new values and results, on the host and on the contexts.
+
+        Return the parts, and for each replica of all ranks the variables that it alone updates.
+        """
         exchanged = {exchange.variable for exchange in self._exchanges}
         results = list(dict.fromkeys(output.variable for output in self._results
                                      if output.reduction is None and output.variable not in exchanged))
         here, light = self._on_host(results) if where != 'host' else (list(self._new), results)
         update = [self._update_part([v for v in results if v in light], here, [HOST], self._mesh.contexts)]
         heavy = [v for v in results if v not in light]
-        of_ranks: list[list[SharedVariable]] = [[] for _ in range(self._machine.size)]
-        divided = []
+        of_replicas: list[list[SharedVariable]] = [[] for _ in range(self._machine.n_replicas)]
+        first = sum(self._machine.replicas[:self._machine.rank])
         for place in self._mesh.places:
             there = [v for v in self._new if v not in here and self._places.of(v) == place]
             contexts, shares = self._mesh.column(place), []
             if where == 'sharded':
-                divided += there
-                there, shares = self._shares(there, of_ranks)
+                there, every_share = update_shares(there, self._new, self._machine.n_replicas)
+                of_replicas = [before + share for before, share in zip(of_replicas, every_share)]
+                shares = every_share[first:first + len(contexts)]
             update.append(self._update_part(heavy, there, contexts if there else contexts[:1]))
             update += [self._update_part([], share, [context], contexts, is_share=True)
                        for share, context in zip(shares, contexts)]
             heavy = []
-        return [part for part in update if part.outputs or part.updates], self._divided(of_ranks, divided)
+        return [part for part in update if part.outputs or part.updates], of_replicas
 
     def _on_host(self, results: list[theano.Variable]) -> tuple[list[SharedVariable], list[theano.Variable]]:
         """Return the variables that are updated on the host, and the results that are computed there."""
@@ -201,27 +209,29 @@ class _Planner:
                 return idle
             idle -= needed
 
-    def _shares(self, variables: list[SharedVariable], of_ranks: list[list[SharedVariable]]):
-        """Return the variables that each context updates, and the shares of this rank's contexts; add all shares to
-        `of_ranks`.
-        """
-        machine = self._machine
-        common, shares = update_shares(variables, self._new, machine.n_replicas)
-        bounds = [sum(machine.replicas[:rank]) for rank in range(machine.size + 1)]
-        for rank, own in enumerate(of_ranks):
-            own += sum(shares[bounds[rank]:bounds[rank + 1]], [])
-        return common, shares[bounds[machine.rank]:bounds[machine.rank + 1]]
-
-    def _divided(self, of_ranks: list[list[SharedVariable]], updated: list[SharedVariable]) -> DividedUpdate | None:
-        if self._machine.size == 1 or not any(of_ranks):
+    def _divided(self, of_replicas: list[list[SharedVariable]]) -> DividedUpdate | None:
+        if self._machine.size == 1 or not any(of_replicas):
             return None
-        values = [self._new[variable] for variable in updated]
-        sent = self._read_on_every_rank(of_ranks).intersection(sum(of_ranks, []))
-        return DividedUpdate(tuple(map(tuple, of_ranks)), frozenset(sent), tuple(shared_variables(values + updated)))
+        ends = [sum(self._machine.replicas[:rank]) for rank in range(self._machine.size + 1)]
+        of_ranks = [sum(of_replicas[first:end], []) for first, end in zip(ends, ends[1:])]
+        updated = sum(of_ranks, [])
+        sent = self._read_by_every_replica(of_ranks).intersection(updated)
+        return DividedUpdate(tuple(map(tuple, of_ranks)), frozenset(sent),
+                             tuple(shared_variables([self._new[variable] for variable in updated] + updated)))
 
-    def _read_on_every_rank(self, of_ranks: Iterable[Iterable[SharedVariable]]) -> set[theano.Variable]:
+    def _broadcasts(self, of_replicas: list[list[SharedVariable]]) -> Iterable[DeviceBroadcast]:
+        """Yield the new values of a divided update that devices send each other."""
+        sent = self._read_by_every_replica(of_replicas)
+        for place in self._mesh.places:
+            contexts = self._mesh.column(place)
+            owners = {variable: replica for replica, share in enumerate(of_replicas) for variable in share
+                      if variable in sent and fits_gpu(variable) and self._places.of(variable) == place}
+            if owners and all(context.kind == 'cuda' for context in contexts):
+                yield DeviceBroadcast(tuple(contexts), owners)
+
+    def _read_by_every_replica(self, shares: Iterable[Iterable[SharedVariable]]) -> set[theano.Variable]:
         """Return the ancestors of the stages, the results and the undivided part of an update."""
-        divided = {variable for share in of_ranks for variable in share}
+        divided = {variable for share in shares for variable in share}
         return set(ancestors([*self._program.in_stages, *[output.variable for output in self._results],
                               *[value for variable, value in self._new.items() if variable not in divided]]))
 
@@ -236,31 +246,36 @@ class _Planner:
 
     # --- exchanges
 
-    def _owners(self, divided: DividedUpdate | None) -> dict[theano.Variable, int]:
-        """Return the rank that reads a sum, for sums that only one rank reads."""
-        if divided is None:
+    def _owners(self, shares: Sequence[Sequence[SharedVariable]]) -> dict[theano.Variable, int]:
+        """Return the share of a divided update that reads a sum, for sums of arrays that one alone reads."""
+        if not any(shares):
             return {}
-        by_all = self._read_on_every_rank(divided.shares)
-        read = [set(ancestors([self._new[variable] for variable in share])) for share in divided.shares]
+        by_all = self._read_by_every_replica(shares)
+        read = [set(ancestors([self._new[variable] for variable in share])) for share in shares]
         owners = {}
         for variable in (exchange.variable for exchange in self._exchanges):
-            ranks = [rank for rank, variables in enumerate(read) if variable in variables]
-            if len(ranks) == 1 and variable.ndim and variable not in by_all:
-                owners[variable], = ranks
+            reading = [i for i, variables in enumerate(read) if variable in variables]
+            if len(reading) == 1 and variable.ndim and variable not in by_all:
+                owners[variable], = reading
         return owners
 
-    def _in_half(self, owners: Mapping[theano.Variable, int]) -> set[theano.Variable]:
+    def _in_half(self) -> set[theano.Variable]:
         """Return the sums of arrays that the new values of trained parameters depend on, if ranks exchange float16."""
         if not self._params or self._machine.size == 1 or not all(self._machine.half):
             return set()
         self._choose('precision', 'gradients are exchanged as float16', 'mgpu.exchange=float16')
         read = ancestors([self._new[param] for param in self._params if param in self._new])
         last = {exchange.variable for exchange in self._program.exchanges if exchange.variable.ndim}
-        return last.intersection(read).difference(owners)
+        return last.intersection(read)
 
-    def _with_exchanges(self, stages: Sequence[tuple[Stage, list[Part]]], owners: Mapping[theano.Variable, int],
-                        in_half: Collection[theano.Variable], by_nccl: bool) -> tuple[list[StagePlan], Boundary]:
-        """Return the stages with the exchanges before each, and the exchanges after the last one."""
+    def _with_exchanges(self, stages: Sequence[tuple[Stage, list[Part]]], of_ranks: Mapping[theano.Variable, int],
+                        of_replicas: Mapping[theano.Variable, int],
+                        by_nccl: bool) -> tuple[list[StagePlan], Boundary]:
+        """Return the stages with the exchanges before each, and the exchanges after the last one.
+
+        Sums that one rank reads alone, or one replica, are in `of_ranks` and in `of_replicas`.
+        """
+        in_half = self._in_half().difference(of_ranks)
         sums: dict[Part, list[SumGroup]] = {part: [] for _, parts in stages for part in parts}
         boundaries = []
         for exchanges in [stage.exchanges for stage, _ in stages] + [self._program.exchanges]:
@@ -269,8 +284,8 @@ class _Planner:
             groups: list[SumGroup] = []
             for part, of_part in sums.items():
                 on_devices = by_nccl and all(context.kind == 'cuda' for context in part.contexts)
-                new = list(_groups([each for each in additive if each.source in part.outputs], owners, in_half,
-                                   on_devices))
+                new = list(_groups([each for each in additive if each.source in part.outputs], of_ranks, of_replicas,
+                                   in_half, on_devices))
                 of_part += new
                 groups += new
             boundaries.append(Boundary(tuple(exchanges), tuple(groups),
@@ -279,16 +294,18 @@ class _Planner:
                 for boundary, (stage, parts) in zip(boundaries, stages)], boundaries[-1]
 
 
-def _groups(exchanges: Sequence[Exchange], owners: Mapping[theano.Variable, int],
-            in_half: Collection[theano.Variable], on_devices: bool) -> Iterable[SumGroup]:
+def _groups(exchanges: Sequence[Exchange], of_ranks: Mapping[theano.Variable, int],
+            of_replicas: Mapping[theano.Variable, int], in_half: Collection[theano.Variable],
+            on_devices: bool) -> Iterable[SumGroup]:
     """Yield the sums that are exchanged together, by the collective that adds them."""
-    owned = [each for each in exchanges if each.variable in owners]
+    owned = [each for each in exchanges if each.variable in of_ranks]
     half = [each for each in exchanges if each.variable in in_half]
     others = [each for each in exchanges if each not in owned and each not in half]
     by_nccl = [each for each in others if on_devices and fits_gpu(each.source) and each.source.dtype in OF_NCCL]
     others = [each for each in others if each not in by_nccl]
-    for some, collective in ((by_nccl, DeviceAllReduce()), (others, AllReduce()), (half, AllReduce(half=True)),
-                             (owned, ReduceScatter(tuple(owners[each.variable] for each in owned)))):
+    for some, collective in ((by_nccl, DeviceReduce(tuple(of_replicas.get(each.variable) for each in by_nccl))),
+                             (others, AllReduce()), (half, AllReduce(half=True)),
+                             (owned, ReduceScatter(tuple(of_ranks[each.variable] for each in owned)))):
         if some:
             yield SumGroup(tuple(some), collective)
 

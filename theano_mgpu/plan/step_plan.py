@@ -37,15 +37,21 @@ class AllReduce:
 
 
 @dataclass(frozen=True)
-class DeviceAllReduce:
-    """Sums over the replicas of all ranks that their devices add by NCCL, and that each device gets."""
+class DeviceReduce:
+    """Sums over the replicas of all ranks that their devices add by NCCL.
+
+    Attributes
+    ----------
+    owners : tuple of (int or None)
+        For each sum the replica that alone gets it, by its place among the replicas of all ranks, since no other one
+        reads it. None for a sum that each device gets.
+    """
+
+    owners: tuple[int | None, ...]
 
     def by(self, n_ranks: int) -> str:
         """Return the name of who adds the sums."""
         return 'NCCL'
-
-    def __str__(self) -> str:
-        return 'all_reduce by NCCL'
 
 
 @dataclass(frozen=True)
@@ -78,7 +84,7 @@ class SumGroup:
     """Sums that replicas, and then ranks, add together once a part has computed its shares of them."""
 
     exchanges: tuple[Exchange, ...]
-    collective: AllReduce | DeviceAllReduce | ReduceScatter
+    collective: AllReduce | DeviceReduce | ReduceScatter
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,6 +177,22 @@ class DividedUpdate:
     read: tuple[SharedVariable, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class DeviceBroadcast:
+    """New values of a divided update that devices send each other by NCCL.
+
+    Attributes
+    ----------
+    contexts : tuple of Context
+        One for each replica of this process.
+    owners : dict of SharedVariable to int
+        The replica, among those of all ranks, that computes each value.
+    """
+
+    contexts: tuple[Context, ...]
+    owners: dict[SharedVariable, int]
+
+
 @dataclass(frozen=True)
 class Choice:
     """A choice in a plan, and its reason."""
@@ -206,6 +228,8 @@ class StepPlan:
     params : tuple of SharedVariable
         Trained parameters.
     divided : DividedUpdate or None
+    broadcasts : tuple of DeviceBroadcast
+        Of new values, in place of copies to the other contexts and messages to the other ranks.
     overlaps : bool
         Whether sums over the ranks are made on a thread of their own, while the next part is computed.
     choices : tuple of Choice
@@ -224,6 +248,7 @@ class StepPlan:
     kept: frozenset[theano.Variable]
     params: tuple[SharedVariable, ...] = ()
     divided: DividedUpdate | None = None
+    broadcasts: tuple[DeviceBroadcast, ...] = ()
     overlaps: bool = False
     choices: tuple[Choice, ...] = ()
 
@@ -236,7 +261,7 @@ class StepPlan:
     def sums_by_nccl(self) -> bool:
         """True if NCCL adds a sum between the devices."""
         boundaries = [*(stage.boundary for stage in self.stages), self.last]
-        return any(isinstance(group.collective, DeviceAllReduce) for each in boundaries for group in each.sums)
+        return any(isinstance(group.collective, DeviceReduce) for each in boundaries for group in each.sums)
 
     def __str__(self) -> str:
         return explained(self)

@@ -1,7 +1,7 @@
 """Sums over all samples that the devices add among themselves by NCCL; the host takes no part, and does not wait."""
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from ..comm.collectives import all_gather_object
 from ..comm.communicator import Communicator
 from ..devices.context_map import Context
 from ..devices.contexts import gpu_context
-from ..devices.nccl import Copies, NcclCommunicator, Reductions, numbers_of
+from ..devices.nccl import DTYPES, EVERY, OPS, Collectives, Copies, NcclCommunicator
 from ..errors import ExchangeError, GraphError, warn
 from .batch import DeviceSum, Shard, Values
 from .launcher import error_of
@@ -20,13 +20,16 @@ from .timeline import span
 
 
 class Layout:
-    """The places of arrays in one flat array a dtype: scalars first, then small arrays, then large ones.
+    """The places of sums on devices: small ones lie in one flat array a dtype, scalars first.
 
-    Small arrays are copied into the flat array, and added as one. Large ones are added from where they are.
+    Small arrays are copied into the flat array, added as one, and every device gets them. Large ones are added from
+    where they are.
 
     Parameters
     ----------
     like : list of (shape, dtype)
+    owners : list of (int or None)
+        The device that alone gets a large sum, by its place among the devices of all ranks; None for every device.
 
     Attributes
     ----------
@@ -34,69 +37,73 @@ class Layout:
         Elements of each flat array, by its dtype.
     scalars : dict of str to int
         Elements that the scalars take at its beginning.
-    places : list of (dtype, start, stop)
-        The place of each array.
-    copied, direct : list of int
-        Numbers of the small arrays, and of the large ones.
-    bytes, counts, dtypes, ops : ndarray
-        As for `Copies` and `Reductions`.
+    places : dict of int to (dtype, start, stop)
+        The place of each small array.
+    copied, large : list of int
+        Numbers of the small arrays that have elements, and of the large ones.
+    owners : dict of int to int
+        The device that alone gets a sum.
+    bytes, counts, dtypes, ops, roots : ndarray
+        As for `Copies` and `Collectives`.
     """
 
-    def __init__(self, like: Sequence[tuple[tuple[int, ...], np.dtype]]) -> None:
+    def __init__(self, like: Sequence[tuple[tuple[int, ...], np.dtype]], owners: Sequence[int | None] = ()) -> None:
         self.like = list(like)
         sizes = [int(np.prod(shape, dtype='int64')) for shape, _ in like]
-        small = [size * dtype.itemsize <= SMALL for size, (_, dtype) in zip(sizes, like)]
+        self.large = [i for i, (_, dtype) in enumerate(like) if sizes[i] * dtype.itemsize > SMALL]
+        self.owners = {i: owner for i, owner in enumerate(owners) if owner is not None and i in self.large}
         self.sizes: dict[str, int] = {}
         self.scalars: dict[str, int] = {}
-        places: dict[int, tuple[str, int, int]] = {}
-        prefixes: dict[str, int] = {}
-        for i in sorted(range(len(like)), key=lambda i: (bool(like[i][0]), not small[i])):
+        self.places: dict[int, tuple[str, int, int]] = {}
+        small = [i for i in range(len(like)) if i not in self.large]
+        for i in sorted(small, key=lambda i: bool(like[i][0])):
             dtype = like[i][1].name
             start = -(-self.sizes.get(dtype, 0) // ALIGNED) * ALIGNED
             self.sizes[dtype] = start + sizes[i]
-            places[i] = dtype, start, start + sizes[i]
-            if small[i]:
-                prefixes[dtype] = start + sizes[i]
+            self.places[i] = dtype, start, start + sizes[i]
             if not like[i][0]:
                 self.scalars[dtype] = start + sizes[i]
-        self.places = [places[i] for i in range(len(like))]
-        self.copied = [i for i in range(len(like)) if small[i] and sizes[i]]
-        self.direct = [i for i in range(len(like)) if not small[i]]
-        self.prefixes = [dtype for dtype, size in prefixes.items() if size]
+        self.copied = [i for i in small if sizes[i]]
         self.bytes = np.array([sizes[i] * like[i][1].itemsize for i in self.copied], 'uint64')
-        self.counts = np.array([prefixes[dtype] for dtype in self.prefixes] + [sizes[i] for i in self.direct], 'uint64')
-        names = self.prefixes + [like[i][1].name for i in self.direct]
-        self.dtypes, self.ops = numbers_of(names, ['sum'] * len(names))
+        flat = [(dtype, size) for dtype, size in self.sizes.items() if size]
+        self.flat_dtypes = [dtype for dtype, _ in flat]
+        self.counts = np.array([size for _, size in flat] + [sizes[i] for i in self.large], 'uint64')
+        names = self.flat_dtypes + [like[i][1].name for i in self.large]
+        self.dtypes = np.array([DTYPES[name] for name in names], 'int32')
+        self.ops = np.full(len(names), OPS['sum'], 'int32')
+        self.roots = np.array([EVERY] * len(flat) + [self.owners.get(i, EVERY) for i in self.large], 'int32')
 
-    def empty(self, context: Context) -> dict[str, Any]:
-        """Return new flat arrays on a context's device."""
+    def received(self, context: Context, place: int) -> Received:
+        """Return new memory on a context's device for the sums that it gets, at its place among all devices."""
         from pygpu import gpuarray
-        return {dtype: gpuarray.empty((size,), dtype, context=gpu_context(context))
-                for dtype, size in self.sizes.items()}
 
-    def address(self, flat: dict[str, Any], i: int) -> int:
-        """Return the address of an array in flat arrays."""
-        dtype, start, _ = self.places[i]
-        return flat[dtype].gpudata + start * np.dtype(dtype).itemsize
+        def empty(shape, dtype):
+            return gpuarray.empty(shape, dtype, context=gpu_context(context))
+        flat = {dtype: empty((size,), dtype) for dtype, size in self.sizes.items()}
+        views = {i: flat[dtype][start:stop].reshape(self.like[i][0]) for i, (dtype, start, stop) in self.places.items()}
+        views.update((i, empty(*self.like[i])) for i in self.large if self.owners.get(i, place) == place)
+        return Received(flat, views)
 
-    def view(self, flat: dict[str, Any], i: int) -> Any:
-        """Return an array in flat arrays."""
-        dtype, start, stop = self.places[i]
-        return flat[dtype][start:stop].reshape(self.like[i][0])
-
-    def exchange(self, parts: Sequence[Sequence[Any]], flats: Sequence[dict[str, Any]]) -> tuple[Copies, Reductions]:
-        """Return the copies and reductions that put the sums of parts, a list for each device, into flat arrays."""
-        n = len(parts)
-        to = [self.address(flat, i) for flat in flats for i in self.copied]
-        source = [part[i].gpudata for part in parts for i in self.copied]
-        send, receive = [], []
-        for part, flat in zip(parts, flats):
-            prefixes = [flat[dtype].gpudata for dtype in self.prefixes]
-            send += prefixes + [part[i].gpudata for i in self.direct]
-            receive += prefixes + [self.address(flat, i) for i in self.direct]
-        rows = [np.array(addresses, 'uint64').reshape(n, -1) for addresses in (to, source, send, receive)]
+    def exchange(self, parts: Sequence[Sequence[Any]],
+                 every_received: Sequence[Received]) -> tuple[Copies, Collectives]:
+        """Return the copies and collectives that put the sums of parts, a list for each device, where they belong."""
+        to = [[received.views[i].gpudata for i in self.copied] for received in every_received]
+        source = [[part[i].gpudata for i in self.copied] for part in parts]
+        flat = [[received.flat[dtype].gpudata for dtype in self.flat_dtypes] for received in every_received]
+        send = [own + [part[i].gpudata for i in self.large] for own, part in zip(flat, parts)]
+        # Only the owner writes where a sum is received; the others name their part.
+        receive = [own + [received.views.get(i, part[i]).gpudata for i in self.large]
+                   for own, received, part in zip(flat, every_received, parts)]
+        rows = [np.array(addresses, 'uint64').reshape(len(parts), -1) for addresses in (to, source, send, receive)]
         return (Copies(rows[0], rows[1], self.bytes),
-                Reductions(rows[2], rows[3], self.counts, self.dtypes, self.ops))
+                Collectives(rows[2], rows[3], self.counts, self.dtypes, self.ops, self.roots))
+
+
+class Received(NamedTuple):
+    """Sums on a device: flat arrays by dtype, and each sum by its number."""
+
+    flat: dict[str, Any]
+    views: dict[int, Any]
 
 
 class Parts(NamedTuple):
@@ -113,16 +120,17 @@ class Reduced:
     Parameters
     ----------
     layout : Layout
-    flats : list of dict of str to pygpu.gpuarray.GpuArray
-        The flat arrays of each context.
+    every_received : list of Received
+        The sums of each context.
     communicator : NcclCommunicator
     parts : Parts
         They name the samples of a device that is lost.
     """
 
-    def __init__(self, layout: Layout, flats: Sequence[dict[str, Any]], communicator: NcclCommunicator, parts: Parts):
+    def __init__(self, layout: Layout, every_received: Sequence[Received], communicator: NcclCommunicator,
+                 parts: Parts):
         self._layout, self._communicator = layout, communicator
-        self._flats = dict(zip(communicator.contexts, flats))
+        self._received = dict(zip(communicator.contexts, every_received))
         self._shards = dict(zip(parts.contexts, parts.shards))
         self._on_devices: dict[tuple[Context, int], Any] = {}
         self._on_host: dict[Any, Any] = {}
@@ -131,21 +139,27 @@ class Reduced:
         """Return a sum on a context's device; it may still be under way there."""
         key = context, number
         if key not in self._on_devices:
-            home = context if context in self._flats else self._communicator.contexts[0]
-            self._on_devices[key] = copy_to(context, self._layout.view(self._flats[home], number))
+            self._on_devices[key] = copy_to(context, self._home(number, context).views[number])
         return self._on_devices[key]
+
+    def _home(self, number, context=None):
+        """Return what a context has received, or the first one, if the sum is there; else what its owner has."""
+        received = self._received.get(context) or self._received[self._communicator.contexts[0]]
+        if number in received.views:
+            return received
+        return next(each for each in self._received.values() if number in each.views)
 
     def value(self, number: int) -> Any:
         """Return a sum on the host; all scalars are fetched together."""
         if number not in self._on_host:
             self.wait()
-            flat = self._flats[self._communicator.contexts[0]]
-            dtype, start, _ = self._layout.places[number]
+            received = self._home(number)
             if self._layout.like[number][0]:
-                self._on_host[number] = fetch(self._layout.view(flat, number))
+                self._on_host[number] = fetch(received.views[number])
             else:
+                dtype, start, _ = self._layout.places[number]
                 if dtype not in self._on_host:
-                    self._on_host[dtype] = fetch(flat[dtype][:self._layout.scalars[dtype]])
+                    self._on_host[dtype] = fetch(received.flat[dtype][:self._layout.scalars[dtype]])
                 self._on_host[number] = self._on_host[dtype][start:start + 1].reshape(())
         return self._on_host[number]
 
@@ -162,17 +176,25 @@ class Reduced:
         try:
             self._communicator.wait()
         except ExchangeError as error:
-            raise self._named(error) from error.__cause__
+            raise named(error, self._communicator, self._shards) from error.__cause__
 
-    def _named(self, error):
-        """Return the error of an exchange; a ReplicaError for one of a lost device."""
-        contexts = self._communicator.contexts
-        if error.context is None:
-            return error
-        shard = self._shards.get(error.context)
-        where = 'samples %d to %d' % (shard.span[0], shard.span[1] - 1) if shard else 'exchange'
-        return error_of(error, contexts.index(error.context), error.context, where, shard.span if shard else None,
-                        contexts)
+
+def named(error: ExchangeError, communicator: NcclCommunicator, shards: Mapping[Context, Shard]) -> BaseException:
+    """Return the error of an exchange; a ReplicaError for one of a lost device.
+
+    Parameters
+    ----------
+    error : ExchangeError
+    communicator : NcclCommunicator
+    shards : dict of Context to Shard
+        What the devices were working on.
+    """
+    contexts = communicator.contexts
+    if error.context is None:
+        return error
+    shard = shards.get(error.context)
+    where = 'samples %d to %d' % (shard.span[0], shard.span[1] - 1) if shard else 'exchange'
+    return error_of(error, contexts.index(error.context), error.context, where, shard.span if shard else None, contexts)
 
 
 class DeviceSums(HostSums):
@@ -248,13 +270,14 @@ class DeviceSums(HostSums):
         parts, self._parts = self._parts, None
         with self._timings.span('all_reduce'):
             arrays = self._of_replicas(parts)
-            flats = [self._layout.empty(context) for context in self._communicator.contexts]
-            reduced = Reduced(self._layout, flats, self._communicator, parts)
+            received = [self._layout.received(context, self._communicator.first + i)
+                        for i, context in enumerate(self._communicator.contexts)]
+            reduced = Reduced(self._layout, received, self._communicator, parts)
             if self._communicator.is_verified:
-                self._enqueue(arrays, flats, ranks)
+                self._enqueue(arrays, received)
                 error = ''
             else:
-                error = self._verified(arrays, flats, ranks)
+                error = self._verified(arrays, received, ranks)
         if not error:
             self._reduced = reduced
             return
@@ -266,12 +289,12 @@ class DeviceSums(HostSums):
 
     def _of_replicas(self, parts):
         """Return the parts of every context of this process, in order: zeros where a context has no samples."""
-        of_context = {context: [_contiguous(context, array) for array in arrays]
+        of_context = {context: [contiguous(context, array) for array in arrays]
                       for context, arrays in zip(parts.contexts, parts.arrays)}
         first = next(iter(of_context.values()))
         like = describe(first)
         if self._layout.like != like:
-            self._layout = Layout(like)
+            self._layout = Layout(like, self._collective.owners)
         for context, arrays in of_context.items():
             if describe(arrays) != like:
                 raise GraphError('the replicas have gradients, or other sums, of different shapes: %s on %s, %s on %s'
@@ -279,15 +302,15 @@ class DeviceSums(HostSums):
         return [of_context[context] if context in of_context else
                 [_zeros_like(array, context) for array in first] for context in self._communicator.contexts]
 
-    def _enqueue(self, arrays, flats, ranks):
+    def _enqueue(self, arrays, received):
         with span('all_reduce', 'all_reduce'):
-            self._communicator.exchange(*self._layout.exchange(arrays, flats))
+            self._communicator.exchange(*self._layout.exchange(arrays, received))
 
-    def _verified(self, arrays, flats, ranks):
+    def _verified(self, arrays, received, ranks):
         """Add by NCCL and on the host, and compare; return how they differ, or the error, or an empty text."""
         lost = None
         try:
-            self._enqueue(arrays, flats, ranks)
+            self._enqueue(arrays, received)
             self._communicator.wait()
             error = ''
         except ExchangeError as failed:
@@ -296,7 +319,7 @@ class DeviceSums(HostSums):
             return error
         errors = [error] if ranks is None else all_gather_object(ranks, error)
         if not any(errors):
-            differs = [self._difference(arrays, flats, i, ranks) for i in range(len(self._layout.like))]
+            differs = [self._difference(arrays, received, i, ranks) for i in range(len(self._layout.like))]
             error = next(filter(None, differs), '')
             errors = [error] if ranks is None else all_gather_object(ranks, error)
         error = next(filter(None, errors), '')
@@ -305,7 +328,7 @@ class DeviceSums(HostSums):
         self._communicator.is_verified = not error
         return error
 
-    def _difference(self, arrays, flats, i, ranks):
+    def _difference(self, arrays, received, i, ranks):
         """Return how the sum number i differs from the sum on the host, beyond rounding; an empty text if it does not.
         """
         parts = [fetch(part[i]).astype('float64').ravel() for part in arrays]
@@ -313,7 +336,10 @@ class DeviceSums(HostSums):
         if ranks is not None:
             ranks.handshake((ADD,))
             ranks.all_reduce([total, scale])
-        first, *others = [fetch(self._layout.view(flat, i)).ravel() for flat in flats]
+        sums = [fetch(each.views[i]).ravel() for each in received if i in each.views]
+        if not sums:  # a device of another rank owns it
+            return ''
+        first, *others = sums
         if any(other.tobytes() != first.tobytes() for other in others):
             return 'the devices have different sums'
         limits = np.finfo(first.dtype)
@@ -325,7 +351,7 @@ class DeviceSums(HostSums):
         return ''
 
 
-def _contiguous(context, array):
+def contiguous(context: Context, array: Any) -> Any:
     """Return an array as one piece of memory on a context's device."""
     if isinstance(array, np.ndarray):
         from pygpu import gpuarray

@@ -1,7 +1,7 @@
 """An update that is divided among processes: each computes new values of some variables, and sends what others need."""
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Any, Collection, Sequence
 
 import numpy as np
 
@@ -32,9 +32,13 @@ class UpdateOwners:
         self._sent = [(variable, owner) for variable, owner in owned if variable.variable in divided.sent]
         self._left = [(variable, owner) for variable, owner in owned if variable.variable not in divided.sent]
 
-    def exchange(self, values: dict[Replicated, Any]) -> dict[Replicated, np.ndarray]:
-        """Return the new values of other processes, for the values of this one, on the host or on a device."""
-        return self._gathered(self._sent, values)
+    def exchange(self, values: dict[Replicated, Any], known: Collection[Replicated]) -> dict[Replicated, np.ndarray]:
+        """Return the new values of other processes, for the values of this one, on the host or on a device.
+
+        Those of the variables that are `known` everywhere already, the same on each process, are left out.
+        """
+        owned = [(variable, owner) for variable, owner in self._sent if variable not in known]
+        return self._gathered(owned, values) if owned else {}
 
     def leave(self) -> None:
         """Note that a step is committed: each process alone has the latest values of its share."""
@@ -62,9 +66,14 @@ class UpdateOwners:
         return {variable: value for (variable, owner), value in zip(owned, gathered) if owner != self._ranks.rank}
 
 
-def _checked(variable, value, old):
-    value = fetch(value)
+def check_shape(variable: Replicated, value: Any, old: Any) -> None:
+    """Raise a GraphError if a new value has another shape than the old one, which other processes expect."""
     if value.shape != old.shape:
         raise GraphError("the update of %s changes its shape from %s to %s, which other processes do not know: use "
                          "update_on='device'" % (variable.variable, old.shape, value.shape))
+
+
+def _checked(variable, value, old):
+    value = fetch(value)
+    check_shape(variable, value, old)
     return value

@@ -15,10 +15,11 @@ from ..devices.context_map import HOST, Context
 from ..devices.contexts import contexts as active_contexts
 from ..devices.nccl import communicator_of
 from ..graph import graph
-from ..plan import DeviceAllReduce, Part, Program, StepPlan, SumGroup
+from ..plan import DeviceReduce, Part, Program, StepPlan, SumGroup
 from ..utils import progress
 from . import compiler
 from .consensus import check_same_graph, share_first_values
+from .device_broadcast import DeviceBroadcasts
 from .device_sums import DeviceSums
 from .divided_update import UpdateOwners
 from .launcher import Launcher, MemoryExplained, choose_executor
@@ -130,6 +131,8 @@ class Executable:
         Each once: several replicas may have the same one on the host.
     owners : UpdateOwners or None
         If ranks divide the update.
+    broadcasts : DeviceBroadcasts or None
+        If devices send each other new values.
     launcher : Launcher
     on_devices : bool
         Whether any context is on a device other than the CPU.
@@ -170,6 +173,7 @@ class Executable:
                                  all(self.sums[group] in self.device_sums for group in part.sums)}
         self.over_ranks = OverRanks(communicator, timings, plan.overlaps)
         self.owners = UpdateOwners(communicator, plan.divided) if plan.divided else None
+        self.broadcasts = DeviceBroadcasts(plan.broadcasts, communicator) if plan.broadcasts else None
         self.update_buffers = {context: DeviceBuffers(context) for part in plan.update for context in part.contexts}
 
     def refresh(self) -> None:
@@ -185,7 +189,7 @@ class Executable:
 
 def sums_of(part: Part, group: SumGroup, n_ranks: int, *of_host: Any) -> HostSums:
     """Return the sums of a group that a part has shares of; `of_host` as for `HostSums`, without the group."""
-    if isinstance(group.collective, DeviceAllReduce):
+    if isinstance(group.collective, DeviceReduce):
         return DeviceSums(group, *of_host, communicator=communicator_of(part.contexts, n_ranks), over_ranks=n_ranks > 1)
     return SUMS[type(group.collective)](group, *of_host)
 

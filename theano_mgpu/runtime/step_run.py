@@ -102,6 +102,7 @@ class StepRun:
         self._transaction = Transaction()
         self._new: list[NewValue] = []
         self._launched: list[Launched] = []
+        self._underway: list[Any] = [] if batch.alone else list(executable.device_sums)  # of exchanges by NCCL
         self._began = time.perf_counter()
 
     def start(self) -> None:
@@ -129,12 +130,11 @@ class StepRun:
                           seconds)
 
     def _wait_for_exchanges(self) -> None:
-        """Wait for sums that devices exchange, while they compute the update: no value may stay without these."""
-        device_sums = self._executable.device_sums
-        if device_sums and not self._batch.alone:
+        """Wait for values that devices exchange, while they compute the update: no value may stay without these."""
+        if self._underway:
             with self._timings.span('exchange'):
-                for sums in device_sums:
-                    sums.finish()
+                for each in self._underway:
+                    each.finish()
 
     def undo(self) -> None:
         """Put every old value back, after an error."""
@@ -247,14 +247,25 @@ class StepRun:
             self._new += [NewValue(variable, contexts, each, part.copied_to)
                           for variable, each in zip(compiled.updated, zip(*[new for _, new in results]))]
         with self._timings.span('broadcast'):
-            if executable.owners:
-                own = {new.variable: new.values[0] for new in self._new}
-                self._new += [NewValue(variable, [], [value], self._plan.mesh.contexts)
-                              for variable, value in executable.owners.exchange(own).items()]
+            self._share_new_values()
             self._store(self._new)
             if executable.owners:
                 self._transaction.then(executable.owners.leave)
         return of_update
+
+    def _share_new_values(self) -> None:
+        """Get the new values that other devices, or other ranks, have computed alone."""
+        executable = self._executable
+        own = {new.variable: new.values[0] for new in self._new}
+        sent: dict[Replicated, Any] = {}
+        if executable.broadcasts and executable.broadcasts.are_possible():
+            sent = executable.broadcasts.start(own)
+            self._underway.append(executable.broadcasts)
+            self._new = [new for new in self._new if new.variable not in sent]
+            self._new += [NewValue(variable, contexts, values) for variable, (contexts, values) in sent.items()]
+        if executable.owners:
+            self._new += [NewValue(variable, [], [value], self._plan.mesh.contexts)
+                          for variable, value in executable.owners.exchange(own, sent).items()]
 
     def _broadcast(self, part: Part, contexts: Sequence[Context]) -> list[list[Any]]:
         """Return the arguments of a part of the update on each context."""

@@ -105,7 +105,7 @@ class HostSums:
 
     def add_over(self, ranks: Communicator) -> None:
         """Add the sums over the ranks, which have just had a handshake."""
-        if self._collective.half:
+        if self._collective == AllReduce(half=True):
             all_reduce_in_half(ranks, self.views)
         else:
             ranks.all_reduce(self._buffers.flat)

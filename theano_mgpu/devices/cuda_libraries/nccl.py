@@ -26,6 +26,8 @@ OF_NCCL: dict[str, list[Any]] = {
     'ncclCommInitAll': [ADDRESS, INTEGER, ADDRESS], 'ncclCommInitRank': [ADDRESS, INTEGER, UniqueId, INTEGER],
     'ncclCommAbort': [ADDRESS], 'ncclCommGetAsyncError': [ADDRESS, ADDRESS], 'ncclGroupStart': [], 'ncclGroupEnd': [],
     'ncclAllReduce': [ADDRESS, ADDRESS, SIZE, INTEGER, INTEGER, ADDRESS, ADDRESS],
+    'ncclReduce': [ADDRESS, ADDRESS, SIZE, INTEGER, INTEGER, INTEGER, ADDRESS, ADDRESS],
+    'ncclBroadcast': [ADDRESS, ADDRESS, SIZE, INTEGER, INTEGER, ADDRESS, ADDRESS],
 }
 
 
