@@ -84,7 +84,7 @@ def flags():
     """Return the package's own flags, in Markdown."""
     found = []
     for name, (default, allowed, text) in OWN_FLAGS.items():
-        values = 'a number of %s, at least %d' % allowed if isinstance(allowed, Number) else \
+        values = str(allowed) if isinstance(allowed, Number) else \
             allowed if isinstance(allowed, str) else ', '.join('`%s`' % value for value in allowed)
         found.append('## %s\n\n%s\n\nValues: %s. Default: %s.\n'
                      % (name, text, values, '`%s`' % default if default != '' else 'none'))

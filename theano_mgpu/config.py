@@ -12,10 +12,14 @@ from .parsing import bare, shown, whole_number
 
 
 class Number(NamedTuple):
-    """The values of a flag that is a number: the things that it counts, and its lowest value."""
+    """The values of a flag that is a number: the things that it counts, its lowest value, and a word in its place."""
 
     of: str
     least: int
+    word: str = ''
+
+    def __str__(self) -> str:
+        return '%sa number of %s, at least %d' % (self.word and '%s, or ' % self.word, self.of, self.least)
 
 
 # Flags of theano_mgpu's own: name -> (default, allowed values or a Number, documentation).
@@ -51,9 +55,10 @@ OWN_FLAGS: dict[str, tuple[Any, Any, str]] = {
                      'the next is computed, for slow networks. On GPUs, it also takes gpuarray.single_stream=False.'),
     'mgpu.compile_jobs': (0, Number('modules', 0),
                           'Modules of C code that g++ compiles at a time for a function; 0 is one for each core.'),
-    'mgpu.micro_batches': (1, Number('slices', 1),
+    'mgpu.micro_batches': ('auto', Number('slices', 1, 'auto'),
                            'Slices that each batch of a replica is computed in, one after the other, where a call '
-                           'does not say: on a model that is placed on several contexts they are a pipeline.'),
+                           'does not say: on a model that is placed on several contexts they are a pipeline. auto is '
+                           'one slice, and twice as many each time that a device has too little memory.'),
     'mgpu.recompute': ('False', ('False', 'True'),
                        'Whether, on a model that is placed on several contexts, the backward pass of each computes its '
                        'forward pass again, to save memory, where a call does not say.'),
@@ -198,12 +203,12 @@ def own_flag(name: str) -> Any:
     """
     default, allowed, _ = OWN_FLAGS[name]
     value = flag(name, default)
-    if isinstance(default, int):
+    if isinstance(allowed, Number):
         number = whole_number(str(value), allowed.least)
-        if number is None:
-            raise MgpuError('flag %s=%s is not a number of %s, at least %d. Fix it in THEANO_FLAGS or .theanorc'
-                            % (name, bare(str(value)), allowed.of, allowed.least))
-        return number
+        if number is None and value != (allowed.word or None):
+            raise MgpuError('flag %s=%s is not %s. Fix it in THEANO_FLAGS or .theanorc'
+                            % (name, bare(str(value)), allowed))
+        return value if number is None else number
     if isinstance(allowed, tuple) and value not in allowed:
         raise MgpuError('flag %s=%s is not one of %s. Fix it in THEANO_FLAGS or .theanorc'
                         % (name, value, ', '.join(allowed)))

@@ -140,11 +140,14 @@ class ReplicaError(MgpuError, RuntimeError):
     samples : tuple of int or None
         First and one-past-last sample of the batch that it worked on; None in the update, which
         works on no samples.
+    out_of_memory : bool
+        Whether the device had too little memory.
     """
 
-    def __init__(self, message: str, replica: int = 0, context: Any = None, samples: tuple[int, int] | None = None):
+    def __init__(self, message: str, replica: int = 0, context: Any = None, samples: tuple[int, int] | None = None,
+                 out_of_memory: bool = False):
         super().__init__(message)  # pickle passes the message alone
-        self.replica, self.context, self.samples = replica, context, samples
+        self.replica, self.context, self.samples, self.out_of_memory = replica, context, samples, out_of_memory
 
 
 class ExchangeError(MgpuError, RuntimeError):

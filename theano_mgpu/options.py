@@ -14,6 +14,7 @@ from .errors import GraphError
 # Flags with which results differ from one device's.
 INEXACT = {'batch_statistics': 'local', 'random': 'independent', 'exchange': 'float16'}
 UPDATE_ON = 'device', 'sharded', 'host'  # where new values are computed
+AUTO = 'auto'
 OF_FLAG: Any = None                      # the default of an option that has a flag of the same name
 
 
@@ -26,11 +27,11 @@ class Flags:
 
     executor: str = 'auto'
     data: str = 'whole'
-    update_on: str = 'auto'
+    update_on: str = AUTO
     exchange: str = 'float32'
     overlap: bool = False
     collectives: str = 'auto'
-    micro_batches: int = 1
+    micro_batches: int | str = AUTO
     recompute: bool = False
     batch_statistics: str = 'exact'
     random: str = 'exact'
@@ -40,6 +41,8 @@ class Flags:
     def read(cls) -> Flags:
         """Read the flags."""
         values = {each.name: getattr(theano.config.mgpu, each.name) for each in dataclasses.fields(cls)}
+        if str(values['micro_batches']).isdigit():
+            values['micro_batches'] = int(values['micro_batches'])
         return cls(**{name: value == 'True' if value in ('True', 'False') else value for name, value in values.items()})
 
 
@@ -98,7 +101,7 @@ class Options:
     name: str | None = None
     allow_input_downcast: bool | None = None
     profile: bool | None = None
-    micro_batches: int = OF_FLAG
+    micro_batches: int | str = OF_FLAG
     least_samples: int = 1
     sharded: bool | None = None
     update_on: str = OF_FLAG
@@ -110,9 +113,10 @@ class Options:
         for name in ('executor', 'micro_batches', 'recompute', 'update_on'):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, getattr(self.flags, name))
-        if not isinstance(self.micro_batches, int) or self.micro_batches < 1:
-            raise GraphError('micro_batches is a number of slices, at least 1, not %r' % (self.micro_batches,))
-        if self.update_on not in ('auto',) + UPDATE_ON:
+        if self.micro_batches != AUTO and (not isinstance(self.micro_batches, int) or self.micro_batches < 1):
+            raise GraphError("micro_batches is a number of slices, at least 1, or 'auto', not %r"
+                             % (self.micro_batches,))
+        if self.update_on not in (AUTO,) + UPDATE_ON:
             raise GraphError("update_on is 'auto', 'device', 'sharded' or 'host', not %r" % (self.update_on,))
 
     @classmethod
@@ -121,15 +125,20 @@ class Options:
         names = {each.name for each in dataclasses.fields(Internal)} & keywords.keys()
         return cls(internal=Internal(**{name: keywords.pop(name) for name in names}), **keywords)
 
+    @property
+    def slices(self) -> int:
+        """The slices that a batch is computed in, unless a device has too little memory."""
+        return self.micro_batches if isinstance(self.micro_batches, int) else 1
+
     def updates_on(self, contexts: Sequence[Any]) -> str:
         """Return where new values are computed, one of `UPDATE_ON`."""
-        if self.update_on != 'auto':
+        if self.update_on != AUTO:
             return self.update_on
         return 'host' if all(context.kind == 'cpu' for context in contexts) else 'device'
 
     def why_updates_on(self, contexts: Sequence[Any]) -> str:
         """Return the reason for what `updates_on` returns."""
-        if self.update_on != 'auto':
+        if self.update_on != AUTO:
             return 'update_on=%s, as it was asked for' % self.update_on
         return ('the contexts are on the CPU, and share arrays without a copy' if self.updates_on(contexts) == 'host'
                 else 'each device updates its own copies')

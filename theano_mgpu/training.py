@@ -55,11 +55,13 @@ def training_function(inputs: Sequence[Any], loss: theano.Variable, params: Iter
     outputs : list of theano.Variable or pairs
         Further outputs, of the whole batch. ``(output, 'mean')`` and ``(output, 'sum')`` are the same, and an error
         if the output has rows of single samples; so is ``(output, 'gather')`` if the output has no such rows.
-    micro_batches : int, optional
+    micro_batches : int or 'auto', optional
         Slices that each sub-batch is computed in, one after the other, so that a batch that does not fit on a device
         trains. Gradients are accumulated exactly. On a model that `device` places on several contexts they are a
-        pipeline: while one context computes a slice, the others compute other slices. By default the flag
-        ``mgpu.micro_batches``, 1.
+        pipeline: while one context computes a slice, the others compute other slices. 'auto' begins with one slice. If
+        a device has too little memory for a step, no value changes, and all ranks compute the step again in twice as
+        many slices; batches of this length are computed in as many from then on. By default the flag
+        ``mgpu.micro_batches``, 'auto'.
     recompute : bool, optional
         Of such a model: whether the backward pass of each context computes its forward pass again, instead of keeping
         its results. Saves memory, takes time. By default the flag ``mgpu.recompute``, False.

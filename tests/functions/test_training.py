@@ -206,7 +206,7 @@ def test_after_an_error_in_the_update_of_one_context_all_are_as_before(contexts,
     """A device that runs out of memory in the update cannot be provoked here: the executor raises."""
     contexts(kind, 2)
     model = dense_model()
-    step = make_step(model, adam, update_on='device')
+    step = make_step(model, adam, update_on='device', micro_batches=1)
     step(X, LABELS)
     executor = faulty(step)
     step(X, LABELS)

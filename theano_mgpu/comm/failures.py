@@ -38,7 +38,11 @@ def common_error(ranks: Communicator, error: BaseException, of_step: bool = Fals
 
 def raise_common(ranks: Communicator, error: BaseException, of_step: bool = False) -> NoReturn:
     """Raise the `common_error` of all ranks; `error` is the exception that is being handled."""
-    common = common_error(ranks, error, of_step)
+    raise_error(common_error(ranks, error, of_step), error)
+
+
+def raise_error(common: BaseException, error: BaseException) -> NoReturn:
+    """Raise the common error of all ranks in place of the exception that is being handled."""
     if common is error:
         raise
     raise common from error

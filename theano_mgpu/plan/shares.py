@@ -64,6 +64,8 @@ class Shares:
         Slices of a sub-batch.
     least_samples : int
         Samples that a slice has at least, but for a batch that has fewer.
+    grows : bool
+        Whether a batch is cut into more slices where a device has too little memory.
 
     Examples
     --------
@@ -77,6 +79,7 @@ class Shares:
     is_sharded: bool = False
     micro_batches: int = 1
     least_samples: int = 1
+    grows: bool = False
 
     @property
     def n_replicas(self) -> int:
@@ -91,21 +94,41 @@ class Shares:
         sizes = sub_batch_sizes(length, sum(replicas), self.least_samples)
         return [sum(sizes[start:stop]) for start, stop in ranges(replicas)]
 
-    def rounds(self, length: int) -> list[list[Span]]:
+    def rounds(self, length: int, slices: int | None = None) -> list[list[Span]]:
         """Return the first and one-past-last sample of each replica of this rank, one list a micro-batch.
 
         Parameters
         ----------
         length : int
             Samples of this rank's own, where it is given its own; else of the whole batch.
+        slices : int, optional
+            In place of `micro_batches`.
         """
         if not length or not self.is_divided:
             return [[(0, length)]] if length else []
         first, stop = ranges(self.machine.replicas)[self.machine.rank]
         n = stop - first if self.is_sharded else self.machine.n_replicas
-        rounds = micro_batch_rounds(length, n, self.micro_batches, self.least_samples)
+        rounds = micro_batch_rounds(length, n, slices or self.micro_batches, self.least_samples)
         rounds = rounds if self.is_sharded else [spans[first:stop] for spans in rounds]
         return [spans for spans in rounds if spans]
+
+
+    def most_slices(self, lengths: Sequence[int]) -> int:
+        """Return the largest number of slices that changes anything, on any rank.
+
+        Parameters
+        ----------
+        lengths : list of int
+            Samples that each rank is given: of its own, or the whole batch.
+
+        Examples
+        --------
+        >>> Shares(Machine(replicas=(2,))).most_slices([7])
+        4
+        """
+        given = zip(lengths, self.machine.replicas) if self.is_sharded else [(lengths[0], self.machine.n_replicas)]
+        largest = max(sub_batch_sizes(length, n, self.least_samples)[0] for length, n in given if length)
+        return max(1, largest // self.least_samples) if self.is_divided else 1
 
 
 def sub_batch_sizes(batch_size: int, n_replicas: int, least: int = 1) -> list[int]:

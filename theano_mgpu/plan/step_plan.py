@@ -186,7 +186,7 @@ class DeviceBroadcast:
     contexts : tuple of Context
         One for each replica of this process.
     owners : dict of SharedVariable to int
-        The replica, among those of all ranks, that computes each value.
+        The replica that computes each value, by its place among the replicas of all ranks.
     """
 
     contexts: tuple[Context, ...]

@@ -169,6 +169,9 @@ class Splitter:
         The shapes of the first replica's inputs in the first batch.
     rounds, lengths : callable
         `Shares.rounds` and `Shares.lengths` of the plan, with a memory.
+    slices : dict of tuple of int to int
+        The number of slices by the lengths that the ranks were given, where a device had too little memory for the
+        number of the plan.
     """
 
     def __init__(self, plan: StepPlan, split: Sequence[theano.Variable]):
@@ -176,6 +179,7 @@ class Splitter:
         self._total, *self._of_shard = plan.program.numbers or [None]
         self.rounds = functools.lru_cache(maxsize=None)(plan.shares.rounds)
         self.lengths = functools.lru_cache(maxsize=None)(plan.shares.lengths)
+        self.slices: dict[tuple[int, ...], int] = {}
         self.shapes: dict[theano.Variable, tuple[int, ...]] | None = None
         self._buffers: dict[int, Any] = collections.defaultdict(collections.deque)
         # While a batch is computed, the next one is sent. The inputs of several parts are read in the whole step.
@@ -194,12 +198,12 @@ class Splitter:
             Whether the first replica is to have all of it.
         """
         shares, machine = self._shares, self._shares.machine
-        total, before, own = lengths[0], 0, lengths[0]
+        total, before, own, slices = lengths[0], 0, lengths[0], self.slices.get(tuple(lengths))
         if shares.is_sharded:
             total, before, own = sum(lengths), sum(lengths[:machine.rank]), lengths[machine.rank]
         else:
             lengths = self.lengths(total)
-        rounds = [[(0, own)]] if alone else self.rounds(own)
+        rounds = [[(0, own)]] if alone else self.rounds(own, slices)
         alone = alone or not shares.is_divided or \
             machine.size == machine.n_replicas == len(rounds) == 1 and len(rounds[0]) == 1
         common = {variable: value for variable, value in values.items() if variable not in self._split}

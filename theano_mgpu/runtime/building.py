@@ -19,7 +19,7 @@ from ..graph.own_flags import builds_graphs
 from ..graph.placement.tags import placed_on
 from ..graph.prints import print_values, take_prints
 from ..graph.updates import with_givens
-from ..options import Options
+from ..options import AUTO, Options
 from ..plan import CannotCut, Machine, Program, Shares, StepPlan, plan, record, undivided
 from ..plan.layout import placed
 from . import Executable, Splitter, send
@@ -126,7 +126,7 @@ def divide(inputs: Sequence[Any], outputs: Sequence[theano.Variable], updates: U
         program, updated = undivided(whole), list(definition.updates)
         if options.internal.whole:
             mesh = mesh.first()
-        elif n_ranks > 1 or len(mesh.replicas) > 1 or options.micro_batches > 1 or \
+        elif n_ranks > 1 or len(mesh.replicas) > 1 or options.slices > 1 or \
                 options.updates_on(mesh.contexts) == 'host' and mesh.contexts[0].kind != 'cpu':
             try:
                 program = batch.divide(whole, updated)
@@ -138,8 +138,8 @@ def divide(inputs: Sequence[Any], outputs: Sequence[theano.Variable], updates: U
 
 def plan_of(divided: Divided, options: Options, machine: Machine) -> StepPlan:
     """Return the plan of a divided graph."""
-    shares = Shares(machine, divided.program.is_divided, options.is_sharded(machine.size), options.micro_batches,
-                    options.least(divided.definition.whole))
+    shares = Shares(machine, divided.program.is_divided, options.is_sharded(machine.size), options.slices,
+                    options.least(divided.definition.whole), options.micro_batches == AUTO)
     with placed_on(None):
         return plan(divided.program, divided.mesh, options, machine, shares, divided.refusal)
 

@@ -1,6 +1,7 @@
 """A graph over a batch, run over several contexts: bind, split, run, commit."""
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from typing import Any, Dict, Iterator, NamedTuple, Sequence, Tuple
@@ -9,7 +10,6 @@ import numpy as np
 import theano
 
 from ..comm.activities import AGREE
-from ..comm.failures import raise_common
 from ..compat.shared_variables import add_step_lock
 from ..devices.contexts import check_process
 from ..errors import LengthError
@@ -19,6 +19,7 @@ from . import StepResult, StepRun
 from .batch import Batch
 from .building import BuiltFunction, Updates, build
 from .consistency import BatchCheck
+from .slices import Slices
 
 Arguments = Tuple[Sequence[Any], Dict[str, Any]]
 
@@ -70,6 +71,7 @@ class DataParallel(BuiltFunction):
         self.seconds = 0.0
         self._check_batch = BatchCheck(self.ranks, self.built.number, options.name, self.arguments, self.sharded,
                                        options.internal.batch_of_rank_0, self.built.alike)
+        self._slices = Slices(options.name, self.plan.shares, self.built.splitter, self.ranks)
         for variable in self.executable.variables + self.updated:
             add_step_lock(variable, self.lock)
 
@@ -107,18 +109,32 @@ class DataParallel(BuiltFunction):
                 if arguments is None:
                     return None
                 raise LengthError('the batch is empty: no process has a sample of it')
-            try:
-                with self.timings.span('scatter'):
-                    is_ahead = bound.batch and values is bound.values  # else rank 0 has sent other values
-                    batch = bound.batch if is_ahead else self.split(values, bound.states, lengths)
-                    self.executable.refresh()
-                ready = time.perf_counter()
-                result = self._run(batch)
-            except BaseException as error:
-                raise_common(self.ranks, error, of_step=True)
-            self.samples, self.seconds = result.samples, ready - began + result.seconds
+            # A batch that was split ahead is of no use if rank 0 has sent other values.
+            bound, ahead = bound._replace(batch=None), bound.batch if values is bound.values else None
+            before = time.perf_counter() - began
+            result = self._computed(values, bound.states, lengths, ahead)
+            self.samples, self.seconds = result.samples, before + result.seconds
             rank_process.note_step()
             return result.outputs
+
+    def _computed(self, values: Any, states: Any, lengths: Sequence[int], batch: Batch | None) -> StepResult:
+        """Compute a batch; again, in more slices, each time that a device has too little memory."""
+        while True:
+            try:
+                began = time.perf_counter()
+                with self.timings.span('scatter'):
+                    batch = batch or self.split(values, states, lengths)
+                    self.executable.refresh()
+                before = time.perf_counter() - began
+                result = self._run(batch)
+                self._slices.note(lengths)
+                return result._replace(seconds=before + result.seconds)
+            except BaseException as error:
+                self._slices.add(lengths, error)
+            # Only now nothing has the arrays of the attempt any more: the traceback of the error had them.
+            batch = None
+            self.look_ahead.forget()
+            gc.collect()
 
     def _bind(self, arguments: Arguments | None) -> Bound:
         states = self.inputs.states()

@@ -14,6 +14,7 @@ from ..errors import ExchangeError
 from ..plan import DeviceBroadcast
 from .device_sums import contiguous, named
 from .divided_update import check_shape
+from .launcher import MemoryExplained
 from .replicas.replicated import Replicated, replicated
 
 NO_COPIES = Copies(*[np.empty(0, 'uint64') for _ in Copies._fields])
@@ -33,13 +34,8 @@ class DeviceBroadcasts:
         self._each = [(communicator_of(each.contexts, ranks.size),
                        {replicated(variable): owner for variable, owner in each.owners.items()}) for each in planned]
 
-    def are_possible(self) -> bool:
-        """Return whether NCCL works on every rank. Each rank has to ask."""
-        works = all(communicator.is_verified and not communicator.has_failed for communicator, _ in self._each)
-        return works if self._ranks.size == 1 else bool(self._ranks.handshake((GATHER,), [works]).all())
-
     def start(self, values: Mapping[Replicated, Any]) -> dict[Replicated, tuple[Sequence[Context], Sequence[Any]]]:
-        """Begin to send new values.
+        """Begin to send new values, if NCCL works on every rank. Each rank has to call it.
 
         Parameters
         ----------
@@ -49,18 +45,22 @@ class DeviceBroadcasts:
         Returns
         -------
         dict of Replicated to (list of Context, list of pygpu.gpuarray.GpuArray)
-            For each variable the devices of this process, and the value on each. It may still be under way.
+            For each variable the devices of this process, and the value on each. It may still be under way. Empty if
+            NCCL does not work.
         """
+        works = all(communicator.is_verified and not communicator.has_failed for communicator, _ in self._each)
+        # Memory is allocated before other ranks begin to wait for this one.
+        prepared = [self._on_devices(*each, values) for each in self._each] if works else []
+        if self._ranks.size > 1:
+            works = bool(self._ranks.handshake((GATHER,), [works]).all())
         sent: dict[Replicated, tuple[Sequence[Context], Sequence[Any]]] = {}
-        for communicator, owners in self._each:
-            arrays = [self._on_devices(communicator, variable, owner, values) for variable, owner in owners.items()]
-            addresses = np.array([[array.gpudata for array in of_device] for of_device in zip(*arrays)], 'uint64')
-            n = len(arrays)
+        for (communicator, owners), devices in zip(self._each if works else [], prepared):
+            addresses = np.array([[array.gpudata for array in arrays] for arrays in devices], 'uint64')
+            sizes = [array.size * array.itemsize for array in devices[0]]
             communicator.exchange(NO_COPIES, Collectives(
-                addresses, addresses, np.array([first.size * first.itemsize for first, *_ in arrays], 'uint64'),
-                np.full(n, DTYPES['uint8'], 'int32'), np.full(n, BROADCAST, 'int32'),
-                np.array(list(owners.values()), 'int32')))
-            sent.update((variable, (communicator.contexts, on)) for variable, on in zip(owners, arrays))
+                addresses, addresses, np.array(sizes, 'uint64'), np.full(len(sizes), DTYPES['uint8'], 'int32'),
+                np.full(len(sizes), BROADCAST, 'int32'), np.array(list(owners.values()), 'int32')))
+            sent.update((variable, (communicator.contexts, on)) for variable, on in zip(owners, zip(*devices)))
         return sent
 
     def finish(self) -> None:
@@ -79,14 +79,20 @@ class DeviceBroadcasts:
             except ExchangeError as error:
                 raise named(error, communicator, {}) from error.__cause__
 
-    def _on_devices(self, communicator, variable, owner, values):
-        """Return the value on its owner, and new memory on the other devices of this process."""
+    def _on_devices(self, communicator, owners, values):
+        """Return the arrays of each device of this process: the values that it owns, and memory for the others."""
         from pygpu import gpuarray
-        value = like = values.get(variable)
-        if self._ranks.size > 1:
-            like = variable.variable.container.storage[0]  # of the shape that the other ranks know
-            if value is not None:
-                check_shape(variable, value, like)
-        return [contiguous(context, value) if communicator.first + i == owner else
+
+        def array_on(context, place, variable, owner):
+            value = like = values.get(variable)
+            if self._ranks.size > 1:
+                like = variable.variable.container.storage[0]  # of the shape that the other ranks know
+                if value is not None:
+                    check_shape(variable, value, like)
+            return contiguous(context, value) if place == owner else \
                 gpuarray.empty(like.shape, like.dtype, context=gpu_context(context))
-                for i, context in enumerate(communicator.contexts)]
+        devices = []
+        for i, context in enumerate(communicator.contexts):
+            with MemoryExplained(i, context, 'update'):
+                devices.append([array_on(context, communicator.first + i, *each) for each in owners.items()])
+        return devices

@@ -13,7 +13,7 @@ from ..devices.contexts import gpu_context
 from ..devices.nccl import DTYPES, EVERY, OPS, Collectives, Copies, NcclCommunicator
 from ..errors import ExchangeError, GraphError, warn
 from .batch import DeviceSum, Shard, Values
-from .launcher import error_of
+from .launcher import MemoryExplained, error_of
 from .replicas.transfers import ALIGNED, SMALL, copy_to, describe, fetch
 from .sums import HostSums
 from .timeline import span
@@ -220,6 +220,8 @@ class DeviceSums(HostSums):
         self._communicator, self._over_ranks = communicator, over_ranks
         self._layout = Layout([])
         self._parts: Parts | None = None     # until they are added
+        self._arrays: list[list[Any]] = []   # the parts of every context of the communicator
+        self._received: list[Received] = []  # memory for their sums
         self._reduced: Reduced | None = None  # of the step that is under way
 
     @property
@@ -229,7 +231,7 @@ class DeviceSums(HostSums):
 
     def use_host(self) -> None:
         """Have the sums that `add_over` is to add go through the host, because a rank cannot use NCCL any more."""
-        parts, self._parts = self._parts, None
+        parts = self._take_parts()
         if parts is not None:
             super()._add(*parts, False, True)
 
@@ -255,23 +257,29 @@ class DeviceSums(HostSums):
             super().clear()
         else:
             self._parts = self._parts._replace(arrays=[list(map(_zeros_like, part)) for part in self._parts.arrays])
+            self._arrays = [list(map(_zeros_like, part)) for part in self._arrays]
 
     def _add(self, parts, shards, contexts, accumulate, is_last):
         self._reduced = None
         self._parts = Parts(parts, shards, contexts)
+        if self.is_ready:  # memory is allocated before other ranks begin to wait for this one
+            self._prepare(self._parts)
         if not self._over_ranks:
             if self.is_ready:
                 self._reduce(None)
             else:
                 self.use_host()
 
+    def _take_parts(self) -> Parts | None:
+        """Return the parts, and let go of them and of what was prepared for them."""
+        parts, self._parts, self._arrays, self._received = self._parts, None, [], []
+        return parts
+
     def _reduce(self, ranks):
         """Add the parts, by NCCL if that works."""
-        parts, self._parts = self._parts, None
+        arrays, received = self._arrays, self._received
+        parts = self._take_parts()
         with self._timings.span('all_reduce'):
-            arrays = self._of_replicas(parts)
-            received = [self._layout.received(context, self._communicator.first + i)
-                        for i, context in enumerate(self._communicator.contexts)]
             reduced = Reduced(self._layout, received, self._communicator, parts)
             if self._communicator.is_verified:
                 self._enqueue(arrays, received)
@@ -287,20 +295,24 @@ class DeviceSums(HostSums):
         if ranks is not None:
             super().add_over(ranks)
 
-    def _of_replicas(self, parts):
-        """Return the parts of every context of this process, in order: zeros where a context has no samples."""
-        of_context = {context: [contiguous(context, array) for array in arrays]
-                      for context, arrays in zip(parts.contexts, parts.arrays)}
-        first = next(iter(of_context.values()))
-        like = describe(first)
+    def _prepare(self, parts):
+        """Keep the parts of every context of this process, in order, and memory for their sums.
+
+        The part of a context that has no samples is 0.
+        """
+        like, part_of = describe(parts.arrays[0]), dict(zip(parts.contexts, parts.arrays))
         if self._layout.like != like:
             self._layout = Layout(like, self._collective.owners)
-        for context, arrays in of_context.items():
-            if describe(arrays) != like:
+        for context, part in part_of.items():
+            if describe(part) != like:
                 raise GraphError('the replicas have gradients, or other sums, of different shapes: %s on %s, %s on %s'
-                                 % (like, parts.contexts[0].name, describe(arrays), context.name))
-        return [of_context[context] if context in of_context else
-                [_zeros_like(array, context) for array in first] for context in self._communicator.contexts]
+                                 % (like, parts.contexts[0].name, describe(part), context.name))
+        self._arrays, self._received = [], []
+        for i, context in enumerate(self._communicator.contexts):
+            with MemoryExplained(i, context, 'exchange'):
+                self._arrays.append([contiguous(context, array) for array in part_of[context]] if context in part_of
+                                    else [_zeros_like(array, context) for array in parts.arrays[0]])
+                self._received.append(self._layout.received(context, self._communicator.first + i))
 
     def _enqueue(self, arrays, received):
         with span('all_reduce', 'all_reduce'):

@@ -35,7 +35,7 @@ class UpdateOwners:
     def exchange(self, values: dict[Replicated, Any], known: Collection[Replicated]) -> dict[Replicated, np.ndarray]:
         """Return the new values of other processes, for the values of this one, on the host or on a device.
 
-        Those of the variables that are `known` everywhere already, the same on each process, are left out.
+        Variables that are `known` everywhere already are left out; they are the same on each process.
         """
         owned = [(variable, owner) for variable, owner in self._sent if variable not in known]
         return self._gathered(owned, values) if owned else {}

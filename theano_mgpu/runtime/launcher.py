@@ -1,6 +1,7 @@
 """A launcher: it runs tasks on contexts, and turns their failures into errors that name the replica, with advice."""
 from __future__ import annotations
 
+import re
 from typing import Any, Callable, Sequence
 
 from ..devices.context_map import Context, describe
@@ -15,8 +16,8 @@ from .executors import Executor, TaskError, make_executor
 from .timeline import Timings, on_track
 
 # The texts of drivers, and of Theano's own ops, for too little memory on a device.
-OUT_OF_MEMORY = ('CUDA_ERROR_OUT_OF_MEMORY', 'CL_MEM_OBJECT_ALLOCATION_FAILURE', 'CL_OUT_OF_RESOURCES',
-                 'Invalid buffer size', 'failed to allocate', 'ould not allocate work')
+OUT_OF_MEMORY = re.compile('CUDA_ERROR_OUT_OF_MEMORY|CL_MEM_OBJECT_ALLOCATION_FAILURE|CL_OUT_OF_RESOURCES|'
+                           'Invalid buffer size|out of memory|(fail|could not|can ?not|unable)[a-z ]* alloc', re.I)
 
 
 class Launcher:
@@ -115,7 +116,8 @@ def error_of(cause: BaseException, replica: int, context: Context, where: str,
     elif context.kind != 'cpu' and (type(cause).__module__.partition('.')[0] == 'pygpu' or is_lost(context) or
                                     type(cause) in (MemoryError, RuntimeError) or is_out_of_memory(cause, context)):
         error = ReplicaError('%s: %s: %s%s' % (failed, type(cause).__name__, reason(cause).strip().partition('\n')[0],
-                                               advice(cause, context, contexts)), replica, context, samples)
+                                               advice(cause, context, contexts)), replica, context, samples,
+                             is_out_of_memory(cause, context))
     else:
         return noted(cause, failed)
     error.__cause__ = cause
@@ -148,7 +150,7 @@ class MemoryExplained:
 
 def is_out_of_memory(cause: BaseException, context: Context) -> bool:
     """Return whether a device has failed because it has too little free memory."""
-    return context.kind != 'cpu' and any(text in reason(cause) for text in OUT_OF_MEMORY)
+    return context.kind != 'cpu' and bool(OUT_OF_MEMORY.search(reason(cause)))
 
 
 def advice(cause: BaseException, context: Context, contexts: Sequence[Context] = ()) -> str:

@@ -254,13 +254,13 @@ class StepRun:
         return of_update
 
     def _share_new_values(self) -> None:
-        """Get the new values that other devices, or other ranks, have computed alone."""
+        """Add the new values that other devices, or other ranks, have computed alone."""
         executable = self._executable
         own = {new.variable: new.values[0] for new in self._new}
         sent: dict[Replicated, Any] = {}
-        if executable.broadcasts and executable.broadcasts.are_possible():
+        if executable.broadcasts:
             sent = executable.broadcasts.start(own)
-            self._underway.append(executable.broadcasts)
+            self._underway += [executable.broadcasts] if sent else []
             self._new = [new for new in self._new if new.variable not in sent]
             self._new += [NewValue(variable, contexts, values) for variable, (contexts, values) in sent.items()]
         if executable.owners:

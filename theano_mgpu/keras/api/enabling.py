@@ -16,6 +16,7 @@ from ...compat import keras_models
 from ...devices.context_map import Context
 from ...errors import GraphError, warn
 from ...graph.placement.propagation import is_placed
+from ...options import Options
 from ..hooks.methods import LOOPS, switch_methods_once
 from ..model.functions import KINDS, check_compile
 from ..model.parallel_state import ParallelState, parallel_state_of, set_parallel_state
@@ -231,11 +232,11 @@ class EnabledState(ParallelState):
         """
         model = self._model()
         outputs = [model.total_loss] if model._is_compiled else model.outputs
-        flags = theano.config.mgpu
+        flags, is_sliced = theano.config.mgpu, Options().slices > 1
         stays_alike = ranks.size == 1 or (ranks.on_one_host and flags.data != 'sharded' and
                                           flags.update_on != 'sharded' and flags.random != 'independent' and
                                           theano.config.device == 'cpu')  # GPUs may round differently each time
-        return stays_alike and not (self.enabled.always or is_placed(outputs) or flags.micro_batches > 1 or
+        return stays_alike and not (self.enabled.always or is_placed(outputs) or is_sliced or
                                     flags.executor in ('serial', 'threads'))
 
     def _verify(self, kind, inputs, proceed):

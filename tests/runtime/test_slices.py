@@ -1,0 +1,195 @@
+"""Batches that are too large for a device's memory: computed in more slices, with the result of one device.
+
+Each test is a process on the CUDA stand-in, whose devices have as much memory as the test says.
+"""
+import cuda_on_cpu
+import pytest
+from support.standin import launched, run
+
+pytest.importorskip('pygpu', reason='CUDA contexts need pygpu')
+pytestmark = [pytest.mark.needs_compiler, pytest.mark.skipif(cuda_on_cpu.unavailable() is not None,
+                                                             reason=cuda_on_cpu.unavailable() or '')]
+
+MODEL = '''
+import ctypes, os
+import theano, theano.tensor as T
+from models import adam
+cuda = ctypes.CDLL('libcuda.so')
+HOLDS = int(os.environ.get('OMPI_COMM_WORLD_RANK', '0'))
+if N:
+    mgpu.init(';'.join('dev%d->cuda%d' % (i, i) for i in range(N)))
+else:
+    mgpu.init()  # the devices of this rank
+
+def network():
+    """Return an input, a loss, weights and outputs of a row a sample; a sample takes about 10 kB in training."""
+    rng, x = np.random.RandomState(0), T.matrix('x')
+    weights = [theano.shared((rng.randn(*size) / size[0] ** .5).astype('float32'))
+               for size in ((32, 400), (400, 400), (400, 3))]
+    h = x
+    for w in weights:
+        h = T.tanh(T.dot(h, w))
+    return x, T.sqr(h).mean(), weights, h
+
+def training(**options):
+    x, loss, weights, _ = network()
+    return mgpu.training_function([x], loss, weights, adam, name='net', **options), weights
+
+def plain():
+    """Return a step of Theano itself, on the host, and its weights."""
+    x, loss, weights, _ = network()
+    updates = adam(theano.grad(loss, weights), weights)
+    return theano.function([x], loss, updates=list(dict(updates).items())), weights
+
+def batches(*sizes):
+    rng = np.random.RandomState(1)
+    return [rng.randn(size, 32).astype('float32') for size in sizes]
+
+def equal(weights, others):
+    return all(np.allclose(a.get_value(), b.get_value(), 1e-3, 2e-5) for a, b in zip(weights, others))
+
+def slices(step):
+    return list(step.built.splitter.slices.items())
+'''
+
+LARGER = MODEL + '''
+(step, weights), (reference, others) = training(), plain()
+for batch in batches(32, 300, 3000, 8000, 999, 8000):
+    np.testing.assert_allclose(step(batch), reference(batch), rtol=1e-4)
+print(equal(weights, others), len(slices(step)) > 0)
+'''
+
+
+EACH_ALLOCATES = 'gpuarray.preallocate=-1'  # each array is allocated by the driver
+
+
+def lines(code, n=2, memory='12M', **settings):
+    found = run(code.replace('if N:', 'if %d:' % n).replace('(N)', '(%d)' % n), n, memory=memory, **settings)
+    return [line for line in found if not line.startswith('Disabling allocation cache')]  # libgpuarray says so
+
+
+@pytest.mark.parametrize('n,memory', [(2, '12M')] + [
+    pytest.param(n, memory, marks=pytest.mark.slow) for n, memory in ((2, '8M'), (4, '12M'))])
+def test_batches_of_any_size_train(n, memory):
+    assert lines(LARGER, n, memory) == ['True True']
+
+
+ROWS = MODEL + '''
+x, loss, weights, h = network()
+f, plain_function = mgpu.function([x], [h, loss], name='predict'), theano.function([x], [h, loss])
+batch, = batches(12000)
+for found, expected in zip(f(batch), plain_function(batch)):
+    np.testing.assert_allclose(found, expected, 1e-4, 1e-6)
+print(len(slices(f)))
+'''
+
+
+def test_rows_of_a_batch_that_does_not_fit_are_computed_in_slices():
+    assert lines(ROWS) == ['1']
+
+
+GIVES_UP = MODEL + '''
+import traceback
+step, weights = training(**OPTIONS)
+step(*batches(32))
+before = [w.get_value() for w in weights]
+from pygpu import gpuarray
+from theano_mgpu.devices.contexts import contexts, gpu_context
+held = [gpuarray.zeros((1 << size,), 'int8', context=gpu_context(contexts()[1])) for size in range(22, 12, -1)
+        if gpu_context(contexts()[1]).free_gmem > 1 << size]
+try:
+    step(*batches(SAMPLES))
+except mgpu.ReplicaError as error:
+    print('in up to 4 slices' in ''.join(traceback.format_exception_only(error)), error.out_of_memory)
+print(all((w.get_value() == value).all() for w, value in zip(weights, before)), slices(step))
+del held
+step(*batches(SAMPLES))
+print(slices(step))
+'''
+
+
+@pytest.mark.parametrize('options,samples,expected', [
+    ({}, 8, ['True True', 'True [((8,), 4)]', '[((8,), 4)]']),
+    ({'micro_batches': 1}, 8, ['False True', 'True []', '[]'])])
+def test_an_error_if_no_number_of_slices_helps(options, samples, expected):
+    """The new values alone take too much."""
+    code = GIVES_UP.replace('OPTIONS', repr(options)).replace('SAMPLES', str(samples))
+    assert lines(code, flags=EACH_ALLOCATES) == expected
+
+
+INJECTED = MODEL + '''
+from theano_mgpu.runtime.slices import Slices
+(step, weights), (reference, others) = training(OPTIONS), plain()
+add, failed = Slices.add, []
+def cancelled(self, lengths, error):
+    cuda.cudaOnCpuFailAllocAfter(1, ctypes.c_long(-1))
+    failed.append('update' if getattr(error, 'samples', None) is None else 'samples')
+    add(self, lengths, error)
+Slices.add = cancelled
+batch, = batches(40)
+np.testing.assert_allclose(step(batch), reference(batch), rtol=1e-4)
+number = 0
+while len(failed) == number and number < 200:
+    step.built.splitter.slices.clear()
+    cuda.cudaOnCpuFailAllocAfter(1, ctypes.c_long(number))
+    np.testing.assert_allclose(step(batch), reference(batch), rtol=1e-4)
+    number += 1
+cuda.cudaOnCpuFailAllocAfter(1, ctypes.c_long(-1))
+print(equal(weights, others), number, sorted(set(failed)))
+'''
+
+
+@pytest.mark.parametrize('options', ['', pytest.param("update_on='sharded'", marks=pytest.mark.slow),
+                                     pytest.param("update_on='host'", marks=pytest.mark.slow)])
+def test_a_step_without_memory_for_any_of_its_arrays_is_repeated(options):
+    """The first allocation of a step fails, then the second, until a step makes fewer."""
+    same, = lines(INJECTED.replace('OPTIONS', options), memory='2G', flags=EACH_ALLOCATES)
+    assert same.startswith('True') and 15 < int(same.split()[1]) < 200 and "'samples'" in same, same
+
+
+RANKS = MODEL + '''
+(step, weights), (reference, others) = training(), plain()
+rank = step.ranks.rank
+from pygpu import gpuarray
+from theano_mgpu.devices.contexts import contexts, gpu_context
+held = [gpuarray.zeros((3 << 20,), 'int8', context=gpu_context(context)) for context in contexts() if rank == 1]
+for batch in batches(100, 3000, 6000, 37, 6000):
+    np.testing.assert_allclose(step(batch), reference(batch), rtol=1e-4)
+print(equal(weights, others), len(slices(step)) > 0)
+'''
+
+
+@pytest.mark.slow
+@pytest.mark.mpi
+@pytest.mark.parametrize('devices', [2, 4])
+def test_only_one_of_the_ranks_is_short_of_memory(devices, tmp_path):
+    assert launched(2, RANKS.replace('if N:', 'if 0:').replace('(N)', '(0)'), tmp_path, devices,
+                    memory='12M') == ['True True']
+
+
+KERAS = MODEL.replace("import theano, theano.tensor as T", "import keras, theano, theano.tensor as T") + """
+from keras.layers import BatchNormalization, Dense, Dropout
+from keras.models import Sequential, clone_model
+from theano_mgpu.keras import multi_gpu_model
+model = Sequential([Dense(400, activation='tanh', input_dim=32), Dense(400, activation='tanh'), Dense(3)])
+alone = clone_model(model)
+alone.set_weights(model.get_weights())
+parallel, results = multi_gpu_model(model, gpus=2), []
+x, y = batches(9000)[0], np.zeros((9000, 3), 'float32')
+for each in (parallel, alone):
+    each.compile('adam', 'mse', metrics=['mae'])
+    history = each.fit(x, y, batch_size=4000, epochs=2, validation_data=(x, y), shuffle=False, verbose=0).history
+    results.append([np.array(sorted(history.items()), dtype=object)[:, 1].tolist(), each.predict(x, batch_size=9000)])
+for a, b in zip(results[0], results[1]):
+    np.testing.assert_allclose(a, b, 1e-3, 1e-5)
+for a, b in zip(model.get_weights(), alone.get_weights()):
+    np.testing.assert_allclose(a, b, 1e-3, 1e-4)
+print(parallel.train_function.function.built.splitter.slices)
+"""
+
+
+@pytest.mark.slow
+def test_keras_fits_evaluates_and_predicts_batches_that_do_not_fit():
+    """Plain Keras computes on the host."""
+    slices, = lines(KERAS)
+    assert slices.startswith('{(4000,): ')
