@@ -114,6 +114,13 @@ def test_sums_and_new_values_of_a_divided_update_go_where_they_are_read(machine)
                    if owner >= first}
 
 
+def test_slices_of_batches_that_did_not_fit_are_explained():
+    data = explanation(training(), None, {(64,): 4, (9,): 2})
+    assert [(each['what'], each['chosen']) for each in data['choices']][-2:] == [
+        ('slices', '2 for batches of 9 samples'), ('slices', '4 for batches of 64 samples')]
+    assert 'a device had too little memory for fewer' in as_text(data)
+
+
 def test_each_rank_plans_its_own_part_of_a_divided_update_and_all_the_same_else():
     plans = [training(machine=ranks(rank, update_on=('sharded', 'sharded'), replicas=(1, 1)), contexts=TWO[:1])
              for rank in range(2)]

@@ -21,7 +21,8 @@ VALUES = {'gather': 'gathered value', 'prod': 'product', 'max': 'maximum', 'min'
 Sizes = Dict[theano.Variable, Any]
 
 
-def explanation(plan: Any, shapes: Mapping[theano.Variable, tuple[int, ...]] | None = None) -> dict[str, Any]:
+def explanation(plan: Any, shapes: Mapping[theano.Variable, tuple[int, ...]] | None = None,
+                slices: Mapping[tuple[int, ...], int] = {}) -> dict[str, Any]:
     """Return the content of a plan as plain data for `json.dump`.
 
     Parameters
@@ -30,6 +31,8 @@ def explanation(plan: Any, shapes: Mapping[theano.Variable, tuple[int, ...]] | N
     shapes : dict of theano.Variable to tuple of int, optional
         The shapes of a replica's inputs, if a batch is known: then the values that a device holds at once are
         estimated, and the bytes of all exchanges.
+    slices : dict of tuple of int to int
+        The number of slices of batches that did not fit otherwise, by the lengths that the ranks were given.
 
     Returns
     -------
@@ -43,7 +46,10 @@ def explanation(plan: Any, shapes: Mapping[theano.Variable, tuple[int, ...]] | N
             'devices': [describe(row) for row in plan.mesh.replicas],
             'stages': [_step(plan, stage.parts, stage.boundary, sizes) for stage in plan.stages],
             'update': _step(plan, plan.update, plan.last, sizes), 'memory': _memory(plan, known),
-            'choices': [vars(choice) for choice in plan.choices]}
+            'choices': [vars(choice) for choice in plan.choices] + [
+                {'what': 'slices', 'chosen': '%d for batches of %d samples' % (
+                    number, sum(lengths) if plan.shares.is_sharded else lengths[0]),
+                 'reason': 'a device had too little memory for fewer'} for lengths, number in sorted(slices.items())]}
 
 
 def explained(plan: Any, shapes: Mapping[theano.Variable, tuple[int, ...]] | None = None) -> str:
