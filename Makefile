@@ -11,7 +11,7 @@ help: ## list the targets
 setup: ## install missing packages: of Debian (as root or with sudo), then in .venv
 	@.ci/setup
 
-demo: setup ## train a small CNN on two contexts, and compare with one; without pygpu in two processes, too
+demo: setup ## train a small CNN on two contexts and on one, and compare; without pygpu also in two processes
 	@$(PY) examples/theano_cnn.py --opencl-cpus $(ARGS)
 	$(if $(ARGS),,@$(PY) -c 'import pygpu' 2>/dev/null || ! $(PY) -c 'import mpi4py' 2>/dev/null || \
 	    { printf '\nno pygpu here: the same network in two processes, each with a context of the CPU\n'; \

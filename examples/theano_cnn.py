@@ -149,8 +149,8 @@ def main():
     parser.add_argument('--epochs', type=int, default=9, help='(default: %(default)s)')
     parser.add_argument('--batch-size', type=int, default=128, help='samples of the whole batch (default: %(default)s)')
     arguments = parser.parse_args()
-    if arguments.epochs < 1 or arguments.batch_size < 1:
-        parser.error('--epochs and --batch-size must be at least 1')
+    if arguments.epochs < 2 or arguments.batch_size < 1:
+        parser.error('--epochs must be at least 2, because the first one is not timed, and --batch-size at least 1')
     contexts = open_contexts(arguments.contexts, arguments.opencl_cpus)
     train, test = digits()
     print('contexts: %s\ndata: %d training and %d test images' % (describe(contexts), len(train[0]), len(test[0])))
@@ -159,6 +159,8 @@ def main():
               'dense layers instead')
 
     names = [context.name for context in contexts]
+    if len(names) == 1:
+        print("there is one context to compare with itself: --contexts 'dev0->cpu;dev1->cpu' makes two")
     one = Run(names[:1])
     runs = [one] if len(names) == 1 else [one, Run(names)]
     rng = np.random.RandomState(0)

@@ -1,6 +1,8 @@
 """Clusters: the rank of each launcher, the hosts of an allocation, and the command that starts a job there."""
+import itertools
 import os
 import re
+import shlex
 import sys
 
 from theano_mgpu.cli import main
@@ -144,8 +146,11 @@ def programs(tmp_path, monkeypatch):
 def command(capsys, *arguments):
     """Return the command that launch would run, without the program."""
     assert main(['launch', '--dry-run', *arguments, __file__]) == 0
-    environment, words = capsys.readouterr().out.splitlines()
-    return environment, words.partition(' %s ' % sys.executable)[0]
+    line, = capsys.readouterr().out.splitlines()
+    env, *words = shlex.split(line)
+    assert env == 'env'
+    settings = list(itertools.takewhile(lambda word: '=' in word, words))
+    return ' '.join(settings), ' '.join(words[len(settings):]).partition(' %s ' % sys.executable)[0]
 
 
 def test_the_command_in_slurm(environ, programs, capsys):

@@ -44,7 +44,7 @@ from ..errors import MgpuError
 from ..utils import mpi_environment
 from . import run as run_command
 from .config import devices, positive
-from .job_command import THREADS, choose_start, starting_environment
+from .job_command import CARRIED, THREADS, choose_start, starting_environment
 from .output import help_of
 from .program import add_program, check_program
 from .supervise import run_with_restarts
@@ -90,9 +90,9 @@ def run(args: argparse.Namespace) -> int:
     start = choose_start(args.ranks, args.hosts, allocation())
     environment = rank_environment(args, start.threads)
     if args.dry_run:
-        print(' '.join('%s=%s' % (name, value) for name, value in sorted(environment.items())
-                       if os.environ.get(name) != value))
-        print(shlex.join(start.command(environment, program)))
+        settings = ['%s=%s' % (name, value) for name, value in sorted(environment.items())
+                    if name in CARRIED or os.environ.get(name) != value]
+        print(shlex.join(['env', *settings, *start.command(environment, program)]))
         return 0
     environment[mpi_environment.SEED] = str(int.from_bytes(os.urandom(4), 'big'))
     return run_with_restarts(start, environment, program, args.restarts)

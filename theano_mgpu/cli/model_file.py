@@ -68,10 +68,11 @@ def _unsafe(config, name):
             name = settings['name']
         if kind == 'Lambda':
             yield 'the Lambda layer %s has code in the file' % name
+            return  # its settings have the code
         elif 'class_name' in config and str(kind) not in _own_classes():
             yield '%s has the class %s, which is not of Keras' % (name, kind)
         elif LAMBDA_KEYS & config.keys():
-            yield '%s has code in the file' % name
+            yield 'the layer %s has code in the file' % name
     for each in config.values() if isinstance(config, dict) else config if isinstance(config, list) else ():
         yield from _unsafe(each, name)
 

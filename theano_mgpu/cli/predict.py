@@ -14,10 +14,10 @@ Batches go to all contexts of THEANO_FLAGS or .theanorc (see "theano-mgpu device
 context takes the next one.
 
 examples:
-  theano-mgpu predict model.h5 images.npy classes.npy
-  theano-mgpu predict model.h5 images.npy classes.npy --gpus 2 --batch-size 256
+  theano-mgpu predict model.h5 images.npy outputs.npy
+  theano-mgpu predict model.h5 images.npy outputs.npy --gpus 2 --batch-size 256
   theano-mgpu predict model.h5 pairs.npz answers.h5 --gpus dev0,dev2
-  theano-mgpu launch -n 4 "$(command -v theano-mgpu)" predict model.h5 images.npy classes.npy
+  theano-mgpu launch -n 4 "$(command -v theano-mgpu)" predict model.h5 images.npy outputs.npy
 """
 from __future__ import annotations
 

@@ -116,8 +116,12 @@ def _choose(contexts):
     if isinstance(contexts, int) and not isinstance(contexts, bool):
         known = contexts <= MOST_DEVICES and _default_cpus(contexts) or configured()
         if not 1 <= contexts <= len(known):
-            raise ContextError('%d contexts were asked for; there are %d: %s. Ask for 1 to %d, or map '
-                               'more, e.g. %s' % (contexts, len(known), describe(known), len(known), EXAMPLE))
+            possible = '1 to %d' % len(known) if len(known) > 1 else '1'
+            more = EXAMPLE
+            if all(context.kind == 'cpu' for context in known) and 1 < contexts <= MOST_DEVICES:
+                more = 'contexts=' + default_map(['cpu'] * contexts)
+            raise ContextError('%d contexts were asked for; there are %d: %s. Ask for %s, or map more, e.g. %s'
+                               % (contexts, len(known), describe(known), possible, more))
         return known[:contexts]
     names = list(contexts)
     if not names:

@@ -37,7 +37,7 @@ def note_if_long(text: Callable[[], str]) -> Iterator[None]:
 @contextlib.contextmanager
 def compiling(title: str) -> Iterator[None]:
     """Show the title on bars while this thread compiles in the ``with`` block, and after a while in a note."""
-    note = '%s takes a while; what is compiled is kept for the next time' % title
+    note = '%s takes a while; the compiled code is kept for the next start' % title
     with temporarily(_compiling, 'title', title), note_if_long(lambda: note):
         yield
 
