@@ -64,6 +64,8 @@ class Internal:
         Whether the function has no batch: one replica computes it as it is.
     params : list of SharedVariable
         Trained parameters. Processes may exchange their gradients in half precision.
+    in_slices : bool
+        Whether the graph is divided although there is one replica, so that this can compute a batch in slices.
     """
 
     example: Sequence[Any] | None = None
@@ -72,6 +74,7 @@ class Internal:
     batch_of_rank_0: bool = False
     whole: bool = False
     params: Sequence[Any] = ()
+    in_slices: bool = False
 
 
 @dataclass(frozen=True)

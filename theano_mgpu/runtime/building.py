@@ -126,7 +126,7 @@ def divide(inputs: Sequence[Any], outputs: Sequence[theano.Variable], updates: U
         program, updated = undivided(whole), list(definition.updates)
         if options.internal.whole:
             mesh = mesh.first()
-        elif n_ranks > 1 or len(mesh.replicas) > 1 or options.slices > 1 or \
+        elif n_ranks > 1 or len(mesh.replicas) > 1 or options.slices > 1 or options.internal.in_slices or \
                 options.updates_on(mesh.contexts) == 'host' and mesh.contexts[0].kind != 'cpu':
             try:
                 program = batch.divide(whole, updated)

@@ -1,7 +1,6 @@
 """A graph over a batch, run over several contexts: bind, split, run, commit."""
 from __future__ import annotations
 
-import gc
 import threading
 import time
 from typing import Any, Dict, Iterator, NamedTuple, Sequence, Tuple
@@ -9,17 +8,14 @@ from typing import Any, Dict, Iterator, NamedTuple, Sequence, Tuple
 import numpy as np
 import theano
 
-from ..comm.activities import AGREE
 from ..compat.shared_variables import add_step_lock
 from ..devices.contexts import check_process
 from ..errors import LengthError
 from ..options import Options
 from ..utils import rank_process
-from . import StepResult, StepRun
-from .batch import Batch
-from .building import BuiltFunction, Updates, build
+from .building import Updates
 from .consistency import BatchCheck
-from .slices import Slices
+from .sliced_run import SlicedRun
 
 Arguments = Tuple[Sequence[Any], Dict[str, Any]]
 
@@ -45,7 +41,7 @@ class Bound(NamedTuple):
     batch: Any = None
 
 
-class DataParallel(BuiltFunction):
+class DataParallel(SlicedRun):
     """A graph over a batch, computed in one sub-batch per context, with the result of one device.
 
     Parameters
@@ -65,13 +61,16 @@ class DataParallel(BuiltFunction):
     """
 
     def __init__(self, inputs: Sequence[Any], outputs: Sequence[theano.Variable], updates: Updates, options: Options):
-        super().__init__(build(inputs, outputs, updates, options), options)
         self.lock = threading.RLock()
         self.samples = self.calls = 0
         self.seconds = 0.0
+        self._build(inputs, outputs, updates, options)
+
+    def _build(self, inputs: Sequence[Any], outputs: Sequence[theano.Variable], updates: Updates,
+               options: Options) -> None:
+        super()._build(inputs, outputs, updates, options)
         self._check_batch = BatchCheck(self.ranks, self.built.number, options.name, self.arguments, self.sharded,
                                        options.internal.batch_of_rank_0, self.built.alike)
-        self._slices = Slices(options.name, self.plan.shares, self.built.splitter, self.ranks)
         for variable in self.executable.variables + self.updated:
             add_step_lock(variable, self.lock)
 
@@ -117,51 +116,12 @@ class DataParallel(BuiltFunction):
             rank_process.note_step()
             return result.outputs
 
-    def _computed(self, values: Any, states: Any, lengths: Sequence[int], batch: Batch | None) -> StepResult:
-        """Compute a batch; again, in more slices, each time that a device has too little memory."""
-        while True:
-            try:
-                began = time.perf_counter()
-                with self.timings.span('scatter'):
-                    batch = batch or self.split(values, states, lengths)
-                    self.executable.refresh()
-                before = time.perf_counter() - began
-                result = self._run(batch)
-                self._slices.note(lengths)
-                return result._replace(seconds=before + result.seconds)
-            except BaseException as error:
-                self._slices.add(lengths, error)
-            # Only now nothing has the arrays of the attempt any more: the traceback of the error had them.
-            batch = None
-            self.look_ahead.forget()
-            gc.collect()
-
     def _bind(self, arguments: Arguments | None) -> Bound:
         states = self.inputs.states()
         if arguments is None:
             return Bound(None, states, 0)
         values, batch = self.look_ahead.take(*arguments) or (self.arguments.bind(*arguments), None)
         return Bound(values, states, self.inputs.length(values, states), batch)
-
-    def _run(self, batch: Batch) -> StepResult:
-        """Run a batch, and prepare the next one meanwhile; commit the new values once no rank has failed."""
-        step = StepRun(self.executable, batch)
-        try:
-            step.start()
-            self.look_ahead.prepare()
-            result = step.finish()
-            self._check(result.outputs)
-            with self.timings.span('wait'):
-                self.ranks.handshake((AGREE,))
-            with self.timings.span('update'):
-                result.new_values.commit()
-            return result
-        except BaseException:
-            step.undo()
-            raise
-
-    def _check(self, outputs: list[np.ndarray]) -> None:
-        """Raise an error where outputs show that the new values are not to be stored."""
 
     def join(self) -> None:
         """Wait for the other processes, where each feeds its own data, once the data of this one has ended.

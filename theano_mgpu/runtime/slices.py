@@ -22,17 +22,22 @@ class Slices:
     shares : Shares
     splitter : Splitter
         It is told the numbers.
+    can_be_divided : bool
+        Whether a graph that is one part, for one replica, can be built again as one that is computed in slices.
     ranks : Communicator
     """
 
-    def __init__(self, name: str | None, shares: Shares, splitter: Splitter, ranks: Communicator) -> None:
+    def __init__(self, name: str | None, shares: Shares, splitter: Splitter, can_be_divided: bool,
+                 ranks: Communicator) -> None:
         self._name, self._shares, self._splitter, self._ranks = name or 'a function', shares, splitter, ranks
+        self._can_be_divided = can_be_divided
         self._full: dict[tuple[int, ...], str] = {}  # contexts with too little memory, of steps that are repeated
 
-    def add(self, lengths: Sequence[int], error: BaseException) -> None:
+    def add(self, lengths: Sequence[int], error: BaseException) -> bool:
         """Have batches of some lengths computed in twice as many slices, because of an error of the step.
 
-        Every rank calls it for the same step: the error of one is announced to all.
+        Every rank calls it for the same step: the error of one is announced to all. Return whether the function has to
+        be built again before, so that its graph is divided.
 
         Parameters
         ----------
@@ -49,11 +54,13 @@ class Slices:
         common, key, shares = common_error(self._ranks, error, of_step=True), tuple(lengths), self._shares
         now = self._splitter.slices.get(key, shares.micro_batches)
         if isinstance(common, ReplicaError) and common.out_of_memory and shares.grows:
+            if not shares.is_divided and self._can_be_divided:
+                return True
             most = shares.most_slices(lengths)
             if now < most:
                 self._splitter.slices[key] = min(2 * now, most)
                 self._full[key] = describe([common.context])
-                return
+                return False
             noted(common, 'it was computed in up to %d slices (mgpu.micro_batches=auto)' % now)
         self._full.pop(key, None)
         raise_error(common, error)

@@ -1,0 +1,77 @@
+"""The run of a batch; again, in more slices, each time that a device has too little memory."""
+from __future__ import annotations
+
+import gc
+import time
+from dataclasses import replace
+from typing import Any, Sequence
+
+import numpy as np
+
+from ..comm.activities import AGREE
+from ..options import Options
+from . import StepResult, StepRun
+from .batch import Batch
+from .building import BuiltFunction, Updates, build
+from .slices import Slices
+
+
+class SlicedRun(BuiltFunction):
+    """A base of functions over a batch, which splits and runs their batches."""
+
+    def _build(self, inputs: Any, outputs: Any, updates: Updates, options: Options) -> None:
+        """Build the function, at first or again, of the arguments of `build`."""
+        super().__init__(build(inputs, outputs, updates, options), options)
+        self._definition = inputs, outputs, updates
+        self._slices = Slices(options.name, self.plan.shares, self.built.splitter,
+                              not self.refused and not options.internal.whole, self.ranks)
+
+    def _computed(self, values: Any, states: Any, lengths: Sequence[int], batch: Batch | None) -> StepResult:
+        """Compute a batch on every rank; on an error nothing changes on any rank.
+
+        Parameters
+        ----------
+        values, states, lengths
+            As for `split`.
+        batch : Batch or None
+            The batch of them, if it was split and sent ahead.
+        """
+        while True:
+            try:
+                began = time.perf_counter()
+                with self.timings.span('scatter'):
+                    batch = batch or self.split(values, states, lengths)
+                    self.executable.refresh()
+                before = time.perf_counter() - began
+                result = self._run(batch)
+                self._slices.note(lengths)
+                return result._replace(seconds=before + result.seconds)
+            except BaseException as error:
+                is_whole = self._slices.add(lengths, error)
+            # Only now nothing has the arrays of the attempt any more: the traceback of the error had them.
+            batch = None
+            self.look_ahead.forget()
+            gc.collect()
+            if is_whole:
+                internal = replace(self.options.internal, in_slices=True)
+                self._build(*self._definition, replace(self.options, internal=internal))
+
+    def _run(self, batch: Batch) -> StepResult:
+        """Run a batch, and prepare the next one meanwhile; commit the new values once no rank has failed."""
+        step = StepRun(self.executable, batch)
+        try:
+            step.start()
+            self.look_ahead.prepare()
+            result = step.finish()
+            self._check(result.outputs)
+            with self.timings.span('wait'):
+                self.ranks.handshake((AGREE,))
+            with self.timings.span('update'):
+                result.new_values.commit()
+            return result
+        except BaseException:
+            step.undo()
+            raise
+
+    def _check(self, outputs: list[np.ndarray]) -> None:
+        """Raise an error where outputs show that the new values are not to be stored."""
