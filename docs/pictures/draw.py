@@ -106,7 +106,7 @@ QUESTIONS = [  # for the decision tree: question, answer that ends the search, r
     ('Does the model fit on one\ndevice, with a small batch?', 'no', 'placement, pipeline',
      "`with mgpu.device('dev1'):`"),
     ('Does it fit with the state\nof its optimizer?', 'no', 'sharded update', "`update_on='sharded'`"),
-    ('Does the batch fit?', 'no', 'micro-batches', '`micro_batches=4`'),
+    ('Does the batch fit?', 'no', 'micro-batches', 'by itself'),
     ('Do devices wait for data?', 'yes', 'a part of it to each process', '`launch -n 2 --sharded`'),
     ('Several machines, or CPUs?', 'yes', 'processes', '`launch -n 8 run train.py`'),
 ]

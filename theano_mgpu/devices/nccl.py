@@ -18,7 +18,7 @@ from ..errors import ExchangeError
 from . import cuda_libraries
 from .context_map import Context
 from .contexts import card_of, gpu_context
-from .cuda_libraries.nccl import DTYPES, OPS, Nccl, load  # noqa: F401
+from .cuda_libraries.nccl import Nccl, load
 
 SOURCE = Path(__file__).with_suffix('.cpp')
 FUNCTIONS = ('cuCtxPushCurrent_v2', 'cuCtxPopCurrent_v2', 'cuMemcpyDtoDAsync_v2', 'cuEventCreate', 'cuEventRecord',
@@ -51,7 +51,7 @@ class Copies(NamedTuple):
 class Collectives(NamedTuple):
     """Reductions and broadcasts between devices: addresses, a row for each device; the rest is the same on each.
 
-    `dtypes` and `ops` have the numbers of NCCL, see `DTYPES` and `OPS`; an op may be `BROADCAST`. The device that alone
+    `dtypes` and `ops` have the numbers of `cuda_libraries.nccl`; an op may be `BROADCAST`. The device that alone
     gets a reduction, or that sends a broadcast, is its root: `roots` has its place among the devices of all ranks. The
     root of a reduction that all devices get is `EVERY`.
     """

@@ -9,7 +9,8 @@ from ..comm.activities import GATHER
 from ..comm.communicator import Communicator
 from ..devices.context_map import Context
 from ..devices.contexts import gpu_context
-from ..devices.nccl import BROADCAST, DTYPES, Collectives, Copies, communicator_of
+from ..devices.cuda_libraries.nccl import DTYPES
+from ..devices.nccl import BROADCAST, Collectives, Copies, communicator_of
 from ..errors import ExchangeError
 from ..plan import DeviceBroadcast
 from .device_sums import contiguous, named

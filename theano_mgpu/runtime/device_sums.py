@@ -10,7 +10,8 @@ from ..comm.collectives import all_gather_object
 from ..comm.communicator import Communicator
 from ..devices.context_map import Context
 from ..devices.contexts import gpu_context
-from ..devices.nccl import DTYPES, EVERY, OPS, Collectives, Copies, NcclCommunicator
+from ..devices.cuda_libraries.nccl import DTYPES, OPS
+from ..devices.nccl import EVERY, Collectives, Copies, NcclCommunicator
 from ..errors import ExchangeError, GraphError, warn
 from .batch import DeviceSum, Shard, Values
 from .launcher import MemoryExplained, error_of
@@ -245,6 +246,11 @@ class DeviceSums(HostSums):
         reduced, self._reduced = self._reduced, None
         if reduced is not None:
             reduced.wait()
+
+    def drop(self) -> None:
+        super().drop()
+        self._take_parts()
+        self._reduced = None
 
     def add_over(self, ranks: Communicator) -> None:
         if self._parts is None:

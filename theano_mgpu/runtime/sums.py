@@ -110,6 +110,10 @@ class HostSums:
         else:
             ranks.all_reduce(self._buffers.flat)
 
+    def drop(self) -> None:
+        """Free what a step that has failed has left on the devices."""
+        self._held, self._on_its_device = {}, None
+
     def clear(self) -> None:
         """Make every sum 0."""
         for flat in self._buffers.flat:
