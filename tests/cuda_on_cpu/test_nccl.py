@@ -1,6 +1,7 @@
 """NCCL between devices of one process: against NumPy, in the order of the streams, and its errors."""
 import ctypes
 import threading
+import time
 
 import numpy as np
 
@@ -137,6 +138,22 @@ def test_the_peers_of_a_lost_device_wait_until_they_are_aborted():
     call('ncclCommAbort', ctypes.c_void_p(clique.comms[0]))
     waiting.join(10)
     assert not waiting.is_alive()
+
+
+@on_standin()
+def test_an_aborted_rank_leaves_the_one_that_follows_intact():
+    """The peer of an aborted rank, which comes later, said that they make different calls, and its device failed."""
+    clique = Clique()
+    holding = Hold(clique.devices[1], clique.devices[1].upload(np.zeros(1, 'float32')))
+    for size in (5, 6, 7):  # the third has the slot of the first
+        addresses = [device.upload(np.ones(size, 'float32')) for device in clique.devices]
+        clique.group('ncclAllReduce', [(a, a, ctypes.c_size_t(size), 7, 0) for a in addresses])
+    call('ncclCommAbort', ctypes.c_void_p(clique.comms[0]))
+    clique.devices[0].synchronize()
+    holding.release()
+    time.sleep(.2)  # the device takes the first piece, and waits for the second
+    call('ncclCommAbort', ctypes.c_void_p(clique.comms[1]))
+    clique.devices[1].synchronize()
 
 
 @on_standin(sync=True)

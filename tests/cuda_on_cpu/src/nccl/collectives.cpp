@@ -95,6 +95,8 @@ int run(void *data) {
   const int parts = call.kind == REDUCE_SCATTER ? n : 1;
   if (!reachable(task)) return ILLEGAL_ADDRESS;
   auto &ranks = comm.shared->ranks;
+  // An aborted rank has to leave its slots as they are: the others may still read them.
+  if (comm.aborted) return 0;
   if (!wait_for(comm, rank, task.first)) return 0;  // collectives of a communicator are in order, also on two streams
   uint64_t piece = task.first;
   for (size_t at = 0; at < count; at += step, piece++) {
