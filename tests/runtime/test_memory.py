@@ -144,7 +144,7 @@ def test_a_model_that_does_not_fit_on_one_device_trains_on_two():
                                                   ('24M', 'copies of shared variables', 'None')])
 def test_a_lack_of_memory_comes_with_advice(memory, doing, samples):
     """The lack occurs in a step, or before it."""
-    message, cause = run(TOO_LARGE, 'whole', memory=memory)
+    message, cause = run(TOO_LARGE, 'whole', memory=memory, flags='mgpu.micro_batches=1')
     assert message.startswith('replica 0 (context dev0->cuda0, %s) failed, nothing was changed' % doing)
     assert 'cuda0 has %s MiB of memory' % memory[:-1] in message and all(text in message for text in ADVICE)
     assert 'CUDA_ERROR_OUT_OF_MEMORY' in cause and cause.endswith('dev0 ' + samples)
