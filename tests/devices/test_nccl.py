@@ -171,6 +171,35 @@ def test_sums_of_two_processes_go_through_the_host_where_nccl_does_not_work(tmp_
     assert 'more than rounding' in warned and 'From now on, sums go through the host' in warned and same == 'True'
 
 
+LOST_EARLIER = TRAINING + '''
+from pygpu import gpuarray
+from pygpu.elemwise import elemwise2
+from theano_mgpu.devices.contexts import gpu_context
+from theano_mgpu.devices.nccl import NcclCommunicator
+step, params = trained('auto', 2, normalise=False)
+for batch in batches(2):
+    step(*batch)
+before = values(params)
+array = gpuarray.zeros((4,), 'float32', context=gpu_context(mgpu.contexts()[1]))
+def lost(self, copies, collectives):
+    cuda.cudaOnCpuFailAfter(1, ctypes.c_long(0), 719)
+    try:
+        elemwise2(array, '+', array, array).sync()
+    except gpuarray.GpuArrayException:
+        raise mgpu.ExchangeError('cuda1 failed before the devices had exchanged their values', self.contexts[1])
+NcclCommunicator.exchange = lost
+print(fails(lambda: step(*next(batches(1))))[0])
+print(all((a == b).all() for a, b in zip(before, values(params))))
+'''
+
+
+def test_a_device_that_is_lost_before_an_exchange_is_named():
+    """An ExchangeError was raised. The driver knows of the loss now before the exchange, now after it."""
+    error, same = run(LOST_EARLIER)
+    assert error.startswith('ReplicaError: replica 1 (context dev1->cuda1, samples 4 to 7) failed, nothing was changed')
+    assert same == 'True'
+
+
 COPIES = TRAINING + '''
 step, params = trained('auto', 2, sizes=(6, 300, 300, 4), normalise=False)
 step(*next(batches(1)))

@@ -58,9 +58,13 @@ class DeviceBroadcasts:
         for (communicator, owners), devices in zip(self._each if works else [], prepared):
             addresses = np.array([[array.gpudata for array in arrays] for arrays in devices], 'uint64')
             sizes = [array.size * array.itemsize for array in devices[0]]
-            communicator.exchange(NO_COPIES, Collectives(
+            collectives = Collectives(
                 addresses, addresses, np.array(sizes, 'uint64'), np.full(len(sizes), DTYPES['uint8'], 'int32'),
-                np.full(len(sizes), BROADCAST, 'int32'), np.array(list(owners.values()), 'int32')))
+                np.full(len(sizes), BROADCAST, 'int32'), np.array(list(owners.values()), 'int32'))
+            try:
+                communicator.exchange(NO_COPIES, collectives)
+            except ExchangeError as error:
+                raise named(error, communicator, {}) from error.__cause__
             sent.update((variable, (communicator.contexts, on)) for variable, on in zip(owners, zip(*devices)))
         return sent
 

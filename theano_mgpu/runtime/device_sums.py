@@ -288,7 +288,11 @@ class DeviceSums(HostSums):
         with self._timings.span('all_reduce'):
             reduced = Reduced(self._layout, received, self._communicator, parts)
             if self._communicator.is_verified:
-                self._enqueue(arrays, received)
+                try:
+                    self._enqueue(arrays, received)
+                except ExchangeError as failed:  # of a device that is lost already, say
+                    shards = dict(zip(parts.contexts, parts.shards))
+                    raise named(failed, self._communicator, shards) from failed.__cause__
                 error = ''
             else:
                 error = self._verified(arrays, received, ranks)
