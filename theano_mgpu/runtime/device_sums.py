@@ -144,7 +144,7 @@ class Reduced:
         return self._on_devices[key]
 
     def _home(self, number, context=None):
-        """Return what a context has received, or the first one, if the sum is there; else what its owner has."""
+        """Return the `Received` with a sum: of a context or the first one, if it is there, else of its owner."""
         received = self._received.get(context) or self._received[self._communicator.contexts[0]]
         if number in received.views:
             return received
@@ -277,7 +277,7 @@ class DeviceSums(HostSums):
                 self.use_host()
 
     def _take_parts(self) -> Parts | None:
-        """Return the parts, and let go of them and of what was prepared for them."""
+        """Return the parts, and let go of them and of the prepared memory."""
         parts, self._parts, self._arrays, self._received = self._parts, None, [], []
         return parts
 

@@ -21,7 +21,7 @@ class Slices:
         The function's.
     shares : Shares
     splitter : Splitter
-        It is told the numbers.
+        It gets the numbers.
     can_be_divided : bool
         Whether a graph that is one part, for one replica, can be built again as one that is computed in slices.
     ranks : Communicator

@@ -137,7 +137,7 @@ class StepRun:
                     each.finish()
 
     def undo(self) -> None:
-        """Put every old value back, after an error, and free what the step has left on the devices."""
+        """Put every old value back, after an error, and free the arrays that the step has left on the devices."""
         self._executable.over_ranks.wait()
         self._transaction.roll_back()
         for sums in self._executable.sums.values():

@@ -111,7 +111,7 @@ class HostSums:
             ranks.all_reduce(self._buffers.flat)
 
     def drop(self) -> None:
-        """Free what a step that has failed has left on the devices."""
+        """Free the arrays that a failed step has left on the devices."""
         self._held, self._on_its_device = {}, None
 
     def clear(self) -> None:
