@@ -11,9 +11,8 @@ from ..devices.context_map import Context
 from ..devices.contexts import gpu_context
 from ..devices.cuda_libraries.nccl import DTYPES
 from ..devices.nccl import BROADCAST, Collectives, Copies, communicator_of
-from ..errors import ExchangeError
 from ..plan import DeviceBroadcast
-from .device_sums import contiguous, named
+from .device_sums import LossExplained, contiguous
 from .divided_update import check_shape
 from .launcher import MemoryExplained
 from .replicas.replicated import Replicated, replicated
@@ -61,10 +60,8 @@ class DeviceBroadcasts:
             collectives = Collectives(
                 addresses, addresses, np.array(sizes, 'uint64'), np.full(len(sizes), DTYPES['uint8'], 'int32'),
                 np.full(len(sizes), BROADCAST, 'int32'), np.array(list(owners.values()), 'int32'))
-            try:
+            with LossExplained(communicator, {}):
                 communicator.exchange(NO_COPIES, collectives)
-            except ExchangeError as error:
-                raise named(error, communicator, {}) from error.__cause__
             sent.update((variable, (communicator.contexts, on)) for variable, on in zip(owners, zip(*devices)))
         return sent
 
@@ -79,10 +76,8 @@ class DeviceBroadcasts:
             If a broadcast has failed otherwise.
         """
         for communicator, _ in self._each:
-            try:
+            with LossExplained(communicator, {}):
                 communicator.wait()
-            except ExchangeError as error:
-                raise named(error, communicator, {}) from error.__cause__
 
     def _on_devices(self, communicator, owners, values):
         """Return the arrays of each device of this process: the values that it owns, and memory for the others."""

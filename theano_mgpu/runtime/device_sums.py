@@ -174,28 +174,35 @@ class Reduced:
         ExchangeError
             If the exchange has failed otherwise.
         """
-        try:
+        with LossExplained(self._communicator, self._shards):
             self._communicator.wait()
-        except ExchangeError as error:
-            raise named(error, self._communicator, self._shards) from error.__cause__
 
 
-def named(error: ExchangeError, communicator: NcclCommunicator, shards: Mapping[Context, Shard]) -> BaseException:
-    """Return the error of an exchange; a ReplicaError for one of a lost device.
+class LossExplained:
+    """A ``with`` block in which the ExchangeError of a lost device becomes a ReplicaError.
 
     Parameters
     ----------
-    error : ExchangeError
     communicator : NcclCommunicator
     shards : dict of Context to Shard
-        What the devices were working on.
+        What the devices work on.
     """
-    contexts = communicator.contexts
-    if error.context is None:
-        return error
-    shard = shards.get(error.context)
-    where = 'samples %d to %d' % (shard.span[0], shard.span[1] - 1) if shard else 'exchange'
-    return error_of(error, contexts.index(error.context), error.context, where, shard.span if shard else None, contexts)
+
+    __slots__ = '_contexts', '_shards'
+
+    def __init__(self, communicator: NcclCommunicator, shards: Mapping[Context, Shard]) -> None:
+        self._contexts, self._shards = communicator.contexts, shards
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind, error, trace) -> None:
+        if not isinstance(error, ExchangeError) or error.context is None:
+            return
+        contexts, context, shard = self._contexts, error.context, self._shards.get(error.context)
+        where = 'samples %d to %d' % (shard.span[0], shard.span[1] - 1) if shard else 'exchange'
+        raise error_of(error, contexts.index(context), context, where, shard.span if shard else None,
+                       contexts) from error.__cause__
 
 
 class DeviceSums(HostSums):
@@ -288,11 +295,8 @@ class DeviceSums(HostSums):
         with self._timings.span('all_reduce'):
             reduced = Reduced(self._layout, received, self._communicator, parts)
             if self._communicator.is_verified:
-                try:
+                with LossExplained(self._communicator, dict(zip(parts.contexts, parts.shards))):
                     self._enqueue(arrays, received)
-                except ExchangeError as failed:  # of a device that is lost already, say
-                    shards = dict(zip(parts.contexts, parts.shards))
-                    raise named(failed, self._communicator, shards) from failed.__cause__
                 error = ''
             else:
                 error = self._verified(arrays, received, ranks)
