@@ -1,4 +1,9 @@
 """Shares by the measured speeds of devices: they settle, change with the speeds, and leave the results as they are."""
+import theano_mgpu as mgpu
+from theano_mgpu.plan import Machine, Shares
+from theano_mgpu.runtime.batch import Batch, Shard
+from theano_mgpu.runtime.speeds import AGAIN, Speeds
+
 import cuda_on_cpu
 import numpy as np
 import pytest
@@ -6,11 +11,6 @@ import theano
 import theano.tensor as T
 from support.standin import launched, run
 from theano.configparser import change_flags
-
-import theano_mgpu as mgpu
-from theano_mgpu.plan import Machine, Shares
-from theano_mgpu.runtime.batch import Batch, Shard
-from theano_mgpu.runtime.speeds import AGAIN, Speeds
 
 STANDIN = [pytest.mark.needs_compiler, pytest.mark.skipif(cuda_on_cpu.unavailable() is not None,
                                                           reason=cuda_on_cpu.unavailable() or '')]
@@ -175,7 +175,8 @@ NET = '''
 import theano, theano.tensor as T
 from models import adam
 rng = np.random.RandomState(0)
-weights = [theano.shared((rng.randn(*size) / size[0] ** .5).astype('float32')) for size in ((64, 500), (500, 500), (500, 3))]
+weights = [theano.shared((rng.randn(*size) / size[0] ** .5).astype('float32'))
+           for size in ((64, 500), (500, 500), (500, 3))]
 x = h = T.matrix('x')
 for w in weights:
     h = T.tanh(T.dot(h, w))
@@ -199,7 +200,8 @@ def sizes_of(line):
 
 @pytest.mark.parametrize('collectives', ['host', pytest.param('nccl', marks=pytest.mark.slow)])
 def test_a_slow_device_gets_fewer_samples(collectives):
-    line, = run("mgpu.init('dev0->cuda0;dev1->cuda1')\n" + NET, 2, flags='mgpu.collectives=' + collectives, slowness='8;1')
+    line, = run("mgpu.init('dev0->cuda0;dev1->cuda1')\n" + NET, flags='mgpu.collectives=' + collectives,
+                slowness='8;1')
     (slow, fast), rest = sizes_of(line)
     assert 1 <= slow < fast and slow + fast == 400 and rest == "['shares'] True", line
 

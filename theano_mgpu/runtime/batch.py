@@ -200,13 +200,17 @@ class Splitter:
         self.lengths = functools.lru_cache(maxsize=None)(shares.lengths)
 
     def changes(self) -> list[Choice]:
-        """Return the choices of the plan that its steps have changed: shares by speed, and slices for lack of memory."""
+        """Return the choices of the plan that its steps have changed: shares by speed, slices for lack of memory."""
         shares = self.shares
-        changed = [Choice('shares', ' + '.join(map(str, shares.sizes(self.measured))), 'mgpu.shares=auto: by the speeds '
-                          'that were measured, for batches of %d samples' % sum(self.measured))] if self.measured else []
-        return changed + [Choice('slices', '%d for batches of %d samples' % (
-            number, sum(lengths) if shares.is_sharded else lengths[0]), 'a device had too little memory for fewer')
-            for lengths, number in sorted(self.slices.items())]
+        changed = []
+        if self.measured:
+            changed.append(Choice('shares', ' + '.join(map(str, shares.sizes(self.measured))), 'mgpu.shares=auto: by '
+                                  'measured speeds, for batches of %d samples' % sum(self.measured)))
+        for lengths, number in sorted(self.slices.items()):
+            samples = sum(lengths) if shares.is_sharded else lengths[0]
+            changed.append(Choice('slices', '%d for batches of %d samples' % (number, samples),
+                                  'a device had too little memory for fewer'))
+        return changed
 
     def split(self, values: Values, lengths: Sequence[int], alone: bool = False) -> Batch:
         """Split a batch.

@@ -28,6 +28,11 @@ class SlicedRun(BuiltFunction):
         self._slices = Slices(options.name, self.built.splitter,
                               not self.refused and not options.internal.whole, self.ranks)
 
+    @property
+    def is_settled(self) -> bool:
+        """Return whether shares by speed have settled, so that the time of a step shows what the devices can do."""
+        return self._speeds.is_settled
+
     def _computed(self, values: Any, states: Any, lengths: Sequence[int], batch: Batch | None) -> StepResult:
         """Compute a batch on every rank; on an error nothing changes on any rank.
 

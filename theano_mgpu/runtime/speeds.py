@@ -12,6 +12,7 @@ from .batch import Batch, Splitter
 
 MEASUREMENTS = 5     # of each replica: shares follow their median
 EVERY = 20           # steps from one measurement to the next, once each replica has that many
+SETTLING = 60        # steps after which the shares of a size count as settled
 DIFFERENT = 1.15     # shares change if one replica works this many times as long as another one,
 BETTER = 1.03        # and the step gets shorter by this factor
 AGAIN = 500          # steps after which a replica that was too slow for any sample is tried again
@@ -35,12 +36,20 @@ class Speeds:
     def __init__(self, name: str | None, splitter: Splitter) -> None:
         self._name, self._splitter = name or 'a function', splitter
         self._samples = self._steps = 0
+        self._lengths: Sequence[int] = ()  # samples that each rank was given: of its own, or the whole batch
         self._has_told = False
         self._forget()
 
     def _forget(self) -> None:
         self._turns = 0                               # steps that have measured
         self._measured: dict[int, Deque[float]] = {}  # seconds a sample, by the number of the replica
+
+    @property
+    def is_settled(self) -> bool:
+        """Return whether the shares will stay about as they are, so that the time of a step counts for a choice."""
+        shares = self._splitter.shares
+        return not shares.adapts or self._steps >= SETTLING or \
+            self._has_measured(1) and self._balanced() == shares.weights
 
     def timed(self, batch: Batch) -> int | None:
         """Return the replica of this process that a step has to time; None if the step measures nothing."""
@@ -49,8 +58,9 @@ class Speeds:
             return None
         if batch.samples > self._samples:
             self._samples, self._steps = batch.samples, 0
+            self._lengths = batch.lengths if shares.is_sharded else [batch.samples]
             self._forget()
-        if self._steps == 0 or self._is_known() and self._steps % EVERY:
+        if self._steps == 0 or self._has_measured(MEASUREMENTS) and self._steps % EVERY:
             return None  # the first step of a size is slower
         return self._turns % shares.machine.replicas[shares.machine.rank]
 
@@ -83,22 +93,26 @@ class Speeds:
             if samples:
                 measured = self._measured.setdefault(replica, collections.deque(maxlen=MEASUREMENTS))
                 measured.append(1e-9 * nanoseconds / samples)
-        new = self._new_weights(batch, bool(reports))
+        new = shares.weights
+        if 0 in new and self._steps % AGAIN == 0:
+            new = tuple(weight or 1 for weight in new)
+        elif reports and self._has_measured(MEASUREMENTS):
+            new = self._balanced()
         if new == shares.weights:
             return False
-        self._splitter.use(replace(shares, weights=new), self._lengths(batch))
+        self._splitter.use(replace(shares, weights=new), self._lengths)
         self._forget()
-        self._tell(batch)
+        self._tell()
         return True
 
-    def _new_weights(self, batch: Batch, has_measured: bool) -> tuple[int, ...]:
+    def _has_measured(self, times: int) -> bool:
+        return self._turns >= times * max(self._splitter.shares.machine.replicas)
+
+    def _balanced(self) -> tuple[int, ...]:
+        """Return the weights with which the replicas work equally long, by their times so far."""
         shares = self._splitter.shares
-        if 0 in shares.weights and self._steps % AGAIN == 0:
-            return tuple(weight or 1 for weight in shares.weights)
-        if not has_measured or not self._is_known():
-            return shares.weights
         seconds = {replica: statistics.median(measured) for replica, measured in self._measured.items()}
-        sizes, weights = shares.sizes(self._lengths(batch)), list(shares.weights)
+        sizes, weights = shares.sizes(self._lengths), list(shares.weights)
         # Each rank that is given samples of its own divides them among its own replicas.
         for start, stop in ranges(shares.machine.replicas) if shares.is_sharded else [(0, len(sizes))]:
             own = {replica - start: time for replica, time in seconds.items() if start <= replica < stop}
@@ -108,19 +122,12 @@ class Speeds:
                 weights[start:stop] = changed
         return tuple(weights)
 
-    def _lengths(self, batch: Batch) -> Sequence[int]:
-        """Return the samples that each rank was given: of its own, or the whole batch."""
-        return batch.lengths if self._splitter.shares.is_sharded else [batch.samples]
-
-    def _is_known(self) -> bool:
-        return self._turns >= MEASUREMENTS * max(self._splitter.shares.machine.replicas)
-
-    def _tell(self, batch: Batch) -> None:
+    def _tell(self) -> None:
         if not self._has_told:
             self._has_told = True
-            sizes = self._splitter.shares.sizes(self._lengths(batch))
+            sizes = self._splitter.shares.sizes(self._lengths)
             rank_process.note('%s: from now on, batches of %d samples are divided into %s, by the speeds of the '
-                              'devices (mgpu.shares=auto)' % (self._name, batch.samples, ' + '.join(map(str, sizes))))
+                              'devices (mgpu.shares=auto)' % (self._name, self._samples, ' + '.join(map(str, sizes))))
 
 
 def balanced(sizes: Sequence[int], seconds: Mapping[int, float], least: int = 1) -> list[int] | None:
