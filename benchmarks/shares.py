@@ -62,7 +62,7 @@ def main():
     for _ in range(3):
         equal(*batch), auto(*batch)
     difference = largest_difference(models[0].params, models[1].params)
-    sides = {name: step for name, step in [*alone.items(), ('equal', equal), ('auto', auto)]}
+    sides = {**alone, 'equal': equal, 'auto': auto}
     times = take_turns({name: lambda step=step: seconds(lambda: step(*batch), args.steps)
                         for name, step in sides.items()}, args.rounds, 'shares')
     speeds = summed([sum(1 / times[name][i] for name in alone) for i in range(args.rounds)])

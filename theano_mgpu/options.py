@@ -69,6 +69,8 @@ class Internal:
         Trained parameters. Processes may exchange their gradients in half precision.
     in_slices : bool
         Whether the graph is divided although there is one replica, so that this can compute a batch in slices.
+    update_for_memory : {'', 'sharded', 'host'}
+        Where new values are computed because a device had too little memory; empty if none had.
     """
 
     example: Sequence[Any] | None = None
@@ -78,6 +80,7 @@ class Internal:
     whole: bool = False
     params: Sequence[Any] = ()
     in_slices: bool = False
+    update_for_memory: str = ''
 
 
 @dataclass(frozen=True)
@@ -140,12 +143,16 @@ class Options:
         """Return where new values are computed, one of `UPDATE_ON`."""
         if self.update_on != AUTO:
             return self.update_on
+        if self.internal.update_for_memory:
+            return self.internal.update_for_memory
         return 'host' if all(context.kind == 'cpu' for context in contexts) else 'device'
 
     def why_updates_on(self, contexts: Sequence[Any]) -> str:
         """Return the reason for what `updates_on` returns."""
         if self.update_on != AUTO:
             return 'update_on=%s, as it was asked for' % self.update_on
+        if self.internal.update_for_memory:
+            return 'a device had too little memory'
         return ('the contexts are on the CPU, and share arrays without a copy' if self.updates_on(contexts) == 'host'
                 else 'each device updates its own copies')
 

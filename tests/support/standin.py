@@ -33,5 +33,5 @@ def _lines(command, flags, devices, base, settings):
     env = cuda_on_cpu.environment(devices, base, **settings)
     env['THEANO_FLAGS'] = ','.join(filter(None, ['floatX=float32', *flags]))
     done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
     return done.stdout.splitlines()

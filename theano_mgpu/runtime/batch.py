@@ -11,7 +11,7 @@ import theano
 from ..devices.context_map import HOST, Context
 from ..plan import Choice, Part, Shares, StepPlan
 from ..plan.shares import Span
-from .replicas.transfers import DeviceBuffers, copy_to, is_on
+from .replicas.transfers import DeviceBuffers, copy_to, fetch, is_on
 
 Values = Dict[theano.Variable, Any]
 
@@ -78,6 +78,11 @@ class Outbox:
                 self._buffers[context].send(variable, value)
         return self._sent[key]
 
+    def clear(self) -> None:
+        """Let go of all values, and of their memory."""
+        self._sent = {}
+        self._buffers = {context: DeviceBuffers(context) for context in self._buffers}
+
     def forget(self, variables: Sequence[theano.Variable]) -> None:
         """Let go of the values of variables."""
         self._sent = {key: value for key, value in self._sent.items() if key[0] not in variables}
@@ -127,6 +132,12 @@ class Shard:
             self.outbox.forget(part.last)
 
 
+    def move_to_host(self) -> None:
+        """Move all values to the host, and free their memory on the devices."""
+        self.values = {variable: fetch(value) for variable, value in self.values.items()}
+        self.outbox.clear()
+
+
 class Batch:
     """A batch that is split.
 
@@ -144,12 +155,14 @@ class Batch:
         Whether this rank has none, and takes part with a sample that does not count.
     alone : bool
         Whether one replica has the whole batch: its values stay on its device.
+    waits_on_host : bool
+        Whether the values of a micro-batch are on the host while the devices compute others.
     """
 
     def __init__(self, rounds: Sequence[Sequence[Shard]], common: Values, samples: int, lengths: Sequence[int],
-                 idle: bool = False, alone: bool = False):
+                 idle: bool = False, alone: bool = False, waits_on_host: bool = False):
         self.rounds, self.common, self.samples, self.lengths = rounds, common, samples, lengths
-        self.idle, self.alone = idle, alone
+        self.idle, self.alone, self.waits_on_host = idle, alone, waits_on_host
         self.shards = rounds[0] if len(rounds) == 1 else \
             sorted((shard for round_ in rounds for shard in round_), key=lambda shard: shard.span)
 
@@ -231,6 +244,8 @@ class Splitter:
         else:
             lengths = self.lengths(total)
         rounds = [[(0, (0, own))]] if alone else self.rounds(own, slices)
+        # Slices for lack of memory: those of a batch whose samples meet in several stages would be there all at once.
+        waits_on_host = slices is not None and len(rounds) > 1
         alone = alone or not shares.is_divided or \
             machine.size == machine.n_replicas == len(rounds) == 1 and len(rounds[0]) == 1
         common = {variable: value for variable, value in values.items() if variable not in self._split}
@@ -243,15 +258,18 @@ class Splitter:
             of_shard = {variable: value[start:stop] for variable, value in with_samples}
             for variable, number in zip(self._of_shard, (stop - start, before + start, before)):
                 of_shard[variable] = np.array(number, 'int64')
-            return Shard(replica, span, of_shard, self._outbox(replica, self._turns or len(rounds) + 1))
+            return Shard(replica, span, of_shard, self._outbox(replica, 0 if waits_on_host else
+                                                               self._turns or len(rounds) + 1))
         # A process without samples takes part with one sample that does not count.
         shards = [[shard(*work) for work in round_] for round_ in rounds or [[(0, (0, 1))]]]
         if self.shapes is None:
             self.shapes = {v: np.shape(value) for v, value in {**common, **shards[0][0].values}.items()}
-        return Batch(shards, common, total, lengths, not rounds, alone)
+        return Batch(shards, common, total, lengths, not rounds, alone, waits_on_host)
 
     def _outbox(self, replica: int, turns: int) -> Outbox:
-        """Return an outbox with memory that the last `turns - 1` shards of the replica do not use."""
+        """Return an outbox with memory that the last `turns - 1` shards of the replica do not use; 0 is new memory."""
+        if not turns:
+            return Outbox({context: DeviceBuffers(context) for context in self._mesh.replicas[replica]})
         buffers = self._buffers[replica]
         if len(buffers) < turns:
             buffers.append({context: DeviceBuffers(context) for context in self._mesh.replicas[replica]})

@@ -64,11 +64,10 @@ class DataParallel(SlicedRun):
         self.lock = threading.RLock()
         self.samples = self.calls = 0
         self.seconds = 0.0
-        self._build(inputs, outputs, updates, options)
+        super().__init__(inputs, outputs, updates, options)
 
-    def _build(self, inputs: Sequence[Any], outputs: Sequence[theano.Variable], updates: Updates,
-               options: Options) -> None:
-        super()._build(inputs, outputs, updates, options)
+    def _build(self, options: Options) -> None:
+        super()._build(options)
         self._check_batch = BatchCheck(self.ranks, self.built.number, options.name, self.arguments, self.sharded,
                                        options.internal.batch_of_rank_0, self.built.alike)
         for variable in self.executable.variables + self.updated:

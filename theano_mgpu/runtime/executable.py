@@ -83,6 +83,13 @@ class CompiledPart:
                 for variable in self.variables:
                     variable.refresh([context], own)
 
+    def drop(self) -> None:
+        """Free the values that a failed call has left in the functions: Theano frees them in a call that ends."""
+        for function in self.functions:
+            for variable, cell in getattr(function.fn, 'storage_map', {}).items():
+                if variable.owner is not None:
+                    cell[0] = None
+
     def run(self, replica: int, arguments: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Run one replica.
 
@@ -175,6 +182,13 @@ class Executable:
         self.owners = UpdateOwners(communicator, plan.divided) if plan.divided else None
         self.broadcasts = DeviceBroadcasts(plan.broadcasts, communicator) if plan.broadcasts else None
         self.update_buffers = {context: DeviceBuffers(context) for part in plan.update for context in part.contexts}
+
+    def drop(self) -> None:
+        """Free the arrays that a failed step has left on the devices."""
+        for sums in self.sums.values():
+            sums.drop()
+        for compiled in self.parts.values():
+            compiled.drop()
 
     def refresh(self) -> None:
         """Copy values of the user's variables to replicas that are out of date."""

@@ -3,30 +3,39 @@ from __future__ import annotations
 
 import gc
 import time
-from dataclasses import replace
 from typing import Any, Sequence
 
 import numpy as np
 
 from ..comm.activities import AGREE
+from ..comm.choice import choose_ranks
+from ..errors import ReplicaError
 from ..options import Options
 from . import StepResult, StepRun
 from .batch import Batch
 from .building import BuiltFunction, Updates, build
-from .slices import Slices
+from .remedies import Remedies
 from .speeds import Speeds
 
 
 class SlicedRun(BuiltFunction):
     """A base of functions over a batch, which splits and runs their batches."""
 
-    def _build(self, inputs: Any, outputs: Any, updates: Updates, options: Options) -> None:
-        """Build the function, at first or again, of the arguments of `build`."""
-        super().__init__(build(inputs, outputs, updates, options), options)
+    def __init__(self, inputs: Any, outputs: Any, updates: Updates, options: Options) -> None:
         self._definition = inputs, outputs, updates
+        self._remedies = Remedies(options.name, choose_ranks(options.executor))
+        self._build(options)
+
+    def _build(self, options: Options) -> None:
+        """Build the function, at first or again."""
+        while True:
+            try:
+                super().__init__(build(*self._definition, options), options)
+                break
+            except ReplicaError as error:
+                options = self._remedies.for_build(error, options)
+            gc.collect()
         self._speeds = Speeds(options.name, self.built.splitter)
-        self._slices = Slices(options.name, self.built.splitter,
-                              not self.refused and not options.internal.whole, self.ranks)
 
     @property
     def is_settled(self) -> bool:
@@ -51,17 +60,18 @@ class SlicedRun(BuiltFunction):
                     self.executable.refresh()
                 before = time.perf_counter() - began
                 result = self._run(batch)
-                self._slices.note(lengths)
+                self._remedies.note(lengths, self.built)
                 return result._replace(seconds=before + result.seconds)
             except BaseException as error:
-                is_whole = self._slices.add(lengths, error)
+                options = self._remedies.for_step(lengths, error, self.built, self.options)
             # Only now nothing has the arrays of the attempt any more: the traceback of the error had them.
             batch = None
             self.look_ahead.forget()
             gc.collect()
-            if is_whole:
-                internal = replace(self.options.internal, in_slices=True)
-                self._build(*self._definition, replace(self.options, internal=internal))
+            if options is not None:
+                for variable in self.executable.variables:
+                    variable.evict()  # not every device may need it any more
+                self._build(options)
 
     def _run(self, batch: Batch) -> StepResult:
         """Run a batch, and prepare the next one meanwhile; commit the new values once no rank has failed."""

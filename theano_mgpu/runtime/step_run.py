@@ -109,6 +109,7 @@ class StepRun:
         self._new: list[NewValue] = []
         self._launched: list[Launched] = []
         self._underway: list[Any] = [] if batch.alone else list(executable.device_sums)  # of exchanges by NCCL
+        self._ends = {stage.parts[-1] for stage in executable.plan.stages}
         self._began = time.perf_counter()
 
     def start(self) -> None:
@@ -146,8 +147,7 @@ class StepRun:
         """Put every old value back, after an error, and free the arrays that the step has left on the devices."""
         self._executable.over_ranks.wait()
         self._transaction.roll_back()
-        for sums in self._executable.sums.values():
-            sums.drop()
+        self._executable.drop()
 
     # --- stages
 
@@ -214,6 +214,9 @@ class StepRun:
                     self._new += [new] if number == 0 else []
                 elif not batch.idle:
                     self._store([new])  # the next slice goes on there
+            if batch.waits_on_host and executable.on_devices and part in self._ends:
+                for shard in shards:
+                    shard.move_to_host()
 
     def _exchange(self, boundary: Boundary) -> None:
         """Complete the stage before, and add the exchanged values to those that every shard knows."""
@@ -299,7 +302,8 @@ class StepRun:
             for context, value in zip(contexts, values):
                 transaction.replace(copies[context], value)
             stored = {copies[context] for context in contexts}
-            others = [each for each in copied_to if each in copies and each not in contexts]
+            # A copy that is out of date is one that this step does not read: it stays as it is.
+            others = [each for each in copied_to if each not in contexts and variable.is_current(each)]
             for i, context in enumerate(others):
                 copy = copies[context]
                 if copy not in stored:  # contexts on the host share a copy

@@ -150,6 +150,10 @@ class Replicated:
                 self._held[replica] = version
                 self._watch_lent_memory()
 
+    def is_current(self, context: Context) -> bool:
+        """Return whether there is a copy on a context, with the latest value."""
+        return context in self.copies and self._held.get(self.copies[context]) == self.version
+
     def commit(self, contexts: Iterable[Context]) -> None:
         """Note that the copies on these contexts, and they alone, have a new value that is the same on each."""
         self._new_version(self.copies[context] for context in contexts if context in self.copies)
@@ -158,6 +162,16 @@ class Replicated:
         """Watch a value that was copied for edits in place, if somebody else refers to it."""
         if self._held.get(self.variable) == self.version and is_lent(self.variable.container.storage):
             self.lend()
+
+    def evict(self) -> None:
+        """Free the memory of the copies on devices. Those that are read again get the value again."""
+        self._bring_home()
+        for copy in self.copies.values():
+            if copy is not self.variable and isinstance(copy.type, GpuArrayType):
+                self._held.pop(copy, None)
+                value = copy.container.storage[0]
+                copy.container.unwatched = value[tuple(slice(0, 1 if fixed else 0) for fixed in
+                                                       copy.type.broadcastable)].copy()
 
     def lend(self) -> None:
         """Watch the variable's value for edits in place: the user is about to refer to it."""
