@@ -49,6 +49,7 @@ class Trial:
             return ('trains on %d contexts; whether one is faster is not known, because it failed on a whole batch: %s'
                     % (len(self.step.contexts), error)), True
         self._chooser.add({Way.ONE: one, Way.SEVERAL: self.step.seconds})
+        self.step.timings.compared = self._chooser.compared
         return (self._advice(), False) if self._chooser.state is State.ONE else None
 
     def _advice(self):

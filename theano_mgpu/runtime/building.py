@@ -22,7 +22,7 @@ from ..graph.updates import with_givens
 from ..options import AUTO, Options
 from ..plan import CannotCut, Machine, Program, Shares, StepPlan, plan, record, undivided
 from ..plan.layout import placed
-from . import Executable, Splitter, send
+from . import Executable, Splitter, send, step_times
 from .batch import Batch
 from .batches.batch_inputs import BatchInputs, InputValues
 from .batches.example import Example
@@ -175,7 +175,8 @@ def build(inputs: Sequence[Any], outputs: Sequence[theano.Variable], updates: Up
                   splitter=Splitter(step_plan, batch.arguments.with_samples + list(batch.rows.values())),
                   updated=[replicated(variable, variable in program.streams) for variable in program.updated])
     share_first_values(ranks, built.alike)
-    record.note(step_plan, built.splitter)
+    record.note(step_plan, built.splitter, timings)
+    step_times.note(executable)
     return built
 
 
