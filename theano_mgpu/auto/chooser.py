@@ -9,7 +9,7 @@ from typing import Any, Callable, Mapping
 
 from ..comm.activities import SHARE
 from ..comm.communicator import Communicator
-from ..runtime.timeline import WARM_UP
+from ..runtime.timeline import WARM_UP, Compared
 
 COUNTED = 5        # calls that count, in each way
 SHORTEST = 0.5e-3  # seconds; a call that takes less on one device stays there: a step over contexts costs about as much
@@ -117,9 +117,11 @@ class Chooser:
         self.state, self._calls, self._next = State.RESTS, 0, 2 * (WARM_UP + COUNTED)
 
     @property
-    def compared(self) -> tuple[float, float] | None:
-        """The seconds of a call on one device and on several, once both are known."""
-        return (self.seconds[Way.ONE], self.seconds[Way.SEVERAL]) if len(self.seconds) == len(Way) else None
+    def compared(self) -> Compared | None:
+        """The times of both ways, once they are known."""
+        if len(self.seconds) < len(Way):
+            return None
+        return Compared(self.seconds[Way.ONE], self.seconds[Way.SEVERAL], self.seconds[self.way])
 
     def reason(self) -> str:
         """Return why the way was chosen, as a text for the user."""
@@ -252,8 +254,8 @@ class LengthChooser:
         """Return whether the faster way is not known yet for a number of samples."""
         return self._one_below <= samples < self._several_from
 
-    def compared(self, samples: int) -> tuple[float, float] | None:
-        """Return the seconds of a batch of a number of samples on one device and on several, once both are known."""
+    def compared(self, samples: int) -> Compared | None:
+        """Return the times of a batch of a number of samples in both ways, once they are known."""
         chooser = self._choosers.get(samples.bit_length())
         return None if chooser is None else chooser.compared
 

@@ -72,15 +72,18 @@ class Measured(NamedTuple):
         Seconds of a step in which it waits for them (W).
     seconds : float
         Of a step over the devices.
+    used : float
+        Seconds of a step in the way that is used: over the devices or, where that was chosen, on one device.
     best : float
-        Seconds of a step in the faster way: over the devices or, where that was timed, on one device.
+        Seconds of a step in the faster one of the ways that were timed.
     n_bytes : float
         Bytes of the gradients that the host adds.
     calls : int
 
     Examples
     --------
-    >>> lstm = Measured('lstm', 2, launches=8e-3, waited=1e-3, seconds=10e-3, best=10e-3, n_bytes=0, calls=100)
+    >>> lstm = Measured('lstm', 2, launches=8e-3, waited=1e-3, seconds=10e-3, used=10e-3, best=10e-3,
+    ...                 n_bytes=0, calls=100)
     >>> lstm.compute, lstm.is_launch_bound, round(lstm.in_processes, 6)
     (0.005, True, 0.006204)
     """
@@ -90,6 +93,7 @@ class Measured(NamedTuple):
     launches: float
     waited: float
     seconds: float
+    used: float
     best: float
     n_bytes: float
     calls: int
@@ -119,19 +123,24 @@ class Measured(NamedTuple):
 
     def reason(self, command: str) -> str:
         """Return both numbers, and what processes would take, as a text for the user."""
-        text = ('one process launches for %d devices in turn, %.3g ms a step, and each computes for %.3g ms at most'
-                % (self.n, self.launches * 1e3, self.compute * 1e3))
+        text = ('one process launches for %d devices in turn, %s a step, and each computes for %s at most. In %d '
+                'processes a step is predicted to take %s; ' % (
+                    self.n, _ms(self.launches), _ms(self.compute), self.n, _ms(self.in_processes)))
         if not self.gains:
-            return '%s. %d processes are predicted to take %.3g ms a step, and one takes %.3g ms' % (
-                text, self.n, self.in_processes * 1e3, self.best * 1e3)
-        return '%s. %d processes are predicted to take %.3g ms a step, in place of %.3g ms: %s' % (
-            text, self.n, self.in_processes * 1e3, self.best * 1e3, command)
+            return text + 'the faster way in one takes ' + _ms(self.best)
+        return text + 'in one it takes %s. To start them: %s' % (_ms(self.best), command)
+
+
+def _ms(seconds: float) -> str:
+    """Return seconds as milliseconds, for people."""
+    return '%.3g ms' % (seconds * 1e3) if seconds < 1 else '%.0f ms' % (seconds * 1e3)
 
 
 def measured(times: Any) -> Measured:
     """Return the Measured of a `runtime.step_times.StepTimes` that is known."""
-    one, several = times.timings.compared or (times.whole, times.whole)
-    return Measured(times.name, times.replicas, times.launches, times.waited, several, min(one, several),
+    compared = times.timings.compared or [times.whole] * 3
+    one, several, used = compared
+    return Measured(times.name, times.replicas, times.launches, times.waited, several, used, min(one, several),
                     times.n_bytes, times.timings.calls)
 
 
@@ -156,9 +165,8 @@ class Kept:
     """
 
     def __init__(self, args: argparse.Namespace, flags: Mapping[str, str], contexts: Sequence[Context]) -> None:
-        import theano  # the command launch, which loads this module, too, does without it
         self._key = _key(args, flags, contexts)
-        self._path = os.path.join(theano.config.compiledir, 'run_%08x.json' % zlib.crc32(self._key.encode()))
+        self._path = os.path.join(_folder(), 'run_%08x.json' % zlib.crc32(self._key.encode()))
         self._content = self._read()
 
     def _read(self) -> dict[str, Any]:
@@ -179,16 +187,22 @@ class Kept:
         one = self._content.get('one_process')
         if not one:
             return Decision(1, NOT_KNOWN)
-        names, calls, best, predicted = zip(*one)
+        names, calls, used, predicted = zip(*one)
         several = self._content.get('several', [])
         is_tried = [name for name, _ in several] == list(names)
         others = [seconds for _, seconds in several] if is_tried else predicted
-        weights = [count * seconds for count, seconds in zip(calls, best)]
+        weights = [count * seconds for count, seconds in zip(calls, used)]
         total = sum(count * seconds for count, seconds in zip(calls, others))
         is_faster = sum(weights) > (1 if is_tried else GAIN) * total
         i = weights.index(max(weights))
-        return Decision(n if is_faster else 1, 'a step of %s takes %.3g ms in one process, and %s %.3g ms in %d' % (
-            names[i], best[i] * 1e3, 'took' if is_tried else 'is predicted to take', others[i] * 1e3, n))
+        return Decision(n if is_faster else 1, 'a step of %s takes %s in one process, and %s %s in %d' % (
+            names[i], _ms(used[i]), 'took' if is_tried else 'is predicted to take', _ms(others[i]), n))
+
+
+def _folder() -> str:
+    """Return the folder of Theano's compiled code."""
+    import theano  # the command launch, which loads this module, too, does without it
+    return theano.config.compiledir
 
 
 def _key(args: argparse.Namespace, flags: Mapping[str, str], contexts: Sequence[Context]) -> str:
@@ -218,9 +232,9 @@ def keep(args: argparse.Namespace, flags: Mapping[str, str], recorded: Sequence[
         return None
     kept = Kept(args, flags, contexts)
     if is_alone:
-        kept.write(one_process=[[each.name, each.calls, each.best, each.in_processes] for each in functions])
+        kept.write(one_process=[[each.name, each.calls, each.used, each.in_processes] for each in functions])
         return kept
-    kept.write(several=[[each.name, each.best] for each in functions])
+    kept.write(several=[[each.name, each.used] for each in functions])
     return None
 
 

@@ -7,7 +7,7 @@ import json
 import os
 import statistics
 import time
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..errors import MgpuError
 from ..utils import mpi_environment
@@ -30,6 +30,14 @@ class TimelineError(MgpuError, OSError):
     """The file of a timeline cannot be written."""
 
 
+class Compared(NamedTuple):
+    """The seconds of a call on one device, over several contexts, and in the way that is used from now on."""
+
+    one: float
+    several: float
+    used: float
+
+
 class Timings:
     """Accumulated wall-clock seconds of each phase of a function's calls.
 
@@ -47,8 +55,8 @@ class Timings:
         is launched while its step still runs.
     samples : list of dict of str to float
         The seconds of each phase in some of the first calls, and of the whole call under `WHOLE`.
-    compared : (float, float) or None
-        The seconds of a call on one device and on several, where the choice between them has timed both.
+    compared : Compared or None
+        The times of both ways, where a choice between one device and several has measured them.
 
     Examples
     --------
@@ -62,7 +70,7 @@ class Timings:
     def __init__(self, phases: Sequence[str] = PHASES):
         self.phases = phases
         self.exact = False
-        self.compared: Optional[Tuple[float, float]] = None
+        self.compared: Optional[Compared] = None
         self.reset()
 
     def reset(self) -> None:
