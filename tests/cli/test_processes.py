@@ -14,7 +14,7 @@ from theano_mgpu.devices import discovery
 from theano_mgpu.devices.context_map import parse_context_map
 from theano_mgpu.errors import MgpuError
 from theano_mgpu.runtime import step_times
-from theano_mgpu.runtime.timeline import SAMPLED, WARM_UP, Compared, Timings
+from theano_mgpu.runtime.sampled_timings import ENOUGH, SAMPLED, WARM_UP, Compared, SampledTimings
 from theano_mgpu.training import training_function
 from theano_mgpu.utils import mpi_environment
 
@@ -43,7 +43,7 @@ def parsed(*words):
 # --- Times that are sampled ----------------------------------------------------------------------
 
 def test_calls_after_the_first_ones_are_sampled():
-    timings = Timings()
+    timings = SampledTimings()
     for call in range(40):
         timings.begin_call()
         timings.calls += 1
@@ -74,14 +74,14 @@ def test_prediction_by_hand():
     # Launches for one device take 4 ms; the last device ends 0.5 ms after the last launch.
     assert LSTM.compute == pytest.approx(4.5e-3) and LSTM.is_launch_bound and LSTM.gains
     assert LSTM.in_processes == pytest.approx(10e-3 - 4e-3 + CHECKS, abs=1e-5)
-    # Four devices, of which three wait: 2 ms each, in place of 8.
+    # Launches for one of four devices take 2 ms, and for all of them 8 ms.
     assert LSTM._replace(n=4).in_processes == pytest.approx(10e-3 - 6e-3 + CHECKS, abs=2e-5)
     assert CNN.compute == pytest.approx(20.5e-3) and not CNN.is_launch_bound and not CNN.gains
     assert CNN.in_processes == pytest.approx(25e-3 - 0.5e-3 + CHECKS, abs=1e-5)
 
 
 def test_a_device_that_computes_longer_than_its_launches():
-    """The step is that of max(launches of one device, compute), whichever is longer."""
+    """A step in processes takes the launches of one device, or its computation, whichever is longer."""
     rest, own = 1e-3, 3e-3
     for compute in (5e-3, 1e-3):
         waited = max(0.0, compute - own)
@@ -90,7 +90,7 @@ def test_a_device_that_computes_longer_than_its_launches():
 
 
 def test_gradients_that_the_host_adds_go_between_processes():
-    """Of two, each sends and gets half of them twice, at 4 GB/s."""
+    """Each of two processes sends and gets half of them twice, at 4 GB/s."""
     gradients = LSTM._replace(n_bytes=40e6)
     assert gradients.in_processes - LSTM.in_processes == pytest.approx(2 * 20e6 / 4e9)
     assert gradients.is_launch_bound and not gradients.gains
@@ -106,8 +106,8 @@ def test_one_device_that_is_faster_than_processes():
 
 
 def test_the_way_that_is_used_counts():
-    timings = Timings()
-    timings.samples = [{'launch': 8e-3, 'run': 1e-3, 'exchange': 2e-3, 'whole': 12e-3}] * step_times.ENOUGH
+    timings = SampledTimings()
+    timings.samples = [{'launch': 8e-3, 'run': 1e-3, 'exchange': 2e-3, 'whole': 12e-3}] * ENOUGH
     by_nccl = step_times.StepTimes('f', 2, 0.0, ('run', 'exchange'), timings)
     assert by_nccl.are_known and processes.measured(by_nccl)[2:7] == (8e-3, 3e-3, 12e-3, 12e-3, 12e-3)
     assert processes.measured(by_nccl._replace(waits=('run',))).waited == 1e-3
@@ -128,8 +128,8 @@ def script(tmp_path, monkeypatch):
     return str(path)
 
 
-def kept(script, *words, flags={}, contexts=GPUS):
-    return Kept(parsed(*words, script), flags, contexts)
+def kept(script, *words, flags=None, contexts=GPUS):
+    return Kept(parsed(*words, script), flags or {}, contexts)
 
 
 def rows(*functions):
@@ -163,12 +163,13 @@ def test_times_of_processes_replace_the_prediction(script):
 
 
 def test_a_change_is_measured_again(script):
-    kept(script, '--always', flags={'floatX': 'float32'}).write(one_process=rows(LSTM))
+    single = {'floatX': 'float32'}
+    kept(script, '--always', flags=single).write(one_process=rows(LSTM))
 
-    def is_known(*words, flags={'floatX': 'float32'}, contexts=GPUS, after=()):
+    def is_known(*words, flags=single, contexts=GPUS, after=()):
         return Kept(parsed(*words, script, *after), flags, contexts).decision(2).reason != NOT_KNOWN
     assert is_known('--always') and is_known('--always', '--explain', '--processes', 'auto')
-    assert is_known('--always', flags={'floatX': 'float32', 'contexts': 'x->cuda0', 'mgpu.executor': 'mpi'})
+    assert is_known('--always', flags={**single, 'contexts': 'x->cuda0', 'mgpu.executor': 'mpi'})
     assert not is_known() and not is_known('--always', after=['--epochs', '5'])
     assert not is_known('--always', flags={}) and not is_known('--always', contexts=GPUS[::-1])
     Path(script).write_text('another')
@@ -191,6 +192,7 @@ def mpi(monkeypatch):
     monkeypatch.setattr(processes, 'check_mpi', lambda: None)
     monkeypatch.setattr(os, 'sched_getaffinity', lambda pid: set(range(4)))
     monkeypatch.setenv('THEANO_FLAGS', '')
+    monkeypatch.setenv('THEANORC', '/nowhere')
 
 
 def reason(capsys, *words):

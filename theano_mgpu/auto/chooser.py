@@ -9,7 +9,7 @@ from typing import Any, Callable, Mapping
 
 from ..comm.activities import SHARE
 from ..comm.communicator import Communicator
-from ..runtime.timeline import WARM_UP, Compared
+from ..runtime.sampled_timings import WARM_UP, Compared
 
 COUNTED = 5        # calls that count, in each way
 SHORTEST = 0.5e-3  # seconds; a call that takes less on one device stays there: a step over contexts costs about as much

@@ -11,8 +11,8 @@ A function is launch-bound if L is longer than that: the launches keep the devic
     in n processes     rest + L / n + W + checks + exchange
 
 where the second line is rest + max(L / n, compute) + checks + exchange: if a device computes for longer than its
-launches take, it computes for L / n + W, else W is about 0. The exchange is that of hosts with one device each in the
-cost model of `theano-mgpu bench`: a ring, for gradients that the host adds. NCCL adds in n processes as it does in one.
+launches take, it computes for L / n + W, else W is about 0. The cost model of `theano-mgpu bench` gives the exchange,
+as for hosts with one device each: a ring, for gradients that the host adds. NCCL adds in n processes as it does in one.
 
 `--processes auto` decides before the script begins, and no script can be run twice for a trial. So a run in one process
 leaves its times, and this prediction, in a file; a run in processes adds the times that it has in fact. The file is
@@ -105,7 +105,7 @@ class Measured(NamedTuple):
 
     @property
     def is_launch_bound(self) -> bool:
-        """Whether launching for all devices takes longer than each of them computes."""
+        """True if launching for all devices takes longer than each of them computes."""
         return self.launches > self.compute
 
     @property
@@ -118,7 +118,7 @@ class Measured(NamedTuple):
 
     @property
     def gains(self) -> bool:
-        """Whether it is launch-bound, and processes are predicted to be faster."""
+        """True if it is launch-bound, and processes are predicted to be faster."""
         return self.is_launch_bound and self.best > GAIN * self.in_processes
 
     def reason(self, command: str) -> str:
@@ -251,7 +251,7 @@ class Decision(NamedTuple):
 
 
 def decide(args: argparse.Namespace, flags: Mapping[str, str]) -> Decision:
-    """Decide for ``--processes auto``; no device is opened.
+    """Return the Decision for ``--processes auto``; no device is opened.
 
     Raises
     ------

@@ -29,7 +29,8 @@ from .batches.example import Example
 from .batches.prefetch import LookAhead
 from .consensus import gather_machine, share_first_values
 from .replicas.replicated import Replicated, replicated
-from .timeline import PHASES, RANK_PHASES, Timings
+from .sampled_timings import SampledTimings
+from .timeline import PHASES, RANK_PHASES
 
 Updates = Dict[SharedVariable, theano.Variable]
 
@@ -167,7 +168,7 @@ def build(inputs: Sequence[Any], outputs: Sequence[theano.Variable], updates: Up
     program = divided.program
     ranks.divided.consolidate()
     step_plan = plan_of(divided, options, gather_machine(ranks, divided.mesh, options))
-    timings = Timings(RANK_PHASES if ranks.size > 1 else PHASES)
+    timings = SampledTimings(RANK_PHASES if ranks.size > 1 else PHASES)
     with change_flags(profile=theano.config.profile or bool(options.profile)), placed_on(None):
         executable = Executable(step_plan, ranks, options.executor, timings, options.mode)
     batch = divided.inputs
@@ -192,7 +193,7 @@ class BuiltFunction(InputValues):
     executable : Executable
     ranks : Communicator
         The processes that call it together.
-    timings : Timings
+    timings : SampledTimings
         Seconds that the calls spent in each phase, see `timeline.PHASES`.
     mesh : Mesh
         The contexts of each replica; of the first replica alone if the graph cannot be divided.

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from ..plan.buckets import bytes_of_gradients
 from .executable import Executable
 from .executors import SerialExecutor
-from .timeline import WHOLE, Timings
+from .sampled_timings import ENOUGH, WHOLE, SampledTimings
 
 
 class StepTimes(NamedTuple):
@@ -21,18 +21,18 @@ class StepTimes(NamedTuple):
         Bytes of the gradients that the host adds; 0 where devices add them by NCCL.
     waits : tuple of str
         The phases in which the host waits for the devices.
-    timings : Timings
+    timings : SampledTimings
     """
 
     name: str
     replicas: int
     n_bytes: float
     waits: tuple[str, ...]
-    timings: Timings
+    timings: SampledTimings
 
     @property
     def are_known(self) -> bool:
-        """Whether enough calls were made for a median."""
+        """True if enough calls were made for a median."""
         return len(self.timings.samples) >= ENOUGH
 
     @property
@@ -50,8 +50,6 @@ class StepTimes(NamedTuple):
         """Seconds of a step."""
         return self.timings.median(WHOLE)
 
-
-ENOUGH = 5  # sampled calls
 
 _recorded: list[StepTimes] | None = None
 

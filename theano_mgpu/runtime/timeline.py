@@ -5,9 +5,8 @@ import atexit
 import contextlib
 import json
 import os
-import statistics
 import time
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from ..errors import MgpuError
 from ..utils import mpi_environment
@@ -16,26 +15,15 @@ from ..utils.files import check_writable, whole_text
 PHASES = ('scatter', 'host_to_device', 'launch', 'run', 'device_to_host', 'all_reduce', 'exchange', 'update',
           'broadcast')
 RANK_PHASES = PHASES[:1] + ('wait',) + PHASES[1:]  # with several processes, each waits for the others
-WHOLE = 'whole'             # in place of a phase: a call up to its new values
 HOST = 'host'               # the track of actions for all contexts together
 LOCK = 'interpreter lock'   # the span in which a context waits because another one has the interpreter
 LONGEST = 1000000           # spans of one timeline: a file of about 200 MB
-WARM_UP = 3                 # calls before those that are sampled: kernels are built, buffers are allocated
-SAMPLED = 20                # calls that are sampled
 
 _recorder: Optional[Recorder] = None
 
 
 class TimelineError(MgpuError, OSError):
     """The file of a timeline cannot be written."""
-
-
-class Compared(NamedTuple):
-    """The seconds of a call on one device, over several contexts, and in the way that is used from now on."""
-
-    one: float
-    several: float
-    used: float
 
 
 class Timings:
@@ -53,10 +41,6 @@ class Timings:
         If it is True, each phase ends when the devices have finished it, as while a timeline is recorded. If it is
         False, updates are only launched, and their time is part of the next step's `run`; the update of a single device
         is launched while its step still runs.
-    samples : list of dict of str to float
-        The seconds of each phase in some of the first calls, and of the whole call under `WHOLE`.
-    compared : Compared or None
-        The times of both ways, where a choice between one device and several has measured them.
 
     Examples
     --------
@@ -70,29 +54,12 @@ class Timings:
     def __init__(self, phases: Sequence[str] = PHASES):
         self.phases = phases
         self.exact = False
-        self.compared: Optional[Compared] = None
         self.reset()
 
     def reset(self) -> None:
         """Start again from zero."""
         self.calls = 0
         self.seconds: Dict[str, float] = {}
-        self.samples: List[Dict[str, float]] = []
-        self._before: Optional[Dict[str, float]] = None
-
-    def begin_call(self) -> None:
-        """Note the beginning of a call, which may be sampled. A call that fails is not."""
-        self._before = dict(self.seconds) if WARM_UP <= self.calls < WARM_UP + SAMPLED else None
-
-    def end_call(self, seconds: float) -> None:
-        """Add the call that has just been made to the samples; it took some seconds."""
-        if self._before is not None:
-            sample = {phase: after - self._before.get(phase, 0.0) for phase, after in self.seconds.items()}
-            self.samples.append({**sample, WHOLE: seconds})
-
-    def median(self, phase: str) -> float:
-        """Return the median of the seconds of a phase in the calls that were sampled; there is at least one."""
-        return statistics.median(sample.get(phase, 0.0) for sample in self.samples)
 
     def span(self, phase: str) -> ContextManager[None]:
         """Add the time spent inside the ``with`` block to a phase."""
