@@ -78,6 +78,8 @@ def test_prediction_by_hand():
     assert LSTM._replace(n=4).in_processes == pytest.approx(10e-3 - 6e-3 + CHECKS, abs=2e-5)
     assert CNN.compute == pytest.approx(20.5e-3) and not CNN.is_launch_bound and not CNN.gains
     assert CNN.in_processes == pytest.approx(25e-3 - 0.5e-3 + CHECKS, abs=1e-5)
+    # With 8 ms of launches, a device that is waited for 4 ms computes for 8 ms.
+    assert LSTM._replace(waited=3.9e-3).is_launch_bound and not LSTM._replace(waited=4.1e-3).is_launch_bound
 
 
 def test_a_device_that_computes_longer_than_its_launches():
