@@ -14,10 +14,11 @@ Functions whose calls take less than half a millisecond stay on one device. With
 model, and of each function that is divided, is computed on one device and on the contexts, and a table shows the
 difference; the results stay the same. For functions, --strict and --verify are best used with --always.
 
-One process launches for all its GPUs in turn. Where that takes longer than the GPUs compute, the summary says so, with
-both times, and names the command that starts a process for each. --processes auto starts them by itself, if an earlier
-run of the same script, with the same arguments and flags, has shown that they are faster. The first run measures. On
-contexts of the CPU it starts a process for each, as long as there are cores. Only the first process prints.
+One process launches for all its GPUs in turn. Where that takes longer than the GPUs compute, and a process for each is
+predicted to be faster, the summary says so, with the times, and names the command. --processes auto starts them by
+itself, if an earlier run of the same script, with the same arguments and flags, has shown that they are faster. The
+first run measures. On contexts of the CPU it starts a process for each, as long as there are cores. Only the first
+process prints.
 
 examples:
   theano-mgpu run train.py --epochs 5
