@@ -8,7 +8,7 @@ import shlex
 from typing import Any, Mapping, NamedTuple
 
 from .errors import MgpuError
-from .parsing import bare, shown, whole_number
+from .parsing import bare, ratio, shown, whole_number
 
 
 class Number(NamedTuple):
@@ -20,6 +20,24 @@ class Number(NamedTuple):
 
     def __str__(self) -> str:
         return '%sa number of %s, at least %d' % (self.word and '%s, or ' % self.word, self.of, self.least)
+
+    def parse(self, value: Any) -> Any:
+        """Return the value of the flag; None if it cannot have this one."""
+        number = whole_number(str(value), self.least)
+        return value if number is None and value == (self.word or None) else number
+
+
+class Ratio(NamedTuple):
+    """The values of a flag that is a ratio, such as 3:1, and words in its place."""
+
+    words: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return '%s, or numbers such as 3:1' % ', '.join(self.words)
+
+    def parse(self, value: Any) -> Any:
+        """Return the value of the flag; None if it cannot have this one."""
+        return value if value in self.words or ratio(value) else None
 
 
 # Flags of theano_mgpu's own: name -> (default, allowed values or a Number, documentation).
@@ -59,6 +77,10 @@ OWN_FLAGS: dict[str, tuple[Any, Any, str]] = {
                            'Slices that each batch of a replica is computed in, one after the other, where a call '
                            'does not say: on a model that is placed on several contexts they are a pipeline. auto is '
                            'one slice, and twice as many each time that a device has too little memory.'),
+    'mgpu.shares': ('auto', Ratio(('auto', 'equal')),
+                    'The samples of a batch that each device gets: as many for each (equal); by weights for the '
+                    'contexts of all processes, in their order (3:1); or equal at first, then in proportion to the '
+                    'measured speeds once these differ by more than 15 % (auto). The result is the same, to rounding.'),
     'mgpu.recompute': ('False', ('False', 'True'),
                        'Whether, on a model that is placed on several contexts, the backward pass of each computes its '
                        'forward pass again, to save memory, where a call does not say.'),
@@ -203,12 +225,12 @@ def own_flag(name: str) -> Any:
     """
     default, allowed, _ = OWN_FLAGS[name]
     value = flag(name, default)
-    if isinstance(allowed, Number):
-        number = whole_number(str(value), allowed.least)
-        if number is None and value != (allowed.word or None):
+    if isinstance(allowed, (Number, Ratio)):
+        parsed = allowed.parse(value)
+        if parsed is None:
             raise MgpuError('flag %s=%s is not %s. Fix it in THEANO_FLAGS or .theanorc'
                             % (name, bare(str(value)), allowed))
-        return value if number is None else number
+        return parsed
     if isinstance(allowed, tuple) and value not in allowed:
         raise MgpuError('flag %s=%s is not one of %s. Fix it in THEANO_FLAGS or .theanorc'
                         % (name, value, ', '.join(allowed)))

@@ -14,7 +14,7 @@ from .errors import GraphError
 # Flags with which results differ from one device's.
 INEXACT = {'batch_statistics': 'local', 'random': 'independent', 'exchange': 'float16'}
 UPDATE_ON = 'device', 'sharded', 'host'  # where new values are computed
-AUTO = 'auto'
+AUTO, EQUAL = 'auto', 'equal'
 OF_FLAG: Any = None                      # the default of an option that has a flag of the same name
 
 
@@ -36,6 +36,7 @@ class Flags:
     batch_statistics: str = 'exact'
     random: str = 'exact'
     verify: bool = False
+    shares: str = AUTO
 
     @classmethod
     def read(cls) -> Flags:
@@ -43,6 +44,8 @@ class Flags:
         values = {each.name: getattr(theano.config.mgpu, each.name) for each in dataclasses.fields(cls)}
         if str(values['micro_batches']).isdigit():
             values['micro_batches'] = int(values['micro_batches'])
+        if values['shares'] == AUTO and theano.config.deterministic == 'more':
+            values['shares'] = EQUAL  # shares that follow measured times round otherwise in each run
         return cls(**{name: value == 'True' if value in ('True', 'False') else value for name, value in values.items()})
 
 

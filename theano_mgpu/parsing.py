@@ -5,6 +5,7 @@ import re
 
 MOST = 10 ** 9          # of all things that are counted
 MOST_DEVICES = 4096     # of contexts, and of processes
+MOST_WEIGHT = 10 ** 6   # in a ratio
 LONGEST = 60            # characters of a text in an error
 HOST = re.compile(r'[A-Za-z0-9_][A-Za-z0-9_.@%-]{0,254}')  # a name that begins with - would be an option of ssh
 
@@ -21,6 +22,18 @@ def whole_number(text: str, least: int = 0, most: int = MOST) -> int | None:
         return None
     value = int(text[-18:])
     return value if least <= value <= most else None
+
+
+def ratio(text: str) -> tuple[int, ...] | None:
+    """Return the numbers of a ratio, or None if a text is none.
+
+    Examples
+    --------
+    >>> ratio('3:1'), ratio('7:2:1'), ratio('3'), ratio('3:0')
+    ((3, 1), (7, 2, 1), None, None)
+    """
+    numbers = [whole_number(part, 1, MOST_WEIGHT) for part in text.split(':')]
+    return None if None in numbers or len(numbers) < 2 else tuple(filter(None, numbers))
 
 
 def shown(text: str) -> str:

@@ -129,7 +129,7 @@ def test_each_rank_plans_its_own_part_of_a_divided_update_and_all_the_same_else(
     assert [sorted(map(str, plan.divided.sent)) for plan in plans] == [['w0', 'w1']] * 2
     own = [[str(v) for part in plan.update if part.is_share for v in part.updates] for plan in plans]
     assert own == names[0]
-    assert [plan.shares.rounds(5) for plan in plans] == [[[(0, 3)]], [[(3, 5)]]]
+    assert [plan.shares.rounds(5) for plan in plans] == [[[(0, (0, 3))]], [[(0, (3, 5))]]]
 
 
 def test_overlap_cuts_the_backward_pass():

@@ -93,11 +93,13 @@ class EnabledFunction:
         """Compute a call; return the results, and whether its time counts.
 
         A call of some outputs does not count, nor does a call over the contexts that plain Theano computes in their
-        place.
+        place, or one before their shares have settled.
         """
         before = self._usage.calls
         results = self._plain(args, kwargs) if way is Way.ONE else self._over_contexts(args, kwargs)
-        return results, kwargs.get('output_subset') is None and (way is Way.ONE or self._usage.calls > before)
+        ran_over_contexts, step = self._usage.calls > before, self.step
+        return results, kwargs.get('output_subset') is None and (
+            way is Way.ONE or ran_over_contexts and (step is None or step.is_settled))
 
     def _plain(self, args, kwargs):
         return self._function.plain_call(*args, **kwargs)

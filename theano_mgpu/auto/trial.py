@@ -40,7 +40,7 @@ class Trial:
             if one context is faster or cannot be measured.
         """
         self._calls += 1
-        if not self.is_open or self._calls <= WARM_UP:
+        if not self.is_open or self._calls <= WARM_UP or not self.step.is_settled:
             return None
         try:
             one = self.step.seconds_alone(args)

@@ -107,7 +107,7 @@ def register_own_flags() -> None:
     configparser.THEANO_FLAGS_DICT.update({name: value for name, value in config.environment_flags().items()
                                            if name in config.OWN_FLAGS})
     for name, (default, allowed, doc) in config.OWN_FLAGS.items():
-        if isinstance(allowed, tuple) and not isinstance(allowed, config.Number):
+        if isinstance(allowed, tuple) and not isinstance(allowed, (config.Number, config.Ratio)):
             kind = EnumStr(default, *[value for value in allowed if value != default])
         else:
             kind = (IntParam if isinstance(default, int) else StrParam)(default)

@@ -5,6 +5,7 @@ from .planner import plan  # noqa: F401
 from .shares import Machine, Shares  # noqa: F401
 from .step_plan import (  # noqa: F401
     AllReduce,
+    Choice,
     DeviceBroadcast,
     DeviceReduce,
     DividedUpdate,

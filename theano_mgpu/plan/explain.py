@@ -22,7 +22,7 @@ Sizes = Dict[theano.Variable, Any]
 
 
 def explanation(plan: Any, shapes: Mapping[theano.Variable, tuple[int, ...]] | None = None,
-                slices: Mapping[tuple[int, ...], int] = {}) -> dict[str, Any]:
+                changes: Sequence[Any] = ()) -> dict[str, Any]:
     """Return the content of a plan as plain data for `json.dump`.
 
     Parameters
@@ -31,8 +31,8 @@ def explanation(plan: Any, shapes: Mapping[theano.Variable, tuple[int, ...]] | N
     shapes : dict of theano.Variable to tuple of int, optional
         The shapes of a replica's inputs, if a batch is known: then the values that a device holds at once are
         estimated, and the bytes of all exchanges.
-    slices : dict of tuple of int to int
-        The number of slices of batches that did not fit otherwise, by the lengths that the ranks were given.
+    changes : list of Choice
+        The choices that its steps have changed, see `Splitter.changes`.
 
     Returns
     -------
@@ -46,10 +46,8 @@ def explanation(plan: Any, shapes: Mapping[theano.Variable, tuple[int, ...]] | N
             'devices': [describe(row) for row in plan.mesh.replicas],
             'stages': [_step(plan, stage.parts, stage.boundary, sizes) for stage in plan.stages],
             'update': _step(plan, plan.update, plan.last, sizes), 'memory': _memory(plan, known),
-            'choices': [vars(choice) for choice in plan.choices] + [
-                {'what': 'slices', 'chosen': '%d for batches of %d samples' % (
-                    number, sum(lengths) if plan.shares.is_sharded else lengths[0]),
-                 'reason': 'a device had too little memory for fewer'} for lengths, number in sorted(slices.items())]}
+            'choices': [vars(choice) for choice in plan.choices
+                        if choice.what not in {each.what for each in changes}] + [vars(each) for each in changes]}
 
 
 def explained(plan: Any, shapes: Mapping[theano.Variable, tuple[int, ...]] | None = None) -> str:

@@ -2,11 +2,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Sequence, Tuple
+from typing import Any, Sequence, Tuple
 
 import numpy as np
 
+from ..errors import ContextError
+from ..options import EQUAL
+from ..parsing import ratio
+
 Span = Tuple[int, int]
+Work = Tuple[int, Span]  # the number of a replica, and its samples
 
 
 @dataclass(frozen=True)
@@ -66,12 +71,18 @@ class Shares:
         Samples that a slice has at least, but for a batch that has fewer.
     grows : bool
         Whether a batch is cut into more slices where a device has too little memory.
+    weights : tuple of int
+        The share of each replica of all ranks, in proportion to the others. Empty for equal shares.
+    adapts : bool
+        Whether shares follow the speeds of the replicas, as they are measured.
 
     Examples
     --------
     >>> shares = Shares(Machine(rank=1, replicas=(1, 2)), micro_batches=2)
     >>> shares.lengths(7), shares.rounds(7)
-    ([3, 4], [[(3, 4), (5, 6)], [(4, 5), (6, 7)]])
+    ([3, 4], [[(0, (3, 4)), (1, (5, 6))], [(0, (4, 5)), (1, (6, 7))]])
+    >>> Shares(Machine(replicas=(2,)), weights=(3, 1)).rounds(8)
+    [[(0, (0, 6)), (1, (6, 8))]]
     """
 
     machine: Machine
@@ -80,22 +91,53 @@ class Shares:
     micro_batches: int = 1
     least_samples: int = 1
     grows: bool = False
+    weights: tuple[int, ...] = ()
+    adapts: bool = False
 
     @property
     def n_replicas(self) -> int:
         """The number of replicas, on all ranks, among which a batch is divided."""
         return self.machine.n_replicas if self.is_divided else 1
 
+    def sizes(self, lengths: Sequence[int]) -> list[int]:
+        """Return the samples of each replica of all ranks.
+
+        Parameters
+        ----------
+        lengths : list of int
+            Samples that each rank is given: of its own, or the whole batch.
+
+        Examples
+        --------
+        >>> Shares(Machine(replicas=(2, 1))).sizes([8, 8])
+        [3, 3, 2]
+        >>> Shares(Machine(replicas=(2, 1)), is_sharded=True).sizes([4, 8])
+        [2, 2, 8]
+        """
+        if not self.is_sharded:
+            return self._divided(lengths[0], self.machine.n_replicas, self.weights)
+        return [size for length, (start, stop) in zip(lengths, ranges(self.machine.replicas))
+                for size in self._divided(length, stop - start, self.weights[start:stop])]
+
+    def _divided(self, length: int, n: int, weights: Sequence[int]) -> list[int]:
+        """Return the samples of n replicas that divide some samples among them."""
+        if not length:
+            return [0] * n
+        if weights:
+            return weighted_sizes(length, weights, self.least_samples)
+        sizes = sub_batch_sizes(length, n, self.least_samples)
+        return sizes + [0] * (n - len(sizes))
+
     def lengths(self, length: int) -> list[int]:
         """Return the number of samples of a whole batch that each rank works on."""
         replicas = self.machine.replicas
         if not self.is_divided or len(replicas) == 1:
             return [length] * len(replicas)
-        sizes = sub_batch_sizes(length, sum(replicas), self.least_samples)
+        sizes = self.sizes([length])
         return [sum(sizes[start:stop]) for start, stop in ranges(replicas)]
 
-    def rounds(self, length: int, slices: int | None = None) -> list[list[Span]]:
-        """Return the first and one-past-last sample of each replica of this rank, one list a micro-batch.
+    def rounds(self, length: int, slices: int | None = None) -> list[list[Work]]:
+        """Return the work of this rank, one list a micro-batch: replicas, each with its first and one-past-last sample.
 
         Parameters
         ----------
@@ -105,13 +147,12 @@ class Shares:
             In place of `micro_batches`.
         """
         if not length or not self.is_divided:
-            return [[(0, length)]] if length else []
-        first, stop = ranges(self.machine.replicas)[self.machine.rank]
-        n = stop - first if self.is_sharded else self.machine.n_replicas
-        rounds = micro_batch_rounds(length, n, slices or self.micro_batches, self.least_samples)
-        rounds = rounds if self.is_sharded else [spans[first:stop] for spans in rounds]
-        return [spans for spans in rounds if spans]
-
+            return [[(0, (0, length))]] if length else []
+        start, stop = ranges(self.machine.replicas)[self.machine.rank]
+        sizes = self._divided(length, stop - start, self.weights[start:stop]) if self.is_sharded else \
+            self.sizes([length])
+        spans = ranges(sizes) if self.is_sharded else ranges(sizes)[start:stop]
+        return micro_batch_rounds(spans, slices or self.micro_batches, self.least_samples)
 
     def most_slices(self, lengths: Sequence[int]) -> int:
         """Return the largest number of slices that changes anything, on any rank.
@@ -126,9 +167,42 @@ class Shares:
         >>> Shares(Machine(replicas=(2,))).most_slices([7])
         4
         """
-        given = zip(lengths, self.machine.replicas) if self.is_sharded else [(lengths[0], self.machine.n_replicas)]
-        largest = max(sub_batch_sizes(length, n, self.least_samples)[0] for length, n in given if length)
-        return max(1, largest // self.least_samples) if self.is_divided else 1
+        return max(1, max(self.sizes(lengths)) // self.least_samples) if self.is_divided else 1
+
+
+def weights_for(flag: str, machine: Machine) -> tuple[int, ...]:
+    """Return the weights of the replicas that the flag ``mgpu.shares`` gives; none if it gives no numbers.
+
+    Raises
+    ------
+    ContextError
+        If there are more or fewer replicas.
+    """
+    weights = ratio(flag) or ()
+    if len(weights) not in (0, machine.n_replicas):
+        raise ContextError('mgpu.shares=%s has %d numbers, and a batch is divided among %d contexts: give one number '
+                           'for each, or auto' % (flag, len(weights), machine.n_replicas))
+    return weights
+
+
+def against_speeds(flag: str, mesh: Any, machine: Machine) -> str:
+    """Return the reason why shares are equal, whatever the speeds; empty if they follow the speeds.
+
+    Parameters
+    ----------
+    flag : str
+        The value of ``mgpu.shares``: 'auto' or 'equal'.
+    mesh : Mesh
+        The contexts of this process.
+    machine : Machine
+    """
+    if flag == EQUAL:
+        return 'mgpu.shares=equal, or deterministic=more'
+    if len(mesh.places) > 1:
+        return 'the model is placed: a replica has several devices'
+    if machine.size == 1 and all(context.kind == 'cpu' for context in mesh.contexts):
+        return 'the contexts share the processor'
+    return ''
 
 
 def sub_batch_sizes(batch_size: int, n_replicas: int, least: int = 1) -> list[int]:
@@ -171,6 +245,50 @@ def sub_batch_sizes(batch_size: int, n_replicas: int, least: int = 1) -> list[in
     return [share + 1] * extra + [share] * (n_parts - extra)
 
 
+def weighted_sizes(batch_size: int, weights: Sequence[int], least: int = 1) -> list[int]:
+    """Split a batch size into sub-batch sizes in proportion to weights, by the largest remainder.
+
+    Parameters
+    ----------
+    batch_size : int
+        Samples in the whole batch, at least 1.
+    weights : list of int
+        One for each replica. A replica with the weight 0 gets no samples.
+    least : int
+        Samples that each sub-batch has at least, but for a batch that has fewer.
+
+    Returns
+    -------
+    list of int
+        One size for each weight. In a batch with too few samples, replicas with the smallest weights get none.
+
+    Examples
+    --------
+    >>> weighted_sizes(10, [3, 1]), weighted_sizes(10, [1, 0, 2]), weighted_sizes(3, [1, 50, 1])
+    ([8, 2], [3, 0, 7], [1, 1, 1])
+    >>> weighted_sizes(5, [7, 2, 1], least=2)
+    [3, 2, 0]
+    """
+    by_weight = sorted((i for i, weight in enumerate(weights) if weight), key=lambda i: -weights[i])
+    taking = by_weight[:max(1, batch_size // least)]
+    sizes, left = [0] * len(weights), batch_size
+    # Replicas whose part would be too small get the least number; the others divide the rest.
+    for i in reversed(taking[1:]):
+        total = sum(weights[j] for j in taking)
+        if left * weights[i] >= least * total:
+            break
+        sizes[i] = least
+        left -= least
+        taking.remove(i)
+    total = sum(weights[j] for j in taking)
+    remainders = {}
+    for i in taking:
+        sizes[i], remainders[i] = divmod(left * weights[i], total)
+    for i in sorted(taking, key=lambda i: (-remainders[i], i))[:batch_size - sum(sizes)]:
+        sizes[i] += 1
+    return sizes
+
+
 def ranges(sizes: Sequence[int], start: int = 0) -> list[Span]:
     """Return the first and one-past-last sample of consecutive sizes.
 
@@ -183,29 +301,29 @@ def ranges(sizes: Sequence[int], start: int = 0) -> list[Span]:
     return list(zip([start] + stops[:-1], stops))
 
 
-def micro_batch_rounds(batch_size: int, n_replicas: int, micro_batches: int, least: int = 1) -> list[list[Span]]:
+def micro_batch_rounds(spans: Sequence[Span], micro_batches: int, least: int = 1) -> list[list[Work]]:
     """Return the samples that each replica works on, one round after the other.
 
     Parameters
     ----------
-    batch_size, n_replicas : int
+    spans : list of (int, int)
+        The first and one-past-last sample of each replica. A replica may have none.
     micro_batches : int
         Slices that each sub-batch is cut into, fewer where it has fewer samples.
     least : int
-        Samples that a slice has at least, but for a batch that has fewer.
+        Samples that a slice has at least, but for a sub-batch that has fewer.
 
     Returns
     -------
-    list of list of (int, int)
-        One list a round; its entries are the sample ranges of replicas 0, 1, and so on.
+    list of list of (int, (int, int))
+        One list a round; its entries are the number of a replica, and a sample range.
 
     Examples
     --------
-    >>> micro_batch_rounds(5, 2, 2)
-    [[(0, 2), (3, 4)], [(2, 3), (4, 5)]]
+    >>> micro_batch_rounds([(0, 3), (3, 5)], 2)
+    [[(0, (0, 2)), (1, (3, 4))], [(0, (2, 3)), (1, (4, 5))]]
     """
-    slices = [ranges(sub_batch_sizes(stop - start, micro_batches, least), start)
-              for start, stop in ranges(sub_batch_sizes(batch_size, n_replicas, least))]
-    # Sub-batches are largest first, and so are their numbers of slices.
-    return [[of_replica[round_] for of_replica in slices if round_ < len(of_replica)]
-            for round_ in range(len(slices[0]))]
+    slices = [ranges(sub_batch_sizes(stop - start, micro_batches, least), start) if stop > start else []
+              for start, stop in spans]
+    return [[(replica, of_replica[round_]) for replica, of_replica in enumerate(slices) if round_ < len(of_replica)]
+            for round_ in range(max(map(len, slices), default=0))]

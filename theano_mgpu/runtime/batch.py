@@ -9,7 +9,7 @@ import numpy as np
 import theano
 
 from ..devices.context_map import HOST, Context
-from ..plan import Part, StepPlan
+from ..plan import Choice, Part, Shares, StepPlan
 from ..plan.shares import Span
 from .replicas.transfers import DeviceBuffers, copy_to, is_on
 
@@ -133,7 +133,7 @@ class Batch:
     Parameters
     ----------
     rounds : list of list of Shard
-        One list a micro-batch, each with a shard for each of the first replicas.
+        One list a micro-batch, each with a shard for each replica that has samples.
     common : dict of theano.Variable to ndarray
         The values that are the same for every shard; exchanged values are added.
     samples : int
@@ -167,23 +167,50 @@ class Splitter:
     ----------
     shapes : dict of theano.Variable to tuple of int, or None
         The shapes of the first replica's inputs in the first batch.
+    shares : Shares
+        Those of the plan, at first.
     rounds, lengths : callable
-        `Shares.rounds` and `Shares.lengths` of the plan, with a memory.
+        `Shares.rounds` and `Shares.lengths`, with a memory.
     slices : dict of tuple of int to int
         The number of slices by the lengths that the ranks were given, where a device had too little memory for the
         number of the plan.
     """
 
     def __init__(self, plan: StepPlan, split: Sequence[theano.Variable]):
-        self._mesh, self._split, self._shares = plan.mesh, set(split), plan.shares
+        self._mesh, self._split = plan.mesh, set(split)
         self._total, *self._of_shard = plan.program.numbers or [None]
-        self.rounds = functools.lru_cache(maxsize=None)(plan.shares.rounds)
-        self.lengths = functools.lru_cache(maxsize=None)(plan.shares.lengths)
+        self.use(plan.shares)
         self.slices: dict[tuple[int, ...], int] = {}
         self.shapes: dict[theano.Variable, tuple[int, ...]] | None = None
         self._buffers: dict[int, Any] = collections.defaultdict(collections.deque)
         # While a batch is computed, the next one is sent. The inputs of several parts are read in the whole step.
         self._turns = 2 if sum(len(stage.parts) for stage in plan.stages) == 1 else None
+
+    def use(self, shares: Shares, measured: Sequence[int] = ()) -> None:
+        """Split further batches by other shares.
+
+        Parameters
+        ----------
+        shares : Shares
+        measured : list of int, optional
+            Samples that each rank was given in the steps by whose times the shares were chosen.
+        """
+        self.shares, self.measured = shares, measured
+        self.rounds = functools.lru_cache(maxsize=None)(shares.rounds)
+        self.lengths = functools.lru_cache(maxsize=None)(shares.lengths)
+
+    def changes(self) -> list[Choice]:
+        """Return the choices of the plan that its steps have changed: shares by speed, slices for lack of memory."""
+        shares = self.shares
+        changed = []
+        if self.measured:
+            changed.append(Choice('shares', ' + '.join(map(str, shares.sizes(self.measured))), 'mgpu.shares=auto: by '
+                                  'measured speeds, for batches of %d samples' % sum(self.measured)))
+        for lengths, number in sorted(self.slices.items()):
+            samples = sum(lengths) if shares.is_sharded else lengths[0]
+            changed.append(Choice('slices', '%d for batches of %d samples' % (number, samples),
+                                  'a device had too little memory for fewer'))
+        return changed
 
     def split(self, values: Values, lengths: Sequence[int], alone: bool = False) -> Batch:
         """Split a batch.
@@ -197,13 +224,13 @@ class Splitter:
         alone : bool
             Whether the first replica is to have all of it.
         """
-        shares, machine = self._shares, self._shares.machine
+        shares, machine = self.shares, self.shares.machine
         total, before, own, slices = lengths[0], 0, lengths[0], self.slices.get(tuple(lengths))
         if shares.is_sharded:
             total, before, own = sum(lengths), sum(lengths[:machine.rank]), lengths[machine.rank]
         else:
             lengths = self.lengths(total)
-        rounds = [[(0, own)]] if alone else self.rounds(own, slices)
+        rounds = [[(0, (0, own))]] if alone else self.rounds(own, slices)
         alone = alone or not shares.is_divided or \
             machine.size == machine.n_replicas == len(rounds) == 1 and len(rounds[0]) == 1
         common = {variable: value for variable, value in values.items() if variable not in self._split}
@@ -218,7 +245,7 @@ class Splitter:
                 of_shard[variable] = np.array(number, 'int64')
             return Shard(replica, span, of_shard, self._outbox(replica, self._turns or len(rounds) + 1))
         # A process without samples takes part with one sample that does not count.
-        shards = [[shard(replica, span) for replica, span in enumerate(spans)] for spans in rounds or [[(0, 1)]]]
+        shards = [[shard(*work) for work in round_] for round_ in rounds or [[(0, (0, 1))]]]
         if self.shapes is None:
             self.shapes = {v: np.shape(value) for v, value in {**common, **shards[0][0].values}.items()}
         return Batch(shards, common, total, lengths, not rounds, alone)

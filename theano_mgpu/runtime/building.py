@@ -22,6 +22,7 @@ from ..graph.updates import with_givens
 from ..options import AUTO, Options
 from ..plan import CannotCut, Machine, Program, Shares, StepPlan, plan, record, undivided
 from ..plan.layout import placed
+from ..plan.shares import against_speeds, weights_for
 from . import Executable, Splitter, send, step_times
 from .batch import Batch
 from .batches.batch_inputs import BatchInputs, InputValues
@@ -139,8 +140,11 @@ def divide(inputs: Sequence[Any], outputs: Sequence[theano.Variable], updates: U
 
 def plan_of(divided: Divided, options: Options, machine: Machine) -> StepPlan:
     """Return the plan of a divided graph."""
-    shares = Shares(machine, divided.program.is_divided, options.is_sharded(machine.size), options.slices,
-                    options.least(divided.definition.whole), options.micro_batches == AUTO)
+    is_divided, flag = divided.program.is_divided, options.flags.shares
+    shares = Shares(machine, is_divided, options.is_sharded(machine.size), options.slices,
+                    options.least(divided.definition.whole), options.micro_batches == AUTO,
+                    weights_for(flag, machine) if is_divided else (),
+                    flag == AUTO and not against_speeds(flag, divided.mesh, machine))
     with placed_on(None):
         return plan(divided.program, divided.mesh, options, machine, shares, divided.refusal)
 

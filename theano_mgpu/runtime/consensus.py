@@ -1,6 +1,7 @@
 """Agreement of the ranks before they compile, on their devices and flags, their graph, and first values."""
 from __future__ import annotations
 
+import zlib
 from typing import Sequence
 
 import numpy as np
@@ -33,8 +34,11 @@ def gather_machine(ranks: Communicator, mesh: Mesh, options: Options) -> Machine
     reasons = [nccl.reason_against(column, flags.collectives) for column in columns] or [nccl.NOT_CUDA]
     own = [len(mesh.replicas), UPDATE_ON.index(options.updates_on(mesh.contexts)), flags.overlap,
            flags.exchange == 'float16', nccl.REASONS.index(next(filter(None, reasons), '')),
-           flags.collectives == 'nccl']
-    replicas, update_on, overlap, half, against, must = ranks.handshake((SHARE,), own).T.tolist()
+           flags.collectives == 'nccl', zlib.crc32(flags.shares.encode())]
+    replicas, update_on, overlap, half, against, must, shares = ranks.handshake((SHARE,), own).T.tolist()
+    if len(set(shares)) > 1:
+        raise ContextError('the ranks have different flags mgpu.shares, or deterministic: rank %d has mgpu.shares=%s. '
+                           'Give every rank the same flags' % (ranks.rank, flags.shares))
     reason = _reason_of_ranks(against)
     if sum(replicas) > 1 and not reason:
         reason = next(filter(None, [nccl.connect(column, ranks) for column in columns]), '')

@@ -114,7 +114,8 @@ class DataParallel(SlicedRun):
             before = time.perf_counter() - began
             result = self._computed(values, bound.states, lengths, ahead)
             self.samples, self.seconds = result.samples, before + result.seconds
-            self.timings.end_call(self.seconds)
+            if self.timings.is_sampling and self.is_settled:
+                self.timings.end_call(self.seconds)
             rank_process.note_step()
             return result.outputs
 

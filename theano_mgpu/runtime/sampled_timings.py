@@ -42,13 +42,24 @@ class SampledTimings(Timings):
 
     def begin_call(self) -> None:
         """Note the beginning of a call, which may be sampled. A call that fails is not."""
-        self._before = dict(self.seconds) if WARM_UP <= self.calls < WARM_UP + SAMPLED else None
+        more = self.calls >= WARM_UP and len(self.samples) < SAMPLED
+        self._before = dict(self.seconds) if more else None
+
+    @property
+    def is_sampling(self) -> bool:
+        """True if the present call may be sampled."""
+        return self._before is not None
 
     def end_call(self, seconds: float) -> None:
         """Add the call that has just been made to the samples; it took some seconds."""
         if self._before is not None:
             sample = {phase: after - self._before.get(phase, 0.0) for phase, after in self.seconds.items()}
             self.samples.append({**sample, WHOLE: seconds})
+
+    def move(self, seconds: float, phase: str, other: str) -> None:
+        """Count some seconds of a phase, which may still last, as seconds of another one."""
+        self.seconds[phase] = self.seconds.get(phase, 0.0) - seconds
+        self.seconds[other] = self.seconds.get(other, 0.0) + seconds
 
     def median(self, phase: str) -> float:
         """Return the median of the seconds of a phase in the calls that were sampled; there is at least one."""

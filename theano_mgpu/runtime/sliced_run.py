@@ -14,6 +14,7 @@ from . import StepResult, StepRun
 from .batch import Batch
 from .building import BuiltFunction, Updates, build
 from .slices import Slices
+from .speeds import Speeds
 
 
 class SlicedRun(BuiltFunction):
@@ -23,8 +24,14 @@ class SlicedRun(BuiltFunction):
         """Build the function, at first or again, of the arguments of `build`."""
         super().__init__(build(inputs, outputs, updates, options), options)
         self._definition = inputs, outputs, updates
-        self._slices = Slices(options.name, self.plan.shares, self.built.splitter,
+        self._speeds = Speeds(options.name, self.built.splitter)
+        self._slices = Slices(options.name, self.built.splitter,
                               not self.refused and not options.internal.whole, self.ranks)
+
+    @property
+    def is_settled(self) -> bool:
+        """Return whether shares by speed have settled, so that the time of a step shows what the devices can do."""
+        return self._speeds.is_settled
 
     def _computed(self, values: Any, states: Any, lengths: Sequence[int], batch: Batch | None) -> StepResult:
         """Compute a batch on every rank; on an error nothing changes on any rank.
@@ -58,20 +65,23 @@ class SlicedRun(BuiltFunction):
 
     def _run(self, batch: Batch) -> StepResult:
         """Run a batch, and prepare the next one meanwhile; commit the new values once no rank has failed."""
-        step = StepRun(self.executable, batch)
+        timed = self._speeds.timed(batch)
+        step = StepRun(self.executable, batch, timed)
         try:
             step.start()
             self.look_ahead.prepare()
             result = step.finish()
             self._check(result.outputs)
             with self.timings.span('wait'):
-                self.ranks.handshake((AGREE,))
+                reports = self.ranks.handshake((AGREE,), self._speeds.report(batch, timed, result.timed))
             with self.timings.span('update'):
                 result.new_values.commit()
-            return result
         except BaseException:
             step.undo()
             raise
+        if self._speeds.note(batch, reports.tolist() if timed is not None else []):
+            self.look_ahead.forget()  # it was split by the shares before
+        return result
 
     def _check(self, outputs: list[np.ndarray]) -> None:
         """Raise an error where outputs show that the new values are not to be stored."""

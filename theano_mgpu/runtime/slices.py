@@ -7,7 +7,6 @@ from ..comm.communicator import Communicator
 from ..comm.failures import common_error, raise_error
 from ..devices.context_map import describe
 from ..errors import ReplicaError, noted
-from ..plan import Shares
 from ..utils import rank_process
 from .batch import Splitter
 
@@ -19,7 +18,6 @@ class Slices:
     ----------
     name : str or None
         The function's.
-    shares : Shares
     splitter : Splitter
         It gets the numbers.
     can_be_divided : bool
@@ -27,9 +25,8 @@ class Slices:
     ranks : Communicator
     """
 
-    def __init__(self, name: str | None, shares: Shares, splitter: Splitter, can_be_divided: bool,
-                 ranks: Communicator) -> None:
-        self._name, self._shares, self._splitter, self._ranks = name or 'a function', shares, splitter, ranks
+    def __init__(self, name: str | None, splitter: Splitter, can_be_divided: bool, ranks: Communicator) -> None:
+        self._name, self._splitter, self._ranks = name or 'a function', splitter, ranks
         self._can_be_divided = can_be_divided
         self._full: dict[tuple[int, ...], str] = {}  # contexts with too little memory, of steps that are repeated
 
@@ -51,7 +48,7 @@ class Slices:
         BaseException
             The error of all ranks, if it is not for lack of memory, or no further slices are possible.
         """
-        common, key, shares = common_error(self._ranks, error, of_step=True), tuple(lengths), self._shares
+        common, key, shares = common_error(self._ranks, error, of_step=True), tuple(lengths), self._splitter.shares
         now = self._splitter.slices.get(key, shares.micro_batches)
         if isinstance(common, ReplicaError) and common.out_of_memory and shares.grows:
             if not shares.is_divided and self._can_be_divided:
@@ -71,5 +68,5 @@ class Slices:
         if context is not None:
             rank_process.note('%s: from now on, batches of %d samples are computed in %d slices, because %s has too '
                               'little memory (mgpu.micro_batches=auto)'
-                              % (self._name, sum(lengths) if self._shares.is_sharded else lengths[0],
+                              % (self._name, sum(lengths) if self._splitter.shares.is_sharded else lengths[0],
                                  self._splitter.slices[tuple(lengths)], context))

@@ -17,7 +17,8 @@ from ..plan.schedule import schedule
 from ..plan.step_plan import Boundary
 from .batch import Batch, DeviceSum, Outbox, Shard, Sum, Values
 from .exchange import exchanged
-from .executable import Executable
+from .executable import CompiledPart, Executable
+from .executors import SerialExecutor
 from .launcher import MemoryExplained
 from .replicas.replicated import Replicated
 from .replicas.transfers import copy_to, fetch, own_copy, wait
@@ -39,12 +40,15 @@ class StepResult(NamedTuple):
         Samples of the batch, on all ranks.
     seconds : float
         Duration up to the new values; gathering outputs with a row a sample is not included.
+    timed : float
+        Seconds in which the replica that was to be timed has computed its stages.
     """
 
     outputs: list[np.ndarray]
     new_values: Transaction
     samples: int
     seconds: float
+    timed: float = 0.0
 
 
 class NewValue(NamedTuple):
@@ -94,9 +98,12 @@ class StepRun:
     ----------
     executable : Executable
     batch : Batch
+    timed : int, optional
+        A replica of this process whose time is measured: it is launched last, and waited for.
     """
 
-    def __init__(self, executable: Executable, batch: Batch):
+    def __init__(self, executable: Executable, batch: Batch, timed: int | None = None):
+        self._timed, self._seconds = timed, 0.0
         self._executable, self._plan, self._batch = executable, executable.plan, batch
         self._launcher, self._timings = executable.launcher, executable.timings
         self._transaction = Transaction()
@@ -127,7 +134,7 @@ class StepRun:
         outputs.update(self._gathered([each for each in results if each.has_rows]))
         self._store_rows()
         return StepResult([outputs[each] for each in self._plan.results], self._transaction, self._batch.samples,
-                          seconds)
+                          seconds, self._seconds)
 
     def _wait_for_exchanges(self) -> None:
         """Wait for values that devices exchange, while they compute the update: no value may stay without these."""
@@ -161,16 +168,29 @@ class StepRun:
         """Start the parts of a clock cycle, each on the shards of its round."""
         compiled, rounds = self._executable.parts, self._batch.rounds
         work = [(part, shard) for part, number in cycle for shard in rounds[number]]
+        work.sort(key=lambda each: each[1].replica == self._timed)
         contexts, arguments = arguments_on_devices(self._executable, work, self._batch.common)
         name = 'launch' if self._executable.on_devices else 'run'
-        tasks = [functools.partial(compiled[part].run, shard.replica, given)
-                 for (part, shard), given in zip(work, arguments)]
+        tasks = [functools.partial(self._time if shard.replica == self._timed else CompiledPart.run, compiled[part],
+                                   shard.replica, given) for (part, shard), given in zip(work, arguments)]
         results = self._launcher.run(name, tasks, contexts, [shard for _, shard in work])
         for (part, shard), (outputs, _) in zip(work, results):
             shard.keep(part, outputs)
-        every_result = iter(results)
-        return [Launched(part, number, rounds[number], [next(every_result) for _ in rounds[number]])
+        results_of = dict(zip(work, results))
+        return [Launched(part, number, rounds[number], [results_of[part, shard] for shard in rounds[number]])
                 for part, number in cycle]
+
+    def _time(self, compiled: CompiledPart, replica: int, arguments: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Run a part as `CompiledPart.run`, wait for its outputs, and add the seconds that it took."""
+        began = time.perf_counter()
+        outputs, new_values = compiled.run(replica, arguments)
+        launched = time.perf_counter()
+        wait(outputs)
+        waited = time.perf_counter() - launched
+        self._seconds += launched - began + waited
+        if self._executable.on_devices and isinstance(self._launcher.executor, SerialExecutor):
+            self._timings.move(waited, 'launch', 'run')
+        return outputs, new_values
 
     def _complete_all(self) -> None:
         self._complete(self._launched)

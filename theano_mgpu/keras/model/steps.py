@@ -77,7 +77,8 @@ class Choice:
 
         def compute(way):
             if way is Way.SEVERAL:
-                return proceed(inputs), True
+                computed = proceed(inputs)
+                return computed, computed.step is None or computed.step.is_settled
             return Computed(self._function.plain(inputs), samples, self._host), True
         results = self._chooser.run(samples, compute)
         compared = self._chooser.compared(samples) if is_open else None

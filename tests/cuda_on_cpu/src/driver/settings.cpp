@@ -119,6 +119,7 @@ void read_settings() {
   settings.fail_allocation = fault("FAIL_ALLOC");
   settings.names = list("NAMES");
   settings.buses = list("BUSES");
+  for (const std::string &factor : list("SLOWNESS")) settings.slowness.push_back(atof(factor.c_str()));
   const char *file = variable("TRACE");
   settings.trace = !file ? nullptr : !strcmp(file, "-") ? stderr : fopen(file, "a");
   if (file && !settings.trace) say("cannot write to CUDA_ON_CPU_TRACE=%s: %s", file, strerror(errno));

@@ -32,6 +32,7 @@ struct Settings {
   Order order;
   Fault fail_launch, fail_allocation;
   std::vector<std::string> names, buses;
+  std::vector<double> slowness;  // how many times as long each device takes
   FILE *trace;
 };
 extern Settings settings;

@@ -34,11 +34,20 @@ static void perform(Stream *stream, const Operation &operation) {
         operation.what, result);
 }
 
+static double seconds(clockid_t clock) {
+  timespec now;
+  clock_gettime(clock, &now);
+  return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
 // The thread of a stream.
 static void work(StreamRef stream) {
   static std::atomic<unsigned> workers{0};
   Worker self;
   self.stream = stream.get();
+  const size_t device = (size_t)stream->device->physical;
+  const double slowdown = device < settings.slowness.size() ? settings.slowness[device] - 1 : 0;
+  double owed = 0;  // seconds by which a slow device is ahead of its speed
   self.random.seed(settings.seed * 7919u + workers++);
   worker = &self;
   // A fault may come while the stack pointer is in a fibre's stack, or wrong.
@@ -63,7 +72,14 @@ static void work(StreamRef stream) {
     }
     for (const Position &position : operation.after) position.wait();
     if (settings.delay_us > 0) usleep(self.random() % (unsigned)settings.delay_us);
+    const double began = seconds(CLOCK_THREAD_CPUTIME_ID);
     perform(stream.get(), operation);
+    owed += (seconds(CLOCK_THREAD_CPUTIME_ID) - began) * slowdown;
+    if (owed > 2e-4) {
+      const double slept = seconds(CLOCK_MONOTONIC);
+      usleep((unsigned)(owed * 1e6));
+      owed -= seconds(CLOCK_MONOTONIC) - slept;  // it sleeps longer than it was asked to
+    }
     operation = Operation();  // frees what it holds before anyone sees that it is done
     std::lock_guard<std::mutex> lock(stream->mutex);
     stream->done.fetch_add(1, std::memory_order_release);
