@@ -49,6 +49,8 @@ GAIN = 1.1  # one process is said to be slower if it takes longer by this factor
 CHECKS = 0.2e-3  # seconds of a step in which two processes compare their batches and their success, as measured
 # Two processes on a host, as bench measures them: memory that is in no cache.
 BETWEEN = Link('between processes', 2e-6, 4e9)
+FILE = 'runs.json'
+MOST = 100  # scripts in the file
 NOT_KNOWN = 'how long its launches take is not known yet. This run measures them for the next one'
 SWITCHES = 'strict', 'verify', 'always', 'quiet', 'explain'  # options of run that take no value
 
@@ -154,6 +156,8 @@ def in_one_process(recorded: Sequence[Any]) -> list[Measured]:
 class Kept:
     """The times of a script on its devices that earlier runs have kept, in a file among Theano's compiled code.
 
+    The file has the `MOST` scripts that ran last. Where two runs write at once, one of them is measured again.
+
     Parameters
     ----------
     args : argparse.Namespace
@@ -165,30 +169,31 @@ class Kept:
     """
 
     def __init__(self, args: argparse.Namespace, flags: Mapping[str, str], contexts: Sequence[Context]) -> None:
-        self._key = _key(args, flags, contexts)
-        self._path = os.path.join(_folder(), 'run_%08x.json' % zlib.crc32(self._key.encode()))
-        self._content = self._read()
+        self._key, self._path = _key(args, flags, contexts), os.path.join(_folder(), FILE)
+        self._times: dict[str, Any] = self._read().get(self._key, {})
 
     def _read(self) -> dict[str, Any]:
         with contextlib.suppress(OSError, ValueError), open(self._path) as file:
             content = json.load(file)
-            if isinstance(content, dict) and content.get('key') == self._key:
+            if isinstance(content, dict):
                 return content
-        return {'key': self._key}
+        return {}
 
     def write(self, **times: Any) -> None:
         """Replace `one_process` or `several`, the times of the functions in a run; nothing where that is impossible."""
-        self._content.update(times)
+        self._times.update(times)
+        every = self._read()
+        every.pop(self._key, None)
         with contextlib.suppress(OSError), whole_text(self._path) as file:
-            json.dump(self._content, file)
+            json.dump(dict([*every.items(), (self._key, self._times)][-MOST:]), file)
 
     def decision(self, n: int) -> Decision:
         """Return the faster one of one process and n of them, and the reason."""
-        one = self._content.get('one_process')
+        one = self._times.get('one_process')
         if not one:
             return Decision(1, NOT_KNOWN)
         names, calls, used, predicted = zip(*one)
-        several = self._content.get('several', [])
+        several = self._times.get('several', [])
         is_tried = [name for name, _ in several] == list(names)
         others = [seconds for _, seconds in several] if is_tried else predicted
         weights = [count * seconds for count, seconds in zip(calls, used)]
