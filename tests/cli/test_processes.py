@@ -192,13 +192,12 @@ def test_a_file_that_is_damaged_or_cannot_be_written(script, monkeypatch):
 
 
 def test_the_scripts_that_ran_last_are_kept(script, monkeypatch):
-    monkeypatch.setattr(processes, 'MOST', 2)
-    for words in ([], ['--always'], []):
-        kept(script, *words).write(one_process=rows(LSTM))
-    kept(script, flags={'floatX': 'float64'}).write(one_process=rows(LSTM))
-    known = [kept(script).decision(2), kept(script, '--always').decision(2),
-             kept(script, flags={'floatX': 'float64'}).decision(2)]
-    assert [each.reason != NOT_KNOWN for each in known] == [True, False, True]
+    monkeypatch.setattr(processes, 'MOST', 3)
+    every = [{'floatX': 'float%d' % bits} for bits in (16, 32, 64, 128)]
+    for flags in [every[0], every[1], every[0], every[2], every[3]]:
+        kept(script, flags=flags).write(one_process=rows(LSTM))
+    known = [kept(script, flags=flags).decision(2).reason != NOT_KNOWN for flags in every]
+    assert known == [True, False, True, True]
 
 
 @pytest.fixture
