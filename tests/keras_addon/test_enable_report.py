@@ -12,6 +12,7 @@ from theano_mgpu.keras import Checkpoint, Predictor, disable, enable, multi_gpu_
 from theano_mgpu.keras.model import report as report_module
 from theano_mgpu.keras.model.parallel_state import parallel_state_of
 from theano_mgpu.keras.model.report import Report
+from theano_mgpu.runtime.sampled_timings import SampledTimings
 from theano_mgpu.runtime.verification.report import TOLERANCE
 from theano_mgpu.runtime.verification.self_checked import SelfChecked
 
@@ -274,7 +275,7 @@ class Step:
 
     def __init__(self, contexts, several):
         self.contexts, self.mesh, self.seconds = contexts, mesh_of(contexts), several
-        self.inputs, self.ranks = SimpleNamespace(rows={}), Alone()
+        self.inputs, self.ranks, self.timings = SimpleNamespace(rows={}), Alone(), SampledTimings()
 
 
 @pytest.mark.parametrize('one,rounds', [(0.2, COUNTED), (1.1, 2), (3.0, 1)])
@@ -290,6 +291,8 @@ def test_the_verdict(ratio, faster, one, rounds):
     text = '%.3g ms a call on one device, %.3g ms divided' % (one * 1e3, one * ratio * 1e3)
     assert text in found[-1][0] and not found[-1][1] if faster else found[-1] is None
     assert not trial.is_open and not list(taken)
+    # A trial only advises: batches are divided anyway.
+    assert step.timings.compared == pytest.approx((one, one * ratio, one * ratio))
 
 
 def test_a_batch_that_one_context_cannot_take():

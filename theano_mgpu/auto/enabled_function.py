@@ -80,7 +80,10 @@ class EnabledFunction:
         if chooser.state is before:
             if before is State.TIMES_ONE:
                 self._usage.run_on([], NOT_TIMED)
-        elif chooser.state is State.SEVERAL:
+            return results
+        if self.step is not None:
+            self.step.timings.compared = chooser.compared
+        if chooser.state is State.SEVERAL:
             self._usage.run_on(self.step.contexts, chooser.reason())
         elif chooser.state is State.ONE:
             self._stay(chooser.reason(), may_grow=True)

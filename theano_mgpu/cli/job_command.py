@@ -4,8 +4,9 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from typing import NamedTuple
+from typing import Mapping, NamedTuple
 
+from .. import config
 from ..comm import mpi_library
 from ..comm.allocation import DEFAULT_HOSTFILE, HOSTFILE, LSF, PBS, SLURM, Allocation
 from ..errors import MgpuError, MissingError
@@ -13,6 +14,7 @@ from ..parsing import bare, is_host, whole_number
 from ..utils import mpi_environment
 from .launcher_output import OWN_DESCRIPTOR
 
+COMMAND = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), '__main__.py')
 # Environment variables that processes on other hosts need; mpirun itself passes on OMPI_* only.
 CARRIED = ('THEANO_FLAGS', 'THEANORC', 'PYTHONPATH', 'PYTHONHASHSEED', 'PYTHONSAFEPATH', 'KERAS_BACKEND', 'KERAS_HOME',
            'POCL_DEVICES', 'LD_LIBRARY_PATH', 'CUDA_HOME', mpi_environment.QUIET, mpi_environment.SEED)
@@ -178,6 +180,32 @@ def starting_environment() -> dict[str, str]:
         del environment['OMPI_MCA_ess']
     if mpi_environment.in_slurm_step():
         environment['SLURM_OVERLAP'] = '1'  # the step of srun --pty has the job's processors, and would not lend them
+    return environment
+
+
+def rank_environment(threads: int, settings: Mapping[str, object] = {}) -> dict[str, str]:
+    """Return the environment of the ranks: own flags, numbers of threads, and settings that keep the ranks alike.
+
+    Parameters
+    ----------
+    threads : int
+        Of each rank.
+    settings : dict of str to object
+        Values of flags, by their names without ``mgpu.``.
+    """
+    environment = starting_environment()
+    flags = dict(config.environment_flags(), **{'mgpu.executor': 'mpi'})
+    flags.update(('mgpu.' + name, str(value)) for name, value in settings.items())
+    environment['THEANO_FLAGS'] = config.join_flags(flags)
+    if config.own_flag('mgpu.overlap') == 'True':
+        # The thread that exchanges gradients would take half of the core that computes the next ones.
+        environment.setdefault('OMPI_MCA_mpi_yield_when_idle', '1')
+    for name in THREADS:
+        environment.setdefault(name, str(threads))
+    if getattr(sys.flags, 'safe_path', False):  # python -P
+        environment['PYTHONSAFEPATH'] = '1'
+    environment.setdefault('PYTHONHASHSEED', '0')  # the same order of sets, hence of ops, and the same rounding
+    environment[mpi_environment.QUIET] = '1'
     return environment
 
 

@@ -35,7 +35,6 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import sys
 from typing import Any
 
 from .. import config
@@ -44,12 +43,10 @@ from ..errors import MgpuError
 from ..utils import mpi_environment
 from . import run as run_command
 from .config import devices, positive
-from .job_command import CARRIED, THREADS, choose_start, starting_environment
+from .job_command import CARRIED, COMMAND, choose_start, rank_environment
 from .output import help_of
 from .program import add_program, check_program
 from .supervise import run_with_restarts
-
-COMMAND = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), '__main__.py')
 
 
 def add_parser(sub: Any) -> None:
@@ -88,13 +85,13 @@ def run(args: argparse.Namespace) -> int:
                         'once, such as in the batch script; or have %s start python %s'
                         % (size, launcher.name, launcher.name, ' '.join(program)))
     start = choose_start(args.ranks, args.hosts, allocation())
-    environment = rank_environment(args, start.threads)
+    settings = {name: getattr(args, name) for name in ('gpus_per_process', 'data', 'timeout') if getattr(args, name)}
+    environment = rank_environment(start.threads, settings)
     if args.dry_run:
-        settings = ['%s=%s' % (name, value) for name, value in sorted(environment.items())
-                    if name in CARRIED or os.environ.get(name) != value]
-        print(shlex.join(['env', *settings, *start.command(environment, program)]))
+        variables = ['%s=%s' % (name, value) for name, value in sorted(environment.items())
+                     if name in CARRIED or os.environ.get(name) != value]
+        print(shlex.join(['env', *variables, *start.command(environment, program)]))
         return 0
-    environment[mpi_environment.SEED] = str(int.from_bytes(os.urandom(4), 'big'))
     return run_with_restarts(start, environment, program, args.restarts)
 
 
@@ -115,24 +112,8 @@ def check_run(words: list[str]) -> None:
     """End with a usage error for arguments that `theano-mgpu run` does not take, rather than in each process."""
     parser = argparse.ArgumentParser(prog='theano-mgpu launch')
     run_command.add_parser(parser.add_subparsers())
-    run_command.check(parser.parse_args(['run'] + words))
+    args = parser.parse_args(['run'] + words)
+    run_command.check(args)
+    if args.processes is not None:
+        args.parser.error('launch starts the processes, -n of them: leave --processes out')
 
-
-def rank_environment(args: argparse.Namespace, threads: int) -> dict[str, str]:
-    """Return the environment of the ranks: own flags, numbers of threads, and settings that keep the ranks alike."""
-    environment = starting_environment()
-    flags = dict(config.environment_flags(), **{'mgpu.executor': 'mpi'})
-    for option in ('gpus_per_process', 'data', 'timeout'):
-        if getattr(args, option):
-            flags['mgpu.' + option] = str(getattr(args, option))
-    environment['THEANO_FLAGS'] = config.join_flags(flags)
-    if config.own_flag('mgpu.overlap') == 'True':
-        # The thread that exchanges gradients would take half of the core that computes the next ones.
-        environment.setdefault('OMPI_MCA_mpi_yield_when_idle', '1')
-    for name in THREADS:
-        environment.setdefault(name, str(threads))
-    if getattr(sys.flags, 'safe_path', False):  # python -P
-        environment['PYTHONSAFEPATH'] = '1'
-    environment.setdefault('PYTHONHASHSEED', '0')  # the same order of sets, hence of ops, and the same rounding
-    environment[mpi_environment.QUIET] = '1'
-    return environment

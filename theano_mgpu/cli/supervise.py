@@ -34,6 +34,7 @@ def run_with_restarts(start: Start, environment: dict[str, str], program: list[s
         Python's arguments in each rank.
     restarts : int
     """
+    environment = {**environment, mpi_environment.SEED: str(int.from_bytes(os.urandom(4), 'big'))}
     with Signals() as signals:
         for restart in range(restarts + 1):
             began = time.monotonic()

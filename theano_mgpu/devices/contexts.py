@@ -56,7 +56,7 @@ def init(contexts: str | int | Sequence[str] | None = None) -> list[Context]:
     >>> init('dev0->cpu')
     [Context(name='dev0', device='cpu', kind='cpu')]
     """
-    chosen = _choose(contexts)
+    chosen = choose_contexts(contexts)
     own = share(chosen, mpi_environment.local_rank(), mpi_environment.local_size()) \
         if mpi_environment.trains_together() else chosen
     for context in own:
@@ -108,7 +108,8 @@ def share(contexts: list[Context], rank: int, size: int) -> list[Context]:
     return contexts[n * rank // size:n * (rank + 1) // size]
 
 
-def _choose(contexts):
+def choose_contexts(contexts: Any) -> list[Context]:
+    """Return the contexts of this host that the argument of `init` stands for; nothing is opened."""
     if isinstance(contexts, str):
         return parse_context_map(contexts)
     if contexts is None:

@@ -7,10 +7,11 @@ from .step_plan import StepPlan
 
 
 class Recorded(NamedTuple):
-    """A plan, and the splitter that knows the shapes of its first batch."""
+    """A plan, the splitter that knows the shapes of its first batch, and the times of its steps."""
 
     plan: StepPlan
     splitter: Any
+    timings: Any
 
 
 _recorded: list[Recorded] | None = None
@@ -23,7 +24,7 @@ def record() -> list[Recorded]:
     return _recorded
 
 
-def note(plan: StepPlan, splitter: Any) -> None:
+def note(plan: StepPlan, splitter: Any, timings: Any) -> None:
     """Add a plan, if plans are recorded."""
     if _recorded is not None:
-        _recorded.append(Recorded(plan, splitter))
+        _recorded.append(Recorded(plan, splitter, timings))

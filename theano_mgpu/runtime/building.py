@@ -23,14 +23,15 @@ from ..options import AUTO, Options
 from ..plan import CannotCut, Machine, Program, Shares, StepPlan, plan, record, undivided
 from ..plan.layout import placed
 from ..plan.shares import against_speeds, weights_for
-from . import Executable, Splitter, send
+from . import Executable, Splitter, send, step_times
 from .batch import Batch
 from .batches.batch_inputs import BatchInputs, InputValues
 from .batches.example import Example
 from .batches.prefetch import LookAhead
 from .consensus import gather_machine, share_first_values
 from .replicas.replicated import Replicated, replicated
-from .timeline import PHASES, RANK_PHASES, Timings
+from .sampled_timings import SampledTimings
+from .timeline import PHASES, RANK_PHASES
 
 Updates = Dict[SharedVariable, theano.Variable]
 
@@ -171,7 +172,7 @@ def build(inputs: Sequence[Any], outputs: Sequence[theano.Variable], updates: Up
     program = divided.program
     ranks.divided.consolidate()
     step_plan = plan_of(divided, options, gather_machine(ranks, divided.mesh, options))
-    timings = Timings(RANK_PHASES if ranks.size > 1 else PHASES)
+    timings = SampledTimings(RANK_PHASES if ranks.size > 1 else PHASES)
     with change_flags(profile=theano.config.profile or bool(options.profile)), placed_on(None):
         executable = Executable(step_plan, ranks, options.executor, timings, options.mode)
     batch = divided.inputs
@@ -179,7 +180,8 @@ def build(inputs: Sequence[Any], outputs: Sequence[theano.Variable], updates: Up
                   splitter=Splitter(step_plan, batch.arguments.with_samples + list(batch.rows.values())),
                   updated=[replicated(variable, variable in program.streams) for variable in program.updated])
     share_first_values(ranks, built.alike)
-    record.note(step_plan, built.splitter)
+    record.note(step_plan, built.splitter, timings)
+    step_times.note(executable)
     return built
 
 
@@ -195,7 +197,7 @@ class BuiltFunction(InputValues):
     executable : Executable
     ranks : Communicator
         The processes that call it together.
-    timings : Timings
+    timings : SampledTimings
         Seconds that the calls spent in each phase, see `timeline.PHASES`.
     mesh : Mesh
         The contexts of each replica; of the first replica alone if the graph cannot be divided.

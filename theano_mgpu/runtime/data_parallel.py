@@ -96,6 +96,7 @@ class DataParallel(SlicedRun):
     def _step(self, arguments: Arguments | None) -> list[np.ndarray] | None:
         with self.ranks.single_thread:
             began = time.perf_counter()
+            self.timings.begin_call()
             with self.timings.span('scatter'):
                 bound = self._bind(arguments)
             with self.timings.span('wait'):
@@ -112,6 +113,8 @@ class DataParallel(SlicedRun):
             before = time.perf_counter() - began
             result = self._computed(values, bound.states, lengths, ahead)
             self.samples, self.seconds = result.samples, before + result.seconds
+            if self.timings.is_sampling and self.is_settled:
+                self.timings.end_call(self.seconds)
             rank_process.note_step()
             return result.outputs
 

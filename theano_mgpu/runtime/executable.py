@@ -25,8 +25,8 @@ from .divided_update import UpdateOwners
 from .launcher import Launcher, MemoryExplained, choose_executor
 from .replicas.replicated import Replicated, replicated
 from .replicas.transfers import DeviceBuffers
+from .sampled_timings import SampledTimings
 from .sums import SUMS, HostSums, OverRanks
-from .timeline import Timings
 
 
 class CompiledPart:
@@ -120,7 +120,7 @@ class Executable:
         The processes that run it together.
     executor : str
         See `choose_executor`.
-    timings : Timings
+    timings : SampledTimings
     mode : str or theano.Mode, optional
 
     Attributes
@@ -147,7 +147,8 @@ class Executable:
         The memory that the arguments of updates are sent to.
     """
 
-    def __init__(self, plan: StepPlan, communicator: Communicator, executor: str, timings: Timings, mode: Any = None):
+    def __init__(self, plan: StepPlan, communicator: Communicator, executor: str, timings: SampledTimings,
+                 mode: Any = None):
         self.plan, self.communicator, self.timings = plan, communicator, timings
         program, machine, contexts = plan.program, plan.machine, plan.mesh.contexts
         if plan.overlaps:

@@ -18,6 +18,7 @@ from ..plan.step_plan import Boundary
 from .batch import Batch, DeviceSum, Outbox, Shard, Sum, Values
 from .exchange import exchanged
 from .executable import CompiledPart, Executable
+from .executors import SerialExecutor
 from .launcher import MemoryExplained
 from .replicas.replicated import Replicated
 from .replicas.transfers import copy_to, fetch, own_copy, wait
@@ -183,8 +184,12 @@ class StepRun:
         """Run a part as `CompiledPart.run`, wait for its outputs, and add the seconds that it took."""
         began = time.perf_counter()
         outputs, new_values = compiled.run(replica, arguments)
+        launched = time.perf_counter()
         wait(outputs)
-        self._seconds += time.perf_counter() - began
+        waited = time.perf_counter() - launched
+        self._seconds += launched - began + waited
+        if self._executable.on_devices and isinstance(self._launcher.executor, SerialExecutor):
+            self._timings.move(waited, 'launch', 'run')
         return outputs, new_values
 
     def _complete_all(self) -> None:

@@ -70,7 +70,8 @@ class Choice:
 
     def __call__(self, inputs: list[Any], proceed: Callable[..., Computed]) -> Computed:
         samples, leading = length_of(inputs), self._function.leading
-        if leading.differ or self._chooser.is_open(samples):
+        is_open = self._chooser.is_open(samples)
+        if leading.differ or is_open:
             inputs = leading.agree(inputs, samples)
             samples = length_of(inputs)
 
@@ -79,7 +80,11 @@ class Choice:
                 computed = proceed(inputs)
                 return computed, computed.step is None or computed.step.is_settled
             return Computed(self._function.plain(inputs), samples, self._host), True
-        return self._chooser.run(samples, compute)
+        results = self._chooser.run(samples, compute)
+        compared = self._chooser.compared(samples) if is_open else None
+        if compared is not None:
+            self._function.function.timings.compared = compared
+        return results
 
 
 class Advice:
