@@ -63,7 +63,7 @@ class Outbox:
     """
 
     def __init__(self, buffers: Mapping[Context, DeviceBuffers]):
-        self._buffers = buffers
+        self.buffers = buffers
         self._sent: dict[tuple[theano.Variable, Context], Any] = {}
 
     def send(self, variable: theano.Variable, value: Any, context: Context) -> Any:
@@ -75,7 +75,7 @@ class Outbox:
         key = variable, context
         if key not in self._sent:
             self._sent[key] = copy_to(HOST, value) if context.kind == 'cpu' else \
-                self._buffers[context].send(variable, value)
+                self.buffers[context].send(variable, value)
         return self._sent[key]
 
     def forget(self, variables: Sequence[theano.Variable]) -> None:
@@ -167,6 +167,8 @@ class Splitter:
     ----------
     shapes : dict of theano.Variable to tuple of int, or None
         The shapes of the first replica's inputs in the first batch.
+    with_samples : frozenset of theano.Variable
+        Inputs that have samples along axis 0.
     rounds, lengths : callable
         `Shares.rounds` and `Shares.lengths` of the plan, with a memory.
     slices : dict of tuple of int to int
@@ -175,7 +177,8 @@ class Splitter:
     """
 
     def __init__(self, plan: StepPlan, split: Sequence[theano.Variable]):
-        self._mesh, self._split, self._shares = plan.mesh, set(split), plan.shares
+        self._mesh, self._shares = plan.mesh, plan.shares
+        self.with_samples = frozenset(split)
         self._total, *self._of_shard = plan.program.numbers or [None]
         self.rounds = functools.lru_cache(maxsize=None)(plan.shares.rounds)
         self.lengths = functools.lru_cache(maxsize=None)(plan.shares.lengths)
@@ -206,10 +209,10 @@ class Splitter:
         rounds = [[(0, own)]] if alone else self.rounds(own, slices)
         alone = alone or not shares.is_divided or \
             machine.size == machine.n_replicas == len(rounds) == 1 and len(rounds[0]) == 1
-        common = {variable: value for variable, value in values.items() if variable not in self._split}
+        common = {variable: value for variable, value in values.items() if variable not in self.with_samples}
         if self._total is not None:
             common[self._total] = np.array(total, 'int64')
-        with_samples = [(variable, value) for variable, value in values.items() if variable in self._split]
+        with_samples = [(variable, value) for variable, value in values.items() if variable in self.with_samples]
 
         def shard(replica: int, span: Span) -> Shard:
             start, stop = span
@@ -222,6 +225,14 @@ class Splitter:
         if self.shapes is None:
             self.shapes = {v: np.shape(value) for v, value in {**common, **shards[0][0].values}.items()}
         return Batch(shards, common, total, lengths, not rounds, alone)
+
+    def example(self, variable: theano.Variable, length: int) -> np.ndarray:
+        """Return an input of a batch of some length, like that of the first batch; it takes no memory."""
+        assert self.shapes is not None
+        shape = self.shapes[variable]
+        if variable in self.with_samples:
+            shape = (length, *shape[1:])
+        return np.broadcast_to(np.zeros((), getattr(variable.type, 'dtype', 'int8')), shape)
 
     def _outbox(self, replica: int, turns: int) -> Outbox:
         """Return an outbox with memory that the last `turns - 1` shards of the replica do not use."""
