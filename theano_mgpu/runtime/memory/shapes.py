@@ -6,13 +6,14 @@ from typing import Any, Callable, Collection, List, Mapping, NamedTuple, Sequenc
 import numpy as np
 import theano
 import theano.tensor as T
-from theano.compile.ops import Shape, Shape_i
+from theano.compile.function_module import orig_function
+from theano.compile.ops import Shape, Shape_i, deep_copy_op
 from theano.gof.graph import Apply, io_toposort
 from theano.gpuarray import basic_ops, blas, extra_ops, nnet, reduction, subtensor
 from theano.sandbox import rng_mrg
 from theano.tensor.nnet.abstract_conv import get_conv_output_shape
 
-from ...compat.theano_functions import plain_function
+from ...compat.theano_functions import plain_functions
 
 Symbolic = List[Any]  # for each value the symbolic sizes, or None
 
@@ -81,7 +82,10 @@ class ShapesOf:
 
     def _add(self, node):
         """Add the shapes of a node's outputs."""
+        overwritten = set().union(*(getattr(node.op, 'destroy_map', None) or {}).values())
         inputs = [self._value(variable) for variable in node.inputs]
+        # Sizes are computed in another order than the function's: each stays as it is.
+        inputs = [deep_copy_op(value) if i in overwritten else value for i, value in enumerate(inputs)]
         shapes = [self._symbolic.get(variable) for variable in node.inputs]
         copy = Apply(node.op, inputs, [output.type() for output in node.outputs])
         for output, its_copy, shape in zip(node.outputs, copy.outputs, _shapes(copy, shapes)):
@@ -118,8 +122,10 @@ class ShapesOf:
                 [numbers.setdefault(each, len(numbers)) for each in shape]
         self._numbers = {variable: numbers.setdefault(value, len(numbers)) for variable, value in whole.items()
                          if is_known(value)}
-        self._evaluate = plain_function(sum(self._given, []), list(numbers), mode=theano.Mode('py', None),
-                                        on_unused_input='ignore')
+        with plain_functions():
+            self._evaluate = orig_function([theano.In(variable) for variable in sum(self._given, [])],
+                                           list(map(theano.Out, numbers)), theano.Mode('py', None),
+                                           accept_inplace=True, on_unused_input='ignore')
 
 
 def _shapes(node: Apply, shapes: Symbolic) -> Symbolic:
