@@ -167,6 +167,8 @@ class Splitter:
     ----------
     shapes : dict of theano.Variable to tuple of int, or None
         The shapes of the first replica's inputs in the first batch.
+    whole_numbers : dict of theano.Variable to int
+        The values of its inputs that are a whole number, such as Keras's learning phase.
     with_samples : frozenset of theano.Variable
         Inputs that have samples along axis 0.
     rounds, lengths : callable
@@ -184,6 +186,7 @@ class Splitter:
         self.lengths = functools.lru_cache(maxsize=None)(plan.shares.lengths)
         self.slices: dict[tuple[int, ...], int] = {}
         self.shapes: dict[theano.Variable, tuple[int, ...]] | None = None
+        self.whole_numbers: dict[theano.Variable, int] = {}
         self._buffers: dict[int, Any] = collections.defaultdict(collections.deque)
         # While a batch is computed, the next one is sent. The inputs of several parts are read in the whole step.
         self._turns = 2 if sum(len(stage.parts) for stage in plan.stages) == 1 else None
@@ -223,7 +226,10 @@ class Splitter:
         # A process without samples takes part with one sample that does not count.
         shards = [[shard(replica, span) for replica, span in enumerate(spans)] for spans in rounds or [[(0, 1)]]]
         if self.shapes is None:
-            self.shapes = {v: np.shape(value) for v, value in {**common, **shards[0][0].values}.items()}
+            first = {**common, **shards[0][0].values}
+            self.shapes = {v: np.shape(value) for v, value in first.items()}
+            self.whole_numbers = {v: int(value) for v, value in first.items() if isinstance(value, np.ndarray)
+                                  and not value.ndim and value.dtype.kind in 'biu'}
         return Batch(shards, common, total, lengths, not rounds, alone)
 
     def example(self, variable: theano.Variable, length: int) -> np.ndarray:
@@ -232,7 +238,8 @@ class Splitter:
         shape = self.shapes[variable]
         if variable in self.with_samples:
             shape = (length, *shape[1:])
-        return np.broadcast_to(np.zeros((), getattr(variable.type, 'dtype', 'int8')), shape)
+        value = self.whole_numbers.get(variable, 0)
+        return np.broadcast_to(np.array(value, getattr(variable.type, 'dtype', 'int8')), shape)
 
     def _outbox(self, replica: int, turns: int) -> Outbox:
         """Return an outbox with memory that the last `turns - 1` shards of the replica do not use."""

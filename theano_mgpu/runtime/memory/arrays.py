@@ -62,12 +62,18 @@ class Array:
     strides : tuple of int
         In bytes.
     itemsize : int
+
+    Attributes
+    ----------
+    value : ndarray or None
+        The content, where it is known: that of some whole numbers.
     """
 
-    __slots__ = 'block', 'shape', 'strides', 'itemsize'
+    __slots__ = 'block', 'shape', 'strides', 'itemsize', 'value'
 
     def __init__(self, block: Block, shape: Shape, strides: Shape, itemsize: int) -> None:
         self.block, self.shape, self.strides, self.itemsize = block, shape, strides, itemsize
+        self.value: Any = None
 
     @property
     def nbytes(self) -> int:

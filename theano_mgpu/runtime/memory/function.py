@@ -8,6 +8,7 @@ import theano
 from theano.gof.graph import Apply
 from theano.gpuarray import basic_ops, blas
 from theano.gpuarray.type import GpuArrayType
+from theano.ifelse import IfElse
 from theano.scan_module.scan_op import Scan
 from theano.tensor import DimShuffle, Reshape, Subtensor, TensorType
 from theano.tensor.subtensor import get_idx_list
@@ -41,17 +42,19 @@ class DryFunction:
 
     def __init__(self, function: Any, kind: str, numbers: Collection[int] = (), n_given: int | None = None,
                  outer: Sequence[bool] = ()) -> None:
-        self._graph, self.kind = function.maker.fgraph, kind
+        self._graph, self.kind, self.numbers, self._compiled = function.maker.fgraph, kind, frozenset(numbers), function
         self._type: type = TensorType if kind == 'cpu' else GpuArrayType
         self.allow_gc = bool(getattr(function.fn, 'allow_gc', False))
         self._outer = {each for each, is_outer in zip(self._graph.outputs, outer) if is_outer}
-        nodes = order_of(function)
-        self._steps = list(zip(nodes, _freed_after(nodes, self._graph.outputs, self.allow_gc)))
+        self._conditions = [node.inputs[0] for node in self._graph.apply_nodes if isinstance(node.op, IfElse)]
+        self._steps_for: dict[Any, Any] = {}
         if n_given is None:
             n_given = sum(spec.value is None for spec in function.maker.inputs)
         self.given, self._shared = self._graph.inputs[:n_given], self._graph.inputs[n_given:]
         self.storages = [each.storage for each in function.input_storage[n_given:]]
-        self._shapes_of = ShapesOf(self.given, {self.given[i] for i in numbers}, {
+        scans = [node for node in self._graph.apply_nodes if isinstance(node.op, Scan)]
+        wanted = [*self._graph.outputs, *self._conditions, *[v for node in scans for v in node.inputs]]
+        self._shapes_of = ShapesOf(self.given, {self.given[i] for i in numbers}, wanted, {
             variable: _known(storage[0]) for variable, storage in zip(self._shared, self.storages)},
             self._graph.toposort())
         self._cache: dict[Any, Shapes] = {}
@@ -64,10 +67,10 @@ class DryFunction:
 
         Parameters
         ----------
-        given : list of (tuple of int, or int)
+        given : list of (tuple of int, or ndarray)
             For each argument its shape, or its value.
         """
-        key = tuple(given)
+        key = tuple(value if isinstance(value, tuple) else value.tobytes() for value in given)
         if key not in self._cache:
             self._cache[key] = self._shapes_of(given)
         return self._cache[key]
@@ -87,8 +90,8 @@ class DryFunction:
 
         Returns
         -------
-        list of (Array or tuple of int)
-            For each result; of a value that is not on the device, the shape.
+        list of (Array, or tuple of int, or ndarray)
+            For each result; of a value that is not on the device, the shape, or the value if it is known.
 
         Raises
         ------
@@ -97,21 +100,42 @@ class DryFunction:
         storage = kept
         storage.update(zip(self.given, arguments))
         storage.update(zip(self._shared, shared))
-        for node, freed in self._steps:
+        for node, freed in self._steps(shapes.numbers):
             for variable in node.outputs:
                 storage[variable] = None  # memory of an earlier call is used again
             self._compute(memory, node, storage, shapes)
             for variable in freed:
                 storage[variable] = None
-        results = [storage.get(variable) or shapes.of[variable] for variable in self._graph.outputs]
+        results = []
+        for variable in self._graph.outputs:
+            result, value = storage.get(variable), shapes.numbers.get(variable)
+            if result is not None:
+                result = result.view(result.shape, result.strides)
+                result.value = value
+            results.append(result or (shapes.of[variable] if value is None else value))
         for variable in [*self.given, *self._shared, *(self._graph.outputs if self.allow_gc else ())]:
             storage[variable] = None
         return results
+
+    def _steps(self, numbers):
+        """Return the ops that run, each with the values that are freed after it."""
+        known = {each: int(numbers[each]) if each in numbers else None for each in self._conditions}
+        key = tuple(known.values())
+        if key not in self._steps_for:
+            nodes = order_of(self._compiled, known)
+            self._steps_for[key] = list(zip(nodes, _freed_after(nodes, self._graph.outputs, self.allow_gc)))
+        return self._steps_for[key]
 
     def _compute(self, memory, node, storage, shapes):
         """Put the outputs of a node into the storage."""
         if isinstance(node.op, Scan):
             self._scan(memory, node, storage, shapes)
+            return
+        if isinstance(node.op, IfElse):
+            for source, variable in zip(_taken(node, shapes.numbers.get(node.inputs[0])), node.outputs):
+                array = storage.get(source)
+                storage[variable] = array if array is None or node.op.as_view else \
+                    memory.array(array.shape, variable.dtype)
             return
         for number, variable in enumerate(node.outputs):
             if isinstance(variable.type, self._type):
@@ -126,7 +150,8 @@ class DryFunction:
                   *(getattr(op, 'view_map', None) or {}).get(number, ())]
         array = storage.get(node.inputs[source[0]]) if source else None
         if array is not None:
-            view = next((_view(node, array, shape) for cls, _view in VIEWS.items() if isinstance(op, cls)), array)
+            make = next((make for cls, make in VIEWS.items() if isinstance(op, cls)), _same_strides)
+            view = make(node, array, shape)
             if view is not None:
                 return view
         if variable in self._outer:
@@ -164,11 +189,17 @@ class DryFunction:
         return self._scans[op]
 
 
-def order_of(function: Any) -> list[Apply]:
+def order_of(function: Any, conditions: Mapping[theano.Variable, int | None] = {}) -> list[Apply]:
     """Return the ops of a compiled function in the order in which they run.
 
     Theano's virtual machine in C computes all ops of the first output, then those that the second one needs, too, and
     so on. Each op has its inputs computed first, in order. The machines in Python follow a list.
+
+    Parameters
+    ----------
+    function : theano.compile.function_module.Function
+    conditions : dict of theano.Variable to (int or None)
+        The known values of the conditions of IfElse ops, of which one branch is computed; both if it is not known.
     """
     graph = function.maker.fgraph
     if type(function.fn).__name__ != 'CVM':
@@ -181,7 +212,7 @@ def order_of(function: Any) -> list[Apply]:
             stack.pop()
             continue
         needed = [each for each in before.get(node, ()) if each not in done]
-        needed += [v.owner for v in node.inputs if v.owner and v.owner not in done]
+        needed += [v.owner for v in _read(node, conditions) if v.owner and v.owner not in done]
         if needed:
             stack.append(needed[0])
         else:
@@ -190,13 +221,31 @@ def order_of(function: Any) -> list[Apply]:
     return order
 
 
+def _read(node: Apply, conditions: Mapping[theano.Variable, int | None]) -> Sequence[theano.Variable]:
+    """Return the inputs that a node needs, in the order in which they are computed."""
+    if not isinstance(node.op, IfElse):
+        return node.inputs
+    condition = node.inputs[0]
+    return node.inputs if conditions.get(condition) is None else [condition, *_taken(node, conditions[condition])]
+
+
+def _taken(node: Apply, condition: int | None) -> Sequence[theano.Variable]:
+    """Return the inputs of an IfElse that its outputs are, for a condition; those of the first branch for None."""
+    n = node.op.n_outs
+    return node.inputs[1:1 + n] if condition is None or condition else node.inputs[1 + n:]
+
+
 def _freed_after(nodes: Sequence[Apply], outputs: Sequence[theano.Variable],
                  allow_gc: bool) -> list[list[theano.Variable]]:
-    """Return the values that are freed after each node: those that no later one reads."""
+    """Return the values that are freed after each node: those that every reader has read.
+
+    A value with a reader that does not run, in a branch that is not taken, stays.
+    """
     freed: list[list[theano.Variable]] = [[] for _ in nodes]
     last = {variable: i for i, node in enumerate(nodes) for variable in node.inputs}
+    ran, kept = set(nodes), set(outputs)
     for variable, i in last.items() if allow_gc else ():
-        if variable.owner and variable not in outputs:
+        if variable.owner and variable not in kept and all(reader in ran for reader, _ in variable.clients):
             freed[i].append(variable)
     return freed
 
@@ -209,6 +258,11 @@ def _known(value: Any) -> Any:
 
 
 # --- views
+
+def _same_strides(node, array, shape):
+    """Return an array as it is, or a part of it, such as of a Split."""
+    return array.view(shape, array.strides) if len(shape) == len(array.shape) else array.part(shape)
+
 
 def _shuffled(node, array, shape):
     strides = tuple(0 if axis == 'x' else array.strides[axis] for axis in node.op.new_order)

@@ -7,22 +7,29 @@ import numpy as np
 import theano
 import theano.tensor as T
 from theano.compile.function_module import orig_function
-from theano.compile.ops import Shape, Shape_i, deep_copy_op
+from theano.compile.ops import DeepCopyOp, Shape, Shape_i, deep_copy_op
 from theano.gof.graph import Apply, io_toposort
 from theano.gpuarray import basic_ops, blas, extra_ops, nnet, reduction, subtensor
+from theano.gpuarray.elemwise import GpuCAReduceCuda, GpuDimShuffle, GpuElemwise
+from theano.gpuarray.type import GpuArrayType
+from theano.ifelse import IfElse
 from theano.sandbox import rng_mrg
+from theano.tensor.elemwise import CAReduceDtype, DimShuffle, Elemwise
+from theano.tensor.opt import Assert
 from theano.tensor.nnet.abstract_conv import get_conv_output_shape
 
 from ...compat.theano_functions import plain_functions
 
+# Ops whose first output has the values of their first input.
+COPIES = basic_ops.GpuFromHost, basic_ops.HostFromGpu, basic_ops.GpuToGpu, DeepCopyOp, Assert
 Symbolic = List[Any]  # for each value the symbolic sizes, or None
 
 
 class Shapes(NamedTuple):
-    """The shapes of values, and the values of whole numbers on the host; None where they depend on unknown values."""
+    """The shapes of all values; None where they depend on unknown values. And the values of some whole numbers."""
 
     of: dict[theano.Variable, Any]
-    numbers: dict[theano.Variable, Any]
+    numbers: dict[theano.Variable, np.ndarray]
 
 
 class ShapesOf:
@@ -35,7 +42,9 @@ class ShapesOf:
     inputs : list of theano.Variable
         Those whose shapes are given.
     numbers : collection of theano.Variable
-        Those among the inputs whose values are given: whole numbers, without axes.
+        Those among the inputs whose values are given: see `are_numbers`.
+    wanted : list of theano.Variable
+        Values that are asked for, as far as they follow from the given ones: see `are_numbers`.
     known : dict of theano.Variable to (ndarray or tuple of int)
         For each other input its value, if it is small and on the host, or else its shape.
     nodes : list of Apply
@@ -43,7 +52,8 @@ class ShapesOf:
     """
 
     def __init__(self, inputs: Sequence[theano.Variable], numbers: Collection[theano.Variable],
-                 known: Mapping[theano.Variable, Any], nodes: Sequence[Apply]) -> None:
+                 wanted: Sequence[theano.Variable], known: Mapping[theano.Variable, Any],
+                 nodes: Sequence[Apply]) -> None:
         self._symbolic: dict[theano.Variable, Any] = {}  # a tuple of sizes; None if it has no shape
         self._values: dict[theano.Variable, theano.Variable] = {}  # the value, as an expression of the sizes of inputs
         self._given: list[Any] = []
@@ -54,42 +64,49 @@ class ShapesOf:
             self._symbolic[variable] = tuple(map(_constant, np.shape(value) if isinstance(value, np.ndarray) else value))
         for node in nodes:
             self._add(node)
-        self._compile(set().union(*self._given))
+        self._compile(set().union(*self._given), [variable for variable in wanted if are_numbers(variable)])
 
     def __call__(self, given: Sequence[Any]) -> Shapes:
         """Return the shapes of all values.
 
         Parameters
         ----------
-        given : list of (tuple of int, or int)
+        given : list of (tuple of int, or ndarray)
             For each input its shape, or its value.
         """
-        arguments: list[int] = []
+        arguments: list[Any] = []
         for value in given:
             arguments += value if isinstance(value, tuple) else [value]
-        results = [int(each) for each in self._evaluate(*arguments)]
-        return Shapes({variable: None if positions is None else tuple(results[i] for i in positions)
+        results = self._evaluate(*arguments)
+        return Shapes({variable: None if positions is None else tuple(int(results[i]) for i in positions)
                        for variable, positions in self._positions.items()},
                       {variable: results[i] for variable, i in self._numbers.items()})
 
     def _add_input(self, variable, is_number):
         """Make symbolic sizes for an input, or a symbolic value."""
-        ndim = getattr(variable, 'ndim', None)
-        sizes = tuple(T.lscalar() for _ in range(ndim or 0))
-        self._values[variable] = T.lscalar() if is_number else variable.type()
-        self._given.append([self._values[variable]] if is_number else list(sizes))
-        self._symbolic[variable] = sizes if ndim is not None else None
+        value, ndim = variable.type(), getattr(variable, 'ndim', None)
+        if is_number:
+            value = _host_variable(variable)
+        sizes = tuple(value.shape[i] if is_number else T.lscalar() for i in range(ndim or 0))
+        self._given.append([value] if is_number else list(sizes))
+        self._values[variable], self._symbolic[variable] = value, sizes if ndim is not None else None
 
     def _add(self, node):
         """Add the shapes of a node's outputs."""
-        overwritten = set().union(*(getattr(node.op, 'destroy_map', None) or {}).values())
         inputs = [self._value(variable) for variable in node.inputs]
-        # Sizes are computed in another order than the function's: each stays as it is.
-        inputs = [deep_copy_op(value) if i in overwritten else value for i, value in enumerate(inputs)]
         shapes = [self._symbolic.get(variable) for variable in node.inputs]
+        values = None
+        if _is_on_device(node):
+            values = are_numbers(node.outputs[0]) and _on_host(node.op, inputs, node.outputs) or \
+                [output.type() for output in node.outputs]
+        else:
+            # Sizes are computed in another order than the function's: each stays as it is.
+            overwritten = set().union(*(getattr(node.op, 'destroy_map', None) or {}).values())
+            inputs = [deep_copy_op(value) if i in overwritten else value for i, value in enumerate(inputs)]
         copy = Apply(node.op, inputs, [output.type() for output in node.outputs])
-        for output, its_copy, shape in zip(node.outputs, copy.outputs, _shapes(copy, shapes)):
-            self._symbolic[output], self._values[output] = shape, its_copy
+        values = values or copy.outputs
+        for output, value, shape in zip(node.outputs, values, _shapes(copy, shapes)):
+            self._symbolic[output], self._values[output] = shape, value
         if shapes and shapes[0] is not None:  # these values follow from shapes alone
             if isinstance(node.op, Shape_i):
                 self._values[node.outputs[0]] = T.cast(shapes[0][node.op.i], 'int64')
@@ -104,11 +121,10 @@ class ShapesOf:
             self._symbolic[variable] = tuple(map(_constant, data.shape)) if hasattr(data, 'shape') else None
         return self._values[variable]
 
-    def _compile(self, given):
-        """Compile a function of the given sizes which returns all sizes that follow from them."""
+    def _compile(self, given, wanted):
+        """Compile a function of the given sizes which returns all sizes and wanted values that follow from them."""
         every = [each for shape in self._symbolic.values() for each in shape or ()]
-        whole = {variable: value for variable, value in self._values.items()
-                 if isinstance(variable.type, T.TensorType) and not variable.ndim and variable.dtype in T.discrete_dtypes}
+        whole = {variable: self._value(variable) for variable in wanted}
         follows = {each: True for each in given}
 
         def is_known(variable):
@@ -126,6 +142,46 @@ class ShapesOf:
             self._evaluate = orig_function([theano.In(variable) for variable in sum(self._given, [])],
                                            list(map(theano.Out, numbers)), theano.Mode('py', None),
                                            accept_inplace=True, on_unused_input='ignore')
+
+
+def _is_on_device(node: Apply) -> bool:
+    """Return whether a node runs on a device, or copies to or from it."""
+    return any(isinstance(variable.type, GpuArrayType) for variable in [*node.inputs, *node.outputs])
+
+
+def _on_host(op: Any, inputs: Sequence[Any], outputs: Sequence[theano.Variable]) -> list[Any] | None:
+    """Return what an op on a device computes from whole numbers, as expressions for the host; None if not known.
+
+    Theano computes shapes on a device, too, where a part before has left some of the sizes there.
+    """
+    if isinstance(op, COPIES):
+        return [inputs[0]]
+    if any(isinstance(variable.type, GpuArrayType) and not isinstance(variable, theano.Constant) for variable in inputs):
+        return None
+    inputs = [T.constant(np.asarray(each.data)) if isinstance(each.type, GpuArrayType) else each for each in inputs]
+    make = HOST_OPS.get(type(op))
+    return make and Apply(make(op), inputs, list(map(_host_variable, outputs))).outputs
+
+
+HOST_OPS: dict[type, Callable[[Any], Any]] = {
+    GpuElemwise: lambda op: Elemwise(op.scalar_op),
+    GpuDimShuffle: lambda op: DimShuffle(op.input_broadcastable, op.new_order),
+    GpuCAReduceCuda: lambda op: CAReduceDtype(op.scalar_op, op.axis, op.dtype, op.acc_dtype),
+    basic_ops.GpuJoin: lambda op: T.Join(),
+    basic_ops.GpuReshape: lambda op: T.Reshape(op.ndim),
+    subtensor.GpuSubtensor: lambda op: T.Subtensor(op.idx_list),
+    subtensor.GpuIncSubtensor: lambda op: T.IncSubtensor(op.idx_list, set_instead_of_inc=op.set_instead_of_inc)}
+
+
+def _host_variable(variable: theano.Variable) -> theano.Variable:
+    """Return a variable like one on a device for a value on the host."""
+    return T.TensorType(variable.dtype, variable.broadcastable)()
+
+
+def are_numbers(variable: theano.Variable) -> bool:
+    """Return whether a value is a whole number, or a vector of them: it may be a size, or sizes."""
+    return isinstance(variable.type, (T.TensorType, GpuArrayType)) and variable.ndim < 2 and \
+        variable.dtype in T.discrete_dtypes
 
 
 def _shapes(node: Apply, shapes: Symbolic) -> Symbolic:
@@ -188,6 +244,13 @@ def _of_images(node, shapes):
     return [(top[0], kernel[-n - 1] * _groups(op), *sizes)]
 
 
+def _of_branches(node, shapes):
+    """Return the sizes of the values of an IfElse: the larger ones, where those of its two branches differ."""
+    n = node.op.n_outs
+    return [tuple(a if a == b else T.maximum(a, b) for a, b in zip(*branches))
+            for branches in zip(shapes[1:1 + n], shapes[1 + n:])]
+
+
 def _padding(op, axis):
     """Return the padding of an axis, both sides together; for 'half', Theano gives the size of the result instead."""
     pad = op.border_mode[axis] if isinstance(op.border_mode, tuple) else 0
@@ -209,13 +272,13 @@ def _largest(node, shapes):
 
 
 RULES: dict[type, Callable[[Apply, Symbolic], Symbolic]] = {
-    basic_ops.GpuContiguous: _of_input(0),
+    basic_ops.GpuContiguous: _of_input(0), DeepCopyOp: _of_input(0),
     blas.GpuGemv: _of_input(0), blas.GpuGemm: _of_input(0), blas.GpuGer: _of_input(0), blas.GpuGemmBatch: _of_input(0),
     blas.GpuDot22: lambda node, shapes: [(shapes[0][0], shapes[1][1])],
     blas.GpuCorrMM: _convolution, blas.GpuCorr3dMM: _convolution,
     blas.GpuCorrMM_gradWeights: _of_weights, blas.GpuCorr3dMM_gradWeights: _of_weights,
     blas.GpuCorrMM_gradInputs: _of_images, blas.GpuCorr3dMM_gradInputs: _of_images,
-    extra_ops.GpuCumOp: _of_input(0),
+    extra_ops.GpuCumOp: _of_input(0), IfElse: _of_branches,
     nnet.GpuCrossentropySoftmaxArgmax1HotWithBias: _of_input(2, 0, 2),
     nnet.GpuCrossentropySoftmax1HotWithBiasDx: _of_input(1),
     reduction.GpuMaxAndArgmax: _largest,

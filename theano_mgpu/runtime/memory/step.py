@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Callable, Collection, Mapping, Sequence
 
 import numpy as np
 import theano
@@ -10,7 +10,7 @@ from theano.gpuarray.type import GpuArrayType
 
 from ...comm.host_sum import bucket_ranges
 from ...devices.context_map import HOST, Context
-from ...graph.analysis import STACK
+from ...graph.analysis import SAME, STACK
 from ...plan import DeviceReduce, Part, SumGroup
 from ...plan.schedule import schedule
 from ...plan.shares import sub_batch_sizes
@@ -71,7 +71,7 @@ class DryStep:
             splitter.slices[tuple(lengths)] = slices
         own = lengths[shares.machine.rank] if shares.is_sharded else samples
         values = {variable: self._like.example(variable, own) for variable in self._plan.program.given}
-        steps = _Steps(self._executable, self._function)
+        steps = _Steps(self._executable, self._function, self._like.whole_numbers)
         try:
             for _ in range(STEPS):
                 steps.step(splitter.split(values, lengths))
@@ -102,11 +102,11 @@ class DryStep:
             return None
         return last_within(excess, MOST)
 
-    def _function(self, part: Part, replica: int) -> DryFunction:
+    def _function(self, part: Part, replica: int, known: Collection[theano.Variable]) -> DryFunction:
         """Return the dry run of a part; it is the same on all contexts of a kind."""
         key = part, part.contexts[replica].kind
         if key not in self._functions:
-            numbers = [i for i, variable in enumerate(part.given) if variable in self._plan.program.numbers]
+            numbers = [i for i, variable in enumerate(part.given) if variable in known]
             self._functions[key] = DryFunction(self._executable.parts[part].functions[replica], key[1], numbers)
         return self._functions[key]
 
@@ -158,8 +158,10 @@ class _Launched:
 class _Steps:
     """The memory of each device, and what stays there from step to step. The methods are those of `StepRun`."""
 
-    def __init__(self, executable: Executable, function: Callable[[Part, int], DryFunction]) -> None:
+    def __init__(self, executable: Executable, function: Callable[..., DryFunction],
+                 whole_numbers: Collection[theano.Variable]) -> None:
         self._executable, self._plan, self._function = executable, executable.plan, function
+        self._known = {*executable.plan.program.numbers, *whole_numbers}  # whose values are known
         self.memory = {context: Memory() for context in [*dict.fromkeys(self._plan.mesh.contexts), HOST]}
         self._variables: dict[int, Any] = {}  # by the storage of a replica
         self._buffers: dict[Any, Any] = {}  # arrays that inputs are sent to, and that small sums are put together in
@@ -169,8 +171,7 @@ class _Steps:
                 value, key = copy.container.storage[0], id(copy.container.storage)
                 if context in self.memory and key not in self._variables and self._counts(context, copy):
                     self._variables[key] = self.memory[context].array(value.shape, value.dtype)
-        self._constants = [self.memory[part.contexts[i]].array([function(part, i).constants], 'int8')
-                           for part in self._plan.parts for i in range(len(part.contexts))]
+        self._constants: dict[Any, Array] = {}
 
     @staticmethod
     def _counts(context: Context, variable: Any) -> bool:
@@ -188,6 +189,7 @@ class _Steps:
             self._exchange(stage.boundary)
             for shard in batch.shards if stage.saved else ():
                 shard.values.update([(variable, shard.values[source]) for variable, source in stage.saved.items()])
+            self._known.update(variable for variable, source in stage.saved.items() if source in self._known)
             self._compute(stage.parts)
         self._exchange(self._plan.last)
         self._update()
@@ -246,9 +248,14 @@ class _Steps:
             for variable, source, reduction in boundary.exchanges:
                 value = shard.values[source]
                 shape = (1, *value.shape) if reduction == STACK else value.shape
-                batch.common[variable] = value.reshaped(shape) if isinstance(value, Array) else _host(variable, shape)
+                batch.common[variable] = value.reshaped(shape) if isinstance(value, Array) else value.reshape(shape)
             return
         for variable, source, reduction in boundary.others:
+            if reduction == SAME and source in self._known:
+                value = batch.shards[0].values[source]
+                batch.common[variable] = value.value if isinstance(value, Array) else value
+                self._known.add(variable)
+                continue
             shapes = [shard.values[source].shape for shard in batch.shards]
             batch.common[variable] = _host(variable, _exchanged_shape(shapes, reduction, self._plan.shares.n_replicas))
 
@@ -271,11 +278,14 @@ class _Steps:
             key = owner, variable, context
             if key not in self._sent:
                 self._sent[key] = self.memory[context].array(value.shape, variable.dtype)
+                self._sent[key].value = value.value
             return self._sent[key]
         if context.kind == 'cpu':
             return value
         buffers = owner.outbox.buffers[context] if isinstance(owner, Shard) else 'update'
-        return self._buffer((buffers, variable, context), context, value.shape, variable.dtype)
+        array = self._buffer((buffers, variable, context), context, value.shape, variable.dtype)
+        array.value = value
+        return array
 
     def _buffer(self, key, context, shape, dtype):
         """Return memory that is used again; new memory is there before the old one goes."""
@@ -286,19 +296,21 @@ class _Steps:
 
     def _run(self, part, replica, arguments):
         """Return the outputs and the new values of a part on a replica's device."""
-        context, function = part.contexts[replica], self._function(part, replica)
+        context, function = part.contexts[replica], self._function(part, replica, self._known)
+        if (part, context) not in self._constants:
+            self._constants[part, context] = self.memory[context].array([function.constants], 'int8')
         own = self._executable.parts[part].functions[replica]
         storages = [each.storage for each in own.input_storage[len(arguments):]]
-        numbers = self._plan.program.numbers
-        given = [int(value) if variable in numbers else tuple(np.shape(value) if not isinstance(value, Array) else
-                                                              value.shape)
-                 for variable, value in zip(part.given, arguments)]
+        given = [(value.value if isinstance(value, Array) else np.asarray(value)) if i in function.numbers else
+                 tuple(value.shape) for i, value in enumerate(arguments)]
         arrays = [value if isinstance(value, Array) and context.kind != 'cpu' else None for value in arguments]
         results = function.run(self.memory[context], arrays, [self._variables.get(id(each)) for each in storages],
                                function.shapes(given), self._kept.setdefault((part, context), {}))
         results = [results[i] for i in np.argsort(own.mgpu_order).tolist()]
         graphs = [*part.outputs, *part.updates]
-        results = [value if isinstance(value, Array) else _host(variable, value)
+        self._known.update(variable for variable, value in zip(graphs, results)
+                           if (value.value is not None if isinstance(value, Array) else isinstance(value, np.ndarray)))
+        results = [value if isinstance(value, (Array, np.ndarray)) else _host(variable, value)
                    for variable, value in zip(graphs, results)]
         return results[:len(part.outputs)], results[len(part.outputs):]
 
