@@ -219,9 +219,10 @@ def measured(name, is_cached):
 def line(row):
     """Return a row of the table as text."""
     slices = ' in %d' % row['micro_batches'] if row['micro_batches'] > 1 else ''
-    estimate = row['estimate']
-    return [row['model'], '%d%s' % (row['batch'], slices), row['device'], '%.2f' % (estimate / 1e6) if estimate else '?',
-            '%.2f' % (row['peak'] / 1e6), '%.3f' % (estimate / row['peak']) if estimate else '?']
+    estimate, peak = row['estimate'], row['peak']
+    return [row['model'], '%d%s' % (row['batch'], slices), row['device'], *(
+        ['%.2f' % (estimate / 1e6), '%.2f' % (peak / 1e6), '%.3f' % (estimate / peak)] if estimate else
+        ['?', '%.2f' % (peak / 1e6), '?'])]
 
 
 def main():

@@ -230,7 +230,8 @@ def explain(recorded: list[Any], args: argparse.Namespace) -> None:
     if mpi_environment.rank() > 0:
         return
     from ..plan.explain import as_text, explanation  # imports Theano, which the command itself does without
-    explanations = [explanation(each.plan, each.splitter.shapes, each.splitter.slices) for each in recorded]
+    explanations = [explanation(each.plan, each.splitter.shapes, each.splitter.slices, each.estimate())
+                    for each in recorded]
     if args.json:
         try:
             with whole_text(args.json) as file:

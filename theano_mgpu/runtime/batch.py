@@ -167,6 +167,8 @@ class Splitter:
     ----------
     shapes : dict of theano.Variable to tuple of int, or None
         The shapes of the first replica's inputs in the first batch.
+    first : tuple of int
+        Samples that each rank was given of the first batch: of its own, or the whole batch.
     whole_numbers : dict of theano.Variable to int
         The values of its inputs that are a whole number, such as Keras's learning phase.
     with_samples : frozenset of theano.Variable
@@ -186,6 +188,7 @@ class Splitter:
         self.lengths = functools.lru_cache(maxsize=None)(plan.shares.lengths)
         self.slices: dict[tuple[int, ...], int] = {}
         self.shapes: dict[theano.Variable, tuple[int, ...]] | None = None
+        self.first: tuple[int, ...] = ()
         self.whole_numbers: dict[theano.Variable, int] = {}
         self._buffers: dict[int, Any] = collections.defaultdict(collections.deque)
         # While a batch is computed, the next one is sent. The inputs of several parts are read in the whole step.
@@ -203,8 +206,8 @@ class Splitter:
         alone : bool
             Whether the first replica is to have all of it.
         """
-        shares, machine = self._shares, self._shares.machine
-        total, before, own, slices = lengths[0], 0, lengths[0], self.slices.get(tuple(lengths))
+        shares, machine, given = self._shares, self._shares.machine, tuple(lengths)
+        total, before, own, slices = lengths[0], 0, lengths[0], self.slices.get(given)
         if shares.is_sharded:
             total, before, own = sum(lengths), sum(lengths[:machine.rank]), lengths[machine.rank]
         else:
@@ -226,7 +229,7 @@ class Splitter:
         # A process without samples takes part with one sample that does not count.
         shards = [[shard(replica, span) for replica, span in enumerate(spans)] for spans in rounds or [[(0, 1)]]]
         if self.shapes is None:
-            first = {**common, **shards[0][0].values}
+            first, self.first = {**common, **shards[0][0].values}, given
             self.shapes = {v: np.shape(value) for v, value in first.items()}
             self.whole_numbers = {v: int(value) for v, value in first.items() if isinstance(value, np.ndarray)
                                   and not value.ndim and value.dtype.kind in 'biu'}

@@ -6,7 +6,7 @@ from typing import Any, Callable, Collection, Dict, List, Mapping, Sequence
 import numpy as np
 import theano
 from theano.gof.graph import Apply
-from theano.gpuarray import basic_ops, blas
+from theano.gpuarray import basic_ops, blas, dnn
 from theano.gpuarray.type import GpuArrayType
 from theano.ifelse import IfElse
 from theano.scan_module.scan_op import Scan
@@ -59,6 +59,7 @@ class DryFunction:
             self._graph.toposort())
         self._cache: dict[Any, Shapes] = {}
         self._scans: dict[Scan, Any] = {}
+        self.has_dnn = any(isinstance(node.op, dnn.DnnBase) for node in self._graph.apply_nodes)
         self.constants = sum(each.data.size * each.data.itemsize for each in self._graph.variables
                              if isinstance(each, theano.Constant) and isinstance(each.type, self._type))
 

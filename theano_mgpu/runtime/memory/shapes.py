@@ -15,8 +15,8 @@ from theano.gpuarray.type import GpuArrayType
 from theano.ifelse import IfElse
 from theano.sandbox import rng_mrg
 from theano.tensor.elemwise import CAReduceDtype, DimShuffle, Elemwise
-from theano.tensor.opt import Assert
 from theano.tensor.nnet.abstract_conv import get_conv_output_shape
+from theano.tensor.opt import Assert
 
 from ...compat.theano_functions import plain_functions
 
@@ -60,8 +60,9 @@ class ShapesOf:
         for variable in inputs:
             self._add_input(variable, variable in numbers)
         for variable, value in known.items():
-            self._values[variable] = T.constant(value) if isinstance(value, np.ndarray) else variable.type()
-            self._symbolic[variable] = tuple(map(_constant, np.shape(value) if isinstance(value, np.ndarray) else value))
+            is_value = isinstance(value, np.ndarray)
+            self._values[variable] = T.constant(value) if is_value else variable.type()
+            self._symbolic[variable] = tuple(map(_constant, value.shape if is_value else value))
         for node in nodes:
             self._add(node)
         self._compile(set().union(*self._given), [variable for variable in wanted if are_numbers(variable)])
@@ -125,7 +126,7 @@ class ShapesOf:
         """Compile a function of the given sizes which returns all sizes and wanted values that follow from them."""
         every = [each for shape in self._symbolic.values() for each in shape or ()]
         whole = {variable: self._value(variable) for variable in wanted}
-        follows = {each: True for each in given}
+        follows = dict.fromkeys(given, True)
 
         def is_known(variable):
             return follows.get(variable, isinstance(variable, theano.Constant))
@@ -156,7 +157,7 @@ def _on_host(op: Any, inputs: Sequence[Any], outputs: Sequence[theano.Variable])
     """
     if isinstance(op, COPIES):
         return [inputs[0]]
-    if any(isinstance(variable.type, GpuArrayType) and not isinstance(variable, theano.Constant) for variable in inputs):
+    if any(isinstance(each.type, GpuArrayType) and not isinstance(each, theano.Constant) for each in inputs):
         return None
     inputs = [T.constant(np.asarray(each.data)) if isinstance(each.type, GpuArrayType) else each for each in inputs]
     make = HOST_OPS.get(type(op))
@@ -192,7 +193,7 @@ def _shapes(node: Apply, shapes: Symbolic) -> Symbolic:
         found: Any = rule(node, shapes) if rule else [None] * len(node.outputs)
     except Exception:  # ops raise many kinds, such as ShapeError, where they do not know the shape
         found = [None] * len(node.outputs)
-    results = []
+    results: Symbolic = []
     for output, shape in zip(node.outputs, found):
         if not hasattr(output.type, 'broadcastable'):
             results.append(None)

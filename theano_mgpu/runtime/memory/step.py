@@ -10,8 +10,10 @@ from theano.gpuarray.type import GpuArrayType
 
 from ...comm.host_sum import bucket_ranges
 from ...devices.context_map import HOST, Context
+from ...devices.contexts import gpu_context
 from ...graph.analysis import SAME, STACK
 from ...plan import DeviceReduce, Part, SumGroup
+from ...plan.memory import MemoryEstimate
 from ...plan.schedule import schedule
 from ...plan.shares import sub_batch_sizes
 from ...plan.step_plan import Boundary
@@ -22,6 +24,7 @@ from .arrays import Array, Memory
 from .function import DryFunction, UnknownShape
 
 STEPS = 2         # the second one has what the first has left, and the memory for two batches of inputs
+SLICES = 4        # from three on, the number changes nothing: a slice, the one before it, and the sums of the others
 MOST = 1 << 26    # samples of a batch; larger ones are not asked for
 
 
@@ -41,11 +44,32 @@ class DryStep:
     def __init__(self, executable: Executable, splitter: Splitter) -> None:
         self._executable, self._plan, self._like = executable, executable.plan, splitter
         self._functions: dict[Any, DryFunction] = {}
+        self._known: dict[Any, Any] = {}  # the peaks by the number of samples and slices
 
-    @property
-    def is_possible(self) -> bool:
-        """Return whether a batch was computed, so that the shapes of its samples are known."""
-        return self._like.shapes is not None
+    def estimate(self) -> MemoryEstimate | None:
+        """Return the peaks of a step with the first batch, and the batches that fit.
+
+        Returns
+        -------
+        MemoryEstimate or None
+            None before the first batch, without a device other than the CPU, or if the shape of a value is not known
+            before it is computed.
+        """
+        devices = [context for context in self._plan.mesh.contexts if context.kind != 'cpu']
+        if self._like.shapes is None or not devices:
+            return None
+        shares, first = self._plan.shares, self._like.first
+        samples = sum(first) if shares.is_sharded else first[0]
+        peaks = self.peaks(samples, self._like.slices.get(first))
+        if peaks is None:
+            return None
+        totals = {context: gpu_context(context).total_gmem for context in devices}
+        largest = {context: self.largest({context: total}) for context, total in totals.items()}
+        in_slices = self.largest(totals, SLICES) if shares.grows and shares.is_divided else None
+        part = in_slices and sub_batch_sizes(in_slices, shares.n_replicas)[0]
+        return MemoryEstimate(samples, {context: peaks[context] for context in devices}, totals, largest,
+                              part and sub_batch_sizes(part, SLICES)[0],
+                              not any(each.has_dnn for each in self._functions.values()))
 
     def peaks(self, samples: int, slices: int | None = None) -> dict[Context, int] | None:
         """Return the most bytes that each context's device has in use at one time, for batches of some length.
@@ -62,21 +86,28 @@ class DryStep:
         dict of Context to int, or None
             None if the shape of a value is not known before it is computed.
         """
+        key = samples, slices
+        if key not in self._known:
+            try:
+                self._known[key] = self._counted(samples, slices)
+            except UnknownShape:
+                self._known[key] = None
+        return self._known[key]
+
+    def _counted(self, samples, slices):
         shares = self._plan.shares
-        lengths = sub_batch_sizes(samples, shares.machine.size) if shares.is_sharded else [samples]
-        if len(lengths) < shares.machine.size and shares.is_sharded:
-            lengths += [0] * (shares.machine.size - len(lengths))
+        lengths = [samples]
+        if shares.is_sharded:
+            sizes = sub_batch_sizes(samples, shares.machine.size)
+            lengths = sizes + [0] * (shares.machine.size - len(sizes))
         splitter = Splitter(self._plan, self._like.with_samples)
         if slices is not None:
             splitter.slices[tuple(lengths)] = slices
         own = lengths[shares.machine.rank] if shares.is_sharded else samples
         values = {variable: self._like.example(variable, own) for variable in self._plan.program.given}
         steps = _Steps(self._executable, self._function, self._like.whole_numbers)
-        try:
-            for _ in range(STEPS):
-                steps.step(splitter.split(values, lengths))
-        except UnknownShape:
-            return None
+        for _ in range(STEPS):
+            steps.step(splitter.split(values, lengths))
         return {context: steps.memory[context].peak for context in self._plan.mesh.contexts}
 
     def largest(self, limits: Mapping[Context, int], slices: int | None = None) -> int | None:
@@ -94,13 +125,11 @@ class DryStep:
         int or None
             None if the peaks are not known, or if any batch is within the limits.
         """
-        @functools.lru_cache(maxsize=None)
-        def excess(samples: int) -> int | None:
+        def excess(samples: int) -> int:
             peaks = self.peaks(samples, slices)
-            return None if peaks is None else max(peaks[context] - limit for context, limit in limits.items())
-        if not limits or excess(1) is None:
-            return None
-        return last_within(excess, MOST)
+            assert peaks is not None
+            return max(peaks[context] - limit for context, limit in limits.items())
+        return None if self.peaks(1, slices) is None else last_within(excess, MOST)
 
     def _function(self, part: Part, replica: int, known: Collection[theano.Variable]) -> DryFunction:
         """Return the dry run of a part; it is the same on all contexts of a kind."""
@@ -181,7 +210,9 @@ class _Steps:
 
     def step(self, batch: Batch) -> None:
         """Run a step."""
-        self._batch, self._old, self._new = batch, [], []
+        self._batch = batch
+        self._old: list[Any] = []
+        self._new: list[Any] = []
         self._launched: list[_Launched] = []
         self._sent: dict[Any, Any] = {}
         self._held: dict[SumGroup, dict[int, Any]] = {}
@@ -359,6 +390,10 @@ class _Steps:
                     for dtype, size in flat_layout(like)[0].items():
                         self._buffer((group, i, start, dtype), context, (size,), dtype)
 
+    def _flat(self, context, like):
+        """Return new flat arrays, by dtype, for views of some shapes and dtypes."""
+        return {dtype: self.memory[context].array((size,), dtype) for dtype, size in flat_layout(like)[0].items()}
+
     def _announce(self, group, values):
         """Let the replicas read the sums: they are sent to a device in one copy a dtype when it reads the first."""
         sent: dict[Context, dict[int, Any]] = {}
@@ -371,7 +406,7 @@ class _Steps:
                 read = {variable for part in self._plan.parts if context in part.contexts for variable in part.given}
                 wanted = [i for i, variable in enumerate(placeholders) if variable in read]
                 like = [(values[i].shape, values[i].dtype) for i in wanted]
-                flat = {dtype: self.memory[context].array((size,), dtype) for dtype, size in flat_layout(like)[0].items()}
+                flat = self._flat(context, like)
                 sent[context] = {i: flat[values[i].dtype].part(values[i].shape) for i in wanted}
             return sent[context][number]
         for i, variable in enumerate(placeholders):
@@ -391,8 +426,7 @@ class _Steps:
             memory = self.memory[context]
             small = [i for i, value in enumerate(parts[0]) if value.nbytes <= SMALL]
             like = {i: (parts[0][i].shape, group.exchanges[i].variable.dtype) for i in range(len(parts[0]))}
-            flat = {dtype: memory.array((size,), dtype) for dtype, size in
-                    flat_layout([like[i] for i in small])[0].items()}
+            flat = self._flat(context, [like[i] for i in small])
             received[context] = {i: flat[like[i][1]].part(like[i][0]) for i in small}
             received[context].update((i, memory.array(*like[i])) for i in like if i not in small and
                                      owners[i] in (None, place))
@@ -428,8 +462,8 @@ class _Steps:
         for planned in self._plan.broadcasts:
             for variable, owner in planned.owners.items():
                 like = own.get(variable) or _host(variable, variable.container.storage[0].shape)
-                values = [own[variable] if first + i == owner else self.memory[context].array(like.shape, variable.dtype)
-                          for i, context in enumerate(planned.contexts)]
+                values = [own[variable] if place == owner else self.memory[context].array(like.shape, variable.dtype)
+                          for place, context in enumerate(planned.contexts, first)]
                 self._new = [each for each in self._new if each[0] is not variable]
                 self._new.append((variable, planned.contexts, values, ()))
 
