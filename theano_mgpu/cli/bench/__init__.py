@@ -13,8 +13,9 @@ speedup / N, is then at least 70 %. On GPUs it also says which batch size fits i
 1024 devices comes from a cost model (described in theano_mgpu/cli/bench/scaling.py): the measured costs of a step, on
 devices that share no hardware, and the latency and bandwidth of --link. Its columns are three ways to add gradients:
 through the host; a ring of all devices, as by NCCL, between CUDA devices; hierarchical, within a host, then between
-hosts. The answer names the one that runs here. Measurement and prediction follow the flags mgpu.update_on, mgpu.exchange, mgpu.collectives and
-mgpu.overlap, which is predicted to hide as much as it can; of a placed model, only the measurement does.
+hosts. The answer names the one that runs here. Measurement and prediction follow the flags mgpu.update_on,
+mgpu.exchange, mgpu.collectives and mgpu.overlap, which is predicted to hide as much as it can; of a placed model, only
+the measurement does.
 
 examples:
   theano-mgpu bench --model mlp

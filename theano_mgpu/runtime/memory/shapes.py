@@ -6,8 +6,7 @@ from typing import Any, Callable, Collection, List, Mapping, NamedTuple, Sequenc
 import numpy as np
 import theano
 import theano.tensor as T
-from theano.compile.function_module import orig_function
-from theano.compile.ops import DeepCopyOp, Shape, Shape_i, deep_copy_op
+from theano.compile.ops import DeepCopyOp, Shape, Shape_i
 from theano.gof.graph import Apply, io_toposort
 from theano.gpuarray import basic_ops, blas, extra_ops, nnet, reduction, subtensor
 from theano.gpuarray.elemwise import GpuCAReduceCuda, GpuDimShuffle, GpuElemwise
@@ -18,7 +17,7 @@ from theano.tensor.elemwise import CAReduceDtype, DimShuffle, Elemwise
 from theano.tensor.nnet.abstract_conv import get_conv_output_shape
 from theano.tensor.opt import Assert
 
-from ...compat.theano_functions import plain_functions
+from ...compat.theano_functions import plain_function
 
 # Ops whose first output has the values of their first input.
 COPIES = basic_ops.GpuFromHost, basic_ops.HostFromGpu, basic_ops.GpuToGpu, DeepCopyOp, Assert
@@ -96,16 +95,11 @@ class ShapesOf:
         """Add the shapes of a node's outputs."""
         inputs = [self._value(variable) for variable in node.inputs]
         shapes = [self._symbolic.get(variable) for variable in node.inputs]
-        values = None
-        if _is_on_device(node):
+        copy = Apply(node.op, inputs, [output.type() for output in node.outputs])
+        values = copy.outputs
+        if _is_on_device(node) or getattr(node.op, 'destroy_map', None):
             values = are_numbers(node.outputs[0]) and _on_host(node.op, inputs, node.outputs) or \
                 [output.type() for output in node.outputs]
-        else:
-            # Sizes are computed in another order than the function's: each stays as it is.
-            overwritten = set().union(*(getattr(node.op, 'destroy_map', None) or {}).values())
-            inputs = [deep_copy_op(value) if i in overwritten else value for i, value in enumerate(inputs)]
-        copy = Apply(node.op, inputs, [output.type() for output in node.outputs])
-        values = values or copy.outputs
         for output, value, shape in zip(node.outputs, values, _shapes(copy, shapes)):
             self._symbolic[output], self._values[output] = shape, value
         if shapes and shapes[0] is not None:  # these values follow from shapes alone
@@ -139,10 +133,8 @@ class ShapesOf:
                 [numbers.setdefault(each, len(numbers)) for each in shape]
         self._numbers = {variable: numbers.setdefault(value, len(numbers)) for variable, value in whole.items()
                          if is_known(value)}
-        with plain_functions():
-            self._evaluate = orig_function([theano.In(variable) for variable in sum(self._given, [])],
-                                           list(map(theano.Out, numbers)), theano.Mode('py', None),
-                                           accept_inplace=True, on_unused_input='ignore')
+        self._evaluate = plain_function(sum(self._given, []), list(numbers), mode=theano.Mode('py', None),
+                                        on_unused_input='ignore')
 
 
 def _is_on_device(node: Apply) -> bool:
@@ -151,9 +143,10 @@ def _is_on_device(node: Apply) -> bool:
 
 
 def _on_host(op: Any, inputs: Sequence[Any], outputs: Sequence[theano.Variable]) -> list[Any] | None:
-    """Return what an op on a device computes from whole numbers, as expressions for the host; None if not known.
+    """Return what an op computes from whole numbers, on the host and not in place; None if that is not known.
 
-    Theano computes shapes on a device, too, where a part before has left some of the sizes there.
+    Theano computes shapes on a device, too, where a part before has left some of the sizes there. Sizes are computed
+    in another order than the function's, so each has to stay as it is.
     """
     if isinstance(op, COPIES):
         return [inputs[0]]
@@ -165,13 +158,14 @@ def _on_host(op: Any, inputs: Sequence[Any], outputs: Sequence[theano.Variable])
 
 
 HOST_OPS: dict[type, Callable[[Any], Any]] = {
-    GpuElemwise: lambda op: Elemwise(op.scalar_op),
+    **dict.fromkeys([Elemwise, GpuElemwise], lambda op: Elemwise(op.scalar_op)),
+    **dict.fromkeys([T.IncSubtensor, subtensor.GpuIncSubtensor],
+                    lambda op: T.IncSubtensor(op.idx_list, set_instead_of_inc=op.set_instead_of_inc)),
     GpuDimShuffle: lambda op: DimShuffle(op.input_broadcastable, op.new_order),
     GpuCAReduceCuda: lambda op: CAReduceDtype(op.scalar_op, op.axis, op.dtype, op.acc_dtype),
     basic_ops.GpuJoin: lambda op: T.Join(),
     basic_ops.GpuReshape: lambda op: T.Reshape(op.ndim),
-    subtensor.GpuSubtensor: lambda op: T.Subtensor(op.idx_list),
-    subtensor.GpuIncSubtensor: lambda op: T.IncSubtensor(op.idx_list, set_instead_of_inc=op.set_instead_of_inc)}
+    subtensor.GpuSubtensor: lambda op: T.Subtensor(op.idx_list)}
 
 
 def _host_variable(variable: theano.Variable) -> theano.Variable:
