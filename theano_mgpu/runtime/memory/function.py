@@ -17,6 +17,7 @@ from .arrays import Array, Memory
 from .shapes import Shapes, ShapesOf
 
 Storage = Dict[theano.Variable, Any]  # of arrays; None for a value that is not on the device
+INNER_STEPS = 2  # of a scan: the second one finds what the first has left
 SMALL = 1000  # elements of a shared array on the host whose values may be sizes
 
 
@@ -177,7 +178,10 @@ class DryFunction:
         inner = self._inner(op, numbers)
         given = [shapes.numbers[inputs[outer]] if i in numbers else
                  (shapes.of[inputs[outer]] or ())[1 if is_step else 0:] for i, (outer, is_step) in enumerate(sources)]
-        inner.run(memory, [storage.get(inputs[outer]) for outer, _ in sources], [], inner.shapes(given), {})
+        arguments, kept, before = [storage.get(inputs[outer]) for outer, _ in sources], {}, None
+        for _ in range(INNER_STEPS):
+            before = inner.run(memory, arguments, [], inner.shapes(given), kept)
+        del before
 
     def _inner(self, op, numbers):
         """Return the dry run of a scan's step."""
