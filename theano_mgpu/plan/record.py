@@ -34,6 +34,6 @@ def record() -> list[Recorded]:
 
 
 def note(*recorded: Any) -> None:
-    """Add a plan, if plans are recorded; the arguments are those of `Recorded`."""
+    """Add a plan, if plans are recorded, with the arguments of `Recorded`."""
     if _recorded is not None:
         _recorded.append(Recorded(*recorded))

@@ -236,7 +236,7 @@ class Splitter:
         return Batch(shards, common, total, lengths, not rounds, alone)
 
     def example(self, variable: theano.Variable, length: int) -> np.ndarray:
-        """Return an input of a batch of some length, like that of the first batch; it takes no memory."""
+        """Return an input like the one in the first batch, for a batch of some length; it takes no memory."""
         assert self.shapes is not None
         shape = self.shapes[variable]
         if variable in self.with_samples:

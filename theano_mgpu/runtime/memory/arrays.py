@@ -31,7 +31,7 @@ class Memory:
 
 
 class Block:
-    """Some bytes of a memory. They are freed when nothing refers to the block any more, as those of a GpuArray are.
+    """Some bytes of a memory. They are freed when nothing refers to the block any more, as with a GpuArray.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ class Array:
     Attributes
     ----------
     value : ndarray or None
-        The content, where it is known: that of some whole numbers.
+        The content, where it is known: of some whole numbers.
     """
 
     __slots__ = 'block', 'shape', 'strides', 'itemsize', 'value'

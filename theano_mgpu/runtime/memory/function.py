@@ -204,7 +204,7 @@ def order_of(function: Any, conditions: Mapping[theano.Variable, int | None] = {
     ----------
     function : theano.compile.function_module.Function
     conditions : dict of theano.Variable to (int or None)
-        The known values of the conditions of IfElse ops, of which one branch is computed; both if it is not known.
+        The known values of the conditions of IfElse ops. One branch is computed; both if the condition is not known.
     """
     graph = function.maker.fgraph
     if type(function.fn).__name__ != 'CVM':
@@ -235,7 +235,7 @@ def _read(node: Apply, conditions: Mapping[theano.Variable, int | None]) -> Sequ
 
 
 def _taken(node: Apply, condition: int | None) -> Sequence[theano.Variable]:
-    """Return the inputs of an IfElse that its outputs are, for a condition; those of the first branch for None."""
+    """Return the inputs of an IfElse that its outputs are, for a condition; for None, the first branch."""
     n = node.op.n_outs
     return node.inputs[1:1 + n] if condition is None or condition else node.inputs[1 + n:]
 

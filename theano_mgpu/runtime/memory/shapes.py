@@ -180,7 +180,7 @@ def are_numbers(variable: theano.Variable) -> bool:
 
 
 def _shapes(node: Apply, shapes: Symbolic) -> Symbolic:
-    """Return the symbolic shapes of a node's outputs, of those of its inputs; new variables where no rule is known."""
+    """Return the symbolic shapes of a node's outputs, from the shapes of its inputs; new variables without a rule."""
     rule = next((RULES[cls] for cls in type(node.op).__mro__ if cls in RULES), None) or \
         (_infer_shape if hasattr(node.op, 'infer_shape') else None)
     try:
@@ -240,7 +240,7 @@ def _of_images(node, shapes):
 
 
 def _of_branches(node, shapes):
-    """Return the sizes of the values of an IfElse: the larger ones, where those of its two branches differ."""
+    """Return the sizes of the values of an IfElse: the larger ones, where its two branches differ."""
     n = node.op.n_outs
     return [tuple(a if a == b else T.maximum(a, b) for a, b in zip(*branches))
             for branches in zip(shapes[1:1 + n], shapes[1 + n:])]

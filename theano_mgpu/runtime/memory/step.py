@@ -1,4 +1,4 @@
-"""A dry run of steps: what each device holds at a time, from the compiled functions and the shapes of a batch."""
+"""A dry run of steps: the bytes that each device holds, from the compiled functions and the shapes of a batch."""
 from __future__ import annotations
 
 import functools
@@ -185,7 +185,7 @@ class _Launched:
 
 
 class _Steps:
-    """The memory of each device, and what stays there from step to step. The methods are those of `StepRun`."""
+    """The memory of each device, and the arrays that stay there from step to step. `StepRun` has the same methods."""
 
     def __init__(self, executable: Executable, function: Callable[..., DryFunction],
                  whole_numbers: Collection[theano.Variable]) -> None:
@@ -489,7 +489,7 @@ def _host(variable: theano.Variable, shape: Sequence[int]) -> Any:
 
 
 def _exchanged_shape(shapes: Sequence[tuple[int, ...]], reduction: Any, n_replicas: int) -> tuple[int, ...]:
-    """Return the shape of an exchanged value, of those of its parts in this process."""
+    """Return the shape of an exchanged value, from the shapes of its parts in this process."""
     if reduction == STACK:
         return (n_replicas, *shapes[0])
     axis = getattr(reduction, 'axis', None)
